@@ -1,0 +1,1 @@
+"""The bundled tiny model: its architecture, pictures, pixel rule and training."""

@@ -1,0 +1,1 @@
+"""Averaged weights: decay schedules and the shadow update. Plain PyTorch."""

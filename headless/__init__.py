@@ -1,0 +1,1 @@
+"""Running workflow JSON without a browser, on a real ComfyUI or the embedded host."""

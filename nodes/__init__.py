@@ -1,0 +1,19 @@
+"""The nodes that the graph editor sees, one file a subject; each file ends in NODES."""
+
+from comfy_api.latest import ComfyExtension, io
+
+from . import averages, dataset, demo, lora, plot, todo, training
+
+NODES: list[type[io.ComfyNode]] = [node for file in (todo, lora, dataset, training, averages, plot, demo) for node in file.NODES]
+
+
+class GraftExtension(ComfyExtension):
+    """Lists Graft's nodes for ComfyUI's loader."""
+
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        return NODES
+
+
+def extension() -> ComfyExtension:
+    """The extension object that `comfy_entrypoint` hands to ComfyUI."""
+    return GraftExtension()

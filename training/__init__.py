@@ -1,0 +1,1 @@
+"""The training core: dataset, objective, optimizer, state, step, loop and durable store. Plain PyTorch."""
