@@ -1,14 +1,18 @@
 """Opens the host that the tests run against: a real ComfyUI when GRAFT_TEST_COMFYUI names a checkout, else the embedded host."""
 
+import importlib.util
 import os
 import sys
 
+import pytest
 import torch
+
+HERE = os.path.dirname(os.path.abspath(__file__))
 
 torch.set_num_threads(int(os.environ.get("GRAFT_TEST_THREADS", "2")))
 
 if "GRAFT_TEST_COMFYUI" in os.environ:
-    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "with_comfyui"))
+    sys.path.insert(0, os.path.join(HERE, "with_comfyui"))
     import open_comfyui
 
     open_comfyui.open_checkout(os.environ["GRAFT_TEST_COMFYUI"])
@@ -16,3 +20,13 @@ else:
     from graft_nodes import comfyui_api_stubs
 
     comfyui_api_stubs.install()
+
+
+@pytest.fixture(scope="session")
+def host(tmp_path_factory):
+    """The open host with Graft's pack loaded: see host_fixture.Host."""
+    spec = importlib.util.spec_from_file_location("host_fixture", os.path.join(HERE, "host_fixture.py"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["host_fixture"] = module
+    spec.loader.exec_module(module)
+    return module.Host(str(tmp_path_factory.mktemp("host")))

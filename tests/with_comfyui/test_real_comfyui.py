@@ -1,0 +1,36 @@
+"""Runs the node tests and the checks against a real ComfyUI, in a process of its own, when one is there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+HOW = "set COMFYUI_PATH to a ComfyUI checkout whose requirements are installed, and run: python -m pytest tests/with_comfyui"
+
+
+def checkout() -> str | None:
+    """The checkout that COMFYUI_PATH or ~/ComfyUI names; a COMFYUI_PATH that is none is an error, not a reason to skip."""
+    named = os.environ.get("COMFYUI_PATH")
+    path = os.path.expanduser(named or "~/ComfyUI")
+    if os.path.isfile(os.path.join(path, "comfy", "model_patcher.py")):
+        return os.path.abspath(path)
+    if named:
+        pytest.fail(f"COMFYUI_PATH={named} is not a ComfyUI checkout; {HOW}")
+    return None
+
+
+def test_real_comfyui() -> None:
+    path = checkout()
+    if path is None:
+        pytest.skip(f"no ComfyUI found; {HOW}")
+    folders = [folder for folder in ("tests/nodes", "tests/with_comfyui/checks") if os.path.isdir(os.path.join(ROOT, folder))]
+    child = subprocess.run(
+        [sys.executable, "-m", "pytest", *folders, "-q"],
+        cwd=ROOT, env={**os.environ, "GRAFT_TEST_COMFYUI": path}, capture_output=True, text=True, timeout=3600, check=False,
+    )
+    print(f"{path}:\n{child.stdout[-6000:]}\n{child.stderr[-2000:]}")
+    assert child.returncode == 0, f"the tests failed on {path}; its output is printed above"
