@@ -1,0 +1,210 @@
+"""Where token downsampling goes in: the self-attention of LDM-layout UNets, through ComfyUI's `attn1_patch` contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from .todo import DepthReport, Grid, ToDoSettings, attention_saving, target_grid, thin
+
+Block = tuple[str, int]
+TRAINING = "graft_training"  # transformer_options key: {"step", "total_steps"} while a training step runs, absent otherwise
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One place of a UNet that has attention: its level (0 = full resolution) and its self-attention and other transformer blocks."""
+
+    level: int
+    own: tuple[int, ...]  # block_index of the blocks whose attn1 attends to its own tokens
+    foreign: tuple[int, ...]  # those whose attn1 has a context of its own
+
+
+def attention_blocks(unet: nn.Module) -> dict[Block, Attention]:
+    """Every place of an LDM-layout UNet that has attention, in forward order; raises TypeError naming any other class."""
+    for name in ("input_blocks", "middle_block", "output_blocks"):
+        if not isinstance(getattr(unet, name, None), nn.Module):
+            raise TypeError(
+                f"token downsampling works on UNets (input_blocks, middle_block, output_blocks); {type(unet).__name__} is not one, "
+                "and is not available in this version of Graft"
+            )
+    inputs, outputs = list(unet.input_blocks), list(unet.output_blocks)  # type: ignore[arg-type]
+    levels, level = [], 0
+    for block in inputs:
+        level += any(_halves(module) for module in block)
+        levels.append(level)
+    places: list[tuple[Block, int, nn.Module]] = [(("input", i), levels[i], block) for i, block in enumerate(inputs)]
+    places.append((("middle", 0), level, unet.middle_block))  # type: ignore[arg-type]
+    # output block i is joined with the skip of input block n-1-i, hence runs at its level
+    places += [(("output", i), levels[-1 - i], block) for i, block in enumerate(outputs)]
+    found = {block: _attention(level, module) for block, level, module in places}
+    return {block: attention for block, attention in found.items() if attention.own or attention.foreign}
+
+
+def _halves(module: nn.Module) -> bool:
+    """Whether a module of an input block halves the sides: a Downsample, or a ResBlock with `updown`."""
+    return type(module).__name__ == "Downsample" or bool(getattr(module, "updown", False))
+
+
+def _attention(level: int, block: nn.Module) -> Attention:
+    own: list[int] = []
+    foreign: list[int] = []
+    for module in block.children():
+        if isinstance(getattr(module, "transformer_blocks", None), nn.ModuleList):
+            for index, transformer in enumerate(module.transformer_blocks):  # type: ignore[arg-type]
+                (foreign if getattr(transformer, "disable_self_attn", False) else own).append(index)
+    return Attention(level, tuple(own), tuple(foreign))
+
+
+def attention_depths(unet: nn.Module) -> dict[Block, int]:
+    """{(block type, index): depth}; depth 1 is the first level that has self-attention (SD1.x has 4 depths, SDXL 2)."""
+    blocks = {block: attention for block, attention in attention_blocks(unet).items() if attention.own}
+    depth = {level: number for number, level in enumerate(sorted({attention.level for attention in blocks.values()}), start=1)}
+    return {block: depth[attention.level] for block, attention in blocks.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class ToDoPatch:
+    """`attn1_patch(q, context, value, extra_options)` of one UNet: thins the tokens of K and V, leaves Q as it is.
+
+    It holds plain values only, so that clones of a model share it. `sigmas` is the (highest, lowest) noise level at which it works; None
+    means every level. The grid comes from `extra_options["activations_shape"]`, so odd sizes, tiles and mixed batches need no memory of
+    earlier calls, and gradient checkpointing may call it again.
+    """
+
+    settings: ToDoSettings
+    factors: Mapping[Block, float]
+    foreign: frozenset[tuple[str, int, int]] = frozenset()
+    sigmas: tuple[float, float] | None = None
+    depths: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # depth -> (self-attention blocks, other blocks)
+    levels: Mapping[int, int] = field(default_factory=dict)  # depth -> halvings of the latent's sides
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ToDoPatch:
+        return self
+
+    @property
+    def identity(self) -> str:
+        """The same text for an equal patch, in every process; fingerprints hash it."""
+        return f"{self.settings.identity} sigmas {self.sigmas}"
+
+    def __call__(self, q: Tensor, context: Tensor, value: Tensor, extra_options: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+        plan = self._plan(extra_options)
+        if plan is None:
+            return q, context, value
+        grid, target = plan
+        tokens = grid[0] * grid[1]
+        if context.shape[1] != tokens or value.shape[1] != tokens:
+            return q, context, value  # extended or cut by another patch: not the grid any more
+        thinned = thin(context, grid, target, self.settings.method)
+        return q, thinned, thinned if value is context else thin(value, grid, target, self.settings.method)
+
+    def _plan(self, options: Mapping[str, Any]) -> tuple[Grid, Grid] | None:
+        block, shape = options.get("block"), options.get("activations_shape")
+        if block is None or shape is None or len(shape) != 4:
+            return None
+        factor = self.factors.get((block[0], block[1]))
+        if factor is None or not self._active(options):
+            return None
+        if (block[0], block[1], options.get("block_index", 0)) in self.foreign:
+            return None
+        grid = (int(shape[2]), int(shape[3]))
+        target = target_grid(grid, factor)
+        return None if target == grid else (grid, target)
+
+    def _active(self, options: Mapping[str, Any]) -> bool:
+        training = options.get(TRAINING)
+        if training is not None:  # each sample of a training batch has its own noise level, so start and end percent do not apply
+            return self.settings.active_while_training(training["step"], training["total_steps"])
+        if self.settings.phase == "training":
+            return False
+        sigmas = options.get("sigmas")
+        if self.sigmas is None or sigmas is None:
+            return True
+        highest, lowest = self.sigmas
+        return lowest <= float(sigmas.max()) <= highest
+
+
+def plan_todo(unet: nn.Module, settings: ToDoSettings, sigmas: tuple[float, float] | None = None) -> ToDoPatch:
+    """The patch for one UNet; raises ValueError when it has no self-attention or fewer depths than factors."""
+    blocks = attention_blocks(unet)
+    depths = attention_depths(unet)
+    count = max(depths.values(), default=0)
+    name = type(unet).__name__
+    if count == 0:
+        raise ValueError(f"token downsampling needs self-attention; this {name} has {_what(blocks)}")
+    if len(settings.factors) > count:
+        raise ValueError(
+            f"{len(settings.factors)} depths asked for, but this {name} has self-attention at {count} "
+            f"({', '.join(_levels(blocks, depths))}): use max_depth {count} or at most {count} factors"
+        )
+    wanted = {depth: factor for depth, factor in enumerate(settings.factors, start=1) if factor != 1.0}
+    at: dict[int, list[Attention]] = {}
+    for block, depth in depths.items():
+        at.setdefault(depth, []).append(blocks[block])
+    return ToDoPatch(
+        settings=settings,
+        factors={block: wanted[depth] for block, depth in depths.items() if depth in wanted},
+        foreign=frozenset((*block, index) for block, attention in blocks.items() for index in attention.foreign),
+        sigmas=sigmas,
+        depths={depth: (sum(len(a.own) for a in places), sum(len(a.foreign) for a in places)) for depth, places in at.items()},
+        levels={depth: places[0].level for depth, places in at.items()},
+    )
+
+
+def _what(blocks: Mapping[Block, Attention]) -> str:
+    return f"{len(blocks)} attention places, each with a context of its own" if blocks else "no attention at all"
+
+
+def _levels(blocks: Mapping[Block, Attention], depths: Mapping[Block, int]) -> Iterator[str]:
+    for depth in sorted(set(depths.values())):
+        level = next(blocks[block].level for block, at in depths.items() if at == depth)
+        yield f"depth {depth} = latent / {2**level}"
+
+
+def report_rows(patch: ToDoPatch, latent: Grid | None = None) -> list[DepthReport]:
+    """One row a depth that the model has; grids are given when the latent's (height, width) is."""
+    rows = []
+    for depth, (own, foreign) in sorted(patch.depths.items()):
+        factor = patch.settings.factors[depth - 1] if depth <= len(patch.settings.factors) else 1.0
+        before = None if latent is None else _halved(latent, patch.levels[depth])
+        after = None if before is None else target_grid(before, factor)
+        patched = own if factor != 1.0 else 0
+        rows.append(DepthReport(depth, factor, before, after, patched, own - patched + foreign))
+    return rows
+
+
+def _halved(grid: Grid, times: int) -> Grid:
+    for _ in range(times):
+        grid = ((grid[0] + 1) // 2, (grid[1] + 1) // 2)  # the UNet rounds up
+    return grid
+
+
+def report_text(patch: ToDoPatch, latent: Grid | None = None) -> str:
+    """The report in words: per depth the tokens before and after, blocks patched and left alone, and the estimated saving."""
+    rows = report_rows(patch, latent)
+    lines = []
+    for row in rows:
+        line = f"depth {row.depth}: factor {row.factor:g}, {row.patched} blocks patched, {row.skipped} left alone"
+        if row.before is not None and row.after is not None:
+            line += f", K/V tokens {_product(row.before)} ({_sides(row.before)}) -> {_product(row.after)} ({_sides(row.after)})"
+        lines.append(line)
+    if latent is not None:
+        lines.append(f"self-attention products saved: about {100 * attention_saving(rows):.0f}%")
+    settings = patch.settings
+    lines.append(f"method {settings.method}, phase {settings.phase}, {100 * settings.start_percent:g}% to {100 * settings.end_percent:g}%")
+    if settings.disable_after:
+        unit = "of the training run" if settings.disable_after < 1 else "training steps"
+        amount = f"{100 * settings.disable_after:g}%" if settings.disable_after < 1 else f"{settings.disable_after:g}"
+        lines.append(f"off after {amount} {unit}")
+    return "\n".join(lines)
+
+
+def _product(grid: Grid) -> int:
+    return grid[0] * grid[1]
+
+
+def _sides(grid: Grid) -> str:
+    return f"{grid[0]}x{grid[1]}"

@@ -1,0 +1,176 @@
+"""Token downsampling (ToDo, arXiv 2402.13573; kohya-ss/sd-scripts PR 1151): which tokens K and V keep of a token grid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+METHODS = ("nearest-exact", "nearest", "area", "blend")
+PHASES = ("both", "training", "sampling")
+MAX_FACTOR = 16.0
+MAX_DEPTH = 4
+BLEND = 0.5  # equal parts of the nearest token and of the mean, the middle of BiGain's range (arXiv 2603.12240)
+
+Grid = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ToDoSettings:
+    """What a user asked for; `factors[d - 1]` is the factor per side at depth d (depth 1 = the first level that has attention)."""
+
+    factors: tuple[float, ...]
+    method: str = "nearest-exact"
+    start_percent: float = 0.0
+    end_percent: float = 1.0
+    phase: str = "both"
+    disable_after: float = 0.0
+    given: tuple[str, str] = field(default=("", ""), compare=False)  # factors and max_depth in the user's own words
+
+    @classmethod
+    def parse(
+        cls,
+        factor: float = 2.0,
+        max_depth: int = 1,
+        depth_factors: str = "",
+        method: str = "nearest-exact",
+        start_percent: float = 0.0,
+        end_percent: float = 1.0,
+        phase: str = "both",
+        disable_after: float = 0.0,
+    ) -> ToDoSettings:
+        """Settings from the node's inputs; raises ValueError that lists every input that is wrong."""
+        problems: list[str] = []
+        factors = _parse_factors(factor, max_depth, depth_factors, problems)
+        if method not in METHODS:
+            problems.append(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
+        if phase not in PHASES:
+            problems.append(f"phase: expected one of {', '.join(PHASES)}, got {phase!r}")
+        if not 0.0 <= start_percent <= end_percent <= 1.0:
+            problems.append(f"start_percent and end_percent: expected 0 <= start <= end <= 1, got {start_percent} and {end_percent}")
+        if not (math.isfinite(disable_after) and disable_after >= 0):
+            problems.append(f"disable_after: expected 0 (never), a share below 1, or a number of steps, got {disable_after}")
+        if problems:
+            raise ValueError("ToDo settings:\n" + "\n".join(f"- {problem}" for problem in problems))
+        given = (" ".join(depth_factors.replace(",", " ").split()) or f"{factor:g}", str(len(factors)))
+        return cls(factors, method, start_percent, end_percent, phase, disable_after, given)
+
+    @property
+    def identity(self) -> str:
+        """The same text for equal settings, in every process; fingerprints hash it."""
+        factors = " ".join(f"{factor:.17g}" for factor in self.factors)
+        return (
+            f"todo {factors} {self.method} {self.start_percent:.17g}-{self.end_percent:.17g} {self.phase} after {self.disable_after:.17g}"
+        )
+
+    @property
+    def changes_nothing(self) -> bool:
+        """True when every factor is 1."""
+        return all(factor == 1.0 for factor in self.factors)
+
+    def metadata(self) -> dict[str, str]:
+        """`ss_todo_*` of a LoRA trained with these settings, as given by the user."""
+        factor, max_depth = self.given
+        return {
+            "ss_todo_factor": factor or " ".join(f"{factor:g}" for factor in self.factors),
+            "ss_todo_max_depth": max_depth or str(len(self.factors)),
+        }
+
+    def active_while_training(self, step: int, total_steps: int) -> bool:
+        """Whether training step `step` (counted from 0) of `total_steps` thins."""
+        if self.phase == "sampling":
+            return False
+        limit = self.disable_after * total_steps if self.disable_after < 1 else self.disable_after
+        return self.disable_after == 0 or step < limit
+
+
+def _parse_factors(factor: float, max_depth: int, depth_factors: str, problems: list[str]) -> tuple[float, ...]:
+    if depth_factors.strip():
+        words = depth_factors.replace(",", " ").split()
+        name, values = "depth_factors", [_number(word) for word in words]
+        if len(words) > MAX_DEPTH:
+            problems.append(f"depth_factors: expected at most {MAX_DEPTH} factors, got {len(words)} in {depth_factors!r}")
+    else:
+        name, words, values = "factor", [str(factor)], [float(factor)]
+        if not 1 <= max_depth <= MAX_DEPTH:
+            problems.append(f"max_depth: expected 1 to {MAX_DEPTH}, got {max_depth}")
+    for word, value in zip(words, values, strict=True):
+        if value is None:
+            problems.append(f"{name}: expected numbers separated by spaces, such as '4 2', got {word!r}")
+        elif not 1.0 <= value <= MAX_FACTOR:  # NaN fails this too
+            problems.append(f"{name}: expected a factor from 1 (off) to {MAX_FACTOR:g}, got {word}")
+    known = tuple(value for value in values if value is not None)
+    return known if name == "depth_factors" else known * max(1, max_depth)
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def target_grid(grid: Grid, factor: float) -> Grid:
+    """The (height, width) that a token grid of (height, width) shrinks to: max(1, floor(side / factor))."""
+    height, width = grid
+    return max(1, math.floor(height / factor)), max(1, math.floor(width / factor))
+
+
+def thin(tokens: Tensor, grid: Grid, target: Grid, method: str = "nearest-exact") -> Tensor:
+    """Tokens (B, h*w, C) of a grid (h, w) thinned to (B, h'*w', C) of the target grid.
+
+    Bit-equal to `F.interpolate(image, size=target, mode=method)` of the image (B, C, h, w) that the tokens are; `blend` is the mean of
+    `nearest` and `area`. Raises ValueError when the tokens are not h*w.
+    """
+    if tokens.shape[1] != grid[0] * grid[1]:
+        raise ValueError(f"expected {grid[0]}x{grid[1]} = {grid[0] * grid[1]} tokens, got {tokens.shape[1]}")
+    if target == grid:
+        return tokens
+    if method in ("nearest", "nearest-exact"):
+        return tokens.index_select(1, _kept(grid, target, method, tokens.device))
+    if method == "area":
+        return _area(tokens, grid, target)
+    if method == "blend":
+        return torch.lerp(thin(tokens, grid, target, "nearest"), _area(tokens, grid, target), BLEND)
+    raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
+
+
+def _area(tokens: Tensor, grid: Grid, target: Grid) -> Tensor:
+    image = tokens.unflatten(1, grid).permute(0, 3, 1, 2)
+    return F.interpolate(image, size=target, mode="area").flatten(2).transpose(1, 2)
+
+
+@lru_cache(maxsize=128)
+def _kept(grid: Grid, target: Grid, method: str, device: torch.device) -> Tensor:
+    """Indices (h'*w') of the tokens that stay, read from F.interpolate itself so that they are its choice on this device."""
+    with torch.inference_mode(False):  # an inference tensor could not be saved for backward
+        numbers = torch.arange(grid[0] * grid[1], dtype=torch.float32, device=device).view(1, 1, *grid)  # exact below 2**24
+        return F.interpolate(numbers, size=target, mode=method).flatten().long()
+
+
+@dataclass(frozen=True)
+class DepthReport:
+    """One depth: its token grids before and after, and its self-attention blocks."""
+
+    depth: int
+    factor: float
+    before: Grid | None
+    after: Grid | None
+    patched: int
+    skipped: int
+
+
+def attention_saving(rows: Sequence[DepthReport]) -> float:
+    """Share of the self-attention's multiplications (Q K^T and A V, proportional to queries x keys) that thinning removes, 0 to 1."""
+    full = kept = 0
+    for row in rows:
+        if row.before is not None and row.after is not None:
+            queries = row.before[0] * row.before[1]
+            full += (row.patched + row.skipped) * queries * queries
+            kept += row.patched * queries * row.after[0] * row.after[1] + row.skipped * queries * queries
+    return 1 - kept / full if full else 0.0
