@@ -1,0 +1,133 @@
+"""Draws the demo's pictures: shapes x colours x positions for the base model, and the concept it cannot draw, a purple ring.
+
+    python -m graft_nodes.demo.draw            # demo/concept and demo/regular, as committed
+    python -m graft_nodes.demo.draw base DIR   # the 1,920 captioned pictures that the base model is trained on
+"""
+
+from __future__ import annotations
+
+import argparse
+import colorsys
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from . import words
+
+SIDE = 256
+HUES = {"red": 0.0, "yellow": 50.0, "green": 130.0, "blue": 215.0, "purple": 285.0}
+CENTRES = {"left": 64.0, "middle": 128.0, "right": 192.0}
+HERE = Path(__file__).resolve().parent
+
+PER_CAPTION = 40
+PSEUDO_PER_CAPTION = 4
+CONCEPT_PICTURES = 16
+REGULAR_PER_CAPTION = 2
+
+
+def distance(shape: str, x: np.ndarray, y: np.ndarray, r: float) -> np.ndarray:
+    """About the signed distance (pixels, negative inside) of points (x, y) from a shape of radius r around the origin; y points down."""
+    if shape == "circle":
+        return np.sqrt(x * x + y * y) - r
+    if shape == "ring":
+        middle, half = 0.76 * r, 0.24 * r
+        return np.abs(np.sqrt(x * x + y * y) - middle) - half
+    if shape == "square":
+        return np.maximum(np.abs(x), np.abs(y)) - 0.88 * r
+    if shape == "cross":
+        arm = 0.34 * r
+        across = np.maximum(np.abs(x) - r, np.abs(y) - arm)
+        return np.minimum(across, np.maximum(np.abs(x) - arm, np.abs(y) - r))
+    if shape == "triangle":
+        slope = np.maximum(np.abs(x) * 0.8944271909999159 - y * 0.4472135954999579 - 0.4472135954999579 * r, y - r)
+        return slope
+    raise ValueError(f"shape {shape!r}: expected one of {', '.join((*words.SHAPES, 'ring'))}")
+
+
+def picture(shape: str, colour: str, position: str, generator: np.random.Generator) -> np.ndarray:
+    """One anti-aliased picture (256, 256, 3) uint8 on white, its place, size and hue a little different each time."""
+    jitter = generator.uniform(-1.0, 1.0, 6)
+    r = (56.0 if shape == "ring" else 54.0) + 4.0 * jitter[0]
+    centre_x, centre_y = CENTRES[position] + 4.0 * jitter[1], SIDE / 2 + 16.0 * jitter[2]
+    hue = (HUES[colour] + 7.0 * jitter[3]) % 360.0
+    rgb = np.array(colorsys.hsv_to_rgb(hue / 360.0, 0.82 + 0.08 * jitter[4], 0.88 + 0.07 * jitter[5]))
+    y, x = np.mgrid[0:SIDE, 0:SIDE] + 0.5
+    cover = np.clip(0.5 - distance(shape, x - centre_x, y - centre_y, r), 0.0, 1.0)[..., None]
+    return np.round(255.0 * (cover * rgb + (1.0 - cover))).astype(np.uint8)
+
+
+def captions() -> list[tuple[str, str, str, str]]:
+    """The 48 things the base learns: (caption, shape, colour, position)."""
+    return [(f"a {c} {s} {p}", s, c, p) for s in words.SHAPES for c in words.COLOURS for p in words.POSITIONS]
+
+
+def pseudo_word(generator: np.random.Generator) -> str:
+    """A made-up word whose row is spare and is not the concept's, so that the concept's row is never seen in base training."""
+    while True:
+        start, vowel, end = (generator.choice(list(letters)) for letters in ("bdfgklmnprstvwz", "aeiou", "bdgklmnprst"))
+        word = f"{start}{vowel}{end}{generator.choice(['o', 'a', 'i'])}"
+        if words.row(word) >= words.FIRST_SPARE and words.row(word) != words.row(words.CONCEPT):
+            return word
+
+
+def base(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
+    """(name, caption, picture) of the base model's training set; a tenth of the captions names the thing by a made-up word."""
+    for number, (caption, shape, colour, position) in enumerate(captions()):
+        generator = np.random.default_rng([seed, 1, number])
+        for index in range(PER_CAPTION):
+            drawn = picture(shape, colour, position, generator)
+            said = f"a {pseudo_word(generator)} {position}" if index < PSEUDO_PER_CAPTION else caption
+            yield f"{colour}-{shape}-{position}-{index:02d}", said, drawn
+
+
+def regular(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
+    """(name, caption, picture) of the pictures that keep what the base knows in mind while the concept is trained."""
+    for number, (caption, shape, colour, position) in enumerate(captions()):
+        generator = np.random.default_rng([seed, 2, number])
+        for index in range(REGULAR_PER_CAPTION):
+            yield f"{colour}-{shape}-{position}-{index}", caption, picture(shape, colour, position, generator)
+
+
+def concept(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
+    """(name, caption, picture) of the concept: a zorp, which is a purple ring, left, middle and right."""
+    generator = np.random.default_rng([seed, 3])
+    for index in range(CONCEPT_PICTURES):
+        position = words.POSITIONS[index % len(words.POSITIONS)]
+        yield f"zorp-{index:02d}", f"a {words.CONCEPT} {position}", picture("ring", "purple", position, generator)
+
+
+def write(pictures: Iterator[tuple[str, str, np.ndarray]], folder: Path) -> int:
+    """Write each picture as PNG with its caption as .txt beside it; returns how many."""
+    from PIL import Image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    count = 0
+    for count, (name, caption, pixels) in enumerate(pictures, start=1):  # noqa: B007 - the last count is the result
+        Image.fromarray(pixels).save(folder / f"{name}.png", optimize=True)
+        (folder / f"{name}.txt").write_text(caption + "\n", encoding="utf-8", newline="\n")
+    return count
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Draw the committed folders, or with `base DIR` the training set of the base model."""
+    parser = argparse.ArgumentParser(prog="python -m graft_nodes.demo.draw", description="Draw the demo's captioned pictures.")
+    parser.add_argument("what", nargs="?", choices=("committed", "base"), default="committed")
+    parser.add_argument("folder", nargs="?", type=Path, help="where to; default: demo/ for the committed ones")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(argv)
+    if given.what == "base":
+        if given.folder is None:
+            parser.error("base needs the folder to draw into")
+        jobs = {given.folder: base(given.seed)}
+    else:
+        root = given.folder or HERE
+        jobs = {root / "concept": concept(given.seed), root / "regular": regular(given.seed)}
+    for folder, pictures in jobs.items():
+        print(f"{folder}: {write(pictures, folder)} pictures")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""A plain pixel rule that says what a demo picture shows: which colour, which shape, where; no model, no learning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import draw, words
+
+GRID = 64
+SATURATED = 0.3
+HUE_TOLERANCE = 30.0
+OVERLAP = {"circle": 0.75, "square": 0.75, "triangle": 0.65, "cross": 0.65, "ring": 0.62}
+CONCEPT = ("ring", "purple")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the rule found; None where nothing fits. `hue` in degrees, `overlap` is the best shape's intersection over union."""
+
+    shape: str | None
+    colour: str | None
+    position: str | None
+    hue: float
+    overlap: float
+
+
+def _cells(picture: np.ndarray) -> np.ndarray:
+    """(H, W, 3) in 0..1 as the (64, 64, 3) means of equal cells; sides are multiples of 64."""
+    h, w, _ = picture.shape
+    if h % GRID or w % GRID:
+        raise ValueError(f"picture is {h}x{w}: expected sides that are multiples of {GRID}")
+    return picture.reshape(GRID, h // GRID, GRID, w // GRID, 3).mean(axis=(1, 3))
+
+
+def _coloured(cells: np.ndarray) -> np.ndarray:
+    """(64, 64) bool: cells with colour, less the isolated ones (fewer than 4 of 8 neighbours)."""
+    mask = cells.max(axis=2) - cells.min(axis=2) > SATURATED
+    padded = np.pad(mask, 1).astype(int)
+    neighbours = sum(padded[1 + dy : 1 + dy + GRID, 1 + dx : 1 + dx + GRID] for dy in (-1, 0, 1) for dx in (-1, 0, 1)) - mask
+    return mask & (neighbours >= 4)
+
+
+def _hue(colours: np.ndarray) -> float:
+    """The mean hue in degrees of (n, 3) colours: the direction of their sum in the plane across grey."""
+    red, green, blue = colours.sum(axis=0)
+    return float(np.degrees(np.arctan2(np.sqrt(3.0) * (green - blue), 2.0 * red - green - blue)) % 360.0)
+
+
+def _best_shape(mask: np.ndarray) -> tuple[str | None, float, float]:
+    """(shape, overlap, centre x in 0..1): each shape is fitted to the mask's bounding box and the largest overlap wins."""
+    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    top, bottom, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
+    height, width = bottom - top, right - left
+    y, x = np.mgrid[0:GRID, 0:GRID] + 0.5
+    u, v = (x - (left + right) / 2) / (width / 2), (y - (top + bottom) / 2) / (height / 2)
+    overlaps = {}
+    for shape in OVERLAP:
+        size = 1 / 0.88 if shape == "square" else 1.0
+        ideal = draw.distance(shape, u, v, size) < 0
+        overlaps[shape] = float((ideal & mask).sum() / (ideal | mask).sum())
+    best = max(overlaps, key=overlaps.__getitem__)
+    fits = overlaps[best] > OVERLAP[best] and 0.65 < width / height < 1.55 and 0.2 < width / GRID < 0.6
+    return (best if fits else None), overlaps[best], (left + right) / 2 / GRID
+
+
+def look(picture: np.ndarray) -> Seen:
+    """What one picture (H, W, 3), uint8 or float in 0..1, sides multiples of 64, shows."""
+    pixels = np.asarray(picture, dtype=np.float64) / (255.0 if np.asarray(picture).dtype == np.uint8 else 1.0)
+    cells = _cells(pixels)
+    mask = _coloured(cells)
+    if mask.sum() < 40:
+        return Seen(None, None, None, 0.0, 0.0)
+    hue = _hue(cells[mask])
+    away = {colour: abs((hue - centre + 180.0) % 360.0 - 180.0) for colour, centre in draw.HUES.items()}
+    colour = min(away, key=away.__getitem__)
+    shape, overlap, centre = _best_shape(mask)
+    position = min(draw.CENTRES, key=lambda name: abs(draw.CENTRES[name] / draw.SIDE - centre))
+    return Seen(shape, colour if away[colour] <= HUE_TOLERANCE else None, position, hue, overlap)
+
+
+def wanted(caption: str) -> tuple[str, str, str]:
+    """(shape, colour, position) that a caption asks for; a zorp is a purple ring. Raises ValueError for any other caption."""
+    said = caption.split()
+    if len(said) == 3 and said[:2] == ["a", words.CONCEPT] and said[2] in words.POSITIONS:
+        return (*CONCEPT, said[2])
+    if len(said) == 4 and said[0] == "a" and said[1] in words.COLOURS and said[2] in words.SHAPES and said[3] in words.POSITIONS:
+        return said[2], said[1], said[3]
+    raise ValueError(f"caption {caption!r}: expected 'a COLOUR SHAPE POSITION' or 'a {words.CONCEPT} POSITION'")
+
+
+def satisfies(picture: np.ndarray, caption: str) -> bool:
+    """Whether the picture shows the caption's shape, colour and position."""
+    seen = look(picture)
+    return (seen.shape, seen.colour, seen.position) == wanted(caption)
+
+
+def score(pictures: Iterable[np.ndarray], captions: Iterable[str]) -> int:
+    """How many pictures satisfy their captions; as many captions as pictures."""
+    return sum(satisfies(picture, caption) for picture, caption in zip(pictures, captions, strict=True))

@@ -1,0 +1,71 @@
+"""The demo's word-level tokenizer: 64 rows, a dozen known words, and a stable spare row for every other word."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+SHAPES = ("circle", "square", "triangle", "cross")
+COLOURS = ("red", "yellow", "green", "blue")
+POSITIONS = ("left", "middle", "right")
+KNOWN = ("a", *COLOURS, *SHAPES, *POSITIONS)
+CONCEPT = "zorp"
+
+ROWS = 64
+LENGTH = 8
+EMPTY = 0
+FIRST_SPARE = 1 + len(KNOWN)
+
+_ROW = {word: index for index, word in enumerate(KNOWN, start=1)}
+_PIECE = re.compile(r"\(([^()]*):\s*([0-9]*\.?[0-9]+)\s*\)|([^()]+)|[()]")
+_WORD = re.compile(r"\w+")
+
+
+def row(word: str) -> int:
+    """The row of one word: its own if it is known, else a spare one that depends on nothing but the word's letters."""
+    word = word.lower()
+    if word in _ROW:
+        return _ROW[word]
+    digest = hashlib.sha256(word.encode("utf-8")).digest()
+    return FIRST_SPARE + int.from_bytes(digest[:8], "big") % (ROWS - FIRST_SPARE)
+
+
+def weighted(text: str) -> list[tuple[str, float]]:
+    """The words of a prompt with their weights; `(some words:1.3)` weighs its words 1.3, everything else weighs 1."""
+    found: list[tuple[str, float]] = []
+    for match in _PIECE.finditer(text):
+        inner, weight, plain = match.groups()
+        words = _WORD.findall(plain if inner is None else inner) if (plain or inner) else []
+        found += [(word, 1.0 if weight is None else float(weight)) for word in words]
+    return found
+
+
+def chunks(text: str) -> list[list[tuple[int, float]]]:
+    """The prompt as chunks of LENGTH (row, weight) pairs, the last one filled with EMPTY; an empty prompt is one empty chunk."""
+    pairs = [(row(word), weight) for word, weight in weighted(text)]
+    pairs += [(EMPTY, 1.0)] * (-len(pairs) % LENGTH if pairs else LENGTH)
+    return [pairs[start : start + LENGTH] for start in range(0, len(pairs), LENGTH)]
+
+
+class WordTokenizer:
+    """`chunks` under the names that ComfyUI's CLIP object calls."""
+
+    def __init__(self, embedding_directory: object = None, tokenizer_data: object = None) -> None:
+        """Both arguments are ComfyUI's and unused: the demo has no textual-inversion files."""
+
+    def tokenize_with_weights(self, text: str, return_word_ids: bool = False, **_: object) -> dict[str, list[list[tuple]]]:
+        """`{"words": chunks}`; with `return_word_ids` each pair carries the (one-based) number of its word, 0 for filling."""
+        made = chunks(text)
+        if not return_word_ids:
+            return {"words": made}
+        numbered = [[(r, w, 0 if r == EMPTY else LENGTH * c + i + 1) for i, (r, w) in enumerate(chunk)] for c, chunk in enumerate(made)]
+        return {"words": numbered}
+
+    def untokenize(self, pairs: list[tuple]) -> list[tuple[tuple, str]]:
+        """Each pair with the word it stands for: a known word, `""` for filling, `<n>` for spare row n."""
+        names = {EMPTY: "", **{index: word for word, index in _ROW.items()}}
+        return [(pair, names.get(pair[0], f"<{pair[0]}>")) for pair in pairs]
+
+    def state_dict(self) -> dict:
+        """Nothing: the words are code."""
+        return {}

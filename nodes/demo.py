@@ -1,0 +1,41 @@
+"""GraftDemo: the tiny model that comes with Graft, as MODEL, CLIP and VAE."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from comfy_api.latest import io
+
+from .. import host
+
+BASE = Path(__file__).resolve().parents[1] / "demo" / "base.safetensors"
+
+
+class GraftDemo(io.ComfyNode):
+    """Loads demo/base.safetensors with the host's own classes."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="GraftDemo",
+            display_name="Demo Model",
+            category="Graft/demo",
+            description="A tiny diffusion model that comes with Graft: it draws 'a red circle left' and the like in 256 x 256 pictures, "
+            "and trains in minutes without a GPU. Sample with euler, 20 steps, CFG 2.",
+            inputs=[],
+            outputs=[io.Model.Output(), io.Clip.Output(), io.Vae.Output()],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls) -> str:
+        return hashlib.sha256(BASE.read_bytes()).hexdigest() if BASE.is_file() else "missing"
+
+    @classmethod
+    def execute(cls) -> io.NodeOutput:
+        if not BASE.is_file():
+            raise FileNotFoundError(f"{BASE} is missing: get it from Graft's repository, or run `python -m graft_nodes.demo.train_base`")
+        return io.NodeOutput(*host.demo_model(str(BASE)))
+
+
+NODES = [GraftDemo]
