@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from .patches import attention
+from .patches import attention, formats, weights
 from .patches.attention import ToDoPatch
+from .patches.stack import Piece, Stack, fuse
 from .patches.todo import ToDoSettings
 
 # --- LoRA keys, injections, attention patches -------------------------------------------------------------------------------------
@@ -28,6 +29,195 @@ def apply_todo(patcher: Any, settings: ToDoSettings) -> tuple[Any, ToDoPatch]:
     clone = patcher.clone()
     clone.set_model_attn1_patch(patch)
     return clone, patch
+
+
+class Entry(NamedTuple):
+    """One LoRA for `graft`: a name for messages, a state dict, strengths for model and CLIP, and whether a partial match will do."""
+
+    name: str
+    state: Mapping[str, torch.Tensor]
+    model: float = 1.0
+    clip: float = 1.0
+    partial: bool = False
+
+
+class Grafted(NamedTuple):
+    """What `graft` gives: clones that carry the stack (or the very inputs when nothing was to be done), and a report."""
+
+    model: Any
+    clip: Any
+    report: str
+
+
+def graft(model: Any, clip: Any, entries: Sequence[Entry], mode: str = "auto") -> Grafted:
+    """Put LoRAs on a MODEL and, when it is not None, a CLIP; both are host objects and stay as they are, clones come back.
+
+    `entries` go on in order, as one stack, on top of what the inputs carry. `mode`: "merge" (weights change while the model is loaded),
+    "bypass" (activations), "host" (ComfyUI's own patches, one fused adapter a weight; for merging, extracting and saving models), or
+    "auto". ComfyUI's generic names (`diffusion_model.*.lora_up.weight`, `.diff`) are understood like every other, so a trained
+    LORA_MODEL is an entry. Raises ValueError that lists everything wrong with every entry; no model is touched before that.
+    """
+    targets, shapes = lora_targets(model, clip)
+    parsed, problems = [], []
+    for entry in entries:
+        try:
+            parsed.append((entry, formats.read(entry.state, targets, shapes, entry.name, entry.partial)))
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ValueError("\n".join(problems))
+    lines = [_entry_report(entry, lora, clip is not None) for entry, lora in parsed]
+    out = []
+    for space, patcher in (("model", model), ("clip", None if clip is None else clip.patcher)):
+        pieces = _pieces(parsed, space) if patcher is not None else {}
+        out.append(_put(patcher, pieces, mode, space, lines) if pieces else patcher)
+    grafted_clip = clip
+    if clip is not None and out[1] is not clip.patcher:
+        grafted_clip = clip.clone()
+        grafted_clip.patcher = out[1]
+    return Grafted(out[0], grafted_clip, "\n".join(lines))
+
+
+def lora_targets(model: Any, clip: Any = None) -> tuple[dict[str, formats.Target], dict[tuple[str, str], tuple[int, ...]]]:
+    """(target of every LoRA name that this MODEL and CLIP know, shape of every weight by ("model" or "clip", name))."""
+    import comfy.lora
+
+    targets: dict[str, formats.Target] = {}
+    shapes: dict[tuple[str, str], tuple[int, ...]] = {}
+    modules = [("model", model.model, comfy.lora.model_lora_keys_unet)]
+    if clip is not None:
+        modules.append(("clip", clip.cond_stage_model, comfy.lora.model_lora_keys_clip))
+    for space, module, names in modules:
+        shapes.update(((space, name), tuple(weight.shape)) for name, weight in module.named_parameters(remove_duplicate=False))
+        for name, target in names(module, {}).items():
+            parts = (target,) if isinstance(target, str) else tuple(target)
+            targets[name] = formats.Target(space, *parts)
+    for name, target in _more_names(model).items():
+        targets.setdefault(name, formats.Target("model", target))
+    return targets, shapes
+
+
+def _more_names(model: Any) -> dict[str, str]:
+    """Diffusers names as PEFT writes them, which ComfyUI's own map does not have for UNets: name -> weight."""
+    import comfy.utils
+
+    names = {}
+    for diffusers, own in comfy.utils.unet_to_diffusers(model.model.model_config.unet_config).items():
+        if diffusers.endswith(".weight"):
+            for prefix in ("", "unet.", "base_model.model."):
+                names[prefix + diffusers.removesuffix(".weight")] = f"diffusion_model.{own}"
+    for name, _ in model.model.diffusion_model.named_parameters():
+        if name.endswith(".weight"):
+            names[f"base_model.model.{name.removesuffix('.weight')}"] = f"diffusion_model.{name}"
+    return names
+
+
+def _pieces(parsed: Sequence[tuple[Entry, formats.ParsedLora]], space: str) -> dict[str, list[Piece]]:
+    pieces: dict[str, list[Piece]] = {}
+    for entry, lora in parsed:
+        strength = entry.model if space == "model" else entry.clip
+        if strength != 0.0:
+            for weight, layer, part in formats.pieces_of(lora, space):
+                pieces.setdefault(weight, []).append(Piece(layer, strength, part))
+    return pieces
+
+
+def _entry_report(entry: Entry, lora: formats.ParsedLora, clip: bool) -> str:
+    counts = {space: sum(target.model == space for target in lora.layers) for space in ("model", "clip")}
+    line = f"{entry.name}: {counts['model']} weights of the model at {entry.model:g}"
+    if clip:
+        line += f", {counts['clip']} of the text encoder at {entry.clip:g}"
+    line += f" ({', '.join(f'{number} {kind}' for kind, number in sorted(lora.kinds.items()))})"
+    if lora.text_encoder:
+        line += f"; {len(lora.text_encoder)} text encoder layers not used, no CLIP is connected"
+    if lora.unmatched:
+        line += f"; partial: {len(lora.unmatched)} names match no weight and are left out"
+    return line
+
+
+def _put(patcher: Any, pieces: Mapping[str, Sequence[Piece]], mode: str, space: str, lines: list[str]) -> Any:
+    """A clone of the patcher with the pieces on it in the given mode; adds what was done to the report."""
+    name = "model" if space == "model" else "text encoder"
+    if mode == "host":
+        lines.append(f"{name}: {len(pieces)} weights through ComfyUI's own patches; merging, extracting and saving see them")
+        return _host_patched(patcher, pieces)
+    merge, bypass, reasons = weights.plan(patcher.model, pieces, mode, _why_not_merge(patcher))
+    if reasons:
+        lines.append(f"{name}: " + "; ".join(f"{count} {reason}" for reason, count in sorted(reasons.items())))
+    lines.append(
+        f"{name}: {len(merge)} weights merged while it is loaded, {len(bypass)} at the activations; other nodes that merge, extract or "
+        "save it see the base (use mode host for those)"
+    )
+    return _injected(patcher, Stack(pieces, bypass))
+
+
+def _why_not_merge(patcher: Any) -> str | None:
+    """Why no weight of this patcher may be merged, or None."""
+    return "the host pages its weights in and out (dynamic VRAM)" if getattr(patcher, "is_dynamic", lambda: False)() else None
+
+
+_KEY = "graft"  # callbacks; injections have a key of their own each, because a used key replaces silently
+
+
+def _injected(patcher: Any, stack: Stack) -> Any:
+    """A clone whose injection attaches the stack, after those that the patcher carries; one injection holds them all."""
+    import comfy.patcher_extension as extension
+
+    clone = patcher.clone()
+    stacks: list[Stack] = []
+    for key, injections in list(clone.injections.items()):
+        if injections and all(hasattr(injection, "graft_stacks") for injection in injections):
+            stacks += [earlier for injection in injections for earlier in injection.graft_stacks]
+            clone.remove_injections(key)
+    stacks.append(stack)
+
+    def inject(owner: Any) -> None:
+        # Without a load's mark nobody holds these weights: a failed load detaches and then injects into what is left.
+        if owner.model.current_weight_patches_uuid is not None:
+            weights.attach(owner.model, id(owner), stacks, _version(owner))
+
+    def eject(owner: Any) -> None:
+        weights.detach(owner.model, id(owner), _version(owner))
+
+    def cloned(_: Any, copy: Any) -> None:
+        copy.is_injected = False  # it has injected nothing; its end must not eject what the original injected
+
+    def detached(_: Any, unpatch_all: bool) -> None:
+        if unpatch_all:
+            weights.forget(stacks)
+
+    injection = extension.PatcherInjection(inject=inject, eject=eject)
+    injection.graft_stacks = tuple(stacks)
+    clone.set_injections(f"{_KEY}-{stack.serial}", [injection])
+    for event, callback in ((extension.CallbacksMP.ON_CLONE, cloned), (extension.CallbacksMP.ON_DETACH, detached)):
+        clone.remove_callbacks_with_key(event, _KEY)
+        clone.add_callback_with_key(event, _KEY, callback)
+    return clone
+
+
+def _version(patcher: Any) -> weights.Version:
+    return weights.Version(patcher.model.current_weight_patches_uuid, frozenset(patcher.hook_backup))
+
+
+def _host_patched(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> Any:
+    """A clone with one fused adapter a weight as ComfyUI's own patch."""
+    from comfy.weight_adapter import LoRAAdapter
+
+    shapes = dict(patcher.model.named_parameters(remove_duplicate=False))
+    adapters: dict[str, Any] = {}
+    differences: dict[str, Any] = {}
+    for weight, of in pieces.items():
+        fused = fuse(of, shapes[weight].shape)
+        if fused.up.shape[1]:
+            adapters[weight] = LoRAAdapter(set(), (fused.up, fused.down, None, None, None, None))
+        if fused.diff is not None:
+            differences[weight] = ("diff", (fused.diff,))
+    clone = patcher.clone()
+    for patches in (adapters, differences):
+        applied = clone.add_patches(patches, 1.0)
+        if len(applied) != len(patches):
+            raise ValueError(f"the host did not take patches for {sorted(set(patches) - set(applied))}")
+    return clone
 
 
 # --- denoiser, conditioning, latents, fingerprint ---------------------------------------------------------------------------------

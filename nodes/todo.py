@@ -28,7 +28,7 @@ class ApplyToDo(io.ComfyNode):
                 io.Model.Input("model", tooltip="A UNet model (SD1.x, SD2, SDXL and the like)."),
                 io.Float.Input(
                     "factor", default=2.0, min=1.0, max=MAX_FACTOR, step=0.1,
-                    tooltip="How much smaller each side of the key/value token grid gets: 2 keeps 1/4 of the tokens, 4 keeps 1/16; 1 is off.",
+                    tooltip="How much smaller each side of the key/value grid gets: 2 keeps 1/4 of the tokens, 4 keeps 1/16; 1 is off.",
                 ),
                 io.Int.Input(
                     "max_depth", default=1, min=1, max=MAX_DEPTH,
@@ -40,12 +40,13 @@ class ApplyToDo(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "method", options=list(METHODS), default=METHODS[0],
-                    tooltip="Which token stands for its neighbours: the middle one (nearest-exact), the first (nearest), their mean (area), "
-                    "or half nearest and half mean (blend).",
+                    tooltip="Which token stands for its neighbours: the middle one (nearest-exact), the first (nearest), their mean "
+                    "(area), or half nearest and half mean (blend).",
                 ),
                 io.Float.Input(
                     "start_percent", default=0.0, min=0.0, max=1.0, step=0.01,
-                    tooltip="Share of sampling after which thinning begins. Not used while training, where every sample has its own noise level.",
+                    tooltip="Share of sampling after which thinning begins. Not used while training, where each sample has its own noise "
+                    "level.",
                 ),
                 io.Float.Input(
                     "end_percent", default=1.0, min=0.0, max=1.0, step=0.01,
@@ -59,7 +60,7 @@ class ApplyToDo(io.ComfyNode):
                     "disable_after", default=0.0, min=0.0, max=1_000_000.0, step=0.05,
                     tooltip="Training only: switch off after this share of the run (below 1) or after this many steps; 0 is never.",
                 ),
-                io.Latent.Input("latent", optional=True, tooltip="Only for the report: token counts are worked out for this latent's size."),
+                io.Latent.Input("latent", optional=True, tooltip="Only for the report: token counts are those of this latent's size."),
             ],
             outputs=[io.Model.Output(display_name="MODEL"), io.String.Output(display_name="report")],
         )

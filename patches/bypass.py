@@ -1,0 +1,75 @@
+"""A stack applied at the activations, y = f(x) + h(x), touching no weight: one fused adapter a module, whatever the number of LoRAs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .stack import Piece, fuse
+
+_CONV: dict[int, Any] = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
+
+
+def supports(module: nn.Module) -> bool:
+    """Whether a module's output is linear in its weight in a way that is known here: Linear, or a convolution."""
+    return is_linear(module) or isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Linear, or a host's quantised stand-in for it."""
+    return isinstance(module, nn.Linear) or (hasattr(module, "in_features") and hasattr(module, "out_features"))
+
+
+class Bypass:
+    """The forward hook of one module: adds the product of all pieces of its weight and the differences of its bias.
+
+    Factors are cast once to the activations' type and device.
+    """
+
+    def __init__(self, weight: Sequence[Piece], bias: Sequence[Piece], shape: Sequence[int], groups: int = 1):
+        with torch.inference_mode(False), torch.no_grad():
+            fused = fuse(weight, shape)
+            diff = fused.diff
+            if groups > 1 and fused.up.shape[1]:  # the factors of a grouped convolution mix groups: their product is the small thing here
+                product = (fused.up @ fused.down.float()).reshape(tuple(shape))
+                diff = product if diff is None else diff + product
+            factors = (fused.down.reshape(-1, *shape[1:]), fused.up.reshape(*fused.up.shape, *(1,) * (len(shape) - 2)))
+            self.factors = factors if groups == 1 and fused.up.shape[1] else None
+            self.diff = diff
+            self.bias = fuse(bias, (shape[0],)).diff if bias else None
+        self._cast: tuple[tuple[torch.dtype, torch.device], list[Tensor | None]] | None = None
+
+    def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Tensor) -> Tensor:
+        x = args[0] if args else next(iter(kwargs.values()))
+        down, up, diff, bias = self._for(x)
+        if down is not None and up is not None:
+            hidden = F.linear(x, down) if down.ndim == 2 else self._convolve(module, x, down, 1)
+            output = output + (F.linear(hidden, up) if up.ndim == 2 else _CONV[up.ndim](hidden, up))
+        if diff is not None:
+            output = output + (F.linear(x, diff) if diff.ndim == 2 else self._convolve(module, x, diff, getattr(module, "groups", 1)))
+        if bias is not None:
+            output = output + bias.view(-1, *(1,) * (output.ndim - 2 if _is_conv(module) else 0))
+        return output
+
+    def _for(self, x: Tensor) -> list[Tensor | None]:
+        key = (x.dtype, x.device)
+        if self._cast is None or self._cast[0] != key:
+            down, up = self.factors if self.factors is not None else (None, None)
+            with torch.inference_mode(False), torch.no_grad():
+                self._cast = (key, [None if t is None else t.to(x.device, x.dtype) for t in (down, up, self.diff, self.bias)])
+        return self._cast[1]
+
+    @staticmethod
+    def _convolve(module: Any, x: Tensor, weight: Tensor, groups: int) -> Tensor:
+        padding = module.padding
+        if module.padding_mode != "zeros":
+            x, padding = F.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode), 0
+        return _CONV[weight.ndim](x, weight, None, module.stride, padding, module.dilation, groups)
+
+
+def _is_conv(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))

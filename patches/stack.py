@@ -1,0 +1,155 @@
+"""A stack of LoRAs as one change: the factor pairs of a weight concatenate into one product, accumulated in float32, rounded once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .adapters import Layer, LoRA
+
+Slice = tuple[int, int, int]  # (dimension, start, length): the part of a fused weight that a layer is for
+
+_serial = itertools.count(1)
+
+
+class StackRow(tuple):
+    """One row of a LORA_STACK: a tuple (file name, model strength, clip strength) that other packs can unpack, with Graft's extras."""
+
+    blocks: str
+    schedule: str
+    partial: bool
+
+    def __new__(cls, name: str, model: float, clip: float, blocks: str = "", schedule: str = "", partial: bool = False) -> StackRow:
+        row = super().__new__(cls, (name, model, clip))
+        row.blocks, row.schedule, row.partial = blocks, schedule, partial
+        return row
+
+    def __getnewargs__(self) -> tuple:
+        return (*self, self.blocks, self.schedule, self.partial)
+
+
+def rows_of(stack: Iterable[Sequence]) -> list[StackRow]:
+    """The rows of a LORA_STACK of any pack, as StackRows; raises ValueError that lists every element that is not a row."""
+    rows, problems = [], []
+    for number, element in enumerate(stack, start=1):
+        if not (isinstance(element, (tuple, list)) and len(element) == 3 and isinstance(element[0], str)):
+            problems.append(f"row {number}: expected (file name, model strength, clip strength), got {element!r}")
+            continue
+        extras = {name: getattr(element, name) for name in ("blocks", "schedule", "partial") if hasattr(element, name)}
+        try:
+            rows.append(StackRow(element[0], float(element[1]), float(element[2]), **extras))
+        except (TypeError, ValueError):
+            problems.append(f"row {number} ({element[0]}): expected two numbers as strengths, got {element[1]!r} and {element[2]!r}")
+    if problems:
+        raise ValueError("LORA_STACK:\n" + "\n".join(f"- {problem}" for problem in problems))
+    return rows
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """One layer of one LoRA on one weight."""
+
+    layer: Layer
+    strength: float
+    part: Slice | None = None
+
+
+class Stack:
+    """What one node puts on one model: pieces by weight name, in order; `bypass` names the weights that are handled at the activations.
+
+    `kept` is the memory that the ledger keeps for it between detaching and attaching again; it dies with the stack.
+    """
+
+    def __init__(self, pieces: Mapping[str, Sequence[Piece]], bypass: Iterable[str] = ()):
+        self.pieces = {name: tuple(of) for name, of in pieces.items()}
+        self.bypass = frozenset(bypass)
+        self.serial = next(_serial)
+        self.kept: object = None
+
+    def __deepcopy__(self, memo: dict) -> Stack:
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Fused:
+    """All pieces of one weight: delta = up @ down + diff, strengths and scales folded into `up`.
+
+    `up` (out, R) is float32, `down` (R, columns) has the files' common type; R may be 0. `diff` is float32 of the weight's shape, or None.
+    """
+
+    up: Tensor
+    down: Tensor
+    diff: Tensor | None
+
+
+def fuse(pieces: Sequence[Piece], shape: Sequence[int], device: torch.device | str = "cpu") -> Fused:
+    """Concatenate the factor pairs of every piece of one weight of `shape`, and sum the full differences."""
+    ups, downs, diff = [], [], None
+    out, columns = shape[0], torch.Size(shape[1:]).numel()
+    for piece in pieces:
+        if isinstance(piece.layer, LoRA):
+            up, down = (factor.to(device, non_blocking=True) for factor in piece.layer.factors())
+            up = up.float() * (piece.strength * piece.layer.scale)
+            up, down = _placed(up, piece.part, 0, out), _placed(down, piece.part, 1, columns)
+            ups.append(up)
+            downs.append(down)
+        else:
+            diff = torch.zeros(tuple(shape), device=device) if diff is None else diff
+            diff.narrow(*(piece.part or (0, 0, out))).add_(piece.layer.diff.to(device, torch.float32), alpha=piece.strength)
+    if not ups:
+        return Fused(torch.zeros(out, 0, device=device), torch.zeros(0, columns, device=device), diff)
+    kind = downs[0].dtype if len({down.dtype for down in downs}) == 1 else torch.float32
+    return Fused(torch.cat(ups, 1), torch.cat([down.to(kind) for down in downs], 0), diff)
+
+
+def _placed(factor: Tensor, part: Slice | None, dimension: int, size: int) -> Tensor:
+    """A factor of a part of the weight, with zeros where the rest of the weight is."""
+    if part is None or part[0] != dimension:
+        return factor
+    shape = list(factor.shape)
+    shape[dimension] = size
+    return torch.zeros(shape, dtype=factor.dtype, device=factor.device).narrow_copy(dimension, 0, size).slice_scatter(
+        factor, dimension, part[1], part[1] + part[2]
+    )
+
+
+def patched(base: Tensor, pieces: Sequence[Piece], out: Tensor | None = None) -> Tensor:
+    """base + the sum of the pieces' deltas: one product accumulated in float32 and rounded once to base's type, into `out` when given.
+
+    `base` is a floating weight (out, ...) of any shape but a scalar; `out` is contiguous and of its shape, type and device.
+    """
+    result = torch.empty(base.shape, dtype=base.dtype, device=base.device) if out is None else out
+    fused = fuse(pieces, base.shape, base.device)
+    rows, target = base.reshape(base.shape[0], -1), result.view(base.shape[0], -1)
+    if fused.diff is None and base.dtype == torch.float32:
+        torch.addmm(rows, fused.up, fused.down.float(), out=target)
+    elif fused.diff is None and base.dtype == torch.bfloat16:
+        torch.addmm(rows, *_split(fused.up, fused.down), out=target)
+    else:
+        total = rows.float()
+        if fused.diff is not None:
+            total = total + fused.diff.reshape(target.shape)
+        target.copy_(torch.addmm(total, fused.up, fused.down.float()))
+    return result
+
+
+def _split(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+    """bfloat16 factors of the same product to about float32's accuracy: each factor is its high part plus its low part."""
+    high = up.bfloat16()
+    low = (up - high.float()).bfloat16()
+    if down.dtype == torch.bfloat16:
+        return torch.cat((high, low), 1), torch.cat((down, down), 0)
+    coarse = down.bfloat16()
+    fine = (down.float() - coarse.float()).bfloat16()
+    return torch.cat((high, low, high), 1), torch.cat((coarse, coarse, fine), 0)
+
+
+def effective(stacks: Iterable[Stack], weight: str, bypass: bool) -> list[Piece]:
+    """The pieces of all stacks for one weight, in order, of those that are (or are not) handled at the activations."""
+    return [piece for stack in stacks if (weight in stack.bypass) == bypass for piece in stack.pieces.get(weight, ())]
+
+
