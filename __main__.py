@@ -1,5 +1,6 @@
 """python -m graft_nodes: run workflows and look at the host without a browser."""
 
+import os
 import sys
 
 
@@ -10,5 +11,12 @@ def main(argv: list[str] | None = None) -> int:
     return command(sys.argv[1:] if argv is None else argv)
 
 
+def _leave_current_folder() -> None:
+    """Take the current folder off the import path: a file there named like one of the host's modules must not be imported in its place."""
+    if not getattr(sys.flags, "safe_path", False):  # Python 3.10 has no such flag
+        sys.path[:1] = [entry for entry in sys.path[:1] if entry not in ("", os.getcwd())]
+
+
 if __name__ == "__main__":
+    _leave_current_folder()
     sys.exit(main())

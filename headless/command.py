@@ -1,0 +1,139 @@
+"""The command line: `run` a workflow file, `doctor` for the host. Exit status 0 done, 1 a node failed, 2 not valid, 130 interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from . import doctor, hosts, log, run, workflow
+from .problem import HostError, Problem, WorkflowError
+from .schema import catalogue
+
+DONE, FAILED, INVALID, INTERRUPTED = 0, 1, 2, 130
+STATUS = {"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command; returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    if arguments.command == "editor":
+        print("graft_nodes: the editor is not available in this version of Graft; open the workflow in ComfyUI, or run it with "
+              "'python -m graft_nodes run'", file=sys.stderr)
+        return INVALID
+    try:
+        with log.shown(arguments.verbose):
+            return doctor.main(arguments) if arguments.command == "doctor" else _run(arguments, argv)
+    except KeyboardInterrupt:
+        print("graft_nodes: stopped", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m graft_nodes", description="Run ComfyUI workflows without a browser.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--comfyui", metavar="DIR", help="the ComfyUI to use (default: COMFYUI_PATH, then the one Graft is installed in)")
+    shared.add_argument("--embedded", action="store_true", help="run on Graft's embedded host even when a ComfyUI is found")
+    shared.add_argument("--cpu", action="store_true", help="do not use an accelerator")
+    shared.add_argument("--input", metavar="DIR", help="the input folder (default: the host's own; embedded host: ./input)")
+    shared.add_argument("--output", metavar="DIR", help="the output folder (default: the host's own; embedded host: ./output)")
+    shared.add_argument("--json", action="store_true", help="print one JSON object on standard output, everything else on standard error")
+    shared.add_argument("--verbose", action="store_true", help="show the host's own log, and the traceback of a node that fails")
+    runs = commands.add_parser("run", parents=[shared], help="run a workflow file (API format or the editor's own)")
+    runs.add_argument("workflow", metavar="WORKFLOW.json")
+    runs.add_argument("--set", metavar="NODE.INPUT=VALUE", action="append", default=[], dest="assignments",
+                      help="change an input before the run; NODE is an id or a unique title, VALUE is JSON or plain text")
+    runs.add_argument("--custom-nodes", action="store_true",
+                      help="load every custom node of the ComfyUI (default: only when the workflow needs one)")
+    commands.add_parser("doctor", parents=[shared], help="say which host and device there are, what works there and what does not")
+    commands.add_parser("editor", help="not available in this version")
+    return parser
+
+
+def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
+    started = time.monotonic()
+    report: dict[str, Any] = {"status": "invalid", "host": None, "device": None, "outputs": {}, "files": [], "errors": []}
+    stream = sys.stderr if arguments.json else sys.stdout
+    with contextlib.redirect_stdout(stream):
+        status = _run_reported(arguments, argv, report, stream)
+    report["seconds"] = round(time.monotonic() - started, 3)
+    if arguments.json:
+        print(json.dumps(report, default=str), flush=True)
+    return status
+
+
+def _run_reported(arguments: argparse.Namespace, argv: Sequence[str], report: dict[str, Any], stream: TextIO) -> int:
+    """Do the work of `run`, filling in the report as it becomes known."""
+    try:
+        document = workflow.read(arguments.workflow)
+        choice = hosts.choose(arguments.comfyui, arguments.embedded, os.environ)
+        print(f"host: {choice}", file=stream, flush=True)
+        host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output)
+    except WorkflowError as error:
+        return _invalid(error.problems, report)
+    except HostError as error:
+        report["status"], report["errors"] = "failed", [{"message": str(error)}]
+        print(f"graft_nodes: {error}", file=sys.stderr)
+        return FAILED
+    report["host"] = {"name": host.name, "version": host.version, "path": str(choice.root) if choice.root else None}
+    report["device"] = doctor.device(host)
+    print(f"device: {report['device']}", file=stream, flush=True)
+    _other_packs(host, document, arguments.custom_nodes, stream)
+    look_up = catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
+    try:
+        graph, problems = workflow.set_values(document.graph(look_up), arguments.assignments, look_up)
+    except WorkflowError as error:
+        return _invalid(error.problems, report)
+    with log.quiet():
+        problems += run.validate(host, graph, look_up)
+    if problems:
+        return _invalid(problems, report)
+    with log.quiet("execution"):
+        result = run.execute(host, graph, document.data if document.is_editor else None, stream)
+    return _finish(result, report, argv, stream, arguments.verbose)
+
+
+def _other_packs(host: hosts.Host, document: workflow.Document, everything: bool, stream: TextIO) -> None:
+    """Load the ComfyUI's other custom nodes when asked to, or when the workflow names a node that is not there yet."""
+    missing = sorted(document.class_types() - set(host.nodes.NODE_CLASS_MAPPINGS))
+    if host.choice.root is not None and (everything or missing):
+        why = "--custom-nodes" if everything else f"the workflow uses {', '.join(missing)}"
+        print(f"loading the other custom nodes ({why})", file=stream, flush=True)
+        hosts.load_other_packs(host)
+
+
+def _invalid(problems: Sequence[Problem], report: dict[str, Any]) -> int:
+    report["status"], report["errors"] = "invalid", [problem.as_json() for problem in problems]
+    count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
+    print(f"graft_nodes: the workflow is not valid ({count}); nothing was run", file=sys.stderr)
+    for problem in problems:
+        print(f"  {problem}", file=sys.stderr)
+    return INVALID
+
+
+def _finish(result: run.Result, report: dict[str, Any], argv: Sequence[str], stream: TextIO, verbose: bool) -> int:
+    report.update(status=result.status, outputs=result.outputs, files=result.files)
+    for path in result.files:
+        print(f"wrote {path}", file=stream)
+    if result.error is not None:
+        report["errors"] = [result.error]
+        error = result.error
+        print(f'graft_nodes: node {error["node"]} "{error["title"]}" ({error["class"]}) failed: {error["exception"]}: {error["message"]}',
+              file=sys.stderr)
+        if verbose:
+            print("".join(error["traceback"]), file=sys.stderr)
+    if result.status == "interrupted":
+        words = ["python", "-m", __package__.partition(".")[0], *argv]
+        report["continue"] = subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
+        print(f"interrupted after {result.seconds:.1f} s; to go on: {report['continue']}", file=sys.stderr)
+    if result.status == "done":
+        print(f"done in {result.seconds:.1f} s", file=stream, flush=True)
+    return STATUS[result.status]

@@ -1,0 +1,162 @@
+"""`doctor`: which host and device there are, what works there and what does not."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import sys
+from typing import Any
+
+from . import hosts
+from .problem import HostError
+
+GIB = 2**30
+
+
+def device(host: hosts.Host) -> str:
+    """The device that models run on, in words."""
+    import torch
+
+    place = host.management.get_torch_device()
+    if place.type == "cuda":
+        return f"{place} ({torch.cuda.get_device_name(place)})"
+    if place.type == "cpu":
+        return f"{place} ({platform.machine()}, {torch.get_num_threads()} threads)"
+    return str(place)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Print the report (or JSON); returns 0 when workflows can run here, 1 when the host cannot be opened."""
+    stream = sys.stderr if arguments.json else sys.stdout
+    report: dict[str, Any] = {"ok": False, "versions": _versions(), "errors": []}
+    with contextlib.redirect_stdout(stream):
+        try:
+            choice = hosts.choose(arguments.comfyui, arguments.embedded, os.environ)
+            report["host"] = str(choice)
+            if choice.root is not None:
+                report["missing packages"] = hosts.missing_requirements(choice.root)
+            host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output)
+        except HostError as error:
+            report["errors"] = [str(error)]
+        else:
+            report.update(ok=True, **_look(host))
+    if arguments.json:
+        print(json.dumps(report, default=str))
+    else:
+        _print(report)
+    return 0 if report["ok"] else 1
+
+
+def _versions() -> dict[str, str]:
+    found = {"graft": hosts.graft_version(), "python": platform.python_version()}
+    for name in ("torch", "numpy", "safetensors", "Pillow"):
+        found[name] = _version(name) or "not installed"
+    return found
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _look(host: hosts.Host) -> dict[str, Any]:
+    place = host.management.get_torch_device()
+    works, fails = _features(place)
+    return {
+        "device": device(host),
+        "dtypes": _dtypes(place),
+        "attention": _attention(place),
+        "works": works,
+        "does not work": fails,
+        "nodes": len(host.nodes.NODE_CLASS_MAPPINGS),
+        "folders": {
+            "input": host.folders.get_input_directory(),
+            "output": host.folders.get_output_directory(),
+            "temp": host.folders.get_temp_directory(),
+        },
+        "memory": _memory(host, place),
+        "free disk": f"{shutil.disk_usage(host.folders.get_output_directory()).free / GIB:.1f} GiB at the output folder",
+    }
+
+
+def _dtypes(place: Any) -> dict[str, str]:
+    """What a small matrix product does in each format on the device: runs, or the reason why not."""
+    import torch
+
+    found = {}
+    for name in ("float32", "bfloat16", "float16", "float8_e4m3fn"):
+        try:
+            left = torch.ones(16, 16, device=place).to(getattr(torch, name))
+            torch.mm(left, left)
+            found[name] = "computes"
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            reason = str(error).splitlines()[0][:100]
+            found[name] = f"storage only ({reason})" if name.startswith("float8") else f"does not compute ({reason})"
+    return found
+
+
+def _attention(place: Any) -> list[str]:
+    """The attention kernels that can be used here."""
+    import torch
+
+    found = ["pytorch scaled_dot_product_attention"]
+    if place.type == "cuda":
+        switches = {
+            "flash": torch.backends.cuda.flash_sdp_enabled,
+            "memory-efficient": torch.backends.cuda.mem_efficient_sdp_enabled,
+            "math": torch.backends.cuda.math_sdp_enabled,
+        }
+        found += [f"pytorch {name}" for name, enabled in switches.items() if enabled()]
+    return found + [name for name in ("xformers", "flash_attn", "sageattention") if importlib.util.find_spec(name) is not None]
+
+
+def _features(place: Any) -> tuple[list[str], list[str]]:
+    """What of Graft works on this device, and what does not with the reason."""
+    works, fails = ["patching, averaging, training and sampling in float32 and bf16"], []
+    needs = {
+        "adamw8bit": ("bitsandbytes", "GraftOptimizer refuses 'adamw8bit'; use adamw"),
+        "YAML filters": ("yaml", "GraftDataset refuses filters and yaml captions; install pyyaml"),
+        "progress bars": ("tqdm", "plain lines are printed instead"),
+    }
+    for what, (package, otherwise) in needs.items():
+        if importlib.util.find_spec(package) is not None:
+            works.append(what)
+        else:
+            fails.append(f"{what}: {package} is not installed; {otherwise}")
+    if place.type == "cuda":
+        works.append("pinned host memory")
+    else:
+        fails.append(f"pinned host memory: not on {place.type}; copies to the host are plain")
+    return works, fails
+
+
+def _memory(host: hosts.Host, place: Any) -> str:
+    free, total = host.management.get_free_memory(place), host.management.get_total_memory(place)
+    return f"{free / GIB:.1f} GiB free of {total / GIB:.1f} GiB on {place}"
+
+
+def _print(report: dict[str, Any]) -> None:
+    for name, value in report.items():
+        if name in ("ok", "errors") or value in ([], {}):
+            continue
+        if isinstance(value, dict):
+            print(f"{name}:")
+            for key, entry in value.items():
+                print(f"  {key}: {entry}")
+        elif isinstance(value, list):
+            print(f"{name}:")
+            for entry in value:
+                print(f"  - {entry}")
+        else:
+            print(f"{name}: {value}")
+    for error in report["errors"]:
+        print(f"graft_nodes: {error}", file=sys.stderr)
+    print("ready" if report["ok"] else "not ready: workflows cannot run here")

@@ -1,0 +1,56 @@
+"""What is logged during a command: Graft's own messages and the host's warnings, on standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = str(Path(__file__).absolute().parent.parent) + os.sep
+
+
+class _Handler(logging.StreamHandler):
+    """Shows warnings and everything that Graft's own files log; with `verbose`, everything."""
+
+    def __init__(self, verbose: bool):
+        super().__init__(sys.stderr)
+        self.verbose = verbose
+        self.setFormatter(logging.Formatter("%(message)s"))
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        shown = record.levelno >= logging.WARNING or record.pathname.startswith(PACKAGE)
+        return self.verbose or (shown and bool(super().filter(record)))
+
+
+@contextlib.contextmanager
+def shown(verbose: bool) -> Iterator[None]:
+    """Log to standard error for the duration."""
+    root, handler = logging.getLogger(), _Handler(verbose)
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+
+
+@contextlib.contextmanager
+def quiet(module: str | None = None) -> Iterator[None]:
+    """Keep the host's log (or that of one of its modules) back where Graft reports the same; a verbose log still shows it."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return record.pathname.startswith(PACKAGE) or (module is not None and record.module != module)
+
+    handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, _Handler)]
+    for handler in handlers:
+        handler.addFilter(keep)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(keep)

@@ -1,0 +1,39 @@
+"""What is wrong with a workflow: problems are gathered, then raised once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: the node it is at (if any), the input (if any) and a message that says what was expected."""
+
+    message: str
+    node: str = ""
+    title: str = ""
+    class_type: str = ""
+    input: str = ""
+
+    def __str__(self) -> str:
+        where = f'node {self.node} "{self.title or self.class_type}" ({self.class_type or "no class"})' if self.node else ""
+        where = f"{where}, input '{self.input}'" if where and self.input else where or (f"input '{self.input}'" if self.input else "")
+        return f"{where}: {self.message}" if where else self.message
+
+    def as_json(self) -> dict[str, str]:
+        """The non-empty fields, for --json."""
+        fields = {"node": self.node, "title": self.title, "class": self.class_type, "input": self.input, "message": self.message}
+        return {name: value for name, value in fields.items() if value}
+
+
+class WorkflowError(Exception):
+    """A workflow that is not valid; `problems` lists everything that is wrong with it."""
+
+    def __init__(self, problems: Sequence[Problem]):
+        self.problems = list(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class HostError(Exception):
+    """The host that was asked for cannot be opened; the message says what is missing and what to do."""

@@ -1,0 +1,86 @@
+"""Text that the editor rewrites when it queues a workflow: {a|b} choices in prompts, %date:…% and %Node.widget% in file names."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from datetime import datetime
+
+COMMENTS = re.compile(r"/\*.*?\*/|//[^\n\r\u2028\u2029]*", re.DOTALL)
+ESCAPED = re.compile(r"\\([{}|])")
+UNSAFE = re.compile(r'[/?<>\\:*|"\x00-\x1F\x7F]')
+DATE_PARTS = re.compile(r"([dMhms])\1?|y{2,4}")
+# Nodes whose filename_prefix the editor fills in before it sends the workflow.
+SAVES_FILES = frozenset(
+    ("SaveImage", "SaveImageAdvanced", "SaveSVGNode", "SaveVideo", "SaveAnimatedWEBP", "SaveAnimatedPNG", "SaveWEBM", "SaveAudio",
+     "SaveAudioMP3", "SaveAudioOpus", "SaveAudioAdvanced", "SaveGLB", "Save3DAdvanced", "SaveGaussianSplat", "SavePointCloud",
+     "CLIPSave", "VAESave", "ModelSave", "LoraSave", "SaveLatent")
+)
+
+
+def choose(text: str, source: random.Random) -> str:
+    """A dynamic prompt with its comments dropped and one alternative of every {a|b|…} taken (nested ones too)."""
+    return ESCAPED.sub(r"\1", _choose(COMMENTS.sub("", text), source))
+
+
+def fill_in(text: str, widget: Callable[[str, str], str | None], now: datetime) -> str:
+    """A file name prefix with %date:FORMAT% and %Node.widget% replaced; what names nothing stays (the host knows %width% and more)."""
+
+    def replace(match: re.Match[str]) -> str:
+        parts = match.group(1).split(".")
+        if len(parts) == 2:
+            value = widget(parts[0], parts[1])
+            return match.group(0) if value is None else UNSAFE.sub("_", value)
+        return _date(match.group(1)[len("date:"):], now) if match.group(1).startswith("date:") else match.group(0)
+
+    return re.sub(r"%([^%]+)%", replace, text)
+
+
+def _choose(text: str, source: random.Random) -> str:
+    """Resolve the choices of a text whose comments are gone; an unfinished block ends with the text."""
+    out, at = "", 0
+    while at < len(text):
+        if text[at] == "\\":
+            out, at = out + text[at:at + 2], at + 2
+        elif text[at] == "{":
+            options, at = _block(text, at + 1)
+            out += choose(options[source.randrange(len(options))], source)
+        else:
+            out, at = out + text[at], at + 1
+    return out
+
+
+def _block(text: str, at: int) -> tuple[list[str], int]:
+    """The alternatives of the block that starts at `at`, and where it ends."""
+    options, current, depth = [], "", 0
+    while at < len(text):
+        letter = text[at]
+        at += 1
+        if letter == "\\":
+            current, at = current + letter + text[at:at + 1], at + 1
+            continue
+        if letter == "{":
+            depth += 1
+        elif letter == "}":
+            if not depth:
+                break
+            depth -= 1
+        elif letter == "|" and not depth:
+            options.append(current)
+            current = ""
+            continue
+        current += letter
+    return [*options, current], at
+
+
+def _date(pattern: str, now: datetime) -> str:
+    parts = {"d": now.day, "M": now.month, "h": now.hour, "m": now.minute, "s": now.second}
+
+    def replace(match: re.Match[str]) -> str:
+        text = match.group(0)
+        if text[0] == "y":
+            return {2: str(now.year)[2:], 4: str(now.year)}.get(len(text), text)
+        return str(parts[text[0]]).rjust(len(text), "0")
+
+    return DATE_PARTS.sub(replace, pattern)

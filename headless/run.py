@@ -1,0 +1,214 @@
+"""Runs an API graph in an open host: validation by the host, execution by its own executor, interruption, and what was written."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from . import workflow
+from .hosts import Host
+from .problem import Problem
+from .progress import Progress
+from .workflow import Catalogue, Graph
+
+OUTPUT_KINDS = ("output", "temp")
+# What the host's validation says of inputs that were left out of its copy; our own check has said it already.
+EXCEPTIONS = ("exception_during_validation", "exception_during_inner_validation")
+
+
+@dataclass
+class Result:
+    """How a run ended: `status` is "done", "failed" or "interrupted"."""
+
+    status: str = "done"
+    error: dict[str, Any] | None = None
+    outputs: dict[str, Any] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+@dataclass
+class Interruption:
+    """Whether the user asked to stop."""
+
+    asked: bool = False
+
+
+def validate(host: Host, graph: Graph, look_up: Catalogue) -> list[Problem]:
+    """Every problem of the graph, our own check's and then those that only the host's validation finds."""
+    problems = workflow.check(graph, look_up)
+    copy, cut = workflow.without_broken_parts(graph, look_up)
+    if copy:
+        known = {(problem.node, problem.input) for problem in problems}
+        problems += [found for found in _host_problems(host, copy, cut) if (found.node, found.input) not in known]
+    return problems
+
+
+def execute(host: Host, graph: Graph, metadata: Mapping[str, Any] | None, stream: TextIO) -> Result:
+    """Run a valid graph. `metadata` (the editor's JSON) is handed to nodes that save it into pictures."""
+    prompt_id = str(uuid.uuid4())
+    valid = host.loop.run_until_complete(host.execution.validate_prompt(prompt_id, graph, None))
+    if not valid[0] or valid[3]:
+        raise AssertionError(f"the graph was not validated before it was run: {valid[1] or valid[3]}")
+    interruption = Interruption()
+    watch = _Watch(host, graph, Progress(stream, len(workflow.reachable(graph, valid[2]))), interruption)
+    extra = {"client_id": "graft-headless", "extra_pnginfo": {"workflow": metadata} if metadata else {}}
+    before, start = _listing(host), time.monotonic()
+    executor = _executor(host)
+    with watch.attached(), _interruptible(host, interruption):
+        host.loop.run_until_complete(executor.execute_async(graph, prompt_id, extra, valid[2]))
+    result = Result(seconds=time.monotonic() - start)
+    result.outputs = dict(getattr(executor, "history_result", {}).get("outputs") or {})
+    _read_messages(result, [*executor.status_messages, *watch.blocked], graph)
+    result.files = _written(host, result.outputs, before)
+    return result
+
+
+def outcome(message: Mapping[str, Any], graph: Graph) -> dict[str, Any]:
+    """The error of a failed node as data: id, title, class, the exception's class and message, and its traceback."""
+    node_id = str(message.get("node_id"))
+    return {
+        "node": node_id,
+        "title": workflow.title(graph, node_id),
+        "class": str(message.get("node_type")),
+        "exception": str(message.get("exception_type", "")),
+        "message": str(message.get("exception_message", "")).strip(),
+        "traceback": list(message.get("traceback") or []),
+    }
+
+
+class _Watch:
+    """Listens to the host: which node runs, how far it is; asks it to stop again where it has forgotten that it was asked."""
+
+    def __init__(self, host: Host, graph: Graph, progress: Progress, interruption: Interruption):
+        self.host, self.graph, self.progress, self.interruption = host, graph, progress, interruption
+        self.blocked: list[tuple[str, dict[str, Any]]] = []
+
+    @contextlib.contextmanager
+    def attached(self) -> Iterator[None]:
+        """Listen for the duration; the host's own way of sending and its progress hook come back afterwards."""
+        send, hook, bars = self.host.server.send_sync, self.host.utils.PROGRESS_BAR_HOOK, self.host.utils.PROGRESS_BAR_ENABLED
+        self.host.server.send_sync = self.heard
+        self.host.utils.set_progress_bar_global_hook(self.moved)
+        self.host.utils.set_progress_bar_enabled(False)
+        try:
+            yield
+        finally:
+            self.progress.close()
+            self.host.server.send_sync = send
+            self.host.utils.set_progress_bar_global_hook(hook)
+            self.host.utils.set_progress_bar_enabled(bars)
+
+    def heard(self, event: Any, data: Any, sid: Any = None) -> None:
+        """An event that the host would send to the browser."""
+        if self.interruption.asked:
+            self.host.nodes.interrupt_processing(True)
+        if event == "executing" and data.get("node") is not None:
+            node_id = str(data.get("display_node") or data["node"])
+            node = self.graph.get(node_id, {})
+            self.progress.node(node_id, workflow.title(self.graph, node_id), str(node.get("class_type")))
+        elif event == "execution_cached":
+            self.progress.total -= len(set(data.get("nodes") or ()) & set(self.graph))
+        elif event == "execution_error" and data.get("exception_type") == "ExecutionBlocked":
+            self.blocked.append((event, data))
+
+    def moved(self, value: float, total: float, preview: Any = None, prompt_id: Any = None, node_id: Any = None) -> None:
+        """The running node is at `value` of `total`."""
+        if self.interruption.asked:
+            self.host.nodes.interrupt_processing(True)
+        self.host.management.throw_exception_if_processing_interrupted()
+        self.progress.step(value, total)
+
+
+@contextlib.contextmanager
+def _interruptible(host: Host, interruption: Interruption) -> Iterator[None]:
+    """Ctrl-C (or a termination signal) asks the host to stop after the running step; a second one stops at once."""
+
+    def ask(number: int, frame: Any) -> None:
+        if interruption.asked:
+            raise KeyboardInterrupt
+        interruption.asked = True
+        host.nodes.interrupt_processing(True)
+        os.write(2, b"\ninterrupting: the running node stops at its next step and saves what it has (again: stop at once)\n")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _host_problems(host: Host, graph: Graph, cut: set[str]) -> list[Problem]:
+    """What the host's validation says of a graph (of a copy: it converts values in place)."""
+    copy = {node_id: {**node, "inputs": dict(node["inputs"])} for node_id, node in graph.items()}
+    _, error, _, node_errors = host.loop.run_until_complete(host.execution.validate_prompt(str(uuid.uuid4()), copy, None))
+    found = []
+    for node_id, entry in (node_errors or {}).items():
+        for reason in entry["errors"]:
+            if node_id in cut and (reason["type"] in EXCEPTIONS or reason["type"] == "required_input_missing"):
+                continue
+            name = str((reason.get("extra_info") or {}).get("input_name") or "")
+            details = str(reason.get("details") or "")
+            message = f"{reason['message']}: {details}" if details and details != name else str(reason["message"])
+            found.append(workflow.problem(graph, str(node_id), message, name))
+    if error and not node_errors and not cut and error["type"] != "prompt_no_outputs":
+        found.append(Problem(f"{error['message']} {error.get('details') or ''}".strip()))
+    return found
+
+
+def _executor(host: Host) -> Any:
+    """The host's executor; newer versions want their cache described, and every output is kept for the one run."""
+    execution = host.execution
+    if "cache_args" in inspect.signature(execution.PromptExecutor.__init__).parameters:
+        caching = {"lru": 0, "ram": 4.0, "ram_inactive": 4.0}
+        return execution.PromptExecutor(host.server, cache_type=execution.CacheType.CLASSIC, cache_args=caching)
+    return execution.PromptExecutor(host.server)
+
+
+def _read_messages(result: Result, messages: list[tuple[str, dict[str, Any]]], graph: Graph) -> None:
+    for event, data in messages:
+        if event == "execution_interrupted":
+            result.status = "interrupted"
+        elif event == "execution_error" and result.error is None:
+            result.status, result.error = "failed", outcome(data, graph)
+
+
+def _listing(host: Host) -> dict[str, tuple[int, int]]:
+    """Every file in the output folder with its time and size."""
+    found = {}
+    for folder, _, names in os.walk(host.folders.get_output_directory()):
+        for name in names:
+            path = os.path.join(folder, name)
+            with contextlib.suppress(FileNotFoundError):
+                stat = os.stat(path)
+                found[path] = (stat.st_mtime_ns, stat.st_size)
+    return found
+
+
+def _written(host: Host, outputs: Mapping[str, Any], before: Mapping[str, tuple[int, int]]) -> list[str]:
+    """The files that the nodes name as their results, then every other file of the output folder that is new or changed."""
+    named = [path for output in outputs.values() for items in output.values() if isinstance(items, (list, tuple))
+             for path in (_path(host, item) for item in items) if path]
+    changed = [path for path, state in sorted(_listing(host).items()) if before.get(path) != state]
+    return list(dict.fromkeys([*named, *changed]))
+
+
+def _path(host: Host, item: Any) -> str | None:
+    """The file of one result entry ({filename, subfolder, type}); None when it is none, or lies outside the host's folders."""
+    if not isinstance(item, Mapping) or not item.get("filename") or item.get("type") not in OUTPUT_KINDS:
+        return None
+    folder = os.path.abspath(host.folders.get_directory_by_type(item["type"]))
+    path = os.path.abspath(os.path.join(folder, str(item.get("subfolder") or ""), str(item["filename"])))
+    return path if os.path.commonpath([folder, path]) == folder and os.path.isfile(path) else None

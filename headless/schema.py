@@ -1,0 +1,117 @@
+"""What a node takes and gives, read from its class (INPUT_TYPES, RETURN_TYPES) for V1 and V3 nodes alike."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+COMBO = "COMBO"
+NUMBERS = ("INT", "FLOAT")
+# Types that the graph editor draws as a widget; every other type is a socket.
+WIDGETS = frozenset(
+    ("INT", "FLOAT", "BOOLEAN", "STRING", COMBO, "MARKDOWN", "COLOR", "TEXTAREA", "IMAGEUPLOAD", "BOUNDING_BOX", "BOUNDING_BOXES",
+     "CURVE", "RANGE", "COLORS", "CHART", "GALLERIA", "PAINTER", "COMPOSITOR", "VIDEO_EDIT", "IMAGECOMPARE")
+)
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of a node: `type` is a socket type or a widget type, `options` the choices of a COMBO."""
+
+    name: str
+    type: str
+    required: bool
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    options: tuple[Any, ...] | None = None
+
+    @property
+    def widget(self) -> bool:
+        """Whether the editor draws a widget for it (a value may be typed in), rather than a socket alone."""
+        return str(self.settings.get("widgetType") or self.type) in WIDGETS and not self.settings.get("forceInput")
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether it stands for several inputs, named `name.key` (ComfyUI's V3 dynamic inputs)."""
+        return self.type.startswith("COMFY_") and self.type.endswith("_V3") and self.type != "COMFY_MATCHTYPE_V3"
+
+    @property
+    def default(self) -> Any:
+        """What the widget shows before anyone touches it."""
+        if "default" in self.settings:
+            return self.settings["default"]
+        if self.type == COMBO:
+            return self.options[0] if self.options else None
+        return {"INT": 0, "FLOAT": 0, "BOOLEAN": False, "STRING": "", "COLOR": "#ffffff"}.get(self.type)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """A node class as a workflow sees it: inputs in the editor's order, output types, and whether it makes a workflow run."""
+
+    id: str
+    inputs: tuple[Input, ...]
+    outputs: tuple[str, ...]
+    output_node: bool
+    title: str = ""
+    own_checks: frozenset[str] = frozenset()
+    checks_all: bool = False
+
+    def input(self, name: str) -> Input | None:
+        """The input of that name; a `name.key` of a dynamic input gives the dynamic input."""
+        exact = {item.name: item for item in self.inputs}
+        found = exact.get(name) or exact.get(name.split(".", 1)[0])
+        return found if found is None or found.name == name or found.dynamic else None
+
+    def checks(self, name: str) -> bool:
+        """Whether the node's own validation function sees that input, so that limits and choices are its business."""
+        return self.checks_all or name in self.own_checks
+
+
+def describe(class_type: str, cls: Any, title: str = "") -> Schema:
+    """The schema of a node class; `title` is the name that the editor shows."""
+    spec = cls.INPUT_TYPES()
+    entries = [(kind, name, entry) for kind in ("required", "optional") for name, entry in (spec.get(kind) or {}).items()]
+    inputs = [_input(name, entry, kind == "required") for kind, name, entry in entries]
+    outputs = tuple(_type(kind)[0] for kind in (getattr(cls, "RETURN_TYPES", None) or ()))
+    names, everything = _own_checks(cls)
+    return Schema(class_type, tuple(inputs), outputs, bool(getattr(cls, "OUTPUT_NODE", False)), title or class_type, names, everything)
+
+
+def catalogue(classes: Mapping[str, Any], titles: Mapping[str, str]) -> Callable[[str], Schema | None]:
+    """A look-up from class type to schema over a host's node classes and display names; each class is read once, when first asked for."""
+    known: dict[str, Schema] = {}
+
+    def look_up(class_type: str) -> Schema | None:
+        if class_type not in known and class_type in classes:
+            known[class_type] = describe(class_type, classes[class_type], titles.get(class_type, ""))
+        return known.get(class_type)
+
+    return look_up
+
+
+def _input(name: str, entry: Any, required: bool) -> Input:
+    entry = entry if isinstance(entry, (tuple, list)) else (entry,)
+    settings = entry[1] if len(entry) > 1 and isinstance(entry[1], Mapping) else {}
+    kind, options = _type(entry[0])
+    if kind == COMBO and options is None:
+        options = tuple(settings.get("options") or ())
+    return Input(name, kind, required, settings, options)
+
+
+def _type(kind: Any) -> tuple[str, tuple[Any, ...] | None]:
+    """A type as a string, and the choices where the type is written as a list of them."""
+    return (COMBO, tuple(kind)) if isinstance(kind, (list, tuple)) else (str(kind), None)
+
+
+def _own_checks(cls: Any) -> tuple[frozenset[str], bool]:
+    """The inputs that the class's own VALIDATE_INPUTS (V1) or validate_inputs (V3) takes, and whether it takes all of them."""
+    function = getattr(cls, "VALIDATE_INPUTS", None)
+    if hasattr(cls, "define_schema"):
+        bases = (base for base in cls.__mro__ if "validate_inputs" in base.__dict__ and not base.__module__.startswith("comfy_api."))
+        function = next((base.__dict__["validate_inputs"] for base in bases), None)
+    if function is None:
+        return frozenset(), False
+    spec = inspect.getfullargspec(getattr(function, "__func__", function))
+    return frozenset(spec.args), spec.varkw is not None

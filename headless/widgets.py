@@ -1,0 +1,89 @@
+"""Which widgets a node shows in the editor, and which value each has, given the node's `widgets_values` as saved by ComfyUI's front end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .schema import COMBO, Input, Schema
+
+UPLOADS = ("image_upload", "animated_image_upload", "video_upload")
+
+
+@dataclass(frozen=True)
+class Widget:
+    """One widget: the input that it fills, or None for one that the editor keeps to itself (control after generate, an upload button)."""
+
+    name: str
+    input: Input | None
+    default: Any = None
+
+
+def ordered(schema: Schema) -> list[Input]:
+    """The inputs in the order in which the editor lays out a node: required, then optional."""
+    return [item for item in schema.inputs if item.required] + [item for item in schema.inputs if not item.required]
+
+
+def sockets(schema: Schema) -> list[Input]:
+    """The inputs that have a socket, in the editor's order: plain sockets first, then the widgets' sockets."""
+    items = ordered(schema)
+    shown = [item for item in items if item.widget and not item.settings.get("socketless")]
+    return [item for item in items if not item.widget] + shown
+
+
+def widgets(schema: Schema) -> list[Widget]:
+    """The node's widgets, in the order of `widgets_values`."""
+    found: list[Widget] = []
+    for item in ordered(schema):
+        if item.widget:
+            found.append(Widget(item.name, item, item.default))
+            found += [Widget(name, None) for name in _controls(item)]
+    if any(item.required and item.type == COMBO and any(item.settings.get(key) for key in UPLOADS) for item in schema.inputs):
+        found.append(Widget("upload", None))
+    return found
+
+
+def values(schema: Schema, saved: Any, named: Any = None) -> dict[str, Any]:
+    """The value of every widget that fills an input: the saved one where there is one, else its default.
+
+    `saved` is the node's `widgets_values` (a list, or a dict by name as some packs save it), `named` its `widgets_values_named`."""
+    shown = widgets(schema)
+    if isinstance(saved, Mapping):
+        named, saved = saved, None
+    if isinstance(saved, Sequence) and not isinstance(saved, str):
+        given = dict(zip([widget.name for widget in shown], _without_sockets(schema, shown, saved), strict=False))
+    else:
+        given = dict(named) if isinstance(named, Mapping) else {}
+    return {widget.name: _settled(given.get(widget.name, widget.default), widget) for widget in shown if widget.input is not None}
+
+
+def _controls(item: Input) -> list[str]:
+    """The widgets that the editor adds after a value to change it after each run; their values are not inputs."""
+    asked = item.settings.get("control_after_generate")
+    if asked is None and item.type == "INT":
+        asked = item.name in ("seed", "noise_seed")
+    if not asked or item.type not in ("INT", "FLOAT", COMBO):
+        return []
+    name = asked if isinstance(asked, str) and item.type != COMBO else "control_after_generate"
+    return [f"{item.name}:{name}", f"{item.name}:control_filter_list"] if item.type == COMBO else [f"{item.name}:{name}"]
+
+
+def _without_sockets(schema: Schema, shown: Sequence[Widget], saved: Sequence[Any]) -> list[Any]:
+    """Old files also hold a value for inputs that have become sockets (forceInput); when the count says so, drop those."""
+    names = {widget.name for widget in shown}
+    flags: list[bool] = []
+    for item in schema.inputs:
+        if item.name in names or item.settings.get("forceInput"):
+            force = bool(item.settings.get("forceInput"))
+            flags += [force, False] if item.settings.get("control_after_generate") else [force]
+    if len(flags) != len(saved):
+        return list(saved)
+    return [value for value, dropped in zip(saved, flags, strict=True) if not dropped]
+
+
+def _settled(value: Any, widget: Widget) -> Any:
+    """A COMBO without a value shows its first choice."""
+    if value is None and widget.input is not None and widget.input.type == COMBO:
+        return widget.input.options[0] if widget.input.options else None
+    return value

@@ -1,0 +1,323 @@
+"""A workflow file as an API graph ({id: {class_type, inputs, _meta}}): reading both JSON formats, --set, checking before anything runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import editor
+from .problem import Problem, WorkflowError
+from .schema import COMBO, NUMBERS, Input, Schema
+
+Graph = dict[str, dict[str, Any]]
+Catalogue = Callable[[str], Schema | None]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A workflow file as read: `data` in the format it came in, and the editor's own JSON when it was that format."""
+
+    path: str
+    data: dict[str, Any]
+    is_editor: bool
+
+    def class_types(self) -> set[str]:
+        """Every node type that it names and that a host must know (Note, Reroute and other editor-only nodes are not among them)."""
+        if self.is_editor:
+            return editor.class_types(self.data)
+        return {str(node["class_type"]) for node in self.data.values() if node.get("class_type")}
+
+    def graph(self, look_up: Catalogue) -> Graph:
+        """The API graph. Raises WorkflowError with everything that cannot be translated."""
+        if self.is_editor:
+            return editor.to_api(self.data, look_up)
+        return {str(node_id): _api_node(node) for node_id, node in self.data.items()}
+
+
+def read(path: str) -> Document:
+    """Read a workflow file of either format. Raises WorkflowError when it is missing, not JSON, or not a workflow."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise WorkflowError([Problem(f"{path}: cannot be read ({error.strerror or error})")]) from error
+    except UnicodeDecodeError as error:
+        raise WorkflowError([Problem(f"{path}: not a text file; expected a workflow saved as JSON ({error.reason})")]) from error
+    except json.JSONDecodeError as error:
+        raise WorkflowError([Problem(f"{path}: not JSON (line {error.lineno}, column {error.colno}: {error.msg})")]) from error
+    return parse(data, path)
+
+
+def parse(data: Any, path: str = "workflow") -> Document:
+    """Tell the format of a workflow's JSON. Raises WorkflowError when it is neither."""
+    if isinstance(data, dict) and isinstance(data.get("nodes"), list):
+        return Document(path, data, True)
+    if isinstance(data, dict) and isinstance(data.get("prompt"), dict) and "class_type" not in data["prompt"]:
+        data = data["prompt"]
+    expected = 'an API workflow ({"id": {"class_type": …, "inputs": {…}}}) or an editor workflow ({"nodes": […], "links": […]})'
+    if not isinstance(data, dict) or not data:
+        raise WorkflowError([Problem(f"{path}: not a workflow; expected {expected}, got {_kind(data)}")])
+    wrong = [str(key) for key, node in data.items() if not isinstance(node, dict) or not isinstance(node.get("inputs", {}), dict)]
+    if wrong:
+        raise WorkflowError([Problem(f"{path}: not a workflow; expected {expected}; these entries are not nodes: {', '.join(wrong)}")])
+    return Document(path, data, False)
+
+
+def title(graph: Graph, node_id: str) -> str:
+    """The title a node shows in the editor, its class otherwise."""
+    node = graph.get(node_id, {})
+    return str((node.get("_meta") or {}).get("title") or node.get("class_type") or "")
+
+
+def problem(graph: Graph, node_id: str, message: str, name: str = "") -> Problem:
+    """A Problem at a node of the graph."""
+    return Problem(message, node_id, title(graph, node_id), str(graph.get(node_id, {}).get("class_type") or ""), name)
+
+
+def is_link(value: Any) -> bool:
+    """Whether an input's value is a link: [node id, output slot]."""
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], (str, int)) and type(value[1]) is int
+
+
+def set_values(graph: Graph, assignments: Iterable[str], look_up: Catalogue) -> tuple[Graph, list[Problem]]:
+    """The graph with every NODE.INPUT=VALUE applied, and what could not be applied; the given graph is not changed."""
+    result = {node_id: {**node, "inputs": dict(node["inputs"])} for node_id, node in graph.items()}
+    problems = []
+    for assignment in assignments:
+        try:
+            node_id, item, text = _target(result, assignment, look_up)
+            result[node_id]["inputs"][item[0]] = _value(text, item[1], f"--set {assignment}")
+        except WorkflowError as error:
+            problems += error.problems
+    return result, problems
+
+
+def check(graph: Graph, look_up: Catalogue) -> list[Problem]:
+    """Everything that is wrong with the graph: unknown classes anywhere; links, values, missing inputs and cycles in what would run."""
+    unknown = [node_id for node_id, node in graph.items() if look_up(str(node.get("class_type") or "")) is None]
+    problems = [problem(graph, node_id, _unknown(graph[node_id])) for node_id in unknown]
+    roots = [node_id for node_id, node in graph.items() if node_id in unknown or _schema(node, look_up).output_node]
+    if not roots:
+        problems.append(Problem("the workflow has no output node (such as SaveImage, PreviewImage or TrainStep), so nothing would run"))
+    for node_id in sorted(reachable(graph, roots or list(graph)), key=list(graph).index):
+        if node_id not in unknown:
+            problems += _check_node(graph, node_id, look_up)
+    return problems + [_cycle(graph, cycle) for cycle in cycles(graph)]
+
+
+def reachable(graph: Graph, roots: Sequence[str]) -> set[str]:
+    """The nodes that the roots need, the roots included."""
+    found, todo = set(), [root for root in roots if root in graph]
+    while todo:
+        node_id = todo.pop()
+        if node_id not in found:
+            found.add(node_id)
+            todo += [source for _, source, _ in links(graph, node_id) if source in graph]
+    return found
+
+
+def links(graph: Graph, node_id: str) -> Iterator[tuple[str, str, int]]:
+    """The node's links as (input, source node, source slot)."""
+    for name, value in graph[node_id]["inputs"].items():
+        if is_link(value):
+            yield name, str(value[0]), value[1]
+
+
+def cycles(graph: Graph) -> list[list[str]]:
+    """One closed path [a, b, …, a] for every link that closes a cycle in a depth-first walk along the links."""
+    found: list[list[str]] = []
+    done: set[str] = set()
+    for start in graph:
+        path: list[str] = []
+        trail = [(start, iter([source for _, source, _ in links(graph, start) if source in graph]))] if start not in done else []
+        path += [start] if trail else []
+        while trail:
+            node_id, sources = trail[-1]
+            source = next(sources, None)
+            if source is None:
+                done.add(node_id)
+                trail.pop()
+                path.pop()
+            elif source in path:
+                found.append([*path[path.index(source):], source])
+            elif source not in done:
+                trail.append((source, iter([item for _, item, _ in links(graph, source) if item in graph])))
+                path.append(source)
+    return found
+
+
+def without_broken_parts(graph: Graph, look_up: Catalogue) -> tuple[Graph, set[str]]:
+    """A copy that a host can validate although the graph is broken: unknown nodes, dangling links and one link of each cycle are left out.
+
+    Also returns the nodes that lost an input on the way."""
+    known = {key: node for key, node in graph.items() if look_up(str(node.get("class_type") or ""))}
+    keep: Graph = {key: {**node, "inputs": dict(node["inputs"])} for key, node in known.items()}
+    cut: set[str] = set()
+    closing = {(path[-2], path[-1]) for path in cycles(graph)}
+    for node_id, node in keep.items():
+        for name, source, slot in list(links(keep, node_id)):
+            if source not in keep or not 0 <= slot < len(_schema(keep[source], look_up).outputs) or (node_id, source) in closing:
+                del node["inputs"][name]
+                cut.add(node_id)
+    return keep, cut
+
+
+def _api_node(node: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy with inputs, and with links written as ["id", slot]."""
+    inputs = {name: [str(value[0]), value[1]] if is_link(value) else value for name, value in (node.get("inputs") or {}).items()}
+    return {**node, "inputs": inputs}
+
+
+def _kind(data: Any) -> str:
+    return {dict: "an empty object", list: "a list", type(None): "null"}.get(type(data), f"a {type(data).__name__}")
+
+
+def _schema(node: Mapping[str, Any], look_up: Catalogue) -> Schema:
+    schema = look_up(str(node.get("class_type") or ""))
+    if schema is None:
+        raise AssertionError(f"no schema for {node.get('class_type')!r}")
+    return schema
+
+
+def _unknown(node: Mapping[str, Any]) -> str:
+    if not node.get("class_type"):
+        return "has no class_type"
+    return f"this host has no node '{node['class_type']}'; install the pack that brings it, or name a ComfyUI that has it (--comfyui)"
+
+
+def _cycle(graph: Graph, path: Sequence[str]) -> Problem:
+    names = " -> ".join(f'{node_id} "{title(graph, node_id)}"' for node_id in reversed(path))
+    return problem(graph, path[0], f"the links make a cycle: {names}; a workflow must not feed a node's result back to itself")
+
+
+def _check_node(graph: Graph, node_id: str, look_up: Catalogue) -> list[Problem]:
+    schema, inputs = _schema(graph[node_id], look_up), graph[node_id]["inputs"]
+    problems = []
+    for item in schema.inputs:
+        if item.required and item.name not in inputs and not item.dynamic:
+            how = "give it a value" if item.widget else f"link a {item.type} to it"
+            problems.append(problem(graph, node_id, f"required input is missing (type {item.type}); {how}", item.name))
+    for name, value in inputs.items():
+        found = schema.input(name)
+        if isinstance(value, list):
+            message = _check_link(graph, value, found, schema, look_up)
+        else:
+            message = None if found is None or found.dynamic else _check_value(value, found, schema)
+        if message:
+            problems.append(problem(graph, node_id, message, name))
+    return problems
+
+
+def _check_link(graph: Graph, value: list[Any], item: Input | None, schema: Schema, look_up: Catalogue) -> str | None:
+    if not is_link(value):
+        return f'expected a link ["node id", output slot] or a value, got the list {json.dumps(value)[:80]}'
+    source, slot = str(value[0]), value[1]
+    if source not in graph:
+        return f"linked to node {source}, which is not in the workflow"
+    sender = look_up(str(graph[source].get("class_type") or ""))
+    if sender is None:
+        return None
+    if not 0 <= slot < len(sender.outputs):
+        return f'linked to output {slot} of node {source} "{title(graph, source)}", which has {len(sender.outputs)} outputs'
+    given = sender.outputs[slot]
+    if item is None or item.dynamic or "input_types" in schema.own_checks or compatible(given, item.type):
+        return None
+    return f'expected {item.type}, got {given} from output {slot} of node {source} "{title(graph, source)}"'
+
+
+def compatible(given: str, wanted: str) -> bool:
+    """Whether an output of one type may be linked to an input of the other: equal, any, or a common member of "A,B" lists."""
+    if "*" in (given, wanted) or given == wanted or "COMFY_MATCHTYPE_V3" in (given, wanted):
+        return True
+    parts = [{part.strip() for part in kind.split(",")} for kind in (given, wanted)]
+    return not parts[0].isdisjoint(parts[1])
+
+
+def _check_value(value: Any, item: Input, schema: Schema) -> str | None:
+    """What is wrong with a constant, as ComfyUI's own validation sees it (and a text for a BOOLEAN, which it would take for true)."""
+    if isinstance(value, dict) and "__value__" in value:
+        value = value["__value__"]
+    if item.type in NUMBERS:
+        try:
+            value = (int if item.type == "INT" else float)(value)
+        except (TypeError, ValueError, OverflowError):
+            return f"expected {item.type}, got {json.dumps(value, default=str)}"
+    if item.type == "BOOLEAN" and not isinstance(value, (bool, int, float)):
+        return f"expected BOOLEAN (true or false), got {json.dumps(value, default=str)}"
+    if schema.checks(item.name):
+        return None
+    return _check_limits(value, item)
+
+
+def _check_limits(value: Any, item: Input) -> str | None:
+    low, high = item.settings.get("min"), item.settings.get("max")
+    if item.type in NUMBERS and low is not None and value < low:
+        return f"{value} is below the minimum {low}"
+    if item.type in NUMBERS and high is not None and value > high:
+        return f"{value} is above the maximum {high}"
+    if item.type == COMBO and item.options is not None:
+        values = value if item.settings.get("multiselect") and isinstance(value, list) else [value]
+        missing = [entry for entry in values if entry not in item.options]
+        if missing:
+            return f"{', '.join(repr(entry) for entry in missing)} is not in the list {_choices(item.options)}"
+    return None
+
+
+def _choices(options: Sequence[Any]) -> str:
+    return f"[{', '.join(str(option) for option in options[:20])}{f', … {len(options)} in all' if len(options) > 20 else ''}]"
+
+
+def _target(graph: Graph, assignment: str, look_up: Catalogue) -> tuple[str, tuple[str, Input], str]:
+    """The node id, the input and the text that a NODE.INPUT=VALUE names."""
+    left, equals, text = assignment.partition("=")
+    if not equals or "." not in left:
+        raise WorkflowError([Problem(f"--set {assignment}: expected NODE.INPUT=VALUE (NODE is an id or a unique title)")])
+    splits = [(left[:at], left[at + 1:]) for at, letter in enumerate(left) if letter == "."]
+    matches = [(found, name) for node, name in splits if (found := _named(graph, node))]
+    if not matches:
+        known = ", ".join(f'{node_id} "{title(graph, node_id)}"' for node_id in graph)
+        raise WorkflowError([Problem(f"--set {assignment}: no node has the id or title '{splits[-1][0]}'; the nodes are {known}")])
+    found, name = matches[-1]
+    if len(found) > 1:
+        same = ", ".join(found)
+        message = f"--set {assignment}: {len(found)} nodes have the title '{title(graph, found[0])}' (ids {same}); use the id"
+        raise WorkflowError([Problem(message)])
+    node_id = found[0]
+    schema = look_up(str(graph[node_id].get("class_type") or ""))
+    if schema is None:
+        raise WorkflowError([])  # the unknown class is reported by check()
+    for candidates, candidate in matches:
+        item = schema.input(candidate)
+        if candidates == found and item is not None:
+            return node_id, (candidate, item), text
+    known = ", ".join(item.name for item in schema.inputs) or "none"
+    message = f"--set {assignment}: has no input '{name}'; its inputs are {known}"
+    raise WorkflowError([problem(graph, node_id, message)])
+
+
+def _named(graph: Graph, name: str) -> list[str]:
+    return [name] if name in graph else [node_id for node_id in graph if title(graph, node_id) == name]
+
+
+def _value(text: str, item: Input, what: str) -> Any:
+    """The text of a --set as a value of the input's type: JSON where that fits, the text itself otherwise."""
+    try:
+        parsed = json.loads(text)
+    except json.JSONDecodeError:
+        parsed = text
+    kind = item.type.upper()
+    fits = {
+        "STRING": True,
+        "INT": isinstance(parsed, int) and not isinstance(parsed, bool),
+        "FLOAT": isinstance(parsed, (int, float)) and not isinstance(parsed, bool),
+        "BOOLEAN": isinstance(parsed, bool),
+    }.get(kind, not isinstance(parsed, list))
+    if not item.dynamic and not item.widget and kind not in ("*", "STRING", "INT", "FLOAT", "BOOLEAN", COMBO):
+        raise WorkflowError([Problem(f"{what}: input '{item.name}' takes a link of type {item.type}, which has no value to set")])
+    if not fits:
+        raise WorkflowError([Problem(f"{what}: input '{item.name}' expects {item.type}, got {text!r}")])
+    if kind == "STRING":
+        return parsed if isinstance(parsed, str) else text
+    return text if kind == COMBO and text in (item.options or ()) else parsed
