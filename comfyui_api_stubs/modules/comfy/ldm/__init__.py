@@ -1,0 +1,1 @@
+"""Part of the embedded host's `comfy` package: ldm."""
