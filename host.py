@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import difflib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
@@ -195,6 +197,12 @@ def _injected(patcher: Any, stack: Stack) -> Any:
     return clone
 
 
+def grafted_stacks(patcher: Any) -> list[Stack]:
+    """The stacks that a ModelPatcher carries as injections, in order; `Stack.identity` is what a fingerprint hashes."""
+    carried = [injection for injections in patcher.injections.values() for injection in injections]
+    return [stack for injection in carried for stack in getattr(injection, "graft_stacks", ())]
+
+
 def _version(patcher: Any) -> weights.Version:
     return weights.Version(patcher.model.current_weight_patches_uuid, frozenset(patcher.hook_backup))
 
@@ -218,6 +226,52 @@ def _host_patched(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> Any:
         if len(applied) != len(patches):
             raise ValueError(f"the host did not take patches for {sorted(set(patches) - set(applied))}")
     return clone
+
+
+OUTPUT_LORAS = "output/loras/"  # prefix of the names of LoRAs that were saved under ComfyUI's output folder
+
+
+def lora_names() -> list[str]:
+    """Names that `lora_path` knows: ComfyUI's loras folders, then what lies under output/loras."""
+    import folder_paths
+
+    saved = os.path.join(folder_paths.get_output_directory(), "loras")
+    found = [os.path.relpath(os.path.join(folder, file), saved) for folder, _, files in os.walk(saved) for file in files]
+    names = sorted(name.replace(os.sep, "/") for name in found if name.endswith(".safetensors"))
+    return [*folder_paths.get_filename_list("loras"), *(OUTPUT_LORAS + name for name in names)]
+
+
+def lora_path(name: str) -> str:
+    """The file of a LoRA's name; ValueError when the name leaves its folder, FileNotFoundError with near matches when there is none."""
+    import folder_paths
+
+    plain = name.replace("\\", "/")
+    if not _stays_inside(plain):
+        raise ValueError(f"{name!r} leaves the loras folder; give a name below it")
+    path = folder_paths.get_full_path("loras", name)
+    if path is None and plain.startswith(OUTPUT_LORAS):
+        path = os.path.join(folder_paths.get_output_directory(), *plain.split("/")[1:])
+    if path is None or not os.path.isfile(path):
+        near = difflib.get_close_matches(name, lora_names(), n=3, cutoff=0.5)
+        hint = f"; did you mean {' or '.join(near)}?" if near else " in ComfyUI's loras folders"
+        raise FileNotFoundError(f"no LoRA file {name!r}{hint}")
+    return path
+
+
+def output_file(prefix: str, extension: str) -> tuple[str, dict[str, str]]:
+    """(path, ui entry) of the next free numbered file of a prefix under ComfyUI's output folder, as ComfyUI itself counts them."""
+    import folder_paths
+
+    if not _stays_inside(prefix.replace("\\", "/")) or not prefix.strip("/\\ "):
+        raise ValueError(f"prefix {prefix!r}: expected a name below ComfyUI's output folder")
+    folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(prefix, folder_paths.get_output_directory())
+    file = f"{name}_{counter:05}_{extension}"
+    return os.path.join(folder, file), {"filename": file, "subfolder": subfolder, "type": "output"}
+
+
+def _stays_inside(name: str) -> bool:
+    """Whether a relative name with forward slashes stays below the folder it is relative to, on every system."""
+    return not (name.startswith("/") or ".." in name.split("/") or ":" in name or "\0" in name)
 
 
 # --- denoiser, conditioning, latents, fingerprint ---------------------------------------------------------------------------------

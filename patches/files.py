@@ -9,6 +9,7 @@ import json
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -29,6 +30,17 @@ def load_safetensors(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
             return {key: file.get_tensor(key) for key in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118 (not a mapping)
     except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file ({error}); it may be truncated: download or save it again") from error
+
+
+def load_once(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """`load_safetensors`, remembered as long as the file's size and time of change stay the same; do not change what it returns."""
+    found = os.stat(path)
+    return _loaded(path, found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=32)
+def _loaded(path: str, size: int, changed: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+    return load_safetensors(path)
 
 
 _DTYPE_NAMES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,39 +15,6 @@ from .adapters import Layer, LoRA
 Slice = tuple[int, int, int]  # (dimension, start, length): the part of a fused weight that a layer is for
 
 _serial = itertools.count(1)
-
-
-class StackRow(tuple):
-    """One row of a LORA_STACK: a tuple (file name, model strength, clip strength) that other packs can unpack, with Graft's extras."""
-
-    blocks: str
-    schedule: str
-    partial: bool
-
-    def __new__(cls, name: str, model: float, clip: float, blocks: str = "", schedule: str = "", partial: bool = False) -> StackRow:
-        row = super().__new__(cls, (name, model, clip))
-        row.blocks, row.schedule, row.partial = blocks, schedule, partial
-        return row
-
-    def __getnewargs__(self) -> tuple:
-        return (*self, self.blocks, self.schedule, self.partial)
-
-
-def rows_of(stack: Iterable[Sequence]) -> list[StackRow]:
-    """The rows of a LORA_STACK of any pack, as StackRows; raises ValueError that lists every element that is not a row."""
-    rows, problems = [], []
-    for number, element in enumerate(stack, start=1):
-        if not (isinstance(element, (tuple, list)) and len(element) == 3 and isinstance(element[0], str)):
-            problems.append(f"row {number}: expected (file name, model strength, clip strength), got {element!r}")
-            continue
-        extras = {name: getattr(element, name) for name in ("blocks", "schedule", "partial") if hasattr(element, name)}
-        try:
-            rows.append(StackRow(element[0], float(element[1]), float(element[2]), **extras))
-        except (TypeError, ValueError):
-            problems.append(f"row {number} ({element[0]}): expected two numbers as strengths, got {element[1]!r} and {element[2]!r}")
-    if problems:
-        raise ValueError("LORA_STACK:\n" + "\n".join(f"- {problem}" for problem in problems))
-    return rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,9 +37,25 @@ class Stack:
         self.bypass = frozenset(bypass)
         self.serial = next(_serial)
         self.kept: object = None
+        self._identity: str | None = None
 
     def __deepcopy__(self, memo: dict) -> Stack:
         return self
+
+    @property
+    def identity(self) -> str:
+        """sha256 of everything the stack does (weights, strengths, tensors): equal in every process, for fingerprints."""
+        if self._identity is None:
+            digest = hashlib.sha256()
+            for name in sorted(self.pieces):
+                for piece in self.pieces[name]:
+                    layer = piece.layer
+                    settings = (name, name in self.bypass, piece.strength, piece.part, layer.kind, getattr(layer, "alpha", None))
+                    digest.update(repr((settings, [(str(t.dtype), tuple(t.shape)) for t in layer.tensors()])).encode())
+                    for tensor in layer.tensors():
+                        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            self._identity = digest.hexdigest()
+        return self._identity
 
 
 @dataclass(frozen=True, eq=False)

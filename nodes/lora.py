@@ -1,0 +1,174 @@
+"""LoRA nodes: GraftLoRAStack lists files, LoRAStackPatch puts a whole stack on a model, GraftSaveLoRA writes a trained one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from comfy_api.latest import io
+
+from .. import host
+from ..patches import files, naming
+from ..patches.rows import EMPTY, StackRow, parse, rows_of
+from .aliases import aliases
+
+LoraStack = io.Custom("LORA_STACK")
+LoraModel = io.Custom("LORA_MODEL")
+TrainState = io.Custom("TRAIN_STATE")
+MODES = ("auto", "merge", "bypass", "host")
+
+
+def _found(listed: list[StackRow]) -> list[str]:
+    """The files of rows; raises one ValueError that lists every row whose file is missing or outside the folder."""
+    paths, problems = [], []
+    for row in listed:
+        try:
+            paths.append(host.lora_path(row[0]))
+        except (ValueError, FileNotFoundError) as error:
+            problems.append(str(error))
+    if problems:
+        raise ValueError("LoRA stack:\n" + "\n".join(f"- {problem}" for problem in problems))
+    return paths
+
+
+class GraftLoRAStack(io.ComfyNode):
+    """A list of LoRA files with strengths."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="GraftLoRAStack",
+            display_name="LoRA Stack",
+            category="Graft/lora",
+            description=(
+                "Lists LoRA files with their strengths, in the order in which they apply. The output is the LORA_STACK that other packs "
+                "read and write too; Patch Model with LoRA Stack applies it."
+            ),
+            **aliases("lora stack", "lora list", "multi lora", "lora loader", "power lora"),
+            inputs=[
+                io.String.Input(
+                    "rows", default=EMPTY, multiline=True, socketless=True,
+                    tooltip='The rows as JSON: {"version": 1, "rows": [{"file": "name.safetensors", "on": true, "model": 1.0, "clip": 1.0, '
+                    '"partial": false}]}. Files are those of the loras folder, and output/loras/... for LoRAs that Graft saved.',
+                ),
+                LoraStack.Input("lora_stack", optional=True, tooltip="A stack that comes before these rows, of this or another pack."),
+            ],
+            outputs=[LoraStack.Output(display_name="LORA_STACK"), io.String.Output(display_name="report")],
+        )
+
+    @classmethod
+    def validate_inputs(cls, rows=EMPTY) -> bool | str:
+        try:
+            _found(parse(rows))
+        except ValueError as error:
+            return str(error)
+        return True
+
+    @classmethod
+    def fingerprint_inputs(cls, rows=EMPTY, lora_stack=None) -> str:
+        """Changes when a listed file does; a stack that comes in through the socket is fingerprinted by the node it comes from."""
+        digest = hashlib.sha256(rows.encode())
+        for path in _found(parse(rows)):
+            found = os.stat(path)
+            digest.update(repr((path, found.st_size, found.st_mtime_ns)).encode())
+        return digest.hexdigest()
+
+    @classmethod
+    def execute(cls, rows=EMPTY, lora_stack=None) -> io.NodeOutput:
+        listed = parse(rows)
+        _found(listed)
+        lines = [f"{row[0]}: model {row[1]:g}, clip {row[2]:g}{', partial matches allowed' if row.partial else ''}" for row in listed]
+        before = list(lora_stack or [])
+        if before:
+            lines.insert(0, f"{len(before)} rows from the stack before")
+        return io.NodeOutput([*before, *listed], "\n".join(lines) or "no rows")
+
+
+class LoRAStackPatch(io.ComfyNode):
+    """Applies a stack of LoRAs in one pass; the base comes back bit for bit."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="LoRAStackPatch",
+            display_name="Patch Model with LoRA Stack",
+            category="Graft/lora",
+            description=(
+                "Puts a whole stack of LoRAs on a model (and a CLIP) at once: one pass over each weight whatever the number of LoRAs, and "
+                "the untouched base is pointed back at when the stack comes off."
+            ),
+            **aliases("lora", "apply lora", "load lora", "lora stack", "lora loader", "bypass lora"),
+            inputs=[
+                io.Model.Input("model", tooltip="The diffusion model; it is not changed, a patched clone comes out."),
+                LoraStack.Input("lora_stack", optional=True, tooltip="Files and strengths, from LoRA Stack or another pack's stack node."),
+                io.Clip.Input("clip", optional=True, tooltip="The text encoder, for LoRAs that train it too."),
+                LoraModel.Input("lora_model", optional=True, tooltip="One more LoRA, straight from training; it is applied last."),
+                io.Float.Input(
+                    "lora_strength", default=1.0, min=-100.0, max=100.0, step=0.01,
+                    tooltip="Strength of lora_model, for model and CLIP alike.",
+                ),
+                io.Combo.Input(
+                    "mode", options=list(MODES), default=MODES[0],
+                    tooltip="merge: into the weights while the model is loaded. bypass: at the activations, for quantised models. host: "
+                    "ComfyUI's own patches, for merging, extracting and saving models. auto: merge where possible, else bypass; the report "
+                    "says why.",
+                ),
+            ],
+            outputs=[io.Model.Output(display_name="MODEL"), io.Clip.Output(display_name="CLIP"), io.String.Output(display_name="report")],
+        )
+
+    @classmethod
+    def execute(cls, model, lora_stack=None, clip=None, lora_model=None, lora_strength=1.0, mode="auto") -> io.NodeOutput:
+        listed = [row for row in rows_of(lora_stack or []) if row[1] != 0.0 or (clip is not None and row[2] != 0.0)]
+        entries = [
+            host.Entry(row[0], files.load_once(path)[0], row[1], row[2], row.partial)
+            for row, path in zip(listed, _found(listed), strict=True)
+        ]
+        if lora_model is not None and lora_strength != 0.0:
+            entries.append(host.Entry("lora_model", lora_model, lora_strength, lora_strength))
+        grafted = host.graft(model, clip, entries, mode)
+        return io.NodeOutput(grafted.model, grafted.clip, grafted.report or "nothing to apply")
+
+
+class GraftSaveLoRA(io.ComfyNode):
+    """Writes a LoRA file that ComfyUI and other tools load."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="GraftSaveLoRA",
+            display_name="Save LoRA",
+            category="Graft/lora",
+            description="Writes a trained LoRA as a safetensors file under ComfyUI's output folder. Equal training gives equal bytes.",
+            **aliases("save lora", "export lora", "lora file"),
+            is_output_node=True,
+            inputs=[
+                LoraModel.Input("lora_model", optional=True, tooltip="What to save: this or state, not both."),
+                TrainState.Input("state", optional=True, tooltip="A training state, saved with its metadata. This or lora_model."),
+                io.Combo.Input(
+                    "names", options=list(naming.NAMES), default=naming.NAMES[0],
+                    tooltip="Key names: kohya (lora_unet_..., read by most tools), peft (lora_A and lora_B, alpha multiplied in) or "
+                    "ComfyUI's own.",
+                ),
+                io.Combo.Input("dtype", options=list(naming.DTYPES), default="bf16", tooltip="Type of the saved tensors."),
+                io.String.Input(
+                    "prefix", default="loras/graft",
+                    tooltip="Name below the output folder; a number is added. LoRAs under output/loras show up in LoRA Stack.",
+                ),
+            ],
+            outputs=[io.String.Output(display_name="path")],
+        )
+
+    @classmethod
+    def execute(cls, lora_model=None, state=None, names="kohya", dtype="bf16", prefix="loras/graft") -> io.NodeOutput:
+        if (lora_model is None) == (state is None):
+            raise ValueError("connect exactly one of lora_model and state, " + ("none is" if state is None else "both are") + " connected")
+        lora = lora_model if state is None else state.lora_model()
+        metadata = naming.saved_metadata(lora, os.path.basename(prefix), {} if state is None else state.metadata())
+        tensors = naming.renamed(lora, names, naming.DTYPES[dtype])
+        path, entry = host.output_file(prefix, ".safetensors")
+        files.write_whole(path, files.safetensors_bytes(tensors, metadata))
+        return io.NodeOutput(path, ui={"loras": [entry]})
+
+
+NODES = [GraftLoRAStack, LoRAStackPatch, GraftSaveLoRA]
