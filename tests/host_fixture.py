@@ -46,7 +46,7 @@ class Capture:
 class Host:
     """The open ComfyUI with Graft's pack loaded from the repository.
 
-    `call(id, **inputs)` runs one node; `run(prompt)` validates and executes an API-format workflow; `events` holds what the server was sent.
+    `call(id, **inputs)` runs one node; `run(prompt)` validates and executes an API-format workflow; `events` holds what was sent.
     `input`, `output`, `temp`, `models` are this session's folders.
     """
 
@@ -103,7 +103,8 @@ class Host:
     def node(self, node_id: str) -> type:
         """The class of a node; says why the pack did not load when it is missing."""
         if node_id not in self.nodes.NODE_CLASS_MAPPINGS:
-            raise KeyError(f"no node {node_id!r} on this host" + (f"; Graft's pack did not load:\n{self.pack_log}" if self.pack_log else ""))
+            why = f"; Graft's pack did not load:\n{self.pack_log}" if self.pack_log else ""
+            raise KeyError(f"no node {node_id!r} on this host{why}")
         return self.nodes.NODE_CLASS_MAPPINGS[node_id]
 
     def fresh(self) -> None:
@@ -133,8 +134,8 @@ class Host:
         if getattr(cls, "INPUT_IS_LIST", False):
             values = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
         with torch.inference_mode():
-            result = getattr(cls.PREPARE_CLASS_CLONE(None), "execute")(**values) if hasattr(cls, "PREPARE_CLASS_CLONE") else (
-                getattr(cls(), cls.FUNCTION)(**values))
+            v3 = hasattr(cls, "PREPARE_CLASS_CLONE")
+            result = (cls.PREPARE_CLASS_CLONE(None).execute if v3 else getattr(cls(), cls.FUNCTION))(**values)
             if inspect.isawaitable(result):
                 result = self.loop.run_until_complete(result)
         if isinstance(result, dict):
@@ -161,7 +162,8 @@ class Host:
         valid, error, outputs, node_errors = self.validate(prompt)
         if not valid or node_errors:
             errors = {node: found["errors"] for node, found in (node_errors or {}).items()} or {"": [error]}
-            return {"valid": False, "success": False, "errors": errors, "history": {}, "captured": {}, "executed": [], "cached": [], "events": []}
+            empty = {"history": {}, "captured": {}, "executed": [], "cached": [], "events": []}
+            return {"valid": False, "success": False, "errors": errors, **empty}
         identity = str(uuid.uuid4())
         self.loop.run_until_complete(self.executor.execute_async(prompt, identity, {"client_id": "test", **(extra_data or {})}, outputs))
         self.server.client_id = None

@@ -60,7 +60,8 @@ def _stand_in(name: str, *submodules: str) -> None:
 def open_checkout(path: str) -> str:
     """Make `import comfy`, `nodes`, `execution`, `folder_paths` … mean the checkout at `path`; returns its base folder (temporary).
 
-    ComfyUI parses its command line on import, so it is given one: CPU, a base directory and an (empty) front end of its own. The working directory is left alone.
+    ComfyUI parses its command line on import, so it is given one: CPU, a base directory and an (empty) front end of its own.
+    The working directory is left alone.
     """
     root = os.path.abspath(os.path.expanduser(path))
     if not os.path.isfile(os.path.join(root, "comfy", "model_patcher.py")):

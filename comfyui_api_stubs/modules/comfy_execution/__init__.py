@@ -1,0 +1,1 @@
+"""How ComfyUI looks at a graph while it executes it."""

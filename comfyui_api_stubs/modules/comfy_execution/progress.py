@@ -1,0 +1,153 @@
+"""How far each node of the running workflow is, and who is told (ComfyUI's comfy_execution.progress)."""
+
+from __future__ import annotations
+
+from abc import ABC
+from enum import Enum
+from typing import Any
+
+from comfy_execution.graph import DynamicPrompt
+
+
+class NodeState(Enum):
+    """Where a node stands."""
+
+    Pending = "pending"
+    Running = "running"
+    Finished = "finished"
+    Error = "error"
+
+
+class ProgressHandler(ABC):  # noqa: B024  (every hook is optional)
+    """Is told of each change; derive and register to listen."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.enabled = True
+
+    def set_registry(self, registry: ProgressRegistry) -> None:
+        """Called when the handler is registered."""
+
+    def start_handler(self, node_id: str, state: dict, prompt_id: str) -> None:
+        """A node started."""
+
+    def update_handler(self, node_id: str, value: float, max_value: float, state: dict, prompt_id: str, image: Any = None) -> None:
+        """A node did `value` of `max_value`."""
+
+    def finish_handler(self, node_id: str, state: dict, prompt_id: str) -> None:
+        """A node ended."""
+
+    def reset(self) -> None:
+        """The workflow is over."""
+
+    def enable(self) -> None:
+        self.enabled = True
+
+    def disable(self) -> None:
+        self.enabled = False
+
+
+class WebUIProgressHandler(ProgressHandler):
+    """Sends the state of all nodes that have started as "progress_state"."""
+
+    def __init__(self, server_instance: Any):
+        super().__init__("webui")
+        self.server_instance = server_instance
+        self.registry: ProgressRegistry | None = None
+
+    def set_registry(self, registry: ProgressRegistry) -> None:
+        self.registry = registry
+
+    def _send(self, prompt_id: str) -> None:
+        if self.registry is None or self.server_instance is None:
+            return
+        prompt = self.registry.dynprompt
+        nodes = {
+            node_id: {
+                "value": state["value"], "max": state["max"], "state": state["state"].value, "node_id": node_id, "prompt_id": prompt_id,
+                "display_node_id": prompt.get_display_node_id(node_id), "parent_node_id": prompt.get_parent_node_id(node_id),
+                "real_node_id": prompt.get_real_node_id(node_id),
+            }
+            for node_id, state in self.registry.nodes.items() if state["state"] != NodeState.Pending
+        }
+        self.server_instance.send_sync("progress_state", {"prompt_id": prompt_id, "nodes": nodes}, self.server_instance.client_id)
+
+    def start_handler(self, node_id: str, state: dict, prompt_id: str) -> None:
+        self._send(prompt_id)
+
+    def update_handler(self, node_id: str, value: float, max_value: float, state: dict, prompt_id: str, image: Any = None) -> None:
+        self._send(prompt_id)
+
+    def finish_handler(self, node_id: str, state: dict, prompt_id: str) -> None:
+        self._send(prompt_id)
+
+
+class ProgressRegistry:
+    """The state of every node of one workflow."""
+
+    def __init__(self, prompt_id: str, dynprompt: DynamicPrompt):
+        self.prompt_id = prompt_id
+        self.dynprompt = dynprompt
+        self.nodes: dict[str, dict] = {}
+        self.handlers: dict[str, ProgressHandler] = {}
+
+    def register_handler(self, handler: ProgressHandler) -> None:
+        self.handlers[handler.name] = handler
+
+    def unregister_handler(self, handler_name: str) -> None:
+        if handler_name in self.handlers:
+            self.handlers.pop(handler_name).reset()
+
+    def ensure_entry(self, node_id: str) -> dict:
+        return self.nodes.setdefault(node_id, {"state": NodeState.Pending, "value": 0, "max": 1})
+
+    def _listening(self) -> list[ProgressHandler]:
+        return [handler for handler in self.handlers.values() if handler.enabled]
+
+    def start_progress(self, node_id: str) -> None:
+        entry = self.ensure_entry(node_id)
+        entry.update(state=NodeState.Running, value=0.0, max=1.0)
+        for handler in self._listening():
+            handler.start_handler(node_id, entry, self.prompt_id)
+
+    def update_progress(self, node_id: str, value: float, max_value: float, image: Any = None) -> None:
+        entry = self.ensure_entry(node_id)
+        entry.update(state=NodeState.Running, value=value, max=max_value)
+        for handler in self._listening():
+            handler.update_handler(node_id, value, max_value, entry, self.prompt_id, image)
+
+    def finish_progress(self, node_id: str) -> None:
+        entry = self.ensure_entry(node_id)
+        entry.update(state=NodeState.Finished, value=entry["max"])
+        for handler in self._listening():
+            handler.finish_handler(node_id, entry, self.prompt_id)
+
+    def reset_handlers(self) -> None:
+        for handler in self.handlers.values():
+            handler.reset()
+
+
+global_progress_registry: ProgressRegistry | None = None
+
+
+def reset_progress_state(prompt_id: str, dynprompt: DynamicPrompt) -> None:
+    """Begin anew for a workflow."""
+    global global_progress_registry
+    if global_progress_registry is not None:
+        global_progress_registry.reset_handlers()
+    global_progress_registry = ProgressRegistry(prompt_id, dynprompt)
+
+
+def add_progress_handler(handler: ProgressHandler) -> None:
+    """Have a handler told of the running workflow."""
+    registry = get_progress_state()
+    handler.set_registry(registry)
+    registry.register_handler(handler)
+
+
+def get_progress_state() -> ProgressRegistry:
+    """The state of the running workflow, or an empty one."""
+    global global_progress_registry
+    if global_progress_registry is None:
+        global_progress_registry = ProgressRegistry("", DynamicPrompt({}))
+    return global_progress_registry

@@ -1,0 +1,3 @@
+"""The version of ComfyUI's interface that the embedded host follows."""
+
+__version__ = "0.3.64"
