@@ -1,0 +1,70 @@
+"""Puts the demo run's pictures before and after training side by side and counts by the pixel rule what they show.
+
+    python -m graft_nodes.demo.compare OUTPUT_FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from . import rule
+
+CAPTION = "a zorp middle"
+KNOWN = "a green triangle right"
+COUNT = 16
+SIDE = 96
+COLUMNS = 8
+HEAD = 28
+
+
+def newest(folder: Path, name: str, count: int) -> list[Path]:
+    """The `count` newest pictures that SaveImage wrote under this prefix; FileNotFoundError when there are fewer."""
+    found = sorted(folder.glob(f"{name}_*_.png"))[-count:]
+    if len(found) < count:
+        raise FileNotFoundError(f"{folder}: expected {count} pictures {name}_*_.png, found {len(found)}; run the demo workflow first")
+    return found
+
+
+def count(pictures: list[Path], caption: str) -> int:
+    """How many of the pictures show what the caption says."""
+    return sum(rule.satisfies(np.asarray(Image.open(path).convert("RGB")), caption) for path in pictures)
+
+
+def sheet(rows: list[tuple[str, list[Path]]]) -> Image.Image:
+    """One picture: each row a heading and its pictures, eight beside one another."""
+    heights = [HEAD + SIDE * -(-len(pictures) // COLUMNS) for _, pictures in rows]
+    page = Image.new("RGB", (COLUMNS * SIDE, sum(heights)), "white")
+    pen, top = ImageDraw.Draw(page), 0
+    for (heading, pictures), height in zip(rows, heights, strict=True):
+        pen.text((8, top + 6), heading, fill="black", font_size=15)
+        for index, path in enumerate(pictures):
+            small = Image.open(path).convert("RGB").resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+            page.paste(small, (index % COLUMNS * SIDE, top + HEAD + index // COLUMNS * SIDE))
+        top += height
+    return page
+
+
+def main(arguments: list[str]) -> int:
+    """Read OUTPUT_FOLDER/demo, print the counts and write OUTPUT_FOLDER/demo/before_after.png."""
+    if len(arguments) != 1:
+        print(__doc__, file=sys.stderr)
+        return 2
+    folder = Path(arguments[0]) / "demo"
+    rows = []
+    for name, caption, number in (("before", CAPTION, COUNT), ("after", CAPTION, COUNT), ("known", KNOWN, COLUMNS)):
+        pictures = newest(folder, name, number)
+        right = count(pictures, caption)
+        rows.append((f"{name}: {caption}, {right} of {number} right", pictures))
+        print(rows[-1][0])
+    page = folder / "before_after.png"
+    sheet(rows).save(page)
+    print(page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
