@@ -1,17 +1,18 @@
-"""Where token downsampling goes in: the self-attention of LDM-layout UNets, through ComfyUI's `attn1_patch` contract."""
+"""Token downsampling of LDM-layout UNets: which of their self-attention blocks, and the patch on ComfyUI's `attn1_patch` contract."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
-from .todo import DepthReport, Grid, ToDoSettings, attention_saving, target_grid, thin
+from .todo import Grid, ToDoSettings, target_grid, thin
 
 Block = tuple[str, int]
 TRAINING = "graft_training"  # transformer_options key: {"step", "total_steps"} while a training step runs, absent otherwise
+REPLACED = "graft_replaced"  # transformer_options key: the blocks whose attn1 computation another patch replaces
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,7 @@ def attention_blocks(unet: nn.Module) -> dict[Block, Attention]:
     for name in ("input_blocks", "middle_block", "output_blocks"):
         if not isinstance(getattr(unet, name, None), nn.Module):
             raise TypeError(
-                f"token downsampling works on UNets (input_blocks, middle_block, output_blocks); {type(unet).__name__} is not one, "
-                "and is not available in this version of Graft"
+                f"expected an LDM-layout UNet (input_blocks, middle_block, output_blocks), got {type(unet).__name__}, which has no {name}"
             )
     inputs, outputs = list(unet.input_blocks), list(unet.output_blocks)  # type: ignore[arg-type]
     levels, level = [], 0
@@ -96,8 +96,8 @@ class ToDoPatch:
             return q, context, value
         grid, target = plan
         tokens = grid[0] * grid[1]
-        if context.shape[1] != tokens or value.shape[1] != tokens:
-            return q, context, value  # extended or cut by another patch: not the grid any more
+        if context.shape[1] != tokens or value.shape[1] != tokens or q.shape[0] != context.shape[0]:
+            return q, context, value  # extended, cut or tiled by another patch: not the grid any more
         thinned = thin(context, grid, target, self.settings.method)
         return q, thinned, thinned if value is context else thin(value, grid, target, self.settings.method)
 
@@ -108,27 +108,38 @@ class ToDoPatch:
         factor = self.factors.get((block[0], block[1]))
         if factor is None or not self._active(options):
             return None
-        if (block[0], block[1], options.get("block_index", 0)) in self.foreign:
+        place = (block[0], block[1], options.get("block_index", 0))
+        replaced = options.get(REPLACED, ())
+        if place in self.foreign or place in replaced or place[:2] in replaced:
             return None
         grid = (int(shape[2]), int(shape[3]))
         target = target_grid(grid, factor)
         return None if target == grid else (grid, target)
 
     def _active(self, options: Mapping[str, Any]) -> bool:
-        training = options.get(TRAINING)
-        if training is not None:  # each sample of a training batch has its own noise level, so start and end percent do not apply
-            return self.settings.active_while_training(training["step"], training["total_steps"])
-        if self.settings.phase == "training":
-            return False
-        sigmas = options.get("sigmas")
-        if self.sigmas is None or sigmas is None:
-            return True
-        highest, lowest = self.sigmas
-        return lowest <= float(sigmas.max()) <= highest
+        return active(self.settings, self.sigmas, options)
+
+    def grid_at(self, depth: int, latent: Sequence[int]) -> Grid:
+        """The token grid of a depth for a latent's (..., height, width)."""
+        return _halved((latent[-2], latent[-1]), self.levels[depth])
 
 
-def plan_todo(unet: nn.Module, settings: ToDoSettings, sigmas: tuple[float, float] | None = None) -> ToDoPatch:
-    """The patch for one UNet; raises ValueError when it has no self-attention or fewer depths than factors."""
+def active(settings: ToDoSettings, sigmas: tuple[float, float] | None, options: Mapping[str, Any]) -> bool:
+    """Whether a call with these transformer_options thins: its phase, its place in the run, its noise level."""
+    training = options.get(TRAINING)
+    if training is not None:  # each sample of a training batch has its own noise level, so start and end percent do not apply
+        return settings.active_while_training(training["step"], training["total_steps"])
+    if settings.phase == "training":
+        return False
+    now = options.get("sigmas")
+    if sigmas is None or now is None:
+        return True
+    highest, lowest = sigmas
+    return lowest <= float(now.max()) <= highest
+
+
+def plan_unet(unet: nn.Module, settings: ToDoSettings, sigmas: tuple[float, float] | None = None) -> ToDoPatch:
+    """The patch for one UNet; raises ValueError when it has no self-attention or fewer depths than factors, TypeError for another class."""
     blocks = attention_blocks(unet)
     depths = attention_depths(unet)
     count = max(depths.values(), default=0)
@@ -164,47 +175,7 @@ def _levels(blocks: Mapping[Block, Attention], depths: Mapping[Block, int]) -> I
         yield f"depth {depth} = latent / {2**level}"
 
 
-def report_rows(patch: ToDoPatch, latent: Grid | None = None) -> list[DepthReport]:
-    """One row a depth that the model has; grids are given when the latent's (height, width) is."""
-    rows = []
-    for depth, (own, foreign) in sorted(patch.depths.items()):
-        factor = patch.settings.factors[depth - 1] if depth <= len(patch.settings.factors) else 1.0
-        before = None if latent is None else _halved(latent, patch.levels[depth])
-        after = None if before is None else target_grid(before, factor)
-        patched = own if factor != 1.0 else 0
-        rows.append(DepthReport(depth, factor, before, after, patched, own - patched + foreign))
-    return rows
-
-
 def _halved(grid: Grid, times: int) -> Grid:
     for _ in range(times):
         grid = ((grid[0] + 1) // 2, (grid[1] + 1) // 2)  # the UNet rounds up
     return grid
-
-
-def report_text(patch: ToDoPatch, latent: Grid | None = None) -> str:
-    """The report in words: per depth the tokens before and after, blocks patched and left alone, and the estimated saving."""
-    rows = report_rows(patch, latent)
-    lines = []
-    for row in rows:
-        line = f"depth {row.depth}: factor {row.factor:g}, {row.patched} blocks patched, {row.skipped} left alone"
-        if row.before is not None and row.after is not None:
-            line += f", K/V tokens {_product(row.before)} ({_sides(row.before)}) -> {_product(row.after)} ({_sides(row.after)})"
-        lines.append(line)
-    if latent is not None:
-        lines.append(f"self-attention products saved: about {100 * attention_saving(rows):.0f}%")
-    settings = patch.settings
-    lines.append(f"method {settings.method}, phase {settings.phase}, {100 * settings.start_percent:g}% to {100 * settings.end_percent:g}%")
-    if settings.disable_after:
-        unit = "of the training run" if settings.disable_after < 1 else "training steps"
-        amount = f"{100 * settings.disable_after:g}%" if settings.disable_after < 1 else f"{settings.disable_after:g}"
-        lines.append(f"off after {amount} {unit}")
-    return "\n".join(lines)
-
-
-def _product(grid: Grid) -> int:
-    return grid[0] * grid[1]
-
-
-def _sides(grid: Grid) -> str:
-    return f"{grid[0]}x{grid[1]}"

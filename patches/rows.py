@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 VERSION = 1
 EMPTY = '{"version": 1, "rows": []}'
 _FIELDS: dict[str, tuple[type, ...]] = {
-    "file": (str,), "on": (bool,), "model": (int, float), "clip": (int, float), "blocks": (str,), "schedule": (str,), "partial": (bool,),
+    "file": (str,), "on": (bool,), "model": (Real,), "clip": (Real,), "blocks": (str,), "schedule": (str,), "partial": (bool,),
 }  # fmt: skip
+_SAID = {str: "text", bool: "true or false", Real: "a number"}
 _NOT_YET = ("blocks", "schedule")
 
 
@@ -81,8 +83,8 @@ def _row_problems(row: Mapping[str, Any]) -> Iterable[str]:
         if name not in _FIELDS:
             yield f"unknown field {name!r}; known are {', '.join(_FIELDS)}"
         elif not isinstance(value, _FIELDS[name]) or (bool not in _FIELDS[name] and isinstance(value, bool)):
-            yield f"{name}: expected {' or '.join(kind.__name__ for kind in _FIELDS[name])}, got {value!r}"
-        elif name in ("model", "clip") and not math.isfinite(float(value)):
+            yield f"{name}: expected {_SAID[_FIELDS[name][0]]}, got {value!r}"
+        elif name in ("model", "clip") and not math.isfinite(row[name]):
             yield f"{name}: expected a finite number, got {value}"
         elif name in _NOT_YET and value:
             yield f"{name} is not available in this version of Graft; leave it empty"

@@ -154,6 +154,61 @@ def _kept(grid: Grid, target: Grid, method: str, device: torch.device) -> Tensor
 
 
 @dataclass(frozen=True)
+class Span:
+    """Where the image tokens lie in a longer sequence: `frames` grids of (height, width), row by row, from token `start` on."""
+
+    start: int
+    frames: int
+    grid: Grid
+
+    @property
+    def count(self) -> int:
+        """How many image tokens there are."""
+        return self.frames * self.grid[0] * self.grid[1]
+
+
+def thin_span(tokens: Tensor, span: Span, target: Grid, method: str = "nearest-exact") -> Tensor:
+    """Tokens (..., N, C) whose image part is thinned frame by frame to the target grid; what lies before and after stays as it is.
+
+    Raises ValueError when the span does not fit into N.
+    """
+    _check(tokens.shape[-2], span)
+    if target == span.grid:
+        return tokens
+    if method in ("nearest", "nearest-exact"):
+        return tokens.index_select(-2, _kept_of(tokens.shape[-2], span, target, method, tokens.device))
+    image = tokens.narrow(-2, span.start, span.count)
+    frames = image.reshape(-1, span.grid[0] * span.grid[1], image.shape[-1])
+    thinned = thin(frames, span.grid, target, method).reshape(*image.shape[:-2], -1, image.shape[-1])
+    end = span.start + span.count
+    return torch.cat((tokens[..., : span.start, :], thinned, tokens[..., end:, :]), dim=-2)
+
+
+def thin_span_mask(mask: Tensor, span: Span, target: Grid, method: str = "nearest-exact") -> Tensor:
+    """A mask (..., N) over keys, thinned as the keys are; a mean (area, blend) takes the mask of the token in its middle."""
+    _check(mask.shape[-1], span)
+    if target == span.grid:
+        return mask
+    method = method if method == "nearest" else "nearest-exact"
+    return mask.index_select(-1, _kept_of(mask.shape[-1], span, target, method, mask.device))
+
+
+def _check(length: int, span: Span) -> None:
+    if span.start + span.count > length:
+        raise ValueError(f"expected at least {span.start + span.count} tokens ({span.count} of the image from {span.start} on), got {length}")
+
+
+@lru_cache(maxsize=128)
+def _kept_of(length: int, span: Span, target: Grid, method: str, device: torch.device) -> Tensor:
+    """Indices of the tokens that stay of a sequence of `length`."""
+    with torch.inference_mode(False):
+        kept, size = _kept(span.grid, target, method, device), span.grid[0] * span.grid[1]
+        image = [kept + span.start + frame * size for frame in range(span.frames)]
+        numbers = torch.arange(length, device=device)
+        return torch.cat((numbers[: span.start], *image, numbers[span.start + span.count :]))
+
+
+@dataclass(frozen=True)
 class DepthReport:
     """One depth: its token grids before and after, and its self-attention blocks."""
 
@@ -163,6 +218,7 @@ class DepthReport:
     after: Grid | None
     patched: int
     skipped: int
+    frames: int = 1  # grids a sequence has: the frames of a video
 
 
 def attention_saving(rows: Sequence[DepthReport]) -> float:

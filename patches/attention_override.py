@@ -1,0 +1,212 @@
+"""Token downsampling around one forward pass of a model: of transformers through `optimized_attention_override`, and order among patches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .attention import REPLACED, TRAINING, ToDoPatch, active, plan_unet
+from .kernels import refuse_inference_only
+from .todo import Grid, Span, ToDoSettings, target_grid, thin_span, thin_span_mask
+from .transformers import Family, Layout, Place, block_count, family_of, token_grid
+
+OVERRIDE = "optimized_attention_override"
+Kernel = Callable[..., Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class TransformerToDo:
+    """What token downsampling does to one transformer: image tokens of K and V are thinned in every block (depth 1).
+
+    It holds plain values and the family's functions only, so that clones of a model share it.
+    """
+
+    settings: ToDoSettings
+    family: Family
+    name: str
+    depths: Mapping[int, tuple[int, int]]  # depth -> (self-attention blocks, other blocks)
+    patch: int
+    sigmas: tuple[float, float] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TransformerToDo:
+        return self
+
+    @property
+    def identity(self) -> str:
+        """The same text for an equal patch, in every process; fingerprints hash it."""
+        return f"{self.settings.identity} sigmas {self.sigmas}"
+
+    def grid_at(self, depth: int, latent: Any) -> Grid:
+        """The token grid of a frame for a latent's (..., height, width)."""
+        return token_grid(latent, self.patch)
+
+
+ToDo = ToDoPatch | TransformerToDo
+
+
+def plan_todo(model: nn.Module, settings: ToDoSettings, sigmas: tuple[float, float] | None = None) -> ToDo:
+    """What token downsampling does to this diffusion model.
+
+    `sigmas` is the (highest, lowest) noise level of sampling at which it works. Raises TypeError naming a class it does not know, and
+    ValueError when the model has no self-attention or fewer depths than factors.
+    """
+    if isinstance(getattr(model, "input_blocks", None), nn.Module):
+        return plan_unet(model, settings, sigmas)
+    family, name = family_of(model), type(model).__name__
+    if len(settings.factors) > 1:
+        raise ValueError(
+            f"{len(settings.factors)} depths asked for, but this {name} is a transformer: all its {block_count(model, family)} blocks see the "
+            "same token grid, which is one depth: use max_depth 1 or one factor"
+        )
+    return TransformerToDo(settings, family, name, {1: (block_count(model, family), 0)}, family.patch(model), sigmas)
+
+
+@dataclass(frozen=True, eq=False)
+class ToDoCall:
+    """ComfyUI `APPLY_MODEL` wrapper: sets token downsampling up for one call of the model, in a copy of that call's options.
+
+    For a transformer it chains its override in front of whatever override the call brings, so that no other node's is lost, and none
+    set later loses it. For a UNet it moves the patch behind all other attn1 patches, and tells it which blocks' attention is replaced.
+    """
+
+    todo: ToDo
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ToDoCall:
+        return self
+
+    @property
+    def identity(self) -> str:
+        """The same text for an equal wrapper, in every process; fingerprints hash it."""
+        return self.todo.identity
+
+    def __call__(
+        self,
+        executor: Any,
+        x: Tensor,
+        t: Tensor,
+        c_concat: Tensor | None = None,
+        c_crossattn: Tensor | None = None,
+        control: Any = None,
+        transformer_options: Mapping[str, Any] | None = None,
+        **conditions: Any,
+    ) -> Tensor:
+        options = dict(transformer_options or {})
+        if active(self.todo.settings, self.todo.sigmas, options):
+            if isinstance(self.todo, TransformerToDo):
+                model = executor.class_obj.diffusion_model
+                options[OVERRIDE] = thinning(self.todo, model, x, c_crossattn, conditions, options.get(OVERRIDE))
+            else:
+                options = last_in_line(self.todo, options)
+            if OVERRIDE in options or TRAINING in options:
+                options[OVERRIDE] = Guard(options.get(OVERRIDE), TRAINING in options)
+        return executor(x, t, c_concat, c_crossattn, control, options, **conditions)
+
+
+def last_in_line(patch: ToDoPatch, options: Mapping[str, Any]) -> dict[str, Any]:
+    """transformer_options of a UNet in which the patch comes after every other attn1 patch and knows the replaced blocks."""
+    patches = dict(options.get("patches", {}))
+    others = [other for other in patches.get("attn1_patch", ()) if other is not patch]
+    if len(others) < len(patches.get("attn1_patch", ())):  # else the patch was taken off for this call
+        patches["attn1_patch"] = [*others, patch]
+    replaced = frozenset(options.get("patches_replace", {}).get("attn1", {}))
+    return {**options, "patches": patches, REPLACED: replaced}
+
+
+def thinning(
+    todo: TransformerToDo, model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any], previous: Kernel | None
+) -> Thinning | Kernel | None:
+    """The override for one call with the latent x (B, C, [T,] H, W); `previous` itself when the grid is too small to thin."""
+    layout = todo.family.layout(model, x, context, conditions)
+    target = target_grid(layout.grid, todo.settings.factors[0])
+    return previous if target == layout.grid else Thinning(layout, target, todo.settings.method, previous)
+
+
+class Thinning:
+    """`optimized_attention_override(kernel, q, k, v, heads, mask, …)` of one call of one model: K, V and mask lose image tokens, Q none.
+
+    It works behind the rotary embedding, so each key keeps its own position. It lives as long as the call; it counts calls only where
+    other attention of the model happens to have the image's sequence length.
+    """
+
+    def __init__(self, layout: Layout, target: Grid, method: str, previous: Kernel | None):
+        self.layout, self.target, self.method, self.previous = layout, target, method, previous
+        self._seen: Counter[int] = Counter()
+
+    def __call__(self, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        place = self._place(q, k, v)
+        if place is not None:
+            length = k.shape[-2]
+            k, v = self._thin(k, place), self._thin(v, place)
+            if len(args) > 1:  # heads, mask
+                args = (args[0], self._thin_mask(args[1], length, place), *args[2:])
+            elif kwargs.get("mask") is not None:
+                kwargs["mask"] = self._thin_mask(kwargs["mask"], length, place)
+        return kernel(q, k, v, *args, **kwargs) if self.previous is None else self.previous(kernel, q, k, v, *args, **kwargs)
+
+    def _place(self, q: Tensor, k: Tensor, v: Tensor) -> Place | None:
+        length = q.shape[-2]
+        place = self.layout.places.get(length)
+        if place is None or k.shape[-2] != length or v.shape[-2] != length:
+            return None
+        if place.skip == 0 and place.period == 1:
+            return place
+        number = self._seen[length] - place.skip
+        self._seen[length] += 1
+        return place if number >= 0 and number % place.period == 0 else None
+
+    def _spans(self, place: Place) -> list[Span]:
+        starts = place.starts if len(set(place.starts)) > 1 else place.starts[:1]
+        return [Span(start, self.layout.frames, self.layout.grid) for start in starts]
+
+    def _thin(self, tokens: Tensor, place: Place) -> Tensor:
+        spans = self._spans(place)
+        if len(spans) == 1:
+            return thin_span(tokens, spans[0], self.target, self.method)
+        samples = zip(tokens.split(1), spans, strict=True)
+        return torch.cat([thin_span(sample, span, self.target, self.method) for sample, span in samples])
+
+    def _thin_mask(self, mask: Tensor | None, length: int, place: Place) -> Tensor | None:
+        if mask is None or mask.shape[-1] != length:  # broadcast over the keys
+            return mask
+        spans = self._spans(place)
+        if len(spans) == 1:
+            return thin_span_mask(mask, spans[0], self.target, self.method)
+        if mask.shape[0] == 1:
+            mask = mask.expand(len(spans), *mask.shape[1:])
+        samples = zip(mask.split(1), spans, strict=True)
+        return torch.cat([thin_span_mask(sample, span, self.target, self.method) for sample, span in samples])
+
+
+class Guard:
+    """The outermost override of a call that thins: names a kernel that cannot train, or another node's that cannot take fewer keys."""
+
+    def __init__(self, inner: Kernel | None, training: bool):
+        self.inner, self.training = inner, training
+
+    def __call__(self, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        foreign = self.inner.previous if isinstance(self.inner, Thinning) else self.inner
+        if self.training:
+            refuse_inference_only(kernel if foreign is None else foreign)
+        if self.inner is None:
+            return kernel(q, k, v, *args, **kwargs)
+        if foreign is None:
+            return self.inner(kernel, q, k, v, *args, **kwargs)
+        try:
+            return self.inner(kernel, q, k, v, *args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+            raise RuntimeError(
+                f"the attention override {_name(foreign)} of another node failed in a model with token downsampling, where self-attention "
+                f"has fewer keys than queries ({error}). A kernel that needs as many of both cannot be combined with ApplyToDo: take one "
+                "of the two nodes off"
+            ) from error
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__qualname__", type(function).__name__)

@@ -1,0 +1,38 @@
+"""Attention kernels by name: which cannot train, and which are known to refuse fewer keys than queries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# ComfyUI's function names. Its FlashAttention is a custom operation without a backward; the others quantise and have none either.
+INFERENCE_ONLY = {
+    "attention_sage": "SageAttention (--use-sage-attention)",
+    "attention3_sage": "SageAttention 3",
+    "attention_flash": "FlashAttention (--use-flash-attention)",
+    "attention_comfy_kitchen_int8": "Comfy Kitchen int8 attention (--use-ck-attention)",
+}
+INFERENCE_ONLY_WORDS = {"sage": "SageAttention", "int8": "int8 attention", "fp8": "fp8 attention"}  # in the names of other packs' overrides
+
+FEWER_KEYS = {
+    "attention_sage": "SageAttention is on: some of its versions refuse fewer keys than queries; ComfyUI then logs an error for each such "
+    "block and computes it with PyTorch's attention, which is slower. Without --use-sage-attention there is no such doubt",
+    "attention3_sage": "SageAttention 3 is on: some of its versions refuse fewer keys than queries; ComfyUI then falls back to PyTorch's",
+}
+
+
+def kernel_name(kernel: Any) -> str:
+    """The name that an attention function or override goes by."""
+    return str(getattr(kernel, "__qualname__", None) or type(kernel).__qualname__)
+
+
+def refuse_inference_only(kernel: Any) -> None:
+    """Raise ValueError, with its name, when an attention kernel has no backward pass."""
+    name = kernel_name(kernel)
+    known = INFERENCE_ONLY.get(name.rpartition(".")[2])
+    if known is None:
+        known = next((what for word, what in INFERENCE_ONLY_WORDS.items() if word in name.lower()), None)
+    if known is not None:
+        raise ValueError(
+            f"{known} is for inference only, it has no backward pass (kernel {name}): start ComfyUI without it, or take its node off the "
+            "model, and train with PyTorch's attention"
+        )

@@ -1,0 +1,75 @@
+"""What token downsampling will do to a model, in numbers for the editor and in words: tokens before and after, blocks, estimated saving."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .attention_override import ToDo, TransformerToDo
+from .todo import DepthReport, Grid, attention_saving, target_grid
+
+
+def report_rows(todo: ToDo, latent: Sequence[int] | None = None) -> list[DepthReport]:
+    """One row a depth that the model has; grids are given when the latent's shape (..., [frames,] height, width) is."""
+    rows = []
+    for depth, (own, foreign) in sorted(todo.depths.items()):
+        factor = todo.settings.factors[depth - 1] if depth <= len(todo.settings.factors) else 1.0
+        before = None if latent is None else todo.grid_at(depth, latent)
+        after = None if before is None else target_grid(before, factor)
+        patched = own if factor != 1.0 else 0
+        frames = int(latent[2]) if latent is not None and len(latent) == 5 else 1
+        rows.append(DepthReport(depth, factor, before, after, patched, own - patched + foreign, frames))
+    return rows
+
+
+def report_data(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """The report as JSON values, for the editor.
+
+    `{"version": 1, "depths": [{depth, factor, before: [h, w] | null, after, frames, patched, skipped}], "saving": 0..1 | null,
+    "method", "phase", "start_percent", "end_percent", "disable_after", "transformer": class name | null, "notes": [text]}`
+    """
+    rows, settings = report_rows(todo, latent), todo.settings
+    return {
+        "version": 1,
+        "depths": [
+            {
+                "depth": row.depth, "factor": row.factor, "before": row.before and list(row.before), "after": row.after and list(row.after),
+                "frames": row.frames, "patched": row.patched, "skipped": row.skipped,
+            }
+            for row in rows
+        ],
+        "saving": None if latent is None else attention_saving(rows),
+        "method": settings.method, "phase": settings.phase, "start_percent": settings.start_percent, "end_percent": settings.end_percent,
+        "disable_after": settings.disable_after, "transformer": todo.name if isinstance(todo, TransformerToDo) else None,
+        "notes": list(notes),
+    }
+
+
+def report_text(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence[str] = ()) -> str:
+    """The report in words: per depth the tokens before and after, blocks patched and left alone, and the estimated saving."""
+    rows, settings = report_rows(todo, latent), todo.settings
+    lines = [_row_text(row) for row in rows]
+    if isinstance(todo, TransformerToDo):
+        lines.append(f"{todo.name}: the image's keys and values are thinned, those of text and reference images stay")
+    if latent is not None:
+        of = " among the image's tokens" if isinstance(todo, TransformerToDo) else ""
+        lines.append(f"self-attention products saved{of}: about {100 * attention_saving(rows):.0f}%")
+    lines.append(f"method {settings.method}, phase {settings.phase}, {100 * settings.start_percent:g}% to {100 * settings.end_percent:g}%")
+    if settings.disable_after:
+        unit = "of the training run" if settings.disable_after < 1 else "training steps"
+        amount = f"{100 * settings.disable_after:g}%" if settings.disable_after < 1 else f"{settings.disable_after:g}"
+        lines.append(f"off after {amount} {unit}")
+    return "\n".join([*lines, *notes])
+
+
+def _row_text(row: DepthReport) -> str:
+    line = f"depth {row.depth}: factor {row.factor:g}, {row.patched} blocks patched, {row.skipped} left alone"
+    if row.before is None or row.after is None:
+        return line
+    frames = f"{row.frames} frames of " if row.frames > 1 else ""
+    before, after = (row.frames * grid[0] * grid[1] for grid in (row.before, row.after))
+    return f"{line}, K/V tokens {before} ({frames}{_sides(row.before)}) -> {after} ({_sides(row.after)})"
+
+
+def _sides(grid: Grid) -> str:
+    return f"{grid[0]}x{grid[1]}"

@@ -1,0 +1,76 @@
+"""Bypass adapters against the same module with its weight patched in float64."""
+
+import pytest
+import torch
+from graft_nodes.patches.adapters import Diff, LoRA
+from graft_nodes.patches.bypass import Bypass, supports
+from graft_nodes.patches.stack import Piece
+from torch import nn
+
+G = torch.Generator().manual_seed(0)
+
+
+def random(*shape):
+    return torch.randn(*shape, generator=G)
+
+
+def factors(shape, rank=3):
+    """A pair for a weight of `shape`: convolutional factors for a convolution."""
+    ones = (1,) * (len(shape) - 2)
+    return LoRA(random(shape[0], rank, *ones), random(rank, *shape[1:]), 2.0)
+
+
+MODULES = {
+    "linear": (lambda: nn.Linear(7, 5), (2, 4, 7)),
+    "linear without bias": (lambda: nn.Linear(7, 5, bias=False), (2, 7)),
+    "conv 1x1": (lambda: nn.Conv2d(6, 4, 1), (2, 6, 5, 5)),
+    "conv stride": (lambda: nn.Conv2d(6, 4, 3, stride=2, padding=1), (2, 6, 9, 8)),
+    "conv dilation": (lambda: nn.Conv2d(6, 4, 3, padding="same", dilation=2), (1, 6, 9, 8)),
+    "conv circular": (lambda: nn.Conv2d(6, 4, 3, padding=1, padding_mode="circular"), (1, 6, 9, 8)),
+    "conv groups": (lambda: nn.Conv2d(6, 4, 3, padding=1, groups=2), (1, 6, 5, 5)),
+    "conv 1d": (lambda: nn.Conv1d(6, 4, 3), (1, 6, 9)),
+    "conv 3d": (lambda: nn.Conv3d(2, 4, 3, padding=1), (1, 2, 5, 5, 5)),
+}
+
+
+@pytest.mark.parametrize("difference", [False, True])
+@pytest.mark.parametrize("name", MODULES)
+def test_equal_to_a_patched_weight(name, difference):
+    build, shape = MODULES[name]
+    module, x = build().requires_grad_(False), random(*shape)
+    pieces = [Piece(factors(module.weight.shape), 0.7), Piece(factors(module.weight.shape, 5), -0.3)]
+    pieces += [Piece(Diff(random(*module.weight.shape)), 0.5)] if difference else []
+    bias = [Piece(Diff(random(*module.bias.shape)), 2.0)] if difference and module.bias is not None else []
+    handle = module.register_forward_hook(Bypass(pieces, bias, module.weight.shape, getattr(module, "groups", 1)), with_kwargs=True)
+    result = module(x)
+    handle.remove()
+    module.double()
+    for piece in pieces:
+        layer = piece.layer
+        change = layer.diff if isinstance(layer, Diff) else 2.0 / layer.rank * layer.up.flatten(1).double() @ layer.down.flatten(1).double()
+        module.weight += piece.strength * change.double().reshape(module.weight.shape)
+    for piece in bias:
+        module.bias += piece.strength * piece.layer.diff
+    assert torch.allclose(result.double(), module(x.double()), rtol=0, atol=1e-5)
+
+
+def test_activations_of_another_type_and_a_keyword_argument():
+    module = nn.Linear(7, 5).bfloat16().requires_grad_(False)
+    module.register_forward_hook(Bypass([Piece(factors((5, 7)), 1.0)], [], (5, 7)), with_kwargs=True)
+    assert module(input=random(2, 7).bfloat16()).dtype == torch.bfloat16
+
+
+def test_gradients_pass_through():
+    module, x = nn.Linear(7, 5).requires_grad_(False), random(2, 7).requires_grad_()
+    with torch.inference_mode():
+        adapter = Bypass([Piece(factors((5, 7)), 1.0)], [], (5, 7))
+    module.register_forward_hook(adapter, with_kwargs=True)
+    with torch.inference_mode():
+        module(random(2, 7))
+    module(x).sum().backward()
+    assert x.grad is not None
+
+
+def test_what_is_supported():
+    assert supports(nn.Linear(1, 1)) and supports(nn.Conv2d(1, 1, 1))
+    assert not supports(nn.LayerNorm(2)) and not supports(nn.Embedding(2, 2))

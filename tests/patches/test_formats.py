@@ -1,0 +1,132 @@
+"""LoRA state dicts of every spelling, and every way in which one can be wrong."""
+
+import pytest
+import torch
+from graft_nodes.patches.adapters import Diff, LoRA
+from graft_nodes.patches.formats import Target, pieces_of, read
+
+MODEL = {
+    "diffusion_model.a.weight": (6, 8), "diffusion_model.a.bias": (6,), "diffusion_model.conv.weight": (6, 4, 3, 3),
+    "diffusion_model.n.weight": (6,),
+}  # fmt: skip
+SHAPES = {("model", name): shape for name, shape in MODEL.items()} | {("clip", "te.b.weight"): (5, 5)}
+KEYS = {
+    prefix + module: Target("model", f"diffusion_model.{module}.weight")
+    for module in ("a", "conv", "n")
+    for prefix in ("lora_unet_", "diffusion_model.")
+}
+CLIP = {"lora_te_b": Target("clip", "te.b.weight")}
+
+SPELLINGS = [
+    ("lora_unet_a.lora_up.weight", "lora_unet_a.lora_down.weight"),
+    ("diffusion_model.a.lora_B.weight", "diffusion_model.a.lora_A.weight"),
+    ("diffusion_model.a.lora_B.default.weight", "diffusion_model.a.lora_A.default.weight"),
+    ("diffusion_model.a.lora_B", "diffusion_model.a.lora_A"),
+    ("diffusion_model.a.lora.up.weight", "diffusion_model.a.lora.down.weight"),
+    ("diffusion_model.a_lora.up.weight", "diffusion_model.a_lora.down.weight"),
+    ("diffusion_model.a.lora_linear_layer.up.weight", "diffusion_model.a.lora_linear_layer.down.weight"),
+]
+
+
+def pair(base="lora_unet_a", out=6, columns=8, rank=2, alpha=None):
+    state = {f"{base}.lora_up.weight": torch.ones(out, rank), f"{base}.lora_down.weight": torch.ones(rank, columns)}
+    return state if alpha is None else {**state, f"{base}.alpha": torch.tensor(alpha)}
+
+
+def problems(state, keys=KEYS, partial=False):
+    with pytest.raises(ValueError) as error:
+        read(state, keys, SHAPES, "x.safetensors", partial)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(("up", "down"), SPELLINGS)
+def test_spellings(up, down):
+    lora = read({up: torch.ones(6, 2), down: torch.ones(2, 8)}, KEYS, SHAPES, "x")
+    ((target, (layer,)),) = lora.layers.items()
+    assert target.weight == "diffusion_model.a.weight" and isinstance(layer, LoRA) and layer.scale == 1.0
+
+
+def test_alpha_over_rank():
+    ((layer,),) = read(pair(alpha=1.0), KEYS, SHAPES, "x").layers.values()
+    assert layer.scale == 0.5
+
+
+def test_differences_of_weights_and_biases():
+    state = {"diffusion_model.a.diff": torch.ones(6, 8), "diffusion_model.a.diff_b": torch.ones(6), "diffusion_model.n.diff": torch.ones(6)}
+    found = {weight: layer for weight, layer, _ in pieces_of(read(state, KEYS, SHAPES, "x"), "model")}
+    assert found.keys() == {"diffusion_model.a.weight", "diffusion_model.a.bias", "diffusion_model.n.weight"}
+    assert all(isinstance(layer, Diff) for layer in found.values())
+
+
+def test_tucker_core_is_read():
+    state = {"lora_unet_conv.lora_up.weight": torch.ones(6, 2, 1, 1), "lora_unet_conv.lora_mid.weight": torch.ones(2, 2, 3, 3),
+             "lora_unet_conv.lora_down.weight": torch.ones(2, 4, 1, 1)}  # fmt: skip
+    lora = read(state, KEYS, SHAPES, "x")
+    assert next(iter(lora.layers.values()))[0].mid is not None and lora.kinds == {"LoCon": 1}
+
+
+def test_parts_of_fused_weights_and_their_permutation():
+    keys = {"lora_unet_a": Target("model", "diffusion_model.a.weight", (0, 2, 4), torch.neg)}
+    ((_, layer, part),) = pieces_of(read(pair(out=4), keys, SHAPES, "x"), "model")
+    assert part == (0, 2, 4) and torch.equal(layer.diff, -2 * torch.ones(4, 8))
+    assert "got up 6x2" in problems(pair(), keys)
+
+
+def test_a_text_encoder_that_is_not_here_is_counted_apart():
+    state = pair() | pair("lora_te_b", 5, 5)
+    assert read(state, KEYS, SHAPES, "x").text_encoder == ("lora_te_b",)
+    assert {target.model for target in read(state, KEYS | CLIP, SHAPES, "x").layers} == {"model", "clip"}
+    assert "text encoder only" in problems(pair("lora_te_b", 5, 5))
+
+
+def test_partial_matches_only_when_allowed():
+    state = pair() | pair("lora_unet_gone")
+    assert "1 of 2 names match no weight of this model (lora_unet_gone); mark the row as partial" in problems(state)
+    assert read(state, KEYS, SHAPES, "x", partial=True).unmatched == ("lora_unet_gone",)
+
+
+def test_no_match_at_all():
+    assert "no key matches this model" in problems(pair("lora_unet_gone"), partial=True)
+    assert "it holds no LoRA layer (some.weight)" in problems({"some.weight": torch.ones(2)})
+    assert "it is empty" in problems({})
+
+
+def test_every_wrong_shape_is_listed():
+    text = problems(pair(out=7) | pair("lora_unet_conv", columns=35) | {"diffusion_model.n.diff": torch.ones(5)})
+    assert "lora_unet_a: expected a weight 6x8, got up 7x2 x down 2x8 = 7x8" in text
+    assert "lora_unet_conv: expected a weight 6x4x3x3" in text and "diffusion_model.n: expected a difference 6, got 5" in text
+
+
+def test_ranks_that_differ():
+    state = pair()
+    state["lora_unet_a.lora_down.weight"] = torch.ones(3, 8)
+    assert "ranks differ: up 6x2, down 3x8" in problems(state)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite(value):
+    state = pair()
+    state["lora_unet_a.lora_up.weight"][0, 0] = value
+    assert "lora_unet_a.lora_up.weight: holds NaN or infinite values" in problems(state)
+
+
+def test_half_a_pair_and_two_names_for_one_weight():
+    half = {"lora_unet_a.lora_up.weight": torch.ones(6, 2)}
+    assert "expected an up and a down matrix, got only lora_unet_a.lora_up.weight" in problems(half)
+    assert "names the same weight as lora_unet_a" in problems(pair() | pair("diffusion_model.a"))
+    assert "alpha: expected one number" in problems(pair() | {"lora_unet_a.alpha": torch.ones(3)})
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [("hada_w1_a", "LoHa"), ("lokr_w1", "LoKr"), ("dora_scale", "DoRA"), ("lora_magnitude_vector", "DoRA"), ("oft_blocks", "OFT or BOFT"),
+     ("a1.weight", "GLoRA"), ("w_norm", "norm weights"), ("set_weight", "set_weight")],
+)  # fmt: skip
+def test_other_kinds_are_refused_by_name(key, kind):
+    state = pair() | {f"lora_unet_a.{key}": torch.ones(6)}
+    assert f"{kind} is not available in this version of Graft (lora_unet_a.{key})" in problems(state)
+
+
+def test_all_problems_come_in_one_error():
+    state = pair(out=7) | {"lora_unet_conv.lora_up.weight": torch.ones(6, 2), "lora_unet_n.dora_scale": torch.full((6,), float("nan"))}
+    assert problems(state).count("\n- ") == 3

@@ -1,0 +1,123 @@
+"""Token downsampling against F.interpolate, and its settings."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from graft_nodes.patches.todo import DepthReport, ToDoSettings, attention_saving, target_grid, thin
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+FACTORS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 7.0, 16.0)
+
+
+def image_of(grid, channels=3, seed=0):
+    return torch.randn(2, channels, *grid, generator=torch.Generator().manual_seed(seed))
+
+
+def tokens_of(image):
+    return image.flatten(2).transpose(1, 2)
+
+
+def interpolated(image, target, method):
+    if method == "blend":
+        return torch.lerp(F.interpolate(image, size=target, mode="nearest"), F.interpolate(image, size=target, mode="area"), 0.5)
+    return F.interpolate(image, size=target, mode=method)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 65), st.integers(1, 65), st.sampled_from(FACTORS), st.sampled_from(["nearest-exact", "nearest", "area", "blend"]))
+def test_equal_to_interpolate_bit_for_bit(height, width, factor, method):
+    grid, image = (height, width), image_of((height, width))
+    target = target_grid(grid, factor)
+    expected = tokens_of(interpolated(image, target, method))
+    assert target == (max(1, math.floor(height / factor)), max(1, math.floor(width / factor)))
+    assert torch.equal(thin(tokens_of(image), grid, target, method), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("method", ["nearest-exact", "nearest", "area", "blend"])
+def test_equal_to_interpolate_in_other_types(dtype, method):
+    image = image_of((13, 22)).to(dtype)
+    target = target_grid((13, 22), 2.5)
+    assert torch.equal(thin(tokens_of(image), (13, 22), target, method), tokens_of(interpolated(image, target, method)))
+
+
+def test_nearest_exact_takes_the_middle_and_nearest_the_first():
+    row = torch.arange(8.0).view(1, 8, 1)
+    assert thin(row, (1, 8), (1, 4), "nearest-exact").flatten().tolist() == [1, 3, 5, 7]
+    assert thin(row, (1, 8), (1, 2), "nearest-exact").flatten().tolist() == [2, 6]
+    assert thin(row, (1, 8), (1, 4), "nearest").flatten().tolist() == [0, 2, 4, 6]
+
+
+def test_factor_one_returns_the_very_tokens():
+    tokens = torch.randn(1, 12, 4)
+    assert thin(tokens, (3, 4), target_grid((3, 4), 1.0)) is tokens
+
+
+def test_indices_made_in_inference_mode_serve_backward_later():
+    with torch.inference_mode():
+        thin(torch.randn(1, 30, 2), (5, 6), (2, 3))
+    tokens = torch.randn(1, 30, 2, requires_grad=True)
+    thin(tokens, (5, 6), (2, 3)).sum().backward()
+    assert tokens.grad.sum() == 2 * 3 * 2
+
+
+def test_wrong_number_of_tokens():
+    with pytest.raises(ValueError, match="expected 3x4 = 12 tokens, got 13"):
+        thin(torch.randn(1, 13, 4), (3, 4), (1, 2))
+
+
+def test_one_factor_is_broadcast_and_a_list_overrides():
+    assert ToDoSettings.parse(4.0, 2).factors == (4.0, 4.0)
+    assert ToDoSettings.parse(4.0, 3, "4, 2").factors == (4.0, 2.0)
+
+
+def test_metadata_is_as_given():
+    assert ToDoSettings.parse(4.0, 2).metadata() == {"ss_todo_factor": "4", "ss_todo_max_depth": "2"}
+    assert ToDoSettings.parse(2.0, 1, "4 2").metadata() == {"ss_todo_factor": "4 2", "ss_todo_max_depth": "2"}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"factor": 0.5}, "factor: expected a factor from 1"),
+        ({"factor": math.nan}, "factor: expected a factor from 1"),
+        ({"depth_factors": "4 two"}, "got 'two'"),
+        ({"depth_factors": "nan"}, "got nan"),
+        ({"depth_factors": "1 2 3 4 5"}, "at most 4 factors, got 5"),
+        ({"max_depth": 5}, "max_depth: expected 1 to 4"),
+        ({"start_percent": 0.6, "end_percent": 0.5}, "start <= end"),
+        ({"method": "bicubic"}, "method: expected one of"),
+        ({"disable_after": -1.0}, "disable_after"),
+    ],
+)
+def test_bad_settings(inputs, message):
+    with pytest.raises(ValueError, match=message):
+        ToDoSettings.parse(**inputs)
+
+
+def test_every_problem_is_in_the_one_error():
+    with pytest.raises(ValueError) as error:
+        ToDoSettings.parse(0.5, 9, method="x", phase="y")
+    assert str(error.value).count("\n- ") == 4
+
+
+def test_disable_after_share_and_steps():
+    share, steps, never = (ToDoSettings((2.0,), disable_after=after) for after in (0.5, 3.0, 0.0))
+    assert [share.active_while_training(step, 4) for step in range(4)] == [True, True, False, False]
+    assert [steps.active_while_training(step, 99) for step in range(5)] == [True, True, True, False, False]
+    assert never.active_while_training(10**6, 10)
+    assert not ToDoSettings((2.0,), phase="sampling").active_while_training(0, 10)
+
+
+def test_identity_tells_settings_apart():
+    assert ToDoSettings.parse(2.0, 2).identity == ToDoSettings.parse(1.0, 1, "2 2").identity
+    assert len({ToDoSettings((2.0,)).identity, ToDoSettings((2.0,), "area").identity, ToDoSettings((2.5,)).identity}) == 3
+
+
+def test_saving_counts_queries_times_keys():
+    rows = [DepthReport(1, 2.0, (8, 8), (4, 4), 1, 1), DepthReport(2, 1.0, (4, 4), (4, 4), 0, 2)]
+    full, kept = 2 * 64 * 64 + 2 * 16 * 16, 64 * 16 + 64 * 64 + 2 * 16 * 16
+    assert attention_saving(rows) == pytest.approx(1 - kept / full)
