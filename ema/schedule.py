@@ -1,0 +1,87 @@
+"""How strongly a weight average holds on to its past: diffusers' EMAModel schedules, Karras 2024 (arXiv 2312.02696) and EveryDream2's target."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+SCHEDULES = ("constant", "ramp", "warmup", "power", "target")
+
+
+@dataclass(frozen=True)
+class EMASettings:
+    """Settings of a weight average; plain values, checked on creation.
+
+    `decay` caps constant, ramp and warmup; `inv_gamma` and `power` shape warmup; `target` is the share of the first weights that is left
+    after the whole run; `widths` are relative widths (sigma_rel), of which the power schedule follows the first; `interval` is in steps.
+    """
+
+    schedule: str = "constant"
+    decay: float = 0.999
+    inv_gamma: float = 1.0
+    power: float = 2 / 3
+    target: float = 0.1
+    interval: int = 1
+    device: str = "same"
+    widths: tuple[float, ...] = (0.05, 0.10)
+
+    def __post_init__(self) -> None:
+        wrong = []
+        if self.schedule not in SCHEDULES:
+            wrong.append(f"schedule is {self.schedule!r}, expected one of {', '.join(SCHEDULES)}")
+        if not 0.0 <= self.decay < 1.0:
+            wrong.append(f"decay is {self.decay}, expected at least 0 and below 1")
+        if self.inv_gamma <= 0 or self.power <= 0:
+            wrong.append(f"inv_gamma and power are {self.inv_gamma} and {self.power}, expected above 0")
+        if not 0.0 < self.target < 1.0:
+            wrong.append(f"target is {self.target}, expected above 0 and below 1")
+        if self.interval < 1:
+            wrong.append(f"interval is {self.interval}, expected 1 or more steps")
+        if self.device not in ("same", "host"):
+            wrong.append(f"device is {self.device!r}, expected same or host")
+        if not self.widths or not all(0.0 < width < 0.28 for width in self.widths):
+            wrong.append(f"widths are {self.widths}, expected one or more above 0 and below 0.28")
+        if wrong:
+            raise ValueError("GraftEMA: " + "; ".join(wrong) + ".")
+
+
+def gamma_of_width(width: float) -> float:
+    """Exponent gamma of the power-function average whose relative width (sigma_rel) is `width` (Karras 2024, algorithm 2)."""
+    if not 0.0 < width < 12**-0.5:
+        raise ValueError(f"A power-function average has a relative width above 0 and below {12**-0.5:.4f}; got {width}.")
+    # sigma_rel^2 = (gamma + 1) / ((gamma + 2)^2 (gamma + 3)): falls with gamma, so bisection finds the only root.
+    low, high = 0.0, 1.0
+    while (high + 1) / ((high + 2) ** 2 * (high + 3)) > width**2:
+        high *= 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        if (middle + 1) / ((middle + 2) ** 2 * (middle + 3)) > width**2:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def decay_at(settings: EMASettings, step: int, total_steps: int) -> float:
+    """Decay for the single step number `step` (1 is the first); `total_steps` is the run's horizon, used by the target schedule.
+
+    ramp and warmup follow diffusers: s = step - 1, decay 0 at s = 0, then (1 + s)/(10 + s) or 1 - (1 + s/inv_gamma)^-power, at most `decay`.
+    """
+    if step < 1:
+        raise ValueError(f"A decay belongs to a step; the first step is 1, got {step}.")
+    s = step - 1
+    if settings.schedule == "constant":
+        return settings.decay
+    if settings.schedule == "ramp":
+        return 0.0 if s == 0 else min(settings.decay, (1 + s) / (10 + s))
+    if settings.schedule == "warmup":
+        return 0.0 if s == 0 else min(settings.decay, 1 - (1 + s / settings.inv_gamma) ** -settings.power)
+    if settings.schedule == "power":
+        return (1 - 1 / step) ** (gamma_of_width(settings.widths[0]) + 1)
+    return settings.target ** (1 / max(1, total_steps))
+
+
+def decay_over(settings: EMASettings, step: int, total_steps: int) -> float:
+    """Decay of the update at `step` that stands for the `interval` steps that end there: the product of theirs (decay^N if constant)."""
+    first = max(1, step - settings.interval + 1)
+    return math.prod(decay_at(settings, one, total_steps) for one in range(first, step + 1))

@@ -1,0 +1,53 @@
+"""Training inside ComfyUI's executor: weights made in inference mode cannot meet autograd, so views of the same memory stand in for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+def alias(tensor: Tensor) -> Tensor:
+    """A normal tensor without gradient over the same memory as `tensor` (zero copy), whatever mode `tensor` was made in."""
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError("Aliases are normal tensors: make them inside torch.inference_mode(False).")
+    if not tensor.is_inference():
+        return tensor.detach()
+    if type(tensor) not in (Tensor, nn.Parameter):
+        raise TypeError(f"Weights of type {type(tensor).__name__} made in inference mode cannot be trained on in this version of Graft.")
+    plain = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return plain.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+@contextmanager
+def standing_in(module: nn.Module, trained: Mapping[str, Tensor] | None = None) -> Iterator[None]:
+    """For the block every parameter and buffer of `module` is a frozen alias, and those named in `trained` are the given tensors.
+
+    Afterwards, also after an exception, the original Parameter and buffer objects are back, with flags and values untouched.
+    """
+    trained = dict(trained or {})
+    names = dict(module.named_parameters())
+    missing = trained.keys() - names.keys()
+    if missing:
+        raise KeyError(f"The model has no parameter {', '.join(sorted(missing))}.")
+    instead: dict[int, Tensor] = {id(names[name]): tensor for name, tensor in trained.items()}  # by identity: modules may share a parameter
+    places: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
+    try:
+        for part in module.modules():
+            for name, old in list(part._parameters.items()):
+                if old is None:
+                    continue
+                if id(old) not in instead:
+                    instead[id(old)] = nn.Parameter(alias(old), requires_grad=False)
+                places.append((part._parameters, name, old))  # type: ignore[arg-type]
+                part._parameters[name] = instead[id(old)]  # type: ignore[assignment]
+            for name, old in list(part._buffers.items()):
+                if old is not None and old.is_inference():
+                    places.append((part._buffers, name, old))
+                    part._buffers[name] = alias(old)
+        yield
+    finally:
+        for slots, name, old in reversed(places):
+            slots[name] = old

@@ -1,0 +1,174 @@
+"""What training minimises: the model's own objective (noise, velocity or flow) recovered from its denoised output, and how steps are weighted.
+
+Sources: min-SNR (Hang 2023, arXiv 2303.09556), debiased estimation (2310.08442), offset noise (crosslabs.org), pyramid noise and Huber as in kohya.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .dataset import Conditioning
+
+LOSSES = ("mse", "huber", "smooth-l1", "x0-mse")
+WEIGHTINGS = ("none", "min-snr", "debiased")
+TIMESTEPS = ("uniform", "logit-normal", "shifted")
+PRIORS = ("none", "regularisation")
+LATER = "is not available in this version of Graft"
+HUBER_DELTA = 0.1  # kohya's default for its Huber losses
+
+
+class Denoiser(Protocol):
+    """A diffusion model as training needs it; the host's is built by `host.denoiser`, a test's may be a few lines."""
+
+    module: nn.Module
+    """The network whose weights are trained; trained names are paths inside it."""
+    prediction: str
+    """What the network predicts: "eps", "v" or "flow"."""
+    device: torch.device
+    """Where latents and noise are to be."""
+
+    def process_in(self, latents: Tensor) -> Tensor:
+        """Scale latents of the VAE (B, C, h, w) to what the network sees."""
+
+    def sigma(self, u: Tensor) -> Tensor:
+        """Noise level (B,) of timestep shares u (B,) in [0, 1): 0 is the cleanest, towards 1 the noisiest."""
+
+    def noisy(self, clean: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
+        """Clean latents (B, C, h, w) with noise of level sigma (B,)."""
+
+    def denoise(self, x: Tensor, sigma: Tensor, conditionings: Sequence[Conditioning], transformer_options: Mapping[str, Any]) -> Tensor:
+        """Denoised latents in float32 (B, C, h, w), differentiable; one conditioning an image."""
+
+
+@dataclass(frozen=True)
+class ObjectiveSettings:
+    """Settings of the objective; plain values, checked on creation (`check_for` checks them against a model)."""
+
+    loss: str = "mse"
+    weighting: str = "none"
+    gamma: float = 5.0
+    offset_noise: float = 0.0
+    pyramid_noise: float = 0.0
+    ip_noise: float = 0.0
+    zero_terminal_snr: bool = False
+    timesteps: str = "uniform"
+    shift: float = 1.0
+    conditioning_dropout: float = 0.05
+    prior: str = "none"
+    prior_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        wrong = []
+        if self.loss == "scheduled-huber":
+            wrong.append(f"loss scheduled-huber {LATER}; use huber or smooth-l1")
+        elif self.loss not in LOSSES:
+            wrong.append(f"loss is {self.loss!r}, expected one of {', '.join(LOSSES)}")
+        if self.weighting not in WEIGHTINGS:
+            wrong.append(f"weighting is {self.weighting!r}, expected one of {', '.join(WEIGHTINGS)}")
+        if self.loss == "x0-mse" and self.weighting != "none":
+            wrong.append(f"weighting {self.weighting} is defined on the model's own objective; with loss x0-mse use none")
+        if self.gamma <= 0:
+            wrong.append(f"gamma is {self.gamma}, expected above 0")
+        for name in ("offset_noise", "pyramid_noise", "prior_weight"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                wrong.append(f"{name} is {getattr(self, name)}, expected 0 or more")
+        if self.pyramid_noise >= 1:
+            wrong.append(f"pyramid_noise is {self.pyramid_noise}, expected below 1 (each level is weaker by this factor)")
+        if self.ip_noise:
+            wrong.append(f"ip_noise {LATER}; set it to 0")
+        if self.zero_terminal_snr:
+            wrong.append(f"zero_terminal_snr {LATER}; use a model whose sampling has it")
+        if self.timesteps not in TIMESTEPS:
+            wrong.append(f"timesteps is {self.timesteps!r}, expected one of {', '.join(TIMESTEPS)}")
+        if not 0 < self.shift < math.inf:
+            wrong.append(f"shift is {self.shift}, expected above 0 (1 is off)")
+        if not 0.0 <= self.conditioning_dropout <= 1.0:
+            wrong.append(f"conditioning_dropout is {self.conditioning_dropout}, expected from 0 to 1")
+        if self.prior == "output-preservation":
+            wrong.append(f"prior output-preservation {LATER}; use regularisation")
+        elif self.prior not in PRIORS:
+            wrong.append(f"prior is {self.prior!r}, expected one of {', '.join(PRIORS)}")
+        if wrong:
+            raise ValueError("GraftObjective: " + "; ".join(wrong) + ".")
+
+
+def check_for(settings: ObjectiveSettings, prediction: str) -> None:
+    """Raise ValueError when the settings make no sense for a model that predicts `prediction`."""
+    if prediction not in ("eps", "v", "flow"):
+        raise ValueError(f"This model predicts {prediction}: training knows eps, v and flow.")
+    if prediction == "flow" and settings.weighting != "none":
+        raise ValueError(f"GraftObjective: weighting {settings.weighting} is defined by a signal-to-noise ratio that flow models do not use; set none.")
+
+
+def shares(settings: ObjectiveSettings, count: int, draws: torch.Generator) -> Tensor:
+    """Timestep shares (count,) in [0, 1) of the chosen distribution; `shift` s moves u to s u / (1 + (s - 1) u)."""
+    if settings.timesteps == "logit-normal":
+        u = torch.randn(count, generator=draws).sigmoid()
+    else:
+        u = torch.rand(count, generator=draws)
+    if settings.timesteps == "shifted":
+        u = settings.shift * u / (1 + (settings.shift - 1) * u)
+    return u.clamp(0.0, 1 - 2**-24)
+
+
+def noise_like(settings: ObjectiveSettings, latents: Tensor, draws: torch.Generator) -> Tensor:
+    """Noise of the latents' shape (B, C, h, w), drawn on the CPU: normal, plus an offset a channel, plus coarser levels (pyramid)."""
+    shape = latents.shape
+    noise = torch.randn(shape, generator=draws)
+    if settings.offset_noise:
+        noise = noise + settings.offset_noise * torch.randn(*shape[:2], *[1] * (len(shape) - 2), generator=draws)
+    if settings.pyramid_noise:
+        noise = _pyramid(noise, settings.pyramid_noise, draws)
+    return noise.to(latents.device)
+
+
+def _pyramid(noise: Tensor, discount: float, draws: torch.Generator) -> Tensor:
+    """Add bilinear noise of sides divided by r^i with r uniform in [2, 4), i from 0, weaker by discount^i; unit deviation at the end."""
+    b, c, h, w = noise.shape
+    for level in range(6):
+        r = float(torch.rand((), generator=draws)) * 2 + 2
+        size = max(1, int(h / r**level)), max(1, int(w / r**level))
+        coarse = torch.randn(b, c, *size, generator=draws)
+        noise = noise + F.interpolate(coarse, size=(h, w), mode="bilinear") * discount**level
+        if 1 in size:
+            break
+    return noise / noise.std()
+
+
+def own_scale(prediction: str, sigma: Tensor) -> Tensor:
+    """Factor from an error of denoised latents to an error of the model's own output: 1/sigma (eps, flow), sqrt(SNR + 1) (v)."""
+    sigma = sigma.clamp(min=1e-5)
+    return (1 + sigma**-2).sqrt() if prediction == "v" else 1 / sigma
+
+
+def step_weights(settings: ObjectiveSettings, prediction: str, sigma: Tensor) -> Tensor:
+    """Weight (B,) of the model's own loss at sigma (B,): min-SNR is min(SNR, g)/SNR for eps and min(SNR, g)/(SNR + 1) for v."""
+    if settings.weighting == "none":
+        return torch.ones_like(sigma)
+    snr = sigma.clamp(min=1e-5) ** -2
+    if settings.weighting == "min-snr":
+        if prediction == "v":
+            return snr.clamp(max=settings.gamma) / (snr + 1)
+        return (settings.gamma / snr).clamp(max=1.0)  # no 0/0 at SNR 0
+    snr = snr.clamp(max=1000.0)
+    return 1 / (snr + 1) if prediction == "v" else snr**-0.5
+
+
+def losses(settings: ObjectiveSettings, prediction: str, denoised: Tensor, clean: Tensor, sigma: Tensor) -> Tensor:
+    """Loss an image (B,) in float32, from denoised and clean latents (B, C, h, w) at sigma (B,)."""
+    error = denoised.float() - clean.float()
+    if settings.loss != "x0-mse":
+        error = error * own_scale(prediction, sigma).view(-1, *[1] * (error.ndim - 1))
+    if settings.loss in ("mse", "x0-mse"):
+        value = error.square()
+    else:
+        size = (error.square() + HUBER_DELTA**2).sqrt() - HUBER_DELTA
+        value = 2 * HUBER_DELTA * size if settings.loss == "huber" else 2 * size
+    return value.flatten(1).mean(1) * step_weights(settings, prediction, sigma)

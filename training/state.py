@@ -1,0 +1,184 @@
+"""The state of a training run as a value: what began it, which steps it has seen, its tensors and its history. Nothing here changes in place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..ema.schedule import EMASettings
+from .adapters import AdapterSettings, as_lora, beginning
+from .objective import ObjectiveSettings
+from .optimizer import OptimizerSettings, peak_rate
+
+
+def digest_of(value: Any) -> str:
+    """sha256 of a value's canonical JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What may change between two calls of TrainStep: optimiser and objective."""
+
+    optimizer: OptimizerSettings = OptimizerSettings()
+    objective: ObjectiveSettings = ObjectiveSettings()
+
+    @property
+    def digest(self) -> str:
+        """Stands for the settings in a run's position."""
+        return digest_of({"optimizer": asdict(self.optimizer), "objective": asdict(self.objective)})
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a run is begun from; its digest is the run's identity. `model` and `dataset` are fingerprints."""
+
+    model: str
+    dataset: str
+    adapter: AdapterSettings = AdapterSettings()
+    ema: EMASettings | None = None
+    seed: int = 0
+
+    @property
+    def digest(self) -> str:
+        """Identity of the run: equal for equal beginnings in every process."""
+        adapter = {f.name: getattr(self.adapter, f.name) for f in fields(self.adapter) if f.name != "initial"}
+        ema = None if self.ema is None else asdict(self.ema)
+        return digest_of({"model": self.model, "dataset": self.dataset, "adapter": adapter, "ema": ema, "seed": self.seed})
+
+
+@dataclass(frozen=True)
+class History:
+    """What was measured: the loss, learning rate and gradient norm of every step, and (step, loss) of every validation."""
+
+    loss: tuple[float, ...] = ()
+    rate: tuple[float, ...] = ()
+    norm: tuple[float, ...] = ()
+    validation: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """Step and held-out loss of the best validation so far."""
+        return min(self.validation, key=lambda row: (row[1], row[0]), default=None)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainState:
+    """A run at one step. Tensors are float32 on the CPU and never changed; `base` gives the model's own weights for kind full.
+
+    `trained` and `average` (the EMA, empty when there is none) go by name, `optimizer` by `<slot>/<name>`. `subject` is the host's: models
+    and dataset that the nodes carry along; the core does not look into it, and it is not part of the state's identity.
+    """
+
+    start: Start
+    settings: Settings
+    trained: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor] = field(default_factory=dict)
+    average: Mapping[str, Tensor] = field(default_factory=dict)
+    step: int = 0
+    position: tuple[tuple[str, int], ...] = ()
+    history: History = History()
+    run: str = "run"
+    notes: Mapping[str, str] = field(default_factory=dict)
+    base: Callable[[], Mapping[str, Tensor]] | None = field(default=None, repr=False)
+    subject: Any = field(default=None, repr=False)
+
+    @property
+    def key(self) -> str:
+        """Identity of this state: the run's beginning and the settings and steps since."""
+        return key_of(self.start.digest, self.position)
+
+    def weights(self, ema: bool = False) -> dict[str, Tensor]:
+        """Copies of the trained tensors by name (kind full: whole weights by parameter name), or of their average."""
+        if ema and not self.average:
+            raise ValueError("This run keeps no weight average: connect GraftEMA to GraftTrainStart.")
+        return {name: tensor.clone() for name, tensor in (self.average if ema else self.trained).items()}
+
+    def lora_model(self, ema: bool = False) -> dict[str, Tensor]:
+        """The trained change under ComfyUI's generic names (LORA_MODEL): pairs, or differences for kind full."""
+        base = self.base() if self.base is not None and self.start.adapter.kind == "full" else None
+        return as_lora(self.weights(ema), self.start.adapter, base)
+
+    def metadata(self) -> dict[str, str]:
+        """Metadata for a saved LoRA in kohya's and modelspec's words: settings only, no dates, no random ids."""
+        adapter, optimizer, objective = self.start.adapter, self.settings.optimizer, self.settings.objective
+        module = {"lora": "networks.lora", "locon": "lycoris.kohya", "full": "lycoris.kohya"}[adapter.kind]
+        out = {
+            "modelspec.sai_model_spec": "1.0.0",
+            "modelspec.implementation": "https://github.com/comfyanonymous/ComfyUI",
+            "modelspec.title": self.run,
+            "ss_output_name": self.run,
+            "ss_network_module": module,
+            "ss_network_dim": str(adapter.rank),
+            "ss_network_alpha": str(adapter.alpha or float(adapter.rank)),
+            "ss_network_dropout": str(adapter.network_dropout),
+            "ss_network_args": json.dumps({"algo": adapter.kind, "targets": adapter.targets, "pattern": adapter.pattern}, sort_keys=True),
+            "ss_learning_rate": str(peak_rate(optimizer)),
+            "ss_unet_lr": str(peak_rate(optimizer)),
+            "ss_lr_scheduler": optimizer.schedule,
+            "ss_lr_warmup_steps": str(optimizer.warmup),
+            "ss_optimizer": optimizer.optimizer,
+            "ss_total_batch_size": str(optimizer.batch_size * optimizer.accumulation),
+            "ss_gradient_accumulation_steps": str(optimizer.accumulation),
+            "ss_gradient_checkpointing": str(optimizer.checkpointing),
+            "ss_max_grad_norm": str(optimizer.clip_norm),
+            "ss_mixed_precision": {"auto": "no", "float32": "no", "bf16": "bf16"}[optimizer.precision],
+            "ss_loss_type": objective.loss,
+            "ss_min_snr_gamma": str(objective.gamma) if objective.weighting == "min-snr" else "None",
+            "ss_noise_offset": str(objective.offset_noise) if objective.offset_noise else "None",
+            "ss_caption_dropout_rate": str(objective.conditioning_dropout),
+            "ss_seed": str(self.start.seed),
+            "ss_steps": str(self.step),
+            "ss_max_train_steps": str(optimizer.total_steps),
+            "graft_state": self.key,
+        }
+        if adapter.kind == "full":
+            del out["ss_network_dim"], out["ss_network_alpha"]
+        return {**out, **self.notes}
+
+
+def key_of(start: str, position: tuple[tuple[str, int], ...]) -> str:
+    """Identity of a state from its run's identity and its position."""
+    return digest_of([start, [list(part) for part in position]])
+
+
+def advanced(position: tuple[tuple[str, int], ...], settings: str, steps: int) -> tuple[tuple[str, int], ...]:
+    """The position after `steps` more steps with `settings` (a digest): equal neighbours are joined, so 100 + 150 is 250."""
+    if steps == 0:
+        return position
+    if position and position[-1][0] == settings:
+        return (*position[:-1], (settings, position[-1][1] + steps))
+    return (*position, (settings, steps))
+
+
+def begin(module: nn.Module, start: Start, settings: Settings | None = None, run: str = "run") -> TrainState:
+    """The state before the first step on `module`; raises ValueError when the adapter settings do not fit it."""
+    trained = beginning(module, start.adapter, start.seed)
+    average = {name: tensor.clone() for name, tensor in trained.items()} if start.ema is not None else {}
+
+    def base() -> Mapping[str, Tensor]:
+        return {name: p.detach() for name, p in module.named_parameters()}
+
+    return TrainState(start, settings or Settings(), trained, average=average, run=run, base=base)
+
+
+def with_settings(state: TrainState, optimizer: OptimizerSettings | None, objective: ObjectiveSettings | None) -> TrainState:
+    """The state with other settings from here on; None keeps what it has."""
+    settings = Settings(optimizer or state.settings.optimizer, objective or state.settings.objective)
+    return state if settings == state.settings else replace(state, settings=settings)
+
+
+def equal(left: TrainState, right: TrainState) -> bool:
+    """Whether two states are at the same position with the same bytes."""
+    if left.key != right.key or left.step != right.step:
+        return False
+    return all(
+        a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+        for a, b in ((left.trained, right.trained), (left.optimizer, right.optimizer), (left.average, right.average))
+    )

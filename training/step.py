@@ -1,0 +1,178 @@
+"""One training step as a function of (seed, step): pictures, noise and timesteps are drawn anew from it, the tensors of a workspace move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ema.shadow import Shadow
+from . import adapters, optimizer
+from .checkpointing import checkpointed
+from .dataset import Batch, Dataset, batches
+from .draws import generator
+from .objective import Denoiser, check_for, losses, noise_like, shares
+from .state import History, TrainState, advanced
+
+VALIDATION_DRAWS = 4  # noise levels a held-out picture
+VALIDATION_PICTURES = 64
+
+
+class Diverged(ArithmeticError):
+    """The loss or the gradient is not finite; the tensors are those after the last good step."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What one step measured."""
+
+    loss: float
+    rate: float
+    norm: float
+
+
+class Workspace:
+    """Live copies of a state's tensors on the model's device, which steps move in place; `state()` freezes them again."""
+
+    def __init__(self, state: TrainState, denoiser: Denoiser, dataset: Dataset) -> None:
+        check_for(state.settings.objective, denoiser.prediction)
+        if state.settings.objective.prior == "regularisation" and dataset.regularisation is None:
+            raise ValueError("GraftObjective: prior regularisation needs a regularisation dataset on GraftDataset.")
+        self.begun, self.denoiser, self.dataset = state, denoiser, dataset
+        device = denoiser.device
+        self.trained = {name: t.to(device, torch.float32, copy=True).requires_grad_() for name, t in state.trained.items()}
+        self.optimizer = optimizer.build(state.settings.optimizer, self.trained, state.optimizer)
+        self.shadow: Shadow | None = None
+        if state.start.ema is not None:
+            place = device if state.start.ema.device == "same" else torch.device("cpu")
+            self.shadow = Shadow({name: t.to(place, copy=True) for name, t in state.average.items()}, state.step)
+        self.step = state.step
+        self.whole = True  # False while a step is moving the tensors: an interruption there leaves nothing worth keeping
+        self.kept = state.step
+        self.measured: list[Moved] = []
+        self.validation: list[tuple[int, float]] = []
+        self.purpose = ""  # what runs now: a micro-batch of the step, or "" outside training
+
+    def moment(self) -> tuple[int, int, str]:
+        """(seed, step, purpose) of the forward that runs now."""
+        return self.begun.start.seed, self.step, self.purpose
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """For the block the model computes with the trained tensors; it is as before afterwards, whatever happens."""
+        settings, module = self.begun.settings.optimizer, self.denoiser.module
+        with adapters.attached(module, self.begun.start.adapter, self.trained, self.moment), torch.enable_grad():
+            with checkpointed(module) if settings.checkpointing else nullcontext():
+                yield
+
+    def state(self) -> TrainState:
+        """The workspace as an immutable state: everything is copied to the CPU."""
+        begun, history = self.begun, self.begun.history
+        done = self.step - begun.step
+        average = {} if self.shadow is None else {name: t.detach().to("cpu", copy=True) for name, t in self.shadow.tensors.items()}
+        return replace(
+            begun,
+            trained={name: t.detach().to("cpu", copy=True) for name, t in self.trained.items()},
+            optimizer=optimizer.moments(self.optimizer, self.trained),
+            average=average,
+            step=self.step,
+            position=advanced(begun.position, begun.settings.digest, done),
+            history=History(
+                history.loss + tuple(m.loss for m in self.measured),
+                history.rate + tuple(m.rate for m in self.measured),
+                history.norm + tuple(m.norm for m in self.measured),
+                history.validation + tuple(self.validation),
+            ),
+        )
+
+
+def _precision(work: Workspace) -> AbstractContextManager[Any]:
+    if work.begun.settings.optimizer.precision == "bf16":
+        return torch.autocast(work.denoiser.device.type, torch.bfloat16)
+    return nullcontext()
+
+
+def _batch_losses(work: Workspace, batch: Batch, draws: torch.Generator, options: dict[str, Any]) -> Tensor:
+    """Losses (B,) of one group of pictures, with the graph that leads to the trained tensors."""
+    denoiser, objective = work.denoiser, work.begun.settings.objective
+    clean = denoiser.process_in(batch.latents.to(denoiser.device, torch.float32))
+    sigma = denoiser.sigma(shares(objective, clean.shape[0], draws).to(denoiser.device))
+    noise = noise_like(objective, clean, draws)
+    with _precision(work):
+        denoised = denoiser.denoise(denoiser.noisy(clean, noise, sigma), sigma, batch.conditionings, options)
+    return losses(objective, denoiser.prediction, denoised, clean, sigma)
+
+
+def backward_(work: Workspace) -> float:
+    """Gradients of the next step into `.grad` of the trained tensors; the loss. Every picture of the step weighs the same."""
+    start, settings = work.begun.start, work.begun.settings
+    options = {"graft_training": {"step": work.step, "total_steps": settings.optimizer.total_steps}}
+    total = 0.0
+    for part in range(settings.optimizer.accumulation):
+        work.purpose = f"part {part}"
+        number = work.step * settings.optimizer.accumulation + part
+        groups = batches(
+            work.dataset, settings.optimizer.batch_size, settings.objective.conditioning_dropout, start.seed, work.step, number, work.purpose
+        )
+        count = sum(len(batch.conditionings) for batch in groups)
+        draws = generator(start.seed, work.step, f"noise {work.purpose}")
+        for batch in groups:
+            each = _batch_losses(work, batch, draws, options)
+            if settings.objective.prior == "regularisation":
+                each = torch.where(batch.regular.to(each.device), each * settings.objective.prior_weight, each)
+            loss = each.sum() / (count * settings.optimizer.accumulation)
+            loss.backward()
+            total += float(loss.detach())
+    work.purpose = ""
+    return total
+
+
+def advance_(work: Workspace) -> Moved:
+    """Make one step inside `installed()`. Raises Diverged, with the tensors as they were, when the loss or a gradient is not finite."""
+    state, settings = work.begun, work.begun.settings.optimizer
+    work.optimizer.zero_grad(set_to_none=True)
+    loss = backward_(work)
+    held = [t for t in work.trained.values() if t.grad is not None]
+    norm = float(torch.nn.utils.clip_grad_norm_(held, settings.clip_norm or float("inf")))
+    if not (torch.isfinite(torch.tensor([loss, norm])).all()):
+        work.optimizer.zero_grad(set_to_none=True)
+        raise Diverged(f"Step {work.step + 1} has loss {loss} and gradient norm {norm}: training has diverged.")
+    rate = optimizer.rate_at(settings, work.step)
+    optimizer.set_rate_(work.optimizer, rate)
+    work.whole = False
+    work.optimizer.step()
+    work.optimizer.zero_grad(set_to_none=True)
+    adapters.limit_norms_(work.trained, state.start.adapter)
+    work.step += 1
+    if work.shadow is not None:
+        assert state.start.ema is not None
+        work.shadow.update_(work.trained, state.start.ema, work.step, settings.total_steps)
+    moved = Moved(loss, rate, norm)
+    work.measured.append(moved)
+    work.whole = True
+    return moved
+
+
+@torch.no_grad()
+def validate(work: Workspace) -> float | None:
+    """Mean loss of the held-out pictures at noise and timesteps that never change (plain weights, no dropout); None without any."""
+    pictures = work.dataset.held_out[:VALIDATION_PICTURES]
+    if not pictures:
+        return None
+    denoiser, objective = work.denoiser, work.begun.settings.objective
+    found = []
+    for number, picture in enumerate(pictures):
+        draws = generator(work.begun.start.seed, number, "validation")
+        latents = picture.latent[None].expand(VALIDATION_DRAWS, *picture.latent.shape)
+        clean = denoiser.process_in(latents.to(denoiser.device, torch.float32))
+        sigma = denoiser.sigma(((torch.arange(VALIDATION_DRAWS) + torch.rand((), generator=draws)) / VALIDATION_DRAWS).to(denoiser.device))
+        noise = torch.randn(clean.shape, generator=draws).to(denoiser.device)
+        with _precision(work):
+            conditionings = (work.dataset.conditionings[picture.caption],) * VALIDATION_DRAWS
+            denoised = denoiser.denoise(denoiser.noisy(clean, noise, sigma), sigma, conditionings, {})
+        found.append(losses(objective, denoiser.prediction, denoised, clean, sigma).mean())
+    return float(torch.stack(found).mean())
