@@ -106,6 +106,17 @@ def to_api(data: Mapping[str, Any], look_up: Catalogue) -> dict[str, dict[str, A
     return graph
 
 
+@dataclass(frozen=True)
+class _Constant:
+    """A value that comes from a widget of a subgraph's host."""
+
+    value: Any
+
+
+_UNSET = _Constant(None)  # a host's widget without a saved value: the widget inside keeps its own
+_Source = tuple[str, int] | _Constant | None  # where a link ends: an output of a node that runs, a host's value, or nowhere
+
+
 class _Placement:
     """Every node of the workflow at its place, and the links between them followed through subgraphs, reroutes and bypassed nodes."""
 
@@ -146,9 +157,9 @@ class _Placement:
         inputs: dict[str, Any] = {name: self._sent(item, name, value) for name, value in item.values.items()}
         for slot in item.inputs:
             source = self._source(item, slot, slot.type, frozenset()) if slot.link is not None else None
-            if isinstance(source, _Constant):
+            if isinstance(source, _Constant) and source is not _UNSET:
                 inputs[slot.name] = _wrapped(source.value)
-            elif source is not None:
+            elif isinstance(source, tuple):
                 inputs[slot.name] = [source[0], source[1]]
         title = item.node.get("title") or (item.schema.title if item.schema else item.type)
         return {"inputs": inputs, "class_type": item.type, "_meta": {"title": title}}
@@ -169,7 +180,7 @@ class _Placement:
             if schema is None:
                 return item
             item.schema, item.inputs = schema, _configured(schema, slots)
-            item.values = widgets.values(schema, node.get("widgets_values"), node.get("widgets_values_named"))
+            item.values = widgets.values(schema, node.get("widgets_values"))
             if any(entry.dynamic for entry in schema.inputs) and item.runs:
                 self.problems.append(_at(item, f"{kind} has inputs that grow in the editor, which the editor format does not describe; "
                                                "save the workflow with 'Export (API)' and run that file"))
@@ -180,10 +191,7 @@ class _Placement:
         assert item.inside is not None
         names = [str(entry.get("name")) for at, entry in enumerate(item.inside.inputs) if self._promotes(item.inside, at, 0)]
         saved = item.node.get("widgets_values")
-        named = item.node.get("widgets_values_named") if saved is None else None
-        if isinstance(named, Mapping):
-            return {name: named[name] for name in names if named.get(name) is not None}
-        return {name: value for name, value in zip(names, saved or [], strict=False) if value is not None}
+        return dict(zip(names, saved if isinstance(saved, list) else [], strict=False))
 
     def _promotes(self, inside: Sheet, at: int, depth: int) -> bool:
         """Whether an input of a subgraph shows a widget: it is wired to a widget inside, or to another subgraph's input that does."""
@@ -261,7 +269,7 @@ class _Placement:
         path = item.id.rpartition(":")[0]
         return self.all.get(f"{path}:{node_id}" if path else node_id)
 
-    def _source(self, item: Placed, slot: Slot, wanted: str, seen: frozenset[tuple[str, str]]) -> tuple[str, int] | _Constant | None:
+    def _source(self, item: Placed, slot: Slot, wanted: str, seen: frozenset[tuple[str, str]]) -> _Source:
         """What an input is wired to in the end: an output of a node that runs, a promoted value, or nothing."""
         if slot.link is None:
             return None
@@ -281,19 +289,16 @@ class _Placement:
             return None
         return self._output(origin, link.origin_slot, wanted, seen | {key})
 
-    def _outer(self, item: Placed, host: Placed, link: Link, seen: frozenset[tuple[str, str]]) -> tuple[str, int] | _Constant | None:
+    def _outer(self, item: Placed, host: Placed, link: Link, seen: frozenset[tuple[str, str]]) -> _Source:
         """What the host's input gives to a node inside a subgraph: what it is wired to, or the value of its own widget."""
         if link.origin_slot >= len(host.inputs):
             self.problems.append(_at(item, f"the subgraph has no input {link.origin_slot}"))
             return None
         outer = host.inputs[link.origin_slot]
-        if outer.link is not None:
-            return self._source(host, outer, outer.type, seen)
-        if outer.name in host.values:
-            return _Constant(host.values[outer.name])
-        return None
+        source = _UNSET if outer.link is None else self._source(host, outer, outer.type, seen)
+        return _Constant(host.values[outer.name]) if source is _UNSET and outer.name in host.values else source
 
-    def _output(self, item: Placed, slot: int, wanted: str, seen: frozenset[tuple[str, str]]) -> tuple[str, int] | _Constant | None:
+    def _output(self, item: Placed, slot: int, wanted: str, seen: frozenset[tuple[str, str]]) -> _Source:
         if item.mode == MUTED:
             return None
         if item.mode == BYPASSED:
@@ -308,13 +313,6 @@ class _Placement:
         if item.type == "Reroute":
             return self._source(item, item.inputs[0], wanted, seen) if item.inputs else None
         return None if item.type in EDITOR_ONLY else (item.id, slot)
-
-
-@dataclass(frozen=True)
-class _Constant:
-    """A value that comes from a widget outside the subgraph."""
-
-    value: Any
 
 
 def _bypass(item: Placed, slot: int, wanted: str) -> Slot | None:

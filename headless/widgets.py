@@ -44,17 +44,14 @@ def widgets(schema: Schema) -> list[Widget]:
     return found
 
 
-def values(schema: Schema, saved: Any, named: Any = None) -> dict[str, Any]:
+def values(schema: Schema, saved: Any) -> dict[str, Any]:
     """The value of every widget that fills an input: the saved one where there is one, else its default.
 
-    `saved` is the node's `widgets_values` (a list, or a dict by name as some packs save it), `named` its `widgets_values_named`."""
+    `saved` is the node's `widgets_values`: a list, or a dict by name as some packs save it."""
     shown = widgets(schema)
-    if isinstance(saved, Mapping):
-        named, saved = saved, None
-    if isinstance(saved, Sequence) and not isinstance(saved, str):
+    given: Mapping[str, Any] = saved if isinstance(saved, Mapping) else {}
+    if isinstance(saved, list):
         given = dict(zip([widget.name for widget in shown], _without_sockets(schema, shown, saved), strict=False))
-    else:
-        given = dict(named) if isinstance(named, Mapping) else {}
     return {widget.name: _settled(given.get(widget.name, widget.default), widget) for widget in shown if widget.input is not None}
 
 
@@ -83,7 +80,10 @@ def _without_sockets(schema: Schema, shown: Sequence[Widget], saved: Sequence[An
 
 
 def _settled(value: Any, widget: Widget) -> Any:
-    """A COMBO without a value shows its first choice."""
-    if value is None and widget.input is not None and widget.input.type == COMBO:
+    """A COMBO without a value shows its first choice; a text box holds text."""
+    assert widget.input is not None
+    if value is None and widget.input.type == COMBO:
         return widget.input.options[0] if widget.input.options else None
+    if widget.input.type == "STRING" and widget.input.settings.get("multiline") and not isinstance(value, str):
+        return "" if value is None else str(value)
     return value
