@@ -79,8 +79,7 @@ def _todo_notes(todo: ToDo, others: int, replaced: bool) -> list[str]:
     notes = ["replaces the token downsampling that the model had"] if replaced else []
     if others and isinstance(todo, ToDoPatch):
         notes.append(
-            f"{others} other attn1 patch{'es' if others > 1 else ''} on the model: where they change the number of tokens (HyperTile, for one), "
-            "the block is left alone"
+            f"other attn1 patches on the model: {others}; where they change the number of tokens (HyperTile does), the block is left alone"
         )
     kernel = kernels.FEWER_KEYS.get(attention_kernel())
     return [*notes, kernel] if kernel else notes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from .. import host
-from ..patches import attention
+from ..patches import todo_report
 from ..patches.todo import MAX_DEPTH, MAX_FACTOR, METHODS, PHASES, ToDoSettings
 from .aliases import aliases
 
@@ -25,14 +25,18 @@ class ApplyToDo(io.ComfyNode):
             ),
             **aliases("todo", "token downsampling", "token merging", "tome", "faster attention", "speed"),
             inputs=[
-                io.Model.Input("model", tooltip="A UNet model (SD1.x, SD2, SDXL and the like)."),
+                io.Model.Input(
+                    "model",
+                    tooltip="A UNet (SD1.x, SD2, SDXL …) or a transformer: Flux, Chroma, SD3, Qwen-Image, Lumina 2, Z-Image, Wan, Cosmos 2 "
+                    "and Anima.",
+                ),
                 io.Float.Input(
                     "factor", default=2.0, min=1.0, max=MAX_FACTOR, step=0.1,
                     tooltip="How much smaller each side of the key/value grid gets: 2 keeps 1/4 of the tokens, 4 keeps 1/16; 1 is off.",
                 ),
                 io.Int.Input(
                     "max_depth", default=1, min=1, max=MAX_DEPTH,
-                    tooltip="How many levels to thin, counted from the finest one that has attention. SD1.x has 4, SDXL has 2.",
+                    tooltip="How many levels to thin, from the finest one that has attention on. SD1.x has 4, SDXL 2, a transformer 1.",
                 ),
                 io.String.Input(
                     "depth_factors", default="",
@@ -71,9 +75,10 @@ class ApplyToDo(io.ComfyNode):
         disable_after=0.0, latent=None,
     ) -> io.NodeOutput:
         settings = ToDoSettings.parse(factor, max_depth, depth_factors, method, start_percent, end_percent, phase, disable_after)
-        patched, patch = host.apply_todo(model, settings)
-        grid = None if latent is None else tuple(latent["samples"].shape[-2:])
-        return io.NodeOutput(patched, attention.report_text(patch, grid))
+        patched, todo, notes = host.apply_todo(model, settings)
+        shape = None if latent is None else tuple(latent["samples"].shape)
+        text = todo_report.report_text(todo, shape, notes)
+        return io.NodeOutput(patched, text, ui={"graft_todo": [todo_report.report_data(todo, shape, notes)]})
 
 
 NODES = [ApplyToDo]

@@ -1,4 +1,4 @@
-"""Token downsampling around one forward pass of a model: of transformers through `optimized_attention_override`, and order among patches."""
+"""Token downsampling around one call of a model: transformers through `optimized_attention_override`, UNets behind other patches."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def plan_todo(model: nn.Module, settings: ToDoSettings, sigmas: tuple[float, flo
     family, name = family_of(model), type(model).__name__
     if len(settings.factors) > 1:
         raise ValueError(
-            f"{len(settings.factors)} depths asked for, but this {name} is a transformer: all its {block_count(model, family)} blocks see the "
-            "same token grid, which is one depth: use max_depth 1 or one factor"
+            f"{len(settings.factors)} depths asked for, but this {name} is a transformer: all its {block_count(model, family)} blocks "
+            "see the same token grid, which is one depth: use max_depth 1 or one factor"
         )
     return TransformerToDo(settings, family, name, {1: (block_count(model, family), 0)}, family.patch(model), sigmas)
 

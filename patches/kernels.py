@@ -26,13 +26,24 @@ def kernel_name(kernel: Any) -> str:
 
 
 def refuse_inference_only(kernel: Any) -> None:
-    """Raise ValueError, with its name, when an attention kernel has no backward pass."""
-    name = kernel_name(kernel)
-    known = INFERENCE_ONLY.get(name.rpartition(".")[2])
-    if known is None:
-        known = next((what for word, what in INFERENCE_ONLY_WORDS.items() if word in name.lower()), None)
-    if known is not None:
-        raise ValueError(
-            f"{known} is for inference only, it has no backward pass (kernel {name}): start ComfyUI without it, or take its node off the "
-            "model, and train with PyTorch's attention"
-        )
+    """Raise ValueError, with its name, when an attention kernel (or the kernel that a closure calls) has no backward pass."""
+    cells = (cell.cell_contents for cell in getattr(kernel, "__closure__", None) or () if _filled(cell))
+    names = [kernel_name(kernel), *(kernel_name(content) for content in cells if callable(content))]
+    for name in names:
+        known = INFERENCE_ONLY.get(name.rpartition(".")[2])
+        if known is None:
+            known = next((what for word, what in INFERENCE_ONLY_WORDS.items() if word in name.lower()), None)
+        if known is not None:
+            raise ValueError(
+                f"{known} is for inference only, it has no backward pass (kernel {name}): start ComfyUI without it, or take its node off "
+                "the model, and train with PyTorch's attention"
+            )
+
+
+def _filled(cell: Any) -> bool:
+    """Whether a closure's variable has a value yet."""
+    try:
+        cell.cell_contents  # noqa: B018  (reading is the question)
+    except ValueError:
+        return False
+    return True

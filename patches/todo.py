@@ -195,7 +195,7 @@ def thin_span_mask(mask: Tensor, span: Span, target: Grid, method: str = "neares
 
 def _check(length: int, span: Span) -> None:
     if span.start + span.count > length:
-        raise ValueError(f"expected at least {span.start + span.count} tokens ({span.count} of the image from {span.start} on), got {length}")
+        raise ValueError(f"expected {span.count} image tokens from token {span.start} on, got a sequence of {length}")
 
 
 @lru_cache(maxsize=128)
@@ -226,7 +226,7 @@ def attention_saving(rows: Sequence[DepthReport]) -> float:
     full = kept = 0
     for row in rows:
         if row.before is not None and row.after is not None:
-            queries = row.before[0] * row.before[1]
+            queries, keys = (row.frames * grid[0] * grid[1] for grid in (row.before, row.after))
             full += (row.patched + row.skipped) * queries * queries
-            kept += row.patched * queries * row.after[0] * row.after[1] + row.skipped * queries * queries
+            kept += row.patched * queries * keys + row.skipped * queries * queries
     return 1 - kept / full if full else 0.0

@@ -117,7 +117,7 @@ def _lumina(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Map
         mask = conditions.get("attention_mask")
         starts = (int(conditions["num_tokens"]),) if mask is None else tuple(int(number) for number in mask.sum(dim=1).tolist())
         return _refined(model, grid, {image: (0,), max(starts) + image: starts}, text)
-    multiple = model.pad_tokens_multiple
+    multiple: int | None = model.pad_tokens_multiple  # type: ignore[assignment]
     caption, picture = _padded(text, multiple), _padded(image, multiple)
     captions, pictures, vision = _references(model, conditions, multiple)
     sequence = captions + caption + vision + pictures + picture
@@ -132,7 +132,8 @@ def _references(model: nn.Module, conditions: Mapping[str, Any], multiple: int |
     nothing = multiple or 0
     captions = sum(_padded(_length(texts[i]), multiple) if i < len(texts) else nothing for i in range(len(latents)))
     captions += sum(_padded(_length(text), multiple) for text in texts[len(latents) :])
-    pictures = sum(_padded(_count(latent.shape, int(model.patch_size)), multiple) for latent in latents)  # type: ignore[arg-type]
+    patch = int(model.patch_size)  # type: ignore[arg-type]
+    pictures = sum(_padded(_count(latent.shape, patch), multiple) for latent in latents)
     if getattr(model, "siglip_embedder", None) is None:
         return captions, pictures, 0
     padding = getattr(model, "siglip_pad_token", None) is not None

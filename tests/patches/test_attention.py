@@ -5,7 +5,9 @@ import pickle
 
 import pytest
 import torch
-from graft_nodes.patches.attention import attention_depths, plan_todo, report_rows, report_text
+from graft_nodes.patches.attention import attention_depths
+from graft_nodes.patches.attention_override import plan_todo
+from graft_nodes.patches.todo_report import report_rows, report_text
 from graft_nodes.patches.todo import ToDoSettings, thin
 from torch import nn
 
@@ -142,7 +144,7 @@ def test_a_class_that_is_no_unet_is_named():
     class Flux(nn.Module):
         pass
 
-    with pytest.raises(TypeError, match="Flux is not one"):
+    with pytest.raises(TypeError, match="this Flux has no double_blocks and no single_blocks"):
         plan_todo(Flux(), ToDoSettings((2.0,)))
 
 
