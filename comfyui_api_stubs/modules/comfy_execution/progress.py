@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC
 from enum import Enum
 from typing import Any
 
@@ -18,7 +17,7 @@ class NodeState(Enum):
     Error = "error"
 
 
-class ProgressHandler(ABC):  # noqa: B024  (every hook is optional)
+class ProgressHandler:
     """Is told of each change; derive and register to listen."""
 
     def __init__(self, name: str):

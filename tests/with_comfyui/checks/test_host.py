@@ -1,4 +1,4 @@
-"""The test host itself on a real ComfyUI: core nodes run through its executor, and Graft's pack loads."""
+"""The test host itself on a real ComfyUI; tests/comfyui_api_stubs runs the same on the embedded host."""
 
 
 def test_runs_core_nodes(host):

@@ -1,0 +1,865 @@
+"""Validates and executes workflows in API format, with ComfyUI's semantics: lists, lazy inputs, async nodes, caching, interruption.
+
+Two things differ on purpose: validation lists every error instead of stopping at the first unknown node, and nodes that add nodes to the
+running graph ("node expansion") are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import logging
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from enum import Enum
+from typing import Any, NamedTuple
+
+import comfy.model_management
+import torch
+from comfy_api.internal import _ComfyNodeInternal, _NodeOutputInternal, first_real_override, is_class, make_locked_method_func
+from comfy_api.latest import io
+from comfy_execution.graph import DependencyCycleError, DynamicPrompt, ExecutionBlocker, NodeInputError, get_input_info, is_link
+from comfy_execution.progress import WebUIProgressHandler, add_progress_handler, get_progress_state, reset_progress_state
+from comfy_execution.utils import CurrentNodeContext
+from comfy_execution.validation import validate_node_input
+
+import nodes
+
+
+class CacheType(Enum):
+    """How long results are kept; the embedded host keeps those of the latest workflow."""
+
+    CLASSIC = 0
+    LRU = 1
+
+
+class CacheEntry(NamedTuple):
+    """What a node gave: for each output the list of its values, and what the editor shows."""
+
+    outputs: list[list]
+    ui: dict
+
+
+class ExpansionError(Exception):
+    """A node wants to add nodes to the running graph."""
+
+
+# --- one node ---------------------------------------------------------------------------------------------------------------------
+
+
+def _is_v3(class_def: type) -> bool:
+    return issubclass(class_def, _ComfyNodeInternal)
+
+
+def _optional_method(obj: Any, v3_name: str, v1_name: str) -> str | None:
+    """The name of a method that a node class may have: for V3 only when it is overridden."""
+    class_def = obj if is_class(obj) else type(obj)
+    if _is_v3(class_def):
+        return v3_name if first_real_override(class_def, v3_name) is not None else None
+    return v1_name if getattr(obj, v1_name, None) is not None else None
+
+
+def _hidden_values(wanted: Mapping[str, Any], unique_id: str, prompt: DynamicPrompt | None, extra_data: Mapping[str, Any]) -> dict:
+    """The hidden inputs that a node class names, by the name it gives them."""
+    known = {
+        "PROMPT": prompt.original_prompt if prompt else {}, "DYNPROMPT": prompt, "EXTRA_PNGINFO": extra_data.get("extra_pnginfo"),
+        "UNIQUE_ID": unique_id, "AUTH_TOKEN_COMFY_ORG": extra_data.get("auth_token_comfy_org"),
+        "API_KEY_COMFY_ORG": extra_data.get("api_key_comfy_org"),
+    }
+    kinds = {name: kind[0] if isinstance(kind, tuple) else kind for name, kind in wanted.items()}
+    return {name: known[kind] for name, kind in kinds.items() if kind in known}
+
+
+def get_input_data(
+    inputs: Mapping[str, Any], class_def: type, unique_id: str, outputs: Callable[[str], list[list] | None] | None = None,
+    dynprompt: DynamicPrompt | None = None, extra_data: Mapping[str, Any] = {},
+) -> tuple[dict[str, Any], set[str], dict]:
+    """(a list of values for each input, the inputs whose value is not there yet, V3's hidden values).
+
+    `outputs` gives what a node has computed, or None; without it only constants have values, the rest reads (None,)."""
+    spec = class_def.INPUT_TYPES()  # type: ignore[attr-defined]
+    hidden = _hidden_values(spec.get("hidden", {}), unique_id, dynprompt, extra_data)
+    values: dict[str, Any] = {}
+    missing: set[str] = set()
+    for name, value in inputs.items():
+        _, category, options = get_input_info(class_def, name, spec)
+        if is_link(value) and not (options or {}).get("rawLink"):
+            computed = outputs(value[0]) if outputs else None
+            if computed is None or value[1] >= len(computed):
+                missing.add(name)
+                values[name] = (None,)
+            else:
+                values[name] = computed[int(value[1])]
+        elif category is not None:
+            values[name] = [value]
+    if _is_v3(class_def):
+        return values, missing, {"hidden_inputs": {io.Hidden[name]: value for name, value in hidden.items()}}
+    values.update({name: [value] for name, value in hidden.items()})
+    return values, missing, {}
+
+
+def _bound(obj: Any, function: str, v3_data: dict | None) -> Callable:
+    """The function to call: of a V3 class on a locked clone of it, so that nothing can be kept on the class."""
+    class_def = obj if is_class(obj) else type(obj)
+    if not _is_v3(class_def):
+        return getattr(obj, function)
+    class_def.VALIDATE_CLASS()
+    return make_locked_method_func(class_def, function, class_def.PREPARE_CLASS_CLONE(v3_data))
+
+
+def _calls(values: Mapping[str, Any], as_lists: bool) -> list[dict[str, Any]]:
+    """The arguments of each call: one call with whole lists, or one an entry, the last entry of shorter lists repeated."""
+    if as_lists:
+        return [dict(values)]
+    count = max((len(value) for value in values.values()), default=0)
+    if count == 0:
+        return [{}]
+    return [{name: value[min(index, len(value) - 1)] for name, value in values.items()} for index in range(count)]
+
+
+def _blocker(arguments: Mapping[str, Any], as_lists: bool) -> ExecutionBlocker | None:
+    """The first blocker among a call's arguments."""
+    flat = itertools.chain.from_iterable(arguments.values()) if as_lists else arguments.values()
+    return next((value for value in flat if isinstance(value, ExecutionBlocker)), None)
+
+
+async def _call_over_lists(
+    prompt_id: str, unique_id: str, obj: Any, values: Mapping[str, Any], function: str, v3_data: dict | None = None,
+    interruptible: bool = False, on_block: Callable[[ExecutionBlocker], ExecutionBlocker] | None = None,
+) -> list:
+    """Call a node's function once for each entry of its input lists; what is still running is in the result as a task."""
+    results: list[Any] = []
+    as_lists = bool(getattr(obj, "INPUT_IS_LIST", False))
+    for index, arguments in enumerate(_calls(values, as_lists)):
+        if interruptible:
+            nodes.before_node_execution()
+        blocker = _blocker(arguments, as_lists)
+        if blocker is not None:
+            results.append(on_block(blocker) if on_block else blocker)
+            continue
+        call = _bound(obj, function, v3_data)
+        with CurrentNodeContext(prompt_id, unique_id, index):
+            if inspect.iscoroutinefunction(call):
+                task = asyncio.ensure_future(call(**arguments))  # the task copies the context, so it knows its node
+                await asyncio.sleep(0)
+                results.append(task.result() if task.done() else task)
+            else:
+                results.append(call(**arguments))
+    return results
+
+
+async def _resolved(results: list) -> list:
+    """The results with every task awaited."""
+    return [await result if isinstance(result, asyncio.Future) else result for result in results]
+
+
+def _unpacked(returned: Any, class_def: Any) -> tuple[Any, dict | None]:
+    """(the outputs of one call or None, what the editor shows) of whatever a node returned."""
+    ui, expand = None, None
+    if isinstance(returned, _NodeOutputInternal):
+        ui, expand, values = returned.ui, returned.expand, returned.result  # type: ignore[attr-defined]
+        if returned.block_execution is not None:  # type: ignore[attr-defined]
+            values = ExecutionBlocker(returned.block_execution)  # type: ignore[attr-defined]
+        ui = ui.as_dict() if ui is not None and not isinstance(ui, dict) else ui
+    elif isinstance(returned, dict):
+        ui, expand, values = returned.get("ui"), returned.get("expand"), returned.get("result")
+    elif returned is None:
+        raise TypeError(f"{class_def.__name__} returned None; a node returns a tuple of its outputs, or a dict with \"result\" or \"ui\"")
+    else:
+        values = returned
+    if expand is not None:
+        raise ExpansionError(
+            f"{class_def.__name__} adds nodes to the running graph (node expansion), which the embedded host does not do; "
+            "run this workflow in a real ComfyUI"
+        )
+    if isinstance(values, ExecutionBlocker):
+        values = (values,) * len(class_def.RETURN_TYPES)
+    return values, ui
+
+
+def _merged(calls: list[tuple], class_def: Any) -> list[list]:
+    """For each output the values of all calls; an output that is a list itself gives its entries."""
+    if not calls:
+        return []
+    is_list = getattr(class_def, "OUTPUT_IS_LIST", None) or [False] * len(calls[0])
+    merged: list[list] = []
+    for index, flag in zip(range(len(calls[0])), is_list, strict=False):
+        column = [call[index] for call in calls]
+        merged.append([
+            entry for value in column for entry in (value if flag and not isinstance(value, ExecutionBlocker) else [value])
+        ])
+    return merged
+
+
+def _entry(results: list, class_def: Any) -> CacheEntry:
+    """A node's results as they are kept and passed on."""
+    unpacked = [_unpacked(result, class_def) for result in results]
+    shown = [ui for _, ui in unpacked if ui is not None]
+    ui = {key: [value for one in shown for value in one[key]] for key in shown[0]} if shown else {}
+    return CacheEntry(_merged([values for values, _ in unpacked if values is not None], class_def), ui)
+
+
+# --- what makes two executions the same -------------------------------------------------------------------------------------------
+
+
+class _Signatures:
+    """A number for every node of a workflow: equal exactly when class, constants, fingerprints and everything upstream are equal."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple, int] = {}
+        self._fresh = itertools.count()
+
+    async def of(self, prompt_id: str, prompt: Mapping[str, dict]) -> dict[str, int]:
+        """The numbers of a workflow's nodes that are not in a cycle; those only of earlier workflows are given up."""
+        signed: dict[str, int] = {}
+        used: dict[tuple, int] = {}
+        for node_id in _ancestors_first(prompt):
+            node = prompt[node_id]
+            key = (*await self._own_part(prompt_id, node_id, node), *self._input_part(node["inputs"], signed))
+            used[key] = signed[node_id] = self._numbers[key] if key in self._numbers else next(self._fresh)
+        self._numbers = used
+        return signed
+
+    async def _own_part(self, prompt_id: str, node_id: str, node: dict) -> tuple:
+        class_def: Any = nodes.NODE_CLASS_MAPPINGS[node["class_type"]]
+        hidden = class_def.INPUT_TYPES().get("hidden", {}).values()
+        asks_for_id = any(kind == "UNIQUE_ID" or kind == ("UNIQUE_ID",) for kind in hidden)
+        of_this_node = asks_for_id or getattr(class_def, "NOT_IDEMPOTENT", False)
+        changed = self._frozen(await _fingerprint(prompt_id, node_id, node, class_def))
+        return (node["class_type"], changed, node_id if of_this_node else None)
+
+    def _input_part(self, inputs: Mapping[str, Any], signed: Mapping[str, int]) -> Iterable[tuple]:
+        for name in sorted(inputs):
+            value = inputs[name]
+            if is_link(value):
+                yield name, "link", signed.get(value[0], -1 - next(self._fresh)), value[1]
+            else:
+                yield name, "value", self._frozen(value)
+
+    def _frozen(self, value: Any) -> Any:
+        """A constant as something hashable, type included; NaN and unknown objects never equal anything."""
+        if isinstance(value, Mapping):
+            return ("map", *sorted((str(key), self._frozen(entry)) for key, entry in value.items()))
+        if isinstance(value, (list, tuple)):
+            return ("list", *(self._frozen(entry) for entry in value))
+        if value is None or (isinstance(value, (str, int, float, bool, bytes)) and value == value):
+            return (type(value).__name__, value)
+        return ("unlike anything", next(self._fresh))
+
+
+def _ancestors_first(prompt: Mapping[str, dict]) -> list[str]:
+    """The nodes, each after all that it links to; links to nowhere and links that close a cycle are passed over."""
+    return sorted(prompt, key=_Depths(prompt).__getitem__)
+
+
+class _Depths(dict):
+    """For each node the length of the longest path that leads to it; a link that closes a cycle is not followed."""
+
+    def __init__(self, prompt: Mapping[str, dict]):
+        super().__init__()
+        self._prompt = prompt
+
+    def __missing__(self, node_id: str) -> int:
+        stack, open_nodes = [node_id], {node_id}
+        while stack:
+            current = stack[-1]
+            inputs = self._prompt[current]["inputs"].values()
+            sources = [value[0] for value in inputs if is_link(value) and value[0] in self._prompt]
+            waiting = [source for source in sources if source not in self and source not in open_nodes]
+            if waiting:
+                stack.append(waiting[0])
+                open_nodes.add(waiting[0])
+                continue
+            self[current] = 1 + max((self.get(source, -1) for source in sources), default=-1)
+            open_nodes.discard(stack.pop())
+        return self[node_id]
+
+
+async def _fingerprint(prompt_id: str, node_id: str, node: dict, class_def: Any) -> Any:
+    """What fingerprint_inputs or IS_CHANGED says, given the constants among the inputs; False without one."""
+    method = _optional_method(class_def, "fingerprint_inputs", "IS_CHANGED")
+    if method is None:
+        return False
+    values, _, v3_data = get_input_data(node["inputs"], class_def, node_id)
+    try:
+        return await _resolved(await _call_over_lists(prompt_id, node_id, class_def, values, method, v3_data))
+    except Exception as error:  # noqa: BLE001  (a node's own code: any failure means that nothing may be reused)
+        logging.warning("%s %s: %s failed, so its result is not reused: %s", node["class_type"], node_id, method, error)
+        return float("nan")
+
+
+# --- a workflow -------------------------------------------------------------------------------------------------------------------
+
+
+class _Interrupted(NamedTuple):
+    """How a run ended early: the node, and what to report."""
+
+    node_id: str
+    error: BaseException
+    inputs: dict
+
+
+class _Run:
+    """One execution of one workflow: which nodes wait for which, what runs, what is done."""
+
+    def __init__(self, executor: PromptExecutor, prompt_id: str, prompt: dict, extra_data: dict, signatures: dict[str, int]):
+        self.executor, self.prompt_id, self.extra_data, self.signatures = executor, prompt_id, extra_data, signatures
+        self.prompt = DynamicPrompt(prompt)
+        self.waiting: dict[str, set[str]] = {}
+        self.running: dict[asyncio.Future, str] = {}
+        self.arguments: dict[str, dict] = {}
+        self.executed: list[str] = []
+
+    # what is there
+    def entry(self, node_id: str) -> CacheEntry | None:
+        return self.executor.results.get(self.signatures.get(node_id, -1))
+
+    def _outputs(self, node_id: str) -> list[list] | None:
+        entry = self.entry(node_id)
+        return None if entry is None else entry.outputs
+
+    def _class(self, node_id: str) -> Any:
+        return nodes.NODE_CLASS_MAPPINGS[self.prompt.get_node(node_id)["class_type"]]
+
+    # what is needed
+    def demand(self, node_id: str) -> None:
+        """Have a node executed, and before it everything that it is linked to (but for lazy inputs) and that has no result."""
+        pending = [node_id]
+        while pending:
+            current = pending.pop()
+            if current in self.waiting:
+                continue
+            sources = [source for source in self._eager_sources(current) if self.entry(source) is None]
+            self.waiting[current] = set(sources)
+            pending += sources
+
+    def _eager_sources(self, node_id: str) -> list[str]:
+        class_def, inputs = self._class(node_id), self.prompt.get_node(node_id)["inputs"]
+        spec = class_def.INPUT_TYPES()
+        links = {name: value[0] for name, value in inputs.items() if is_link(value)}
+        return [source for name, source in links.items() if not (get_input_info(class_def, name, spec)[2] or {}).get("lazy")]
+
+    def _demand_inputs(self, node_id: str, names: Iterable[str]) -> None:
+        """Have the lazy inputs that a node asked for executed before it is tried again."""
+        inputs = self.prompt.get_node(node_id)["inputs"]
+        for name in names:
+            if name not in inputs:
+                raise NodeInputError(f"Node {node_id} says it needs input {name}, but there is no input to that node at all")
+            if not is_link(inputs[name]):
+                raise NodeInputError(f"Node {node_id} says it needs input {name}, but that value is a constant")
+            source = inputs[name][0]
+            if self.entry(source) is None:
+                self.demand(source)
+                self.waiting[node_id].add(source)
+
+    # going through it
+    async def go(self) -> _Interrupted | None:
+        """Execute until nothing waits; returns how it failed, if it did."""
+        while self.waiting:
+            busy = set(self.running.values())
+            ready = [node_id for node_id, blockers in self.waiting.items() if not blockers and node_id not in busy]
+            if not ready and not self.running:
+                return _Interrupted(self._in_cycle(), DependencyCycleError("Dependency cycle detected"), {})
+            if ready:
+                failure = await self._step(self._next(ready))
+            else:
+                finished, _ = await asyncio.wait(self.running, return_when=asyncio.FIRST_COMPLETED)
+                failure = await self._collect(finished)
+            if failure is not None:
+                await self._cancel()
+                return failure
+        return None
+
+    async def _cancel(self) -> None:
+        for task in self.running:
+            task.cancel()
+        await asyncio.gather(*self.running, return_exceptions=True)
+        self.running.clear()
+
+    def _next(self, ready: list[str]) -> str:
+        """Outputs and async nodes first, then what leads to an output soonest: so that results show early."""
+        urgent = {node_id for node_id in self.waiting if self._is_output(node_id) or self._is_async(node_id)}
+        near = urgent
+        for _ in range(3):
+            chosen = next((node_id for node_id in ready if node_id in near), None)
+            if chosen is not None:
+                return chosen
+            near = {source for node_id in near & set(self.waiting) for source in self.waiting[node_id]}
+        return ready[0]
+
+    def _is_output(self, node_id: str) -> bool:
+        return bool(getattr(self._class(node_id), "OUTPUT_NODE", False))
+
+    def _is_async(self, node_id: str) -> bool:
+        class_def = self._class(node_id)
+        return inspect.iscoroutinefunction(getattr(class_def, class_def.FUNCTION))
+
+    def _in_cycle(self) -> str:
+        """A node that waits for itself: the first met twice when going from one to what it waits for."""
+        node_id, seen = next(iter(self.waiting)), set()
+        while node_id not in seen:
+            seen.add(node_id)
+            node_id = next(iter(self.waiting[node_id]))
+        return node_id
+
+    async def _step(self, node_id: str) -> _Interrupted | None:
+        """Execute one node that waits for nothing, unless its result is there."""
+        entry = self.entry(node_id)
+        if entry is not None:
+            self._done(node_id, entry, was_cached=True)
+            return None
+        return await self._guarded(node_id, self._execute(node_id))
+
+    async def _guarded(self, node_id: str, work: Awaitable[None]) -> _Interrupted | None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001  (a node's own code: whatever it raises is reported, with the node's name)
+            return _Interrupted(node_id, error, self.arguments.get(node_id, {}))
+        return None
+
+    async def _execute(self, node_id: str) -> None:
+        node, class_def, server = self.prompt.get_node(node_id), self._class(node_id), self.executor.server
+        get_progress_state().start_progress(node_id)
+        values, missing, v3_data = get_input_data(node["inputs"], class_def, node_id, self._outputs, self.prompt, self.extra_data)
+        self.arguments[node_id] = values
+        server.last_node_id = node_id
+        self._send("executing", {"node": node_id, "display_node": node_id, "prompt_id": self.prompt_id})
+        obj = self._object(node_id, node["class_type"], class_def)
+        lazy = _optional_method(obj, "check_lazy_status", "check_lazy_status")
+        if lazy is not None:
+            answers = await _resolved(await _call_over_lists(self.prompt_id, node_id, obj, values, lazy, v3_data, interruptible=True))
+            asked = {name for answer in answers if isinstance(answer, list) for name in answer if isinstance(name, str)}
+            needed = sorted(name for name in asked if name not in values or name in missing)
+            if needed:
+                self._demand_inputs(node_id, needed)
+                return
+        results = await _call_over_lists(
+            self.prompt_id, node_id, obj, values, class_def.FUNCTION, v3_data, interruptible=True, on_block=self._on_block(node_id),
+        )
+        if any(isinstance(result, asyncio.Future) for result in results):
+            self.running[asyncio.ensure_future(_resolved(results))] = node_id
+        else:
+            self._finish(node_id, results)
+
+    def _object(self, node_id: str, class_type: str, class_def: Any) -> Any:
+        """The node's instance, which lives as long as the node is in the workflow."""
+        objects = self.executor.objects
+        if (node_id, class_type) not in objects:
+            objects[node_id, class_type] = class_def()
+        return objects[node_id, class_type]
+
+    async def _collect(self, finished: Iterable[asyncio.Future]) -> _Interrupted | None:
+        """Take the results of async nodes that have ended."""
+
+        async def take(node_id: str, task: asyncio.Future) -> None:
+            self._finish(node_id, task.result())
+
+        failure = None
+        for task in finished:
+            node_id = self.running.pop(task)
+            failure = await self._guarded(node_id, take(node_id, task)) or failure
+        return failure
+
+    def _finish(self, node_id: str, results: list) -> None:
+        entry = _entry(results, self._class(node_id))
+        self.executor.results[self.signatures[node_id]] = entry
+        self._done(node_id, entry)
+
+    def _done(self, node_id: str, entry: CacheEntry, was_cached: bool = False) -> None:
+        del self.waiting[node_id]
+        for blockers in self.waiting.values():
+            blockers.discard(node_id)
+        self.arguments.pop(node_id, None)
+        if entry.ui:
+            self.executor.shown[node_id] = entry.ui
+        if entry.ui or was_cached:
+            self._send("executed", {"node": node_id, "display_node": node_id, "output": entry.ui or None, "prompt_id": self.prompt_id})
+        get_progress_state().finish_progress(node_id)
+        if not was_cached:
+            self.executed.append(node_id)
+
+    def _on_block(self, node_id: str) -> Callable[[ExecutionBlocker], ExecutionBlocker]:
+        """Report a blocker's message once, where it stops something; from there on it blocks silently."""
+
+        def report(blocker: ExecutionBlocker) -> ExecutionBlocker:
+            if blocker.message is None:
+                return blocker
+            self._send("execution_error", {
+                "prompt_id": self.prompt_id, "node_id": node_id, "node_type": self.prompt.get_node(node_id)["class_type"],
+                "executed": list(self.executed), "exception_message": f"Execution Blocked: {blocker.message}",
+                "exception_type": "ExecutionBlocked", "traceback": [], "current_inputs": [], "current_outputs": [],
+            })
+            return ExecutionBlocker(None)
+
+        return report
+
+    def _send(self, event: str, data: dict) -> None:
+        if self.executor.server.client_id is not None:
+            self.executor.server.send_sync(event, data, self.executor.server.client_id)
+
+
+class PromptExecutor:
+    """Executes workflows one after the other; keeps the results of the latest for the next.
+
+    `success`, `status_messages` and `history_result` speak of the latest run."""
+
+    def __init__(self, server: Any, cache_type: CacheType | bool = False, cache_args: dict | None = None):
+        self.server = server
+        self.cache_type = cache_type
+        self.cache_args = cache_args
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget every result."""
+        self.results: dict[int, CacheEntry] = {}
+        self.objects: dict[tuple[str, str], Any] = {}
+        self.shown: dict[str, dict] = {}
+        self.status_messages: list[tuple[str, dict]] = []
+        self.history_result: dict[str, dict] = {"outputs": {}, "meta": {}}
+        self.success = True
+        self._signatures = _Signatures()
+
+    def add_message(self, event: str, data: dict, broadcast: bool) -> None:
+        """Note an event of the run and send it, to the client that queued it or to all."""
+        data = {**data, "timestamp": int(time.time() * 1000)}
+        self.status_messages.append((event, data))
+        if self.server.client_id is not None or broadcast:
+            self.server.send_sync(event, data, self.server.client_id)
+
+    def execute(self, prompt: dict, prompt_id: str, extra_data: dict = {}, execute_outputs: list[str] = []) -> None:  # noqa: B006
+        """Execute a validated workflow from outside of an event loop."""
+        asyncio.run(self.execute_async(prompt, prompt_id, extra_data, execute_outputs))
+
+    async def execute_async(
+        self, prompt: dict, prompt_id: str, extra_data: dict = {}, execute_outputs: list[str] = [],  # noqa: B006
+    ) -> None:
+        """Execute a validated workflow as far as `execute_outputs` need it."""
+        nodes.interrupt_processing(False)
+        self.server.client_id = extra_data.get("client_id")
+        self.server.last_prompt_id = prompt_id
+        self.status_messages, self.shown, self.success = [], {}, True
+        self.add_message("execution_start", {"prompt_id": prompt_id}, broadcast=False)
+        with torch.inference_mode():
+            signatures = await self._signatures.of(prompt_id, prompt)
+            run = _Run(self, prompt_id, prompt, extra_data, signatures)
+            reset_progress_state(prompt_id, run.prompt)
+            add_progress_handler(WebUIProgressHandler(self.server))
+            self._drop_unused(prompt, signatures)
+            cached = [node_id for node_id in prompt if run.entry(node_id) is not None]
+            comfy.model_management.cleanup_models_gc()
+            self.add_message("execution_cached", {"nodes": cached, "prompt_id": prompt_id}, broadcast=False)
+            for node_id in execute_outputs:
+                run.demand(node_id)
+            failure = await run.go()
+        if failure is None:
+            self.add_message("execution_success", {"prompt_id": prompt_id}, broadcast=False)
+        else:
+            self.success = False
+            self._report(run, failure)
+        self._keep_history()
+        self.server.last_node_id = None
+
+    def _drop_unused(self, prompt: dict, signatures: dict[str, int]) -> None:
+        """Let go of results and node objects that this workflow has no use for."""
+        used = set(signatures.values())
+        self.results = {number: entry for number, entry in self.results.items() if number in used}
+        present = {(node_id, node["class_type"]) for node_id, node in prompt.items()}
+        self.objects = {key: obj for key, obj in self.objects.items() if key in present}
+
+    def _keep_history(self) -> None:
+        meta = {key: {"node_id": key, "display_node": key, "parent_node": None, "real_node_id": key} for key in self.shown}
+        self.history_result = {"outputs": dict(self.shown), "meta": meta}
+
+    def _report(self, run: _Run, failure: _Interrupted) -> None:
+        """Send what went wrong: an interruption, or the node's error with its inputs."""
+        node_id, error = failure.node_id, failure.error
+        data: dict[str, Any] = {
+            "prompt_id": run.prompt_id, "node_id": node_id, "node_type": run.prompt.get_node(node_id)["class_type"],
+            "executed": list(run.executed),
+        }
+        if isinstance(error, comfy.model_management.InterruptProcessingException):
+            logging.info("Processing interrupted")
+            self.add_message("execution_interrupted", data, broadcast=True)
+            return
+        logging.error("%s %s: %s", data["node_type"], node_id, error, exc_info=error)
+        tip = ""
+        if isinstance(error, torch.OutOfMemoryError):
+            tip = "\nThe device ran out of memory; a smaller batch or picture needs less."
+            comfy.model_management.unload_all_models()
+        data.update(
+            exception_message=f"{error}\n{tip}" if tip else str(error), exception_type=full_type_name(type(error)),
+            traceback=traceback.format_tb(error.__traceback__), current_outputs=[key for key in run.signatures if run.entry(key)],
+            current_inputs={name: [_shown_value(value) for value in values] for name, values in failure.inputs.items()},
+        )
+        self.add_message("execution_error", data, broadcast=False)
+
+
+def _shown_value(value: Any) -> Any:
+    """A value as it can be sent to a browser."""
+    return value if value is None or isinstance(value, (int, float, bool, str)) else str(value)
+
+
+def full_type_name(klass: type) -> str:
+    """A class's name with its module, unless it is a builtin."""
+    return klass.__qualname__ if klass.__module__ == "builtins" else f"{klass.__module__}.{klass.__qualname__}"
+
+
+# --- validation -------------------------------------------------------------------------------------------------------------------
+
+
+def _problem(kind: str, message: str, details: str, **extra: Any) -> dict[str, Any]:
+    return {"type": kind, "message": message, "details": details, "extra_info": extra}
+
+
+def _converted(value: Any, input_type: Any) -> Any:
+    """A constant as the type of its widget; a list is wrapped as {"__value__": […]} because a bare one is a link."""
+    if isinstance(value, dict) and "__value__" in value:
+        value = value["__value__"]
+    kind = {"INT": int, "FLOAT": float, "STRING": str, "BOOLEAN": bool}.get(input_type) if isinstance(input_type, str) else None
+    return value if kind is None else kind(value)
+
+
+def _range_problem(name: str, value: Any, input_type: Any, options: dict) -> dict | None:
+    """What is wrong with a constant's value by its widget's limits or choices."""
+    extra = {"input_name": name, "input_config": (input_type, options), "received_value": value}
+    if "min" in options and value < options["min"]:
+        return _problem("value_smaller_than_min", f"Value {value} smaller than min of {options['min']}", name, **extra)
+    if "max" in options and value > options["max"]:
+        return _problem("value_bigger_than_max", f"Value {value} bigger than max of {options['max']}", name, **extra)
+    if not isinstance(input_type, list) and input_type != "COMBO":
+        return None
+    choices = input_type if isinstance(input_type, list) else options.get("options") or []
+    chosen = value if options.get("multiselect") and isinstance(value, list) else [value]
+    if all(choice in choices for choice in chosen):
+        return None
+    listed = str(choices) if len(choices) <= 20 else f"(list of length {len(choices)})"
+    if len(choices) > 20:
+        extra["input_config"] = None
+    strange = ", ".join(repr(choice) for choice in chosen if choice not in choices)
+    return _problem("value_not_in_list", "Value not in list", f"{name}: {strange} not in {listed}", **extra)
+
+
+class _Validator:
+    """Finds everything that is wrong with a workflow's nodes, each once."""
+
+    def __init__(self, prompt_id: str, prompt: dict[str, dict]):
+        self.prompt_id, self.prompt = prompt_id, prompt
+        self.problems: dict[str, list[dict]] = {}
+        self.cyclic: dict[str, list[dict]] = {}
+
+    def known_class(self, node_id: str) -> Any:
+        return nodes.NODE_CLASS_MAPPINGS.get(self.prompt[node_id].get("class_type"))
+
+    def links(self, node_id: str) -> list[str]:
+        """The nodes that a node links to, as far as they are there."""
+        inputs = self.prompt[node_id].get("inputs", {}).values()
+        return [value[0] for value in inputs if is_link(value) and value[0] in self.prompt]
+
+    async def visit(self, node_id: str) -> None:
+        """Find the problems of one node itself; what its own validation raises is one of them."""
+        class_def = self.known_class(node_id)
+        if node_id in self.problems or class_def is None:
+            return
+        try:
+            self.problems[node_id] = await self._of_node(node_id, class_def)
+        except Exception as error:  # noqa: BLE001  (a node's own code: whatever it raises is reported as the node's problem)
+            extra = {"exception_type": full_type_name(type(error)), "traceback": traceback.format_tb(error.__traceback__)}
+            self.problems[node_id] = [_problem("exception_during_validation", "Exception when validating node", str(error), **extra)]
+
+    def found(self) -> dict[str, list[dict]]:
+        """All problems, by node in the workflow's order."""
+        both = {node_id: self.problems.get(node_id, []) + self.cyclic.get(node_id, []) for node_id in self.prompt}
+        return {node_id: problems for node_id, problems in both.items() if problems}
+
+    async def _of_node(self, node_id: str, class_def: Any) -> list[dict]:
+        inputs, spec = self.prompt[node_id]["inputs"], class_def.INPUT_TYPES()
+        method = _optional_method(class_def, "validate_inputs", "VALIDATE_INPUTS")
+        takes: set[str] = set()
+        takes_all = False
+        if method is not None:
+            signature = inspect.getfullargspec(getattr(class_def, method))
+            takes, takes_all = {*signature.args, *signature.kwonlyargs}, signature.varkw is not None
+        problems: list[dict] = []
+        received: dict[str, Any] = {}
+        for name in {**spec.get("required", {}), **spec.get("optional", {})}:
+            input_type, category, options = get_input_info(class_def, name, spec)
+            info, own_check = (input_type, category, options or {}), takes_all or name in takes
+            problem = self._of_input(node_id, name, info, received, "input_types" in takes, own_check)
+            problems += [] if problem is None else [problem]
+        if method is not None and (takes or takes_all):
+            broken = {problem["extra_info"]["input_name"] for problem in problems}
+            problems += await self._by_the_node(node_id, class_def, method, inputs, received, (takes, takes_all), broken)
+        return problems
+
+    def _of_input(
+        self, node_id: str, name: str, info: tuple, received: dict[str, Any], any_type: bool, own_check: bool,
+    ) -> dict | None:
+        """What is wrong with one input; converts a constant in place, notes the type that a link brings."""
+        input_type, category, options = info
+        inputs = self.prompt[node_id]["inputs"]
+        extra: dict[str, Any] = {"input_name": name, "input_config": (input_type, options)}
+        if name not in inputs:
+            missing = category == "required"
+            return _problem("required_input_missing", "Required input is missing", name, input_name=name) if missing else None
+        value = inputs[name]
+        if isinstance(value, list):
+            return self._of_link(name, value, input_type, extra, received, any_type)
+        try:
+            value = inputs[name] = _converted(value, input_type)
+        except (TypeError, ValueError, OverflowError) as error:
+            message = f"Failed to convert an input value to a {input_type} value"
+            details = f"{name}, {value}, {error}"
+            return _problem("invalid_input_type", message, details, **extra, received_value=value, exception_message=str(error))
+        return None if own_check else _range_problem(name, value, input_type, options)
+
+    def _of_link(self, name: str, value: list, input_type: Any, extra: dict, received: dict[str, Any], any_type: bool) -> dict | None:
+        if not is_link(value):
+            message = "Bad linked input, must be a length-2 list of [node_id, slot_index]"
+            return _problem("bad_linked_input", message, name, **extra, received_value=value)
+        source, index = value
+        if source not in self.prompt:
+            message = f"Bad linked input, there is no node {source}"
+            return _problem("bad_linked_input", message, name, **extra, received_value=value)
+        source_class = self.known_class(source)
+        if source_class is None:
+            return None  # reported at the source
+        types = source_class.RETURN_TYPES
+        if not 0 <= index < len(types):
+            message = f"Bad linked input, {self.prompt[source]['class_type']} {source} has no output {index}, it has {len(types)}"
+            return _problem("bad_linked_input", message, name, **extra, received_value=value)
+        received[name] = types[int(index)]
+        if any_type or validate_node_input(received[name], input_type):
+            return None
+        details = f"{name}, received_type({received[name]}) mismatch input_type({input_type})"
+        message = "Return type mismatch between linked nodes"
+        return _problem("return_type_mismatch", message, details, **extra, received_type=received[name], linked_node=value)
+
+    async def _by_the_node(
+        self, node_id: str, class_def: Any, method: str, inputs: dict, received: dict[str, Any], accepts: tuple[set[str], bool],
+        broken: set[str],
+    ) -> list[dict]:
+        """What the node's own validation says, input by input that it takes; not asked when one of those is broken already."""
+        takes, takes_all = accepts
+        values, _, v3_data = get_input_data(inputs, class_def, node_id)
+        values = {name: value for name, value in values.items() if name in takes or takes_all}
+        if broken & (set(values) if takes_all else takes):
+            return []
+        if "input_types" in takes:
+            values["input_types"] = [received]
+        results = await _resolved(await _call_over_lists(self.prompt_id, node_id, class_def, values, method, v3_data))
+        answers = [answer for answer in results if answer is not True and not isinstance(answer, ExecutionBlocker)]
+        return [
+            _problem(
+                "custom_validation_failed", "Custom validation failed for node", name if answer is False else f"{name} - {answer}",
+                input_name=name,
+            )
+            for name in values for answer in answers
+        ]
+
+    def cycles(self, start: str) -> None:
+        """Note a problem at every node of each cycle that is upstream of `start`."""
+        path: list[str] = []
+        done: set[str] = set()
+        stack: list[tuple[str, bool]] = [(start, False)]
+        while stack:
+            node_id, leaving = stack.pop()
+            if leaving:
+                path.pop()
+                done.add(node_id)
+            elif node_id in path:
+                self._note_cycle(path[path.index(node_id):])
+            elif node_id not in done:
+                path.append(node_id)
+                stack.append((node_id, True))
+                stack += [(source, False) for source in self.links(node_id)]
+
+    def _note_cycle(self, cycle: list[str]) -> None:
+        shown = " -> ".join(f"{node_id} ({self.prompt[node_id].get('class_type')})" for node_id in [*cycle, cycle[0]])
+        for node_id in cycle:
+            problem = _problem("dependency_cycle", "Dependency cycle detected", shown, node_id=node_id, cycle_nodes=list(cycle))
+            known = self.cyclic.setdefault(node_id, [])
+            if all(set(cycle) != set(other["extra_info"]["cycle_nodes"]) for other in known):
+                known.append(problem)
+
+    def upstream(self, start: str) -> list[str]:
+        """A node and everything it depends on, from the far end."""
+        found: dict[str, None] = {}
+        stack = [start]
+        while stack:
+            node_id = stack.pop()
+            if node_id not in found:
+                found[node_id] = None
+                stack += self.links(node_id)
+        return list(found)[::-1]
+
+
+def _unknown_nodes(prompt: dict[str, dict]) -> list[dict]:
+    """A problem for each node without a class or of a class that is not there."""
+    problems = []
+    for node_id, node in prompt.items():
+        kind, title = node.get("class_type"), node.get("_meta", {}).get("title")
+        if kind in nodes.NODE_CLASS_MAPPINGS:
+            continue
+        if kind is None:
+            message = f"Node '{title or f'ID #{node_id}'}' has no class_type. The workflow may be corrupted or a custom node is missing."
+        else:
+            message = f"Node '{title or kind}' not found. The custom node may not be installed."
+        extra = {"node_id": node_id, "class_type": kind, "node_title": title}
+        problems.append(_problem("missing_node_type", message, f"Node ID '#{node_id}'", **extra))
+    return problems
+
+
+async def validate_prompt(
+    prompt_id: str, prompt: dict[str, dict], partial_execution_list: list[str] | None,
+) -> tuple[bool, dict | None, list[str], dict[str, dict]]:
+    """(valid, error, outputs that can run, errors by node); constants are converted to their widgets' types in place.
+
+    Valid means that at least one output can run, as in ComfyUI, except that an unknown node makes the whole invalid. The error names every
+    problem; the fourth value has, for each node with problems, {"errors": […], "dependent_outputs": […], "class_type": …}.
+    """
+    unknown = _unknown_nodes(prompt)
+    for node in prompt.values():
+        node.setdefault("inputs", {})
+    validator = _Validator(prompt_id, prompt)
+    outputs = [
+        node_id for node_id in prompt
+        if getattr(validator.known_class(node_id), "OUTPUT_NODE", False) is True
+        and (partial_execution_list is None or node_id in partial_execution_list)
+    ]
+    for problem in unknown:
+        validator.problems[problem["extra_info"]["node_id"]] = [problem]
+    starts = list(prompt) if unknown or not outputs else outputs
+    dependents: dict[str, list[str]] = {}
+    for output in starts:
+        validator.cycles(output)
+        for node_id in validator.upstream(output):
+            await validator.visit(node_id)
+            dependents.setdefault(node_id, []).extend([output] if output in outputs else [])
+    node_errors = {
+        node_id: {"errors": problems, "dependent_outputs": dependents.get(node_id, []), "class_type": prompt[node_id].get("class_type")}
+        for node_id, problems in validator.found().items()
+    }
+    good = [output for output in outputs if not any(output in found["dependent_outputs"] for found in node_errors.values())]
+    return _verdict(unknown, outputs, good, node_errors)
+
+
+def _verdict(
+    unknown: list[dict], outputs: list[str], good: list[str], node_errors: dict[str, dict],
+) -> tuple[bool, dict | None, list[str], dict[str, dict]]:
+    """ComfyUI's answer from what was found."""
+    for node_id, found in node_errors.items():
+        for problem in found["errors"]:
+            logging.error("%s %s: %s: %s", found["class_type"], node_id, problem["message"], problem["details"])
+    if unknown:
+        error = dict(unknown[0])
+        if len(unknown) > 1:
+            error["details"] = "; ".join(f"{problem['message']} ({problem['details']})" for problem in unknown)
+        return False, error, [], node_errors
+    if not outputs:
+        return False, _problem("prompt_no_outputs", "Prompt has no outputs", ""), [], node_errors
+    if good:
+        return True, None, good, node_errors
+    details = "\n".join(f"{problem['message']}: {problem['details']}" for found in node_errors.values() for problem in found["errors"])
+    return False, _problem("prompt_outputs_failed_validation", "Prompt outputs failed validation", details), [], node_errors
