@@ -116,7 +116,7 @@ def open_host(choice: Choice, cpu: bool, input_folder: str | None, output_folder
         _configure_comfyui(choice.root, folders)
     host = Host(choice, loop, server.PromptServer(loop), nodes, execution, folders, management, utils)
     _set_folders(host, input_folder, output_folder)
-    _load_nodes(host)
+    load_nodes(host)
     return host
 
 
@@ -199,7 +199,7 @@ def _set_folders(host: Host, input_folder: str | None, output_folder: str | None
         os.makedirs(getter(), exist_ok=True)
 
 
-def _load_nodes(host: Host) -> None:
+def load_nodes(host: Host) -> None:
     """The host's own nodes, then Graft as a custom node (unless it is there already)."""
     run = host.loop.run_until_complete
     with log.quiet():

@@ -126,13 +126,11 @@ def links(graph: Graph, node_id: str) -> Iterator[tuple[str, str, int]]:
 
 
 def cycles(graph: Graph) -> list[list[str]]:
-    """One closed path [a, b, …, a] for every link that closes a cycle in a depth-first walk along the links."""
+    """One closed path [a, b, …, a] for every pair of nodes whose link closes a cycle in a depth-first walk along the links."""
     found: list[list[str]] = []
     done: set[str] = set()
     for start in graph:
-        path: list[str] = []
-        trail = [(start, iter([source for _, source, _ in links(graph, start) if source in graph]))] if start not in done else []
-        path += [start] if trail else []
+        path, trail = ([start], [(start, _sources(graph, start))]) if start not in done else ([], [])
         while trail:
             node_id, sources = trail[-1]
             source = next(sources, None)
@@ -143,7 +141,7 @@ def cycles(graph: Graph) -> list[list[str]]:
             elif source in path:
                 found.append([*path[path.index(source):], source])
             elif source not in done:
-                trail.append((source, iter([item for _, item, _ in links(graph, source) if item in graph])))
+                trail.append((source, _sources(graph, source)))
                 path.append(source)
     return found
 
@@ -162,6 +160,11 @@ def without_broken_parts(graph: Graph, look_up: Catalogue) -> tuple[Graph, set[s
                 del node["inputs"][name]
                 cut.add(node_id)
     return keep, cut
+
+
+def _sources(graph: Graph, node_id: str) -> Iterator[str]:
+    """The nodes that a node is linked to, each once."""
+    return iter(dict.fromkeys(source for _, source, _ in links(graph, node_id) if source in graph))
 
 
 def _api_node(node: Mapping[str, Any]) -> dict[str, Any]:

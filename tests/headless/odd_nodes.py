@@ -80,8 +80,10 @@ class OddSink:
 
     @classmethod
     def INPUT_TYPES(cls):
-        return {"required": {"name": ("STRING", {"default": "note"})}, "optional": {"text": ("STRING", {"forceInput": True}), "anything": ("*",),
-                                                                                  "image": ("IMAGE",), "latent": ("LATENT",)}}
+        return {
+            "required": {"name": ("STRING", {"default": "note"})},
+            "optional": {"text": ("STRING", {"forceInput": True}), "anything": ("*",), "image": ("IMAGE",), "latent": ("LATENT",)},
+        }
 
     @classmethod
     def VALIDATE_INPUTS(cls, name):

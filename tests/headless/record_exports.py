@@ -67,7 +67,8 @@ def write_schemas(url: str, version: str) -> None:
     found = {}
     for name in sorted(used):
         info = everything[name]
-        inputs = {kind: {key: _plain(entry) for key, entry in entries.items()} for kind, entries in info["input"].items() if kind != "hidden"}
+        kinds = [kind for kind in ("required", "optional") if kind in info["input"]]
+        inputs = {kind: {key: _plain(entry) for key, entry in info["input"][kind].items()} for kind in kinds}
         found[name] = {"title": info["display_name"], "inputs": inputs, "outputs": info["output"], "output_node": info["output_node"]}
     text = json.dumps({"frontend": version, "nodes": found}, indent=1, ensure_ascii=False)
     (FOLDER / "schemas.json").write_text(text + "\n", encoding="utf-8")

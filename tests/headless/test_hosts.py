@@ -1,0 +1,50 @@
+"""Which host is chosen, and what is said when it cannot be."""
+
+import pytest
+from graft_nodes.headless import hosts
+from graft_nodes.headless.problem import HostError
+
+
+def checkout(folder, version="1.2.3"):
+    for name in hosts.LANDMARKS:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+    (folder / "comfyui_version.py").write_text(f'__version__ = "{version}"\n')
+    return folder
+
+
+def test_the_command_line_comes_before_the_environment_and_that_before_the_place(tmp_path):
+    named, other, around = (checkout(tmp_path / name) for name in ("named", "other", "around"))
+    package = around / "custom_nodes" / "graft"
+    package.mkdir(parents=True)
+    environment = {"COMFYUI_PATH": str(other)}
+    assert hosts.choose(str(named), False, environment, package).root == named
+    assert hosts.choose(None, False, environment, package).root == other
+    assert hosts.choose(None, False, {}, package).root == around
+    assert hosts.choose(None, False, {"COMFYUI_PATH": ""}, tmp_path / "elsewhere" / "graft").root is None
+    assert hosts.choose(str(named), True, environment, package).root is None
+    assert "ComfyUI 1.2.3 at" in str(hosts.choose(str(named), False, {}, package))
+    assert "embedded host" in str(hosts.choose(None, True, {}, package))
+
+
+def test_a_link_into_custom_nodes_counts_as_installed(tmp_path):
+    root, real = checkout(tmp_path / "comfy"), tmp_path / "graft"
+    real.mkdir()
+    (root / "custom_nodes").mkdir()
+    link = root / "custom_nodes" / "graft"
+    link.symlink_to(real)
+    assert hosts.choose(None, False, {}, link).root == root
+    assert hosts.choose(None, False, {}, real).root is None
+
+
+@pytest.mark.parametrize("by", ["--comfyui", "COMFYUI_PATH"])
+def test_a_named_folder_that_is_no_comfyui_is_an_error_not_ignored(tmp_path, by):
+    (tmp_path / "nodes.py").write_text("")
+    with pytest.raises(HostError, match=rf"named by {by}\) is not a ComfyUI: it has no comfy/model_management.py, execution.py"):
+        hosts.choose(str(tmp_path) if by == "--comfyui" else None, False, {"COMFYUI_PATH": str(tmp_path)})
+
+
+def test_missing_requirements_are_listed(tmp_path):
+    lines = ["numpy>=1", "# a comment", "no-such-package-a==1.0", "no-such-package-b[x]~=2 ; python_version>'3'", "", ""]
+    (tmp_path / "requirements.txt").write_text("\n".join(lines))
+    assert hosts.missing_requirements(tmp_path) == ["no-such-package-a", "no-such-package-b"]

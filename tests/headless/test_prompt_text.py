@@ -1,0 +1,35 @@
+"""Choices and comments in prompts, replacements in file names."""
+
+import random
+from datetime import datetime
+
+import pytest
+from graft_nodes.headless.prompt_text import choose, fill_in
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain", {"plain"}),
+        ("a {red|blue} ring", {"a red ring", "a blue ring"}),
+        ("{a|{b|c}}", {"a", "b", "c"}),
+        (r"\{kept|as is\}", {"{kept|as is}"}),
+        ("x // comment\ny /* z\n */w", {"x \ny w"}),
+        ("{one", {"one"}),
+        ("{|maybe}", {"", "maybe"}),
+    ],
+)
+def test_every_choice_and_nothing_else_comes_up(text, expected):
+    assert {choose(text, random.Random(seed)) for seed in range(40)} == expected
+
+
+def test_file_names():
+    now = datetime(2031, 2, 3, 4, 5, 6)
+    widgets = {("KSampler", "seed"): "7", ("Load", "name"): "a/b:c"}
+
+    def fill(text):
+        return fill_in(text, lambda node, name: widgets.get((node, name)), now)
+
+    assert fill("%KSampler.seed%_%Load.name%") == "7_a_b_c"
+    assert fill("%date:yyyy-MM-dd%/%date:hh-mm-ss yy d%") == "2031-02-03/04-05-06 31 3"
+    assert fill("%width%x%height% %Nobody.x% 50%") == "%width%x%height% %Nobody.x% 50%"
