@@ -22,15 +22,18 @@ CONCEPT = [f"a {words.CONCEPT} {words.POSITIONS[index % 3]}" for index in range(
 
 def sample(model: Any, clip: Any, vae: Any, captions: list[str], seed: int = 0, steps: int = 20, cfg: float = 2.0) -> np.ndarray:
     """One picture a caption, (n, 256, 256, 3) float32 in 0..1: euler, flow's even steps, one batch, noise from `seed`."""
-    import nodes
+    import comfy.sample
 
     with torch.inference_mode():
         encoded = [clip.encode_from_tokens_scheduled(clip.tokenize(caption)) for caption in captions]
         positive = [[torch.cat([cond[0][0] for cond in encoded]), dict(encoded[0][0][1])]]
         negative = clip.encode_from_tokens_scheduled(clip.tokenize(""))
-        latent = {"samples": torch.zeros(len(captions), 3, 32, 32)}
-        (out,) = nodes.common_ksampler(model, seed, steps, cfg, "euler", "simple", positive, negative, latent)
-        return vae.decode(out["samples"]).float().cpu().numpy()
+        latent = torch.zeros(len(captions), 3, 32, 32)
+        noise = torch.randn(latent.shape, generator=torch.Generator().manual_seed(seed))
+        out = comfy.sample.sample(
+            model, noise, steps, cfg, "euler", "simple", positive, negative, latent, disable_pbar=True, seed=seed
+        )
+        return vae.decode(out).float().cpu().numpy()
 
 
 def base_score(model: Any, clip: Any, vae: Any, seed: int = 0) -> int:

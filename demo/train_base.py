@@ -1,11 +1,27 @@
-"""Trains the demo's base model with Graft's own training core."""
+"""Trains the demo's base model with Graft's own training core: every weight of the UNet, a ramping weight average, flow matching.
+
+    python -m graft_nodes.demo.train_base [--steps 1500] [--seed 0] [--out demo/base.safetensors]
+"""
 
 from __future__ import annotations
 
+import argparse
+import hashlib
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from . import model
+from . import draw, model
+
+BASE = Path(__file__).resolve().parent / "base.safetensors"
+UNET, TEXT = "model.diffusion_model.", "text."
 
 
 def start_weights(seed: int = 0) -> dict[str, Tensor]:
@@ -16,5 +32,103 @@ def start_weights(seed: int = 0) -> dict[str, Tensor]:
         unet, encoder = host.demo_unet(), model.TextEncoder()
     model.initialise_(unet, seed)
     model.initialise_text_(encoder, seed)
-    weights = {f"model.diffusion_model.{key}": tensor.contiguous() for key, tensor in unet.state_dict().items()}
-    return weights | {f"text.{key}": tensor.contiguous() for key, tensor in encoder.state_dict().items()}
+    weights = {UNET + key: tensor.contiguous() for key, tensor in unet.state_dict().items()}
+    return weights | {TEXT + key: tensor.contiguous() for key, tensor in encoder.state_dict().items()}
+
+
+def write(weights: dict[str, Tensor], path: Path) -> str:
+    """Write a safetensors file by renaming a finished one into place; returns its sha256."""
+    from safetensors.torch import save
+
+    data = save({key: weights[key] for key in sorted(weights)})
+    handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(partial, 0o644)
+        os.replace(partial, path)
+    except BaseException:
+        os.unlink(partial)
+        raise
+    return hashlib.sha256(data).hexdigest()
+
+
+def dataset(clip: Any, vae: Any, seed: int) -> Any:
+    """The drawn pictures as a training dataset: latents by the demo's VAE, captions by its text encoder."""
+    from ..training.dataset import Conditioning, Dataset
+
+    drawn = list(draw.base(seed))
+    latents = [vae.encode(torch.from_numpy(pixels.astype(np.float32) / 255.0)[None])[0] for _, _, pixels in drawn]
+    captions = [caption for _, caption, _ in drawn]
+    with torch.no_grad():
+        encoded = {caption: Conditioning(clip.encode_from_tokens(clip.tokenize(caption))) for caption in sorted({*captions, ""})}
+    return Dataset.of(latents, captions, encoded)
+
+
+def settings(steps: int) -> Any:
+    """How the base is trained for `steps` steps."""
+    from ..training.objective import ObjectiveSettings
+    from ..training.optimizer import OptimizerSettings
+    from ..training.state import Settings
+
+    optimizer = OptimizerSettings(
+        learning_rate=1e-3, schedule="cosine", warmup=min(60, steps), total_steps=steps, floor=0.02, batch_size=16, weight_decay=1e-4,
+        clip_norm=1.0, betas=(0.9, 0.99),
+    )
+    return Settings(optimizer, ObjectiveSettings(conditioning_dropout=0.1))
+
+
+def train(steps: int, seed: int) -> dict[str, Tensor]:
+    """The trained file's tensors: the weight average of the UNet after `steps` steps, and the text encoder as it was."""
+    from .. import host
+    from ..ema.schedule import EMASettings
+    from ..training.adapters import AdapterSettings
+    from ..training.loop import Watch
+    from ..training.loop import train as run
+    from ..training.state import Start, begin
+
+    with tempfile.TemporaryDirectory() as folder:
+        first = start_weights(seed)
+        digest = write(first, Path(folder) / "start.safetensors")
+        patcher, clip, vae = host.demo_model(str(Path(folder) / "start.safetensors"))
+    pictures = dataset(clip, vae, seed)
+    start = Start(digest, pictures.digest, AdapterSettings(kind="full", targets="all"), EMASettings(schedule="ramp", decay=0.999), seed)
+    state = begin(patcher.model.diffusion_model, start, settings(steps), run="demo base")
+    with host.denoiser(patcher) as denoiser:
+        state = run(state, denoiser, pictures, steps, Watch(stepped=_reporter(steps)))
+    trained = {UNET + name: tensor for name, tensor in state.weights(ema=True).items()}
+    return {key: trained.get(key, tensor).contiguous() for key, tensor in first.items()}
+
+
+def _reporter(steps: int) -> Any:
+    """A watcher that prints the mean loss and the time left every 50 steps."""
+    began, recent = time.monotonic(), []
+
+    def stepped(step: int, moved: Any, _: float | None) -> None:
+        recent.append(moved.loss)
+        if step % 50 == 0 or step == steps:
+            left = (time.monotonic() - began) / len(recent) * (steps - step)
+            print(f"step {step} of {steps}  loss {sum(recent[-50:]) / len(recent[-50:]):.4f}  {left:.0f} s left", flush=True)
+
+    return stepped
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Draw, train and write the base model."""
+    parser = argparse.ArgumentParser(prog="python -m graft_nodes.demo.train_base", description="Train the demo's base model.")
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=BASE)
+    given = parser.parse_args(argv)
+    from .. import comfyui_api_stubs
+
+    comfyui_api_stubs.install()
+    digest = write(train(given.steps, given.seed), given.out)
+    print(f"{given.out}: {given.out.stat().st_size} bytes, sha256 {digest}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
