@@ -20,7 +20,8 @@ def load_safetensors(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """(tensors, metadata) of a safetensors file, memory-mapped; raises ValueError naming the file when it is anything else or damaged."""
     with open(path, "rb") as file:
         start = file.read(16)
-    if start[:2] == b"PK" or start[:1] == b"\x80" or path.lower().endswith((".pt", ".pth", ".ckpt", ".bin", ".pkl")):
+    pickled = start.startswith((b"PK", b"\x80")) or path.lower().endswith((".pt", ".pth", ".ckpt", ".bin", ".pkl"))
+    if pickled and start[8:9] != b"{":  # a safetensors header; the length before it may begin with any byte
         raise ValueError(
             f"{path} is a pickle, which can run any program when it is opened; Graft reads safetensors only. To convert a file that you "
             "trust: safetensors.torch.save_file(torch.load(path, weights_only=True), 'file.safetensors')"

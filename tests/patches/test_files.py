@@ -58,6 +58,15 @@ def test_pickles_are_refused_whatever_they_are_called(tmp_path, tensors, name):
         files.load_safetensors(path)
 
 
+@pytest.mark.parametrize("first", [0x50, 0x80])
+def test_a_header_length_that_begins_like_a_pickle(tmp_path, first):
+    path = tmp_path / "x.safetensors"
+    padding = next(n for n in range(600) if len(next(files.safetensors_bytes({}, {"a": "b" * n}))) - 8 & 0xFF == first)
+    files.write_whole(str(path), files.safetensors_bytes({}, {"a": "b" * padding}))
+    assert path.read_bytes()[0] == first
+    assert files.load_safetensors(str(path))[1] == {"a": "b" * padding}
+
+
 def test_a_file_is_read_once_until_it_changes(tmp_path, tensors):
     path = str(tmp_path / "x.safetensors")
     save_file(tensors, path)

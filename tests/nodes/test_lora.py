@@ -1,0 +1,238 @@
+"""The LoRA nodes on the open host, against the host's own LoRA loader and float64."""
+
+import json
+import logging
+import os
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+MODES = ("merge", "bypass", "host")
+
+
+def rows(*listed):
+    return json.dumps({"version": 1, "rows": list(listed)})
+
+
+@pytest.fixture
+def files(host, small):
+    """Two LoRA files for small.unet() in the loras folder: their names and contents."""
+    patcher, contents = small.unet(), {}
+    for number in range(2):
+        contents[f"lora{number}.safetensors"] = small.lora(patcher, number, rank=4 + number)
+        save_file(contents[f"lora{number}.safetensors"], os.path.join(host.models, "loras", f"lora{number}.safetensors"))
+    return contents
+
+
+def with_host_loader(patcher, *loras):
+    """The model with LoRAs through ComfyUI's own loading function."""
+    import comfy.sd
+
+    for state, strength in loras:
+        patcher, _ = comfy.sd.load_lora_for_models(patcher, None, state, strength, 0)
+    return patcher
+
+
+@pytest.mark.parametrize("mode", ["auto", *MODES])
+def test_agrees_with_the_host_and_leaves_the_base(host, small, files, mode):
+    model = small.unet()
+    before, plain = small.Snapshot(model.model), small.forward(model)
+    listed = rows({"file": "lora0.safetensors", "model": 0.7}, {"file": "lora1.safetensors", "model": -0.4})
+    stack, _ = host.call("GraftLoRAStack", rows=listed)
+    patched, clip, report = host.call("LoRAStackPatch", model=model, lora_stack=stack, mode=mode)
+    first, second = files.values()
+    expected = small.forward(with_host_loader(small.unet(), (first, 0.7), (second, -0.4)))
+    assert clip is None and "lora0.safetensors" in report
+    assert (small.forward(patched) - expected).abs().max() < 1e-4
+    assert (plain - expected).abs().max() > 1e-2
+    assert torch.equal(small.forward(model), plain)
+    before.check(model.model, objects=mode != "host")
+
+
+def test_merge_and_bypass_agree_within_rounding(host, small, files):
+    model = small.unet(torch.bfloat16)
+    stack = [(name, 0.8, 1.0) for name in files]
+    merged, bypassed = (
+        small.forward(host.call("LoRAStackPatch", model=model, lora_stack=stack, mode=mode)[0]) for mode in ("merge", "bypass")
+    )
+    exact = small.forward(host.call("LoRAStackPatch", model=small.unet(), lora_stack=stack)[0])
+    assert (bypassed - exact).abs().mean() <= 1.5 * (merged - exact).abs().mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_error_against_float64_is_at_most_the_hosts(host, small, files, dtype):
+    model = small.unet(dtype)
+    base = {name: tensor.double() for name, tensor in model.model.state_dict().items()}
+    exact = dict(base)
+    for state, strength in zip(files.values(), (0.7, -0.4), strict=True):
+        for name in {key.rsplit(".", 2)[0] for key in state if key.endswith("lora_up.weight")}:
+            up, down = state[f"{name}.lora_up.weight"].double(), state[f"{name}.lora_down.weight"].double()
+            change = strength * float(state[f"{name}.alpha"]) / down.shape[0] * up.flatten(1) @ down.flatten(1)
+            exact[f"{name}.weight"] = exact[f"{name}.weight"] + change.reshape(base[f"{name}.weight"].shape)
+    stack = list(zip(files, (0.7, -0.4), (1.0, 1.0), strict=True))
+
+    def error(patcher):
+        small.load(patcher)
+        touched = [name for name in exact if exact[name] is not base[name]]
+        live = patcher.model.state_dict()
+        return torch.stack([(live[name].double() - exact[name]).abs().mean() for name in touched]).mean()
+
+    ours = error(host.call("LoRAStackPatch", model=model, lora_stack=stack, mode="merge")[0])
+    first, second = files.values()
+    theirs = error(with_host_loader(small.unet(dtype), (first, 0.7), (second, -0.4)))
+    assert ours <= 1.01 * theirs
+
+
+def test_a_trained_lora_goes_on_top(host, small, files):
+    model, state = small.unet(), small.lora(small.unet(), 7)
+    stack = [("lora0.safetensors", 0.5, 0.5)]
+    patched = host.call("LoRAStackPatch", model=model, lora_stack=stack, lora_model=state, lora_strength=0.25)[0]
+    expected = small.forward(with_host_loader(small.unet(), (files["lora0.safetensors"], 0.5), (state, 0.25)))
+    assert (small.forward(patched) - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_full_weights_as_differences(host, small, mode):
+    model, state = small.unet(), {}
+    generator = torch.Generator().manual_seed(3)
+    for name, weight in model.model.named_parameters():
+        if "diffusion_model.input_blocks.1." in name or "norm" in name:
+            change = torch.randn(weight.shape, generator=generator) * 0.02
+            state[name.removesuffix(".weight") + ".diff" if name.endswith(".weight") else name.removesuffix(".bias") + ".diff_b"] = change
+    other = small.unet()
+    for name, weight in other.model.named_parameters():
+        key = name.removesuffix(".weight") + ".diff" if name.endswith(".weight") else name.removesuffix(".bias") + ".diff_b"
+        if key in state:
+            weight.data += state[key]
+    patched, _, _ = host.call("LoRAStackPatch", model=model, lora_model=state, mode=mode)
+    assert (small.forward(patched) - small.forward(other)).abs().max() < 1e-4
+
+
+def test_nothing_to_apply_gives_the_model_itself(host, small, files):
+    model = small.unet()
+    assert host.call("LoRAStackPatch", model=model)[0] is model
+    assert host.call("LoRAStackPatch", model=model, lora_stack=[("lora0.safetensors", 0.0, 1.0)])[0] is model
+
+
+def test_two_nodes_in_a_row_are_one_stack(host, small, files):
+    model = small.unet()
+    before = small.Snapshot(model.model)
+    once = host.call("LoRAStackPatch", model=model, lora_stack=[("lora0.safetensors", 0.7, 1.0)], mode="merge")[0]
+    twice = host.call("LoRAStackPatch", model=once, lora_stack=[("lora1.safetensors", -0.4, 1.0)], mode="bypass")[0]
+    first, second = files.values()
+    assert (small.forward(twice) - small.forward(with_host_loader(small.unet(), (first, 0.7), (second, -0.4)))).abs().max() < 1e-4
+    assert (small.forward(once) - small.forward(with_host_loader(small.unet(), (first, 0.7)))).abs().max() < 1e-4
+    small.forward(model)
+    before.check(model.model)
+
+
+# --- bad input ---
+
+
+GONE = {"lora_unet_gone.lora_up.weight": torch.ones(2, 2), "lora_unet_gone.lora_down.weight": torch.ones(2, 2)}
+
+
+def truncated(path, state):
+    save_file(state, path)
+    os.truncate(path, 900)
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (truncated, "not a whole safetensors file"),
+        (lambda path, state: torch.save(state, path), "is a pickle"),
+        (lambda path, state: save_file(GONE, path), "no key matches this model"),
+        (lambda path, state: save_file({k: v[:-1].clone() if "lora_up" in k else v for k, v in state.items()}, path), "expected a weight"),
+        (lambda path, state: save_file({k: v * torch.nan for k, v in state.items()}, path), "NaN or infinite"),
+        (lambda path, state: save_file(state | GONE, path), "mark the row as partial"),
+    ],
+    ids=["truncated", "pickle", "foreign", "shapes", "nan", "partial"],
+)
+def test_bad_files(host, small, write, message):
+    model = small.unet()
+    before, path = small.Snapshot(model.model), os.path.join(host.models, "loras", "bad.safetensors")
+    write(path, small.lora(model))
+    with pytest.raises(ValueError, match=message):
+        host.call("LoRAStackPatch", model=model, lora_stack=[("bad.safetensors", 1.0, 1.0)])
+    before.check(model.model)
+    assert not model.injections and not model.patches
+    os.remove(path)
+
+
+def test_a_partial_row_applies_and_counts(host, small):
+    model, path = small.unet(), os.path.join(host.models, "loras", "part.safetensors")
+    save_file(small.lora(model) | GONE, path)
+    stack, _ = host.call("GraftLoRAStack", rows=rows({"file": "part.safetensors", "partial": True}))
+    assert "partial: 1 names match no weight" in host.call("LoRAStackPatch", model=model, lora_stack=stack)[2]
+
+
+def test_rows_are_checked_before_anything_runs(host, files):
+    stack = host.node("GraftLoRAStack")
+    assert stack.validate_inputs(rows=rows({"file": "lora0.safetensors"})) is True
+    assert "did you mean lora0.safetensors" in stack.validate_inputs(rows=rows({"file": "lora_0.safetensors"}))
+    assert "blocks is not available" in stack.validate_inputs(rows=rows({"file": "lora0.safetensors", "blocks": "1"}))
+    for name in ("../secret.safetensors", "/etc/passwd", "a/../../b", "C:\\x.safetensors", "..\\x", "output/loras/../../x"):
+        assert "leaves the loras folder" in stack.validate_inputs(rows=rows({"file": name})), name
+
+
+def test_the_executor_refuses_bad_rows(host):
+    result = host.run({"1": {"class_type": "GraftLoRAStack", "inputs": {"rows": "{"}}}, {"stack": ["1", 0]})
+    assert not result["valid"] and "not JSON" in str(result["errors"])
+
+
+def test_a_changed_file_is_noticed(host, small):
+    path, stack = os.path.join(host.models, "loras", "changing.safetensors"), host.node("GraftLoRAStack")
+    save_file(small.lora(small.unet(), 0), path)
+    first = stack.fingerprint_inputs(rows=rows({"file": "changing.safetensors"}))
+    assert first == stack.fingerprint_inputs(rows=rows({"file": "changing.safetensors"}))
+    save_file(small.lora(small.unet(), 1, rank=5), path)
+    assert first != stack.fingerprint_inputs(rows=rows({"file": "changing.safetensors"}))
+
+
+# --- saving ---
+
+
+@pytest.mark.parametrize("names", ["kohya", "peft", "comfyui"])
+def test_what_is_saved_loads_everywhere(host, small, names, caplog):
+    model, state = small.unet(), small.lora(small.unet(), 5)
+    path = host.call("GraftSaveLoRA", lora_model=state, names=names, dtype="float32", prefix=f"loras/{names}")[0]
+    assert os.path.dirname(path) == os.path.join(host.output, "loras")
+    name = "output/loras/" + os.path.basename(path)
+    ours = small.forward(host.call("LoRAStackPatch", model=model, lora_stack=[(name, 0.9, 1.0)])[0])
+    direct = small.forward(host.call("LoRAStackPatch", model=small.unet(), lora_model=state, lora_strength=0.9)[0])
+    assert torch.allclose(ours, direct, rtol=0, atol=1e-5)
+    save_file(load_file(path), os.path.join(host.models, "loras", "saved.safetensors"))
+    with caplog.at_level(logging.WARNING):
+        loaded = host.call("LoraLoaderModelOnly", model=small.unet(), lora_name="saved.safetensors", strength_model=0.9)[0]
+    assert not [record for record in caplog.records if "not loaded" in record.getMessage()]
+    assert (small.forward(loaded) - ours).abs().max() < 1e-4
+
+
+def test_equal_input_gives_equal_bytes(host, small):
+    state = small.lora(small.unet(), 5)
+    first, second = (host.call("GraftSaveLoRA", lora_model=lora)[0] for lora in (state, dict(reversed(state.items()))))
+    with open(first, "rb") as a, open(second, "rb") as b:
+        assert first != second and a.read() == b.read()
+
+
+def test_a_state_is_saved_with_its_metadata(host, small):
+    from safetensors import safe_open
+
+    class State:
+        def lora_model(self):
+            return small.lora(small.unet(), 5)
+
+        def metadata(self):
+            return {"ss_steps": "250"}
+
+    with safe_open(host.call("GraftSaveLoRA", state=State())[0], "pt") as file:
+        metadata = file.metadata()
+    assert metadata["ss_steps"] == "250" and metadata["ss_network_dim"] == "4" and metadata["ss_network_alpha"] == "2"
+    with pytest.raises(ValueError, match="exactly one"):
+        host.call("GraftSaveLoRA")
+    with pytest.raises(ValueError, match="exactly one"):
+        host.call("GraftSaveLoRA", state=State(), lora_model={})
+    with pytest.raises(ValueError, match="below ComfyUI's output folder"):
+        host.call("GraftSaveLoRA", state=State(), prefix="../loras/x")
