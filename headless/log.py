@@ -10,6 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = str(Path(__file__).absolute().parent.parent) + os.sep
+EMBEDDED = os.path.join(PACKAGE, "comfyui_api_stubs") + os.sep
+
+
+def _ours(record: logging.LogRecord) -> bool:
+    """Whether Graft logs it (the embedded host is a host, not Graft)."""
+    return record.pathname.startswith(PACKAGE) and not record.pathname.startswith(EMBEDDED)
 
 
 class _Handler(logging.StreamHandler):
@@ -21,7 +27,7 @@ class _Handler(logging.StreamHandler):
         self.setFormatter(logging.Formatter("%(message)s"))
 
     def filter(self, record: logging.LogRecord) -> bool:
-        shown = record.levelno >= logging.WARNING or record.pathname.startswith(PACKAGE)
+        shown = record.levelno >= logging.WARNING or _ours(record)
         return self.verbose or (shown and bool(super().filter(record)))
 
 
@@ -44,7 +50,7 @@ def quiet(module: str | None = None) -> Iterator[None]:
     """Keep the host's log (or that of one of its modules) back where Graft reports the same; a verbose log still shows it."""
 
     def keep(record: logging.LogRecord) -> bool:
-        return record.pathname.startswith(PACKAGE) or (module is not None and record.module != module)
+        return _ours(record) or (module is not None and record.module != module)
 
     handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, _Handler)]
     for handler in handlers:

@@ -47,3 +47,5 @@ class Progress:
 
             self.bar = tqdm(total=total, file=self.stream, leave=False, dynamic_ncols=True)
         self.bar.update(value - self.bar.n)
+        if value >= total:
+            self.bar.refresh()

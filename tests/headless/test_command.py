@@ -1,0 +1,168 @@
+"""The command line in processes of its own: exit status, what is printed, what is written, interruption."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+DRIVE = Path(__file__).parent / "drive.py"
+SOURCE = {"class_type": "OddSource", "inputs": {"text": "hello", "number": 3}, "_meta": {"title": "the source"}}
+SINK = {"class_type": "OddSink", "inputs": {"name": "out", "text": ["1", 0]}}
+GOOD = {"1": SOURCE, "2": SINK}
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A folder to run in, with the input and output folders that the tests name."""
+    (tmp_path / "in").mkdir()
+    return tmp_path
+
+
+def command(place, workflow, *options):
+    if workflow is not None:
+        (place / "w.json").write_text(json.dumps(workflow))
+    words = [sys.executable, str(DRIVE), *options]
+    environment = {key: value for key, value in os.environ.items() if key != "COMFYUI_PATH"} | {"OMP_NUM_THREADS": "1"}
+    if "GRAFT_TEST_COMFYUI" in os.environ:
+        environment["COMFYUI_PATH"] = os.environ["GRAFT_TEST_COMFYUI"]
+    return words, {"cwd": place, "env": environment, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+
+def run(place, workflow, *options):
+    """Run a workflow with the folders of `place`; returns (status, stdout, stderr)."""
+    words, how = command(place, workflow, "run", "w.json", "--input", "in", "--output", "out", *options)
+    done = subprocess.run(words, timeout=120, check=False, **how)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_run_says_where_it_runs_then_its_progress_then_every_file(place):
+    status, out, err = run(place, GOOD)
+    lines = out.splitlines()
+    assert status == 0, err
+    assert lines[0].startswith("host: ") and lines[1].startswith("device: cpu")
+    assert lines[2:4] == ['[1/2] node 1 "the source" (OddSource)', "[2/2] node 2 OddSink"]
+    assert lines[4] == f"wrote {place / 'out' / 'out.txt'}" and lines[5].startswith("done in ")
+    assert (place / "out" / "out.txt").read_text() == "hello"
+
+
+def test_set_and_json(place):
+    status, out, err = run(place, GOOD, "--json", "--set", "the source.text=changed", "--set", "2.name=other")
+    report = json.loads(out)
+    assert status == 0, err
+    assert report["status"] == "done" and report["errors"] == [] and report["seconds"] > 0 and report["device"].startswith("cpu")
+    assert report["files"] == [str(place / "out" / "other.txt")] and report["outputs"]["2"]["text"] == ["changed"]
+    assert (place / "out" / "other.txt").read_text() == "changed"
+    assert "host: " in err and "node 1" in err
+
+
+def test_everything_that_is_wrong_is_listed_and_nothing_runs(place):
+    bad = {
+        "1": {"class_type": "OddSource", "inputs": {"text": "t", "number": 1000}},
+        "2": {"class_type": "OddSink", "inputs": {"text": ["1", 2]}},
+        "3": {"class_type": "NoSuchNode", "inputs": {"x": ["1", 0]}},
+        "4": {"class_type": "OddPass", "inputs": {"image": ["4", 1], "latent": ["1", 2], "amount": 1}},
+        "5": {"class_type": "OddSink", "inputs": {"name": "not plain", "latent": ["4", 0]}},
+        "6": {"class_type": "OddSink", "inputs": {"name": "good"}},
+    }
+    status, out, err = run(place, bad, "--set", "1.nothing=1")
+    assert status == 2 and list((place / "out").iterdir()) == []
+    for expected in (
+        "(7 errors)", "--set 1.nothing=1", "1000 is above the maximum 100", "required input is missing", "expected STRING, got LATENT",
+        "no node 'NoSuchNode'", "the links make a cycle", "'not plain' is not a plain name",
+    ):
+        assert expected in err, expected
+    status, out, _ = run(place, bad, "--json", "--set", "1.nothing=1")
+    report = json.loads(out)
+    assert status == 2 and report["status"] == "invalid" and len(report["errors"]) == 7
+    (unknown,) = (error for error in report["errors"] if error.get("node") == "3")
+    assert (unknown["title"], unknown["class"]) == ("NoSuchNode", "NoSuchNode")
+
+
+def test_one_bad_output_keeps_the_good_one_from_running(place):
+    status, _, err = run(place, {**GOOD, "3": {"class_type": "OddSink", "inputs": {"name": "a b"}}})
+    assert status == 2 and "'a b' is not a plain name" in err and not (place / "out" / "out.txt").exists()
+
+
+def test_a_node_that_fails_is_named(place):
+    broken = {"1": {"class_type": "OddFailure", "inputs": {"message": "it broke"}, "_meta": {"title": "doomed"}}, "2": SINK}
+    status, _, err = run(place, broken)
+    assert status == 1 and 'node 1 "doomed" (OddFailure) failed: ValueError: it broke' in err and "Traceback" not in err
+    status, out, _ = run(place, broken, "--json")
+    (error,) = json.loads(out)["errors"]
+    assert (status, error["node"], error["title"], error["class"]) == (1, "1", "doomed", "OddFailure")
+    assert (error["exception"], error["message"]) == ("ValueError", "it broke") and error["traceback"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are sent differently there")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_lets_the_node_save_and_says_how_to_go_on(place, number):
+    slow = {"1": {"class_type": "OddSlow", "inputs": {"steps": 100000}}, "2": SINK}
+    words, how = command(place, slow, "run", "w.json", "--input", "in", "--output", "out", "--set", "2.name=a_b")
+    process = subprocess.Popen(words, **how)
+    try:
+        while "node 1" not in (line := process.stdout.readline()):
+            assert line, process.stderr.read()
+        time.sleep(0.3)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "python -m graft_nodes run w.json --input in --output out --set 2.name=a_b" in err
+    assert int((place / "out" / "saved.txt").read_text()) > 0 and f"wrote {place / 'out' / 'saved.txt'}" in out
+    assert not (place / "out" / "a_b.txt").exists()
+
+
+def test_an_editor_workflow_runs_too(place):
+    nodes = [
+        {"id": 1, "type": "OddSource", "outputs": [{"name": "STRING", "type": "STRING"}], "widgets_values": ["from the editor", 4]},
+        {"id": 2, "type": "OddSink", "inputs": [{"name": "text", "type": "STRING", "link": 1}], "widgets_values": ["x"], "title": "end"},
+        {"id": 3, "type": "Note", "widgets_values": ["a note"]},
+        {"id": 4, "type": "NoSuchNode", "mode": 4},
+    ]
+    status, _, err = run(place, {"nodes": nodes, "links": [[1, 1, 0, 2, 0, "STRING"]]}, "--set", "end.name=told")
+    assert status == 0, err
+    assert (place / "out" / "told.txt").read_text() == "from the editor"
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "expected"),
+    [
+        (("run", "none.json"), 2, "none.json: cannot be read"),
+        (("run", "w.json", "--input", "nowhere"), 1, "--input nowhere: no such folder"),
+        (("run", "w.json", "--comfyui", "in"), 1, "(named by --comfyui) is not a ComfyUI"),
+        (("run",), 2, "the following arguments are required"),
+        (("editor",), 2, "the editor is not available in this version of Graft"),
+        (("train",), 2, "invalid choice"),
+    ],
+)
+def test_what_cannot_be_done_is_said(place, options, status, expected):
+    words, how = command(place, GOOD, *options)
+    done = subprocess.run(words, timeout=120, check=False, **how)
+    assert done.returncode == status and expected in done.stderr
+
+
+def test_doctor(place):
+    words, how = command(place, None, "doctor", "--input", "in", "--output", "out", "--json")
+    done = subprocess.run(words, timeout=120, check=False, **how)
+    report = json.loads(done.stdout)
+    assert done.returncode == 0 and report["ok"] and report["device"].startswith("cpu")
+    assert report["versions"]["torch"] and report["dtypes"]["float32"] == "computes" and report["folders"]["output"] == str(place / "out")
+
+
+def test_the_module_itself_is_the_command(place):
+    _, how = command(place, None)
+    done = subprocess.run([sys.executable, "-m", "graft_nodes", "run", "none.json"], timeout=60, check=False, **how)
+    assert done.returncode == 2 and "none.json: cannot be read" in done.stderr
+
+
+def test_a_file_in_the_current_folder_does_not_stand_in_for_the_hosts(place):
+    (place / "nodes.py").write_text("raise SystemExit(77)")
+    _, how = command(place, GOOD)
+    done = subprocess.run([sys.executable, "-m", "graft_nodes", "doctor", "--embedded"], timeout=120, check=False, **how)
+    assert done.returncode == 0, done.stderr
