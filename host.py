@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
+import hashlib
+import json
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -448,7 +451,203 @@ def denoiser(patcher: Any) -> Iterator[Denoiser]:
 
 
 
+class Fingerprint(NamedTuple):
+    """Identity of a model across processes, and what of it could not be hashed (a run with such a model is not reused)."""
+
+    digest: str
+    unhashed: tuple[str, ...] = ()
+
+
+_BASES: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def fingerprint(patcher: Any) -> Fingerprint:
+    """Hash of a ModelPatcher: base tensors in key order, then patches, grafts, attention patches, compute dtype and model sampling.
+
+    The live, patched weights are never hashed. The base is hashed once a model; it is never changed for good.
+    """
+    unhashed: list[str] = []
+    parts: list[Any] = [_base_digest(patcher), _model_facts(patcher, unhashed)]
+    parts.append([[key, _hashable(entry, f"patch of {key}", unhashed)] for key, entry in sorted(patcher.patches.items())])
+    parts.append([stack.identity for stack in grafted_stacks(patcher)])
+    for key, injections in patcher.injections.items():
+        if not all(hasattr(injection, "graft_stacks") for injection in injections):
+            unhashed.append(f"injection {key}")
+    options = {key: value for key, value in patcher.model_options.items() if key != "transformer_options"}
+    for name, value in ((*sorted(options.items()), *sorted(patcher.model_options.get("transformer_options", {}).items()))):
+        parts.append([name, _hashable(value, f"option {name}", unhashed)])
+    for name, value in sorted(patcher.object_patches.items()):
+        if name != "model_sampling":  # among the facts
+            parts.append([name, _hashable(value, f"object patch {name}", unhashed)])
+    for name in ("wrappers", "hook_patches", "weight_wrapper_patches"):
+        parts.append([name, _hashable(_without_empty(getattr(patcher, name, {})), name, unhashed)])
+    return Fingerprint(hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest(), tuple(dict.fromkeys(unhashed)))
+
+
+def fingerprint_of(thing: Any, name: str) -> Fingerprint:
+    """Hash of a CLIP or VAE object: its patcher's fingerprint, or for one without weights its class."""
+    patcher = getattr(thing, "patcher", None)
+    if patcher is None:
+        kind = f"{type(thing).__module__.rpartition('.')[2]}.{type(thing).__qualname__}"
+        modules = [module for module in vars(thing).values() if isinstance(module, torch.nn.Module)]
+        weights = {f"{i}.{key}": value for i, module in enumerate(modules) for key, value in module.state_dict().items()}
+        return Fingerprint(hashlib.sha256(f"{kind} {_tensors_digest(weights)}".encode()).hexdigest())
+    made = fingerprint(patcher)
+    return Fingerprint(f"{made.digest} {getattr(thing, 'layer_idx', None)}", tuple(f"{name}: {what}" for what in made.unhashed))
+
+
+def _base_digest(patcher: Any) -> str:
+    if patcher.model not in _BASES:
+        with patcher.use_ejected():
+            weights = dict(patcher.model.state_dict())
+            weights.update({key: saved.weight for key, saved in patcher.backup.items() if key in weights})
+            weights.update({key: saved[0] for key, saved in getattr(patcher, "hook_backup", {}).items() if key in weights})
+            weights = {key: value for key, value in weights.items() if not key.startswith("model_sampling.")}
+            _BASES[patcher.model] = _tensors_digest(weights)
+    return _BASES[patcher.model]
+
+
+def _tensors_digest(tensors: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256()
+    for key in sorted(tensors):
+        _hash_tensor(digest, key, tensors[key])
+    return digest.hexdigest()
+
+
+def _hash_tensor(digest: Any, key: str, tensor: torch.Tensor) -> None:
+    digest.update(f"{key}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+    if tensor.numel():
+        digest.update(tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def _model_facts(patcher: Any, unhashed: list[str]) -> list[Any]:
+    model = patcher.model
+    if not hasattr(model, "model_sampling"):  # a text encoder or a VAE
+        return [type(model).__qualname__]
+    sampling = patcher.get_model_object("model_sampling")
+    plain = {k: v for k, v in vars(sampling).items() if isinstance(v, int | float | str | bool) and k != "training"}
+    return [
+        type(model).__qualname__,
+        type(model.latent_format).__qualname__,
+        [cls.__qualname__ for cls in type(sampling).__mro__ if cls.__module__.startswith("comfy")],
+        {k: repr(v) for k, v in sorted(plain.items())},
+        _tensors_digest(dict(sampling.named_buffers())),
+        str(model.get_dtype()),
+        str(model.manual_cast_dtype),
+    ]
+
+
+def _without_empty(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        kept = {key: _without_empty(one) for key, one in value.items()}
+        return {key: one for key, one in kept.items() if one not in ({}, [])} if kept else {}
+    return value
+
+
+def _hashable(value: Any, where: str, unhashed: list[str]) -> Any:
+    """`value` as canonical JSON: tensors by digest, objects by their `identity`, host adapters by kind and weights; others are noted."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float | torch.dtype | torch.device):
+        return repr(value)
+    if isinstance(value, torch.Tensor):
+        return _tensors_digest({"": value})
+    if isinstance(value, Mapping):
+        return [[_hashable(key, where, unhashed), _hashable(one, where, unhashed)] for key, one in value.items()]
+    if isinstance(value, list | tuple):
+        return [_hashable(one, where, unhashed) for one in value]
+    if isinstance(getattr(value, "identity", None), str):
+        return value.identity
+    if hasattr(value, "weights") and hasattr(value, "name"):
+        return [type(value).__qualname__, _hashable(value.weights, where, unhashed)]
+    unhashed.append(f"{where} ({type(value).__module__}.{type(value).__qualname__})")
+    return "unhashed"
+
+
+# --- encoding ---------------------------------------------------------------------------------------------------------------------
+
+
+def encode_pictures(vae: Any, pixels: torch.Tensor) -> torch.Tensor:
+    """Latents (B, C, h, w), float32 on the CPU, of pictures (B, H, W, 3) in 0..1."""
+    latents = vae.encode(pixels[:, :, :, :3])
+    return latents.detach().to("cpu", torch.float32)
+
+
+def encode_captions(clip: Any, captions: Sequence[str], clip_skip: int = 0) -> dict[str, Conditioning]:
+    """What the text encoder makes of each caption, float32 on the CPU; `clip_skip` 2 stops one layer before the last, 0 is as it is."""
+    from .training.dataset import Conditioning
+
+    if clip_skip:
+        clip = clip.clone()
+        clip.clip_layer(-clip_skip)
+    out = {}
+    for caption in captions:
+        context, extras = clip.encode_from_tokens_scheduled(clip.tokenize(caption))[0]
+        kept = {name: _float_on_cpu(value) for name, value in extras.items() if not callable(value)}
+        out[caption] = Conditioning(_float_on_cpu(context), kept)
+    return out
+
+
+def _float_on_cpu(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().to("cpu", torch.float32 if value.is_floating_point() else value.dtype)
+
+
+def patched(patcher: Any) -> list[str]:
+    """What changes the weights of this MODEL, in words; empty when it is the plain base."""
+    found = [f"{len(patcher.patches)} patched weights"] if patcher.patches else []
+    return found + [f"{len(stacks)} stacks of LoRAs" for stacks in [grafted_stacks(patcher)] if stacks]
+
+
 # --- folders, progress, interruption ----------------------------------------------------------------------------------------------
+
+
+def input_folder(name: str) -> str:
+    """The folder of that name below ComfyUI's input folder; ValueError when it leaves it, FileNotFoundError when there is none."""
+    import folder_paths
+
+    root = os.path.realpath(folder_paths.get_input_directory())
+    path = os.path.realpath(os.path.join(root, name.strip() or "."))
+    if not _stays_inside(name.strip().replace("\\", "/")) or os.path.commonpath([root, path]) != root:
+        raise ValueError(f"folder {name!r} leaves ComfyUI's input folder; give a folder below it")
+    if path == root and not name.strip():
+        raise ValueError("folder is empty: give the name of a folder below ComfyUI's input folder")
+    if not os.path.isdir(path):
+        raise FileNotFoundError(f"there is no folder {name!r} below ComfyUI's input folder ({root})")
+    return path
+
+
+def training_folder() -> str:
+    """Where training states are stored."""
+    import folder_paths
+
+    return os.path.join(folder_paths.get_output_directory(), "graft")
+
+
+def progress(total: int) -> Callable[[int], None]:
+    """A progress bar of the node that runs now: call it with how much is done."""
+    import comfy.utils
+
+    bar = comfy.utils.ProgressBar(total)
+    return lambda done: bar.update_absolute(done, total)
+
+
+def raise_if_interrupted() -> None:
+    """Raise the host's own exception when the user has asked to stop."""
+    import comfy.model_management
+
+    comfy.model_management.throw_exception_if_processing_interrupted()
+
+
+def send_event(name: str, data: Mapping[str, Any]) -> None:
+    """Send an event to the front end; a host without a server has nobody to send it to."""
+    import server
+
+    instance = getattr(server.PromptServer, "instance", None)
+    if instance is not None:
+        instance.send_sync(name, dict(data))
+
 
 
 # --- demo model -------------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""How strongly a weight average holds on to its past: diffusers' EMAModel schedules, Karras 2024 (arXiv 2312.02696) and EveryDream2's target."""
+"""How strongly a weight average holds on to its past: diffusers' schedules, Karras 2024 (arXiv 2312.02696), EveryDream2's target."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def gamma_of_width(width: float) -> float:
 def decay_at(settings: EMASettings, step: int, total_steps: int) -> float:
     """Decay for the single step number `step` (1 is the first); `total_steps` is the run's horizon, used by the target schedule.
 
-    ramp and warmup follow diffusers: s = step - 1, decay 0 at s = 0, then (1 + s)/(10 + s) or 1 - (1 + s/inv_gamma)^-power, at most `decay`.
+    ramp and warmup follow diffusers: s = step - 1, decay 0 at s = 0, then (1 + s)/(10 + s) or 1 - (1 + s/inv_gamma)^-power, up to `decay`.
     """
     if step < 1:
         raise ValueError(f"A decay belongs to a step; the first step is 1, got {step}.")

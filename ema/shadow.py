@@ -24,7 +24,7 @@ class Shadow:
     @classmethod
     def of(cls, weights: Mapping[str, Tensor], device: torch.device | str | None = None) -> Shadow:
         """An average that starts as a float32 copy of `weights` (on `device`, else where each tensor is)."""
-        return cls({name: torch.empty_like(w, dtype=torch.float32, device=device or w.device).copy_(w.detach()) for name, w in weights.items()})
+        return cls({name: w.detach().to(device or w.device, torch.float32, copy=True) for name, w in weights.items()})
 
     def update_(self, weights: Mapping[str, Tensor], settings: EMASettings, step: int, total_steps: int) -> bool:
         """Take in the weights after training step `step` (1 is the first), every `interval` steps; whether it did."""

@@ -24,7 +24,7 @@ def check_pairs(shadow: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> 
 
 @torch.no_grad()
 def average_(shadow: Mapping[str, Tensor], weights: Mapping[str, Tensor], decay: float) -> None:
-    """Move every tensor of `shadow` (float32) towards the tensor of the same name in `weights`, in place. Names and shapes must be equal."""
+    """Move every tensor of `shadow` (float32) towards the one of the same name in `weights`, in place. Names and shapes must be equal."""
     check_pairs(shadow, weights)
     groups: dict[tuple[torch.device, torch.device, torch.dtype], list[str]] = defaultdict(list)
     for name, tensor in shadow.items():

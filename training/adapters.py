@@ -1,4 +1,4 @@
-"""What is trained: low-rank pairs beside Linear and Conv2d modules, computed at the activations, or copies of the weights themselves (LoRA: 2106.09685)."""
+"""What is trained: low-rank pairs at the activations of Linear and Conv2d modules (LoRA, arXiv 2106.09685), or copies of the weights."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,8 +31,9 @@ _PREFIX = "diffusion_model."
 class AdapterSettings:
     """Settings of what is trained; plain values, checked on creation (`initial` alone holds tensors, and its digest stands for it).
 
-    `attention` is every projection of self- and cross-attention; `attention+ff` adds feed-forward and the transformers' proj_in and proj_out;
-    `all` is every module of the model. kind lora takes Linear and 1x1 Conv2d modules, locon takes every Conv2d too, full every parameter.
+    `attention` is every projection of self- and cross-attention; `attention+ff` adds feed-forward and the transformers' proj_in and
+    proj_out; `all` is every module of the model. kind lora takes Linear and 1x1 Conv2d modules, locon every Conv2d too, full
+    every parameter.
     `pattern` narrows the choice: globs, or /regular expressions/, separated by commas or lines; a leading ! leaves modules out.
     """
 
@@ -87,7 +89,8 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().to("cpu").contiguous()
         digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b"")
+        if tensor.numel():
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -264,7 +267,10 @@ class _Dropouts:
         return hidden
 
 
-def _linear_hook(down: Tensor, up: Tensor, scale: float, drop: _Dropouts | None) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
+Hook = Callable[[Any, tuple[Tensor, ...], Tensor], Tensor]
+
+
+def _linear_hook(down: Tensor, up: Tensor, scale: float, drop: _Dropouts | None) -> Hook:
     def beside(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
         x = args[0]
         hidden = F.linear(x, down.to(x.dtype))
@@ -274,13 +280,13 @@ def _linear_hook(down: Tensor, up: Tensor, scale: float, drop: _Dropouts | None)
                 return out
             hidden = dropped
         # One pass for scale, product and sum.
-        flat = torch.addmm(out.reshape(-1, out.shape[-1]), hidden.reshape(-1, hidden.shape[-1]).to(out.dtype), up.to(out.dtype).T, alpha=scale)
-        return flat.view(out.shape)
+        rows = hidden.reshape(-1, hidden.shape[-1]).to(out.dtype)
+        return torch.addmm(out.reshape(-1, out.shape[-1]), rows, up.to(out.dtype).T, alpha=scale).view(out.shape)
 
     return beside
 
 
-def _conv_hook(down: Tensor, up: Tensor, scale: float, drop: _Dropouts | None) -> Callable[[nn.Conv2d, tuple[Tensor, ...], Tensor], Tensor]:
+def _conv_hook(down: Tensor, up: Tensor, scale: float, drop: _Dropouts | None) -> Hook:
     def beside(module: nn.Conv2d, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
         x = args[0]
         hidden = F.conv2d(x, down.to(x.dtype), None, module.stride, module.padding, module.dilation)
@@ -296,7 +302,7 @@ def _conv_hook(down: Tensor, up: Tensor, scale: float, drop: _Dropouts | None) -
 
 @contextmanager
 def attached(module: nn.Module, settings: AdapterSettings, trained: Mapping[str, Tensor], moment: Moment) -> Iterator[None]:
-    """For the block `module` computes with the trained tensors, its own weights frozen and normal to autograd; afterwards it is as before."""
+    """For the block `module` computes with the trained tensors, its own weights frozen and fit for autograd; then it is as before."""
     if settings.kind == "full":
         with standing_in(module, trained):
             yield
@@ -308,6 +314,6 @@ def attached(module: nn.Module, settings: AdapterSettings, trained: Mapping[str,
             drop = _Dropouts(settings, path, moment) if dropping else None
             down, up = trained[f"{path}.lora_down.weight"], trained[f"{path}.lora_up.weight"]
             make = _linear_hook if isinstance(part, nn.Linear) else _conv_hook
-            hook = part.register_forward_hook(make(down, up, settings.scale, drop))  # type: ignore[operator]
+            hook = part.register_forward_hook(make(down, up, settings.scale, drop))
             stack.callback(hook.remove)
         yield

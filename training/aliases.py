@@ -1,9 +1,10 @@
-"""Training inside ComfyUI's executor: weights made in inference mode cannot meet autograd, so views of the same memory stand in for a while."""
+"""Training inside ComfyUI's executor: weights made in inference mode cannot meet autograd, so views of their memory stand in."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ def standing_in(module: nn.Module, trained: Mapping[str, Tensor] | None = None) 
     if missing:
         raise KeyError(f"The model has no parameter {', '.join(sorted(missing))}.")
     instead: dict[int, Tensor] = {id(names[name]): tensor for name, tensor in trained.items()}  # by identity: modules may share a parameter
-    places: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
+    places: list[tuple[dict[str, Any], str, Any]] = []
     try:
         for part in module.modules():
             for name, old in list(part._parameters.items()):
@@ -41,13 +42,13 @@ def standing_in(module: nn.Module, trained: Mapping[str, Tensor] | None = None) 
                     continue
                 if id(old) not in instead:
                     instead[id(old)] = nn.Parameter(alias(old), requires_grad=False)
-                places.append((part._parameters, name, old))  # type: ignore[arg-type]
+                places.append((part._parameters, name, old))
                 part._parameters[name] = instead[id(old)]  # type: ignore[assignment]
-            for name, old in list(part._buffers.items()):
-                if old is not None and old.is_inference():
-                    places.append((part._buffers, name, old))
-                    part._buffers[name] = alias(old)
+            for name, buffer in list(part._buffers.items()):
+                if buffer is not None and buffer.is_inference():
+                    places.append((part._buffers, name, buffer))
+                    part._buffers[name] = alias(buffer)
         yield
     finally:
-        for slots, name, old in reversed(places):
-            slots[name] = old
+        for slots, name, original in reversed(places):
+            slots[name] = original

@@ -42,11 +42,11 @@ def checkpointed(module: nn.Module) -> Iterator[None]:
     before = [(part, part.__dict__.get("forward")) for part in blocks(module)]
     try:
         for part, _ in before:
-            part.forward = forgetting(part.forward)  # type: ignore[method-assign]
+            part.forward = forgetting(part.forward)
         yield
     finally:
         for part, own in before:
             if own is None:
                 part.__dict__.pop("forward", None)
             else:
-                part.forward = own  # type: ignore[method-assign]
+                part.forward = own

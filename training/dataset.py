@@ -71,7 +71,8 @@ class Dataset:
         if len(latents) != len(captions):
             raise ValueError(f"{len(latents)} latents and {len(captions)} captions: expected one caption a latent.")
         every = [Picture(str(i), c, x.detach().float().cpu()) for i, (x, c) in enumerate(zip(latents, captions, strict=True))]
-        digest = hashlib.sha256(repr((sorted(held_out), sorted((k, str(v)) for k, v in settings.items() if k != "regularisation"))).encode())
+        plain = sorted((key, str(value)) for key, value in settings.items() if key != "regularisation")
+        digest = hashlib.sha256(repr((sorted(held_out), plain)).encode())
         for picture in every:
             digest.update(picture.caption.encode() + picture.latent.contiguous().numpy().tobytes())
         for caption in sorted(conditionings):
@@ -85,7 +86,7 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Pictures of one size that go through the model together: latents (B, C, h, w), a conditioning each, and which are regularisation (B,)."""
+    """Pictures of one size that go through the model together: latents (B, C, h, w), a conditioning each, which are regularisation (B,)."""
 
     latents: Tensor
     conditionings: tuple[Conditioning, ...]
@@ -170,6 +171,5 @@ def batches(dataset: Dataset, batch_size: int, dropout: float, seed: int, step: 
             latent = picture.flipped if flip < source.flip and picture.flipped is not None else picture.latent
             caption = "" if first < dropout or second < source.caption_dropout else picture.caption
             groups.setdefault(tuple(latent.shape), []).append((latent, source.conditionings[caption], source is not dataset))
-    return [
-        Batch(torch.stack([x for x, _, _ in group]), tuple(c for _, c, _ in group), torch.tensor([r for _, _, r in group])) for group in groups.values()
-    ]
+    columns = [tuple(zip(*group, strict=True)) for group in groups.values()]
+    return [Batch(torch.stack(latents), conditionings, torch.tensor(regular)) for latents, conditionings, regular in columns]

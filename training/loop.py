@@ -55,7 +55,8 @@ def train(state: TrainState, denoiser: Denoiser, dataset: Dataset, steps: int, w
                 last = work.state()
                 if watch.keep is not None and work.step > state.step:
                     watch.keep(last)
-                raise Stopped(f"{error} The state after step {last.step} is kept; use a lower learning_rate or a longer warmup.", last) from error
+                advice = f"The state after step {last.step} is kept; use a lower learning_rate or a longer warmup."
+                raise Stopped(f"{error} {advice}", last) from error
             except BaseException:  # an interruption is no Exception everywhere; it goes on after the state is safe
                 if watch.keep is not None and work.whole and state.step < work.step != work.kept:
                     watch.keep(work.state())

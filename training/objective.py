@@ -1,6 +1,7 @@
-"""What training minimises: the model's own objective (noise, velocity or flow) recovered from its denoised output, and how steps are weighted.
+"""What training minimises: the model's own objective (noise, velocity or flow), recovered from its denoised output, and its weights.
 
-Sources: min-SNR (Hang 2023, arXiv 2303.09556), debiased estimation (2310.08442), offset noise (crosslabs.org), pyramid noise and Huber as in kohya.
+Sources: min-SNR (Hang 2023, arXiv 2303.09556), debiased estimation (2310.08442), offset noise (crosslabs.org); pyramid noise and Huber
+are as kohya's.
 """
 
 from __future__ import annotations
@@ -104,15 +105,13 @@ def check_for(settings: ObjectiveSettings, prediction: str) -> None:
     if prediction not in ("eps", "v", "flow"):
         raise ValueError(f"This model predicts {prediction}: training knows eps, v and flow.")
     if prediction == "flow" and settings.weighting != "none":
-        raise ValueError(f"GraftObjective: weighting {settings.weighting} is defined by a signal-to-noise ratio that flow models do not use; set none.")
+        raise ValueError(f"GraftObjective: weighting {settings.weighting} needs a signal-to-noise ratio, which flow models lack; set none.")
 
 
 def shares(settings: ObjectiveSettings, count: int, draws: torch.Generator) -> Tensor:
     """Timestep shares (count,) in [0, 1) of the chosen distribution; `shift` s moves u to s u / (1 + (s - 1) u)."""
-    if settings.timesteps == "logit-normal":
-        u = torch.randn(count, generator=draws).sigmoid()
-    else:
-        u = torch.rand(count, generator=draws)
+    normal = settings.timesteps == "logit-normal"
+    u = torch.randn(count, generator=draws).sigmoid() if normal else torch.rand(count, generator=draws)
     if settings.timesteps == "shifted":
         u = settings.shift * u / (1 + (settings.shift - 1) * u)
     return u.clamp(0.0, 1 - 2**-24)

@@ -1,4 +1,4 @@
-"""How the trained tensors move: AdamW (1711.05101) with learning-rate schedules that are functions of the step, clipping and accumulation."""
+"""How the trained tensors move: AdamW (arXiv 1711.05101), with learning-rate schedules that are functions of the step."""
 
 from __future__ import annotations
 
@@ -98,13 +98,13 @@ def rate_at(settings: OptimizerSettings, step: int) -> float:
 
 
 def build(settings: OptimizerSettings, trained: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> torch.optim.Optimizer:
-    """AdamW over the trained tensors, with the moments of `saved` (`exp_avg/<name>`, `exp_avg_sq/<name>`, `step/<name>`) where it has them."""
+    """AdamW over the trained tensors, with the moments of `saved` (`exp_avg/<name>`, `exp_avg_sq/<name>`, `step/<name>`)."""
     fast = {name: t for name, t in trained.items() if settings.lora_plus != 1.0 and name.endswith(".lora_up.weight")}
     slow = {name: t for name, t in trained.items() if name not in fast}
     groups = [{"params": list(part.values()), "ratio": ratio} for part, ratio in ((slow, 1.0), (fast, settings.lora_plus)) if part]
-    devices = {tensor.device.type for tensor in trained.values()}
+    fused = {tensor.device.type for tensor in trained.values()} <= {"cpu", "cuda"}
     optimizer = torch.optim.AdamW(
-        groups, lr=peak_rate(settings), betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay, fused=devices <= {"cpu", "cuda"}
+        groups, lr=peak_rate(settings), betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay, fused=fused
     )
     for name, tensor in trained.items():
         if f"exp_avg/{name}" in saved:

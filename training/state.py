@@ -1,4 +1,4 @@
-"""The state of a training run as a value: what began it, which steps it has seen, its tensors and its history. Nothing here changes in place."""
+"""The state of a training run as a value: what began it, which steps it has seen, its tensors and its history."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def digest_of(value: Any) -> str:
 class Settings:
     """What may change between two calls of TrainStep: optimiser and objective."""
 
-    optimizer: OptimizerSettings = OptimizerSettings()
-    objective: ObjectiveSettings = ObjectiveSettings()
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
 
     @property
     def digest(self) -> str:
@@ -41,7 +41,7 @@ class Start:
 
     model: str
     dataset: str
-    adapter: AdapterSettings = AdapterSettings()
+    adapter: AdapterSettings = field(default_factory=AdapterSettings)
     ema: EMASettings | None = None
     seed: int = 0
 
@@ -83,7 +83,7 @@ class TrainState:
     average: Mapping[str, Tensor] = field(default_factory=dict)
     step: int = 0
     position: tuple[tuple[str, int], ...] = ()
-    history: History = History()
+    history: History = field(default_factory=History)
     run: str = "run"
     notes: Mapping[str, str] = field(default_factory=dict)
     base: Callable[[], Mapping[str, Tensor]] | None = field(default=None, repr=False)

@@ -1,4 +1,4 @@
-"""One training step as a function of (seed, step): pictures, noise and timesteps are drawn anew from it, the tensors of a workspace move."""
+"""One training step: pictures, noise and timesteps are drawn from (seed, step), and the tensors of a workspace move."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class Workspace:
     def installed(self) -> Iterator[None]:
         """For the block the model computes with the trained tensors; it is as before afterwards, whatever happens."""
         settings, module = self.begun.settings.optimizer, self.denoiser.module
-        with adapters.attached(module, self.begun.start.adapter, self.trained, self.moment), torch.enable_grad():
-            with checkpointed(module) if settings.checkpointing else nullcontext():
-                yield
+        forgetful = checkpointed(module) if settings.checkpointing else nullcontext()
+        with adapters.attached(module, self.begun.start.adapter, self.trained, self.moment), forgetful, torch.enable_grad():
+            yield
 
     def state(self) -> TrainState:
         """The workspace as an immutable state: everything is copied to the CPU."""
@@ -91,8 +91,10 @@ class Workspace:
 
 
 def _precision(work: Workspace) -> AbstractContextManager[Any]:
-    if work.begun.settings.optimizer.precision == "bf16":
-        return torch.autocast(work.denoiser.device.type, torch.bfloat16)
+    """Autocast to bf16 where it is asked for; auto asks for it on a CUDA device that has it."""
+    precision, device = work.begun.settings.optimizer.precision, work.denoiser.device.type
+    if precision == "bf16" or (precision == "auto" and device == "cuda" and torch.cuda.is_bf16_supported()):
+        return torch.autocast(device, torch.bfloat16)
     return nullcontext()
 
 
@@ -115,9 +117,8 @@ def backward_(work: Workspace) -> float:
     for part in range(settings.optimizer.accumulation):
         work.purpose = f"part {part}"
         number = work.step * settings.optimizer.accumulation + part
-        groups = batches(
-            work.dataset, settings.optimizer.batch_size, settings.objective.conditioning_dropout, start.seed, work.step, number, work.purpose
-        )
+        dropout, size = settings.objective.conditioning_dropout, settings.optimizer.batch_size
+        groups = batches(work.dataset, size, dropout, start.seed, work.step, number, work.purpose)
         count = sum(len(batch.conditionings) for batch in groups)
         draws = generator(start.seed, work.step, f"noise {work.purpose}")
         for batch in groups:
