@@ -218,7 +218,9 @@ class _Signatures:
         for node_id in _ancestors_first(prompt):
             node = prompt[node_id]
             key = (*await self._own_part(prompt_id, node_id, node), *self._input_part(node["inputs"], signed))
-            used[key] = signed[node_id] = self._numbers[key] if key in self._numbers else next(self._fresh)
+            if key not in used:
+                used[key] = self._numbers[key] if key in self._numbers else next(self._fresh)
+            signed[node_id] = used[key]
         self._numbers = used
         return signed
 

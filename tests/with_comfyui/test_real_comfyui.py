@@ -9,6 +9,7 @@ import sys
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+SHARED = ("execution", "schema", "folder_paths", "nodes")  # the embedded host's tests that hold for a real ComfyUI too
 HOW = "set COMFYUI_PATH to a ComfyUI checkout whose requirements are installed, and run: python -m pytest tests/with_comfyui"
 
 
@@ -27,9 +28,9 @@ def test_real_comfyui() -> None:
     path = checkout()
     if path is None:
         pytest.skip(f"no ComfyUI found; {HOW}")
-    folders = [folder for folder in ("tests/nodes", "tests/with_comfyui/checks") if os.path.isdir(os.path.join(ROOT, folder))]
+    files = ["tests/nodes", "tests/with_comfyui/checks", *(f"tests/comfyui_api_stubs/test_{name}.py" for name in SHARED)]
     child = subprocess.run(
-        [sys.executable, "-m", "pytest", *folders, "-q"],
+        [sys.executable, "-m", "pytest", *files, "-q"],
         cwd=ROOT, env={**os.environ, "GRAFT_TEST_COMFYUI": path}, capture_output=True, text=True, timeout=3600, check=False,
     )
     print(f"{path}:\n{child.stdout[-6000:]}\n{child.stderr[-2000:]}")

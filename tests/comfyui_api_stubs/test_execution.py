@@ -1,0 +1,416 @@
+"""The executor's semantics, told by small nodes. The same tests run in a real ComfyUI; where ours differs on purpose, the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+import torch
+from comfy_api.latest import io
+
+REAL = "GRAFT_TEST_COMFYUI" in os.environ
+only_embedded = pytest.mark.skipif(REAL, reason="the embedded host differs here on purpose")
+RUNS: list[tuple] = []  # (node, what it saw), in order of execution
+
+
+def v3(node_id: str, inputs: list, outputs: list, execute, **more):
+    """A V3 node class around a function of its inputs; the function's return value is the node's."""
+    methods = {name: classmethod(more.pop(name)) for name in ("check_lazy_status", "fingerprint_inputs", "validate_inputs") if name in more}
+
+    def define_schema(cls):
+        return io.Schema(node_id=node_id, category="test", inputs=inputs, outputs=outputs, **more)
+
+    return type(node_id, (io.ComfyNode,), {"define_schema": classmethod(define_schema), "execute": classmethod(execute), **methods})
+
+
+def number(cls, value):
+    RUNS.append(("number", value))
+    return io.NodeOutput(value)
+
+
+def add(cls, a, b):
+    RUNS.append(("add", a, b))
+    return io.NodeOutput(a + b)
+
+
+def choose(cls, left, a=None, b=None):
+    RUNS.append(("choose", a, b))
+    return io.NodeOutput(a if left else b)
+
+
+def needed(cls, left, a=None, b=None):
+    return [name for name in ("a" if left else "b",) if (a if left else b) is None]
+
+
+async def slow(cls, value, name):
+    RUNS.append(("start", name))
+    await asyncio.sleep(0.05)
+    RUNS.append(("end", name))
+    return io.NodeOutput(value)
+
+
+def fail(cls, value):
+    raise ValueError(f"cannot do {value}")
+
+
+def report(cls):
+    tensor = torch.ones(2, requires_grad=False) * 2
+    return io.NodeOutput(cls.hidden.unique_id, tensor.is_inference())
+
+
+def show(cls, value):
+    return io.NodeOutput(ui={"text": [str(value)]})
+
+
+def interrupt(cls, value):
+    import comfy.model_management
+
+    import nodes
+
+    nodes.interrupt_processing()
+    comfy.model_management.throw_exception_if_processing_interrupted()
+
+
+def sticky(cls, value):
+    cls.kept = value
+
+
+class Split:
+    """V1: gives a list, one entry a number up to `count`."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"count": ("INT", {"default": 3, "min": 0, "max": 9})}}
+
+    RETURN_TYPES = ("INT", "INT")
+    OUTPUT_IS_LIST = (True, False)
+    FUNCTION = "split"
+    CATEGORY = "test"
+
+    def split(self, count):
+        return (list(range(count)), count)
+
+
+class Total:
+    """V1: takes whole lists."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"values": ("INT", {}), "weight": ("INT", {"default": 1})}}
+
+    INPUT_IS_LIST = True
+    RETURN_TYPES = ("INT",)
+    FUNCTION = "total"
+    CATEGORY = "test"
+
+    def total(self, values, weight):
+        assert isinstance(weight, list)
+        return (sum(values) * weight[0],)
+
+
+class Changing:
+    """V1: asks to run anew while `Changing.mark` differs from the last run."""
+
+    mark = 0
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"value": ("INT", {"default": 0})}}
+
+    @classmethod
+    def IS_CHANGED(cls, value):
+        return Changing.mark
+
+    RETURN_TYPES = ("INT",)
+    FUNCTION = "get"
+    CATEGORY = "test"
+
+    def get(self, value):
+        RUNS.append(("changing", value))
+        return (value,)
+
+
+class Expanding:
+    """V1: adds a node to the running graph."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {}}
+
+    RETURN_TYPES = ("INT",)
+    FUNCTION = "expand"
+    CATEGORY = "test"
+
+    def expand(self):
+        return {"result": (["x", 0],), "expand": {"x": {"class_type": "TestNumber", "inputs": {"value": 1}}}}
+
+
+INT = io.Int
+NODES = [
+    v3("TestNumber", [INT.Input("value", default=0, min=0, max=99)], [INT.Output()], number),
+    v3("TestAdd", [INT.Input("a"), INT.Input("b")], [INT.Output()], add),
+    v3("TestChoose", [io.Boolean.Input("left"), INT.Input("a", lazy=True), INT.Input("b", lazy=True)], [INT.Output()], choose,
+       check_lazy_status=needed),
+    v3("TestSlow", [INT.Input("value"), io.String.Input("name", default="")], [INT.Output()], slow),
+    v3("TestFail", [INT.Input("value")], [INT.Output()], fail),
+    v3("TestReport", [], [io.String.Output(), io.Boolean.Output()], report, hidden=[io.Hidden.unique_id]),
+    v3("TestShow", [io.AnyType.Input("value")], [], show, is_output_node=True),
+    v3("TestInterrupt", [INT.Input("value")], [INT.Output()], interrupt),
+    v3("TestSticky", [INT.Input("value")], [], sticky, is_output_node=True),
+    v3("TestTwice", [INT.Input("value")], [INT.Output()], number, not_idempotent=True),
+    v3("TestPicky", [INT.Input("value")], [INT.Output()], number, validate_inputs=lambda cls, value: value != 13 or "13 is unlucky"),
+    v3("TestKind", [io.Combo.Input("kind", options=["dog", "cat"])], [io.String.Output()], lambda cls, kind: io.NodeOutput(kind)),
+    v3("TestFinger", [INT.Input("value")], [INT.Output()], number, fingerprint_inputs=lambda cls, value: Changing.mark),
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_nodes(host):
+    host.register(*NODES)
+    host.nodes.NODE_CLASS_MAPPINGS.update(TestSplit=Split, TestTotal=Total, TestChanging=Changing, TestExpanding=Expanding)
+
+
+@pytest.fixture(autouse=True)
+def clean(host):
+    RUNS.clear()
+    Changing.mark = 0
+    host.fresh()
+
+
+def node(class_type, **inputs):
+    return {"class_type": class_type, "inputs": inputs}
+
+
+def types(result, key):
+    return sorted(error["type"] for error in result["errors"].get(key, []))
+
+
+def test_values_and_order(host):
+    prompt = {"3": node("TestAdd", a=["1", 0], b=["2", 0]), "1": node("TestNumber", value=1), "2": node("TestNumber", value=2)}
+    result = host.run(prompt, capture={"sum": ["3", 0]})
+    assert result["success"] and result["captured"] == {"sum": 3}
+    assert sorted(RUNS[:2]) == [("number", 1), ("number", 2)] and RUNS[2:] == [("add", 1, 2)]
+
+
+def test_only_what_outputs_need_runs(host):
+    host.run({"1": node("TestNumber", value=1), "2": node("TestNumber", value=2)}, capture={"one": ["1", 0]})
+    assert RUNS == [("number", 1)]
+
+
+def test_cached_by_inputs_upstream(host):
+    prompt = {"1": node("TestNumber", value=1), "2": node("TestNumber", value=2), "3": node("TestAdd", a=["1", 0], b=["2", 0])}
+    host.run(prompt, capture={"sum": ["3", 0]})
+    RUNS.clear()
+    again = host.run(prompt, capture={"sum": ["3", 0]})
+    assert RUNS == [] and again["captured"] == {"sum": 3} and sorted(again["cached"]) == ["1", "2", "3"]
+    prompt["2"]["inputs"]["value"] = 5
+    assert host.run(prompt, capture={"sum": ["3", 0]})["captured"] == {"sum": 6}
+    assert RUNS == [("number", 5), ("add", 1, 5)]
+
+
+def test_equal_nodes_share_a_result_unless_not_idempotent(host):
+    prompt = {"1": node("TestNumber", value=1), "2": node("TestNumber", value=1), "3": node("TestAdd", a=["1", 0], b=["2", 0])}
+    host.run(prompt, capture={"sum": ["3", 0]})
+    assert RUNS == [("number", 1), ("add", 1, 1)]
+    RUNS.clear()
+    prompt = {"1": node("TestTwice", value=1), "2": node("TestTwice", value=1), "3": node("TestAdd", a=["1", 0], b=["2", 0])}
+    host.run(prompt, capture={"sum": ["3", 0]})
+    assert RUNS == [("number", 1), ("number", 1), ("add", 1, 1)]
+
+
+def test_results_move_with_new_ids(host):
+    host.run({"1": node("TestNumber", value=1)}, capture={"one": ["1", 0]})
+    assert host.run({"7": node("TestNumber", value=1)}, capture={"one": ["7", 0]})["cached"] == ["7"]
+
+
+@pytest.mark.parametrize("kind", ["TestChanging", "TestFinger"])
+def test_fingerprints_decide(host, kind):
+    prompt = {"1": node(kind, value=4), "2": node("TestAdd", a=["1", 0], b=1)}
+    for mark, ran in ((0, True), (0, False), (1, True), (float("nan"), True), (float("nan"), True)):
+        Changing.mark = mark
+        RUNS.clear()
+        assert host.run(prompt, capture={"out": ["2", 0]})["captured"] == {"out": 5}
+        assert (RUNS != []) is ran and (("add", 4, 1) in RUNS) is ran, mark
+
+
+def test_lists_are_mapped_and_gathered(host):
+    prompt = {
+        "1": node("TestSplit", count=3), "2": node("TestAdd", a=["1", 0], b=10), "3": node("TestTotal", values=["2", 0], weight=2),
+        "4": node("TestAdd", a=["1", 0], b=["1", 1]),
+    }
+    result = host.run(prompt, capture={"each": ["2", 0], "total": ["3", 0], "broadcast": ["4", 0]})
+    assert result["captured"] == {"each": [10, 11, 12], "total": 66, "broadcast": [3, 4, 5]}
+
+
+def test_lazy_inputs(host):
+    prompt = {"1": node("TestNumber", value=1), "2": node("TestNumber", value=2)}
+    prompt["3"] = node("TestChoose", left=False, a=["1", 0], b=["2", 0])
+    assert host.run(prompt, capture={"out": ["3", 0]})["captured"] == {"out": 2}
+    assert RUNS == [("number", 2), ("choose", None, 2)]
+
+
+def test_async_nodes_overlap(host):
+    prompt = {"1": node("TestSlow", value=1, name="a"), "2": node("TestSlow", value=2, name="b")}
+    prompt["3"] = node("TestAdd", a=["1", 0], b=["2", 0])
+    assert host.run(prompt, capture={"sum": ["3", 0]})["captured"] == {"sum": 3}
+    assert {name for kind, name in RUNS[:2] if kind == "start"} == {"a", "b"}
+
+
+def test_inference_mode_and_hidden(host):
+    captured = host.run({"5": node("TestReport")}, capture={"id": ["5", 0], "inference": ["5", 1]})["captured"]
+    assert captured == {"id": "5", "inference": True}
+
+
+def test_ui_and_history(host):
+    prompt = {"1": node("TestNumber", value=1), "2": node("TestShow", value=["1", 0])}
+    for _ in range(2):  # the second time from the cache
+        result = host.run(prompt)
+        assert result["history"] == {"2": {"text": ["1"]}}
+        shown = [data["output"] for event, data in result["events"] if event == "executed" and data["node"] == "2"]
+        assert shown == [{"text": ["1"]}]
+    names = [event for event, _ in result["events"] if event in ("execution_start", "execution_cached", "execution_success")]
+    assert names == ["execution_start", "execution_cached", "execution_success"]
+
+
+def test_a_failing_node_is_reported_and_the_rest_kept(host):
+    prompt = {"1": node("TestNumber", value=7), "2": node("TestFail", value=["1", 0])}
+    result = host.run(prompt, capture={"out": ["2", 0]})
+    assert not result["success"] and not host.executor.success
+    (error,) = result["errors"]["2"]
+    assert (error["node_type"], error["exception_type"], error["exception_message"].strip()) == ("TestFail", "ValueError", "cannot do 7")
+    assert error["executed"] == ["1"] and error["current_inputs"] == {"value": [7]} and "fail" in "".join(error["traceback"])
+    assert host.executor.status_messages[-1][0] == "execution_error"
+    RUNS.clear()
+    host.run(prompt, capture={"out": ["2", 0]})
+    assert RUNS == []
+
+
+def test_interruption(host):
+    result = host.run({"1": node("TestInterrupt", value=1)}, capture={"out": ["1", 0]})
+    assert not result["success"] and host.executor.status_messages[-1][0] == "execution_interrupted"
+    assert result["errors"]["1"][0]["node_type"] == "TestInterrupt"
+    assert host.run({"1": node("TestNumber", value=1)}, capture={"out": ["1", 0]})["success"], "the next run starts uninterrupted"
+
+
+def test_a_v3_class_is_locked_while_it_runs(host):
+    result = host.run({"1": node("TestSticky", value=1)})
+    assert result["errors"]["1"][0]["exception_type"] == "AttributeError"
+
+
+@only_embedded
+def test_expansion_is_refused(host):
+    (error,) = host.run({"1": node("TestExpanding")}, capture={"out": ["1", 0]})["errors"]["1"]
+    assert "Expanding" in error["exception_message"] and "real ComfyUI" in error["exception_message"]
+
+
+def test_execute_from_outside_a_loop(host):
+    host.executor.execute({"1": node("TestShow", value="x")}, "id", {}, ["1"])
+    assert host.executor.success and host.executor.history_result["outputs"] == {"1": {"text": ["x"]}}
+    asyncio.set_event_loop(host.loop)
+
+
+def test_progress_reaches_the_hook(host):
+    import comfy.utils
+
+    told = []
+    previous = comfy.utils.PROGRESS_BAR_HOOK
+    comfy.utils.set_progress_bar_global_hook(lambda value, total, preview, node_id=None: told.append((value, total)))
+    try:
+        bar = comfy.utils.ProgressBar(4)
+        bar.update(1)
+        bar.update_absolute(9)
+    finally:
+        comfy.utils.set_progress_bar_global_hook(previous)
+    assert told == [(1, 4), (4, 4)]
+
+
+# --- validation -------------------------------------------------------------------------------------------------------------------
+
+
+def test_all_errors_of_all_nodes_at_once(host):
+    prompt = {
+        "1": node("TestNumber", value=100), "2": node("TestNumber", value=-1), "3": node("TestAdd", a=["1", 0]),
+        "4": node("TestAdd", a="many", b=["5", 0]), "5": node("TestReport"), "6": node("TestPicky", value=13),
+        "7": node("TestAdd", a=[1], b=2),
+    }
+    show = {f"s{key}": node("TestShow", value=[key, 0]) for key in ("2", "3", "4", "6", "7")}
+    result = host.run({**prompt, **show})
+    assert not result["valid"] and RUNS == []
+    assert types(result, "1") == ["value_bigger_than_max"]
+    assert types(result, "2") == ["value_smaller_than_min"]
+    assert types(result, "3") == ["required_input_missing"]
+    assert types(result, "4") == ["invalid_input_type", "return_type_mismatch"]
+    assert types(result, "6") == ["custom_validation_failed"] and result["errors"]["6"][0]["details"] == "value - 13 is unlucky"
+    assert types(result, "7") == ["bad_linked_input"]
+    valid, error, outputs, node_errors = host.validate({**prompt, **show})
+    assert (valid, error["type"], outputs) == (False, "prompt_outputs_failed_validation", [])
+    assert node_errors["1"]["dependent_outputs"] == ["s3"] and node_errors["1"]["class_type"] == "TestNumber"
+
+
+def test_one_good_output_is_enough_for_comfyui(host):
+    prompt = {"1": node("TestShow", value="x"), "2": node("TestShow", value=["3", 0]), "3": node("TestNumber", value=-1)}
+    valid, error, outputs, node_errors = host.validate(prompt)
+    assert (valid, error, outputs) == (True, None, ["1"]) and list(node_errors) == ["3"]
+
+
+def test_constants_are_converted(host):
+    prompt = {"1": node("TestNumber", value="7"), "2": node("TestShow", value=["1", 0])}
+    assert host.validate(prompt)[0] and prompt["1"]["inputs"]["value"] == 7
+
+
+def test_no_outputs(host):
+    valid, error, outputs, _ = host.validate({"1": node("TestNumber", value=1)})
+    assert (valid, error["type"], outputs) == (False, "prompt_no_outputs", [])
+
+
+def test_partial_execution(host):
+    prompt = {"1": node("TestShow", value="x"), "2": node("TestShow", value="y")}
+    arguments = ("id", prompt, ["2"])
+    assert host.loop.run_until_complete(host.execution.validate_prompt(*arguments))[2] == ["2"]
+
+
+@pytest.mark.skipif(REAL, reason="0.3.64 does not check the choices of V3 combos")
+def test_choices(host):
+    result = host.run({"1": node("TestKind", kind="bird"), "2": node("TestShow", value=["1", 0])})
+    assert types(result, "1") == ["value_not_in_list"] and "'bird' not in ['dog', 'cat']" in result["errors"]["1"][0]["details"]
+
+
+@only_embedded
+def test_unknown_nodes_cycles_and_dead_links_are_listed_with_the_rest(host):
+    prompt = {
+        "1": {"class_type": "NoSuchNode", "inputs": {}, "_meta": {"title": "Mine"}}, "2": {"inputs": {}},
+        "3": node("TestAdd", a=["4", 0], b=["1", 0]), "4": node("TestAdd", a=["3", 0], b=1), "5": node("TestShow", value=["3", 0]),
+        "6": node("TestShow", value=["99", 0]),
+        "7": node("TestShow", value=["4", 3]), "8": node("TestNumber", value=-1),
+    }
+    valid, error, outputs, node_errors = host.validate(prompt)
+    assert not valid and outputs == [] and error["type"] == "missing_node_type" and "Mine" in error["details"] and "#2" in error["details"]
+    kinds = {key: sorted(problem["type"] for problem in found["errors"]) for key, found in node_errors.items()}
+    assert kinds == {
+        "1": ["missing_node_type"], "2": ["missing_node_type"], "3": ["dependency_cycle"], "4": ["dependency_cycle"],
+        "6": ["bad_linked_input"], "7": ["bad_linked_input"], "8": ["value_smaller_than_min"],
+    }
+    assert "3 (TestAdd)" in node_errors["3"]["errors"][0]["details"]
+    assert host.run(prompt)["success"] is False
+
+
+@only_embedded
+def test_a_cycle_that_reaches_the_executor_is_an_error(host):
+    host.executor.execute({"1": node("TestAdd", a=["2", 0], b=1), "2": node("TestAdd", a=["1", 0], b=1)}, "id", {}, ["1"])
+    asyncio.set_event_loop(host.loop)
+    event, data = host.executor.status_messages[-1]
+    assert event == "execution_error" and data["exception_type"].endswith("DependencyCycleError")
+
+
+@only_embedded
+def test_a_node_that_returns_none_is_named(host):
+    host.nodes.NODE_CLASS_MAPPINGS["TestNone"] = type("TestNone", (Expanding,), {"expand": lambda self: None})
+    (error,) = host.run({"1": node("TestNone")}, capture={"out": ["1", 0]})["errors"]["1"]
+    assert "TestNone returned None" in error["exception_message"]
+
+
+@only_embedded
+def test_a_long_chain_is_no_recursion(host):
+    prompt = {"0": node("TestNumber", value=0)} | {str(i): node("TestAdd", a=[str(i - 1), 0], b=1) for i in range(1, 1500)}
+    assert host.run(prompt, capture={"out": ["1499", 0]})["captured"] == {"out": 1499}

@@ -1,0 +1,406 @@
+"""Token downsampling of tiny, randomly initialised transformers of ComfyUI's own classes, against attention thinned by hand in float64."""
+
+import contextlib
+import copy
+import importlib
+import math
+
+import comfy.latent_formats
+import comfy.model_base
+import comfy.model_patcher
+import comfy.supported_models_base
+import pytest
+import torch
+from graft_nodes import host
+from graft_nodes.patches.todo import ToDoSettings
+
+FLUX = dict(
+    in_channels=4, out_channels=4, vec_in_dim=8, context_in_dim=12, hidden_size=32, mlp_ratio=2.0, num_heads=2, depth=1,
+    depth_single_blocks=2, axes_dim=[4, 6, 6], theta=10000, patch_size=2, qkv_bias=True, guidance_embed=False, txt_ids_dims=[],
+)
+CHROMA = dict(
+    in_channels=16, out_channels=16, context_in_dim=12, hidden_size=32, mlp_ratio=2.0, num_heads=2, depth=1, depth_single_blocks=2,
+    axes_dim=[4, 6, 6], theta=10000, patch_size=2, qkv_bias=True, in_dim=64, out_dim=32, hidden_dim=16, n_layers=1, txt_ids_dims=[],
+    vec_in_dim=None,
+)
+RADIANCE = dict(
+    CHROMA, in_channels=3, out_channels=3, patch_size=16, nerf_hidden_size=8, nerf_mlp_ratio=2, nerf_depth=1, nerf_max_freqs=4,
+    nerf_tile_size=0, nerf_final_head_type="conv", nerf_embedder_dtype=torch.float32, use_x0=False, use_sequential_txt_ids=False,
+)
+SD3 = dict(
+    input_size=None, patch_size=2, in_channels=4, depth=2, adm_in_channels=8, pos_embed_max_size=16, num_patches=256, qk_norm="rms",
+    context_embedder_config={"target": "torch.nn.Linear", "params": {"in_features": 12, "out_features": 128}},
+)
+QWEN = dict(
+    patch_size=2, in_channels=16, out_channels=4, num_layers=2, attention_head_dim=16, num_attention_heads=2, joint_attention_dim=12,
+    axes_dims_rope=(4, 6, 6),
+)
+LUMINA = dict(
+    patch_size=2, in_channels=4, dim=32, n_layers=2, n_refiner_layers=1, n_heads=2, n_kv_heads=1, multiple_of=8, ffn_dim_multiplier=2.0,
+    qk_norm=True, cap_feat_dim=12, axes_dims=(4, 6, 6), axes_lens=(64, 64, 64),
+)
+ZIMAGE = dict(LUMINA, n_kv_heads=2, z_image_modulation=True, time_scale=1000.0, pad_tokens_multiple=8)
+WAN = dict(model_type="t2v", in_dim=4, dim=36, ffn_dim=32, freq_dim=16, text_dim=12, out_dim=4, num_heads=2, num_layers=2)
+COSMOS = dict(
+    max_img_h=64, max_img_w=64, max_frames=16, in_channels=4, out_channels=4, patch_spatial=2, patch_temporal=1, concat_padding_mask=False,
+    model_channels=32, num_blocks=2, num_heads=2, mlp_ratio=2.0, crossattn_emb_channels=12, pos_emb_cls="rope3d", use_adaln_lora=True,
+    adaln_lora_dim=8,
+)
+
+
+class Case:
+    """One model: where its class and its attention function are, its settings, its inputs, and the truth about each attention call.
+
+    `image` names the modules whose attention is image self-attention; `start` is the number of tokens before the image, `after` behind.
+    """
+
+    def __init__(self, module, name, attention, config, latent, image, start, after=0, text=5, start_by_length=None, **conditions):
+        self.module, self.name, self.attention, self.config, self.latent = module, name, attention, config, latent
+        self.image, self.start, self.after, self.text, self.conditions = image, start, after, text, conditions
+        self.start_by_length = start_by_length or {}
+
+    def model_class(self):
+        return getattr(importlib.import_module(f"comfy.ldm.{self.module}"), self.name)
+
+
+LATENT = (2, 4, 7, 9)  # odd sides: padded to 8 x 10, so 4 x 5 tokens of patch 2
+VIDEO = (2, 4, 3, 7, 9)
+EVEN = (2, 4, 3, 8, 10)  # Cosmos of 0.3.64 does not pad
+
+ROOT = ("flux.math", "optimized_attention")
+CASES = {
+    "flux": Case("flux.model", "Flux", ROOT, FLUX, LATENT, ("double_blocks", "single_blocks"), 5, y=(8,)),
+    "flux with references": Case(
+        "flux.model", "Flux", ROOT, FLUX, LATENT, ("double_blocks", "single_blocks"), 5, after=6 + 4, y=(8,), ref_latents=[(4, 4, 5), (4, 4, 4)]
+    ),
+    "flux with a mask": Case("flux.model", "Flux", ROOT, FLUX, LATENT, ("double_blocks", "single_blocks"), 5, y=(8,), attention_mask="mask"),
+    "chroma": Case("chroma.model", "Chroma", ROOT, CHROMA, LATENT, ("double_blocks", "single_blocks"), 5, guidance="zeros"),
+    "chroma radiance": Case(
+        "chroma_radiance.model", "ChromaRadiance", ROOT, RADIANCE, (2, 3, 60, 75), ("double_blocks", "single_blocks"), 5, guidance="zeros"
+    ),
+    "sd3": Case(
+        "modules.diffusionmodules.mmdit", "OpenAISignatureMMDITWrapper", ("modules.diffusionmodules.mmdit", "optimized_attention"), SD3,
+        LATENT, ("joint_blocks",), 5, y=(8,),
+    ),
+    "sd3.5 medium": Case(
+        "modules.diffusionmodules.mmdit", "OpenAISignatureMMDITWrapper", ("modules.diffusionmodules.mmdit", "optimized_attention"),
+        dict(SD3, x_block_self_attn_layers=[0]), LATENT, ("joint_blocks",), 5, start_by_length={20: 0}, y=(8,),
+    ),
+    "qwen": Case(
+        "qwen_image.model", "QwenImageTransformer2DModel", ("qwen_image.model", "optimized_attention_masked"), QWEN, (2, 4, 1, 7, 9),
+        ("transformer_blocks",), 5,
+    ),
+    "qwen edit, masked text": Case(
+        "qwen_image.model", "QwenImageTransformer2DModel", ("qwen_image.model", "optimized_attention_masked"), QWEN, (2, 4, 1, 7, 9),
+        ("transformer_blocks",), 5, after=6, ref_latents=[(4, 1, 4, 5)],
+    ),
+    "lumina": Case(
+        "lumina.model", "NextDiT", ("lumina.model", "optimized_attention_masked"), LUMINA, LATENT, ("noise_refiner", "layers"), 5,
+        start_by_length={20: 0}, num_tokens=5,
+    ),
+    "lumina, as much text as image": Case(
+        "lumina.model", "NextDiT", ("lumina.model", "optimized_attention_masked"), LUMINA, LATENT, ("noise_refiner", "layers"), 20, text=20,
+        start_by_length={20: 0}, num_tokens=20,
+    ),
+    "z-image": Case(
+        "lumina.model", "NextDiT", ("lumina.model", "optimized_attention_masked"), ZIMAGE, LATENT, ("noise_refiner", "layers"), 8, after=4,
+        start_by_length={24: 0}, num_tokens=5,
+    ),
+    "wan": Case("wan.model", "WanModel", ("wan.model", "optimized_attention"), WAN, VIDEO, ("self_attn",), 0),
+    "wan, as much text as image": Case("wan.model", "WanModel", ("wan.model", "optimized_attention"), WAN, VIDEO, ("self_attn",), 0, text=60),
+    "wan with a reference": Case(
+        "wan.model", "WanModel", ("wan.model", "optimized_attention"), dict(WAN, in_dim_ref_conv=4), VIDEO, ("self_attn",), 8,
+        reference_latent=(4, 4, 8),
+    ),
+    "wan image to video": Case(
+        "wan.model", "WanModel", ("wan.model", "optimized_attention"), dict(WAN, model_type="i2v"), VIDEO, ("self_attn",), 0,
+        clip_fea=(60, 1280),
+    ),
+    "cosmos": Case(
+        "cosmos.predict2", "MiniTrainDIT", ("cosmos.predict2", "optimized_attention"), COSMOS, EVEN, ("self_attn",), 0, fps=None,
+        padding_mask=None,
+    ),
+    "cosmos, as much text as image": Case(
+        "cosmos.predict2", "MiniTrainDIT", ("cosmos.predict2", "optimized_attention"), COSMOS, EVEN, ("self_attn",), 0, text=60, fps=None,
+        padding_mask=None,
+    ),
+    "anima": Case(
+        "anima.model", "Anima", ("cosmos.predict2", "optimized_attention"), COSMOS, EVEN, ("self_attn",), 0, fps=None, padding_mask=None
+    ),
+}
+ABSENT = {"z-image": "pad_tokens_multiple"}  # needs a constructor argument that 0.3.64 has not
+
+
+def accepted(cls, config):
+    """The settings that this version's class has."""
+    import inspect
+
+    names = set(inspect.signature(cls.__init__).parameters)
+    module = importlib.import_module(cls.__module__)
+    for kind in ("FluxParams", "ChromaParams", "ChromaRadianceParams"):
+        if hasattr(module, kind) and kind == f"{cls.__name__}Params":
+            names |= set(getattr(module, kind).__dataclass_fields__)
+    return {name: value for name, value in config.items() if name in names}
+
+
+def build(case):
+    """A ModelPatcher of one tiny model with random weights."""
+    try:
+        cls = case.model_class()
+    except ModuleNotFoundError:
+        pytest.skip(f"this ComfyUI has no {case.module}")
+    config = accepted(cls, case.config)
+    needed = ABSENT.get(next(name for name, value in CASES.items() if value is case))
+    if needed and needed not in config:
+        pytest.skip(f"this ComfyUI's {case.name} has no {needed}")
+
+    class Config(comfy.supported_models_base.BASE):
+        unet_config = {}  # noqa: RUF012
+        unet_extra_config = {}  # noqa: RUF012
+        sampling_settings = {"shift": 1.0, "multiplier": 1.0}  # noqa: RUF012
+        latent_format = comfy.latent_formats.SD15
+        memory_usage_factor = 1.0
+
+    settings = Config(copy.deepcopy(config))
+    settings.set_inference_dtype(torch.float32, None)
+    model = comfy.model_base.BaseModel(settings, comfy.model_base.ModelType.FLOW, device=None, unet_model=cls)
+    generator = torch.Generator().manual_seed(1)
+    for name, tensor in model.diffusion_model.state_dict().items():
+        if tensor.is_floating_point() and "rope" not in name and "pos_embedder" not in name:
+            scale = 0.3 if tensor.ndim < 2 else 1.5 * tensor[0].numel() ** -0.5
+            tensor.copy_(torch.randn(tensor.shape, generator=generator) * scale + (1.0 if name.endswith("norm.weight") else 0.0))
+    return comfy.model_patcher.ModelPatcher(model, load_device=torch.device("cpu"), offload_device=torch.device("cpu"))
+
+
+def inputs(case):
+    """(latent, noise levels, text tokens, conditions), the same every time."""
+    generator = torch.Generator().manual_seed(2)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    batch = case.latent[0]
+    conditions = {}
+    for name, value in case.conditions.items():
+        if value == "zeros":
+            value = torch.zeros(batch)
+        elif value == "mask":
+            value = torch.where(random(25, 25) > 1.0, -torch.inf, 0.0).fill_diagonal_(0.0)
+        elif isinstance(value, tuple):
+            value = random(batch, *value)
+        elif isinstance(value, list):
+            value = [random(batch, *shape) for shape in value]
+        conditions[name] = value
+    return random(*case.latent), torch.full((batch,), 0.6), random(batch, case.text, 12), conditions
+
+
+def forward(patcher, case, options=None):
+    x, sigma, context, conditions = inputs(case)
+    options = patcher.model_options["transformer_options"] if options is None else options
+    with torch.no_grad():
+        return patcher.model.apply_model(x, sigma, c_crossattn=context, transformer_options=dict(options), **conditions)
+
+
+def by_hand(side, factor):
+    """Positions that nearest-exact keeps of one side, by its definition: the source under each target's centre."""
+    target = max(1, math.floor(side / factor))
+    return [min(side - 1, math.floor((index + 0.5) * side / target)) for index in range(target)]
+
+
+def kept_by_hand(case, length, factor, patch):
+    frames = case.latent[2] if len(case.latent) == 5 else 1
+    height, width = (math.ceil(side / patch) for side in case.latent[-2:])
+    start = case.start_by_length.get(length, case.start)
+    image = [
+        start + (frame * height + row) * width + column
+        for frame in range(frames)
+        for row in by_hand(height, factor)
+        for column in by_hand(width, factor)
+    ]
+    return [*range(start), *image, *range(start + frames * height * width, length)]
+
+
+@contextlib.contextmanager
+def attention_by_hand(patcher, case, factor, patch, calls):
+    """Replaces the family's attention function by float64 attention whose image self-attention is thinned by hand.
+
+    Which call that is, is known from the module that is running, not from any length.
+    """
+    inside = []
+    hooks = []
+    for name, module in patcher.model.diffusion_model.named_modules():
+        parts = name.split(".")
+        own = parts[-1] in case.image if case.image == ("self_attn",) else len(parts) == 2 and parts[0] in case.image
+        if own:
+            hooks.append(module.register_forward_pre_hook(lambda *_: inside.append(True)))
+            hooks.append(module.register_forward_hook(lambda *_: inside.pop() and None, always_call=True))
+
+    def attention(q, k, v, heads, mask=None, *args, skip_reshape=False, skip_output_reshape=False, **kwargs):
+        assert not skip_output_reshape
+        if not skip_reshape:
+            q, k, v = (tokens.unflatten(-1, (heads, -1)).transpose(1, 2) for tokens in (q, k, v))
+        length = q.shape[2]
+        q, k, v = q.double(), k.double(), v.double()
+        mask = None if mask is None else mask.double()
+        if inside:
+            kept = kept_by_hand(case, length, factor, patch)
+            calls.append((length, len(kept)))
+            k, v = k[:, :, kept], v[:, :, kept]
+            mask = None if mask is None else mask[..., kept]
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        if mask is not None:
+            scores = scores + (mask if mask.ndim != 3 else mask.unsqueeze(1))
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2).float()
+
+    module = importlib.import_module(f"comfy.ldm.{case.attention[0]}")
+    before = getattr(module, case.attention[1])
+    setattr(module, case.attention[1], attention)
+    try:
+        yield
+    finally:
+        setattr(module, case.attention[1], before)
+        for hook in hooks:
+            hook.remove()
+
+
+def settings(factor=2.0, **options):
+    return ToDoSettings.parse(factor=factor, **options)
+
+
+def close(a, b):
+    return (a - b).abs().max() <= 2e-5 * b.abs().max()
+
+
+@pytest.mark.parametrize("factor", [2.0, 1.5, 7.0])
+@pytest.mark.parametrize("name", CASES)
+def test_equal_to_attention_thinned_by_hand(name, factor):
+    case = CASES[name]
+    patcher = build(case)
+    plain = forward(patcher, case)
+    patched, todo, _ = host.apply_todo(patcher, settings(factor))
+    result, calls = forward(patched, case), []
+    with attention_by_hand(patcher, case, factor, todo.patch, calls):
+        wanted = forward(patcher, case)
+    assert torch.isfinite(plain).all()
+    blocks = sum(len(getattr(patcher.model.diffusion_model, each)) for each in todo.family.blocks)
+    assert len(calls) == blocks + (1 if name == "sd3.5 medium" else 0) and all(after < before for before, after in calls)
+    assert close(result, wanted), f"{(result - wanted).abs().max()} of {wanted.abs().max()}"
+    assert not close(result, plain), "thinning must be seen in the output of this random model"
+    assert torch.equal(forward(patcher, case), plain), "the unpatched model stays as it was"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_factor_one_is_the_model_itself(name):
+    patcher = build(CASES[name])
+    assert host.apply_todo(patcher, settings(1.0))[0] is patcher
+
+
+@pytest.mark.parametrize("name", ["flux with a mask", "lumina", "wan", "sd3.5 medium"])
+@pytest.mark.parametrize("method", ["nearest", "area", "blend"])
+def test_other_methods_run_and_differ(name, method):
+    case = CASES[name]
+    patcher = build(case)
+    results = [forward(host.apply_todo(patcher, settings(2.0, method=each))[0], case) for each in ("nearest-exact", method)]
+    assert torch.isfinite(results[1]).all() and not close(*results)
+
+
+@pytest.mark.parametrize("name", ["flux", "wan, as much text as image", "qwen"])
+def test_another_override_is_kept_whether_set_before_or_after(name):
+    case = CASES[name]
+    patcher = build(case)
+    seen = []
+
+    def counting(kernel, q, k, v, *args, **kwargs):
+        seen.append((q.shape[-2], k.shape[-2]))
+        return kernel(q, k, v, *args, **kwargs)
+
+    before = patcher.clone()
+    before.model_options["transformer_options"]["optimized_attention_override"] = counting
+    one = host.apply_todo(before, settings())[0]
+    two = host.apply_todo(patcher, settings())[0].clone()
+    two.model_options["transformer_options"]["optimized_attention_override"] = counting
+    first, count = forward(one, case), len(seen)
+    assert count and any(keys < queries for queries, keys in seen)
+    assert torch.equal(forward(two, case), first) and len(seen) == 2 * count
+    assert torch.equal(first, forward(host.apply_todo(patcher, settings())[0], case))
+
+
+def test_an_override_that_needs_equal_lengths_is_named():
+    case = CASES["flux"]
+    patcher = build(case).clone()
+
+    def picky_kernel(kernel, q, k, v, *args, **kwargs):
+        if k.shape[-2] != q.shape[-2]:
+            raise ValueError("q and k must have the same length")
+        return kernel(q, k, v, *args, **kwargs)
+
+    patcher.model_options["transformer_options"]["optimized_attention_override"] = picky_kernel
+    forward(patcher, case)
+    with pytest.raises(RuntimeError, match=r"picky_kernel.*fewer keys than queries.*same length"):
+        forward(host.apply_todo(patcher, settings())[0], case)
+
+
+def test_an_inference_only_kernel_is_refused_by_name_while_training():
+    case = CASES["flux"]
+    patched = host.apply_todo(build(case), settings())[0]
+
+    def attention_sage(kernel, *args, **kwargs):
+        return kernel(*args, **kwargs)
+
+    options = {**patched.model_options["transformer_options"], "optimized_attention_override": attention_sage}
+    forward(patched, case, options)
+    with pytest.raises(ValueError, match="SageAttention.*inference only"):
+        forward(patched, case, {**options, "graft_training": {"step": 0, "total_steps": 10}})
+
+
+def test_noise_levels_phase_and_disable_after():
+    case = CASES["sd3"]
+    patcher = build(case)
+    plain = forward(patcher, case)
+
+    def with_options(patched, **options):
+        return forward(patched, case, {**patched.model_options["transformer_options"], **options})
+
+    late = host.apply_todo(patcher, settings(start_percent=0.5))[0]
+    assert torch.equal(with_options(late, sigmas=torch.tensor([0.9])), plain)
+    assert not torch.equal(with_options(late, sigmas=torch.tensor([0.2])), plain)
+    only = host.apply_todo(patcher, settings(phase="training", disable_after=0.5))[0]
+    assert torch.equal(forward(only, case), plain)
+    assert not torch.equal(with_options(only, graft_training={"step": 4, "total_steps": 10}), plain)
+    assert torch.equal(with_options(only, graft_training={"step": 5, "total_steps": 10}), plain)
+
+
+def test_a_second_todo_replaces_the_first():
+    case = CASES["wan"]
+    patcher = build(case)
+    first = host.apply_todo(patcher, settings(4.0))[0]
+    second, _, notes = host.apply_todo(first, settings(2.0))
+    assert torch.equal(forward(second, case), forward(host.apply_todo(patcher, settings(2.0))[0], case))
+    assert not torch.equal(forward(second, case), forward(first, case)) and any("replaces" in note for note in notes)
+
+
+def test_more_than_one_depth_is_refused_with_what_the_model_has():
+    with pytest.raises(ValueError, match="this Flux is a transformer: all its 3 blocks"):
+        host.apply_todo(build(CASES["flux"]), ToDoSettings.parse(depth_factors="4 2"))
+
+
+def test_an_unknown_transformer_is_named():
+    import comfy.ldm.hunyuan_video.model
+
+    patcher = build(CASES["flux"])
+    model = object.__new__(comfy.ldm.hunyuan_video.model.HunyuanVideo)
+    torch.nn.Module.__init__(model)
+    patcher.model.diffusion_model = model
+    with pytest.raises(TypeError, match=r"does not know where HunyuanVideo keeps its image tokens.*Flux.*WanModel"):
+        host.apply_todo(patcher, settings())
+
+
+def test_training_gradients_reach_the_weights():
+    case = CASES["wan, as much text as image"]
+    patched = host.apply_todo(build(case), settings())[0]
+    x, sigma, context, conditions = inputs(case)
+    patched.model.diffusion_model.requires_grad_(True)
+    options = {**patched.model_options["transformer_options"], "graft_training": {"step": 0, "total_steps": 10}}
+    patched.model.apply_model(x, sigma, c_crossattn=context, transformer_options=options, **conditions).square().mean().backward()
+    gradient = patched.model.diffusion_model.blocks[0].self_attn.k.weight.grad
+    assert gradient is not None and gradient.abs().sum() > 0
