@@ -5,6 +5,8 @@ As a script: `python stub_unet.py JOBS.json IN.safetensors OUT.safetensors` runs
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import os
 import subprocess
@@ -241,7 +243,29 @@ def run_lora(job: dict, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], 
     return patched | {f"base.{key}": value.clone() for key, value in model.diffusion_model.state_dict().items()}, sorted(twice.patches)
 
 
-RUN = {"unet": run_unet, "sample": run_sample, "levels": run_levels, "names": run_names, "lora": run_lora}
+def run_signatures(job: dict, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], Any]:
+    """{module.function or module.class.method: [[parameter, whether it has a default]]} of what the open host defines in modules."""
+    out = {}
+
+    def note(name: str, function: Any) -> None:
+        parameters = inspect.signature(function).parameters.values()
+        out[name] = [[p.name, p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)] for p in parameters]
+
+    for module in job["modules"]:
+        for name, value in vars(importlib.import_module(module)).items():
+            if name.startswith("_") or not str(getattr(value, "__module__", "")).startswith("comfy"):
+                continue
+            if inspect.isfunction(value):
+                note(f"{module}.{name}", value)
+            elif inspect.isclass(value):
+                for method, function in inspect.getmembers(value, callable):
+                    public = method == "__init__" or not method.startswith("_")
+                    if public and str(getattr(function, "__module__", "")).startswith("comfy") and not inspect.isclass(function):
+                        note(f"{module}.{name}.{method}", function)
+    return {}, out
+
+
+RUN = {"signatures": run_signatures, "unet": run_unet, "sample": run_sample, "levels": run_levels, "names": run_names, "lora": run_lora}
 
 
 def run(jobs: list[dict], tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], list]:

@@ -87,7 +87,7 @@ class BaseModel(torch.nn.Module):
         ).execute(x, t, c_concat, c_crossattn, control, options, **kwargs)
 
     def _apply_model(self, x, t, c_concat=None, c_crossattn=None, control=None, transformer_options=None, **kwargs):
-        sigma, dtype, device = t, self.get_dtype_inference(), x.device
+        sigma, dtype, device = t, self._compute_dtype(), x.device
         noisy = self.model_sampling.calculate_input(sigma, x)
         if c_concat is not None:
             noisy = torch.cat([noisy, comfy.model_management.cast_to_device(c_concat, device, noisy.dtype)], dim=1)
@@ -107,7 +107,7 @@ class BaseModel(torch.nn.Module):
         """The type the weights are stored in."""
         return self.diffusion_model.dtype
 
-    def get_dtype_inference(self):
+    def _compute_dtype(self):
         """The type the model computes in."""
         return self.get_dtype() if self.manual_cast_dtype is None else self.manual_cast_dtype
 
@@ -202,7 +202,7 @@ class BaseModel(torch.nn.Module):
         """A rough number of bytes that one forward takes."""
         area = input_shape[0] * math.prod(input_shape[2:])
         if comfy.model_management.pytorch_attention_flash_attention():
-            size = comfy.model_management.dtype_size(self.get_dtype_inference())
+            size = comfy.model_management.dtype_size(self._compute_dtype())
             return area * size * 0.01 * self.memory_usage_factor * 2**20
         return area * 0.15 * self.memory_usage_factor * 2**20
 

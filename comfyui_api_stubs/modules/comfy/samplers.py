@@ -17,7 +17,7 @@ import comfy.utils
 
 from .k_diffusion import sampling as k_diffusion_sampling
 
-WrappersMP, WrapperExecutor = comfy.patcher_extension.WrappersMP, comfy.patcher_extension.WrapperExecutor
+_Wrappers, _Executor = comfy.patcher_extension.WrappersMP, comfy.patcher_extension.WrapperExecutor
 
 # --- one conditioning of a picture or a part of it --------------------------------------------------------------------------------
 
@@ -95,8 +95,8 @@ def calc_cond_batch(model, conds, x_in, timestep, model_options):
     """The predictions [x0] of lists of conditionings, through the calc_cond_batch wrappers."""
     if model_options.get("context_handler") is not None:
         raise NotImplementedError("context windows need a real ComfyUI")
-    executor = WrapperExecutor.new_executor(
-        _calc_cond_batch, comfy.patcher_extension.get_all_wrappers(WrappersMP.CALC_COND_BATCH, model_options, is_model_options=True))
+    executor = _Executor.new_executor(
+        _calc_cond_batch, comfy.patcher_extension.get_all_wrappers(_Wrappers.CALC_COND_BATCH, model_options, is_model_options=True))
     return executor.execute(model, conds, x_in, timestep, model_options)
 
 
@@ -501,7 +501,7 @@ class CFGGuider:
         self.original_conds.update({name: comfy.sampler_helpers.convert_cond(cond) for name, cond in conds.items()})
 
     def _wrapped(self, function, owner, kind, options):
-        return WrapperExecutor.new_class_executor(
+        return _Executor.new_class_executor(
             function, owner, comfy.patcher_extension.get_all_wrappers(kind, options, is_model_options=True))
 
     def __call__(self, *args, **kwargs):
@@ -510,7 +510,7 @@ class CFGGuider:
     def outer_predict_noise(self, x, timestep, model_options=None, seed=None):
         """The guided x0, through the predict_noise wrappers."""
         options = {} if model_options is None else model_options
-        return self._wrapped(self.predict_noise, self, WrappersMP.PREDICT_NOISE, self.model_options).execute(x, timestep, options, seed)
+        return self._wrapped(self.predict_noise, self, _Wrappers.PREDICT_NOISE, self.model_options).execute(x, timestep, options, seed)
 
     def predict_noise(self, x, timestep, model_options=None, seed=None):
         """The guided x0."""
@@ -524,7 +524,7 @@ class CFGGuider:
         self.conds = process_conds(self.inner_model, noise, self.conds, device, latent_image, denoise_mask, seed)
         options = comfy.model_patcher.create_model_options_clone(self.model_options)
         options.setdefault("transformer_options", {})["sample_sigmas"] = sigmas
-        executor = self._wrapped(sampler.sample, sampler, WrappersMP.SAMPLER_SAMPLE, options)
+        executor = self._wrapped(sampler.sample, sampler, _Wrappers.SAMPLER_SAMPLE, options)
         samples = executor.execute(
             self, sigmas, {"model_options": options, "seed": seed}, callback, noise, latent_image, denoise_mask, disable_pbar)
         return self.inner_model.process_latent_out(samples.to(torch.float32))
@@ -557,7 +557,7 @@ class CFGGuider:
         self.model_options = comfy.model_patcher.create_model_options_clone(original)
         try:
             comfy.sampler_helpers.prepare_model_patcher(self.model_patcher, self.conds, self.model_options)
-            executor = self._wrapped(self.outer_sample, self, WrappersMP.OUTER_SAMPLE, self.model_options)
+            executor = self._wrapped(self.outer_sample, self, _Wrappers.OUTER_SAMPLE, self.model_options)
             output = executor.execute(noise, latent_image, sampler, sigmas, denoise_mask, callback, disable_pbar, seed)
         finally:
             cast_to_load_options(self.model_options, device=self.model_patcher.offload_device)

@@ -13,7 +13,7 @@ class WeightAdapterBase:
     weights: tuple
 
     @classmethod
-    def load(cls, x, lora, alpha, dora_scale, loaded_keys=None):
+    def load(cls, x, lora, alpha, dora_scale):
         """The adapter of a key in a LoRA's state dict, None when it has no such key."""
         raise NotImplementedError
 
