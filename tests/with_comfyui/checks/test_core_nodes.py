@@ -19,9 +19,8 @@ REAL_HAS_MORE_OUTPUTS = {"SaveImage", "PreviewImage", "PreviewAny"}  # 0.33.0 pa
 @pytest.fixture(scope="module")
 def embedded():
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("GRAFT_TEST", "COMFYUI"))}
-    child = subprocess.run(
-        [sys.executable, os.path.join(HERE, "core_node_specs.py")], env=environment, capture_output=True, text=True, timeout=120, check=False,
-    )
+    command = [sys.executable, os.path.join(HERE, "core_node_specs.py")]
+    child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert child.returncode == 0, child.stderr[-3000:]
     return json.loads(child.stdout)
 

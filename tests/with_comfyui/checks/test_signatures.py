@@ -1,4 +1,4 @@
-"""Compares every public function, class and method of the embedded host with the real ComfyUI's: it must be there, with the same parameters."""
+"""Compares every public function, class and method of the embedded host with the real ComfyUI's: there, and with the same parameters."""
 
 from __future__ import annotations
 
