@@ -20,7 +20,7 @@ from .progress import Progress
 from .workflow import Catalogue, Graph
 
 OUTPUT_KINDS = ("output", "temp")
-# What the host's validation says of inputs that were left out of its copy; our own check has said it already.
+# A node's own validation function that stumbles; over a node that is known to be wrong, that is no news.
 EXCEPTIONS = ("exception_during_validation", "exception_during_inner_validation")
 
 
@@ -48,7 +48,8 @@ def validate(host: Host, graph: Graph, look_up: Catalogue) -> list[Problem]:
     copy, cut = workflow.without_broken_parts(graph, look_up)
     if copy:
         known = {(problem.node, problem.input) for problem in problems}
-        problems += [found for found in _host_problems(host, copy, cut) if (found.node, found.input) not in known]
+        faulty = cut | {problem.node for problem in problems}
+        problems += [found for found in _host_problems(host, copy, cut, faulty) if (found.node, found.input) not in known]
     return problems
 
 
@@ -150,14 +151,16 @@ def _interruptible(host: Host, interruption: Interruption) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _host_problems(host: Host, graph: Graph, cut: set[str]) -> list[Problem]:
-    """What the host's validation says of a graph (of a copy: it converts values in place)."""
+def _host_problems(host: Host, graph: Graph, cut: set[str], faulty: set[str]) -> list[Problem]:
+    """What the host's validation says of a graph (of a copy: it converts values in place).
+
+    `cut` are the nodes that lost inputs on the way to the host, `faulty` those that are known to be wrong: what follows from that is left out."""
     copy = {node_id: {**node, "inputs": dict(node["inputs"])} for node_id, node in graph.items()}
     _, error, _, node_errors = host.loop.run_until_complete(host.execution.validate_prompt(str(uuid.uuid4()), copy, None))
     found = []
     for node_id, entry in (node_errors or {}).items():
         for reason in entry["errors"]:
-            if node_id in cut and (reason["type"] in EXCEPTIONS or reason["type"] == "required_input_missing"):
+            if (node_id in faulty and reason["type"] in EXCEPTIONS) or (node_id in cut and reason["type"] == "required_input_missing"):
                 continue
             name = str((reason.get("extra_info") or {}).get("input_name") or "")
             details = str(reason.get("details") or "")

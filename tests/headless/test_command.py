@@ -13,6 +13,8 @@ import pytest
 DRIVE = Path(__file__).parent / "drive.py"
 SOURCE = {"class_type": "OddSource", "inputs": {"text": "hello", "number": 3}, "_meta": {"title": "the source"}}
 SINK = {"class_type": "OddSink", "inputs": {"name": "out", "text": ["1", 0]}}
+# Each real ComfyUI takes some ten seconds to start: there, only what depends on the host is run.
+any_host = pytest.mark.skipif("GRAFT_TEST_COMFYUI" in os.environ, reason="does not depend on the host; the embedded one has run it")
 GOOD = {"1": SOURCE, "2": SINK}
 
 
@@ -69,20 +71,20 @@ def test_everything_that_is_wrong_is_listed_and_nothing_runs(place):
         "5": {"class_type": "OddSink", "inputs": {"name": "not plain", "latent": ["4", 0]}},
         "6": {"class_type": "OddSink", "inputs": {"name": "good"}},
     }
-    status, out, err = run(place, bad, "--set", "1.nothing=1")
+    status, out, err = run(place, bad, "--json", "--set", "1.nothing=1")
     assert status == 2 and list((place / "out").iterdir()) == []
     for expected in (
         "(7 errors)", "--set 1.nothing=1", "1000 is above the maximum 100", "required input is missing", "expected STRING, got LATENT",
         "no node 'NoSuchNode'", "the links make a cycle", "'not plain' is not a plain name",
     ):
         assert expected in err, expected
-    status, out, _ = run(place, bad, "--json", "--set", "1.nothing=1")
     report = json.loads(out)
-    assert status == 2 and report["status"] == "invalid" and len(report["errors"]) == 7
+    assert report["status"] == "invalid" and len(report["errors"]) == 7
     (unknown,) = (error for error in report["errors"] if error.get("node") == "3")
     assert (unknown["title"], unknown["class"]) == ("NoSuchNode", "NoSuchNode")
 
 
+@any_host
 def test_one_bad_output_keeps_the_good_one_from_running(place):
     status, _, err = run(place, {**GOOD, "3": {"class_type": "OddSink", "inputs": {"name": "a b"}}})
     assert status == 2 and "'a b' is not a plain name" in err and not (place / "out" / "out.txt").exists()
@@ -90,16 +92,15 @@ def test_one_bad_output_keeps_the_good_one_from_running(place):
 
 def test_a_node_that_fails_is_named(place):
     broken = {"1": {"class_type": "OddFailure", "inputs": {"message": "it broke"}, "_meta": {"title": "doomed"}}, "2": SINK}
-    status, _, err = run(place, broken)
+    status, out, err = run(place, broken, "--json")
     assert status == 1 and 'node 1 "doomed" (OddFailure) failed: ValueError: it broke' in err and "Traceback" not in err
-    status, out, _ = run(place, broken, "--json")
     (error,) = json.loads(out)["errors"]
-    assert (status, error["node"], error["title"], error["class"]) == (1, "1", "doomed", "OddFailure")
+    assert (error["node"], error["title"], error["class"]) == ("1", "doomed", "OddFailure")
     assert (error["exception"], error["message"]) == ("ValueError", "it broke") and error["traceback"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are sent differently there")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=any_host)])
 def test_an_interruption_lets_the_node_save_and_says_how_to_go_on(place, number):
     slow = {"1": {"class_type": "OddSlow", "inputs": {"steps": 100000}}, "2": SINK}
     words, how = command(place, slow, "run", "w.json", "--input", "in", "--output", "out", "--set", "2.name=a_b")
@@ -118,6 +119,7 @@ def test_an_interruption_lets_the_node_save_and_says_how_to_go_on(place, number)
     assert not (place / "out" / "a_b.txt").exists()
 
 
+@any_host
 def test_an_editor_workflow_runs_too(place):
     nodes = [
         {"id": 1, "type": "OddSource", "outputs": [{"name": "STRING", "type": "STRING"}], "widgets_values": ["from the editor", 4]},
@@ -130,6 +132,7 @@ def test_an_editor_workflow_runs_too(place):
     assert (place / "out" / "told.txt").read_text() == "from the editor"
 
 
+@any_host
 @pytest.mark.parametrize(
     ("options", "status", "expected"),
     [
@@ -155,12 +158,14 @@ def test_doctor(place):
     assert report["versions"]["torch"] and report["dtypes"]["float32"] == "computes" and report["folders"]["output"] == str(place / "out")
 
 
+@any_host
 def test_the_module_itself_is_the_command(place):
     _, how = command(place, None)
     done = subprocess.run([sys.executable, "-m", "graft_nodes", "run", "none.json"], timeout=60, check=False, **how)
     assert done.returncode == 2 and "none.json: cannot be read" in done.stderr
 
 
+@any_host
 def test_a_file_in_the_current_folder_does_not_stand_in_for_the_hosts(place):
     (place / "nodes.py").write_text("raise SystemExit(77)")
     _, how = command(place, GOOD)
