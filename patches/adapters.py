@@ -23,7 +23,6 @@ class LoRA:
     down: Tensor
     alpha: float | None = None
     mid: Tensor | None = None
-    keeps_order: ClassVar[bool] = False
 
     @property
     def kind(self) -> str:
@@ -72,8 +71,10 @@ class Diff:
     """delta = diff, of the weight's own shape."""
 
     diff: Tensor
-    keeps_order: ClassVar[bool] = False
     kind: ClassVar[str] = "diff"
+
+    def factors(self) -> None:
+        """None: a full difference has no factors."""
 
     def problem(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""

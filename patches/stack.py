@@ -6,11 +6,12 @@ import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .adapters import Layer, LoRA
+from .adapters import Layer
 
 Slice = tuple[int, int, int]  # (dimension, start, length): the part of a fused weight that a layer is for
 
@@ -36,7 +37,7 @@ class Stack:
         self.pieces = {name: tuple(of) for name, of in pieces.items()}
         self.bypass = frozenset(bypass)
         self.serial = next(_serial)
-        self.kept: object = None
+        self.kept: Any = None
         self._identity: str | None = None
 
     def __deepcopy__(self, memo: dict) -> Stack:
@@ -75,15 +76,15 @@ def fuse(pieces: Sequence[Piece], shape: Sequence[int], device: torch.device | s
     ups, downs, diff = [], [], None
     out, columns = shape[0], torch.Size(shape[1:]).numel()
     for piece in pieces:
-        if isinstance(piece.layer, LoRA):
-            up, down = (factor.to(device, non_blocking=True) for factor in piece.layer.factors())
-            up = up.float() * (piece.strength * piece.layer.scale)
-            up, down = _placed(up, piece.part, 0, out), _placed(down, piece.part, 1, columns)
-            ups.append(up)
-            downs.append(down)
+        layer: Any = piece.layer  # told apart by what it has, not by class: the package may be imported twice
+        factors = layer.factors()
+        if factors is not None:
+            up, down = (factor.to(device, non_blocking=True) for factor in factors)
+            ups.append(_placed(up.float() * (piece.strength * layer.scale), piece.part, 0, out))
+            downs.append(_placed(down, piece.part, 1, columns))
         else:
             diff = torch.zeros(tuple(shape), device=device) if diff is None else diff
-            diff.narrow(*(piece.part or (0, 0, out))).add_(piece.layer.diff.to(device, torch.float32), alpha=piece.strength)
+            diff.narrow(*(piece.part or (0, 0, out))).add_(layer.diff.to(device, torch.float32), alpha=piece.strength)
     if not ups:
         return Fused(torch.zeros(out, 0, device=device), torch.zeros(0, columns, device=device), diff)
     kind = downs[0].dtype if len({down.dtype for down in downs}) == 1 else torch.float32

@@ -100,7 +100,7 @@ class Ledger:
     def _adopt(self, stacks: Sequence[Stack]) -> None:
         """Go on with the results that the first stack kept, and let every stack keep what is computed from here on."""
         if not self.slots and not self.hooks:
-            self.kept = next((stack.kept for stack in stacks if isinstance(stack.kept, Kept)), self.kept)
+            self.kept = next((stack.kept for stack in stacks if stack.kept is not None), self.kept)
         for stack in stacks:
             stack.kept = self.kept
 
@@ -212,6 +212,12 @@ def attached(model: nn.Module) -> list[Stack]:
     """The stacks that are on a model now, in order."""
     ledger = model.__dict__.get(ATTRIBUTE)
     return [] if ledger is None else ledger.stacks
+
+
+def bases(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The base parameters, by name, of the weights that are replaced on a model now."""
+    ledger = model.__dict__.get(ATTRIBUTE)
+    return {} if ledger is None else {name: slot.base for name, slot in ledger.slots.items()}
 
 
 def forget(stacks: Iterable[Stack]) -> None:

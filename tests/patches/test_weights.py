@@ -314,4 +314,4 @@ class Sequences(RuleBasedStateMachine):
 
 
 TestSequences = Sequences.TestCase
-TestSequences.settings = settings(max_examples=60, stateful_step_count=15, deadline=None)
+TestSequences.settings = settings(max_examples=30, stateful_step_count=12, deadline=None)

@@ -1,0 +1,343 @@
+"""A stack through everything that hosts do with models: live is base + what is on it, and the base comes back."""
+
+import copy
+import gc
+import os
+import random
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+MODES = ("merge", "bypass")
+RUNS = int(os.environ.get("GRAFT_TEST_SEQUENCES", "8"))
+
+
+def graft(host, model, state, strength=1.0, mode="merge", clip=None):
+    return host.call("LoRAStackPatch", model=model, clip=clip, lora_model=state, lora_strength=strength, mode=mode)[0]
+
+
+def module_of(host, name):
+    """A module of the pack as this host imported it."""
+    return sys.modules[f"{host.node('LoRAStackPatch').__module__.rsplit('.', 2)[0]}.{name}"]
+
+
+def summed(state, base, strength):
+    """{weight: float64 change} of a generic LoRA on base weights."""
+    changes = {}
+    for key in state:
+        if key.endswith(".lora_up.weight"):
+            name = key.removesuffix(".lora_up.weight")
+            up, down = state[key].double().flatten(1), state[f"{name}.lora_down.weight"].double().flatten(1)
+            scale = strength * float(state[f"{name}.alpha"]) / down.shape[0]
+            changes[f"{name}.weight"] = (scale * up @ down).reshape(base[f"{name}.weight"].shape)
+    return changes
+
+
+def assert_live(model, base, applied):
+    """The model's weights are base + the applied (state, strength), worked out in float64."""
+    wanted = {name: tensor.double() for name, tensor in base.items()}
+    for state, strength in applied:
+        for name, change in summed(state, base, strength).items():
+            wanted[name] = wanted[name] + change
+    live = model.state_dict()
+    worst = max((float((live[name].double() - wanted[name]).abs().max()), name) for name in wanted)
+    assert worst[0] < 1e-5, worst
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_clone_and_clone_deleted_while_loaded(host, small, mode):
+    model = small.unet()
+    before, state = small.Snapshot(model.model), small.lora(model)
+    patched = graft(host, model, state, mode=mode)
+    expected = small.forward(patched)
+    clone = patched.clone()
+    assert not clone.is_injected
+    del clone
+    gc.collect()
+    assert torch.equal(small.forward(patched), expected)
+    copied = patched.clone()
+    assert torch.equal(small.forward(copied), expected)
+    del patched
+    gc.collect()
+    assert torch.equal(small.forward(copied), expected)
+    small.load(model)
+    before.check(model.model)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_load_that_fails(host, small, mode, monkeypatch):
+    model = small.unet()
+    before = small.Snapshot(model.model)
+    patched = graft(host, model, small.lora(model), mode=mode)
+    kind, real = type(model), type(model).load
+
+    def failing(self, *arguments, **keywords):
+        raise MemoryError("the host ran out of memory")
+
+    monkeypatch.setattr(kind, "load", failing)
+    with pytest.raises(MemoryError):
+        small.load(patched)
+    monkeypatch.setattr(kind, "load", real)
+    before.check(model.model)
+    plain, expected = small.forward(model), small.forward(graft(host, small.unet(), small.lora(model), mode=mode))
+    assert torch.equal(small.forward(patched), expected) and not torch.equal(plain, expected)
+    small.load(model)
+    before.check(model.model)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("first", ["host", "graft"])
+def test_the_hosts_own_loader_before_and_after(host, small, mode, first):
+    import comfy.sd
+
+    model = small.unet()
+    before, theirs, ours = small.Snapshot(model.model), small.lora(model, 1), small.lora(model, 2)
+
+    def with_theirs(patcher):
+        return comfy.sd.load_lora_for_models(patcher, None, theirs, 0.5, 0)[0]
+
+    both = graft(host, with_theirs(model), ours, mode=mode) if first == "host" else with_theirs(graft(host, model, ours, mode=mode))
+    expected = small.forward(graft(host, graft(host, small.unet(), theirs, 0.5), ours))
+    for _ in range(2):
+        assert (small.forward(both) - expected).abs().max() < 1e-4
+        small.forward(model)
+    import comfy.model_management
+
+    comfy.model_management.unload_all_models()
+    before.check(model.model, objects=False)
+    assert torch.equal(small.forward(graft(host, model, ours, mode=mode)), small.forward(graft(host, small.unet(), ours, mode=mode)))
+
+
+def test_ejected_views_show_the_base(host, small):
+    model = small.unet()
+    before = small.Snapshot(model.model)
+    patched = graft(host, model, small.lora(model))
+    small.load(patched)
+    state = patched.model_state_dict()
+    assert all(torch.equal(state[name], before.bytes[name]) for name in before.bytes)
+    assert_live(model.model, before.bytes, [(small.lora(model), 1.0)])
+
+
+def test_two_loaded_clones_with_different_stacks_alternate(host, small):
+    model = small.unet()
+    before, states = small.Snapshot(model.model), [small.lora(model, seed) for seed in range(2)]
+    one, two = graft(host, model, states[0]), graft(host, model, states[1], 0.5)
+    for _ in range(2):
+        small.load(one)
+        assert_live(model.model, before.bytes, [(states[0], 1.0)])
+        small.load(two)
+        assert_live(model.model, before.bytes, [(states[1], 0.5)])
+    small.load(model)
+    before.check(model.model)
+
+
+def test_an_unchanged_model_computes_nothing_anew(host, small, monkeypatch):
+    model = small.unet()
+    patched = graft(host, model, small.lora(model))
+    expected = small.forward(patched)
+    weights = module_of(host, "patches.weights")
+    monkeypatch.setattr(weights, "patched", lambda *_, **__: pytest.fail("computed again"))
+    assert torch.equal(small.forward(patched), expected)
+    patched.model_state_dict()
+    with patched.use_ejected():
+        pass
+    small.forward(model)
+    assert torch.equal(small.forward(patched), expected)
+
+
+def test_kept_weights_go_when_the_model_is_unloaded(host, small):
+    import comfy.model_management
+
+    model = small.unet()
+    patched = graft(host, model, small.lora(model))
+    small.load(patched)
+    (stack,) = module_of(host, "host").grafted_stacks(patched)
+    assert stack.kept is not None
+    comfy.model_management.unload_all_models()
+    assert stack.kept is None
+    small.forward(patched)
+
+
+def test_two_imports_of_the_pack_share_the_models_ledger(host, small):
+    import graft_nodes.host as other
+
+    assert other is not module_of(host, "host")
+    model = small.unet()
+    before, states = small.Snapshot(model.model), [small.lora(model, seed) for seed in range(2)]
+    one = graft(host, model, states[0])
+    both = other.graft(one, None, [other.Entry("second", states[1])], "merge").model
+    small.load(both)
+    assert_live(model.model, before.bytes, [(states[0], 1.0), (states[1], 1.0)])
+    small.load(one)
+    assert_live(model.model, before.bytes, [(states[0], 1.0)])
+    small.load(model)
+    before.check(model.model)
+
+
+def test_mode_host_is_what_other_nodes_see(host, small):
+    model, state = small.unet(), small.lora(small.unet())
+    assert not graft(host, model, state, mode="merge").patches
+    patched = graft(host, model, state, mode="host")
+    assert set(patched.patches) == {f"{name.removesuffix('.lora_up.weight')}.weight" for name in state if name.endswith(".lora_up.weight")}
+    assert not patched.injections
+
+
+def test_model_options_can_be_copied(host, small):
+    patched = graft(host, small.unet(), small.lora(small.unet()))
+    copy.deepcopy(patched.model_options)
+
+
+@pytest.fixture
+def demo(host):
+    model, clip, _ = host.call("GraftDemo")
+    return model, clip
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_text_encoders_too(host, small, demo, mode):
+    model, clip = demo
+    before, state = small.Snapshot(clip.cond_stage_model), {}
+    with torch.inference_mode():
+        plain = clip.encode_from_tokens(clip.tokenize("a red circle left"))
+    for name, weight in clip.cond_stage_model.named_parameters():
+        if name.endswith(".weight") and weight.ndim == 2 and "emb" not in name and "token" not in name:
+            base = f"text_encoders.{name.removesuffix('.weight')}"
+            state[f"{base}.lora_up.weight"] = torch.ones(weight.shape[0], 1)
+            state[f"{base}.lora_down.weight"] = torch.full((1, weight.shape[1]), 0.1)
+    assert state
+    save_file(state, os.path.join(host.models, "loras", "text.safetensors"))
+    with pytest.raises(ValueError, match="text encoder only"):
+        host.call("LoRAStackPatch", model=model, lora_stack=[("text.safetensors", 1.0, 0.5)])
+    same, patched, report = host.call("LoRAStackPatch", model=model, clip=clip, lora_stack=[("text.safetensors", 1.0, 0.5)], mode=mode)
+    assert same is model and "of the text encoder at 0.5" in report
+    with torch.inference_mode():
+        changed = patched.encode_from_tokens(patched.tokenize("a red circle left"))
+        again = clip.encode_from_tokens(clip.tokenize("a red circle left"))
+    assert not torch.equal(changed, plain) and torch.equal(again, plain)
+    before.check(clip.cond_stage_model)
+
+
+class Fails:
+    """A node that raises where sampling has just used the model."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"samples": ("LATENT",)}}
+
+    RETURN_TYPES = ("LATENT",)
+    FUNCTION = "fail"
+    OUTPUT_NODE = True
+    CATEGORY = "test"
+
+    def fail(self, samples):
+        raise RuntimeError("a node in the middle failed")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_workflow_leaves_the_files_bytes(host, small, demo, mode, fails):
+    """Through the executor, under inference mode, with weights that are inference tensors."""
+    host.nodes.NODE_CLASS_MAPPINGS["GraftTestFails"] = Fails
+    save_file(small.lora(demo[0], scale=0.3), os.path.join(host.models, "loras", "demo.safetensors"))
+    prompt = {
+        "1": {"class_type": "GraftDemo", "inputs": {}},
+        "2": {"class_type": "GraftLoRAStack", "inputs": {"rows": '{"version": 1, "rows": [{"file": "demo.safetensors"}]}'}},
+        "3": {"class_type": "LoRAStackPatch", "inputs": {"model": ["1", 0], "lora_stack": ["2", 0], "lora_strength": 1.0, "mode": mode}},
+        "4": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": "a red circle left"}},
+        "5": {"class_type": "EmptyLatentImage", "inputs": {"width": 256, "height": 256, "batch_size": 1}},
+        "6": {"class_type": "KSampler", "inputs": {"model": ["3", 0], "positive": ["4", 0], "negative": ["4", 0], "latent_image": ["5", 0],
+              "seed": 1, "steps": 2, "cfg": 2.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}},
+        "7": {"class_type": "GraftTestFails" if fails else "PreviewAny", "inputs": {"samples" if fails else "source": ["6", 0]}},
+    }  # fmt: skip
+    if not fails:
+        del prompt["7"]
+    host.fresh()
+    result = host.run(prompt, {"model": ["1", 0]} if fails else {"model": ["1", 0], "latent": ["6", 0]})
+    assert result["success"] is not fails, result["errors"]
+    model = demo[0] if "model" not in result["captured"] else result["captured"]["model"]
+    gc.collect()
+    small.load(model)
+    file = load_file(module_of(host, "nodes.demo").BASE)
+    base = {name.removeprefix("model."): tensor for name, tensor in file.items() if name.startswith("model.")}
+    live = model.model.state_dict()
+    assert all(torch.equal(live[name], base[name]) for name in base)
+    assert not [key for key in model.model.__dict__ if "graft" in key]
+
+
+def test_random_sequences(host, small, monkeypatch):
+    """Attach, change, load, clone, delete, failed load, host LoRA, ejected view, unload: seeds of 14 steps on two overlapping stacks."""
+    import comfy.model_management
+    import comfy.sd
+
+    model = small.unet(channels=32, mult=(1,), depth=(1,))
+    before = small.Snapshot(model.model)
+    states = [small.lora(model, 1), small.lora(model, 2, part="attn1"), small.lora(model, 3, part="attn")]
+    real = type(model).load
+    for seed in range(RUNS):
+        draw = random.Random(seed)
+        patchers = [(model, [])]
+        for _ in range(14):
+            patcher, applied = draw.choice(patchers)
+            action = draw.choice(["graft", "graft", "load", "load", "load", "clone", "delete", "fail", "host", "eject", "unload"])
+            if action == "graft":
+                state, strength, mode = draw.choice(states), draw.choice([1.0, -0.5]), draw.choice(["merge", "merge", "host"])
+                patchers.append((graft(host, patcher, state, strength, mode), [*applied, (state, strength)]))
+            elif action == "load":
+                small.load(patcher)
+                assert_live(model.model, before.bytes, applied)
+            elif action == "clone":
+                patchers.append((patcher.clone(), applied))
+            elif action == "delete" and len(patchers) > 1:
+                patchers.pop(draw.randrange(1, len(patchers)))
+                del patcher
+                gc.collect()
+            elif action == "fail":
+                comfy.model_management.unload_all_models()
+                monkeypatch.setattr(type(model), "load", lambda *_, **__: exec_fail())
+                with pytest.raises(MemoryError):
+                    small.load(patcher)
+                monkeypatch.setattr(type(model), "load", real)
+                before.check(model.model, objects=False)
+            elif action == "host":
+                state = draw.choice(states)
+                patchers.append((comfy.sd.load_lora_for_models(patcher, None, state, 0.25, 0)[0], [*applied, (state, 0.25)]))
+            elif action == "eject":
+                patcher.model_state_dict()
+            elif action == "unload":
+                comfy.model_management.unload_all_models()
+                before.check(model.model, objects=False)
+        patcher = None
+        del patchers
+        gc.collect()
+        comfy.model_management.unload_all_models()
+        before.check(model.model, objects=False)
+
+
+def exec_fail():
+    raise MemoryError("the host ran out of memory")
+
+
+def test_lora_hooks(host, small):
+    """A hooked LoRA comes and goes while a stack is on: the host writes into the base's own memory."""
+    import comfy.hooks
+
+    if not hasattr(comfy.hooks, "create_hook_lora"):
+        pytest.skip("this host has no LoRA hooks")
+    model = small.unet()
+    before, ours, hooked = small.Snapshot(model.model), small.lora(model, 1), small.lora(model, 2)
+    patched = graft(host, model, ours)
+    group = comfy.hooks.create_hook_lora(hooked, strength_model=0.5, strength_clip=0.0)
+    clone = patched.clone()
+    target = comfy.hooks.create_target_dict(comfy.hooks.EnumWeightTarget.Model)
+    registered = clone.register_all_hook_patches(group, target)
+    small.load(clone)
+    assert_live(model.model, before.bytes, [(ours, 1.0)])
+    for _ in range(2):
+        clone.apply_hooks(registered if registered is not None else group)
+        assert_live(model.model, before.bytes, [(ours, 1.0), (hooked, 0.5)])
+        clone.apply_hooks(None)
+        assert_live(model.model, before.bytes, [(ours, 1.0)])
+    small.load(model)
+    before.check(model.model)
