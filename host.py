@@ -10,6 +10,7 @@ import json
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -498,13 +499,49 @@ def fingerprint_of(thing: Any, name: str) -> Fingerprint:
 
 def _base_digest(patcher: Any) -> str:
     if patcher.model not in _BASES:
-        with patcher.use_ejected():
-            weights = dict(patcher.model.state_dict())
-            weights.update({key: saved.weight for key, saved in patcher.backup.items() if key in weights})
-            weights.update({key: saved[0] for key, saved in getattr(patcher, "hook_backup", {}).items() if key in weights})
-            weights = {key: value for key, value in weights.items() if not key.startswith("model_sampling.")}
-            _BASES[patcher.model] = _tensors_digest(weights)
+        kept = {key: value for key, value in base_weights(patcher).items() if not key.startswith("model_sampling.")}
+        _BASES[patcher.model] = _tensors_digest(kept)
     return _BASES[patcher.model]
+
+
+def base_weights(patcher: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a model as its file had them (after the loader's cast), by reference, whoever has patched it by now."""
+    found = dict(patcher.model.state_dict())
+    found.update({key: base for key, base in weights.bases(patcher.model).items() if key in found})
+    found.update({key: saved.weight for key, saved in patcher.backup.items() if key in found})
+    found.update({key: saved[0] for key, saved in patcher.hook_backup.items() if key in found})
+    return found
+
+
+def unet_weights(patcher: Any) -> dict[str, torch.Tensor]:
+    """`base_weights` of the diffusion model alone, by parameter name inside it."""
+    prefix = "diffusion_model."
+    return {key.removeprefix(prefix): value for key, value in base_weights(patcher).items() if key.startswith(prefix)}
+
+
+def versions(patcher: Any) -> dict[str, str]:
+    """What is recorded beside a training result: versions of Graft and torch, and the device."""
+    import importlib.metadata
+
+    try:
+        graft = importlib.metadata.version("graft-nodes")
+    except importlib.metadata.PackageNotFoundError:  # a folder in custom_nodes: the version stands in its pyproject.toml
+        text = Path(__file__).with_name("pyproject.toml").read_text(encoding="utf-8")
+        graft = next((line.split('"')[1] for line in text.splitlines() if line.startswith("version = ")), "unknown")
+    return {"graft": graft, "torch": str(torch.__version__), "device": str(patcher.load_device)}
+
+
+def todo_metadata(patcher: Any) -> dict[str, str]:
+    """`ss_todo_*` of the ToDo that is on a MODEL, empty without one."""
+    options = patcher.model_options.get("transformer_options", {})
+    patches = [patch for listed in options.get("patches", {}).values() for patch in listed]
+    kinds = (*patcher.wrappers.values(), *options.get("wrappers", {}).values())
+    wrappers = [one for kind in kinds for listed in kind.values() for one in listed]
+    for found in (*patches, *wrappers):
+        settings = getattr(getattr(found, "todo", found), "settings", None)
+        if isinstance(settings, ToDoSettings):
+            return settings.metadata()
+    return {}
 
 
 def _tensors_digest(tensors: Mapping[str, Any]) -> str:

@@ -45,6 +45,17 @@ class EMASettings:
             raise ValueError("GraftEMA: " + "; ".join(wrong) + ".")
 
 
+def parse_widths(text: str) -> tuple[float, ...]:
+    """Relative widths from text such as "0.05 0.10" (spaces or commas); raises ValueError naming what is no number."""
+    widths = []
+    for part in text.replace(",", " ").split():
+        try:
+            widths.append(float(part))
+        except ValueError:
+            raise ValueError(f"GraftEMA: widths has {part!r}, expected numbers such as '0.05 0.10'.") from None
+    return tuple(widths)
+
+
 def gamma_of_width(width: float) -> float:
     """Exponent gamma of the power-function average whose relative width (sigma_rel) is `width` (Karras 2024, algorithm 2)."""
     if not 0.0 < width < 12**-0.5:

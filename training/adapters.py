@@ -145,16 +145,17 @@ def _pair_shapes(part: nn.Module, rank: int) -> tuple[tuple[int, ...], tuple[int
     return (rank, part.in_channels, *part.kernel_size), (part.out_channels, rank, 1, 1)
 
 
-def beginning(module: nn.Module, settings: AdapterSettings, seed: int) -> dict[str, Tensor]:
+def beginning(module: nn.Module, settings: AdapterSettings, seed: int, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Trained tensors before the first step: float32, on the CPU, by name (`<path>.lora_down.weight`, or the parameter's own name).
 
-    Down weights are uniform in +-1/sqrt(fan_in), drawn from (seed, module name), up weights zero; kind full copies the model's weights.
+    Down weights are uniform in +-1/sqrt(fan_in), drawn from (seed, module name), up weights zero; kind full copies the weights in `base`
+    (by parameter name).
     """
     chosen = targets(module, settings)
     if settings.kind == "full":
-        names = {name for name, _ in module.named_parameters()}
-        own = [(f"{path}.{name}" if path else name, p) for path, part in chosen.items() for name, p in part.named_parameters(recurse=False)]
-        return {name: p.detach().to("cpu", torch.float32, copy=True) for name, p in own if name in names}
+        once = {name for name, _ in module.named_parameters()}  # a parameter that modules share is trained under its first name
+        names = [f"{path}.{name}" if path else name for path, part in chosen.items() for name, _ in part.named_parameters(recurse=False)]
+        return {name: base[name].detach().to("cpu", torch.float32, copy=True) for name in names if name in once}
     out: dict[str, Tensor] = {}
     for path, part in chosen.items():
         down, up = _pair_shapes(part, settings.rank)

@@ -47,6 +47,7 @@ class Dataset:
     regularisation: Dataset | None = None
     regularisation_share: float = 0.0
     report: str = ""
+    unhashed: tuple[str, ...] = ()  # parts of the encoders that the digest cannot see
 
     def __post_init__(self) -> None:
         captions = {picture.caption for picture in self.pictures + self.held_out} | {""}

@@ -150,7 +150,7 @@ def _entry(path: Path, folder: Path, settings: FolderSettings, choices: list[tup
     )
 
 
-def report(listing: Listing) -> str:
+def report(listing: Listing, regularisation: Dataset | None = None, share: float = 0.0) -> str:
     """What was read, in a few lines."""
     every = listing.train + listing.held_out
     lines = [f"{len(every)} pictures: {len(listing.train)} to train on, {len(listing.held_out)} held out for validation"]
@@ -171,6 +171,8 @@ def report(listing: Listing) -> str:
     if listing.problems:
         lines.append(f"{len(listing.problems)} left out:")
         lines += [f"  {problem}" for problem in listing.problems]
+    if regularisation is not None:
+        lines.append(f"regularisation: {len(regularisation.pictures)} pictures, {share:.0%} of each batch")
     return "\n".join(lines)
 
 
@@ -206,12 +208,13 @@ def encode(
     encode_pixels: Callable[[Tensor], Tensor],
     encode_captions: Callable[[Sequence[str]], Mapping[str, Conditioning]],
     encoders: str,
+    encoded: Callable[[int], object] = lambda done: None,
     **settings: Any,
 ) -> tuple[Dataset, Tensor]:
     """The dataset of a listing, and its contact sheet (1, H, W, 3) in 0..1.
 
-    `encode_pixels` turns (1, H, W, 3) into latents (1, C, h, w); `encoders` identifies it and the text encoder; `settings` are further
-    fields of Dataset. Captions are encoded once each, and the empty one always.
+    `encode_pixels` turns (1, H, W, 3) into latents (1, C, h, w); `encoders` identifies it and the text encoder; `encoded` hears how many
+    pictures are done; `settings` are further fields of Dataset. Captions are encoded once each, and the empty one always.
     """
     every = listing.train + listing.held_out
     shown: list[Image.Image] = []
@@ -223,9 +226,10 @@ def encode(
         pixels = pixels_of(picture)
         flipped = encode_pixels(pixels.flip(2))[0].clone() if listing.settings.flip else None
         made[entry.name] = Picture(entry.name, entry.caption, encode_pixels(pixels)[0].clone(), flipped, entry.repeats)
+        encoded(len(made))
     conditionings = encode_captions(sorted({entry.caption for entry in every} | {""}))
     regularisation = settings.get("regularisation")
-    plain = {key: value for key, value in settings.items() if key not in ("regularisation", "report")}
+    plain = {key: value for key, value in settings.items() if key not in ("regularisation", "report", "unhashed")}
     body = [listing.digest, encoders, plain, None if regularisation is None else regularisation.digest]
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     train, held_out = (tuple(made[entry.name] for entry in part) for part in (listing.train, listing.held_out))

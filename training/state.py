@@ -157,15 +157,24 @@ def advanced(position: tuple[tuple[str, int], ...], settings: str, steps: int) -
     return (*position, (settings, steps))
 
 
-def begin(module: nn.Module, start: Start, settings: Settings | None = None, run: str = "run") -> TrainState:
-    """The state before the first step on `module`; raises ValueError when the adapter settings do not fit it."""
-    trained = beginning(module, start.adapter, start.seed)
-    average = {name: tensor.clone() for name, tensor in trained.items()} if start.ema is not None else {}
+def begin(
+    module: nn.Module,
+    start: Start,
+    settings: Settings | None = None,
+    run: str = "run",
+    base: Callable[[], Mapping[str, Tensor]] | None = None,
+) -> TrainState:
+    """The state before the first step on `module`; raises ValueError when the adapter settings do not fit it.
 
-    def base() -> Mapping[str, Tensor]:
+    `base` gives the module's own weights by parameter name, when what is in the module now may be patched.
+    """
+
+    def own() -> Mapping[str, Tensor]:
         return {name: p.detach() for name, p in module.named_parameters()}
 
-    return TrainState(start, settings or Settings(), trained, average=average, run=run, base=base)
+    trained = beginning(module, start.adapter, start.seed, (base or own)())
+    average = {name: tensor.clone() for name, tensor in trained.items()} if start.ema is not None else {}
+    return TrainState(start, settings or Settings(), trained, average=average, run=run, base=base or own)
 
 
 def with_settings(state: TrainState, optimizer: OptimizerSettings | None, objective: ObjectiveSettings | None) -> TrainState:

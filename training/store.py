@@ -176,7 +176,10 @@ def load(folder: Path, like: TrainState) -> tuple[TrainState, dict[str, str]]:
         step=record["step"],
         position=tuple((settings, steps) for settings, steps in record["position"]),
         history=History(
-            tuple(history["loss"]), tuple(history["rate"]), tuple(history["norm"]), tuple((step, loss) for step, loss in history["validation"])
+            loss=tuple(history["loss"]),
+            rate=tuple(history["rate"]),
+            norm=tuple(history["norm"]),
+            validation=tuple((step, loss) for step, loss in history["validation"]),
         ),
     )
     return state, record["versions"]

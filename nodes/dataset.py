@@ -1,0 +1,130 @@
+"""GraftDataset: a folder of captioned pictures, encoded and in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from comfy_api.latest import io
+
+from .. import host
+from .aliases import aliases
+
+Dataset = io.Custom("GRAFT_DATASET")
+_LATER = "is not available in this version of Graft; leave it at its default"
+
+
+class GraftDataset(io.ComfyNode):
+    """Reads pictures and captions below ComfyUI's input folder and encodes them once."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="GraftDataset",
+            display_name="Dataset",
+            category="Graft/training",
+            description=(
+                "Reads a folder of captioned pictures under ComfyUI's input folder, sorts it into aspect buckets, and encodes pictures and "
+                "captions once."
+            ),
+            **aliases("dataset", "training images", "image folder", "captions", "regularisation"),
+            inputs=[
+                io.String.Input(
+                    "folder", default="",
+                    tooltip="A folder below ComfyUI's input folder. 10_name folders repeat their pictures 10 times.",
+                ),
+                io.Vae.Input("vae", tooltip="Encodes the pictures: the VAE of the model to be trained."),
+                io.Clip.Input("clip", tooltip="Encodes the captions: the text encoder of the model to be trained."),
+                io.Int.Input(
+                    "resolution", default=512, min=64, max=8192, step=8,
+                    tooltip="No picture has a larger area than this side squared.",
+                ),
+                io.Boolean.Input(
+                    "buckets", default=True,
+                    tooltip="Keep each picture's aspect ratio as well as a bucket can; off: centre-cropped squares.",
+                ),
+                io.Int.Input("bucket_step", default=64, min=8, max=512, step=8, tooltip="Sides of the buckets are multiples of this."),
+                io.Combo.Input(
+                    "captions", options=["auto", "txt", "folder", "json", "yaml"], default="auto",
+                    tooltip="txt: a .txt beside the picture. folder: one of the same name in a captions folder. auto: whichever is there.",
+                ),
+                io.Int.Input("repeats", default=1, min=1, max=10000, tooltip="How often every picture counts in a round."),
+                io.Float.Input("flip", default=0.0, min=0.0, max=1.0, step=0.05, tooltip="How often a picture is mirrored."),
+                io.Boolean.Input("shuffle_tags", default=False, tooltip="Not available in this version."),
+                io.Int.Input("keep_tags", default=0, min=0, max=1000, tooltip="Not available in this version."),
+                io.Float.Input("tag_dropout", default=0.0, min=0.0, max=1.0, step=0.05, tooltip="Not available in this version."),
+                io.Float.Input(
+                    "caption_dropout", default=0.0, min=0.0, max=1.0, step=0.01,
+                    tooltip="How often a picture's caption is left out, on top of the objective's conditioning dropout.",
+                ),
+                io.Int.Input(
+                    "clip_skip", default=0, min=0, max=24,
+                    tooltip="Stop at this layer of the text encoder from the end: 2 stops one layer before the last. 0: as it is.",
+                ),
+                io.Float.Input(
+                    "validation", default=0.1, min=0.0, max=0.9, step=0.01,
+                    tooltip="Share of the pictures held out to measure the loss on; the choice depends on their contents alone.",
+                ),
+                io.String.Input("filters", default="", multiline=True, tooltip="Not available in this version."),
+                Dataset.Input(
+                    "regularisation", optional=True,
+                    tooltip="A second dataset mixed into every batch, so that what the model knew stays.",
+                ),
+                io.Float.Input(
+                    "regularisation_share", default=0.25, min=0.0, max=0.95, step=0.05, tooltip="Its share of a batch: 0.25 is 2 of 8.",
+                ),
+            ],
+            outputs=[
+                Dataset.Output(display_name="GRAFT_DATASET"),
+                io.Image.Output(display_name="contact sheet"),
+                io.String.Output(display_name="report"),
+            ],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, folder="", **_) -> str:
+        """Changes when a file of the folder does; a folder that comes in through a link is seen by `execute` alone."""
+        digest = hashlib.sha256(str(folder).encode())
+        try:
+            root = host.input_folder(folder or "")
+        except (ValueError, OSError):
+            return digest.hexdigest()
+        for path in sorted(p for p in Path(root).rglob("*") if p.is_file()):
+            found = os.stat(path)
+            digest.update(repr((path.relative_to(root).as_posix(), found.st_size, found.st_mtime_ns)).encode())
+        return digest.hexdigest()
+
+    @classmethod
+    def execute(
+        cls, folder, vae, clip, resolution=512, buckets=True, bucket_step=64, captions="auto", repeats=1, flip=0.0, shuffle_tags=False,
+        keep_tags=0, tag_dropout=0.0, caption_dropout=0.0, clip_skip=0, validation=0.1, filters="", regularisation=None,
+        regularisation_share=0.25,
+    ) -> io.NodeOutput:
+        from ..training import folder as folders
+
+        later = {"shuffle_tags": shuffle_tags, "keep_tags": keep_tags, "tag_dropout": tag_dropout, "filters": filters.strip()}
+        wrong = [f"{name} {_LATER}" for name, value in later.items() if value]
+        wrong += [f"{name} is empty: this model has none; connect one" for name, thing in (("vae", vae), ("clip", clip)) if thing is None]
+        if wrong:
+            raise ValueError("GraftDataset: " + "; ".join(wrong) + ".")
+        settings = folders.FolderSettings(resolution, buckets, bucket_step, captions, repeats, flip, validation)
+        listing = folders.read_folder(Path(host.input_folder(folder)), settings)
+        prints = host.fingerprint_of(vae, "vae"), host.fingerprint_of(clip, "clip")
+        bar = host.progress(len(listing.train) + len(listing.held_out))
+        dataset, sheet = folders.encode(
+            listing,
+            lambda pixels: host.encode_pictures(vae, pixels),
+            lambda texts: host.encode_captions(clip, texts, clip_skip),
+            f"{prints[0].digest} {prints[1].digest} {clip_skip}",
+            encoded=lambda done: (bar(done), host.raise_if_interrupted()),
+            caption_dropout=caption_dropout,
+            regularisation=regularisation,
+            regularisation_share=regularisation_share if regularisation is not None else 0.0,
+            unhashed=prints[0].unhashed + prints[1].unhashed + (() if regularisation is None else regularisation.unhashed),
+            report=folders.report(listing, regularisation, regularisation_share),
+        )
+        return io.NodeOutput(dataset, sheet, dataset.report)
+
+
+NODES = [GraftDataset]

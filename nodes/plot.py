@@ -1,0 +1,44 @@
+"""GraftLossPlot: a training's losses as a picture."""
+
+from __future__ import annotations
+
+from comfy_api.latest import io
+
+from .aliases import aliases
+
+LossMap = io.Custom("LOSS_MAP")
+
+
+class GraftLossPlot(io.ComfyNode):
+    """Draws every loss faintly and the smoothed curve on top."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="GraftLossPlot",
+            display_name="Loss Plot",
+            category="Graft/training",
+            description="Draws a training's losses as a picture: each step faintly, the smoothed curve on top.",
+            **aliases("loss plot", "loss graph", "training curve", "loss curve"),
+            inputs=[
+                LossMap.Input("loss", tooltip="From Train Step or ComfyUI's own trainer."),
+                io.Float.Input(
+                    "smoothing", default=0.9, min=0.0, max=0.999, step=0.01,
+                    tooltip="0 shows the raw curve; 0.9 averages over about ten steps.",
+                ),
+            ],
+            outputs=[io.Image.Output(display_name="IMAGE")],
+        )
+
+    @classmethod
+    def execute(cls, loss, smoothing=0.9) -> io.NodeOutput:
+        from ..training.curves import PALE, Curve, draw, smoothed
+
+        values = [float(value) for value in loss.get("loss", ())]
+        if not values:
+            raise ValueError("There are no losses to plot: the LOSS_MAP is empty. Train at least one step.")
+        curves = [Curve(values, PALE, "every step"), Curve(smoothed(values, smoothing), name=f"smoothed ({smoothing:g})")]
+        return io.NodeOutput(draw(curves if smoothing else curves[:1], f"{len(values)} steps", "step", "loss"))
+
+
+NODES = [GraftLossPlot]

@@ -1,0 +1,431 @@
+"""Training nodes: settings of adapter, optimiser, objective and average; GraftTrainStart begins a run, TrainStep is a step of it."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from comfy_api.latest import io
+
+from .. import host
+from ..ema import schedule as averages
+from ..training import adapters
+from ..training import objective as objectives
+from ..training import optimizer as optimizers
+from .aliases import aliases
+
+Adapter = io.Custom("GRAFT_ADAPTER")
+Optimizer = io.Custom("GRAFT_OPTIMIZER")
+Objective = io.Custom("GRAFT_OBJECTIVE")
+EMA = io.Custom("GRAFT_EMA")
+Dataset = io.Custom("GRAFT_DATASET")
+TrainState = io.Custom("TRAIN_STATE")
+LoraModel = io.Custom("LORA_MODEL")
+LossMap = io.Custom("LOSS_MAP")
+_LATER = "is not available in this version of Graft"
+_NOT_YET = " (not available in this version)"
+
+log = logging.getLogger(__name__)
+
+
+class Subject(NamedTuple):
+    """What a TRAIN_STATE carries for the nodes: the host's objects, the pictures, and why results are not reused if they are not."""
+
+    model: Any
+    clip: Any
+    vae: Any
+    dataset: Any
+    unhashed: tuple[str, ...]
+
+
+class GraftAdapter(io.ComfyNode):
+    """Settings: what is trained."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="GraftAdapter",
+            display_name="Adapter Settings",
+            category="Graft/training",
+            description="What is trained: a LoRA, a LoCon (LoRA on convolutions too) or the full weights.",
+            **aliases("lora settings", "locon", "rank", "network dim", "full fine-tune"),
+            inputs=[
+                io.Combo.Input(
+                    "kind", options=["lora", "locon", "loha", "lokr", "dora", "oft", "full"], default="lora",
+                    tooltip="lora: linear layers. locon: convolutions too. full: the weights themselves. Others: a later version.",
+                ),
+                io.Int.Input("rank", default=16, min=1, max=4096, tooltip="Size of the factors: more learns more and makes a larger file."),
+                io.Float.Input(
+                    "alpha", default=0.0, min=0.0, max=4096.0, step=0.5,
+                    tooltip="The change is scaled by alpha / rank; 0 is rank, a scale of 1.",
+                ),
+                io.Combo.Input(
+                    "targets", options=list(adapters.TARGETS), default="attention",
+                    tooltip="attention: its projections. attention+ff: feed-forward and the transformers' in and out projections too. all: "
+                    "every layer.",
+                ),
+                io.String.Input(
+                    "pattern", default="",
+                    tooltip="Narrows the targets: globs such as output_blocks.*, or /regular expressions/, with commas between; ! leaves out.",
+                ),
+                io.Boolean.Input("text_encoder", default=False, tooltip="Train the text encoder too" + _NOT_YET + "."),
+                io.Float.Input(
+                    "rank_dropout", default=0.0, min=0.0, max=0.99, step=0.01,
+                    tooltip="Share of the ranks left out, anew a picture.",
+                ),
+                io.Float.Input(
+                    "module_dropout", default=0.0, min=0.0, max=0.99, step=0.01,
+                    tooltip="Share of whole modules left out, anew a step.",
+                ),
+                io.Float.Input(
+                    "network_dropout", default=0.0, min=0.0, max=0.99, step=0.01,
+                    tooltip="Share of the inner activations left out.",
+                ),
+                io.Float.Input(
+                    "max_norm", default=0.0, min=0.0, max=1000.0, step=0.1,
+                    tooltip="Scales a layer's change down to this norm; 0 is off.",
+                ),
+                LoraModel.Input("initial", optional=True, tooltip="A LoRA of the same rank and layers to go on from."),
+            ],
+            outputs=[Adapter.Output(display_name="GRAFT_ADAPTER")],
+        )
+
+    @classmethod
+    def execute(
+        cls, kind="lora", rank=16, alpha=0.0, targets="attention", pattern="", text_encoder=False, rank_dropout=0.0, module_dropout=0.0,
+        network_dropout=0.0, max_norm=0.0, initial=None,
+    ) -> io.NodeOutput:
+        if text_encoder:
+            raise ValueError(f"GraftAdapter: text_encoder {_LATER}; switch it off.")
+        return io.NodeOutput(
+            adapters.AdapterSettings(
+                kind=kind, rank=rank, alpha=alpha, targets=targets, pattern=pattern, rank_dropout=rank_dropout,
+                module_dropout=module_dropout, network_dropout=network_dropout, max_norm=max_norm, initial=initial,
+            )
+        )
+
+
+class GraftOptimizer(io.ComfyNode):
+    """Settings: how the trained weights move."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="GraftOptimizer",
+            display_name="Optimizer Settings",
+            category="Graft/training",
+            description="The optimizer and everything about a step: rate, schedule, batch, precision.",
+            **aliases("learning rate", "adamw", "batch size", "lr schedule", "gradient accumulation"),
+            inputs=[
+                io.Combo.Input(
+                    "optimizer", options=[*optimizers.OPTIMIZERS, *optimizers.LATER_OPTIMIZERS], default="adamw",
+                    tooltip="adamw; the others come with a later version.",
+                ),
+                io.Float.Input("learning_rate", default=1e-4, min=0.0, max=10.0, step=1e-6, tooltip="1e-4 is a usual start for a LoRA."),
+                io.Float.Input(
+                    "text_encoder_rate", default=0.0, min=0.0, max=10.0, step=1e-6,
+                    tooltip="Rate of the text encoder, 0 is the same" + _NOT_YET + ".",
+                ),
+                io.Combo.Input(
+                    "schedule", options=list(optimizers.SCHEDULES), default="constant",
+                    tooltip="The rate's course after the warm-up.",
+                ),
+                io.Int.Input("warmup", default=0, min=0, max=1_000_000, tooltip="Steps over which the rate rises from 0."),
+                io.Int.Input(
+                    "total_steps", default=1000, min=1, max=10_000_000,
+                    tooltip="The schedule's horizon: the steps of the whole run, however many Train Steps it is cut into.",
+                ),
+                io.Float.Input("floor", default=0.0, min=0.0, max=1.0, step=0.01, tooltip="Share of the rate that is left at the end."),
+                io.Int.Input("batch_size", default=1, min=1, max=4096, tooltip="Pictures in a batch."),
+                io.Int.Input("accumulation", default=1, min=1, max=4096, tooltip="Batches in a step."),
+                io.Float.Input(
+                    "clip_norm", default=1.0, min=0.0, max=1000.0, step=0.1,
+                    tooltip="Largest norm of the whole gradient; 0 is off.",
+                ),
+                io.Float.Input(
+                    "weight_decay", default=0.01, min=0.0, max=10.0, step=0.0001,
+                    tooltip="How strongly weights are pulled to 0.",
+                ),
+                io.Float.Input(
+                    "lora_plus", default=1.0, min=0.01, max=1000.0, step=0.1,
+                    tooltip="Rate of the up factors as a multiple (LoRA+); 1 is off.",
+                ),
+                io.Combo.Input(
+                    "precision", options=["auto", "float32", "bf16", "fp16", "full-bf16"], default="auto",
+                    tooltip="auto: bf16 on a GPU that has it, else as the model is. fp16 and full-bf16 come with a later version.",
+                ),
+                io.Boolean.Input(
+                    "checkpointing", default=False,
+                    tooltip="Compute activations again in the backward pass: less memory, more time.",
+                ),
+                io.Combo.Input(
+                    "offload", options=["none", "activations", "optimizer", "layers"], default="none",
+                    tooltip="Keep parts in host memory" + _NOT_YET + ".",
+                ),
+                io.Boolean.Input("scale_lr", default=False, tooltip="Multiply the rate by (batch x accumulation)^0.55."),
+            ],
+            outputs=[Optimizer.Output(display_name="GRAFT_OPTIMIZER")],
+        )
+
+    @classmethod
+    def execute(cls, text_encoder_rate=0.0, offload="none", **settings) -> io.NodeOutput:
+        later = {"text_encoder_rate": text_encoder_rate, "offload": "" if offload == "none" else offload}
+        wrong = [f"{name} {value} {_LATER}; leave it at its default" for name, value in later.items() if value]
+        if wrong:
+            raise ValueError("GraftOptimizer: " + "; ".join(wrong) + ".")
+        return io.NodeOutput(optimizers.OptimizerSettings(**settings))
+
+
+class GraftObjective(io.ComfyNode):
+    """Settings: what training minimises."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="GraftObjective",
+            display_name="Objective Settings",
+            category="Graft/training",
+            description="What the model is asked to learn: loss, weighting, noise and timesteps.",
+            **aliases("loss", "min snr", "offset noise", "timestep", "huber", "prior preservation"),
+            inputs=[
+                io.Combo.Input(
+                    "loss", options=["mse", "huber", "smooth-l1", "scheduled-huber", "x0-mse"], default="mse",
+                    tooltip="On the model's own objective (noise, velocity or flow); x0-mse is the loss of ComfyUI's own trainer. "
+                    "scheduled-huber comes with a later version.",
+                ),
+                io.Combo.Input(
+                    "weighting", options=list(objectives.WEIGHTINGS), default="none",
+                    tooltip="How noise levels are weighted; not for flow models.",
+                ),
+                io.Float.Input("gamma", default=5.0, min=0.01, max=1000.0, step=0.1, tooltip="The cap of min-snr."),
+                io.Float.Input(
+                    "offset_noise", default=0.0, min=0.0, max=1.0, step=0.01,
+                    tooltip="Noise that is the same everywhere in a channel.",
+                ),
+                io.Float.Input(
+                    "pyramid_noise", default=0.0, min=0.0, max=0.99, step=0.01,
+                    tooltip="Coarser noise, each level weaker by this factor.",
+                ),
+                io.Float.Input("ip_noise", default=0.0, min=0.0, max=1.0, step=0.01, tooltip="Input perturbation" + _NOT_YET + "."),
+                io.Boolean.Input("zero_terminal_snr", default=False, tooltip="Zero signal at the last timestep" + _NOT_YET + "."),
+                io.Combo.Input(
+                    "timesteps", options=list(objectives.TIMESTEPS), default="uniform",
+                    tooltip="Where on the noise schedule to train.",
+                ),
+                io.Float.Input("shift", default=1.0, min=0.01, max=100.0, step=0.1, tooltip="For timesteps shifted: above 1 is noisier."),
+                io.Float.Input(
+                    "conditioning_dropout", default=0.05, min=0.0, max=1.0, step=0.01,
+                    tooltip="How often a picture is trained with the empty prompt, which guidance needs.",
+                ),
+                io.Combo.Input(
+                    "prior", options=["none", "regularisation", "output-preservation"], default="none",
+                    tooltip="none: regularisation pictures count like the others. regularisation: with prior_weight. "
+                    "output-preservation comes with a later version.",
+                ),
+                io.Float.Input("prior_weight", default=1.0, min=0.0, max=100.0, step=0.1, tooltip="Weight of regularisation pictures."),
+            ],
+            outputs=[Objective.Output(display_name="GRAFT_OBJECTIVE")],
+        )
+
+    @classmethod
+    def execute(cls, **settings) -> io.NodeOutput:
+        return io.NodeOutput(objectives.ObjectiveSettings(**settings))
+
+
+class GraftEMA(io.ComfyNode):
+    """Settings: the running average of the trained weights."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="GraftEMA",
+            display_name="EMA Settings",
+            category="Graft/training",
+            description="A running average of the trained weights: usually better than the last step, and always calmer.",
+            **aliases("ema", "exponential moving average", "weight averaging", "polyak"),
+            inputs=[
+                io.Combo.Input(
+                    "schedule", options=list(averages.SCHEDULES), default="constant",
+                    tooltip="constant; ramp min(decay, (1+n)/(10+n)); warmup 1-(1+n/inv_gamma)^-power; power: Karras 2024, of the first "
+                    "width; target: that share of the start is left after total_steps.",
+                ),
+                io.Float.Input(
+                    "decay", default=0.999, min=0.0, max=0.999999, step=0.0001,
+                    tooltip="How much of the average stays at each step.",
+                ),
+                io.Float.Input("inv_gamma", default=1.0, min=0.001, max=10000.0, step=0.1, tooltip="Of warmup: larger is slower."),
+                io.Float.Input("power", default=0.6667, min=0.001, max=10.0, step=0.0001, tooltip="Of warmup: larger is faster."),
+                io.Float.Input(
+                    "target", default=0.1, min=0.0001, max=0.9999, step=0.01,
+                    tooltip="Of target: share of the start at the end.",
+                ),
+                io.Int.Input(
+                    "interval", default=1, min=1, max=100000,
+                    tooltip="Update every N steps; the decay is raised to the N-th power.",
+                ),
+                io.Combo.Input("device", options=["same", "host"], default="same", tooltip="Beside the weights or in host memory."),
+                io.Int.Input("snapshots", default=0, min=0, max=1_000_000, tooltip="Keep the average every N steps" + _NOT_YET + "."),
+                io.String.Input(
+                    "widths", default="0.05 0.10",
+                    tooltip="Relative widths of power-function averages; schedule power follows the first.",
+                ),
+                io.Int.Input(
+                    "switch_every", default=0, min=0, max=1_000_000,
+                    tooltip="Set the weights to the average every N steps" + _NOT_YET + ".",
+                ),
+            ],
+            outputs=[EMA.Output(display_name="GRAFT_EMA")],
+        )
+
+    @classmethod
+    def execute(cls, snapshots=0, switch_every=0, widths="0.05 0.10", **settings) -> io.NodeOutput:
+        wrong = [f"{name} {_LATER}; set it to 0" for name, value in (("snapshots", snapshots), ("switch_every", switch_every)) if value]
+        if wrong:
+            raise ValueError("GraftEMA: " + "; ".join(wrong) + ".")
+        return io.NodeOutput(averages.EMASettings(widths=averages.parse_widths(widths), **settings))
+
+
+class GraftTrainStart(io.ComfyNode):
+    """Joins model, dataset and settings into a state at step 0."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="GraftTrainStart",
+            display_name="Start Training",
+            category="Graft/training",
+            description="Joins model, dataset and settings into a training state at step 0. Nothing is trained yet.",
+            **aliases("train", "lora training", "fine-tune", "finetune", "dreambooth"),
+            inputs=[
+                io.Model.Input(
+                    "model",
+                    tooltip="The model to train; its weights are never changed. Apply ToDo before it makes training faster.",
+                ),
+                Dataset.Input("dataset", tooltip="From Dataset."),
+                io.Clip.Input("clip", optional=True, tooltip="Goes through to Train Step's CLIP output."),
+                io.Vae.Input("vae", optional=True, tooltip="Carried along for later steps."),
+                Adapter.Input("adapter", optional=True, tooltip="What is trained; without it a LoRA of rank 16 on attention."),
+                Optimizer.Input("optimizer", optional=True, tooltip="How; without it AdamW at 1e-4, batch 1."),
+                Objective.Input("objective", optional=True, tooltip="What for; without it the model's own objective."),
+                EMA.Input("ema", optional=True, tooltip="Keep an average of the weights; without it there is none."),
+                io.Int.Input("seed", default=0, min=0, max=0xFFFFFFFFFFFFFFFF, tooltip="Every random draw of the run comes from it."),
+                io.String.Input("run", default="run", tooltip="Name of the folder under output/graft where the states are stored."),
+            ],
+            outputs=[TrainState.Output(display_name="TRAIN_STATE"), io.String.Output(display_name="report")],
+        )
+
+    @classmethod
+    def execute(
+        cls, model, dataset, clip=None, vae=None, adapter=None, optimizer=None, objective=None, ema=None, seed=0, run="run"
+    ) -> io.NodeOutput:
+        from ..training import reports
+        from ..training import state as states
+        from ..training.store import Store
+
+        Store(host.training_folder(), run)  # a wrong name is said before anything is computed
+        adapter = adapter or adapters.AdapterSettings()
+        settings = states.Settings(optimizer or optimizers.OptimizerSettings(), objective or objectives.ObjectiveSettings())
+        objectives.check_for(settings.objective, host.prediction(model.get_model_object("model_sampling")))
+        patches = host.patched(model)
+        if adapter.kind == "full" and patches:
+            raise ValueError(f"GraftTrainStart: kind full trains a model's own weights, and this one has {' and '.join(patches)} on it.")
+        made = host.fingerprint(model)
+        unhashed = made.unhashed + dataset.unhashed
+        start = states.Start(made.digest, dataset.digest, adapter, ema, seed)
+        begun = states.begin(model.model.diffusion_model, start, settings, run, lambda: host.unet_weights(model))
+        begun = replace(begun, notes=host.todo_metadata(model), subject=Subject(model, clip, vae, dataset, unhashed))
+        return io.NodeOutput(begun, reports.beginning(begun, dataset, unhashed))
+
+
+class TrainStep(io.ComfyNode):
+    """Training as a function: a state goes in, a state comes out, the first is still there."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TrainStep",
+            display_name="Train Step",
+            category="Graft/training",
+            description=(
+                "Trains, as a function: a state goes in, a new state comes out, and the one that went in is still there. Chain two, branch "
+                "three from one, sample in between. Results are stored: the same step is never trained twice."
+            ),
+            **aliases("train", "lora training", "fine-tune", "train lora"),
+            is_output_node=True,
+            hidden=[io.Hidden.unique_id],
+            inputs=[
+                TrainState.Input("state", tooltip="From Start Training or another Train Step."),
+                io.Int.Input("steps", default=100, min=0, max=10_000_000, tooltip="How many steps further."),
+                io.Float.Input(
+                    "epochs", default=0.0, min=0.0, max=100_000.0, step=0.5,
+                    tooltip="Above 0 it replaces steps: rounds through the pictures.",
+                ),
+                io.Int.Input(
+                    "validate_every", default=50, min=0, max=1_000_000,
+                    tooltip="Measure the loss on the held-out pictures every N steps; 0 is never.",
+                ),
+                io.Int.Input("preview_every", default=0, min=0, max=1_000_000, tooltip="Sample a picture every N steps" + _NOT_YET + "."),
+                io.Int.Input(
+                    "snapshot_every", default=100, min=0, max=1_000_000,
+                    tooltip="A run that is killed goes on from the last one; 0 is never.",
+                ),
+                io.Conditioning.Input("positive", optional=True, tooltip="For previews."),
+                io.Conditioning.Input("negative", optional=True, tooltip="For previews."),
+                io.Latent.Input("latent", optional=True, tooltip="For previews."),
+                Optimizer.Input("optimizer", optional=True, tooltip="Settings that hold from here on."),
+                Objective.Input("objective", optional=True, tooltip="Settings that hold from here on."),
+            ],
+            outputs=[
+                TrainState.Output(display_name="TRAIN_STATE"),
+                io.Model.Output(display_name="MODEL"),
+                io.Clip.Output(display_name="CLIP"),
+                LoraModel.Output(display_name="LORA_MODEL"),
+                LossMap.Output(display_name="LOSS_MAP"),
+                io.String.Output(display_name="report"),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls, state, steps=100, epochs=0.0, validate_every=50, preview_every=0, snapshot_every=100, positive=None, negative=None,
+        latent=None, optimizer=None, objective=None,
+    ) -> io.NodeOutput:
+        from ..training import state as states
+        from ..training.dataset import batches_per_epoch
+
+        if preview_every:
+            raise ValueError(f"TrainStep: preview_every {_LATER}; set it to 0 and sample between two Train Steps.")
+        subject, state = state.subject, states.with_settings(state, optimizer, objective)
+        if epochs > 0:
+            held = state.settings.optimizer
+            steps = max(1, math.ceil(epochs * batches_per_epoch(subject.dataset, held.batch_size) / held.accumulation))
+        result, report = _trained(state, steps, validate_every, snapshot_every, cls.hidden.unique_id if cls.hidden else None)
+        lora = result.lora_model()
+        grafted = host.graft(subject.model, subject.clip, [host.Entry(f"{result.run} at step {result.step}", lora)])
+        log.info("%s", report)
+        return io.NodeOutput(result, grafted.model, grafted.clip, lora, {"loss": list(result.history.loss)}, report, ui={"text": [report]})
+
+
+def _trained(state: Any, steps: int, validate_every: int, snapshot_every: int, node: str | None) -> tuple[Any, str]:
+    """The state after `steps` more steps and the report, with progress, events and interruption of the host."""
+    from ..training import reports, runs
+    from ..training.store import Store
+
+    subject = state.subject
+    store = None if subject.unhashed else Store(host.training_folder(), state.run, host.versions(subject.model))
+    bar = host.progress(steps)
+
+    def stepped(step, moved, validation):
+        bar(step - state.step)
+        data = {"node": node, "run": state.run, "step": step, "until": state.step + steps, "loss": moved.loss, "rate": moved.rate}
+        host.send_event("graft.step", {**data, "norm": moved.norm, "validation": validation})
+        host.raise_if_interrupted()
+
+    outcome = runs.run(state, steps, partial(host.denoiser, subject.model), subject.dataset, store, stepped, validate_every, snapshot_every)
+    return outcome.state, reports.step(state, outcome, subject.unhashed)
+
+
+NODES = [GraftAdapter, GraftOptimizer, GraftObjective, GraftEMA, GraftTrainStart, TrainStep]

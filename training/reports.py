@@ -1,0 +1,62 @@
+"""What the training nodes say: in words and numbers, from states and outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from .dataset import Dataset, batches_per_epoch
+from .optimizer import peak_rate
+from .runs import Outcome
+from .state import TrainState
+
+
+def beginning(state: TrainState, dataset: Dataset, unhashed: Sequence[str]) -> str:
+    """A run before its first step."""
+    adapter, settings = state.start.adapter, state.settings.optimizer
+    count = sum(tensor.numel() for tensor in state.trained.values())
+    size = "" if adapter.kind == "full" else f", rank {adapter.rank}, scale {adapter.scale:g}"
+    modules = len({name.rsplit(".lora_", 1)[0] if adapter.kind != "full" else name.rpartition(".")[0] for name in state.trained})
+    rounds = batches_per_epoch(dataset, settings.batch_size) / settings.accumulation
+    lines = [
+        f"run {state.run!r}, identity {state.start.digest[:16]}",
+        f"trains {count:,} numbers in {modules} modules: {adapter.kind} on {adapter.targets}{size}",
+        f"{settings.optimizer} at {peak_rate(settings):g}, {settings.schedule} over {settings.total_steps} steps, "
+        f"batch {settings.batch_size} x {settings.accumulation}",
+        f"{len(dataset.pictures)} pictures, {len(dataset.held_out)} held out; a round is {rounds:g} steps",
+    ]
+    if not dataset.held_out:
+        lines.append("no picture is held out, so there is no validation")
+    if state.start.ema is not None:
+        lines.append(f"average: {state.start.ema.schedule}, every {state.start.ema.interval} steps")
+    if unhashed:
+        lines.append("results are neither stored nor reused, these cannot be hashed: " + ", ".join(unhashed))
+    return "\n".join(lines)
+
+
+def step(before: TrainState, outcome: Outcome, unhashed: Sequence[str]) -> str:
+    """What a call of TrainStep did."""
+    state = outcome.state
+    losses = state.history.loss[before.step :]
+    lines = [f"run {state.run!r}: step {before.step} to {state.step}, {outcome.trained} trained now"]
+    lines += outcome.notes
+    if outcome.trained and outcome.seconds:
+        lines.append(f"{outcome.seconds / outcome.trained:.3f} s a step, {outcome.seconds:.1f} s in all")
+    if losses:
+        some = max(1, min(10, len(losses) // 2))
+        lines.append(
+            f"loss {losses[0]:.4g} at the first step, {losses[-1]:.4g} at the last; mean of the first {some} {fmean(losses[:some]):.4g}, "
+            f"of the last {some} {fmean(losses[-some:]):.4g}"
+        )
+    if state.history.validation:
+        (first_step, first), (last_step, last) = state.history.validation[0], state.history.validation[-1]
+        best = state.history.best
+        assert best is not None
+        lines.append(f"held-out loss {first:.4g} at step {first_step}, {last:.4g} at {last_step}, best {best[1]:.4g} at {best[0]}")
+    count = sum(tensor.numel() for tensor in state.trained.values())
+    lines.append(f"{count:,} trained numbers, MODEL has the last weights{' (the average: EMA Merge)' if state.average else ''}")
+    if outcome.folder is not None:
+        lines.append(f"stored in {outcome.folder}")
+    elif unhashed:
+        lines.append("not stored, these cannot be hashed: " + ", ".join(unhashed))
+    return "\n".join(lines)
