@@ -138,20 +138,22 @@ class Thinning:
         self._seen: Counter[int] = Counter()
 
     def __call__(self, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        place = self._place(q, k, v)
+        heads_first = args[3] if len(args) > 3 else kwargs.get("skip_reshape", False)
+        axis = 2 if heads_first else 1  # (B, heads, N, D), or (B, N, C), or (B, N, heads, D) as SD3 passes v
+        place = self._place(q, k, v, axis)
         if place is not None:
-            length = k.shape[-2]
-            k, v = self._thin(k, place), self._thin(v, place)
+            length = k.shape[axis]
+            k, v = self._thin(k, axis, place), self._thin(v, axis, place)
             if len(args) > 1:  # heads, mask
                 args = (args[0], self._thin_mask(args[1], length, place), *args[2:])
             elif kwargs.get("mask") is not None:
                 kwargs["mask"] = self._thin_mask(kwargs["mask"], length, place)
         return kernel(q, k, v, *args, **kwargs) if self.previous is None else self.previous(kernel, q, k, v, *args, **kwargs)
 
-    def _place(self, q: Tensor, k: Tensor, v: Tensor) -> Place | None:
-        length = q.shape[-2]
+    def _place(self, q: Tensor, k: Tensor, v: Tensor, axis: int) -> Place | None:
+        length = q.shape[axis]
         place = self.layout.places.get(length)
-        if place is None or k.shape[-2] != length or v.shape[-2] != length:
+        if place is None or k.shape[axis] != length or v.shape[axis] != length:
             return None
         if place.skip == 0 and place.period == 1:
             return place
@@ -163,7 +165,9 @@ class Thinning:
         starts = place.starts if len(set(place.starts)) > 1 else place.starts[:1]
         return [Span(start, self.layout.frames, self.layout.grid) for start in starts]
 
-    def _thin(self, tokens: Tensor, place: Place) -> Tensor:
+    def _thin(self, tokens: Tensor, axis: int, place: Place) -> Tensor:
+        if axis == 1 and tokens.ndim == 4:
+            return self._thin(tokens.flatten(2), axis, place).unflatten(2, tokens.shape[2:])
         spans = self._spans(place)
         if len(spans) == 1:
             return thin_span(tokens, spans[0], self.target, self.method)

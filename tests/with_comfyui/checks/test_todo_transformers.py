@@ -2,11 +2,14 @@
 
 import contextlib
 import copy
+import functools
 import importlib
+import inspect
 import math
 
 import comfy.latent_formats
 import comfy.model_base
+import comfy.model_management
 import comfy.model_patcher
 import comfy.supported_models_base
 import pytest
@@ -39,7 +42,7 @@ LUMINA = dict(
     patch_size=2, in_channels=4, dim=32, n_layers=2, n_refiner_layers=1, n_heads=2, n_kv_heads=1, multiple_of=8, ffn_dim_multiplier=2.0,
     qk_norm=True, cap_feat_dim=12, axes_dims=(4, 6, 6), axes_lens=(64, 64, 64),
 )
-ZIMAGE = dict(LUMINA, n_kv_heads=2, z_image_modulation=True, time_scale=1000.0, pad_tokens_multiple=8)
+ZIMAGE = dict(LUMINA, dim=256, n_heads=16, n_kv_heads=16, z_image_modulation=True, time_scale=1000.0, pad_tokens_multiple=8)
 WAN = dict(model_type="t2v", in_dim=4, dim=36, ffn_dim=32, freq_dim=16, text_dim=12, out_dim=4, num_heads=2, num_layers=2)
 COSMOS = dict(
     max_img_h=64, max_img_w=64, max_frames=16, in_channels=4, out_channels=4, patch_spatial=2, patch_temporal=1, concat_padding_mask=False,
@@ -109,8 +112,8 @@ CASES = {
     "wan": Case("wan.model", "WanModel", ("wan.model", "optimized_attention"), WAN, VIDEO, ("self_attn",), 0),
     "wan, as much text as image": Case("wan.model", "WanModel", ("wan.model", "optimized_attention"), WAN, VIDEO, ("self_attn",), 0, text=60),
     "wan with a reference": Case(
-        "wan.model", "WanModel", ("wan.model", "optimized_attention"), dict(WAN, in_dim_ref_conv=4), VIDEO, ("self_attn",), 8,
-        reference_latent=(4, 4, 8),
+        "wan.model", "WanModel", ("wan.model", "optimized_attention"), dict(WAN, in_dim_ref_conv=4), EVEN, ("self_attn",), 20,
+        reference_latent=(4, 8, 10),
     ),
     "wan image to video": Case(
         "wan.model", "WanModel", ("wan.model", "optimized_attention"), dict(WAN, model_type="i2v"), VIDEO, ("self_attn",), 0,
@@ -125,7 +128,11 @@ CASES = {
         padding_mask=None,
     ),
     "anima": Case(
-        "anima.model", "Anima", ("cosmos.predict2", "optimized_attention"), COSMOS, EVEN, ("self_attn",), 0, fps=None, padding_mask=None
+        "anima.model", "Anima", ("cosmos.predict2", "optimized_attention"), COSMOS, VIDEO, ("self_attn",), 0, fps=None, padding_mask=None
+    ),
+    "anima, 512 tokens of text and of image": Case(
+        "anima.model", "Anima", ("cosmos.predict2", "optimized_attention"), COSMOS, (2, 4, 2, 32, 32), ("self_attn",), 0, fps=None,
+        padding_mask=None, t5xxl_ids="words",
     ),
 }
 ABSENT = {"z-image": "pad_tokens_multiple"}  # needs a constructor argument that 0.3.64 has not
@@ -133,14 +140,27 @@ ABSENT = {"z-image": "pad_tokens_multiple"}  # needs a constructor argument that
 
 def accepted(cls, config):
     """The settings that this version's class has."""
-    import inspect
-
-    names = set(inspect.signature(cls.__init__).parameters)
+    names = {name for base in cls.__mro__ for name in inspect.signature(base.__init__).parameters}
     module = importlib.import_module(cls.__module__)
     for kind in ("FluxParams", "ChromaParams", "ChromaRadianceParams"):
         if hasattr(module, kind) and kind == f"{cls.__name__}Params":
             names |= set(getattr(module, kind).__dataclass_fields__)
     return {name: value for name, value in config.items() if name in names}
+
+
+@contextlib.contextmanager
+def small_adapter(cls):
+    """Anima's text adapter, of its own class, with few weights while the model is built."""
+    module = importlib.import_module(cls.__module__)
+    before = getattr(module, "LLMAdapter", None)
+    if before is None:
+        yield
+        return
+    module.LLMAdapter = functools.partial(before, source_dim=12, target_dim=12, model_dim=16, num_layers=1, num_heads=2)
+    try:
+        yield
+    finally:
+        module.LLMAdapter = before
 
 
 def build(case):
@@ -163,7 +183,8 @@ def build(case):
 
     settings = Config(copy.deepcopy(config))
     settings.set_inference_dtype(torch.float32, None)
-    model = comfy.model_base.BaseModel(settings, comfy.model_base.ModelType.FLOW, device=None, unet_model=cls)
+    with small_adapter(cls):
+        model = comfy.model_base.BaseModel(settings, comfy.model_base.ModelType.FLOW, device=None, unet_model=cls)
     generator = torch.Generator().manual_seed(1)
     for name, tensor in model.diffusion_model.state_dict().items():
         if tensor.is_floating_point() and "rope" not in name and "pos_embedder" not in name:
@@ -184,6 +205,8 @@ def inputs(case):
     for name, value in case.conditions.items():
         if value == "zeros":
             value = torch.zeros(batch)
+        elif value == "words":
+            value = torch.arange(14).view(2, 7)
         elif value == "mask":
             value = torch.where(random(25, 25) > 1.0, -torch.inf, 0.0).fill_diagonal_(0.0)
         elif isinstance(value, tuple):
@@ -238,7 +261,7 @@ def attention_by_hand(patcher, case, factor, patch, calls):
     def attention(q, k, v, heads, mask=None, *args, skip_reshape=False, skip_output_reshape=False, **kwargs):
         assert not skip_output_reshape
         if not skip_reshape:
-            q, k, v = (tokens.unflatten(-1, (heads, -1)).transpose(1, 2) for tokens in (q, k, v))
+            q, k, v = (tokens.reshape(*tokens.shape[:2], heads, -1).transpose(1, 2) for tokens in (q, k, v))
         length = q.shape[2]
         q, k, v = q.double(), k.double(), v.double()
         mask = None if mask is None else mask.double()
@@ -271,8 +294,8 @@ def close(a, b):
     return (a - b).abs().max() <= 2e-5 * b.abs().max()
 
 
-@pytest.mark.parametrize("factor", [2.0, 1.5, 7.0])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("factor", [2.0, 1.5])
 def test_equal_to_attention_thinned_by_hand(name, factor):
     case = CASES[name]
     patcher = build(case)
@@ -395,11 +418,12 @@ def test_an_unknown_transformer_is_named():
         host.apply_todo(patcher, settings())
 
 
-def test_training_gradients_reach_the_weights():
+def test_training_gradients_reach_the_weights(monkeypatch):
     case = CASES["wan, as much text as image"]
     patched = host.apply_todo(build(case), settings())[0]
     x, sigma, context, conditions = inputs(case)
     patched.model.diffusion_model.requires_grad_(True)
+    monkeypatch.setattr(comfy.model_management, "in_training", True, raising=False)  # 0.33's own trainer does so
     options = {**patched.model_options["transformer_options"], "graft_training": {"step": 0, "total_steps": 10}}
     patched.model.apply_model(x, sigma, c_crossattn=context, transformer_options=options, **conditions).square().mean().backward()
     gradient = patched.model.diffusion_model.blocks[0].self_attn.k.weight.grad
