@@ -69,10 +69,11 @@ def _version(name: str) -> str | None:
 
 def _look(host: hosts.Host) -> dict[str, Any]:
     place = host.management.get_torch_device()
-    works, fails = _features(place)
+    dtypes = _dtypes(place)
+    works, fails = _features(host, place, dtypes)
     return {
         "device": device(host),
-        "dtypes": _dtypes(place),
+        "dtypes": dtypes,
         "attention": _attention(place),
         "works": works,
         "does not work": fails,
@@ -118,23 +119,19 @@ def _attention(place: Any) -> list[str]:
     return found + [name for name in ("xformers", "flash_attn", "sageattention") if importlib.util.find_spec(name) is not None]
 
 
-def _features(place: Any) -> tuple[list[str], list[str]]:
-    """What of Graft works on this device, and what does not with the reason."""
-    works, fails = ["patching, averaging, training and sampling in float32 and bf16"], []
-    needs = {
-        "adamw8bit": ("bitsandbytes", "GraftOptimizer refuses 'adamw8bit'; use adamw"),
-        "YAML filters": ("yaml", "GraftDataset refuses filters and yaml captions; install pyyaml"),
-        "progress bars": ("tqdm", "plain lines are printed instead"),
-    }
-    for what, (package, otherwise) in needs.items():
-        if importlib.util.find_spec(package) is not None:
-            works.append(what)
-        else:
-            fails.append(f"{what}: {package} is not installed; {otherwise}")
-    if place.type == "cuda":
-        works.append("pinned host memory")
+def _features(host: hosts.Host, place: Any, dtypes: dict[str, str]) -> tuple[list[str], list[str]]:
+    """What of Graft works on this host and device, and what does not with the reason."""
+    works = [f"sampling and training in {', '.join(name for name in dtypes if dtypes[name] == 'computes' and 'float8' not in name)}"]
+    fails = ["optimizers other than adamw, adapters other than lora, locon and full, json and yaml captions, the editor: not in this version"]
+    if host.choice.root is None:
+        fails.append("full checkpoints, ControlNet, nodes of other packs: they need a ComfyUI (--comfyui DIR)")
     else:
-        fails.append(f"pinned host memory: not on {place.type}; copies to the host are plain")
+        works.append("the ComfyUI's own nodes and, where a workflow uses them, its custom nodes")
+        fails.append("ComfyUI's dynamic VRAM: not switched on when a workflow runs without its server")
+        fails += [f"{name}: did not import, so its nodes are missing (--verbose shows why)" for name in host.not_imported]
+    (works if place.type == "cuda" else fails).append("pinned host memory" + ("" if place.type == "cuda" else f": not on {place.type}"))
+    if importlib.util.find_spec("tqdm") is None:
+        fails.append("progress bars: tqdm is not installed; plain lines are printed")
     return works, fails
 
 

@@ -154,7 +154,7 @@ def _interruptible(host: Host, interruption: Interruption) -> Iterator[None]:
 def _host_problems(host: Host, graph: Graph, cut: set[str], faulty: set[str]) -> list[Problem]:
     """What the host's validation says of a graph (of a copy: it converts values in place).
 
-    `cut` are the nodes that lost inputs on the way to the host, `faulty` those that are known to be wrong: what follows from that is left out."""
+    `cut` are the nodes that lost inputs on the way to the host, `faulty` those known to be wrong: what follows from that is left out."""
     copy = {node_id: {**node, "inputs": dict(node["inputs"])} for node_id, node in graph.items()}
     _, error, _, node_errors = host.loop.run_until_complete(host.execution.validate_prompt(str(uuid.uuid4()), copy, None))
     found = []
