@@ -71,7 +71,8 @@ def check_equal(sources: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -
 def mixture(sources: Sequence[Mapping[str, Tensor]], shares: Sequence[float], names: Sequence[str] | None = None) -> dict[str, Tensor]:
     """The weighted sum of sources of equal keys and shapes, float32, added up in float64 one tensor at a time.
 
-    What is not a float is the last source's. Raises ValueError that lists every mismatch (see `check_equal`) or a tensor that holds NaN or infinite values.
+    What is not a float is the last source's. Raises ValueError that lists every mismatch (see `check_equal`) or every tensor that holds
+    NaN or infinite values.
     """
     if not sources or len(sources) != len(shares):
         raise ValueError(f"Expected one share a source, got {len(shares)} for {len(sources)}.")
