@@ -9,7 +9,8 @@ import sys
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-SHARED = ("execution", "schema", "folder_paths", "nodes")  # the embedded host's tests that hold for a real ComfyUI too
+# The embedded host's tests that hold for a real ComfyUI too.
+SHARED = ("execution", "schema", "folder_paths", "nodes", "unet", "model_patcher", "sampling", "lora", "loading")
 HOW = "set COMFYUI_PATH to a ComfyUI checkout whose requirements are installed, and run: python -m pytest tests/with_comfyui"
 
 
