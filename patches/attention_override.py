@@ -161,29 +161,18 @@ class Thinning:
         self._seen[length] += 1
         return place if number >= 0 and number % place.period == 0 else None
 
-    def _spans(self, place: Place) -> list[Span]:
-        starts = place.starts if len(set(place.starts)) > 1 else place.starts[:1]
-        return [Span(start, self.layout.frames, self.layout.grid) for start in starts]
+    def _span(self, place: Place) -> Span:
+        return Span(place.start, self.layout.frames, self.layout.grid)
 
     def _thin(self, tokens: Tensor, axis: int, place: Place) -> Tensor:
         if axis == 1 and tokens.ndim == 4:
             return self._thin(tokens.flatten(2), axis, place).unflatten(2, tokens.shape[2:])
-        spans = self._spans(place)
-        if len(spans) == 1:
-            return thin_span(tokens, spans[0], self.target, self.method)
-        samples = zip(tokens.split(1), spans, strict=True)
-        return torch.cat([thin_span(sample, span, self.target, self.method) for sample, span in samples])
+        return thin_span(tokens, self._span(place), self.target, self.method)
 
     def _thin_mask(self, mask: Tensor | None, length: int, place: Place) -> Tensor | None:
         if mask is None or mask.shape[-1] != length:  # broadcast over the keys
             return mask
-        spans = self._spans(place)
-        if len(spans) == 1:
-            return thin_span_mask(mask, spans[0], self.target, self.method)
-        if mask.shape[0] == 1:
-            mask = mask.expand(len(spans), *mask.shape[1:])
-        samples = zip(mask.split(1), spans, strict=True)
-        return torch.cat([thin_span_mask(sample, span, self.target, self.method) for sample, span in samples])
+        return thin_span_mask(mask, self._span(place), self.target, self.method)
 
 
 class Guard:

@@ -16,11 +16,11 @@ from .todo import Grid
 class Place:
     """One kind of self-attention call, known by its sequence length.
 
-    `starts` says where the image begins, one number for all samples or one a sample. When other attention calls of the model happen to
-    have the same length, the first `skip` calls of it are theirs, and after that every `period`-th call is this one.
+    `start` says where the image begins. When other attention calls of the model happen to have the same length, the first `skip` calls
+    of it are theirs, and after that every `period`-th call is this one.
     """
 
-    starts: tuple[int, ...]
+    start: int
     skip: int = 0
     period: int = 1
 
@@ -87,7 +87,7 @@ def _flux(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mappi
     patch, text = int(model.patch_size), _length(context)  # type: ignore[arg-type]
     grid = token_grid(x.shape, patch)
     references = 0 if type(model).__name__ != "Flux" else sum(_count(ref.shape, patch) for ref in conditions.get("ref_latents") or ())
-    return Layout(1, grid, {text + grid[0] * grid[1] + references: Place((text,))})
+    return Layout(1, grid, {text + grid[0] * grid[1] + references: Place(text)})
 
 
 def _sd3(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:
@@ -95,7 +95,7 @@ def _sd3(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mappin
     text = _length(context) + int(getattr(model, "register_length", 0))
     grid = token_grid(x.shape, int(model.patch_size))  # type: ignore[arg-type]
     image = grid[0] * grid[1]
-    return Layout(1, grid, {image: Place((0,)), text + image: Place((text,))})
+    return Layout(1, grid, {image: Place(0), text + image: Place(text)})
 
 
 def _qwen(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:
@@ -103,25 +103,26 @@ def _qwen(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mappi
     patch, text = int(model.patch_size), _length(context)  # type: ignore[arg-type]
     grid, frames = token_grid(x.shape, patch), x.shape[2]
     references = sum(ref.shape[-3] * _count(ref.shape, patch) for ref in conditions.get("ref_latents") or ())
-    return Layout(frames, grid, {text + frames * grid[0] * grid[1] + references: Place((text,))})
+    return Layout(frames, grid, {text + frames * grid[0] * grid[1] + references: Place(text)})
 
 
 def _lumina(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:
     """Text, image: Lumina 2 and Z-Image. Two refiners see the text alone and the image alone before.
 
-    Z-Image pads text and image to a multiple; the padding tokens stay. Older ComfyUIs set the image right after each sample's own text.
+    Z-Image pads text and image to a multiple; the padding tokens stay. Older ComfyUIs set the image right after the unmasked text (and
+    fail themselves when that differs within a batch).
     """
     grid, text = token_grid(x.shape, int(model.patch_size)), _length(context)  # type: ignore[arg-type]
     image = grid[0] * grid[1]
     if not hasattr(model, "pad_tokens_multiple"):
         mask = conditions.get("attention_mask")
-        starts = (int(conditions["num_tokens"]),) if mask is None else tuple(int(number) for number in mask.sum(dim=1).tolist())
-        return _refined(model, grid, {image: (0,), max(starts) + image: starts}, text)
+        start = int(conditions["num_tokens"]) if mask is None else int(mask.sum(dim=1).max())
+        return _refined(model, grid, {image: 0, start + image: start}, text)
     multiple: int | None = model.pad_tokens_multiple  # type: ignore[assignment]
     caption, picture = _padded(text, multiple), _padded(image, multiple)
     captions, pictures, vision = _references(model, conditions, multiple)
     sequence = captions + caption + vision + pictures + picture
-    return _refined(model, grid, {pictures + picture: (pictures,), sequence: (sequence - picture,)}, captions + caption)
+    return _refined(model, grid, {pictures + picture: pictures, sequence: sequence - picture}, captions + caption)
 
 
 def _references(model: nn.Module, conditions: Mapping[str, Any], multiple: int | None) -> tuple[int, int, int]:
@@ -143,10 +144,10 @@ def _references(model: nn.Module, conditions: Mapping[str, Any], multiple: int |
     return captions, pictures, sum(_padded(size, multiple if padding else None) for size in sizes) + missing
 
 
-def _refined(model: nn.Module, grid: Grid, lengths: Mapping[int, tuple[int, ...]], text: int) -> Layout:
+def _refined(model: nn.Module, grid: Grid, lengths: Mapping[int, int], text: int) -> Layout:
     """A layout whose first calls of the text's length belong to the text refiner."""
     refiners = len(model.context_refiner)  # type: ignore[arg-type]
-    return Layout(1, grid, {length: Place(starts, skip=refiners if length == text else 0) for length, starts in lengths.items()})
+    return Layout(1, grid, {length: Place(start, skip=refiners if length == text else 0) for length, start in lengths.items()})
 
 
 def _padded(count: int, multiple: int | None) -> int:
@@ -168,7 +169,7 @@ def _wan(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mappin
     if vision is not None:
         embedded = getattr(model, "img_emb", None) is not None
         texts = [_length(context), vision.shape[-2]] if embedded else [_length(context) - vision.shape[-2], vision.shape[-2]]
-    return Layout(frames, grid, {total: Place((before,), period=1 + texts.count(total))})
+    return Layout(frames, grid, {total: Place(before, period=1 + texts.count(total))})
 
 
 def _cosmos(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:
@@ -178,7 +179,7 @@ def _cosmos(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Map
     words = conditions.get("t5xxl_ids")
     text = _length(context) if words is None else max(512, words.shape[-1])
     total = frames * grid[0] * grid[1]
-    return Layout(frames, grid, {total: Place((0,), period=2 if text == total else 1)})
+    return Layout(frames, grid, {total: Place(0, period=2 if text == total else 1)})
 
 
 def _patch_size(model: nn.Module) -> int:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from graft_nodes.patches.attention import attention_depths
 from graft_nodes.patches.attention_override import plan_todo
-from graft_nodes.patches.todo_report import report_rows, report_text
 from graft_nodes.patches.todo import ToDoSettings, thin
+from graft_nodes.patches.todo_report import report_rows, report_text
 from torch import nn
 
 

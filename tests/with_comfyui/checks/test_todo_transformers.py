@@ -12,6 +12,7 @@ import comfy.model_base
 import comfy.model_management
 import comfy.model_patcher
 import comfy.supported_models_base
+import comfyui_version
 import pytest
 import torch
 from graft_nodes import host
@@ -54,13 +55,14 @@ COSMOS = dict(
 class Case:
     """One model: where its class and its attention function are, its settings, its inputs, and the truth about each attention call.
 
-    `image` names the modules whose attention is image self-attention; `start` is the number of tokens before the image, `after` behind.
+    `image` names the modules whose attention is image self-attention; `start` is the number of tokens before the image
+    (by the sequence length where there is more than one). `newer`: 0.3.64 has no such thing.
     """
 
-    def __init__(self, module, name, attention, config, latent, image, start, after=0, text=5, start_by_length=None, **conditions):
+    def __init__(self, module, name, attention, config, latent, image, start, text=5, start_by_length=None, newer=False, **conditions):
         self.module, self.name, self.attention, self.config, self.latent = module, name, attention, config, latent
-        self.image, self.start, self.after, self.text, self.conditions = image, start, after, text, conditions
-        self.start_by_length = start_by_length or {}
+        self.image, self.start, self.text, self.conditions = image, start, text, conditions
+        self.start_by_length, self.newer = start_by_length or {}, newer
 
     def model_class(self):
         return getattr(importlib.import_module(f"comfy.ldm.{self.module}"), self.name)
@@ -74,9 +76,11 @@ ROOT = ("flux.math", "optimized_attention")
 CASES = {
     "flux": Case("flux.model", "Flux", ROOT, FLUX, LATENT, ("double_blocks", "single_blocks"), 5, y=(8,)),
     "flux with references": Case(
-        "flux.model", "Flux", ROOT, FLUX, LATENT, ("double_blocks", "single_blocks"), 5, after=6 + 4, y=(8,), ref_latents=[(4, 4, 5), (4, 4, 4)]
+        "flux.model", "Flux", ROOT, FLUX, LATENT, ("double_blocks", "single_blocks"), 5, y=(8,), ref_latents=[(4, 4, 5), (4, 4, 4)]
     ),
-    "flux with a mask": Case("flux.model", "Flux", ROOT, FLUX, LATENT, ("double_blocks", "single_blocks"), 5, y=(8,), attention_mask="mask"),
+    "flux with a mask": Case(
+        "flux.model", "Flux", ROOT, FLUX, LATENT, ("double_blocks", "single_blocks"), 5, y=(8,), attention_mask="mask"
+    ),
     "chroma": Case("chroma.model", "Chroma", ROOT, CHROMA, LATENT, ("double_blocks", "single_blocks"), 5, guidance="zeros"),
     "chroma radiance": Case(
         "chroma_radiance.model", "ChromaRadiance", ROOT, RADIANCE, (2, 3, 60, 75), ("double_blocks", "single_blocks"), 5, guidance="zeros"
@@ -95,25 +99,50 @@ CASES = {
     ),
     "qwen edit, masked text": Case(
         "qwen_image.model", "QwenImageTransformer2DModel", ("qwen_image.model", "optimized_attention_masked"), QWEN, (2, 4, 1, 7, 9),
-        ("transformer_blocks",), 5, after=6, ref_latents=[(4, 1, 4, 5)],
+        ("transformer_blocks",), 5, ref_latents=[(4, 1, 4, 5)], attention_mask="three words",
+    ),
+    "qwen, layers": Case(
+        "qwen_image.model", "QwenImageTransformer2DModel", ("qwen_image.model", "optimized_attention_masked"), QWEN, VIDEO,
+        ("transformer_blocks",), 5, newer=True,
     ),
     "lumina": Case(
         "lumina.model", "NextDiT", ("lumina.model", "optimized_attention_masked"), LUMINA, LATENT, ("noise_refiner", "layers"), 5,
         start_by_length={20: 0}, num_tokens=5,
     ),
+    "lumina, masked text": Case(
+        "lumina.model", "NextDiT", ("lumina.model", "optimized_attention_masked"), LUMINA, (1, 4, 7, 9), ("noise_refiner", "layers"), 5,
+        start_by_length={20: 0, 23: 3}, num_tokens=3, attention_mask="three words",
+    ),
     "lumina, as much text as image": Case(
         "lumina.model", "NextDiT", ("lumina.model", "optimized_attention_masked"), LUMINA, LATENT, ("noise_refiner", "layers"), 20, text=20,
         start_by_length={20: 0}, num_tokens=20,
     ),
+    "z-image omni": Case(
+        "lumina.model", "NextDiT", ("lumina.model", "optimized_attention_masked"), ZIMAGE, LATENT, ("noise_refiner", "layers"), 24,
+        start_by_length={32: 8, 56: 32}, num_tokens=5, ref_latents=[(4, 4, 6)], ref_contexts=[(9, 12)], newer=True,
+    ),
     "z-image": Case(
-        "lumina.model", "NextDiT", ("lumina.model", "optimized_attention_masked"), ZIMAGE, LATENT, ("noise_refiner", "layers"), 8, after=4,
-        start_by_length={24: 0}, num_tokens=5,
+        "lumina.model", "NextDiT", ("lumina.model", "optimized_attention_masked"), ZIMAGE, LATENT, ("noise_refiner", "layers"), 8,
+        start_by_length={24: 0}, num_tokens=5, newer=True,
     ),
     "wan": Case("wan.model", "WanModel", ("wan.model", "optimized_attention"), WAN, VIDEO, ("self_attn",), 0),
-    "wan, as much text as image": Case("wan.model", "WanModel", ("wan.model", "optimized_attention"), WAN, VIDEO, ("self_attn",), 0, text=60),
+    "wan, as much text as image": Case(
+        "wan.model", "WanModel", ("wan.model", "optimized_attention"), WAN, VIDEO, ("self_attn",), 0, text=60
+    ),
     "wan with a reference": Case(
         "wan.model", "WanModel", ("wan.model", "optimized_attention"), dict(WAN, in_dim_ref_conv=4), EVEN, ("self_attn",), 20,
         reference_latent=(4, 8, 10),
+    ),
+    "wan with more frames": Case(
+        "wan.model", "WanModel", ("wan.model", "optimized_attention"), WAN, VIDEO, ("self_attn",), 0, time_dim_concat=(4, 2, 7, 9),
+    ),
+    "wan with pictures in context": Case(
+        "wan.model", "WanModel", ("wan.model", "optimized_attention"), WAN, VIDEO, ("self_attn",), 0, context_latents=[(4, 1, 4, 6)],
+        newer=True,
+    ),
+    "wan vace": Case(
+        "wan.model", "VaceWanModel", ("wan.model", "optimized_attention"), dict(WAN, vace_layers=1, vace_in_dim=4), EVEN, ("self_attn",), 0,
+        text=60, vace_context=(1, 4, 3, 8, 10), vace_strength="strength",
     ),
     "wan image to video": Case(
         "wan.model", "WanModel", ("wan.model", "optimized_attention"), dict(WAN, model_type="i2v"), VIDEO, ("self_attn",), 0,
@@ -135,7 +164,6 @@ CASES = {
         padding_mask=None, t5xxl_ids="words",
     ),
 }
-ABSENT = {"z-image": "pad_tokens_multiple"}  # needs a constructor argument that 0.3.64 has not
 
 
 def accepted(cls, config):
@@ -169,10 +197,9 @@ def build(case):
         cls = case.model_class()
     except ModuleNotFoundError:
         pytest.skip(f"this ComfyUI has no {case.module}")
+    if case.newer and comfyui_version.__version__.startswith("0.3."):
+        pytest.skip(f"ComfyUI {comfyui_version.__version__} has no such {case.name}")
     config = accepted(cls, case.config)
-    needed = ABSENT.get(next(name for name, value in CASES.items() if value is case))
-    if needed and needed not in config:
-        pytest.skip(f"this ComfyUI's {case.name} has no {needed}")
 
     class Config(comfy.supported_models_base.BASE):
         unet_config = {}  # noqa: RUF012
@@ -205,8 +232,12 @@ def inputs(case):
     for name, value in case.conditions.items():
         if value == "zeros":
             value = torch.zeros(batch)
+        elif value == "strength":
+            value = [0.7]
         elif value == "words":
             value = torch.arange(14).view(2, 7)
+        elif value == "three words":
+            value = torch.tensor([[1, 1, 1, 0, 0]] * batch)
         elif value == "mask":
             value = torch.where(random(25, 25) > 1.0, -torch.inf, 0.0).fill_diagonal_(0.0)
         elif isinstance(value, tuple):
@@ -231,7 +262,7 @@ def by_hand(side, factor):
 
 
 def kept_by_hand(case, length, factor, patch):
-    frames = case.latent[2] if len(case.latent) == 5 else 1
+    frames = (case.latent[2] if len(case.latent) == 5 else 1) + case.conditions.get("time_dim_concat", (0, 0))[1]
     height, width = (math.ceil(side / patch) for side in case.latent[-2:])
     start = case.start_by_length.get(length, case.start)
     image = [
@@ -306,7 +337,7 @@ def test_equal_to_attention_thinned_by_hand(name, factor):
         wanted = forward(patcher, case)
     assert torch.isfinite(plain).all()
     blocks = sum(len(getattr(patcher.model.diffusion_model, each)) for each in todo.family.blocks)
-    assert len(calls) == blocks + (1 if name == "sd3.5 medium" else 0) and all(after < before for before, after in calls)
+    assert len(calls) == blocks + (1 if name in ("sd3.5 medium", "wan vace") else 0) and all(after < before for before, after in calls)
     assert close(result, wanted), f"{(result - wanted).abs().max()} of {wanted.abs().max()}"
     assert not close(result, plain), "thinning must be seen in the output of this random model"
     assert torch.equal(forward(patcher, case), plain), "the unpatched model stays as it was"
@@ -372,7 +403,7 @@ def test_an_inference_only_kernel_is_refused_by_name_while_training():
 
     options = {**patched.model_options["transformer_options"], "optimized_attention_override": attention_sage}
     forward(patched, case, options)
-    with pytest.raises(ValueError, match="SageAttention.*inference only"):
+    with pytest.raises(ValueError, match=r"SageAttention.*inference only"):
         forward(patched, case, {**options, "graft_training": {"step": 0, "total_steps": 10}})
 
 
