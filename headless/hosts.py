@@ -97,6 +97,8 @@ def choose(comfyui: str | None, embedded: bool, environment: Mapping[str, str], 
 
 def open_host(choice: Choice, cpu: bool, input_folder: str | None, output_folder: str | None) -> Host:
     """Import the host's modules, set its folders and load its own nodes and Graft's. Raises HostError with what to do when that fails."""
+    if input_folder is not None and not Path(input_folder).expanduser().is_dir():
+        raise HostError(f"--input {input_folder}: no such folder")
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     if choice.root is None:
@@ -188,8 +190,6 @@ def _configure_comfyui(root: Path, folders: ModuleType) -> None:
 
 def _set_folders(host: Host, input_folder: str | None, output_folder: str | None) -> None:
     """Point the host's input and output folders where asked, and make the folders it works with."""
-    if input_folder is not None and not Path(input_folder).is_dir():
-        raise HostError(f"--input {input_folder}: no such folder")
     for folder, setter in ((input_folder, host.folders.set_input_directory), (output_folder, host.folders.set_output_directory)):
         if folder is not None:
             setter(str(Path(folder).expanduser().absolute()))
