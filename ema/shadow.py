@@ -1,4 +1,4 @@
-"""A weight average and the step it stands at: begun from weights, moved after every step, swapped in for a while."""
+"""A weight average and the step it stands at: begun from weights, moved after every step, swapped in for a while, set as the weights."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .offload import Offload, lane_for
 from .schedule import EMASettings, decay_over
 from .update import average_, check_pairs
 
 
 @dataclass(eq=False)
 class Shadow:
-    """Float32 averages by name, and the number of the last training step they have seen. `update_` and `swapped` change it in place."""
+    """Float32 averages by name, and the number of the last training step they have seen. `update_` and `swapped` change it in place.
+
+    With `offload` the averages are in host memory and move on a thread of their own: `finish` before you read `tensors`.
+    """
 
     tensors: dict[str, Tensor]
     step: int = 0
+    offload: Offload | None = None
     _out: bool = False
 
     @classmethod
@@ -26,21 +31,58 @@ class Shadow:
         """An average that starts as a float32 copy of `weights` (on `device`, else where each tensor is)."""
         return cls({name: w.detach().to(device or w.device, torch.float32, copy=True) for name, w in weights.items()})
 
+    @classmethod
+    def beside(cls, average: Mapping[str, Tensor], step: int, weights: Mapping[str, Tensor], device: torch.device, where: str) -> Shadow:
+        """A copy of `average` at `step` for weights that live on `device`: `where` is "same", or "host" for host memory."""
+        lane = lane_for(weights, device) if where == "host" else None
+        place = device if where == "same" else torch.device("cpu")
+        return cls({name: t.to(place, copy=True) for name, t in average.items()}, step, None if lane is None else Offload(lane))
+
     def update_(self, weights: Mapping[str, Tensor], settings: EMASettings, step: int, total_steps: int) -> bool:
         """Take in the weights after training step `step` (1 is the first), every `interval` steps; whether it did."""
         if step != self.step + 1:
             raise ValueError(f"The average stands at step {self.step}: it can take step {self.step + 1}, not {step}.")
         due = step % settings.interval == 0
         if due:
-            average_(self.tensors, weights, decay_over(settings, step, total_steps))
+            self._move(weights, decay_over(settings, step, total_steps))
         self.step = step
         return due
+
+    def _move(self, weights: Mapping[str, Tensor], decay: float) -> None:
+        if self.offload is None:
+            average_(self.tensors, weights, decay)
+        else:
+            self.offload.take(self.tensors, weights, decay)
+
+    def protect(self) -> None:
+        """Call before the weights change: a copy to host memory that still reads them comes first."""
+        if self.offload is not None:
+            self.offload.protect()
+
+    def finish(self) -> None:
+        """Wait until the averages hold everything that `update_` was given."""
+        if self.offload is not None:
+            self.offload.finish()
+
+    def close(self) -> None:
+        """Finish, and end the thread of an average in host memory."""
+        if self.offload is not None:
+            self.offload.close()
+
+    @torch.no_grad()
+    def switch_(self, weights: Mapping[str, Tensor]) -> None:
+        """Set the live weights to the average (Switch EMA, arXiv 2402.09240; ema-pytorch's hare and tortoise)."""
+        self.finish()
+        check_pairs(self.tensors, weights)
+        for name, tensor in self.tensors.items():
+            weights[name].copy_(tensor)
 
     @contextmanager
     def swapped(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
         """Exchange the live `weights` and the average in place for the block, one tensor at a time; refuses nesting."""
         if self._out:
             raise RuntimeError("The weight average is swapped in already: leave that block first.")
+        self.finish()
         check_pairs(self.tensors, weights)
         self._out = True
         _exchange_(self.tensors, weights)

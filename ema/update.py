@@ -22,6 +22,9 @@ def check_pairs(shadow: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> 
         raise ValueError(f"The weight average does not fit the weights ({len(wrong)}):\n  " + "\n  ".join(wrong))
 
 
+_CHUNK = 1 << 20  # numbers in the buffer that casts
+
+
 @torch.no_grad()
 def average_(shadow: Mapping[str, Tensor], weights: Mapping[str, Tensor], decay: float) -> None:
     """Move every tensor of `shadow` (float32) towards the one of the same name in `weights`, in place. Names and shapes must be equal."""
@@ -32,6 +35,16 @@ def average_(shadow: Mapping[str, Tensor], weights: Mapping[str, Tensor], decay:
     for (device, source, dtype), names in groups.items():
         if device == source and dtype == torch.float32:
             torch._foreach_lerp_([shadow[name] for name in names], [weights[name] for name in names], 1.0 - decay)
-        else:  # other device or dtype: one tensor at a time, so that no second copy of everything exists
+        else:  # foreach takes one dtype and device: a small buffer goes through the tensors, so that no second copy of anything exists
+            buffer = torch.empty(min(_CHUNK, max(shadow[name].numel() for name in names)), dtype=torch.float32, device=device)
             for name in names:
-                shadow[name].lerp_(weights[name].to(device, torch.float32), 1.0 - decay)
+                _lerp_through(buffer, shadow[name], weights[name], 1.0 - decay)
+
+
+def _lerp_through(buffer: Tensor, shadow: Tensor, weights: Tensor, share: float) -> None:
+    """shadow.lerp_(weights, share) for weights of another dtype or device, in pieces of the buffer's size."""
+    if not (shadow.is_contiguous() and weights.is_contiguous()):
+        shadow.lerp_(weights.to(shadow.device, torch.float32), share)
+        return
+    for piece, new in zip(shadow.view(-1).split(buffer.numel()), weights.view(-1).split(buffer.numel()), strict=True):
+        piece.lerp_(buffer[: new.numel()].copy_(new), share)
