@@ -24,8 +24,48 @@ def is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or (hasattr(module, "in_features") and hasattr(module, "out_features"))
 
 
+class Wrapped:
+    """An adapter around one module's forward, until `remove`.
+
+    An instance's `forward`, not a forward hook: torch.compile looks for a changed forward, and misses hooks that come and go. Another
+    wrapper may have been put around this one and taken off in any order; then what remains of this one passes everything through.
+    """
+
+    def __init__(self, module: nn.Module, adapter: Bypass):
+        self.module, self.adapter = module, adapter
+        self._previous = _without_remains(module.__dict__.get("forward"))
+        inner = self._previous if self._previous is not None else type(module).forward.__get__(module)
+        self._state = state = {"adapter": adapter}
+
+        def forward(*args: Any, **kwargs: Any) -> Tensor:
+            output = inner(*args, **kwargs)
+            adapter = state["adapter"]
+            return output if adapter is None else adapter(module, args, kwargs, output)
+
+        forward.graft_state, forward.graft_inner = state, self._previous  # type: ignore[attr-defined]
+        self._forward = forward
+        module.forward = forward
+
+    def remove(self) -> None:
+        """Put the forward back that was there before."""
+        self._state["adapter"] = None  # type: ignore[assignment]
+        if self.module.__dict__.get("forward") is not self._forward:
+            return
+        if self._previous is None:
+            del self.module.forward
+        else:
+            self.module.forward = self._previous
+
+
+def _without_remains(forward: Any) -> Any:
+    """An instance's forward without removed wrappers of ours that another pack's wrapper had kept."""
+    while getattr(forward, "graft_state", {"adapter": True})["adapter"] is None:
+        forward = forward.graft_inner
+    return forward
+
+
 class Bypass:
-    """The forward hook of one module: adds the product of all pieces of its weight and the differences of its bias.
+    """What is added to one module's output: the product of all pieces of its weight and the differences of its bias.
 
     Factors are cast once to the activations' type and device.
     """

@@ -122,7 +122,7 @@ def grouped(state: Mapping[str, Tensor]) -> tuple[dict[str, Group], list[str], l
 def _layers(base: str, group: Group, target: Target, problems: list[str]) -> Iterator[tuple[Target, Layer]]:
     tensors = {role: tensor for role, (_, tensor) in group.items()}
     for key, tensor in group.values():
-        if not bool(torch.isfinite(tensor.float()).all()):
+        if not bool(torch.isfinite(tensor.float() if tensor.element_size() == 1 else tensor).all()):
             problems.append(f"{key}: holds NaN or infinite values")
     if ("up" in tensors) != ("down" in tensors) or ("mid" in tensors and "up" not in tensors):
         problems.append(f"{base}: expected an up and a down matrix, got only {', '.join(sorted(key for key, _ in group.values()))}")

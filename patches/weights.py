@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from .bypass import Bypass, supports
+from .bypass import Bypass, Wrapped, supports
 from .stack import Piece, Stack, effective, patched
 
 ATTRIBUTE = "_graft_ledger"  # on the model while anything is attached; two imports of this package share it
@@ -60,13 +59,13 @@ class Ledger:
     """The stacks that are on one model, by owner, in the order they came; a stack that two owners hold is applied once.
 
     `attach` and `detach` may come in any order. After the last detach the model has the same parameter objects with the same bytes, and
-    no hook or attribute of ours. If computing fails, everything that is on the model comes off and the error is raised.
+    no wrapper or attribute of ours. If computing fails, everything that is on the model comes off and the error is raised.
     """
 
     def __init__(self) -> None:
         self.owners: dict[Hashable, tuple[Stack, ...]] = {}
         self.slots: dict[str, _Slot] = {}
-        self.hooks: dict[str, tuple[Bypass, RemovableHandle]] = {}
+        self.wrapped: dict[str, Wrapped] = {}
         self.kept = Kept()
 
     @property
@@ -99,7 +98,7 @@ class Ledger:
 
     def _adopt(self, stacks: Sequence[Stack]) -> None:
         """Go on with the results that the first stack kept, and let every stack keep what is computed from here on."""
-        if not self.slots and not self.hooks:
+        if not self.slots and not self.wrapped:
             self.kept = next((stack.kept for stack in stacks if stack.kept is not None), self.kept)
         for stack in stacks:
             stack.kept = self.kept
@@ -133,16 +132,15 @@ class Ledger:
 
     def _bypasses(self, model: nn.Module, stacks: Sequence[Stack]) -> None:
         wanted = {name.rpartition(".")[0] for stack in stacks for name in stack.bypass}
-        for name in [name for name in self.hooks if name not in wanted]:
-            self.hooks.pop(name)[1].remove()
+        for name in [name for name in self.wrapped if name not in wanted]:
+            self.wrapped.pop(name).remove()
         for name in sorted(wanted):
             adapter = self._bypass(model, name, stacks)
-            current = self.hooks.get(name)
-            if current is None or current[0] is not adapter:
+            current = self.wrapped.get(name)
+            if current is None or current.adapter is not adapter:
                 if current is not None:
-                    current[1].remove()
-                module = model.get_submodule(name)
-                self.hooks[name] = (adapter, module.register_forward_hook(adapter, with_kwargs=True))
+                    current.remove()
+                self.wrapped[name] = Wrapped(model.get_submodule(name), adapter)
 
     def _bypass(self, model: nn.Module, name: str, stacks: Sequence[Stack]) -> Bypass:
         weight, bias = f"{name}.weight", f"{name}.bias"
@@ -162,9 +160,9 @@ class Ledger:
     def _clear(self, model: nn.Module) -> None:
         for slot in self.slots.values():
             slot.restore()
-        for _, handle in self.hooks.values():
-            handle.remove()
-        self.slots, self.hooks, self.owners = {}, {}, {}
+        for wrapped in self.wrapped.values():
+            wrapped.remove()
+        self.slots, self.wrapped, self.owners = {}, {}, {}
         model.__dict__.pop(ATTRIBUTE, None)
 
 

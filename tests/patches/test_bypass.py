@@ -3,7 +3,7 @@
 import pytest
 import torch
 from graft_nodes.patches.adapters import Diff, LoRA
-from graft_nodes.patches.bypass import Bypass, supports
+from graft_nodes.patches.bypass import Bypass, Wrapped, supports
 from graft_nodes.patches.stack import Piece
 from torch import nn
 
@@ -41,9 +41,9 @@ def test_equal_to_a_patched_weight(name, difference):
     pieces = [Piece(factors(module.weight.shape), 0.7), Piece(factors(module.weight.shape, 5), -0.3)]
     pieces += [Piece(Diff(random(*module.weight.shape)), 0.5)] if difference else []
     bias = [Piece(Diff(random(*module.bias.shape)), 2.0)] if difference and module.bias is not None else []
-    handle = module.register_forward_hook(Bypass(pieces, bias, module.weight.shape, getattr(module, "groups", 1)), with_kwargs=True)
+    wrapped = Wrapped(module, Bypass(pieces, bias, module.weight.shape, getattr(module, "groups", 1)))
     result = module(x)
-    handle.remove()
+    wrapped.remove()
     module.double()
     for piece in pieces:
         layer = piece.layer
@@ -56,7 +56,7 @@ def test_equal_to_a_patched_weight(name, difference):
 
 def test_activations_of_another_type_and_a_keyword_argument():
     module = nn.Linear(7, 5).bfloat16().requires_grad_(False)
-    module.register_forward_hook(Bypass([Piece(factors((5, 7)), 1.0)], [], (5, 7)), with_kwargs=True)
+    Wrapped(module, Bypass([Piece(factors((5, 7)), 1.0)], [], (5, 7)))
     assert module(input=random(2, 7).bfloat16()).dtype == torch.bfloat16
 
 
@@ -64,7 +64,7 @@ def test_gradients_pass_through():
     module, x = nn.Linear(7, 5).requires_grad_(False), random(2, 7).requires_grad_()
     with torch.inference_mode():
         adapter = Bypass([Piece(factors((5, 7)), 1.0)], [], (5, 7))
-    module.register_forward_hook(adapter, with_kwargs=True)
+    Wrapped(module, adapter)
     with torch.inference_mode():
         module(random(2, 7))
     module(x).sum().backward()
@@ -74,3 +74,57 @@ def test_gradients_pass_through():
 def test_what_is_supported():
     assert supports(nn.Linear(1, 1)) and supports(nn.Conv2d(1, 1, 1))
     assert not supports(nn.LayerNorm(2)) and not supports(nn.Embedding(2, 2))
+
+
+def adapter(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return Bypass([Piece(LoRA(torch.randn(5, 3, generator=generator), torch.randn(3, 7, generator=generator)), 1.0)], [], (5, 7))
+
+
+def test_nothing_remains():
+    module, x = nn.Linear(7, 5), random(2, 7)
+    attributes, before = set(module.__dict__), module(x)
+    wrapped = Wrapped(module, adapter())
+    assert not torch.equal(module(x), before)
+    wrapped.remove()
+    assert set(module.__dict__) == attributes and torch.equal(module(x), before)
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_among_other_wrappers_that_go_in_the_order_they_came(ours_first):
+    """Hosts eject in injection order: each wrapper puts back what it found, whatever has come on top of it since."""
+    module, x = nn.Linear(7, 5), random(2, 7)
+    before = module(x)
+
+    class Other:
+        def on(self):
+            self.found = module.forward
+            module.forward = lambda *args: self.found(*args) + 1
+
+        def off(self):
+            module.forward = self.found
+
+    for _ in range(2):
+        other = Other()
+        if ours_first:
+            wrapped = Wrapped(module, adapter())
+            other.on()
+        else:
+            other.on()
+            wrapped = Wrapped(module, adapter())
+        alone = adapter()
+        assert torch.allclose(module(x), alone(module, (x,), {}, before) + 1, atol=1e-5)
+        for each in (wrapped.remove, other.off) if ours_first else (other.off, wrapped.remove):
+            each()
+        assert torch.equal(module(x), before)
+
+
+def test_under_torch_compile_a_change_is_seen():
+    module, x = nn.Sequential(nn.Linear(7, 5), nn.SiLU()).requires_grad_(False), random(2, 7)
+    compiled = torch.compile(module, backend="eager")
+    with torch.no_grad():
+        for seed in range(3):
+            wrapped = Wrapped(module[0], adapter(seed))
+            assert torch.allclose(compiled(x), module(x))
+            wrapped.remove()
+            assert torch.allclose(compiled(x), module(x))
