@@ -86,9 +86,9 @@ def _run_reported(arguments: argparse.Namespace, argv: Sequence[str], report: di
     report["host"] = {"name": host.name, "version": host.version, "path": str(choice.root) if choice.root else None}
     report["device"] = doctor.device(host)
     print(f"device: {report['device']}", file=stream, flush=True)
-    _other_packs(host, document, arguments.custom_nodes, stream)
     look_up = catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
     try:
+        _other_packs(host, document, arguments.custom_nodes, stream)
         graph, problems = workflow.set_values(document.graph(look_up), arguments.assignments, look_up)
     except WorkflowError as error:
         return _invalid(error.problems, report)

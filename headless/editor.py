@@ -80,7 +80,12 @@ class Placed:
 
 
 def class_types(data: Mapping[str, Any]) -> set[str]:
-    """The node types that a host must know: those of nodes that are neither muted, bypassed nor the editor's own, subgraphs included."""
+    """The node types that a host must know: those of nodes that are neither muted, bypassed nor the editor's own, subgraphs included.
+
+    Raises WorkflowError when the file is not what the editor saves."""
+    problems = _malformed(data)
+    if problems:
+        raise WorkflowError(problems)
     subgraphs = {str(entry.get("id")) for entry in _definitions(data)}
     nodes = [*data.get("nodes", []), *(node for entry in _definitions(data) for node in entry.get("nodes", []))]
     active = {str(node.get("type")) for node in nodes if isinstance(node, dict) and node.get("mode") not in (MUTED, BYPASSED)}
@@ -89,6 +94,9 @@ def class_types(data: Mapping[str, Any]) -> set[str]:
 
 def to_api(data: Mapping[str, Any], look_up: Catalogue) -> dict[str, dict[str, Any]]:
     """The API graph of an editor workflow. Raises WorkflowError with everything that cannot be translated."""
+    problems = _malformed(data)
+    if problems:
+        raise WorkflowError(problems)
     problems = _groups(data)
     root, sheets = _sheets(data)
     placed = _Placement(sheets, look_up, problems)
@@ -419,6 +427,51 @@ def _with_renamed_proxies(node: dict[str, Any], renames: Mapping[str, str]) -> d
         return node
     proxies = [[renames.get(str(entry[0]), entry[0]), *entry[1:]] if isinstance(entry, list) and entry else entry for entry in entries]
     return {**node, "properties": {**node["properties"], "proxyWidgets": proxies}}
+
+
+def _malformed(data: Mapping[str, Any]) -> list[Problem]:
+    """What keeps the file from being read as the editor's: nodes, slots and links of another shape."""
+    definitions = data.get("definitions")
+    subgraphs = definitions.get("subgraphs") or [] if isinstance(definitions, Mapping) else [] if definitions is None else None
+    if not isinstance(subgraphs, list) or not all(isinstance(entry, Mapping) for entry in subgraphs):
+        return [Problem("'definitions' is not {\"subgraphs\": [subgraph, …]}")]
+    problems = []
+    for sheet in [data, *subgraphs]:
+        where = f"subgraph {sheet.get('name') or sheet.get('id')}: " if sheet is not data else ""
+        for part in ("nodes", "links", "inputs", "outputs"):
+            if not isinstance(sheet.get(part) or [], list):
+                problems.append(Problem(f"{where}'{part}' is not a list"))
+            elif part == "nodes":
+                problems += [problem for node in sheet.get(part) or [] for problem in _malformed_node(node, where)]
+            elif part == "links":
+                wrong = [entry for entry in sheet.get(part) or [] if not _is_link(entry)]
+                problems += [Problem(f"{where}not a link: {json.dumps(entry)[:80]}") for entry in wrong]
+            elif sheet is not data and not all(isinstance(entry, Mapping) for entry in sheet.get(part) or []):
+                problems.append(Problem(f"{where}'{part}' holds an entry that is not an object"))
+    return problems
+
+
+def _malformed_node(node: Any, where: str) -> list[Problem]:
+    if not isinstance(node, Mapping) or node.get("id") is None or not isinstance(node.get("type"), str):
+        return [Problem(f"{where}not a node (it needs an id and a type): {json.dumps(node)[:80]}")]
+    wrong = []
+    if not isinstance(node.get("mode") or 0, int):
+        wrong.append(f"{where}'mode' is not a number but {json.dumps(node['mode'])[:40]}")
+    if not isinstance(node.get("properties") or {}, Mapping):
+        wrong.append(f"{where}'properties' is not an object")
+    for part in ("inputs", "outputs"):
+        entries = node.get(part) or []
+        if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
+            wrong.append(f"{where}'{part}' is not a list of slots")
+    return [Problem(message, str(node["id"]), str(node.get("title") or ""), node["type"]) for message in wrong]
+
+
+def _is_link(entry: Any) -> bool:
+    """Whether it is a link in either style (or the null that the editor may leave)."""
+    if isinstance(entry, Mapping):
+        entry = [entry.get(key) for key in ("id", "origin_id", "origin_slot", "target_id", "target_slot")]
+    whole = isinstance(entry, list) and len(entry) >= 5 and None not in entry[:5]
+    return entry is None or (whole and isinstance(entry[2], int) and isinstance(entry[4], int))
 
 
 def _groups(data: Mapping[str, Any]) -> list[Problem]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from graft_nodes.headless import workflow
+from graft_nodes.headless.problem import WorkflowError
 from graft_nodes.headless.schema import catalogue
 
 FOLDER = Path(__file__).parent / "workflows"
@@ -28,3 +29,69 @@ def test_equal_to_the_front_ends_own_export(name):
     expected = json.loads((FOLDER / f"{name}.api.json").read_text(encoding="utf-8"))
     assert document.is_editor
     assert document.graph(recorded_catalogue()) == expected
+
+
+LOOK_UP = recorded_catalogue()
+
+
+def refused(data):
+    with pytest.raises(WorkflowError) as error:
+        workflow.parse(data).graph(LOOK_UP)
+    return str(error.value)
+
+
+def test_values_saved_by_name_as_some_packs_do():
+    node = {"id": 1, "type": "OddSource", "widgets_values": {"number": 8}}
+    assert workflow.parse({"nodes": [node]}).graph(LOOK_UP)["1"]["inputs"] == {"text": "t", "number": 8}
+
+
+def test_a_group_node_is_refused_with_the_way_out():
+    text = refused({"nodes": [{"id": 1, "type": "workflow>mine"}, {"id": 2, "type": "workflow/yours", "title": "two"}]})
+    assert "node 1" in text and "node 2" in text and "convert it to a subgraph" in text
+
+
+def test_links_that_lead_nowhere_are_listed():
+    slots = [{"name": "text", "type": "STRING", "link": 5}, {"name": "image", "type": "IMAGE", "link": 6}]
+    text = refused({"nodes": [{"id": 1, "type": "OddSink", "inputs": slots}], "links": [[6, 9, 0, 1, 1, "IMAGE"]]})
+    assert "link 5 is not in the file" in text and "linked to node 9, which is not in the file" in text
+
+
+def test_a_loop_of_reroutes_is_an_error():
+    wire = {"name": "", "type": "*"}
+    nodes = [
+        {"id": 1, "type": "Reroute", "inputs": [{**wire, "link": 2}]},
+        {"id": 2, "type": "Reroute", "inputs": [{**wire, "link": 1}]},
+        {"id": 3, "type": "OddSink", "inputs": [{"name": "text", "type": "STRING", "link": 3}]},
+    ]
+    assert "make a cycle" in refused({"nodes": nodes, "links": [[1, 1, 0, 2, 0, "*"], [2, 2, 0, 1, 0, "*"], [3, 2, 0, 3, 0, "STRING"]]})
+
+
+def test_a_subgraph_inside_itself_is_an_error():
+    inner = {"id": "a", "name": "a", "nodes": [{"id": 5, "type": "b"}], "links": []}
+    outer = {"id": "b", "name": "b", "nodes": [{"id": 6, "type": "a"}], "links": []}
+    text = refused({"nodes": [{"id": 1, "type": "a"}], "links": [], "definitions": {"subgraphs": [inner, outer]}})
+    assert "the subgraph contains itself" in text
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ({"nodes": [3]}, "not a node (it needs an id and a type): 3"),
+        ({"nodes": [{"id": 1}]}, "not a node"),
+        ({"nodes": [{"id": 1, "type": "OddSink", "mode": "merge"}]}, "'mode' is not a number but \"merge\""),
+        ({"nodes": [{"id": 1, "type": "OddSink", "inputs": {}}]}, "'inputs' is not a list of slots"),
+        ({"nodes": [{"id": 2, "type": "OddSink", "outputs": [1]}]}, "'outputs' is not a list of slots"),
+        ({"nodes": [], "links": [[1, 2]]}, "not a link: [1, 2]"),
+        ({"nodes": [], "links": {}, "definitions": {"subgraphs": [{"id": "x", "nodes": 4}]}}, "subgraph x: 'nodes' is not a list"),
+        ({"nodes": [], "definitions": []}, "'definitions' is not"),
+    ],
+)
+def test_a_malformed_file_is_an_error_that_says_where(data, expected):
+    assert expected in refused(data)
+
+
+def test_a_node_whose_inputs_grow_is_refused():
+    growing = {"required": {"images": ("COMFY_AUTOGROW_V3", {})}}
+    cls = type("Growing", (), {"INPUT_TYPES": lambda: growing, "RETURN_TYPES": ()})
+    with pytest.raises(WorkflowError, match=r"inputs that grow in the editor.*Export \(API\)"):
+        workflow.parse({"nodes": [{"id": 1, "type": "Growing"}]}).graph(catalogue({"Growing": cls}, {}))
