@@ -21,7 +21,7 @@ def build_unet(
     shape = {
         "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": channels, "num_res_blocks": [1] * len(mult),
         "channel_mult": list(mult), "transformer_depth": list(depth), "transformer_depth_output": [d for d in depth for _ in range(2)],
-        "transformer_depth_middle": depth[-1] or 1, "context_dim": 24, "num_heads": 4, "num_head_channels": -1,
+        "transformer_depth_middle": depth[-1] or -1, "context_dim": 24, "num_heads": 4, "num_head_channels": -1,
         "use_spatial_transformer": True, "use_linear_in_transformer": False, "adm_in_channels": None, "use_temporal_attention": False,
         "legacy": False,
     }  # fmt: skip
