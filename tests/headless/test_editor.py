@@ -79,7 +79,7 @@ def test_a_subgraph_inside_itself_is_an_error():
         ({"nodes": [3]}, "not a node (it needs an id and a type): 3"),
         ({"nodes": [{"id": 1}]}, "not a node"),
         ({"nodes": [{"id": 1, "type": "OddSink", "mode": "merge"}]}, "'mode' is not a number but \"merge\""),
-        ({"nodes": [{"id": 1, "type": "OddSink", "inputs": {}}]}, "'inputs' is not a list of slots"),
+        ({"nodes": [{"id": 1, "type": "OddSink", "inputs": {"text": 1}}]}, "'inputs' is not a list of slots"),
         ({"nodes": [{"id": 2, "type": "OddSink", "outputs": [1]}]}, "'outputs' is not a list of slots"),
         ({"nodes": [], "links": [[1, 2]]}, "not a link: [1, 2]"),
         ({"nodes": [], "links": {}, "definitions": {"subgraphs": [{"id": "x", "nodes": 4}]}}, "subgraph x: 'nodes' is not a list"),
