@@ -69,7 +69,7 @@ class GraftAdapter(io.ComfyNode):
                 ),
                 io.String.Input(
                     "pattern", default="",
-                    tooltip="Narrows the targets: globs such as output_blocks.*, or /regular expressions/, with commas between; ! leaves out.",
+                    tooltip="Narrows the targets: globs (output_blocks.*) or /regular expressions/, with commas between; ! leaves out.",
                 ),
                 io.Boolean.Input("text_encoder", default=False, tooltip="Train the text encoder too" + _NOT_YET + "."),
                 io.Float.Input(

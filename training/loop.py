@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from .dataset import Dataset
 from .objective import Denoiser
@@ -26,10 +29,13 @@ class Watch:
     """What the caller wants to hear of: each is called from the loop and may raise to end it (an interruption, a full disk).
 
     `stepped(step, moved, validation)` after every step, `keep(state)` every `snapshot_every` steps and before an exception leaves the loop.
+    `average(state, width, lora)` every `snapshots` steps of the run's EMASettings, and again when training goes on from such a step: a
+    state without tensors, a relative width, and a callable that gives that power-function average as a LORA_MODEL.
     """
 
     stepped: Callable[[int, Moved, float | None], None] | None = None
     keep: Callable[[TrainState], None] | None = None
+    average: Callable[[TrainState, float, Callable[[], dict[str, Tensor]]], None] | None = None
     validate_every: int = 0
     snapshot_every: int = 0
 
@@ -48,7 +54,7 @@ def train(state: TrainState, denoiser: Denoiser, dataset: Dataset, steps: int, w
         return state
     with torch.inference_mode(False):
         work = Workspace(state, denoiser, dataset)
-        with work.installed():
+        with closing(work), work.installed():
             try:
                 _run_(work, state.step + steps, watch)
             except Diverged as error:
@@ -65,17 +71,27 @@ def train(state: TrainState, denoiser: Denoiser, dataset: Dataset, steps: int, w
 
 
 def _run_(work: Workspace, until: int, watch: Watch) -> None:
+    _offer_averages(work, watch)
     if watch.validate_every and work.step == 0 and not work.begun.history.validation:
         _validate_(work)
     while work.step < until:
         moved = advance_(work)
         due = watch.validate_every and work.step % watch.validate_every == 0
         validation = _validate_(work) if due else None
+        _offer_averages(work, watch)
         if watch.keep is not None and watch.snapshot_every and work.step % watch.snapshot_every == 0 and work.step < until:
             work.kept = work.step  # before the attempt: a store that fails once is not asked again
             watch.keep(work.state())
         if watch.stepped is not None:
             watch.stepped(work.step, moved, validation)
+
+
+def _offer_averages(work: Workspace, watch: Watch) -> None:
+    ema = work.begun.start.ema
+    if watch.average is None or ema is None or not ema.snapshots or not work.step or work.step % ema.snapshots:
+        return
+    for (own, shadow) in work.powers:
+        watch.average(work.place(), own.widths[0], partial(work.as_lora, shadow))
 
 
 def _validate_(work: Workspace) -> float | None:

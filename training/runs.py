@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from . import snapshots
 from .dataset import Dataset
 from .loop import Stopped, Watch, train
 from .objective import Denoiser
@@ -65,12 +66,14 @@ def run(
     begun = time.perf_counter()
     if left:
         try:
-            watch = Watch(stepped, None if store is None else partial(_keep, store, target), validate_every, snapshot_every)
+            kept, averages = (None, None) if store is None else (partial(_keep, store, target), partial(snapshots.write, store.folder))
+            watch = Watch(stepped, kept, averages, validate_every, snapshot_every)
             with opened() as denoiser:
                 at = train(at, denoiser, dataset, left, watch)
         except Stopped as error:
-            kept = store is not None and error.state.step > at.step
-            where = f" It is stored in {store.result_folder(target) / 'partial'}." if store is not None and kept else ""
+            where = ""
+            if store is not None and error.state.step > at.step:
+                where = f" It is stored in {store.result_folder(target) / 'partial'}."
             raise Stopped(f"{error}{where}", error.state) from error
     seconds = time.perf_counter() - begun
     if store is not None:

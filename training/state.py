@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ema.schedule import EMASettings
+from ..ema.schedule import EMASettings, check_horizon
 from .adapters import AdapterSettings, as_lora, beginning
 from .objective import ObjectiveSettings
 from .optimizer import OptimizerSettings, peak_rate
@@ -72,8 +72,9 @@ class History:
 class TrainState:
     """A run at one step. Tensors are float32 on the CPU and never changed; `base` gives the model's own weights for kind full.
 
-    `trained` and `average` (the EMA, empty when there is none) go by name, `optimizer` by `<slot>/<name>`. `subject` is the host's: models
-    and dataset that the nodes carry along; the core does not look into it, and it is not part of the state's identity.
+    `trained` and `average` (the EMA, empty when there is none) go by name, `optimizer` by `<slot>/<name>`, `powers` (the power-function
+    averages that snapshots are taken of) by `<number of the width>/<name>`. `subject` is the host's: models and
+    dataset that the nodes carry along; the core does not look into it, and it is not part of the state's identity.
     """
 
     start: Start
@@ -81,6 +82,7 @@ class TrainState:
     trained: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor] = field(default_factory=dict)
     average: Mapping[str, Tensor] = field(default_factory=dict)
+    powers: Mapping[str, Tensor] = field(default_factory=dict)
     step: int = 0
     position: tuple[tuple[str, int], ...] = ()
     history: History = field(default_factory=History)
@@ -136,6 +138,7 @@ class TrainState:
             "ss_seed": str(self.start.seed),
             "ss_steps": str(self.step),
             "ss_max_train_steps": str(optimizer.total_steps),
+            "graft_run": self.start.digest,
             "graft_state": self.key,
         }
         if adapter.kind == "full":
@@ -172,9 +175,14 @@ def begin(
     def own() -> Mapping[str, Tensor]:
         return {name: p.detach() for name, p in module.named_parameters()}
 
+    settings, ema = settings or Settings(), start.ema
+    if ema is not None:
+        check_horizon(ema, settings.optimizer.total_steps)
     trained = beginning(module, start.adapter, start.seed, (base or own)())
-    average = {name: tensor.clone() for name, tensor in trained.items()} if start.ema is not None else {}
-    return TrainState(start, settings or Settings(), trained, average=average, run=run, base=base or own)
+    average = {name: tensor.clone() for name, tensor in trained.items()} if ema is not None else {}
+    widths = ema.widths if ema is not None and ema.snapshots else ()
+    powers = {f"{number}/{name}": tensor.clone() for number in range(len(widths)) for name, tensor in trained.items()}
+    return TrainState(start, settings, trained, average=average, powers=powers, run=run, base=base or own)
 
 
 def with_settings(state: TrainState, optimizer: OptimizerSettings | None, objective: ObjectiveSettings | None) -> TrainState:
@@ -187,7 +195,6 @@ def equal(left: TrainState, right: TrainState) -> bool:
     """Whether two states are at the same position with the same bytes."""
     if left.key != right.key or left.step != right.step:
         return False
-    return all(
-        a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-        for a, b in ((left.trained, right.trained), (left.optimizer, right.optimizer), (left.average, right.average))
-    )
+    groups = ("trained", "optimizer", "average", "powers")
+    pairs = [(getattr(left, group), getattr(right, group)) for group in groups]
+    return all(a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) for a, b in pairs)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ema.schedule import EMASettings
 from ..ema.shadow import Shadow
 from . import adapters, optimizer
 from .checkpointing import checkpointed
@@ -47,14 +48,21 @@ class Workspace:
         self.trained = {name: t.to(device, torch.float32, copy=True).requires_grad_() for name, t in state.trained.items()}
         self.optimizer = optimizer.build(state.settings.optimizer, self.trained, state.optimizer)
         self.shadow: Shadow | None = None
-        if state.start.ema is not None:
-            place = device if state.start.ema.device == "same" else torch.device("cpu")
-            self.shadow = Shadow({name: t.to(place, copy=True) for name, t in state.average.items()}, state.step)
+        self.powers: list[tuple[EMASettings, Shadow]] = []  # power-function averages that snapshots are taken of
+        ema = state.start.ema
+        if ema is not None:
+            self.shadow = Shadow.beside(state.average, state.step, self.trained, device, ema.device)
+            for number, width in enumerate(ema.widths if ema.snapshots else ()):
+                average = {name: state.powers[f"{number}/{name}"] for name in state.trained}
+                own = replace(ema, schedule="power", widths=(width,), snapshots=0)
+                self.powers.append((own, Shadow.beside(average, state.step, self.trained, device, ema.device)))
         self.step = state.step
         self.whole = True  # False while a step is moving the tensors: an interruption there leaves nothing worth keeping
         self.kept = state.step
         self.measured: list[Moved] = []
         self.validation: list[tuple[int, float]] = []
+        # Before the trained tensors are installed: differences of whole weights are taken from the model's own.
+        self.base = state.base() if self.powers and state.base is not None and state.start.adapter.kind == "full" else None
         self.purpose = ""  # what runs now: a micro-batch of the step, or "" outside training
 
     def moment(self) -> tuple[int, int, str]:
@@ -69,16 +77,45 @@ class Workspace:
         with adapters.attached(module, self.begun.start.adapter, self.trained, self.moment), forgetful, torch.enable_grad():
             yield
 
+    @property
+    def shadows(self) -> list[Shadow]:
+        """Every average that runs along."""
+        return [*([] if self.shadow is None else [self.shadow]), *(shadow for _, shadow in self.powers)]
+
+    def finish(self) -> None:
+        """Wait for averages that move in host memory."""
+        for shadow in self.shadows:
+            shadow.finish()
+
+    def close(self) -> None:
+        """End what runs beside the steps."""
+        for shadow in self.shadows:
+            shadow.close()
+
+    def place(self) -> TrainState:
+        """Where the workspace stands, as a state without tensors."""
+        position = advanced(self.begun.position, self.begun.settings.digest, self.step - self.begun.step)
+        return replace(self.begun, trained={}, optimizer={}, average={}, powers={}, step=self.step, position=position)
+
+    def as_lora(self, shadow: Shadow) -> dict[str, Tensor]:
+        """An average as a LORA_MODEL on the CPU."""
+        shadow.finish()
+        return adapters.as_lora(shadow.tensors, self.begun.start.adapter, self.base)
+
     def state(self) -> TrainState:
         """The workspace as an immutable state: everything is copied to the CPU."""
         begun, history = self.begun, self.begun.history
         done = self.step - begun.step
+        self.finish()
         average = {} if self.shadow is None else {name: t.detach().to("cpu", copy=True) for name, t in self.shadow.tensors.items()}
+        powers = {f"{number}/{name}": t.detach().to("cpu", copy=True)
+                  for number, (_, shadow) in enumerate(self.powers) for name, t in shadow.tensors.items()}  # fmt: skip
         return replace(
             begun,
             trained={name: t.detach().to("cpu", copy=True) for name, t in self.trained.items()},
             optimizer=optimizer.moments(self.optimizer, self.trained),
             average=average,
+            powers=powers,
             step=self.step,
             position=advanced(begun.position, begun.settings.digest, done),
             history=History(
@@ -145,17 +182,31 @@ def advance_(work: Workspace) -> Moved:
     rate = optimizer.rate_at(settings, work.step)
     optimizer.set_rate_(work.optimizer, rate)
     work.whole = False
+    for shadow in work.shadows:
+        shadow.protect()
     work.optimizer.step()
     work.optimizer.zero_grad(set_to_none=True)
     adapters.limit_norms_(work.trained, state.start.adapter)
     work.step += 1
-    if work.shadow is not None:
-        assert state.start.ema is not None
-        work.shadow.update_(work.trained, state.start.ema, work.step, settings.total_steps)
+    _average_(work)
     moved = Moved(loss, rate, norm)
     work.measured.append(moved)
     work.whole = True
     return moved
+
+
+def _average_(work: Workspace) -> None:
+    """The averages take in the weights of the step that was just made; now and then the weights are set to the average."""
+    ema, total = work.begun.start.ema, work.begun.settings.optimizer.total_steps
+    if work.shadow is None or ema is None:
+        return
+    work.shadow.update_(work.trained, ema, work.step, total)
+    for own, shadow in work.powers:
+        shadow.update_(work.trained, own, work.step, total)
+    if ema.switch_every and work.step % ema.switch_every == 0:
+        for _, shadow in work.powers:
+            shadow.protect()
+        work.shadow.switch_(work.trained)
 
 
 @torch.no_grad()

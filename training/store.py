@@ -18,7 +18,7 @@ from ..patches.files import load_safetensors, safetensors_bytes, write_whole
 from .state import History, TrainState, advanced, digest_of, key_of
 
 FORMAT = 1
-_GROUPS = ("trained", "optimizer", "average")
+_GROUPS = ("trained", "optimizer", "average", "powers")
 
 
 class Damaged(ValueError):
@@ -173,6 +173,7 @@ def load(folder: Path, like: TrainState) -> tuple[TrainState, dict[str, str]]:
         trained=groups["trained"],
         optimizer=groups["optimizer"],
         average=groups["average"],
+        powers=groups["powers"],
         step=record["step"],
         position=tuple((settings, steps) for settings, steps in record["position"]),
         history=History(
