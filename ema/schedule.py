@@ -14,6 +14,8 @@ class EMASettings:
 
     `decay` caps constant, ramp and warmup; `inv_gamma` and `power` shape warmup; `target` is the share of the first weights that is left
     after the whole run; `widths` are relative widths (sigma_rel), of which the power schedule follows the first; `interval` is in steps.
+    Every `snapshots` steps (0: never) a power-function average of each width is kept; every `switch_every` steps (0: never) the trained
+    weights are set to the average.
     """
 
     schedule: str = "constant"
@@ -24,6 +26,8 @@ class EMASettings:
     interval: int = 1
     device: str = "same"
     widths: tuple[float, ...] = (0.05, 0.10)
+    snapshots: int = 0
+    switch_every: int = 0
 
     def __post_init__(self) -> None:
         wrong = []
@@ -37,12 +41,26 @@ class EMASettings:
             wrong.append(f"target is {self.target}, expected above 0 and below 1")
         if self.interval < 1:
             wrong.append(f"interval is {self.interval}, expected 1 or more steps")
+        if self.snapshots < 0 or self.switch_every < 0:
+            wrong.append(f"snapshots and switch_every are {self.snapshots} and {self.switch_every}, expected 0 (never) or more steps")
+        if self.snapshots and (len(set(self.widths)) < 2 or len(set(self.widths)) < len(self.widths)):
+            wrong.append(f"snapshots need two or more different widths, got {self.widths}")
+        if self.interval > 1 and (self.snapshots % self.interval or self.switch_every % self.interval):
+            wrong.append(f"snapshots and switch_every fall between two updates of the average: use multiples of interval ({self.interval})")
         if self.device not in ("same", "host"):
             wrong.append(f"device is {self.device!r}, expected same or host")
         if not self.widths or not all(0.0 < width < 0.28 for width in self.widths):
             wrong.append(f"widths are {self.widths}, expected one or more above 0 and below 0.28")
         if wrong:
             raise ValueError("GraftEMA: " + "; ".join(wrong) + ".")
+
+
+def check_horizon(settings: EMASettings, total_steps: int) -> None:
+    """Raise ValueError when the run's horizon ends before the average's first update, snapshot or switch."""
+    late = {"interval": settings.interval, "snapshots": settings.snapshots, "switch_every": settings.switch_every}
+    wrong = [f"{name} is {steps}" for name, steps in late.items() if steps > total_steps]
+    if wrong:
+        raise ValueError(f"GraftEMA: {' and '.join(wrong)}, longer than the run (total_steps of GraftOptimizer is {total_steps}).")
 
 
 def parse_widths(text: str) -> tuple[float, ...]:
