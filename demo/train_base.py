@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from . import draw, model
 
 BASE = Path(__file__).resolve().parent / "base.safetensors"
 UNET, TEXT = "model.diffusion_model.", "text."
+RUN = "demo base"
 
 
 def start_weights(seed: int = 0) -> dict[str, Tensor]:
@@ -55,18 +55,6 @@ def write(weights: dict[str, Tensor], path: Path) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def dataset(clip: Any, vae: Any, seed: int) -> Any:
-    """The drawn pictures as a training dataset: latents by the demo's VAE, captions by its text encoder."""
-    from ..training.dataset import Conditioning, Dataset
-
-    drawn = list(draw.base(seed))
-    latents = [vae.encode(torch.from_numpy(pixels.astype(np.float32) / 255.0)[None])[0] for _, _, pixels in drawn]
-    captions = [caption for _, caption, _ in drawn]
-    with torch.no_grad():
-        encoded = {caption: Conditioning(clip.encode_from_tokens(clip.tokenize(caption))) for caption in sorted({*captions, ""})}
-    return Dataset.of(latents, captions, encoded)
-
-
 def settings(steps: int) -> Any:
     """How the base is trained for `steps` steps."""
     from ..training.objective import ObjectiveSettings
@@ -75,30 +63,36 @@ def settings(steps: int) -> Any:
 
     optimizer = OptimizerSettings(
         learning_rate=1e-3, schedule="cosine", warmup=min(60, steps), total_steps=steps, floor=0.02, batch_size=16, weight_decay=1e-4,
-        clip_norm=1.0, betas=(0.9, 0.99),
+        clip_norm=1.0, betas=(0.9, 0.99), precision="float32",
     )
     return Settings(optimizer, ObjectiveSettings(conditioning_dropout=0.1))
 
 
 def train(steps: int, seed: int) -> dict[str, Tensor]:
-    """The trained file's tensors: the weight average of the UNet after `steps` steps, and the text encoder as it was."""
+    """The trained file's tensors: the weight average of the UNet after `steps` steps, and the text encoder as it was.
+
+    Snapshots go to Graft's store, every 100 steps and when the run is interrupted; the same call goes on from the last one.
+    """
     from .. import host
     from ..ema.schedule import EMASettings
     from ..training.adapters import AdapterSettings
-    from ..training.loop import Watch
-    from ..training.loop import train as run
+    from ..training.runs import run
     from ..training.state import Start, begin
+    from ..training.store import Store
+    from .pictures import encoded
 
     with tempfile.TemporaryDirectory() as folder:
         first = start_weights(seed)
         digest = write(first, Path(folder) / "start.safetensors")
         patcher, clip, vae = host.demo_model(str(Path(folder) / "start.safetensors"))
-    pictures = dataset(clip, vae, seed)
+    pictures = encoded(clip, vae, draw.base(seed))
     start = Start(digest, pictures.digest, AdapterSettings(kind="full", targets="all"), EMASettings(schedule="ramp", decay=0.999), seed)
-    state = begin(patcher.model.diffusion_model, start, settings(steps), run="demo base")
-    with host.denoiser(patcher) as denoiser:
-        state = run(state, denoiser, pictures, steps, Watch(stepped=_reporter(steps)))
-    trained = {UNET + name: tensor for name, tensor in state.weights(ema=True).items()}
+    state = begin(patcher.model.diffusion_model, start, settings(steps), run=RUN)
+    store = Store(host.training_folder(), RUN, host.versions(patcher))
+    done = run(state, steps, lambda: host.denoiser(patcher), pictures, store, _reporter(steps), snapshot_every=100)
+    for note in done.notes:
+        print(note)
+    trained = {UNET + name: tensor for name, tensor in done.state.weights(ema=True).items()}
     return {key: trained.get(key, tensor).contiguous() for key, tensor in first.items()}
 
 
