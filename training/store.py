@@ -69,6 +69,7 @@ class Store:
     def drop_partial(self, target: str) -> None:
         """Remove the snapshot on the way to `target`, and its folder if nothing else is in it."""
         folder = self.result_folder(target)
+        (folder / "partial" / "state.json").unlink(missing_ok=True)  # first, so that it never names what is gone
         shutil.rmtree(folder / "partial", ignore_errors=True)
         with contextlib.suppress(OSError):
             folder.rmdir()
@@ -76,7 +77,7 @@ class Store:
     def _write(self, state: TrainState, folder: Path, tensors: str) -> None:
         made = _make_folders(folder)
         path = folder / tensors
-        had = path.exists()
+        orphan = not path.exists()  # until a state.json names them, tensors that were not there before are nobody's
         try:
             hashed = hashlib.sha256()
 
@@ -90,9 +91,10 @@ class Store:
             record = _record(state, tensors, hashed.hexdigest(), self.versions)
             # Tensors first: a state.json in place means that everything it names is in place.
             write_whole(str(folder / "state.json"), [json.dumps(record, indent=1, sort_keys=True).encode()])
+            orphan = False
             _sync_folder(folder)
         except BaseException:
-            if not had:
+            if orphan:
                 path.unlink(missing_ok=True)
             for one in reversed(made):
                 with contextlib.suppress(OSError):

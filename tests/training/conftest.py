@@ -89,7 +89,8 @@ class Lab:
     @staticmethod
     def state(denoiser, dataset, adapter=None, ema=True, seed=3, objective=None, **optimizer):
         optimizer = {"learning_rate": 1e-2, "batch_size": 4, "schedule": "cosine", "total_steps": 30, "warmup": 3, **optimizer}
-        start = Start("model", dataset.digest, adapter or AdapterSettings(targets="all", rank=2), EMASettings("ramp") if ema else None, seed)
+        adapter = adapter or AdapterSettings(targets="all", rank=2)
+        start = Start("model", dataset.digest, adapter, EMASettings("ramp") if ema else None, seed)
         return begin(denoiser.module, start, Settings(OptimizerSettings(**optimizer), objective or ObjectiveSettings()))
 
 

@@ -24,11 +24,11 @@ def test_two_calls_are_one(lab, kind, accumulation):
     denoiser, dataset = lab.Flow(), lab.pictures(11, held_out=[10])
     start = lab.state(denoiser, dataset, KINDS[kind], accumulation=accumulation)
     watch = Watch(validate_every=4)
-    whole = train(start, denoiser, dataset, 25, watch)
-    parts = train(train(start, denoiser, dataset, 10, watch), denoiser, dataset, 15, watch)
+    whole = train(start, denoiser, dataset, 12, watch)
+    parts = train(train(start, denoiser, dataset, 5, watch), denoiser, dataset, 7, watch)
     assert equal(whole, parts) and whole.history == parts.history
-    assert whole.position == ((start.settings.digest, 25),)
-    assert [step for step, _ in whole.history.validation] == [0, 4, 8, 12, 16, 20, 24]
+    assert whole.position == ((start.settings.digest, 12),)
+    assert [step for step, _ in whole.history.validation] == [0, 4, 8, 12]
     assert start.step == 0 and not start.optimizer
 
 
@@ -53,7 +53,7 @@ def test_settings_change_the_bytes_and_the_key(lab, change):
 def _traces(module):
     state = {name: t.clone() for name, t in module.state_dict().items()}
     flags = {name: (id(p), p.requires_grad, p.grad) for name, p in module.named_parameters()}
-    parts = {name: (type(m), m.training, sorted(m.__dict__), len(m._forward_hooks), len(m._forward_pre_hooks)) for name, m in module.named_modules()}
+    parts = {name: (type(m), m.training, sorted(m.__dict__), len(m._forward_hooks)) for name, m in module.named_modules()}
     return state, flags, {name: id(b) for name, b in module.named_buffers()}, parts
 
 
