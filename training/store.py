@@ -172,7 +172,7 @@ def load(folder: Path, like: TrainState) -> tuple[TrainState, dict[str, str]]:
     history = record["history"]
     state = replace(
         like,
-        trained=groups["trained"],
+        trained={name: groups["trained"][name] for name in like.trained},  # in the run's order: the gradient's norm is summed in it
         optimizer=groups["optimizer"],
         average=groups["average"],
         powers=groups["powers"],
