@@ -33,7 +33,9 @@ def learn(model: Any, clip: Any, vae: Any, steps: int = 250, seed: int = 0) -> A
 
     regular = encoded(clip, vae, draw.regular())
     pictures = encoded(clip, vae, draw.concept(), regularisation=regular, regularisation_share=REGULAR / BATCH)
-    optimizer = OptimizerSettings(learning_rate=2e-3, schedule="cosine", warmup=10, total_steps=steps, floor=0.1, batch_size=BATCH)
+    optimizer = OptimizerSettings(
+        learning_rate=2e-3, schedule="cosine", warmup=min(10, steps), total_steps=steps, floor=0.1, batch_size=BATCH
+    )
     adapter, average = AdapterSettings(kind="lora", rank=16, targets="attention+ff"), EMASettings(schedule="ramp", decay=0.99)
     start = Start("demo base", pictures.digest, adapter, average, seed)
     state = begin(model.model.diffusion_model, start, Settings(optimizer, ObjectiveSettings(conditioning_dropout=0.1)), run="zorp")
