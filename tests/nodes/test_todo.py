@@ -1,134 +1,244 @@
-"""ApplyToDo on a UNet of the open host's class, against attention blocks that are fed with thinned tokens by hand."""
-
-import contextlib
+"""ApplyToDo on a small UNet of the open host: exact, without leftovers, and together with other patches, checkpointing and training."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-
-# build_unet(mult=(1, 2), depth=(1, 1)): self-attention at both levels
-DEPTHS = {
-    "input_blocks.1": 0, "output_blocks.2": 0, "output_blocks.3": 0,
-    "input_blocks.3": 1, "middle_block": 1, "output_blocks.0": 1, "output_blocks.1": 1,
-}  # fmt: skip
+from graft_nodes import host as wall
+from graft_nodes.patches.todo import ToDoSettings
 
 
-@contextlib.contextmanager
-def thinned_by_hand(patcher, size, factors, method):
-    """Every attn1 attends to F.interpolate of its own tokens; the grid is worked out from the latent's size."""
+def interpolating(factor, depths, mode="nearest-exact"):
+    """An attn1 patch written from the definition alone: the tokens as an image through F.interpolate; `depths` are downsample levels."""
 
-    def attend(module, grid, factor):
-        original = module.forward
+    def patch(q, k, v, extra):
+        grid, level = list(extra["original_shape"][2:]), 0
+        while grid[0] * grid[1] != k.shape[1]:
+            grid, level = [(side + 1) // 2 for side in grid], level + 1
+        if level not in depths:
+            return q, k, v
+        size = [max(1, int(side / factor)) for side in grid]
+        image = k.transpose(1, 2).reshape(k.shape[0], -1, *grid)
+        small = F.interpolate(image, size=size, mode=mode).flatten(2).transpose(1, 2)
+        return q, small, small
 
-        def forward(x, context=None, value=None, **keywords):
-            image = x.transpose(1, 2).reshape(x.shape[0], -1, *grid)
-            target = [max(1, int(side // factor)) for side in grid]
-            thin = F.interpolate(image, size=target, mode=method).flatten(2).transpose(1, 2)
-            return original(x, context=thin, value=thin, **keywords)
-
-        module.forward = forward
-
-    unet, changed = patcher.model.diffusion_model, []
-    for name, module in unet.named_modules():
-        level = next((level for block, level in DEPTHS.items() if name.startswith(f"{block}.")), None)
-        if name.endswith(".attn1") and level is not None and level < len(factors):
-            attend(module, [-(-side // 2**level) for side in size], factors[level])
-            changed.append(module)
-    assert len(changed) == {1: 3, 2: 7}[len(factors)]
-    try:
-        yield
-    finally:
-        for module in changed:
-            del module.forward
+    return patch
 
 
-@pytest.mark.parametrize("size", [(8, 8), (13, 10), (9, 21)])
-@pytest.mark.parametrize(("factors", "method"), [((2.0,), "nearest-exact"), ((3.0, 1.5), "nearest"), ((2.5, 2.5), "area")])
-def test_a_unet_at_any_size(host, small, size, factors, method):
-    model = small.unet()
-    patched, report = host.call("ApplyToDo", model=model, depth_factors=" ".join(map(str, factors)), method=method)
-    plain, result = small.forward(model, size), small.forward(patched, size)
-    with thinned_by_hand(model, size, factors, method):
-        expected = small.forward(model, size)
-    assert torch.equal(result, expected) and not torch.equal(result, plain)
-    assert torch.equal(small.forward(model, size), plain)
-    assert "depth 1" in report
+def with_patch(patcher, patch):
+    clone = patcher.clone()
+    clone.set_model_attn1_patch(patch)
+    return clone
 
 
-def test_factor_one_and_removal_change_no_bit(host, small):
-    model = small.unet()
-    before, plain = small.Snapshot(model.model), small.forward(model)
-    assert torch.equal(small.forward(host.call("ApplyToDo", model=model, factor=1.0)[0]), plain)
-    small.forward(host.call("ApplyToDo", model=model, factor=2.0)[0])
-    assert torch.equal(small.forward(model), plain)
-    before.check(model.model)
+def apply(host, model, **inputs):
+    return host.call("ApplyToDo", model=model, **inputs)
 
 
-def test_with_a_stack_in_either_order(host, small):
-    model, state = small.unet(), small.lora(small.unet())
-    first = host.call("LoRAStackPatch", model=host.call("ApplyToDo", model=model)[0], lora_model=state)[0]
-    second = host.call("ApplyToDo", model=host.call("LoRAStackPatch", model=model, lora_model=state)[0])[0]
-    assert torch.equal(small.forward(first), small.forward(second))
+@pytest.fixture
+def unet(small):
+    return small.unet(mult=(1, 2, 2), depth=(1, 1, 1))
 
 
-def test_among_other_attention_patches(host, small):
-    """Patches set before and after it both run and see every token; one that extends K and V makes a block that is left alone."""
+@pytest.mark.parametrize("size", [(8, 8), (9, 13), (13, 6), (1, 5), (3, 33)])
+@pytest.mark.parametrize("factor", [1.5, 2.0, 4.0])
+def test_equal_to_interpolation_at_any_size(host, small, unet, size, factor):
+    patched, _ = apply(host, unet, factor=factor)
+    assert torch.equal(small.forward(patched, size), small.forward(with_patch(unet, interpolating(factor, {0})), size))
+
+
+def test_two_depths_and_the_methods(host, small, unet):
+    for method in ("nearest", "area"):
+        patched, _ = apply(host, unet, factor=2.0, max_depth=2, method=method)
+        reference = small.forward(with_patch(unet, interpolating(2.0, {0, 1}, method)), (9, 13))
+        assert torch.allclose(small.forward(patched, (9, 13)), reference, rtol=0, atol=2e-5)
+
+
+def test_factor_one_and_removal_change_no_bit_and_runs_alternate(host, small, unet):
+    plain, before = small.forward(unet, (9, 13)), small.Snapshot(unet.model)
+    assert apply(host, unet, factor=1.0)[0] is unet
+    patched, _ = apply(host, unet)
+    thinned = small.forward(patched, (9, 13))
+    assert not torch.equal(thinned, plain)
+    for _ in range(2):
+        assert torch.equal(small.forward(unet, (9, 13)), plain)
+        assert torch.equal(small.forward(patched, (9, 13)), thinned)
+        assert torch.equal(small.forward(patched.clone(), (9, 13)), thinned)
+    before.check(unet.model)
+    assert "graft_todo" not in str(unet.model_options) and not unet.model_options["transformer_options"].get("patches")
+
+
+def test_a_second_todo_replaces_the_first(host, small, unet):
+    first, _ = apply(host, unet, factor=4.0)
+    second, report = apply(host, first, factor=2.0)
+    assert torch.equal(small.forward(second), small.forward(apply(host, unet, factor=2.0)[0])) and "replaces" in report
+    assert not torch.equal(small.forward(first), small.forward(second))
+
+
+def test_other_attn1_patches_before_and_after_work_on_whole_keys(host, small, unet):
     seen = []
 
-    def watching(q, k, v, options):
+    def doubling(q, k, v, extra):
         seen.append(k.shape[1])
-        return q, k, v
+        return q, k * 2, v * 2
 
-    def extending(q, k, v, options):
-        return q, torch.cat((k, k), 1), torch.cat((v, v), 1)
-
-    model = small.unet(mult=(1,), depth=(1,))
-    before = model.clone()
-    before.set_model_attn1_patch(watching)
-    after = host.call("ApplyToDo", model=before)[0].clone()
-    after.set_model_attn1_patch(watching)
-    assert torch.equal(small.forward(after), small.forward(host.call("ApplyToDo", model=model)[0]))
-    assert seen == [64] * 8
-    extended = model.clone()
-    extended.set_model_attn1_patch(extending)
-    assert torch.equal(small.forward(host.call("ApplyToDo", model=extended)[0]), small.forward(extended))
+    before = apply(host, with_patch(unet, doubling))[0]
+    after = with_patch(apply(host, unet)[0], doubling)
+    reference = with_patch(with_patch(unet, doubling), interpolating(2.0, {0}))
+    assert torch.equal(small.forward(before), small.forward(reference))
+    assert torch.equal(small.forward(after), small.forward(reference)) and set(seen) == {64, 16, 4}
+    assert "other attn1 patches on the model: 1" in apply(host, with_patch(unet, doubling))[1]
 
 
-def test_part_of_the_schedule(host, small):
-    """apply_model at sigma 1, which lies in the last third of an eps schedule."""
-    model = small.unet()
-    plain, always = small.forward(model), small.forward(host.call("ApplyToDo", model=model)[0])
-    early = host.call("ApplyToDo", model=model, end_percent=0.2)[0]
-    late = host.call("ApplyToDo", model=model, start_percent=0.2)[0]
-    assert torch.equal(small.forward(early), plain) and torch.equal(small.forward(late), always)
+def test_blocks_whose_keys_another_patch_extends_are_left_alone(host, small, unet):
+    def extending(q, k, v, extra):
+        return q, torch.cat([k, k[:, :3]], 1), torch.cat([v, v[:, :3]], 1)
+
+    other = with_patch(unet, extending)
+    assert torch.equal(small.forward(apply(host, other)[0]), small.forward(other))
 
 
-def test_training_phase_is_off_while_sampling(host, small):
-    model = small.unet()
-    assert torch.equal(small.forward(host.call("ApplyToDo", model=model, phase="training")[0]), small.forward(model))
+def test_a_block_whose_attention_is_replaced_is_left_alone(host, small, unet):
+    lengths = {}
+
+    def values_only(q, k, v, extra):  # as perturbed-attention guidance does: it needs a value for every query
+        lengths[extra["block"]] = (q.shape[1], k.shape[1])
+        return v
+
+    patched, _ = apply(host, unet, factor=2.0)
+    for name, number in (("input", 1), ("output", 5)):
+        patched.set_model_attn1_replace(values_only, name, number)
+    small.forward(patched)
+    assert lengths == {("input", 1): (64, 64), ("output", 5): (64, 64)}
 
 
-def test_report_counts_for_a_latent(host, small):
-    report = host.call("ApplyToDo", model=small.unet(), factor=2.0, max_depth=2, latent={"samples": torch.zeros(1, 4, 33, 20)})[1]
-    assert "660" in report and "160" in report and "170" in report and "40" in report  # 33x20 -> 16x10, 17x10 -> 8x5
+def test_an_override_that_needs_equal_lengths_is_named(host, unet, small):
+    def picky_kernel(kernel, q, k, v, *args, **kwargs):
+        if q.shape[1] == 64 and k.shape[1] == 16:
+            raise ValueError("lengths differ")
+        return kernel(q, k, v, *args, **kwargs)
+
+    patched, _ = apply(host, unet)
+    patched.model_options["transformer_options"]["optimized_attention_override"] = picky_kernel
+    with pytest.raises(RuntimeError, match=r"picky_kernel.*fewer keys than queries.*lengths differ"):
+        small.forward(patched)
+
+
+def train_forward(patcher, step=0, total=10, size=(9, 13), **options):
+    generator = torch.Generator().manual_seed(3)
+    x, context = torch.randn(2, 4, *size, generator=generator), torch.randn(2, 5, 24, generator=generator)
+    options = {**patcher.model_options["transformer_options"], "graft_training": {"step": step, "total_steps": total}, **options}
+    return patcher.model.apply_model(x, torch.ones(2), c_crossattn=context, transformer_options=options).float()
+
+
+def test_an_inference_only_kernel_is_refused_by_name_while_training(host, unet):
+    def attention_sage(kernel, *args, **kwargs):
+        return kernel(*args, **kwargs)
+
+    patched, _ = apply(host, unet)
+    with pytest.raises(ValueError, match=r"SageAttention \(--use-sage-attention\) is for inference only"):
+        train_forward(patched, optimized_attention_override=attention_sage)
+
+
+def test_phase_and_disable_after(host, small, unet):
+    plain, plain_training = small.forward(unet, (9, 13)), train_forward(unet)
+    training, _ = apply(host, unet, phase="training", disable_after=0.5)
+    assert torch.equal(small.forward(training, (9, 13)), plain)
+    assert not torch.equal(train_forward(training, 4), plain_training)
+    assert torch.equal(train_forward(training, 5), plain_training)
+    sampling, _ = apply(host, unet, phase="sampling")
+    assert torch.equal(train_forward(sampling), plain_training)
+    assert not torch.equal(small.forward(sampling, (9, 13)), plain)
+    stopped, _ = apply(host, unet, disable_after=3.0)
+    assert not torch.equal(train_forward(stopped, 2), plain_training) and torch.equal(train_forward(stopped, 3), plain_training)
+
+
+def test_start_and_end_follow_the_noise(host, small, unet):
+    sampling = unet.get_model_object("model_sampling")
+    patched, _ = apply(host, unet, start_percent=0.3, end_percent=0.7)
+
+    def thins(percent):
+        sigma = torch.full((2,), float(sampling.percent_to_sigma(percent)))
+        options = {"sigmas": sigma}
+        x, context = torch.ones(2, 4, 8, 8), torch.ones(2, 5, 24)
+        results = [
+            model.model.apply_model(
+                x, sigma, c_crossattn=context, transformer_options={**model.model_options["transformer_options"], **options}
+            )
+            for model in (unet, patched)
+        ]
+        return not torch.equal(*results)
+
+    with torch.no_grad():
+        assert [thins(percent) for percent in (0.1, 0.35, 0.65, 0.9)] == [False, True, True, False]
+
+
+def test_gradients_are_those_of_interpolation_with_and_without_checkpointing(host, unet):
+    from torch.utils.checkpoint import checkpoint
+
+    weight = unet.model.diffusion_model.input_blocks[1][1].transformer_blocks[0].attn1.to_k.weight
+    weight.requires_grad_(True)
+    patched, reference = apply(host, unet)[0], with_patch(unet, interpolating(2.0, {0}))
+
+    def gradient(patcher, checkpointed):
+        weight.grad = None
+        output = checkpoint(train_forward, patcher, use_reentrant=False) if checkpointed else train_forward(patcher)
+        output.square().mean().backward()
+        return weight.grad.clone()
+
+    wanted = gradient(reference, False)
+    assert wanted.abs().sum() > 0
+    assert torch.equal(gradient(patched, False), wanted) and torch.equal(gradient(patched, True), wanted)
+    weight.requires_grad_(False)
+
+
+def test_sampling_with_guidance_areas_and_mixed_prompts(host, small, unet):
+    import comfy.sample
+
+    generator = torch.Generator().manual_seed(5)
+    noise = torch.randn(1, 4, 12, 10, generator=generator)
+    one, two, three = ([torch.randn(1, 5, 24, generator=generator), {}] for _ in range(3))
+    two[1] = {"area": (5, 6, 3, 2), "strength": 1.0}  # a region of its own: the model sees a crop of another size
+
+    def sample(model):
+        return comfy.sample.sample(model, noise, 2, 4.0, "euler", "normal", [one, two], [three], torch.zeros_like(noise), seed=1)
+
+    with torch.inference_mode():
+        plain, wanted = sample(unet), sample(with_patch(unet, interpolating(2.0, {0})))
+        assert torch.equal(sample(apply(host, unet)[0]), wanted) and not torch.equal(wanted, plain)
+        assert torch.equal(sample(unet), plain)
+
+
+def test_report_and_data_for_the_editor(host, unet):
+    with torch.inference_mode():
+        result = host.node("ApplyToDo").execute(model=unet, depth_factors="4 2", latent={"samples": torch.zeros(1, 4, 9, 13)})
+    _, text = result.args
+    assert "depth 1: factor 4, 3 blocks patched, 0 left alone, K/V tokens 117 (9x13) -> 6 (2x3)" in text and "saved: about" in text
+    (data,) = result.ui["graft_todo"]
+    assert data["depths"][1] == {"depth": 2, "factor": 2.0, "before": [5, 7], "after": [2, 3], "frames": 1, "patched": 3, "skipped": 0}
+    assert 0 < data["saving"] < 1 and data["transformer"] is None and data["version"] == 1
 
 
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"depth_factors": "2 2 2"}, "2"),
-        ({"depth_factors": "2 x"}, "'x'"),
-        ({"factor": float("nan")}, "factor"),
-        ({"factor": 0.5}, "factor"),
+        ({"depth_factors": "2 2 2 2"}, "4 depths asked for, but this UNetModel has self-attention at 3"),
+        ({"depth_factors": "two"}, "expected numbers separated by spaces, such as '4 2', got 'two'"),
+        ({"depth_factors": "nan"}, "expected a factor from 1"),
+        ({"factor": 0.5}, "expected a factor from 1"),
+        ({"start_percent": 0.8, "end_percent": 0.2}, "expected 0 <= start <= end <= 1"),
     ],
 )
-def test_bad_input(host, small, inputs, message):
-    model = small.unet()
-    with pytest.raises(ValueError, match=message):
-        host.call("ApplyToDo", model=model, **inputs)
-    assert not model.model_options["transformer_options"].get("patches")
+def test_bad_input(host, unet, inputs, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        apply(host, unet, **inputs)
 
 
-def test_a_model_without_self_attention(host, small):
-    with pytest.raises(ValueError, match="no attention"):
-        host.call("ApplyToDo", model=small.unet(mult=(1, 2), depth=(0, 0)))
+def test_a_model_without_self_attention_says_what_it_has(host, small):
+    with pytest.raises(ValueError, match="token downsampling needs self-attention; this UNetModel has no attention at all"):
+        apply(host, small.unet(mult=(1, 2), depth=(0, 0)))
+
+
+def test_metadata_as_given(unet):
+    patched, todo, _ = wall.apply_todo(unet, ToDoSettings.parse(depth_factors="4,  2"))
+    assert wall.todo_of(patched) is todo and wall.todo_of(unet) is None
+    assert wall.todo_metadata(patched) == {"ss_todo_factor": "4 2", "ss_todo_max_depth": "2"}

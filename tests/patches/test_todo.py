@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from graft_nodes.patches.todo import DepthReport, ToDoSettings, attention_saving, target_grid, thin
+from graft_nodes.patches.todo import DepthReport, Span, ToDoSettings, attention_saving, target_grid, thin, thin_span, thin_span_mask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,6 +34,51 @@ def test_equal_to_interpolate_bit_for_bit(height, width, factor, method):
     expected = tokens_of(interpolated(image, target, method))
     assert target == (max(1, math.floor(height / factor)), max(1, math.floor(width / factor)))
     assert torch.equal(thin(tokens_of(image), grid, target, method), expected)
+
+
+@pytest.mark.parametrize("method", ["nearest-exact", "nearest", "area", "blend"])
+def test_every_grid_from_1_to_65_by_every_factor(method):
+    for height in range(1, 66):
+        for width in range(1, 66):
+            image = torch.arange(height * width, dtype=torch.float32).view(1, 1, height, width)
+            tokens = tokens_of(image)
+            for factor in FACTORS:
+                target = target_grid((height, width), factor)
+                thinned = thin(tokens, (height, width), target, method)
+                if not torch.equal(thinned, tokens_of(interpolated(image, target, method))):
+                    pytest.fail(f"{height}x{width} by {factor}: {thinned.flatten().tolist()}")
+
+
+SPANS = st.tuples(st.integers(0, 7), st.integers(1, 3), st.integers(1, 9), st.integers(1, 9), st.integers(0, 5))
+
+
+@settings(max_examples=100, deadline=None)
+@given(SPANS, st.sampled_from(FACTORS), st.sampled_from(["nearest-exact", "nearest", "area", "blend"]), st.booleans())
+def test_of_a_longer_sequence_only_the_span_is_thinned_frame_by_frame(shape, factor, method, heads):
+    before, frames, height, width, after = shape
+    span, target = Span(before, frames, (height, width)), target_grid((height, width), factor)
+    tokens = torch.randn(2, 3, before + span.count + after, 4) if heads else torch.randn(2, before + span.count + after, 4)
+    first, image, last = tokens.split([before, span.count, after], dim=-2)
+    thinned = [thin(frame.reshape(-1, height * width, 4), span.grid, target, method) for frame in image.chunk(frames, dim=-2)]
+    expected = torch.cat([first, *(frame.reshape(*tokens.shape[:-2], -1, 4) for frame in thinned), last], dim=-2)
+    assert torch.equal(thin_span(tokens, span, target, method), expected)
+
+
+@pytest.mark.parametrize("method", ["nearest-exact", "nearest"])
+def test_a_mask_is_thinned_as_its_keys_are(method):
+    span, target = Span(3, 2, (4, 5)), (2, 2)
+    keys = torch.arange(46.0).view(1, 46, 1)
+    assert torch.equal(thin_span_mask(keys.transpose(1, 2), span, target, method), thin_span(keys, span, target, method).transpose(1, 2))
+
+
+def test_the_mask_of_a_mean_is_that_of_its_middle():
+    mask = torch.arange(16.0).view(1, 16)
+    assert thin_span_mask(mask, Span(0, 1, (4, 4)), (2, 2), "area").tolist() == [[5, 7, 13, 15]]
+
+
+def test_a_sequence_that_is_too_short_for_the_span():
+    with pytest.raises(ValueError, match="expected 20 image tokens from token 5 on, got a sequence of 24"):
+        thin_span(torch.randn(1, 24, 2), Span(5, 1, (4, 5)), (2, 2))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

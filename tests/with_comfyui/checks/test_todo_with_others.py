@@ -1,0 +1,161 @@
+"""Token downsampling of a UNet together with ComfyUI's own patches: HyperTile, Deep Shrink, PAG, SAG, EasyCache, ToMe, a ControlNet."""
+
+import importlib
+
+import comfy.sample
+import pytest
+import torch
+from graft_nodes import host as wall
+from graft_nodes.patches.todo import ToDoSettings
+
+UNET = dict(mult=(1, 2, 2), depth=(1, 1, 1))
+
+
+@pytest.fixture(scope="module")
+def small():
+    """The node tests' small models."""
+    import importlib.util
+    import os
+
+    path = os.path.join(os.path.dirname(__file__), "..", "..", "nodes", "conftest.py")
+    spec = importlib.util.spec_from_file_location("node_models", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def todo(patcher, factors="2 2"):
+    return wall.apply_todo(patcher, ToDoSettings.parse(depth_factors=factors))[0]
+
+
+def node(module, name, *arguments):
+    """The MODEL that a core node gives."""
+    result = getattr(importlib.import_module(f"comfy_extras.{module}"), name).execute(*arguments)
+    return result[0] if isinstance(result, tuple) else result.args[0]
+
+
+def watched(patcher):
+    """A clone whose attention notes (queries, keys) of every self-attention call."""
+    clone, seen = patcher.clone(), []
+
+    def note(kernel, q, k, v, *args, **kwargs):
+        if k.shape[1] != 5:
+            seen.append((q.shape[0], q.shape[1], k.shape[1]))
+        return kernel(q, k, v, *args, **kwargs)
+
+    clone.model_options["transformer_options"]["optimized_attention_override"] = note
+    return clone, seen
+
+
+def sample(patcher, size=(16, 16), steps=3, positive=None):
+    generator = torch.Generator().manual_seed(5)
+    noise = torch.randn(1, 4, *size, generator=generator)
+    one, two = ([torch.randn(1, 5, 24, generator=generator), {}] for _ in range(2))
+    with torch.inference_mode():
+        found = comfy.sample.sample(
+            patcher, noise, steps, 4.0, "euler", "normal", [one] if positive is None else positive(one), [two], torch.zeros_like(noise),
+            seed=1,
+        )
+    assert torch.isfinite(found).all()
+    return found
+
+
+@pytest.mark.parametrize("first", ["todo", "other"])
+def test_hypertile(small, first):
+    patcher = small.build_unet(**UNET)
+
+    def hypertile(model):
+        return node("nodes_hypertile", "HyperTile", model, 64, 2, 0, False)
+
+    both, seen = watched(hypertile(todo(patcher)) if first == "todo" else todo(hypertile(patcher)))
+    sample(both, (16, 16))
+    tiled = {(batch, queries): keys for batch, queries, keys in seen}
+    assert tiled[2, 64] == 16, "the second level, which HyperTile leaves alone, is thinned"
+    assert all(keys in (64, 256) for (batch, queries), keys in tiled.items() if batch * queries == 512), "tiled blocks keep their keys"
+
+
+@pytest.mark.parametrize("first", ["todo", "other"])
+def test_deep_shrink(small, first):
+    patcher = small.build_unet(**UNET)
+
+    def shrink(model):
+        return node("nodes_model_downscale", "PatchModelAddDownscale", model, 1, 2.0, 0.0, 0.6, True, "bicubic", "bicubic")
+
+    both, seen = watched(shrink(todo(patcher)) if first == "todo" else todo(shrink(patcher)))
+    sample(both, (17, 13))
+    pairs = {(queries, keys) for _, queries, keys in seen}
+    assert (17 * 13, 8 * 6) in pairs, "at full size once Deep Shrink has ended"
+    assert len({queries for queries, _ in pairs}) > 3 and all(keys < queries or queries <= 20 for queries, keys in pairs), pairs
+
+
+@pytest.mark.parametrize("first", ["todo", "other"])
+def test_perturbed_attention_guidance(small, first):
+    patcher = small.build_unet(**UNET)
+
+    def pag(model):
+        return node("nodes_pag", "PerturbedAttentionGuidance", model, 3.0)
+
+    sample(pag(todo(patcher, "2 2 2")) if first == "todo" else todo(pag(patcher), "2 2 2"))
+
+
+@pytest.mark.parametrize("first", ["todo", "other"])
+def test_self_attention_guidance(small, first):
+    patcher = small.build_unet(**UNET)
+
+    def sag(model):
+        return node("nodes_sag", "SelfAttentionGuidance", model, 0.5, 2.0)
+
+    sample(sag(todo(patcher, "2 2 2")) if first == "todo" else todo(sag(patcher), "2 2 2"))
+
+
+@pytest.mark.parametrize("first", ["todo", "other"])
+@pytest.mark.parametrize("name", ["EasyCacheNode", "LazyCacheNode"])
+def test_easycache(small, first, name):
+    patcher = small.build_unet(**UNET)
+
+    def cached(model):
+        return node("nodes_easycache", name, model, 10.0, 0.15, 0.95, False)
+
+    both, seen = watched(cached(todo(patcher)) if first == "todo" else todo(cached(patcher)))
+    sample(both, steps=8)
+    alone, every = watched(todo(patcher))
+    sample(alone, steps=8)
+    assert 0 < len(seen) < len(every), "some steps come from the cache, the others are computed"
+    assert {keys for _, queries, keys in seen if queries == 256} == {64}
+
+
+@pytest.mark.parametrize("first", ["todo", "other"])
+def test_core_tome(small, first):
+    patcher = small.build_unet(**UNET)
+
+    def tome(model):
+        return node("nodes_tomesd", "TomePatchModel", model, 0.5)
+
+    sample(tome(todo(patcher)) if first == "todo" else todo(tome(patcher)))
+
+
+def test_a_controlnet_is_not_thinned(small):
+    import comfy.cldm.cldm
+    import comfy.controlnet
+    import comfy.ops
+
+    patcher = small.build_unet(**UNET)
+    config = dict(patcher.model.model_config.unet_config)
+    for key in ("out_channels", "transformer_depth_output", "use_temporal_attention"):
+        config.pop(key)
+    control = comfy.cldm.cldm.ControlNet(**config, hint_channels=3, operations=comfy.ops.manual_cast)
+    generator = torch.Generator().manual_seed(7)
+    for parameter in control.parameters():
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    hint = torch.rand(1, 3, 128, 128, generator=generator)
+
+    def controlled(one):
+        net = comfy.controlnet.ControlNet(control, load_device=torch.device("cpu"), manual_cast_dtype=None, compression_ratio=8)
+        return [[one[0], {"control": net.set_cond_hint(hint, 1.0), "control_apply_to_uncond": True}]]
+
+    lengths, keys = [], control.input_blocks[1][1].transformer_blocks[0].attn1.to_k
+    keys.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[1]))
+    plain, thinned = sample(patcher, positive=controlled), sample(todo(patcher), positive=controlled)
+    assert set(lengths) == {256}
+    assert not torch.equal(plain, thinned) and not torch.equal(sample(todo(patcher)), thinned)
+    assert not any("graft" in str(key) for key in vars(control))
