@@ -314,6 +314,18 @@ def lora_path(name: str) -> str:
     return path
 
 
+def weights_path(name: str) -> str:
+    """The file of a LoRA's, checkpoint's or diffusion model's name; ValueError when it leaves its folder, FileNotFoundError without one."""
+    import folder_paths
+
+    if _stays_inside(name.replace("\\", "/")):
+        for folder in ("checkpoints", "diffusion_models"):
+            path = folder_paths.get_full_path(folder, name)
+            if path is not None and os.path.isfile(path):
+                return str(path)
+    return lora_path(name)
+
+
 def output_file(prefix: str, extension: str) -> tuple[str, dict[str, str]]:
     """(path, ui entry) of the next free numbered file of a prefix under ComfyUI's output folder, as ComfyUI itself counts them."""
     import folder_paths
