@@ -1,21 +1,99 @@
-"""EMAMerge: averaged weights into a model."""
+"""GraftSnapshots lists weights to average; EMAMerge puts averaged weights into a model."""
 
 from __future__ import annotations
+
+import hashlib
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from comfy_api.latest import io
 
 from .. import host
+from ..patches.rows import rows_of
 from .aliases import aliases
 
 TrainState = io.Custom("TRAIN_STATE")
 Snapshots = io.Custom("GRAFT_SNAPSHOTS")
 LoraStack = io.Custom("LORA_STACK")
 LoraModel = io.Custom("LORA_MODEL")
-_LATER = "is not available in this version of Graft"
+PROFILES = ("latest", "width", "best", "uniform", "exponential", "weights")
+
+
+def _lines(source: str) -> list[str]:
+    return [line.strip() for line in source.splitlines() if line.strip()]
+
+
+def _run_folder(line: str) -> tuple[Path, str] | None:
+    """(folder, beginning of a way's key) when the line names a run below output/graft."""
+    from ..training.store import Store
+
+    run, _, way = line.replace("\\", "/").partition("/")
+    folder = Path(host.training_folder()) / run
+    if "/" in way or not folder.is_dir():
+        return None
+    return Store(host.training_folder(), run).folder, way
+
+
+def _paths(lines: list[str]) -> list[tuple[str, str]]:
+    found, wrong = [], []
+    for line in lines:
+        try:
+            found.append((line, host.weights_path(line)))
+        except (ValueError, FileNotFoundError) as error:
+            wrong.append(str(error))
+    if wrong:
+        raise ValueError("Files to average:\n" + "\n".join(f"- {one}" for one in wrong))
+    return found
+
+
+class GraftSnapshots(io.ComfyNode):
+    """What to average: a run's snapshots, or a list of files."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="GraftSnapshots",
+            display_name="Snapshots",
+            category="Graft/averages",
+            description="Lists weights to average: the snapshots of a training run, or LoRA files or checkpoints that you have.",
+            **aliases("ema", "average", "checkpoints", "model soup", "merge lora"),
+            inputs=[
+                io.String.Input(
+                    "source", default="run", multiline=True,
+                    tooltip="The name of a run (the folder below output/graft; run/key where it went several ways), or one file a line: "
+                    "names of the loras folder (output/loras/... for saved ones), or of checkpoints.",
+                ),
+            ],
+            outputs=[Snapshots.Output(display_name="GRAFT_SNAPSHOTS"), io.String.Output(display_name="report")],
+        )  # fmt: skip
+
+    @classmethod
+    def fingerprint_inputs(cls, source="run") -> str:
+        """Changes when a listed file, or what a run has kept, does."""
+        lines, digest = _lines(source), hashlib.sha256(source.encode())
+        run = _run_folder(lines[0]) if len(lines) == 1 else None
+        paths = sorted(map(str, (run[0] / "averages").glob("*.safetensors"))) if run else [path for _, path in _paths(lines)]
+        for path in paths:
+            found = os.stat(path)
+            digest.update(repr((path, found.st_size, found.st_mtime_ns)).encode())
+        return digest.hexdigest()
+
+    @classmethod
+    def execute(cls, source="run") -> io.NodeOutput:
+        from ..training import sources
+
+        lines = _lines(source)
+        if not lines:
+            raise ValueError("GraftSnapshots: source is empty; give the name of a run, or one file a line")
+        run = _run_folder(lines[0]) if len(lines) == 1 else None
+        found = sources.of_files(_paths(lines)) if run is None else sources.of_run(*run)
+        return io.NodeOutput(found, found.report())
 
 
 class EMAMerge(io.ComfyNode):
-    """Puts the average that ran along with a training into a model."""
+    """Puts an average of weights into a model."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -23,26 +101,42 @@ class EMAMerge(io.ComfyNode):
             node_id="EMAMerge",
             display_name="EMA Merge",
             category="Graft/averages",
-            description="Puts averaged weights into a model: the average that ran along with the training.",
+            description=(
+                "Puts averaged weights into a model: the average that ran along with a training, one of any width made afterwards from "
+                "snapshots, or an average of LoRA files or checkpoints."
+            ),
             **aliases("ema", "average", "weight averaging", "merge lora", "model soup"),
             inputs=[
-                io.Model.Input("model", tooltip="The model to patch, such as the one the training began from; it is not changed."),
-                io.Clip.Input("clip", optional=True, tooltip="The text encoder to patch, where it was trained too."),
-                TrainState.Input("state", optional=True, tooltip="From Train Step, begun with EMA Settings."),
-                Snapshots.Input("snapshots", optional=True, tooltip="Not available in this version."),
-                LoraStack.Input("lora_stack", optional=True, tooltip="Not available in this version."),
+                io.Model.Input("model", tooltip="The model to patch, as the one that the training began from; it is not changed."),
+                io.Clip.Input("clip", optional=True, tooltip="The text encoder, for LoRA files that have layers for it."),
+                TrainState.Input("state", optional=True, tooltip="From Train Step. Connect this, snapshots or lora_stack."),
+                Snapshots.Input("snapshots", optional=True, tooltip="From Snapshots: a run's, or files."),
+                LoraStack.Input("lora_stack", optional=True, tooltip="LoRA files to average; profile weights takes their strengths."),
                 io.Combo.Input(
-                    "profile", options=["latest", "width", "best", "uniform", "exponential", "weights"], default="latest",
-                    tooltip="latest: the average as it is at the state's step. The others come with a later version.",
+                    "profile", options=list(PROFILES), default="latest",
+                    tooltip="latest: the running average, or the last file. width: one of that relative width. best: the width with "
+                    "the least held-out loss. uniform: the mean. exponential: newer files count more. weights: as given.",
                 ),
                 io.Float.Input(
-                    "width", default=0.1, min=0.01, max=0.28, step=0.01,
-                    tooltip="Of profile width. Not available in this version.",
+                    "width", default=0.1, min=0.001, max=0.28, step=0.005,
+                    tooltip="Of width and exponential: how far the average reaches back, as a share of the run (its standard deviation).",
                 ),
-                io.String.Input("weights", default="", tooltip="Of profile weights. Not available in this version."),
+                io.String.Input(
+                    "weights", default="",
+                    tooltip="Of profile weights: one number a file, in the order of the report. Of best: the widths to try, empty for ten.",
+                ),
                 io.Float.Input("strength", default=1.0, min=-10.0, max=10.0, step=0.01, tooltip="1 is the average as it is."),
                 io.Combo.Input(
                     "mode", options=["auto", "merge", "bypass", "host"], default="auto", tooltip="As in Patch Model with LoRA Stack."
+                ),
+                io.Combo.Input(
+                    "algebra", options=["auto", "factors", "products"], default="auto", optional=True,
+                    tooltip="How LoRA files are averaged. factors: up and down by themselves, for files of one run. products: what they do "
+                    "to the weights, for any ranks. auto: factors where all files record the same run, else products.",
+                ),
+                io.Int.Input(
+                    "rank", default=0, min=0, max=4096, optional=True,
+                    tooltip="Of products: cut the average to this rank by SVD; 0 is exact, with the files' ranks added up.",
                 ),
             ],
             outputs=[
@@ -52,33 +146,88 @@ class EMAMerge(io.ComfyNode):
                 io.Image.Output(display_name="profile"),
                 io.String.Output(display_name="report"),
             ],
-        )
+        )  # fmt: skip
 
     @classmethod
     def execute(
         cls, model, clip=None, state=None, snapshots=None, lora_stack=None, profile="latest", width=0.1, weights="", strength=1.0,
-        mode="auto",
+        mode="auto", algebra="auto", rank=0,
     ) -> io.NodeOutput:
-        later = {"snapshots": snapshots, "lora_stack": lora_stack}
-        wrong = [f"{name} {_LATER}; disconnect it" for name, value in later.items() if value is not None]
-        if profile != "latest":
-            wrong.append(f"profile {profile} {_LATER}; use latest")
-        if weights.strip():
-            wrong.append(f"weights {_LATER}; leave it empty")
-        if state is None:
-            wrong.append("state is not connected: connect a Train Step's TRAIN_STATE")
-        elif not state.average:
-            wrong.append("this state has no average: connect EMA Settings to Start Training")
-        if wrong:
-            raise ValueError("EMAMerge: " + "; ".join(wrong) + ".")
-        from ..training.curves import Curve, averaging_profile, draw
+        from ..training.curves import draw
 
-        lora = state.lora_model(ema=True)
-        grafted = host.graft(model, clip, [host.Entry(f"average of {state.run} at step {state.step}", lora, strength, strength)], mode)
-        shares = averaging_profile(state.start.ema, state.step, state.settings.optimizer.total_steps)
-        picture = draw([Curve(shares, first=0)], "share of each step's weights in the average", "step", "share")
-        lines = [f"average ({state.start.ema.schedule}) at step {state.step}; {shares[0]:.2%} of it are the weights before the first step"]
-        return io.NodeOutput(grafted.model, grafted.clip, lora, picture, "\n".join([*lines, grafted.report]))
+        _check(state, snapshots, lora_stack, profile, weights, algebra, rank)
+        if state is not None and profile == "latest":
+            made = _running(state)
+        else:
+            found = _sources(state, snapshots, lora_stack)
+            if lora_stack is not None and profile == "weights" and not weights.strip():
+                strengths = {row[0]: row[1] for row in rows_of(lora_stack)}
+                weights = " ".join(repr(strengths[file.name]) for file in found.files)
+            made = _made(state, found, profile, width, weights, algebra, rank, lambda: host.unet_weights(model))
+        grafted = host.graft(model, clip, [host.Entry("the average", made.lora, strength, strength)], mode)
+        picture = draw(list(made.curves), "share of each step's weights in the average", "step", "share")
+        return io.NodeOutput(grafted.model, grafted.clip, made.lora, picture, "\n".join([*made.lines, grafted.report]))
 
 
-NODES = [EMAMerge]
+def _check(state: Any, snapshots: Any, lora_stack: Any, profile: str, weights: str, algebra: str, rank: int) -> None:
+    """Raise one ValueError that lists everything in EMAMerge's inputs that does not go together."""
+    wrong = []
+    connected = [name for name, value in (("state", state), ("snapshots", snapshots), ("lora_stack", lora_stack)) if value is not None]
+    if len(connected) != 1:
+        are = f"{' and '.join(connected)} are" if connected else "none is"
+        wrong.append(f"connect exactly one of state, snapshots and lora_stack; {are} connected")
+    elif state is not None and not state.average:
+        wrong.append("this state has no average: connect EMA Settings to Start Training")
+    elif state is not None and profile in ("uniform", "exponential", "weights"):
+        wrong.append(f"profile {profile} is for files: connect snapshots or lora_stack; of a state use latest, width or best")
+    elif state is None and profile == "best":
+        wrong.append("profile best measures the loss on a run's held-out pictures: connect the run's state")
+    if weights.strip() and profile not in ("weights", "best"):
+        wrong.append(f"weights are given and profile is {profile}: leave them empty, or set profile to weights")
+    if rank and algebra == "factors":
+        wrong.append("rank is for algebra products; factors keep their rank")
+    if wrong:
+        raise ValueError("EMAMerge: " + "; ".join(wrong) + ".")
+
+
+def _sources(state: Any, snapshots: Any, lora_stack: Any) -> Any:
+    from ..training import sources
+    from ..training.store import Store
+
+    if snapshots is not None:
+        return snapshots
+    if state is not None:
+        return sources.of_state(state, Store(host.training_folder(), state.run).folder)
+    rows = rows_of(lora_stack)
+    if not rows:
+        raise ValueError("EMAMerge: lora_stack is empty.")
+    return sources.of_files(_paths([row[0] for row in rows]))
+
+
+def _running(state: Any) -> Any:
+    """The average that ran along."""
+    from ..training.curves import Curve, averaging_profile
+    from ..training.merging import Merged
+
+    shares = averaging_profile(state.start.ema, state.step, state.settings.optimizer.total_steps)
+    line = f"average ({state.start.ema.schedule}) at step {state.step}; {shares[0]:.2%} of it are the weights before the first step"
+    return Merged(state.lora_model(ema=True), (Curve(shares, first=0),), (line,))
+
+
+def _made(state: Any, found: Any, profile: str, width: float, weights: str, algebra: str, rank: int, base: Any) -> Any:
+    """The average of files or snapshots; profile best chooses the width by the held-out loss first."""
+    from ..training import merging
+    from ..training.score import held_out_loss
+
+    lines: list[str] = []
+    if profile == "best":
+        widths = merging.widths_to_try(found, weights)
+        with host.denoiser(state.subject.model) as denoiser:
+            score = partial(held_out_loss, state, denoiser, state.subject.dataset)
+            swept = merging.sweep(found, widths, score, state.lora_model(ema=True))
+        profile, width, weights, lines = "width", swept.best, "", swept.lines()
+    made = merging.merged(found, profile, width, weights, algebra, rank, base)
+    return merging.Merged(made.lora, made.curves, (*lines, *made.lines))
+
+
+NODES = [GraftSnapshots, EMAMerge]

@@ -267,24 +267,24 @@ class GraftEMA(io.ComfyNode):
                     tooltip="Update every N steps; the decay is raised to the N-th power.",
                 ),
                 io.Combo.Input("device", options=["same", "host"], default="same", tooltip="Beside the weights or in host memory."),
-                io.Int.Input("snapshots", default=0, min=0, max=1_000_000, tooltip="Keep the average every N steps" + _NOT_YET + "."),
+                io.Int.Input(
+                    "snapshots", default=0, min=0, max=1_000_000,
+                    tooltip="Every N steps keep an average of each width on disk; EMA Merge makes any width from them. 0 is never.",
+                ),
                 io.String.Input(
                     "widths", default="0.05 0.10",
-                    tooltip="Relative widths of power-function averages; schedule power follows the first.",
+                    tooltip="Relative widths of the snapshots' power-function averages; schedule power follows the first.",
                 ),
                 io.Int.Input(
                     "switch_every", default=0, min=0, max=1_000_000,
-                    tooltip="Set the weights to the average every N steps" + _NOT_YET + ".",
+                    tooltip="Set the weights to the average every N steps and train on from there; 0 is never.",
                 ),
             ],
             outputs=[EMA.Output(display_name="GRAFT_EMA")],
         )
 
     @classmethod
-    def execute(cls, snapshots=0, switch_every=0, widths="0.05 0.10", **settings) -> io.NodeOutput:
-        wrong = [f"{name} {_LATER}; set it to 0" for name, value in (("snapshots", snapshots), ("switch_every", switch_every)) if value]
-        if wrong:
-            raise ValueError("GraftEMA: " + "; ".join(wrong) + ".")
+    def execute(cls, widths="0.05 0.10", **settings) -> io.NodeOutput:
         return io.NodeOutput(averages.EMASettings(widths=averages.parse_widths(widths), **settings))
 
 

@@ -217,6 +217,20 @@ def as_lora(trained: Mapping[str, Tensor], settings: AdapterSettings, base: Mapp
     return out
 
 
+def from_lora(lora: Mapping[str, Tensor], settings: AdapterSettings, base: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """Trained tensors from what `as_lora` gave: pairs as they are (alpha is the settings'), differences added to `base`."""
+    if settings.kind != "full":
+        return {name.removeprefix(_PREFIX): tensor.clone() for name, tensor in lora.items() if not name.endswith(".alpha")}
+    if base is None:
+        raise ValueError("Whole weights from differences need the base weights, and none are attached to this state.")
+    out: dict[str, Tensor] = {}
+    for name, tensor in lora.items():
+        path, _, role = name.removeprefix(_PREFIX).rpartition(".")
+        own = f"{path}.bias" if role == "diff_b" else f"{path}.weight" if f"{path}.weight" in base else path
+        out[own] = base[own].detach().to("cpu", torch.float32) + tensor
+    return out
+
+
 @torch.no_grad()
 def limit_norms_(trained: Mapping[str, Tensor], settings: AdapterSettings) -> int:
     """Scale pairs in place whose change of the weight has a Frobenius norm above `max_norm` (kohya's scale weight norm); how many."""

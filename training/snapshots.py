@@ -85,12 +85,13 @@ def read(stored: Stored) -> dict[str, Tensor]:
     tensors, metadata = load_safetensors(str(stored.path))
     if metadata.get("graft_tensors") != tensors_digest(tensors):
         raise ValueError(f"{stored.path}: its hash is not the recorded one; it was changed or cut short")
-    if _recorded(stored.path, metadata) != stored:
+    if recorded(stored.path, metadata) != stored:
         raise ValueError(f"{stored.path}: it is not the snapshot that its name says")
     return unpacked(tensors)
 
 
-def _recorded(path: Path, metadata: Mapping[str, str]) -> Stored | None:
+def recorded(path: Path, metadata: Mapping[str, str]) -> Stored | None:
+    """What a file's metadata say that it is a snapshot of, or None."""
     if not metadata.keys() >= {"graft_run", "graft_width", "graft_position"}:
         return None
     position = tuple((str(settings), int(steps)) for settings, steps in json.loads(metadata["graft_position"]))
@@ -101,7 +102,7 @@ def found(folder: Path) -> list[Stored]:
     """Every snapshot in a run's folder, of whatever beginnings and settings, by step and width; only the headers are read."""
     out = []
     for path in sorted((folder / FOLDER).glob("*.safetensors")):
-        one = _recorded(path, load_safetensors(str(path))[1])
+        one = recorded(path, load_safetensors(str(path))[1])
         if one is not None:
             out.append(one)
     return sorted(out, key=lambda one: (one.start, one.profile.step, one.width, one.path.name))

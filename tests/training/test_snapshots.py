@@ -185,7 +185,8 @@ def test_metadata_orders_and_identifies(lab, tmp_path):
 def test_half_precision_keeps_what_float16_cannot_hold():
     draw = torch.Generator().manual_seed(0)
     plain = torch.randn(1000, generator=draw)
-    tensors = {"usual": plain, "small": plain * 1e-7, "large": plain * 1e8, "zero": torch.zeros(4), "alpha": torch.tensor(3.3), "n": torch.arange(3)}
+    tensors = {"usual": plain, "small": plain * 1e-7, "large": plain * 1e8, "zero": torch.zeros(4)}
+    tensors |= {"alpha": torch.tensor(3.3), "n": torch.arange(3)}
     kept = packed(tensors)
     assert {name for name in kept if name.startswith(SCALE)} == {SCALE + "small", SCALE + "large"}
     assert all(kept[name].dtype == torch.float16 for name in ("usual", "small", "large"))

@@ -1,0 +1,154 @@
+"""GraftSnapshots and EMAMerge on the open host: averages of a training, afterwards and by held-out loss, and of files."""
+
+import os
+
+import pytest
+import torch
+from graft_nodes.ema.posthoc import possible_widths
+from graft_nodes.ema.schedule import EMASettings
+from graft_nodes.patches.files import safetensors_bytes, write_whole
+from graft_nodes.training.adapters import AdapterSettings
+from graft_nodes.training.dataset import Dataset
+from graft_nodes.training.optimizer import OptimizerSettings
+
+
+@pytest.fixture(scope="module")
+def demo(host):
+    return host.call("GraftDemo")
+
+
+@pytest.fixture(scope="module")
+def pictures(demo):
+    """Random latents with captions of the demo's text encoder."""
+    from graft_nodes import host as wall
+
+    draw = torch.Generator().manual_seed(0)
+    captions = ["a red circle left", "a blue square right", ""]
+    with torch.inference_mode():  # as nodes run
+        conditionings = wall.encode_captions(demo[1], captions)
+    latents = [torch.randn(3, 32, 32, generator=draw) * 0.5 for _ in range(6)]
+    return Dataset.of(latents, captions[:2] * 3, conditionings, held_out=[5])
+
+
+@pytest.fixture(scope="module")
+def state(host, demo, pictures):
+    return begun(host, demo, pictures, "averages")
+
+
+def begun(host, demo, pictures, run, steps=8, **ema):
+    settings = EMASettings("ramp", **{"snapshots": 2, **ema})
+    state = host.call(
+        "GraftTrainStart", model=demo[0], dataset=pictures, adapter=AdapterSettings(rank=2),
+        optimizer=OptimizerSettings(learning_rate=5e-3, total_steps=steps), ema=settings, run=run,
+    )[0]  # fmt: skip
+    return host.call("TrainStep", state=state, steps=steps, validate_every=0)[0]
+
+
+def product(lora, base):
+    return lora[f"{base}.lora_up.weight"].double().flatten(1) @ lora[f"{base}.lora_down.weight"].double().flatten(1)
+
+
+def test_latest_width_and_best_of_a_state(host, demo, state):
+    shown = {}
+    for profile, width in (("latest", 0.1), ("width", 0.07), ("width", 0.10), ("best", 0.1)):
+        model, _, lora, picture, report = host.call("EMAMerge", model=demo[0], state=state, profile=profile, width=width)
+        assert model is not demo[0] and picture.shape[0] == 1 and picture.shape[3] == 3 and float(picture.std()) > 0
+        shown[profile, width] = lora, report
+    assert shown["latest", 0.1][0].keys() == state.lora_model().keys() == shown["width", 0.07][0].keys()
+    assert "least squares" in shown["width", 0.07][1]
+    best = shown["best", 0.1][1]
+    assert "held-out loss" in best and best.count("width 0.") >= 10 and "<- best" in best and "last weights" in best
+    kept = host.call("GraftSnapshots", source="averages")[0]
+    last = next(file for file in reversed(kept.files) if file.stored.width == 0.10).load()
+    for name, tensor in shown["width", 0.10][0].items():
+        torch.testing.assert_close(tensor, last[name])
+
+
+def test_the_same_from_snapshots_by_run_and_by_file(host, demo, state):
+    found, report = host.call("GraftSnapshots", source="averages\n")
+    assert report.startswith("8 snapshots") and "width 0.05" in report and "step 8" in report
+    direct = host.call("EMAMerge", model=demo[0], state=state, profile="width", width=0.08)[2]
+    indirect = host.call("EMAMerge", model=demo[0], snapshots=found, profile="width", width=0.08)[2]
+    assert all(torch.equal(direct[name], indirect[name]) for name in direct)
+
+
+def test_an_impossible_width_says_the_range_and_touches_nothing(host, demo, state):
+    found = host.call("GraftSnapshots", source="averages")[0]
+    narrow, wide = possible_widths(found.profiles, 8)
+    before = {name: tensor.clone() for name, tensor in demo[0].model.state_dict().items()}
+    with pytest.raises(Exception, match=f"widths {narrow:.4f} to {wide:.4f}"):
+        host.call("EMAMerge", model=demo[0], state=state, profile="width", width=0.002)
+    assert all(torch.equal(before[name], tensor) for name, tensor in demo[0].model.state_dict().items())
+
+
+def test_switching_and_host_memory_train_and_are_stored(host, demo, pictures):
+    plain = begun(host, demo, pictures, "plain", steps=4, snapshots=0)
+    switched = begun(host, demo, pictures, "switched", steps=4, snapshots=0, switch_every=2)
+    far = begun(host, demo, pictures, "far", steps=4, snapshots=0, device="host")
+    assert all(torch.equal(switched.trained[name], switched.average[name]) for name in switched.trained)
+    assert not all(torch.equal(plain.trained[name], switched.trained[name]) for name in plain.trained)
+    assert all(torch.equal(plain.average[name], far.average[name]) for name in plain.average)
+
+
+@pytest.fixture(scope="module")
+def files(host, state):
+    """Three saved LoRAs: two of the run that the state is of, one of another rank that no run is recorded in."""
+    folder = os.path.join(host.output, "loras", "averages")
+    os.makedirs(folder, exist_ok=True)
+    names = []
+    for number, step in enumerate((4, 9)):
+        lora = {name: t + 0.01 * number if t.numel() > 1 else t for name, t in state.lora_model().items()}
+        write_whole(os.path.join(folder, f"s{step}.safetensors"), safetensors_bytes(lora, {**state.metadata(), "ss_steps": str(step)}))
+        names.append(f"output/loras/averages/s{step}.safetensors")
+    other = {name: (torch.cat([t, t], 1) if "lora_up" in name else torch.cat([t, t], 0) if "lora_down" in name else t)
+             for name, t in state.lora_model().items()}  # fmt: skip
+    write_whole(os.path.join(folder, "wide.safetensors"), safetensors_bytes(other, {}))
+    return [*names, "output/loras/averages/wide.safetensors"]
+
+
+def test_files_of_one_run_and_of_different_ranks(host, demo, files):
+    same, report = host.call("GraftSnapshots", source="\n".join(reversed(files[:2])))
+    assert report.splitlines()[2].endswith("s4.safetensors: step 4")
+    lora, _, report = host.call("EMAMerge", model=demo[0], snapshots=same, profile="uniform")[2:]
+    assert "factors are averaged" in report
+    loaded = [file.load() for file in same.files]
+    for name in lora:
+        torch.testing.assert_close(lora[name], (loaded[0][name] + loaded[1][name]) / 2)
+    stack = [(files[0], 1.0, 1.0), (files[2], 3.0, 1.0)]
+    lora, _, report = host.call("EMAMerge", model=demo[0], lora_stack=stack, profile="weights")[2:]
+    assert "products are averaged exactly" in report
+    mixed = host.call("GraftSnapshots", source="\n".join((files[0], files[2])))[0]
+    again, _, report = host.call("EMAMerge", model=demo[0], snapshots=mixed, profile="weights", weights="1, 3", rank=3)[2:]
+    assert "cut to rank 3" in report
+    base = next(name for name in lora if name.endswith(".lora_up.weight")).removesuffix(".lora_up.weight")
+    one, two = (file.load() for file in mixed.files)
+    expected = 0.25 * product(one, base) * float(one[f"{base}.alpha"]) / 2 + 0.75 * product(two, base) * float(two[f"{base}.alpha"]) / 4
+    assert float(lora[f"{base}.alpha"]) == lora[f"{base}.lora_up.weight"].shape[1] == 2 + 4
+    torch.testing.assert_close(product(lora, base), expected, rtol=1e-4, atol=1e-7)
+    assert again[f"{base}.lora_up.weight"].shape[1] == 3
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        ({}, "none is connected"),
+        ({"state": 1, "snapshots": 1}, "state and snapshots are connected"),
+        ({"state": 1, "profile": "uniform"}, "profile uniform is for files"),
+        ({"snapshots": 1, "profile": "best"}, "connect the run's state"),
+        ({"snapshots": 1, "profile": "uniform", "weights": "1 2"}, "leave them empty"),
+        ({"snapshots": 1, "profile": "uniform", "algebra": "factors", "rank": 2}, "factors keep their rank"),
+        ({"snapshots": 1, "profile": "weights", "weights": "1"}, "1 numbers for 8 files"),
+        ({"snapshots": 1, "profile": "exponential"}, "use width"),
+    ],
+)
+def test_inputs_that_do_not_go_together(host, demo, state, inputs, says):
+    found = host.call("GraftSnapshots", source="averages")[0]
+    connected = {name: {"state": state, "snapshots": found}.get(name, value) for name, value in inputs.items()}
+    with pytest.raises(Exception, match=says):
+        host.call("EMAMerge", model=demo[0], **connected)
+
+
+def test_sources_that_are_not_there(host, state):
+    for source, says in (("", "source is empty"), ("nowhere.safetensors", "no LoRA file"), ("../../x", "leaves"), ("a\nb", "(?s)'a'.*'b'")):
+        with pytest.raises(Exception, match=says):
+            host.call("GraftSnapshots", source=source)
