@@ -1,0 +1,359 @@
+"""The training nodes through the host's own executor: a function of its inputs, stored, interruptible, and the base left as it was."""
+
+import hashlib
+import os
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+from graft_nodes.training import adapters
+from PIL import Image
+
+COLOURS = [(200, 30, 30), (30, 30, 200), (30, 160, 30), (220, 200, 30), (120, 30, 160), (20, 20, 20)]
+
+
+@pytest.fixture(scope="module")
+def pictures(host):
+    """Six plain pictures with captions, below the host's input folder."""
+    folder = os.path.join(host.input, "plain")
+    os.makedirs(folder, exist_ok=True)
+    for i, colour in enumerate(COLOURS):
+        pixels = np.full((256, 256, 3), 255, dtype=np.uint8)
+        pixels[64:192, 40 + 8 * i : 160 + 8 * i] = colour
+        Image.fromarray(pixels).save(os.path.join(folder, f"{i}.png"))
+        with open(os.path.join(folder, f"{i}.txt"), "w", encoding="utf-8") as file:
+            file.write("a red square left" if i % 2 else "a blue circle right")
+    return "plain"
+
+
+@pytest.fixture
+def wall(host):
+    """The pack's own host module: the pack is a second import, under the name that the host loaded it by."""
+    return sys.modules[host.node("TrainStep").__module__].host
+
+
+@pytest.fixture
+def run(request):
+    """A folder name of its own for each test."""
+    return "test " + hashlib.sha256(request.node.name.encode()).hexdigest()[:12]
+
+
+def _inputs(host, node_id, **given):
+    return {"class_type": node_id, "inputs": {**host.defaults(node_id), **given}}
+
+
+def _workflow(host, pictures, run, *steps, adapter=None, optimizer=None, ema=True, start=None, **step):
+    """Model, data, settings, and TrainSteps in a row as nodes "10", "11" …"""
+    prompt = {
+        "1": _inputs(host, "GraftDemo"),
+        "2": _inputs(host, "GraftDataset", folder=pictures, vae=["1", 2], clip=["1", 1], resolution=256),
+        "3": _inputs(host, "GraftAdapter", **{"targets": "attention+ff", "rank": 4, **(adapter or {})}),
+        "4": _inputs(host, "GraftOptimizer",
+                     **{"learning_rate": 2e-3, "batch_size": 2, "total_steps": 12, "warmup": 2, **(optimizer or {})}),
+        "5": _inputs(host, "GraftObjective"),
+        "6": _inputs(host, "GraftEMA", schedule="ramp"),
+        "7": _inputs(host, "GraftTrainStart", model=["1", 0], clip=["1", 1], vae=["1", 2], dataset=["2", 0], adapter=["3", 0],
+                     optimizer=["4", 0], objective=["5", 0], run=run, **(start or {})),
+    }  # fmt: skip
+    if ema:
+        prompt["7"]["inputs"]["ema"] = ["6", 0]
+    else:
+        del prompt["6"]
+    at = ["7", 0]
+    for number, count in enumerate(steps):
+        prompt[str(10 + number)] = _inputs(host, "TrainStep", state=at, steps=count, **step)
+        at = [str(10 + number), 0]
+    return prompt
+
+
+def _run(host, prompt, **capture):
+    result = host.run(prompt, capture=capture)
+    assert result["success"], result["errors"]
+    return result["captured"]
+
+
+def _bytes(tensors):
+    return adapters.tensors_digest(tensors)
+
+
+def _clear(host, run):
+    shutil.rmtree(os.path.join(host.output, "graft", run), ignore_errors=True)
+    host.fresh()
+
+
+def test_one_call_is_two_calls_and_equal_input_gives_equal_bytes(host, pictures, run):
+    found = []
+    for steps in ((6,), (2, 4), (6,)):
+        _clear(host, run)
+        prompt = _workflow(host, pictures, run, *steps, validate_every=2)
+        captured = _run(host, prompt, lora=[str(9 + len(steps)), 3], state=[str(9 + len(steps)), 0], loss=[str(9 + len(steps)), 4])
+        state = captured["state"]
+        found.append((_bytes(captured["lora"]), _bytes(state.average), _bytes(state.optimizer), captured["loss"], state.history, state.key))
+        assert len(captured["loss"]["loss"]) == 6 and [s for s, _ in state.history.validation] == [0, 2, 4, 6]
+        assert len(captured["lora"]) == 3 * 84
+    assert found[0] == found[1] == found[2]
+
+
+def _parts(module):
+    """Class, mode, attributes and hooks of every part."""
+    return {name: (type(m), m.training, sorted(m.__dict__), len(m._forward_hooks)) for name, m in module.named_modules()}
+
+
+@pytest.mark.parametrize("kind", ["lora", "locon", "full"])
+def test_the_base_the_generator_and_gradients_are_as_before(host, pictures, run, wall, kind):
+    targets = {"lora": "attention", "locon": "all", "full": "all"}[kind]
+    prompt = _workflow(host, pictures, run, 2, adapter={"kind": kind, "targets": targets})
+    with torch.inference_mode():  # weights as a loader node inside the executor makes them
+        model = host.call("GraftDemo")[0]
+    module = model.model.diffusion_model
+    before = {name: (id(p), p.requires_grad, p.clone()) for name, p in module.named_parameters()}
+    with wall.denoiser(model):  # the host's loader leaves marks of its own
+        pass
+    parts = _parts(module)
+    rng = torch.random.get_rng_state()
+    captured = _run(host, prompt, state=["10", 0], model=["1", 0], patched=["10", 1])
+    assert torch.equal(rng, torch.random.get_rng_state()) and torch.is_grad_enabled()
+    trained = captured["model"].model.diffusion_model
+    for name, p in trained.named_parameters():
+        assert torch.equal(p, before[name][2]), name
+        assert p.requires_grad == before[name][1] and p.grad is None
+    assert _parts(trained) == parts
+    moments = {name.split("/", 1)[1] for name in captured["state"].optimizer}
+    assert moments == set(captured["state"].trained)  # at step 1 every trained tensor had a gradient
+
+
+def test_the_same_step_is_not_trained_twice_after_a_restart(host, pictures, run, wall, monkeypatch):
+    prompt = _workflow(host, pictures, run, 2, 2)
+    first = _run(host, prompt, lora=["11", 3], report=["11", 5])
+    assert "2 trained now" in first["report"] and "stored in" in first["report"]
+    host.fresh()
+    monkeypatch.setattr(wall, "denoiser", lambda patcher: pytest.fail("it was trained again"))
+    second = _run(host, prompt, lora=["11", 3], report=["11", 5])
+    assert "stored result of step 4: nothing was trained" in second["report"] and "0 trained now" in second["report"]
+    assert _bytes(first["lora"]) == _bytes(second["lora"])
+
+
+def test_a_new_queue_in_one_session_runs_no_node_again(host, pictures, run):
+    prompt = _workflow(host, pictures, run, 2)
+    assert "10" in host.run(prompt)["executed"]
+    assert "10" not in host.run(prompt)["executed"]
+
+
+def test_more_steps_go_on_from_the_stored_ones(host, pictures, run):
+    _run(host, _workflow(host, pictures, run, 3), lora=["10", 3])
+    more = _run(host, _workflow(host, pictures, run, 5), lora=["10", 3], report=["10", 5])
+    assert "stored result of step 3: went on from there" in more["report"] and "2 trained now" in more["report"]
+    _clear(host, run)
+    assert _bytes(more["lora"]) == _bytes(_run(host, _workflow(host, pictures, run, 5), lora=["10", 3])["lora"])
+
+
+def test_an_interrupted_run_goes_on_and_the_model_is_whole(host, pictures, run, wall, monkeypatch):
+    prompt = _workflow(host, pictures, run, 5)
+    real, seen = wall.send_event, []
+
+    def interrupt(name, data):
+        real(name, data)
+        seen.append(data["step"])
+        if len(seen) == 3:
+            import comfy.model_management
+
+            comfy.model_management.interrupt_current_processing()
+
+    monkeypatch.setattr(wall, "send_event", interrupt)
+    broken = host.run(prompt, capture={"model": ["1", 0]})
+    assert not broken["success"] and seen == [1, 2, 3]
+    monkeypatch.setattr(wall, "send_event", real)
+    again = _run(host, prompt, lora=["10", 3], report=["10", 5], model=["1", 0])
+    assert "went on from the snapshot at step 3" in again["report"]
+    fresh = host.call("GraftDemo")[0].model.diffusion_model.state_dict()
+    assert all(torch.equal(fresh[k], v) for k, v in again["model"].model.diffusion_model.state_dict().items())
+    _clear(host, run)
+    assert _bytes(again["lora"]) == _bytes(_run(host, prompt, lora=["10", 3])["lora"])
+
+
+def test_an_error_in_the_middle_leaves_the_model_as_it_was(host, pictures, run, wall, monkeypatch):
+    model, clip, vae = host.call("GraftDemo")
+    dataset = host.call("GraftDataset", folder=pictures, vae=vae, clip=clip, resolution=256)[0]
+    before = _bytes(model.model.state_dict())
+    monkeypatch.setattr(wall, "send_event", lambda name, data: 1 / 0)
+    for kind in ("lora", "full"):
+        adapter = host.call("GraftAdapter", kind=kind, targets="all")[0]
+        state = host.call("GraftTrainStart", model=model, dataset=dataset, adapter=adapter, run=run)[0]
+        with pytest.raises(ZeroDivisionError):
+            host.call("TrainStep", state=state, steps=2)
+        assert _bytes(model.model.state_dict()) == before
+        assert not [m for m in model.model.modules() if m._forward_hooks or "forward" in m.__dict__]
+
+
+def test_progress_and_events_are_sent(host, pictures, run):
+    result = host.run(_workflow(host, pictures, run, 3))
+    steps = [data for event, data in result["events"] if event == "graft.step"]
+    assert [data["step"] for data in steps] == [1, 2, 3] and {data["node"] for data in steps} == {"10"}
+    assert all(data["until"] == 3 and np.isfinite(data["loss"]) for data in steps)
+    assert result["history"]["10"]["text"][0].startswith(f"run '{run}': step 0 to 3")
+
+
+def test_the_model_output_has_the_lora_and_the_average_is_emamerges(host, pictures, run, wall):
+    prompt = _workflow(host, pictures, run, 3, optimizer={"learning_rate": 5e-2})
+    prompt["20"] = _inputs(host, "EMAMerge", model=["1", 0], clip=["1", 1], state=["10", 0])
+    captured = _run(host, prompt, state=["10", 0], model=["10", 1], averaged=["20", 0], picture=["20", 3])
+    state = captured["state"]
+    assert captured["picture"].shape == (1, 540, 960, 3)
+    with wall.denoiser(captured["model"]) as denoiser:
+        x, sigma = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.tensor([0.7])
+        conditioning = state.subject.dataset.conditionings[""]
+        with torch.no_grad():
+            patched = denoiser.denoise(x, sigma, [conditioning], {})
+    with wall.denoiser(captured["averaged"]) as denoiser, torch.no_grad():
+        averaged = denoiser.denoise(x, sigma, [conditioning], {})
+    with wall.denoiser(state.subject.model) as denoiser, torch.inference_mode(False), torch.no_grad():
+        base = denoiser.denoise(x, sigma, [conditioning], {})
+        with adapters.attached(denoiser.module, state.start.adapter, state.trained, lambda: (0, 0, "")):
+            expected = denoiser.denoise(x, sigma, [conditioning], {})
+        with adapters.attached(denoiser.module, state.start.adapter, state.average, lambda: (0, 0, "")):
+            expected_average = denoiser.denoise(x, sigma, [conditioning], {})
+    assert torch.allclose(patched, expected, atol=1e-4) and torch.allclose(averaged, expected_average, atol=1e-4)
+    assert not torch.allclose(patched, base, atol=1e-3) and not torch.allclose(patched, averaged, atol=1e-4)
+
+
+def test_full_weights_come_out_as_differences_that_the_model_takes(host, pictures, run, wall):
+    prompt = _workflow(host, pictures, run, 2, adapter={"kind": "full", "targets": "all"})
+    captured = _run(host, prompt, state=["10", 0], lora=["10", 3], model=["10", 1], base=["1", 0])
+    base = dict(captured["base"].model.diffusion_model.state_dict())
+    weights = captured["state"].weights()
+    assert weights.keys() == {name for name, _ in captured["base"].model.diffusion_model.named_parameters()}
+    assert len(captured["lora"]) == len(weights)
+    with wall.denoiser(captured["model"]) as denoiser:
+        live = {name: p.detach().clone() for name, p in denoiser.module.named_parameters()}
+    assert all(torch.allclose(live[name], weights[name], atol=1e-6) for name in weights)
+    assert any(not torch.equal(live[name], base[name]) for name in weights)
+
+
+def test_kind_full_refuses_a_patched_model(host, pictures, run):
+    prompt = _workflow(host, pictures, run, 2)
+    captured = _run(host, prompt, model=["10", 1], dataset=["2", 0])
+    adapter = host.call("GraftAdapter", kind="full", targets="all")[0]
+    with pytest.raises(ValueError, match="kind full trains a model's own weights, and this one has 1 stacks of LoRAs on it"):
+        host.call("GraftTrainStart", model=captured["model"], dataset=captured["dataset"], adapter=adapter, run=run)
+
+
+def test_a_run_on_a_grafted_model_is_another_run(host, pictures, run):
+    captured = _run(host, _workflow(host, pictures, run, 2), model=["10", 1], dataset=["2", 0], state=["10", 0])
+    again = host.call("GraftTrainStart", model=captured["model"], dataset=captured["dataset"], run=run)[0]
+    plain = host.call("GraftTrainStart", model=captured["state"].subject.model, dataset=captured["dataset"], run=run)[0]
+    assert again.start.model != plain.start.model and not again.subject.unhashed
+    assert host.call("TrainStep", state=again, steps=1)[0].step == 1
+
+
+def test_the_fingerprint_is_that_of_the_base_whoever_is_loaded(host, pictures, run, wall):
+    captured = _run(host, _workflow(host, pictures, run, 2, optimizer={"learning_rate": 1e-1}), model=["10", 1], base=["1", 0])
+    plain = wall.fingerprint(captured["base"])
+    with wall.denoiser(captured["model"]):  # merged weights are live now
+        wall._BASES.pop(captured["base"].model)
+        assert wall.fingerprint(captured["base"]) == plain
+    assert wall.fingerprint(host.call("GraftDemo")[0]) == plain and not plain.unhashed
+
+
+def test_todo_is_used_in_training_and_noted(host, pictures, run):
+    plain = _workflow(host, pictures, run, 2)
+    thinned = _workflow(host, pictures, run, 2)
+    thinned["8"] = _inputs(host, "ApplyToDo", model=["1", 0], factor=2.0, max_depth=2)
+    thinned["7"]["inputs"]["model"] = ["8", 0]
+    one, two = (_run(host, prompt, lora=["10", 3], state=["10", 0]) for prompt in (plain, thinned))
+    assert _bytes(one["lora"]) != _bytes(two["lora"])
+    assert one["state"].start.model != two["state"].start.model and not two["state"].subject.unhashed
+    assert two["state"].metadata()["ss_todo_factor"] == "2" and "ss_todo_factor" not in one["state"].metadata()
+    sampling = _workflow(host, pictures, run, 2)
+    sampling["8"] = _inputs(host, "ApplyToDo", model=["1", 0], factor=2.0, phase="sampling")
+    sampling["7"]["inputs"]["model"] = ["8", 0]
+    assert _bytes(_run(host, sampling, lora=["10", 3])["lora"]) == _bytes(one["lora"])
+
+
+def test_settings_from_a_step_on(host, pictures, run):
+    prompt = _workflow(host, pictures, run, 2, 2)
+    other = _workflow(host, pictures, run, 2, 2)
+    other["8"] = _inputs(host, "GraftOptimizer", learning_rate=1e-5, batch_size=1)
+    other["11"]["inputs"]["optimizer"] = ["8", 0]
+    one, two = (_run(host, p, lora=["11", 3], state=["11", 0]) for p in (prompt, other))
+    assert _bytes(one["lora"]) != _bytes(two["lora"]) and len(two["state"].position) == 2
+    assert two["state"].history.loss[:2] == one["state"].history.loss[:2]
+
+
+def test_epochs_replace_steps(host, pictures, run):
+    captured = _run(host, _workflow(host, pictures, run, 100, epochs=1.0), state=["10", 0])
+    assert captured["state"].step == 3  # five pictures of six, two a batch
+
+
+def test_no_dates_and_no_random_ids_in_the_metadata(host, pictures, run):
+    states = []
+    for _ in range(2):
+        _clear(host, run)
+        states.append(_run(host, _workflow(host, pictures, run, 1), state=["10", 0])["state"])
+    assert states[0].metadata() == states[1].metadata()
+    found = states[0].metadata()
+    assert all(isinstance(k, str) and isinstance(v, str) for k, v in found.items())
+    assert (found["ss_network_dim"], found["ss_network_alpha"], found["ss_network_module"]) == ("4", "4.0", "networks.lora")
+    assert found["ss_learning_rate"] == "0.002" and found["ss_seed"] == "0"
+
+
+REFUSED = [
+    ("GraftAdapter", {"kind": "dora"}, "kind dora is not available in this version"),
+    ("GraftAdapter", {"text_encoder": True}, "text_encoder is not available"),
+    ("GraftOptimizer", {"optimizer": "prodigy"}, "optimizer prodigy is not available.*use adamw"),
+    ("GraftOptimizer", {"offload": "layers"}, "offload layers is not available"),
+    ("GraftOptimizer", {"text_encoder_rate": 1e-5}, "text_encoder_rate 1e-05 is not available"),
+    ("GraftOptimizer", {"precision": "full-bf16"}, "precision full-bf16 is not available"),
+    ("GraftObjective", {"loss": "scheduled-huber"}, "loss scheduled-huber is not available"),
+    ("GraftObjective", {"ip_noise": 0.1}, "ip_noise is not available"),
+    ("GraftObjective", {"zero_terminal_snr": True}, "zero_terminal_snr is not available"),
+    ("GraftObjective", {"prior": "output-preservation"}, "output-preservation is not available"),
+]
+
+
+@pytest.mark.parametrize(("node", "inputs", "message"), REFUSED, ids=lambda v: str(v)[:40])
+def test_options_of_later_versions_are_refused(host, node, inputs, message):
+    with pytest.raises(ValueError, match=message):
+        host.call(node, **inputs)
+
+
+def test_what_is_wrong_is_said_before_the_first_step(host, pictures, run):
+    model, clip, vae = host.call("GraftDemo")
+    dataset = host.call("GraftDataset", folder=pictures, vae=vae, clip=clip, resolution=256)[0]
+    with pytest.raises(ValueError, match="needs a signal-to-noise ratio, which flow models lack"):
+        host.call("GraftTrainStart", model=model, dataset=dataset, objective=host.call("GraftObjective", weighting="min-snr")[0])
+    with pytest.raises(ValueError, match="plain folder name"):
+        host.call("GraftTrainStart", model=model, dataset=dataset, run="../x")
+    with pytest.raises(ValueError, match="choose no module"):
+        host.call("GraftTrainStart", model=model, dataset=dataset, adapter=host.call("GraftAdapter", pattern="nothing")[0])
+    state = host.call("GraftTrainStart", model=model, dataset=dataset, run=run)[0]
+    with pytest.raises(ValueError, match="preview_every is not available"):
+        host.call("TrainStep", state=state, preview_every=5)
+    other = host.call("GraftObjective", prior="regularisation")[0]
+    with pytest.raises(ValueError, match="needs a regularisation dataset"):
+        host.call("TrainStep", state=state, objective=other, steps=1)
+
+
+def test_a_rate_that_explodes_stops_and_says_so(host, pictures, run):
+    result = host.run(_workflow(host, pictures, run, 12, optimizer={"learning_rate": 10.0, "clip_norm": 0.0, "warmup": 0}))
+    if not result["success"]:
+        message = result["errors"]["10"][0]["exception_message"]
+        assert "has diverged" in message and "is kept" in message
+    else:  # AdamW's steps are bounded: the loss may stay finite
+        assert "10" in result["executed"]
+
+
+def test_regularisation_is_mixed_in(host, pictures, run):
+    model, clip, vae = host.call("GraftDemo")
+    given = {"folder": pictures, "vae": vae, "clip": clip, "resolution": 256}
+    regular = host.call("GraftDataset", **given, validation=0.0)[0]
+    dataset, _, report = host.call("GraftDataset", **given, regularisation=regular, regularisation_share=0.5)
+    assert "regularisation: 6 pictures, 50% of each batch" in report
+    optimizer = host.call("GraftOptimizer", batch_size=4)[0]
+    heavy = host.call("GraftObjective", prior="regularisation", prior_weight=3.0)[0]
+    found = []
+    for data, objective in ((dataset, None), (dataset, heavy), (host.call("GraftDataset", **given)[0], None)):
+        state = host.call("GraftTrainStart", model=model, dataset=data, optimizer=optimizer, objective=objective, run=run)[0]
+        found.append(_bytes(host.call("TrainStep", state=state, steps=2)[3]))
+    assert len(set(found)) == 3
