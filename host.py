@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
+import functools
 import hashlib
 import json
 import os
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 
 from .patches import formats, kernels, weights
+from .patches.adapters import packed, unpacked
 from .patches.attention import ToDoPatch
 from .patches.attention_override import ToDo, ToDoCall, plan_todo
-from .patches.stack import Piece, Stack, fuse
+from .patches.stack import Piece, Stack, additive, fuse, in_order
 from .patches.todo import ToDoSettings
 
 if TYPE_CHECKING:
@@ -127,7 +129,7 @@ def graft(model: Any, clip: Any, entries: Sequence[Entry], mode: str = "auto") -
     lines = [_entry_report(entry, lora, clip is not None) for entry, lora in parsed]
     out = []
     for space, patcher in (("model", model), ("clip", None if clip is None else clip.patcher)):
-        pieces = _pieces(parsed, space) if patcher is not None else {}
+        pieces = _pieces(parsed, space, shapes) if patcher is not None else {}
         out.append(_put(patcher, pieces, mode, space, lines) if pieces else patcher)
     grafted_clip = clip
     if clip is not None and out[1] is not clip.patcher:
@@ -170,12 +172,14 @@ def _more_names(model: Any) -> dict[str, str]:
     return names
 
 
-def _pieces(parsed: Sequence[tuple[Entry, formats.ParsedLora]], space: str) -> dict[str, list[Piece]]:
+def _pieces(
+    parsed: Sequence[tuple[Entry, formats.ParsedLora]], space: str, shapes: Mapping[tuple[str, str], Sequence[int]]
+) -> dict[str, list[Piece]]:
     pieces: dict[str, list[Piece]] = {}
     for entry, lora in parsed:
         strength = entry.model if space == "model" else entry.clip
         if strength != 0.0:
-            for weight, layer, part in formats.pieces_of(lora, space):
+            for weight, layer, part in formats.pieces_of(lora, space, shapes):
                 pieces.setdefault(weight, []).append(Piece(layer, strength, part))
     return pieces
 
@@ -199,7 +203,7 @@ def _put(patcher: Any, pieces: Mapping[str, Sequence[Piece]], mode: str, space: 
     if mode == "host":
         lines.append(f"{name}: {len(pieces)} weights through ComfyUI's own patches; merging, extracting and saving see them")
         return _host_patched(patcher, pieces)
-    merge, bypass, reasons = weights.plan(patcher.model, pieces, mode, _why_not_merge(patcher))
+    merge, bypass, reasons = weights.plan(patcher.model, pieces, mode, _why_not_merge(patcher), _not_additive(pieces))
     if reasons:
         lines.append(f"{name}: " + "; ".join(f"{count} {reason}" for reason, count in sorted(reasons.items())))
     lines.append(
@@ -207,6 +211,12 @@ def _put(patcher: Any, pieces: Mapping[str, Sequence[Piece]], mode: str, space: 
         "save it see the base (use mode host for those)"
     )
     return _injected(patcher, Stack(pieces, bypass))
+
+
+def _not_additive(pieces: Mapping[str, Sequence[Piece]]) -> dict[str, str]:
+    """{weight: the kinds of layer on it that need the weight itself}."""
+    kinds = {weight: sorted({piece.layer.kind for piece in of if not piece.layer.additive}) for weight, of in pieces.items()}
+    return {weight: ", ".join(of) for weight, of in kinds.items() if of}
 
 
 def _why_not_merge(patcher: Any) -> str | None:
@@ -264,13 +274,17 @@ def _version(patcher: Any) -> weights.Version:
 
 
 def _host_patched(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> Any:
-    """A clone with one fused adapter a weight as ComfyUI's own patch."""
+    """A clone with one fused adapter a weight as ComfyUI's own patch; layers that do not merely add go as one adapter of ours."""
     from comfy.weight_adapter import LoRAAdapter
 
+    own = _adapter_class()
     shapes = dict(patcher.model.named_parameters(remove_duplicate=False))
     adapters: dict[str, Any] = {}
     differences: dict[str, Any] = {}
     for weight, of in pieces.items():
+        if not additive(of):
+            adapters[weight] = own(set(), tuple((piece.strength, piece.part, packed(piece.layer)) for piece in of))
+            continue
         fused = fuse(of, shapes[weight].shape)
         if fused.up.shape[1]:
             adapters[weight] = LoRAAdapter(set(), (fused.up, fused.down, None, None, None, None))
@@ -282,6 +296,28 @@ def _host_patched(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> Any:
         if len(applied) != len(patches):
             raise ValueError(f"the host did not take patches for {sorted(set(patches) - set(applied))}")
     return clone
+
+
+@functools.cache
+def _adapter_class() -> type:
+    """ComfyUI's adapter that puts pieces of any kind on a weight, in order; its `weights` are (strength, part, packed layer) each."""
+    from comfy.weight_adapter import WeightAdapterBase
+
+    class GraftAdapter(WeightAdapterBase):
+        name = "graft"
+
+        def __init__(self, loaded_keys: set[str], weights: tuple) -> None:
+            self.loaded_keys, self.weights = loaded_keys, weights
+
+        def calculate_weight(
+            self, weight: torch.Tensor, key: str, strength: float, strength_model: float, offset: Any, function: Callable,
+            intermediate_dtype: torch.dtype = torch.float32, original_weight: Any = None,
+        ) -> torch.Tensor:  # fmt: skip
+            base = weight.float()
+            made = in_order(base, [Piece(unpacked(layer), own, part) for own, part, layer in self.weights])
+            return weight.copy_(base + strength * function(made - base))
+
+    return GraftAdapter
 
 
 OUTPUT_LORAS = "output/loras/"  # prefix of the names of LoRAs that were saved under ComfyUI's output folder

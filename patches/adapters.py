@@ -1,11 +1,16 @@
-"""What a LoRA file holds for one weight: a factor pair (LoRA; LoCon, arXiv 2309.14859, with Tucker core) or a full difference."""
+"""What a LoRA file holds for one weight: factors, a difference, a rotation; what it adds to the weight, or what it makes of it.
+
+LoRA (arXiv 2106.09685), LoCon, LoHa, LoKr (arXiv 2309.14859), DoRA (arXiv 2402.09353), OFT (arXiv 2306.07280), BOFT (arXiv 2311.06243),
+GLoRA (arXiv 2306.07967), IA3 (arXiv 2205.05638). Each agrees with the library that makes such files (lycoris, PEFT) at strength 1; at
+strength s an additive layer gives W + s * delta, any other one W + s * (made(W) - W).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +28,7 @@ class LoRA:
     down: Tensor
     alpha: float | None = None
     mid: Tensor | None = None
+    additive: ClassVar[bool] = True
 
     @property
     def kind(self) -> str:
@@ -61,6 +67,11 @@ class LoRA:
             return f"expected a weight {_sides(shape)}, got up {_text(self.up)} x down {_text(self.down)} = {self.up.shape[0]}x{columns}"
         return None
 
+    def delta(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+        """The difference (shape) at strength 1 in float32."""
+        up, down = (factor.to(device, torch.float32) for factor in self.factors())
+        return (self.scale * (up @ down)).reshape(tuple(shape))
+
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
         return (self.up, self.down) if self.mid is None else (self.up, self.down, self.mid)
@@ -68,13 +79,20 @@ class LoRA:
 
 @dataclass(frozen=True, eq=False)
 class Diff:
-    """delta = diff, of the weight's own shape."""
+    """delta = scale * diff, of the weight's own shape."""
 
     diff: Tensor
+    scale: float = 1.0
     kind: ClassVar[str] = "diff"
+    additive: ClassVar[bool] = True
 
     def factors(self) -> None:
         """None: a full difference has no factors."""
+
+    def delta(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+        """The difference (shape) at strength 1 in float32."""
+        diff = self.diff.to(device, torch.float32)
+        return diff if self.scale == 1.0 else diff * self.scale
 
     def problem(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
@@ -85,15 +103,353 @@ class Diff:
         return (self.diff,)
 
 
-Layer = LoRA | Diff
+@dataclass(frozen=True, eq=False)
+class LoHa:
+    """delta = scale * (w1_a @ w1_b) * (w2_a @ w2_b), elementwise; with cores t1, t2 (rank, rank, *kernel) the `a` are (rank, out)."""
+
+    w1_a: Tensor
+    w1_b: Tensor
+    w2_a: Tensor
+    w2_b: Tensor
+    alpha: float | None = None
+    t1: Tensor | None = None
+    t2: Tensor | None = None
+    kind: ClassVar[str] = "LoHa"
+    additive: ClassVar[bool] = True
+
+    @property
+    def scale(self) -> float:
+        """alpha / rank; 1 without alpha."""
+        return 1.0 if self.alpha is None else self.alpha / self.w1_b.shape[0]
+
+    def factors(self) -> tuple[Tensor, Tensor] | None:
+        """The product of two low ranks as one pair of rank r1 * r2 while that is small, not scaled; else None."""
+        ranks = self.w1_b.shape[0] * self.w2_b.shape[0]
+        if self.t1 is not None or self.t2 is not None or ranks > _FEW:
+            return None
+        a1, b1, a2, b2 = (factor.float() for factor in (self.w1_a, self.w1_b, self.w2_a, self.w2_b))
+        return (a1[:, :, None] * a2[:, None, :]).flatten(1), (b1[:, None] * b2[None]).flatten(0, 1)
+
+    def delta(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+        """The difference (shape) at strength 1 in float32."""
+        first, second = (_product(*of, device) for of in ((self.w1_a, self.w1_b, self.t1), (self.w2_a, self.w2_b, self.t2)))
+        return (self.scale * first * second).reshape(tuple(shape))
+
+    def problem(self, shape: Sequence[int]) -> str | None:
+        """Why this does not fit a weight of `shape`, or None."""
+        for name, a, b, core in (("hada_w1", self.w1_a, self.w1_b, self.t1), ("hada_w2", self.w2_a, self.w2_b, self.t2)):
+            found = _product_problem(name, a, b, core)
+            if found is not None:
+                return found
+            sides = _product_sides(a, b, core)
+            if not _fits(sides, shape):
+                return f"expected a weight {_sides(shape)}, got {name} {_sides(sides)}"
+        return None
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor this holds."""
+        return _present(self.w1_a, self.w1_b, self.w2_a, self.w2_b, self.t1, self.t2)
 
 
-def delta(layer: Layer, shape: Sequence[int]) -> Tensor:
-    """The unscaled-by-strength difference (shape) of one layer in float32."""
-    if isinstance(layer, Diff):
-        return layer.diff.float()
-    up, down = layer.factors()
-    return (layer.scale * (up.float() @ down.float())).reshape(tuple(shape))
+@dataclass(frozen=True, eq=False)
+class LoKr:
+    """delta = scale * kron(w1, w2); each is a matrix or a product a @ b, w2 also of a convolution or with a Tucker core t2.
+
+    alpha counts only where a factor is a product (alpha / its rank), as lycoris has it.
+    """
+
+    w1: Tensor | None
+    w2: Tensor | None
+    w1_a: Tensor | None = None
+    w1_b: Tensor | None = None
+    w2_a: Tensor | None = None
+    w2_b: Tensor | None = None
+    t2: Tensor | None = None
+    alpha: float | None = None
+    kind: ClassVar[str] = "LoKr"
+    additive: ClassVar[bool] = True
+
+    @property
+    def scale(self) -> float:
+        """alpha / rank of w2, or of w1 where only that is a product; 1 where neither is or without alpha."""
+        inner = self.w2_b if self.w2 is None else self.w1_b if self.w1 is None else None
+        return 1.0 if self.alpha is None or inner is None else self.alpha / inner.shape[0]
+
+    def factors(self) -> None:
+        """None: a Kronecker product is not of low rank."""
+
+    def delta(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+        """The difference (shape) at strength 1 in float32."""
+        first = _either(self.w1, self.w1_a, self.w1_b, None, device)
+        second = _either(self.w2, self.w2_a, self.w2_b, self.t2, device)
+        first = first.reshape(*first.shape, *(1,) * (second.ndim - first.ndim))
+        return (self.scale * torch.kron(first, second.contiguous())).reshape(tuple(shape))
+
+    def problem(self, shape: Sequence[int]) -> str | None:
+        """Why this does not fit a weight of `shape`, or None."""
+        sides = []
+        for name, whole, a, b, core in (
+            ("lokr_w1", self.w1, self.w1_a, self.w1_b, None), ("lokr_w2", self.w2, self.w2_a, self.w2_b, self.t2),
+        ):  # fmt: skip
+            if whole is None and (a is None or b is None):
+                return f"expected {name}, or {name}_a and {name}_b"
+            found = None if whole is not None or a is None or b is None else _product_problem(name, a, b, core)
+            if found is not None or (whole is not None and whole.ndim < 2):
+                return found or f"{name}: expected a matrix, got {_text(cast(Tensor, whole))}"
+            sides.append(tuple(whole.shape) if whole is not None else _product_sides(cast(Tensor, a), cast(Tensor, b), core))
+        (out, columns, *_), (more, inner, *kernel) = sides
+        product = (out * more, columns * inner, *kernel)
+        return None if _fits(product, shape) else f"expected a weight {_sides(shape)}, got {_sides(sides[0])} (x) {_sides(sides[1])}"
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor this holds."""
+        return _present(self.w1, self.w2, self.w1_a, self.w1_b, self.w2_a, self.w2_b, self.t2)
+
+
+Additive = LoRA | Diff | LoHa | LoKr
+
+
+@dataclass(frozen=True, eq=False)
+class DoRA:
+    """made(W) = magnitude * (W + delta) / ||W + delta||.
+
+    Trainers differ in the axis of the norm: a magnitude (out) or (out, 1, …) has one number a row of W, (1, in, …) one a column. ComfyUI
+    divides by ||W|| in the first case; PEFT, lycoris and the paper by ||W + delta|| in both, and so does this.
+    """
+
+    inner: Additive
+    magnitude: Tensor
+    additive: ClassVar[bool] = False
+
+    @property
+    def kind(self) -> str:
+        """The family's name, for reports."""
+        return "DoRA" if self.inner.kind in ("LoRA", "LoCon") else f"{self.inner.kind} with DoRA"
+
+    def made(self, weight: Tensor) -> Tensor:
+        """What a weight (out, in, ...) in float32 becomes."""
+        changed = weight + self.inner.delta(weight.shape, weight.device)
+        magnitude = self.magnitude.to(weight.device, torch.float32)
+        axis = 0 if self.magnitude.shape[0] == weight.shape[0] else 1
+        others = [dimension for dimension in range(weight.ndim) if dimension != axis]
+        norm = torch.linalg.vector_norm(changed, dim=others, keepdim=True)
+        return changed * (magnitude.reshape(norm.shape) / (norm + torch.finfo(torch.float32).eps))
+
+    def problem(self, shape: Sequence[int]) -> str | None:
+        """Why this does not fit a weight of `shape`, or None."""
+        side = self.magnitude.numel()
+        rows = side == shape[0] and self.magnitude.shape[0] == shape[0]
+        columns = len(shape) > 1 and side == shape[1] and self.magnitude.ndim > 1 and self.magnitude.shape[1] == shape[1]
+        if not rows and not columns:
+            return f"expected a magnitude of {shape[0]} rows or 1x{shape[1] if len(shape) > 1 else 1} columns, got {_text(self.magnitude)}"
+        return self.inner.problem(shape)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor this holds."""
+        return (*self.inner.tensors(), self.magnitude)
+
+
+@dataclass(frozen=True, eq=False)
+class OFT:
+    """made(W) = R W with R block-diagonal and orthogonal, times `rescale` (out, 1, …) where there is one.
+
+    `blocks` (blocks, b, b): one rotation (OFT); (stages, blocks, b, b): a butterfly of stages (BOFT). `alpha` is lycoris' constraint: the
+    skew-symmetric parts are kept below alpha * out. (ComfyUI reads it without `out`, leaves OFT's rescale out, and squares the strength.)
+    """
+
+    blocks: Tensor
+    rescale: Tensor | None = None
+    alpha: float | None = None
+    additive: ClassVar[bool] = False
+
+    @property
+    def kind(self) -> str:
+        """The family's name, for reports."""
+        return "BOFT" if self.blocks.ndim == 4 else "OFT"
+
+    def rotations(self, out: int, device: torch.device | str) -> Tensor:
+        """Cayley's (I + Q)(I - Q)^-1 of every block."""
+        blocks = self.blocks.to(device, torch.float32)
+        skew = blocks - blocks.transpose(-1, -2)
+        limit = (self.alpha or 0.0) * out
+        norm = torch.linalg.vector_norm(skew) + 1e-8
+        if limit > 0 and norm > limit:
+            skew = skew * (limit / norm)
+        one = torch.eye(blocks.shape[-1], device=blocks.device)
+        return (one + skew) @ torch.linalg.inv(one - skew)
+
+    def made(self, weight: Tensor) -> Tensor:
+        """What a weight (out, in, ...) in float32 becomes."""
+        rotations = self.rotations(weight.shape[0], weight.device)
+        rows = weight.flatten(1)
+        if self.blocks.ndim == 3:
+            rows = (rotations.transpose(1, 2) @ rows.unflatten(0, rotations.shape[:2])).flatten(0, 1)
+        else:
+            for stage, rotation in enumerate(rotations):
+                rows = _butterfly(rows, rotation, 2**stage * (rotation.shape[-1] // 2))
+        made = rows.reshape(weight.shape)
+        return made if self.rescale is None else made * self.rescale.to(weight.device, torch.float32).reshape(-1, *(1,) * (weight.ndim - 1))
+
+    def problem(self, shape: Sequence[int]) -> str | None:
+        """Why this does not fit a weight of `shape`, or None."""
+        if self.blocks.ndim not in (3, 4) or self.blocks.shape[-1] != self.blocks.shape[-2]:
+            return f"expected square blocks, got {_text(self.blocks)}"
+        rows = self.blocks.shape[-3] * self.blocks.shape[-1]
+        if len(shape) < 2 or rows != shape[0]:
+            return f"expected a weight {_sides(shape)}, got blocks {_text(self.blocks)} for {rows} rows"
+        if self.blocks.ndim == 4 and rows % (2 ** self.blocks.shape[0] * (self.blocks.shape[-1] // 2)):
+            return f"a butterfly of {self.blocks.shape[0]} stages does not divide {rows} rows"
+        return None if self.rescale is None or self.rescale.numel() == rows else f"expected {rows} of rescale, got {_text(self.rescale)}"
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor this holds."""
+        return _present(self.blocks, self.rescale)
+
+
+@dataclass(frozen=True, eq=False)
+class GLoRA:
+    """made(W) = W + scale * (W a1 a2 + b1 b2); lycoris' older files hold each pair the other way round."""
+
+    a1: Tensor
+    a2: Tensor
+    b1: Tensor
+    b2: Tensor
+    alpha: float | None = None
+    kind: ClassVar[str] = "GLoRA"
+    additive: ClassVar[bool] = False
+
+    def _pairs(self, columns: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        a1, a2, b1, b2 = (factor.flatten(1) for factor in (self.a1, self.a2, self.b1, self.b2))
+        return (a1, a2, b1, b2) if a1.shape[0] == columns else (a2, a1, b2, b1)
+
+    def made(self, weight: Tensor) -> Tensor:
+        """What a weight (out, in, ...) in float32 becomes."""
+        a1, a2, b1, b2 = (factor.to(weight.device, torch.float32) for factor in self._pairs(weight.shape[1]))
+        turned = torch.einsum("oi...,ir,rj->oj...", weight, a1, a2)
+        scale = 1.0 if self.alpha is None else self.alpha / a2.shape[0]
+        return weight + scale * (turned + (b1 @ b2).reshape(weight.shape))
+
+    def problem(self, shape: Sequence[int]) -> str | None:
+        """Why this does not fit a weight of `shape`, or None."""
+        if len(shape) < 2 or any(factor.ndim < 2 for factor in self.tensors()):
+            return f"expected matrices, got {', '.join(_text(factor) for factor in self.tensors())}"
+        a1, a2, b1, b2 = self._pairs(shape[1])
+        sides = (shape[1], shape[0], math.prod(shape[1:]))
+        inner = (a1.shape[1], b1.shape[1]) == (a2.shape[0], b2.shape[0])
+        if (a2.shape[1], b1.shape[0], b2.shape[1]) != sides or a1.shape[0] != shape[1] or not inner:
+            return f"expected a weight {_sides(shape)}, got a1, a2, b1, b2 {', '.join(_text(factor) for factor in self.tensors())}"
+        return None
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor this holds."""
+        return (self.a1, self.a2, self.b1, self.b2)
+
+
+@dataclass(frozen=True, eq=False)
+class IA3:
+    """made(W) = W * (1 + factor) for lycoris, W * factor for PEFT (`whole`); the factor belongs to columns (`columns`) or rows."""
+
+    factor: Tensor
+    columns: bool
+    whole: bool = False
+    kind: ClassVar[str] = "IA3"
+    additive: ClassVar[bool] = False
+
+    def made(self, weight: Tensor) -> Tensor:
+        """What a weight (out, in, ...) in float32 becomes."""
+        factor = self.factor.to(weight.device, torch.float32).flatten() + (0.0 if self.whole else 1.0)
+        ones = (1,) * (weight.ndim - 1 - int(self.columns))
+        return weight * (factor.reshape(1, -1, *ones) if self.columns else factor.reshape(-1, *ones))
+
+    def problem(self, shape: Sequence[int]) -> str | None:
+        """Why this does not fit a weight of `shape`, or None."""
+        side = shape[int(self.columns)] if len(shape) > int(self.columns) else -1
+        return None if self.factor.numel() == side else f"expected {side} factors for a weight {_sides(shape)}, got {_text(self.factor)}"
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor this holds."""
+        return (self.factor,)
+
+
+@dataclass(frozen=True, eq=False)
+class Set:
+    """made(W) = value. (ComfyUI sets it whatever the strength; here strength goes from W to the value.)"""
+
+    value: Tensor
+    kind: ClassVar[str] = "set_weight"
+    additive: ClassVar[bool] = False
+
+    def made(self, weight: Tensor) -> Tensor:
+        """What a weight in float32 becomes."""
+        return self.value.to(weight.device, torch.float32).reshape(weight.shape)
+
+    def problem(self, shape: Sequence[int]) -> str | None:
+        """Why this does not fit a weight of `shape`, or None."""
+        return None if tuple(self.value.shape) == tuple(shape) else f"expected a weight {_sides(shape)}, got {_text(self.value)}"
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor this holds."""
+        return (self.value,)
+
+
+Layer = Additive | DoRA | OFT | GLoRA | IA3 | Set
+_CLASSES: dict[str, Any] = {cls.__name__: cls for cls in (LoRA, Diff, LoHa, LoKr, DoRA, OFT, GLoRA, IA3, Set)}
+_FEW = 64  # up to this rank a LoHa is cheaper as a pair of factors than as a full difference
+
+
+def packed(layer: Any) -> tuple:
+    """A layer as a tuple of plain values and tensors: (class name, fields)."""
+    values = (getattr(layer, field.name) for field in fields(layer))
+    return type(layer).__name__, tuple(packed(value) if hasattr(value, "additive") else value for value in values)
+
+
+def unpacked(content: tuple) -> Layer:
+    """The layer that `packed` took apart."""
+    name, values = content
+    return _CLASSES[name](*(unpacked(value) if isinstance(value, tuple) else value for value in values))
+
+
+def settings(layer: Any) -> tuple:
+    """Everything of a layer that is not a tensor, for fingerprints."""
+    values = (getattr(layer, field.name) for field in fields(layer))
+    return layer.kind, tuple(settings(v) if hasattr(v, "additive") else v for v in values if not isinstance(v, Tensor))
+
+
+def _present(*tensors: Tensor | None) -> tuple[Tensor, ...]:
+    return tuple(tensor for tensor in tensors if tensor is not None)
+
+
+def _butterfly(rows: Tensor, rotation: Tensor, half: int) -> Tensor:
+    """One stage: rows that are `half` apart meet in a block, turn, and go back."""
+    mixed = rows.unflatten(0, (-1, 2, half)).transpose(1, 2).flatten(0, 2).unflatten(0, (-1, rotation.shape[-1]))
+    return (rotation @ mixed).flatten(0, 1).unflatten(0, (-1, half, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _product(a: Tensor, b: Tensor, core: Tensor | None, device: torch.device | str) -> Tensor:
+    """a @ b of flattened factors, or Tucker's product with a core; float32."""
+    a, b = a.to(device, torch.float32), b.to(device, torch.float32)
+    if core is not None:
+        return torch.einsum("ij...,ip,jr->pr...", core.to(device, torch.float32), a, b)
+    return (a.flatten(1) @ b.flatten(1)).reshape(a.shape[0], *b.shape[1:])
+
+
+def _either(whole: Tensor | None, a: Tensor | None, b: Tensor | None, core: Tensor | None, device: torch.device | str) -> Tensor:
+    return _product(cast(Tensor, a), cast(Tensor, b), core, device) if whole is None else whole.to(device, torch.float32)
+
+
+def _product_sides(a: Tensor, b: Tensor, core: Tensor | None) -> tuple[int, ...]:
+    return (a.shape[0], *b.shape[1:]) if core is None else (a.shape[1], b.shape[1], *core.shape[2:])
+
+
+def _product_problem(name: str, a: Tensor, b: Tensor, core: Tensor | None) -> str | None:
+    if a.ndim < 2 or b.ndim < 2 or (core is not None and (core.ndim < 3 or a.ndim != 2 or b.ndim != 2)):
+        return f"{name}: expected matrices, got {_text(a)} and {_text(b)}"
+    fits = a.flatten(1).shape[1] == b.shape[0] if core is None else core.shape[:2] == (a.shape[0], b.shape[0])
+    return None if fits else f"{name}: ranks differ: {_text(a)}, {_text(b)}" + ("" if core is None else f", core {_text(core)}")
+
+
+def _fits(sides: Sequence[int], shape: Sequence[int]) -> bool:
+    return len(shape) > 1 and sides[0] == shape[0] and math.prod(sides[1:]) == math.prod(shape[1:])
 
 
 def _text(tensor: Tensor) -> str:

@@ -1,15 +1,15 @@
-"""LoRA state dicts of every spelling (kohya-ss/sd-scripts, PEFT, diffusers, ComfyUI), read into layers and checked whole."""
+"""LoRA state dicts of every spelling (kohya-ss/sd-scripts, lycoris, PEFT, diffusers, ComfyUI), read into layers and checked whole."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from .adapters import Diff, Layer, LoRA, delta
+from .adapters import IA3, OFT, Additive, Diff, DoRA, GLoRA, Layer, LoHa, LoKr, LoRA, Set
 from .stack import Slice
 
 _ROLES = {  # suffix -> what the tensor is; the longest suffix that fits counts
@@ -20,16 +20,30 @@ _ROLES = {  # suffix -> what the tensor is; the longest suffix that fits counts
     ".lora_linear_layer.up.weight": "up", ".lora_linear_layer.down.weight": "down",
     ".alpha": "alpha", ".diff": "diff", ".diff_b": "diff_b",
 }  # fmt: skip
-_OTHER_KINDS = {
-    ".hada_w1_a": "LoHa", ".hada_w1_b": "LoHa", ".hada_w2_a": "LoHa", ".hada_w2_b": "LoHa", ".hada_t1": "LoHa", ".hada_t2": "LoHa",
-    ".lokr_w1": "LoKr", ".lokr_w1_a": "LoKr", ".lokr_w1_b": "LoKr", ".lokr_w2": "LoKr", ".lokr_w2_a": "LoKr", ".lokr_w2_b": "LoKr",
-    ".lokr_t2": "LoKr", ".dora_scale": "DoRA", ".lora_magnitude_vector": "DoRA", ".lora_magnitude_vector.weight": "DoRA",
-    ".lora_magnitude_vector.default.weight": "DoRA", ".oft_blocks": "OFT or BOFT", ".oft_diag": "OFT", ".rescale": "OFT or BOFT",
-    ".a1.weight": "GLoRA", ".a2.weight": "GLoRA", ".b1.weight": "GLoRA", ".b2.weight": "GLoRA",
-    ".w_norm": "norm weights", ".b_norm": "norm weights", ".set_weight": "set_weight", ".reshape_weight": "reshape_weight",
-    ".lora_B.bias": "LoRA bias", ".lora_up.bias": "LoRA bias", ".lora_B.default.bias": "LoRA bias", ".on_input": "IA3",
+_LOKR = ("lokr_w1", "lokr_w2", "lokr_w1_a", "lokr_w1_b", "lokr_w2_a", "lokr_w2_b", "lokr_t2")
+_LOHA = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
+_SAME = (
+    *_LOKR, *_LOHA, "hada_t1", "hada_t2", "dora_scale", "oft_blocks", "rescale", "w_norm", "b_norm", "set_weight", "on_input", "ia3_l",
+)  # fmt: skip
+_MORE_ROLES = {
+    **{f".{name}": name for name in _SAME},
+    **{f".{name}.weight": name for name in ("a1", "a2", "b1", "b2")},
+    **dict.fromkeys((".lora_magnitude_vector", ".lora_magnitude_vector.weight", ".lora_magnitude_vector.default.weight"), "magnitude"),
+    **dict.fromkeys((".lora_B.bias", ".lora_up.bias", ".lora_B.default.bias"), "up_bias"),
+}
+_REFUSED = {
+    ".reshape_weight": "a weight that grows (reshape_weight)", ".bm.weight": "GLoRA with a core", ".oft_diag": "kohya's diagonal OFT",
+    ".oft_R.weight": "PEFT's OFT", ".oft_R": "PEFT's OFT", ".boft_R": "PEFT's BOFT", ".boft_s": "PEFT's BOFT",
+    ".lora_A.bias": "a bias between the factors", ".lora_down.bias": "a bias between the factors",
+    ".q_layer.weight": "T-LoRA", ".p_layer.weight": "T-LoRA", ".lambda_layer": "T-LoRA",
 }  # fmt: skip
-_SUFFIXES = sorted((*_ROLES, *_OTHER_KINDS), key=len, reverse=True)
+_SUFFIXES = sorted((*_ROLES, *_MORE_ROLES, *_REFUSED), key=len, reverse=True)
+_KINDS = {  # role -> family, for whoever works with factor pairs and differences alone
+    **dict.fromkeys((*_LOHA, "hada_t1", "hada_t2"), "LoHa"), **dict.fromkeys(_LOKR, "LoKr"),
+    **dict.fromkeys(("dora_scale", "magnitude"), "DoRA"), **dict.fromkeys(("oft_blocks", "rescale"), "OFT or BOFT"),
+    **dict.fromkeys(("a1", "a2", "b1", "b2"), "GLoRA"), **dict.fromkeys(("w_norm", "b_norm"), "norm weights"),
+    **dict.fromkeys(("factor", "on_input", "ia3_l"), "IA3"), "set_weight": "set_weight", "up_bias": "LoRA bias",
+}  # fmt: skip
 _TEXT_ENCODER = ("lora_te", "text_encoder", "text_model.", "te.", "te1.", "te2.", "lora_prior_te", "cond_stage_model.", "clip_")
 _LISTED = 12
 
@@ -60,14 +74,15 @@ def read(
     shapes: Mapping[tuple[str, str], Sequence[int]],
     name: str,
     partial: bool = False,
+    hint: str = "",
 ) -> ParsedLora:
     """Match a LoRA's state dict with a model's weights and check it whole.
 
     `key_map` gives the target of every LoRA name the model knows; `shapes` the shape of (model, weight). Raises ValueError listing
     every problem: no match at all, names without a weight (unless `partial`), incomplete pairs, wrong shapes, NaN or infinite values,
-    kinds that are not available. Nothing is changed.
+    kinds that are not available. `hint` says what the file is for, in the message when nothing matches. Nothing is changed.
     """
-    groups, strangers, problems = grouped(state)
+    groups, strangers, problems = grouped(state, plain=False)
     has_clip = any(target.model == "clip" for target in key_map.values())
     layers: dict[Target, list[Layer]] = {}
     sources: dict[Target, str] = {}
@@ -81,10 +96,10 @@ def read(
         if sources.setdefault(target, base) != base:
             problems.append(f"{base}: names the same weight as {sources[target]} ({target.weight})")
             continue
-        for place, layer in _layers(base, tensors, target, problems):
-            _check(base, place, layer, shapes, problems)
-            layers.setdefault(place, []).append(layer)
-    problems += _unusable(groups, layers, unmatched, text, partial) if not problems else []
+        for place, layer in _layers(base, tensors, target, shapes, problems):
+            if _check(base, place, layer, shapes, problems):
+                layers.setdefault(place, []).append(layer)
+    problems += _unusable(groups, layers, unmatched, text, partial, hint) if not problems else []
     if problems:
         raise ValueError(f"LoRA {name} cannot be used:\n" + "\n".join(f"- {problem}" for problem in problems))
     kinds: dict[str, int] = {}
@@ -97,47 +112,124 @@ def read(
 Group = dict[str, tuple[str, Tensor]]  # role -> (key in the file, tensor)
 
 
-def grouped(state: Mapping[str, Tensor]) -> tuple[dict[str, Group], list[str], list[str]]:
-    """(tensors by layer name and role, keys of no known form, problems)."""
+def grouped(state: Mapping[str, Tensor], plain: bool = True) -> tuple[dict[str, Group], list[str], list[str]]:
+    """(tensors by layer name and role, keys of no known form, problems); `plain` refuses everything but factor pairs and differences."""
     groups: dict[str, Group] = {}
     strangers: list[str] = []
     problems: list[str] = []
     others: dict[str, list[str]] = {}
     for key, tensor in state.items():
-        suffix = next((suffix for suffix in _SUFFIXES if key.endswith(suffix)), None)
-        if suffix is None:
+        base, role = _role(key, state)
+        if role is None:
             strangers.append(key)
-        elif suffix in _OTHER_KINDS:
-            others.setdefault(_OTHER_KINDS[suffix], []).append(key)
-        else:
-            group = groups.setdefault(key[: -len(suffix)], {})
-            if _ROLES[suffix] in group:
-                problems.append(f"{key}: the same tensor is also there as {group[_ROLES[suffix]][0]}")
-            group[_ROLES[suffix]] = (key, tensor)
+            continue
+        kind = _REFUSED.get(role) or (_KINDS.get(role) if plain else None)
+        if kind is not None:
+            others.setdefault(kind, []).append(key)
+            continue
+        group = groups.setdefault(base, {})
+        if role in group:
+            problems.append(f"{key}: the same tensor is also there as {group[role][0]}")
+        group[role] = (key, tensor)
     for kind, keys in sorted(others.items()):
-        problems.append(f"{kind} is not available in this version of Graft ({_some(keys)}); use ComfyUI's own LoRA loader for this file")
+        problems.append(f"{kind} is not available {'here' if plain else 'in this version of Graft'} ({_some(keys)}); {_INSTEAD[plain]}")
     return groups, strangers, problems
 
 
-def _layers(base: str, group: Group, target: Target, problems: list[str]) -> Iterator[tuple[Target, Layer]]:
+_INSTEAD = {True: "only factor pairs and differences are", False: "use ComfyUI's own LoRA loader for this file"}
+
+
+def _role(key: str, state: Mapping[str, Tensor]) -> tuple[str, str | None]:
+    """(layer, role) of a key; the role of a refused kind is its suffix, None when it is no LoRA's."""
+    suffix = next((suffix for suffix in _SUFFIXES if key.endswith(suffix)), None)
+    if suffix is not None:
+        return key[: -len(suffix)], _ROLES.get(suffix) or _MORE_ROLES.get(suffix) or suffix
+    base = key.removesuffix(".weight")
+    return base, "factor" if base != key and f"{base}.on_input" in state else None  # lycoris' IA3: a `.weight` beside `.on_input`
+
+
+_FAMILIES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (  # name, roles that must be there, roles that may be
+    ("LoRA", ("up", "down"), ("mid", "up_bias")),
+    ("LoHa", _LOHA, ("hada_t1", "hada_t2")),
+    ("LoKr", (), _LOKR),
+    ("OFT", ("oft_blocks",), ("rescale",)),
+    ("GLoRA", ("a1", "a2", "b1", "b2"), ()),
+    ("IA3", ("factor", "on_input"), ()),
+)
+
+
+def _layers(
+    base: str, group: Group, target: Target, shapes: Mapping[tuple[str, str], Sequence[int]], problems: list[str]
+) -> Iterator[tuple[Target, Layer]]:
     tensors = {role: tensor for role, (_, tensor) in group.items()}
     for key, tensor in group.values():
         if not bool(torch.isfinite(tensor.float() if tensor.element_size() == 1 else tensor).all()):
             problems.append(f"{key}: holds NaN or infinite values")
-    if ("up" in tensors) != ("down" in tensors) or ("mid" in tensors and "up" not in tensors):
-        problems.append(f"{base}: expected an up and a down matrix, got only {', '.join(sorted(key for key, _ in group.values()))}")
+    alpha = tensors.get("alpha")
+    if alpha is not None and alpha.numel() != 1:
+        problems.append(f"{group['alpha'][0]}: expected one number, got {tuple(alpha.shape)}")
         return
-    if "up" in tensors:
-        alpha = tensors.get("alpha")
-        if alpha is not None and alpha.numel() != 1:
-            problems.append(f"{group['alpha'][0]}: expected one number, got {tuple(alpha.shape)}")
+    found = [family for family in _FAMILIES if any(role in tensors for role in (*family[1], *family[2]))]
+    missing = [f"{name}: {role} is missing" for name, needed, _ in found for role in needed if role not in tensors]
+    wrong = _incomplete(group, found, missing)
+    if wrong is not None:
+        problems.append(f"{base}: {wrong}")
+        return
+    main = _main(tensors, found[0][0] if found else None, None if alpha is None else float(alpha))
+    scaling = tensors.get("dora_scale", tensors["magnitude"].flatten() if "magnitude" in tensors else None)
+    if scaling is not None:
+        if not isinstance(main, Additive):
+            beside = "nothing" if main is None else main.kind
+            problems.append(f"{base}: a DoRA magnitude beside {beside}; expected LoRA, LoHa or LoKr factors")
             return
-        yield target, LoRA(tensors["up"], tensors["down"], None if alpha is None else float(alpha), tensors.get("mid"))
-    if "diff" in tensors:
-        yield target, Diff(tensors["diff"])
-    if "diff_b" in tensors:
-        bias = target.weight.removesuffix(".weight") + ".bias"
-        yield Target(target.model, bias, _rows(target.part), target.function), Diff(tensors["diff_b"])
+        yield target, DoRA(main, scaling)
+    elif main is not None:
+        yield target, main
+    for role, kind in (("diff", Diff), ("w_norm", Diff), ("set_weight", Set)):
+        if role in tensors:
+            yield target, kind(tensors[role])
+    bias = Target(target.model, target.weight.removesuffix(".weight") + ".bias", _rows(target.part), target.function)
+    if "ia3_l" in tensors:
+        columns = _columns(tensors["ia3_l"], shapes[target.model, target.weight])
+        yield target, IA3(tensors["ia3_l"], columns, whole=True)
+        if not columns and (bias.model, bias.weight) in shapes:
+            yield bias, IA3(tensors["ia3_l"], columns, whole=True)  # PEFT scales the output, bias and all
+    for role in ("diff_b", "b_norm", "up_bias"):
+        if role in tensors:
+            yield bias, Diff(tensors[role], main.scale if role == "up_bias" and isinstance(main, LoRA) else 1.0)
+
+
+def _columns(factor: Tensor, shape: Sequence[int]) -> bool:
+    """Whether PEFT's IA3 factor is for inputs: (1, in) of a linear layer; a convolution's is (1, side, 1, 1) either way."""
+    return factor.shape[0] == 1 and (factor.ndim == 2 or (len(shape) > 1 and factor.numel() == shape[1] != shape[0]))
+
+
+def _incomplete(group: Group, found: Sequence[tuple], missing: Sequence[str]) -> str | None:
+    """What is wrong with the tensors of one layer, or None."""
+    keys = ", ".join(sorted(key for key, _ in group.values()))
+    if len(found) > 1:
+        return f"expected one kind of layer, got {' and '.join(name for name, *_ in found)} ({keys})"
+    if missing and found[0][0] == "LoRA":
+        return f"expected an up and a down matrix, got only {keys}"
+    return f"{'; '.join(missing)}, got only {keys}" if missing else None
+
+
+def _main(tensors: Mapping[str, Tensor], family: str | None, alpha: float | None) -> Additive | OFT | GLoRA | IA3 | None:
+    """The layer of a family's tensors, without a DoRA magnitude."""
+    get = tensors.get
+    if family == "LoRA":
+        return LoRA(tensors["up"], tensors["down"], alpha, get("mid"))
+    if family == "LoHa":
+        w1_a, w1_b, w2_a, w2_b = (tensors[name] for name in _LOHA)
+        return LoHa(w1_a, w1_b, w2_a, w2_b, alpha, get("hada_t1"), get("hada_t2"))
+    if family == "LoKr":
+        first, second, a1, b1, a2, b2, core = (get(name) for name in _LOKR)
+        return LoKr(first, second, a1, b1, a2, b2, core, alpha)
+    if family == "OFT":
+        return OFT(tensors["oft_blocks"], get("rescale"), alpha)
+    if family == "GLoRA":
+        return GLoRA(tensors["a1"], tensors["a2"], tensors["b1"], tensors["b2"], alpha)
+    return IA3(tensors["factor"], bool(tensors["on_input"])) if family == "IA3" else None
 
 
 def _rows(part: Slice | None) -> Slice | None:
@@ -147,27 +239,32 @@ def _rows(part: Slice | None) -> Slice | None:
 
 def _check(
     base: str, target: Target, layer: Layer, shapes: Mapping[tuple[str, str], Sequence[int]], problems: list[str]
-) -> None:
+) -> bool:
+    """Whether a layer fits; what does not is added to the problems."""
     shape = shapes.get((target.model, target.weight))
     if shape is None:
         problems.append(f"{base}: the model has no {target.weight}")
-        return
+        return False
     if target.part is not None:
         shape = [target.part[2] if dimension == target.part[0] else side for dimension, side in enumerate(shape)]
     problem = layer.problem(shape)
+    if problem is None and target.function is not None and not isinstance(layer, Additive):
+        problem = f"{layer.kind} on a weight whose rows this model holds in another order; use ComfyUI's own LoRA loader for this file"
     if problem is not None:
         problems.append(f"{base}: {problem} ({target.weight})")
+    return problem is None
 
 
 def _unusable(
-    groups: Mapping[str, Group], layers: Mapping[Target, list[Layer]], unmatched: Sequence[str], text: Sequence[str], partial: bool
+    groups: Mapping[str, Group], layers: Mapping[Target, list[Layer]], unmatched: Sequence[str], text: Sequence[str], partial: bool,
+    hint: str,
 ) -> list[str]:
     if not groups:
         return [f"it holds no LoRA layer ({_some(unmatched)})" if unmatched else "it is empty"]
     if not layers and text and not unmatched:
         return [f"it is for a text encoder only ({_some(text)}); connect clip"]
     if not layers:
-        return [f"no key matches this model, it is for another one ({_some([*unmatched, *text])})"]
+        return [f"no key matches this model, it is for {hint or 'another one'} ({_some([*unmatched, *text])})"]
     if unmatched and not partial:
         return [
             f"{len(unmatched)} of {len(groups) + len(unmatched) - sum(name in groups for name in unmatched)} names match no weight of this "
@@ -181,17 +278,16 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(listed[:_LISTED]) + (f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else "")
 
 
-def pieces_of(parsed: ParsedLora, model: str) -> Iterator[tuple[str, Layer, Slice | None]]:
+def pieces_of(
+    parsed: ParsedLora, model: str, shapes: Mapping[tuple[str, str], Sequence[int]]
+) -> Iterator[tuple[str, Layer, Slice | None]]:
     """(weight, layer, part) of every layer for one model; a host's row permutation is applied to the whole difference."""
     for target, layers in parsed.layers.items():
         if target.model != model:
             continue
+        shape = list(shapes[target.model, target.weight])
+        if target.part is not None:
+            shape[target.part[0]] = target.part[2]
         for layer in layers:
-            yield target.weight, layer if target.function is None else _permuted(layer, target.function), target.part
-
-
-def _permuted(layer: Layer, function: Callable[[Tensor], Tensor]) -> Layer:
-    if isinstance(layer, LoRA):
-        kernel = layer.down.shape[2:] if layer.mid is None else layer.mid.shape[2:]
-        return Diff(function(delta(layer, (layer.up.shape[0], layer.down.shape[1], *kernel))))
-    return Diff(function(layer.diff))
+            function = target.function
+            yield target.weight, layer if function is None else Diff(function(cast(Additive, layer).delta(shape))), target.part

@@ -22,13 +22,13 @@ def renamed(lora: Mapping[str, Tensor], names: str, dtype: torch.dtype) -> dict[
     """
     if names not in NAMES:
         raise ValueError(f"names: expected one of {', '.join(NAMES)}, got {names!r}")
-    groups, strangers, problems = grouped(lora)
+    groups, strangers, problems = grouped(lora, plain=False)
     problems += [f"{key}: not a LoRA tensor" for key in strangers]
     if names == "peft":
         problems += [
-            f"{base}: PEFT has no name for {', '.join(sorted(set(group) & {'diff', 'diff_b', 'mid'}))}; save with kohya or comfyui names"
+            f"{base}: PEFT has no name for {', '.join(sorted(set(group) - {'up', 'down', 'alpha'}))}; save with kohya or comfyui names"
             for base, group in groups.items()
-            if {"diff", "diff_b", "mid"} & set(group)
+            if set(group) - {"up", "down", "alpha"}
         ]
     if problems or not groups:
         raise ValueError("the LoRA cannot be saved:\n" + "\n".join(f"- {problem}" for problem in problems or ["it is empty"]))
@@ -40,8 +40,9 @@ def renamed(lora: Mapping[str, Tensor], names: str, dtype: torch.dtype) -> dict[
 
 _WRITTEN = {
     "up": ".lora_up.weight", "down": ".lora_down.weight", "mid": ".lora_mid.weight",
-    "alpha": ".alpha", "diff": ".diff", "diff_b": ".diff_b",
-}  # fmt: skip
+    "factor": ".weight", "up_bias": ".lora_up.bias", "magnitude": ".dora_scale",
+    **{name: f".{name}.weight" for name in ("a1", "a2", "b1", "b2")},
+}  # fmt: skip; every other role is its own suffix
 
 
 def _kohya(base: str) -> str:
@@ -52,7 +53,8 @@ def _kohya(base: str) -> str:
 
 def _plain(base: str, group: Group, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     for role, (_, tensor) in group.items():
-        yield base + _WRITTEN[role], tensor.to(torch.float32 if role == "alpha" else dtype)
+        kind = torch.float32 if role == "alpha" else dtype if tensor.is_floating_point() else tensor.dtype
+        yield base + _WRITTEN.get(role, f".{role}"), tensor.to(kind)
 
 
 def _peft(base: str, group: Group, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -64,7 +66,7 @@ def _peft(base: str, group: Group, dtype: torch.dtype) -> Iterator[tuple[str, Te
 
 def saved_metadata(lora: Mapping[str, Tensor], title: str, more: Mapping[str, str]) -> dict[str, str]:
     """`ss_*` and `modelspec.*` entries of a LoRA, without dates or random ids; `more` (of the training) goes on top."""
-    groups, _, _ = grouped(lora)
+    groups, _, _ = grouped(lora, plain=False)
     ranks = sorted({group["down"][1].shape[0] for group in groups.values() if "down" in group})
     alphas = sorted({float(group["alpha"][1]) for group in groups.values() if "alpha" in group})
     entries = {

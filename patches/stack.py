@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .adapters import Layer
+from .adapters import Layer, settings
 
 Slice = tuple[int, int, int]  # (dimension, start, length): the part of a fused weight that a layer is for
 
@@ -51,8 +51,8 @@ class Stack:
             for name in sorted(self.pieces):
                 for piece in self.pieces[name]:
                     layer = piece.layer
-                    settings = (name, name in self.bypass, piece.strength, piece.part, layer.kind, getattr(layer, "alpha", None))
-                    digest.update(repr((settings, [(str(t.dtype), tuple(t.shape)) for t in layer.tensors()])).encode())
+                    what = (name, name in self.bypass, piece.strength, piece.part, settings(layer))
+                    digest.update(repr((what, [(str(t.dtype), tuple(t.shape)) for t in layer.tensors()])).encode())
                     for tensor in layer.tensors():
                         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
             self._identity = digest.hexdigest()
@@ -72,7 +72,7 @@ class Fused:
 
 
 def fuse(pieces: Sequence[Piece], shape: Sequence[int], device: torch.device | str = "cpu") -> Fused:
-    """Concatenate the factor pairs of every piece of one weight of `shape`, and sum the full differences."""
+    """Concatenate the factor pairs of one weight of `shape`, and sum the full differences; every piece is additive."""
     ups, downs, diff = [], [], None
     out, columns = shape[0], torch.Size(shape[1:]).numel()
     for piece in pieces:
@@ -84,7 +84,8 @@ def fuse(pieces: Sequence[Piece], shape: Sequence[int], device: torch.device | s
             downs.append(_placed(down, piece.part, 1, columns))
         else:
             diff = torch.zeros(tuple(shape), device=device) if diff is None else diff
-            diff.narrow(*(piece.part or (0, 0, out))).add_(layer.diff.to(device, torch.float32), alpha=piece.strength)
+            into = diff.narrow(*(piece.part or (0, 0, out)))
+            into.add_(layer.delta(into.shape, device), alpha=piece.strength)
     if not ups:
         return Fused(torch.zeros(out, 0, device=device), torch.zeros(0, columns, device=device), diff)
     kind = downs[0].dtype if len({down.dtype for down in downs}) == 1 else torch.float32
@@ -103,11 +104,14 @@ def _placed(factor: Tensor, part: Slice | None, dimension: int, size: int) -> Te
 
 
 def patched(base: Tensor, pieces: Sequence[Piece], out: Tensor | None = None) -> Tensor:
-    """base + the sum of the pieces' deltas: one product accumulated in float32 and rounded once to base's type, into `out` when given.
+    """base with every piece on it, in order: one product accumulated in float32 and rounded once to base's type, into `out` when given.
 
-    `base` is a floating weight (out, ...) of any shape but a scalar; `out` is contiguous and of its shape, type and device.
+    `base` is a floating weight (out, ...) of any shape but a scalar; `out` is contiguous and of its shape, type and device. Pieces that do
+    not merely add (DoRA, OFT, set_weight …) see what the pieces before them made.
     """
     result = torch.empty(base.shape, dtype=base.dtype, device=base.device) if out is None else out
+    if not additive(pieces):
+        return result.copy_(in_order(base.float(), pieces))
     fused = fuse(pieces, base.shape, base.device)
     rows, target = base.reshape(base.shape[0], -1), result.view(base.shape[0], -1)
     if fused.diff is None and base.dtype == torch.float32:
@@ -119,6 +123,26 @@ def patched(base: Tensor, pieces: Sequence[Piece], out: Tensor | None = None) ->
         if fused.diff is not None:
             total = total + fused.diff.reshape(target.shape)
         target.copy_(torch.addmm(total, fused.up, fused.down.float()))
+    return result
+
+
+def additive(pieces: Iterable[Piece]) -> bool:
+    """Whether all of these add to the weight, whatever it is; then their order does not matter and they work at the activations too."""
+    return all(piece.layer.additive for piece in pieces)
+
+
+def in_order(weight: Tensor, pieces: Sequence[Piece]) -> Tensor:
+    """A float32 weight (which stays as it is) with pieces of any kind on it, one after the other; runs of additive ones in one product."""
+    result = weight
+    for adds, run in itertools.groupby(pieces, lambda piece: piece.layer.additive):
+        if adds:
+            result = patched(result, list(run))
+            continue
+        for piece in run:
+            layer: Any = piece.layer
+            result = result.clone() if result is weight else result
+            part = result.narrow(*(piece.part or (0, 0, result.shape[0])))
+            part.add_(layer.made(part.clone()) - part, alpha=piece.strength)
     return result
 
 

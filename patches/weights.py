@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -225,12 +225,13 @@ def forget(stacks: Iterable[Stack]) -> None:
 
 
 def plan(
-    model: nn.Module, names: Iterable[str], mode: str, no_merge: str | None = None
+    model: nn.Module, names: Iterable[str], mode: str, no_merge: str | None = None, needs_weight: Mapping[str, str] | None = None
 ) -> tuple[list[str], list[str], dict[str, int]]:
     """(weights to merge, weights for bypass, {reason: number of weights} where it is not what `mode` says).
 
-    "auto" merges plain floating weights and bypasses the others (quantised ones); `no_merge` says why nothing may be merged. Raises
-    ValueError listing the weights for which the mode, or any mode, is impossible.
+    "auto" merges plain floating weights and bypasses the others (quantised ones); `no_merge` says why nothing may be merged;
+    `needs_weight` names the kinds of layer, by weight, that are not linear at the activations. Raises ValueError listing the weights for
+    which the mode, or any mode, is impossible.
     """
     merge: list[str] = []
     bypass: list[str] = []
@@ -239,11 +240,13 @@ def plan(
     for name in names:
         module, attribute = _place(model, name)
         obstacle = no_merge or _obstacle(module._parameters[attribute])
-        at_activations = supports(module) and attribute in ("weight", "bias")
+        kinds = (needs_weight or {}).get(name)
+        no_bypass = f"{kinds} needs the weight itself" if kinds else f"{type(module).__name__} has no bypass"
+        at_activations = supports(module) and attribute in ("weight", "bias") and not kinds
         if mode == "merge" and obstacle is not None:
             problems.append(f"{name}: cannot be merged, {obstacle}; use mode auto, bypass or host")
         elif obstacle is not None and not at_activations:
-            problems.append(f"{name}: cannot be merged, {obstacle}, and {type(module).__name__} has no bypass; use mode host")
+            problems.append(f"{name}: cannot be merged, {obstacle}, and {no_bypass}; use mode host")
         elif obstacle is not None or (mode == "bypass" and at_activations):
             bypass.append(name)
             if mode != "bypass":
@@ -251,7 +254,7 @@ def plan(
         else:
             merge.append(name)
             if mode == "bypass":
-                reason = f"merged because {type(module).__name__} has no bypass"
+                reason = f"merged because {no_bypass}"
                 reasons[reason] = reasons.get(reason, 0) + 1
     if problems:
         raise ValueError("\n".join(problems))

@@ -127,6 +127,53 @@ def test_two_nodes_in_a_row_are_one_stack(host, small, files):
     before.check(model.model)
 
 
+def of_kind(name, patcher):
+    """A file of one kind for every square attention output and one convolution of small.unet()."""
+    state, generator = {}, torch.Generator().manual_seed(11)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator) * 0.2
+
+    for key, weight in patcher.model.named_parameters():
+        if not (key.endswith("to_out.0.weight") or key.endswith("input_blocks.1.0.in_layers.2.weight")):
+            continue
+        base, (out, columns), kernel = key.removesuffix(".weight"), weight.shape[:2], weight.shape[2:]
+        flat = columns * kernel.numel()
+        state |= {f"{base}.{role}": value for role, value in {
+            "LoHa": {"hada_w1_a": random(out, 4), "hada_w1_b": random(4, flat), "hada_w2_a": random(out, 4), "hada_w2_b": random(4, flat),
+                     "alpha": torch.tensor(2.0)},
+            "LoKr": {"lokr_w1": random(4, 4), "lokr_w2_a": random(out // 4, 3), "lokr_w2_b": random(3, columns // 4, *kernel),
+                     "alpha": torch.tensor(2.0)},
+            "DoRA": {"lora_up.weight": random(out, 4, *kernel[:0]), "lora_down.weight": random(4, columns, *kernel),
+                     "dora_scale": random(1, columns, *(1 for _ in kernel)).abs() + 1},
+            "OFT": {"oft_blocks": random(4, out // 4, out // 4)},
+            "BOFT": {"oft_blocks": random(2, out // 4, 4, 4), "alpha": torch.tensor(0.0)},
+            "GLoRA": {"a1.weight": random(columns, 4), "a2.weight": random(4, columns), "b1.weight": random(out, 4),
+                      "b2.weight": random(4, flat)},
+            "set_weight": {"set_weight": random(*weight.shape)},
+            "norm weights": {"w_norm": random(*weight.shape), "b_norm": random(out)},
+        }[name].items()}  # fmt: skip
+    return state
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["LoHa", "LoKr", "DoRA", "OFT", "BOFT", "GLoRA", "set_weight", "norm weights"])
+def test_every_kind_in_every_mode_as_the_host_applies_it(host, small, name, mode):
+    import comfy.weight_adapter
+
+    model = small.unet()
+    before, state = small.Snapshot(model.model), of_kind(name, model)
+    patched, _, report = host.call("LoRAStackPatch", model=model, lora_model=state, mode=mode)
+    ours = small.forward(patched)
+    if name in ("DoRA", "set_weight", "norm weights") or len(comfy.weight_adapter.adapters) > 1:  # the embedded host knows LoRA alone
+        assert (ours - small.forward(with_host_loader(small.unet(), (state, 1.0)))).abs().max() < 1e-3
+    assert (ours - small.forward(small.unet())).abs().max() > 1e-2
+    if mode == "bypass" and name not in ("LoHa", "LoKr", "norm weights"):
+        assert "needs the weight itself" in report
+    small.forward(model)
+    before.check(model.model, objects=mode != "host")
+
+
 # --- bad input ---
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from graft_nodes.patches.adapters import Diff, LoRA
-from graft_nodes.patches.formats import Target, pieces_of, read
+from graft_nodes.patches.formats import Target, grouped, pieces_of, read
 
 MODEL = {
     "diffusion_model.a.weight": (6, 8), "diffusion_model.a.bias": (6,), "diffusion_model.conv.weight": (6, 4, 3, 3),
@@ -53,7 +53,7 @@ def test_alpha_over_rank():
 
 def test_differences_of_weights_and_biases():
     state = {"diffusion_model.a.diff": torch.ones(6, 8), "diffusion_model.a.diff_b": torch.ones(6), "diffusion_model.n.diff": torch.ones(6)}
-    found = {weight: layer for weight, layer, _ in pieces_of(read(state, KEYS, SHAPES, "x"), "model")}
+    found = {weight: layer for weight, layer, _ in pieces_of(read(state, KEYS, SHAPES, "x"), "model", SHAPES)}
     assert found.keys() == {"diffusion_model.a.weight", "diffusion_model.a.bias", "diffusion_model.n.weight"}
     assert all(isinstance(layer, Diff) for layer in found.values())
 
@@ -67,7 +67,7 @@ def test_tucker_core_is_read():
 
 def test_parts_of_fused_weights_and_their_permutation():
     keys = {"lora_unet_a": Target("model", "diffusion_model.a.weight", (0, 2, 4), torch.neg)}
-    ((_, layer, part),) = pieces_of(read(pair(out=4), keys, SHAPES, "x"), "model")
+    ((_, layer, part),) = pieces_of(read(pair(out=4), keys, SHAPES, "x"), "model", SHAPES)
     assert part == (0, 2, 4) and torch.equal(layer.diff, -2 * torch.ones(4, 8))
     assert "got up 6x2" in problems(pair(), keys)
 
@@ -122,11 +122,23 @@ def test_half_a_pair_and_two_names_for_one_weight():
     [("hada_w1_a", "LoHa"), ("lokr_w1", "LoKr"), ("dora_scale", "DoRA"), ("lora_magnitude_vector", "DoRA"), ("oft_blocks", "OFT or BOFT"),
      ("a1.weight", "GLoRA"), ("w_norm", "norm weights"), ("set_weight", "set_weight")],
 )  # fmt: skip
-def test_other_kinds_are_refused_by_name(key, kind):
-    state = pair() | {f"lora_unet_a.{key}": torch.ones(6)}
-    assert f"{kind} is not available in this version of Graft (lora_unet_a.{key})" in problems(state)
+def test_other_kinds_are_refused_where_only_pairs_will_do(key, kind):
+    assert f"{kind} is not available here (lora_unet_a.{key})" in grouped(pair() | {f"lora_unet_a.{key}": torch.ones(6)})[2][0]
+
+
+@pytest.mark.parametrize("key", ["oft_R.weight", "reshape_weight", "bm.weight", "oft_diag"])
+def test_what_is_not_known_is_refused_by_name(key):
+    assert f"is not available in this version of Graft (lora_unet_a.{key})" in problems(pair() | {f"lora_unet_a.{key}": torch.ones(6)})
+
+
+def test_incomplete_and_mixed_layers():
+    assert "LoHa: hada_w1_b is missing" in problems({"lora_unet_a.hada_w1_a": torch.ones(6, 2)})
+    assert "expected lokr_w2, or lokr_w2_a and lokr_w2_b" in problems({"lora_unet_a.lokr_w1": torch.ones(2, 2)})
+    assert "expected one kind of layer, got LoRA and LoKr" in problems(pair() | {"lora_unet_a.lokr_w1": torch.ones(2, 2)})
+    assert "a DoRA magnitude beside nothing" in problems({"lora_unet_a.dora_scale": torch.ones(6, 1)})
+    assert "expected a magnitude of 6 rows" in problems(pair() | {"lora_unet_a.dora_scale": torch.ones(5, 1)})
 
 
 def test_all_problems_come_in_one_error():
-    state = pair(out=7) | {"lora_unet_conv.lora_up.weight": torch.ones(6, 2), "lora_unet_n.dora_scale": torch.full((6,), float("nan"))}
+    state = pair(out=7) | {"lora_unet_conv.lora_up.weight": torch.ones(6, 2), "lora_unet_n.oft_diag": torch.ones(6)}
     assert problems(state).count("\n- ") == 3

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from graft_nodes.patches.adapters import delta
 from graft_nodes.patches.formats import Target, read
 from graft_nodes.patches.naming import renamed, saved_metadata
 
@@ -24,7 +23,7 @@ def test_names_and_the_same_change(names):
     keys = {BASE: target, "lora_unet_input_blocks_1_1_proj_in": target}
     ((layer,),) = read(saved, keys, {("model", f"{BASE}.weight"): (6, 8)}, "x").layers.values()
     exact = 2.0 / 4 * LORA[f"{BASE}.lora_up.weight"] @ LORA[f"{BASE}.lora_down.weight"]
-    assert torch.allclose(delta(layer, (6, 8)), exact, atol=1e-6)
+    assert torch.allclose(layer.delta((6, 8)), exact, atol=1e-6)
 
 
 def test_types():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from graft_nodes.patches.adapters import Diff, LoRA, delta
+from graft_nodes.patches.adapters import Diff, LoRA
 from graft_nodes.patches.stack import Piece, Stack, fuse, patched
 
 
@@ -59,7 +59,7 @@ def test_tucker_core():
                     expected[o, i] += up[o, a, 0, 0].double() * mid[a, b].double() * down[b, i, 0, 0].double()
     layer = LoRA(up, down, alpha=2.5, mid=mid)
     assert layer.problem((8, 6, 3, 3)) is None
-    assert torch.allclose(delta(layer, (8, 6, 3, 3)).double(), 2.5 / 5 * expected, rtol=0, atol=1e-5)
+    assert torch.allclose(layer.delta((8, 6, 3, 3)).double(), 2.5 / 5 * expected, rtol=0, atol=1e-5)
     base = random(8, 6, 3, 3, seed=5)
     assert torch.allclose(patched(base, [Piece(layer, 0.5)]).double(), base.double() + 0.25 * expected, rtol=0, atol=1e-5)
 

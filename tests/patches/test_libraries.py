@@ -1,0 +1,150 @@
+"""Every kind of layer against the library that makes such files: lycoris' and PEFT's own merged weights, from the files they write."""
+
+import pytest
+import torch
+from graft_nodes.patches.formats import Target, pieces_of, read
+from graft_nodes.patches.stack import Piece, additive, patched
+from torch import nn
+
+lycoris = pytest.importorskip("lycoris.modules")
+
+LINEAR, CONV, POINT = (lambda: nn.Linear(24, 32)), (lambda: nn.Conv2d(8, 16, 3, padding=1)), (lambda: nn.Conv2d(8, 16, 1))
+
+
+def scrambled(module, seed, scale=0.3):
+    """Every trainable number of a module drawn anew, so that nothing is zero."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        around = 1.0 if parameter.min() == parameter.max() == 1.0 else 0.0
+        parameter.data = torch.randn(parameter.shape, generator=generator) * scale + around
+    return module
+
+
+def base(build, seed=0):
+    torch.manual_seed(seed)
+    return build().requires_grad_(False)
+
+
+def grafted(module, state, strength=1.0, name="lora_unet_a"):
+    """The weight that Graft makes of a module's, from a file's tensors."""
+    keys = {name: Target("model", "a.weight")}
+    shapes = {("model", f"a.{key}"): tuple(value.shape) for key, value in module.named_parameters()}
+    found = pieces_of(read(state, keys, shapes, "file"), "model", shapes)
+    pieces = [(weight, Piece(layer, strength, part)) for weight, layer, part in found]
+    return patched(module.weight, [piece for weight, piece in pieces if weight == "a.weight"]), [piece for _, piece in pieces]
+
+
+ALGORITHMS = [
+    ("LoConModule", LINEAR, {}), ("LoConModule", CONV, {}), ("LoConModule", CONV, {"use_tucker": True}),
+    ("LoConModule", LINEAR, {"weight_decompose": True}), ("LoConModule", CONV, {"weight_decompose": True}),
+    ("LoConModule", LINEAR, {"weight_decompose": True, "wd_on_out": False}),
+    ("LoConModule", CONV, {"weight_decompose": True, "wd_on_out": False}),
+    ("LohaModule", LINEAR, {}), ("LohaModule", LINEAR, {"lora_dim": 9}),
+    ("LohaModule", CONV, {}), ("LohaModule", CONV, {"use_tucker": True}),
+    ("LohaModule", LINEAR, {"weight_decompose": True}),
+    ("LokrModule", LINEAR, {}), ("LokrModule", LINEAR, {"lora_dim": 1}), ("LokrModule", LINEAR, {"decompose_both": True, "lora_dim": 1}),
+    ("LokrModule", LINEAR, {"full_matrix": True}), ("LokrModule", CONV, {}), ("LokrModule", CONV, {"lora_dim": 1}),
+    ("LokrModule", CONV, {"lora_dim": 1, "use_tucker": True}), ("LokrModule", POINT, {"lora_dim": 1}),
+    ("LokrModule", LINEAR, {"weight_decompose": True}),
+    ("DiagOFTModule", LINEAR, {}), ("DiagOFTModule", LINEAR, {"constraint": 0.01}), ("DiagOFTModule", CONV, {"rescaled": True}),
+    ("ButterflyOFTModule", LINEAR, {}), ("ButterflyOFTModule", CONV, {"rescaled": True}),
+    ("ButterflyOFTModule", LINEAR, {"constraint": 0.01}),
+    ("GLoRAModule", LINEAR, {}), ("GLoRAModule", CONV, {}),
+    ("IA3Module", LINEAR, {}), ("IA3Module", LINEAR, {"train_on_input": True}), ("IA3Module", CONV, {}),
+    ("IA3Module", CONV, {"train_on_input": True}),
+]  # fmt: skip
+
+
+def run(module, build, weight=None):
+    """The output for fixed input, of a module's forward or of a weight in its place."""
+    shape = (2, 24) if build is LINEAR else (2, 8, 5, 5)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(5))
+    if weight is None:
+        return module(x)
+    return nn.functional.linear(x, weight, module.bias) if build is LINEAR else module._conv_forward(x, weight, module.bias)
+
+
+IDS = [f"{name}-{build().__class__.__name__}-{'-'.join(options)}" for name, build, options in ALGORITHMS]
+
+
+@pytest.mark.parametrize(("name", "build", "options"), ALGORITHMS, ids=IDS)
+def test_lycoris(name, build, options):
+    """Against the forward that lycoris trains (its merge scales LoHa and LoKr twice)."""
+    module, trained = base(build), base(build)
+    others = {key: value for key, value in options.items() if key != "lora_dim"}
+    network = scrambled(getattr(lycoris, name)("a", trained, 1.0, options.get("lora_dim", 4), 2.0, **others), 1).eval()
+    with torch.no_grad():
+        state = network.custom_state_dict() if "custom_state_dict" in type(network).__dict__ else network.state_dict()
+        state = {f"lora_unet_a.{key}": value.clone() for key, value in state.items() if key != "scalar"}
+        network.apply_to()
+        expected = run(trained, build)
+        ours, pieces = grafted(module, state)
+        assert torch.allclose(run(module, build, ours), expected, rtol=0, atol=5e-5)
+        assert not torch.allclose(run(module, build), expected, atol=1e-2)
+        if additive(pieces):  # then half the strength is half the change
+            assert torch.allclose(grafted(module, state, 0.5)[0], (ours + module.weight) / 2, rtol=0, atol=2e-5)
+
+
+def test_lycoris_norm():
+    norm = nn.LayerNorm(12)
+    network = scrambled(lycoris.NormModule("a", norm, 1.0), 1)
+    state = {f"lora_unet_a.{key}": value for key, value in network.state_dict().items()}
+    assert {"lora_unet_a.w_norm", "lora_unet_a.b_norm"} <= state.keys()
+    ours, pieces = grafted(norm, state)
+    assert torch.allclose(ours, norm.weight + state["lora_unet_a.w_norm"]) and len(pieces) == 2
+
+
+peft = pytest.importorskip("peft")
+
+
+@pytest.mark.parametrize("build", [LINEAR, CONV], ids=["linear", "conv"])
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [("LoraConfig", {"r": 4, "lora_alpha": 4}), ("LoraConfig", {"r": 4, "lora_alpha": 4, "use_dora": True}),
+     ("LoHaConfig", {"r": 4, "alpha": 4}), ("LoKrConfig", {"r": 4, "alpha": 4}),
+     ("LoKrConfig", {"r": 2, "alpha": 2, "decompose_both": True}), ("IA3Config", {"feedforward_modules": []}),
+     ("IA3Config", {"feedforward_modules": ["a"]}), ("LoraConfig", {"r": 4, "lora_alpha": 4, "lora_bias": True})],
+)  # fmt: skip
+def test_peft(build, config, options):
+    module = base(build)
+    wrapped = nn.ModuleDict({"a": base(build)})
+    model = peft.get_peft_model(wrapped, getattr(peft, config)(target_modules=["a"], **options))
+    generator = torch.Generator().manual_seed(2)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            drawn = torch.randn(parameter.shape, generator=generator) * 0.3
+            parameter.data = drawn.abs() + 0.5 if "magnitude" in name or "ia3" in name else drawn
+    state = peft.get_peft_model_state_dict(model)
+    ours, pieces = grafted(module, {key: value.detach() for key, value in state.items()}, name="base_model.model.a")
+    layer = model.base_model.model["a"]
+    layer.merge()
+    assert torch.allclose(ours, layer.get_base_layer().weight, rtol=0, atol=2e-5)
+    if config == "IA3Config" and not options["feedforward_modules"]:
+        assert torch.allclose(pieces[1].layer.made(module.bias), layer.get_base_layer().bias, atol=1e-6)
+    if options.get("lora_bias"):
+        (bias,) = [piece for piece in pieces if piece.layer.kind == "diff"]
+        assert torch.allclose(module.bias + bias.layer.delta(module.bias.shape), layer.get_base_layer().bias, atol=1e-6)
+
+
+def test_order_counts_where_it_must_and_only_there():
+    """A LoRA before a DoRA is inside its norm, one after it is not; two LoRAs commute."""
+    module = base(LINEAR)
+    lora = {"lora_unet_a.lora_up.weight": torch.randn(32, 2), "lora_unet_a.lora_down.weight": torch.randn(2, 24)}
+    dora = lora | {"lora_unet_a.dora_scale": torch.rand(32, 1) + 1}
+    (_, (first,)), (_, (second,)) = grafted(module, lora, 0.5), grafted(module, dora, 0.7)
+    weight = module.weight.double()
+    up, down = lora["lora_unet_a.lora_up.weight"].double(), lora["lora_unet_a.lora_down.weight"].double()
+
+    def with_dora(value):
+        changed = value + up @ down
+        made = dora["lora_unet_a.dora_scale"].double() * changed / changed.norm(dim=1, keepdim=True)
+        return value + 0.7 * (made - value)
+
+    assert torch.allclose(patched(module.weight, [first, second]).double(), with_dora(weight + 0.5 * up @ down), atol=1e-5)
+    assert torch.allclose(patched(module.weight, [second, first]).double(), with_dora(weight) + 0.5 * up @ down, atol=1e-5)
+
+
+def test_set_weight_goes_from_the_base_to_its_value():
+    module, value = base(LINEAR), torch.randn(32, 24)
+    assert torch.allclose(grafted(module, {"lora_unet_a.set_weight": value})[0], value, atol=1e-6)
+    assert torch.allclose(grafted(module, {"lora_unet_a.set_weight": value}, 0.25)[0], torch.lerp(module.weight, value, 0.25), atol=1e-6)
