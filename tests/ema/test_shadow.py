@@ -1,0 +1,127 @@
+"""The average as an object: order of steps, pairing by name, swapping in and out, switching, no look at values in a step."""
+
+import pytest
+import torch
+from graft_nodes.ema.schedule import EMASettings
+from graft_nodes.ema.shadow import Shadow
+from graft_nodes.ema.update import average_
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def weights(seed=0, dtype=torch.float32):
+    draw = torch.Generator().manual_seed(seed)
+    return {"a": torch.randn(5, 3, generator=draw).to(dtype), "b": torch.randn(4, generator=draw).to(dtype)}
+
+
+def test_steps_come_in_order_and_once():
+    kept = Shadow.of(weights())
+    for step in (2, 0, -1):
+        with pytest.raises(ValueError, match=f"can take step 1, not {step}"):
+            kept.update_(weights(), EMASettings(), step, 10)
+    assert kept.update_(weights(1), EMASettings(interval=2), 1, 10) is False
+    assert kept.update_(weights(1), EMASettings(interval=2), 2, 10) is True
+    with pytest.raises(ValueError, match="can take step 3, not 2"):
+        kept.update_(weights(), EMASettings(), 2, 10)
+
+
+def test_every_mismatch_is_listed_and_nothing_is_averaged():
+    kept, before = weights(), weights()
+    with pytest.raises(ValueError) as error:
+        average_(kept, {"b": torch.zeros(5), "c": torch.zeros(1)}, 0.5)
+    for part in ("(3)", "a: only in the average", "c: only in the weights", "b: average (4,), weights (5,)"):
+        assert part in str(error.value)
+    assert all(torch.equal(kept[name], before[name]) for name in kept)
+    with pytest.raises(ValueError, match=r"torch\.float32"):
+        average_(weights(dtype=torch.bfloat16), weights(), 0.5)
+
+
+def test_pairs_go_by_name_whatever_the_order():
+    kept, live = weights(), weights(1)
+    turned = {name: live[name] for name in reversed(live)}
+    average_(kept, turned, 0.25)
+    for name, start in weights().items():
+        torch.testing.assert_close(kept[name], 0.25 * start + 0.75 * live[name])
+
+
+def test_swapping_in_and_out_gives_the_same_tensors_and_bytes_back():
+    live = weights(1)
+    kept = Shadow.of(weights(2))
+    places = {name: t.data_ptr() for name, t in live.items()}
+    with kept.swapped(live):
+        assert all(torch.equal(live[name], t) for name, t in weights(2).items())
+        assert all(torch.equal(kept.tensors[name], t) for name, t in weights(1).items())
+        with pytest.raises(RuntimeError, match="swapped in already"), kept.swapped(live):
+            pass
+    assert all(torch.equal(live[name], t) for name, t in weights(1).items())
+    assert all(torch.equal(kept.tensors[name], t) for name, t in weights(2).items())
+    assert {name: t.data_ptr() for name, t in live.items()} == places
+    with pytest.raises(KeyError), kept.swapped(live):
+        raise KeyError
+    assert all(torch.equal(live[name], t) for name, t in weights(1).items())
+    with kept.swapped(live):  # an exception left it swapped out
+        pass
+
+
+def test_swapping_makes_no_second_copy_of_everything():
+    live = {f"{n}": torch.randn(1000) for n in range(50)}
+    kept = Shadow.of(live)
+    alive, most = [], []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten.clone.default:
+                import weakref
+
+                alive.append(weakref.ref(out))
+                most.append(sum(one() is not None for one in alive))
+            return out
+
+    with Count(), kept.swapped(live):
+        pass
+    assert len(most) == 100 and max(most) <= 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_update_looks_at_no_value(dtype):
+    """No `.item()` and no comparison of tensors: on a GPU each would wait for all work before it."""
+
+    class Look(TorchDispatchMode):
+        seen = ()
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.seen = (*self.seen, func)
+            return func(*args, **(kwargs or {}))
+
+    kept, live = Shadow.of(weights()), weights(1, dtype)
+    with Look() as look:
+        kept.update_(live, EMASettings("ramp"), 1, 10)
+    assert look.seen and torch.ops.aten._local_scalar_dense.default not in look.seen
+    if dtype == torch.float32:
+        assert [f.name() for f in look.seen if "lerp" in f.name()] == ["aten::_foreach_lerp_.Scalar"]
+
+
+def test_switching_sets_the_weights_in_place():
+    live, kept = weights(1), Shadow.of(weights(2))
+    places = {name: t.data_ptr() for name, t in live.items()}
+    kept.switch_(live)
+    assert all(torch.equal(live[name], t) for name, t in weights(2).items())
+    assert {name: t.data_ptr() for name, t in live.items()} == places
+    with pytest.raises(ValueError, match="only in the average"):
+        kept.switch_({"a": live["a"]})
+
+
+def test_resuming_at_any_step_is_the_same_bytes():
+    path = [weights(seed) for seed in range(20)]
+    for settings in (EMASettings("warmup"), EMASettings("ramp", interval=3), EMASettings("power"), EMASettings("target")):
+        whole = Shadow.of(path[0])
+        for step in range(1, 20):
+            whole.update_(path[step], settings, step, 19)
+        for cut in range(20):
+            part = Shadow.of(path[0])
+            for step in range(1, cut + 1):
+                part.update_(path[step], settings, step, 19)
+            again = Shadow({name: t.clone() for name, t in part.tensors.items()}, part.step)  # what a stored state holds
+            for step in range(cut + 1, 20):
+                again.update_(path[step], settings, step, 19)
+            assert all(torch.equal(whole.tensors[name], again.tensors[name]) for name in whole.tensors)
