@@ -45,7 +45,8 @@ def main() -> None:
     file = parser.parse_args().json
     times = [measure() for _ in range(5)]
     host = os.environ.get("COMFYUI_PATH", "embedded host")
-    print(f"{Path(host).name}: {statistics.median(times):.3f} s ({min(times):.3f} to {max(times):.3f}), {platform.machine()}, {os.cpu_count()} cores")
+    spread = f"({min(times):.3f} to {max(times):.3f})"
+    print(f"{Path(host).name}: {statistics.median(times):.3f} s {spread}, {platform.machine()}, {os.cpu_count()} cores")
     if file:
         rows = [{"name": "startup", "value": statistics.median(times), "unit": "s", "ratio": None}]
         Path(file).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,32 @@
+"""The example workflows: what we make of the editor's JSON is what the front end (1.49.6, on ComfyUI 0.33.0) itself exported of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from graft_nodes.headless import schema, workflow
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "example_workflows"
+EXPORTS = Path(__file__).parent / "examples"
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.json")), ids=lambda path: path.stem)
+def test_an_example_is_translated_as_the_front_end_does(host, path):
+    look_up = schema.catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
+    ours = workflow.read(str(path)).graph(look_up)
+    theirs = json.loads((EXPORTS / f"{path.stem}.api.json").read_text(encoding="utf-8"))
+    assert {node: (entry["class_type"], entry["inputs"]) for node, entry in ours.items()} == {
+        node: (entry["class_type"], entry["inputs"]) for node, entry in theirs.items()
+    }
+    assert workflow.check(ours, look_up) == []
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.json")), ids=lambda path: path.stem)
+def test_an_example_has_a_picture_and_reads_well(path):
+    data = json.loads(path.read_text(encoding="utf-8"))
+    assert path.with_suffix(".jpg").stat().st_size < 600_000
+    assert data["groups"] and any(node["type"] == "MarkdownNote" for node in data["nodes"])
+    boxes = [(*node["pos"], node["pos"][0] + node["size"][0], node["pos"][1] + node["size"][1]) for node in data["nodes"]]
+    for number, (left, top, right, bottom) in enumerate(boxes):
+        for other in boxes[number + 1 :]:
+            assert right <= other[0] or other[2] <= left or bottom <= other[1] - 30 or other[3] <= top - 30, "two nodes overlap"
