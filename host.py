@@ -12,12 +12,12 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
-from .patches import formats, kernels, weights
+from .patches import blocks, formats, kernels, metadata, weights
 from .patches.adapters import packed, unpacked
 from .patches.attention import ToDoPatch
 from .patches.attention_override import ToDo, ToDoCall, plan_todo
@@ -92,13 +92,18 @@ def _todo_notes(todo: ToDo, others: int, replaced: bool) -> list[str]:
 
 
 class Entry(NamedTuple):
-    """One LoRA for `graft`: a name for messages, a state dict, strengths for model and CLIP, and whether a partial match will do."""
+    """One LoRA for `graft`: a name for messages, a state dict, strengths for model and CLIP, and whether a partial match will do.
+
+    `blocks` are block weights as `patches.blocks` reads them, `metadata` is the file's own.
+    """
 
     name: str
     state: Mapping[str, torch.Tensor]
     model: float = 1.0
     clip: float = 1.0
     partial: bool = False
+    blocks: str = ""
+    metadata: Mapping[str, str] = MappingProxyType({})
 
 
 class Grafted(NamedTuple):
@@ -121,7 +126,10 @@ def graft(model: Any, clip: Any, entries: Sequence[Entry], mode: str = "auto") -
     parsed, problems = [], []
     for entry in entries:
         try:
-            parsed.append((entry, formats.read(entry.state, targets, shapes, entry.name, entry.partial)))
+            if entry.blocks:
+                blocks.fitting(entry.blocks, (weight for space, weight in shapes if space == "model"))
+            state, hint = _converted(entry.state), metadata.made_for(entry.state, entry.metadata)
+            parsed.append((entry, formats.read(state, targets, shapes, entry.name, entry.partial, hint)))
         except ValueError as error:
             problems.append(str(error))
     if problems:
@@ -136,6 +144,13 @@ def graft(model: Any, clip: Any, entries: Sequence[Entry], mode: str = "auto") -
         grafted_clip = clip.clone()
         grafted_clip.patcher = out[1]
     return Grafted(out[0], grafted_clip, "\n".join(lines))
+
+
+def _converted(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """A LoRA's state dict under the names of the host's key map: BFL's and XLabs' for Flux, Wan's …"""
+    import comfy.lora_convert
+
+    return comfy.lora_convert.convert_lora(state)
 
 
 def lora_targets(model: Any, clip: Any = None) -> tuple[dict[str, formats.Target], dict[tuple[str, str], tuple[int, ...]]]:
@@ -158,7 +173,7 @@ def lora_targets(model: Any, clip: Any = None) -> tuple[dict[str, formats.Target
 
 
 def _more_names(model: Any) -> dict[str, str]:
-    """Diffusers names as PEFT writes them, which ComfyUI's own map does not have for UNets: name -> weight."""
+    """Names that ComfyUI's own map does not have: PEFT's for UNets, lycoris' of the model's own paths, kohya's of OFT: name -> weight."""
     import comfy.utils
 
     names = {}
@@ -168,7 +183,10 @@ def _more_names(model: Any) -> dict[str, str]:
                 names[prefix + diffusers.removesuffix(".weight")] = f"diffusion_model.{own}"
     for name, _ in model.model.diffusion_model.named_parameters():
         if name.endswith(".weight"):
-            names[f"base_model.model.{name.removesuffix('.weight')}"] = f"diffusion_model.{name}"
+            plain, weight = name.removesuffix(".weight"), f"diffusion_model.{name}"
+            names[f"base_model.model.{plain}"] = weight
+            for prefix in ("lycoris", "lycoris_unet", "oft_unet"):
+                names[f"{prefix}_{plain.replace('.', '_')}"] = weight
     return names
 
 
@@ -178,9 +196,11 @@ def _pieces(
     pieces: dict[str, list[Piece]] = {}
     for entry, lora in parsed:
         strength = entry.model if space == "model" else entry.clip
-        if strength != 0.0:
-            for weight, layer, part in formats.pieces_of(lora, space, shapes):
-                pieces.setdefault(weight, []).append(Piece(layer, strength, part))
+        by_block = blocks.parse(entry.blocks) if entry.blocks else {}
+        for weight, layer, part in formats.pieces_of(lora, space, shapes) if strength != 0.0 else ():
+            own = strength * blocks.strength(by_block, weight if space == "model" else None)
+            if own != 0.0:
+                pieces.setdefault(weight, []).append(Piece(layer, own, part))
     return pieces
 
 
@@ -190,6 +210,8 @@ def _entry_report(entry: Entry, lora: formats.ParsedLora, clip: bool) -> str:
     if clip:
         line += f", {counts['clip']} of the text encoder at {entry.clip:g}"
     line += f" ({', '.join(f'{number} {kind}' for kind, number in sorted(lora.kinds.items()))})"
+    if entry.blocks:
+        line += "; block weights"
     if lora.text_encoder:
         line += f"; {len(lora.text_encoder)} text encoder layers not used, no CLIP is connected"
     if lora.unmatched:

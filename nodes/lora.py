@@ -8,7 +8,7 @@ import os
 from comfy_api.latest import io
 
 from .. import host
-from ..patches import files, naming
+from ..patches import files, metadata, naming
 from ..patches.rows import EMPTY, StackRow, parse, rows_of
 from .aliases import aliases
 
@@ -31,6 +31,13 @@ def _found(listed: list[StackRow]) -> list[str]:
     return paths
 
 
+def _line(row: StackRow, path: str) -> str:
+    """What the report says of a row: strengths, and what its file says about itself."""
+    extras = [*([f"blocks {row.blocks}"] if row.blocks else []), *(["partial matches allowed"] if row.partial else [])]
+    said = metadata.about(files.load_once(path)[1])
+    return ", ".join((f"{row[0]}: model {row[1]:g}, clip {row[2]:g}", *extras)) + (f"\n  {said}" if said else "")
+
+
 class GraftLoRAStack(io.ComfyNode):
     """A list of LoRA files with strengths."""
 
@@ -49,7 +56,9 @@ class GraftLoRAStack(io.ComfyNode):
                 io.String.Input(
                     "rows", default=EMPTY, multiline=True, socketless=True,
                     tooltip='The rows as JSON: {"version": 1, "rows": [{"file": "name.safetensors", "on": true, "model": 1.0, "clip": 1.0, '
-                    '"partial": false}]}. Files are those of the loras folder, and output/loras/... for LoRAs that Graft saved.',
+                    '"blocks": "", "partial": false}]}. blocks: one number a block (LBW lists) or names such as '
+                    '"IN=0, OUT05=0.5". Files are those of the loras folder, and '
+                    'output/loras/... for LoRAs that Graft saved.',
                 ),
                 LoraStack.Input("lora_stack", optional=True, tooltip="A stack that comes before these rows, of this or another pack."),
             ],
@@ -76,8 +85,7 @@ class GraftLoRAStack(io.ComfyNode):
     @classmethod
     def execute(cls, rows=EMPTY, lora_stack=None) -> io.NodeOutput:
         listed = parse(rows)
-        _found(listed)
-        lines = [f"{row[0]}: model {row[1]:g}, clip {row[2]:g}{', partial matches allowed' if row.partial else ''}" for row in listed]
+        lines = [_line(row, path) for row, path in zip(listed, _found(listed), strict=True)]
         before = list(lora_stack or [])
         if before:
             lines.insert(0, f"{len(before)} rows from the stack before")
@@ -121,8 +129,8 @@ class LoRAStackPatch(io.ComfyNode):
     def execute(cls, model, lora_stack=None, clip=None, lora_model=None, lora_strength=1.0, mode="auto") -> io.NodeOutput:
         listed = [row for row in rows_of(lora_stack or []) if row[1] != 0.0 or (clip is not None and row[2] != 0.0)]
         entries = [
-            host.Entry(row[0], files.load_once(path)[0], row[1], row[2], row.partial)
-            for row, path in zip(listed, _found(listed), strict=True)
+            host.Entry(row[0], state, row[1], row[2], row.partial, row.blocks, said)
+            for row, (state, said) in zip(listed, map(files.load_once, _found(listed)), strict=True)
         ]
         if lora_model is not None and lora_strength != 0.0:
             entries.append(host.Entry("lora_model", lora_model, lora_strength, lora_strength))
@@ -164,10 +172,10 @@ class GraftSaveLoRA(io.ComfyNode):
         if (lora_model is None) == (state is None):
             raise ValueError("connect exactly one of lora_model and state, " + ("none is" if state is None else "both are") + " connected")
         lora = lora_model if state is None else state.lora_model()
-        metadata = naming.saved_metadata(lora, os.path.basename(prefix), {} if state is None else state.metadata())
+        said = naming.saved_metadata(lora, os.path.basename(prefix), {} if state is None else state.metadata())
         tensors = naming.renamed(lora, names, naming.DTYPES[dtype])
         path, entry = host.output_file(prefix, ".safetensors")
-        files.write_whole(path, files.safetensors_bytes(tensors, metadata))
+        files.write_whole(path, files.safetensors_bytes(tensors, said))
         return io.NodeOutput(path, ui={"loras": [entry]})
 
 

@@ -8,13 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+from . import blocks
+
 VERSION = 1
 EMPTY = '{"version": 1, "rows": []}'
 _FIELDS: dict[str, tuple[type, ...]] = {
     "file": (str,), "on": (bool,), "model": (Real,), "clip": (Real,), "blocks": (str,), "schedule": (str,), "partial": (bool,),
 }  # fmt: skip
 _SAID = {str: "text", bool: "true or false", Real: "a number"}
-_NOT_YET = ("blocks", "schedule")
+_NOT_YET = ("schedule",)
 
 
 class StackRow(tuple):
@@ -88,6 +90,11 @@ def _row_problems(row: Mapping[str, Any]) -> Iterable[str]:
             yield f"{name}: expected a finite number, got {value}"
         elif name in _NOT_YET and value:
             yield f"{name} is not available in this version of Graft; leave it empty"
+        elif name == "blocks" and isinstance(value, str) and value.strip():
+            try:
+                blocks.parse(value)
+            except ValueError as error:
+                yield str(error)
 
 
 def _row(row: dict[str, Any]) -> StackRow:

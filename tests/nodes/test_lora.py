@@ -15,6 +15,10 @@ def rows(*listed):
     return json.dumps({"version": 1, "rows": list(listed)})
 
 
+def foreign(name, columns):
+    return {f"{name}.lora_up.weight": torch.ones(8, 2), f"{name}.lora_down.weight": torch.ones(2, columns)}
+
+
 @pytest.fixture
 def files(host, small):
     """Two LoRA files for small.unet() in the loras folder: their names and contents."""
@@ -174,6 +178,52 @@ def test_every_kind_in_every_mode_as_the_host_applies_it(host, small, name, mode
     before.check(model.model, objects=mode != "host")
 
 
+def test_block_weights(host, small, files):
+    model, state = small.unet(), files["lora0.safetensors"]
+    stack, _ = host.call("GraftLoRAStack", rows=rows({"file": "lora0.safetensors", "model": 0.8, "blocks": "IN=0, M=0.5, OUT01=0"}))
+    ours = small.forward(host.call("LoRAStackPatch", model=model, lora_stack=stack)[0])
+    scaled = {}
+    for key, value in state.items():
+        block = 0.0 if ".input_blocks." in key or ".output_blocks.1." in key else 0.5 if ".middle_block." in key else 1.0
+        scaled[key] = value * block if "lora_up" in key else value
+    assert (ours - small.forward(with_host_loader(small.unet(), (scaled, 0.8)))).abs().max() < 1e-4
+    stack = [type(stack[0])("lora0.safetensors", 1.0, 1.0, ",".join("1" * 17))]
+    with pytest.raises(ValueError, match="this model has no IN04"):
+        host.call("LoRAStackPatch", model=model, lora_stack=stack)
+
+
+def test_the_report_says_what_the_file_says(host, small):
+    path = os.path.join(host.models, "loras", "said.safetensors")
+    tags = json.dumps({"10_zorp": {"a zorp": 12, "left": 3}})
+    save_file(small.lora(small.unet()), path, {"ss_network_dim": "4", "modelspec.trigger_phrase": "zorp", "ss_tag_frequency": tags})
+    report = host.call("GraftLoRAStack", rows=rows({"file": "said.safetensors"}))[1]
+    assert "trigger zorp" in report and "rank 4" in report and "tags a zorp (12), left (3)" in report
+
+
+@pytest.mark.parametrize(
+    ("state", "said", "expected"),
+    [(foreign("lora_unet_down_blocks_9_attentions_0_transformer_blocks_0_attn2_to_k", 2048), {}, "it is for SDXL"),
+     (foreign("lora_unet_double_blocks_0_img_attn_qkv", 8), {}, "it is for Flux"),
+     (foreign("x", 8), {"ss_base_model_version": "sd_v2"}, "it is for sd_v2")],
+)  # fmt: skip
+def test_a_file_for_another_model_is_told(host, small, state, said, expected):
+    path = os.path.join(host.models, "loras", "other.safetensors")
+    save_file(state, path, said)
+    with pytest.raises(ValueError, match=expected):
+        host.call("LoRAStackPatch", model=small.unet(), lora_stack=[("other.safetensors", 1.0, 1.0)])
+
+
+@pytest.mark.parametrize("prefix", ["lycoris", "lycoris_unet", "oft_unet", "base_model.model."])
+def test_other_trainers_names(host, small, prefix):
+    state = {}
+    for key, value in small.lora(small.unet(), part="input_blocks.1").items():
+        path, _, role = key.removeprefix("diffusion_model.").partition(".lora_" if ".lora_" in key else ".alpha")
+        name = f"{prefix}{path}" if prefix.endswith(".") else f"{prefix}_{path.replace('.', '_')}"
+        state[f"{name}.lora_{role}" if role else f"{name}.alpha"] = value
+    report = host.call("LoRAStackPatch", model=small.unet(), lora_model=state)[2]
+    assert f"lora_model: {len(state) // 3} weights" in report
+
+
 # --- bad input ---
 
 
@@ -219,7 +269,8 @@ def test_rows_are_checked_before_anything_runs(host, files):
     stack = host.node("GraftLoRAStack")
     assert stack.validate_inputs(rows=rows({"file": "lora0.safetensors"})) is True
     assert "did you mean lora0.safetensors" in stack.validate_inputs(rows=rows({"file": "lora_0.safetensors"}))
-    assert "blocks is not available" in stack.validate_inputs(rows=rows({"file": "lora0.safetensors", "blocks": "1"}))
+    assert "expected a list of 17" in stack.validate_inputs(rows=rows({"file": "lora0.safetensors", "blocks": "1"}))
+    assert "schedule is not available" in stack.validate_inputs(rows=rows({"file": "lora0.safetensors", "schedule": "0 1"}))
     for name in ("../secret.safetensors", "/etc/passwd", "a/../../b", "C:\\x.safetensors", "..\\x", "output/loras/../../x"):
         assert "leaves the loras folder" in stack.validate_inputs(rows=rows({"file": name})), name
 

@@ -35,7 +35,7 @@ def test_defaults_and_rows_that_are_off():
         (rows({"file": "a", "model": True}), "got True"),
         ('{"version": 1, "rows": [{"file": "a", "clip": NaN}]}', "finite"),
         (rows({"file": "a", "strength": 1}), "unknown field 'strength'"),
-        (rows({"file": "a", "blocks": "1,0"}), "blocks is not available in this version"),
+        (rows({"file": "a", "blocks": "1,0"}), "expected a list of 17"),
         (rows({"file": "a", "schedule": "0-1"}), "schedule is not available in this version"),
     ],
 )

@@ -1,0 +1,79 @@
+"""Block weights: one strength a block of the model, in the lists of sd-webui-lora-block-weight (LBW), or by block name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+REST = "BASE"  # the text encoder, and whatever is in no block of the list
+
+
+def _numbered(prefix: str, numbers: Iterable[int]) -> tuple[str, ...]:
+    return tuple(f"{prefix}{number:02}" for number in numbers)
+
+
+LAYOUTS: dict[int, tuple[str, tuple[str, ...]]] = {  # length of a list -> (what it is for, its blocks)
+    17: ("SD1.x", (REST, *_numbered("IN", (1, 2, 4, 5, 7, 8)), "M00", *_numbered("OUT", range(3, 12)))),
+    26: ("SD1.x with LoCon", (REST, *_numbered("IN", range(12)), "M00", *_numbered("OUT", range(12)))),
+    12: ("SDXL", (REST, *_numbered("IN", (4, 5, 7, 8)), "M00", *_numbered("OUT", range(6)))),
+    20: ("SDXL with LoCon", (REST, *_numbered("IN", range(9)), "M00", *_numbered("OUT", range(9)))),
+    57: ("Flux", (*_numbered("D", range(19)), *_numbered("S", range(38)))),
+    58: ("Flux with BASE", (REST, *_numbered("D", range(19)), *_numbered("S", range(38)))),
+}
+_PATHS = {"input_blocks": "IN", "middle_block": "M", "output_blocks": "OUT", "double_blocks": "D", "single_blocks": "S"}
+_PATH = re.compile(rf"^diffusion_model\.({'|'.join(_PATHS)})\.(\d+)\.")
+
+
+def block_of(weight: str) -> str:
+    """The block of a weight: IN04, M00, OUT11, D18, S37; BASE for everything outside the blocks."""
+    found = _PATH.match(weight)
+    if found is None:
+        return REST
+    return "M00" if found[1] == "middle_block" else f"{_PATHS[found[1]]}{int(found[2]):02}"
+
+
+def parse(text: str) -> dict[str, float]:
+    """{block or beginning of block names: strength} of "1,0,0.5,…" (12, 17, 20, 26, 57 or 58 numbers) or of "IN=0, OUT05=0.5".
+
+    Raises ValueError that says what is wrong.
+    """
+    parts = [part.strip() for part in text.replace("\n", ",").split(",") if part.strip()]
+    if any("=" in part for part in parts):
+        named = [part.partition("=") for part in parts]
+        wrong = [name for name, _, _ in named if not re.fullmatch(r"(BASE|IN|M|OUT|D|S)\d*", name.strip())]
+        if wrong:
+            raise ValueError(f"blocks: {', '.join(wrong)} is no block; expected BASE, IN, M, OUT, D or S, with or without a number")
+        return {name.strip(): _number(value) for name, _, value in named}
+    if len(parts) not in LAYOUTS:
+        known = ", ".join(f"{length} ({name})" for length, (name, _) in LAYOUTS.items())
+        raise ValueError(f"blocks: expected a list of {known} numbers, got {len(parts)}; or names such as IN=0, OUT05=0.5")
+    return dict(zip(LAYOUTS[len(parts)][1], map(_number, parts), strict=True))
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not -1000 < value < 1000:
+        raise ValueError(f"blocks: expected numbers, got {text.strip()!r}")
+    return value
+
+
+def fitting(text: str, weights: Iterable[str]) -> dict[str, float]:
+    """`parse`, checked against a model's weights: ValueError when it names blocks that the model does not have."""
+    strengths = parse(text)
+    there = {block_of(weight) for weight in weights} | {REST}
+    gone = [name for name in strengths if not any(block.startswith(name) for block in there)]
+    if gone:
+        fits = [f"{length} ({name})" for length, (name, of) in LAYOUTS.items() if set(of) <= there]
+        instead = f"; expected a list of {' or '.join(fits)} numbers" if fits else ""
+        raise ValueError(f"blocks: this model has no {', '.join(gone[:6])}{' …' if len(gone) > 6 else ''}{instead}")
+    return strengths
+
+
+def strength(strengths: Mapping[str, float], weight: str | None) -> float:
+    """The strength of a weight (None: of the text encoder): its block's, of the longest name that fits; else BASE's; else 1."""
+    block = REST if weight is None else block_of(weight)
+    names = [name for name in strengths if block.startswith(name)]
+    return strengths[max(names, key=len)] if names else strengths.get(REST, 1.0)
