@@ -5,9 +5,10 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -315,12 +316,29 @@ def _conv_hook(down: Tensor, up: Tensor, scale: float, drop: _Dropouts | None) -
     return beside
 
 
+def _cast_(slots: Sequence[tuple[dict[str, Any], str, Tensor, torch.dtype]], *_: Any) -> None:
+    """Before a forward: float32 weights that are trained go in as the model's own type, so that gradients reach them in float32."""
+    done: dict[int, Tensor] = {}
+    for parameters, name, tensor, dtype in slots:
+        parameters[name] = done.setdefault(id(tensor), tensor.to(dtype))
+
+
 @contextmanager
 def attached(module: nn.Module, settings: AdapterSettings, trained: Mapping[str, Tensor], moment: Moment) -> Iterator[None]:
     """For the block `module` computes with the trained tensors, its own weights frozen and fit for autograd; then it is as before."""
     if settings.kind == "full":
-        with standing_in(module, trained):
-            yield
+        own = dict(module.named_parameters())
+        cast = {id(own[name]): tensor for name, tensor in trained.items() if own[name].dtype != tensor.dtype}
+        slots = [
+            (part._parameters, name, cast[id(p)], p.dtype)
+            for part in module.modules() for name, p in part._parameters.items() if p is not None and id(p) in cast
+        ]  # fmt: skip
+        with standing_in(module, {name: tensor for name, tensor in trained.items() if own[name].dtype == tensor.dtype}):
+            hook = module.register_forward_pre_hook(partial(_cast_, slots))
+            try:
+                yield
+            finally:
+                hook.remove()
         return
     dropping = settings.rank_dropout or settings.module_dropout or settings.network_dropout
     with ExitStack() as stack:

@@ -1,0 +1,199 @@
+"""The host's model as training sees it: the forward of sampling, each kind of objective, conditions of any length, fingerprints."""
+
+import sys
+
+import pytest
+import torch
+from graft_nodes.training.adapters import AdapterSettings
+from graft_nodes.training.dataset import Conditioning, Dataset
+from graft_nodes.training.loop import train
+from graft_nodes.training.objective import ObjectiveSettings, losses
+from graft_nodes.training.optimizer import OptimizerSettings
+from graft_nodes.training.state import Settings, Start, begin
+
+CONFIG = {
+    "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": 32, "num_res_blocks": [1, 1], "channel_mult": [1, 2],
+    "transformer_depth": [0, 1], "transformer_depth_output": [0, 0, 1, 1], "transformer_depth_middle": 1, "context_dim": 16, "num_heads": 2,
+    "num_head_channels": -1, "use_spatial_transformer": True, "use_linear_in_transformer": True, "adm_in_channels": None,
+    "use_temporal_attention": False, "legacy": False,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def wall(host):
+    return sys.modules[host.node("TrainStep").__module__].host
+
+
+def _model(kind, sdxl=False, dtype=torch.float32):
+    import comfy.model_base
+    import comfy.model_management
+    import comfy.model_patcher
+    import comfy.supported_models
+
+    family = comfy.supported_models.SDXL if sdxl else comfy.supported_models.SD15
+    own = dict(CONFIG, **({"adm_in_channels": 2816, "num_classes": "sequential"} if sdxl else {}))
+    with torch.inference_mode(), torch.random.fork_rng(devices=[]):
+        config = family(own)
+        config.unet_config, config.manual_cast_dtype = dict(own, dtype=dtype), None
+        model_type = getattr(comfy.model_base.ModelType, kind)
+        model = (comfy.model_base.SDXL if sdxl else comfy.model_base.BaseModel)(config, model_type, device="cpu")
+        generator = torch.Generator().manual_seed(0)
+        for p in model.diffusion_model.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) * (p[0].numel() ** -0.5 if p.ndim > 1 else 0.1) + (p.ndim == 1))
+    cpu = torch.device("cpu")
+    return comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu)
+
+
+def _random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("kind", "prediction"), [("EPS", "eps"), ("V_PREDICTION", "v"), ("FLOW", "flow")])
+def test_the_forward_is_that_of_sampling(wall, kind, prediction):
+    import comfy.samplers
+
+    patcher, context = _model(kind), _random(1, 7, 16)
+    with wall.denoiser(patcher) as denoiser, torch.no_grad():
+        assert denoiser.prediction == prediction
+        sigma = denoiser.sigma(torch.tensor([0.6]))
+        x = _random(1, 4, 16, 16, seed=1)
+        found = denoiser.denoise(x, sigma, [Conditioning(context)], {})
+        guider = comfy.samplers.CFGGuider(patcher)
+        guider.set_conds([[context, {}]], [[context, {}]])
+        guider.set_cfg(1.0)
+        seen = []
+
+        def one_step(model, noise, sigmas, extra_args=None, **_):
+            seen.append(model(x, sigmas[:1], **extra_args))
+            return noise
+
+        sigmas = torch.cat([sigma, torch.zeros(1)])
+        guider.sample(torch.zeros_like(x), torch.zeros_like(x), comfy.samplers.KSAMPLER(one_step), sigmas, seed=0)
+    assert torch.allclose(found, seen[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["EPS", "V_PREDICTION", "FLOW"])
+def test_the_loss_is_that_of_the_networks_own_output(wall, kind):
+    """Against the raw output of the UNet and the target written out from the papers."""
+    patcher, context = _model(kind), _random(2, 7, 16)
+    with wall.denoiser(patcher) as denoiser, torch.no_grad():
+        clean, noise = _random(2, 4, 16, 16, seed=1), _random(2, 4, 16, 16, seed=2)
+        u = torch.tensor([0.3, 0.8])
+        sigma = denoiser.sigma(u)
+        x = denoiser.noisy(clean, noise, sigma)
+        s = sigma.view(-1, 1, 1, 1)
+        denoised = denoiser.denoise(x, sigma, [Conditioning(context[:1]), Conditioning(context[1:])], {})
+        found = losses(ObjectiveSettings(), denoiser.prediction, denoised, clean, sigma)
+        timestep = denoiser.sampling.timestep(sigma).float()
+        if kind == "FLOW":
+            assert torch.allclose(x, (1 - s) * clean + s * noise, atol=1e-6)
+            out, target = denoiser.module(x, timestep, context=context), noise - clean
+        else:
+            alpha = 1 / (1 + s**2).sqrt()
+            out = denoiser.module(alpha * x, timestep, context=context)
+            target = noise if kind == "EPS" else alpha * noise - s * alpha * clean
+            table = torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2
+            bar = torch.cumprod(1 - table, 0)
+            assert torch.allclose(sigma.double(), ((1 - bar) / bar).sqrt()[[300, 800]], rtol=1e-4)
+        assert torch.allclose(found, (out - target).square().flatten(1).mean(1), rtol=2e-3)
+
+
+def test_captions_of_any_length_share_a_batch(wall):
+    patcher = _model("EPS")
+    conditionings = [Conditioning(_random(1, length, 16, seed=length)) for length in (7, 14, 13, 7, 91)]
+    with wall.denoiser(patcher) as denoiser, torch.no_grad():
+        x, sigma = _random(5, 4, 16, 16, seed=1), denoiser.sigma(torch.linspace(0.1, 0.9, 5))
+        together = denoiser.denoise(x, sigma, conditionings, {})
+        alone = torch.cat([denoiser.denoise(x[i : i + 1], sigma[i : i + 1], [c], {}) for i, c in enumerate(conditionings)])
+    assert torch.allclose(together, alone, atol=1e-4)
+
+
+def test_pooled_text_and_sizes_reach_sdxl(wall):
+    patcher = _model("EPS", sdxl=True)
+
+    def conditioning(seed, **extras):
+        return Conditioning(_random(1, 7, 16), {"pooled_output": _random(1, 1280, seed=seed), **extras})
+
+    with wall.denoiser(patcher) as denoiser, torch.no_grad():
+        x, sigma = _random(1, 4, 16, 16, seed=1).expand(4, -1, -1, -1), denoiser.sigma(torch.full((4,), 0.5))
+        different = [conditioning(0), conditioning(1), conditioning(0, width=512, height=512), conditioning(0, width=128, height=128)]
+        out = denoiser.denoise(x, sigma, different, {})
+    assert torch.allclose(out[0], out[3], atol=1e-5)  # the default is the picture's own size
+    assert not torch.allclose(out[0], out[1], atol=1e-4) and not torch.allclose(out[0], out[2], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "checkpointing"),
+    [("EPS", "float32", False), ("V_PREDICTION", "float32", True), ("FLOW", "float32", False), ("EPS", "bfloat16", True)],
+)
+@pytest.mark.parametrize(
+    "adapter", [AdapterSettings("locon", targets="all", rank=4), AdapterSettings("full", targets="all")], ids=["locon", "full"]
+)
+def test_every_kind_trains(wall, kind, dtype, checkpointing, adapter):
+    patcher = _model(kind, dtype=getattr(torch, dtype))
+    conditionings = {text: Conditioning(_random(1, 7, 16, seed=n)) for n, text in enumerate(("", "a"))}
+    dataset = Dataset.of([_random(4, 8, 8, seed=n) for n in range(2)], ["a"] * 2, conditionings)
+    before = {name: p.clone() for name, p in patcher.model.named_parameters()}
+    settings = Settings(OptimizerSettings(learning_rate=5e-3, batch_size=2, checkpointing=checkpointing))
+    state = begin(patcher.model.diffusion_model, Start("model", dataset.digest, adapter), settings)
+    with torch.inference_mode(), wall.denoiser(patcher) as denoiser:
+        trained = train(state, denoiser, dataset, 2)
+    assert all(torch.isfinite(t).all() and t.dtype == torch.float32 for t in trained.trained.values())
+    assert {name.split("/", 1)[1] for name in trained.optimizer} == set(trained.trained)  # every one had a gradient
+    assert all(not torch.equal(t, state.trained[name]) for name, t in trained.trained.items())
+    assert all(torch.equal(before[name], p) for name, p in patcher.model.named_parameters())
+    assert not patcher.model.diffusion_model._forward_pre_hooks
+
+
+def test_wrappers_and_model_function_wrappers_are_honoured(wall):
+    import comfy.patcher_extension as extension
+
+    patcher, called = _model("EPS"), []
+
+    def wrapper(executor, *args, **kwargs):
+        called.append("wrapper")
+        return executor(*args, **kwargs)
+
+    def function(apply_model, options):
+        called.append("function")
+        return apply_model(options["input"], options["timestep"], **options["c"])
+
+    patcher.add_wrapper_with_key(extension.WrappersMP.APPLY_MODEL, "test", wrapper)
+    patcher.set_model_unet_function_wrapper(function)
+    with wall.denoiser(patcher) as denoiser, torch.no_grad():
+        denoiser.denoise(_random(1, 4, 16, 16), denoiser.sigma(torch.tensor([0.5])), [Conditioning(_random(1, 7, 16))], {})
+    assert called == ["function", "wrapper"]
+    assert any("wrappers" in what for what in wall.fingerprint(patcher).unhashed)
+
+
+def test_the_fingerprint_follows_what_changes_training(wall):
+    import comfy.model_sampling
+
+    def made(change=lambda patcher: None, kind="EPS", **more):
+        patcher = _model(kind, **more)
+        change(patcher)
+        return wall.fingerprint(patcher)
+
+    def weight(patcher):
+        with torch.inference_mode():
+            next(patcher.model.diffusion_model.parameters()).view(-1)[0] += 1
+
+    def patch(patcher, strength=0.5):
+        name = "diffusion_model.out.2.weight"
+        patcher.add_patches({name: ("diff", (torch.ones_like(patcher.model.state_dict()[name]),))}, strength)
+
+    def sampling(patcher):
+        class Other(comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.model_sampling.CONST):
+            pass
+
+        other = Other()
+        other.set_parameters(shift=3.0)
+        patcher.add_object_patch("model_sampling", other)
+
+    plain = made()
+    assert plain == made() and plain.unhashed == ()
+    changed = [made(change) for change in (weight, patch, lambda p: patch(p, 0.6), sampling)]
+    changed += [made(kind="V_PREDICTION"), made(dtype=torch.bfloat16)]
+    assert len({plain.digest, *(one.digest for one in changed)}) == 7 and all(one.unhashed == () for one in changed)
+    closure = made(lambda p: p.set_model_attn1_patch(lambda q, k, v, extra: (q, k, v)))
+    assert len(closure.unhashed) == 1 and "option patches" in closure.unhashed[0]
