@@ -60,7 +60,7 @@ class PlainLane:
     """Plain staging and blocking copies, for devices that have no pinned memory or side streams (MPS)."""
 
     def __init__(self, weights: Mapping[str, Tensor], device: torch.device) -> None:
-        self.note = f"the average is copied to host memory without pinning, which {device.type} does not have"
+        self.note = note_on(device)
         self.staging = {name: torch.empty_like(w, device="cpu", requires_grad=False) for name, w in weights.items()}
 
     def fetch(self, weights: Mapping[str, Tensor]) -> None:
@@ -81,6 +81,15 @@ def lane_for(weights: Mapping[str, Tensor], device: torch.device) -> Lane | None
     if device.type == "cpu":
         return None
     return CudaLane(weights, device) if device.type == "cuda" else PlainLane(weights, device)
+
+
+def note_on(device: torch.device) -> str:
+    """What there is to say about an average in host memory when training on `device`; empty where it runs beside the steps."""
+    if device.type == "cuda":
+        return ""
+    if device.type == "cpu":
+        return "the average is in host memory, as the weights are: device host changes nothing on a CPU"
+    return f"the average is copied to host memory without pinning, which {device.type} does not have"
 
 
 class Offload:

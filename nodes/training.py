@@ -411,10 +411,13 @@ class TrainStep(io.ComfyNode):
 
 def _trained(state: Any, steps: int, validate_every: int, snapshot_every: int, node: str | None) -> tuple[Any, str]:
     """The state after `steps` more steps and the report, with progress, events and interruption of the host."""
+    from ..ema.offload import note_on
     from ..training import reports, runs
     from ..training.store import Store
 
     subject = state.subject
+    if state.start.ema is not None and state.start.ema.device == "host" and (note := note_on(subject.model.load_device)):
+        log.info("%s", note)
     store = None if subject.unhashed else Store(host.training_folder(), state.run, host.versions(subject.model))
     bar = host.progress(steps)
 

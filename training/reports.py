@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from ..ema.schedule import EMASettings
 from .dataset import Dataset, batches_per_epoch
 from .optimizer import peak_rate
 from .runs import Outcome
@@ -28,10 +29,18 @@ def beginning(state: TrainState, dataset: Dataset, unhashed: Sequence[str]) -> s
     if not dataset.held_out:
         lines.append("no picture is held out, so there is no validation")
     if state.start.ema is not None:
-        lines.append(f"average: {state.start.ema.schedule}, every {state.start.ema.interval} steps")
+        lines.append(f"average: {state.start.ema.schedule}, every {state.start.ema.interval} steps" + _more(state.start.ema))
     if unhashed:
         lines.append("results are neither stored nor reused, these cannot be hashed: " + ", ".join(unhashed))
     return "\n".join(lines)
+
+
+def _more(ema: EMASettings) -> str:
+    said = ""
+    if ema.snapshots:
+        widths = " and ".join(f"{width:g}" for width in ema.widths)
+        said += f"; snapshots every {ema.snapshots} steps, of widths {widths}"
+    return said + (f"; the weights are set to it every {ema.switch_every} steps" if ema.switch_every else "")
 
 
 def step(before: TrainState, outcome: Outcome, unhashed: Sequence[str]) -> str:
@@ -59,4 +68,6 @@ def step(before: TrainState, outcome: Outcome, unhashed: Sequence[str]) -> str:
         lines.append(f"stored in {outcome.folder}")
     elif unhashed:
         lines.append("not stored, these cannot be hashed: " + ", ".join(unhashed))
+        if state.start.ema is not None and state.start.ema.snapshots:
+            lines.append("so no snapshots of averages were kept")
     return "\n".join(lines)
