@@ -75,7 +75,7 @@ def test_attach_and_detach(bypass):
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations("abc")))
-def test_detach_in_any_order(order):
+def test_detach_in_any_order_restores_the_base(order):
     of, x = model(), torch.randn(3, 6)
     before = Snapshot(of)
     stacks = {"a": stack(of, NAMES[:2], 0), "b": stack(of, NAMES[1:], 10, bypass=True), "c": stack(of, NAMES, 20)}
@@ -216,7 +216,7 @@ def test_weights_made_in_inference_mode_and_a_backward_through_the_patched_ones(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_comes_back_bit_for_bit(dtype):
+def test_half_precision_is_restored_bit_for_bit(dtype):
     of = model(dtype)
     before = Snapshot(of)
     attach(of, "a", [stack(of, NAMES)])
