@@ -33,9 +33,9 @@ def install(extras: str) -> None:
     stamp.touch()
 
 
-def run(*arguments: str, env: dict[str, str] | None = None) -> None:
+def run(*arguments: str) -> None:
     """Run the environment's Python in the repository; leave with its exit status when that is not 0."""
-    status = subprocess.call([str(PYTHON), *arguments], cwd=ROOT, env={**os.environ, **(env or {})})
+    status = subprocess.call([str(PYTHON), *arguments], cwd=ROOT)
     if status:
         sys.exit(status)
 
@@ -51,7 +51,7 @@ def demo() -> None:
     install("standalone")
     start = time.monotonic()
     folders = ("--input", str(ROOT / "demo"), "--output", str(ROOT / "output"))
-    run("-m", "graft_nodes", "run", str(WORKFLOW), *folders, env={"COMFYUI_PATH": ""})
+    run("-m", "graft_nodes", "run", str(WORKFLOW), "--embedded", *folders)
     run("-m", "graft_nodes.demo.compare", str(ROOT / "output"))
     print(f"dev.py: the demo took {time.monotonic() - start:.0f} s (installation not counted)")
 
