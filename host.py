@@ -21,7 +21,7 @@ from .patches import blocks, formats, kernels, metadata, weights
 from .patches.adapters import packed, unpacked
 from .patches.attention import ToDoPatch
 from .patches.attention_override import ToDo, ToDoCall, plan_todo
-from .patches.stack import Piece, Stack, additive, fuse, in_order
+from .patches.stack import Piece, Stack, additive, effective, fuse, in_order
 from .patches.todo import ToDoSettings
 
 if TYPE_CHECKING:
@@ -340,6 +340,57 @@ def _adapter_class() -> type:
             return weight.copy_(base + strength * function(made - base))
 
     return GraftAdapter
+
+
+def differences(patcher: Any, other: Any) -> dict[str, Callable[[], torch.Tensor]]:
+    """{weight: makes patcher's minus other's, float32} of two MODELs' diffusion models, patches and stacks included, where they may differ.
+
+    Raises ValueError that lists every weight that only one has, whose shapes differ, or that is quantised.
+    """
+    ours, theirs = base_weights(patcher), base_weights(other)
+    names = [name for name in {**ours, **theirs} if name.startswith("diffusion_model.")]
+    problems = [f"{name}: only {'model' if name in ours else 'base'} has it" for name in names if (name in ours) != (name in theirs)]
+    both = [name for name in names if name in ours and name in theirs]
+    problems += [
+        f"{name}: model has {tuple(ours[name].shape)}, base {tuple(theirs[name].shape)}"
+        for name in both if ours[name].shape != theirs[name].shape
+    ]  # fmt: skip
+    plain = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    kinds = {name: {ours[name].dtype, theirs[name].dtype} - set(plain) for name in both}
+    problems += [f"{name}: it is quantised ({', '.join(map(str, of))})" for name, of in kinds.items() if of]
+    if problems:
+        more = f"\n- and {len(problems) - 20} more" if len(problems) > 20 else ""
+        raise ValueError("these models have no difference that a LoRA can hold:\n" + "\n".join(f"- {p}" for p in problems[:20]) + more)
+    plainly = {name for name in both if _untouched(patcher, name) and _untouched(other, name)}
+    changed = [name for name in both if name not in plainly or not _same_memory(ours[name], theirs[name])]
+
+    def difference(name: str) -> torch.Tensor:
+        return _with_patches(patcher, name, ours[name]) - _with_patches(other, name, theirs[name])
+
+    return {name: functools.partial(difference, name) for name in changed}
+
+
+def _same_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return first.data_ptr() == second.data_ptr() and first.dtype == second.dtype
+
+
+def _pieces_on(patcher: Any, name: str) -> list[Piece]:
+    stacks = grafted_stacks(patcher)
+    return [*effective(stacks, name, bypass=False), *effective(stacks, name, bypass=True)]
+
+
+def _untouched(patcher: Any, name: str) -> bool:
+    return not patcher.patches.get(name) and not _pieces_on(patcher, name)
+
+
+def _with_patches(patcher: Any, name: str, base: torch.Tensor) -> torch.Tensor:
+    """A weight as the patcher samples with it, in float32 on the CPU: the host's patches, then Graft's stacks."""
+    import comfy.lora
+
+    weight = base.detach().to("cpu", torch.float32, copy=True)
+    if patcher.patches.get(name):
+        weight = comfy.lora.calculate_weight(patcher.patches[name], weight, name)
+    return in_order(weight, _pieces_on(patcher, name))
 
 
 OUTPUT_LORAS = "output/loras/"  # prefix of the names of LoRAs that were saved under ComfyUI's output folder

@@ -2,9 +2,9 @@
 
 from comfy_api.latest import ComfyExtension, io
 
-from . import averages, dataset, demo, lora, plot, todo, training
+from . import averages, dataset, demo, lora, merging, plot, todo, training
 
-NODES: list[type[io.ComfyNode]] = [node for file in (todo, lora, dataset, training, averages, plot, demo) for node in file.NODES]
+NODES: list[type[io.ComfyNode]] = [node for file in (todo, lora, merging, dataset, training, averages, plot, demo) for node in file.NODES]
 
 
 class GraftExtension(ComfyExtension):

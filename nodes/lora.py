@@ -18,7 +18,7 @@ TrainState = io.Custom("TRAIN_STATE")
 MODES = ("auto", "merge", "bypass", "host")
 
 
-def _found(listed: list[StackRow]) -> list[str]:
+def found_files(listed: list[StackRow]) -> list[str]:
     """The files of rows; raises one ValueError that lists every row whose file is missing or outside the folder."""
     paths, problems = [], []
     for row in listed:
@@ -68,7 +68,7 @@ class GraftLoRAStack(io.ComfyNode):
     @classmethod
     def validate_inputs(cls, rows=EMPTY) -> bool | str:
         try:
-            _found(parse(rows))
+            found_files(parse(rows))
         except ValueError as error:
             return str(error)
         return True
@@ -77,7 +77,7 @@ class GraftLoRAStack(io.ComfyNode):
     def fingerprint_inputs(cls, rows=EMPTY, lora_stack=None) -> str:
         """Changes when a listed file does; a stack that comes in through the socket is fingerprinted by the node it comes from."""
         digest = hashlib.sha256(rows.encode())
-        for path in _found(parse(rows)):
+        for path in found_files(parse(rows)):
             found = os.stat(path)
             digest.update(repr((path, found.st_size, found.st_mtime_ns)).encode())
         return digest.hexdigest()
@@ -85,7 +85,7 @@ class GraftLoRAStack(io.ComfyNode):
     @classmethod
     def execute(cls, rows=EMPTY, lora_stack=None) -> io.NodeOutput:
         listed = parse(rows)
-        lines = [_line(row, path) for row, path in zip(listed, _found(listed), strict=True)]
+        lines = [_line(row, path) for row, path in zip(listed, found_files(listed), strict=True)]
         before = list(lora_stack or [])
         if before:
             lines.insert(0, f"{len(before)} rows from the stack before")
@@ -130,7 +130,7 @@ class LoRAStackPatch(io.ComfyNode):
         listed = [row for row in rows_of(lora_stack or []) if row[1] != 0.0 or (clip is not None and row[2] != 0.0)]
         entries = [
             host.Entry(row[0], state, row[1], row[2], row.partial, row.blocks, said)
-            for row, (state, said) in zip(listed, map(files.load_once, _found(listed)), strict=True)
+            for row, (state, said) in zip(listed, map(files.load_once, found_files(listed)), strict=True)
         ]
         if lora_model is not None and lora_strength != 0.0:
             entries.append(host.Entry("lora_model", lora_model, lora_strength, lora_strength))

@@ -146,8 +146,9 @@ def of_kind(name, patcher):
         state |= {f"{base}.{role}": value for role, value in {
             "LoHa": {"hada_w1_a": random(out, 4), "hada_w1_b": random(4, flat), "hada_w2_a": random(out, 4), "hada_w2_b": random(4, flat),
                      "alpha": torch.tensor(2.0)},
-            "LoKr": {"lokr_w1": random(4, 4), "lokr_w2_a": random(out // 4, 3), "lokr_w2_b": random(3, columns // 4, *kernel),
-                     "alpha": torch.tensor(2.0)},
+            "LoKr": {"lokr_w1": random(4, 4), "alpha": torch.tensor(2.0)} | (  # ComfyUI cannot multiply a convolution's w2_a, w2_b
+                {"lokr_w2": random(out // 4, columns // 4, *kernel)} if kernel else
+                {"lokr_w2_a": random(out // 4, 3), "lokr_w2_b": random(3, columns // 4)}),
             "DoRA": {"lora_up.weight": random(out, 4, *kernel[:0]), "lora_down.weight": random(4, columns, *kernel),
                      "dora_scale": random(1, columns, *(1 for _ in kernel)).abs() + 1},
             "OFT": {"oft_blocks": random(4, out // 4, out // 4)},
