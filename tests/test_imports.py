@@ -8,7 +8,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("nodes", "patches", "ema", "training", "headless", "demo")
 HOST_MODULES = {
-    "comfy", "comfy_api", "comfy_execution", "comfy_extras", "folder_paths", "nodes", "execution", "server", "node_helpers", "latent_preview",
+    "comfy", "comfy_api", "comfy_execution", "comfy_extras", "folder_paths", "nodes", "execution", "server", "node_helpers",
+    "latent_preview",
 }
 MAY_IMPORT = {
     "patches": set(),

@@ -31,7 +31,8 @@ assert model.model.diffusion_model.dtype == torch.bfloat16 and model.model.model
 model = host.apply_todo(model, ToDoSettings.parse(2.0, 1))[0]
 conditionings = {caption: Conditioning(torch.randn(1, 77, 768, generator=draws)) for caption in ("", "a picture")}
 dataset = Dataset.of([torch.randn(4, 64, 64, generator=draws)], ["a picture"], conditionings)
-state = begin(model.model.diffusion_model, Start("random", dataset.digest, AdapterSettings(targets="attention+ff")), Settings(OptimizerSettings(total_steps=2)))
+start = Start("random", dataset.digest, AdapterSettings(targets="attention+ff"))
+state = begin(model.model.diffusion_model, start, Settings(OptimizerSettings(total_steps=2)))
 with host.denoiser(model) as denoiser:
     after = train(state, denoiser, dataset, 2)
 moved = [name for name in after.trained if name.endswith("lora_up.weight") and after.trained[name].abs().sum() > 0]
