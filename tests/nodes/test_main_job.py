@@ -1,5 +1,6 @@
 """The main job, from the saved workflows: the demo model learns a word by the pixel rule, keeps what it knew, and is not changed itself."""
 
+import copy
 import hashlib
 import logging
 import shutil
@@ -115,6 +116,23 @@ def test_queued_again_nothing_is_trained_and_the_file_is_the_same(host, trained)
     assert "stored result" in again["captured"]["report"]
     first, second = sorted((Path(host.output) / "loras").glob("zorp_*.safetensors"))[:2]
     assert first.read_bytes() == second.read_bytes()
+
+
+def test_250_steps_at_once_are_100_and_150_byte_for_byte(host, trained, tmp_path):
+    graph, first, output = copy.deepcopy(trained["graph"]), trained["titles"]["Train 100 steps"], host.output
+    graph[first]["inputs"]["steps"] = 250
+    graph[only(graph, "EMAMerge")]["inputs"]["state"] = [first, 0]
+    needed = workflow.reachable(graph, [only(graph, "GraftSaveLoRA")])
+    host.fresh()
+    host.folder_paths.set_output_directory(str(tmp_path))  # an empty store: nothing to reuse
+    try:
+        result = host.run({node: entry for node, entry in graph.items() if node in needed})
+    finally:
+        host.folder_paths.set_output_directory(output)
+    assert result["success"], result["errors"]
+    assert [data for event, data in result["events"] if event == "graft.step"]
+    (at_once,) = (tmp_path / "loras").glob("zorp_*.safetensors")
+    assert at_once.read_bytes() == sorted((Path(output) / "loras").glob("zorp_*.safetensors"))[0].read_bytes()
 
 
 def test_the_saved_file_loads_in_the_host_s_own_loader_to_the_same_picture(host, trained, caplog):
