@@ -23,6 +23,7 @@ from .patches.attention import ToDoPatch
 from .patches.attention_override import ToDo, ToDoCall, plan_todo
 from .patches.stack import Piece, Stack, additive, effective, fuse, in_order
 from .patches.todo import ToDoSettings
+from .training.adapters import tensors_digest
 
 if TYPE_CHECKING:
     from .training.dataset import Conditioning
@@ -68,6 +69,12 @@ def todo_of(patcher: Any) -> ToDo | None:
     wrappers = patcher.model_options.get("transformer_options", {}).get("wrappers", {})
     calls = wrappers.get(WrappersMP.APPLY_MODEL, {}).get(TODO_KEY)
     return calls[0].todo if calls else None
+
+
+def todo_metadata(patcher: Any) -> dict[str, str]:
+    """`ss_todo_*` of the ToDo that is on a MODEL, empty without one."""
+    todo = todo_of(patcher)
+    return {} if todo is None else todo.settings.metadata()
 
 
 def attention_kernel() -> str:
@@ -613,7 +620,7 @@ def fingerprint_of(thing: Any, name: str) -> Fingerprint:
         kind = f"{type(thing).__module__.rpartition('.')[2]}.{type(thing).__qualname__}"
         modules = [module for module in vars(thing).values() if isinstance(module, torch.nn.Module)]
         weights = {f"{i}.{key}": value for i, module in enumerate(modules) for key, value in module.state_dict().items()}
-        return Fingerprint(hashlib.sha256(f"{kind} {_tensors_digest(weights)}".encode()).hexdigest())
+        return Fingerprint(hashlib.sha256(f"{kind} {tensors_digest(weights)}".encode()).hexdigest())
     made = fingerprint(patcher)
     return Fingerprint(f"{made.digest} {getattr(thing, 'layer_idx', None)}", tuple(f"{name}: {what}" for what in made.unhashed))
 
@@ -621,7 +628,7 @@ def fingerprint_of(thing: Any, name: str) -> Fingerprint:
 def _base_digest(patcher: Any) -> str:
     if patcher.model not in _BASES:
         kept = {key: value for key, value in base_weights(patcher).items() if not key.startswith("model_sampling.")}
-        _BASES[patcher.model] = _tensors_digest(kept)
+        _BASES[patcher.model] = tensors_digest(kept)
     return _BASES[patcher.model]
 
 
@@ -652,32 +659,6 @@ def versions(patcher: Any) -> dict[str, str]:
     return {"graft": graft, "torch": str(torch.__version__), "device": str(patcher.load_device)}
 
 
-def todo_metadata(patcher: Any) -> dict[str, str]:
-    """`ss_todo_*` of the ToDo that is on a MODEL, empty without one."""
-    options = patcher.model_options.get("transformer_options", {})
-    patches = [patch for listed in options.get("patches", {}).values() for patch in listed]
-    kinds = (*patcher.wrappers.values(), *options.get("wrappers", {}).values())
-    wrappers = [one for kind in kinds for listed in kind.values() for one in listed]
-    for found in (*patches, *wrappers):
-        settings = getattr(getattr(found, "todo", found), "settings", None)
-        if isinstance(settings, ToDoSettings):
-            return settings.metadata()
-    return {}
-
-
-def _tensors_digest(tensors: Mapping[str, Any]) -> str:
-    digest = hashlib.sha256()
-    for key in sorted(tensors):
-        _hash_tensor(digest, key, tensors[key])
-    return digest.hexdigest()
-
-
-def _hash_tensor(digest: Any, key: str, tensor: torch.Tensor) -> None:
-    digest.update(f"{key}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-    if tensor.numel():
-        digest.update(tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy())
-
-
 def _model_facts(patcher: Any, unhashed: list[str]) -> list[Any]:
     model = patcher.model
     if not hasattr(model, "model_sampling"):  # a text encoder or a VAE
@@ -689,7 +670,7 @@ def _model_facts(patcher: Any, unhashed: list[str]) -> list[Any]:
         type(model.latent_format).__qualname__,
         [cls.__qualname__ for cls in type(sampling).__mro__ if cls.__module__.startswith("comfy")],
         {k: repr(v) for k, v in sorted(plain.items())},
-        _tensors_digest(dict(sampling.named_buffers())),
+        tensors_digest(dict(sampling.named_buffers())),
         str(model.get_dtype()),
         str(model.manual_cast_dtype),
     ]
@@ -709,7 +690,7 @@ def _hashable(value: Any, where: str, unhashed: list[str]) -> Any:
     if isinstance(value, float | torch.dtype | torch.device):
         return repr(value)
     if isinstance(value, torch.Tensor):
-        return _tensors_digest({"": value})
+        return tensors_digest({"": value})
     if isinstance(value, Mapping):
         return [[_hashable(key, where, unhashed), _hashable(one, where, unhashed)] for key, one in value.items()]
     if isinstance(value, list | tuple):

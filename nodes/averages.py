@@ -13,11 +13,8 @@ from comfy_api.latest import io
 from .. import host
 from ..patches.rows import rows_of
 from .aliases import aliases
+from .sockets import LoraModel, LoraStack, Snapshots, TrainState
 
-TrainState = io.Custom("TRAIN_STATE")
-Snapshots = io.Custom("GRAFT_SNAPSHOTS")
-LoraStack = io.Custom("LORA_STACK")
-LoraModel = io.Custom("LORA_MODEL")
 PROFILES = ("latest", "width", "best", "uniform", "exponential", "weights")
 
 

@@ -10,8 +10,8 @@ from comfy_api.latest import io
 
 from .. import host
 from .aliases import aliases
+from .sockets import Dataset
 
-Dataset = io.Custom("GRAFT_DATASET")
 _LATER = "is not available in this version of Graft; leave it at its default"
 
 

@@ -11,10 +11,8 @@ from .. import host
 from ..patches import files, metadata, naming
 from ..patches.rows import EMPTY, StackRow, parse, rows_of
 from .aliases import aliases
+from .sockets import LoraModel, LoraStack, TrainState
 
-LoraStack = io.Custom("LORA_STACK")
-LoraModel = io.Custom("LORA_MODEL")
-TrainState = io.Custom("TRAIN_STATE")
 MODES = ("auto", "merge", "bypass", "host")
 
 

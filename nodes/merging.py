@@ -8,7 +8,8 @@ from .. import host
 from ..patches import files, low_rank
 from ..patches.rows import rows_of
 from .aliases import aliases
-from .lora import LoraModel, LoraStack, found_files
+from .lora import found_files
+from .sockets import LoraModel, LoraStack
 
 
 def _said(made: low_rank.Made, what: str) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from .aliases import aliases
-
-LossMap = io.Custom("LOSS_MAP")
+from .sockets import LossMap
 
 
 class GraftLossPlot(io.ComfyNode):

@@ -16,15 +16,8 @@ from ..training import adapters
 from ..training import objective as objectives
 from ..training import optimizer as optimizers
 from .aliases import aliases
+from .sockets import EMA, Adapter, Dataset, LoraModel, LossMap, Objective, Optimizer, TrainState
 
-Adapter = io.Custom("GRAFT_ADAPTER")
-Optimizer = io.Custom("GRAFT_OPTIMIZER")
-Objective = io.Custom("GRAFT_OBJECTIVE")
-EMA = io.Custom("GRAFT_EMA")
-Dataset = io.Custom("GRAFT_DATASET")
-TrainState = io.Custom("TRAIN_STATE")
-LoraModel = io.Custom("LORA_MODEL")
-LossMap = io.Custom("LOSS_MAP")
 _LATER = "is not available in this version of Graft"
 _NOT_YET = " (not available in this version)"
 
