@@ -154,9 +154,9 @@ def training(steps: int) -> list[dict]:
     from graft_nodes.training.state import Settings, Start, begin
     from graft_nodes.training.step import Workspace, advance_
 
-    patcher, clip, _ = host.demo_model(str(BASE))
+    patcher, clip, _ = host.demo.demo_model(str(BASE))
     with torch.inference_mode():
-        conditionings = host.encode_captions(clip, ["a red circle left", ""])
+        conditionings = host.encoding.encode_captions(clip, ["a red circle left", ""])
     draw = torch.Generator().manual_seed(0)
     data = Dataset.of([torch.randn(3, 32, 32, generator=draw) for _ in range(16)], ["a red circle left"] * 16, conditionings)
     kinds = {
@@ -167,7 +167,7 @@ def training(steps: int) -> list[dict]:
     }  # fmt: skip
     spent: dict[str, list[float]] = {name: [] for name in kinds}
     averaging: dict[str, list[float]] = {name: [] for name in kinds}
-    with host.denoiser(patcher) as denoiser, torch.inference_mode(False):
+    with host.denoiser.denoiser(patcher) as denoiser, torch.inference_mode(False):
         for name, ema in kinds.items():
             start = Start("demo", data.digest, AdapterSettings("locon", targets="all", rank=16), ema)
             settings = Settings(OptimizerSettings(batch_size=8, total_steps=1000))

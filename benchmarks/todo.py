@@ -233,7 +233,7 @@ def graft(patcher: Any, factors: str) -> dict:
     from graft_nodes import host
     from graft_nodes.patches.todo import ToDoSettings
 
-    return host.apply_todo(patcher, ToDoSettings.parse(depth_factors=factors))[0].model_options["transformer_options"]
+    return host.todo.apply_todo(patcher, ToDoSettings.parse(depth_factors=factors))[0].model_options["transformer_options"]
 
 
 def ways(patcher: Any, name: str) -> dict[str, dict]:

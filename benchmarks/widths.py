@@ -37,7 +37,7 @@ def trained(host: Any, model: Any, clip: Any, vae: Any, steps: int, every: int, 
     ema = EMASettings("ramp", 0.99, snapshots=every)
     start = Start("demo base", data.digest, AdapterSettings(targets="attention+ff", rank=16), ema, seed)
     store = Store(folder, "zorp")
-    with host.denoiser(model) as denoiser:
+    with host.denoiser.denoiser(model) as denoiser:
         state = run(begin(denoiser.module, start, settings, "zorp"), steps, lambda: nullcontext(denoiser), data, store).state
     return state, data, sources.of_state(state, store.folder)
 
@@ -53,7 +53,7 @@ def measured(host: Any, model: Any, clip: Any, vae: Any, state: Any, data: Any, 
     loras |= {f"width {width:.4f}": merging.merged(found, "width", width, "").lora for width in merging.widths_to_try(found, "")}
     rows = []
     for name, lora in loras.items():
-        with host.denoiser(model) as denoiser:
+        with host.denoiser.denoiser(model) as denoiser:
             loss = held_out_loss(state, denoiser, data, lora)
         patched = applied(model, lora)
         row = {"name": name, "loss": loss, "concept": score.concept_score(patched, clip, vae)}
@@ -85,7 +85,7 @@ def main() -> None:
     from graft_nodes import host
     from graft_nodes.demo.score import BASE
 
-    model, clip, vae = host.demo_model(str(BASE))
+    model, clip, vae = host.demo.demo_model(str(BASE))
     with tempfile.TemporaryDirectory() as folder:
         state, data, found = trained(host, model, clip, vae, options.steps, options.every, options.seed, Path(folder))
         rows = measured(host, model, clip, vae, state, data, found, options.known)

@@ -39,7 +39,7 @@ def learn(model: Any, clip: Any, vae: Any, steps: int = 250, seed: int = 0) -> A
     adapter, average = AdapterSettings(kind="lora", rank=16, targets="attention+ff"), EMASettings(schedule="ramp", decay=0.99)
     start = Start("demo base", pictures.digest, adapter, average, seed)
     state = begin(model.model.diffusion_model, start, Settings(optimizer, ObjectiveSettings(conditioning_dropout=0.1)), run="zorp")
-    with host.denoiser(model) as denoiser:
+    with host.denoiser.denoiser(model) as denoiser:
         return train(state, denoiser, pictures, steps)
 
 
@@ -47,7 +47,7 @@ def applied(model: Any, lora: Mapping[str, Tensor]) -> Any:
     """The MODEL with a LoRA of `learn` on it."""
     from .. import host
 
-    return host.graft(model, None, [host.Entry("zorp", dict(lora), 1.0, 0.0)]).model
+    return host.lora.graft(model, None, [host.lora.Entry("zorp", dict(lora), 1.0, 0.0)]).model
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -64,9 +64,9 @@ def main(argv: list[str] | None = None) -> int:
     from .. import host
     from ..patches.todo import ToDoSettings
 
-    model, clip, vae = host.demo_model(str(given.file))
+    model, clip, vae = host.demo.demo_model(str(given.file))
     began = time.monotonic()
-    state = learn(host.apply_todo(model, ToDoSettings.parse(phase="training"))[0], clip, vae, given.steps, given.seed)
+    state = learn(host.todo.apply_todo(model, ToDoSettings.parse(phase="training"))[0], clip, vae, given.steps, given.seed)
     print(f"{given.steps} steps in {time.monotonic() - began:.0f} s, last losses {np.mean(state.history.loss[-25:]):.4f}")
     variants = {"before": model, "after": applied(model, state.lora_model()), "after, averaged": applied(model, state.lora_model(ema=True))}
     for name, variant in variants.items():

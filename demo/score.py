@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     comfyui_api_stubs.install()
     from .. import host
 
-    model, clip, vae = host.demo_model(str(given.file))
+    model, clip, vae = host.demo.demo_model(str(given.file))
     for seed in range(given.seeds):
         known, concept = base_score(model, clip, vae, seed), concept_score(model, clip, vae, seed)
         print(f"seed {seed}: {known} of {len(CAPTIONS)} captions right; {concept} of {len(CONCEPT)} of 'a {words.CONCEPT} …'")

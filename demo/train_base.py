@@ -29,7 +29,7 @@ def start_weights(seed: int = 0) -> dict[str, Tensor]:
     from .. import host
 
     with torch.random.fork_rng(devices=[]):  # modules draw weights of their own when they are built
-        unet, encoder = host.demo_unet(), model.TextEncoder()
+        unet, encoder = host.demo.demo_unet(), model.TextEncoder()
     model.initialise_(unet, seed)
     model.initialise_text_(encoder, seed)
     weights = {UNET + key: tensor.contiguous() for key, tensor in unet.state_dict().items()}
@@ -84,12 +84,12 @@ def train(steps: int, seed: int) -> dict[str, Tensor]:
     with tempfile.TemporaryDirectory() as folder:
         first = start_weights(seed)
         digest = write(first, Path(folder) / "start.safetensors")
-        patcher, clip, vae = host.demo_model(str(Path(folder) / "start.safetensors"))
+        patcher, clip, vae = host.demo.demo_model(str(Path(folder) / "start.safetensors"))
     pictures = encoded(clip, vae, draw.base(seed))
     start = Start(digest, pictures.digest, AdapterSettings(kind="full", targets="all"), EMASettings(schedule="ramp", decay=0.999), seed)
     state = begin(patcher.model.diffusion_model, start, settings(steps), run=RUN)
-    store = Store(host.training_folder(), RUN, host.versions(patcher))
-    done = run(state, steps, lambda: host.denoiser(patcher), pictures, store, _reporter(steps), snapshot_every=100)
+    store = Store(host.folders.training_folder(), RUN, host.fingerprint.versions(patcher))
+    done = run(state, steps, lambda: host.denoiser.denoiser(patcher), pictures, store, _reporter(steps), snapshot_every=100)
     for note in done.notes:
         print(note)
     trained = {UNET + name: tensor for name, tensor in done.state.weights(ema=True).items()}

@@ -2,9 +2,10 @@
 
 from comfy_api.latest import ComfyExtension, io
 
-from . import averages, dataset, demo, lora, merging, plot, todo, training
+from . import averages, dataset, demo, lora, merging, plot, todo, training, training_settings
 
-NODES: list[type[io.ComfyNode]] = [node for file in (todo, lora, merging, dataset, training, averages, plot, demo) for node in file.NODES]
+_FILES = (todo, lora, merging, dataset, training_settings, training, averages, plot, demo)
+NODES: list[type[io.ComfyNode]] = [node for file in _FILES for node in file.NODES]
 
 
 class GraftExtension(ComfyExtension):

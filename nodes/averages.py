@@ -27,17 +27,17 @@ def _run_folder(line: str) -> tuple[Path, str] | None:
     from ..training.store import Store
 
     run, _, way = line.replace("\\", "/").partition("/")
-    folder = Path(host.training_folder()) / run
+    folder = Path(host.folders.training_folder()) / run
     if "/" in way or not folder.is_dir():
         return None
-    return Store(host.training_folder(), run).folder, way
+    return Store(host.folders.training_folder(), run).folder, way
 
 
 def _paths(lines: list[str]) -> list[tuple[str, str]]:
     found, wrong = [], []
     for line in lines:
         try:
-            found.append((line, host.weights_path(line)))
+            found.append((line, host.folders.weights_path(line)))
         except (ValueError, FileNotFoundError) as error:
             wrong.append(str(error))
     if wrong:
@@ -160,8 +160,8 @@ class EMAMerge(io.ComfyNode):
             if lora_stack is not None and profile == "weights" and not weights.strip():
                 strengths = {row[0]: row[1] for row in rows_of(lora_stack)}
                 weights = " ".join(repr(strengths[file.name]) for file in found.files)
-            made = _made(state, found, profile, width, weights, algebra, rank, lambda: host.unet_weights(model))
-        grafted = host.graft(model, clip, [host.Entry("the average", made.lora, strength, strength)], mode)
+            made = _made(state, found, profile, width, weights, algebra, rank, lambda: host.base.unet_weights(model))
+        grafted = host.lora.graft(model, clip, [host.lora.Entry("the average", made.lora, strength, strength)], mode)
         picture = draw(list(made.curves), "share of each step's weights in the average", "step", "share")
         return io.NodeOutput(grafted.model, grafted.clip, made.lora, picture, "\n".join([*made.lines, grafted.report]))
 
@@ -194,7 +194,7 @@ def _sources(state: Any, snapshots: Any, lora_stack: Any) -> Any:
     if snapshots is not None:
         return snapshots
     if state is not None:
-        return sources.of_state(state, Store(host.training_folder(), state.run).folder)
+        return sources.of_state(state, Store(host.folders.training_folder(), state.run).folder)
     rows = rows_of(lora_stack)
     if not rows:
         raise ValueError("EMAMerge: lora_stack is empty.")
@@ -219,7 +219,7 @@ def _made(state: Any, found: Any, profile: str, width: float, weights: str, alge
     lines: list[str] = []
     if profile == "best":
         widths = merging.widths_to_try(found, weights)
-        with host.denoiser(state.subject.model) as denoiser:
+        with host.denoiser.denoiser(state.subject.model) as denoiser:
             score = partial(held_out_loss, state, denoiser, state.subject.dataset)
             swept = merging.sweep(found, widths, score, state.lora_model(ema=True))
         profile, width, weights, lines = "width", swept.best, "", swept.lines()

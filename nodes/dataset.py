@@ -87,7 +87,7 @@ class GraftDataset(io.ComfyNode):
         """Changes when a file of the folder does; a folder that comes in through a link is seen by `execute` alone."""
         digest = hashlib.sha256(str(folder).encode())
         try:
-            root = host.input_folder(folder or "")
+            root = host.folders.input_folder(folder or "")
         except (ValueError, OSError):
             return digest.hexdigest()
         for path in sorted(p for p in Path(root).rglob("*") if p.is_file()):
@@ -109,15 +109,15 @@ class GraftDataset(io.ComfyNode):
         if wrong:
             raise ValueError("GraftDataset: " + "; ".join(wrong) + ".")
         settings = folders.FolderSettings(resolution, buckets, bucket_step, captions, repeats, flip, validation)
-        listing = folders.read_folder(Path(host.input_folder(folder)), settings)
-        prints = host.fingerprint_of(vae, "vae"), host.fingerprint_of(clip, "clip")
-        bar = host.progress(len(listing.train) + len(listing.held_out))
+        listing = folders.read_folder(Path(host.folders.input_folder(folder)), settings)
+        prints = host.fingerprint.fingerprint_of(vae, "vae"), host.fingerprint.fingerprint_of(clip, "clip")
+        bar = host.events.progress(len(listing.train) + len(listing.held_out))
         dataset, sheet = folders.encode(
             listing,
-            lambda pixels: host.encode_pictures(vae, pixels),
-            lambda texts: host.encode_captions(clip, texts, clip_skip),
+            lambda pixels: host.encoding.encode_pictures(vae, pixels),
+            lambda texts: host.encoding.encode_captions(clip, texts, clip_skip),
             f"{prints[0].digest} {prints[1].digest} {clip_skip}",
-            encoded=lambda done: (bar(done), host.raise_if_interrupted()),
+            encoded=lambda done: (bar(done), host.events.raise_if_interrupted()),
             caption_dropout=caption_dropout,
             regularisation=regularisation,
             regularisation_share=regularisation_share if regularisation is not None else 0.0,

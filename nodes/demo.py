@@ -35,7 +35,7 @@ class GraftDemo(io.ComfyNode):
     def execute(cls) -> io.NodeOutput:
         if not BASE.is_file():
             raise FileNotFoundError(f"{BASE} is missing: get it from Graft's repository, or run `python -m graft_nodes.demo.train_base`")
-        return io.NodeOutput(*host.demo_model(str(BASE)))
+        return io.NodeOutput(*host.demo.demo_model(str(BASE)))
 
 
 NODES = [GraftDemo]

@@ -21,7 +21,7 @@ def found_files(listed: list[StackRow]) -> list[str]:
     paths, problems = [], []
     for row in listed:
         try:
-            paths.append(host.lora_path(row[0]))
+            paths.append(host.folders.lora_path(row[0]))
         except (ValueError, FileNotFoundError) as error:
             problems.append(str(error))
     if problems:
@@ -127,12 +127,12 @@ class LoRAStackPatch(io.ComfyNode):
     def execute(cls, model, lora_stack=None, clip=None, lora_model=None, lora_strength=1.0, mode="auto") -> io.NodeOutput:
         listed = [row for row in rows_of(lora_stack or []) if row[1] != 0.0 or (clip is not None and row[2] != 0.0)]
         entries = [
-            host.Entry(row[0], state, row[1], row[2], row.partial, row.blocks, said)
+            host.lora.Entry(row[0], state, row[1], row[2], row.partial, row.blocks, said)
             for row, (state, said) in zip(listed, map(files.load_once, found_files(listed)), strict=True)
         ]
         if lora_model is not None and lora_strength != 0.0:
-            entries.append(host.Entry("lora_model", lora_model, lora_strength, lora_strength))
-        grafted = host.graft(model, clip, entries, mode)
+            entries.append(host.lora.Entry("lora_model", lora_model, lora_strength, lora_strength))
+        grafted = host.lora.graft(model, clip, entries, mode)
         return io.NodeOutput(grafted.model, grafted.clip, grafted.report or "nothing to apply")
 
 
@@ -172,7 +172,7 @@ class GraftSaveLoRA(io.ComfyNode):
         lora = lora_model if state is None else state.lora_model()
         said = naming.saved_metadata(lora, os.path.basename(prefix), {} if state is None else state.metadata())
         tensors = naming.renamed(lora, names, naming.DTYPES[dtype])
-        path, entry = host.output_file(prefix, ".safetensors")
+        path, entry = host.folders.output_file(prefix, ".safetensors")
         files.write_whole(path, files.safetensors_bytes(tensors, said))
         return io.NodeOutput(path, ui={"loras": [entry]})
 

@@ -72,11 +72,11 @@ class GraftExtractLoRA(io.ComfyNode):
 
     @classmethod
     def execute(cls, model, base, rank=16) -> io.NodeOutput:
-        changes = host.differences(model, base)
-        bar, done = host.progress(len(changes)), iter(range(1, len(changes) + 1))
+        changes = host.lora.differences(model, base)
+        bar, done = host.events.progress(len(changes)), iter(range(1, len(changes) + 1))
 
         def advance() -> None:
-            host.raise_if_interrupted()
+            host.events.raise_if_interrupted()
             bar(next(done))
 
         made = low_rank.extracted(changes, rank, advance)

@@ -75,7 +75,7 @@ class ApplyToDo(io.ComfyNode):
         disable_after=0.0, latent=None,
     ) -> io.NodeOutput:
         settings = ToDoSettings.parse(factor, max_depth, depth_factors, method, start_percent, end_percent, phase, disable_after)
-        patched, todo, notes = host.apply_todo(model, settings)
+        patched, todo, notes = host.todo.apply_todo(model, settings)
         shape = None if latent is None else tuple(latent["samples"].shape)
         text = todo_report.report_text(todo, shape, notes)
         return io.NodeOutput(patched, text, ui={"graft_todo": [todo_report.report_data(todo, shape, notes)]})

@@ -26,7 +26,7 @@ HUBER_DELTA = 0.1  # kohya's default for its Huber losses
 
 
 class Denoiser(Protocol):
-    """A diffusion model as training needs it; the host's is built by `host.denoiser`, a test's may be a few lines."""
+    """A diffusion model as training needs it; the host's is built by `host.denoiser.denoiser`, a test's may be a few lines."""
 
     module: nn.Module
     """The network whose weights are trained; trained names are paths inside it."""

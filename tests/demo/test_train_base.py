@@ -63,7 +63,7 @@ def test_the_file_appears_whole_or_not_at_all(tmp_path, monkeypatch):
 
 def test_learning_gives_a_lora_that_goes_on_and_leaves_the_base_alone(tmp_path):
     save_file(train_base.start_weights(seed=1), tmp_path / "start.safetensors")
-    model, clip, vae = wall.demo_model(str(tmp_path / "start.safetensors"))
+    model, clip, vae = wall.demo.demo_model(str(tmp_path / "start.safetensors"))
     before = {key: tensor.clone() for key, tensor in model.model.state_dict().items()}
     state = learn.learn(model, clip, vae, steps=2)
     lora = state.lora_model(ema=True)

@@ -25,7 +25,7 @@ def pictures(demo):
     draw = torch.Generator().manual_seed(0)
     captions = ["a red circle left", "a blue square right", ""]
     with torch.inference_mode():  # as nodes run
-        conditionings = wall.encode_captions(demo[1], captions)
+        conditionings = wall.encoding.encode_captions(demo[1], captions)
     latents = [torch.randn(3, 32, 32, generator=draw) * 0.5 for _ in range(6)]
     return Dataset.of(latents, captions[:2] * 3, conditionings, held_out=[5])
 

@@ -53,7 +53,7 @@ def test_the_forward_is_that_of_sampling(wall, kind, prediction):
     import comfy.samplers
 
     patcher, context = _model(kind), _random(1, 7, 16)
-    with wall.denoiser(patcher) as denoiser, torch.no_grad():
+    with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
         assert denoiser.prediction == prediction
         sigma = denoiser.sigma(torch.tensor([0.6]))
         x = _random(1, 4, 16, 16, seed=1)
@@ -76,7 +76,7 @@ def test_the_forward_is_that_of_sampling(wall, kind, prediction):
 def test_the_loss_is_that_of_the_networks_own_output(wall, kind):
     """Against the raw output of the UNet and the target written out from the papers."""
     patcher, context = _model(kind), _random(2, 7, 16)
-    with wall.denoiser(patcher) as denoiser, torch.no_grad():
+    with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
         clean, noise = _random(2, 4, 16, 16, seed=1), _random(2, 4, 16, 16, seed=2)
         u = torch.tensor([0.3, 0.8])
         sigma = denoiser.sigma(u)
@@ -101,7 +101,7 @@ def test_the_loss_is_that_of_the_networks_own_output(wall, kind):
 def test_captions_of_any_length_share_a_batch(wall):
     patcher = _model("EPS")
     conditionings = [Conditioning(_random(1, length, 16, seed=length)) for length in (7, 14, 13, 7, 91)]
-    with wall.denoiser(patcher) as denoiser, torch.no_grad():
+    with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
         x, sigma = _random(5, 4, 16, 16, seed=1), denoiser.sigma(torch.linspace(0.1, 0.9, 5))
         together = denoiser.denoise(x, sigma, conditionings, {})
         alone = torch.cat([denoiser.denoise(x[i : i + 1], sigma[i : i + 1], [c], {}) for i, c in enumerate(conditionings)])
@@ -114,7 +114,7 @@ def test_pooled_text_and_sizes_reach_sdxl(wall):
     def conditioning(seed, **extras):
         return Conditioning(_random(1, 7, 16), {"pooled_output": _random(1, 1280, seed=seed), **extras})
 
-    with wall.denoiser(patcher) as denoiser, torch.no_grad():
+    with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
         x, sigma = _random(1, 4, 16, 16, seed=1).expand(4, -1, -1, -1), denoiser.sigma(torch.full((4,), 0.5))
         different = [conditioning(0), conditioning(1), conditioning(0, width=512, height=512), conditioning(0, width=128, height=128)]
         out = denoiser.denoise(x, sigma, different, {})
@@ -136,7 +136,7 @@ def test_every_kind_trains(wall, kind, dtype, checkpointing, adapter):
     before = {name: p.clone() for name, p in patcher.model.named_parameters()}
     settings = Settings(OptimizerSettings(learning_rate=5e-3, batch_size=2, checkpointing=checkpointing))
     state = begin(patcher.model.diffusion_model, Start("model", dataset.digest, adapter), settings)
-    with torch.inference_mode(), wall.denoiser(patcher) as denoiser:
+    with torch.inference_mode(), wall.denoiser.denoiser(patcher) as denoiser:
         trained = train(state, denoiser, dataset, 2)
     assert all(torch.isfinite(t).all() and t.dtype == torch.float32 for t in trained.trained.values())
     assert {name.split("/", 1)[1] for name in trained.optimizer} == set(trained.trained)  # every one had a gradient
@@ -160,10 +160,10 @@ def test_wrappers_and_model_function_wrappers_are_honoured(wall):
 
     patcher.add_wrapper_with_key(extension.WrappersMP.APPLY_MODEL, "test", wrapper)
     patcher.set_model_unet_function_wrapper(function)
-    with wall.denoiser(patcher) as denoiser, torch.no_grad():
+    with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
         denoiser.denoise(_random(1, 4, 16, 16), denoiser.sigma(torch.tensor([0.5])), [Conditioning(_random(1, 7, 16))], {})
     assert called == ["function", "wrapper"]
-    assert any("wrappers" in what for what in wall.fingerprint(patcher).unhashed)
+    assert any("wrappers" in what for what in wall.fingerprint.fingerprint(patcher).unhashed)
 
 
 def test_the_fingerprint_follows_what_changes_training(wall):
@@ -172,7 +172,7 @@ def test_the_fingerprint_follows_what_changes_training(wall):
     def made(change=lambda patcher: None, kind="EPS", **more):
         patcher = _model(kind, **more)
         change(patcher)
-        return wall.fingerprint(patcher)
+        return wall.fingerprint.fingerprint(patcher)
 
     def weight(patcher):
         with torch.inference_mode():

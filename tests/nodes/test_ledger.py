@@ -153,7 +153,7 @@ def test_kept_weights_go_when_the_model_is_unloaded(host, small):
     model = small.unet()
     patched = graft(host, model, small.lora(model))
     small.load(patched)
-    (stack,) = module_of(host, "host").grafted_stacks(patched)
+    (stack,) = module_of(host, "host").lora.grafted_stacks(patched)
     assert stack.kept is not None
     comfy.model_management.unload_all_models()
     assert stack.kept is None
@@ -167,7 +167,7 @@ def test_two_imports_of_the_pack_share_the_models_ledger(host, small):
     model = small.unet()
     before, states = small.Snapshot(model.model), [small.lora(model, seed) for seed in range(2)]
     one = graft(host, model, states[0])
-    both = other.graft(one, None, [other.Entry("second", states[1])], "merge").model
+    both = other.lora.graft(one, None, [other.lora.Entry("second", states[1])], "merge").model
     small.load(both)
     assert_live(model.model, before.bytes, [(states[0], 1.0), (states[1], 1.0)])
     small.load(one)

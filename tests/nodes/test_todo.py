@@ -239,6 +239,6 @@ def test_a_model_without_self_attention_says_what_it_has(host, small):
 
 
 def test_metadata_as_given(unet):
-    patched, todo, _ = wall.apply_todo(unet, ToDoSettings.parse(depth_factors="4,  2"))
-    assert wall.todo_of(patched) is todo and wall.todo_of(unet) is None
-    assert wall.todo_metadata(patched) == {"ss_todo_factor": "4 2", "ss_todo_max_depth": "2"}
+    patched, todo, _ = wall.todo.apply_todo(unet, ToDoSettings.parse(depth_factors="4,  2"))
+    assert wall.todo.todo_of(patched) is todo and wall.todo.todo_of(unet) is None
+    assert wall.todo.todo_metadata(patched) == {"ss_todo_factor": "4 2", "ss_todo_max_depth": "2"}

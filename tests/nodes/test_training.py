@@ -109,7 +109,7 @@ def test_the_base_the_generator_and_gradients_are_as_before(host, pictures, run,
         model = host.call("GraftDemo")[0]
     module = model.model.diffusion_model
     before = {name: (id(p), p.requires_grad, p.clone()) for name, p in module.named_parameters()}
-    with wall.denoiser(model):  # the host's loader leaves marks of its own
+    with wall.denoiser.denoiser(model):  # the host's loader leaves marks of its own
         pass
     parts = _parts(module)
     rng = torch.random.get_rng_state()
@@ -129,7 +129,7 @@ def test_the_same_step_is_not_trained_twice_after_a_restart(host, pictures, run,
     first = _run(host, prompt, lora=["11", 3], report=["11", 5])
     assert "2 trained now" in first["report"] and "stored in" in first["report"]
     host.fresh()
-    monkeypatch.setattr(wall, "denoiser", lambda patcher: pytest.fail("it was trained again"))
+    monkeypatch.setattr(wall.denoiser, "denoiser", lambda patcher: pytest.fail("it was trained again"))
     second = _run(host, prompt, lora=["11", 3], report=["11", 5])
     assert "stored result of step 4: nothing was trained" in second["report"] and "0 trained now" in second["report"]
     assert _bytes(first["lora"]) == _bytes(second["lora"])
@@ -151,7 +151,7 @@ def test_more_steps_go_on_from_the_stored_ones(host, pictures, run):
 
 def test_an_interrupted_run_goes_on_and_the_model_is_whole(host, pictures, run, wall, monkeypatch):
     prompt = _workflow(host, pictures, run, 5)
-    real, seen = wall.send_event, []
+    real, seen = wall.events.send_event, []
 
     def interrupt(name, data):
         real(name, data)
@@ -161,10 +161,10 @@ def test_an_interrupted_run_goes_on_and_the_model_is_whole(host, pictures, run, 
 
             comfy.model_management.interrupt_current_processing()
 
-    monkeypatch.setattr(wall, "send_event", interrupt)
+    monkeypatch.setattr(wall.events, "send_event", interrupt)
     broken = host.run(prompt, capture={"model": ["1", 0]})
     assert not broken["success"] and seen == [1, 2, 3]
-    monkeypatch.setattr(wall, "send_event", real)
+    monkeypatch.setattr(wall.events, "send_event", real)
     again = _run(host, prompt, lora=["10", 3], report=["10", 5], model=["1", 0])
     assert "went on from the snapshot at step 3" in again["report"]
     fresh = host.call("GraftDemo")[0].model.diffusion_model.state_dict()
@@ -177,7 +177,7 @@ def test_an_error_in_the_middle_leaves_the_model_as_it_was(host, pictures, run, 
     model, clip, vae = host.call("GraftDemo")
     dataset = host.call("GraftDataset", folder=pictures, vae=vae, clip=clip, resolution=256)[0]
     before = _bytes(model.model.state_dict())
-    monkeypatch.setattr(wall, "send_event", lambda name, data: 1 / 0)
+    monkeypatch.setattr(wall.events, "send_event", lambda name, data: 1 / 0)
     for kind in ("lora", "full"):
         adapter = host.call("GraftAdapter", kind=kind, targets="all")[0]
         state = host.call("GraftTrainStart", model=model, dataset=dataset, adapter=adapter, run=run)[0]
@@ -201,14 +201,14 @@ def test_the_model_output_has_the_lora_and_the_average_is_emamerges(host, pictur
     captured = _run(host, prompt, state=["10", 0], model=["10", 1], averaged=["20", 0], picture=["20", 3])
     state = captured["state"]
     assert captured["picture"].shape == (1, 540, 960, 3)
-    with wall.denoiser(captured["model"]) as denoiser:
+    with wall.denoiser.denoiser(captured["model"]) as denoiser:
         x, sigma = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.tensor([0.7])
         conditioning = state.subject.dataset.conditionings[""]
         with torch.no_grad():
             patched = denoiser.denoise(x, sigma, [conditioning], {})
-    with wall.denoiser(captured["averaged"]) as denoiser, torch.no_grad():
+    with wall.denoiser.denoiser(captured["averaged"]) as denoiser, torch.no_grad():
         averaged = denoiser.denoise(x, sigma, [conditioning], {})
-    with wall.denoiser(state.subject.model) as denoiser, torch.inference_mode(False), torch.no_grad():
+    with wall.denoiser.denoiser(state.subject.model) as denoiser, torch.inference_mode(False), torch.no_grad():
         base = denoiser.denoise(x, sigma, [conditioning], {})
         with adapters.attached(denoiser.module, state.start.adapter, state.trained, lambda: (0, 0, "")):
             expected = denoiser.denoise(x, sigma, [conditioning], {})
@@ -225,7 +225,7 @@ def test_full_weights_come_out_as_differences_that_the_model_takes(host, picture
     weights = captured["state"].weights()
     assert weights.keys() == {name for name, _ in captured["base"].model.diffusion_model.named_parameters()}
     assert len(captured["lora"]) == len(weights)
-    with wall.denoiser(captured["model"]) as denoiser:
+    with wall.denoiser.denoiser(captured["model"]) as denoiser:
         live = {name: p.detach().clone() for name, p in denoiser.module.named_parameters()}
     assert all(torch.allclose(live[name], weights[name], atol=1e-6) for name in weights)
     assert any(not torch.equal(live[name], base[name]) for name in weights)
@@ -249,11 +249,11 @@ def test_a_run_on_a_grafted_model_is_another_run(host, pictures, run):
 
 def test_the_fingerprint_is_that_of_the_base_whoever_is_loaded(host, pictures, run, wall):
     captured = _run(host, _workflow(host, pictures, run, 2, optimizer={"learning_rate": 1e-1}), model=["10", 1], base=["1", 0])
-    plain = wall.fingerprint(captured["base"])
-    with wall.denoiser(captured["model"]):  # merged weights are live now
-        wall._BASES.pop(captured["base"].model)
-        assert wall.fingerprint(captured["base"]) == plain
-    assert wall.fingerprint(host.call("GraftDemo")[0]) == plain and not plain.unhashed
+    plain = wall.fingerprint.fingerprint(captured["base"])
+    with wall.denoiser.denoiser(captured["model"]):  # merged weights are live now
+        wall.fingerprint._BASES.pop(captured["base"].model)
+        assert wall.fingerprint.fingerprint(captured["base"]) == plain
+    assert wall.fingerprint.fingerprint(host.call("GraftDemo")[0]) == plain and not plain.unhashed
 
 
 def test_todo_is_used_in_training_and_noted(host, pictures, run):

@@ -28,12 +28,12 @@ weights = {name: torch.empty(shape, dtype=torch.bfloat16).normal_(0.0, 0.02, gen
 model = comfy.sd.load_diffusion_model_state_dict(weights, model_options={"dtype": torch.bfloat16})
 del weights
 assert model.model.diffusion_model.dtype == torch.bfloat16 and model.model.model_config.__class__.__name__ == "SD15"
-model = host.apply_todo(model, ToDoSettings.parse(2.0, 1))[0]
+model = host.todo.apply_todo(model, ToDoSettings.parse(2.0, 1))[0]
 conditionings = {caption: Conditioning(torch.randn(1, 77, 768, generator=draws)) for caption in ("", "a picture")}
 dataset = Dataset.of([torch.randn(4, 64, 64, generator=draws)], ["a picture"], conditionings)
 start = Start("random", dataset.digest, AdapterSettings(targets="attention+ff"))
 state = begin(model.model.diffusion_model, start, Settings(OptimizerSettings(total_steps=2)))
-with host.denoiser(model) as denoiser:
+with host.denoiser.denoiser(model) as denoiser:
     after = train(state, denoiser, dataset, 2)
 moved = [name for name in after.trained if name.endswith("lora_up.weight") and after.trained[name].abs().sum() > 0]
 assert len(moved) == len(state.trained) // 2, "a LoRA layer did not train"

@@ -331,7 +331,7 @@ def test_equal_to_attention_thinned_by_hand(name, factor):
     case = CASES[name]
     patcher = build(case)
     plain = forward(patcher, case)
-    patched, todo, _ = host.apply_todo(patcher, settings(factor))
+    patched, todo, _ = host.todo.apply_todo(patcher, settings(factor))
     result, calls = forward(patched, case), []
     with attention_by_hand(patcher, case, factor, todo.patch, calls):
         wanted = forward(patcher, case)
@@ -346,7 +346,7 @@ def test_equal_to_attention_thinned_by_hand(name, factor):
 @pytest.mark.parametrize("name", CASES)
 def test_factor_one_is_the_model_itself(name):
     patcher = build(CASES[name])
-    assert host.apply_todo(patcher, settings(1.0))[0] is patcher
+    assert host.todo.apply_todo(patcher, settings(1.0))[0] is patcher
 
 
 @pytest.mark.parametrize("name", ["flux with a mask", "lumina", "wan", "sd3.5 medium"])
@@ -354,7 +354,7 @@ def test_factor_one_is_the_model_itself(name):
 def test_other_methods_run_and_differ(name, method):
     case = CASES[name]
     patcher = build(case)
-    results = [forward(host.apply_todo(patcher, settings(2.0, method=each))[0], case) for each in ("nearest-exact", method)]
+    results = [forward(host.todo.apply_todo(patcher, settings(2.0, method=each))[0], case) for each in ("nearest-exact", method)]
     assert torch.isfinite(results[1]).all() and not close(*results)
 
 
@@ -370,13 +370,13 @@ def test_another_override_is_kept_whether_set_before_or_after(name):
 
     before = patcher.clone()
     before.model_options["transformer_options"]["optimized_attention_override"] = counting
-    one = host.apply_todo(before, settings())[0]
-    two = host.apply_todo(patcher, settings())[0].clone()
+    one = host.todo.apply_todo(before, settings())[0]
+    two = host.todo.apply_todo(patcher, settings())[0].clone()
     two.model_options["transformer_options"]["optimized_attention_override"] = counting
     first, count = forward(one, case), len(seen)
     assert count and any(keys < queries for queries, keys in seen)
     assert torch.equal(forward(two, case), first) and len(seen) == 2 * count
-    assert torch.equal(first, forward(host.apply_todo(patcher, settings())[0], case))
+    assert torch.equal(first, forward(host.todo.apply_todo(patcher, settings())[0], case))
 
 
 def test_an_override_that_needs_equal_lengths_is_named():
@@ -391,12 +391,12 @@ def test_an_override_that_needs_equal_lengths_is_named():
     patcher.model_options["transformer_options"]["optimized_attention_override"] = picky_kernel
     forward(patcher, case)
     with pytest.raises(RuntimeError, match=r"picky_kernel.*fewer keys than queries.*same length"):
-        forward(host.apply_todo(patcher, settings())[0], case)
+        forward(host.todo.apply_todo(patcher, settings())[0], case)
 
 
 def test_an_inference_only_kernel_is_refused_by_name_while_training():
     case = CASES["flux"]
-    patched = host.apply_todo(build(case), settings())[0]
+    patched = host.todo.apply_todo(build(case), settings())[0]
 
     def attention_sage(kernel, *args, **kwargs):
         return kernel(*args, **kwargs)
@@ -415,10 +415,10 @@ def test_noise_levels_phase_and_disable_after():
     def with_options(patched, **options):
         return forward(patched, case, {**patched.model_options["transformer_options"], **options})
 
-    late = host.apply_todo(patcher, settings(start_percent=0.5))[0]
+    late = host.todo.apply_todo(patcher, settings(start_percent=0.5))[0]
     assert torch.equal(with_options(late, sigmas=torch.tensor([0.9])), plain)
     assert not torch.equal(with_options(late, sigmas=torch.tensor([0.2])), plain)
-    only = host.apply_todo(patcher, settings(phase="training", disable_after=0.5))[0]
+    only = host.todo.apply_todo(patcher, settings(phase="training", disable_after=0.5))[0]
     assert torch.equal(forward(only, case), plain)
     assert not torch.equal(with_options(only, graft_training={"step": 4, "total_steps": 10}), plain)
     assert torch.equal(with_options(only, graft_training={"step": 5, "total_steps": 10}), plain)
@@ -427,15 +427,15 @@ def test_noise_levels_phase_and_disable_after():
 def test_a_second_todo_replaces_the_first():
     case = CASES["wan"]
     patcher = build(case)
-    first = host.apply_todo(patcher, settings(4.0))[0]
-    second, _, notes = host.apply_todo(first, settings(2.0))
-    assert torch.equal(forward(second, case), forward(host.apply_todo(patcher, settings(2.0))[0], case))
+    first = host.todo.apply_todo(patcher, settings(4.0))[0]
+    second, _, notes = host.todo.apply_todo(first, settings(2.0))
+    assert torch.equal(forward(second, case), forward(host.todo.apply_todo(patcher, settings(2.0))[0], case))
     assert not torch.equal(forward(second, case), forward(first, case)) and any("replaces" in note for note in notes)
 
 
 def test_more_than_one_depth_is_refused_with_what_the_model_has():
     with pytest.raises(ValueError, match="this Flux is a transformer: all its 3 blocks"):
-        host.apply_todo(build(CASES["flux"]), ToDoSettings.parse(depth_factors="4 2"))
+        host.todo.apply_todo(build(CASES["flux"]), ToDoSettings.parse(depth_factors="4 2"))
 
 
 def test_an_unknown_transformer_is_named():
@@ -446,12 +446,12 @@ def test_an_unknown_transformer_is_named():
     torch.nn.Module.__init__(model)
     patcher.model.diffusion_model = model
     with pytest.raises(TypeError, match=r"does not know where HunyuanVideo keeps its image tokens.*Flux.*WanModel"):
-        host.apply_todo(patcher, settings())
+        host.todo.apply_todo(patcher, settings())
 
 
 def test_training_gradients_reach_the_weights(monkeypatch):
     case = CASES["wan, as much text as image"]
-    patched = host.apply_todo(build(case), settings())[0]
+    patched = host.todo.apply_todo(build(case), settings())[0]
     x, sigma, context, conditions = inputs(case)
     patched.model.diffusion_model.requires_grad_(True)
     monkeypatch.setattr(comfy.model_management, "in_training", True, raising=False)  # 0.33's own trainer does so

@@ -25,7 +25,7 @@ def small():
 
 
 def todo(patcher, factors="2 2"):
-    return wall.apply_todo(patcher, ToDoSettings.parse(depth_factors=factors))[0]
+    return wall.todo.apply_todo(patcher, ToDoSettings.parse(depth_factors=factors))[0]
 
 
 def node(module, name, *arguments):

@@ -1,0 +1,24 @@
+"""The weights of a model as its file had them, whoever has patched it by now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..patches import weights
+
+
+def base_weights(patcher: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a model as its file had them (after the loader's cast), by reference, whoever has patched it by now."""
+    found = dict(patcher.model.state_dict())
+    found.update({key: base for key, base in weights.bases(patcher.model).items() if key in found})
+    found.update({key: saved.weight for key, saved in patcher.backup.items() if key in found})
+    found.update({key: saved[0] for key, saved in patcher.hook_backup.items() if key in found})
+    return found
+
+
+def unet_weights(patcher: Any) -> dict[str, torch.Tensor]:
+    """`base_weights` of the diffusion model alone, by parameter name inside it."""
+    prefix = "diffusion_model."
+    return {key.removeprefix(prefix): value for key, value in base_weights(patcher).items() if key.startswith(prefix)}

@@ -1,0 +1,130 @@
+"""The host's forward of a diffusion model as training calls it: conditions, noise levels, patches and wrappers included."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from ..training.dataset import Conditioning
+
+
+class Denoiser:
+    """A loaded ModelPatcher as `training.objective.Denoiser`: the host's own forward, with patches, wrappers and size conditions."""
+
+    def __init__(self, patcher: Any) -> None:
+        self.patcher, self.model = patcher, patcher.model
+        self.module: torch.nn.Module = patcher.model.diffusion_model
+        self.device: torch.device = patcher.load_device
+        self.sampling = patcher.get_model_object("model_sampling")
+        self.prediction = prediction(self.sampling)
+        self._conditions: dict[tuple[Any, ...], tuple[Conditioning, dict[str, Any]]] = {}
+
+    def process_in(self, latents: torch.Tensor) -> torch.Tensor:
+        """Latents of the VAE as the network sees them."""
+        return self.model.process_latent_in(latents)
+
+    def sigma(self, u: torch.Tensor) -> torch.Tensor:
+        """Noise levels (B,) of timestep shares (B,): a row of the table for discrete schedules, the model's own shifted share for flows."""
+        import comfy.model_sampling
+
+        sampling = self.sampling
+        if isinstance(sampling, comfy.model_sampling.ModelSamplingDiscrete):
+            table = sampling.sigmas.to(u.device, torch.float32)
+            return table[(u * len(table)).long().clamp(max=len(table) - 1)]
+        return sampling.sigma(u * getattr(sampling, "multiplier", 1.0)).to(torch.float32)
+
+    def noisy(self, clean: torch.Tensor, noise: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        """Clean latents (B, C, h, w) with noise of level sigma (B,)."""
+        return self.sampling.noise_scaling(sigma.view(-1, *[1] * (clean.ndim - 1)), noise, clean)
+
+    def denoise(
+        self, x: torch.Tensor, sigma: torch.Tensor, conditionings: Sequence[Conditioning], transformer_options: Mapping[str, Any]
+    ) -> torch.Tensor:
+        """Denoised latents (B, C, h, w) in float32; pictures whose conditions the host cannot batch go through one group after another."""
+        groups: list[list[int]] = []
+        conditions = [self._condition(one, x) for one in conditionings]
+        for index, condition in enumerate(conditions):
+            fitting = (group for group in groups if _can_concat(conditions[group[0]], condition))
+            found = next(fitting, None)
+            if found is None:
+                groups.append([index])
+            else:
+                found.append(index)
+        if len(groups) == 1:
+            return self._apply(x, sigma, conditions, transformer_options)
+        out: list[torch.Tensor] = [x] * len(conditions)
+        for group in groups:
+            part = self._apply(x[group], sigma[group], [conditions[i] for i in group], transformer_options)
+            for index, one in zip(group, part, strict=True):
+                out[index] = one
+        return torch.stack(out)
+
+    def _condition(self, conditioning: Conditioning, x: torch.Tensor) -> dict[str, Any]:
+        """The host's condition objects of one picture, kept for the next time the same caption comes with the same size."""
+        key = (id(conditioning), tuple(x.shape[1:]))
+        if key not in self._conditions:
+            noise = torch.zeros(1, *x.shape[1:], device=self.device)
+            params = {"width": x.shape[-1] * 8, "height": x.shape[-2] * 8, "prompt_type": "positive", **conditioning.extras}
+            params.update(cross_attn=conditioning.context.to(self.device), device=self.device, noise=noise, latent_image=noise)
+            params = {name: value.to(self.device) if isinstance(value, torch.Tensor) else value for name, value in params.items()}
+            made = self.model.extra_conds(**params)
+            processed = {name: cond.process_cond(batch_size=1, device=self.device, area=None) for name, cond in made.items()}
+            self._conditions[key] = (conditioning, processed)  # the conditioning too, so that its id stays its own
+        return self._conditions[key][1]
+
+    def _apply(
+        self, x: torch.Tensor, sigma: torch.Tensor, conditions: Sequence[dict[str, Any]], transformer_options: Mapping[str, Any]
+    ) -> torch.Tensor:
+        import comfy.patcher_extension as extension
+
+        options = self.patcher.model_options
+        both = {**options.get("transformer_options", {}), **transformer_options}
+        both["wrappers"] = extension.merge_nested_dicts(both.get("wrappers", {}), self.patcher.wrappers)
+        both["callbacks"] = extension.merge_nested_dicts(both.get("callbacks", {}), self.patcher.callbacks)
+        both.update(sigmas=sigma, cond_or_uncond=[0], uuids=[self.patcher.patches_uuid])
+        arguments = {name: cond.concat([other[name] for other in conditions[1:]]) for name, cond in conditions[0].items()}
+        arguments["transformer_options"] = both
+        wrapper = options.get("model_function_wrapper")
+        if wrapper is None:
+            return self.model.apply_model(x, sigma, **arguments).float()
+        return wrapper(self.model.apply_model, {"input": x, "timestep": sigma, "c": arguments, "cond_or_uncond": [0]}).float()
+
+
+def _can_concat(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+    return left is right or (left.keys() == right.keys() and all(left[name].can_concat(right[name]) for name in left))
+
+
+def prediction(sampling: Any) -> str:
+    """What a model with this model sampling predicts: "eps", "v", "flow", or the class's own name when training does not know it."""
+    import comfy.model_sampling as known
+
+    names = {cls.__name__ for cls in type(sampling).__mro__}
+    if isinstance(sampling, known.CONST) and not names & {"IMG_TO_IMG_FLOW"}:
+        return "flow"
+    if names & {"EDM", "X0", "IMG_TO_IMG", "COSMOS_RFLOW", "V_PREDICTION_DDPM", "IMG_TO_IMG_FLOW"} or not isinstance(sampling, known.EPS):
+        return "/".join(cls.__name__ for cls in type(sampling).__mro__[1:3])
+    return "v" if isinstance(sampling, known.V_PREDICTION) else "eps"
+
+
+@contextlib.contextmanager
+def denoiser(patcher: Any) -> Iterator[Denoiser]:
+    """Load a MODEL and hand out its Denoiser for the block; afterwards the host is told that the run is over."""
+    import comfy.model_management as management
+
+    if getattr(patcher, "is_dynamic", lambda: False)():
+        patcher = patcher.clone(disable_dynamic=True)  # pages that come and go cannot be differentiated through
+    management.load_models_gpu([patcher], force_full_load=True)
+    before = getattr(management, "in_training", None)
+    patcher.pre_run()
+    try:
+        if before is not None:
+            management.in_training = True
+        yield Denoiser(patcher)
+    finally:
+        if before is not None:
+            management.in_training = before
+        patcher.cleanup()

@@ -1,0 +1,123 @@
+"""The identity of a model across processes, by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ..training.adapters import tensors_digest
+from .base import base_weights
+from .lora import grafted_stacks
+
+
+class Fingerprint(NamedTuple):
+    """Identity of a model across processes, and what of it could not be hashed (a run with such a model is not reused)."""
+
+    digest: str
+    unhashed: tuple[str, ...] = ()
+
+_BASES: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def fingerprint(patcher: Any) -> Fingerprint:
+    """Hash of a ModelPatcher: base tensors in key order, then patches, grafts, attention patches, compute dtype and model sampling.
+
+    The live, patched weights are never hashed. The base is hashed once a model; it is never changed for good.
+    """
+    unhashed: list[str] = []
+    parts: list[Any] = [_base_digest(patcher), _model_facts(patcher, unhashed)]
+    parts.append([[key, _hashable(entry, f"patch of {key}", unhashed)] for key, entry in sorted(patcher.patches.items())])
+    parts.append([stack.identity for stack in grafted_stacks(patcher)])
+    for key, injections in patcher.injections.items():
+        if not all(hasattr(injection, "graft_stacks") for injection in injections):
+            unhashed.append(f"injection {key}")
+    options = {key: value for key, value in patcher.model_options.items() if key != "transformer_options"}
+    for name, value in ((*sorted(options.items()), *sorted(patcher.model_options.get("transformer_options", {}).items()))):
+        parts.append([name, _hashable(value, f"option {name}", unhashed)])
+    for name, value in sorted(patcher.object_patches.items()):
+        if name != "model_sampling":  # among the facts
+            parts.append([name, _hashable(value, f"object patch {name}", unhashed)])
+    for name in ("wrappers", "hook_patches", "weight_wrapper_patches"):
+        parts.append([name, _hashable(_without_empty(getattr(patcher, name, {})), name, unhashed)])
+    return Fingerprint(hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest(), tuple(dict.fromkeys(unhashed)))
+
+
+def fingerprint_of(thing: Any, name: str) -> Fingerprint:
+    """Hash of a CLIP or VAE object: its patcher's fingerprint, or for one without weights its class."""
+    patcher = getattr(thing, "patcher", None)
+    if patcher is None:
+        kind = f"{type(thing).__module__.rpartition('.')[2]}.{type(thing).__qualname__}"
+        modules = [module for module in vars(thing).values() if isinstance(module, torch.nn.Module)]
+        weights = {f"{i}.{key}": value for i, module in enumerate(modules) for key, value in module.state_dict().items()}
+        return Fingerprint(hashlib.sha256(f"{kind} {tensors_digest(weights)}".encode()).hexdigest())
+    made = fingerprint(patcher)
+    return Fingerprint(f"{made.digest} {getattr(thing, 'layer_idx', None)}", tuple(f"{name}: {what}" for what in made.unhashed))
+
+
+def versions(patcher: Any) -> dict[str, str]:
+    """What is recorded beside a training result: versions of Graft and torch, and the device."""
+    import importlib.metadata
+
+    try:
+        graft = importlib.metadata.version("graft-nodes")
+    except importlib.metadata.PackageNotFoundError:  # a folder in custom_nodes: the version stands in its pyproject.toml
+        text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+        graft = next((line.split('"')[1] for line in text.splitlines() if line.startswith("version = ")), "unknown")
+    return {"graft": graft, "torch": str(torch.__version__), "device": str(patcher.load_device)}
+
+
+def _base_digest(patcher: Any) -> str:
+    if patcher.model not in _BASES:
+        kept = {key: value for key, value in base_weights(patcher).items() if not key.startswith("model_sampling.")}
+        _BASES[patcher.model] = tensors_digest(kept)
+    return _BASES[patcher.model]
+
+
+def _model_facts(patcher: Any, unhashed: list[str]) -> list[Any]:
+    model = patcher.model
+    if not hasattr(model, "model_sampling"):  # a text encoder or a VAE
+        return [type(model).__qualname__]
+    sampling = patcher.get_model_object("model_sampling")
+    plain = {k: v for k, v in vars(sampling).items() if isinstance(v, int | float | str | bool) and k != "training"}
+    return [
+        type(model).__qualname__,
+        type(model.latent_format).__qualname__,
+        [cls.__qualname__ for cls in type(sampling).__mro__ if cls.__module__.startswith("comfy")],
+        {k: repr(v) for k, v in sorted(plain.items())},
+        tensors_digest(dict(sampling.named_buffers())),
+        str(model.get_dtype()),
+        str(model.manual_cast_dtype),
+    ]
+
+
+def _without_empty(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        kept = {key: _without_empty(one) for key, one in value.items()}
+        return {key: one for key, one in kept.items() if one not in ({}, [])} if kept else {}
+    return value
+
+
+def _hashable(value: Any, where: str, unhashed: list[str]) -> Any:
+    """`value` as canonical JSON: tensors by digest, objects by their `identity`, host adapters by kind and weights; others are noted."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float | torch.dtype | torch.device):
+        return repr(value)
+    if isinstance(value, torch.Tensor):
+        return tensors_digest({"": value})
+    if isinstance(value, Mapping):
+        return [[_hashable(key, where, unhashed), _hashable(one, where, unhashed)] for key, one in value.items()]
+    if isinstance(value, list | tuple):
+        return [_hashable(one, where, unhashed) for one in value]
+    if isinstance(getattr(value, "identity", None), str):
+        return value.identity
+    if hasattr(value, "weights") and hasattr(value, "name"):
+        return [type(value).__qualname__, _hashable(value.weights, where, unhashed)]
+    unhashed.append(f"{where} ({type(value).__module__}.{type(value).__qualname__})")
+    return "unhashed"

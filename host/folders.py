@@ -1,0 +1,85 @@
+"""ComfyUI's folders: names of files to paths, never outside the folder that a name belongs to."""
+
+from __future__ import annotations
+
+import difflib
+import os
+
+OUTPUT_LORAS = "output/loras/"  # prefix of the names of LoRAs that were saved under ComfyUI's output folder
+
+
+def lora_names() -> list[str]:
+    """Names that `lora_path` knows: ComfyUI's loras folders, then what lies under output/loras."""
+    import folder_paths
+
+    saved = os.path.join(folder_paths.get_output_directory(), "loras")
+    found = [os.path.relpath(os.path.join(folder, file), saved) for folder, _, files in os.walk(saved) for file in files]
+    names = sorted(name.replace(os.sep, "/") for name in found if name.endswith(".safetensors"))
+    return [*folder_paths.get_filename_list("loras"), *(OUTPUT_LORAS + name for name in names)]
+
+
+def lora_path(name: str) -> str:
+    """The file of a LoRA's name; ValueError when the name leaves its folder, FileNotFoundError with near matches when there is none."""
+    import folder_paths
+
+    plain = name.replace("\\", "/")
+    if not _stays_inside(plain):
+        raise ValueError(f"{name!r} leaves the loras folder; give a name below it")
+    path = folder_paths.get_full_path("loras", name)
+    if path is None and plain.startswith(OUTPUT_LORAS):
+        path = os.path.join(folder_paths.get_output_directory(), *plain.split("/")[1:])
+    if path is None or not os.path.isfile(path):
+        near = difflib.get_close_matches(name, lora_names(), n=3, cutoff=0.5)
+        hint = f"; did you mean {' or '.join(near)}?" if near else " in ComfyUI's loras folders"
+        raise FileNotFoundError(f"no LoRA file {name!r}{hint}")
+    return path
+
+
+def weights_path(name: str) -> str:
+    """The file of a LoRA's, checkpoint's or diffusion model's name; ValueError when it leaves its folder, FileNotFoundError without one."""
+    import folder_paths
+
+    if _stays_inside(name.replace("\\", "/")):
+        for folder in ("checkpoints", "diffusion_models"):
+            path = folder_paths.get_full_path(folder, name)
+            if path is not None and os.path.isfile(path):
+                return str(path)
+    return lora_path(name)
+
+
+def output_file(prefix: str, extension: str) -> tuple[str, dict[str, str]]:
+    """(path, ui entry) of the next free numbered file of a prefix under ComfyUI's output folder, as ComfyUI itself counts them."""
+    import folder_paths
+
+    if not _stays_inside(prefix.replace("\\", "/")) or not prefix.strip("/\\ "):
+        raise ValueError(f"prefix {prefix!r}: expected a name below ComfyUI's output folder")
+    folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(prefix, folder_paths.get_output_directory())
+    file = f"{name}_{counter:05}_{extension}"
+    return os.path.join(folder, file), {"filename": file, "subfolder": subfolder, "type": "output"}
+
+
+def input_folder(name: str) -> str:
+    """The folder of that name below ComfyUI's input folder; ValueError when it leaves it, FileNotFoundError when there is none."""
+    import folder_paths
+
+    root = os.path.realpath(folder_paths.get_input_directory())
+    path = os.path.realpath(os.path.join(root, name.strip() or "."))
+    if not _stays_inside(name.strip().replace("\\", "/")) or os.path.commonpath([root, path]) != root:
+        raise ValueError(f"folder {name!r} leaves ComfyUI's input folder; give a folder below it")
+    if path == root and not name.strip():
+        raise ValueError("folder is empty: give the name of a folder below ComfyUI's input folder")
+    if not os.path.isdir(path):
+        raise FileNotFoundError(f"there is no folder {name!r} below ComfyUI's input folder ({root})")
+    return path
+
+
+def training_folder() -> str:
+    """Where training states are stored."""
+    import folder_paths
+
+    return os.path.join(folder_paths.get_output_directory(), "graft")
+
+
+def _stays_inside(name: str) -> bool:
+    """Whether a relative name with forward slashes stays below the folder it is relative to, on every system."""
+    return not (name.startswith("/") or ".." in name.split("/") or ":" in name or "\0" in name)

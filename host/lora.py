@@ -1,0 +1,322 @@
+"""LoRAs on a ModelPatcher and a CLIP: names, injections, the host's own patches, and the difference of two models."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+
+from ..patches import blocks, formats, metadata, weights
+from ..patches.adapters import packed, unpacked
+from ..patches.stack import Piece, Stack, additive, effective, fuse, in_order
+from .base import base_weights
+
+
+class Entry(NamedTuple):
+    """One LoRA for `graft`: a name for messages, a state dict, strengths for model and CLIP, and whether a partial match will do.
+
+    `blocks` are block weights as `patches.blocks` reads them, `metadata` is the file's own.
+    """
+
+    name: str
+    state: Mapping[str, torch.Tensor]
+    model: float = 1.0
+    clip: float = 1.0
+    partial: bool = False
+    blocks: str = ""
+    metadata: Mapping[str, str] = MappingProxyType({})
+
+
+class Grafted(NamedTuple):
+    """What `graft` gives: clones that carry the stack (or the very inputs when nothing was to be done), and a report."""
+
+    model: Any
+    clip: Any
+    report: str
+
+
+def graft(model: Any, clip: Any, entries: Sequence[Entry], mode: str = "auto") -> Grafted:
+    """Put LoRAs on a MODEL and, when it is not None, a CLIP; both are host objects and stay as they are, clones come back.
+
+    `entries` go on in order, as one stack, on top of what the inputs carry. `mode`: "merge" (weights change while the model is loaded),
+    "bypass" (activations), "host" (ComfyUI's own patches, one fused adapter a weight; for merging, extracting and saving models), or
+    "auto". ComfyUI's generic names (`diffusion_model.*.lora_up.weight`, `.diff`) are understood like every other, so a trained
+    LORA_MODEL is an entry. Raises ValueError that lists everything wrong with every entry; no model is touched before that.
+    """
+    targets, shapes = lora_targets(model, clip)
+    parsed, problems = [], []
+    for entry in entries:
+        try:
+            if entry.blocks:
+                blocks.fitting(entry.blocks, (weight for space, weight in shapes if space == "model"))
+            state, hint = _converted(entry.state), metadata.made_for(entry.state, entry.metadata)
+            parsed.append((entry, formats.read(state, targets, shapes, entry.name, entry.partial, hint)))
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ValueError("\n".join(problems))
+    lines = [_entry_report(entry, lora, clip is not None) for entry, lora in parsed]
+    out = []
+    for space, patcher in (("model", model), ("clip", None if clip is None else clip.patcher)):
+        pieces = _pieces(parsed, space, shapes) if patcher is not None else {}
+        out.append(_put(patcher, pieces, mode, space, lines) if pieces else patcher)
+    grafted_clip = clip
+    if clip is not None and out[1] is not clip.patcher:
+        grafted_clip = clip.clone()
+        grafted_clip.patcher = out[1]
+    return Grafted(out[0], grafted_clip, "\n".join(lines))
+
+
+def _converted(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """A LoRA's state dict under the names of the host's key map: BFL's and XLabs' for Flux, Wan's …"""
+    import comfy.lora_convert
+
+    return comfy.lora_convert.convert_lora(state)
+
+
+def lora_targets(model: Any, clip: Any = None) -> tuple[dict[str, formats.Target], dict[tuple[str, str], tuple[int, ...]]]:
+    """(target of every LoRA name that this MODEL and CLIP know, shape of every weight by ("model" or "clip", name))."""
+    import comfy.lora
+
+    targets: dict[str, formats.Target] = {}
+    shapes: dict[tuple[str, str], tuple[int, ...]] = {}
+    modules = [("model", model.model, comfy.lora.model_lora_keys_unet)]
+    if clip is not None:
+        modules.append(("clip", clip.cond_stage_model, comfy.lora.model_lora_keys_clip))
+    for space, module, names in modules:
+        shapes.update(((space, name), tuple(weight.shape)) for name, weight in module.named_parameters(remove_duplicate=False))
+        for name, target in names(module, {}).items():
+            parts = (target,) if isinstance(target, str) else tuple(target)
+            targets[name] = formats.Target(space, *parts)
+    for name, target in _more_names(model).items():
+        targets.setdefault(name, formats.Target("model", target))
+    return targets, shapes
+
+
+def _more_names(model: Any) -> dict[str, str]:
+    """Names that ComfyUI's own map does not have: PEFT's for UNets, lycoris' of the model's own paths, kohya's of OFT: name -> weight."""
+    import comfy.utils
+
+    names = {}
+    for diffusers, own in comfy.utils.unet_to_diffusers(model.model.model_config.unet_config).items():
+        if diffusers.endswith(".weight"):
+            for prefix in ("", "unet.", "base_model.model."):
+                names[prefix + diffusers.removesuffix(".weight")] = f"diffusion_model.{own}"
+    for name, _ in model.model.diffusion_model.named_parameters():
+        if name.endswith(".weight"):
+            plain, weight = name.removesuffix(".weight"), f"diffusion_model.{name}"
+            names[f"base_model.model.{plain}"] = weight
+            for prefix in ("lycoris", "lycoris_unet", "oft_unet"):
+                names[f"{prefix}_{plain.replace('.', '_')}"] = weight
+    return names
+
+
+def _pieces(
+    parsed: Sequence[tuple[Entry, formats.ParsedLora]], space: str, shapes: Mapping[tuple[str, str], Sequence[int]]
+) -> dict[str, list[Piece]]:
+    pieces: dict[str, list[Piece]] = {}
+    for entry, lora in parsed:
+        strength = entry.model if space == "model" else entry.clip
+        by_block = blocks.parse(entry.blocks) if entry.blocks else {}
+        for weight, layer, part in formats.pieces_of(lora, space, shapes) if strength != 0.0 else ():
+            own = strength * blocks.strength(by_block, weight if space == "model" else None)
+            if own != 0.0:
+                pieces.setdefault(weight, []).append(Piece(layer, own, part))
+    return pieces
+
+
+def _entry_report(entry: Entry, lora: formats.ParsedLora, clip: bool) -> str:
+    counts = {space: sum(target.model == space for target in lora.layers) for space in ("model", "clip")}
+    line = f"{entry.name}: {counts['model']} weights of the model at {entry.model:g}"
+    if clip:
+        line += f", {counts['clip']} of the text encoder at {entry.clip:g}"
+    line += f" ({', '.join(f'{number} {kind}' for kind, number in sorted(lora.kinds.items()))})"
+    if entry.blocks:
+        line += "; block weights"
+    if lora.text_encoder:
+        line += f"; {len(lora.text_encoder)} text encoder layers not used, no CLIP is connected"
+    if lora.unmatched:
+        line += f"; partial: {len(lora.unmatched)} names match no weight and are left out"
+    return line
+
+
+def _put(patcher: Any, pieces: Mapping[str, Sequence[Piece]], mode: str, space: str, lines: list[str]) -> Any:
+    """A clone of the patcher with the pieces on it in the given mode; adds what was done to the report."""
+    name = "model" if space == "model" else "text encoder"
+    if mode == "host":
+        lines.append(f"{name}: {len(pieces)} weights through ComfyUI's own patches; merging, extracting and saving see them")
+        return _host_patched(patcher, pieces)
+    merge, bypass, reasons = weights.plan(patcher.model, pieces, mode, _why_not_merge(patcher), _not_additive(pieces))
+    if reasons:
+        lines.append(f"{name}: " + "; ".join(f"{count} {reason}" for reason, count in sorted(reasons.items())))
+    lines.append(
+        f"{name}: {len(merge)} weights merged while it is loaded, {len(bypass)} at the activations; other nodes that merge, extract or "
+        "save it see the base (use mode host for those)"
+    )
+    return _injected(patcher, Stack(pieces, bypass))
+
+
+def _not_additive(pieces: Mapping[str, Sequence[Piece]]) -> dict[str, str]:
+    """{weight: the kinds of layer on it that need the weight itself}."""
+    kinds = {weight: sorted({piece.layer.kind for piece in of if not piece.layer.additive}) for weight, of in pieces.items()}
+    return {weight: ", ".join(of) for weight, of in kinds.items() if of}
+
+
+def _why_not_merge(patcher: Any) -> str | None:
+    """Why no weight of this patcher may be merged, or None."""
+    return "the host pages its weights in and out (dynamic VRAM)" if getattr(patcher, "is_dynamic", lambda: False)() else None
+
+_KEY = "graft"  # callbacks; injections have a key of their own each, because a used key replaces silently
+
+
+def _injected(patcher: Any, stack: Stack) -> Any:
+    """A clone whose injection attaches the stack, after those that the patcher carries; one injection holds them all."""
+    import comfy.patcher_extension as extension
+
+    clone = patcher.clone()
+    stacks: list[Stack] = []
+    for key, injections in list(clone.injections.items()):
+        if injections and all(hasattr(injection, "graft_stacks") for injection in injections):
+            stacks += [earlier for injection in injections for earlier in injection.graft_stacks]
+            clone.remove_injections(key)
+    stacks.append(stack)
+
+    def inject(owner: Any) -> None:
+        # Without a load's mark nobody holds these weights: a failed load detaches and then injects into what is left.
+        if owner.model.current_weight_patches_uuid is not None:
+            weights.attach(owner.model, id(owner), stacks, _version(owner))
+
+    def eject(owner: Any) -> None:
+        weights.detach(owner.model, id(owner), _version(owner))
+
+    def cloned(_: Any, copy: Any) -> None:
+        copy.is_injected = False  # it has injected nothing; its end must not eject what the original injected
+
+    def detached(_: Any, unpatch_all: bool) -> None:
+        if unpatch_all:
+            weights.forget(stacks)
+
+    injection = extension.PatcherInjection(inject=inject, eject=eject)
+    injection.graft_stacks = tuple(stacks)
+    clone.set_injections(f"{_KEY}-{stack.serial}", [injection])
+    for event, callback in ((extension.CallbacksMP.ON_CLONE, cloned), (extension.CallbacksMP.ON_DETACH, detached)):
+        clone.remove_callbacks_with_key(event, _KEY)
+        clone.add_callback_with_key(event, _KEY, callback)
+    return clone
+
+
+def grafted_stacks(patcher: Any) -> list[Stack]:
+    """The stacks that a ModelPatcher carries as injections, in order; `Stack.identity` is what a fingerprint hashes."""
+    carried = [injection for injections in patcher.injections.values() for injection in injections]
+    return [stack for injection in carried for stack in getattr(injection, "graft_stacks", ())]
+
+
+def patched(patcher: Any) -> list[str]:
+    """What changes the weights of this MODEL, in words; empty when it is the plain base."""
+    found = [f"{len(patcher.patches)} patched weights"] if patcher.patches else []
+    return found + [f"{len(stacks)} stacks of LoRAs" for stacks in [grafted_stacks(patcher)] if stacks]
+
+
+def _version(patcher: Any) -> weights.Version:
+    return weights.Version(patcher.model.current_weight_patches_uuid, frozenset(patcher.hook_backup))
+
+
+def _host_patched(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> Any:
+    """A clone with one fused adapter a weight as ComfyUI's own patch; layers that do not merely add go as one adapter of ours."""
+    from comfy.weight_adapter import LoRAAdapter
+
+    own = _adapter_class()
+    shapes = dict(patcher.model.named_parameters(remove_duplicate=False))
+    adapters: dict[str, Any] = {}
+    differences: dict[str, Any] = {}
+    for weight, of in pieces.items():
+        if not additive(of):
+            adapters[weight] = own(set(), tuple((piece.strength, piece.part, packed(piece.layer)) for piece in of))
+            continue
+        fused = fuse(of, shapes[weight].shape)
+        if fused.up.shape[1]:
+            adapters[weight] = LoRAAdapter(set(), (fused.up, fused.down, None, None, None, None))
+        if fused.diff is not None:
+            differences[weight] = ("diff", (fused.diff,))
+    clone = patcher.clone()
+    for patches in (adapters, differences):
+        applied = clone.add_patches(patches, 1.0)
+        if len(applied) != len(patches):
+            raise ValueError(f"the host did not take patches for {sorted(set(patches) - set(applied))}")
+    return clone
+
+
+@functools.cache
+def _adapter_class() -> type:
+    """ComfyUI's adapter that puts pieces of any kind on a weight, in order; its `weights` are (strength, part, packed layer) each."""
+    from comfy.weight_adapter import WeightAdapterBase
+
+    class GraftAdapter(WeightAdapterBase):
+        name = "graft"
+
+        def __init__(self, loaded_keys: set[str], weights: tuple) -> None:
+            self.loaded_keys, self.weights = loaded_keys, weights
+
+        def calculate_weight(
+            self, weight: torch.Tensor, key: str, strength: float, strength_model: float, offset: Any, function: Callable,
+            intermediate_dtype: torch.dtype = torch.float32, original_weight: Any = None,
+        ) -> torch.Tensor:  # fmt: skip
+            base = weight.float()
+            made = in_order(base, [Piece(unpacked(layer), own, part) for own, part, layer in self.weights])
+            return weight.copy_(base + strength * function(made - base))
+
+    return GraftAdapter
+
+
+def differences(patcher: Any, other: Any) -> dict[str, Callable[[], torch.Tensor]]:
+    """{weight: makes patcher's minus other's, float32} of two MODELs' diffusion models, patches and stacks included, where they may differ.
+
+    Raises ValueError that lists every weight that only one has, whose shapes differ, or that is quantised.
+    """
+    ours, theirs = base_weights(patcher), base_weights(other)
+    names = [name for name in {**ours, **theirs} if name.startswith("diffusion_model.")]
+    problems = [f"{name}: only {'model' if name in ours else 'base'} has it" for name in names if (name in ours) != (name in theirs)]
+    both = [name for name in names if name in ours and name in theirs]
+    problems += [
+        f"{name}: model has {tuple(ours[name].shape)}, base {tuple(theirs[name].shape)}"
+        for name in both if ours[name].shape != theirs[name].shape
+    ]  # fmt: skip
+    plain = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    kinds = {name: {ours[name].dtype, theirs[name].dtype} - set(plain) for name in both}
+    problems += [f"{name}: it is quantised ({', '.join(map(str, of))})" for name, of in kinds.items() if of]
+    if problems:
+        more = f"\n- and {len(problems) - 20} more" if len(problems) > 20 else ""
+        raise ValueError("these models have no difference that a LoRA can hold:\n" + "\n".join(f"- {p}" for p in problems[:20]) + more)
+    plainly = {name for name in both if _untouched(patcher, name) and _untouched(other, name)}
+    changed = [name for name in both if name not in plainly or not _same_memory(ours[name], theirs[name])]
+
+    def difference(name: str) -> torch.Tensor:
+        return _with_patches(patcher, name, ours[name]) - _with_patches(other, name, theirs[name])
+
+    return {name: functools.partial(difference, name) for name in changed}
+
+
+def _same_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return first.data_ptr() == second.data_ptr() and first.dtype == second.dtype
+
+
+def _pieces_on(patcher: Any, name: str) -> list[Piece]:
+    stacks = grafted_stacks(patcher)
+    return [*effective(stacks, name, bypass=False), *effective(stacks, name, bypass=True)]
+
+
+def _untouched(patcher: Any, name: str) -> bool:
+    return not patcher.patches.get(name) and not _pieces_on(patcher, name)
+
+
+def _with_patches(patcher: Any, name: str, base: torch.Tensor) -> torch.Tensor:
+    """A weight as the patcher samples with it, in float32 on the CPU: the host's patches, then Graft's stacks."""
+    import comfy.lora
+
+    weight = base.detach().to("cpu", torch.float32, copy=True)
+    if patcher.patches.get(name):
+        weight = comfy.lora.calculate_weight(patcher.patches[name], weight, name)
+    return in_order(weight, _pieces_on(patcher, name))

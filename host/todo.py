@@ -1,0 +1,76 @@
+"""Token downsampling on a ModelPatcher: the attn1 patch or the attention override, and the wrapper that plans each call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..patches import kernels
+from ..patches.attention import ToDoPatch
+from ..patches.attention_override import ToDo, ToDoCall, plan_todo
+from ..patches.todo import ToDoSettings
+
+TODO_KEY = "graft_todo"  # of the wrapper
+
+
+def apply_todo(patcher: Any, settings: ToDoSettings) -> tuple[Any, ToDo, list[str]]:
+    """(a clone of a ModelPatcher whose self-attention thins K and V, the plan, notes); the patcher itself when every factor is 1.
+
+    A ToDo that the patcher carries already is replaced. Notes say what of this host and this model deserves a word in the report.
+    """
+    from comfy.patcher_extension import WrappersMP
+
+    noise = None
+    if (settings.start_percent, settings.end_percent) != (0.0, 1.0):
+        sampling = patcher.get_model_object("model_sampling")
+        noise = (float(sampling.percent_to_sigma(settings.start_percent)), float(sampling.percent_to_sigma(settings.end_percent)))
+    todo = plan_todo(patcher.model.diffusion_model, settings, noise)
+    if settings.changes_nothing:
+        return patcher, todo, []
+    clone = patcher.clone()
+    options = clone.model_options["transformer_options"] = dict(clone.model_options["transformer_options"])
+    patches = options["patches"] = dict(options.get("patches", {}))
+    others = [patch for patch in patches.get("attn1_patch", ()) if not _is_todo(patch)]
+    wrappers = options["wrappers"] = {kind: dict(keyed) for kind, keyed in options.get("wrappers", {}).items()}
+    earlier = wrappers.get(WrappersMP.APPLY_MODEL, {}).get(TODO_KEY)
+    if isinstance(todo, ToDoPatch):
+        patches["attn1_patch"] = [*others, todo]
+    elif "attn1_patch" in patches:
+        patches["attn1_patch"] = others
+    wrappers.setdefault(WrappersMP.APPLY_MODEL, {})[TODO_KEY] = [ToDoCall(todo)]
+    return clone, todo, _todo_notes(todo, len(others), bool(earlier))
+
+
+def todo_of(patcher: Any) -> ToDo | None:
+    """The token downsampling that a ModelPatcher carries."""
+    from comfy.patcher_extension import WrappersMP
+
+    wrappers = patcher.model_options.get("transformer_options", {}).get("wrappers", {})
+    calls = wrappers.get(WrappersMP.APPLY_MODEL, {}).get(TODO_KEY)
+    return calls[0].todo if calls else None
+
+
+def todo_metadata(patcher: Any) -> dict[str, str]:
+    """`ss_todo_*` of the ToDo that is on a MODEL, empty without one."""
+    todo = todo_of(patcher)
+    return {} if todo is None else todo.settings.metadata()
+
+
+def attention_kernel() -> str:
+    """The name of this host's attention function."""
+    from comfy.ldm.modules import attention as host_attention
+
+    return host_attention.optimized_attention.__name__
+
+
+def _is_todo(patch: Any) -> bool:
+    return str(getattr(patch, "identity", "")).startswith("todo ")  # by name: the pack may be imported twice
+
+
+def _todo_notes(todo: ToDo, others: int, replaced: bool) -> list[str]:
+    notes = ["replaces the token downsampling that the model had"] if replaced else []
+    if others and isinstance(todo, ToDoPatch):
+        notes.append(
+            f"other attn1 patches on the model: {others}; where they change the number of tokens (HyperTile does), the block is left alone"
+        )
+    kernel = kernels.FEWER_KEYS.get(attention_kernel())
+    return [*notes, kernel] if kernel else notes
