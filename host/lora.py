@@ -11,6 +11,7 @@ import torch
 
 from ..patches import blocks, formats, metadata, weights
 from ..patches.adapters import packed, unpacked
+from ..patches.peft_config import peft_configs
 from ..patches.stack import Piece, Stack, additive, effective, fuse, in_order
 from .base import base_weights
 
@@ -53,7 +54,8 @@ def graft(model: Any, clip: Any, entries: Sequence[Entry], mode: str = "auto") -
             if entry.blocks:
                 blocks.fitting(entry.blocks, (weight for space, weight in shapes if space == "model"))
             state, hint = _converted(entry.state), metadata.made_for(entry.state, entry.metadata)
-            parsed.append((entry, formats.read(state, targets, shapes, entry.name, entry.partial, hint)))
+            configs = peft_configs(entry.metadata)
+            parsed.append((entry, formats.read(state, targets, shapes, entry.name, entry.partial, hint, configs)))
         except ValueError as error:
             problems.append(str(error))
     if problems:

@@ -253,13 +253,15 @@ class DoRA:
 class OFT:
     """made(W) = R W with R block-diagonal and orthogonal, times `rescale` (out, 1, …) where there is one.
 
-    `blocks` (blocks, b, b): one rotation (OFT); (stages, blocks, b, b): a butterfly of stages (BOFT). `alpha` is lycoris' constraint: the
-    skew-symmetric parts are kept below alpha * out. (ComfyUI reads it without `out`, leaves OFT's rescale out, and squares the strength.)
+    `blocks` (blocks, b, b): one rotation (OFT); (stages, blocks, b, b): a butterfly of stages (BOFT). `alpha` is lycoris' and kohya's
+    constraint: the skew-symmetric parts are kept below alpha * out. (ComfyUI reads it without `out`, leaves OFT's rescale out, and squares
+    the strength.) `rotated`: the blocks are the rotations themselves, rescaled already, as lycoris 2.0 wrote them (`oft_diag`).
     """
 
     blocks: Tensor
     rescale: Tensor | None = None
     alpha: float | None = None
+    rotated: bool = False
     additive: ClassVar[bool] = False
 
     @property
@@ -270,6 +272,8 @@ class OFT:
     def rotations(self, out: int, device: torch.device | str) -> Tensor:
         """Cayley's (I + Q)(I - Q)^-1 of every block."""
         blocks = self.blocks.to(device, torch.float32)
+        if self.rotated:
+            return blocks
         skew = blocks - blocks.transpose(-1, -2)
         limit = (self.alpha or 0.0) * out
         norm = torch.linalg.vector_norm(skew) + 1e-8
@@ -286,7 +290,7 @@ class OFT:
             rows = (rotations.transpose(1, 2) @ rows.unflatten(0, rotations.shape[:2])).flatten(0, 1)
         else:
             for stage, rotation in enumerate(rotations):
-                rows = _butterfly(rows, rotation, 2**stage * (rotation.shape[-1] // 2))
+                rows = _butterfly(rows, rotation, 2**stage * (rotation.shape[-1] // 2), 1)
         made = rows.reshape(weight.shape)
         return made if self.rescale is None else made * self.rescale.to(weight.device, torch.float32).reshape(-1, *(1,) * (weight.ndim - 1))
 
@@ -307,14 +311,52 @@ class OFT:
 
 
 @dataclass(frozen=True, eq=False)
+class InputOFT:
+    """made(W) = W R', times `rescale` (out): PEFT's OFT (arXiv 2506.19847) and BOFT, which rotate what goes into the layer.
+
+    `rotations` (stages, blocks, b, b) are orthogonal already; they act on the flattened columns of W, one stage after the other, and the
+    blocks of stage i hold rows that are 2^i half blocks apart. One block stands for all of them (PEFT's block_share).
+    """
+
+    rotations: Tensor
+    rescale: Tensor | None = None
+    kind: str = "OFT"
+    additive: ClassVar[bool] = False
+
+    def made(self, weight: Tensor) -> Tensor:
+        """What a weight (out, in, ...) in float32 becomes."""
+        columns = weight.flatten(1).T
+        for stage, blocks in enumerate(self.rotations.to(weight.device, torch.float32)):
+            half = blocks.shape[-1] // 2
+            columns = _butterfly(columns, blocks, 2**stage * half, half) if stage else _turned(columns, blocks)
+        made = columns.T.reshape(weight.shape)
+        return made if self.rescale is None else made * self.rescale.to(made).reshape(-1, *(1,) * (weight.ndim - 1))
+
+    def problem(self, shape: Sequence[int]) -> str | None:
+        """Why this does not fit a weight of `shape`, or None."""
+        stages, blocks, side, _ = self.rotations.shape
+        columns = math.prod(shape[1:]) if len(shape) > 1 else 0
+        fits = columns % side == 0 if blocks == 1 else columns == blocks * side
+        if not columns or not fits or (stages > 1 and columns % (2 ** (stages - 1) * side)):
+            return f"expected a weight {_sides(shape)}, got {stages}x{blocks} rotations of {side} columns"
+        rows = None if self.rescale is None else self.rescale.numel()
+        return None if rows in (None, shape[0]) else f"expected {shape[0]} numbers to rescale by, got {rows}"
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor this holds."""
+        return _present(self.rotations, self.rescale)
+
+
+@dataclass(frozen=True, eq=False)
 class GLoRA:
-    """made(W) = W + scale * (W a1 a2 + b1 b2); lycoris' older files hold each pair the other way round."""
+    """made(W) = W + scale * (W a1 a2 + b1 b2), b with a Tucker core `bm`; lycoris' older files hold each pair the other way round."""
 
     a1: Tensor
     a2: Tensor
     b1: Tensor
     b2: Tensor
     alpha: float | None = None
+    bm: Tensor | None = None
     kind: ClassVar[str] = "GLoRA"
     additive: ClassVar[bool] = False
 
@@ -327,22 +369,25 @@ class GLoRA:
         a1, a2, b1, b2 = (factor.to(weight.device, torch.float32) for factor in self._pairs(weight.shape[1]))
         turned = torch.einsum("oi...,ir,rj->oj...", weight, a1, a2)
         scale = 1.0 if self.alpha is None else self.alpha / a2.shape[0]
-        return weight + scale * (turned + (b1 @ b2).reshape(weight.shape))
+        added = b1 @ b2 if self.bm is None else torch.einsum("or,rm...,mi->oi...", b1, self.bm.to(b1), b2)
+        return weight + scale * (turned + added.reshape(weight.shape))
 
     def problem(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
         if len(shape) < 2 or any(factor.ndim < 2 for factor in self.tensors()):
             return f"expected matrices, got {', '.join(_text(factor) for factor in self.tensors())}"
         a1, a2, b1, b2 = self._pairs(shape[1])
-        sides = (shape[1], shape[0], math.prod(shape[1:]))
-        inner = (a1.shape[1], b1.shape[1]) == (a2.shape[0], b2.shape[0])
+        sides = (shape[1], shape[0], math.prod(shape[1:]) // (1 if self.bm is None else math.prod(shape[2:])))
+        core = (b1.shape[1], b2.shape[0]) if self.bm is None else tuple(self.bm.shape[:2])
+        inner = a1.shape[1] == a2.shape[0] and core == (b1.shape[1], b2.shape[0])
+        inner &= b1.shape[1] == b2.shape[0] if self.bm is None else self.bm.shape[2:] == torch.Size(shape[2:])
         if (a2.shape[1], b1.shape[0], b2.shape[1]) != sides or a1.shape[0] != shape[1] or not inner:
             return f"expected a weight {_sides(shape)}, got a1, a2, b1, b2 {', '.join(_text(factor) for factor in self.tensors())}"
         return None
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
-        return (self.a1, self.a2, self.b1, self.b2)
+        return _present(self.a1, self.a2, self.b1, self.b2, self.bm)
 
 
 @dataclass(frozen=True, eq=False)
@@ -392,8 +437,8 @@ class Set:
         return (self.value,)
 
 
-Layer = Additive | DoRA | OFT | GLoRA | IA3 | Set
-_CLASSES: dict[str, Any] = {cls.__name__: cls for cls in (LoRA, Diff, LoHa, LoKr, DoRA, OFT, GLoRA, IA3, Set)}
+Layer = Additive | DoRA | OFT | InputOFT | GLoRA | IA3 | Set
+_CLASSES: dict[str, Any] = {cls.__name__: cls for cls in (LoRA, Diff, LoHa, LoKr, DoRA, OFT, InputOFT, GLoRA, IA3, Set)}
 _FEW = 64  # up to this rank a LoHa is cheaper as a pair of factors than as a full difference
 
 
@@ -419,10 +464,37 @@ def _present(*tensors: Tensor | None) -> tuple[Tensor, ...]:
     return tuple(tensor for tensor in tensors if tensor is not None)
 
 
-def _butterfly(rows: Tensor, rotation: Tensor, half: int) -> Tensor:
-    """One stage: rows that are `half` apart meet in a block, turn, and go back."""
-    mixed = rows.unflatten(0, (-1, 2, half)).transpose(1, 2).flatten(0, 2).unflatten(0, (-1, rotation.shape[-1]))
-    return (rotation @ mixed).flatten(0, 1).unflatten(0, (-1, half, 2)).transpose(1, 2).flatten(0, 2)
+def _turned(rows: Tensor, blocks: Tensor) -> Tensor:
+    """Every run of b rows turned by its block of (blocks, b, b), or by the only one there is."""
+    return (blocks @ rows.unflatten(0, (-1, blocks.shape[-1]))).flatten(0, 1)
+
+
+def _butterfly(rows: Tensor, blocks: Tensor, half: int, together: int) -> Tensor:
+    """One stage: runs of `together` rows that are `half` apart meet in a block, turn, and go back."""
+    mixed = rows.unflatten(0, (-1, 2, half // together, together)).transpose(1, 2)
+    return _turned(mixed.flatten(0, 3), blocks).reshape(mixed.shape).transpose(1, 2).flatten(0, 3)
+
+
+def neumann_rotations(upper: Tensor, terms: int = 5) -> Tensor:
+    """(blocks, b, b) of PEFT's OFT: Cayley's transform of the skew matrices whose upper triangles are given (blocks, b (b - 1) / 2).
+
+    `terms` of its Neumann series as PEFT cuts it off (2 Q^k summed, the last one once); 0 is the exact transform (I - Q)(I + Q)^-1.
+    """
+    blocks, size = upper.shape
+    side = int((1 + math.isqrt(1 + 8 * size)) // 2)
+    rows, columns = torch.triu_indices(side, side, 1)
+    skew = torch.zeros(blocks, side, side)
+    skew[:, rows, columns] = upper.float()
+    skew = skew - skew.transpose(1, 2)
+    one = torch.eye(side)
+    if not terms:
+        return (one - skew) @ torch.linalg.inv(one + skew)
+    last = terms - 1 if terms < 3 else max(3, terms - 1)
+    rotations, power = one.repeat(blocks, 1, 1), skew
+    for k in range(1, last + 1):
+        rotations = rotations + power * (1.0 if k == last > 1 else 2.0)
+        power = power @ skew
+    return rotations
 
 
 def _product(a: Tensor, b: Tensor, core: Tensor | None, device: torch.device | str) -> Tensor:

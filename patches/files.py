@@ -15,6 +15,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from .peft_config import BESIDE
+
 
 def load_safetensors(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """(tensors, metadata) of a safetensors file, memory-mapped; raises ValueError naming the file when it is anything else or damaged."""
@@ -28,9 +30,19 @@ def load_safetensors(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
         )
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118 (not a mapping)
+            said = {**dict(file.metadata() or {}), **_beside(path)}
+            return {key: file.get_tensor(key) for key in file.keys()}, said  # noqa: SIM118 (not a mapping)
     except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file ({error}); it may be truncated: download or save it again") from error
+
+
+def _beside(path: str) -> dict[str, str]:
+    """PEFT's adapter_config.json beside its adapter_model.safetensors, as one more entry of the metadata."""
+    config = os.path.join(os.path.dirname(path), "adapter_config.json")
+    if os.path.basename(path) != "adapter_model.safetensors" or not os.path.isfile(config):
+        return {}
+    with open(config, encoding="utf-8") as file:
+        return {BESIDE: file.read()}
 
 
 def load_once(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from .adapters import IA3, OFT, Additive, Diff, DoRA, GLoRA, Layer, LoHa, LoKr, LoRA, Set
+from .adapters import IA3, OFT, Additive, Diff, DoRA, GLoRA, InputOFT, Layer, LoHa, LoKr, LoRA, Set, neumann_rotations
+from .peft_config import PeftConfig, config_for
 from .stack import Slice
 
 _ROLES = {  # suffix -> what the tensor is; the longest suffix that fits counts
@@ -21,27 +23,32 @@ _ROLES = {  # suffix -> what the tensor is; the longest suffix that fits counts
     ".alpha": "alpha", ".diff": "diff", ".diff_b": "diff_b",
 }  # fmt: skip
 _LOKR = ("lokr_w1", "lokr_w2", "lokr_w1_a", "lokr_w1_b", "lokr_w2_a", "lokr_w2_b", "lokr_t2")
+_PARTS = 4  # of a fused weight that kohya's OFT for Flux turns one by one
 _LOHA = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
 _SAME = (
-    *_LOKR, *_LOHA, "hada_t1", "hada_t2", "dora_scale", "oft_blocks", "rescale", "w_norm", "b_norm", "set_weight", "on_input", "ia3_l",
+    *_LOKR, *_LOHA, "hada_t1", "hada_t2", "dora_scale", "oft_blocks", "oft_diag", "rescale", "w_norm", "b_norm", "set_weight", "on_input",
+    "ia3_l", "boft_R", "boft_s",
 )  # fmt: skip
 _MORE_ROLES = {
     **{f".{name}": name for name in _SAME},
-    **{f".{name}.weight": name for name in ("a1", "a2", "b1", "b2")},
+    **{f".{name}.weight": name for name in ("a1", "a2", "b1", "b2", "bm")},
+    **{f".oft_blocks.{number}": f"oft_blocks.{number}" for number in range(_PARTS)},
+    ".oft_R.weight": "oft_R", ".oft_R.default.weight": "oft_R", ".boft_R.default": "boft_R", ".boft_s.default": "boft_s",
     **dict.fromkeys((".lora_magnitude_vector", ".lora_magnitude_vector.weight", ".lora_magnitude_vector.default.weight"), "magnitude"),
     **dict.fromkeys((".lora_B.bias", ".lora_up.bias", ".lora_B.default.bias"), "up_bias"),
 }
 _REFUSED = {
-    ".reshape_weight": "a weight that grows (reshape_weight)", ".bm.weight": "GLoRA with a core", ".oft_diag": "kohya's diagonal OFT",
-    ".oft_R.weight": "PEFT's OFT", ".oft_R": "PEFT's OFT", ".boft_R": "PEFT's BOFT", ".boft_s": "PEFT's BOFT",
+    ".reshape_weight": "a weight that grows (reshape_weight)", ".oft_R": "OFT of PEFT before 0.15", ".oft_r": "OFT of PEFT before 0.15",
     ".lora_A.bias": "a bias between the factors", ".lora_down.bias": "a bias between the factors",
     ".q_layer.weight": "T-LoRA", ".p_layer.weight": "T-LoRA", ".lambda_layer": "T-LoRA",
 }  # fmt: skip
 _SUFFIXES = sorted((*_ROLES, *_MORE_ROLES, *_REFUSED), key=len, reverse=True)
 _KINDS = {  # role -> family, for whoever works with factor pairs and differences alone
     **dict.fromkeys((*_LOHA, "hada_t1", "hada_t2"), "LoHa"), **dict.fromkeys(_LOKR, "LoKr"),
-    **dict.fromkeys(("dora_scale", "magnitude"), "DoRA"), **dict.fromkeys(("oft_blocks", "rescale"), "OFT or BOFT"),
-    **dict.fromkeys(("a1", "a2", "b1", "b2"), "GLoRA"), **dict.fromkeys(("w_norm", "b_norm"), "norm weights"),
+    **dict.fromkeys(("dora_scale", "magnitude"), "DoRA"),
+    **dict.fromkeys(("oft_blocks", "oft_diag", "rescale", "oft_R", "boft_R", "boft_s"), "OFT or BOFT"),
+    **dict.fromkeys((f"oft_blocks.{number}" for number in range(_PARTS)), "OFT or BOFT"),
+    **dict.fromkeys(("a1", "a2", "b1", "b2", "bm"), "GLoRA"), **dict.fromkeys(("w_norm", "b_norm"), "norm weights"),
     **dict.fromkeys(("factor", "on_input", "ia3_l"), "IA3"), "set_weight": "set_weight", "up_bias": "LoRA bias",
 }  # fmt: skip
 _TEXT_ENCODER = ("lora_te", "text_encoder", "text_model.", "te.", "te1.", "te2.", "lora_prior_te", "cond_stage_model.", "clip_")
@@ -75,12 +82,14 @@ def read(
     name: str,
     partial: bool = False,
     hint: str = "",
+    configs: tuple[PeftConfig, ...] = (),
 ) -> ParsedLora:
     """Match a LoRA's state dict with a model's weights and check it whole.
 
     `key_map` gives the target of every LoRA name the model knows; `shapes` the shape of (model, weight). Raises ValueError listing
     every problem: no match at all, names without a weight (unless `partial`), incomplete pairs, wrong shapes, NaN or infinite values,
-    kinds that are not available. `hint` says what the file is for, in the message when nothing matches. Nothing is changed.
+    kinds that are not available. `hint` says what the file is for, in the message when nothing matches; `configs` are PEFT's settings that
+    came with the file. Nothing is changed.
     """
     groups, strangers, problems = grouped(state, plain=False)
     has_clip = any(target.model == "clip" for target in key_map.values())
@@ -96,7 +105,7 @@ def read(
         if sources.setdefault(target, base) != base:
             problems.append(f"{base}: names the same weight as {sources[target]} ({target.weight})")
             continue
-        for place, layer in _layers(base, tensors, target, shapes, problems):
+        for place, layer in _layers(base, tensors, target, shapes, config_for(configs, base), problems):
             if _check(base, place, layer, shapes, problems):
                 layers.setdefault(place, []).append(layer)
     problems += _unusable(groups, layers, unmatched, text, partial, hint) if not problems else []
@@ -141,6 +150,8 @@ _INSTEAD = {True: "only factor pairs and differences are", False: "use ComfyUI's
 
 def _role(key: str, state: Mapping[str, Tensor]) -> tuple[str, str | None]:
     """(layer, role) of a key; the role of a refused kind is its suffix, None when it is no LoRA's."""
+    if key.endswith(".diff_m"):  # distilled LoRAs of Wan: the difference of a block's own parameter `modulation`
+        return key.removesuffix(".diff_m") + ".modulation", "diff"
     suffix = next((suffix for suffix in _SUFFIXES if key.endswith(suffix)), None)
     if suffix is not None:
         return key[: -len(suffix)], _ROLES.get(suffix) or _MORE_ROLES.get(suffix) or suffix
@@ -153,13 +164,18 @@ _FAMILIES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (  # name,
     ("LoHa", _LOHA, ("hada_t1", "hada_t2")),
     ("LoKr", (), _LOKR),
     ("OFT", ("oft_blocks",), ("rescale",)),
-    ("GLoRA", ("a1", "a2", "b1", "b2"), ()),
+    ("OFT of lycoris 2.0", ("oft_diag",), ()),
+    ("OFT in parts", ("oft_blocks.0",), tuple(f"oft_blocks.{number}" for number in range(1, _PARTS))),
+    ("PEFT's OFT", ("oft_R",), ()),
+    ("PEFT's BOFT", ("boft_R", "boft_s"), ()),
+    ("GLoRA", ("a1", "a2", "b1", "b2"), ("bm",)),
     ("IA3", ("factor", "on_input"), ()),
 )
 
 
 def _layers(
-    base: str, group: Group, target: Target, shapes: Mapping[tuple[str, str], Sequence[int]], problems: list[str]
+    base: str, group: Group, target: Target, shapes: Mapping[tuple[str, str], Sequence[int]], config: PeftConfig | None,
+    problems: list[str],
 ) -> Iterator[tuple[Target, Layer]]:
     tensors = {role: tensor for role, (_, tensor) in group.items()}
     for key, tensor in group.values():
@@ -175,7 +191,17 @@ def _layers(
     if wrong is not None:
         problems.append(f"{base}: {wrong}")
         return
-    main = _main(tensors, found[0][0] if found else None, None if alpha is None else float(alpha))
+    family = found[0][0] if found else None
+    if family == "OFT in parts":
+        yield from _oft_parts(tensors, target, None if alpha is None else float(alpha))
+        return
+    wrong = _malformed(tensors)
+    if wrong is not None:
+        problems.append(f"{base}: {wrong}")
+        return
+    main = _main(tensors, family, None if alpha is None else float(alpha), config or PeftConfig())
+    if config is not None and alpha is None and isinstance(main, LoRA | LoHa | LoKr):
+        main = _scaled(main, config.scale(base, tensors["down"].shape[0] if "down" in tensors else None))
     scaling = tensors.get("dora_scale", tensors["magnitude"].flatten() if "magnitude" in tensors else None)
     if scaling is not None:
         if not isinstance(main, Additive):
@@ -214,7 +240,41 @@ def _incomplete(group: Group, found: Sequence[tuple], missing: Sequence[str]) ->
     return f"{'; '.join(missing)}, got only {keys}" if missing else None
 
 
-def _main(tensors: Mapping[str, Tensor], family: str | None, alpha: float | None) -> Additive | OFT | GLoRA | IA3 | None:
+def _oft_parts(tensors: Mapping[str, Tensor], target: Target, alpha: float | None) -> Iterator[tuple[Target, Layer]]:
+    """kohya's OFT for Flux: one set of blocks for each of Q, K, V (and the feed-forward part), one after the other down the rows."""
+    sets = [tensors[f"oft_blocks.{number}"] for number in range(_PARTS) if f"oft_blocks.{number}" in tensors]
+    start = 0 if target.part is None else target.part[1]
+    for blocks in sets:
+        rows = blocks.shape[0] * blocks.shape[-1]
+        yield target._replace(part=(0, start, rows)) if len(sets) > 1 else target, OFT(blocks, None, alpha)
+        start += rows
+
+
+def _malformed(tensors: Mapping[str, Tensor]) -> str | None:
+    """What is wrong with the shape of PEFT's rotations, or None."""
+    if "oft_R" in tensors:
+        shape = tuple(tensors["oft_R"].shape)
+        side = (1 + math.isqrt(1 + 8 * shape[-1])) // 2 if shape else 0
+        if len(shape) != 2 or side * (side - 1) // 2 != shape[1]:
+            return f"expected upper triangles (blocks, b (b - 1) / 2), got oft_R {shape}"
+    if "boft_R" in tensors and (tensors["boft_R"].ndim != 4 or tensors["boft_R"].shape[-1] != tensors["boft_R"].shape[-2]):
+        return f"expected (stages, blocks, b, b), got boft_R {tuple(tensors['boft_R'].shape)}"
+    return None
+
+
+def _scaled(layer: LoRA | LoHa | LoKr, scale: float | None) -> LoRA | LoHa | LoKr:
+    """A layer of PEFT's, which keeps alpha / rank outside the tensors."""
+    if scale is None or scale == 1.0:
+        return layer
+    if isinstance(layer, LoKr):
+        name = "w1" if layer.w1 is not None else "w1_a"
+        return replace(layer, **{name: getattr(layer, name).float() * scale})
+    return replace(layer, alpha=scale * (layer.rank if isinstance(layer, LoRA) else layer.w1_b.shape[0]))
+
+
+def _main(
+    tensors: Mapping[str, Tensor], family: str | None, alpha: float | None, config: PeftConfig
+) -> Additive | OFT | InputOFT | GLoRA | IA3 | None:
     """The layer of a family's tensors, without a DoRA magnitude."""
     get = tensors.get
     if family == "LoRA":
@@ -227,9 +287,25 @@ def _main(tensors: Mapping[str, Tensor], family: str | None, alpha: float | None
         return LoKr(first, second, a1, b1, a2, b2, core, alpha)
     if family == "OFT":
         return OFT(tensors["oft_blocks"], get("rescale"), alpha)
+    if family == "OFT of lycoris 2.0":
+        return OFT(tensors["oft_diag"], rotated=True)
+    if family == "PEFT's OFT":
+        return InputOFT(neumann_rotations(_limited(tensors["oft_R"], config.limit), config.terms)[None])
+    if family == "PEFT's BOFT":
+        skew = 0.5 * (tensors["boft_R"] - tensors["boft_R"].transpose(-1, -2)).float()
+        one = torch.eye(skew.shape[-1])
+        return InputOFT((one - skew) @ torch.linalg.inv(one + skew), tensors["boft_s"].flatten(), "BOFT")
     if family == "GLoRA":
-        return GLoRA(tensors["a1"], tensors["a2"], tensors["b1"], tensors["b2"], alpha)
+        return GLoRA(tensors["a1"], tensors["a2"], tensors["b1"], tensors["b2"], alpha, get("bm"))
     return IA3(tensors["factor"], bool(tensors["on_input"])) if family == "IA3" else None
+
+
+def _limited(upper: Tensor, limit: float | None) -> Tensor:
+    """PEFT's constrained OFT: the norm of each skew block is kept below limit / sqrt(blocks)."""
+    if limit is None:
+        return upper
+    norms = torch.linalg.vector_norm(upper.float(), dim=1, keepdim=True) * 2**0.5
+    return upper.float() * (limit / upper.shape[0] ** 0.5 / norms.clamp(min=1e-30)).clamp(max=1.0)
 
 
 def _rows(part: Slice | None) -> Slice | None:

@@ -58,6 +58,13 @@ def test_differences_of_weights_and_biases():
     assert all(isinstance(layer, Diff) for layer in found.values())
 
 
+def test_the_difference_of_a_blocks_own_parameter():
+    keys = {"diffusion_model.blocks.0.modulation": Target("model", "diffusion_model.blocks.0.modulation")}
+    shapes = {("model", "diffusion_model.blocks.0.modulation"): (1, 6, 8)}
+    ((target, (layer,)),) = read({"diffusion_model.blocks.0.diff_m": torch.ones(1, 6, 8)}, keys, shapes, "x").layers.items()
+    assert target.weight.endswith("modulation") and layer.delta((1, 6, 8)).sum() == 48
+
+
 def test_tucker_core_is_read():
     state = {"lora_unet_conv.lora_up.weight": torch.ones(6, 2, 1, 1), "lora_unet_conv.lora_mid.weight": torch.ones(2, 2, 3, 3),
              "lora_unet_conv.lora_down.weight": torch.ones(2, 4, 1, 1)}  # fmt: skip
@@ -126,7 +133,7 @@ def test_other_kinds_are_refused_where_only_pairs_will_do(key, kind):
     assert f"{kind} is not available here (lora_unet_a.{key})" in grouped(pair() | {f"lora_unet_a.{key}": torch.ones(6)})[2][0]
 
 
-@pytest.mark.parametrize("key", ["oft_R.weight", "reshape_weight", "bm.weight", "oft_diag"])
+@pytest.mark.parametrize("key", ["oft_R", "reshape_weight", "q_layer.weight", "lora_A.bias"])
 def test_what_is_not_known_is_refused_by_name(key):
     assert f"is not available in this version of Graft (lora_unet_a.{key})" in problems(pair() | {f"lora_unet_a.{key}": torch.ones(6)})
 
@@ -136,9 +143,13 @@ def test_incomplete_and_mixed_layers():
     assert "expected lokr_w2, or lokr_w2_a and lokr_w2_b" in problems({"lora_unet_a.lokr_w1": torch.ones(2, 2)})
     assert "expected one kind of layer, got LoRA and LoKr" in problems(pair() | {"lora_unet_a.lokr_w1": torch.ones(2, 2)})
     assert "a DoRA magnitude beside nothing" in problems({"lora_unet_a.dora_scale": torch.ones(6, 1)})
+    assert "PEFT's BOFT: boft_s is missing" in problems({"lora_unet_a.boft_R": torch.ones(1, 2, 4, 4)})
+    assert "expected (stages, blocks, b, b), got boft_R (6,)" in problems({f"lora_unet_a.boft_{n}": torch.ones(6) for n in "Rs"})
+    assert "expected upper triangles" in problems({"lora_unet_a.oft_R.weight": torch.ones(2, 7)})
+    assert "expected a weight 6x8, got 1x3 rotations of 4 columns" in problems({"lora_unet_a.oft_R.weight": torch.ones(3, 6)})
     assert "expected a magnitude of 6 rows" in problems(pair() | {"lora_unet_a.dora_scale": torch.ones(5, 1)})
 
 
 def test_all_problems_come_in_one_error():
-    state = pair(out=7) | {"lora_unet_conv.lora_up.weight": torch.ones(6, 2), "lora_unet_n.oft_diag": torch.ones(6)}
+    state = pair(out=7) | {"lora_unet_conv.lora_up.weight": torch.ones(6, 2), "lora_unet_n.oft_R": torch.ones(6)}
     assert problems(state).count("\n- ") == 3

@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from graft_nodes.patches import weights
+from graft_nodes.patches.files import load_safetensors
 from graft_nodes.patches.formats import Target, pieces_of, read
-from graft_nodes.patches.stack import Piece, additive, patched
+from graft_nodes.patches.peft_config import peft_configs
+from graft_nodes.patches.stack import Piece, Stack, additive, patched
 from torch import nn
 
 lycoris = pytest.importorskip("lycoris.modules")
@@ -25,11 +28,11 @@ def base(build, seed=0):
     return build().requires_grad_(False)
 
 
-def grafted(module, state, strength=1.0, name="lora_unet_a"):
-    """The weight that Graft makes of a module's, from a file's tensors."""
+def grafted(module, state, strength=1.0, name="lora_unet_a", said=None):
+    """The weight that Graft makes of a module's, from a file's tensors and what its metadata says."""
     keys = {name: Target("model", "a.weight")}
     shapes = {("model", f"a.{key}"): tuple(value.shape) for key, value in module.named_parameters()}
-    found = pieces_of(read(state, keys, shapes, "file"), "model", shapes)
+    found = pieces_of(read(state, keys, shapes, "file", configs=peft_configs(said or {})), "model", shapes)
     pieces = [(weight, Piece(layer, strength, part)) for weight, layer, part in found]
     return patched(module.weight, [piece for weight, piece in pieces if weight == "a.weight"]), [piece for _, piece in pieces]
 
@@ -49,7 +52,7 @@ ALGORITHMS = [
     ("DiagOFTModule", LINEAR, {}), ("DiagOFTModule", LINEAR, {"constraint": 0.01}), ("DiagOFTModule", CONV, {"rescaled": True}),
     ("ButterflyOFTModule", LINEAR, {}), ("ButterflyOFTModule", CONV, {"rescaled": True}),
     ("ButterflyOFTModule", LINEAR, {"constraint": 0.01}),
-    ("GLoRAModule", LINEAR, {}), ("GLoRAModule", CONV, {}),
+    ("GLoRAModule", LINEAR, {}), ("GLoRAModule", CONV, {}), ("GLoRAModule", CONV, {"use_tucker": True}),
     ("IA3Module", LINEAR, {}), ("IA3Module", LINEAR, {"train_on_input": True}), ("IA3Module", CONV, {}),
     ("IA3Module", CONV, {"train_on_input": True}),
 ]  # fmt: skip
@@ -62,6 +65,18 @@ def run(module, build, weight=None):
     if weight is None:
         return module(x)
     return nn.functional.linear(x, weight, module.bias) if build is LINEAR else module._conv_forward(x, weight, module.bias)
+
+
+def bypassed(module, pieces, build):
+    """The module's own output with the pieces at its activations; the module is as it was afterwards."""
+    model, own = nn.ModuleDict({"a": module}), [piece for piece in pieces if piece.layer.problem(module.weight.shape) is None]
+    of = {"a.weight": own, "a.bias": [piece for piece in pieces if piece not in own]}
+    stack = Stack({name: found for name, found in of.items() if found}, bypass=of)
+    weights.attach(model, "test", [stack])
+    output = run(module, build)
+    weights.detach(model, "test")
+    assert "forward" not in module.__dict__
+    return output
 
 
 IDS = [f"{name}-{build().__class__.__name__}-{'-'.join(options)}" for name, build, options in ALGORITHMS]
@@ -80,6 +95,8 @@ def test_lycoris(name, build, options):
         expected = run(trained, build)
         ours, pieces = grafted(module, state)
         assert torch.allclose(run(module, build, ours), expected, rtol=0, atol=5e-5)
+        if additive(pieces):
+            assert torch.allclose(bypassed(module, pieces, build), expected, rtol=0, atol=5e-5)
         assert not torch.allclose(run(module, build), expected, atol=1e-2)
         if additive(pieces):  # then half the strength is half the change
             assert torch.allclose(grafted(module, state, 0.5)[0], (ours + module.weight) / 2, rtol=0, atol=2e-5)
@@ -94,36 +111,92 @@ def test_lycoris_norm():
     assert torch.allclose(ours, norm.weight + state["lora_unet_a.w_norm"]) and len(pieces) == 2
 
 
+def test_rotations_that_lycoris_2_wrote():
+    """`oft_diag` is what its get_r gives (rescale in it); the weight is its einsum, and BOFT's file is one of stages."""
+    module = base(LINEAR)
+    network = scrambled(lycoris.DiagOFTModule("a", module, 1.0, 4, 2.0, rescaled=True), 1)
+    rotations = network.rescale.detach().view(network.block_num, network.block_size, 1) * network.get_r().detach()
+    rows = module.weight.unflatten(0, (network.block_num, network.block_size))
+    expected = torch.einsum("k n m, k n ... -> k m ...", rotations, rows).flatten(0, 1)
+    assert torch.allclose(grafted(module, {"lora_unet_a.oft_diag": rotations})[0], expected, atol=1e-5)
+    butterfly = scrambled(lycoris.ButterflyOFTModule("a", module, 1.0, 4, 2.0), 1)
+    made = butterfly.make_weight(scale=1, device=module.weight.device).detach()
+    assert torch.allclose(grafted(module, {"lora_unet_a.oft_diag": butterfly.get_r().detach()})[0], made, atol=1e-5)
+
+
+def test_rotations_of_fused_parts():
+    """kohya's OFT for Flux: Q, K and V have blocks of their own."""
+    module, generator = base(lambda: nn.Linear(24, 48)), torch.Generator().manual_seed(3)
+    state = {f"lora_unet_a.oft_blocks.{n}": torch.randn(4, 4, 4, generator=generator) * 0.2 for n in range(3)}
+    state["lora_unet_a.alpha"] = torch.tensor(0.02)
+    pieces = grafted(module, state)[0]
+    for number, rows in enumerate(module.weight.split(16)):
+        part = nn.Linear(24, 16)
+        part.weight.data = rows.data.clone()
+        network = lycoris.DiagOFTModule("a", part, 1.0, 4, 2.0, constraint=0.02)
+        network.oft_blocks.data = state[f"lora_unet_a.oft_blocks.{number}"]
+        made = network.make_weight(scale=1).detach() + 0.0
+        assert torch.allclose(pieces[number * 16 : number * 16 + 16], made, atol=1e-5)
+
+
 peft = pytest.importorskip("peft")
+
+PEFT = [  # configuration, settings, whether the file alone says everything
+    ("LoraConfig", {"r": 4, "lora_alpha": 4}, True), ("LoraConfig", {"r": 4, "lora_alpha": 6}, False),
+    ("LoraConfig", {"r": 4, "lora_alpha": 6, "use_rslora": True}, False),
+    ("LoraConfig", {"r": 4, "lora_alpha": 6, "rank_pattern": {"a": 2}, "alpha_pattern": {"a": 3}}, False),
+    ("LoraConfig", {"r": 4, "lora_alpha": 4, "use_dora": True}, True), ("LoraConfig", {"r": 4, "lora_alpha": 4, "lora_bias": True}, True),
+    ("LoHaConfig", {"r": 4, "alpha": 4}, True), ("LoHaConfig", {"r": 4, "alpha": 8}, False),
+    ("LoKrConfig", {"r": 4, "alpha": 4}, True), ("LoKrConfig", {"r": 2, "alpha": 8, "decompose_both": True}, False),
+    ("LoKrConfig", {"r": 99, "alpha": 33}, False), ("IA3Config", {"feedforward_modules": []}, True),
+    ("IA3Config", {"feedforward_modules": ["a"]}, True), ("OFTConfig", {"r": 0, "oft_block_size": 4}, True),
+    ("OFTConfig", {"r": 0, "oft_block_size": 4, "block_share": True}, True),
+    ("OFTConfig", {"r": 0, "oft_block_size": 4, "use_cayley_neumann": False}, False),
+    ("OFTConfig", {"r": 0, "oft_block_size": 4, "num_cayley_neumann_terms": 3}, False),
+    ("OFTConfig", {"r": 0, "oft_block_size": 4, "coft": True, "eps": 1.0}, False),
+    ("BOFTConfig", {"boft_block_size": 4}, True),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("build", [LINEAR, CONV], ids=["linear", "conv"])
-@pytest.mark.parametrize(
-    ("config", "options"),
-    [("LoraConfig", {"r": 4, "lora_alpha": 4}), ("LoraConfig", {"r": 4, "lora_alpha": 4, "use_dora": True}),
-     ("LoHaConfig", {"r": 4, "alpha": 4}), ("LoKrConfig", {"r": 4, "alpha": 4}),
-     ("LoKrConfig", {"r": 2, "alpha": 2, "decompose_both": True}), ("IA3Config", {"feedforward_modules": []}),
-     ("IA3Config", {"feedforward_modules": ["a"]}), ("LoraConfig", {"r": 4, "lora_alpha": 4, "lora_bias": True})],
-)  # fmt: skip
-def test_peft(build, config, options):
+@pytest.mark.parametrize(("config", "options", "plain"), PEFT)
+def test_peft(tmp_path, build, config, options, plain):
+    """The weights that PEFT merges, from the folder that it saves."""
     module = base(build)
-    wrapped = nn.ModuleDict({"a": base(build)})
-    model = peft.get_peft_model(wrapped, getattr(peft, config)(target_modules=["a"], **options))
+    model = peft.get_peft_model(nn.ModuleDict({"a": base(build)}), getattr(peft, config)(target_modules=["a"], **options))
     generator = torch.Generator().manual_seed(2)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             drawn = torch.randn(parameter.shape, generator=generator) * 0.3
-            parameter.data = drawn.abs() + 0.5 if "magnitude" in name or "ia3" in name else drawn
-    state = peft.get_peft_model_state_dict(model)
-    ours, pieces = grafted(module, {key: value.detach() for key, value in state.items()}, name="base_model.model.a")
+            parameter.data = drawn.abs() + 0.5 if any(kind in name for kind in ("magnitude", "ia3", "boft_s")) else drawn
+    model.save_pretrained(tmp_path)
+    state, said = load_safetensors(str(tmp_path / "adapter_model.safetensors"))
+    ours, pieces = grafted(module, state, name="base_model.model.a", said=said)
     layer = model.base_model.model["a"]
+    if additive(pieces):
+        assert torch.allclose(bypassed(module, pieces, build), run(layer.eval(), build), atol=5e-5)
     layer.merge()
     assert torch.allclose(ours, layer.get_base_layer().weight, rtol=0, atol=2e-5)
+    assert not torch.allclose(module.weight, layer.get_base_layer().weight, atol=1e-3)
+    assert torch.allclose(grafted(module, state, name="base_model.model.a")[0], ours, atol=1e-5) == plain
     if config == "IA3Config" and not options["feedforward_modules"]:
         assert torch.allclose(pieces[1].layer.made(module.bias), layer.get_base_layer().bias, atol=1e-6)
     if options.get("lora_bias"):
         (bias,) = [piece for piece in pieces if piece.layer.kind == "diff"]
         assert torch.allclose(module.bias + bias.layer.delta(module.bias.shape), layer.get_base_layer().bias, atol=1e-6)
+
+
+def test_pefts_butterfly_of_several_stages():
+    """PEFT applies more than one stage only with its CUDA kernel; its own permutations and rotations, multiplied out here."""
+    module, generator = base(lambda: nn.Linear(32, 24)), torch.Generator().manual_seed(1)
+    layer = peft.tuners.boft.layer.Linear(base(lambda: nn.Linear(32, 24)), "x", peft.BOFTConfig(boft_block_size=4, boft_block_num=0))
+    blocks, rescale = torch.randn(3, 8, 4, 4, generator=generator), torch.rand(24, 1, generator=generator) + 0.5
+    product = torch.eye(32)
+    for stage in range(3):
+        mixed = layer.perm2mat(layer.block_butterfly_perm(32, 8 // 2**stage, 2, 2))
+        product = mixed @ torch.block_diag(*layer.cayley_batch(blocks[stage])) @ mixed.T @ product
+    ours, _ = grafted(module, {"lora_unet_a.boft_R": blocks, "lora_unet_a.boft_s": rescale})
+    assert torch.allclose(ours, (product @ module.weight.T).T * rescale, atol=1e-5)
 
 
 def test_order_counts_where_it_must_and_only_there():

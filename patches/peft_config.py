@@ -1,0 +1,77 @@
+"""What PEFT and diffusers keep beside the tensors: scales and the form of a rotation, from a file's header or its `adapter_config.json`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+BESIDE = "adapter_config"  # key of the metadata under which a PEFT folder's adapter_config.json is kept
+_HEADER = "lora_adapter_metadata"  # diffusers' key in the header: the same settings, one prefix a model part
+
+
+@dataclass(frozen=True)
+class PeftConfig:
+    """Settings of one part of a model (`part`: "transformer", "unet", "text_encoder" …; "" for all)."""
+
+    part: str = ""
+    rank: int | None = None
+    alpha: float | None = None
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    rslora: bool = False
+    terms: int = 5
+    limit: float | None = None
+
+    def scale(self, layer: str, rank: int | None = None) -> float | None:
+        """What PEFT multiplies a layer's change by: alpha / rank (its root for rsLoRA); None where the settings do not say."""
+        alpha = _of(self.alpha_pattern, layer, self.alpha)
+        over = _of(self.rank_pattern, layer, self.rank) or rank
+        if alpha is None or not over:
+            return None
+        return float(alpha) / (over**0.5 if self.rslora else over)
+
+
+def peft_configs(metadata: Mapping[str, str]) -> tuple[PeftConfig, ...]:
+    """The settings in a file's metadata, the most specific part first; raises ValueError when they are there and no JSON object."""
+    found: list[PeftConfig] = []
+    for key in (_HEADER, BESIDE):
+        if metadata.get(key):
+            try:
+                content = json.loads(metadata[key])
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{key}: not JSON ({error})") from error
+            if not isinstance(content, dict):
+                raise ValueError(f"{key}: expected an object, got {metadata[key][:80]!r}")
+            parts = {name.rpartition(".")[0] for name in content} if key == _HEADER else {""}
+            found += [_config(part, {name.removeprefix(f"{part}."): value for name, value in content.items()}) for part in parts]
+    return tuple(sorted(found, key=lambda config: -len(config.part)))
+
+
+def config_for(configs: tuple[PeftConfig, ...], layer: str) -> PeftConfig | None:
+    """The settings that count for a layer's name in the file, or None."""
+    return next((config for config in configs if not config.part or layer.startswith(f"{config.part}.")), None)
+
+
+def _config(part: str, content: Mapping[str, Any]) -> PeftConfig:
+    number = (int, float)
+    alpha = content.get("lora_alpha", content.get("alpha"))
+    coft, eps = content.get("coft"), content.get("eps", 6e-5)
+    exact = content.get("use_cayley_neumann") is False
+    return PeftConfig(
+        part=part,
+        rank=content["r"] if isinstance(content.get("r"), int) else None,
+        alpha=float(alpha) if isinstance(alpha, number) else None,
+        rank_pattern={k: v for k, v in (content.get("rank_pattern") or {}).items() if isinstance(v, int)},
+        alpha_pattern={k: float(v) for k, v in (content.get("alpha_pattern") or {}).items() if isinstance(v, number)},
+        rslora=content.get("use_rslora") is True,
+        terms=0 if exact else int(content.get("num_cayley_neumann_terms") or 5),
+        limit=float(eps) if coft is True and isinstance(eps, number) else None,
+    )
+
+
+def _of(patterns: Mapping[str, Any], layer: str, otherwise: Any) -> Any:
+    """The value of the first pattern that fits the end of a layer's name, as PEFT matches them."""
+    return next((value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", layer)), otherwise)
