@@ -1,0 +1,75 @@
+/** The editor's public objects, and the few things that every widget of the pack needs from them. */
+import { api } from '../../scripts/api.js'
+import { app } from '../../scripts/app.js'
+
+export { api, app }
+
+/** Tell the editor that the graph changes, so that undo knows it: `change` runs between its two marks. */
+export function changing(change) {
+  app.canvas?.emitBeforeChange?.()
+  try {
+    change()
+  } finally {
+    app.canvas?.emitAfterChange?.()
+    app.canvas?.setDirty?.(true, true)
+  }
+}
+
+/** The JSON that a route of the pack answers; an Error with the server's own words when it refuses. */
+export async function asked(route, options) {
+  const response = await api.fetchApi(route, options)
+  const body = await response.text()
+  if (!response.ok) {
+    let said = body
+    try {
+      const parsed = JSON.parse(body)
+      said = parsed.error?.message ?? parsed.error ?? body
+    } catch {
+      // not JSON: the text itself is what the server said
+    }
+    throw new Error(`${said || response.statusText} (${response.status})`)
+  }
+  return JSON.parse(body)
+}
+
+/** The node that an execution id such as "7" or "12:3" (node 3 inside subgraph node 12) names, or undefined. */
+export function nodeOf(executionId) {
+  let graph = app.rootGraph ?? app.graph
+  const parts = String(executionId).split(':')
+  for (const [index, part] of parts.entries()) {
+    const node = graph?.getNodeById?.(part) ?? graph?.getNodeById?.(Number(part))
+    if (index === parts.length - 1) return node ?? undefined
+    graph = node?.subgraph
+  }
+  return undefined
+}
+
+/** Add a widget that shows and holds no value: neither saved in the workflow nor sent in the prompt. */
+export function addDisplay(node, name, element, height) {
+  const widget = node.addDOMWidget(name, `graft_${name}`, element, {
+    serialize: false,
+    hideOnZoom: false,
+    getMinHeight: () => height(),
+    getValue: () => '',
+    setValue: () => {},
+  })
+  widget.serialize = false
+  return widget
+}
+
+/** Make a node as tall as its widgets need, keeping the width; never smaller than the user made it unless `shrink`. */
+export function fit(node, shrink = false) {
+  const [width, height] = node.computeSize()
+  node.setSize([Math.max(node.size[0], width), shrink ? height : Math.max(node.size[1], height)])
+  app.canvas?.setDirty?.(true, true)
+}
+
+/** Call `before` and what was there, in a node's method. */
+export function chain(node, method, added) {
+  const before = node[method]
+  node[method] = function (...args) {
+    const result = before?.apply(this, args)
+    added.apply(this, args)
+    return result
+  }
+}

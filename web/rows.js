@@ -1,0 +1,59 @@
+/** The rows of a LoRA stack as the JSON that GraftLoRAStack's input `rows` holds; the same rules as the pack's own reader. */
+
+const VERSION = 1
+
+/** Rows of the JSON text; throws an Error that says what is wrong. Fields that this version does not know are kept. */
+export function parse(text) {
+  const content = JSON.parse(text.trim() || '{"version": 1, "rows": []}')
+  if (content === null || typeof content !== 'object' || !Array.isArray(content.rows)) throw new Error('expected {"version": 1, "rows": […]}')
+  if (content.version !== VERSION) throw new Error(`these rows have version ${content.version}; this Graft reads version ${VERSION}`)
+  for (const [index, row] of content.rows.entries()) {
+    if (row === null || typeof row !== 'object' || typeof row.file !== 'string') throw new Error(`row ${index + 1} names no file`)
+  }
+  return content.rows.map((row) => ({ on: true, model: 1, blocks: '', schedule: '', partial: false, ...row, clip: row.clip ?? row.model ?? 1 }))
+}
+
+/** The JSON text of rows. */
+export function write(rows) {
+  return JSON.stringify({ version: VERSION, rows })
+}
+
+/** A new row for a file. */
+export function row(file) {
+  return { file, on: true, model: 1, clip: 1, blocks: '', schedule: '', partial: false }
+}
+
+/** Move the element at `from` to `to`, in a new list. */
+export function moved(rows, from, to) {
+  const out = [...rows]
+  const [taken] = out.splice(from, 1)
+  out.splice(to, 0, taken)
+  return out
+}
+
+/** Names that contain every word of the query, case ignored; those that start with it first. */
+export function matching(names, query) {
+  const words = query.toLowerCase().split(/\s+/).filter(Boolean)
+  const found = names.filter((name) => {
+    const plain = name.toLowerCase()
+    return words.every((word) => plain.includes(word))
+  })
+  const first = words[0]
+  if (!first) return found
+  const starts = (name) => name.toLowerCase().split('/').pop().startsWith(first)
+  return [...found.filter(starts), ...found.filter((name) => !starts(name))]
+}
+
+/** Up to `count` names that look like the missing one: the same file name elsewhere first, then those that share most word parts. */
+export function near(names, missing, count = 3) {
+  const parts = (name) => new Set(name.toLowerCase().replace(/\.safetensors$/, '').split(/[^\p{L}\p{N}]+/u).filter(Boolean))
+  const base = missing.split(/[\\/]/).pop().toLowerCase()
+  const wanted = parts(missing)
+  const score = (name) => {
+    if (name.split('/').pop().toLowerCase() === base) return Infinity
+    const own = parts(name)
+    const shared = [...wanted].filter((part) => own.has(part)).length
+    return shared / Math.max(1, Math.max(own.size, wanted.size))
+  }
+  return names.map((name) => [score(name), name]).filter(([value]) => value >= 0.34).sort((a, b) => b[0] - a[0]).slice(0, count).map(([, name]) => name)
+}
