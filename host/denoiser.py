@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..training.noise import zero_terminal
+
 if TYPE_CHECKING:
     from ..training.dataset import Conditioning
 
@@ -110,13 +112,29 @@ def prediction(sampling: Any) -> str:
     return "v" if isinstance(sampling, known.V_PREDICTION) else "eps"
 
 
+def with_zero_terminal(patcher: Any) -> Any:
+    """A clone of a MODEL with a discrete schedule whose last noise level has no signal, to train and to sample with (Lin 2023)."""
+    import copy
+
+    sampling = copy.deepcopy(patcher.get_model_object("model_sampling"))
+    sampling.set_sigmas(zero_terminal(sampling.sigmas).float())
+    clone = patcher.clone()
+    clone.add_object_patch("model_sampling", sampling)
+    return clone
+
+
 @contextlib.contextmanager
-def denoiser(patcher: Any) -> Iterator[Denoiser]:
-    """Load a MODEL and hand out its Denoiser for the block; afterwards the host is told that the run is over."""
+def denoiser(patcher: Any, terminal: bool = False) -> Iterator[Denoiser]:
+    """Load a MODEL and hand out its Denoiser for the block; afterwards the host is told that the run is over.
+
+    `terminal` rescales the noise levels of a v model to zero terminal SNR.
+    """
     import comfy.model_management as management
 
     if getattr(patcher, "is_dynamic", lambda: False)():
         patcher = patcher.clone(disable_dynamic=True)  # pages that come and go cannot be differentiated through
+    if terminal and prediction(patcher.get_model_object("model_sampling")) == "v":
+        patcher = with_zero_terminal(patcher)
     management.load_models_gpu([patcher], force_full_load=True)
     before = getattr(management, "in_training", None)
     patcher.pre_run()

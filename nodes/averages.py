@@ -219,7 +219,7 @@ def _made(state: Any, found: Any, profile: str, width: float, weights: str, alge
     lines: list[str] = []
     if profile == "best":
         widths = merging.widths_to_try(found, weights)
-        with host.denoiser.denoiser(state.subject.model) as denoiser:
+        with host.denoiser.denoiser(state.subject.model, state.settings.objective.zero_terminal_snr) as denoiser:
             score = partial(held_out_loss, state, denoiser, state.subject.dataset)
             swept = merging.sweep(found, widths, score, state.lora_model(ema=True))
         profile, width, weights, lines = "width", swept.best, "", swept.lines()

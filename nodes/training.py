@@ -172,7 +172,7 @@ def _trained(state: Any, steps: int, validate_every: int, snapshot_every: int, n
         host.events.send_event("graft.step", {**data, "norm": moved.norm, "validation": validation})
         host.events.raise_if_interrupted()
 
-    forward = partial(host.denoiser.denoiser, subject.model)
+    forward = partial(host.denoiser.denoiser, subject.model, state.settings.objective.zero_terminal_snr)
     outcome = runs.run(state, steps, forward, subject.dataset, store, stepped, validate_every, snapshot_every)
     return outcome.state, reports.step(state, outcome, subject.unhashed)
 

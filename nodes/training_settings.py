@@ -166,9 +166,9 @@ class GraftObjective(io.ComfyNode):
             **aliases("loss", "min snr", "offset noise", "timestep", "huber", "prior preservation"),
             inputs=[
                 io.Combo.Input(
-                    "loss", options=["mse", "huber", "smooth-l1", "scheduled-huber", "x0-mse"], default="mse",
-                    tooltip="On the model's own objective (noise, velocity or flow); x0-mse is the loss of ComfyUI's own trainer. "
-                    "scheduled-huber comes with a later version.",
+                    "loss", options=list(objectives.LOSSES), default="mse",
+                    tooltip="On the model's own objective (noise, velocity or flow); scheduled-huber: by noise level; "
+                    "x0-mse is the loss of ComfyUI's own trainer.",
                 ),
                 io.Combo.Input(
                     "weighting", options=list(objectives.WEIGHTINGS), default="none",
@@ -183,8 +183,14 @@ class GraftObjective(io.ComfyNode):
                     "pyramid_noise", default=0.0, min=0.0, max=0.99, step=0.01,
                     tooltip="Coarser noise, each level weaker by this factor.",
                 ),
-                io.Float.Input("ip_noise", default=0.0, min=0.0, max=1.0, step=0.01, tooltip="Input perturbation" + _NOT_YET + "."),
-                io.Boolean.Input("zero_terminal_snr", default=False, tooltip="Zero signal at the last timestep" + _NOT_YET + "."),
+                io.Float.Input(
+                    "ip_noise", default=0.0, min=0.0, max=1.0, step=0.01,
+                    tooltip="Input perturbation: noise that the model sees and is not asked for; 0.1 is usual.",
+                ),
+                io.Boolean.Input(
+                    "zero_terminal_snr", default=False,
+                    tooltip="No signal at the last timestep. For v models only; sample with ModelSamplingDiscrete, v_prediction, zsnr on.",
+                ),
                 io.Combo.Input(
                     "timesteps", options=list(objectives.TIMESTEPS), default="uniform",
                     tooltip="Where on the noise schedule to train.",
@@ -195,9 +201,9 @@ class GraftObjective(io.ComfyNode):
                     tooltip="How often a picture is trained with the empty prompt, which guidance needs.",
                 ),
                 io.Combo.Input(
-                    "prior", options=["none", "regularisation", "output-preservation"], default="none",
+                    "prior", options=list(objectives.PRIORS), default="none",
                     tooltip="none: regularisation pictures count like the others. regularisation: with prior_weight. "
-                    "output-preservation comes with a later version.",
+                    "output-preservation: for them the model is to say what it said before training.",
                 ),
                 io.Float.Input("prior_weight", default=1.0, min=0.0, max=100.0, step=0.1, tooltip="Weight of regularisation pictures."),
             ],

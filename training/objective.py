@@ -1,7 +1,6 @@
 """What training minimises: the model's own objective (noise, velocity or flow), recovered from its denoised output, and its weights.
 
-Sources: min-SNR (Hang 2023, arXiv 2303.09556), debiased estimation (2310.08442), offset noise (crosslabs.org); pyramid noise and Huber
-are as kohya's.
+Sources: min-SNR (Hang 2023, arXiv 2303.09556), debiased estimation (2310.08442); Huber, its schedules and masks are as kohya's.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from torch import Tensor, nn
 
 from .dataset import Conditioning
 
-LOSSES = ("mse", "huber", "smooth-l1", "x0-mse")
+LOSSES = ("mse", "huber", "smooth-l1", "scheduled-huber", "x0-mse")
 WEIGHTINGS = ("none", "min-snr", "debiased")
 TIMESTEPS = ("uniform", "logit-normal", "shifted")
-PRIORS = ("none", "regularisation")
-LATER = "is not available in this version of Graft"
+PRIORS = ("none", "regularisation", "output-preservation")
 HUBER_DELTA = 0.1  # kohya's default for its Huber losses
 
 
@@ -67,9 +65,7 @@ class ObjectiveSettings:
 
     def __post_init__(self) -> None:
         wrong = []
-        if self.loss == "scheduled-huber":
-            wrong.append(f"loss scheduled-huber {LATER}; use huber or smooth-l1")
-        elif self.loss not in LOSSES:
+        if self.loss not in LOSSES:
             wrong.append(f"loss is {self.loss!r}, expected one of {', '.join(LOSSES)}")
         if self.weighting not in WEIGHTINGS:
             wrong.append(f"weighting is {self.weighting!r}, expected one of {', '.join(WEIGHTINGS)}")
@@ -77,24 +73,18 @@ class ObjectiveSettings:
             wrong.append(f"weighting {self.weighting} is defined on the model's own objective; with loss x0-mse use none")
         if self.gamma <= 0:
             wrong.append(f"gamma is {self.gamma}, expected above 0")
-        for name in ("offset_noise", "pyramid_noise", "prior_weight"):
+        for name in ("offset_noise", "pyramid_noise", "ip_noise", "prior_weight"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 wrong.append(f"{name} is {getattr(self, name)}, expected 0 or more")
         if self.pyramid_noise >= 1:
             wrong.append(f"pyramid_noise is {self.pyramid_noise}, expected below 1 (each level is weaker by this factor)")
-        if self.ip_noise:
-            wrong.append(f"ip_noise {LATER}; set it to 0")
-        if self.zero_terminal_snr:
-            wrong.append(f"zero_terminal_snr {LATER}; use a model whose sampling has it")
         if self.timesteps not in TIMESTEPS:
             wrong.append(f"timesteps is {self.timesteps!r}, expected one of {', '.join(TIMESTEPS)}")
         if not 0 < self.shift < math.inf:
             wrong.append(f"shift is {self.shift}, expected above 0 (1 is off)")
         if not 0.0 <= self.conditioning_dropout <= 1.0:
             wrong.append(f"conditioning_dropout is {self.conditioning_dropout}, expected from 0 to 1")
-        if self.prior == "output-preservation":
-            wrong.append(f"prior output-preservation {LATER}; use regularisation")
-        elif self.prior not in PRIORS:
+        if self.prior not in PRIORS:
             wrong.append(f"prior is {self.prior!r}, expected one of {', '.join(PRIORS)}")
         if wrong:
             raise ValueError("GraftObjective: " + "; ".join(wrong) + ".")
@@ -106,6 +96,13 @@ def check_for(settings: ObjectiveSettings, prediction: str) -> None:
         raise ValueError(f"This model predicts {prediction}: training knows eps, v and flow.")
     if prediction == "flow" and settings.weighting != "none":
         raise ValueError(f"GraftObjective: weighting {settings.weighting} needs a signal-to-noise ratio, which flow models lack; set none.")
+    if settings.zero_terminal_snr and prediction == "eps":
+        raise ValueError(
+            "GraftObjective: zero_terminal_snr needs a model that predicts v. This one predicts eps: at a level without signal its "
+            "input is the noise that it should predict, so there is nothing to learn there. Switch it off, or train a v model."
+        )
+    if settings.zero_terminal_snr and prediction == "flow":
+        raise ValueError("GraftObjective: zero_terminal_snr is for v models; a flow model begins at pure noise already. Switch it off.")
 
 
 def shares(settings: ObjectiveSettings, count: int, draws: torch.Generator) -> Tensor:
@@ -115,30 +112,6 @@ def shares(settings: ObjectiveSettings, count: int, draws: torch.Generator) -> T
     if settings.timesteps == "shifted":
         u = settings.shift * u / (1 + (settings.shift - 1) * u)
     return u.clamp(0.0, 1 - 2**-24)
-
-
-def noise_like(settings: ObjectiveSettings, latents: Tensor, draws: torch.Generator) -> Tensor:
-    """Noise of the latents' shape (B, C, h, w), drawn on the CPU: normal, plus an offset a channel, plus coarser levels (pyramid)."""
-    shape = latents.shape
-    noise = torch.randn(shape, generator=draws)
-    if settings.offset_noise:
-        noise = noise + settings.offset_noise * torch.randn(*shape[:2], *[1] * (len(shape) - 2), generator=draws)
-    if settings.pyramid_noise:
-        noise = _pyramid(noise, settings.pyramid_noise, draws)
-    return noise.to(latents.device)
-
-
-def _pyramid(noise: Tensor, discount: float, draws: torch.Generator) -> Tensor:
-    """Add bilinear noise of sides divided by r^i with r uniform in [2, 4), i from 0, weaker by discount^i; unit deviation at the end."""
-    b, c, h, w = noise.shape
-    for level in range(6):
-        r = float(torch.rand((), generator=draws)) * 2 + 2
-        size = max(1, int(h / r**level)), max(1, int(w / r**level))
-        coarse = torch.randn(b, c, *size, generator=draws)
-        noise = noise + F.interpolate(coarse, size=(h, w), mode="bilinear") * discount**level
-        if 1 in size:
-            break
-    return noise / noise.std()
 
 
 def own_scale(prediction: str, sigma: Tensor) -> Tensor:
@@ -160,14 +133,45 @@ def step_weights(settings: ObjectiveSettings, prediction: str, sigma: Tensor) ->
     return 1 / (snr + 1) if prediction == "v" else snr**-0.5
 
 
-def losses(settings: ObjectiveSettings, prediction: str, denoised: Tensor, clean: Tensor, sigma: Tensor) -> Tensor:
-    """Loss an image (B,) in float32, from denoised and clean latents (B, C, h, w) at sigma (B,)."""
-    error = denoised.float() - clean.float()
+def huber_delta(settings: ObjectiveSettings, prediction: str, sigma: Tensor) -> Tensor:
+    """Where Huber losses turn from square to linear, (B,), at sigma (B,).
+
+    Scheduled (2403.16728): (1 - c) / (1 + sigma)^2 + c, kohya's `snr` schedule; flow models, which have no SNR, get its `exponential` one,
+    c^t at the noise level t: 1 without noise in both, c at the noisiest.
+    """
+    if settings.loss != "scheduled-huber":
+        return torch.full_like(sigma, HUBER_DELTA)
+    if prediction == "flow":
+        return HUBER_DELTA**sigma
+    return (1 - HUBER_DELTA) / (1 + sigma) ** 2 + HUBER_DELTA
+
+
+def losses(
+    settings: ObjectiveSettings, prediction: str, denoised: Tensor, target: Tensor, sigma: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """Loss an image (B,) in float32 or wider, from denoised latents and what they should be (B, C, …, h, w), at sigma (B,).
+
+    `mask` (B, 1, h, w) from 0 to 1 weights each place; as kohya does, the mean still goes over every place, masked or not.
+    """
+    wide = torch.promote_types(denoised.dtype, torch.float32)
+    error = denoised.to(wide) - target.to(wide)
+    sigma = sigma.to(wide)
+    each = [-1] + [1] * (error.ndim - 1)
     if settings.loss != "x0-mse":
-        error = error * own_scale(prediction, sigma).view(-1, *[1] * (error.ndim - 1))
+        error = error * own_scale(prediction, sigma).view(each)
     if settings.loss in ("mse", "x0-mse"):
         value = error.square()
     else:
-        size = (error.square() + HUBER_DELTA**2).sqrt() - HUBER_DELTA
-        value = 2 * HUBER_DELTA * size if settings.loss == "huber" else 2 * size
+        delta = huber_delta(settings, prediction, sigma).view(each)
+        size = (error.square() + delta**2).sqrt() - delta
+        value = 2 * size if settings.loss == "smooth-l1" else 2 * delta * size
+    if mask is not None:
+        value = value * fitted(mask.to(value), value)
     return value.flatten(1).mean(1) * step_weights(settings, prediction, sigma)
+
+
+def fitted(mask: Tensor, latents: Tensor) -> Tensor:
+    """A mask (B, 1, H, W) at the size of latents (B, C, …, h, w), by area."""
+    if mask.shape[-2:] != latents.shape[-2:]:
+        mask = F.interpolate(mask, size=latents.shape[-2:], mode="area")
+    return mask.view(mask.shape[0], *[1] * (latents.ndim - 3), *mask.shape[-2:])

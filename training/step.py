@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,8 @@ from . import adapters, optimizer
 from .checkpointing import checkpointed
 from .dataset import Batch, Dataset, batches
 from .draws import generator
-from .objective import Denoiser, check_for, losses, noise_like, shares
+from .noise import LAST_SIGNAL, noise_like, perturbation
+from .objective import Denoiser, check_for, losses, shares
 from .state import History, TrainState, advanced
 
 VALIDATION_DRAWS = 4  # noise levels a held-out picture
@@ -36,13 +37,21 @@ class Moved:
     norm: float
 
 
+def check(state: TrainState, denoiser: Denoiser, dataset: Dataset) -> None:
+    """Raise ValueError when the state's objective does not fit the model or the pictures."""
+    objective = state.settings.objective
+    check_for(objective, denoiser.prediction)
+    if objective.prior != "none" and dataset.regularisation is None:
+        raise ValueError(f"GraftObjective: prior {objective.prior} needs a regularisation dataset on GraftDataset.")
+    if objective.zero_terminal_snr and float(denoiser.sigma(torch.tensor([1 - 2**-24], device=denoiser.device))) ** -2 > 2 * LAST_SIGNAL:
+        raise ValueError("GraftObjective: zero_terminal_snr, and the model's noise levels end with signal: rescale them (zero_terminal).")
+
+
 class Workspace:
     """Live copies of a state's tensors on the model's device, which steps move in place; `state()` freezes them again."""
 
     def __init__(self, state: TrainState, denoiser: Denoiser, dataset: Dataset) -> None:
-        check_for(state.settings.objective, denoiser.prediction)
-        if state.settings.objective.prior == "regularisation" and dataset.regularisation is None:
-            raise ValueError("GraftObjective: prior regularisation needs a regularisation dataset on GraftDataset.")
+        check(state, denoiser, dataset)
         self.begun, self.denoiser, self.dataset = state, denoiser, dataset
         device = denoiser.device
         self.trained = {name: t.to(device, torch.float32, copy=True).requires_grad_() for name, t in state.trained.items()}
@@ -63,6 +72,7 @@ class Workspace:
         self.validation: list[tuple[int, float]] = []
         # Before the trained tensors are installed: differences of whole weights are taken from the model's own.
         self.base = state.base() if self.powers and state.base is not None and state.start.adapter.kind == "full" else None
+        self.attached = ExitStack()  # holds the trained tensors on the model
         self.purpose = ""  # what runs now: a micro-batch of the step, or "" outside training
 
     def moment(self) -> tuple[int, int, str]:
@@ -74,8 +84,22 @@ class Workspace:
         """For the block the model computes with the trained tensors; it is as before afterwards, whatever happens."""
         settings, module = self.begun.settings.optimizer, self.denoiser.module
         forgetful = checkpointed(module) if settings.checkpointing else nullcontext()
-        with adapters.attached(module, self.begun.start.adapter, self.trained, self.moment), forgetful, torch.enable_grad():
+        with forgetful, torch.enable_grad(), self.attached:
+            self._attach()
             yield
+
+    def _attach(self) -> None:
+        self.attached.enter_context(adapters.attached(self.denoiser.module, self.begun.start.adapter, self.trained, self.moment))
+
+    @contextmanager
+    def plain(self) -> Iterator[None]:
+        """For the block, inside `installed()`, the model computes without the trained tensors and without gradients."""
+        self.attached.close()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._attach()
 
     @property
     def shadows(self) -> list[Shadow]:
@@ -140,10 +164,29 @@ def _batch_losses(work: Workspace, batch: Batch, draws: torch.Generator, options
     denoiser, objective = work.denoiser, work.begun.settings.objective
     clean = denoiser.process_in(batch.latents.to(denoiser.device, torch.float32))
     sigma = denoiser.sigma(shares(objective, clean.shape[0], draws).to(denoiser.device))
-    noise = noise_like(objective, clean, draws)
+    noise = noise_like(clean, objective.offset_noise, objective.pyramid_noise, draws)
+    target = clean
+    if objective.ip_noise:
+        extra = objective.ip_noise * torch.randn(clean.shape, generator=draws).to(clean.device)
+        target = clean + perturbation(denoiser.prediction, sigma).view(-1, *[1] * (clean.ndim - 1)) * extra
+        noise = noise + extra
+    x = denoiser.noisy(clean, noise, sigma)
+    if objective.prior == "output-preservation" and batch.regular.any():
+        target = _preserving(work, batch, x, sigma, target, options)
     with _precision(work):
-        denoised = denoiser.denoise(denoiser.noisy(clean, noise, sigma), sigma, batch.conditionings, options)
-    return losses(objective, denoiser.prediction, denoised, clean, sigma)
+        denoised = denoiser.denoise(x, sigma, batch.conditionings, options)
+    mask = None if batch.mask is None else batch.mask.to(denoiser.device)
+    return losses(objective, denoiser.prediction, denoised, target, sigma, mask)
+
+
+def _preserving(work: Workspace, batch: Batch, x: Tensor, sigma: Tensor, target: Tensor, options: dict[str, Any]) -> Tensor:
+    """`target` where regularisation pictures have what the model says without the trained tensors (differential output preservation)."""
+    which = batch.regular.nonzero().flatten()
+    conditionings = [batch.conditionings[i] for i in which.tolist()]
+    which = which.to(x.device)
+    with work.plain(), _precision(work):
+        own = work.denoiser.denoise(x[which], sigma[which], conditionings, options)
+    return target.index_copy(0, which, own.to(target))
 
 
 def backward_(work: Workspace) -> float:
@@ -160,7 +203,9 @@ def backward_(work: Workspace) -> float:
         draws = generator(start.seed, work.step, f"noise {work.purpose}")
         for batch in groups:
             each = _batch_losses(work, batch, draws, options)
-            if settings.objective.prior == "regularisation":
+            if batch.weights is not None:
+                each = each * batch.weights.to(each.device)
+            if settings.objective.prior != "none":
                 each = torch.where(batch.regular.to(each.device), each * settings.objective.prior_weight, each)
             loss = each.sum() / (count * settings.optimizer.accumulation)
             loss.backward()

@@ -1,0 +1,60 @@
+"""Noise that training adds to latents, and the levels it is added at.
+
+Sources: offset noise (crosslabs.org), pyramid noise as kohya's, input perturbation (Ning 2023, arXiv 2301.11706), zero terminal SNR (Lin
+2023, arXiv 2305.08891).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LAST_SIGNAL = 4.8973451890853435e-08  # alpha-bar that stands for 0 at the last timestep, which has no finite sigma: the host's own number
+
+
+def noise_like(latents: Tensor, offset: float, pyramid: float, draws: torch.Generator) -> Tensor:
+    """Noise of the latents' shape (B, C, …, h, w), drawn on the CPU: normal, plus an offset a channel, plus coarser levels (pyramid)."""
+    shape = latents.shape
+    noise = torch.randn(shape, generator=draws)
+    if offset:
+        noise = noise + offset * torch.randn(*shape[:2], *[1] * (len(shape) - 2), generator=draws)
+    if pyramid:
+        noise = _pyramid(noise.reshape(shape[0], -1, *shape[-2:]), pyramid, draws).reshape(shape)
+    return noise.to(latents.device)
+
+
+def _pyramid(noise: Tensor, discount: float, draws: torch.Generator) -> Tensor:
+    """Add bilinear noise of sides divided by r^i with r uniform in [2, 4), i from 0, weaker by discount^i; unit deviation at the end."""
+    b, c, h, w = noise.shape
+    for level in range(6):
+        r = float(torch.rand((), generator=draws)) * 2 + 2
+        size = max(1, int(h / r**level)), max(1, int(w / r**level))
+        coarse = torch.randn(b, c, *size, generator=draws)
+        noise = noise + F.interpolate(coarse, size=(h, w), mode="bilinear") * discount**level
+        if 1 in size:
+            break
+    return noise / noise.std()
+
+
+def perturbation(prediction: str, sigma: Tensor) -> Tensor:
+    """Factor (B,) on noise that is added to the input alone (input perturbation), at sigma (B,): by so much the denoised target moves.
+
+    The network is still to say the noise, velocity or flow without the perturbation; that, turned into denoised latents at the perturbed
+    input, is the clean latents plus this factor times the perturbation: sigma for eps and flow, sigma / (1 + sigma^2) for v.
+    """
+    return sigma / (1 + sigma**2) if prediction == "v" else sigma
+
+
+def zero_terminal(sigmas: Tensor) -> Tensor:
+    """A rising table of noise levels (T,) with sqrt(alpha-bar) shifted and scaled so that the last level has no signal, in float64.
+
+    The first level stays as it is; a table that ends without signal already is returned unchanged.
+    """
+    wide = sigmas.double()
+    signal = (1 + wide**2) ** -0.5
+    if float(signal[-1] ** 2) <= LAST_SIGNAL * 1.01:
+        return wide
+    bar = ((signal - signal[-1]) * signal[0] / (signal[0] - signal[-1])) ** 2
+    bar[-1] = LAST_SIGNAL
+    return ((1 - bar) / bar).sqrt()
