@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from comfy_api.latest import io
@@ -11,8 +12,6 @@ from comfy_api.latest import io
 from .. import host
 from .aliases import aliases
 from .sockets import Dataset
-
-_LATER = "is not available in this version of Graft; leave it at its default"
 
 
 class GraftDataset(io.ComfyNode):
@@ -47,13 +46,16 @@ class GraftDataset(io.ComfyNode):
                 io.Int.Input("bucket_step", default=64, min=8, max=512, step=8, tooltip="Sides of the buckets are multiples of this."),
                 io.Combo.Input(
                     "captions", options=["auto", "txt", "folder", "json", "yaml"], default="auto",
-                    tooltip="txt: a .txt beside the picture. folder: one of the same name in a captions folder. auto: whichever is there.",
+                    tooltip="txt: a .txt beside the picture. folder: one in a captions folder. json: one JSON a picture (tags, score, "
+                    "path). yaml: EveryDream2's. auto: whichever is there.",
                 ),
                 io.Int.Input("repeats", default=1, min=1, max=10000, tooltip="How often every picture counts in a round."),
                 io.Float.Input("flip", default=0.0, min=0.0, max=1.0, step=0.05, tooltip="How often a picture is mirrored."),
-                io.Boolean.Input("shuffle_tags", default=False, tooltip="Not available in this version."),
-                io.Int.Input("keep_tags", default=0, min=0, max=1000, tooltip="Not available in this version."),
-                io.Float.Input("tag_dropout", default=0.0, min=0.0, max=1.0, step=0.05, tooltip="Not available in this version."),
+                io.Boolean.Input(
+                    "shuffle_tags", default=False, tooltip="Say the tags (between commas) in a new order each time a picture is shown.",
+                ),
+                io.Int.Input("keep_tags", default=0, min=0, max=1000, tooltip="So many tags at the front neither move nor drop out."),
+                io.Float.Input("tag_dropout", default=0.0, min=0.0, max=1.0, step=0.05, tooltip="How often each tag is left out."),
                 io.Float.Input(
                     "caption_dropout", default=0.0, min=0.0, max=1.0, step=0.01,
                     tooltip="How often a picture's caption is left out, on top of the objective's conditioning dropout.",
@@ -66,7 +68,10 @@ class GraftDataset(io.ComfyNode):
                     "validation", default=0.1, min=0.0, max=0.9, step=0.01,
                     tooltip="Share of the pictures held out to measure the loss on; the choice depends on their contents alone.",
                 ),
-                io.String.Input("filters", default="", multiline=True, tooltip="Not available in this version."),
+                io.String.Input(
+                    "filters", default="", multiline=True,
+                    tooltip="YAML: which pictures are taken, what becomes of their tags, crops, masks, the cache. See the help page.",
+                ),
                 Dataset.Input(
                     "regularisation", optional=True,
                     tooltip="A second dataset mixed into every batch, so that what the model knew stays.",
@@ -101,30 +106,42 @@ class GraftDataset(io.ComfyNode):
         keep_tags=0, tag_dropout=0.0, caption_dropout=0.0, clip_skip=0, validation=0.1, filters="", regularisation=None,
         regularisation_share=0.25,
     ) -> io.NodeOutput:
-        from ..training import folder as folders
+        from ..training import encoding, folder_report
+        from ..training.cache import Cache
+        from ..training.filters import Filters
+        from ..training.folder import FolderSettings, read_folder
 
-        later = {"shuffle_tags": shuffle_tags, "keep_tags": keep_tags, "tag_dropout": tag_dropout, "filters": filters.strip()}
-        wrong = [f"{name} {_LATER}" for name, value in later.items() if value]
-        wrong += [f"{name} is empty: this model has none; connect one" for name, thing in (("vae", vae), ("clip", clip)) if thing is None]
+        wrong = [f"{name} is empty: this model has none; connect one" for name, thing in (("vae", vae), ("clip", clip)) if thing is None]
         if wrong:
             raise ValueError("GraftDataset: " + "; ".join(wrong) + ".")
-        settings = folders.FolderSettings(resolution, buckets, bucket_step, captions, repeats, flip, validation)
-        listing = folders.read_folder(Path(host.folders.input_folder(folder)), settings)
+        settings = FolderSettings(
+            resolution, buckets, bucket_step, captions, repeats, flip, validation, shuffle_tags, keep_tags, tag_dropout,
+            Filters.parse(filters),
+        )  # fmt: skip
         prints = host.fingerprint.fingerprint_of(vae, "vae"), host.fingerprint.fingerprint_of(clip, "clip")
-        bar = host.events.progress(len(listing.train) + len(listing.held_out))
-        dataset, sheet = folders.encode(
+        unhashed = prints[0].unhashed + prints[1].unhashed
+        # What cannot be hashed cannot be found again either.
+        keep = settings.filters.cache and not unhashed
+        cache = Cache(Path(host.folders.training_folder()) / "cache", settings.filters.cache_gb) if keep else None
+        listing = read_folder(Path(host.folders.input_folder(folder)), settings, cache)
+        report = folder_report.report(listing, regularisation, regularisation_share)
+        bar = host.events.progress(len(listing.entries))
+        dataset, sheet = encoding.encode(
             listing,
             lambda pixels: host.encoding.encode_pictures(vae, pixels),
             lambda texts: host.encoding.encode_captions(clip, texts, clip_skip),
-            f"{prints[0].digest} {prints[1].digest} {clip_skip}",
+            (prints[0].digest, f"{prints[1].digest} {clip_skip}"),
+            cache,
             encoded=lambda done: (bar(done), host.events.raise_if_interrupted()),
             caption_dropout=caption_dropout,
             regularisation=regularisation,
             regularisation_share=regularisation_share if regularisation is not None else 0.0,
-            unhashed=prints[0].unhashed + prints[1].unhashed + (() if regularisation is None else regularisation.unhashed),
-            report=folders.report(listing, regularisation, regularisation_share),
+            unhashed=unhashed + (() if regularisation is None else regularisation.unhashed),
         )
-        return io.NodeOutput(dataset, sheet, dataset.report)
+        said = "\n".join([report, *(["no cache: these cannot be hashed: " + ", ".join(unhashed)] if unhashed else [])])
+        said = "\n".join([said, *([] if cache is None else cache.report())])
+        data = folder_report.editor_data(listing, said)
+        return io.NodeOutput(replace(dataset, report=said), sheet, said, ui={"text": [said], "graft_dataset": [data]})
 
 
 NODES = [GraftDataset]

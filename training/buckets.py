@@ -1,21 +1,27 @@
-"""Aspect buckets: a picture size for every aspect ratio, none larger than the base resolution's area."""
+"""Aspect buckets: a picture size for every aspect ratio, none larger than the base resolution's area, and how a picture is put into one."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
+
+LONGEST = 4  # no bucket is longer than this many times its other side
 
 
 def sizes(resolution: int, step: int) -> list[tuple[int, int]]:
-    """(width, height) of every bucket: multiples of `step`, area at most resolution^2, each as large as it can be, sides up to 4:1."""
+    """(width, height) of every bucket: multiples of `step`, area at most resolution^2, each as large as it can be, sides up to 4:1.
+
+    The largest square is always among them, so that square pictures stay whole where `step` does not divide the resolution.
+    """
     if step < 8 or step % 8:
         raise ValueError(f"bucket_step is {step}, expected a multiple of 8 pixels.")
     if resolution < step:
         raise ValueError(f"resolution is {resolution}, expected at least bucket_step ({step}).")
-    area = resolution * resolution
-    found = set()
+    area, square = resolution * resolution, resolution // step * step
+    found = {(square, square)}
     for width in range(step, 2 * resolution + 1, step):
         height = area // width // step * step
-        if height >= step and max(width, height) <= 4 * min(width, height):
+        if height >= step and max(width, height) <= LONGEST * min(width, height):
             found |= {(width, height), (height, width)}
     return sorted(found)
 
@@ -26,9 +32,42 @@ def nearest(width: int, height: int, choices: list[tuple[int, int]]) -> tuple[in
     return min(choices, key=lambda size: (abs(math.log(size[0] / size[1]) - wanted), -size[0] * size[1], size))
 
 
-def cover(width: int, height: int, bucket: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
-    """((w, h) to scale the picture to, (left, top, right, bottom) of the centre crop) so that it just covers the bucket."""
-    scale = max(bucket[0] / width, bucket[1] / height)
-    w, h = max(bucket[0], round(width * scale)), max(bucket[1], round(height * scale))
-    left, top = (w - bucket[0]) // 2, (h - bucket[1]) // 2
-    return (w, h), (left, top, left + bucket[0], top + bucket[1])
+@dataclass(frozen=True)
+class Framing:
+    """How a picture is put into its bucket, in pixels: (width, height) before, after scaling, and where the cut of `target` begins."""
+
+    original: tuple[int, int]
+    scaled: tuple[int, int]
+    left: int
+    top: int
+    target: tuple[int, int]
+
+    @property
+    def box(self) -> tuple[int, int, int, int]:
+        """(left, top, right, bottom) of the cut in the scaled picture."""
+        return self.left, self.top, self.left + self.target[0], self.top + self.target[1]
+
+    @property
+    def mirrored(self) -> Framing:
+        """The same cut seen from the mirrored picture's own top left corner."""
+        return replace(self, left=self.scaled[0] - self.left - self.target[0])
+
+    @property
+    def enlarged(self) -> bool:
+        """Whether the picture is smaller than what it is put into."""
+        return self.scaled[0] > self.original[0] or self.scaled[1] > self.original[1]
+
+    def conditions(self) -> dict[str, int]:
+        """What SDXL is told of a picture (2307.01952, 2.2), under the names of the host's conditioning."""
+        return {
+            "width": self.original[0], "height": self.original[1], "crop_w": self.left, "crop_h": self.top,
+            "target_width": self.target[0], "target_height": self.target[1],
+        }  # fmt: skip
+
+
+def frame(size: tuple[int, int], bucket: tuple[int, int], place: tuple[float, float] = (0.5, 0.5)) -> Framing:
+    """A picture of `size` (width, height) scaled to just cover the bucket and cut at `place`: (0, 0) is top left, (1, 1) bottom right."""
+    scale = max(bucket[0] / size[0], bucket[1] / size[1])
+    w, h = max(bucket[0], round(size[0] * scale)), max(bucket[1], round(size[1] * scale))
+    left, top = (math.floor((long - short) * at) for long, short, at in zip((w, h), bucket, place, strict=True))
+    return Framing(size, (w, h), left, top, bucket)

@@ -1,20 +1,32 @@
-"""Captions of pictures: a .txt beside the picture or in a captions/ folder; kohya's repeat folders (`10_name`)."""
+"""Captions of pictures in text files: beside the picture or in a captions/ folder; kohya's repeat folders (`10_name`)."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
-MODES = ("auto", "txt", "folder")
-LATER_MODES = ("json", "yaml")
-PICTURES = (".png", ".jpg", ".jpeg", ".webp")
+MODES = ("auto", "txt", "folder", "json", "yaml")
 
 
-def find_pictures(folder: Path) -> list[Path]:
-    """Every picture file below the folder, in the order of its relative path; hidden folders are left out."""
-    found = (p for p in folder.rglob("*") if p.suffix.lower() in PICTURES and p.is_file())
-    inside = (p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts))
-    return sorted(inside, key=lambda p: p.relative_to(folder).as_posix())
+@dataclass(frozen=True)
+class Written:
+    """What the files around a picture say of it; None where nothing is said. `main` tags at the front are no tags but the prompt itself."""
+
+    lines: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
+    main: int = 0
+    found: bool = False
+    score: float | None = None
+    multiply: float | None = None
+    flip: float | None = None
+    dropout: float | None = None
+    shuffle: bool | None = None
+    group: str = ""
+    loss_scale: float | None = None
+    max_length: int = 0
+    notes: tuple[str, ...] = ()
 
 
 def repeats_of(picture: Path, folder: Path) -> int:
@@ -28,25 +40,34 @@ def repeats_of(picture: Path, folder: Path) -> int:
     return 1
 
 
-def caption_files(picture: Path, mode: str) -> list[Path]:
-    """Where the caption of a picture may be, in the order of preference; raises ValueError for a mode of a later version."""
-    if mode in LATER_MODES:
-        raise ValueError(f"GraftDataset: captions {mode} is not available in this version of Graft; use auto, txt or folder.")
-    if mode not in MODES:
-        raise ValueError(f"GraftDataset: captions is {mode!r}, expected one of {', '.join(MODES)}.")
-    beside = picture.with_suffix(".txt")
-    apart = picture.parent / "captions" / f"{picture.stem}.txt"
-    return {"txt": [beside], "folder": [apart], "auto": [beside, apart]}[mode]
+def text_files(picture: Path, folder: Path, mode: str) -> list[Path]:
+    """Where the caption of a picture may be as text, in the order of preference.
+
+    A captions folder lies beside the picture, beside the picture's folder (images/1.png, captions/1.txt), or at the top with the same
+    subfolders.
+    """
+    beside = [picture.with_suffix(".txt"), picture.with_suffix(".caption")]
+    places = [picture.parent / "captions"]
+    if picture.parent != folder:
+        places += [picture.parent.parent / "captions", folder / "captions" / picture.parent.relative_to(folder)]
+    apart = [place / f"{picture.stem}.txt" for place in places]
+    return {"txt": beside, "folder": apart, "auto": [*beside, *apart], "yaml": beside}.get(mode, [])
 
 
-def read_caption(picture: Path, mode: str) -> str | None:
-    """The caption in one line, None when there is no file; raises ValueError that names a file that is not UTF-8."""
-    for path in caption_files(picture, mode):
-        if path.is_file():
-            try:
-                text = path.read_text(encoding="utf-8-sig")
-            except UnicodeDecodeError as error:
-                where = f"{error.reason} at byte {error.start}"
-                raise ValueError(f"{path.name}: the caption is not UTF-8 text ({where}); save it as UTF-8") from error
-            return " ".join(text.split())
-    return None
+def read_lines(path: Path, encoding: str = "utf-8") -> tuple[str, ...]:
+    """The lines of a text file that are not empty, spaces made single; raises ValueError that names a file in another encoding."""
+    try:
+        # utf-8-sig reads plain UTF-8 too and drops the mark that Windows editors put first.
+        text = path.read_text(encoding="utf-8-sig" if encoding == "utf-8" else encoding)
+    except UnicodeDecodeError as error:
+        where = f"{error.reason} at byte {error.start}"
+        name = "UTF-8" if encoding == "utf-8" else encoding
+        advice = "save it as UTF-8 or name its encoding in filters (encoding: cp1252)"
+        raise ValueError(f"{path.name}: the caption is not {name} text ({where}); {advice}") from error
+    return tuple(line for line in (" ".join(line.split()) for line in text.splitlines()) if line)
+
+
+def read_text(picture: Path, folder: Path, mode: str, encoding: str = "utf-8") -> Written | None:
+    """The caption of a picture from the first text file that there is, None without one."""
+    path = next((path for path in text_files(picture, folder, mode) if path.is_file()), None)
+    return None if path is None else Written(lines=read_lines(path, encoding), found=True)

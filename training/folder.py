@@ -1,22 +1,27 @@
-"""A folder of captioned pictures as pixels: read, checked, scaled and cropped to buckets, split into training and held-out."""
+"""A folder of captioned pictures: listed, checked, sorted into buckets, split into training and held-out."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from . import buckets, captions
-from .dataset import Conditioning, Dataset, Picture
-
-if TYPE_CHECKING:
-    from PIL import Image
+from . import buckets, captions, pictures, tags
+from .buckets import Framing
+from .cache import Cache
+from .captions import Written
+from .draws import generator
+from .filters import Filters
+from .folder_json import Index, read_index
+from .folder_yaml import Files
+from .tags import Caption, Rules
 
 
 @dataclass(frozen=True)
@@ -30,208 +35,277 @@ class FolderSettings:
     repeats: int = 1
     flip: float = 0.0
     validation: float = 0.1
+    shuffle_tags: bool = False
+    keep_tags: int = 0
+    tag_dropout: float = 0.0
+    filters: Filters = field(default_factory=Filters)
 
     def __post_init__(self) -> None:
         wrong = []
+        if self.captions not in captions.MODES:
+            wrong.append(f"captions is {self.captions!r}, expected one of {', '.join(captions.MODES)}")
         if self.repeats < 1:
             wrong.append(f"repeats is {self.repeats}, expected 1 or more")
-        if not 0.0 <= self.flip <= 1.0:
-            wrong.append(f"flip is {self.flip}, expected from 0 to 1")
+        if self.keep_tags < 0:
+            wrong.append(f"keep_tags is {self.keep_tags}, expected 0 or more")
+        for name in ("flip", "tag_dropout"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                wrong.append(f"{name} is {getattr(self, name)}, expected from 0 to 1")
         if not 0.0 <= self.validation < 1.0:
             wrong.append(f"validation is {self.validation}, expected at least 0 and below 1")
+        if self.shuffle_tags and self.filters.shuffle_tag_p is not None:
+            wrong.append("shuffle_tags shuffles always and shuffle_tag_p of filters now and then; set one of them")
+        if self.filters.scored and self.captions not in ("auto", "json"):
+            wrong.append(f"abs_min_score, min_score and score_tags need scores from JSON files; captions {self.captions} reads none")
+        if not self.buckets and self.resolution % 8:
+            wrong.append(f"resolution is {self.resolution}, expected a multiple of 8")
         if wrong:
             raise ValueError("GraftDataset: " + "; ".join(wrong) + ".")
-        captions.caption_files(Path("x.png"), self.captions)
         buckets.sizes(self.resolution, self.bucket_step)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One picture that can be read: path relative to the folder, content hash, caption, bucket (width, height) and repeats."""
+    """One picture that can be read: path relative to the folder, content hash, caption, bucket (width, height), and how it is used.
+
+    `framings` are the cuts it may be shown with; `dropout` None is as the dataset says; `mask` is the path of a mask file, "alpha" the
+    picture's own transparency, "" none, and `mask_sha256` its content hash.
+    """
 
     name: str
     sha256: str
-    caption: str
+    caption: Caption
     bucket: tuple[int, int]
-    repeats: int
+    repeats: float
     size: tuple[int, int]
     captioned: bool
+    framings: tuple[Framing, ...]
+    flip: float = 0.0
+    dropout: float | None = None
+    group: str = ""
+    loss_scale: float = 1.0
+    mask: str = ""
+    mask_sha256: str = ""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What a folder holds: pictures to train on, pictures held out, and what is wrong with the others."""
+    """What a folder holds: pictures to train on, pictures held out, what is wrong with the others, and what deserves a word."""
 
     folder: Path
     train: tuple[Entry, ...]
     held_out: tuple[Entry, ...]
     problems: tuple[str, ...] = ()
     settings: FolderSettings = field(default_factory=FolderSettings)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """All pictures, those to train on first."""
+        return self.train + self.held_out
 
     @property
     def digest(self) -> str:
         """Over contents and settings; file names and places do not count."""
 
-        def row(entry: Entry) -> list[Any]:
-            return [entry.sha256, entry.caption, entry.bucket, entry.repeats]
+        def row(entry: Entry) -> dict[str, Any]:
+            return {key: value for key, value in asdict(entry).items() if key not in ("name", "captioned", "mask")}
 
-        body = {"train": [row(e) for e in self.train], "held out": [row(e) for e in self.held_out], "flip": self.settings.flip}
+        parts = {"train": [row(e) for e in self.train], "held out": [row(e) for e in self.held_out]}
+        body = {**parts, "size conditioning": self.settings.filters.size_conditioning}
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def open_picture(path: Path) -> Image.Image:
-    """A picture as RGB: turned as its EXIF says, colours converted, transparency over white. Raises OSError or ValueError when damaged."""
-    from PIL import Image, ImageOps
-
-    with Image.open(path) as file:
-        file.load()
-        picture = ImageOps.exif_transpose(file)
-    if picture.mode.startswith("I"):  # 16 bit grey: Pillow's own conversion clips instead of scaling
-        import numpy as np
-
-        picture = Image.fromarray((np.asarray(picture, dtype=np.float64) / 257).round().clip(0, 255).astype(np.uint8))
-    if picture.has_transparency_data if hasattr(picture, "has_transparency_data") else "A" in picture.getbands():
-        picture = picture.convert("RGBA")
-        picture = Image.alpha_composite(Image.new("RGBA", picture.size, (255, 255, 255, 255)), picture)
-    return picture.convert("RGB")
+@lru_cache(maxsize=1 << 17)
+def _hash_of(path: Path, size: int, changed: int) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def fitted(picture: Image.Image, bucket: tuple[int, int]) -> Image.Image:
-    """The picture scaled (Lanczos) and centre-cropped to the bucket's (width, height)."""
-    from PIL import Image
-
-    size, box = buckets.cover(*picture.size, bucket)
-    scaled = picture if size == picture.size else picture.resize(size, Image.Resampling.LANCZOS)
-    return scaled.crop(box)
+def content_hash(path: Path) -> str:
+    """sha256 of a file, remembered as long as its size and time of change stay the same."""
+    found = path.stat()
+    return _hash_of(path, found.st_size, found.st_mtime_ns)
 
 
-def read_folder(folder: Path, settings: FolderSettings) -> Listing:
-    """List a folder; unreadable pictures are problems, not errors. Raises ValueError when no picture can be read.
+def read_folder(folder: Path, settings: FolderSettings, cache: Cache | None = None) -> Listing:
+    """List a folder; unreadable pictures are problems, not errors. Raises ValueError when no picture can be used.
 
-    The held-out share is chosen by content hash, so it does not depend on names or order: at least one picture of two, never all.
+    A picture whose contents `cache` knows to be whole is not decoded again. The held-out share is chosen by content hash, so it does not
+    depend on names or order: at least one picture of two, never all.
     """
-    choices = buckets.sizes(settings.resolution, settings.bucket_step) if settings.buckets else [(settings.resolution, settings.resolution)]
-    if not settings.buckets and settings.resolution % 8:
-        raise ValueError(f"GraftDataset: resolution is {settings.resolution}, expected a multiple of 8.")
-    paths = captions.find_pictures(folder)
-    if not paths:
-        raise ValueError(f"GraftDataset: folder {folder.name!r} has no pictures (expected {', '.join(captions.PICTURES)}).")
-    entries: list[Entry] = []
-    problems: list[str] = []
-    for path in paths:
-        entry = _entry(path, folder, settings, choices, problems)
-        if entry is not None:
-            entries.append(entry)
+    reader = _Reader(folder, settings, cache)
+    entries = [entry for entry in map(reader.entry, reader.paths()) if entry is not None]
+    problems = (*reader.index.problems, *reader.yaml.problems, *reader.problems)
     if not entries:
-        listed = "\n  ".join(problems)
-        raise ValueError(f"GraftDataset: none of the {len(paths)} pictures in folder {folder.name!r} can be used:\n  {listed}")
+        listed = "\n  ".join([*problems, *reader.notes(entries)])
+        raise ValueError(f"GraftDataset: no picture in folder {folder.name!r} can be used:\n  {listed}")
     count = min(len(entries) - 1, max(1, round(len(entries) * settings.validation))) if settings.validation else 0
     kept = {id(entry) for entry in sorted(entries, key=lambda e: (hashlib.sha256(e.sha256.encode()).hexdigest(), e.name))[:count]}
     train = tuple(e for e in entries if id(e) not in kept)
-    return Listing(folder, train, tuple(e for e in entries if id(e) in kept), tuple(problems), settings)
+    held_out = tuple(e for e in entries if id(e) in kept)
+    _refuse_idle(settings, entries)
+    return Listing(folder, train, held_out, problems, settings, tuple(reader.notes(entries)))
 
 
-def _entry(path: Path, folder: Path, settings: FolderSettings, choices: list[tuple[int, int]], problems: list[str]) -> Entry | None:
-    name = path.relative_to(folder).as_posix()
-    try:
-        caption = captions.read_caption(path, settings.captions)
-        size = open_picture(path).size
-    except (OSError, ValueError, SyntaxError, EOFError) as error:  # what Pillow raises on damaged files
-        problems.append(f"{name}: {str(error) or type(error).__name__}")
-        return None
-    return Entry(
-        name,
-        hashlib.sha256(path.read_bytes()).hexdigest(),
-        caption or "",
-        buckets.nearest(*size, choices),
-        settings.repeats * captions.repeats_of(path, folder),
-        size,
-        caption is not None,
-    )
+def _refuse_idle(settings: FolderSettings, entries: Sequence[Entry]) -> None:
+    """Raise ValueError for settings that could change nothing here."""
+    wrong = []
+    if settings.keep_tags and not any(entry.caption.rules.shuffle or entry.caption.rules.dropout for entry in entries):
+        wrong.append("keep_tags has no effect where no tags are shuffled or dropped; set shuffle_tags or tag_dropout, or keep_tags to 0")
+    if settings.filters.masks in ("alpha", "both") and not any(entry.mask for entry in entries):
+        wrong.append(f"masks is {settings.filters.masks}, but no picture is transparent or has a mask file")
+    if wrong:
+        raise ValueError("GraftDataset: " + "; ".join(wrong) + ".")
 
 
-def report(listing: Listing, regularisation: Dataset | None = None, share: float = 0.0) -> str:
-    """What was read, in a few lines."""
-    every = listing.train + listing.held_out
-    lines = [f"{len(every)} pictures: {len(listing.train)} to train on, {len(listing.held_out)} held out for validation"]
-    repeated = sum(entry.repeats for entry in listing.train)
-    if repeated != len(listing.train):
-        lines.append(f"{repeated} a round with repeats")
-    counts: dict[tuple[int, int], int] = {}
-    for entry in every:
-        counts[entry.bucket] = counts.get(entry.bucket, 0) + 1
-    lines.append("buckets: " + ", ".join(f"{w}x{h} ({count})" for (w, h), count in sorted(counts.items())))
-    small = [entry.name for entry in every if entry.size[0] < entry.bucket[0] or entry.size[1] < entry.bucket[1]]
-    if small:
-        lines.append(f"{len(small)} smaller than their bucket, enlarged: {_some(small)}")
-    missing = [entry.name for entry in every if not entry.captioned]
-    lines.append(f"captions: {len(every) - len(missing)} found, {len({e.caption for e in every})} different")
-    if missing:
-        lines.append(f"{len(missing)} without a caption, the empty caption is used: {_some(missing)}")
-    if listing.problems:
-        lines.append(f"{len(listing.problems)} left out:")
-        lines += [f"  {problem}" for problem in listing.problems]
-    if regularisation is not None:
-        lines.append(f"regularisation: {len(regularisation.pictures)} pictures, {share:.0%} of each batch")
-    return "\n".join(lines)
+class _Reader:
+    """Reads the entries of one folder and gathers what is wrong on the way."""
+
+    def __init__(self, folder: Path, settings: FolderSettings, cache: Cache | None) -> None:
+        self.folder, self.settings, self.filters, self.cache = folder, settings, settings.filters, cache
+        self.problems: list[str] = []
+        self.unwanted: Counter[str] = Counter()
+        self.said: list[str] = []
+        self.file_names = 0
+        self.yaml = Files(folder, self.filters.encoding)
+        self.index = Index({})
+        if settings.captions in ("auto", "json"):
+            self.index = read_index(folder, self.filters, settings.captions == "json")
+        side = settings.resolution
+        self.choices = buckets.sizes(side, settings.bucket_step) if settings.buckets else [(side, side)]
+
+    def paths(self) -> list[Path]:
+        """The pictures to consider; raises ValueError when there is none."""
+        found = pictures.find(self.folder)
+        if not found:
+            raise ValueError(f"GraftDataset: folder {self.folder.name!r} has no pictures (expected {', '.join(pictures.SUFFIXES)}).")
+        if self.settings.captions == "json":
+            without = [path for path in found if path not in self.index.written]
+            if without:
+                self.unwanted["that no JSON file describes"] = len(without)
+            return [path for path in found if path in self.index.written]
+        if self.index.written:
+            return found
+        self.unwanted["by consider_every_nth"] = len(found) - len(found[:: self.filters.consider_every_nth])
+        return found[:: self.filters.consider_every_nth]
+
+    def entry(self, path: Path) -> Entry | None:
+        """The entry of a picture, None when it is left out, for a problem or by a filter."""
+        name = path.relative_to(self.folder).as_posix()
+        try:
+            written = self._written(path)
+            caption = self._caption(written)
+            multiply = 1.0 if written.multiply is None else written.multiply
+            reason = self.filters.unwanted(self._tags(written), written.score) or (None if multiply else "with multiply 0")
+            if reason:
+                self.unwanted[reason] += 1
+                return None
+            sha256 = content_hash(path)
+            size, alpha = self._whole(path, sha256)
+            bucket = buckets.nearest(*size, self.choices)
+            framings = tuple(dict.fromkeys(buckets.frame(size, bucket, place) for place in self._places(sha256)))
+            if self.filters.small == "skip" and framings[0].enlarged:
+                self.unwanted[f"smaller than their bucket (small: skip): {name}"] += 1
+                return None
+            mask, mask_sha256 = self._mask(path, alpha)
+        except ValueError as error:
+            self.problems.append(f"{name}: {error}")
+            return None
+        except OSError as error:
+            self.problems.append(f"{name}: {error.strerror or error}")
+            return None
+        self.said += [note for note in written.notes if note not in self.said]
+        repeats = self.settings.repeats * captions.repeats_of(path, self.folder) * multiply
+        flip = self.settings.flip if written.flip is None else written.flip
+        scale = 1.0 if written.loss_scale is None else written.loss_scale
+        return Entry(
+            name, sha256, caption, bucket, repeats, size, written.found, framings, flip, written.dropout, written.group, scale, mask,
+            mask_sha256,
+        )  # fmt: skip
+
+    def _written(self, path: Path) -> Written:
+        mode = self.settings.captions
+        text = captions.read_text(path, self.folder, mode, self.filters.encoding) or self.index.written.get(path)
+        written = self.yaml.around(path, text, mode in ("auto", "yaml"))
+        if mode == "yaml" and not written.found:  # EveryDream2's last resort
+            self.file_names += 1
+            return self.yaml.around(path, Written(lines=(path.stem.split("_")[0],), found=True), False)
+        return written
+
+    def _tags(self, written: Written) -> list[str]:
+        return list(written.tags) or tags.split(" ".join(written.lines))
+
+    def _caption(self, written: Written) -> Caption:
+        settings, chosen = self.settings, self.filters
+        shuffle = float(settings.shuffle_tags) if chosen.shuffle_tag_p is None else chosen.shuffle_tag_p
+        rules = Rules(
+            chosen.tag_separator,
+            settings.keep_tags + written.main,
+            shuffle if written.shuffle is None else float(written.shuffle),
+            settings.tag_dropout,
+            chosen.wildcards,
+            chosen.non_caption_tags,
+            chosen.replacements,
+            written.max_length,
+        )
+        scored = chosen.score_tag(written.score)
+        weights = (*written.weights, *(1.0 for _ in scored)) if written.weights else ()
+        if scored and written.lines:
+            return Caption((), (*tags.split(" ".join(written.lines)), *scored), (), rules)
+        return Caption(written.lines, (*written.tags, *scored), weights, rules)
+
+    def _whole(self, path: Path, sha256: str) -> tuple[tuple[int, int], bool]:
+        """((width, height), whether it has transparency) of a picture that can be read to its end."""
+        known = None if self.cache is None else self.cache.read("pictures", sha256)
+        if known is not None:
+            (width, height), alpha = known[1]
+            return (width, height), alpha
+        picture, mask = pictures.open_picture(path)
+        if self.cache is not None:
+            self.cache.write("pictures", sha256, {}, [list(picture.size), mask is not None])
+        return picture.size, mask is not None
+
+    def _places(self, sha256: str) -> list[tuple[float, float]]:
+        """Where the picture may be cut: one place, or some that its contents draw."""
+        if self.filters.crop == "random":
+            drawn = generator(0, 0, f"crops {sha256}")
+            return [(x, y) for x, y in torch.rand(self.filters.crops, 2, generator=drawn).tolist()]
+        return [(0.5, 0.0 if self.filters.crop == "top" else 0.5)]
+
+    def _mask(self, path: Path, alpha: bool) -> tuple[str, str]:
+        wanted = self.filters.masks
+        file = pictures.mask_file(path, self.folder) if wanted in ("files", "both") else None
+        if file is None:
+            return ("alpha", "alpha") if alpha and wanted in ("alpha", "both") else ("", "")
+        try:
+            pictures.open_mask(file)
+        except ValueError as error:
+            raise ValueError(f"its mask {file.name} cannot be used: {error}") from error
+        return file.relative_to(self.folder).as_posix(), content_hash(file)
+
+    def notes(self, entries: Sequence[Entry]) -> list[str]:
+        """What deserves a word beside the problems."""
+        lines = [f"{count} left out {reason}" for reason, count in sorted(self.unwanted.items()) if count]
+        if self.file_names:
+            lines.append(f"{self.file_names} captions are file names up to the first underscore, as EveryDream2 takes them")
+        same = [names for names in _by(entries, lambda e: e.sha256).values() if len(names) > 1]
+        lines += [f"the same picture {len(names)} times: {some(names)}" for names in same]
+        named = [names for names in _by(entries, lambda e: e.name.rpartition(".")[0]).values() if len(names) > 1]
+        lines += [f"one name for {len(names)} pictures, so one caption file too: {some(names)}" for names in named]
+        if not self.filters.wildcards:
+            wild = [e.name for e in entries if any(map(tags.looks_wild, e.caption.lines + e.caption.tags))]
+            if wild:
+                lines.append(f"{len(wild)} captions have {{a|b}} as it is; wildcards: true in filters makes choices of it: {some(wild)}")
+        return lines + self.said
 
 
-def _some(names: list[str]) -> str:
+def _by(entries: Sequence[Entry], key: Any) -> dict[Any, list[str]]:
+    out: dict[Any, list[str]] = {}
+    for entry in entries:
+        out.setdefault(key(entry), []).append(entry.name)
+    return out
+
+
+def some(names: Sequence[str]) -> str:
+    """The first five of some names."""
     return ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
-
-
-def contact_sheet(pictures: list[Image.Image], columns: int = 6, side: int = 160) -> Image.Image:
-    """Up to 36 pictures on one sheet, each fitted into a square of `side` pixels."""
-    from PIL import Image
-
-    shown = pictures[:36]
-    columns = min(columns, len(shown))
-    rows = -(-len(shown) // columns)
-    sheet = Image.new("RGB", (columns * side, rows * side), (32, 32, 32))
-    for index, picture in enumerate(shown):
-        small = picture.copy()
-        small.thumbnail((side - 4, side - 4))
-        x, y = index % columns * side + (side - small.width) // 2, index // columns * side + (side - small.height) // 2
-        sheet.paste(small, (x, y))
-    return sheet
-
-
-def pixels_of(picture: Image.Image) -> Tensor:
-    """A picture as (1, H, W, 3) in 0..1, float32."""
-    import numpy as np
-
-    return torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255.0)[None]
-
-
-def encode(
-    listing: Listing,
-    encode_pixels: Callable[[Tensor], Tensor],
-    encode_captions: Callable[[Sequence[str]], Mapping[str, Conditioning]],
-    encoders: str,
-    encoded: Callable[[int], object] = lambda done: None,
-    **settings: Any,
-) -> tuple[Dataset, Tensor]:
-    """The dataset of a listing, and its contact sheet (1, H, W, 3) in 0..1.
-
-    `encode_pixels` turns (1, H, W, 3) into latents (1, C, h, w); `encoders` identifies it and the text encoder; `encoded` hears how many
-    pictures are done; `settings` are further fields of Dataset. Captions are encoded once each, and the empty one always.
-    """
-    every = listing.train + listing.held_out
-    shown: list[Image.Image] = []
-    made: dict[str, Picture] = {}
-    for entry in every:
-        picture = fitted(open_picture(listing.folder / entry.name), entry.bucket)
-        if len(shown) < 36:
-            shown.append(picture)
-        pixels = pixels_of(picture)
-        flipped = encode_pixels(pixels.flip(2))[0].clone() if listing.settings.flip else None
-        made[entry.name] = Picture(entry.name, entry.caption, encode_pixels(pixels)[0].clone(), flipped, entry.repeats)
-        encoded(len(made))
-    conditionings = encode_captions(sorted({entry.caption for entry in every} | {""}))
-    regularisation = settings.get("regularisation")
-    plain = {key: value for key, value in settings.items() if key not in ("regularisation", "report", "unhashed")}
-    body = [listing.digest, encoders, plain, None if regularisation is None else regularisation.digest]
-    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-    train, held_out = (tuple(made[entry.name] for entry in part) for part in (listing.train, listing.held_out))
-    dataset = Dataset(train, dict(conditionings), digest, held_out, listing.settings.flip, **settings)
-    return dataset, pixels_of(contact_sheet(shown))

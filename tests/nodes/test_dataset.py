@@ -91,15 +91,6 @@ def test_missing_and_empty_folders(host, demo, folder):
         _call(host, demo, folder)
 
 
-@pytest.mark.parametrize(
-    "given", [{"shuffle_tags": True}, {"keep_tags": 1}, {"tag_dropout": 0.1}, {"filters": "a: b"}, {"captions": "yaml"}]
-)
-def test_options_of_later_versions_are_refused(host, demo, folder, given):
-    _picture(host, folder, "a.png")
-    with pytest.raises(ValueError, match="is not available in this version of Graft"):
-        _call(host, demo, folder, **given)
-
-
 def test_a_changed_file_runs_the_node_again(host, folder):
     _picture(host, folder, "a.png", "a red circle left")
     prompt = {

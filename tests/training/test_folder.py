@@ -5,9 +5,11 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from graft_nodes.training import buckets, captions, folder
+from graft_nodes.training import buckets, captions, encoding
 from graft_nodes.training.dataset import Conditioning
-from graft_nodes.training.folder import FolderSettings, fitted, open_picture, read_folder, report
+from graft_nodes.training.folder import FolderSettings, read_folder
+from graft_nodes.training.folder_report import report
+from graft_nodes.training.pictures import fitted, open_picture
 from PIL import Image
 
 SMALL = {"resolution": 64, "bucket_step": 16}
@@ -32,7 +34,7 @@ def test_an_exif_orientation_turns_the_picture(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # rows run right to left from the top: shown turned clockwise
     image.save(tmp_path / "a.jpg", exif=exif, quality=95)
-    found = np.asarray(open_picture(tmp_path / "a.jpg"))
+    found = np.asarray(open_picture(tmp_path / "a.jpg")[0])
     assert found.shape == (40, 20, 3)
     assert found[2, 10, 0] > 200 > 60 > found[30, 10, 0]
 
@@ -43,7 +45,7 @@ def test_cmyk_grey_palette_and_16_bit_become_rgb(tmp_path):
     Image.new("P", (8, 8), 0).save(tmp_path / "palette.png")
     Image.fromarray(np.full((8, 8), 257 * 100, dtype=np.uint16)).save(tmp_path / "deep.png")
     _picture(tmp_path / "web.webp", lossless=True)
-    found = {path.stem: np.asarray(open_picture(path)) for path in tmp_path.iterdir()}
+    found = {path.stem: np.asarray(open_picture(path)[0]) for path in tmp_path.iterdir()}
     assert all(pixels.shape[2] == 3 for pixels in found.values())
     assert found["cmyk"][4, 4, 0] > 200 > 60 > found["cmyk"][4, 4, 1]
     assert (found["grey"] == 77).all() and (found["deep"] == 100).all()
@@ -54,7 +56,7 @@ def test_transparency_lies_over_white(tmp_path):
     image.putpixel((0, 0), (255, 0, 0, 255))
     image.putpixel((1, 0), (0, 0, 0, 51))
     image.save(tmp_path / "a.png")
-    found = np.asarray(open_picture(tmp_path / "a.png"))
+    found = np.asarray(open_picture(tmp_path / "a.png")[0])
     assert found[0, 0].tolist() == [255, 0, 0] and found[0, 1].tolist() == [204, 204, 204] and found[3, 3].tolist() == [255, 255, 255]
 
 
@@ -77,7 +79,7 @@ def test_a_folder_without_a_usable_picture(tmp_path):
     with pytest.raises(ValueError, match="has no pictures"):
         read_folder(tmp_path, FolderSettings(**SMALL))
     (tmp_path / "a.png").write_bytes(b"x")
-    with pytest.raises(ValueError, match=r"none of the 1 pictures[\s\S]*a\.png"):
+    with pytest.raises(ValueError, match=r"no picture in folder[\s\S]*a\.png"):
         read_folder(tmp_path, FolderSettings(**SMALL))
 
 
@@ -91,14 +93,14 @@ def test_captions_beside_apart_and_missing(tmp_path):
 
     def read(mode):
         listing = read_folder(tmp_path, FolderSettings(captions=mode, validation=0.0, **SMALL))
-        return {entry.name[0]: entry.caption for entry in listing.train}, report(listing)
+        return {entry.name[0]: entry.caption.plain for entry in listing.train}, report(listing)
 
     assert read("auto")[0] == {"a": "beside, two lines", "b": "apart", "c": ""}
     assert read("txt")[0] == {"a": "beside, two lines", "b": "", "c": ""}
     assert read("folder")[0] == {"a": "apart", "b": "apart", "c": ""}
     assert "1 without a caption, the empty caption is used: c.png" in read("auto")[1]
-    with pytest.raises(ValueError, match="captions json is not available in this version"):
-        FolderSettings(captions="json")
+    with pytest.raises(ValueError, match=r"captions is 'pdf', expected one of auto, txt, folder, json, yaml"):
+        FolderSettings(captions="pdf")
 
 
 def test_repeats_multiply_with_kohyas_folders(tmp_path):
@@ -133,7 +135,7 @@ def test_fitting_scales_to_cover_and_crops_the_middle(size):
     bucket = (64, 48)
     across, down = np.meshgrid(np.linspace(0, 255, size[0]), np.linspace(0, 255, size[1]))
     picture = Image.fromarray(np.stack([across, down, across * 0], -1).round().astype(np.uint8))
-    found = np.asarray(fitted(picture, bucket), dtype=float)
+    found = np.asarray(fitted(picture, buckets.frame(size, bucket)), dtype=float)
     assert found.shape == (48, 64, 3)
     assert found[..., 0].mean() == pytest.approx(127.5, abs=3) and found[..., 1].mean() == pytest.approx(127.5, abs=3)
     scale = max(bucket[0] / size[0], bucket[1] / size[1])
@@ -159,7 +161,7 @@ def _encode(root, digest="encoders", **settings):
         seen.extend(texts)
         return {text: Conditioning(torch.zeros(1, 1, 1)) for text in texts}
 
-    dataset, sheet = folder.encode(listing, lambda pixels: pixels.movedim(-1, 1)[:, :, ::8, ::8], encode_captions, digest)
+    dataset, sheet = encoding.encode(listing, lambda pixels: pixels.movedim(-1, 1)[:, :, ::8, ::8], encode_captions, (digest, digest))
     return dataset, sheet, seen
 
 

@@ -1,0 +1,118 @@
+"""Latents and conditionings on disk, under hashes of what they were made from: whole or not there, verified when read, bounded in size."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..patches.files import load_safetensors, safetensors_bytes, write_whole
+from .adapters import tensors_digest
+
+FORMAT = 1
+
+
+def key_of(*parts: Any) -> str:
+    """sha256 of plain values: the name of what was made from them."""
+    return hashlib.sha256(json.dumps([FORMAT, *parts], sort_keys=True).encode()).hexdigest()
+
+
+class Cache:
+    """A folder of safetensors files by kind and key.
+
+    What is damaged is said in `notes` and made again; when nothing can be written (a full disk), that is said there too.
+    """
+
+    def __init__(self, folder: Path, limit_gb: float = 20.0) -> None:
+        self.folder, self.limit = folder, int(limit_gb * 2**30)
+        self.taken: dict[str, int] = {}
+        self.made: dict[str, int] = {}
+        self.notes: list[str] = []
+        self._used: set[str] = set()
+        self._full = False
+
+    def _path(self, kind: str, key: str) -> Path:
+        return self.folder / kind / key[:2] / f"{key}.safetensors"
+
+    def holds(self, kind: str, key: str) -> bool:
+        """Whether there is a file; `read` says whether it is whole."""
+        return self._path(kind, key).is_file()
+
+    def read(self, kind: str, key: str) -> tuple[dict[str, Tensor], Any] | None:
+        """(tensors, plain values) that were written under a key, None when there are none or the file is damaged."""
+        path = self._path(kind, key)
+        if not path.is_file():
+            return None
+        try:
+            tensors, metadata = load_safetensors(str(path))
+            tensors = {name: tensor.clone() for name, tensor in tensors.items()}  # not a view of the file, which may be replaced
+            if metadata.get("digest") != _digest(tensors, metadata.get("values", "")):
+                raise ValueError(f"{path}: its contents are not what was written")
+            values = json.loads(metadata["values"])
+        except (ValueError, OSError) as error:
+            self.notes.append(f"cache: {error}; made again")
+            return None
+        os.utime(path)  # the least recently used goes first
+        self._used.add(str(path))
+        self.taken[kind] = self.taken.get(kind, 0) + 1
+        return tensors, values
+
+    def write(self, kind: str, key: str, tensors: Mapping[str, Tensor], values: Any = None) -> bool:
+        """Keep tensors and plain values (JSON) under a key; whether that was possible."""
+        self.made[kind] = self.made.get(kind, 0) + 1
+        path, text = self._path(kind, key), json.dumps(values, sort_keys=True)
+        metadata = {"digest": _digest(tensors, text), "values": text}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(str(path), safetensors_bytes(tensors, metadata))
+        except OSError as error:
+            if not self._full:
+                self.notes.append(f"cache: cannot be written ({error.strerror}); what was encoded is kept in memory only")
+            self._full = True
+            return False
+        self._used.add(str(path))
+        return True
+
+    def files(self) -> list[tuple[float, int, Path]]:
+        """(time of last use, bytes, path) of every file, the longest unused first."""
+        found = []
+        for path in self.folder.rglob("*.safetensors"):
+            try:
+                stat = path.stat()
+            except FileNotFoundError:  # another process trims too
+                continue
+            found.append((stat.st_mtime, stat.st_size, path))
+        return sorted(found)
+
+    def trim(self) -> int:
+        """Remove what was unused for longest until the folder is within its limit, never what this object has used; bytes that are left."""
+        files = self.files()
+        total = sum(size for _, size, _ in files)
+        for _, size, path in files:
+            if total <= self.limit:
+                break
+            if str(path) in self._used:
+                continue
+            path.unlink(missing_ok=True)
+            total -= size
+        return total
+
+    def report(self) -> list[str]:
+        """What was taken and made, and how large the cache is now."""
+        total = self.trim()
+        counts = [
+            f"{kind} {self.taken.get(kind, 0)} from the cache, {self.made.get(kind, 0)} encoded" for kind in ("latents", "texts")
+        ]
+        lines = [f"cache: {'; '.join(counts)}; {total / 2**30:.2f} GB of at most {self.limit / 2**30:g} GB in {self.folder}"]
+        if total > self.limit:
+            lines.append("cache: larger than its limit, because this dataset alone is; raise cache_gb in filters or set cache: false")
+        return lines + self.notes
+
+
+def _digest(tensors: Mapping[str, Tensor], values: str) -> str:
+    return hashlib.sha256(f"{tensors_digest(tensors)} {values}".encode()).hexdigest()

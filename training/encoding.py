@@ -1,0 +1,113 @@
+"""A listed folder through the encoders: latents of every cut, masks, captions; what the cache has is not encoded again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from . import pictures
+from .buckets import Framing
+from .cache import Cache, key_of
+from .changes import Watched, stamps
+from .conditionings import Conditionings
+from .dataset import Conditioning, Dataset, Picture, View
+from .folder import Entry, Listing, content_hash
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_SHEET = 36  # pictures on the contact sheet
+
+
+def encode(
+    listing: Listing,
+    encode_pixels: Callable[[Tensor], Tensor],
+    encode_captions: Callable[[Sequence[str]], Mapping[str, Conditioning]],
+    encoders: tuple[str, str],
+    cache: Cache | None = None,
+    encoded: Callable[[int], object] = lambda done: None,
+    **settings: Any,
+) -> tuple[Dataset, Tensor]:
+    """The dataset of a listing, and its contact sheet (1, H, W, 3) in 0..1.
+
+    `encode_pixels` turns (1, H, W, 3) into latents (1, C, h, w); `encoders` identify it and the text encoder; `encoded` hears how many
+    pictures are done; `settings` are further fields of Dataset. Raises ValueError when a file has changed since it was listed.
+    """
+    shown: list[Image.Image] = []
+    made: dict[str, Picture] = {}
+    eye = _Eye(listing, encode_pixels, encoders[0], cache)
+    for entry in listing.entries:
+        made[entry.name] = eye.picture(entry)
+        if len(shown) < _SHEET:
+            shown.append(pictures.fitted(eye.opened(entry)[0], entry.framings[0]))
+        encoded(len(made))
+    filters = listing.settings.filters
+    texts = {entry.caption.plain for entry in listing.entries} | {""}
+    conditionings = Conditionings(encode_captions, texts, encoders[1], cache)
+    regularisation = settings.get("regularisation")
+    plain = {key: value for key, value in settings.items() if key not in ("regularisation", "report", "unhashed")}
+    body = [listing.digest, encoders, plain, None if regularisation is None else regularisation.digest]
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    train, held_out = (tuple(made[entry.name] for entry in part) for part in (listing.train, listing.held_out))
+    dataset = Dataset(
+        train, conditionings, digest, held_out, listing.settings.flip, workers=filters.workers, write_schedule=filters.write_schedule,
+        watched=Watched(listing.folder, stamps(listing.folder), filters.changed == "stop"), **settings,
+    )  # fmt: skip
+    return dataset, pictures.pixels_of(pictures.contact_sheet(shown))
+
+
+class _Eye:
+    """Latents and masks of entries; a picture is opened at most once, and not at all when the cache has everything of it."""
+
+    def __init__(self, listing: Listing, encode_pixels: Callable[[Tensor], Tensor], encoder: str, cache: Cache | None) -> None:
+        self.listing, self.encode_pixels, self.encoder, self.cache = listing, encode_pixels, encoder, cache
+        self._open: tuple[str, tuple[Image.Image, Image.Image | None]] | None = None
+
+    def opened(self, entry: Entry) -> tuple[Image.Image, Image.Image | None]:
+        """(picture, alpha) of an entry; raises ValueError when the file is not the one that was listed."""
+        if self._open is None or self._open[0] != entry.name:
+            path = self.listing.folder / entry.name
+            if content_hash(path) != entry.sha256:
+                raise ValueError(f"GraftDataset: {entry.name} changed while the folder was read; run again.")
+            self._open = (entry.name, pictures.open_picture(path))
+        return self._open[1]
+
+    def picture(self, entry: Entry) -> Picture:
+        views = [self._view(entry, framing) for framing in entry.framings]
+        own = entry.flip if entry.flip != self.listing.settings.flip else None
+        first = views[0]
+        return Picture(
+            entry.name, entry.caption.plain, first.latent, first.flipped, entry.repeats, first.mask, first.framing, tuple(views[1:]),
+            entry.caption if entry.caption.varies else None, own, entry.dropout, entry.group, entry.loss_scale,
+        )  # fmt: skip
+
+    def _view(self, entry: Entry, framing: Framing) -> View:
+        latent = self._latent(entry, framing, False)
+        flipped = self._latent(entry, framing, True) if entry.flip else None
+        told = framing if self.listing.settings.filters.size_conditioning else None
+        view = View(latent, flipped, None, told)
+        return replace(view, mask=self._mask(entry, framing, latent)) if entry.mask else view
+
+    def _latent(self, entry: Entry, framing: Framing, mirrored: bool) -> Tensor:
+        key = key_of("latent", self.encoder, entry.sha256, framing.scaled, framing.box, mirrored)
+        found = None if self.cache is None else self.cache.read("latents", key)
+        if found is not None:
+            return found[0]["latent"]
+        pixels = pictures.pixels_of(pictures.fitted(self.opened(entry)[0], framing))
+        latent = self.encode_pixels(pixels.flip(2) if mirrored else pixels)[0].clone()
+        if self.cache is not None:
+            self.cache.write("latents", key, {"latent": latent})
+        return latent
+
+    def _mask(self, entry: Entry, framing: Framing, latent: Tensor) -> Tensor:
+        picture, alpha = self.opened(entry)
+        mask = alpha if entry.mask == "alpha" else pictures.open_mask(self.listing.folder / entry.mask)
+        assert mask is not None
+        if mask.size != picture.size:
+            mask = mask.resize(picture.size)
+        return pictures.latent_mask(mask, framing, (latent.shape[-2], latent.shape[-1]))

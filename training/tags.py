@@ -1,0 +1,144 @@
+"""How a caption varies from draw to draw: wildcards, shuffled and dropped tags.
+
+Wildcards, the order of the draws and tag dropout are kohya's (sd-scripts, `process_caption`), weights and lengths EveryDream2's
+(SHUFFLING_TAGS.md).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import torch
+
+_CHOICE = re.compile(r"\{([^{}]*)\}")
+_OPEN, _CLOSE = "\0", "\1"  # stand for {{ and }} while the choices are made
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What happens to the tags of a caption; plain values.
+
+    `keep` tags at the front neither move nor drop out; `shuffle` and `dropout` are probabilities, of a draw and of a tag; `left_out` tags
+    are never said; `replacements` work inside each tag, in order; `max_length` counts characters, 0 is no limit.
+    """
+
+    separator: str = ", "
+    keep: int = 0
+    shuffle: float = 0.0
+    dropout: float = 0.0
+    wildcards: bool = False
+    left_out: tuple[str, ...] = ()
+    replacements: tuple[tuple[str, str], ...] = ()
+    max_length: int = 0
+
+    @property
+    def by_tag(self) -> bool:
+        """Whether a text has to be cut into its tags."""
+        return bool(self.shuffle or self.dropout or self.left_out or self.replacements or self.max_length or self.separator != ", ")
+
+
+@dataclass(frozen=True)
+class Caption:
+    """A caption as it was written: lines of text, or a list of tags (with weights, one a tag, or none at all)."""
+
+    lines: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
+    rules: Rules = field(default_factory=Rules)
+
+    @property
+    def plain(self) -> str:
+        """The caption without a draw: the first line and the first choices, in the order written."""
+        return self.drawn(None)
+
+    @property
+    def varies(self) -> bool:
+        """Whether two draws can differ."""
+        rules = self.rules
+        if rules.wildcards and (len(self.lines) > 1 or any(_CHOICE.search(text) for text in self.lines + self.tags)):
+            return True
+        free = len(self._parts(None)) - rules.keep
+        return (rules.shuffle > 0 and free > 1) or (rules.dropout > 0 and free > 0)
+
+    def drawn(self, draws: torch.Generator | None) -> str:
+        """One draw of the caption from a CPU generator; None gives the plain one."""
+        rules, parts = self.rules, self._parts(draws)
+        kept, free = parts[: rules.keep], parts[rules.keep :]
+        if draws is not None and rules.shuffle and float(torch.rand((), generator=draws)) < rules.shuffle:
+            free = [free[i] for i in _order([weight for _, weight in free], draws)]
+        if draws is not None and rules.dropout:
+            free = [part for part, u in zip(free, torch.rand(len(free), generator=draws).tolist(), strict=True) if u >= rules.dropout]
+        return _joined([text for text, _ in kept + free], rules)
+
+    def _parts(self, draws: torch.Generator | None) -> list[tuple[str, float]]:
+        """(tag, weight) of what is to be said, in the order written, wildcards chosen."""
+        rules = self.rules
+        if self.tags:
+            weights = self.weights or (1.0,) * len(self.tags)
+            tagged = [(self._chosen(tag, draws), weight) for tag, weight in zip(self.tags, weights, strict=True)]
+        else:
+            text = self._chosen(self._line(draws), draws)
+            tagged = [(part, 1.0) for part in (split(text) if rules.by_tag else [text])]
+        left_out = set(rules.left_out)
+        edited = ((_replaced(tag, rules.replacements), weight) for tag, weight in tagged if tag not in left_out)
+        return [(tag, weight) for tag, weight in edited if tag]
+
+    def _line(self, draws: torch.Generator | None) -> str:
+        if not self.rules.wildcards or len(self.lines) < 2:
+            return " ".join(self.lines)
+        return self.lines[0 if draws is None else int(torch.randint(len(self.lines), (), generator=draws))]
+
+    def _chosen(self, text: str, draws: torch.Generator | None) -> str:
+        return chosen(text, draws) if self.rules.wildcards else text
+
+
+def split(text: str) -> list[str]:
+    """The tags of a text: what stands between commas."""
+    return [part for part in (part.strip() for part in text.split(",")) if part]
+
+
+def chosen(text: str, draws: torch.Generator | None) -> str:
+    """The text with one of each {a|b|c}, the first without a generator; `{{` and `}}` are braces, and choices may lie inside choices."""
+
+    def one(match: re.Match[str]) -> str:
+        options = match[1].split("|")
+        return options[0 if draws is None else int(torch.randint(len(options), (), generator=draws))]
+
+    text, count = text.replace("{{", _OPEN).replace("}}", _CLOSE), 1
+    while count:
+        text, count = _CHOICE.subn(one, text)
+    return " ".join(text.replace(_OPEN, "{").replace(_CLOSE, "}").split())
+
+
+def looks_wild(text: str) -> bool:
+    """Whether a text has a choice that a reader may have meant as a wildcard."""
+    return any("|" in found for found in _CHOICE.findall(text))
+
+
+def _order(weights: list[float], draws: torch.Generator) -> list[int]:
+    """A drawn order, tag by tag with a chance in proportion to its weight (an exponential race gives just that)."""
+    if len(set(weights)) < 2:
+        return torch.randperm(len(weights), generator=draws).tolist()
+    u = torch.rand(len(weights), generator=draws, dtype=torch.float64)
+    arrivals = -torch.log1p(-u) / torch.tensor(weights, dtype=torch.float64).clamp(min=1e-12)
+    return arrivals.argsort(stable=True).tolist()
+
+
+def _replaced(tag: str, replacements: tuple[tuple[str, str], ...]) -> str:
+    for old, new in replacements:
+        tag = tag.replace(old, new)
+    return tag
+
+
+def _joined(parts: list[str], rules: Rules) -> str:
+    """The tags as one text; with a length, whole tags up to the first that would exceed it."""
+    if not rules.max_length:
+        return rules.separator.join(parts)
+    text = ""
+    for part in parts:
+        longer = f"{text}{rules.separator}{part}" if text else part
+        if len(longer) > rules.max_length:
+            break
+        text = longer
+    return text
