@@ -2,81 +2,103 @@
 
 const MARGIN = { left: 44, right: 10, top: 8, bottom: 18 }
 
+const BLOCK = 64 // points of a Series that are summed up as one when many share a pixel
+
 /** Points of a curve that grow at the end: steps ascend, values may be missing (NaN). */
 export class Series {
   constructor() {
-    this.steps = []
-    this.values = []
+    this.clear()
   }
 
   /** Add a point; a step that was there already, or later ones, give way: a run went back. */
   add(step, value) {
-    while (this.steps.length && this.steps[this.steps.length - 1] >= step) {
-      this.steps.pop()
-      this.values.pop()
-    }
+    while (this.steps.length && this.last.step >= step) this.drop()
     this.steps.push(step)
     this.values.push(value)
+    if (this.steps.length % BLOCK === 0) this.blocks.push(summary(this, this.steps.length - BLOCK, this.steps.length))
+  }
+
+  drop() {
+    this.steps.pop()
+    this.values.pop()
+    this.blocks.length = Math.floor(this.steps.length / BLOCK)
   }
 
   clear() {
-    this.steps.length = this.values.length = 0
+    this.steps = []
+    this.values = []
+    this.blocks = []
   }
 
   get last() {
-    return this.values[this.values.length - 1]
+    const index = this.steps.length - 1
+    return { step: this.steps[index], value: this.values[index] }
   }
 }
 
 /** Exponential moving average without the bias of its start, as a Series of the same steps. */
 export class Smoothed extends Series {
-  constructor(weight = 0.9) {
+  constructor(weight) {
     super()
     this.weight = weight
-    this.sums = []
   }
 
   add(step, value) {
-    while (this.steps.length && this.steps[this.steps.length - 1] >= step) {
-      this.steps.pop()
-      this.values.pop()
-      this.sums.pop()
+    while (this.steps.length && this.last.step >= step) this.drop()
+    let [sum, mass] = this.sums[this.sums.length - 1] ?? [0, 0]
+    if (Number.isFinite(value)) {
+      sum = sum * this.weight + value * (1 - this.weight)
+      mass = mass * this.weight + 1 - this.weight
     }
-    const [sum, mass] = this.sums[this.sums.length - 1] ?? [0, 0]
-    const good = Number.isFinite(value)
-    const next = good ? [sum * this.weight + value * (1 - this.weight), mass * this.weight + 1 - this.weight] : [sum, mass]
-    this.sums.push(next)
-    this.steps.push(step)
-    this.values.push(next[1] ? next[0] / next[1] : NaN)
+    this.sums.push([sum, mass])
+    super.add(step, mass ? sum / mass : NaN)
+  }
+
+  drop() {
+    super.drop()
+    this.sums.length = this.steps.length
   }
 
   clear() {
     super.clear()
-    this.sums.length = 0
+    this.sums = []
   }
 }
 
-/** [first, last) step columns of a series as [x, low, high, last value] of at most `columns` pixel columns. */
-export function decimated(series, from, until, columns) {
-  const out = []
-  const { steps, values } = series
-  const scale = until > from ? (columns - 1) / (until - from) : 0
-  let column = -1
-  let entry = null
-  for (let index = 0; index < steps.length; index++) {
+/** [step, lowest, highest, first, last] of the points from `start` to `end`, or null when none is a number. */
+function summary({ steps, values }, start, end) {
+  let found = null
+  for (let index = start; index < end; index++) {
     const value = values[index]
     if (!Number.isFinite(value)) continue
-    const at = Math.round((steps[index] - from) * scale)
-    if (at !== column) {
-      entry = [at, value, value, value, value]
-      out.push(entry)
-      column = at
-    } else {
-      if (value < entry[1]) entry[1] = value
-      if (value > entry[2]) entry[2] = value
-      entry[4] = value
+    if (!found) found = [steps[index], value, value, value, value]
+    else {
+      if (value < found[1]) found[1] = value
+      if (value > found[2]) found[2] = value
+      found[4] = value
     }
   }
+  return found
+}
+
+/** A series between two steps as at most `columns` entries [x in pixels, lowest, highest, first, last value], x ascending. */
+export function decimated(series, from, until, columns) {
+  const out = []
+  const scale = until > from ? (columns - 1) / (until - from) : 0
+  const put = (point) => {
+    if (!point) return
+    const at = Math.round((point[0] - from) * scale)
+    const entry = out[out.length - 1]
+    if (entry?.[0] !== at) out.push([at, point[1], point[2], point[3], point[4]])
+    else {
+      if (point[1] < entry[1]) entry[1] = point[1]
+      if (point[2] > entry[2]) entry[2] = point[2]
+      entry[4] = point[4]
+    }
+  }
+  const blocks = series.steps.length > 2 * BLOCK * columns ? series.blocks : []
+  for (const block of blocks) put(block)
+  for (let index = blocks.length * BLOCK; index < series.steps.length; index++) put(summary(series, index, index + 1))
   return out
 }
 
@@ -136,7 +158,7 @@ export function draw(canvas, width, height, curves, format) {
   }
   pen.textAlign = 'center'
   pen.textBaseline = 'top'
-  for (const tick of ticks(from, until, Math.max(2, Math.floor(inner.width / 70)))) {
+  for (const tick of ticks(from, until, Math.max(3, Math.floor(inner.width / 60)))) {
     const x = MARGIN.left + (until > from ? ((tick - from) / (until - from)) * (inner.width - 1) : 0)
     pen.fillText(String(tick), x, height - MARGIN.bottom + 4)
   }

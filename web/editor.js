@@ -57,6 +57,11 @@ export function addDisplay(node, name, element, height) {
   return widget
 }
 
+/** Make a new node at least so wide. */
+export function widen(node, width) {
+  if (node.size[0] < width) node.setSize([width, node.size[1]])
+}
+
 /** Make a node as tall as its widgets need, keeping the width; never smaller than the user made it unless `shrink`. */
 export function fit(node, shrink = false) {
   const [width, height] = node.computeSize()

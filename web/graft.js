@@ -1,17 +1,27 @@
 /** Graft in the editor: which widget belongs to which node. Uses ComfyUI's public extension API only. */
+import { addDatasetPanel } from './dataset.js'
 import { addStyle } from './dom.js'
 import { app } from './editor.js'
 import { TYPE, loraRows, refresh } from './lora_stack.js'
+import { addTodoPanel } from './todo.js'
+import { addTrainingPanel, listen } from './training.js'
 
-addStyle()
+const PANELS = { ApplyToDo: addTodoPanel, GraftDataset: addDatasetPanel, TrainStep: addTrainingPanel }
 
 app.registerExtension({
-  name: 'Graft.LoRAStack',
+  name: 'Graft',
+  setup() {
+    addStyle()
+    listen()
+  },
   getCustomWidgets: () => ({ [TYPE]: loraRows }),
   beforeRegisterNodeDef(nodeType, nodeData) {
     if (nodeData.name !== 'GraftLoRAStack') return
     const rows = nodeData.input.required.rows
     nodeData.input.required.rows = [TYPE, rows[1]]
+  },
+  nodeCreated(node) {
+    PANELS[node.comfyClass]?.(node)
   },
   refreshComboInNodes: refresh,
 })

@@ -1,0 +1,245 @@
+/**
+ * The panel of TrainStep: loss as it comes, held-out loss, learning rate, speed, memory, previews, and a Stop that keeps the state.
+ *
+ * It lives on the pack's events: `graft.step` {node, run, step, until, loss, rate, norm, validation, memory} and `graft.preview`
+ * {node, run, step, pictures: [{filename, subfolder, type, label}]}; `node` is an execution id. What a node trained last is kept in
+ * the workflow as the property `graft run`, so that the curve of a finished run comes back from the store.
+ */
+import { Series, Smoothed, draw } from './chart.js'
+import { duration, el, short, size } from './dom.js'
+import { addDisplay, api, app, asked, chain, fit, nodeOf, widen } from './editor.js'
+
+const PROPERTY = 'graft run'
+const CHART_HEIGHT = 150
+const SHOWN_PREVIEWS = 6
+const COLORS = { loss: '#4c8dd6', smooth: '#e2923b', validation: '#3fa96b', rate: '#b07cc6' }
+const CURVES = { loss: 'loss', smooth: 'smoothed', validation: 'held out', rate: 'learning rate' }
+const panels = new WeakMap()
+
+/** Give a TrainStep node its panel. */
+export function addTrainingPanel(node) {
+  const panel = new Panel(node)
+  panels.set(node, panel)
+  addDisplay(node, 'training', panel.element, () => panel.height())
+  widen(node, 340)
+  chain(node, 'onConfigure', () => panel.restore())
+  chain(node, 'onExecuted', (output) => panel.finished(output))
+  chain(node, 'onResize', () => panel.redraw())
+}
+
+/** Listen to the pack's events, once. */
+export function listen() {
+  const of = (event) => panels.get(nodeOf(event.detail.node))
+  api.addEventListener('graft.step', (event) => of(event)?.step(event.detail))
+  api.addEventListener('graft.preview', (event) => of(event)?.preview(event.detail))
+  for (const name of ['execution_error', 'execution_interrupted']) {
+    api.addEventListener(name, (event) => panels.get(nodeOf(event.detail.node_id))?.ended(name === 'execution_error' ? 'error' : 'interrupted'))
+  }
+  api.addEventListener('reconnected', () => every((panel) => panel.restore()))
+}
+
+function every(act, graph = app.rootGraph ?? app.graph) {
+  for (const node of graph?.nodes ?? []) {
+    if (panels.has(node)) act(panels.get(node))
+    if (node.subgraph) every(act, node.subgraph)
+  }
+}
+
+class Panel {
+  constructor(node) {
+    this.node = node
+    this.loss = new Series()
+    this.smooth = new Smoothed(0.95)
+    this.validation = new Series()
+    this.rate = new Series()
+    this.shown = new Set(['loss', 'smooth', 'validation'])
+    this.times = []
+    this.pictures = []
+    this.said = {}
+    this.status = el('div', { class: 'graft-status', role: 'status' }, el('span', { class: 'graft-dim' }, 'The loss is drawn here while it trains.'))
+    this.canvas = el('canvas', { class: 'graft-chart', role: 'img', 'aria-label': 'Loss by step' })
+    this.legend = el('div', { class: 'graft-legend' }, ...Object.keys(CURVES).map((name) => this.switch(name)))
+    this.stop = el('button', { class: 'graft-button graft-stop', type: 'button', title: 'End this step now and go on with the state so far', onclick: () => this.askToStop() }, 'Stop and keep')
+    this.strip = el('div', { class: 'graft-pictures' })
+    this.stop.hidden = this.canvas.hidden = this.legend.hidden = true
+    this.content = el('div', { class: 'graft-content' }, this.status, this.canvas, this.legend, this.stop, this.strip)
+    this.element = el('div', { class: 'graft graft-panel graft-training' }, this.content)
+  }
+
+  height() {
+    return Math.max(24, this.content.offsetHeight) + 4
+  }
+
+  switch(name) {
+    const box = el('input', { type: 'checkbox', checked: this.shown.has(name) })
+    box.addEventListener('change', () => {
+      if (box.checked) this.shown.add(name)
+      else this.shown.delete(name)
+      this.redraw()
+    })
+    return el('label', {}, box, el('span', { style: `--curve: ${COLORS[name]}` }, CURVES[name]))
+  }
+
+  /** One step of training: an event. */
+  step(data) {
+    if (this.run !== data.run) this.clear()
+    this.run = data.run
+    this.key = data.key ?? this.key
+    this.add(data)
+    const now = performance.now()
+    this.times.push([data.step, now])
+    if (this.times.length > 50) this.times.shift()
+    this.said = { ...this.said, ...data, validation: data.validation ?? this.said.validation, state: 'running' }
+    this.changed()
+  }
+
+  add({ step, loss, rate, validation }) {
+    this.loss.add(step, loss)
+    this.smooth.add(step, loss)
+    if (Number.isFinite(rate)) this.rate.add(step, rate)
+    if (Number.isFinite(validation)) this.validation.add(step, validation)
+  }
+
+  clear() {
+    for (const series of [this.loss, this.smooth, this.validation, this.rate]) series.clear()
+    this.times = []
+    this.pictures = []
+    this.said = {}
+    this.strip.replaceChildren()
+  }
+
+  preview({ step, pictures }) {
+    this.pictures.push(...pictures.map((picture) => ({ ...picture, step })))
+    this.pictures.splice(0, Math.max(0, this.pictures.length - SHOWN_PREVIEWS))
+    this.strip.replaceChildren(
+      ...this.pictures.map((picture) => {
+        const query = new URLSearchParams({ filename: picture.filename, subfolder: picture.subfolder ?? '', type: picture.type })
+        const label = `step ${picture.step}${picture.label ? `, ${picture.label}` : ''}`
+        return el('figure', {}, el('img', { src: api.apiURL(`/view?${query}`), alt: `Preview, ${label}`, onload: () => this.refit() }), el('figcaption', {}, label))
+      }),
+    )
+    this.changed()
+  }
+
+  /** The node is done: remember what it trained, and draw all of it from the store. */
+  finished(output) {
+    const result = output?.graft_run?.[0]
+    this.said.state = 'done'
+    if (result) {
+      this.node.properties[PROPERTY] = { run: result.run, key: result.key }
+      this.restore()
+    }
+    this.changed()
+  }
+
+  ended(how) {
+    this.said.state = how
+    this.changed()
+  }
+
+  /** Draw a stored run again: after a reload of the page, or when a saved workflow is opened. */
+  async restore() {
+    const known = this.node.properties?.[PROPERTY]
+    if (!known?.run || !known?.key) return
+    let stored
+    try {
+      stored = await asked(`/graft/runs/${encodeURIComponent(known.run)}/${encodeURIComponent(known.key)}`)
+    } catch (error) {
+      if (!this.loss.steps.length) this.status.replaceChildren(el('span', { class: 'graft-dim' }, `The run “${known.run}” is not in the store any more: ${error.message}`))
+      this.refit()
+      return
+    }
+    const { history, step } = stored
+    const pictures = this.pictures
+    this.clear()
+    this.run = known.run
+    const held = new Map(history.validation)
+    history.loss.forEach((loss, index) => this.add({ step: index + 1, loss, rate: history.rate[index], validation: held.get(index + 1) }))
+    for (const [at, loss] of held) if (at > history.loss.length || at === 0) this.validation.add(at, loss)
+    this.said = { run: known.run, step, until: step, loss: this.loss.last.value, rate: this.rate.last.value, validation: this.validation.last.value, state: 'done' }
+    const kept = pictures.length ? pictures : (stored.previews ?? [])
+    this.pictures = []
+    if (kept.length) for (const picture of kept) this.preview({ step: picture.step, pictures: [picture] })
+    this.changed()
+  }
+
+  async askToStop() {
+    this.stop.disabled = true
+    this.stop.textContent = 'Stopping …'
+    try {
+      await asked(`/graft/stop?run=${encodeURIComponent(this.run)}`, { method: 'POST' })
+    } catch (error) {
+      this.stop.disabled = false
+      this.stop.textContent = 'Stop and keep'
+      this.status.append(el('span', { class: 'graft-problem' }, `It could not be stopped: ${error.message}`))
+    }
+  }
+
+  /** Draw at most once a frame, whatever the number of events. */
+  changed() {
+    if (this.waiting) return
+    this.waiting = true
+    requestAnimationFrame(() => {
+      this.waiting = false
+      this.tell()
+      this.redraw()
+      this.refit()
+    })
+  }
+
+  tell() {
+    const { step, until, loss, rate, validation, memory, state } = this.said
+    if (step === undefined) return
+    const running = state === 'running'
+    const [first, last] = [this.times[0], this.times[this.times.length - 1]]
+    const speed = this.times.length > 1 ? ((last[0] - first[0]) * 1000) / (last[1] - first[1]) : NaN
+    const facts = [
+      ['step', running ? `${step} of ${until}` : String(step)],
+      ['loss', short(this.smooth.last.value ?? loss)],
+      ['held out', Number.isFinite(validation) ? short(validation) : null],
+      ['rate', short(rate)],
+      ['it/s', running ? short(speed) : null],
+      ['left', running ? duration((until - step) / speed) : null],
+      ['memory', Number.isFinite(memory) && running ? size(memory) : null],
+      [state === 'interrupted' ? 'interrupted' : state === 'error' ? 'stopped by an error' : null, ''],
+    ].filter(([name, value]) => name && value !== null)
+    this.status.replaceChildren(...facts.map(([name, value]) => el('span', {}, `${name} `, el('b', {}, value))))
+    this.stop.hidden = !running
+    if (!running) {
+      this.stop.disabled = false
+      this.stop.textContent = 'Stop and keep'
+    }
+    this.canvas.hidden = this.legend.hidden = !this.loss.steps.length
+  }
+
+  redraw() {
+    if (this.canvas.hidden) return
+    const width = this.content.clientWidth || this.node.size[0] - 24
+    this.canvas.style.height = `${CHART_HEIGHT}px`
+    const curves = [
+      { name: 'loss', series: this.loss, color: `${COLORS.loss}88`, width: 1 },
+      { name: 'smooth', series: this.smooth, color: COLORS.smooth, width: 2 },
+      { name: 'validation', series: this.validation, color: COLORS.validation, width: 2, dots: true },
+    ].filter((curve) => this.shown.has(curve.name))
+    if (this.shown.has('rate')) curves.push(this.scaledRate())
+    draw(this.canvas, width, CHART_HEIGHT, curves, (value) => short(value, 2))
+  }
+
+  /** The learning rate in the chart's own range: its shape, with its value in the line above. */
+  scaledRate() {
+    const most = (values) => values.reduce((high, value) => (value > high ? value : high), 0) || 1
+    const factor = most(this.smooth.values) / most(this.rate.values)
+    const series = new Series()
+    this.rate.steps.forEach((step, index) => series.add(step, this.rate.values[index] * factor))
+    return { series, color: COLORS.rate, width: 1 }
+  }
+
+  refit() {
+    requestAnimationFrame(() => {
+      const height = this.height()
+      if (height === this.drawnHeight || !this.node.graph) return
+      this.drawnHeight = height
+      fit(this.node)
+    })
+  }
+}
