@@ -7,7 +7,7 @@ import hashlib
 import torch
 
 
-def generator(seed: int, step: int, purpose: str) -> torch.Generator:
-    """A CPU generator that depends on nothing but its arguments, the same in every process."""
+def generator(seed: int, step: int, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator that depends on nothing but its arguments, the same in every process; another device draws other numbers."""
     digest = hashlib.sha256(f"graft draw {seed} {step} {purpose}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)

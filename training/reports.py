@@ -7,8 +7,9 @@ from statistics import fmean
 
 from ..ema.schedule import EMASettings
 from .dataset import Dataset, batches_per_epoch
-from .optimizer import peak_rate
+from .optimizer import remarks
 from .runs import Outcome
+from .schedules import peak_rate
 from .state import TrainState
 
 
@@ -24,6 +25,7 @@ def beginning(state: TrainState, dataset: Dataset, unhashed: Sequence[str]) -> s
         f"trains {count:,} numbers in {modules} modules: {adapter.kind} on {adapter.targets}{size}",
         f"{settings.optimizer} at {peak_rate(settings):g}, {settings.schedule} over {settings.total_steps} steps, "
         f"batch {settings.batch_size} x {settings.accumulation}",
+        *remarks(settings),
         f"{len(dataset.pictures)} pictures, {len(dataset.held_out)} held out; a round is {rounds:g} steps",
     ]
     if not dataset.held_out:
@@ -48,7 +50,7 @@ def step(before: TrainState, outcome: Outcome, unhashed: Sequence[str]) -> str:
     state = outcome.state
     losses = state.history.loss[before.step :]
     lines = [f"run {state.run!r}: step {before.step} to {state.step}, {outcome.trained} trained now"]
-    lines += outcome.notes
+    lines += [*outcome.notes, *remarks(state.settings.optimizer)]
     if outcome.trained and outcome.seconds:
         lines.append(f"{outcome.seconds / outcome.trained:.3f} s a step, {outcome.seconds:.1f} s in all")
     if losses:

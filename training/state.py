@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from ..ema.schedule import EMASettings, check_horizon
 from .adapters import AdapterSettings, as_lora, beginning
 from .objective import ObjectiveSettings
-from .optimizer import OptimizerSettings, peak_rate
+from .optimizer import SPEED_ONLY, OptimizerSettings, check_run
+from .schedules import peak_rate
 
 
 def digest_of(value: Any) -> str:
@@ -31,8 +32,9 @@ class Settings:
 
     @property
     def digest(self) -> str:
-        """Stands for the settings in a run's position."""
-        return digest_of({"optimizer": asdict(self.optimizer), "objective": asdict(self.objective)})
+        """Stands for the settings in a run's position: of all that changes what is computed."""
+        optimizer = {name: value for name, value in asdict(self.optimizer).items() if name not in SPEED_ONLY}
+        return digest_of({"optimizer": optimizer, "objective": asdict(self.objective)})
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,20 @@ class History:
         return min(self.validation, key=lambda row: (row[1], row[0]), default=None)
 
 
+@dataclass(frozen=True)
+class Effort:
+    """What a run has cost so far: seconds in steps and the most memory in bytes. It is no part of the run's identity."""
+
+    seconds: float = 0.0
+    memory: int = 0
+
+
 @dataclass(frozen=True, eq=False)
 class TrainState:
-    """A run at one step. Tensors are float32 on the CPU and never changed; `base` gives the model's own weights for kind full.
+    """A run at one step. Tensors are on the CPU and never changed; `base` gives the model's own weights for kind full.
 
-    `trained` and `average` (the EMA, empty when there is none) go by name, `optimizer` by `<slot>/<name>`, `powers` (the power-function
+    `trained` (the weights to sample with) and `average` (the EMA, empty when there is none) go by name and are float32, `optimizer` goes
+    by `<slot>/<name>` and has its library's types (`training.mover`), `powers` (the power-function
     averages that snapshots are taken of) by `<number of the width>/<name>`. `subject` is the host's: models and
     dataset that the nodes carry along; the core does not look into it, and it is not part of the state's identity.
     """
@@ -86,6 +97,7 @@ class TrainState:
     step: int = 0
     position: tuple[tuple[str, int], ...] = ()
     history: History = field(default_factory=History)
+    effort: Effort = field(default_factory=Effort)
     run: str = "run"
     notes: Mapping[str, str] = field(default_factory=dict)
     base: Callable[[], Mapping[str, Tensor]] | None = field(default=None, repr=False)
@@ -123,6 +135,7 @@ class TrainState:
             "ss_network_args": json.dumps({"algo": adapter.kind, "targets": adapter.targets, "pattern": adapter.pattern}, sort_keys=True),
             "ss_learning_rate": str(peak_rate(optimizer)),
             "ss_unet_lr": str(peak_rate(optimizer)),
+            "ss_text_encoder_lr": str(optimizer.text_encoder_rate or peak_rate(optimizer)),
             "ss_lr_scheduler": optimizer.schedule,
             "ss_lr_warmup_steps": str(optimizer.warmup),
             "ss_optimizer": optimizer.optimizer,
@@ -130,7 +143,7 @@ class TrainState:
             "ss_gradient_accumulation_steps": str(optimizer.accumulation),
             "ss_gradient_checkpointing": str(optimizer.checkpointing),
             "ss_max_grad_norm": str(optimizer.clip_norm),
-            "ss_mixed_precision": {"auto": "no", "float32": "no", "bf16": "bf16"}[optimizer.precision],
+            "ss_mixed_precision": {"bf16": "bf16", "full-bf16": "bf16", "fp16": "fp16"}.get(optimizer.precision, "no"),
             "ss_loss_type": objective.loss,
             "ss_min_snr_gamma": str(objective.gamma) if objective.weighting == "min-snr" else "None",
             "ss_noise_offset": str(objective.offset_noise) if objective.offset_noise else "None",
@@ -179,16 +192,33 @@ def begin(
     if ema is not None:
         check_horizon(ema, settings.optimizer.total_steps)
     trained = beginning(module, start.adapter, start.seed, (base or own)())
+    check_run(settings.optimizer, trained, start.adapter.kind, start.adapter.max_norm, ema is not None)
     average = {name: tensor.clone() for name, tensor in trained.items()} if ema is not None else {}
     widths = ema.widths if ema is not None and ema.snapshots else ()
     powers = {f"{number}/{name}": tensor.clone() for number in range(len(widths)) for name, tensor in trained.items()}
     return TrainState(start, settings, trained, average=average, powers=powers, run=run, base=base or own)
 
 
+def until(position: tuple[tuple[str, int], ...], step: int) -> tuple[tuple[str, int], ...]:
+    """The beginning of a position, up to `step` steps."""
+    out, left = [], step
+    for settings, steps in position:
+        if left > 0:
+            out.append((settings, min(steps, left)))
+        left -= steps
+    if left > 0:
+        raise ValueError(f"The position ends {left} steps before step {step}.")
+    return tuple(out)
+
+
 def with_settings(state: TrainState, optimizer: OptimizerSettings | None, objective: ObjectiveSettings | None) -> TrainState:
-    """The state with other settings from here on; None keeps what it has."""
+    """The state with other settings from here on; None keeps what it has. Another optimiser begins with a state of its own."""
     settings = Settings(optimizer or state.settings.optimizer, objective or state.settings.objective)
-    return state if settings == state.settings else replace(state, settings=settings)
+    if settings == state.settings:
+        return state
+    check_run(settings.optimizer, state.trained, state.start.adapter.kind, state.start.adapter.max_norm, state.start.ema is not None)
+    same = settings.optimizer.optimizer == state.settings.optimizer.optimizer
+    return replace(state, settings=settings, optimizer=state.optimizer if same else {})
 
 
 def equal(left: TrainState, right: TrainState) -> bool:

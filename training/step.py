@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,13 +14,18 @@ from torch import Tensor
 
 from ..ema.schedule import EMASettings
 from ..ema.shadow import Shadow
-from . import adapters, optimizer
+from . import adapters
 from .checkpointing import checkpointed
 from .dataset import Batch, Dataset, batches
 from .draws import generator
+from .memory import used
+from .mover import Mover
 from .noise import LAST_SIGNAL, noise_like, perturbation
 from .objective import Denoiser, check_for, losses, shares
-from .state import History, TrainState, advanced
+from .offload import activations_on_host, to_device
+from .precision import LEAST_SCALE, LossScale, autocast
+from .schedules import rate_at
+from .state import Effort, History, TrainState, advanced
 
 VALIDATION_DRAWS = 4  # noise levels a held-out picture
 VALIDATION_PICTURES = 64
@@ -35,6 +42,7 @@ class Moved:
     loss: float
     rate: float
     norm: float
+    seconds: float = 0.0
 
 
 def check(state: TrainState, denoiser: Denoiser, dataset: Dataset) -> None:
@@ -54,8 +62,10 @@ class Workspace:
         check(state, denoiser, dataset)
         self.begun, self.denoiser, self.dataset = state, denoiser, dataset
         device = denoiser.device
-        self.trained = {name: t.to(device, torch.float32, copy=True).requires_grad_() for name, t in state.trained.items()}
-        self.optimizer = optimizer.build(state.settings.optimizer, self.trained, state.optimizer)
+        settings = state.settings.optimizer
+        self.mover = Mover(settings, state.trained, state.optimizer, device, state.start.seed)
+        self.trained = self.mover.trained
+        self.scale = LossScale(device, state.optimizer) if settings.precision == "fp16" else None
         self.shadow: Shadow | None = None
         self.powers: list[tuple[EMASettings, Shadow]] = []  # power-function averages that snapshots are taken of
         ema = state.start.ema
@@ -68,6 +78,7 @@ class Workspace:
         self.step = state.step
         self.whole = True  # False while a step is moving the tensors: an interruption there leaves nothing worth keeping
         self.kept = state.step
+        self.seconds = 0.0
         self.measured: list[Moved] = []
         self.validation: list[tuple[int, float]] = []
         # Before the trained tensors are installed: differences of whole weights are taken from the model's own.
@@ -83,8 +94,10 @@ class Workspace:
     def installed(self) -> Iterator[None]:
         """For the block the model computes with the trained tensors; it is as before afterwards, whatever happens."""
         settings, module = self.begun.settings.optimizer, self.denoiser.module
-        forgetful = checkpointed(module) if settings.checkpointing else nullcontext()
-        with forgetful, torch.enable_grad(), self.attached:
+        # Weights that are fetched from the host block by block must not be kept for the backward pass: they are fetched again.
+        forgetful = checkpointed(module) if settings.checkpointing or settings.offload == "layers" else nullcontext()
+        away = activations_on_host(module) if settings.offload == "activations" else nullcontext()
+        with away, forgetful, torch.enable_grad(), self.attached:
             self._attach()
             yield
 
@@ -100,6 +113,11 @@ class Workspace:
                 yield
         finally:
             self._attach()
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """Step and held-out loss of the best validation so far."""
+        return History(validation=self.begun.history.validation + tuple(self.validation)).best
 
     @property
     def shadows(self) -> list[Shadow]:
@@ -136,12 +154,13 @@ class Workspace:
                   for number, (_, shadow) in enumerate(self.powers) for name, t in shadow.tensors.items()}  # fmt: skip
         return replace(
             begun,
-            trained={name: t.detach().to("cpu", copy=True) for name, t in self.trained.items()},
-            optimizer=optimizer.moments(self.optimizer, self.trained),
+            trained=self.mover.sampled(),
+            optimizer={**self.mover.state(), **({} if self.scale is None else self.scale.state())},
             average=average,
             powers=powers,
             step=self.step,
             position=advanced(begun.position, begun.settings.digest, done),
+            effort=Effort(begun.effort.seconds + self.seconds, max(begun.effort.memory, used(self.denoiser.device))),
             history=History(
                 history.loss + tuple(m.loss for m in self.measured),
                 history.rate + tuple(m.rate for m in self.measured),
@@ -151,18 +170,10 @@ class Workspace:
         )
 
 
-def _precision(work: Workspace) -> AbstractContextManager[Any]:
-    """Autocast to bf16 where it is asked for; auto asks for it on a CUDA device that has it."""
-    precision, device = work.begun.settings.optimizer.precision, work.denoiser.device.type
-    if precision == "bf16" or (precision == "auto" and device == "cuda" and torch.cuda.is_bf16_supported()):
-        return torch.autocast(device, torch.bfloat16)
-    return nullcontext()
-
-
 def _batch_losses(work: Workspace, batch: Batch, draws: torch.Generator, options: dict[str, Any]) -> Tensor:
     """Losses (B,) of one group of pictures, with the graph that leads to the trained tensors."""
     denoiser, objective = work.denoiser, work.begun.settings.objective
-    clean = denoiser.process_in(batch.latents.to(denoiser.device, torch.float32))
+    clean = denoiser.process_in(to_device(batch.latents, denoiser.device, torch.float32))
     sigma = denoiser.sigma(shares(objective, clean.shape[0], draws).to(denoiser.device))
     noise = noise_like(clean, objective.offset_noise, objective.pyramid_noise, draws)
     target = clean
@@ -173,7 +184,7 @@ def _batch_losses(work: Workspace, batch: Batch, draws: torch.Generator, options
     x = denoiser.noisy(clean, noise, sigma)
     if objective.prior == "output-preservation" and batch.regular.any():
         target = _preserving(work, batch, x, sigma, target, options)
-    with _precision(work):
+    with autocast(work.begun.settings.optimizer, work.denoiser.device):
         denoised = denoiser.denoise(x, sigma, batch.conditionings, options)
     mask = None if batch.mask is None else batch.mask.to(denoiser.device)
     return losses(objective, denoiser.prediction, denoised, target, sigma, mask)
@@ -184,7 +195,7 @@ def _preserving(work: Workspace, batch: Batch, x: Tensor, sigma: Tensor, target:
     which = batch.regular.nonzero().flatten()
     conditionings = [batch.conditionings[i] for i in which.tolist()]
     which = which.to(x.device)
-    with work.plain(), _precision(work):
+    with work.plain(), autocast(work.begun.settings.optimizer, work.denoiser.device):
         own = work.denoiser.denoise(x[which], sigma[which], conditionings, options)
     return target.index_copy(0, which, own.to(target))
 
@@ -208,36 +219,57 @@ def backward_(work: Workspace) -> float:
             if settings.objective.prior != "none":
                 each = torch.where(batch.regular.to(each.device), each * settings.objective.prior_weight, each)
             loss = each.sum() / (count * settings.optimizer.accumulation)
-            loss.backward()
             total += float(loss.detach())
+            if not math.isfinite(total):
+                return total  # before fused_backward moves anything
+            last = part == settings.optimizer.accumulation - 1 and batch is groups[-1]
+            with work.mover.last_backward() if last else nullcontext():
+                (loss if work.scale is None else work.scale.scaled(loss)).backward()
     work.purpose = ""
     return total
 
 
 def advance_(work: Workspace) -> Moved:
-    """Make one step inside `installed()`. Raises Diverged, with the tensors as they were, when the loss or a gradient is not finite."""
-    state, settings = work.begun, work.begun.settings.optimizer
-    work.optimizer.zero_grad(set_to_none=True)
-    loss = backward_(work)
-    held = [t for t in work.trained.values() if t.grad is not None]
-    norm = float(torch.nn.utils.clip_grad_norm_(held, settings.clip_norm or float("inf")))
-    if not (torch.isfinite(torch.tensor([loss, norm])).all()):
-        work.optimizer.zero_grad(set_to_none=True)
+    """Make one step inside `installed()`.
+
+    Raises Diverged when the loss or a gradient is not finite; the tensors are as they were, unless `whole` says otherwise.
+    """
+    rate = rate_at(work.begun.settings.optimizer, work.step)
+    work.mover.prepare(rate, work.step)
+    if work.mover.early:
+        _begin_moving_(work)
+    loss, norm = _gradients(work)
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        work.mover.forget()
+        work.whole = work.whole or not math.isfinite(loss)  # a loss that is not finite is seen before anything moves
         raise Diverged(f"Step {work.step + 1} has loss {loss} and gradient norm {norm}: training has diverged.")
-    rate = optimizer.rate_at(settings, work.step)
-    optimizer.set_rate_(work.optimizer, rate)
-    work.whole = False
-    for shadow in work.shadows:
-        shadow.protect()
-    work.optimizer.step()
-    work.optimizer.zero_grad(set_to_none=True)
-    adapters.limit_norms_(work.trained, state.start.adapter)
+    if not work.mover.early:
+        _begin_moving_(work)
+    work.mover.move_()
+    adapters.limit_norms_(work.trained, work.begun.start.adapter)
     work.step += 1
     _average_(work)
     moved = Moved(loss, rate, norm)
     work.measured.append(moved)
     work.whole = True
     return moved
+
+
+def _begin_moving_(work: Workspace) -> None:
+    work.whole = False
+    for shadow in work.shadows:
+        shadow.protect()
+
+
+def _gradients(work: Workspace) -> tuple[float, float]:
+    """Loss and norm of the next step's gradients, clipped. In fp16 a step that overflows is computed again with half the loss scale."""
+    loss = backward_(work)
+    while work.scale is not None and math.isfinite(loss) and not work.scale.unscale_(work.trained):
+        work.mover.forget()
+        if work.scale.scale < LEAST_SCALE:
+            raise Diverged(f"Step {work.step + 1} overflows in fp16 however the loss is scaled: use bf16 or float32.")
+        loss = backward_(work)
+    return loss, work.mover.norm()
 
 
 def _average_(work: Workspace) -> None:
@@ -268,7 +300,7 @@ def validate(work: Workspace) -> float | None:
         clean = denoiser.process_in(latents.to(denoiser.device, torch.float32))
         sigma = denoiser.sigma(((torch.arange(VALIDATION_DRAWS) + torch.rand((), generator=draws)) / VALIDATION_DRAWS).to(denoiser.device))
         noise = torch.randn(clean.shape, generator=draws).to(denoiser.device)
-        with _precision(work):
+        with work.mover.evaluated(), autocast(work.begun.settings.optimizer, work.denoiser.device):
             conditionings = (work.dataset.conditionings[picture.caption],) * VALIDATION_DRAWS
             denoised = denoiser.denoise(denoiser.noisy(clean, noise, sigma), sigma, conditionings, {})
         found.append(losses(objective, denoiser.prediction, denoised, clean, sigma).mean())

@@ -1,0 +1,85 @@
+"""The optimisers, each from its well-kept library; those that are not part of torch are imported when they are asked for."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .adacoor import AdaCoor
+from .optimizer import ADACOOR_STEP, OptimizerSettings
+
+BETAS = (0.9, 0.999)
+LION_BETAS = (0.9, 0.99)
+EPS = 1e-8
+MOMENTUM = 0.9  # sgd's
+
+# optimizer -> (module, name on the package index)
+_PACKAGES = {
+    "adamw8bit": ("bitsandbytes", "bitsandbytes"), "lion": ("lion_pytorch", "lion-pytorch"),
+    "prodigy": ("prodigyopt", "prodigyopt"), "schedulefree": ("schedulefree", "schedulefree"),
+}  # fmt: skip
+_NEW_IN_TORCH = {"adafactor": ("Adafactor", "2.5"), "muon": ("Muon", "2.9")}
+
+Groups = Sequence[dict[str, Any]]
+
+
+def missing(optimizer: str) -> list[str]:
+    """What must be installed before this optimiser can be used, in a sentence; empty when nothing is missing."""
+    module, package = _PACKAGES.get(optimizer, ("", ""))
+    if module and not _installed(module):
+        return [f"optimizer {optimizer} needs the package {package}: pip install {package} (or Graft's extra `optimizers`), or use adamw"]
+    name, version = _NEW_IN_TORCH.get(optimizer, ("", ""))
+    if name and not hasattr(torch.optim, name):
+        return [f"optimizer {optimizer} needs torch {version} or later and this is {torch.__version__}: update torch or use adamw"]
+    return []
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # a module that is in sys.modules without a spec
+        return False
+
+
+def build(settings: OptimizerSettings, groups: Groups, matrices: bool = False) -> torch.optim.Optimizer:
+    """An optimiser over parameter groups (`params` and any further entries); with muon, `matrices` says which of its two is wanted.
+
+    Raises ValueError that says what to install.
+    """
+    lacking = missing(settings.optimizer)
+    if lacking:
+        raise ValueError("GraftOptimizer: " + "; ".join(lacking) + ".")
+    rate, decay = settings.learning_rate, settings.weight_decay
+    if settings.optimizer == "adacoor":
+        return AdaCoor(list(groups), eps=ADACOOR_STEP)
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(list(groups), lr=rate, momentum=MOMENTUM, weight_decay=decay)
+    if settings.optimizer == "adafactor":
+        return torch.optim.Adafactor(list(groups), lr=rate, weight_decay=decay)
+    if settings.optimizer == "muon" and matrices:  # a rate as AdamW's, which moves the tensors that are no matrices
+        return torch.optim.Muon(list(groups), lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+    if settings.optimizer in ("adamw", "muon"):
+        devices = {p.device.type for group in groups for p in group["params"]}
+        return torch.optim.AdamW(list(groups), lr=rate, betas=BETAS, eps=EPS, weight_decay=decay, fused=devices <= {"cpu", "cuda"})
+    return _from_package(settings, list(groups))
+
+
+def _from_package(settings: OptimizerSettings, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    library: Any = importlib.import_module(_PACKAGES[settings.optimizer][0])
+    rate, decay = settings.learning_rate, settings.weight_decay
+    if settings.optimizer == "adamw8bit":
+        return library.optim.AdamW8bit(groups, lr=rate, betas=BETAS, eps=EPS, weight_decay=decay)
+    if settings.optimizer == "lion":
+        return library.Lion(groups, lr=rate, betas=LION_BETAS, weight_decay=decay)
+    if settings.optimizer == "schedulefree":
+        made = library.AdamWScheduleFree(groups, lr=rate, betas=BETAS, eps=EPS, weight_decay=decay)
+        made.train()
+        return made
+    made = library.Prodigy(groups, lr=rate, betas=BETAS, eps=EPS, safeguard_warmup=settings.warmup > 0)
+    for group in made.param_groups:
+        group["weight_decay"] = decay  # not to its constructor, which prints
+    return made

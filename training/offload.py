@@ -1,0 +1,90 @@
+"""Host memory in place of the device's: an optimiser's state between steps, and what the forward pass keeps for the backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SMALL = 1 << 16  # bytes: below, a copy costs more than it saves
+
+
+def on_device(tensor: Tensor) -> bool:
+    """Whether a tensor is in the memory that is scarce."""
+    return tensor.device.type != "cpu"
+
+
+def _room(like: Tensor) -> Tensor:
+    """Host memory for a tensor, pinned where copies from the device then need not be waited for."""
+    return torch.empty_like(like, device="cpu", pin_memory=like.device.type == "cuda")
+
+
+def to_device(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A tensor from host memory on `device`; to CUDA through pinned memory, without waiting for the copy."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True).to(dtype)
+    return tensor.to(device, dtype)
+
+
+class Parking:
+    """Keeps the tensors of optimisers in host memory between steps. Copies run in the device's own order; `wait` before the host reads."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[int, str], Tensor] = {}
+        self._waiting: set[torch.device] = set()
+
+    def park(self, optimizer: torch.optim.Optimizer) -> None:
+        """Move the state to host memory, which is allocated once for each tensor."""
+        for parameter, slots in optimizer.state.items():
+            for slot, value in slots.items():
+                if isinstance(value, Tensor) and value.ndim and on_device(value):
+                    key = id(parameter), slot
+                    if key not in self._places:
+                        self._places[key] = _room(value)
+                    self._waiting.add(value.device)
+                    slots[slot] = self._places[key].copy_(value, non_blocking=True)
+
+    def fetch(self, optimizer: torch.optim.Optimizer, devices: Sequence[torch.device]) -> None:
+        """Bring parked state back beside the parameters; `devices` are theirs, in the order of the optimiser's groups."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for parameter, device in zip(parameters, devices, strict=True):
+            slots = optimizer.state.get(parameter, {})
+            for slot, value in slots.items():
+                if self._places.get((id(parameter), slot)) is value:
+                    slots[slot] = torch.empty_like(value, device=device).copy_(value, non_blocking=True)
+
+    def wait(self) -> None:
+        """Until every copy to host memory has arrived."""
+        for device in self._waiting:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        self._waiting.clear()
+
+
+@contextmanager
+def activations_on_host(module: nn.Module) -> Iterator[None]:
+    """For the block what autograd keeps of the forward passes is in host memory until the backward pass asks for it.
+
+    Parameters and buffers of `module`, which stay where they are anyway, and small tensors are kept as they are.
+    """
+
+    def pack(tensor: Tensor) -> Any:
+        weights = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())} if not stays else stays
+        stays.update(weights)
+        size = tensor.numel() * tensor.element_size()
+        if size < SMALL or not on_device(tensor) or tensor.untyped_storage().data_ptr() in stays:
+            return tensor.detach()
+        return tensor.device, _room(tensor).copy_(tensor, non_blocking=True)
+
+    def unpack(packed: Any) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        device, host = packed
+        return torch.empty_like(host, device=device).copy_(host, non_blocking=True)
+
+    stays: set[int] = set()  # filled at the first use: by then the trained tensors are in the module
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
