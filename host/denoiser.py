@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ from ..training.noise import zero_terminal
 
 if TYPE_CHECKING:
     from ..training.dataset import Conditioning
+
+KEPT_CONDITIONS = 64  # on the device; captions that vary by draw would fill it otherwise
 
 
 class Denoiser:
@@ -23,7 +26,7 @@ class Denoiser:
         self.device: torch.device = patcher.load_device
         self.sampling = patcher.get_model_object("model_sampling")
         self.prediction = prediction(self.sampling)
-        self._conditions: dict[tuple[Any, ...], tuple[Conditioning, dict[str, Any]]] = {}
+        self._conditions: OrderedDict[tuple[Any, ...], tuple[Conditioning, dict[str, Any]]] = OrderedDict()
 
     def process_in(self, latents: torch.Tensor) -> torch.Tensor:
         """Latents of the VAE as the network sees them."""
@@ -76,6 +79,9 @@ class Denoiser:
             made = self.model.extra_conds(**params)
             processed = {name: cond.process_cond(batch_size=1, device=self.device, area=None) for name, cond in made.items()}
             self._conditions[key] = (conditioning, processed)  # the conditioning too, so that its id stays its own
+            if len(self._conditions) > KEPT_CONDITIONS:
+                self._conditions.popitem(last=False)
+        self._conditions.move_to_end(key)
         return self._conditions[key][1]
 
     def _apply(

@@ -290,9 +290,18 @@ def shown(dataset: Dataset, batch_size: int, dropout: float, seed: int, step: in
     return out
 
 
+_FRAMED: weakref.WeakKeyDictionary[Conditioning, dict[Framing, Conditioning]] = weakref.WeakKeyDictionary()
+
+
 def framed(conditioning: Conditioning, framing: Framing | None) -> Conditioning:
-    """The conditioning of a picture that is put into its bucket so: with the sizes that SDXL is told; None leaves it as it is."""
-    return conditioning if framing is None else Conditioning(conditioning.context, {**conditioning.extras, **framing.conditions()})
+    """The conditioning of a picture that is put into its bucket so: with the sizes that SDXL is told; None leaves it as it is.
+
+    Equal arguments give the same object as long as the first lives, so that a host may know it again.
+    """
+    if framing is None:
+        return conditioning
+    known = _FRAMED.setdefault(conditioning, {})
+    return known.setdefault(framing, Conditioning(conditioning.context, {**conditioning.extras, **framing.conditions()}))
 
 
 def batch_of(pictures: Sequence[Shown]) -> Batch:

@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .dataset import Batch, Dataset, Shown, batch_of, by_size, shown
+
+if TYPE_CHECKING:
+    from .state import TrainState
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,12 @@ class Course:
     parts: int
     dropout: float
     seed: int
+
+    @classmethod
+    def of(cls, state: TrainState, dataset: Dataset) -> Course:
+        """The course of a run from a state on, with its settings."""
+        optimizer, objective = state.settings.optimizer, state.settings.objective
+        return cls(dataset, optimizer.batch_size, optimizer.accumulation, objective.conditioning_dropout, state.start.seed)
 
     def shown(self, step: int, part: int) -> list[Shown]:
         """The pictures of micro-batch `part` of step `step` (from 0)."""
