@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..patches import blocks, formats, metadata, weights
+from ..patches import blocks, formats, keys, metadata, weights
 from ..patches.adapters import packed, unpacked
 from ..patches.peft_config import peft_configs
 from ..patches.stack import Piece, Stack, additive, effective, fuse, in_order
@@ -54,8 +54,9 @@ def graft(model: Any, clip: Any, entries: Sequence[Entry], mode: str = "auto") -
             if entry.blocks:
                 blocks.fitting(entry.blocks, (weight for space, weight in shapes if space == "model"))
             state, hint = _converted(entry.state), metadata.made_for(entry.state, entry.metadata)
+            names = {**targets, **keys.found(formats.names(state), targets, shapes)}
             configs = peft_configs(entry.metadata)
-            parsed.append((entry, formats.read(state, targets, shapes, entry.name, entry.partial, hint, configs)))
+            parsed.append((entry, formats.read(state, names, shapes, entry.name, entry.partial, hint, configs)))
         except ValueError as error:
             problems.append(str(error))
     if problems:
@@ -73,14 +74,14 @@ def graft(model: Any, clip: Any, entries: Sequence[Entry], mode: str = "auto") -
 
 
 def _converted(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """A LoRA's state dict under the names of the host's key map: BFL's and XLabs' for Flux, Wan's …"""
+    """A LoRA's state dict under generic names: XLabs' for Flux, and what the host's own conversion knows (BFL's control LoRAs …)."""
     import comfy.lora_convert
 
-    return comfy.lora_convert.convert_lora(state)
+    return comfy.lora_convert.convert_lora(keys.renamed(state))
 
 
 def lora_targets(model: Any, clip: Any = None) -> tuple[dict[str, formats.Target], dict[tuple[str, str], tuple[int, ...]]]:
-    """(target of every LoRA name that this MODEL and CLIP know, shape of every weight by ("model" or "clip", name))."""
+    """(target of every LoRA name that the host knows for this MODEL and CLIP, shape of every weight by ("model" or "clip", name))."""
     import comfy.lora
 
     targets: dict[str, formats.Target] = {}
@@ -93,27 +94,7 @@ def lora_targets(model: Any, clip: Any = None) -> tuple[dict[str, formats.Target
         for name, target in names(module, {}).items():
             parts = (target,) if isinstance(target, str) else tuple(target)
             targets[name] = formats.Target(space, *parts)
-    for name, target in _more_names(model).items():
-        targets.setdefault(name, formats.Target("model", target))
     return targets, shapes
-
-
-def _more_names(model: Any) -> dict[str, str]:
-    """Names that ComfyUI's own map does not have: PEFT's for UNets, lycoris' of the model's own paths, kohya's of OFT: name -> weight."""
-    import comfy.utils
-
-    names = {}
-    for diffusers, own in comfy.utils.unet_to_diffusers(model.model.model_config.unet_config).items():
-        if diffusers.endswith(".weight"):
-            for prefix in ("", "unet.", "base_model.model."):
-                names[prefix + diffusers.removesuffix(".weight")] = f"diffusion_model.{own}"
-    for name, _ in model.model.diffusion_model.named_parameters():
-        if name.endswith(".weight"):
-            plain, weight = name.removesuffix(".weight"), f"diffusion_model.{name}"
-            names[f"base_model.model.{plain}"] = weight
-            for prefix in ("lycoris", "lycoris_unet", "oft_unet"):
-                names[f"{prefix}_{plain.replace('.', '_')}"] = weight
-    return names
 
 
 def _pieces(

@@ -118,6 +118,11 @@ def read(
     return ParsedLora(name, {target: tuple(of) for target, of in layers.items()}, tuple(unmatched), tuple(text), kinds)
 
 
+def names(state: Mapping[str, Tensor]) -> list[str]:
+    """Every layer that a LoRA's keys name, once."""
+    return list(dict.fromkeys(base for base, role in (_role(key, state) for key in state) if role is not None))
+
+
 Group = dict[str, tuple[str, Tensor]]  # role -> (key in the file, tensor)
 
 

@@ -1,0 +1,158 @@
+"""Names of layers in LoRA files, beyond those that a host knows: prefixes and separators of every trainer, and diffusers' names of models.
+
+Trainers write one name in many ways: kohya-ss/sd-scripts and musubi `lora_unet_a_b`, OneTrainer `lora_transformer_a_b`, lycoris
+`lycoris_a_b`, PEFT `base_model.model.a.b`, diffusers `transformer.a.b`, XLabs `double_blocks.0.processor.qkv_lora1`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from .formats import Target
+
+Shapes = Mapping[tuple[str, str], Sequence[int]]  # shape of every weight by ("model" or "clip", name)
+_OWN = "diffusion_model."
+_PREFIXES = (
+    "base_model.model.", "model.diffusion_model.", "diffusion_model.", "transformer.", "unet.", "pipe.dit.", "dit.", "model.",
+    "lora_unet_", "lora_transformer_", "lora_prior_unet_", "lycoris_unet_", "lycoris_", "oft_unet_",
+)  # fmt: skip
+_TEXT = re.compile(r"(?:(?:lora_|lycoris_)?(?:prior_)?te(\d?)|text_encoder(?:_(\d))?)[._](.+)")
+
+
+def found(names: Iterable[str], known: Mapping[str, Target], shapes: Shapes) -> dict[str, Target]:
+    """Targets of a file's layer names that `known` (the host's map) lacks; names that fit nothing, or two weights, are left out."""
+    missing = [name for name in names if name not in known]
+    if not missing:
+        return {}
+    index = _index({**_spelled(shapes), **{name: target for name, target in known.items()}})
+    ends = _ends(shapes)
+    targets = ((name, index.get(_canonical(name)) or _by_end(name, ends)) for name in missing)
+    return {name: target for name, target in targets if target is not None and (target.model, target.weight) in shapes}
+
+
+def _canonical(name: str) -> str:
+    """A name without prefix and with underscores; text encoders keep their number (`te1:…`)."""
+    text = _TEXT.fullmatch(name)
+    if text is not None:
+        return f"te{text[1] or text[2] or '1'}:{_flat(text[3])}"
+    return _flat(name)
+
+
+def _flat(name: str) -> str:
+    prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
+    return name.replace(".", "_").lstrip("_") if prefix is None else _flat(name[len(prefix) :])
+
+
+def _index(names: Mapping[str, Target]) -> dict[str, Target]:
+    """Targets by canonical name, without those that two names claim."""
+    index: dict[str, Target | None] = {}
+    for name, target in names.items():
+        canonical = _canonical(name)
+        index[canonical] = target if index.get(canonical, target) == target else None
+    return {name: target for name, target in index.items() if target is not None}
+
+
+def _ends(shapes: Shapes) -> dict[str, list[Target]]:
+    """Text encoder weights by the last words of their names, for encoders whose place in the host's model the file does not know."""
+    ends: dict[str, list[Target]] = {}
+    for space, weight in shapes:
+        if space == "clip" and weight.endswith(".weight"):
+            words = weight.removesuffix(".weight").split(".")
+            for start in range(1, len(words) - 1):
+                ends.setdefault("_".join(words[start:]), []).append(Target("clip", weight))
+    return ends
+
+
+def _by_end(name: str, ends: Mapping[str, list[Target]]) -> Target | None:
+    text = _TEXT.fullmatch(name)
+    fits = ends.get(_flat(text[3]), []) if text is not None else []
+    return fits[0] if len(fits) == 1 else None
+
+
+# --- the model's weights under other names ---
+
+_WAN = (  # (in the model's names, in diffusers')
+    (r"self_attn\.", "attn1."), (r"cross_attn\.k_img", "attn2.add_k_proj"), (r"cross_attn\.v_img", "attn2.add_v_proj"),
+    (r"cross_attn\.", "attn2."), (r"(attn\d\.)([qkv])$", r"\1to_\2"), (r"(attn\d\.)o$", r"\1to_out.0"), (r"ffn\.0$", "ffn.net.0.proj"),
+    (r"ffn\.2$", "ffn.net.2"), (r"norm3$", "norm2"), (r"^head\.head$", "proj_out"), (r"(^|\.)(head\.)?modulation$", r"\1scale_shift_table"),
+    (r"^time_embedding\.0$", "condition_embedder.time_embedder.linear_1"),
+    (r"^time_embedding\.2$", "condition_embedder.time_embedder.linear_2"), (r"^time_projection\.1$", "condition_embedder.time_proj"),
+    (r"^text_embedding\.0$", "condition_embedder.text_embedder.linear_1"),
+    (r"^text_embedding\.2$", "condition_embedder.text_embedder.linear_2"),
+    (r"^img_emb\.proj\.1$", "condition_embedder.image_embedder.ff.net.0.proj"),
+    (r"^img_emb\.proj\.3$", "condition_embedder.image_embedder.ff.net.2"),
+)  # fmt: skip
+_LUMINA = (
+    (r"attention\.out$", "attn.to_out.0"), (r"attention\.([qk])_norm$", r"attn.norm_\1"),
+    (r"feed_forward\.w(\d)$", r"feed_forward.linear_\1"),
+    (r"adaLN_modulation\.1$", "norm1.linear"), (r"^final_layer\.linear$", "norm_out.linear_2"),
+    (r"^final_layer\.norm1\.linear$", "norm_out.linear_1"), (r"^cap_embedder\.", "time_caption_embed.caption_embedder."),
+    (r"^t_embedder\.mlp\.0$", "time_caption_embed.timestep_embedder.linear_1"),
+    (r"^t_embedder\.mlp\.2$", "time_caption_embed.timestep_embedder.linear_2"),
+)  # fmt: skip
+_ZIMAGE = (
+    (r"attention\.out$", "attention.to_out.0"), (r"attention\.([qk])_norm$", r"attention.norm_\1"),
+    (r"^final_layer\.", "all_final_layer.2-1."), (r"^x_embedder$", "all_x_embedder.2-1"),
+)  # fmt: skip
+_RULES = (  # a weight that gives a family away, its tables
+    (re.compile(r"(^|\.)blocks\.0\.cross_attn\.q\."), (_WAN,)),
+    (re.compile(r"(^|\.)layers\.0\.attention\.qkv\."), (_LUMINA, _ZIMAGE)),
+)
+
+
+def _spelled(shapes: Shapes) -> dict[str, Target]:
+    """{name: target}: the model's weights under their own names and under diffusers', where those differ."""
+    own = [name for space, name in shapes if space == "model" and name.startswith(_OWN)]
+    tables = [table for sign, of in _RULES if any(sign.search(name) for name in own) for table in of]
+    names: dict[str, Target] = {}
+    for weight in own:
+        if weight.endswith(".bias"):
+            continue
+        plain, target = weight.removeprefix(_OWN).removesuffix(".weight").removesuffix(".scale"), Target("model", weight)
+        names[plain] = target
+        for table in tables:
+            name = plain
+            for pattern, theirs in table:
+                name = re.sub(pattern, theirs, name)
+            names.setdefault(name, target)
+    for fused in [name for name in own if name.endswith(".attention.qkv.weight") and tables]:
+        names.update(_split(fused, shapes))
+    for linear in [name for name in own if name.endswith(".linear1.weight") and "single_blocks." in name]:
+        width = 3 * shapes["model", linear.replace(".linear1.", ".linear2.")][0]
+        names[linear.removeprefix(_OWN).replace(".linear1.weight", ".linear1_qkv")] = Target("model", linear, (0, 0, width))
+    return names
+
+
+def _split(fused: str, shapes: Shapes) -> Iterator[tuple[str, Target]]:
+    """Q, K and V of a fused weight of Lumina's, whose K and V may have fewer heads."""
+    base = fused.removeprefix(_OWN).removesuffix("attention.qkv.weight")
+    rows, query = shapes["model", fused][0], shapes["model", fused.replace(".qkv.", ".out.")][1]
+    other = (rows - query) // 2
+    for letter, start, length in (("q", 0, query), ("k", query, other), ("v", query + other, other)):
+        for attention in ("attn", "attention"):
+            yield f"{base}{attention}.to_{letter}", Target("model", fused, (0, start, length))
+
+
+# --- whole files under other names ---
+
+_XLABS = re.compile(r"(double|single)_blocks\.(\d+)\.processor\.(qkv|proj)_lora([12]?)\.(up|down)\.weight")
+T = TypeVar("T")
+
+
+def renamed(state: Mapping[str, T]) -> Mapping[str, T]:
+    """A LoRA of XLabs' for Flux under generic names: lora1 is for the image, lora2 for the text; the same mapping where there is none."""
+    if not any(_XLABS.fullmatch(key) for key in state):
+        return state
+    return {_xlabs(key): value for key, value in state.items()}
+
+
+def _xlabs(key: str) -> str:
+    match = _XLABS.fullmatch(key)
+    if match is None:
+        return key
+    kind, number, what, which, side = match.groups()
+    single = {"qkv": "linear1_qkv", "proj": "linear2"}[what]
+    layer = single if kind == "single" else f"{'txt' if which == '2' else 'img'}_attn.{what}"
+    return f"{_OWN}{kind}_blocks.{number}.{layer}.lora_{side}.weight"
