@@ -1,4 +1,4 @@
-"""The command line: `run` a workflow file, `doctor` for the host. Exit status 0 done, 1 a node failed, 2 not valid, 130 interrupted."""
+"""The command line: `run` a workflow, `editor` to build one, `doctor`. Exit status 0 done, 1 failed, 2 not valid, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -24,12 +24,10 @@ STATUS = {"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED}
 def main(argv: Sequence[str]) -> int:
     """Run one command; returns the exit status."""
     arguments = _parser().parse_args(argv)
-    if arguments.command == "editor":
-        print("graft_nodes: the editor is not available in this version of Graft; open the workflow in ComfyUI, or run it with "
-              "'python -m graft_nodes run'", file=sys.stderr)
-        return INVALID
     try:
         with log.shown(arguments.verbose):
+            if arguments.command == "editor":
+                return _edit(arguments)
             return doctor.main(arguments) if arguments.command == "doctor" else _run(arguments, argv)
     except KeyboardInterrupt:
         print("graft_nodes: stopped", file=sys.stderr)
@@ -54,8 +52,27 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument("--custom-nodes", action="store_true",
                       help="load every custom node of the ComfyUI (default: only when the workflow needs one)")
     commands.add_parser("doctor", parents=[shared], help="say which host and device there are, what works there and what does not")
-    commands.add_parser("editor", help="not available in this version")
+    edits = commands.add_parser("editor", help="open the graph editor (ComfyUI's front end) on Graft's embedded host")
+    edits.add_argument("--listen", metavar="ADDRESS", default="127.0.0.1", help="the address to listen on (default: this machine only)")
+    edits.add_argument("--port", type=int, default=8188, help="the port to listen on; 0 is any free one (default: 8188)")
+    edits.add_argument("--no-browser", action="store_true", help="only print the address, do not open a browser")
+    edits.add_argument("--front-end-root", metavar="DIR", help="the folder of another version of the front end (it holds index.html)")
+    edits.add_argument("--cpu", action="store_true", help="do not use an accelerator")
+    edits.add_argument("--input", metavar="DIR", help="the input folder (default: ./input)")
+    edits.add_argument("--output", metavar="DIR", help="the output folder (default: ./output)")
+    edits.add_argument("--verbose", action="store_true", help="show the host's own log, and every refused request")
     return parser
+
+
+def _edit(arguments: argparse.Namespace) -> int:
+    """Serve the graph editor until Ctrl-C."""
+    from .editor_server import serve
+
+    try:
+        return serve.main(arguments)
+    except HostError as error:
+        print(f"graft_nodes: {error}", file=sys.stderr)
+        return FAILED
 
 
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:

@@ -63,7 +63,7 @@ def execute(host: Host, graph: Graph, metadata: Mapping[str, Any] | None, stream
     watch = _Watch(host, graph, Progress(stream, len(workflow.reachable(graph, valid[2]))), interruption)
     extra = {"client_id": "graft-headless", "extra_pnginfo": {"workflow": metadata} if metadata else {}}
     before, start = _listing(host), time.monotonic()
-    executor = _executor(host)
+    executor = new_executor(host)
     with watch.attached(), _interruptible(host, interruption):
         host.loop.run_until_complete(executor.execute_async(graph, prompt_id, extra, valid[2]))
     result = Result(seconds=time.monotonic() - start)
@@ -171,7 +171,7 @@ def _host_problems(host: Host, graph: Graph, cut: set[str], faulty: set[str]) ->
     return found
 
 
-def _executor(host: Host) -> Any:
+def new_executor(host: Host) -> Any:
     """The host's executor; newer versions want their cache described, and every output is kept for the one run."""
     execution = host.execution
     if "cache_args" in inspect.signature(execution.PromptExecutor.__init__).parameters:

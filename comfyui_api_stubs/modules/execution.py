@@ -22,6 +22,7 @@ from comfy_api.internal import _ComfyNodeInternal, _NodeOutputInternal, first_re
 from comfy_api.latest import io
 from comfy_execution.graph import DependencyCycleError, DynamicPrompt, ExecutionBlocker, NodeInputError, get_input_info, is_link
 from comfy_execution.progress import WebUIProgressHandler, add_progress_handler, get_progress_state, reset_progress_state
+from comfy_execution.prompt_queue import PromptQueue as PromptQueue
 from comfy_execution.utils import CurrentNodeContext
 from comfy_execution.validation import validate_node_input
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
+from protocol import BinaryEventTypes
+
 from comfy_execution.graph import DynamicPrompt
 
 
@@ -57,15 +59,20 @@ class WebUIProgressHandler(ProgressHandler):
     def set_registry(self, registry: ProgressRegistry) -> None:
         self.registry = registry
 
+    def _place(self, node_id: str) -> dict:
+        """Where a node stands in the graph, as clients are told."""
+        prompt = self.registry.dynprompt  # type: ignore[union-attr]
+        return {
+            "node_id": node_id, "display_node_id": prompt.get_display_node_id(node_id),
+            "parent_node_id": prompt.get_parent_node_id(node_id), "real_node_id": prompt.get_real_node_id(node_id),
+        }
+
     def _send(self, prompt_id: str) -> None:
         if self.registry is None or self.server_instance is None:
             return
-        prompt = self.registry.dynprompt
         nodes = {
             node_id: {
-                "value": state["value"], "max": state["max"], "state": state["state"].value, "node_id": node_id, "prompt_id": prompt_id,
-                "display_node_id": prompt.get_display_node_id(node_id), "parent_node_id": prompt.get_parent_node_id(node_id),
-                "real_node_id": prompt.get_real_node_id(node_id),
+                "value": state["value"], "max": state["max"], "state": state["state"].value, "prompt_id": prompt_id, **self._place(node_id),
             }
             for node_id, state in self.registry.nodes.items() if state["state"] != NodeState.Pending
         }
@@ -75,7 +82,15 @@ class WebUIProgressHandler(ProgressHandler):
         self._send(prompt_id)
 
     def update_handler(self, node_id: str, value: float, max_value: float, state: dict, prompt_id: str, image: Any = None) -> None:
+        """Send the state, and a preview picture with its node to clients that say they know such messages."""
         self._send(prompt_id)
+        server = self.server_instance
+        if image is None or self.registry is None or server is None:
+            return
+        flags = getattr(server, "sockets_metadata", {}).get(server.client_id, {}).get("feature_flags", {})
+        if flags.get("supports_preview_metadata") is True:
+            data = (image, {"prompt_id": prompt_id, **self._place(node_id)})
+            server.send_sync(BinaryEventTypes.PREVIEW_IMAGE_WITH_METADATA, data, server.client_id)
 
     def finish_handler(self, node_id: str, state: dict, prompt_id: str) -> None:
         self._send(prompt_id)

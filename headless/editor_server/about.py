@@ -1,0 +1,200 @@
+"""What the front end asks about the host: its nodes, its models, the machine, and what the server can do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from typing import Any
+
+from aiohttp import web
+
+from ..hosts import Host
+from .answers import answer, problem
+from .paths import inside
+
+HEADER_LIMIT = 16 * 1024 * 1024  # bytes of a safetensors header that are read
+NOT_MODELS = ("custom_nodes", "configs")
+# Attributes of a node class that are sent under their lower-case name.
+WHEN_SET, WHEN_TRUE = ("OUTPUT_TOOLTIPS", "API_NODE", "ESSENTIALS_CATEGORY"), ("DEPRECATED", "EXPERIMENTAL", "DEV_ONLY")
+
+
+class About:
+    """The handlers of the routes; `add` registers them."""
+
+    def __init__(self, host: Host, features: dict[str, Any]):
+        self.host, self.features = host, features
+
+    def add(self, routes: web.RouteTableDef) -> None:
+        """Register every route."""
+        routes.get("/object_info")(self.all_nodes)
+        routes.get("/object_info/{node}")(self.one_node)
+        routes.get("/embeddings")(self.embeddings)
+        routes.get("/models")(self.model_kinds)
+        routes.get("/models/{folder}")(self.models)
+        routes.get("/experiment/models")(self.model_folders)
+        routes.get("/experiment/models/{folder}")(self.model_files)
+        routes.get("/view_metadata/{folder}")(self.metadata)
+        routes.get("/system_stats")(self.machine)
+        routes.get("/features")(self.can)
+        routes.get("/node_replacements")(self.replacements)
+        routes.get("/internal/logs")(self.no_log)
+        routes.get("/internal/logs/raw")(self.no_log_entries)
+        routes.patch("/internal/logs/subscribe")(self.accepted)
+        routes.get("/internal/folder_paths")(self.folders)
+        routes.get("/internal/files/{kind}")(self.files)
+
+    async def all_nodes(self, request: web.Request) -> web.Response:
+        """GET /object_info: every node's inputs and outputs."""
+        table = self.host.nodes.NODE_CLASS_MAPPINGS
+        return answer(await asyncio.to_thread(lambda: {node_id: self._node(node_id) for node_id in list(table)}))
+
+    async def one_node(self, request: web.Request) -> web.Response:
+        """GET /object_info/NODE: one node's; an empty object when there is none of that id."""
+        node_id = request.match_info["node"]
+        return answer({node_id: self._node(node_id)} if node_id in self.host.nodes.NODE_CLASS_MAPPINGS else {})
+
+    def _node(self, node_id: str) -> dict[str, Any]:
+        cls = self.host.nodes.NODE_CLASS_MAPPINGS[node_id]
+        if hasattr(cls, "GET_NODE_INFO_V1"):
+            return cls.GET_NODE_INFO_V1()
+        inputs, outputs = cls.INPUT_TYPES(), cls.RETURN_TYPES
+        info = {
+            "input": inputs, "input_order": {group: list(entries) for group, entries in inputs.items()},
+            "is_input_list": getattr(cls, "INPUT_IS_LIST", False), "output": outputs,
+            "output_is_list": getattr(cls, "OUTPUT_IS_LIST", [False] * len(outputs)), "output_name": getattr(cls, "RETURN_NAMES", outputs),
+            "name": node_id, "display_name": self.host.nodes.NODE_DISPLAY_NAME_MAPPINGS.get(node_id, node_id),
+            "description": getattr(cls, "DESCRIPTION", ""), "python_module": getattr(cls, "RELATIVE_PYTHON_MODULE", "nodes"),
+            "category": getattr(cls, "CATEGORY", "sd"), "output_node": getattr(cls, "OUTPUT_NODE", False) is True,
+            "has_intermediate_output": getattr(cls, "HAS_INTERMEDIATE_OUTPUT", False) is True,
+            "search_aliases": getattr(cls, "SEARCH_ALIASES", []),
+        }
+        info.update({attribute.lower(): getattr(cls, attribute) for attribute in WHEN_SET if hasattr(cls, attribute)})
+        info.update({attribute.lower(): True for attribute in WHEN_TRUE if getattr(cls, attribute, False)})
+        return info
+
+    # models
+    async def embeddings(self, request: web.Request) -> web.Response:
+        """GET /embeddings: their names."""
+        return answer([os.path.splitext(name)[0] for name in self.host.folders.get_filename_list("embeddings")])
+
+    async def model_kinds(self, request: web.Request) -> web.Response:
+        """GET /models: the kinds of models."""
+        return answer(list(self.host.folders.folder_names_and_paths))
+
+    async def models(self, request: web.Request) -> web.Response:
+        """GET /models/KIND: the files of a kind."""
+        kind = request.match_info["folder"]
+        if kind not in self.host.folders.folder_names_and_paths:
+            return web.Response(status=404)
+        return answer(self.host.folders.get_filename_list(kind))
+
+    async def model_folders(self, request: web.Request) -> web.Response:
+        """GET /experiment/models: the kinds with their folders."""
+        known = self.host.folders.folder_names_and_paths
+        return answer([
+            {"name": kind, "folders": list(folders), "extensions": sorted(extensions)}
+            for kind, (folders, extensions) in known.items() if kind not in NOT_MODELS
+        ])
+
+    async def model_files(self, request: web.Request) -> web.Response:
+        """GET /experiment/models/KIND: the files of a kind, with the number of the folder they are in."""
+        kind = request.match_info["folder"]
+        if kind not in self.host.folders.folder_names_and_paths:
+            return web.Response(status=404)
+        return answer(await asyncio.to_thread(self._files_of, kind))
+
+    def _files_of(self, kind: str) -> list[dict[str, Any]]:
+        folders = self.host.folders
+        found = []
+        for index, place in enumerate(folders.get_folder_paths(kind)):
+            names = folders.filter_files_extensions(folders.recursive_search(place, [".git"])[0], folders.folder_names_and_paths[kind][1])
+            for name in names:
+                about = os.stat(os.path.join(place, name))
+                found.append({
+                    "name": name, "pathIndex": index, "modified": about.st_mtime, "created": about.st_ctime, "size": about.st_size,
+                })
+        return found
+
+    async def metadata(self, request: web.Request) -> web.Response:
+        """GET /view_metadata/KIND?filename=: what a safetensors file says of itself."""
+        kind, name = request.match_info["folder"], request.query.get("filename", "")
+        if kind not in self.host.folders.folder_names_and_paths or not name.endswith(".safetensors"):
+            return web.Response(status=404)
+        paths = [inside(folder, name) for folder in self.host.folders.get_folder_paths(kind)]
+        path = next((path for path in paths if os.path.isfile(path)), None)
+        found = None if path is None else await asyncio.to_thread(_metadata, path)
+        return web.Response(status=404) if found is None else answer(found)
+
+    # the machine
+    async def machine(self, request: web.Request) -> web.Response:
+        """GET /system_stats."""
+        return answer(await asyncio.to_thread(self._machine))
+
+    def _machine(self) -> dict[str, Any]:
+        import torch
+
+        management, device, memory = self.host.management, self.host.management.get_torch_device(), torch.device("cpu")
+        return {
+            "system": {
+                "os": sys.platform, "ram_total": management.get_total_memory(memory), "ram_free": management.get_free_memory(memory),
+                "comfyui_version": self.host.version, "required_frontend_version": None, "installed_templates_version": None,
+                "required_templates_version": None, "comfy_package_versions": [], "python_version": sys.version,
+                "pytorch_version": torch.__version__, "embedded_python": False, "deploy_environment": "graft",
+                "argv": ["graft_nodes", "editor"],
+            },
+            "devices": [{
+                "name": management.get_torch_device_name(device), "type": device.type, "index": device.index,
+                "vram_total": management.get_total_memory(device), "vram_free": management.get_free_memory(device),
+                "torch_vram_total": management.get_total_memory(device), "torch_vram_free": management.get_free_memory(device),
+            }],
+        }
+
+    async def can(self, request: web.Request) -> web.Response:
+        """GET /features: the same as is said on the WebSocket."""
+        return answer(self.features)
+
+    async def replacements(self, request: web.Request) -> web.Response:
+        """GET /node_replacements: there are none."""
+        return answer({})
+
+    async def no_log(self, request: web.Request) -> web.Response:
+        """GET /internal/logs: the log is in the terminal."""
+        return answer("")
+
+    async def no_log_entries(self, request: web.Request) -> web.Response:
+        """GET /internal/logs/raw: as `no_log`."""
+        return answer({"entries": [], "size": {"cols": 80, "rows": 24}})
+
+    async def accepted(self, request: web.Request) -> web.Response:
+        """PATCH /internal/logs/subscribe: accepted, nothing follows."""
+        return web.Response()
+
+    async def folders(self, request: web.Request) -> web.Response:
+        """GET /internal/folder_paths: the folders of each kind of models."""
+        return answer({kind: list(folders) for kind, (folders, _) in self.host.folders.folder_names_and_paths.items()})
+
+    async def files(self, request: web.Request) -> web.Response:
+        """GET /internal/files/KIND: the pictures of the input, output or temporary folder, newest first, as a node's list has them."""
+        kind = request.match_info["kind"]
+        folder = self.host.folders.get_directory_by_type(kind)
+        if folder is None:
+            return problem("Invalid directory type")
+        entries = list(os.scandir(folder)) if os.path.isdir(folder) else []
+        shown = [entry for entry in entries if entry.is_file() and not entry.name.startswith(".")]
+        return answer([f"{entry.name} [{kind}]" for entry in sorted(shown, key=lambda entry: -entry.stat().st_mtime)])
+
+
+def _metadata(path: str) -> dict[str, Any] | None:
+    """The "__metadata__" of a safetensors file; None when it has none or is no such file."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= HEADER_LIMIT:
+            return None
+        header = file.read(length)
+    try:
+        found = json.loads(header)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return None
+    return found.get("__metadata__") if isinstance(found, dict) else None

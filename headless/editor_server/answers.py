@@ -1,0 +1,55 @@
+"""JSON in and out of requests."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from aiohttp import web
+
+
+def text_of(value: Any) -> str:
+    """JSON that every browser reads: NaN and infinities are null; what JSON has no form for is its own text."""
+    try:
+        return json.dumps(value, allow_nan=False, default=str)
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False, default=str)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    return [_finite(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
+def answer(value: Any, status: int = 200) -> web.Response:
+    """A JSON response."""
+    return web.json_response(text=text_of(value), status=status)
+
+
+def problem(message: str, status: int = 400) -> web.Response:
+    """A JSON response that says what is wrong."""
+    return answer({"error": message}, status)
+
+
+async def asked(request: web.Request) -> dict[str, Any]:
+    """The object in a request's body; 400 when it is anything else. An empty body is an empty object."""
+    body = await request.text()
+    value = json.loads(body) if body.strip() else {}
+    if not isinstance(value, dict):
+        raise web.HTTPBadRequest(text="the body must be a JSON object")
+    return value
+
+
+def number(request: web.Request, name: str, default: int | None = None) -> int | None:
+    """An integer of the query; 400 when it is none."""
+    value = request.query.get(name)
+    if value is None:
+        return default
+    try:
+        return int(value)
+    except ValueError:
+        raise web.HTTPBadRequest(text=f"{name} must be an integer, got {value!r}") from None

@@ -1,0 +1,264 @@
+"""Pictures in and out: /view and /upload, and files of the front end and of packs as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import json
+import mimetypes
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+from aiohttp import BodyPartReader, web
+
+from ..hosts import Host
+from .answers import answer, problem
+from .paths import PathRefused, inside, single
+
+KINDS = ("input", "output", "temp")
+PART = 1 << 20  # bytes that an upload is read in
+# Python's table is the system's own where it has one, and some systems say text/plain for scripts: then a browser does not run them.
+TYPES = {
+    ".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css", ".html": "text/html", ".json": "application/json",
+    ".svg": "image/svg+xml", ".webp": "image/webp", ".md": "text/markdown", ".wasm": "application/wasm", ".woff2": "font/woff2",
+    ".ico": "image/x-icon", ".vtt": "text/vtt", ".map": "application/json",
+}
+# What a browser shows inline without running anything that is in it.
+INERT = ("image/", "video/", "audio/", "text/plain", "application/json", "font/")
+
+
+def type_of(path: str) -> str:
+    """The content type by the file's extension."""
+    return TYPES.get(os.path.splitext(path)[1].lower()) or mimetypes.guess_type(path)[0] or "application/octet-stream"
+
+
+def served(path: str) -> web.StreamResponse:
+    """A file of the front end or of a pack, as it is; 404 for anything but a file, so for folders too."""
+    if not os.path.isfile(path):
+        raise web.HTTPNotFound()
+    return web.FileResponse(path, headers={"Content-Type": type_of(path), "Cache-Control": "no-cache"})
+
+
+def download(path: str) -> web.StreamResponse:
+    """A file that a user put there: shown when it is inert, else handed over to be saved, never run in this page's origin."""
+    kind = type_of(path)
+    inert = kind.startswith(INERT) and kind != "image/svg+xml"
+    name = os.path.basename(path).replace("\\", "\\\\").replace('"', '\\"').encode("ascii", "replace").decode()
+    headers = {
+        "Content-Type": kind if inert else "application/octet-stream",
+        "Content-Disposition": f'{"inline" if inert else "attachment"}; filename="{name}"',
+        "Content-Security-Policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'",
+    }
+    return web.FileResponse(path, headers=headers)
+
+
+class Files:
+    """The handlers of /view and /upload."""
+
+    def __init__(self, host: Host):
+        self.folders = host.folders
+
+    def add(self, routes: web.RouteTableDef) -> None:
+        """Register every route."""
+        routes.get("/view")(self.view)
+        routes.post("/upload/image")(self.upload_image)
+        routes.post("/upload/mask")(self.upload_mask)
+
+    def find(self, name: str, subfolder: str, kind: str) -> str:
+        """The path of "name.png" or "name.png [output]" in the folder of that kind; PathRefused when it is no such folder or leads out."""
+        name, annotated = self.folders.annotated_filepath(name)
+        folder = annotated or (self.folders.get_directory_by_type(kind) if kind in KINDS else None)
+        if folder is None:
+            raise PathRefused(f"type {kind!r} is not one of {', '.join(KINDS)}")
+        return inside(folder, subfolder, name)
+
+    async def view(self, request: web.Request) -> web.StreamResponse:
+        """GET /view?filename=&subfolder=&type=[&preview=webp;90][&channel=rgb|a]."""
+        query = request.query
+        if not query.get("filename"):
+            return problem("filename is missing")
+        path = self.find(query["filename"], query.get("subfolder", ""), query.get("type", "output"))
+        if not os.path.isfile(path):
+            return web.Response(status=404)
+        channel = query.get("channel", "rgba")
+        if "preview" not in query and channel not in ("rgb", "a"):
+            return download(path)
+        try:
+            if "preview" in query:
+                kind, body = await asyncio.to_thread(_small, path, query["preview"], channel)
+            else:
+                kind, body = "png", await asyncio.to_thread(_channel, path, channel)
+        except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises for a file that is no picture
+            return problem(f"{query['filename']!r} cannot be shown as a picture: {error}")
+        return web.Response(body=body, content_type=f"image/{kind}")
+
+    async def upload_image(self, request: web.Request) -> web.Response:
+        """POST /upload/image: a form with image (a file), type, subfolder and overwrite."""
+        form, file, name = await _form(request)
+        with file:
+            return await self._stored(form, name, file, None)
+
+    async def upload_mask(self, request: web.Request) -> web.Response:
+        """POST /upload/mask: as an image, whose transparency is put on the picture that original_ref names."""
+        form, file, name = await _form(request)
+        with file:
+            reference = json.loads(form.get("original_ref") or "null")
+            if not isinstance(reference, dict) or not isinstance(reference.get("filename"), str) or not reference["filename"]:
+                return problem("original_ref must be an object with filename, subfolder and type")
+            original = self.find(reference["filename"], str(reference.get("subfolder") or ""), str(reference.get("type") or "output"))
+            if not os.path.isfile(original):
+                return problem(f"there is no picture {reference['filename']!r}", 404)
+            try:
+                masked = await asyncio.to_thread(_masked, original, file)
+            except (OSError, ValueError, SyntaxError) as error:
+                return problem(f"not a picture: {error}")
+            return await self._stored(form, name, masked, None)
+
+    async def _stored(self, form: dict[str, str], name: str, file: BinaryIO, _: Any) -> web.Response:
+        kind, subfolder = form.get("type") or "input", form.get("subfolder", "")
+        if kind not in KINDS:
+            return problem(f"type {kind!r} is not one of {', '.join(KINDS)}")
+        folder = inside(self.folders.get_directory_by_type(kind), subfolder)
+        inside(folder, single(name))
+        overwrite = form.get("overwrite", "").lower() in ("true", "1")
+        stored = await asyncio.to_thread(_store, folder, name, file, overwrite)
+        return answer({"name": stored, "subfolder": subfolder, "type": kind})
+
+
+async def _form(request: web.Request) -> tuple[dict[str, str], BinaryIO, str]:
+    """(the texts of a form, the file "image", its name); 400 when there is no such file."""
+    if not request.content_type.startswith("multipart/"):
+        raise web.HTTPBadRequest(text="a multipart form with the file 'image' was expected")
+    texts: dict[str, str] = {}
+    file, name, taken = None, "", 0
+    try:
+        async for part in await request.multipart():
+            if not isinstance(part, BodyPartReader):
+                raise web.HTTPBadRequest(text="a form within a form")
+            if part.name == "image" and part.filename:
+                name, file = part.filename, tempfile.TemporaryFile()  # noqa: SIM115  (the caller closes it)
+            body = bytearray()
+            while chunk := await part.read_chunk(PART):
+                taken += len(chunk)
+                if taken > request.app["largest_upload"]:
+                    raise web.HTTPRequestEntityTooLarge(max_size=request.app["largest_upload"], actual_size=taken)
+                if part.name == "image" and file is not None:
+                    file.write(chunk)
+                else:
+                    body += chunk
+            if part.name and part.name != "image":
+                texts[part.name] = body.decode()
+    except BaseException:
+        if file is not None:
+            file.close()
+        raise
+    if file is None:
+        raise web.HTTPBadRequest(text="the form has no file 'image'")
+    file.seek(0)
+    return texts, file, name
+
+
+def _store(folder: str, name: str, file: BinaryIO, overwrite: bool) -> str:
+    """Write a file whole or not at all; returns its name: another one where that name is taken by other contents."""
+    os.makedirs(folder, exist_ok=True)
+    stem, extension = os.path.splitext(name)
+    count = 1
+    while not overwrite and os.path.exists(os.path.join(folder, name)):
+        if os.path.isfile(os.path.join(folder, name)) and _digest_of(os.path.join(folder, name)) == _digest(file):
+            return name
+        name, count = f"{stem} ({count}){extension}", count + 1
+    write_whole(os.path.join(folder, name), lambda out: _copy(file, out))
+    return name
+
+
+def write_whole(path: str, write: Callable[[BinaryIO], Any]) -> None:
+    """Have `write` fill a file that then takes its place by rename."""
+    handle, draft = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as out:
+            write(out)
+        os.chmod(draft, 0o666 & ~_umask())
+        os.replace(draft, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _copy(file: BinaryIO, out: BinaryIO) -> None:
+    file.seek(0)
+    while chunk := file.read(PART):
+        out.write(chunk)
+
+
+def _digest(file: BinaryIO) -> bytes:
+    file.seek(0)
+    digest = hashlib.sha256()
+    while chunk := file.read(PART):
+        digest.update(chunk)
+    return digest.digest()
+
+
+def _digest_of(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return _digest(file)
+
+
+def _small(path: str, asked: str, channel: str) -> tuple[str, bytes]:
+    """A picture as webp or jpeg of the quality in "webp;90"."""
+    from PIL import Image
+
+    kind, _, quality = asked.partition(";")
+    kind = "jpeg" if kind == "jpeg" and "a" not in channel else "webp"
+    out = io.BytesIO()
+    with Image.open(path) as picture:
+        plain = picture.convert("RGB" if kind == "jpeg" or channel == "rgb" else "RGBA" if _transparent(picture) else "RGB")
+        plain.save(out, format=kind, quality=min(100, int(quality)) if quality.isdecimal() else 90)
+    return kind, out.getvalue()
+
+
+def _transparent(picture: Any) -> bool:
+    return "A" in picture.getbands() or "transparency" in picture.info
+
+
+def _channel(path: str, channel: str) -> bytes:
+    """A picture without its transparency ("rgb"), or its transparency alone ("a"), as PNG."""
+    from PIL import Image
+
+    out = io.BytesIO()
+    with Image.open(path) as picture:
+        if channel == "rgb":
+            picture.convert("RGB").save(out, format="PNG")
+        else:
+            alpha = Image.new("RGBA", picture.size)
+            alpha.putalpha(picture.convert("RGBA").getchannel("A"))
+            alpha.save(out, format="PNG")
+    return out.getvalue()
+
+
+def _masked(original: str, mask: BinaryIO) -> BinaryIO:
+    """The original picture with the mask's transparency, its texts kept, as PNG."""
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+
+    out, texts = io.BytesIO(), PngInfo()
+    with Image.open(original) as picture, Image.open(mask) as drawn:
+        for key, text in getattr(picture, "text", {}).items():
+            texts.add_text(key, text)
+        whole = picture.convert("RGBA")
+        alpha = drawn.convert("RGBA").getchannel("A")
+        if alpha.size != whole.size:
+            raise ValueError(f"the mask is {alpha.size[0]}x{alpha.size[1]}, the picture {whole.size[0]}x{whole.size[1]}")
+        whole.putalpha(alpha)
+        whole.save(out, format="PNG", compress_level=4, pnginfo=texts)
+    return out

@@ -1,0 +1,123 @@
+"""Which requests are answered at all: those whose Host is this machine as it was told to listen, and whose Origin is this very page.
+
+A page on the web may make a browser send requests to 127.0.0.1, directly (CSRF) or under a name that it lets point there (DNS rebinding).
+ComfyUI compares Origin with Host when the host is a loopback one; here the Host itself must be one that was asked for, an opaque Origin is
+refused, and a request that another site made is refused even when the browser sends no Origin with it."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from .paths import PathRefused
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "SAMEORIGIN",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+def is_loopback(name: str) -> bool:
+    """Whether a host name or address is this machine alone."""
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def guard(listen: str) -> Callable:
+    """The middleware for a server that listens on `listen`: refuses (403) what another site sent, adds the security headers."""
+    everywhere = not is_loopback(listen)
+
+    @web.middleware
+    async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
+        reason = refused(request.headers, everywhere, listen) or _from_another_site(request)
+        if reason:
+            logging.warning("refused %s %s: %s", request.method, request.path, reason)
+            return web.Response(status=403, text=reason, headers=HEADERS)
+        response = await handler(request)
+        if not response.prepared:
+            for name, value in HEADERS.items():
+                response.headers.setdefault(name, value)
+            response.headers.setdefault("Cache-Control", "no-cache")
+        return response
+
+    return checked
+
+
+def refused(headers: object, everywhere: bool, listen: str) -> str:
+    """Why the Host or the Origin of a request is not accepted; empty when both are. `everywhere`: the server listens beyond loopback."""
+    get = headers.get  # type: ignore[attr-defined]
+    host = (get("Host") or "").lower()
+    name = _name(host)
+    if not name:
+        return "a request needs a Host header"
+    if not (is_loopback(name) or (everywhere and (name == listen.lower() or _is_address(name) or name in _own_names()))):
+        return f"Host {host!r} is not this server; use the address that it printed"
+    origin = get("Origin")
+    if origin is None:
+        return ""
+    parts = urlsplit(origin.lower())
+    if parts.scheme not in ("http", "https") or _with_port(parts.netloc, parts.scheme) != _with_port(host, parts.scheme):
+        return f"Origin {origin!r} is not this server ({host})"
+    return ""
+
+
+def _from_another_site(request: web.Request) -> str:
+    """Why what the browser says about the page that made a request forbids it; following a link to the start page is allowed."""
+    site = request.headers.get("Sec-Fetch-Site", "none")
+    opens = request.method == "GET" and request.path == "/" and request.headers.get("Sec-Fetch-Dest") == "document"
+    return "" if site in ("none", "same-origin") or opens else f"a {site} request"
+
+
+def _name(host: str) -> str:
+    """The name in a Host header, without its port; empty when it cannot be read."""
+    try:
+        parts = urlsplit(f"//{host}")
+        _ = parts.port
+    except ValueError:
+        return ""
+    return (parts.hostname or "") if parts.netloc == host and "@" not in host and not parts.path else ""
+
+
+def _with_port(netloc: str, scheme: str) -> str:
+    return netloc.removesuffix(":80" if scheme == "http" else ":443")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _own_names() -> set[str]:
+    """What this machine calls itself."""
+    own = socket.gethostname().lower()
+    return {own, f"{own}.local", own.split(".")[0]}
+
+
+@web.middleware
+async def explained(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer a refused path or a body that is not JSON with 400 and why, a fault of ours with 500 and a log entry."""
+    try:
+        return await handler(request)
+    except PathRefused as error:
+        return web.json_response({"error": str(error)}, status=400)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        return web.json_response({"error": f"the body is not JSON: {error}"}, status=400)
+    except (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        return web.json_response({"error": f"there is no such place: {error.strerror}"}, status=409)

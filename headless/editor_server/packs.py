@@ -1,0 +1,171 @@
+"""What packs bring to the editor: scripts, help pages, translations, example workflows, subgraph blueprints; and the front end itself."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from aiohttp import web
+
+from ..hosts import Host
+from .answers import answer, problem
+from .files import served
+from .paths import inside
+
+EXAMPLES = ("example_workflows", "example", "examples", "workflow", "workflows")
+LOCALE_FILES = ("nodeDefs", "commands", "settings")
+
+
+class Packs:
+    """The handlers of the routes; `add` registers them. `front_end`: the folder that holds the front end's index.html."""
+
+    def __init__(self, host: Host, front_end: str):
+        self.nodes, self.front_end = host.nodes, front_end
+
+    def add(self, routes: web.RouteTableDef) -> None:
+        """Register every route; the front end's own files are last, as they match every address."""
+        routes.get("/extensions")(self.extensions)
+        routes.get("/i18n")(self.translations)
+        routes.get("/workflow_templates")(self.templates)
+        routes.get("/workflow_templates/{pack}/{file}")(self.template)
+        routes.get("/global_subgraphs")(self.blueprints)
+        routes.get("/global_subgraphs/{id}")(self.blueprint)
+
+    def add_files(self, routes: web.RouteTableDef) -> None:
+        """Register the routes of plain files, which have no second address below /api."""
+        routes.get("/")(self.start)
+        routes.get("/extensions/{pack}/{file:.*}")(self.extension_file)
+        routes.get("/templates/{file:index[^/]*[.]json}")(self.no_templates)
+        routes.get("/docs/{node}/{locale}.md")(self.help_of_core)
+        routes.get("/{file:.*}")(self.file)
+
+    async def start(self, request: web.Request) -> web.StreamResponse:
+        """GET /: the front end."""
+        path = os.path.join(self.front_end, "index.html")
+        return web.FileResponse(path, headers={"Content-Type": "text/html; charset=utf-8", "Cache-Control": "no-store, must-revalidate"})
+
+    async def file(self, request: web.Request) -> web.StreamResponse:
+        """GET /…: a file of the front end."""
+        return served(inside(self.front_end, request.match_info["file"]))
+
+    # scripts and help pages
+    async def extensions(self, request: web.Request) -> web.Response:
+        """GET /extensions: the address of every script that the page loads."""
+        core = [f"/{name}" for name in _below(self.front_end, "extensions/**/*.js")]
+        folders = self.nodes.EXTENSION_WEB_DIRS.items()
+        packs = [f"/extensions/{quote(pack)}/{name}" for pack, folder in folders for name in _below(folder, "**/*.js")]
+        return answer([*core, *packs])
+
+    async def extension_file(self, request: web.Request) -> web.StreamResponse:
+        """GET /extensions/PACK/…: a pack's script, help page or picture, or a script of the front end's own."""
+        pack, name = request.match_info["pack"], request.match_info["file"]
+        folder = self.nodes.EXTENSION_WEB_DIRS.get(pack)
+        return served(inside(self.front_end, "extensions", pack, name) if folder is None else inside(folder, name))
+
+    async def help_of_core(self, request: web.Request) -> web.Response:
+        """GET /docs/NODE/LOCALE.md: a core node's help: what it is, its inputs and outputs, as far as the embedded host knows."""
+        node_id = request.match_info["node"]
+        cls = self.nodes.NODE_CLASS_MAPPINGS.get(node_id)
+        if cls is None:
+            return web.Response(status=404)
+        title = self.nodes.NODE_DISPLAY_NAME_MAPPINGS.get(node_id, node_id)
+        return web.Response(text=_help(title, cls), content_type="text/markdown")
+
+    # translations
+    async def translations(self, request: web.Request) -> web.Response:
+        """GET /i18n: every pack's locales, by language."""
+        return answer(await asyncio.to_thread(self._translations))
+
+    def _translations(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for folder in self.nodes.LOADED_MODULE_DIRS.values():
+            for language in sorted(path for path in Path(folder, "locales").glob("*") if path.is_dir()):
+                texts = _json(language / "main.json")
+                texts.update({name: content for name in LOCALE_FILES if (content := _json(language / f"{name}.json"))})
+                found[language.name] = _merged(found.get(language.name, {}), texts)
+        return found
+
+    # examples
+    async def templates(self, request: web.Request) -> web.Response:
+        """GET /workflow_templates: the names of each pack's example workflows."""
+        found = {
+            pack: sorted(path.stem for name in EXAMPLES for path in Path(folder, name).glob("*.json"))
+            for pack, folder in self.nodes.LOADED_MODULE_DIRS.items()
+        }
+        return answer({pack: names for pack, names in found.items() if names})
+
+    async def template(self, request: web.Request) -> web.StreamResponse:
+        """GET /workflow_templates/PACK/NAME.json or .jpg: an example or its picture."""
+        folder = self.nodes.LOADED_MODULE_DIRS.get(request.match_info["pack"])
+        if folder is None:
+            return web.Response(status=404)
+        paths = [inside(os.path.join(folder, name), request.match_info["file"]) for name in EXAMPLES]
+        return served(next((path for path in paths if os.path.isfile(path)), paths[0]))
+
+    async def no_templates(self, request: web.Request) -> web.Response:
+        """GET /templates/index.json: ComfyUI's own templates are another package; there are none here."""
+        return answer([] if request.match_info["file"].startswith("index.") else {})
+
+    # blueprints
+    async def blueprints(self, request: web.Request) -> web.Response:
+        """GET /global_subgraphs: the subgraphs that packs offer as nodes."""
+        return answer({key: entry for key, (entry, _) in self._blueprints().items()})
+
+    async def blueprint(self, request: web.Request) -> web.Response:
+        """GET /global_subgraphs/ID: one of them with its workflow."""
+        found = self._blueprints().get(request.match_info["id"])
+        if found is None:
+            return problem("there is no such subgraph", 404)
+        entry, path = found
+        return answer({**entry, "data": path.read_text(encoding="utf-8")})
+
+    def _blueprints(self) -> dict[str, tuple[dict[str, Any], Path]]:
+        found = {}
+        for pack, folder in self.nodes.LOADED_MODULE_DIRS.items():
+            for path in sorted(Path(folder, "subgraphs").glob("*.json")):
+                key = hashlib.sha256(f"{pack}/{path.name}".encode()).hexdigest()
+                found[key] = ({"source": "custom_node", "name": path.stem, "info": {"node_pack": f"custom_nodes.{pack}"}}, path)
+        return found
+
+
+def _below(folder: str, pattern: str) -> list[str]:
+    """The files that match, as addresses relative to the folder."""
+    return sorted(quote(path.relative_to(folder).as_posix()) for path in Path(folder).glob(pattern) if path.is_file())
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty when there is no file, and, with a log entry, when it is broken."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        logging.error("%s is not JSON, so its texts are missing: %s", path, error)
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Both trees in one; where they meet, the second counts."""
+    both = dict(first)
+    for key, value in second.items():
+        known = both.get(key)
+        both[key] = _merged(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return both
+
+
+def _help(title: str, cls: Any) -> str:
+    """A help page made of what a node class says of itself."""
+    lines = [f"# {title}", "", getattr(cls, "DESCRIPTION", "") or "A node of the host.", "", "## Inputs", ""]
+    for group in ("required", "optional"):
+        for name, entry in cls.INPUT_TYPES().get(group, {}).items():
+            kind = entry[0] if isinstance(entry[0], str) else "one of a list"
+            about = (entry[1] if len(entry) > 1 else {}).get("tooltip", "")
+            lines.append(f"- **{name}** ({kind}{', optional' if group == 'optional' else ''}) {about}".rstrip())
+    return "\n".join([*lines, "", "## Outputs", "", *(f"- {kind}" for kind in cls.RETURN_TYPES)]) + "\n"

@@ -1,0 +1,116 @@
+"""`python -m graft_nodes editor`: opens the embedded host, serves ComfyUI's front end on it, and ends cleanly on Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib.util
+import os
+import signal
+import socket
+import sys
+import webbrowser
+from pathlib import Path
+
+from .. import hosts
+from ..problem import HostError
+
+PATIENCE = 60.0  # seconds that a running workflow has to end once it is interrupted
+FRONT_END = "comfyui_frontend_package"
+INSTALL = "install Graft with its 'editor' extra (pip install 'graft-nodes[editor]')"
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Serve until Ctrl-C; returns 0. Raises HostError when something that it needs is missing."""
+    front_end = find_front_end(arguments.front_end_root)
+    listening = _listen(arguments.listen, arguments.port)
+    with contextlib.closing(listening):
+        choice = hosts.Choice(None, "the editor runs on it")
+        host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output)
+        print(f"host: {choice}", flush=True)
+        return host.loop.run_until_complete(_serve(host, front_end, listening, arguments))
+
+
+def find_front_end(root: str | None) -> str:
+    """The folder with the front end's index.html: the one given, else that of the installed package. Raises HostError without one."""
+    if importlib.util.find_spec("aiohttp") is None:
+        raise HostError(f"the editor needs aiohttp, which is not installed; {INSTALL}")
+    if root is None:
+        spec = importlib.util.find_spec(FRONT_END)
+        if spec is None or not spec.submodule_search_locations:
+            raise HostError(f"the editor needs ComfyUI's front end (comfyui-frontend-package), which is not installed; {INSTALL}")
+        root = os.path.join(next(iter(spec.submodule_search_locations)), "static")
+    folder = Path(root).expanduser().absolute()
+    if not (folder / "index.html").is_file():
+        raise HostError(f"{folder} is not ComfyUI's front end: it has no index.html")
+    return str(folder)
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    """A listening socket; HostError when the address is not this machine's or the port is taken."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, port), family=family, backlog=128)
+    except (OSError, OverflowError) as error:
+        raise HostError(f"cannot listen on {address} port {port}: {error}; choose another with --port (0: any free one)") from error
+
+
+async def _serve(host: hosts.Host, front_end: str, listening: socket.socket, arguments: argparse.Namespace) -> int:
+    from aiohttp import web
+
+    from .app import build
+    from .guard import is_loopback
+    from .worker import Worker
+
+    runner = web.AppRunner(build(host, front_end, arguments.listen), access_log=None, shutdown_timeout=2.0)
+    await runner.setup()
+    worker, ended = Worker(host), asyncio.Event()
+    worker.start()
+    try:
+        await web.SockSite(runner, listening).start()
+        with _on_signal(host.loop, ended):
+            shown = f"[{arguments.listen}]" if ":" in arguments.listen else arguments.listen
+            reach = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(shown, shown)
+            address = f"http://{reach}:{listening.getsockname()[1]}/"
+            if not is_loopback(arguments.listen):
+                print(f"graft_nodes: listening on {arguments.listen}: everybody who can reach this machine can run workflows on it, "
+                      "as there are no passwords", file=sys.stderr, flush=True)
+            print(f"editor: {address}  (Ctrl-C ends it)", flush=True)
+            if not arguments.no_browser:
+                await asyncio.to_thread(webbrowser.open, address)
+            await ended.wait()
+    finally:
+        waiting = len(host.server.prompt_queue.queue)
+        done = await asyncio.to_thread(worker.stop, PATIENCE)
+        await runner.cleanup()
+    _say_how_it_ended(done, waiting)
+    return 0 if done else 1
+
+
+def _say_how_it_ended(done: bool, waiting: int) -> None:
+    if waiting:
+        print(f"graft_nodes: {waiting} queued workflow{'s were' if waiting > 1 else ' was'} not run", file=sys.stderr)
+    if not done:
+        print(f"graft_nodes: the running workflow did not end within {PATIENCE:.0f} s and was cut off", file=sys.stderr)
+    print("editor: ended", flush=True)
+
+
+@contextlib.contextmanager
+def _on_signal(loop: asyncio.AbstractEventLoop, ended: asyncio.Event):
+    """Set the event on the first Ctrl-C (or SIGTERM); a second one is Python's own KeyboardInterrupt."""
+    previous = {}
+
+    def end(number: int, frame: object) -> None:
+        print("\neditor: ending; a running workflow is interrupted and its state is kept (Ctrl-C again: at once)", flush=True)
+        for known, handler in previous.items():
+            signal.signal(known, handler)
+        loop.call_soon_threadsafe(ended.set)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        previous[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for known, handler in previous.items():
+            signal.signal(known, handler)

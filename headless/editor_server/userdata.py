@@ -1,0 +1,196 @@
+"""What the front end keeps on the server: saved workflows and other files of the user, and settings."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+from typing import Any
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from ..hosts import Host
+from .answers import answer, asked, problem
+from .files import download, write_whole
+from .paths import PathRefused, inside
+
+SETTINGS = "comfy.settings.json"
+
+
+class UserData:
+    """The one user's folder: `user/default` in the host's folder."""
+
+    def __init__(self, host: Host):
+        self.root = os.path.join(host.folders.get_user_directory(), "default")
+        self.changing = asyncio.Lock()
+
+    def add(self, routes: web.RouteTableDef) -> None:
+        """Register every route."""
+        routes.get("/users")(self.users)
+        routes.get("/settings")(self.settings)
+        routes.post("/settings")(self.change_settings)
+        routes.get("/settings/{id}")(self.setting)
+        routes.post("/settings/{id}")(self.change_setting)
+        routes.get("/userdata")(self.listing)
+        routes.get("/v2/userdata")(self.tree)
+        routes.get("/userdata/{file}")(self.read)
+        routes.post("/userdata/{file}")(self.write)
+        routes.delete("/userdata/{file}")(self.delete)
+        routes.post("/userdata/{file}/move/{dest}")(self.move)
+
+    async def users(self, request: web.Request) -> web.Response:
+        """GET /users: there is one, whose files are here."""
+        return answer({"storage": "server", "migrated": os.path.isdir(self.root)})
+
+    def _path(self, name: str) -> str:
+        """The path of a file of the user; the front end sends its name encoded once more than the address needs."""
+        decoded = unquote(name)
+        if not decoded.strip("/"):
+            raise PathRefused("the name of a file is missing")
+        return inside(self.root, decoded)
+
+    def _about(self, path: str, below: str) -> dict[str, Any]:
+        found = os.stat(path)
+        return {
+            "path": _relative(path, below), "size": found.st_size, "modified": int(found.st_mtime * 1000),
+            "created": int(found.st_ctime * 1000),
+        }
+
+    # settings
+    def _settings(self) -> dict[str, Any]:
+        """The stored settings; none when there is no file, and, with a log entry, when it is broken."""
+        path = os.path.join(self.root, SETTINGS)
+        try:
+            with open(path, encoding="utf-8") as file:
+                found = json.load(file)
+        except FileNotFoundError:
+            return {}
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            with contextlib.suppress(OSError):
+                os.replace(path, f"{path}.broken")
+            logging.error("%s is not JSON (%s); it was renamed to %s.broken, and settings begin anew", path, error, SETTINGS)
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    async def _change(self, changes: dict[str, Any]) -> web.Response:
+        async with self.changing:
+            os.makedirs(self.root, exist_ok=True)
+            text = json.dumps({**self._settings(), **changes}, indent=4)
+            write_whole(os.path.join(self.root, SETTINGS), lambda out: out.write(text.encode()))
+        return web.Response()
+
+    async def settings(self, request: web.Request) -> web.Response:
+        """GET /settings."""
+        return answer(self._settings())
+
+    async def setting(self, request: web.Request) -> web.Response:
+        """GET /settings/ID: its value, null when it was never set."""
+        return answer(self._settings().get(request.match_info["id"]))
+
+    async def change_settings(self, request: web.Request) -> web.Response:
+        """POST /settings: an object of values by id."""
+        return await self._change(await asked(request))
+
+    async def change_setting(self, request: web.Request) -> web.Response:
+        """POST /settings/ID: a value."""
+        return await self._change({request.match_info["id"]: json.loads(await request.text())})
+
+    # files
+    async def listing(self, request: web.Request) -> web.Response:
+        """GET /userdata?dir=[&recurse=true][&full_info=true][&split=true]: the files in a folder."""
+        directory = request.query.get("dir", "")
+        if not directory:
+            return problem("dir is missing")
+        folder = inside(self.root, unquote(directory))
+        if not os.path.isdir(folder):
+            return problem("Directory not found", 404)
+        files = await asyncio.to_thread(_files, folder, _yes(request, "recurse"))
+        if _yes(request, "full_info"):
+            return answer([self._about(path, folder) for path in files])
+        names = [_relative(path, folder) for path in files]
+        return answer([[name, *name.split("/")] for name in names] if _yes(request, "split") else names)
+
+    async def tree(self, request: web.Request) -> web.Response:
+        """GET /v2/userdata?path=: folders and files below a folder, folders first."""
+        wanted = unquote(request.query.get("path", ""))
+        folder = inside(self.root, wanted)
+        if not os.path.exists(folder):
+            return problem("Requested path not found", 404) if wanted else answer([])
+        if not os.path.isdir(folder):
+            return problem("Requested path is not a directory")
+        entries = []
+        for place, folders, files in os.walk(folder):
+            entries += [self._entry(os.path.join(place, name), "directory") for name in folders]
+            entries += [self._entry(os.path.join(place, name), "file") for name in files]
+        return answer(sorted(entries, key=lambda entry: (entry["type"] != "directory", entry["name"].lower())))
+
+    def _entry(self, path: str, kind: str) -> dict[str, Any]:
+        entry: dict[str, Any] = {"name": os.path.basename(path), "path": _relative(path, self.root), "type": kind}
+        if kind == "file":
+            with contextlib.suppress(OSError):  # a link to nowhere is listed without a size
+                found = os.stat(path)
+                entry.update(size=found.st_size, modified=found.st_mtime)
+        return entry
+
+    async def read(self, request: web.Request) -> web.StreamResponse:
+        """GET /userdata/FILE."""
+        path = self._path(request.match_info["file"])
+        if not os.path.isfile(path):
+            return web.Response(status=404)
+        if _relative(path, self.root) == "user.css":
+            return web.FileResponse(path, headers={"Content-Type": "text/css"})
+        return download(path)
+
+    async def write(self, request: web.Request) -> web.Response:
+        """POST /userdata/FILE[?overwrite=false][&full_info=true]: the body is the file."""
+        path = self._path(request.match_info["file"])
+        if os.path.isdir(path):
+            return problem("there is a folder of that name", 409)
+        if request.query.get("overwrite") == "false" and os.path.exists(path):
+            return problem("File already exists", 409)
+        body = await request.read()
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        await asyncio.to_thread(write_whole, path, lambda out: out.write(body))
+        return self._named(request, path)
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """DELETE /userdata/FILE."""
+        path = self._path(request.match_info["file"])
+        if not os.path.isfile(path):
+            return web.Response(status=404)
+        os.unlink(path)
+        return web.Response(status=204)
+
+    async def move(self, request: web.Request) -> web.Response:
+        """POST /userdata/FILE/move/DEST[?overwrite=false]."""
+        source, target = self._path(request.match_info["file"]), self._path(request.match_info["dest"])
+        if not os.path.isfile(source):
+            return web.Response(status=404)
+        if os.path.isdir(target) or (request.query.get("overwrite") == "false" and os.path.exists(target)):
+            return problem("File already exists", 409)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.replace(source, target)
+        return self._named(request, target)
+
+    def _named(self, request: web.Request, path: str) -> web.Response:
+        return answer(self._about(path, self.root) if _yes(request, "full_info") else _relative(path, self.root))
+
+
+def _relative(path: str, folder: str) -> str:
+    return os.path.relpath(path, folder).replace(os.sep, "/")
+
+
+def _yes(request: web.Request, name: str) -> bool:
+    return request.query.get(name, "").lower() == "true"
+
+
+def _files(folder: str, below: bool) -> list[str]:
+    """The files in a folder (and below it), sorted; what begins with a dot is hidden."""
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if below and not name.startswith(".")]
+        found += [os.path.join(place, name) for name in names if not name.startswith(".")]
+    return sorted(found)

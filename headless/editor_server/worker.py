@@ -1,0 +1,100 @@
+"""Executes what is queued, one workflow after the other, in a thread of its own."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from typing import Any
+
+from .. import run
+from ..hosts import Host
+from .clients import UNENCODED_PREVIEW_IMAGE
+
+IDLE = 1000.0  # seconds that the thread sleeps when nothing is queued; a flag wakes it
+AGAIN = 0.2  # seconds between two requests to stop: a workflow that only now starts takes back an earlier one
+
+
+class Worker:
+    """The thread; `start` and `stop` it once."""
+
+    def __init__(self, host: Host):
+        self.host, self.queue = host, host.server.prompt_queue
+        self.thread = threading.Thread(target=self._work, name="workflows", daemon=True)
+        self.ending = threading.Event()
+
+    def start(self) -> None:
+        """Execute from now on; nodes' progress goes to the clients."""
+        self.host.utils.set_progress_bar_global_hook(self._moved)
+        self.host.utils.set_progress_bar_enabled(False)
+        self.thread.start()
+
+    def stop(self, timeout: float) -> bool:
+        """Interrupt what runs and let the thread end, at most `timeout` seconds; whether it did. What waits is not begun."""
+        self.ending.set()
+        left = timeout
+        while self.thread.is_alive() and left > 0:
+            self.host.nodes.interrupt_processing(True)
+            self.queue.set_flag("ending", True)
+            self.thread.join(AGAIN)
+            left -= AGAIN
+        return not self.thread.is_alive()
+
+    def _work(self) -> None:
+        executor = run.new_executor(self.host)
+        while not self.ending.is_set():
+            taken = self.queue.get(timeout=IDLE)
+            if taken is not None:
+                self._execute(executor, *taken)
+            self._asked(executor, self.queue.get_flags())
+
+    def _execute(self, executor: Any, item: tuple, task: int) -> None:
+        server, (_, prompt_id, prompt, extra_data, outputs) = self.host.server, item
+        server.last_prompt_id = prompt_id
+        if self.ending.is_set():
+            return
+        _set_previews(extra_data.get("preview_method"))
+        try:
+            executor.execute(prompt, prompt_id, extra_data, outputs)
+        finally:
+            word = "success" if executor.success else "error"
+            status = self.queue.ExecutionStatus(status_str=word, completed=executor.success, messages=executor.status_messages)
+            self.queue.task_done(task, executor.history_result, status=status)
+            if server.client_id is not None:
+                server.send_sync("executing", {"node": None, "prompt_id": prompt_id}, server.client_id)
+
+    def _asked(self, executor: Any, flags: dict[str, Any]) -> None:
+        """Do what POST /free asked for."""
+        if flags.get("unload_models") or flags.get("free_memory"):
+            self.host.management.unload_all_models()
+            if flags.get("free_memory"):
+                executor.reset()
+            gc.collect()
+            self.host.management.soft_empty_cache()
+
+    def _moved(self, value: float, total: float, preview: Any = None, prompt_id: str | None = None, node_id: str | None = None) -> None:
+        """The running node is at `value` of `total`; raises the host's exception when the workflow is to stop."""
+        from comfy_execution.progress import get_progress_state
+        from comfy_execution.utils import get_executing_context
+
+        self.host.management.throw_exception_if_processing_interrupted()
+        server, context = self.host.server, get_executing_context()
+        prompt_id = prompt_id or (context.prompt_id if context else server.last_prompt_id)
+        node_id = node_id or (context.node_id if context else server.last_node_id)
+        if node_id is None:
+            return
+        get_progress_state().update_progress(node_id, value, total, preview)
+        server.send_sync("progress", {"value": value, "max": total, "prompt_id": prompt_id, "node": node_id}, server.client_id)
+        flags = server.sockets_metadata.get(server.client_id, {}).get("feature_flags", {})
+        if preview is not None and flags.get("supports_preview_metadata") is not True:
+            server.send_sync(UNENCODED_PREVIEW_IMAGE, preview, server.client_id)
+
+
+def _set_previews(method: Any) -> None:
+    """How latents are previewed while this workflow runs: as its sender asked, by default as well as it can be done."""
+    from comfy.cli_args import LatentPreviewMethod, args
+
+    chosen = LatentPreviewMethod.from_string(method) if isinstance(method, str) else None
+    args.preview_method = chosen or LatentPreviewMethod.Auto
+    if isinstance(method, str) and chosen is None and method != "default":
+        logging.warning("there is no preview method %r", method)
