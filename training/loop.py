@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -65,6 +65,7 @@ def train(state: TrainState, denoiser: Denoiser, dataset: Dataset, steps: int, w
         return state
     with torch.inference_mode(False):
         work = Workspace(state, denoiser, dataset)
+        work.loader.until = state.step + steps
         with closing(work), work.installed():
             try:
                 _run_(work, state.step + steps, watch)
@@ -78,7 +79,7 @@ def train(state: TrainState, denoiser: Denoiser, dataset: Dataset, steps: int, w
             except BaseException as error:  # an interruption is no Exception everywhere; it goes on after the state is safe
                 short = memory.exhausted(error)
                 if short:
-                    work.optimizer.zero_grad(set_to_none=True)
+                    work.mover.forget()
                     memory.release(error)
                 moved = work.whole and state.step < work.step
                 last = work.state() if moved and (short or (watch.keep is not None and work.step != work.kept)) else state
@@ -104,7 +105,10 @@ def _run_(work: Workspace, until: int, watch: Watch) -> None:
         _validate_(work, watch)
     kept_at = time.monotonic()
     while work.step < until:
+        begun = time.perf_counter()
         moved = advance_(work)
+        moved = replace(moved, seconds=time.perf_counter() - begun)
+        work.seconds += moved.seconds
         due = watch.validate_every and work.step % watch.validate_every == 0
         validation = _validate_(work, watch) if due else None
         _offer_averages(work, watch)
@@ -146,6 +150,7 @@ def _preview(work: Workspace, watch: Watch) -> None:
     if watch.preview is None or not watch.preview_every or work.step % watch.preview_every:
         return
     with work.mover.evaluated():
+        with work.mover.evaluated():
         watch.preview(work.denoiser, work.step, False)
     if work.shadow is not None:
         with work.shadow.swapped(work.trained):

@@ -16,8 +16,9 @@ from ..ema.schedule import EMASettings
 from ..ema.shadow import Shadow
 from . import adapters
 from .checkpointing import checkpointed
-from .dataset import Batch, Dataset, batches
+from .dataset import Batch, Dataset, framed
 from .draws import generator
+from .loader import Course, Loader
 from .memory import used
 from .mover import Mover
 from .noise import LAST_SIGNAL, noise_like, perturbation
@@ -61,6 +62,7 @@ class Workspace:
     def __init__(self, state: TrainState, denoiser: Denoiser, dataset: Dataset) -> None:
         check(state, denoiser, dataset)
         self.begun, self.denoiser, self.dataset = state, denoiser, dataset
+        self.loader = Loader(Course.of(state, dataset), dataset.workers)
         device = denoiser.device
         settings = state.settings.optimizer
         self.mover = Mover(settings, state.trained, state.optimizer, device, state.start.seed)
@@ -131,6 +133,7 @@ class Workspace:
 
     def close(self) -> None:
         """End what runs beside the steps."""
+        self.loader.close()
         for shadow in self.shadows:
             shadow.close()
 
@@ -207,9 +210,7 @@ def backward_(work: Workspace) -> float:
     total = 0.0
     for part in range(settings.optimizer.accumulation):
         work.purpose = f"part {part}"
-        number = work.step * settings.optimizer.accumulation + part
-        dropout, size = settings.objective.conditioning_dropout, settings.optimizer.batch_size
-        groups = batches(work.dataset, size, dropout, start.seed, work.step, number, work.purpose)
+        groups = work.loader.take(work.step, part)
         count = sum(len(batch.conditionings) for batch in groups)
         draws = generator(start.seed, work.step, f"noise {work.purpose}")
         for batch in groups:
@@ -301,7 +302,8 @@ def validate(work: Workspace) -> float | None:
         sigma = denoiser.sigma(((torch.arange(VALIDATION_DRAWS) + torch.rand((), generator=draws)) / VALIDATION_DRAWS).to(denoiser.device))
         noise = torch.randn(clean.shape, generator=draws).to(denoiser.device)
         with work.mover.evaluated(), autocast(work.begun.settings.optimizer, work.denoiser.device):
-            conditionings = (work.dataset.conditionings[picture.caption],) * VALIDATION_DRAWS
+            conditionings = (framed(work.dataset.conditionings[picture.caption], picture.framing),) * VALIDATION_DRAWS
             denoised = denoiser.denoise(denoiser.noisy(clean, noise, sigma), sigma, conditionings, {})
-        found.append(losses(objective, denoiser.prediction, denoised, clean, sigma).mean())
+        mask = None if picture.mask is None else picture.mask[None].to(denoiser.device)
+        found.append(losses(objective, denoiser.prediction, denoised, clean, sigma, mask).mean())
     return float(torch.stack(found).mean())
