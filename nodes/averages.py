@@ -150,7 +150,7 @@ class EMAMerge(io.ComfyNode):
         cls, model, clip=None, state=None, snapshots=None, lora_stack=None, profile="latest", width=0.1, weights="", strength=1.0,
         mode="auto", algebra="auto", rank=0,
     ) -> io.NodeOutput:
-        from ..training.curves import draw
+        from ..training.curves import draw, editor_data
 
         _check(state, snapshots, lora_stack, profile, weights, algebra, rank)
         if state is not None and profile == "latest":
@@ -163,7 +163,9 @@ class EMAMerge(io.ComfyNode):
             made = _made(state, found, profile, width, weights, algebra, rank, lambda: host.base.unet_weights(model))
         grafted = host.lora.graft(model, clip, [host.lora.Entry("the average", made.lora, strength, strength)], mode)
         picture = draw(list(made.curves), "share of each step's weights in the average", "step", "share")
-        return io.NodeOutput(grafted.model, grafted.clip, made.lora, picture, "\n".join([*made.lines, grafted.report]))
+        profile_data = {"version": 1, "curves": editor_data(made.curves), "lines": list(made.lines)}
+        report = "\n".join([*made.lines, grafted.report])
+        return io.NodeOutput(grafted.model, grafted.clip, made.lora, picture, report, ui={"graft_profile": [profile_data]})
 
 
 def _check(state: Any, snapshots: Any, lora_stack: Any, profile: str, weights: str, algebra: str, rank: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -52,6 +52,16 @@ def averaging_profile(settings: EMASettings, steps: int, total_steps: int) -> li
             weights[step], left = left * (1 - decay), left * decay
     weights[0] = left
     return weights
+
+
+def editor_data(curves: Sequence[Curve], points: int = 400) -> list[dict[str, Any]]:
+    """The curves as JSON for the editor: [{name, steps, values}], thinned to about so many points; the last one is always kept."""
+    out = []
+    for curve in curves:
+        count = len(curve.values)
+        kept = sorted({*range(0, count, max(1, count // points)), *([count - 1] if count else [])})
+        out.append({"name": curve.name, "steps": [curve.first + i for i in kept], "values": [float(curve.values[i]) for i in kept]})
+    return out
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:

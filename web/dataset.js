@@ -1,11 +1,11 @@
 /**
- * The panel of GraftDataset: thumbnails with their captions, buckets and problems, from the node's `graft_dataset` output:
- * [{pictures: [{name, caption, bucket, thumbnail?: {filename, subfolder, type}}], buckets: [{width, height, pictures}], problems: [text]}].
+ * The panel of GraftDataset: thumbnails with their captions, buckets and problems, from the node's `graft_dataset` output (its shape
+ * stands in training/folder_report.py).
  */
 import { el } from './dom.js'
 import { addDisplay, api, chain, fit } from './editor.js'
 
-const SHOWN = 60
+const AT_ONCE = 24
 
 /** Give a GraftDataset node its panel. */
 export function addDatasetPanel(node) {
@@ -14,8 +14,10 @@ export function addDatasetPanel(node) {
   chain(node, 'onExecuted', (output) => {
     const found = output?.graft_dataset?.[0]
     if (!found) return
-    const tabs = { Pictures: () => pictures(found.pictures), Buckets: () => buckets(found.buckets), Problems: () => problems(found.problems) }
-    const counts = { Pictures: found.pictures.length, Buckets: found.buckets.length, Problems: found.problems.length }
+    const typed = node.widgets?.find((widget) => widget.name === 'folder')?.value
+    const folder = String(typed || found.folder)
+    const tabs = { Pictures: () => pictures(found.pictures, folder), Buckets: () => buckets(found.buckets), Problems: () => problems(found.problems) }
+    const counts = { Pictures: found.count, Buckets: found.buckets.length, Problems: found.problems.length }
     const body = el('div', { class: 'graft-scroll', role: 'tabpanel', tabIndex: 0 })
     const bar = el('div', { class: 'graft-tabs', role: 'tablist' })
     const show = (name) => {
@@ -33,24 +35,37 @@ export function addDatasetPanel(node) {
   })
 }
 
-function pictures(found) {
-  const shown = found.slice(0, SHOWN).map((picture) => {
-    const caption = Array.isArray(picture.captions) ? picture.captions.join(' | ') : (picture.caption ?? '')
-    const query = picture.thumbnail && new URLSearchParams({ subfolder: '', ...picture.thumbnail })
-    return el('figure', { title: `${picture.name}\n${caption}` },
-      query ? el('img', { src: api.apiURL(`/view?${query}`), alt: picture.name, loading: 'lazy' }) : null,
-      el('figcaption', {}, el('b', {}, picture.name), ` ${caption}`))
-  })
-  const more = found.length - SHOWN
-  return el('div', {}, el('div', { class: 'graft-pictures' }, ...shown), more > 0 ? el('div', { class: 'graft-dim' }, `and ${more} more`) : null)
+function pictures(found, folder) {
+  const strip = el('div', { class: 'graft-pictures' })
+  const more = el('button', { class: 'graft-button', type: 'button', onclick: () => add() }, 'More')
+  const add = () => {
+    const from = strip.childElementCount
+    strip.append(...found.slice(from, from + AT_ONCE).map((picture) => thumbnail(picture, folder)))
+    more.hidden = strip.childElementCount >= found.length
+  }
+  add()
+  return el('div', {}, strip, more)
+}
+
+function thumbnail(picture, folder) {
+  const parts = [...folder.split(/[\\/]/), ...picture.name.split('/')].filter(Boolean)
+  const query = new URLSearchParams({ filename: parts.pop(), subfolder: parts.join('/'), type: 'input', preview: 'webp;70' })
+  const facts = [`${picture.width}×${picture.height} → ${picture.bucket.join('×')}`, picture.held_out ? 'held out' : null, picture.mask ? 'mask' : null, picture.captioned ? null : 'no caption']
+  const caption = `${picture.caption}${picture.varies ? ' (varies)' : ''}`
+  return el('figure', { title: `${picture.name}\n${facts.filter(Boolean).join(', ')}\n${caption}` },
+    el('img', { src: api.apiURL(`/view?${query}`), alt: picture.name, loading: 'lazy' }),
+    el('figcaption', {}, el('b', {}, picture.name), ` ${caption}`))
 }
 
 function buckets(found) {
-  const body = found.map((bucket) => el('tr', {}, el('td', {}, `${bucket.width} × ${bucket.height}`), el('td', {}, String(bucket.pictures))))
+  const heads = ['size', 'trained', 'held out']
+  const body = found.map((bucket) =>
+    el('tr', {}, el('td', {}, `${bucket.width} × ${bucket.height}${bucket.batch_id ? ` ${bucket.batch_id}` : ''}`), el('td', {}, String(bucket.train)), el('td', {}, String(bucket.held_out))))
   return el('table', { class: 'graft-table', 'aria-label': 'Buckets' },
-    el('thead', {}, el('tr', {}, el('th', { scope: 'col' }, 'size'), el('th', { scope: 'col' }, 'pictures'))), el('tbody', {}, ...body))
+    el('thead', {}, el('tr', {}, ...heads.map((head) => el('th', { scope: 'col' }, head)))), el('tbody', {}, ...body))
 }
 
 function problems(found) {
-  return found.length ? el('ul', {}, ...found.map((problem) => el('li', { class: 'graft-problem' }, problem))) : el('div', {}, 'None.')
+  if (!found.length) return el('div', {}, 'None.')
+  return el('ul', { class: 'graft-list' }, ...found.map(({ name, message }) => el('li', { class: 'graft-problem' }, message ? `${name}: ${message}` : name)))
 }

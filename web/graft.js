@@ -1,4 +1,5 @@
 /** Graft in the editor: which widget belongs to which node. Uses ComfyUI's public extension API only. */
+import { addAveragePanel } from './average.js'
 import { addDatasetPanel } from './dataset.js'
 import { addStyle } from './dom.js'
 import { app } from './editor.js'
@@ -6,7 +7,7 @@ import { TYPE, loraRows, refresh } from './lora_stack.js'
 import { addTodoPanel } from './todo.js'
 import { addTrainingPanel, listen } from './training.js'
 
-const PANELS = { ApplyToDo: addTodoPanel, GraftDataset: addDatasetPanel, TrainStep: addTrainingPanel }
+const PANELS = { ApplyToDo: addTodoPanel, EMAMerge: addAveragePanel, GraftDataset: addDatasetPanel, TrainStep: addTrainingPanel }
 
 app.registerExtension({
   name: 'Graft',

@@ -4,7 +4,7 @@ import pytest
 import torch
 from graft_nodes.ema.schedule import EMASettings
 from graft_nodes.ema.shadow import Shadow
-from graft_nodes.training.curves import STRONG, Curve, averaging_profile, draw, smoothed, ticks
+from graft_nodes.training.curves import STRONG, Curve, averaging_profile, draw, editor_data, smoothed, ticks
 
 
 def _ink(picture):
@@ -53,3 +53,11 @@ def test_the_profile_is_what_the_average_does(schedule, interval):
         shadow.update_({"w": torch.eye(steps + 1)[step]}, settings, step, 20)
     profile = averaging_profile(settings, steps, 20)
     assert sum(profile) == pytest.approx(1.0) and torch.allclose(torch.tensor(profile), shadow.tensors["w"], atol=1e-6)
+
+
+def test_data_for_the_editor_is_thinned_and_keeps_the_ends():
+    (data,) = editor_data([Curve([float(i) for i in range(1, 5_001)], name="share")])
+    assert data["steps"] == [int(value) for value in data["values"]]
+    assert data["steps"][0] == 1 and data["steps"][-1] == 5_000
+    assert 300 <= len(data["steps"]) <= 500
+    assert editor_data([Curve([])]) == [{"name": "", "steps": [], "values": []}]

@@ -1,0 +1,36 @@
+/** The panel of EMAMerge: how much of the average each step is, from the node's `graft_profile` output. */
+import { Series, draw } from './chart.js'
+import { el, short } from './dom.js'
+import { addDisplay, chain, fit } from './editor.js'
+
+const HEIGHT = 120
+const COLORS = ['#4c8dd6', '#e2923b', '#3fa96b', '#b07cc6', '#d65f5f']
+
+/** Give an EMAMerge node its panel. */
+export function addAveragePanel(node) {
+  const canvas = el('canvas', { class: 'graft-chart', role: 'img', 'aria-label': 'Share of each step in the average', hidden: true })
+  canvas.style.height = `${HEIGHT}px`
+  const legend = el('div', { class: 'graft-legend' })
+  const said = el('div', { class: 'graft-dim' }, 'How much of the average each step is, is drawn here once it has run.')
+  const content = el('div', { class: 'graft-content' }, canvas, legend, said)
+  addDisplay(node, 'average', el('div', { class: 'graft graft-panel graft-average' }, content), () => Math.max(24, content.offsetHeight) + 4)
+  let curves = []
+  const redraw = () => draw(canvas, content.clientWidth || node.size[0] - 24, HEIGHT, curves, (value) => short(value, 2))
+  chain(node, 'onResize', () => curves.length && redraw())
+  chain(node, 'onExecuted', (output) => {
+    const found = output?.graft_profile?.[0]
+    if (!found) return
+    curves = found.curves.map((curve, index) => {
+      const series = new Series()
+      curve.steps.forEach((step, at) => series.add(step, curve.values[at]))
+      return { series, color: COLORS[index % COLORS.length], width: 2, dots: curve.steps.length <= 12 }
+    })
+    legend.replaceChildren(...found.curves.flatMap((curve, index) => (curve.name ? [el('span', { style: `--curve: ${COLORS[index % COLORS.length]}` }, curve.name)] : [])))
+    said.replaceChildren(...found.lines.map((line) => el('div', {}, line)))
+    canvas.hidden = !curves.length
+    requestAnimationFrame(() => {
+      redraw()
+      if (node.graph) fit(node)
+    })
+  })
+}
