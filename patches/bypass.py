@@ -87,10 +87,10 @@ class Bypass:
         x = args[0] if args else next(iter(kwargs.values()))
         down, up, diff, bias = self._for(x)
         if down is not None and up is not None:
-            hidden = F.linear(x, down) if down.ndim == 2 else self._convolve(module, x, down, 1)
+            hidden = F.linear(x, down) if down.ndim == 2 else convolve(module, x, down, 1)
             output = output + (F.linear(hidden, up) if up.ndim == 2 else _CONV[up.ndim](hidden, up))
         if diff is not None:
-            output = output + (F.linear(x, diff) if diff.ndim == 2 else self._convolve(module, x, diff, getattr(module, "groups", 1)))
+            output = output + (F.linear(x, diff) if diff.ndim == 2 else convolve(module, x, diff, getattr(module, "groups", 1)))
         if bias is not None:
             output = output + bias.view(-1, *(1,) * (output.ndim - 2 if _is_conv(module) else 0))
         return output
@@ -103,12 +103,13 @@ class Bypass:
                 self._cast = (key, [None if t is None else t.to(x.device, x.dtype) for t in (down, up, self.diff, self.bias)])
         return self._cast[1]
 
-    @staticmethod
-    def _convolve(module: Any, x: Tensor, weight: Tensor, groups: int) -> Tensor:
-        padding = module.padding
-        if module.padding_mode != "zeros":
-            x, padding = F.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode), 0
-        return _CONV[weight.ndim](x, weight, None, module.stride, padding, module.dilation, groups)
+
+def convolve(module: Any, x: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
+    """A convolution with another weight in place of the module's (no bias), with its stride, dilation and kind of padding."""
+    padding = module.padding
+    if module.padding_mode != "zeros":
+        x, padding = F.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode), 0
+    return _CONV[weight.ndim](x, weight, None, module.stride, padding, module.dilation, groups)
 
 
 def _is_conv(module: nn.Module) -> bool:

@@ -1,31 +1,30 @@
-"""What is trained: low-rank pairs at the activations of Linear and Conv2d modules (LoRA, arXiv 2106.09685), or copies of the weights."""
+"""What is trained: an adapter at the activations of chosen modules (`kinds`), or copies of the weights themselves."""
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import kinds
 from .aliases import standing_in
-from .draws import generator
+from .kinds import Dropouts, Moment
+from .targets import TARGETS, TEXT_ENCODER, Patterns, Site, parse, sites, size_of, targets
 
-KINDS = ("lora", "locon", "full")
-LATER_KINDS = ("loha", "lokr", "dora", "oft")
-TARGETS = ("attention", "attention+ff", "all")
+__all__ = [
+    "KINDS", "TARGETS", "TEXT_ENCODER", "AdapterSettings", "as_lora", "attached", "beginning", "from_lora", "limit_norms_", "targets",
+    "tensors_digest",
+]  # fmt: skip
 
-# Names of a path's parts, as they are in UNets and in the transformer families.
-_ATTENTION = re.compile(r"(^|\.)(attn\d*|self_attn|cross_attn|attention|img_attn|txt_attn)(\.|$)")
-_FEED_FORWARD = re.compile(r"(^|\.)(ff|ff_net|ffn|mlp|img_mlp|txt_mlp|feed_forward|proj_in|proj_out)(\.|$)")
+KINDS = ("lora", "locon", "loha", "lokr", "dora", "oft", "full")
 _PREFIX = "diffusion_model."
+_DROPOUTS = ("rank_dropout", "module_dropout", "network_dropout")
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,9 @@ class AdapterSettings:
     """Settings of what is trained; plain values, checked on creation (`initial` alone holds tensors, and its digest stands for it).
 
     `attention` is every projection of self- and cross-attention; `attention+ff` adds feed-forward and the transformers' proj_in and
-    proj_out; `all` is every module of the model. kind lora takes Linear and 1x1 Conv2d modules, locon every Conv2d too, full
-    every parameter.
-    `pattern` narrows the choice: globs, or /regular expressions/, separated by commas or lines; a leading ! leaves modules out.
+    proj_out; `all` is every module of the model. kind lora takes linear layers and convolutions of kernel 1, full every parameter, the
+    others every convolution too. `pattern` narrows the choice and gives single parts a rank and alpha of their own (`targets.parse`).
+    `rank` is the size of the factors; of oft the side of the blocks (or their number, whichever is larger). `alpha` 0 is the rank.
     """
 
     kind: str = "lora"
@@ -43,6 +42,7 @@ class AdapterSettings:
     alpha: float = 0.0
     targets: str = "attention"
     pattern: str = ""
+    text_encoder: bool = False
     rank_dropout: float = 0.0
     module_dropout: float = 0.0
     network_dropout: float = 0.0
@@ -52,36 +52,51 @@ class AdapterSettings:
 
     def __post_init__(self) -> None:
         wrong = []
-        if self.kind in LATER_KINDS:
-            wrong.append(f"kind {self.kind} is not available in this version of Graft; use lora, locon or full")
-        elif self.kind not in KINDS:
+        if self.kind not in KINDS:
             wrong.append(f"kind is {self.kind!r}, expected one of {', '.join(KINDS)}")
         if self.targets not in TARGETS:
             wrong.append(f"targets is {self.targets!r}, expected one of {', '.join(TARGETS)}")
         if self.rank < 1:
             wrong.append(f"rank is {self.rank}, expected 1 or more")
-        if self.alpha < 0:
+        if not 0 <= self.alpha < float("inf"):
             wrong.append(f"alpha is {self.alpha}, expected 0 (the same as rank) or more")
-        for name in ("rank_dropout", "module_dropout", "network_dropout"):
+        for name in _DROPOUTS:
             if not 0.0 <= getattr(self, name) < 1.0:
                 wrong.append(f"{name} is {getattr(self, name)}, expected at least 0 and below 1")
-        if self.max_norm < 0:
+        if not 0 <= self.max_norm < float("inf"):
             wrong.append(f"max_norm is {self.max_norm}, expected 0 (off) or more")
+        try:
+            sizes = parse(self.pattern).sizes
+        except ValueError as error:
+            sizes = ()
+            wrong.append(str(error))
         if self.kind == "full":
-            for name in ("rank_dropout", "module_dropout", "network_dropout", "max_norm"):
+            for name in (*_DROPOUTS, "max_norm", "alpha"):
                 if getattr(self, name):
-                    wrong.append(f"{name} works on low-rank pairs and kind full has none; set it to 0")
+                    wrong.append(f"{name} works on an adapter and kind full has none; set it to 0")
+            if sizes:
+                wrong.append("pattern gives a rank or an alpha, and kind full has neither")
             if self.initial is not None:
-                wrong.append("initial is a start for low-rank pairs; with kind full apply it to the model instead")
+                wrong.append("initial is a start for an adapter; with kind full apply it to the model instead")
+        if self.kind == "oft":
+            if self.alpha or any(size.alpha is not None for size in sizes):
+                wrong.append("alpha scales a change that is added, and kind oft rotates; set it to 0")
+            if self.network_dropout:
+                wrong.append("network_dropout leaves out inner activations, and kind oft has none; use rank_dropout or module_dropout")
         if wrong:
             raise ValueError("GraftAdapter: " + "; ".join(wrong) + ".")
         if self.initial is not None and not self.initial_digest:
             object.__setattr__(self, "initial_digest", tensors_digest(self.initial))
 
+    @cached_property
+    def patterns(self) -> Patterns:
+        """What `pattern` says."""
+        return parse(self.pattern)
+
     @property
-    def scale(self) -> float:
-        """Factor on up @ down: alpha / rank, where alpha 0 stands for rank."""
-        return (self.alpha or self.rank) / self.rank
+    def dropping(self) -> bool:
+        """Whether any dropout is on."""
+        return bool(self.rank_dropout or self.module_dropout or self.network_dropout)
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
@@ -95,81 +110,75 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-# --- choosing ---------------------------------------------------------------------------------------------------------------------
-
-
-def _matches(path: str, pattern: str) -> bool:
-    if len(pattern) > 1 and pattern.startswith("/") and pattern.endswith("/"):
-        return re.search(pattern[1:-1], path) is not None
-    return fnmatch.fnmatchcase(path, pattern)
-
-
-def _chosen(path: str, settings: AdapterSettings) -> bool:
-    if settings.targets != "all":
-        wanted = _ATTENTION.search(path) or (settings.targets == "attention+ff" and _FEED_FORWARD.search(path))
-        if not wanted:
-            return False
-    patterns = [p.strip() for p in re.split(r"[,\n]", settings.pattern) if p.strip()]
-    keep = [p for p in patterns if not p.startswith("!")]
-    drop = [p[1:] for p in patterns if p.startswith("!")]
-    return (not keep or any(_matches(path, p) for p in keep)) and not any(_matches(path, p) for p in drop)
-
-
-def targets(module: nn.Module, settings: AdapterSettings) -> dict[str, nn.Module]:
-    """The modules that `settings` choose, by path, in the module's own order. Raises ValueError when there is none."""
-    found: dict[str, nn.Module] = {}
-    for path, part in module.named_modules():
-        if settings.kind == "full":
-            fits = any(True for _ in part.parameters(recurse=False))
-        elif isinstance(part, nn.Linear):
-            fits = True
-        else:
-            fits = isinstance(part, nn.Conv2d) and part.groups == 1 and (settings.kind == "locon" or part.kernel_size == (1, 1))
-        if fits and _chosen(path, settings):
-            found[path] = part
-    if not found:
-        some = [path for path, part in module.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)][:5]
-        raise ValueError(
-            f"GraftAdapter: targets {settings.targets!r} with pattern {settings.pattern!r} choose no module for kind {settings.kind!r}. "
-            f"The model has modules such as {', '.join(some) or '(none that can be trained)'}."
-        )
-    return found
-
-
 # --- tensors ----------------------------------------------------------------------------------------------------------------------
 
 
-def _pair_shapes(part: nn.Module, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    if isinstance(part, nn.Linear):
-        return (rank, part.in_features), (part.out_features, rank)
-    assert isinstance(part, nn.Conv2d)
-    return (rank, part.in_channels, *part.kernel_size), (part.out_channels, rank, 1, 1)
-
-
-def beginning(module: nn.Module, settings: AdapterSettings, seed: int, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def beginning(
+    module: nn.Module, settings: AdapterSettings, seed: int, base: Mapping[str, Tensor], text_encoder: nn.Module | None = None
+) -> dict[str, Tensor]:
     """Trained tensors before the first step: float32, on the CPU, by name (`<path>.lora_down.weight`, or the parameter's own name).
 
-    Down weights are uniform in +-1/sqrt(fan_in), drawn from (seed, module name), up weights zero; kind full copies the weights in `base`
-    (by parameter name).
+    Adapters begin as `kinds.start` says, drawn from (seed, module name); kind full copies the weights in `base`. `base` goes by parameter
+    name; names of the text encoder, which is trained when it is given, begin with `text_encoders.` there and in the result.
     """
-    chosen = targets(module, settings)
+    chosen = sites(module, settings, text_encoder)
     if settings.kind == "full":
-        once = {name for name, _ in module.named_parameters()}  # a parameter that modules share is trained under its first name
-        names = [f"{path}.{name}" if path else name for path, part in chosen.items() for name, _ in part.named_parameters(recurse=False)]
-        return {name: base[name].detach().to("cpu", torch.float32, copy=True) for name in names if name in once}
+        return _whole(module, text_encoder, chosen, base)
     out: dict[str, Tensor] = {}
-    for path, part in chosen.items():
-        down, up = _pair_shapes(part, settings.rank)
-        bound = float(torch.Size(down[1:]).numel()) ** -0.5
-        out[f"{path}.lora_down.weight"] = torch.empty(down).uniform_(-bound, bound, generator=generator(seed, 0, f"start {path}"))
-        out[f"{path}.lora_up.weight"] = torch.zeros(up)
+    for path, site in chosen.items():
+        started = kinds.start(settings.kind, site, seed, lambda site=site: _column_norms(site.part, None))  # type: ignore[misc]
+        out.update((f"{path}.{suffix}", tensor) for suffix, tensor in started.items())
     if settings.initial is not None:
-        _start_from_(out, settings)
+        _start_from_(out, settings, chosen)
     return out
 
 
-def _start_from_(out: dict[str, Tensor], settings: AdapterSettings) -> None:
-    """Overwrite the beginning with the pairs of `settings.initial`; raises with every mismatch. The file's own alpha is folded into up."""
+def _whole(
+    module: nn.Module, text_encoder: nn.Module | None, chosen: Mapping[str, Site], base: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    once = {name for name, _ in module.named_parameters()}  # a parameter that modules share is trained under its first name
+    once |= {TEXT_ENCODER + name for name, _ in text_encoder.named_parameters()} if text_encoder is not None else set()
+    names = [_join(path, name) for path, site in chosen.items() for name, _ in site.part.named_parameters(recurse=False)]
+    quantised = [name for name in names if name in once and not _plain(base[name])]
+    if quantised:
+        one = quantised[0]
+        raise ValueError(
+            f"GraftAdapter: kind full trains weights, and {len(quantised)} of them are quantised ({one}: {base[one].dtype}); use another "
+            "kind, which trains beside them, or a model that is not quantised."
+        )
+    return {name: base[name].detach().to("cpu", torch.float32, copy=True) for name in names if name in once}
+
+
+def _join(path: str, name: str) -> str:
+    return path + name if path in ("", TEXT_ENCODER) else f"{path}.{name}"
+
+
+def _plain(weight: Tensor) -> bool:
+    return weight.is_floating_point() and weight.element_size() > 1 and type(weight) in (Tensor, nn.Parameter)
+
+
+@torch.no_grad()
+def _column_norms(part: nn.Module, change: Tensor | None) -> Tensor:
+    """Norms (in,) of the columns of a module's weight plus a change, in float32 or more; of a quantised one as it computes."""
+    weight = _values(part)
+    changed = weight if change is None else weight + change.to(weight.device, weight.dtype)
+    return changed.transpose(0, 1).flatten(1).norm(dim=1)
+
+
+def _values(part: nn.Module) -> Tensor:
+    """A module's weight as it computes with it; what is quantised in a way of its own is asked for the images of unit vectors."""
+    weight = part.weight
+    assert isinstance(weight, Tensor)
+    if _plain(weight):
+        return weight if weight.dtype == torch.float64 else weight.float()
+    units = torch.eye(int(part.in_features), device=weight.device)  # type: ignore[arg-type]
+    zero = units.new_zeros(1, units.shape[0])
+    forward = type(part).forward.__get__(part)
+    return (forward(units) - forward(zero)).T.float()
+
+
+def _start_from_(out: dict[str, Tensor], settings: AdapterSettings, chosen: Mapping[str, Site]) -> None:
+    """Overwrite the beginning with the tensors of `settings.initial`; raises with every mismatch. The file's own alpha is folded in."""
     assert settings.initial is not None
     given = {name.removeprefix(_PREFIX): tensor for name, tensor in settings.initial.items()}
     wrong = []
@@ -181,45 +190,49 @@ def _start_from_(out: dict[str, Tensor], settings: AdapterSettings) -> None:
             wrong.append(f"{name}: expected {tuple(out[name].shape)}, got {tuple(given[name].shape)}")
         elif not torch.isfinite(given[name]).all():
             wrong.append(f"{name}: has values that are not finite")
+    for path, site in chosen.items():
+        names = [f"{path}.{suffix}" for suffix in kinds.shapes(settings.kind, site)]
+        if any(name in given for name in names):
+            wrong += [f"{name}: missing beside the others of its layer" for name in names if name not in given]
     if not given.keys() & out.keys():
         wrong.append("no tensor of it is one that these settings train")
     if wrong:
         raise ValueError(f"GraftAdapter: initial does not fit ({len(wrong)}):\n  " + "\n  ".join(wrong))
     for name in given.keys() & out.keys():
-        value = given[name].detach().to("cpu", torch.float32)
-        if name.endswith(".lora_up.weight"):
-            alpha = given.get(name.removesuffix(".lora_up.weight") + ".alpha")
-            theirs = 1.0 if alpha is None else float(alpha) / settings.rank
-            value = value * (theirs / settings.scale)
-        out[name] = value.clone()
+        out[name] = given[name].detach().to("cpu", torch.float32).clone()
+    for path, site in chosen.items():
+        name = f"{path}.{kinds.folded(settings.kind)}"
+        if name in given and kinds.scaled(settings.kind, kinds.shapes(settings.kind, site)):
+            alpha = given.get(f"{path}.alpha")
+            out[name] = out[name] * ((site.rank if alpha is None else float(alpha)) / site.alpha)
 
 
 def as_lora(trained: Mapping[str, Tensor], settings: AdapterSettings, base: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """Trained tensors under ComfyUI's generic names, on the CPU.
+    """Trained tensors under ComfyUI's generic names, on the CPU: `diffusion_model.<path>.<suffix>`, `text_encoders.<path>.<suffix>`.
 
-    Pairs become `diffusion_model.<path>.lora_up.weight`, `.lora_down.weight` and `.alpha`; whole weights become differences from `base`
-    (by parameter name): `.diff` and `.diff_b`.
+    Adapters get an `.alpha` each; whole weights become differences from `base` (by parameter name): `.diff` and `.diff_b`.
     """
     out: dict[str, Tensor] = {}
+    if settings.kind == "full" and base is None:
+        raise ValueError("Differences of whole weights need the base weights, and none are attached to this state.")
     for name, tensor in trained.items():
         value = tensor.detach().to("cpu", torch.float32)
-        if settings.kind != "full":
-            out[_PREFIX + name] = value.clone()
-            if name.endswith(".lora_up.weight"):
-                out[_PREFIX + name.removesuffix(".lora_up.weight") + ".alpha"] = torch.tensor(settings.alpha or float(settings.rank))
+        key = name if name.startswith(TEXT_ENCODER) else _PREFIX + name
+        if base is not None and settings.kind == "full":
+            difference = value - base[name].detach().to("cpu", torch.float32)
+            own = key.removesuffix(".bias") + ".diff_b" if name.endswith(".bias") else key.removesuffix(".weight") + ".diff"
+            out[own] = difference
             continue
-        if base is None:
-            raise ValueError("Differences of whole weights need the base weights, and none are attached to this state.")
-        difference = value - base[name].detach().to("cpu", torch.float32)
-        if name.endswith(".bias"):
-            out[_PREFIX + name.removesuffix(".bias") + ".diff_b"] = difference
-        else:
-            out[_PREFIX + name.removesuffix(".weight") + ".diff"] = difference
+        out[key] = value.clone()
+    for path in kinds.grouped(trained) if settings.kind != "full" else ():
+        key = path if path.startswith(TEXT_ENCODER) else _PREFIX + path
+        alpha = 0.0 if settings.kind == "oft" else size_of(path, settings)[1]  # lycoris' OFT: no constraint
+        out[f"{key}.alpha"] = torch.tensor(alpha)
     return out
 
 
 def from_lora(lora: Mapping[str, Tensor], settings: AdapterSettings, base: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """Trained tensors from what `as_lora` gave: pairs as they are (alpha is the settings'), differences added to `base`."""
+    """Trained tensors from what `as_lora` gave: factors as they are (alpha is the settings'), differences added to `base`."""
     if settings.kind != "full":
         return {name.removeprefix(_PREFIX): tensor.clone() for name, tensor in lora.items() if not name.endswith(".alpha")}
     if base is None:
@@ -234,86 +247,18 @@ def from_lora(lora: Mapping[str, Tensor], settings: AdapterSettings, base: Mappi
 
 @torch.no_grad()
 def limit_norms_(trained: Mapping[str, Tensor], settings: AdapterSettings) -> int:
-    """Scale pairs in place whose change of the weight has a Frobenius norm above `max_norm` (kohya's scale weight norm); how many."""
+    """Scale changes in place whose norm is above `max_norm` (kohya's scale weight norm; of a rotation its blocks'); how many."""
     if not settings.max_norm:
         return 0
-    scaled = 0
-    for name, up in trained.items():
-        if not name.endswith(".lora_up.weight"):
-            continue
-        down = trained[name.removesuffix("up.weight") + "down.weight"]
-        b, a = up.flatten(1), down.flatten(1)
-        norm = ((b.T @ b) * (a @ a.T)).sum().clamp(min=0).sqrt() * abs(settings.scale)  # |B A| without the product
-        if norm > settings.max_norm:
-            factor = (settings.max_norm / norm).sqrt()
-            up.mul_(factor)
-            down.mul_(factor)
-            scaled += 1
-    return scaled
+    above = []
+    for path, tensors in kinds.grouped(trained).items():
+        norm = kinds.norm(settings.kind, tensors, *size_of(path, settings))
+        above.append(norm > settings.max_norm)
+        kinds.shrink_(settings.kind, tensors, settings.max_norm / norm.clamp(min=settings.max_norm))
+    return int(torch.stack(above).sum())
 
 
 # --- installing -------------------------------------------------------------------------------------------------------------------
-
-Moment = Callable[[], tuple[int, int, str]]  # (seed, step, part of the step) of the forward that runs now
-
-
-class _Dropouts:
-    """Masks of the low-rank activations, the same when a checkpointed forward runs again."""
-
-    def __init__(self, settings: AdapterSettings, path: str, moment: Moment) -> None:
-        self.settings, self.path, self.moment = settings, path, moment
-
-    def __call__(self, hidden: Tensor, channel: int) -> Tensor | None:
-        """The masked hidden activations, or None when the whole module is left out; `channel` is the dimension of the rank."""
-        settings = self.settings
-        seed, step, purpose = self.moment()
-        if not purpose:  # sampling and validation use every unit
-            return hidden
-        draws = generator(seed, step, f"dropout {purpose} {self.path}")
-        if settings.module_dropout and torch.rand((), generator=draws) < settings.module_dropout:
-            return None
-        if settings.network_dropout:
-            keep = torch.rand(hidden.shape, generator=draws) >= settings.network_dropout
-            hidden = hidden * (keep.to(hidden.device, hidden.dtype) / (1 - settings.network_dropout))
-        if settings.rank_dropout:
-            shape = [1] * hidden.ndim
-            shape[0], shape[channel] = hidden.shape[0], hidden.shape[channel]
-            keep = torch.rand(shape, generator=draws) >= settings.rank_dropout
-            hidden = hidden * (keep.to(hidden.device, hidden.dtype) / (1 - settings.rank_dropout))
-        return hidden
-
-
-Hook = Callable[[Any, tuple[Tensor, ...], Tensor], Tensor]
-
-
-def _linear_hook(down: Tensor, up: Tensor, scale: float, drop: _Dropouts | None) -> Hook:
-    def beside(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
-        x = args[0]
-        hidden = F.linear(x, down.to(x.dtype))
-        if drop is not None:
-            dropped = drop(hidden, hidden.ndim - 1)
-            if dropped is None:
-                return out
-            hidden = dropped
-        # One pass for scale, product and sum.
-        rows = hidden.reshape(-1, hidden.shape[-1]).to(out.dtype)
-        return torch.addmm(out.reshape(-1, out.shape[-1]), rows, up.to(out.dtype).T, alpha=scale).view(out.shape)
-
-    return beside
-
-
-def _conv_hook(down: Tensor, up: Tensor, scale: float, drop: _Dropouts | None) -> Hook:
-    def beside(module: nn.Conv2d, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
-        x = args[0]
-        hidden = F.conv2d(x, down.to(x.dtype), None, module.stride, module.padding, module.dilation)
-        if drop is not None:
-            dropped = drop(hidden, 1)
-            if dropped is None:
-                return out
-            hidden = dropped
-        return out + F.conv2d(hidden.to(out.dtype), up.to(out.dtype) * scale)
-
-    return beside
 
 
 def _cast_(slots: Sequence[tuple[dict[str, Any], str, Tensor, torch.dtype]], *_: Any) -> None:
@@ -324,29 +269,51 @@ def _cast_(slots: Sequence[tuple[dict[str, Any], str, Tensor, torch.dtype]], *_:
 
 
 @contextmanager
-def attached(module: nn.Module, settings: AdapterSettings, trained: Mapping[str, Tensor], moment: Moment) -> Iterator[None]:
-    """For the block `module` computes with the trained tensors, its own weights frozen and fit for autograd; then it is as before."""
-    if settings.kind == "full":
-        own = dict(module.named_parameters())
-        cast = {id(own[name]): tensor for name, tensor in trained.items() if own[name].dtype != tensor.dtype}
-        slots = [
-            (part._parameters, name, cast[id(p)], p.dtype)
-            for part in module.modules() for name, p in part._parameters.items() if p is not None and id(p) in cast
-        ]  # fmt: skip
-        with standing_in(module, {name: tensor for name, tensor in trained.items() if own[name].dtype == tensor.dtype}):
-            hook = module.register_forward_pre_hook(partial(_cast_, slots))
-            try:
-                yield
-            finally:
-                hook.remove()
-        return
-    dropping = settings.rank_dropout or settings.module_dropout or settings.network_dropout
+def _whole_in(module: nn.Module, trained: Mapping[str, Tensor]) -> Iterator[None]:
+    """For the block the named parameters of `module` are the trained ones, in the model's own type."""
+    own = dict(module.named_parameters())
+    cast = {id(own[name]): tensor for name, tensor in trained.items() if own[name].dtype != tensor.dtype}
+    slots = [
+        (part._parameters, name, cast[id(p)], p.dtype)
+        for part in module.modules() for name, p in part._parameters.items() if p is not None and id(p) in cast
+    ]  # fmt: skip
+    with standing_in(module, {name: tensor for name, tensor in trained.items() if own[name].dtype == tensor.dtype}):
+        hook = module.register_forward_pre_hook(partial(_cast_, slots))
+        try:
+            yield
+        finally:
+            hook.remove()
+
+
+@contextmanager
+def attached(
+    module: nn.Module, settings: AdapterSettings, trained: Mapping[str, Tensor], moment: Moment, text_encoder: nn.Module | None = None
+) -> Iterator[None]:
+    """For the block `module` computes with the trained tensors, its own weights frozen and fit for autograd; then it is as before.
+
+    So does `text_encoder`, where it is trained; its trained names begin with `text_encoders.`.
+    """
+    parts = [("", module)] + ([(TEXT_ENCODER, text_encoder)] if text_encoder is not None else [])
     with ExitStack() as stack:
-        stack.enter_context(standing_in(module))
-        for path, part in targets(module, settings).items():
-            drop = _Dropouts(settings, path, moment) if dropping else None
-            down, up = trained[f"{path}.lora_down.weight"], trained[f"{path}.lora_up.weight"]
-            make = _linear_hook if isinstance(part, nn.Linear) else _conv_hook
-            hook = part.register_forward_hook(make(down, up, settings.scale, drop))
-            stack.callback(hook.remove)
+        if settings.kind == "full":
+            for prefix, part in parts:
+                own = {n.removeprefix(prefix): t for n, t in trained.items() if n.startswith(TEXT_ENCODER) == bool(prefix)}
+                stack.enter_context(_whole_in(part, own))
+            yield
+            return
+        for _, part in parts:
+            stack.enter_context(standing_in(part))
+        tensors = kinds.grouped(trained)
+        for path, site in sites(module, settings, text_encoder).items():
+            _hooked(stack, settings, site, tensors[path], moment)
         yield
+
+
+def _hooked(stack: ExitStack, settings: AdapterSettings, site: Site, tensors: Mapping[str, Tensor], moment: Moment) -> None:
+    def norms(now: Mapping[str, Tensor]) -> Tensor:
+        return _column_norms(site.part, kinds.change(settings.kind, now, site))
+
+    before, after = kinds.acting(settings.kind, site, tensors, Dropouts(settings, site.path, moment), norms)
+    if before is not None:
+        stack.callback(site.part.register_forward_pre_hook(before).remove)
+    stack.callback(site.part.register_forward_hook(after).remove)
