@@ -129,7 +129,7 @@ class GraftDataset(io.ComfyNode):
         dataset, sheet = encoding.encode(
             listing,
             lambda pixels: host.encoding.encode_pictures(vae, pixels),
-            lambda texts: host.encoding.encode_captions(clip, texts, clip_skip),
+            lambda texts: (host.events.raise_if_interrupted(), host.encoding.encode_captions(clip, texts, clip_skip))[1],
             (prints[0].digest, f"{prints[1].digest} {clip_skip}"),
             cache,
             encoded=lambda done: (bar(done), host.events.raise_if_interrupted()),

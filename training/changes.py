@@ -81,6 +81,14 @@ class Patrol:
             )
         return said
 
+    def sweep(self) -> list[str]:
+        """All files at once, as `look` says it."""
+        at_once, self.at_once, self._next = self.at_once, max(1, len(self._row)), 0
+        try:
+            return self.look()
+        finally:
+            self.at_once, self._next = at_once, 0
+
     def _new(self, one: Watched) -> list[str]:
         return [name for name in (path.relative_to(one.folder).as_posix() for path in _files(one.folder)) if name not in one.files]
 

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .cache import Cache, key_of
@@ -88,7 +89,8 @@ class Conditionings(Mapping[str, Conditioning]):
             chunk = texts[start : start + _CHUNK]
             known = {text: found for text in chunk if (found := self._read(text)) is not None}
             new = [text for text in chunk if text not in known]
-            made = dict(self._encode(new)) if new else {}
+            with torch.no_grad():
+                made = dict(self._encode(new)) if new else {}
             for text in new:
                 self._write(text, made[text])
             yield from ((text, known[text] if text in known else made[text]) for text in chunk)
