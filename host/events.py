@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+_stoppable: dict[str, list[threading.Event]] = {}  # by run: the training steps that go on now
+_stops = 0
 
 
 def progress(total: int) -> Callable[[int], None]:
@@ -28,3 +33,34 @@ def send_event(name: str, data: Mapping[str, Any]) -> None:
     instance = getattr(server.PromptServer, "instance", None)
     if instance is not None:
         instance.send_sync(name, dict(data))
+
+
+@contextlib.contextmanager
+def stoppable(run: str) -> Iterator[Callable[[], bool]]:
+    """Within it a training step of this run can be stopped from outside: it gives `should_stop()`, which says whether that was asked.
+
+    The loop calls `should_stop` between steps and ends there as if its last step were done, so that the state is kept and passed on:
+    that is not an interruption, which raises and ends the whole workflow. Steps of several workflows may be within it at once."""
+    asked = threading.Event()
+    _stoppable.setdefault(run, []).append(asked)
+    try:
+        yield asked.is_set
+    finally:
+        _stoppable[run].remove(asked)
+        if not _stoppable[run]:
+            del _stoppable[run]
+
+
+def stop(run: str) -> bool:
+    """Ask every training step of this run that goes on now to stop; whether there was one."""
+    global _stops
+    asked = list(_stoppable.get(run, ()))
+    for event in asked:
+        event.set()
+    _stops += bool(asked)
+    return bool(asked)
+
+
+def stops() -> int:
+    """How often a step was stopped in this process. As part of a node's fingerprint it has a stopped step go on when it is queued again."""
+    return _stops

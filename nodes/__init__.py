@@ -2,6 +2,7 @@
 
 from comfy_api.latest import ComfyExtension, io
 
+from .. import host
 from . import averages, dataset, demo, lora, merging, plot, todo, training, training_settings
 
 _FILES = (todo, lora, merging, dataset, training_settings, training, averages, plot, demo)
@@ -16,5 +17,6 @@ class GraftExtension(ComfyExtension):
 
 
 def extension() -> ComfyExtension:
-    """The extension object that `comfy_entrypoint` hands to ComfyUI."""
+    """The extension object that `comfy_entrypoint` hands to ComfyUI; the routes that the panels ask are registered with it."""
+    host.routes.register()
     return GraftExtension()

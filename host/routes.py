@@ -1,0 +1,156 @@
+"""What Graft's panels ask the server: LoRA files and what they say of themselves, stored runs, and to stop a training step.
+
+The routes are registered on ComfyUI's PromptServer, real or embedded, while the pack loads. They take names and keys, never paths.
+
+    GET  /graft/loras                 {"loras": [{name, size, modified}]}, as the LoRA nodes name them
+    GET  /graft/lora_info?name=       what one file says of itself
+    GET  /graft/runs                  {"runs": [{run, states, step}]}
+    GET  /graft/runs/RUN              {"run", "states": [{key, step, kind, changed}]}
+    GET  /graft/runs/RUN/KEY          one state with its history; KEY "latest" is the furthest
+    POST /graft/stop?run=             ends the running step of that run after the step it is at; its state is kept
+
+What is wrong comes back as {"error": "…"} with 400 (not a name), 404 (not there) or 409 (it does not run, or is damaged)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from . import events, folders
+
+Answer = tuple[int, Any]
+
+
+def register() -> None:
+    """Add the routes to the host's server, if there is one; a second copy of the pack in one process adds none."""
+    import server
+
+    instance = getattr(server.PromptServer, "instance", None)
+    if instance is None:
+        return
+    known = {getattr(route, "path", None) for route in instance.routes}
+    for method, path, ask in _ROUTES:
+        if path not in known:
+            getattr(instance.routes, method)(path)(_handler(ask))
+
+
+def _handler(ask: Callable[[Any], Answer]) -> Callable[[Any], Awaitable[Any]]:
+    """An aiohttp handler that answers in a thread, as files are read."""
+
+    async def handle(request: Any) -> Any:
+        from aiohttp import web
+
+        status, value = await asyncio.to_thread(_answered, ask, request)
+        return web.Response(text=_json(value), status=status, content_type="application/json")
+
+    return handle
+
+
+def _answered(ask: Callable[[Any], Answer], request: Any) -> Answer:
+    from ..training.store import Damaged
+
+    try:
+        return ask(request)
+    except Damaged as error:
+        return 409, {"error": str(error)}
+    except FileNotFoundError as error:
+        return 404, {"error": str(error)}
+    except ValueError as error:
+        return 400, {"error": str(error)}
+
+
+def _json(value: Any) -> str:
+    """JSON that a browser reads: a loss that is not finite is null."""
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    return [_finite(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def _named(request: Any, name: str) -> str:
+    """A text of the query; ValueError when it is missing or holds what no name has."""
+    value = request.query.get(name, "")
+    if not value.strip() or len(value) > 1000 or any(ord(character) < 32 for character in value):
+        raise ValueError(f"{name} is missing or no name: got {value[:100]!r}")
+    return value
+
+
+# --- LoRA files ---------------------------------------------------------------------------------------------------------------------
+
+
+def _loras(request: Any) -> Answer:
+    return 200, {"loras": [_file(name) for name in folders.lora_names()]}
+
+
+def _file(name: str) -> dict[str, Any]:
+    try:
+        found = os.stat(folders.lora_path(name))
+    except (OSError, ValueError):  # it went away since it was listed
+        return {"name": name, "size": None, "modified": None}
+    return {"name": name, "size": found.st_size, "modified": found.st_mtime}
+
+
+def _lora_info(request: Any) -> Answer:
+    from ..patches import metadata
+    from ..patches.files import load_safetensors
+
+    name = _named(request, "name")
+    if name not in folders.lora_names():
+        raise FileNotFoundError(f"no LoRA file {name!r} in ComfyUI's loras folders")
+    path = folders.lora_path(name)
+    tensors, said = load_safetensors(path)
+    found = os.stat(path)
+    of_file = {"base_model": metadata.made_for(tensors, said), "about": metadata.about(said)}
+    return 200, {"name": name, "size": found.st_size, **of_file}
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _runs(request: Any) -> Answer:
+    from ..training import listing
+
+    return 200, {"runs": listing.runs(folders.training_folder())}
+
+
+def _run(request: Any) -> Answer:
+    from ..training import listing
+
+    run = request.match_info["run"]
+    held = listing.states(folders.training_folder(), run)
+    return (200, {"run": run, "states": held}) if held else (404, {"error": f"run {run!r} has no stored state"})
+
+
+def _state(request: Any) -> Answer:
+    from ..training import listing
+
+    return 200, listing.shown(folders.training_folder(), request.match_info["run"], request.match_info["key"])
+
+
+def _stop(request: Any) -> Answer:
+    run = _named(request, "run")
+    if not events.stop(run):
+        return 409, {"error": f"no training step of run {run!r} is running"}
+    return 200, {"run": run, "stopping": True}
+
+
+_ROUTES: tuple[tuple[str, str, Callable[[Any], Answer]], ...] = (
+    ("get", "/graft/loras", _loras),
+    ("get", "/graft/lora_info", _lora_info),
+    ("get", "/graft/runs", _runs),
+    ("get", "/graft/runs/{run}", _run),
+    ("get", "/graft/runs/{run}/{key}", _state),
+    ("post", "/graft/stop", _stop),
+)
