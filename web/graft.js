@@ -4,6 +4,7 @@ import { addDatasetPanel } from './dataset.js'
 import { addStyle } from './dom.js'
 import { app } from './editor.js'
 import { TYPE, loraRows, refresh } from './lora_stack.js'
+import { SETTINGS } from './settings.js'
 import { addTodoPanel } from './todo.js'
 import { addTrainingPanel, listen } from './training.js'
 
@@ -11,6 +12,7 @@ const PANELS = { ApplyToDo: addTodoPanel, EMAMerge: addAveragePanel, GraftDatase
 
 app.registerExtension({
   name: 'Graft',
+  settings: SETTINGS,
   setup() {
     addStyle()
     listen()

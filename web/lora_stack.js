@@ -4,6 +4,7 @@ import { el, short, size } from './dom.js'
 import * as files from './lora_files.js'
 import { close, pick } from './lora_picker.js'
 import { moved, near, parse, row as newRow, write } from './rows.js'
+import { setting } from './settings.js'
 
 export const TYPE = 'GRAFT_LORA_ROWS'
 const PER_PIXEL = 0.01 // strength a pixel of dragging
@@ -242,7 +243,7 @@ class Rows {
   }
 
   strength(row, name, label) {
-    const input = el('input', { type: 'number', class: `graft-number graft-${name}`, step: 0.05, min: -100, max: 100, value: String(row[name]), title: `${label}: type, use the arrow keys, or drag`, 'aria-label': label })
+    const input = el('input', { type: 'number', class: `graft-number graft-${name}`, step: setting('Graft.LoRAStack.Step'), min: -100, max: 100, value: String(row[name]), title: `${label}: type, use the arrow keys, or drag`, 'aria-label': label })
     const take = () => {
       const value = input.valueAsNumber
       if (Number.isFinite(value) && Math.abs(value) <= 100) this.set(row, name, Math.round(value * 1e4) / 1e4)

@@ -8,10 +8,10 @@
 import { Series, Smoothed, draw } from './chart.js'
 import { duration, el, short, size } from './dom.js'
 import { addDisplay, api, app, asked, chain, fit, nodeOf, widen } from './editor.js'
+import { onSetting, setting } from './settings.js'
 
 const PROPERTY = 'graft run'
 const CHART_HEIGHT = 150
-const SHOWN_PREVIEWS = 6
 const COLORS = { loss: '#4c8dd6', smooth: '#e2923b', validation: '#3fa96b', rate: '#b07cc6' }
 const CURVES = { loss: 'loss', smooth: 'smoothed', validation: 'held out', rate: 'learning rate' }
 const panels = new WeakMap()
@@ -36,6 +36,7 @@ export function listen() {
     api.addEventListener(name, (event) => panels.get(nodeOf(event.detail.node_id))?.ended(name === 'execution_error' ? 'error' : 'interrupted'))
   }
   api.addEventListener('reconnected', () => every((panel) => panel.restore()))
+  onSetting('Graft.Training.Smoothing', (weight) => every((panel) => panel.smoothen(weight)))
 }
 
 function every(act, graph = app.rootGraph ?? app.graph) {
@@ -49,7 +50,7 @@ class Panel {
   constructor(node) {
     this.node = node
     this.loss = new Series()
-    this.smooth = new Smoothed(0.95)
+    this.smooth = new Smoothed(setting('Graft.Training.Smoothing'))
     this.validation = new Series()
     this.rate = new Series()
     this.shown = new Set(['loss', 'smooth', 'validation'])
@@ -100,6 +101,12 @@ class Panel {
     if (Number.isFinite(validation)) this.validation.add(step, validation)
   }
 
+  smoothen(weight) {
+    this.smooth = new Smoothed(weight)
+    this.loss.steps.forEach((step, index) => this.smooth.add(step, this.loss.values[index]))
+    this.changed()
+  }
+
   clear() {
     for (const series of [this.loss, this.smooth, this.validation, this.rate]) series.clear()
     this.times = []
@@ -110,7 +117,7 @@ class Panel {
 
   preview({ step, pictures }) {
     this.pictures.push(...pictures.map((picture) => ({ ...picture, step })))
-    this.pictures.splice(0, Math.max(0, this.pictures.length - SHOWN_PREVIEWS))
+    this.pictures.splice(0, Math.max(0, this.pictures.length - setting('Graft.Training.Previews')))
     this.strip.replaceChildren(
       ...this.pictures.map((picture) => {
         const query = new URLSearchParams({ filename: picture.filename, subfolder: picture.subfolder ?? '', type: picture.type })

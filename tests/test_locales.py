@@ -1,0 +1,55 @@
+"""The locale files: the English texts are the declarations', every other language has all of them, and settings and categories are named."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from graft_nodes.nodes import NODES
+
+ROOT = Path(__file__).resolve().parents[1]
+LANGUAGES = sorted(folder.name for folder in (ROOT / "locales").iterdir() if folder.is_dir() and not folder.name.startswith("_"))
+
+
+def read(language, name):
+    return json.loads((ROOT / "locales" / language / name).read_text(encoding="utf-8"))
+
+
+def keys(content, path=()):
+    """The paths of all texts."""
+    if not isinstance(content, dict):
+        return {path}
+    return {one for name, value in content.items() for one in keys(value, (*path, name))}
+
+
+def test_the_english_texts_are_those_of_the_declarations():
+    spec = importlib.util.spec_from_file_location("write_english", ROOT / "locales" / "write_english.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert read("en", "nodeDefs.json") == module.node_texts(NODES), "run python locales/write_english.py"
+
+
+def test_every_input_has_a_tooltip():
+    missing = [path for path in keys(read("en", "nodeDefs.json")) if path[-1] == "tooltip" and not lookup(read("en", "nodeDefs.json"), path)]
+    assert not missing
+
+
+def lookup(content, path):
+    for name in path:
+        content = content[name]
+    return content
+
+
+@pytest.mark.parametrize("language", [one for one in LANGUAGES if one != "en"])
+@pytest.mark.parametrize("name", ["nodeDefs.json", "settings.json", "main.json"])
+def test_another_language_has_every_text(language, name):
+    english, other = read("en", name), read(language, name)
+    assert keys(english) == keys(other)
+    assert all(isinstance(lookup(other, path), str) and lookup(other, path) for path in keys(other))
+
+
+def test_every_setting_is_named():
+    ids = re.findall(r"id: '(Graft\.[\w.]+)'", (ROOT / "web" / "settings.js").read_text(encoding="utf-8"))
+    assert ids and {one.replace(".", "_") for one in ids} == set(read("en", "settings.json"))
