@@ -14,11 +14,9 @@ from .. import host
 from ..training import adapters
 from ..training import objective as objectives
 from ..training import optimizer as optimizers
+from ..training.store import KEEPS
 from .aliases import aliases
 from .sockets import EMA, Adapter, Dataset, LoraModel, LossMap, Objective, Optimizer, TrainState
-
-_LATER = "is not available in this version of Graft"
-_NOT_YET = " (not available in this version)"
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +49,7 @@ class GraftTrainStart(io.ComfyNode):
                 ),
                 Dataset.Input("dataset", tooltip="From Dataset."),
                 io.Clip.Input("clip", optional=True, tooltip="Goes through to Train Step's CLIP output."),
-                io.Vae.Input("vae", optional=True, tooltip="Carried along for later steps."),
+                io.Vae.Input("vae", optional=True, tooltip="For the previews of Train Step."),
                 Adapter.Input("adapter", optional=True, tooltip="What is trained; without it a LoRA of rank 16 on attention."),
                 Optimizer.Input("optimizer", optional=True, tooltip="How; without it AdamW at 1e-4, batch 1."),
                 Objective.Input("objective", optional=True, tooltip="What for; without it the model's own objective."),
@@ -112,16 +110,31 @@ class TrainStep(io.ComfyNode):
                     "validate_every", default=50, min=0, max=1_000_000,
                     tooltip="Measure the loss on the held-out pictures every N steps; 0 is never.",
                 ),
-                io.Int.Input("preview_every", default=0, min=0, max=1_000_000, tooltip="Sample a picture every N steps" + _NOT_YET + "."),
+                io.Int.Input(
+                    "preview_every", default=0, min=0, max=1_000_000,
+                    tooltip="Every N steps sample positive, negative and latent with the weights and with their average; 0 is never.",
+                ),
                 io.Int.Input(
                     "snapshot_every", default=100, min=0, max=1_000_000,
                     tooltip="A run that is killed goes on from the last one; 0 is never.",
                 ),
                 io.Conditioning.Input("positive", optional=True, tooltip="For previews."),
-                io.Conditioning.Input("negative", optional=True, tooltip="For previews."),
-                io.Latent.Input("latent", optional=True, tooltip="For previews."),
+                io.Conditioning.Input("negative", optional=True, tooltip="For previews; without it they have no guidance."),
+                io.Latent.Input("latent", optional=True, tooltip="For previews: their size, and what they start from."),
                 Optimizer.Input("optimizer", optional=True, tooltip="Settings that hold from here on."),
                 Objective.Input("objective", optional=True, tooltip="Settings that hold from here on."),
+                io.Combo.Input(
+                    "keep", options=list(KEEPS), default="best", optional=True,
+                    tooltip="last: the state at the end. best: also the one of the lowest held-out loss. every: these and every snapshot.",
+                ),
+                io.Float.Input(
+                    "snapshot_minutes", default=10.0, min=0.0, max=10_000.0, step=1.0, optional=True,
+                    tooltip="A snapshot too when so many minutes have passed since the last; 0 is never.",
+                ),
+                io.Boolean.Input(
+                    "tensorboard", default=False, optional=True,
+                    tooltip="Write TensorBoard files into the run's folder; needs the package tensorboard.",
+                ),
             ],
             outputs=[
                 TrainState.Output(display_name="TRAIN_STATE"),
@@ -134,47 +147,106 @@ class TrainStep(io.ComfyNode):
         )
 
     @classmethod
+    def fingerprint_inputs(cls, **_) -> str:
+        """Changes when a step was stopped by its button: queued again it goes on."""
+        return str(host.events.stops())
+
+    @classmethod
     def execute(
         cls, state, steps=100, epochs=0.0, validate_every=50, preview_every=0, snapshot_every=100, positive=None, negative=None,
-        latent=None, optimizer=None, objective=None,
+        latent=None, optimizer=None, objective=None, keep="best", snapshot_minutes=10.0, tensorboard=False,
     ) -> io.NodeOutput:
         from ..training import state as states
         from ..training.dataset import batches_per_epoch
+        from ..training.loop import Watch
 
-        if preview_every:
-            raise ValueError(f"TrainStep: preview_every {_LATER}; set it to 0 and sample between two Train Steps.")
         subject, state = state.subject, states.with_settings(state, optimizer, objective)
+        _check(subject, preview_every, positive, negative, latent, tensorboard)
         if epochs > 0:
             held = state.settings.optimizer
             steps = max(1, math.ceil(epochs * batches_per_epoch(subject.dataset, held.batch_size) / held.accumulation))
-        result, report = _trained(state, steps, validate_every, snapshot_every, cls.hidden.unique_id if cls.hidden else None)
+        watch = Watch(
+            validate_every=validate_every, snapshot_every=snapshot_every, snapshot_minutes=snapshot_minutes, preview_every=preview_every
+        )
+        call = _Call(state, state.step + steps, cls.hidden.unique_id if cls.hidden else None, (positive, negative, latent))
+        result, report = call.trained(steps, watch, keep, tensorboard)
         lora = result.lora_model()
         grafted = host.lora.graft(subject.model, subject.clip, [host.lora.Entry(f"{result.run} at step {result.step}", lora)])
         log.info("%s", report)
-        return io.NodeOutput(result, grafted.model, grafted.clip, lora, {"loss": list(result.history.loss)}, report, ui={"text": [report]})
+        shown = {"text": [report], "graft_run": [{"run": result.run, "key": result.key}], "images": call.pictures}
+        losses = {"loss": list(result.history.loss)}
+        return io.NodeOutput(result, grafted.model, grafted.clip, lora, losses, report, ui={k: v for k, v in shown.items() if v})
 
 
-def _trained(state: Any, steps: int, validate_every: int, snapshot_every: int, node: str | None) -> tuple[Any, str]:
-    """The state after `steps` more steps and the report, with progress, events and interruption of the host."""
-    from ..ema.offload import note_on
-    from ..training import reports, runs
-    from ..training.store import Store
+def _check(subject: Any, preview_every: int, positive: Any, negative: Any, latent: Any, tensorboard: bool) -> None:
+    """Say what is missing before the first step."""
+    if subject.dataset is None:
+        raise ValueError("TrainStep: the state was loaded without its dataset. Connect the dataset to Load State to train further.")
+    if preview_every:
+        host.previews.check(positive, negative, latent, subject.vae)
+    if tensorboard:
+        from ..training.tensorboard import check
 
-    subject = state.subject
-    if state.start.ema is not None and state.start.ema.device == "host" and (note := note_on(subject.model.load_device)):
-        log.info("%s", note)
-    store = None if subject.unhashed else Store(host.folders.training_folder(), state.run, host.fingerprint.versions(subject.model))
-    bar = host.events.progress(steps)
+        check()
 
-    def stepped(step, moved, validation):
-        bar(step - state.step)
-        data = {"node": node, "run": state.run, "step": step, "until": state.step + steps, "loss": moved.loss, "rate": moved.rate}
-        host.events.send_event("graft.step", {**data, "norm": moved.norm, "validation": validation})
+
+class _Call:
+    """One execution of TrainStep: what it tells the front end while it trains."""
+
+    def __init__(self, state: Any, until: int, node: str | None, sampled: tuple[Any, Any, Any]) -> None:
+        from ..training.pace import Pace
+
+        self.state, self.until, self.node, self.sampled = state, until, node, sampled
+        self.bar, self.pace = host.events.progress(until - state.step), Pace(until)
+        self.pictures: list[dict[str, str]] = []
+        self.writer: Any = None
+
+    def trained(self, steps: int, watch: Any, keep: str, tensorboard: bool) -> tuple[Any, str]:
+        """The state after `steps` more steps and the report, with progress, events, previews, stopping and interruption of the host."""
+        from ..ema.offload import note_on
+        from ..training import reports, runs
+        from ..training.store import Store
+        from ..training.tensorboard import Writer
+
+        state, subject = self.state, self.state.subject
+        if state.start.ema is not None and state.start.ema.device == "host" and (note := note_on(subject.model.load_device)):
+            log.info("%s", note)
+        folder = host.folders.training_folder()
+        store = None if subject.unhashed else Store(folder, state.run, host.fingerprint.versions(subject.model))
+        forward = partial(host.denoiser.denoiser, subject.model, state.settings.objective.zero_terminal_snr)
+        if tensorboard:
+            self.writer = Writer(Store(folder, state.run).folder / "tensorboard" / state.start.digest[:16])
+        try:
+            with host.events.stoppable(state.run) as should_stop:
+                watch = replace(watch, stepped=self.stepped, preview=self.preview, stop=should_stop)
+                outcome = runs.run(state, steps, forward, subject.dataset, store, watch, keep)
+        finally:
+            if self.writer is not None:
+                self.writer.close()
+        return outcome.state, reports.step(state, outcome, subject.unhashed, self.pictures)
+
+    def stepped(self, step: int, moved: Any, validation: float | None) -> None:
+        """Tell of a step; raises the host's exception when the user interrupts."""
+        from ..training.memory import used
+
+        self.bar(step - self.state.step)
+        speed, left = self.pace(step, moved.seconds)
+        data = {"node": self.node, "run": self.state.run, "step": step, "until": self.until, "loss": moved.loss, "rate": moved.rate}
+        more = {"norm": moved.norm, "validation": validation, "speed": speed, "left": left}
+        host.events.send_event("graft.step", {**data, **more, "memory": used(self.state.subject.model.load_device)})
+        if self.writer is not None:
+            self.writer.write(step, moved, validation)
         host.events.raise_if_interrupted()
 
-    forward = partial(host.denoiser.denoiser, subject.model, state.settings.objective.zero_terminal_snr)
-    outcome = runs.run(state, steps, forward, subject.dataset, store, stepped, validate_every, snapshot_every)
-    return outcome.state, reports.step(state, outcome, subject.unhashed)
+    def preview(self, denoiser: Any, step: int, average: bool) -> None:
+        """Sample with the weights that are on the model now, show the pictures, and remember where they are."""
+        label = "average" if average else "weights"
+        latents = host.previews.sample(denoiser.patcher, *self.sampled, self.state.start.seed % 2**63)
+        name = f"{self.state.start.digest[:12]}-{step:08}-{label}"
+        files = host.previews.keep(host.previews.decode(self.state.subject.vae, latents, denoiser.patcher), name)
+        self.pictures += files
+        told = [{**file, "label": label} for file in files]
+        host.events.send_event("graft.preview", {"node": self.node, "run": self.state.run, "step": step, "pictures": told})
 
 
 NODES = [GraftTrainStart, TrainStep]
