@@ -1,0 +1,296 @@
+"""Names of LoRA layers on tiny models of ComfyUI's own classes: every trainer's spelling, against the weights that it stands for.
+
+The truth is spelled out here, comes from diffusers' own checkpoint conversions (a LoRA of the converted model must be the same LoRA of the
+original one), or from ComfyUI's loader where that knows the names too.
+"""
+
+import types
+
+import comfy.model_management
+import comfy.model_patcher
+import comfy.sd
+import comfy.supported_models
+import pytest
+import torch
+from comfy.ldm.flux.model import FluxParams
+from graft_nodes.host import lora
+from graft_nodes.patches import formats, keys
+
+UNET = dict(
+    image_size=32, in_channels=4, out_channels=4, model_channels=32, num_res_blocks=[1, 1], channel_mult=[1, 2], transformer_depth=[1, 1],
+    transformer_depth_output=[1, 1, 1, 1], transformer_depth_middle=1, context_dim=24, num_heads=4, num_head_channels=-1, legacy=False,
+    use_spatial_transformer=True, use_linear_in_transformer=False, adm_in_channels=None, use_temporal_attention=False,
+)
+FLUX = dict(
+    image_model="flux", in_channels=4, out_channels=4, vec_in_dim=8, context_in_dim=12, hidden_size=32, mlp_ratio=4.0, num_heads=2, depth=2,
+    depth_single_blocks=2, axes_dim=[4, 6, 6], theta=10000, patch_size=2, qkv_bias=True, guidance_embed=False,
+    **({"txt_ids_dims": []} if "txt_ids_dims" in FluxParams.__dataclass_fields__ else {}),
+)
+FAMILIES = {  # name: (class of comfy.supported_models, settings)
+    "sd1": ("SD15", UNET),
+    "sdxl": ("SDXL", UNET | dict(adm_in_channels=48, num_classes="sequential", use_linear_in_transformer=True, transformer_depth=[0, 2],
+                                 transformer_depth_output=[0, 0, 2, 2])),
+    "flux": ("Flux", FLUX),
+    "sd3": ("SD3", dict(input_size=None, patch_size=2, in_channels=4, depth=2, adm_in_channels=8,
+                        pos_embed_max_size=16, num_patches=256, qk_norm="rms",
+                        context_embedder_config={"target": "torch.nn.Linear", "params": {"in_features": 12, "out_features": 128}})),
+    "qwen": ("QwenImage", dict(image_model="qwen_image", patch_size=2, in_channels=16, out_channels=4, num_layers=2, attention_head_dim=16,
+                               num_attention_heads=2, joint_attention_dim=12, axes_dims_rope=(4, 6, 6))),
+    "lumina": ("Lumina2", dict(image_model="lumina2", patch_size=2, in_channels=4, dim=32, n_layers=2, n_refiner_layers=1, n_heads=2,
+                               n_kv_heads=1, multiple_of=8, ffn_dim_multiplier=2.0, qk_norm=True, cap_feat_dim=12, axes_dims=(4, 6, 6),
+                               axes_lens=(64, 64, 64))),
+    "wan": ("WAN21_T2V", dict(image_model="wan2.1", model_type="t2v", in_dim=4, dim=36, ffn_dim=32, freq_dim=16, text_dim=12, out_dim=4,
+                              num_heads=2, num_layers=2)),
+    "wan i2v": ("WAN21_I2V", dict(image_model="wan2.1", model_type="i2v", in_dim=4, dim=36, ffn_dim=32, freq_dim=16, text_dim=12, out_dim=4,
+                                  num_heads=2, num_layers=2)),
+}  # fmt: skip
+FAMILIES["z-image"] = ("Lumina2", FAMILIES["lumina"][1] | dict(n_kv_heads=2))
+
+
+def build(family):
+    """A ModelPatcher of a tiny model of the family, with random weights."""
+    name, settings = FAMILIES[family]
+    config = getattr(comfy.supported_models, name)(dict(settings))
+    config.set_inference_dtype(torch.float32, None)
+    model = config.get_model({}, "", None)
+    generator = torch.Generator().manual_seed(0)
+    for tensor in model.state_dict().values():
+        if tensor.is_floating_point() and tensor.ndim:
+            tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.1)
+    return comfy.model_patcher.ModelPatcher(model, load_device=torch.device("cpu"), offload_device=torch.device("cpu"))
+
+
+def weights(patcher):
+    """What a loaded model holds."""
+    comfy.model_management.load_models_gpu([patcher], force_full_load=True)
+    found = {name: tensor.detach().clone() for name, tensor in patcher.model.state_dict().items()}
+    comfy.model_management.unload_all_models()
+    return found
+
+
+def pair(name, rows, columns, seed, up="lora_up.weight", down="lora_down.weight"):
+    """(a LoRA of rank 2 of one layer, its delta)."""
+    generator = torch.Generator().manual_seed(seed)
+    b, a = torch.randn(rows, 2, generator=generator), torch.randn(2, columns, generator=generator)
+    return {f"{name}.{up}": b, f"{name}.{down}": a}, b @ a
+
+
+H, QKV, KV = 32, (0, 32, 64), (32, 16)  # width of the tiny models; where Q, K and V begin; Lumina's Q and its fewer K and V
+D = "diffusion_model."
+NAMES = [  # family, layer's name in the file, weight, rows of the weight (None: all)
+    *(("flux", f"{prefix}double_blocks{s}0{s}img_attn{s}qkv", D + "double_blocks.0.img_attn.qkv", None)
+      for prefix, s in (("lora_unet_", "_"), ("diffusion_model.", "."), ("lycoris_", "_"), ("base_model.model.", "."), ("", "."))),
+    *(("flux", f"{prefix}transformer_blocks{s}1{s}attn{s}to_{letter}", D + "double_blocks.1.img_attn.qkv", (start, H))
+      for prefix, s in (("transformer.", "."), ("lycoris_", "_"), ("lora_transformer_", "_"), ("base_model.model.", "."), ("", "."))
+      for letter, start in zip("qkv", QKV, strict=True)),
+    *(("flux", f"transformer.transformer_blocks.0.attn.add_{letter}_proj", D + "double_blocks.0.txt_attn.qkv", (start, H))
+      for letter, start in zip("qkv", QKV, strict=True)),
+    *(("flux", f"transformer.single_transformer_blocks.1.attn.to_{letter}", D + "single_blocks.1.linear1", (start, H))
+      for letter, start in zip("qkv", QKV, strict=True)),
+    ("flux", "transformer.single_transformer_blocks.1.proj_mlp", D + "single_blocks.1.linear1", (96, 128)),
+    ("flux", "transformer.single_transformer_blocks.1.proj_out", D + "single_blocks.1.linear2", None),
+    ("flux", "transformer.transformer_blocks.0.ff_context.net.2", D + "double_blocks.0.txt_mlp.2", None),
+    ("flux", "oft_unet_single_blocks_0_linear1", D + "single_blocks.0.linear1", None),
+    *(("sd3", f"{prefix}joint_blocks{s}1{s}x_block{s}attn{s}qkv", D + "joint_blocks.1.x_block.attn.qkv", None)
+      for prefix, s in (("lora_unet_", "_"), ("diffusion_model.", "."), ("model.diffusion_model.", "."))),
+    *(("sd3", f"{prefix}transformer_blocks{s}0{s}attn{s}add_k_proj", D + "joint_blocks.0.context_block.attn.qkv", (128, 128))
+      for prefix, s in (("transformer.", "."), ("base_model.model.", "."), ("lora_transformer_", "_"), ("lycoris_", "_"))),
+    *(("qwen", f"{prefix}transformer_blocks{s}1{s}attn{s}to_q", D + "transformer_blocks.1.attn.to_q", None)
+      for prefix, s in (("lora_unet_", "_"), ("transformer.", "."), ("diffusion_model.", "."), ("", "."), ("base_model.model.", "."),
+                        ("lycoris_", "_"), ("lora_transformer_", "_"))),
+    *(("lumina", f"{prefix}layers{s}1{s}attn{s}to_{letter}", D + "layers.1.attention.qkv", place)
+      for prefix, s in (("transformer.", "."), ("lycoris_", "_"), ("base_model.model.", "."))
+      for letter, place in (("q", (0, 32)), ("k", (32, 16)), ("v", (48, 16)))),
+    ("lumina", "lora_unet_layers_0_attention_qkv", D + "layers.0.attention.qkv", None),
+    ("lumina", "transformer.context_refiner.0.attn.to_out.0", D + "context_refiner.0.attention.out", None),
+    ("lumina", "transformer.layers.0.feed_forward.linear_2", D + "layers.0.feed_forward.w2", None),
+    *(("z-image", f"{prefix}layers{s}0{s}attention{s}to_{letter}", D + "layers.0.attention.qkv", (start, H))
+      for prefix, s in (("transformer.", "."), ("diffusion_model.", "."), ("lora_unet_", "_"), ("", "."))
+      for letter, start in zip("qkv", QKV, strict=True)),
+    ("z-image", "diffusion_model.noise_refiner.0.attention.to_out.0", D + "noise_refiner.0.attention.out", None),
+    *(("wan", f"{prefix}blocks{s}1{s}cross_attn{s}k", D + "blocks.1.cross_attn.k", None)
+      for prefix, s in (("lora_unet_", "_"), ("lora_unet__", "_"), ("diffusion_model.", "."), ("", "."), ("base_model.model.", "."),
+                        ("pipe.dit.", "."))),
+    *(("wan", f"{prefix}blocks{s}0{s}attn1{s}to_out{s}0", D + "blocks.0.self_attn.o", None)
+      for prefix, s in (("transformer.", "."), ("lora_transformer_", "_"), ("lycoris_", "_"))),
+    ("wan", "transformer.blocks.0.ffn.net.0.proj", D + "blocks.0.ffn.0", None),
+    ("wan", "transformer.condition_embedder.text_embedder.linear_2", D + "text_embedding.2", None),
+    ("wan i2v", "transformer.blocks.1.attn2.add_v_proj", D + "blocks.1.cross_attn.v_img", None),
+    *(("sd1", f"{name}down_blocks{s}0{s}attentions{s}0{s}transformer_blocks{s}0{s}attn1{s}to_q",
+       D + "input_blocks.1.1.transformer_blocks.0.attn1.to_q", None)
+      for name, s in (("lora_unet_", "_"), ("unet.", "."), ("base_model.model.", "."), ("unet.base_model.model.", "."), ("lycoris_", "_"),
+                      ("", "."))),
+    ("sd1", "unet.down_blocks.0.attentions.0.transformer_blocks.0.attn2.processor.to_out",
+     D + "input_blocks.1.1.transformer_blocks.0.attn2.to_out.0", None),
+    *(("sdxl", f"lora_unet_{block}_transformer_blocks_1_attn2_to_k", D + "input_blocks.3.1.transformer_blocks.1.attn2.to_k", None)
+      for block in ("input_blocks_3_1", "down_blocks_1_attentions_0")),
+    *(("sdxl", f"{prefix}up_blocks{s}0{s}attentions{s}1{s}proj_in", D + "output_blocks.1.1.proj_in", None)
+      for prefix, s in (("lora_unet_", "_"), ("unet.", "."), ("lycoris_", "_"))),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models():
+    """{family: (patcher, its weights)}, built when asked for; every test leaves them as they are."""
+    built = {}
+
+    def of(family):
+        if family not in built:
+            patcher = build(family)
+            built[family] = (patcher, {name: tensor.detach() for name, tensor in patcher.model.state_dict().items()})
+        return built[family]
+
+    return of
+
+
+@pytest.mark.parametrize(("family", "name", "weight", "rows"), NAMES, ids=[f"{family}-{name}" for family, name, *_ in NAMES])
+def test_a_name_changes_its_weight_and_no_other(models, family, name, weight, rows):
+    patcher, base = models(family)
+    start, length = rows or (0, base[f"{weight}.weight"].shape[0])
+    state, delta = pair(name, length, base[f"{weight}.weight"][0].numel(), 1)
+    changed = weights(lora.graft(patcher, None, [lora.Entry("x", state)], "merge").model)
+    expected = base[f"{weight}.weight"].clone()
+    expected.flatten(1)[start : start + length] += delta
+    assert torch.allclose(changed[f"{weight}.weight"], expected, atol=1e-5)
+    assert [key for key in base if not torch.equal(base[key], changed[key])] == [f"{weight}.weight"]
+
+
+@pytest.mark.parametrize("family", ["flux", "sd3", "qwen", "lumina", "z-image", "wan", "sd1", "sdxl"])
+def test_agrees_with_comfyuis_loader_where_that_knows_the_names(models, family):
+    """Every name of the table that the host takes, in one file a weight, through its own loader."""
+    patcher, base = models(family)
+    targets, _ = lora.lora_targets(patcher)
+    known = {(weight, rows): name for of, name, weight, rows in NAMES if of == family and name in targets}
+    if not known:
+        assert family == "z-image"  # 0.3.64 has no map for it
+        pytest.skip("this ComfyUI knows none of these names")
+    state = {}
+    for seed, ((weight, rows), name) in enumerate(known.items()):
+        shape = base[f"{weight}.weight"].shape
+        state |= pair(name, rows[1] if rows else shape[0], shape[1:].numel(), seed)[0]
+    theirs = weights(comfy.sd.load_lora_for_models(patcher, None, state, 0.7, 0.0)[0])
+    ours = weights(lora.graft(patcher, None, [lora.Entry("x", state, 0.7)], "merge").model)
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in base)
+
+
+def converted(family, state):
+    """diffusers' checkpoint of the original's tensors, by its own conversion."""
+    from diffusers.loaders import single_file_utils
+
+    plain = {name.removeprefix(D): tensor.clone() for name, tensor in state.items() if name.startswith(D)}
+    plain = {name: tensor for name, tensor in plain.items() if tensor.ndim}
+    name = {"wan": "wan_transformer", "wan i2v": "wan_transformer", "sd3": "sd3_transformer_checkpoint",
+            "z-image": "z_image_transformer_checkpoint"}[family]  # fmt: skip
+    return getattr(single_file_utils, f"convert_{name}_to_diffusers")(plain)
+
+
+@pytest.mark.parametrize("family", ["wan", "wan i2v", "sd3", "z-image"])
+def test_every_layer_of_diffusers_names(models, family):
+    """A LoRA on every matrix of the converted model is the same change, seen through the conversion."""
+    patcher, base = models(family)
+    theirs = converted(family, base)
+    state, deltas = {}, {}
+    for seed, (name, tensor) in enumerate(theirs.items()):
+        layer = name.removesuffix(".weight")
+        if name.endswith(".weight") and tensor.ndim == 2 and "patch_embed" not in name:
+            of, deltas[name] = pair(f"transformer.{layer}", *tensor.shape, seed, "lora_B.weight", "lora_A.weight")
+            state |= of
+    changed = converted(family, weights(lora.graft(patcher, None, [lora.Entry("x", state)], "merge").model))
+    assert len(deltas) > 15 and changed.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert torch.allclose(changed[name], tensor + deltas.get(name, 0.0), atol=1e-4), name
+
+
+def test_every_layer_of_diffusers_unet(models):
+    """The same for the UNet, through diffusers' own conversion of SD1.x checkpoints."""
+    from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint
+
+    patcher, base = models("sd1")
+    config = dict(layers_per_block=1, down_block_types=["CrossAttnDownBlock2D"] * 2, up_block_types=["CrossAttnUpBlock2D"] * 2,
+                  class_embed_type=None, addition_embed_type=None)  # fmt: skip
+
+    def seen(state):
+        own = {f"model.{name}": tensor.clone() for name, tensor in state.items() if name.startswith(D)}
+        return convert_ldm_unet_checkpoint(own, config)
+
+    theirs, state, deltas = seen(base), {}, {}
+    for seed, (name, tensor) in enumerate(theirs.items()):
+        if name.endswith(".weight") and tensor.ndim == 2 and "attentions" in name:
+            of, deltas[name] = pair(f"unet.{name.removesuffix('.weight')}", *tensor.shape, seed, "lora_B.weight", "lora_A.weight")
+            state |= of
+    changed = seen(weights(lora.graft(patcher, None, [lora.Entry("x", state)], "merge").model))
+    assert len(deltas) > 50
+    assert all(torch.allclose(changed[name], theirs[name] + deltas.get(name, 0.0), atol=1e-4) for name in theirs)
+
+
+def test_xlabs_files_for_flux(models):
+    patcher, base = models("flux")
+    state, expected = {}, {}
+    for seed, (name, weight, rows) in enumerate([
+        ("double_blocks.0.processor.qkv_lora1", "double_blocks.0.img_attn.qkv", 96),
+        ("double_blocks.0.processor.qkv_lora2", "double_blocks.0.txt_attn.qkv", 96),
+        ("double_blocks.1.processor.proj_lora1", "double_blocks.1.img_attn.proj", 32),
+        ("double_blocks.1.processor.proj_lora2", "double_blocks.1.txt_attn.proj", 32),
+        ("single_blocks.0.processor.qkv_lora", "single_blocks.0.linear1", 96),
+        ("single_blocks.0.processor.proj_lora", "single_blocks.0.linear2", 32),
+    ]):
+        of, delta = pair(name, rows, base[f"{D}{weight}.weight"].shape[1], seed, "up.weight", "down.weight")
+        state |= of
+        expected[f"{D}{weight}.weight"] = base[f"{D}{weight}.weight"].clone()
+        expected[f"{D}{weight}.weight"][:rows] += delta
+    changed = weights(lora.graft(patcher, None, [lora.Entry("x", state)], "merge").model)
+    assert all(torch.allclose(changed[name], expected.get(name, base[name]), atol=1e-5) for name in base)
+
+
+# --- text encoders ---
+
+
+def clip(path):
+    """A text encoder of ComfyUI's at full size, without memory; only its names and shapes count here."""
+    module, _, name = path.rpartition(".")
+    of = getattr(__import__(f"comfy.{module}", fromlist=[name]), name)
+    made = of if isinstance(of, type) else of()
+    with torch.device("meta"):
+        return types.SimpleNamespace(cond_stage_model=made(device="meta", dtype=torch.float32))
+
+
+L = "text_model.encoder.layers.3.self_attn.q_proj"
+CLIPS = [  # encoder, name in the file, weight
+    *(("sd1_clip.SD1ClipModel", name, f"clip_l.transformer.{L}")
+      for name in (f"lora_te_{L}", f"text_encoder.{L}", f"lora_te1_{L}", f"te.{L}", f"text_encoders.clip_l.transformer.{L}")),
+    *(("text_encoders.sd2_clip.SD2ClipModel", name, f"clip_h.transformer.{L}") for name in (f"lora_te_{L}", f"text_encoder.{L}")),
+    *(("sdxl_clip.SDXLClipModel", name, f"clip_{which}.transformer.{L}")
+      for names, which in (((f"lora_te1_{L}", f"text_encoder.{L}", f"te1.{L}"), "l"), ((f"lora_te2_{L}", f"text_encoder_2.{L}"), "g"))
+      for name in names),
+    ("sdxl_clip.SDXLClipModel", "lora_te2_text_projection", "clip_g.transformer.text_projection"),
+    ("sdxl_clip.StableCascadeClipModel", f"lora_prior_te_{L}", f"clip_g.transformer.{L}"),
+    *(("text_encoders.flux.flux_clip", name, weight) for name, weight in (
+        (f"lora_te1_{L}", f"clip_l.transformer.{L}"),
+        *((f"{prefix}encoder.block.2.layer.0.SelfAttention.k", "t5xxl.transformer.encoder.block.2.layer.0.SelfAttention.k")
+          for prefix in ("lora_te2_", "lora_te3_", "text_encoder_2.", "text_encoders.t5xxl.transformer.")))),
+    *(("text_encoders.sd3_clip.sd3_clip", name, weight) for name, weight in (
+        (f"lora_te1_{L}", f"clip_l.transformer.{L}"), (f"lora_te2_{L}", f"clip_g.transformer.{L}"),
+        *((f"{prefix}encoder.block.2.layer.1.DenseReluDense.wi_0", "t5xxl.transformer.encoder.block.2.layer.1.DenseReluDense.wi_0")
+          for prefix in ("lora_te3_", "text_encoder_3.", "text_encoders.t5xxl.transformer.")))),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def clips(models):
+    """{path: (targets that the host knows, shapes)} of text encoders, made when asked for."""
+    made = {}
+
+    def of(path):
+        if path not in made:
+            made[path] = lora.lora_targets(models("sd1")[0], clip(path))
+        return made[path]
+
+    return of
+
+
+@pytest.mark.parametrize(("path", "name", "weight"), CLIPS, ids=[f"{path.rpartition('.')[2]}-{name}" for path, name, _ in CLIPS])
+def test_names_of_text_encoders(clips, path, name, weight):
+    known, shapes = clips(path)
+    name = name.replace(".", "_") if name.startswith("lora_") else name
+    target = {**known, **keys.found([name], known, shapes)}.get(name)
+    assert target == formats.Target("clip", f"{weight}.weight")
