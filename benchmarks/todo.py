@@ -1,19 +1,22 @@
 """What token downsampling gains: forward and LoRA training step of UNets in SD1.5's and SDXL's shape, against other ways of doing it.
 
-python benchmarks/todo.py [--models sd15,sdxl] [--sizes 512,768,1024] [--what overhead,forward,train] [--ways off,f2,…] [--rounds 3]
-                          [--clock wall|cpu] [--json FILE] [--markdown FILE]
+python benchmarks/todo.py [--quick] [--models sd15,sdxl] [--sizes 512,768,1024] [--what profile,overhead,forward,train] [--ways off,f2,…]
+                          [--kernel default|pytorch|split|quad] [--dtype float32] [--checkpointing] [--rounds 3] [--clock wall|cpu]
+                          [--json FILE] [--markdown FILE]
 
-References, all on the same model in the same run: (a) comfy-todo's way (K and V interpolated each, the grid guessed from the square root)
-and the kohya fork's (one interpolation), both written here from their descriptions; (b) ToMe at ratio 0.5, merging by the `tomesd` package
-(pip install tomesd); (c) the ideal, the same attention fed with a ready-made thinned context. Each round measures every way once, one after
-the other, and ratios are taken within a round; the table shows their medians. COMFYUI_PATH names a real ComfyUI; otherwise the embedded
-host's UNet is measured. On a CPU two threads and float32, on a CUDA device bfloat16. What does not fit into memory is skipped, and said.
-`--clock cpu` counts the processor seconds of this process instead of the time on the wall, for a CPU that others use as well.
+The other ways are in todo_ways.py: comfy-todo's, the kohya fork's, ToMe at ratio 0.5 (pip install "graft-nodes[benchmarks]"), the ideal.
+All run on the same model in the same process: each round measures every way once, one after the other, ratios are taken within a round,
+and the tables show medians. `profile` shows where a forward spends its time, and what no thinning could beat: the time without any
+self-attention at the thinned depths. COMFYUI_PATH names a real ComfyUI, else the embedded host's UNet is measured; `--kernel` is ComfyUI's
+own setting. Float32 and two threads on a CPU, bfloat16 on a CUDA device, unless asked otherwise. What does not fit into memory is skipped,
+and said. `--clock cpu` counts this process's processor seconds, for a CPU that others use as well. `--quick` is 512 px, one round.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import math
 import os
@@ -21,10 +24,12 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import todo_ways
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -47,27 +52,36 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 SIZES = {"sd15": (512, 768, 1024), "sdxl": (1024,)}
+LEVELS = {"sd15": (1, 2, 4, 8), "sdxl": (2, 4)}  # how much smaller than the latent's sides each depth's tokens are
+# Bytes in float32: of the weights, and a latent pixel's share of what a training step keeps beside attention matrices (seen on the CPU).
+WEIGHTS = {"sd15": 3.5e9, "sdxl": 10.4e9}
+KEPT = {"sd15": 0.35e6, "sdxl": 1.0e6}
+BLOCKS = {"sd15": ((5, 8), (5, 8), (5, 8), (1, 8)), "sdxl": ((10, 10), (60, 20))}  # (self-attention blocks, heads) at each depth
 FACTORS = {"f2": "2", "f44": "4 4", "f42": "4 2"}
 WAYS = ("off", *FACTORS, *(f"{key} {peer}" for key in ("f2", "f44") for peer in ("comfy-todo", "kohya", "ideal")), "tomesd 0.5")
-# float32 bytes of activations a latent pixel keeps for a training step, seen on the CPU (SD1.5's shape; SDXL's is deeper)
-TRAIN_BYTES = {"sd15": 1.3e6, "sdxl": 1.6e6}
+QUICK = ("off", *FACTORS, "f2 ideal", "f44 ideal")
+KERNELS = {"default": [], **{name: [f"--use-{name}-cross-attention"] for name in ("pytorch", "split", "quad")}}
 
 
-def open_host() -> str:
-    """Open a real ComfyUI or the embedded host; returns which."""
+def open_host(kernel: str, cpu: bool) -> str:
+    """Open a real ComfyUI or the embedded host; returns which, with its attention function."""
     checkout = os.environ.get("COMFYUI_PATH")
     if checkout:
         sys.path.insert(0, str(ROOT / "tests" / "with_comfyui"))
         import open_comfyui
 
-        open_comfyui.open_checkout(checkout)
+        open_comfyui.open_checkout(checkout, *KERNELS[kernel], cpu=cpu)
         import comfyui_version
 
-        return f"ComfyUI {comfyui_version.__version__}"
-    from graft_nodes import comfyui_api_stubs
+        name = f"ComfyUI {comfyui_version.__version__}"
+    else:
+        from graft_nodes import comfyui_api_stubs
 
-    comfyui_api_stubs.install()
-    return "the embedded host"
+        comfyui_api_stubs.install()
+        name = "the embedded host"
+    from comfy.ldm.modules import attention
+
+    return f"{name} ({attention.optimized_attention.__name__})"
 
 
 def build(name: str, device: torch.device, dtype: torch.dtype) -> Any:
@@ -78,8 +92,8 @@ def build(name: str, device: torch.device, dtype: torch.dtype) -> Any:
     import comfy.supported_models_base
 
     class Config(comfy.supported_models_base.BASE):
-        unet_config = {}  # noqa: RUF012 (ComfyUI's own form)
-        unet_extra_config = {}  # noqa: RUF012
+        unet_config: dict = {}  # noqa: RUF012 (ComfyUI's own form)
+        unet_extra_config: dict = {}  # noqa: RUF012
         latent_format = comfy.latent_formats.SD15
 
     config = Config(dict(SHAPES[name]))
@@ -91,6 +105,7 @@ def build(name: str, device: torch.device, dtype: torch.dtype) -> Any:
         else:
             nn.init.ones_(parameter)
     model.to(device)
+    model.diffusion_model.requires_grad_(False)
     return comfy.model_patcher.ModelPatcher(model, load_device=device, offload_device=device)
 
 
@@ -99,6 +114,7 @@ class Runner:
 
     def __init__(self, patcher: Any, name: str, size: int, device: torch.device, dtype: torch.dtype, clock: Callable[[], float]):
         self.model, self.device, self.clock = patcher.model, device, clock
+        self.lora: torch.optim.Optimizer | None = None
         side, shape = size // 8, SHAPES[name]
         generator = torch.Generator().manual_seed(0)
         self.x = torch.randn(1, 4, side, side, generator=generator).to(device, dtype)
@@ -117,7 +133,10 @@ class Runner:
         self._wait()
         start = self.clock()
         if train:
+            assert self.lora is not None
             self.run(options, True).float().square().mean().backward()
+            self.lora.step()
+            self.lora.zero_grad()
         else:
             with torch.inference_mode():
                 self.run(options, False)
@@ -129,124 +148,50 @@ class Runner:
             torch.cuda.synchronize()
 
 
-def put_lora(unet: nn.Module, rank: int = 16) -> list[Any]:
-    """A LoRA on every attention projection, as forward hooks; returns the hooks."""
-    unet.requires_grad_(False)
-    hooks = []
+@contextlib.contextmanager
+def lora(unet: nn.Module, checkpointing: bool, rank: int = 16) -> Iterator[torch.optim.Optimizer]:
+    """For the block a LoRA is on every attention projection; its optimizer."""
+    from graft_nodes.training.checkpointing import checkpointed
+
+    hooks, trained = [], []
     for name, module in unet.named_modules():
         if isinstance(module, nn.Linear) and (".attn1." in name or ".attn2." in name):
             down = nn.Parameter(torch.randn(rank, module.in_features, device=module.weight.device, dtype=module.weight.dtype) * 0.01)
             up = nn.Parameter(torch.zeros(module.out_features, rank, device=module.weight.device, dtype=module.weight.dtype))
 
             def add(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, down: Tensor = down, up: Tensor = up) -> Tensor:
-                return output + inputs[0] @ down.T @ up.T
+                return torch.addmm(output.flatten(0, 1), F.linear(inputs[0], down).flatten(0, 1), up.T).view_as(output)
 
             hooks.append(module.register_forward_hook(add))
-    return hooks
-
-
-# --- the other ways, as plain reference code --------------------------------------------------------------------------------------
-
-
-def shrunk(tokens: Tensor, grid: tuple[int, int], factor: float) -> Tensor:
-    """Tokens (B, h*w, C) through F.interpolate, as both peers do it."""
-    image = tokens.transpose(1, 2).reshape(tokens.shape[0], -1, *grid)
-    size = tuple(int(side / factor) for side in grid)
-    return F.interpolate(image, size=size, mode="nearest-exact").flatten(2).transpose(1, 2)
-
-
-def guessed(q: Tensor, extra: dict, factors: list[float], levels: tuple[int, ...]) -> tuple[tuple[int, int], float] | None:
-    """The peers' guess of (token grid, factor) from the token count; None when this level is not thinned."""
-    height, width = extra["original_shape"][2:]
-    level = math.ceil(math.sqrt(height * width // q.shape[1]))
-    depth = levels.index(level) if level in levels else len(factors)
-    return ((height // level, width // level), factors[depth]) if depth < len(factors) else None
-
-
-def comfy_todo(factors: list[float], levels: tuple[int, ...]) -> dict:
-    """comfy-todo: K and V are interpolated one after the other."""
-
-    def patch(q: Tensor, k: Tensor, v: Tensor, extra: dict) -> tuple[Tensor, Tensor, Tensor]:
-        plan = guessed(q, extra, factors, levels)
-        return (q, k, v) if plan is None else (q, shrunk(k, *plan), shrunk(v, *plan))
-
-    return {"patches": {"attn1_patch": [patch]}}
-
-
-def kohya_todo(factors: list[float], levels: tuple[int, ...]) -> dict:
-    """The kohya fork: one interpolation that K and V share."""
-
-    def patch(q: Tensor, k: Tensor, v: Tensor, extra: dict) -> tuple[Tensor, Tensor, Tensor]:
-        plan = guessed(q, extra, factors, levels)
-        if plan is None:
-            return q, k, v
-        context = shrunk(k, *plan)
-        return q, context, context
-
-    return {"patches": {"attn1_patch": [patch]}}
-
-
-def ready_made(factors: list[float], levels: tuple[int, ...]) -> dict:
-    """The ideal: the thinned context of each block is there already (the first call makes it, and is not measured)."""
-    made: dict[tuple, Tensor] = {}
-
-    def patch(q: Tensor, k: Tensor, v: Tensor, extra: dict) -> tuple[Tensor, Tensor, Tensor]:
-        plan = guessed(q, extra, factors, levels)
-        if plan is None:
-            return q, k, v
-        key = (*extra["block"], extra["block_index"])
-        if key not in made:
-            made[key] = shrunk(k, *plan).detach().clone()
-        return q, made[key], made[key]
-
-    return {"patches": {"attn1_patch": [patch]}}
-
-
-def tome(ratio: float, levels: tuple[int, ...]) -> dict:
-    """ToMe as the tomesd package does it by default: at the first level all tokens merge before self-attention, and unmerge after."""
-    from tomesd.merge import bipartite_soft_matching_random2d
-
-    unmerge: list[Callable[[Tensor], Tensor]] = []
-
-    def merge(q: Tensor, k: Tensor, v: Tensor, extra: dict) -> tuple[Tensor, Tensor, Tensor]:
-        height, width = extra["original_shape"][2:]
-        if q.shape[1] != (height // levels[0]) * (width // levels[0]):
-            return q, k, v
-        merging, restoring = bipartite_soft_matching_random2d(
-            q, width // levels[0], height // levels[0], 2, 2, int(q.shape[1] * ratio), generator=torch.Generator(q.device).manual_seed(0)
-        )
-        unmerge.append(restoring)
-        merged = merging(q)
-        return merged, merged, merged
-
-    def restore(output: Tensor, extra: dict) -> Tensor:
-        return unmerge.pop()(output) if unmerge else output
-
-    return {"patches": {"attn1_patch": [merge], "attn1_output_patch": [restore]}}
-
-
-# --- measuring --------------------------------------------------------------------------------------------------------------------
+            trained += [down, up]
+    try:
+        with checkpointed(unet) if checkpointing else contextlib.nullcontext():
+            yield torch.optim.AdamW(trained, lr=1e-6)
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def graft(patcher: Any, factors: str) -> dict:
     """transformer_options of the model with Graft's ToDo."""
-    from graft_nodes import host
+    from graft_nodes.host.todo import apply_todo
     from graft_nodes.patches.todo import ToDoSettings
 
-    return host.todo.apply_todo(patcher, ToDoSettings.parse(depth_factors=factors))[0].model_options["transformer_options"]
+    return apply_todo(patcher, ToDoSettings.parse(depth_factors=factors))[0].model_options["transformer_options"]
 
 
-def ways(patcher: Any, name: str) -> dict[str, dict]:
-    """{way: transformer_options}; `off` is the plain model."""
-    levels = (1, 2, 4, 8) if name == "sd15" else (2, 4)
-    all_ways: dict[str, dict] = {"off": {}, **{key: graft(patcher, factors) for key, factors in FACTORS.items()}}
-    for key in ("f2", "f44"):
-        numbers = [float(word) for word in FACTORS[key].split()]
-        all_ways[f"{key} comfy-todo"] = comfy_todo(numbers, levels)
-        all_ways[f"{key} kohya"] = kohya_todo(numbers, levels)
-        all_ways[f"{key} ideal"] = ready_made(numbers, levels)
-    all_ways["tomesd 0.5"] = tome(0.5, levels)
-    return all_ways
+def ways(patcher: Any, name: str, wanted: list[str]) -> dict[str, dict]:
+    """{way: transformer_options} of the ways that are wanted; `off` is the plain model."""
+    made: dict[str, Callable[[], dict]] = {"off": dict, "tomesd 0.5": lambda: todo_ways.tome(0.5, LEVELS[name])}
+    peers = {"comfy-todo": todo_ways.comfy_todo, "kohya": todo_ways.kohya_todo, "ideal": todo_ways.ready_made}
+    for key, factors in FACTORS.items():
+        made[key] = functools.partial(graft, patcher, factors)
+        for peer, way in peers.items():
+            made[f"{key} {peer}"] = functools.partial(way, [float(word) for word in factors.split()], LEVELS[name])
+    return {key: made[key]() for key in wanted}
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------------------
 
 
 def compare(runner: Runner, options: dict[str, dict], train: bool, rounds: int) -> list[dict[str, float]]:
@@ -255,17 +200,19 @@ def compare(runner: Runner, options: dict[str, dict], train: bool, rounds: int) 
     for key in options:
         if key.endswith("ideal"):
             runner.seconds(options[key], False)  # makes its context
+        elif runner.device.type == "cuda":
+            runner.seconds(options[key], train)
     results = []
     for _ in range(rounds):
         results.append({key: runner.seconds(option, train) for key, option in options.items()})
-        print("  " + "  ".join(f"{key} {seconds:.2f}" for key, seconds in results[-1].items()), flush=True)
+        print("  " + "  ".join(f"{key} {seconds:.3f}" for key, seconds in results[-1].items()), flush=True)
     return results
 
 
 def check(runner: Runner, options: dict[str, dict]) -> None:
     """On grids that divide, Graft's result is the peers' to rounding; and it is not that of the plain model."""
     peers = [key for key in ("f2 kohya", "f2 comfy-todo") if key in options]
-    if "f2" not in options or not peers:
+    if "off" not in options or "f2" not in options or not peers:
         return
     with torch.inference_mode():
         off, ours, peer = (runner.run(options[key], False) for key in ("off", "f2", peers[0]))
@@ -275,13 +222,13 @@ def check(runner: Runner, options: dict[str, dict]) -> None:
 
 
 def rows_of(prefix: str, results: list[dict[str, float]]) -> list[dict[str, Any]]:
-    """One row a way: median seconds, and the median over rounds of how many times faster than `off` it is."""
+    """One row a way: median seconds, and the median over rounds of how many times faster than `off` it is (None without `off`)."""
     rows = []
     for key in results[0]:
-        ratio = statistics.median(one["off"] / one[key] for one in results)
+        ratio = statistics.median(one["off"] / one[key] for one in results) if "off" in results[0] else None
         seconds = statistics.median(one[key] for one in results)
         rows.append({"name": f"{prefix}_{key.replace(' ', '_')}", "value": seconds, "unit": "s", "ratio": ratio})
-    pairs = [(key, f"{key} {peer}") for key in ("f2", "f44") for peer in ("comfy-todo", "kohya", "ideal")] + [("f2", "tomesd 0.5")]
+    pairs = [(key, f"{key} {peer}") for key in FACTORS for peer in ("comfy-todo", "kohya", "ideal")] + [("f2", "tomesd 0.5")]
     for key, peer in pairs:
         if key in results[0] and peer in results[0]:
             ratio = statistics.median(one[key] / one[peer] for one in results)
@@ -290,16 +237,14 @@ def rows_of(prefix: str, results: list[dict[str, float]]) -> list[dict[str, Any]
     return rows
 
 
-def overhead(
-    patcher: Any, name: str, size: int, device: torch.device, dtype: torch.dtype, rounds: int, clock: Callable[[], float]
-) -> list[dict[str, Any]]:
+def overhead(runner: Runner, patcher: Any, name: str, size: int, rounds: int) -> list[dict[str, Any]]:
     """Self-attention of the finest level through the patch, against the same attention fed with a ready-made thinned context."""
     from graft_nodes.patches.todo import target_grid, thin
 
-    side = size // 8 // (1 if name == "sd15" else 2)
+    side, clock = size // 8 // LEVELS[name][0], runner.clock
     block = ("input", 1 if name == "sd15" else 4)
     attention = patcher.model.diffusion_model.input_blocks[block[1]][1].transformer_blocks[0].attn1
-    tokens = torch.randn(1, side * side, attention.to_q.in_features).to(device, dtype)
+    tokens = torch.randn(1, side * side, attention.to_q.in_features).to(runner.x)
     extra = {"block": block, "block_index": 0, "activations_shape": [1, tokens.shape[2], side, side]}
     rows = []
     for key in ("f2", "f44"):
@@ -315,12 +260,11 @@ def overhead(
 
         times: dict[str, list[float]] = {"patched": [], "ideal": []}
         with torch.inference_mode():
-            for number in range(2 + 10 * rounds):
+            for number in range(2 + 20 * rounds):
                 for kind, function in (("patched", patched), ("ideal", ideal)) if number % 2 else (("ideal", ideal), ("patched", patched)):
                     start = clock()
                     function()
-                    if device.type == "cuda":
-                        torch.cuda.synchronize()
+                    runner._wait()
                     if number >= 2:
                         times[kind].append(clock() - start)
         ratio = statistics.median(one / two for one, two in zip(times["patched"], times["ideal"], strict=True))
@@ -328,6 +272,75 @@ def overhead(
         seconds = {kind: statistics.median(values) for kind, values in times.items()}
         print(f"  {key}: patched {seconds['patched']:.4f} s, ideal {seconds['ideal']:.4f} s, ratio {ratio:.4f}", flush=True)
     return rows
+
+
+@contextlib.contextmanager
+def timed(unet: nn.Module, runner: Runner) -> Iterator[dict[str, float]]:
+    """For the block {part of the network: seconds} is added up: self-attention by depth, cross-attention, feed-forward, ResBlocks."""
+    from graft_nodes.patches.attention import attention_depths
+
+    parts: dict[str, float] = defaultdict(float)
+    hooks: list[Any] = []
+    depths = {f"{kind}_blocks.{number}.": depth for (kind, number), depth in attention_depths(unet).items() if kind != "middle"}
+    depths["middle_block."] = attention_depths(unet).get(("middle", 0), 0)
+
+    def watch(module: nn.Module, part: str) -> None:
+        starts: list[float] = []
+
+        def before(*_: Any) -> None:
+            runner._wait()
+            starts.append(runner.clock())
+
+        def after(*_: Any) -> None:
+            runner._wait()
+            parts[part] += runner.clock() - starts.pop()
+
+        hooks.extend((module.register_forward_pre_hook(before), module.register_forward_hook(after)))
+
+    for name, module in unet.named_modules():
+        kind, leaf = type(module).__name__, name.rpartition(".")[2]
+        if leaf in ("attn1", "attn2"):
+            depth = next(depth for start, depth in depths.items() if name.startswith(start))
+            watch(module, f"self-attention, depth {depth}" if leaf == "attn1" else "cross-attention")
+        elif kind in ("FeedForward", "ResBlock"):
+            watch(module, {"FeedForward": "feed-forward", "ResBlock": "ResBlocks"}[kind])
+    try:
+        yield parts
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def profile(runner: Runner, patcher: Any, name: str, size: int, rounds: int) -> tuple[list[dict[str, Any]], str]:
+    """Where a forward spends its time, with and without ToDo; rows, and a table. `bound` is the time without what thinning may remove."""
+    keys = ["off", "f2", "f44"]
+    options = ways(patcher, name, keys)
+    found: dict[str, list[dict[str, float]]] = {key: [] for key in keys}
+    with timed(patcher.model.diffusion_model, runner) as parts:
+        runner.seconds({}, False)
+        for _ in range(rounds):
+            for key in keys:
+                parts.clear()
+                total = runner.seconds(options[key], False)
+                found[key].append({**parts, "everything else": total - sum(parts.values()), "whole": total})
+    middle = {key: {part: statistics.median(one[part] for one in found[key]) for part in found[key][0]} for key in keys}
+    prefix = f"profile_{size}" if name == "sd15" else f"profile_{name}_{size}"
+    rows = [
+        {"name": f"{prefix}_{key}: {part}", "value": seconds, "unit": "s", "ratio": seconds / middle[key]["whole"]}
+        for key in keys for part, seconds in middle[key].items()
+    ]
+    whole, lines = middle["off"]["whole"], ["| part | off (s) | factor 2 (s) | factors 4 4 (s) |", "|---|---|---|---|"]
+    for part in sorted(middle["off"], key=lambda part: (part == "whole", part == "everything else", part)):
+        cells = [f"{middle[key][part]:.2f} ({100 * middle[key][part] / middle[key]['whole']:.0f}%)" for key in keys]
+        lines.append(f"| {part} | " + " | ".join(cells) + " |")
+    bounds = []
+    for key, depths in (("f2", 1), ("f44", 2)):
+        removable = sum(middle["off"][f"self-attention, depth {depth}"] for depth in range(1, depths + 1))
+        bounds.append(whole / (whole - removable))
+        rows.append({"name": f"{prefix}_{key}_bound", "value": whole - removable, "unit": "s", "ratio": bounds[-1]})
+    lines.append(f"| times faster than off | 1 | {whole / middle['f2']['whole']:.2f} | {whole / middle['f44']['whole']:.2f} |")
+    lines.append(f"| were the thinned depths' self-attention free | | {bounds[0]:.2f} | {bounds[1]:.2f} |")
+    return rows, f"{name}, forward, {size} px\n\n" + "\n".join(lines)
 
 
 def free_bytes(device: torch.device) -> float:
@@ -341,91 +354,134 @@ def free_bytes(device: torch.device) -> float:
     return float(psutil.virtual_memory().available)
 
 
+def needed_bytes(name: str, size: int, way: str, train: bool, options: argparse.Namespace, whole: bool) -> float:
+    """Memory that a way needs beside the weights; `whole`: the attention kernel keeps whole attention matrices."""
+    pixels, width = (size // 8) ** 2, options.dtype.itemsize
+    factors = [float(word) for word in FACTORS.get(way.split()[0], "").split()]
+    matrices = []
+    for depth, ((blocks, heads), level) in enumerate(zip(BLOCKS[name], LEVELS[name], strict=True)):
+        tokens, factor = pixels / level**2, factors[depth] if depth < len(factors) else 1.0
+        share = 0.25 if way.startswith("tomesd") and depth == 0 else 1 / factor**2
+        matrices += [heads * tokens * tokens * share * width] * blocks if whole else []
+    one = max(matrices, default=0)
+    if not train:
+        return 1.0e5 * pixels * width / 4 + 1.3 * one
+    kept = KEPT[name] * pixels * width / 4
+    return kept / 4 + 2 * one if options.checkpointing else kept + sum(matrices) + 0.5 * one
+
+
 COLUMNS = {
     "off": "off (s)", "f2": "2", "f44": "4 4", "f42": "4 2", "f2_comfy-todo": "2, comfy-todo", "f44_comfy-todo": "4 4, comfy-todo",
     "f2_kohya": "2, kohya", "f44_kohya": "4 4, kohya", "tomesd_0.5": "ToMe 0.5", "f2_ideal": "2, ideal", "f44_ideal": "4 4, ideal",
 }
 
 
-def markdown(rows: list[dict[str, Any]], where: str) -> str:
-    """The table: times faster than the plain model."""
+def markdown(rows: list[dict[str, Any]], tables: list[str], where: str) -> str:
+    """The tables: times faster than the plain model (seconds where that did not fit), and the profiles."""
     found = {row["name"]: row for row in rows}
-    prefixes = [name.removesuffix("_off") for name in found if name.endswith("_off")]
+    prefixes = list(dict.fromkeys(name.removesuffix("_f2") for name in found if name.endswith("_f2") and "overhead" not in name))
     columns = [key for key in COLUMNS if any(f"{prefix}_{key}" in found for prefix in prefixes)]
     lines = ["| | " + " | ".join(COLUMNS[key] for key in columns) + " |", "|---" * (len(columns) + 1) + "|"] if columns else []
     for prefix in prefixes:
-        ratios = [found.get(f"{prefix}_{key}") for key in columns[1:]]
-        cells = [f"{found[f'{prefix}_off']['value']:.1f}", *("" if row is None else f"{row['ratio']:.2f}x" for row in ratios)]
-        lines.append(f"| {prefix.replace('_', ' ')} | " + " | ".join(cells) + " |")
+        cells = [_cell(key, found.get(f"{prefix}_{key}")) for key in columns]
+        lines.append(f"| {prefix.replace('_', ' ')} px | " + " | ".join(cells) + " |")
     single = [row for row in rows if row["name"].startswith("overhead_vs_ideal_")]
     if single:
         parts = [f"{row['name'].removeprefix('overhead_vs_ideal_').replace('_', ' ')}: {100 * row['value']:+.1f}%" for row in single]
         lines += ["", "Patch against ready-made context, one attention: " + "; ".join(parts)]
-    return "\n".join([*lines, "", where])
+    return "\n".join([*lines, *(f"\n{table}" for table in tables), "", where])
 
 
-def measure(name: str, options: argparse.Namespace, device: torch.device, dtype: torch.dtype) -> list[dict[str, Any]]:
-    """Rows of one model."""
-    wanted = [size for size in SIZES[name] if size in options.sizes]
-    needed = {"sd15": 0.9e9, "sdxl": 2.6e9}[name] * torch.empty(0, dtype=dtype).element_size() * 1.15
-    if free_bytes(device) < needed:
-        print(f"{name}: skipped, its weights need {needed / 1e9:.0f} GB and {free_bytes(device) / 1e9:.0f} are free")
-        return []
-    patcher = build(name, device, dtype)
+def _cell(key: str, row: dict[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    return f"{row['value']:.2f}" if key == "off" else f"{row['value']:.2f} s" if row["ratio"] is None else f"{row['ratio']:.2f}x"
+
+
+def measure(name: str, options: argparse.Namespace, device: torch.device, whole: bool) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows and tables of one model."""
+    weights = WEIGHTS[name] * options.dtype.itemsize / 4
+    if free_bytes(device) < weights:
+        print(f"{name}: skipped, its weights need {weights / 1e9:.0f} GB and {free_bytes(device) / 1e9:.0f} are free")
+        return [], []
+    patcher = build(name, device, options.dtype)
     rows: list[dict[str, Any]] = []
-    if "overhead" in options.what:
-        for size in wanted:
+    tables: list[str] = []
+    for size in (size for size in SIZES[name] if size in options.sizes):
+        runner = Runner(patcher, name, size, device, options.dtype, options.clock)
+        if "profile" in options.what:
+            found, table = profile(runner, patcher, name, size, options.rounds)
+            print(table, flush=True)
+            rows, tables = rows + found, [*tables, table]
+        if "overhead" in options.what:
             print(f"{name} {size} px, one attention:")
-            rows += overhead(patcher, name, size, device, dtype, options.rounds, options.clock)
-    hooks: list[Any] = []
-    for what in ("forward", "train"):
-        if what not in options.what:
-            continue
-        hooks = put_lora(patcher.model.diffusion_model) if what == "train" else []
-        for size in wanted:
-            need = TRAIN_BYTES[name] * (size // 8) ** 2 * torch.empty(0, dtype=dtype).element_size() / 4 if what == "train" else 2e9
-            if free_bytes(device) < need:
-                print(f"{name} {what} {size} px: skipped, it needs about {need / 1e9:.0f} GB and {free_bytes(device) / 1e9:.0f} are free")
+            rows += overhead(runner, patcher, name, size, options.rounds)
+        for what in (what for what in ("forward", "train") if what in options.what):
+            free, chosen = free_bytes(device), []
+            for way in options.ways:
+                need = needed_bytes(name, size, way, what == "train", options, whole)
+                if need <= free:
+                    chosen.append(way)
+                else:
+                    print(f"{name} {what} {size} px, {way}: skipped, it needs about {need / 1e9:.1f} GB and {free / 1e9:.1f} are free")
+            if not chosen:
                 continue
             print(f"{name} {what} {size} px:", flush=True)
-            runner = Runner(patcher, name, size, device, dtype, options.clock)
             prefix = f"{what}_{size}" if name == "sd15" else f"{name}_{what}_{size}"
-            chosen = {key: option for key, option in ways(patcher, name).items() if key in options.ways}
-            rows += rows_of(prefix, compare(runner, chosen, what == "train", options.rounds))
-    for hook in hooks:
-        hook.remove()
-    return rows
+            unet = patcher.model.diffusion_model
+            with lora(unet, options.checkpointing) if what == "train" else contextlib.nullcontext() as runner.lora:
+                rows += rows_of(prefix, compare(runner, ways(patcher, name, chosen), what == "train", options.rounds))
+    return rows, tables
 
 
-def main() -> None:
+def parsed() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--models", default="sd15,sdxl", type=lambda text: text.split(","))
     parser.add_argument("--sizes", default="512,768,1024", type=lambda text: [int(word) for word in text.split(",")])
-    parser.add_argument("--what", default="overhead,forward,train", type=lambda text: text.split(","))
-    parser.add_argument("--ways", default=list(WAYS), type=lambda text: ["off", *(word for word in text.split(",") if word != "off")])
+    parser.add_argument("--what", default="profile,overhead,forward,train", type=lambda text: text.split(","))
+    parser.add_argument("--ways", default=list(WAYS), type=lambda text: text.split(","))
+    parser.add_argument("--kernel", default="default", choices=KERNELS)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--clock", default="wall", choices=("wall", "cpu"))
     parser.add_argument("--rounds", default=3, type=int)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
-    unknown = [word for word in options.ways if word not in WAYS]
-    if unknown:
-        parser.error(f"--ways: {', '.join(unknown)} is none of {', '.join(WAYS)}")
+    if options.quick:
+        options.models, options.sizes, options.ways, options.rounds = ["sd15"], [512], list(QUICK), 1
+    known = [*WAYS, *(f"f42 {peer}" for peer in ("comfy-todo", "kohya", "ideal"))]
+    for given, allowed, name in ((options.ways, known, "ways"), (options.models, SHAPES, "models")):
+        if unknown := [word for word in given if word not in allowed]:
+            parser.error(f"--{name}: {', '.join(unknown)} is none of {', '.join(allowed)}")
+    if options.kernel != "default" and not os.environ.get("COMFYUI_PATH"):
+        parser.error("--kernel is a setting of a real ComfyUI: set COMFYUI_PATH to a checkout")
+    return options
+
+
+def main() -> None:
+    options = parsed()
     kind, options.clock = options.clock, {"wall": time.perf_counter, "cpu": time.process_time}[options.clock]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    options.dtype = getattr(torch, options.dtype or ("bfloat16" if device.type == "cuda" else "float32"))
     torch.set_num_threads(2)
-    where = open_host()
+    where = open_host(options.kernel, device.type == "cpu")
     machine = torch.cuda.get_device_name() if device.type == "cuda" else f"2 threads of {os.cpu_count()} cores, {platform.machine()}"
     load = f", load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    number = str(dtype).removeprefix("torch.")
+    number = str(options.dtype).removeprefix("torch.") + (", checkpointing" if options.checkpointing else "")
     line = f"{where}, {machine}, {number}, torch {torch.__version__}, {kind} time, median of {options.rounds} rounds{load}"
     print(line)
-    rows = [row for name in options.models for row in measure(name, options, device, dtype)]
+    rows: list[dict[str, Any]] = []
+    tables: list[str] = []
+    for name in options.models:
+        found, drawn = measure(name, options, device, "pytorch" not in where and "optimized_attention)" not in where)
+        rows, tables = rows + found, tables + drawn
     worst = [row for row in rows if row["name"].startswith("overhead_vs_ideal_")]
     if worst:
         rows.append({**max(worst, key=lambda row: row["ratio"]), "name": "overhead_vs_ideal"})
-    text = markdown(rows, line)
+    text = markdown(rows, tables, line)
     print(text)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

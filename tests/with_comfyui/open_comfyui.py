@@ -57,11 +57,11 @@ def _stand_in(name: str, *submodules: str) -> None:
             setattr(sys.modules[parent], leaf, module)
 
 
-def open_checkout(path: str) -> str:
+def open_checkout(path: str, *flags: str, cpu: bool = True) -> str:
     """Make `import comfy`, `nodes`, `execution`, `folder_paths` … mean the checkout at `path`; returns its base folder (temporary).
 
-    ComfyUI parses its command line on import, so it is given one: CPU, a base directory and an (empty) front end of its own.
-    The working directory is left alone.
+    ComfyUI parses its command line on import, so it is given one: CPU, a base directory and an (empty) front end of its own, and `flags`.
+    Without `cpu` it takes the device that it finds. The working directory is left alone.
     """
     root = os.path.abspath(os.path.expanduser(path))
     if not os.path.isfile(os.path.join(root, "comfy", "model_patcher.py")):
@@ -76,7 +76,8 @@ def open_checkout(path: str) -> str:
     _stand_in("torchaudio", "transforms", "functional")
     sys.path.insert(0, root)
     argv, sys.argv = sys.argv, [
-        "comfyui", "--cpu", "--base-directory", base, "--front-end-root", os.path.join(base, "web"), "--database-url", "sqlite:///:memory:",
+        "comfyui", *(["--cpu"] if cpu else []), *flags, "--base-directory", base, "--front-end-root", os.path.join(base, "web"),
+        "--database-url", "sqlite:///:memory:",
     ]
     try:
         import comfy.options
@@ -85,7 +86,7 @@ def open_checkout(path: str) -> str:
         import comfy.cli_args
     finally:
         sys.argv = argv
-    assert comfy.cli_args.args.cpu and comfy.cli_args.args.base_directory == base
+    assert comfy.cli_args.args.cpu == cpu and comfy.cli_args.args.base_directory == base
     import utils.install_util  # noqa: F401  (nodes.py puts comfy/ on the path, where another `utils` lies)
 
     return base
