@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ..patches.files import load_safetensors, safetensors_bytes, write_whole
 from .adapters import tensors_digest
 
 FORMAT = 1
+_ABANDONED = 3600.0  # seconds
 
 
 def key_of(*parts: Any) -> str:
@@ -91,6 +93,9 @@ class Cache:
 
     def trim(self) -> int:
         """Remove what was unused for longest until the folder is within its limit, never what this object has used; bytes that are left."""
+        for path in self.folder.rglob("*.safetensors.partial"):  # what a crash left; a young one may be another process's
+            if path.is_file() and time.time() - path.stat().st_mtime > _ABANDONED:
+                path.unlink(missing_ok=True)
         files = self.files()
         total = sum(size for _, size, _ in files)
         for _, size, path in files:

@@ -1,0 +1,103 @@
+"""What is kept on disk comes back bit for bit, damage is found, a crash leaves nothing half written, the size stays bounded."""
+
+import errno
+import json
+import os
+
+import pytest
+import torch
+from graft_nodes.training.cache import Cache, key_of
+
+TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor([1, 2], dtype=torch.int64), "c": torch.ones(3, dtype=torch.bfloat16)}
+
+
+def _equal(found, expected):
+    return found.keys() == expected.keys() and all(found[k].dtype == v.dtype and torch.equal(found[k], v) for k, v in expected.items())
+
+
+def test_what_is_written_comes_back(tmp_path):
+    key = key_of("x", 1, [2.5])
+    assert Cache(tmp_path).read("texts", key) is None and not Cache(tmp_path).holds("texts", key)
+    assert Cache(tmp_path).write("texts", key, TENSORS, {"deep": [1, None, "ü"]})
+    cache = Cache(tmp_path)
+    tensors, values = cache.read("texts", key)
+    assert _equal(tensors, TENSORS) and values == {"deep": [1, None, "ü"]} and cache.holds("texts", key)
+    assert cache.read("latents", key) is None
+    assert cache.taken == {"texts": 1} and cache.made == {} and not cache.notes
+
+
+def test_keys_follow_every_part():
+    assert len({key_of("a"), key_of("b"), key_of("a", 1), key_of("a", "1"), key_of("a", 1, 2)}) == 5 and key_of("a", (1, 2)) == key_of("a", [1, 2])
+
+
+def test_every_damage_is_found_and_said(tmp_path):
+    Cache(tmp_path).write("texts", key_of(1), TENSORS, [1])
+    path = next(tmp_path.rglob("*.safetensors"))
+    whole = path.read_bytes()
+    step = max(1, len(whole) // 40)
+    for place in range(0, len(whole), step):
+        for damaged in (whole[:place], whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]):
+            path.write_bytes(damaged)
+            cache = Cache(tmp_path)
+            found = cache.read("texts", key_of(1))
+            assert found is None or (_equal(found[0], TENSORS) and found[1] == [1]), place  # a bit of padding may turn
+            assert found is not None or "made again" in cache.notes[0]
+    assert Cache(tmp_path).write("texts", key_of(1), TENSORS, [1]) and path.read_bytes() == whole
+
+
+def test_a_full_disk_is_said_once(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    cache = Cache(tmp_path)
+    assert not cache.write("texts", key_of(1), TENSORS) and not cache.write("texts", key_of(2), TENSORS)
+    assert [note for note in cache.notes if "No space left" in note] == cache.notes and len(cache.notes) == 1
+    monkeypatch.undo()
+    assert not list(tmp_path.rglob("*.partial")) and not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_the_longest_unused_go_first_and_never_what_is_in_use(tmp_path):
+    one = {"a": torch.zeros(1000)}
+    for i in range(6):
+        Cache(tmp_path).write("latents", key_of(i), one)
+    paths = {i: next(tmp_path.rglob(f"{key_of(i)}.safetensors")) for i in range(6)}
+    for i, path in paths.items():
+        os.utime(path, (1000 + i, 1000 + i))
+    size = paths[0].stat().st_size
+    cache = Cache(tmp_path, 3.5 * size / 2**30)
+    cache.read("latents", key_of(0))
+    assert cache.trim() == 3 * size
+    assert {i for i in paths if paths[i].exists()} == {0, 4, 5}
+    assert any("GB of at most" in line for line in cache.report())
+    small = Cache(tmp_path, size / 2 / 2**30)
+    for i in (0, 4, 5):
+        small.read("latents", key_of(i))
+    assert small.trim() == 3 * size and "larger than its limit" in "\n".join(small.report())
+
+
+def test_what_a_crash_left_is_removed(tmp_path):
+    cache = Cache(tmp_path)
+    cache.write("texts", key_of(1), TENSORS)
+    old, new = tmp_path / "texts" / "aa.safetensors.partial", tmp_path / "texts" / "bb.safetensors.partial"
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    cache.trim()
+    assert not old.exists() and new.exists()  # another process may be writing the new one now
+
+
+def test_a_file_with_foreign_metadata_is_made_again(tmp_path):
+    from graft_nodes.patches.files import safetensors_bytes, write_whole
+
+    cache = Cache(tmp_path)
+    cache.write("texts", key_of(1), TENSORS)
+    write_whole(str(next(tmp_path.rglob("*.safetensors"))), safetensors_bytes(TENSORS, {"values": json.dumps(None)}))
+    assert cache.read("texts", key_of(1)) is None
+
+
+@pytest.mark.parametrize("value", [None, 1, "a", [1, 2], {"a": {"b": [None]}}])
+def test_plain_values(tmp_path, value):
+    cache = Cache(tmp_path)
+    cache.write("texts", key_of(0), {}, value)
+    assert cache.read("texts", key_of(0)) == ({}, value)

@@ -1,0 +1,110 @@
+"""Captions that vary: order, dropout, wildcards, weights and lengths, against kohya's and EveryDream2's rules written anew."""
+
+from collections import Counter
+from itertools import permutations
+
+import pytest
+from graft_nodes.training.draws import generator
+from graft_nodes.training.tags import Caption, Rules, chosen, looks_wild, split
+
+TAGS = ("a", "b", "c", "d")
+
+
+def _draws(caption, count=2000):
+    return [caption.drawn(generator(0, i, "test")) for i in range(count)]
+
+
+def test_a_caption_without_rules_is_as_written():
+    for text in ("a cat, on a mat", "one  tag", "", "x,,y", "{a|b} {{c}}"):
+        caption = Caption((text,))
+        assert set(_draws(caption, 5)) == {caption.plain} == {text} and not caption.varies
+
+
+@pytest.mark.parametrize("keep", [0, 1, 3, 9])
+def test_shuffling_keeps_the_front_and_gives_every_order_alike(keep):
+    caption = Caption(("a, b,c ,d",), rules=Rules(shuffle=1.0, keep=keep))
+    found = Counter(_draws(caption))
+    kept, free = TAGS[:keep], TAGS[keep:]
+    assert set(found) == {", ".join(kept + order) for order in permutations(free)}
+    assert max(found.values()) / min(found.values()) < 2.2
+    assert caption.plain == "a, b, c, d" and caption.varies == (keep < 3)
+
+
+def test_shuffle_is_a_probability():
+    found = Counter(_draws(Caption(("a, b",), rules=Rules(shuffle=0.5))))
+    assert found["b, a"] / 2000 == pytest.approx(0.25, abs=0.03)
+
+
+def test_dropout_is_of_each_tag_and_spares_the_kept():
+    caption = Caption(tags=TAGS, rules=Rules(dropout=0.3, keep=1))
+    found = Counter(tag for text in _draws(caption) for tag in split(text))
+    assert found["a"] == 2000
+    for tag in "bcd":
+        assert found[tag] / 2000 == pytest.approx(0.7, abs=0.03)
+    assert set(_draws(Caption(tags=TAGS, rules=Rules(dropout=1.0)), 5)) == {""}
+    assert Caption(("a",), rules=Rules(dropout=0.5)).varies and not Caption(("a",), rules=Rules(dropout=0.5, keep=1)).varies
+
+
+def test_shuffled_and_dropped_together():
+    found = set(_draws(Caption(tags=("a", "b"), rules=Rules(dropout=0.5, shuffle=1.0))))
+    assert found == {"", "a", "b", "a, b", "b, a"}
+
+
+def test_choices_and_escaped_braces():
+    assert {chosen("a {red|blue} {x|y|z}", generator(0, i, "")) for i in range(200)} == {
+        f"a {colour} {letter}" for colour in ("red", "blue") for letter in "xyz"
+    }
+    assert chosen("{{a|b}} {c|d}", None) == "{a|b} c"
+    assert {chosen("{a|{b|c} d}", generator(0, i, "")) for i in range(100)} == {"a", "b d", "c d"}
+    assert chosen("a {b", None) == "a {b" and chosen("{a|}b", None) == "ab"
+    assert looks_wild("{a|b}") and not looks_wild("{a}") and not looks_wild("a|b")
+
+
+def test_one_line_of_many_is_drawn():
+    caption = Caption(("first line", "second {a|b}"), rules=Rules(wildcards=True))
+    assert set(_draws(caption, 200)) == {"first line", "second a", "second b"} and caption.plain == "first line" and caption.varies
+    assert Caption(("first line", "second")).plain == "first line second"
+
+
+def test_choices_come_before_the_tags_are_cut():
+    found = set(_draws(Caption(("{a, b|c}, d",), rules=Rules(wildcards=True, shuffle=1.0)), 300))
+    assert found == {*(", ".join(order) for order in permutations("abd")), "c, d", "d, c"}
+
+
+def test_words_are_replaced_and_left_out_inside_tags():
+    rules = Rules(separator=" ", left_out=("high res",), replacements=(("princess luna", "luna"), ("artist:", "by="), (":", "="), (" ", "_")))
+    caption = Caption(tags=("princess luna", "high res", "artist:some one", "oc:x"), rules=rules)
+    assert caption.plain == "luna by=some_one oc=x"  # LunNova's own example of a configuration
+    assert Caption(("princess luna, high res",), rules=rules).plain == "luna"
+
+
+def _pick(weights, total=0.0, order=()):
+    """Probability of every order when tags are picked one after another in proportion to their weights (EveryDream2)."""
+    left = {i: w for i, w in enumerate(weights) if i not in order}
+    if not left:
+        return {order: 1.0}
+    out = {}
+    for i, w in left.items():
+        for rest, p in _pick(weights, total, (*order, i)).items():
+            out[rest] = out.get(rest, 0.0) + p * w / sum(left.values())
+    return out
+
+
+def test_weights_bring_tags_to_the_front():
+    weights = (1.0, 3.0, 0.5)
+    caption = Caption(tags=("a", "b", "c"), weights=weights, rules=Rules(shuffle=1.0))
+    found = Counter(_draws(caption, 6000))
+    for order, share in _pick(weights).items():
+        assert found[", ".join("abc"[i] for i in order)] / 6000 == pytest.approx(share, abs=0.02)
+
+
+def test_a_length_takes_whole_tags_until_one_exceeds_it():
+    caption = Caption(tags=("abc", "def", "g"), rules=Rules(max_length=8))
+    assert caption.plain == "abc, def"
+    assert Caption(tags=("abc", "defgh", "i"), rules=Rules(max_length=8)).plain == "abc"
+    assert all(len(text) <= 8 for text in _draws(Caption(tags=("abc", "def", "g"), rules=Rules(max_length=8, shuffle=1.0)), 50))
+
+
+def test_the_same_generator_gives_the_same_words():
+    caption = Caption(tags=tuple("abcdefgh"), rules=Rules(shuffle=0.7, dropout=0.2))
+    assert _draws(caption, 50) == _draws(caption, 50) and len(set(_draws(caption, 50))) > 40
