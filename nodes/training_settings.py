@@ -95,13 +95,16 @@ class GraftOptimizer(io.ComfyNode):
             **aliases("learning rate", "adamw", "batch size", "lr schedule", "gradient accumulation"),
             inputs=[
                 io.Combo.Input(
-                    "optimizer", options=[*optimizers.OPTIMIZERS, *optimizers.LATER_OPTIMIZERS], default="adamw",
-                    tooltip="adamw; the others come with a later version.",
+                    "optimizer", options=list(optimizers.OPTIMIZERS), default="adamw",
+                    tooltip="adamw, adafactor, muon, sgd, adacoor need nothing more; adamw8bit, lion, prodigy, schedulefree a package.",
                 ),
-                io.Float.Input("learning_rate", default=1e-4, min=0.0, max=10.0, step=1e-6, tooltip="1e-4 is a usual start for a LoRA."),
+                io.Float.Input(
+                    "learning_rate", default=1e-4, min=0.0, max=10.0, step=1e-6,
+                    tooltip="1e-4 is a usual start for a LoRA, 1 for prodigy, 1e-5 for lion; adacoor ignores it.",
+                ),
                 io.Float.Input(
                     "text_encoder_rate", default=0.0, min=0.0, max=10.0, step=1e-6,
-                    tooltip="Rate of the text encoder, 0 is the same" + _NOT_YET + ".",
+                    tooltip="Rate of the text encoder where it is trained; 0 is the same.",
                 ),
                 io.Combo.Input(
                     "schedule", options=list(optimizers.SCHEDULES), default="constant",
@@ -112,7 +115,10 @@ class GraftOptimizer(io.ComfyNode):
                     "total_steps", default=1000, min=1, max=10_000_000,
                     tooltip="The schedule's horizon: the steps of the whole run, however many Train Steps it is cut into.",
                 ),
-                io.Float.Input("floor", default=0.0, min=0.0, max=1.0, step=0.01, tooltip="Share of the rate that is left at the end."),
+                io.Float.Input(
+                    "floor", default=0.0, min=0.0, max=1.0, step=0.01,
+                    tooltip="Share of the rate that is left at the end of a falling schedule.",
+                ),
                 io.Int.Input("batch_size", default=1, min=1, max=4096, tooltip="Pictures in a batch."),
                 io.Int.Input("accumulation", default=1, min=1, max=4096, tooltip="Batches in a step."),
                 io.Float.Input(
@@ -121,7 +127,7 @@ class GraftOptimizer(io.ComfyNode):
                 ),
                 io.Float.Input(
                     "weight_decay", default=0.01, min=0.0, max=10.0, step=0.0001,
-                    tooltip="How strongly weights are pulled to 0.",
+                    tooltip="How strongly weights are pulled to 0 (not by adacoor).",
                 ),
                 io.Float.Input(
                     "lora_plus", default=1.0, min=0.01, max=1000.0, step=0.1,
@@ -129,27 +135,35 @@ class GraftOptimizer(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "precision", options=["auto", "float32", "bf16", "fp16", "full-bf16"], default="auto",
-                    tooltip="auto: bf16 on a GPU that has it, else as the model is. fp16 and full-bf16 come with a later version.",
+                    tooltip="auto: bf16 on a GPU that has it, else as the model is. bf16, fp16: computed in it, trained in float32. "
+                    "full-bf16: trained weights and gradients too, rounded stochastically.",
                 ),
                 io.Boolean.Input(
                     "checkpointing", default=False,
-                    tooltip="Compute activations again in the backward pass: less memory, more time.",
+                    tooltip="Compute activations again in the backward pass: less memory, more time, the same result.",
                 ),
                 io.Combo.Input(
                     "offload", options=["none", "activations", "optimizer", "layers"], default="none",
-                    tooltip="Keep parts in host memory" + _NOT_YET + ".",
+                    tooltip="What waits in host memory on a GPU: less of its memory, more time, the same result. activations: what the "
+                    "backward pass needs; optimizer: its state; layers: the frozen model's weights (with checkpointing).",
                 ),
                 io.Boolean.Input("scale_lr", default=False, tooltip="Multiply the rate by (batch x accumulation)^0.55."),
+                io.String.Input(
+                    "block_rates", default="", optional=True,
+                    tooltip="Rates of blocks as multiples: pattern = number, with commas between, as in input_blocks.* = 0.5. Patterns as "
+                    "in Adapter Settings.",
+                ),
+                io.Boolean.Input(
+                    "fused_backward", default=False, optional=True,
+                    tooltip="Move each weight as soon as its gradient is there and drop the gradient: less memory with full weights, the "
+                    "same result. Not with clip_norm or accumulation.",
+                ),
             ],
             outputs=[Optimizer.Output(display_name="GRAFT_OPTIMIZER")],
         )
 
     @classmethod
-    def execute(cls, text_encoder_rate=0.0, offload="none", **settings) -> io.NodeOutput:
-        later = {"text_encoder_rate": text_encoder_rate, "offload": "" if offload == "none" else offload}
-        wrong = [f"{name} {value} {_LATER}; leave it at its default" for name, value in later.items() if value]
-        if wrong:
-            raise ValueError("GraftOptimizer: " + "; ".join(wrong) + ".")
+    def execute(cls, **settings) -> io.NodeOutput:
         return io.NodeOutput(optimizers.OptimizerSettings(**settings))
 
 

@@ -203,16 +203,20 @@ class Mover:
 
     def _move_early(self, name: str, tensor: Tensor) -> None:
         assert tensor.grad is not None
-        self._squares.append(tensor.grad.detach().double().square().sum())
+        self._squares.append(_square(tensor.grad))
         self._move(self._of[name])
 
     def norm(self) -> float:
         """The gradient's norm over everything that is trained, clipped to clip_norm on the way."""
-        if not self.early:
-            held = [t for t in self.trained.values() if t.grad is not None]
-            return float(nn.utils.clip_grad_norm_(held, self.settings.clip_norm or math.inf))
-        rest = [t.grad.detach().double().square().sum() for t in self.trained.values() if t.grad is not None]
-        return float(torch.stack([*self._squares, *rest]).sum().sqrt()) if self._squares or rest else 0.0
+        held = [t.grad for t in self.trained.values() if t.grad is not None]
+        if not self.early and not self.half:
+            tensors = [t for t in self.trained.values() if t.grad is not None]
+            return float(nn.utils.clip_grad_norm_(tensors, self.settings.clip_norm or math.inf))
+        squares = [*self._squares, *(_square(g) for g in held)]
+        norm = float(torch.stack(squares).sum().sqrt()) if squares else 0.0
+        if self.settings.clip_norm and math.isfinite(norm):
+            torch._foreach_mul_(held, min(1.0, self.settings.clip_norm / (norm + 1e-6)))  # as clip_grad_norm_, its norm in float32
+        return norm
 
     def move_(self) -> None:
         """Finish the step: everything that has not moved yet does."""
@@ -255,6 +259,11 @@ class Mover:
             round_into_(live.detach(), own.data, draws)
         own.grad = None
         own.data = _placeholder(live).data
+
+
+def _square(gradient: Tensor) -> Tensor:
+    """The square of a gradient's norm, float64."""
+    return torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32).double().square()
 
 
 def _placeholder(tensor: Tensor) -> nn.Parameter:

@@ -53,8 +53,9 @@ class Parking:
         for parameter, device in zip(parameters, devices, strict=True):
             slots = optimizer.state.get(parameter, {})
             for slot, value in slots.items():
-                if self._places.get((id(parameter), slot)) is value:
-                    slots[slot] = torch.empty_like(value, device=device).copy_(value, non_blocking=True)
+                place = self._places.get((id(parameter), slot))
+                if place is not None and place is value:
+                    slots[slot] = torch.empty_like(place, device=device).copy_(place, non_blocking=True)
 
     def wait(self) -> None:
         """Until every copy to host memory has arrived."""
@@ -72,8 +73,8 @@ def activations_on_host(module: nn.Module) -> Iterator[None]:
     """
 
     def pack(tensor: Tensor) -> Any:
-        weights = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())} if not stays else stays
-        stays.update(weights)
+        if not stays:  # at the first use: by then the trained tensors are in the module
+            stays.update(t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers()))
         size = tensor.numel() * tensor.element_size()
         if size < SMALL or not on_device(tensor) or tensor.untyped_storage().data_ptr() in stays:
             return tensor.detach()
@@ -85,6 +86,6 @@ def activations_on_host(module: nn.Module) -> Iterator[None]:
         device, host = packed
         return torch.empty_like(host, device=device).copy_(host, non_blocking=True)
 
-    stays: set[int] = set()  # filled at the first use: by then the trained tensors are in the module
+    stays: set[int] = set()
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield

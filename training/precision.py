@@ -40,7 +40,7 @@ class LossScale:
 
     def scaled(self, loss: Tensor) -> Tensor:
         """The loss to call backward on."""
-        return self._scaler.scale(loss)  # type: ignore[no-any-return]
+        return self._scaler.scale(loss)
 
     def unscale_(self, trained: Mapping[str, Tensor]) -> bool:
         """Divide the gradients by the scale and let it grow or fall; whether every gradient is finite."""

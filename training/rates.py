@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import Protocol
 
-TEXT_ENCODER = "text_encoder."  # what the names of its trained tensors begin with
+TEXT_ENCODER = "text_encoders."  # what the names of its trained tensors begin with
 _UP = ".lora_up.weight"
 
 
@@ -78,11 +78,11 @@ def unmatched(block_rates: str, names: Iterable[str]) -> list[str]:
 
 
 def ratios(settings: Rates, names: Iterable[str]) -> dict[str, float]:
-    """The rate of every trained tensor as a multiple of the schedule's; of several block patterns that match, the first counts."""
+    """The rate of every trained tensor as a multiple of the schedule's; of several block patterns that match, the last counts."""
     patterns = parse_block_rates(settings.block_rates)
     out = {}
     for name in names:
-        ratio = next((factor for pattern, factor in patterns if _matches(name, pattern)), 1.0)
+        ratio = next((factor for pattern, factor in reversed(patterns) if _matches(name, pattern)), 1.0)
         if is_up(name):
             ratio *= settings.lora_plus
         if is_text_encoder(name) and settings.text_encoder_rate:

@@ -301,10 +301,6 @@ def test_no_dates_and_no_random_ids_in_the_metadata(host, pictures, run):
 REFUSED = [
     ("GraftAdapter", {"kind": "dora"}, "kind dora is not available in this version"),
     ("GraftAdapter", {"text_encoder": True}, "text_encoder is not available"),
-    ("GraftOptimizer", {"optimizer": "prodigy"}, "optimizer prodigy is not available.*use adamw"),
-    ("GraftOptimizer", {"offload": "layers"}, "offload layers is not available"),
-    ("GraftOptimizer", {"text_encoder_rate": 1e-5}, "text_encoder_rate 1e-05 is not available"),
-    ("GraftOptimizer", {"precision": "full-bf16"}, "precision full-bf16 is not available"),
     ("GraftObjective", {"loss": "scheduled-huber"}, "loss scheduled-huber is not available"),
     ("GraftObjective", {"ip_noise": 0.1}, "ip_noise is not available"),
     ("GraftObjective", {"zero_terminal_snr": True}, "zero_terminal_snr is not available"),
@@ -357,3 +353,136 @@ def test_regularisation_is_mixed_in(host, pictures, run):
         state = host.call("GraftTrainStart", model=model, dataset=data, optimizer=optimizer, objective=objective, run=run)[0]
         found.append(_bytes(host.call("TrainStep", state=state, steps=2)[3]))
     assert len(set(found)) == 3
+
+
+def _previewed(host, pictures, run, steps=4, **step):
+    prompt = _workflow(host, pictures, run, steps, **{"preview_every": 2, "validate_every": 0, **step})
+    prompt["30"] = _inputs(host, "CLIPTextEncode", clip=["1", 1], text="a red square left")
+    prompt["31"] = _inputs(host, "CLIPTextEncode", clip=["1", 1], text="")
+    prompt["32"] = _inputs(host, "EmptyLatentImage", width=128, height=128, batch_size=1)
+    prompt["10"]["inputs"].update(positive=["30", 0], negative=["31", 0], latent=["32", 0])
+    return prompt
+
+
+def test_previews_are_sent_as_pictures_and_disturb_nothing(host, pictures, run):
+    plain = _run(host, _workflow(host, pictures, run, 4, validate_every=0), lora=["10", 3])
+    _clear(host, run)
+    rng = torch.random.get_rng_state()
+    result = host.run(_previewed(host, pictures, run), capture={"lora": ["10", 3], "report": ["10", 5]})
+    assert result["success"], result["errors"]
+    assert torch.equal(rng, torch.random.get_rng_state())
+    assert _bytes(result["captured"]["lora"]) == _bytes(plain["lora"])
+    sent = [data for event, data in result["events"] if event == "graft.preview"]
+    assert [(data["step"], data["pictures"][0]["label"]) for data in sent] == [
+        (2, "weights"), (2, "average"), (4, "weights"), (4, "average")]  # fmt: skip
+    assert {data["node"] for data in sent} == {"10"}
+    seen = []
+    for data in sent:
+        (picture,) = data["pictures"]
+        path = os.path.join(host.folder_paths.get_temp_directory(), picture["subfolder"], picture["filename"])
+        with Image.open(path) as file:
+            assert picture["type"] == "temp" and file.format == "JPEG" and file.size == (128, 128)
+            seen.append(np.asarray(file).astype(int))
+    assert not np.array_equal(seen[0], seen[2])
+    assert "4 previews, from " in result["captured"]["report"]
+
+
+def test_a_preview_is_what_the_sampler_node_makes_of_the_state(host, pictures, run, wall, monkeypatch):
+    kept = []
+    real = wall.previews.decode
+    monkeypatch.setattr(wall.previews, "decode", lambda vae, latents, training: kept.append(latents) or real(vae, latents, training))
+    prompt = _previewed(host, pictures, run, 2, optimizer={"learning_rate": 2e-2}, start={"seed": 7})
+    prompt["20"] = _inputs(host, "EMAMerge", model=["1", 0], clip=["1", 1], state=["10", 0])
+    for node, model in (("40", ["10", 1]), ("41", ["20", 0])):
+        prompt[node] = _inputs(
+            host, "KSampler", model=model, positive=["30", 0], negative=["31", 0], latent_image=["32", 0], seed=7, steps=20, cfg=7.0,
+            sampler_name="euler", scheduler="normal", denoise=1.0,
+        )
+    found = _run(host, prompt, weights=["40", 0], average=["41", 0])
+    assert len(kept) == 2
+    for latents, name in zip(kept, ("weights", "average"), strict=True):
+        expected = found[name]["samples"]
+        assert torch.allclose(latents, expected, atol=2e-3 * float(expected.abs().max())), name
+    assert not torch.allclose(*kept, atol=1e-3)
+
+
+def test_what_previews_lack_is_said_before_the_first_step(host, pictures, run):
+    prompt = _workflow(host, pictures, run, 2, preview_every=1)
+    del prompt["7"]["inputs"]["vae"]
+    result = host.run(prompt)
+    assert not result["success"]
+    said = str(result["errors"])
+    assert "positive is not connected; latent is not connected; vae" in said and "set preview_every to 0" in said
+    assert not [data for event, data in result["events"] if event == "graft.step"]
+
+
+def test_the_stop_button_ends_a_step_with_the_state_so_far_and_queued_again_it_goes_on(host, pictures, run, wall, monkeypatch):
+    real = wall.events.send_event
+
+    def press(name, data):
+        real(name, data)
+        if data["step"] == 2:
+            assert wall.events.stop(run)
+
+    monkeypatch.setattr(wall.events, "send_event", press)
+    prompt = _workflow(host, pictures, run, 5, validate_every=0)
+    stopped = _run(host, prompt, state=["10", 0], report=["10", 5], lora=["10", 3])
+    assert stopped["state"].step in (2, 3)
+    assert f"stopped at step {stopped['state'].step} as asked" in stopped["report"]
+    monkeypatch.setattr(wall.events, "send_event", real)
+    again = _run(host, prompt, state=["10", 0], lora=["10", 3])
+    assert again["state"].step == 5
+    _clear(host, run)
+    assert _bytes(again["lora"]) == _bytes(_run(host, prompt, lora=["10", 3])["lora"])
+
+
+def test_tensorboard_files_hold_what_was_measured(host, pictures, run):
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    captured = _run(host, _workflow(host, pictures, run, 4, validate_every=2, tensorboard=True), state=["10", 0])
+    state = captured["state"]
+    found = reader.EventAccumulator(os.path.join(host.output, "graft", run, "tensorboard", state.start.digest[:16]))
+    found.Reload()
+    assert [(e.step, pytest.approx(e.value, rel=1e-6)) for e in found.Scalars("loss")] == list(enumerate(state.history.loss, 1))
+    assert [e.step for e in found.Scalars("held-out loss")] == [2, 4]
+    assert {"learning rate", "gradient norm", "steps a second"} <= set(found.Tags()["scalars"])
+
+
+def test_tensorboard_without_its_package_says_what_to_install(host, pictures, run, monkeypatch):
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "tensorboard" else real(name, *a))
+    result = host.run(_workflow(host, pictures, run, 2, tensorboard=True))
+    assert not result["success"] and "pip install tensorboard" in str(result["errors"])
+
+
+def test_the_best_step_is_named_in_the_report(host, pictures, run):
+    captured = _run(host, _workflow(host, pictures, run, 6, validate_every=1, optimizer={"learning_rate": 0.5, "clip_norm": 0.0}), report=["10", 5],
+                    state=["10", 0])
+    best = captured["state"].history.best
+    assert f"best {best[1]:.4g} at {best[0]}" in captured["report"]
+    if 0 < best[0] < 6:
+        assert f"the state of the best step is kept in " in captured["report"]
+    assert "the run's folder holds " in captured["report"]
+
+
+def test_zero_terminal_snr_trains_on_the_rescaled_levels_and_says_how_to_sample(host, small, pictures, run, wall):
+    model = small.unet()
+    import comfy.model_sampling
+
+    class Sampling(comfy.model_sampling.ModelSamplingDiscrete, comfy.model_sampling.V_PREDICTION):
+        pass
+
+    dataset = host.call("GraftDataset", folder=pictures, vae=host.call("GraftDemo")[2], clip=host.call("GraftDemo")[1], resolution=256)[0]
+    objective = host.call("GraftObjective", zero_terminal_snr=True)[0]
+    with pytest.raises(ValueError, match="predicts eps"):
+        host.call("GraftTrainStart", model=model, dataset=dataset, objective=objective, run=run)
+    velocity = model.clone()
+    velocity.add_object_patch("model_sampling", Sampling(model.model.model_config))
+    with wall.denoiser.denoiser(velocity, True) as denoiser:
+        found = denoiser.sampling.sigmas
+        zsnr = Sampling(model.model.model_config, zsnr=True).sigmas
+        assert torch.allclose(found, zsnr, rtol=1e-4) and found[-1] > 4000
+        assert model.model.model_sampling.timestep(found[-3:]).tolist() == [997, 998, 999]  # the model is asked at the same levels
+    with wall.denoiser.denoiser(velocity) as denoiser:
+        assert denoiser.sampling.sigmas[-1] < 20
