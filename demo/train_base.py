@@ -76,6 +76,7 @@ def train(steps: int, seed: int) -> dict[str, Tensor]:
     from .. import host
     from ..ema.schedule import EMASettings
     from ..training.adapters import AdapterSettings
+    from ..training.loop import Watch
     from ..training.runs import run
     from ..training.state import Start, begin
     from ..training.store import Store
@@ -89,7 +90,7 @@ def train(steps: int, seed: int) -> dict[str, Tensor]:
     start = Start(digest, pictures.digest, AdapterSettings(kind="full", targets="all"), EMASettings(schedule="ramp", decay=0.999), seed)
     state = begin(patcher.model.diffusion_model, start, settings(steps), run=RUN)
     store = Store(host.folders.training_folder(), RUN, host.fingerprint.versions(patcher))
-    done = run(state, steps, lambda: host.denoiser.denoiser(patcher), pictures, store, _reporter(steps), snapshot_every=100)
+    done = run(state, steps, lambda: host.denoiser.denoiser(patcher), pictures, store, Watch(_reporter(steps), snapshot_every=100))
     for note in done.notes:
         print(note)
     trained = {UNET + name: tensor for name, tensor in done.state.weights(ema=True).items()}

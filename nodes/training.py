@@ -219,7 +219,7 @@ class _Call:
         try:
             with host.events.stoppable(state.run) as should_stop:
                 watch = replace(watch, stepped=self.stepped, preview=self.preview, stop=should_stop)
-                outcome = runs.run(state, steps, forward, subject.dataset, store, watch, keep)
+                outcome = runs.run(state, steps, forward, subject.dataset, store, watch, keep, log.warning)
         finally:
             if self.writer is not None:
                 self.writer.close()

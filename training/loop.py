@@ -150,7 +150,6 @@ def _preview(work: Workspace, watch: Watch) -> None:
     if watch.preview is None or not watch.preview_every or work.step % watch.preview_every:
         return
     with work.mover.evaluated():
-        with work.mover.evaluated():
         watch.preview(work.denoiser, work.step, False)
     if work.shadow is not None:
         with work.shadow.swapped(work.trained):

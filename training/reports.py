@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from ..ema.schedule import EMASettings
@@ -17,8 +17,9 @@ def beginning(state: TrainState, dataset: Dataset, unhashed: Sequence[str]) -> s
     """A run before its first step."""
     adapter, settings = state.start.adapter, state.settings.optimizer
     count = sum(tensor.numel() for tensor in state.trained.values())
-    size = "" if adapter.kind == "full" else f", rank {adapter.rank}, scale {adapter.scale:g}"
-    modules = len({name.rsplit(".lora_", 1)[0] if adapter.kind != "full" else name.rpartition(".")[0] for name in state.trained})
+    size = "" if adapter.kind == "full" else f", rank {adapter.rank}, alpha {adapter.alpha or adapter.rank:g}"
+    whole = adapter.kind == "full"
+    modules = len({(name if whole else name.removesuffix(".weight")).rpartition(".")[0] for name in state.trained})
     rounds = batches_per_epoch(dataset, settings.batch_size) / settings.accumulation
     lines = [
         f"run {state.run!r}, identity {state.start.digest[:16]}",
@@ -45,7 +46,7 @@ def _more(ema: EMASettings) -> str:
     return said + (f"; the weights are set to it every {ema.switch_every} steps" if ema.switch_every else "")
 
 
-def step(before: TrainState, outcome: Outcome, unhashed: Sequence[str]) -> str:
+def step(before: TrainState, outcome: Outcome, unhashed: Sequence[str], pictures: Sequence[Mapping[str, str]] = ()) -> str:
     """What a call of TrainStep did."""
     state = outcome.state
     losses = state.history.loss[before.step :]
@@ -64,10 +65,21 @@ def step(before: TrainState, outcome: Outcome, unhashed: Sequence[str]) -> str:
         best = state.history.best
         assert best is not None
         lines.append(f"held-out loss {first:.4g} at step {first_step}, {last:.4g} at {last_step}, best {best[1]:.4g} at {best[0]}")
+        if outcome.best is not None and outcome.best != outcome.folder:
+            lines.append(f"the state of the best step is kept in {outcome.best}; {best[0]} steps from the same beginning give it")
     count = sum(tensor.numel() for tensor in state.trained.values())
     lines.append(f"{count:,} trained numbers, MODEL has the last weights{' (the average: EMA Merge)' if state.average else ''}")
+    if state.settings.objective.zero_terminal_snr:
+        lines.append(
+            "trained with zero terminal SNR: sample with the same levels, ModelSamplingDiscrete with sampling v_prediction and zsnr on, "
+            "between Train Step and the sampler"
+        )
+    if pictures:
+        lines.append(f"{len(pictures)} previews, from {pictures[0]['filename']} to {pictures[-1]['filename']} in ComfyUI's temp folder")
     if outcome.folder is not None:
         lines.append(f"stored in {outcome.folder}")
+        if outcome.used is not None:
+            lines.append(f"the run's folder holds {outcome.used[0]} states, {outcome.used[1] / 1e6:.1f} MB; delete it to free them")
     elif unhashed:
         lines.append("not stored, these cannot be hashed: " + ", ".join(unhashed))
         if state.start.ema is not None and state.start.ema.snapshots:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from . import snapshots
+from . import ahead, snapshots
 from .dataset import Dataset
 from .loop import Stopped, Watch, train
 from .objective import Denoiser
 from .state import TrainState, advanced, key_of
-from .step import Moved
-from .store import Store
+from .store import KEEPS, Store
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,8 @@ class Outcome:
     trained: int
     seconds: float
     notes: tuple[str, ...] = ()
+    best: Path | None = None  # where the state with the lowest held-out loss is kept
+    used: tuple[int, int] | None = None  # states and bytes of the run's folder
 
 
 def run(
@@ -35,15 +36,20 @@ def run(
     opened: Callable[[], AbstractContextManager[Denoiser]],
     dataset: Dataset,
     store: Store | None,
-    stepped: Callable[[int, Moved, float | None], None] | None = None,
-    validate_every: int = 0,
-    snapshot_every: int = 0,
+    watch: Watch | None = None,
+    keep: str = "last",
+    say: Callable[[str], object] | None = None,
 ) -> Outcome:
     """`steps` further from `state`, from the store as far as it goes. The model is opened only when there is something to train.
 
-    Raises what `stepped` raises (an interruption) and OSError of the store (a full disk); until then whole steps are kept as a snapshot,
-    and the same call later goes on from it. Raises Stopped when the loss is not finite.
+    Of `watch` the caller sets what is called and how often; what keeps states is added here. `keep` says which are kept beside the last:
+    `best` also the one with the lowest held-out loss, `every` that and every snapshot.
+    `say` hears at once what the report says in the end: that a file of the dataset has changed.
+    Raises what `watch.stepped` raises (an interruption) and OSError of the store (a full disk); until then whole steps are kept as a
+    snapshot, and the same call later goes on from it. Raises Stopped when the loss is not finite or memory runs out.
     """
+    if keep not in KEEPS:
+        raise ValueError(f"keep is {keep!r}, expected one of {', '.join(KEEPS)}.")
     if steps == 0:
         return Outcome(state, None, 0, 0.0, ("0 steps: the state is passed on",))
     notes: list[str] = []
@@ -62,30 +68,52 @@ def run(
                 notes.append(f"it was made with {'; '.join(differing)}")
     left = state.step + steps - at.step
     if left == 0 and old is None:
-        return Outcome(at, folder, 0, 0.0, tuple(notes))
-    begun = time.perf_counter()
+        if store is not None and folder is not None:
+            store.promote(folder)
+        return _outcome(store, at, folder, 0, 0.0, notes)
+    began, begun = at.step, time.perf_counter()
     if left:
         try:
-            kept, averages = (None, None) if store is None else (partial(_keep, store, target), partial(snapshots.write, store.folder))
-            watch = Watch(stepped, kept, averages, validate_every, snapshot_every)
+            watch = ahead.watching(watch or Watch(), dataset, notes, say)
+            notes += ahead.ready(at, left, dataset, None if store is None else store.folder)
             with opened() as denoiser:
-                at = train(at, denoiser, dataset, left, watch)
+                at = train(at, denoiser, dataset, left, _keeping(watch, store, state, target, keep))
         except Stopped as error:
-            where = ""
-            if store is not None and error.state.step > at.step:
-                where = f" It is stored in {store.result_folder(target) / 'partial'}."
+            places = [] if store is None else [store.result_folder(target) / "partial", store.result_folder(error.state.key)]
+            where = next((f" It is stored in {place}." for place in places if (place / "state.json").is_file()), "")
             raise Stopped(f"{error}{where}", error.state) from error
     seconds = time.perf_counter() - begun
+    if at.step < state.step + steps:
+        notes.append(f"stopped at step {at.step} as asked, {state.step + steps - at.step} steps early; the state so far is passed on")
     if store is not None:
         folder = store.save(at)
         store.drop_partial(target)
         if old is not None:
             store.drop_partial(old.parent.name)
-    return Outcome(at, folder, left, seconds, tuple(notes))
+    return _outcome(store, at, folder, at.step - began, seconds, notes)
 
 
-def _keep(store: Store, target: str, state: TrainState) -> None:
-    store.save_partial(state, target)
+def _outcome(store: Store | None, at: TrainState, folder: Path | None, trained: int, seconds: float, notes: list[str]) -> Outcome:
+    best, used = (None, None) if store is None else (store.best(at), store.used())
+    return Outcome(at, folder, trained, seconds, tuple(notes), best, used)
+
+
+def _keeping(watch: Watch, store: Store | None, before: TrainState, target: str, keep: str) -> Watch:
+    """`watch` with what keeps states: snapshots, the best so far, and averages."""
+    if store is None:
+        return watch
+
+    def snapshot(state: TrainState) -> None:
+        if keep == "every" and not (watch.snapshot_every and state.step % watch.snapshot_every):
+            store.save(state, "snapshot")
+        else:
+            store.save_partial(state, target)
+
+    def best(state: TrainState, earlier: int | None) -> None:
+        store.save_best(state, earlier if earlier is not None and earlier > before.step else None)
+
+    averages = partial(snapshots.write, store.folder)
+    return replace(watch, keep=snapshot, best=best if keep != "last" else None, average=averages)
 
 
 def _said(found: int, wanted: int, snapshot: bool) -> str:

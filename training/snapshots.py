@@ -13,7 +13,7 @@ from ..ema.half import packed, unpacked
 from ..ema.posthoc import Profile
 from ..patches.files import load_safetensors, safetensors_bytes, write_whole
 from .adapters import tensors_digest
-from .state import TrainState, key_of
+from .state import TrainState, key_of, until
 
 FOLDER = "averages"
 Position = tuple[tuple[str, int], ...]
@@ -32,18 +32,6 @@ class Stored:
     def profile(self) -> Profile:
         """What the average is made of."""
         return Profile(sum(steps for _, steps in self.position), self.width)
-
-
-def until(position: Position, step: int) -> Position:
-    """The beginning of a position, up to `step` steps."""
-    out, left = [], step
-    for settings, steps in position:
-        if left > 0:
-            out.append((settings, min(steps, left)))
-        left -= steps
-    if left > 0:
-        raise ValueError(f"The position ends {left} steps before step {step}.")
-    return tuple(out)
 
 
 def path_of(folder: Path, start: str, position: Position, width: float) -> Path:

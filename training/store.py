@@ -1,4 +1,8 @@
-"""Training states on disk: graft/<run>/<key>/ with state.safetensors and state.json, whole or not at all, verified when they are read."""
+"""Training states on disk: graft/<run>/<key>/ with state.safetensors and state.json, whole or not at all, verified when they are read.
+
+A state.json holds the last steps of the history; what came before lies in blocks of 1,000 steps under graft/<run>/history/, each named by
+its content and shared by every state, so that a snapshot costs the same however long the run is.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,21 @@ import hashlib
 import json
 import os
 import re
-import shutil
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from ..patches.files import load_safetensors, safetensors_bytes, write_whole
-from .state import History, TrainState, advanced, digest_of, key_of
+from .state import Effort, History, TrainState, advanced, digest_of, key_of, until
 
-FORMAT = 1
-_GROUPS = ("trained", "optimizer", "average", "powers")
+FORMAT = 2
+KEEPS = ("last", "best", "every")  # which states a call of TrainStep keeps beside the last one
+HISTORY = "history"
+BLOCK = 1000  # steps a block of history
+GROUPS = ("trained", "optimizer", "average", "powers")
 
 
 class Damaged(ValueError):
@@ -41,6 +48,8 @@ class Store:
     def __init__(self, root: str | Path, run: str, versions: dict[str, str] | None = None) -> None:
         if not re.fullmatch(r"[^\\/:*?\"<>|\x00-\x1f]{1,100}", run) or run.strip(" .") != run or run in ("", ".", ".."):
             raise ValueError(f"run is {run!r}: expected a plain folder name, without slashes, colons or quotes.")
+        if run.lower() == "cache":
+            raise ValueError("run is 'cache': that folder holds what GraftDataset has encoded; give the run another name.")
         self.folder = Path(root) / run
         self.versions = versions or {}
 
@@ -50,17 +59,44 @@ class Store:
 
     # --- writing ------------------------------------------------------------------------------------------------------------------
 
-    def save(self, state: TrainState) -> Path:
-        """Keep a state as a result; its folder. Raises OSError (a full disk) with nothing half-written left behind."""
+    def save(self, state: TrainState, kind: str = "result") -> Path:
+        """Keep a state as a result, as the `best` so far or as one `snapshot` of many; its folder.
+
+        A result stays one when it is kept again as something else. Raises OSError (a full disk) with nothing half-written left behind.
+        """
         folder = self.result_folder(state.key)
-        self._write(state, folder, "state.safetensors")
+        if kind == "result" or _kind(folder) is None:
+            self._write(state, folder, "state.safetensors", kind)
         return folder
+
+    def promote(self, folder: Path) -> None:
+        """Make a state that is kept as the best so far or as a snapshot a result, which stays."""
+        record = read_record(folder)
+        if record["kind"] not in ("result", "partial"):
+            write_record(folder, {**{key: value for key, value in record.items() if key != "sha256"}, "kind": "result"})
+
+    def save_best(self, state: TrainState, earlier: int | None) -> Path:
+        """Keep the state with the lowest held-out loss so far in place of the one at step `earlier`, where that is not kept for more."""
+        folder = self.save(state, "best")
+        if earlier:
+            old = self.result_folder(key_of(state.start.digest, until(state.position, earlier)))
+            if old != folder and _kind(old) == "best":
+                remove(old)
+        return folder
+
+    def best(self, state: TrainState) -> Path | None:
+        """Where the state with the lowest held-out loss on the way to `state` is kept, if it is."""
+        best = state.history.best
+        if best is None or not best[0]:
+            return None
+        folder = self.result_folder(key_of(state.start.digest, until(state.position, best[0])))
+        return folder if (folder / "state.json").is_file() else None
 
     def save_partial(self, state: TrainState, target: str) -> Path:
         """Keep a state on the way to the state with key `target`, in place of an earlier snapshot of the same way."""
         folder = self.result_folder(target) / "partial"
         tensors = f"state-{state.step:08d}.safetensors"
-        self._write(state, folder, tensors)
+        self._write(state, folder, tensors, "partial")
         for old in folder.glob("state-*.safetensors"):  # the JSON names the new one by now
             if old.name != tensors:
                 old.unlink()
@@ -69,12 +105,12 @@ class Store:
     def drop_partial(self, target: str) -> None:
         """Remove the snapshot on the way to `target`, and its folder if nothing else is in it."""
         folder = self.result_folder(target)
-        (folder / "partial" / "state.json").unlink(missing_ok=True)  # first, so that it never names what is gone
-        shutil.rmtree(folder / "partial", ignore_errors=True)
+        remove(folder / "partial")
         with contextlib.suppress(OSError):
             folder.rmdir()
 
-    def _write(self, state: TrainState, folder: Path, tensors: str) -> None:
+    def _write(self, state: TrainState, folder: Path, tensors: str, kind: str) -> None:
+        blocks = self._write_history(state.history)
         made = _make_folders(folder)
         path = folder / tensors
         orphan = not path.exists()  # until a state.json names them, tensors that were not there before are nobody's
@@ -82,17 +118,18 @@ class Store:
             hashed = hashlib.sha256()
 
             def chunks() -> Any:
-                every = {f"{group}/{name}": t for group in _GROUPS for name, t in getattr(state, group).items()}
+                every = {f"{group}/{name}": t for group in GROUPS for name, t in getattr(state, group).items()}
                 for chunk in safetensors_bytes(every, {}):
                     hashed.update(chunk)
                     yield chunk
 
             write_whole(str(path), chunks())
-            record = _record(state, tensors, hashed.hexdigest(), self.versions)
-            # Tensors first: a state.json in place means that everything it names is in place.
-            write_whole(str(folder / "state.json"), [json.dumps(record, indent=1, sort_keys=True).encode()])
+            sync_folder(folder)  # tensors first, durably: a state.json in place means that everything it names is in place
+            files = {"file": tensors, "sha256": hashed.hexdigest()}
+            more = {"history": _tail(state.history, blocks), "kind": kind, "tensors": files}
+            write_whole(str(folder / "state.json"), [_signed({**record_of(state, self.versions), **more})])
             orphan = False
-            _sync_folder(folder)
+            sync_folder(folder)
         except BaseException:
             if orphan:
                 path.unlink(missing_ok=True)
@@ -100,6 +137,24 @@ class Store:
                 with contextlib.suppress(OSError):
                     one.rmdir()
             raise
+
+    def _write_history(self, history: History) -> list[str]:
+        """Keep whole blocks of history that are not kept yet; the names of all."""
+        folder, names = self.folder / HISTORY, []
+        for number in range(len(history.loss) // BLOCK):
+            body = json.dumps(_rows(history, number * BLOCK, (number + 1) * BLOCK), separators=(",", ":")).encode()
+            name = f"{hashlib.sha256(body).hexdigest()}.json"
+            names.append(name)
+            if not (folder / name).is_file():
+                _make_folders(folder)
+                write_whole(str(folder / name), [body])
+                sync_folder(folder)
+        return names
+
+    def used(self) -> tuple[int, int]:
+        """(states, bytes) of the run's folder."""
+        sizes = [(path.name, path.stat().st_size) for path in self.folder.rglob("*") if path.is_file()]
+        return sum(name == "state.json" for name, _ in sizes), sum(size for _, size in sizes)
 
     # --- reading ------------------------------------------------------------------------------------------------------------------
 
@@ -124,7 +179,7 @@ class Store:
                 if not (folder / "state.json").is_file():
                     continue
                 try:
-                    found, recorded = load(folder, state)
+                    found, recorded = load(folder, state, self.folder / HISTORY)
                 except Damaged as error:
                     problems.append(str(error))
                     continue
@@ -139,7 +194,7 @@ class Store:
             if not (folder / "state.json").is_file():
                 continue
             try:
-                record = _read_record(folder)
+                record = read_record(folder)
             except Damaged as error:
                 problems.append(str(error))
                 continue
@@ -148,49 +203,87 @@ class Store:
         return out
 
 
-def load(folder: Path, like: TrainState) -> tuple[TrainState, dict[str, str]]:
-    """The state in a folder, with the run's beginning, settings and attachments of `like`, and the versions it was made with."""
-    record = _read_record(folder)
+def load(folder: Path, like: TrainState, history: Path | None = None) -> tuple[TrainState, dict[str, str]]:
+    """The state in a folder, with the run's beginning, settings and attachments of `like`, and the versions it was made with.
+
+    `history` is the folder of the run's blocks of history, by default the one two folders up.
+    """
+    record = read_record(folder)
     path = folder / record["tensors"]["file"]
-    try:
-        with open(path, "rb") as file:
-            hashed = hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
-    except OSError as error:
-        raise Damaged(f"{path}: cannot be read ({error.strerror})") from error
-    if hashed != record["tensors"]["sha256"]:
-        raise Damaged(f"{path}: its hash is not the one in state.json; it was changed or cut short")
+    check_file(path, record["tensors"]["sha256"])
     try:
         tensors, _ = load_safetensors(str(path))
     except ValueError as error:
         raise Damaged(str(error)) from error
-    groups: dict[str, dict[str, Tensor]] = {group: {} for group in _GROUPS}
+    state = restored(like, record, tensors)
+    if history is None:
+        history = (folder.parent if record["kind"] == "partial" else folder).parent / HISTORY
+    return replace(state, history=_read_history(record["history"], history)), record["versions"]
+
+
+def restored(like: TrainState, record: dict[str, Any], tensors: Mapping[str, Tensor]) -> TrainState:
+    """`like` at the position of a record, with tensors by `<group>/<name>`; its history is another's to fill in. Raises Damaged."""
+    groups: dict[str, dict[str, Tensor]] = {group: {} for group in GROUPS}
     for full, tensor in tensors.items():
         group, name = full.split("/", 1)
         groups[group][name] = tensor.clone()  # not a view of the file, which may be replaced
-    if groups["trained"].keys() != like.trained.keys():
-        raise Damaged(f"{path}: it trains other tensors than this run")
-    history = record["history"]
-    state = replace(
+    order = like.trained or dict.fromkeys(record["order"])  # the run's order: the gradient's norm is summed in it
+    if groups["trained"].keys() != order.keys():
+        raise Damaged("it trains other tensors than this run")
+    effort = record["effort"]
+    return replace(
         like,
-        trained={name: groups["trained"][name] for name in like.trained},  # in the run's order: the gradient's norm is summed in it
+        trained={name: groups["trained"][name] for name in order},
         optimizer=groups["optimizer"],
         average=groups["average"],
         powers=groups["powers"],
         step=record["step"],
         position=tuple((settings, steps) for settings, steps in record["position"]),
-        history=History(
-            loss=tuple(history["loss"]),
-            rate=tuple(history["rate"]),
-            norm=tuple(history["norm"]),
-            validation=tuple((step, loss) for step, loss in history["validation"]),
-        ),
+        effort=Effort(float(effort["seconds"]), int(effort["memory"])),
     )
-    return state, record["versions"]
 
 
-def _record(state: TrainState, tensors: str, sha256: str, made_with: dict[str, str]) -> dict[str, Any]:
-    adapter = {k: v for k, v in vars(state.start.adapter).items() if k != "initial"}
-    body = {
+def _tail(history: History, blocks: list[str]) -> dict[str, Any]:
+    return {"blocks": blocks, **_rows(history, len(blocks) * BLOCK, len(history.loss))}
+
+
+def _rows(history: History, start: int, end: int) -> dict[str, Any]:
+    """What was measured of the steps after `start` up to `end`; the validation at step 0 counts to the first."""
+    validation = [row for row in history.validation if start < row[0] <= end or row[0] == start == 0]
+    return {"loss": history.loss[start:end], "rate": history.rate[start:end], "norm": history.norm[start:end], "validation": validation}
+
+
+def _read_history(recorded: dict[str, Any], folder: Path) -> History:
+    parts = []
+    for name in recorded["blocks"]:
+        path = folder / os.path.basename(name)
+        try:
+            body = path.read_bytes()
+        except OSError as error:
+            raise Damaged(f"{path}: cannot be read ({error.strerror})") from error
+        if f"{hashlib.sha256(body).hexdigest()}.json" != name:
+            raise Damaged(f"{path}: its hash is not its name; it was changed or cut short")
+        parts.append(json.loads(body))
+    parts.append(recorded)
+    loss, rate, norm = (tuple(value for part in parts for value in part[name]) for name in ("loss", "rate", "norm"))
+    return History(loss, rate, norm, tuple((step, value) for part in parts for step, value in part["validation"]))
+
+
+def check_file(path: Path, sha256: str) -> None:
+    """Raise Damaged unless the file is there and has this hash."""
+    try:
+        with open(path, "rb") as file:
+            hashed = hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
+    except OSError as error:
+        raise Damaged(f"{path}: cannot be read ({error.strerror})") from error
+    if hashed != sha256:
+        raise Damaged(f"{path}: its hash is not the one in state.json; it was changed or cut short")
+
+
+def record_of(state: TrainState, made_with: Mapping[str, str]) -> dict[str, Any]:
+    """What a state.json says of a state beside its history and its files."""
+    adapter = {f.name: getattr(state.start.adapter, f.name) for f in fields(state.start.adapter) if f.name != "initial"}
+    return {
         "format": FORMAT,
         "key": state.key,
         "start": state.start.digest,
@@ -204,14 +297,24 @@ def _record(state: TrainState, tensors: str, sha256: str, made_with: dict[str, s
         "settings": {"optimizer": asdict(state.settings.optimizer), "objective": asdict(state.settings.objective)},
         "position": [list(part) for part in state.position],
         "step": state.step,
-        "history": asdict(state.history),
-        "tensors": {"file": tensors, "sha256": sha256},
-        "versions": made_with,
+        "order": list(state.trained),
+        "effort": asdict(state.effort),
+        "versions": dict(made_with),
     }
-    return {**body, "sha256": digest_of(body)}
 
 
-def _read_record(folder: Path) -> dict[str, Any]:
+def write_record(folder: Path, body: dict[str, Any]) -> None:
+    """Put a state.json with its own hash into a folder, whole and durably."""
+    write_whole(str(folder / "state.json"), [_signed(body)])
+    sync_folder(folder)
+
+
+def _signed(body: dict[str, Any]) -> bytes:
+    return json.dumps({**body, "sha256": digest_of(body)}, indent=1, sort_keys=True).encode()
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The state.json of a folder; raises Damaged when it is missing, changed, of another format, or names a file elsewhere."""
     path = folder / "state.json"
     try:
         record = json.loads(path.read_bytes())
@@ -221,9 +324,27 @@ def _read_record(folder: Path) -> dict[str, Any]:
         raise Damaged(f"{path}: expected format {FORMAT} of a Graft training state")
     if digest_of({k: v for k, v in record.items() if k != "sha256"}) != record.get("sha256"):
         raise Damaged(f"{path}: its hash does not fit its contents; it was changed by hand or cut short")
-    if os.path.basename(record["tensors"]["file"]) != record["tensors"]["file"] or not record["tensors"]["file"].endswith(".safetensors"):
-        raise Damaged(f"{path}: it names {record['tensors']['file']!r}, which is no safetensors file beside it")
+    for name in record["tensors"].get("files", {record["tensors"].get("file"): ""}):
+        if os.path.basename(name) != name or not name.endswith((".safetensors", ".safetensors.index.json")):
+            raise Damaged(f"{path}: it names {name!r}, which is no safetensors file beside it")
     return record
+
+
+def remove(folder: Path) -> None:
+    """Remove a state: its state.json first, so that it never names what is gone; then its folder if nothing else is in it."""
+    (folder / "state.json").unlink(missing_ok=True)
+    for path in folder.glob("state*"):
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _kind(folder: Path) -> str | None:
+    """As what the state in a folder is kept; None when there is none that can be read."""
+    try:
+        return str(read_record(folder)["kind"])
+    except Damaged:
+        return None
 
 
 def _digest(file: Any) -> str:
@@ -246,7 +367,7 @@ def _make_folders(folder: Path) -> list[Path]:
     return missing
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make renames in a folder durable where the system can (Windows cannot open folders)."""
     if os.name == "nt":
         return

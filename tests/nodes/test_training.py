@@ -457,12 +457,12 @@ def test_tensorboard_without_its_package_says_what_to_install(host, pictures, ru
 
 
 def test_the_best_step_is_named_in_the_report(host, pictures, run):
-    captured = _run(host, _workflow(host, pictures, run, 6, validate_every=1, optimizer={"learning_rate": 0.5, "clip_norm": 0.0}), report=["10", 5],
-                    state=["10", 0])
+    prompt = _workflow(host, pictures, run, 6, validate_every=1, optimizer={"learning_rate": 0.5, "clip_norm": 0.0})
+    captured = _run(host, prompt, report=["10", 5], state=["10", 0])
     best = captured["state"].history.best
     assert f"best {best[1]:.4g} at {best[0]}" in captured["report"]
     if 0 < best[0] < 6:
-        assert f"the state of the best step is kept in " in captured["report"]
+        assert "the state of the best step is kept in " in captured["report"]
     assert "the run's folder holds " in captured["report"]
 
 

@@ -13,7 +13,7 @@ from graft_nodes.ema.schedule import EMASettings
 from graft_nodes.patches.averaging import average
 from graft_nodes.training import snapshots
 from graft_nodes.training.adapters import AdapterSettings
-from graft_nodes.training.loop import train
+from graft_nodes.training.loop import Watch, train
 from graft_nodes.training.runs import run
 from graft_nodes.training.state import Settings, begin, equal
 from graft_nodes.training.store import Store
@@ -27,7 +27,7 @@ def begun(lab, denoiser, dataset, ema, adapter=LORA, **optimizer):
 
 
 def go(state, steps, denoiser, dataset, store, stepped=None, every=0):
-    return run(state, steps, lambda: nullcontext(denoiser), dataset, store, stepped, snapshot_every=every).state
+    return run(state, steps, lambda: nullcontext(denoiser), dataset, store, Watch(stepped, snapshot_every=every)).state
 
 
 def files(store):

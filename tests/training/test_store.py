@@ -29,9 +29,9 @@ class Bench:
         self.opened += 1
         yield self.denoiser
 
-    def run(self, steps, state=None, **settings):
+    def run(self, steps, state=None, keep="last", **settings):
         settings = {"validate_every": 2, "snapshot_every": 3, **settings}
-        return runs.run(state or self.state, steps, self.open, self.dataset, self.store, **settings)
+        return runs.run(state or self.state, steps, self.open, self.dataset, self.store, Watch(**settings), keep)
 
     def files(self):
         return sorted(os.path.relpath(os.path.join(at, name), self.folder) for at, _, names in os.walk(self.folder) for name in names)
@@ -132,7 +132,7 @@ def test_a_diverged_run_says_where_its_last_good_state_is(bench):
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "replace"])
-@pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6, 7, 8])
 def test_a_full_disk_leaves_nothing_half_written(bench, monkeypatch, call, number):
     expected = train(bench.state, bench.denoiser, bench.dataset, 8, Watch(validate_every=2))
     counts = {"write": 0, "fsync": 0, "replace": 0}
@@ -211,6 +211,121 @@ def test_damage_is_named_and_not_used(bench, what):
 def test_a_run_is_a_plain_folder_name(tmp_path, name):
     with pytest.raises(ValueError, match="plain folder name"):
         Store(tmp_path, name)
+
+
+def _kinds(bench):
+    """Step and kind of every state that is kept as more than a snapshot on the way."""
+    records = [json.loads(path.read_bytes()) for path in bench.store.folder.glob("*/state.json")]
+    return sorted((record["step"], record["kind"]) for record in records)
+
+
+def test_the_best_state_is_kept_and_is_the_one_of_its_step(bench):
+    outcome = bench.run(12, keep="best")
+    history = outcome.state.history
+    step, loss = min(history.validation, key=lambda row: row[1])
+    assert history.best == (step, loss) and 0 < step <= 12
+    kinds = _kinds(bench)
+    if step == 12:
+        assert kinds == [(12, "result")] and outcome.best == outcome.folder
+    else:
+        assert kinds == [(step, "best"), (12, "result")] and outcome.best is not None
+    again, _ = load(outcome.best, bench.state)
+    assert equal(again, train(bench.state, bench.denoiser, bench.dataset, step, Watch(validate_every=2)))
+    assert outcome.used[0] == len(kinds) and outcome.used[1] == sum((bench.folder / name).stat().st_size for name in bench.files())
+    assert bench.run(step).trained == 0 and (step, "result") in _kinds(bench)  # asked for, it is a result and stays
+
+
+def test_a_better_state_takes_the_place_of_the_best_before(bench, monkeypatch):
+    losses = iter([9.0, 5.0, 6.0, 4.0, 7.0, 8.0])
+    monkeypatch.setattr("graft_nodes.training.loop.validate", lambda work: next(losses))
+    outcome = bench.run(10, keep="best")
+    assert _kinds(bench) == [(6, "best"), (10, "result")] and outcome.state.history.best == (6, 4.0)
+    assert not [name for name in bench.files() if "partial" in name]
+
+
+def test_a_step_never_removes_the_best_of_the_step_before(bench, monkeypatch):
+    losses = iter([9.0, 5.0, 6.0, 4.0, 7.0])
+    monkeypatch.setattr("graft_nodes.training.loop.validate", lambda work: next(losses))
+    first = bench.run(4, keep="best")
+    bench.run(4, first.state, keep="best")
+    assert _kinds(bench) == [(2, "best"), (4, "result"), (6, "best"), (8, "result")]
+
+
+def test_every_snapshot_can_be_kept(bench):
+    outcome = bench.run(8, keep="every", validate_every=0)
+    assert _kinds(bench) == [(3, "snapshot"), (6, "snapshot"), (8, "result")]
+    bench.store = Store(bench.folder, "run", {"torch": "1"})
+    assert bench.run(7, validate_every=0).trained == 1 and bench.run(8, validate_every=0).folder == outcome.folder
+
+
+def test_a_snapshot_comes_after_so_many_minutes(bench, monkeypatch):
+    clock = iter(range(0, 100000, 20))  # seconds
+    monkeypatch.setattr("graft_nodes.training.loop.time.monotonic", lambda: next(clock))
+    kept = []
+    save = bench.store.save_partial
+    bench.store.save_partial = lambda state, target: kept.append(state.step) or save(state, target)
+    bench.run(10, snapshot_every=0, snapshot_minutes=1.0)
+    assert kept == [3, 6, 9][: len(kept)] and len(kept) >= 2
+
+
+def test_asked_to_stop_it_ends_with_the_state_so_far(bench):
+    asked = iter([False, False, False, True])
+    outcome = bench.run(9, stop=lambda: next(asked))
+    assert outcome.state.step == 4 and outcome.trained == 4
+    assert "stopped at step 4 as asked, 5 steps early; the state so far is passed on" in outcome.notes
+    assert equal(outcome.state, train(bench.state, bench.denoiser, bench.dataset, 4))
+    again = bench.run(9)
+    assert again.trained == 5 and equal(again.state, train(bench.state, bench.denoiser, bench.dataset, 9))
+
+
+def test_a_long_history_lies_in_blocks_and_comes_back(bench, monkeypatch):
+    monkeypatch.setattr("graft_nodes.training.store.BLOCK", 4)
+    sizes = []
+    save = bench.store.save_partial
+
+    def saving(state, target):
+        sizes.append(len((save(state, target) / "state.json").read_bytes()))
+
+    bench.store.save_partial = saving
+    outcome = bench.run(23, validate_every=1, snapshot_every=2)
+    again, _ = load(outcome.folder, bench.state)
+    assert again.history == outcome.state.history and len(again.history.loss) == 23 and len(again.history.validation) == 24
+    blocks = [name for name in bench.files() if "history" in name]
+    assert len(blocks) == 5
+    assert sizes[10] < sizes[0] + 5 * 85  # what grows is the name of a block now and then
+    damaged = bench.folder / blocks[2]
+    damaged.write_bytes(damaged.read_bytes()[:-3])
+    with pytest.raises(Damaged, match=r"history.*its hash is not its name"):
+        load(outcome.folder, bench.state)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes"),
+                                   torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")])  # fmt: skip
+def test_memory_that_runs_out_says_what_to_change_and_the_state_is_kept(bench, error):
+    denoise, bench.denoiser.calls = bench.denoiser.denoise, 0
+
+    def short(*arguments):
+        if bench.denoiser.calls == 5:
+            raise error
+        return denoise(*arguments)
+
+    bench.denoiser.denoise = short
+    expected = r"Memory ran out at step 6.*The state after step 5 is kept.*checkpointing on.*batch_size.*resolution"
+    with pytest.raises(Stopped, match=expected) as caught:
+        bench.run(9, validate_every=0)
+    assert caught.value.state.step == 5 and "partial" in str(caught.value)
+    bench.denoiser.denoise = denoise
+    again = bench.run(9, validate_every=0)
+    assert again.trained == 4 and equal(again.state, train(bench.state, bench.denoiser, bench.dataset, 9))
+
+
+def test_another_error_is_not_taken_for_want_of_memory(bench):
+    def failing(*_):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    bench.denoiser.denoise = failing
+    with pytest.raises(RuntimeError, match="shapes cannot"):
+        bench.run(3, validate_every=0)
 
 
 def test_no_steps_do_nothing(bench):

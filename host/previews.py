@@ -1,0 +1,99 @@
+"""Pictures while training: the host's own sampler on a model that is loaded and stays as it is, and files that the front end can show."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+STEPS = 20
+
+
+def check(positive: Any, negative: Any, latent: Any, vae: Any) -> None:
+    """Raise ValueError that names everything that previews lack or cannot have."""
+    given = {"positive": positive, "latent": latent, "vae (on Start Training, or on Load State)": vae}
+    wrong = [f"{name} is not connected" for name, value in given.items() if value is None]
+    for name, conditioning in (("positive", positive), ("negative", negative)):
+        held = {key for _, options in conditioning or () for key in ("control", "hooks") if options.get(key) is not None}
+        wrong += [f"{name} has {key}, which needs weights of its own in memory" for key in sorted(held)]
+    if wrong:
+        raise ValueError(f"TrainStep: preview_every is above 0, and {'; '.join(wrong)}. Connect what lacks, or set preview_every to 0.")
+
+
+@torch.no_grad()
+def sample(patcher: Any, positive: Any, negative: Any, latent: Any, seed: int) -> torch.Tensor:
+    """Latents (B, C, h, w) by 20 steps of Euler with the weights that are on a loaded MODEL now, which is neither loaded nor changed.
+
+    With a negative the guidance is 7 (flow models: 4), without one there is none. The noise is KSampler's for that seed. Global generators
+    stay as they are.
+    """
+    import comfy.sample
+    import comfy.samplers
+
+    from .denoiser import prediction
+
+    class Loaded(comfy.samplers.CFGGuider):
+        """A guider that leaves the model where it is."""
+
+        def outer_sample(
+            self, noise: Any, latent_image: Any, sampler: Any, sigmas: Any, denoise_mask: Any = None, callback: Any = None,
+            disable_pbar: bool = False, seed: Any = None, **more: Any,
+        ) -> Any:  # fmt: skip
+            self.inner_model, device = self.model_patcher.model, self.model_patcher.load_device
+            noise, latent_image = noise.to(device, torch.float32), latent_image.to(device, torch.float32)
+            return self.inner_sample(
+                noise, latent_image, device, sampler, sigmas.to(device), denoise_mask, callback, disable_pbar, seed, **more
+            )
+
+    sampling = patcher.get_model_object("model_sampling")
+    flow = prediction(sampling) == "flow"
+    start = comfy.sample.fix_empty_latent_channels(patcher, latent["samples"])
+    noise = torch.randn(start.shape, generator=torch.Generator().manual_seed(seed), dtype=start.dtype)
+    guider = Loaded(patcher)
+    guider.set_conds(positive, negative if negative is not None else positive)
+    guider.set_cfg(1.0 if negative is None else 4.0 if flow else 7.0)
+    sigmas = comfy.samplers.calculate_sigmas(sampling, "simple" if flow else "normal", STEPS)
+    places = [patcher.load_device] if patcher.load_device.type == "cuda" else []
+    with torch.random.fork_rng(places):
+        sampler = comfy.samplers.sampler_object("euler")
+        return guider.sample(noise, start, sampler, sigmas, disable_pbar=True, seed=seed).cpu()
+
+
+def decode(vae: Any, latents: torch.Tensor, training: Any) -> torch.Tensor:
+    """Pictures (B, h, w, 3) in 0..1; the MODEL `training` stays loaded whatever the decoder needs."""
+    with _held(training), torch.no_grad():
+        pictures = vae.decode(latents)
+    return pictures.reshape(-1, *pictures.shape[-3:]).float().cpu()
+
+
+@contextlib.contextmanager
+def _held(patcher: Any) -> Iterator[None]:
+    """For the block the host does not know that a model is loaded, so that it cannot unload it."""
+    import comfy.model_management as management
+
+    loaded = management.current_loaded_models
+    held = [entry for entry in loaded if entry.model is patcher]
+    for entry in held:
+        loaded.remove(entry)
+    try:
+        yield
+    finally:
+        loaded[:0] = held
+
+
+def keep(pictures: torch.Tensor, name: str) -> list[dict[str, str]]:
+    """Write pictures (B, h, w, 3) as JPEG files into the host's temp folder; how the front end's /view addresses them."""
+    import folder_paths
+    from PIL import Image
+
+    folder = os.path.join(folder_paths.get_temp_directory(), "graft")
+    os.makedirs(folder, exist_ok=True)
+    out = []
+    for number, picture in enumerate(pictures):
+        file = f"{name}-{number}.jpg"
+        Image.fromarray((picture.clamp(0, 1) * 255).round().to(torch.uint8).numpy()).save(os.path.join(folder, file), quality=92)
+        out.append({"filename": file, "subfolder": "graft", "type": "temp"})
+    return out

@@ -1,0 +1,21 @@
+"""How fast a run goes: steps a second and the time that is left, from the steps so far."""
+
+from __future__ import annotations
+
+import time
+
+
+class Pace:
+    """Call it after each step: (steps a second, seconds left). What comes between the steps counts, the wait before the first does not."""
+
+    def __init__(self, until: int) -> None:
+        self.until = until
+        self.last: float | None = None
+        self.each = 0.0
+
+    def __call__(self, step: int, seconds: float) -> tuple[float, float]:
+        now = time.monotonic()
+        took = seconds if self.last is None else now - self.last
+        self.each = took if self.last is None else 0.9 * self.each + 0.1 * took
+        self.last = now
+        return (1 / self.each if self.each else 0.0), (self.until - step) * self.each
