@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,7 +17,7 @@ from aiohttp import web
 from ..hosts import Host
 from .answers import answer, problem
 from .files import served
-from .paths import inside
+from .paths import inside, single
 
 EXAMPLES = ("example_workflows", "example", "examples", "workflow", "workflows")
 LOCALE_FILES = ("nodeDefs", "commands", "settings")
@@ -41,7 +42,8 @@ class Packs:
         """Register the routes of plain files, which have no second address below /api."""
         routes.get("/")(self.start)
         routes.get("/extensions/{pack}/{file:.*}")(self.extension_file)
-        routes.get("/templates/{file:index[^/]*[.]json}")(self.no_templates)
+        routes.get("/templates/{file}")(self.own_template)
+        routes.get("/user.css")(self.no_style)
         routes.get("/docs/{node}/{locale}.md")(self.help_of_core)
         routes.get("/{file:.*}")(self.file)
 
@@ -94,11 +96,10 @@ class Packs:
     # examples
     async def templates(self, request: web.Request) -> web.Response:
         """GET /workflow_templates: the names of each pack's example workflows."""
-        found = {
-            pack: sorted(path.stem for name in EXAMPLES for path in Path(folder, name).glob("*.json"))
-            for pack, folder in self.nodes.LOADED_MODULE_DIRS.items()
-        }
-        return answer({pack: names for pack, names in found.items() if names})
+        found: dict[str, list[str]] = {}
+        for pack, path in self._examples():
+            found.setdefault(pack, []).append(path.stem)
+        return answer(found)
 
     async def template(self, request: web.Request) -> web.StreamResponse:
         """GET /workflow_templates/PACK/NAME.json or .jpg: an example or its picture."""
@@ -108,9 +109,38 @@ class Packs:
         paths = [inside(os.path.join(folder, name), request.match_info["file"]) for name in EXAMPLES]
         return served(next((path for path in paths if os.path.isfile(path)), paths[0]))
 
-    async def no_templates(self, request: web.Request) -> web.Response:
-        """GET /templates/index.json: ComfyUI's own templates are another package; there are none here."""
-        return answer([] if request.match_info["file"].startswith("index.") else {})
+    async def own_template(self, request: web.Request) -> web.StreamResponse:
+        """GET /templates/index.json, NAME.json, NAME-1.jpg: what ComfyUI's own templates are there; here the packs' examples are."""
+        file = request.match_info["file"]
+        if re.fullmatch(r"index(\.[A-Za-z-]+)?\.json", file):
+            return answer(await asyncio.to_thread(self._index))
+        if file == "index_logo.json":
+            return answer({})
+        stem, extension = os.path.splitext(single(file))
+        name = (stem.removesuffix("-1") if extension == ".jpg" else stem) + extension
+        found = next((path for _, path in self._examples() if path.with_suffix(extension).name == name), None)
+        return web.Response(status=404) if found is None else served(str(found.with_suffix(extension)))
+
+    def _examples(self) -> list[tuple[str, Path]]:
+        """(pack, file) of every example workflow."""
+        folders = self.nodes.LOADED_MODULE_DIRS.items()
+        return [(pack, path) for pack, folder in folders for name in EXAMPLES for path in sorted(Path(folder, name).glob("*.json"))]
+
+    def _index(self) -> list[dict[str, Any]]:
+        """The examples as the front end lists templates."""
+        entries = [
+            {
+                "name": path.stem, "title": path.stem.replace("_", " ").capitalize(), "description": _first_note(path),
+                "mediaType": "image", "mediaSubtype": "jpg", "tags": [pack], "models": [], "openSource": True,
+            }
+            for pack, path in self._examples()
+        ]
+        module = {"moduleName": "default", "category": "Examples", "title": "Examples", "type": "image", "isEssential": True}
+        return [{**module, "templates": entries}] if entries else []
+
+    async def no_style(self, request: web.Request) -> web.Response:
+        """GET /user.css: the page asks for it; the user's own is /userdata/user.css."""
+        return web.Response(text="", content_type="text/css")
 
     # blueprints
     async def blueprints(self, request: web.Request) -> web.Response:
@@ -149,6 +179,13 @@ def _json(path: Path) -> dict[str, Any]:
         logging.error("%s is not JSON, so its texts are missing: %s", path, error)
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _first_note(path: Path) -> str:
+    """The first paragraph below the heading of an example's first note, without Markdown's marks; empty when it has none."""
+    notes = [node for node in _json(path).get("nodes", ()) if "Note" in str(node.get("type")) and node.get("widgets_values")]
+    lines = str(notes[0]["widgets_values"][0]).splitlines() if notes else []
+    return next((re.sub(r"[*`]", "", line) for line in lines if line.strip() and not line.startswith("#")), "")
 
 
 def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:

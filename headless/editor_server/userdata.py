@@ -18,6 +18,9 @@ from .files import download, write_whole
 from .paths import PathRefused, inside
 
 SETTINGS = "comfy.settings.json"
+# What the front end asks for when it opens, so that a new page finds it; and no look at ComfyUI's releases.
+FOLDERS, FILES = ("workflows", "subgraphs"), {"comfy.templates.json": b"[]", "user.css": b""}
+FIRST_SETTINGS = {"Comfy.Notification.ShowVersionUpdates": False}
 
 
 class UserData:
@@ -26,6 +29,16 @@ class UserData:
     def __init__(self, host: Host):
         self.root = os.path.join(host.folders.get_user_directory(), "default")
         self.changing = asyncio.Lock()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        for name in FOLDERS:
+            os.makedirs(os.path.join(self.root, name), exist_ok=True)
+        first = {**FILES, SETTINGS: json.dumps(FIRST_SETTINGS, indent=4).encode()}
+        for name, content in first.items():
+            path = os.path.join(self.root, name)
+            if not os.path.exists(path):
+                write_whole(path, lambda out, content=content: out.write(content))
 
     def add(self, routes: web.RouteTableDef) -> None:
         """Register every route."""

@@ -1,0 +1,78 @@
+"""Running editors: one server with a front end of a few files, and one with ComfyUI's real front end open in a real browser."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+if importlib.util.find_spec("aiohttp") is None or "GRAFT_TEST_COMFYUI" in os.environ:
+    collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    """A server that runs for the whole session: see serving.Server."""
+    import serving
+
+    place = tmp_path_factory.mktemp("editor")
+    (place / "input").mkdir()
+    (place / "models" / "loras").mkdir(parents=True)
+    running = serving.Server(place, "--front-end-root", str(serving.front_end(place / "front")))
+    yield running
+    assert running.stop() == 0, "\n".join(running.lines)
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium without a window."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+    from browsing import BROWSERS, browser_path
+
+    if (path := browser_path()) is None:
+        pytest.skip(f"no browser found ({', '.join(BROWSERS)}); name one in GRAFT_TEST_BROWSER")
+    with playwright.sync_playwright() as running:
+        opened = running.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-background-networking"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="session")
+def address(tmp_path_factory):
+    """A server with the real front end: the embedded host's, or that of the ComfyUI checkout that GRAFT_TEST_EDITOR names."""
+    import serving
+
+    place = tmp_path_factory.mktemp("browsed")
+    (place / "models" / "loras").mkdir(parents=True)
+    (place / "input").mkdir()
+    for folder in ("concept", "regular"):
+        (place / "input" / folder).symlink_to(HERE.parents[1] / "demo" / folder)
+    checkout = os.environ.get("GRAFT_TEST_EDITOR")
+    running = serving.Server(place) if checkout is None else serving.RealServer(place, checkout, os.environ.get("GRAFT_TEST_FRONT_END", ""))
+    yield running.address
+    running.stop()
+
+
+@pytest.fixture(scope="session", params=[False, True], ids=["classic", "nodes2"])
+def page(request, browser, address):
+    """One page for all tests of a way to draw nodes: the classic canvas and Nodes 2.0."""
+    from browsing import Editor
+
+    opened = Editor(browser, address, request.param)
+    yield opened
+    opened.page.close()
+
+
+@pytest.fixture
+def editor(page):
+    """The open editor; the page must not have complained at the end of the test."""
+    page.errors.clear()
+    yield page
+    page.page.evaluate("() => app.canvas.setGraph(app.rootGraph ?? app.graph)")
+    assert not page.errors

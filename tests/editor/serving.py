@@ -1,0 +1,204 @@
+"""Starts `python -m graft_nodes editor` in a process of its own and talks to it, for the tests of the server."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PATIENCE = 180.0  # seconds; a start imports torch, on machines that may be busy
+
+
+class Reply(NamedTuple):
+    """The answer to a request."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Server:
+    """A running server; `place` is the folder it works in (input, output, user, models … are below it)."""
+
+    def __init__(self, place: Path, *options: str, port: int = 0):
+        self.place = place
+        command = [sys.executable, "-m", "graft_nodes", "editor", "--port", str(port), "--no-browser", "--cpu", *options]
+        self.process = subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.lines: list[str] = []
+        self._said: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
+        address = self.wait_for("editor: http").split()[1]
+        self.host, _, given = address.removeprefix("http://").rstrip("/").rpartition(":")
+        self.port = int(given)
+
+    @property
+    def address(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._said.put(line.rstrip("\n"))
+        self._said.put(None)
+
+    def wait_for(self, start: str) -> str:
+        """The next line that begins so."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            line = self._said.get(timeout=PATIENCE)
+            if line is None:
+                break
+            self.lines.append(line)
+            if line.startswith(start):
+                return line
+        raise AssertionError(f"the server did not say {start!r}; it said:\n" + "\n".join(self.lines))
+
+    def stop(self, number: int = signal.SIGINT) -> int:
+        """End it as Ctrl-C does; its exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        status = self.process.wait(PATIENCE)
+        while (line := self._said.get(timeout=PATIENCE)) is not None:
+            self.lines.append(line)
+        return status
+
+    def ask(self, path: str, method: str = "GET", body: Any = None, headers: dict[str, str] | None = None) -> Reply:
+        """One request; a body that is not bytes is sent as JSON."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE)
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        try:
+            connection.request(method, path, body=data, headers=headers or {})
+            answer = connection.getresponse()
+            return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+        finally:
+            connection.close()
+
+    def raw(self, method: str, target: bytes, headers: dict[str, str] | None = None, body: bytes = b"") -> Reply:
+        """One request whose target goes out byte for byte as it is given, which no client library would do."""
+        lines = [method.encode() + b" " + target + b" HTTP/1.1"]
+        given = {"Host": f"{self.host}:{self.port}", "Connection": "close", "Content-Length": str(len(body)), **(headers or {})}
+        lines += [f"{name}: {value}".encode() for name, value in given.items()]
+        with socket.create_connection((self.host, self.port), timeout=PATIENCE) as connection:
+            connection.sendall(b"\r\n".join(lines) + b"\r\n\r\n" + body)
+            answer = http.client.HTTPResponse(connection, method=method)
+            answer.begin()
+            return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+
+    def upload(self, name: str, content: bytes, route: str = "/upload/image", **texts: str) -> Reply:
+        """POST a form with a file `image` of that name and the given texts."""
+        mark = uuid.uuid4().hex
+        parts = [f'--{mark}\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{text}\r\n'.encode() for key, text in texts.items()]
+        quoted = name.replace("\\", "\\\\").replace('"', '\\"')
+        head = f'--{mark}\r\nContent-Disposition: form-data; name="image"; filename="{quoted}"\r\nContent-Type: image/png\r\n\r\n'
+        body = b"".join([*parts, head.encode("utf-8", "surrogateescape"), content, f"\r\n--{mark}--\r\n".encode()])
+        return self.ask(route, "POST", body, {"Content-Type": f"multipart/form-data; boundary={mark}"})
+
+    def queue(self, prompt: dict[str, Any], **more: Any) -> Reply:
+        """POST /prompt."""
+        return self.ask("/prompt", "POST", {"prompt": prompt, **more})
+
+    def wait(self, prompt_id: str) -> dict[str, Any]:
+        """The history entry of a queued workflow, once it has ended."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            found = self.ask(f"/history/{prompt_id}").json
+            if prompt_id in found:
+                return found[prompt_id]
+            time.sleep(0.05)
+        raise AssertionError(f"workflow {prompt_id} did not end; queue: {self.ask('/queue').json}")
+
+    def wait_until_running(self, prompt_id: str) -> None:
+        """Return once that workflow runs."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            if any(item[1] == prompt_id for item in self.ask("/queue").json["queue_running"]):
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"workflow {prompt_id} did not begin")
+
+
+class RealServer:
+    """The server of a ComfyUI checkout with Graft as a custom node, on the CPU, working in `place`."""
+
+    def __init__(self, place: Path, checkout: str, front_end: str = "") -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.address = f"http://127.0.0.1:{port}"
+        script = Path(__file__).resolve().parents[1] / "with_comfyui" / "serve_comfyui.py"
+        command = [sys.executable, str(script), str(Path(checkout).expanduser().resolve()), str(place), str(port), front_end]
+        self.log = (place / "comfyui.log").open("w+", encoding="utf-8")
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT)
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end and self.process.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                return
+            except OSError:
+                time.sleep(0.3)
+        raise AssertionError(f"ComfyUI did not start:\n{(place / 'comfyui.log').read_text()[-3000:]}")
+
+    def stop(self) -> None:
+        """End it."""
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(PATIENCE)
+        self.log.close()
+
+
+def front_end(folder: Path) -> Path:
+    """A stand-in for ComfyUI's front end: the server tests need files to serve, not a page that works."""
+    (folder / "extensions" / "core").mkdir(parents=True)
+    (folder / "assets").mkdir()
+    (folder / "index.html").write_text("<!doctype html><title>front end</title>")
+    (folder / "extensions" / "core" / "own.js").write_text("export {}")
+    (folder / "assets" / "a.css").write_text("body {}")
+    return folder
+
+
+def picture(width: int = 8, height: int = 6, color: tuple[int, ...] = (200, 30, 40, 128)) -> bytes:
+    """A PNG of one colour, with transparency when the colour has four values."""
+    import io
+
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.new("RGBA" if len(color) == 4 else "RGB", (width, height), color).save(out, format="PNG")
+    return out.getvalue()
+
+
+def shows(name: str = "picture", width: int = 16, color: int = 0xFF0000) -> dict[str, Any]:
+    """A workflow that saves a picture of one colour."""
+    return {
+        "1": {"class_type": "EmptyImage", "inputs": {"width": width, "height": 8, "batch_size": 1, "color": color}},
+        "2": {"class_type": "SaveImage", "inputs": {"images": ["1", 0], "filename_prefix": name}},
+    }
+
+
+def samples(steps: int, seed: int = 0) -> dict[str, Any]:
+    """A workflow that samples the demo model for so many steps and saves the picture."""
+    return {
+        "1": {"class_type": "GraftDemo", "inputs": {}},
+        "2": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": "red circle"}},
+        "3": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64, "batch_size": 1}},
+        "4": {"class_type": "KSampler", "inputs": {
+            "model": ["1", 0], "positive": ["2", 0], "negative": ["2", 0], "latent_image": ["3", 0], "seed": seed, "steps": steps,
+            "cfg": 1.0, "sampler_name": "euler", "scheduler": "simple", "denoise": 1.0,
+        }},
+        "5": {"class_type": "VAEDecode", "inputs": {"samples": ["4", 0], "vae": ["1", 2]}},
+        "6": {"class_type": "SaveImage", "inputs": {"images": ["5", 0], "filename_prefix": "sampled"}},
+    }
+
+

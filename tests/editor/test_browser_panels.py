@@ -1,0 +1,145 @@
+"""Panels in a real browser: the loss as it is trained, tokens by depth, a dataset's pictures; quick with 100,000 points, legible."""
+
+import pytest
+
+SEND = "([name, detail]) => (app.api ?? window.comfyAPI.api.api).dispatchEvent(new CustomEvent(name, {detail}))"
+# Contrast of every visible text of the panels with what lies behind it (WCAG 2: relative luminance).
+CONTRAST = """() => {
+  const channel = (c) => { c /= 255; return c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4 }
+  const parse = (text) => { const n = text.match(/[\\d.]+/g).map(Number); return text.startsWith('color(srgb') ? [n[0]*255, n[1]*255, n[2]*255, n[3] ?? 1] : [n[0], n[1], n[2], n[3] ?? 1] }
+  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b)
+  const behind = (element) => { for (let at = element; at; at = at.parentElement) { const c = parse(getComputedStyle(at).backgroundColor); if (c[3] > 0.5) return c } return null }
+  const out = []
+  for (const element of document.querySelectorAll('.graft *')) {
+    if (!element.offsetParent || ![...element.childNodes].some((one) => one.nodeType === 3 && one.textContent.trim())) continue
+    const back = behind(element)
+    if (!back) continue
+    const [a, b] = [light(parse(getComputedStyle(element).color)), light(back)]
+    out.push([(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), element.className, element.textContent.slice(0, 30)])
+  }
+  return out
+}"""
+
+
+def step(editor, node, number, loss=0.1, until=1000, run="r"):
+    detail = {"node": str(node), "run": run, "step": number, "until": until, "loss": loss, "rate": 1e-4, "norm": 1.0, "validation": None}
+    editor.do(SEND, ["graft.step", detail])
+
+
+def ran(editor, node, output):
+    editor.do("([id, output]) => app.canvas.graph.getNodeById(id).onExecuted(output)", [node, output])
+    editor.page.wait_for_timeout(300)
+
+
+def test_the_loss_is_drawn_as_it_comes(editor):
+    editor.clear()
+    node = editor.add("TrainStep", 100, 100)
+    editor.page.wait_for_timeout(300)
+    assert not editor.page.locator(".graft-chart").is_visible()
+    for number in range(1, 6):
+        step(editor, node, number, 1 / number)
+    editor.page.locator(".graft-chart").wait_for()
+    status = editor.page.locator(".graft-training .graft-status")
+    assert "step 5 of 1000" in status.inner_text()
+    blank = "(c) => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.every((v) => v === 0)"
+    assert not editor.page.locator(".graft-chart").evaluate(blank)
+    assert editor.page.locator(".graft-stop").is_visible()
+    step(editor, node, 3, 0.5)
+    editor.page.wait_for_timeout(300)
+    assert "step 3 of 1000" in status.inner_text(), "a run that went back is drawn from there"
+
+
+def test_a_hundred_thousand_points_stay_quick(editor):
+    editor.clear()
+    node = editor.add("TrainStep", 100, 100)
+    editor.page.wait_for_timeout(300)
+    columns = editor.do(
+        """async () => {
+          const files = performance.getEntriesByType('resource').map((one) => one.name)
+          const {Smoothed, Series, decimated} = await import(files.find((name) => /chart\\.js/.test(name)))
+          const series = new Smoothed(0.9)
+          for (let step = 1; step <= 100000; step++) series.add(step, step === 70001 ? 1e9 : Math.sin(step))
+          const plain = new Series()
+          for (let step = 1; step <= 100000; step++) plain.add(step, step === 70001 ? 1e9 : Math.sin(step))
+          const out = decimated(plain, 1, 100000, 300)
+          return [out.length, Math.max(...out.map((one) => one[2])), decimated(series, 1, 100000, 300).length]
+        }""",
+    )
+    assert columns[0] <= 300 and columns[2] <= 300 and columns[1] == 1e9, "a spike of one step is seen"
+    editor.do(
+        """(id) => { for (let step = 1; step <= 100000; step++) (app.api ?? window.comfyAPI.api.api).dispatchEvent(new CustomEvent('graft.step',
+          {detail: {node: String(id), run: 'r', step, until: 100000, loss: Math.random(), rate: 1e-4}})) }""",
+        node,
+    )
+    editor.page.get_by_text("step 100000").first.wait_for()
+    assert not editor.errors
+
+
+def test_tokens_by_depth_follow_the_factor(editor):
+    editor.clear()
+    node = editor.add("ApplyToDo", 100, 100)
+    depths = [
+        {"depth": 1, "factor": 2, "before": [97, 64], "after": [48, 32], "frames": 1, "patched": 10, "skipped": 0},
+        {"depth": 2, "factor": 1, "before": [49, 32], "after": [49, 32], "frames": 1, "patched": 0, "skipped": 5},
+    ]
+    ran(editor, node, {"graft_todo": [{"version": 1, "depths": depths, "saving": 0.7, "notes": []}]})
+    table = editor.page.locator(".graft-todo table")
+    assert "6208 (97×64)" in table.inner_text() and "1536 (48×32)" in table.inner_text()
+    editor.do("(id) => { const w = app.graph.getNodeById(id).widgets.find((one) => one.name === 'factor'); w.value = 4; w.callback(4) }", node)
+    editor.page.wait_for_timeout(300)
+    assert "384 (24×16)" in table.inner_text()
+    saved = editor.saved()
+    editor.clear()
+    editor.load(saved)
+    assert "384 (24×16)" in editor.page.locator(".graft-todo table").inner_text(), "a saved workflow still shows them"
+
+
+def test_a_dataset_shows_pictures_buckets_and_problems(editor):
+    editor.clear()
+    node = editor.add("GraftDataset", 100, 60, folder="concept")
+    pictures = [
+        {"name": f"<img src=x onerror=alert({i})>.png", "width": 40, "height": 30, "bucket": [32, 32], "caption": "a zorp", "varies": False,
+         "captioned": True, "held_out": False, "mask": False}
+        for i in range(30)
+    ]
+    data = {"folder": "concept", "count": 30, "pictures": pictures, "buckets": [{"width": 32, "height": 32, "batch_id": "", "train": 29, "held_out": 1}],
+            "problems": [{"name": "bad.png", "message": "not a picture"}]}
+    ran(editor, node, {"graft_dataset": [data]})
+    assert "not a picture" in editor.page.locator(".graft-dataset").inner_text(), "problems come first"
+    editor.page.get_by_role("tab", name="Pictures (30)").click()
+    assert editor.page.locator(".graft-dataset figure").count() == 24
+    editor.page.locator(".graft-dataset").get_by_role("button", name="More").click()
+    assert editor.page.locator(".graft-dataset figure").count() == 30
+    editor.page.get_by_role("tab", name="Buckets (1)").click()
+    assert "32 × 32" in editor.page.locator(".graft-dataset").inner_text()
+    editor.errors[:] = [error for error in editor.errors if "/view?" not in error]  # these pictures are not there
+
+
+def test_an_average_shows_its_profile(editor):
+    editor.clear()
+    node = editor.add("EMAMerge", 100, 60)
+    curve = {"name": "width 0.1", "steps": list(range(1, 100)), "values": [i / 100 for i in range(1, 100)]}
+    ran(editor, node, {"graft_profile": [{"version": 1, "curves": [curve], "lines": ["an average of 99 steps"]}]})
+    editor.page.locator(".graft-average canvas").wait_for()
+    assert "an average of 99 steps" in editor.page.locator(".graft-average").inner_text()
+
+
+@pytest.mark.parametrize("palette", ["dark", "light"])
+def test_texts_are_legible_in_both_themes(editor, palette):
+    editor.do("(name) => app.extensionManager.setting.set('Comfy.ColorPalette', name)", palette)
+    editor.page.wait_for_timeout(500)
+    editor.clear()
+    training, todo, stack = editor.add("TrainStep", 60, 60), editor.add("ApplyToDo", 480, 60), editor.add("GraftLoRAStack", 900, 60)
+    for number in range(1, 30):
+        step(editor, training, number, 1 / number)
+    depths = [{"depth": 1, "factor": 2, "before": [64, 64], "after": [32, 32], "frames": 1, "patched": 10, "skipped": 0}]
+    ran(editor, todo, {"graft_todo": [{"version": 1, "depths": depths}]})
+    rows = '{"version": 1, "rows": [{"file": "nowhere.safetensors"}]}'
+    editor.do("([id, rows]) => { app.graph.getNodeById(id).widgets[0].value = rows }", [stack, rows])
+    editor.page.wait_for_timeout(800)
+    editor.screenshot(f"theme-{palette}")
+    found = editor.do(CONTRAST)
+    editor.do("() => app.extensionManager.setting.set('Comfy.ColorPalette', 'dark')")
+    assert len(found) > 15
+    assert not [one for one in found if one[0] < 4.5 and "graft-dim" not in one[1] and "graft-off" not in one[1]]
+    assert not [one for one in found if one[0] < 3.0]
