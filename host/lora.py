@@ -48,20 +48,27 @@ def graft(model: Any, clip: Any, entries: Sequence[Entry], mode: str = "auto") -
     LORA_MODEL is an entry. Raises ValueError that lists everything wrong with every entry; no model is touched before that.
     """
     targets, shapes = lora_targets(model, clip)
-    parsed, problems = [], []
+    parsed: list[tuple[Entry, formats.ParsedLora]] = []
+    grown: list[tuple[Entry, dict[str, Any]]] = []
+    problems = []
     for entry in entries:
         try:
             if entry.blocks:
                 blocks.fitting(entry.blocks, (weight for space, weight in shapes if space == "model"))
-            state, hint = _converted(entry.state), metadata.made_for(entry.state, entry.metadata)
+            state, growing = _growing(_converted(entry.state))
             names = {**targets, **keys.found(formats.names(state), targets, shapes)}
-            configs = peft_configs(entry.metadata)
-            parsed.append((entry, formats.read(state, names, shapes, entry.name, entry.partial, hint, configs)))
+            if growing:
+                grown.append((entry, _host_adapters(growing, names, entry.name)))
+            hint, configs = metadata.made_for(entry.state, entry.metadata), peft_configs(entry.metadata)
+            if state or not growing:
+                parsed.append((entry, formats.read(state, names, shapes, entry.name, entry.partial, hint, configs)))
         except ValueError as error:
             problems.append(str(error))
+    problems += _grown_and_fused(grown, parsed)
     if problems:
         raise ValueError("\n".join(problems))
     lines = [_entry_report(entry, lora, clip is not None) for entry, lora in parsed]
+    model = _with_host_adapters(model, grown, lines)
     out = []
     for space, patcher in (("model", model), ("clip", None if clip is None else clip.patcher)):
         pieces = _pieces(parsed, space, shapes) if patcher is not None else {}
@@ -78,6 +85,50 @@ def _converted(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
     import comfy.lora_convert
 
     return comfy.lora_convert.convert_lora(keys.renamed(state))
+
+
+def _growing(state: Mapping[str, torch.Tensor]) -> tuple[Mapping[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """(the rest, the layers of a LoRA that enlarge their weight, as BFL's control LoRAs do): those the host's own adapters apply."""
+    layers = tuple(key.removesuffix("reshape_weight") for key in state if key.endswith(".reshape_weight"))
+    growing = {key: tensor for key, tensor in state.items() if layers and key.startswith(layers)}
+    return (state, {}) if not growing else ({key: tensor for key, tensor in state.items() if key not in growing}, growing)
+
+
+def _host_adapters(growing: Mapping[str, torch.Tensor], names: Mapping[str, formats.Target], name: str) -> dict[str, Any]:
+    """The host's own patches, by weight, of layers that enlarge their weight; ValueError when the model or the host has no such thing."""
+    import comfy.lora
+
+    layers = [key.removesuffix(".reshape_weight") for key in growing if key.endswith(".reshape_weight")]
+    gone = [layer for layer in layers if layer not in names]
+    if gone:
+        raise ValueError(f"LoRA {name} cannot be used:\n- it enlarges {', '.join(gone)}, which this model does not have")
+    if not hasattr(comfy.lora, "pad_tensor_to_shape"):
+        raise ValueError(f"LoRA {name} cannot be used:\n- it enlarges {', '.join(layers)}; only a real ComfyUI can do that")
+    wrong = [key for key, tensor in growing.items() if not bool(torch.isfinite(tensor.float()).all())]
+    if wrong:
+        raise ValueError(f"LoRA {name} cannot be used:\n" + "\n".join(f"- {key}: holds NaN or infinite values" for key in wrong))
+    return comfy.lora.load_lora(dict(growing), {layer: names[layer].weight for layer in layers}, log_missing=False)
+
+
+def _grown_and_fused(grown: Sequence[tuple[Entry, dict[str, Any]]], parsed: Sequence[tuple[Entry, formats.ParsedLora]]) -> list[str]:
+    """Weights that one LoRA enlarges and another one changes at its old size."""
+    enlarged = {weight: entry.name for entry, patches in grown for weight in patches}
+    return [
+        f"{entry.name} changes {target.weight}, which {enlarged[target.weight]} enlarges: use only one of them on this model"
+        for entry, lora in parsed for target in lora.layers if target.model == "model" and target.weight in enlarged
+    ]  # fmt: skip
+
+
+def _with_host_adapters(model: Any, grown: Sequence[tuple[Entry, dict[str, Any]]], lines: list[str]) -> Any:
+    """A clone that carries the host's own patches, below every stack; the model itself when there are none."""
+    if not grown:
+        return model
+    clone = model.clone()
+    for entry, patches in grown:
+        strength = entry.model * blocks.strength(blocks.parse(entry.blocks) if entry.blocks else {}, next(iter(patches)))
+        clone.add_patches(patches, strength)
+        lines.append(f"{entry.name}: {', '.join(patches)} through ComfyUI's own adapters at {strength:g}, because it enlarges the weight")
+    return clone
 
 
 def lora_targets(model: Any, clip: Any = None) -> tuple[dict[str, formats.Target], dict[tuple[str, str], tuple[int, ...]]]:
@@ -178,9 +229,9 @@ def _injected(patcher: Any, stack: Stack) -> Any:
     def cloned(_: Any, copy: Any) -> None:
         copy.is_injected = False  # it has injected nothing; its end must not eject what the original injected
 
-    def detached(_: Any, unpatch_all: bool) -> None:
+    def detached(owner: Any, unpatch_all: bool) -> None:
         if unpatch_all:
-            weights.forget(stacks)
+            weights.forget(owner.model, stacks)
 
     injection = extension.PatcherInjection(inject=inject, eject=eject)
     injection.graft_stacks = tuple(stacks)

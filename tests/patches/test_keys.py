@@ -7,7 +7,7 @@ from graft_nodes.patches.keys import found, renamed
 D = "diffusion_model."
 WAN = {("model", f"{D}blocks.0.{attention}.{letter}.weight"): (8, 8) for attention in ("self_attn", "cross_attn") for letter in "qkvo"}
 LUMINA = {("model", f"{D}layers.0.attention.qkv.weight"): (16, 8), ("model", f"{D}layers.0.attention.out.weight"): (8, 8)}
-CLIP = {("clip", f"{encoder}.transformer.a.b.weight"): (4, 4) for encoder in ("clip_l", "t5xxl")} | {("clip", "clip_l.x.c.d.weight"): (4, 4)}
+CLIP = {("clip", f"{name}.weight"): (4, 4) for name in ("clip_l.transformer.a.b", "t5xxl.transformer.a.b", "clip_l.x.c.d")}
 
 
 def generic(shapes):

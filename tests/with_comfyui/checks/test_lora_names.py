@@ -242,6 +242,30 @@ def test_xlabs_files_for_flux(models):
     assert all(torch.allclose(changed[name], expected.get(name, base[name]), atol=1e-5) for name in base)
 
 
+def test_bfls_control_loras_enlarge_a_weight(models):
+    """They go through ComfyUI's own adapter, their biases and norms too; everything comes off again."""
+    patcher, base = models("flux")
+    norm = next(name for name in base if "single_blocks.0.norm.key_norm" in name)
+    up, down = torch.randn(32, 2), torch.randn(2, 32)  # twice the input channels
+    state, delta = pair("double_blocks.0.img_attn.proj", 32, 32, 4, "lora_B.weight", "lora_A.weight")
+    state |= {"img_in.lora_B.weight": up, "img_in.lora_A.weight": down, "img_in.lora_B.bias": torch.ones(32),
+              "single_blocks.0.norm.key_norm.scale": torch.full((16,), 2.0)}  # fmt: skip
+    made = lora.graft(patcher, None, [lora.Entry("control", state)], "merge")
+    assert "img_in.weight" in made.report and "enlarges" in made.report
+    changed = weights(made.model)
+    wide = torch.cat([base[f"{D}img_in.weight"], torch.zeros(32, 16)], 1) + up @ down
+    assert torch.allclose(changed[f"{D}img_in.weight"], wide, atol=1e-5)
+    assert torch.allclose(changed[f"{D}img_in.bias"], base[f"{D}img_in.bias"] + 1)
+    assert torch.allclose(changed[norm], torch.full((16,), 2.0))
+    proj = f"{D}double_blocks.0.img_attn.proj.weight"
+    assert torch.allclose(changed[proj], base[proj] + delta, atol=1e-5)
+    after = weights(patcher)
+    assert all(torch.equal(after[name], base[name]) for name in base)
+    other, _ = pair("img_in", 32, 16, 5)
+    with pytest.raises(ValueError, match=r"plain changes diffusion_model.img_in.weight, which control enlarges"):
+        lora.graft(patcher, None, [lora.Entry("control", state), lora.Entry("plain", other)], "merge")
+
+
 # --- text encoders ---
 
 
