@@ -62,11 +62,13 @@ def test_which_pictures_are_taken(score, tags, reason):
 
 def test_the_highest_score_that_is_reached_becomes_a_tag():
     settings = Filters.parse("score_tags: [5, 3200, 800]")
-    assert [settings.score_tag(score) for score in (4, 5, 799, 800, 99999, None)] == [(), ("scr5",), ("scr5",), ("scr800",), ("scr3200",), ()]
+    found = [settings.score_tag(score) for score in (4, 5, 799, 800, 99999, None)]
+    assert found == [(), ("scr5",), ("scr5",), ("scr800",), ("scr3200",), ()]
 
 
 def test_everything_wrong_is_said_at_once():
-    text = "min_scor: 3\nflip: 1\ncrop: middle\nshuffle_tag_p: 2\nconsider_every_nth: 0\nreplacements: [a]\nwildcards: 1\nencoding: klingon\n"
+    text = "min_scor: 3\nflip: 1\ncrop: middle\nshuffle_tag_p: 2\nconsider_every_nth: 0\nreplacements: [a]\nwildcards: 1\n"
+    text += "encoding: klingon\n"
     with pytest.raises(ValueError) as caught:
         Filters.parse(text)
     said = str(caught.value)

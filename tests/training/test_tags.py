@@ -72,7 +72,8 @@ def test_choices_come_before_the_tags_are_cut():
 
 
 def test_words_are_replaced_and_left_out_inside_tags():
-    rules = Rules(separator=" ", left_out=("high res",), replacements=(("princess luna", "luna"), ("artist:", "by="), (":", "="), (" ", "_")))
+    replacements = (("princess luna", "luna"), ("artist:", "by="), (":", "="), (" ", "_"))
+    rules = Rules(separator=" ", left_out=("high res",), replacements=replacements)
     caption = Caption(tags=("princess luna", "high res", "artist:some one", "oc:x"), rules=rules)
     assert caption.plain == "luna by=some_one oc=x"  # LunNova's own example of a configuration
     assert Caption(("princess luna, high res",), rules=rules).plain == "luna"
