@@ -1,13 +1,16 @@
-"""Host memory in place of the device's: an optimiser's state between steps, and what the forward pass keeps for the backward."""
+"""Host memory in place of the device's: optimiser state between steps, what the forward keeps for the backward, frozen weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from .checkpointing import blocks
 
 SMALL = 1 << 16  # bytes: below, a copy costs more than it saves
 
@@ -89,3 +92,49 @@ def activations_on_host(module: nn.Module) -> Iterator[None]:
     stays: set[int] = set()
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield
+
+
+def _elsewhere(tensor: Tensor, device: torch.device) -> bool:
+    return tensor.device != device
+
+
+@contextmanager
+def layers_on_host(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """For the block, weights of `module` that are not on `device` come over when their block computes, and go when it has.
+
+    Blocks are those of `training.checkpointing.blocks`, which must be checkpointed inside this: otherwise the backward pass keeps what came
+    over. Weights outside any block come over for one forward pass and its backward pass. The tensors in host memory are not changed.
+    """
+    inner = blocks(module)
+    in_blocks = {id(part) for block in inner for part in block.modules()}
+    outer = [part for part in module.modules() if id(part) not in in_blocks]
+    before: list[tuple[nn.Module, Any]] = []
+    try:
+        for owner, parts in [(module, outer), *((block, list(block.modules())) for block in inner)]:
+            before.append((owner, owner.__dict__.get("forward")))
+            owner.forward = partial(_fetched, owner.forward, parts, device)
+        yield
+    finally:
+        for owner, own in reversed(before):
+            if own is None:
+                owner.__dict__.pop("forward", None)
+            else:
+                owner.forward = own
+
+
+def _fetched(forward: Callable[..., Any], parts: Sequence[nn.Module], device: torch.device, *args: Any, **kwargs: Any) -> Any:
+    """Call `forward` with the weights and buffers of `parts` on `device`; what was in their places is back afterwards."""
+    places: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for part in parts:
+            for slots in (part._parameters, part._buffers):
+                for name, tensor in list(slots.items()):
+                    if tensor is None or not _elsewhere(tensor, device):
+                        continue
+                    places.append((slots, name, tensor))
+                    here = tensor.detach().to(device, non_blocking=True)
+                    slots[name] = nn.Parameter(here, requires_grad=False) if isinstance(tensor, nn.Parameter) else here
+        return forward(*args, **kwargs)
+    finally:
+        for slots, name, tensor in places:
+            slots[name] = tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from .memory import used
 from .mover import Mover
 from .noise import LAST_SIGNAL, noise_like, perturbation
 from .objective import Denoiser, check_for, losses, shares
-from .offload import activations_on_host, to_device
+from .offload import activations_on_host, layers_on_host, to_device
 from .precision import LEAST_SCALE, LossScale, autocast
 from .schedules import rate_at
 from .state import Effort, History, TrainState, advanced
@@ -97,7 +97,11 @@ class Workspace:
         settings, module = self.begun.settings.optimizer, self.denoiser.module
         # Weights that are fetched from the host block by block must not be kept for the backward pass: they are fetched again.
         forgetful = checkpointed(module) if settings.checkpointing or settings.offload == "layers" else nullcontext()
-        away = activations_on_host(module) if settings.offload == "activations" else nullcontext()
+        away: AbstractContextManager[None] = nullcontext()
+        if settings.offload == "activations":
+            away = activations_on_host(module)
+        elif settings.offload == "layers":
+            away = layers_on_host(module, self.denoiser.device)
         with away, forgetful, torch.enable_grad(), self.attached:
             self._attach()
             yield
@@ -302,7 +306,7 @@ def validate(work: Workspace) -> float | None:
         noise = torch.randn(clean.shape, generator=draws).to(denoiser.device)
         with work.mover.evaluated(), autocast(work.begun.settings.optimizer, work.denoiser.device):
             conditionings = (framed(work.dataset.conditionings[picture.caption], picture.framing),) * VALIDATION_DRAWS
-            denoised = denoiser.denoise(denoiser.noisy(clean, noise, sigma), sigma, conditionings, {})
+            denoised = denoiser.denoise(denoiser.noisy(clean, noise, sigma), sigma, conditionings, {"graft_evaluating": True})
         mask = None if picture.mask is None else picture.mask[None].to(denoiser.device)
         found.append(losses(objective, denoiser.prediction, denoised, clean, sigma, mask).mean())
     return float(torch.stack(found).mean())

@@ -283,6 +283,35 @@ def test_activations_in_host_memory_give_the_same_bytes(lab, monkeypatch, adapte
     assert copies and not base & set(copies)  # weights stay where they are
 
 
+@pytest.mark.parametrize("inference", [False, True])
+def test_layers_in_host_memory_give_the_same_bytes_and_come_over_block_by_block(lab, monkeypatch, inference):
+    with torch.inference_mode(inference):
+        denoiser = lab.Flow()
+    dataset = lab.pictures(held_out=[9])
+    plain = train(_state(lab, denoiser, dataset, "adamw"), denoiser, dataset, 3, Watch(validate_every=2))
+    before = {name: (id(p), p.clone()) for name, p in denoiser.module.named_parameters()}
+    fetched, here, real = [], set(), offload._fetched
+
+    def seen(forward, parts, *args, **kwargs):
+        key = tuple(id(part) for part in parts)
+        assert denoiser.module not in parts[1:] and key not in here
+        here.add(key)  # what is on the device now
+        fetched.append(len(here))
+        try:
+            return real(forward, parts, *args, **kwargs)
+        finally:
+            here.discard(key)
+
+    monkeypatch.setattr(offload, "_elsewhere", lambda tensor, device: True)
+    monkeypatch.setattr(offload, "_fetched", seen)
+    away = train(_state(lab, denoiser, dataset, "adamw", offload="layers"), denoiser, dataset, 3, Watch(validate_every=2))
+    assert _same(plain, away) and plain.key == away.key and plain.history == away.history
+    # Three steps and two validations: the root and its two blocks; in each step's backward pass the blocks again, one at a time.
+    assert len(fetched) == 5 * 3 + 3 * 2 and max(fetched) == 2
+    assert all(id(p) == before[name][0] and torch.equal(p, before[name][1]) for name, p in denoiser.module.named_parameters())
+    assert "forward" not in denoiser.module.__dict__ and not any("forward" in block.__dict__ for block in denoiser.module.blocks)
+
+
 # --- precision --------------------------------------------------------------------------------------------------------------------
 
 
