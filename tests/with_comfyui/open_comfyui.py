@@ -57,6 +57,12 @@ def _stand_in(name: str, *submodules: str) -> None:
             setattr(sys.modules[parent], leaf, module)
 
 
+def stand_in_for_missing() -> None:
+    """Stand-ins for what has no build for the CPU's torch and of which ComfyUI imports few names."""
+    _stand_in("torchvision", "transforms", "transforms.functional", "transforms.v2", "ops", "io", "models", "utils")
+    _stand_in("torchaudio", "transforms", "functional")
+
+
 def open_checkout(path: str, *flags: str, cpu: bool = True) -> str:
     """Make `import comfy`, `nodes`, `execution`, `folder_paths` … mean the checkout at `path`; returns its base folder (temporary).
 
@@ -72,8 +78,7 @@ def open_checkout(path: str, *flags: str, cpu: bool = True) -> str:
     atexit.register(shutil.rmtree, base, ignore_errors=True)
     for folder in ("input", "output", "temp", "user", "models", "custom_nodes", "web"):
         os.makedirs(os.path.join(base, folder))
-    _stand_in("torchvision", "transforms", "transforms.functional", "transforms.v2", "ops", "io", "models", "utils")
-    _stand_in("torchaudio", "transforms", "functional")
+    stand_in_for_missing()
     sys.path.insert(0, root)
     argv, sys.argv = sys.argv, [
         "comfyui", *(["--cpu"] if cpu else []), *flags, "--base-directory", base, "--front-end-root", os.path.join(base, "web"),
