@@ -65,7 +65,7 @@ class Bench:
     """One model and the LoRAs for it."""
 
     def __init__(self, name: str, dtype: torch.dtype, rank: int, count: int):
-        from graft_nodes import host
+        from graft_nodes.host import lora as host
 
         self.host, self.base = host, build(name, torch.device("cpu"), dtype)
         self.states = [lora(self.base.model, rank, seed) for seed in range(count)]

@@ -100,7 +100,8 @@ class Bypass:
         if self._cast is None or self._cast[0] != key:
             down, up = self.factors if self.factors is not None else (None, None)
             with torch.inference_mode(False), torch.no_grad():
-                self._cast = (key, [None if t is None else t.to(x.device, x.dtype) for t in (down, up, self.diff, self.bias)])
+                parts = (down, up, self.diff, self.bias)
+                self._cast = (key, [None if t is None else t.to(x.device, x.dtype, copy=t.is_inference()) for t in parts])
         return self._cast[1]
 
 

@@ -10,41 +10,71 @@ import torch
 from torch import Tensor, nn
 
 from .bypass import Bypass, Wrapped, supports
+from .memory import empty
 from .stack import Piece, Stack, effective, patched
 
 ATTRIBUTE = "_graft_ledger"  # on the model while anything is attached; two imports of this package share it
+_kept: weakref.WeakKeyDictionary[nn.Module, weakref.ReferenceType[Kept]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(eq=False)
 class _Kept:
-    """A patched parameter and what it was computed from."""
+    """Memory for one patched weight, and what its contents were computed from."""
 
     base: weakref.ReferenceType[nn.Parameter]
     origin: Hashable  # the base's memory and the host's version of it
     recipe: tuple[int, ...]
     live: nn.Parameter
 
+    def fits(self, base: nn.Parameter) -> bool:
+        """Whether the memory can take another result for this base; a compiled model's guards see no difference between the two."""
+        return all(of(self.live) == of(base) for of in (_kind, lambda parameter: parameter.requires_grad))
+
+
+@dataclass(eq=False)
+class _Saved:
+    """A copy, in the host's memory, of a weight that is patched in place on a device."""
+
+    base: weakref.ReferenceType[nn.Parameter]
+    origin: Hashable
+    copy: Tensor
+
 
 @dataclass(eq=False)
 class Kept:
-    """Results that wait for the next attach: patched parameters by weight, bypass adapters by module; owned by the stacks."""
+    """Memory and results of one model that wait for the next attach; owned by the stacks that have been on it.
+
+    `weights` are patched parameters, one a weight whatever the number of stacks that come and go; `saved` the bases of weights on a device;
+    `bypasses` adapters by module.
+    """
 
     weights: dict[str, _Kept] = field(default_factory=dict)
+    saved: dict[str, _Saved] = field(default_factory=dict)
     bypasses: dict[str, tuple[tuple[int, ...], Bypass]] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Free everything that nothing else holds."""
+        self.weights.clear()
+        self.saved.clear()
+        self.bypasses.clear()
 
 
 @dataclass(eq=False)
 class _Slot:
-    """One weight that is replaced now."""
+    """One weight that is replaced now: another parameter stands in its place, or, with `saved`, its own contents are changed."""
 
     module: nn.Module
     name: str
     base: nn.Parameter
     live: nn.Parameter
+    saved: Tensor | None = None
 
     def restore(self) -> None:
-        if self.module._parameters.get(self.name) is self.live:  # someone else's later replacement is not ours to undo
-            self.module._parameters[self.name] = self.base
+        if self.module._parameters.get(self.name) is not self.live:  # someone else's later replacement is not ours to undo
+            return
+        self.module._parameters[self.name] = self.base
+        if self.saved is not None:
+            _write(self.base, self.saved)
 
 
 @dataclass(frozen=True)
@@ -60,6 +90,10 @@ class Ledger:
 
     `attach` and `detach` may come in any order. After the last detach the model has the same parameter objects with the same bytes, and
     no wrapper or attribute of ours. If computing fails, everything that is on the model comes off and the error is raised.
+
+    A weight in the host's memory is replaced by another parameter, so that its base is never written to and restoring is pointing back at
+    it. A weight on a device is patched in place, so that the device holds it once: its base is copied to (pinned) host memory at the first
+    touch, kept there, and copied back.
     """
 
     def __init__(self) -> None:
@@ -86,7 +120,7 @@ class Ledger:
 
     def _realize(self, model: nn.Module, version: Version) -> None:
         stacks = self.stacks
-        self._adopt(stacks)
+        self._adopt(model, stacks)
         try:
             self._weights(model, stacks, version)
             self._bypasses(model, stacks)
@@ -96,10 +130,11 @@ class Ledger:
         if not stacks:
             self._clear(model)
 
-    def _adopt(self, stacks: Sequence[Stack]) -> None:
-        """Go on with the results that the first stack kept, and let every stack keep what is computed from here on."""
+    def _adopt(self, model: nn.Module, stacks: Sequence[Stack]) -> None:
+        """Go on with the memory that this model's stacks kept, and let every stack on it keep that memory from here on."""
         if not self.slots and not self.wrapped:
-            self.kept = next((stack.kept for stack in stacks if stack.kept is not None), self.kept)
+            self.kept = _kept_of(model) or self.kept
+        _kept[model] = weakref.ref(self.kept)
         for stack in stacks:
             stack.kept = self.kept
 
@@ -107,28 +142,70 @@ class Ledger:
         wanted = {name for stack in stacks for name in stack.pieces if name not in stack.bypass}
         for name in [name for name in self.slots if name not in wanted]:
             self.slots.pop(name).restore()
-        for name in sorted(wanted):
-            slot = self.slots.get(name)
-            module, attribute = _place(model, name)
-            current = module._parameters[attribute]
-            base = slot.base if slot is not None and current is slot.live else current
-            if base is None:
-                raise ValueError(f"{name}: the model has no such weight any more")
-            live = self._patched(name, base, stacks, version)
+        bases = {name: self._base(model, name) for name in sorted(wanted)}
+        fresh = self._fresh({name: base for name, (_, _, base) in bases.items() if name not in version.transient and not _in_place(base)})
+        for name, (module, attribute, base) in bases.items():
+            if _in_place(base):
+                self.slots[name] = self._on_device(name, module, attribute, base, stacks, version)
+                continue
+            live = self._patched(name, base, stacks, version, fresh.get(name))
             self.slots[name] = _Slot(module, attribute, base, live)
             module._parameters[attribute] = live
 
-    def _patched(self, name: str, base: nn.Parameter, stacks: Sequence[Stack], version: Version) -> nn.Parameter:
-        recipe = tuple(stack.serial for stack in stacks if name in stack.pieces and name not in stack.bypass)
-        origin = (base.data_ptr(), base.dtype, base.device, base.shape, version.load)
+    def _base(self, model: nn.Module, name: str) -> tuple[nn.Module, str, nn.Parameter]:
+        slot = self.slots.get(name)
+        module, attribute = _place(model, name)
+        current = module._parameters[attribute]
+        base = slot.base if slot is not None and current is slot.live else current
+        if base is None:
+            raise ValueError(f"{name}: the model has no such weight any more")
+        return module, attribute, base
+
+    def _fresh(self, bases: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        """Memory for the weights whose kept memory does not fit; what other weights kept is let go before."""
+        kept = self.kept.weights
+        new = [name for name, base in bases.items() if name not in kept or not kept[name].fits(base)]
+        if new:
+            for name in [name for name in kept if name not in bases or name in new]:
+                del kept[name]
+        memory: dict[str, Tensor] = {}
+        for inference in (False, True):
+            names = [name for name in new if bases[name].is_inference() == inference]
+            with torch.inference_mode(inference):
+                memory.update(zip(names, empty([bases[name] for name in names]), strict=True))
+        return memory
+
+    def _patched(
+        self, name: str, base: nn.Parameter, stacks: Sequence[Stack], version: Version, memory: Tensor | None
+    ) -> nn.Parameter:
+        recipe = _recipe(stacks, name)
+        origin = _origin(base, version)
         pieces = effective(stacks, name, bypass=False)
         if name in version.transient:
             return _computed(base, pieces, None)
         kept = self.kept.weights.pop(name, None)  # put back when it is right: a failure must not leave half-written memory behind
         if kept is None or kept.base() is not base or (kept.origin, kept.recipe) != (origin, recipe):
-            kept = _Kept(weakref.ref(base), origin, recipe, _computed(base, pieces, kept))
+            kept = _Kept(weakref.ref(base), origin, recipe, _computed(base, pieces, memory if kept is None else kept.live))
         self.kept.weights[name] = kept
         return kept.live
+
+    def _on_device(
+        self, name: str, module: nn.Module, attribute: str, base: nn.Parameter, stacks: Sequence[Stack], version: Version
+    ) -> _Slot:
+        """Patch a weight in place, from a copy of its base in the host's memory."""
+        slot = self.slots.pop(name, None)
+        if slot is not None:
+            slot.restore()
+        saved, origin = self.kept.saved.get(name), _origin(base, version)
+        if name in version.transient or saved is None or saved.base() is not base or saved.origin != origin:
+            saved = _Saved(weakref.ref(base), origin, _host_copy(base))
+            if name not in version.transient:
+                self.kept.saved[name] = saved
+        made = _Slot(module, attribute, base, base, saved.copy)
+        self.slots[name] = made  # before the first byte changes: a failure restores it
+        with torch.inference_mode(base.is_inference()), torch.no_grad():
+            patched(base.data, effective(stacks, name, bypass=False), out=base.data)
+        return made
 
     def _bypasses(self, model: nn.Module, stacks: Sequence[Stack]) -> None:
         wanted = {name.rpartition(".")[0] for stack in stacks for name in stack.bypass}
@@ -166,16 +243,44 @@ class Ledger:
         model.__dict__.pop(ATTRIBUTE, None)
 
 
-def _computed(base: nn.Parameter, pieces: Sequence[Piece], kept: _Kept | None) -> nn.Parameter:
-    """A parameter base + pieces, in the memory of the kept one when that fits; made outside inference mode, so that any mode can use it."""
+def _computed(base: nn.Parameter, pieces: Sequence[Piece], memory: Tensor | None) -> nn.Parameter:
+    """A parameter base + pieces, in `memory` when given (a parameter itself is used again); an inference tensor where the base is one."""
+    with torch.inference_mode(base.is_inference()), torch.no_grad():
+        result = patched(base.detach(), pieces, out=None if memory is None else memory.detach())
+        return memory if isinstance(memory, nn.Parameter) else nn.Parameter(result, requires_grad=base.requires_grad)
+
+
+def _in_place(base: nn.Parameter) -> bool:
+    """Whether a weight is on a device, where a second copy of it would cost what is scarce."""
+    return base.device.type != "cpu"
+
+
+def _host_copy(base: nn.Parameter) -> Tensor:
     with torch.inference_mode(False), torch.no_grad():
-        memory: Tensor | None = None
-        if kept is not None and (kept.live.shape, kept.live.dtype, kept.live.device) == (base.shape, base.dtype, base.device):
-            memory = kept.live.detach()
-        result = patched(base.detach(), pieces, out=memory)
-        if kept is not None and memory is not None:
-            return kept.live
-        return nn.Parameter(result, requires_grad=base.requires_grad)
+        copy = torch.empty(base.shape, dtype=base.dtype, pin_memory=base.device.type == "cuda")
+        return copy.copy_(base.data)
+
+
+def _write(parameter: nn.Parameter, contents: Tensor) -> None:
+    with torch.inference_mode(parameter.is_inference()), torch.no_grad():
+        parameter.data.copy_(contents, non_blocking=True)
+
+
+def _kind(tensor: Tensor) -> Hashable:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.is_inference()
+
+
+def _origin(base: nn.Parameter, version: Version) -> Hashable:
+    return base.data_ptr(), base.dtype, base.device, base.shape, version.load
+
+
+def _recipe(stacks: Iterable[Stack], name: str) -> tuple[int, ...]:
+    return tuple(stack.serial for stack in stacks if name in stack.pieces and name not in stack.bypass)
+
+
+def _kept_of(model: nn.Module) -> Kept | None:
+    reference = _kept.get(model)
+    return None if reference is None else reference()
 
 
 def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
@@ -218,8 +323,11 @@ def bases(model: nn.Module) -> dict[str, nn.Parameter]:
     return {} if ledger is None else {name: slot.base for name, slot in ledger.slots.items()}
 
 
-def forget(stacks: Iterable[Stack]) -> None:
-    """Free what is kept for these stacks' next attach."""
+def forget(model: nn.Module, stacks: Iterable[Stack]) -> None:
+    """Free what is kept for the next attach of these stacks, and of any other while none is on the model."""
+    kept = _kept_of(model)
+    if kept is not None and ATTRIBUTE not in model.__dict__:
+        kept.clear()
     for stack in stacks:
         stack.kept = None
 

@@ -125,6 +125,128 @@ def test_memory_is_used_again_when_the_recipe_changes():
     assert torch.allclose(of(x).double(), expected(before.bytes, [one, two], x), atol=1e-4)
 
 
+def test_another_stack_takes_over_the_memory():
+    """A changed strength is another stack: the model's patched weights are held once, whatever stacks wait for their turn."""
+    of, one, two = model(), stack(model(), NAMES), stack(model(), NAMES, 0, 0.25)
+    x, base = torch.randn(2, 6), Snapshot(of).bytes
+    attach(of, "a", [one])
+    memory = {name: of.get_parameter(name).data_ptr() for name in NAMES}
+    detach(of, "a")
+    attach(of, "b", [two])
+    assert {name: of.get_parameter(name).data_ptr() for name in NAMES} == memory
+    assert torch.allclose(of(x).double(), expected(base, [two], x), atol=1e-4)
+    detach(of, "b")
+    attach(of, "a", [one])
+    assert torch.allclose(of(x).double(), expected(base, [one], x), atol=1e-4)
+
+
+def test_forgotten_memory_is_free():
+    import weakref
+
+    of, one, two = model(), stack(model(), NAMES), stack(model(), NAMES, 5)
+    for each in (one, two):
+        attach(of, "a", [each])
+    live = weakref.ref(of.get_parameter("0.weight"))
+    detach(of, "a")
+    assert live() is not None
+    weights.forget(of, [two])
+    assert live() is None
+
+
+def in_place(monkeypatch):
+    """What is done on a device, done on the CPU."""
+    monkeypatch.setattr(weights, "_in_place", lambda base: True)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_on_a_device_weights_change_in_place(monkeypatch, inference):
+    in_place(monkeypatch)
+    with torch.inference_mode(inference):
+        of = model()
+        before, one, two, x = Snapshot(of), stack(of, NAMES), stack(of, NAMES[:2], 9), torch.randn(3, 6)
+    copies = []
+    real = weights._host_copy
+    monkeypatch.setattr(weights, "_host_copy", lambda base: copies.append(base) or real(base))
+    with torch.inference_mode(inference):
+        for _ in range(2):
+            attach(of, "a", [one], Version(1))
+            attach(of, "b", [two], Version(1))
+            assert Snapshot(of).objects == before.objects
+            assert torch.allclose(of(x).double(), expected(before.bytes, [one, two], x), atol=1e-4)
+            detach(of, "a", Version(1))
+            assert torch.allclose(of(x).double(), expected(before.bytes, [two], x), atol=1e-4)
+            detach(of, "b", Version(1))
+            before.check(of)
+        assert len(copies) == len(NAMES), "the base is copied at the first touch only"
+        of[0].weight.data.mul_(2)
+        before = Snapshot(of)
+        attach(of, "a", [one], Version(2))  # a load of the host writes other bytes: they are the base from then on
+        detach(of, "a", Version(2))
+        before.check(of)
+
+
+def test_a_failure_on_a_device_writes_every_base_back(monkeypatch):
+    in_place(monkeypatch)
+    of = model()
+    before, real, calls = Snapshot(of), weights.patched, itertools.count(1)
+
+    def failing(*arguments, **keywords):
+        result = real(*arguments, **keywords)
+        if next(calls) == 2:
+            raise MemoryError("out of memory")
+        return result
+
+    monkeypatch.setattr(weights, "patched", failing)
+    with pytest.raises(MemoryError):
+        attach(of, "a", [stack(of, NAMES)])
+    before.check(of)
+
+
+def test_memory_over_the_base_is_the_touched_weights():
+    """By the bytes of every tensor that is alive: 5 % over the touched weights at most, at the worst moment of all."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    of = nn.ModuleList(nn.Linear(1024, 1024, bias=False) for _ in range(24)).requires_grad_(False).bfloat16()
+    names = [f"{n}.weight" for n in range(24)]
+
+    def wide(seed):
+        generator = torch.Generator().manual_seed(seed)
+        factors = [torch.randn(2, 1024 * 16, generator=generator).half() for _ in range(4)]
+        layers = [LoRA(up.view(1024, 16), down.view(16, 1024)) for up, down in factors]
+        return Stack({name: [Piece(each, 0.3) for each in layers] for name in names})
+
+    class Peak(TorchDispatchMode):
+        """The most bytes of storages that were made inside and are alive."""
+
+        alive = highest = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            for tensor in result if isinstance(result, (tuple, list)) else (result,):
+                storage = tensor.untyped_storage() if isinstance(tensor, torch.Tensor) else None
+                if storage is not None and storage._cdata not in known and storage.nbytes():
+                    known[storage._cdata] = storage.nbytes()
+                    Peak.alive += storage.nbytes()
+                    weakref.finalize(storage, self.freed, storage._cdata)
+            Peak.highest = max(Peak.highest, Peak.alive)
+            return result
+
+        def freed(self, key):
+            Peak.alive -= known.pop(key)
+
+    import weakref
+
+    one, two = wide(0), wide(5)
+    known = {tensor.untyped_storage()._cdata: 0 for tensor in of.parameters()}
+    touched = sum(parameter.numel() * 2 for parameter in of.parameters())
+    with Peak():
+        attach(of, "a", [one])
+        detach(of, "a")
+        attach(of, "a", [two])
+        detach(of, "a")
+    assert touched <= Peak.highest <= 1.05 * touched, (touched, Peak.highest)
+
+
 def test_kept_memory_goes_with_the_stack():
     import weakref
 
@@ -201,18 +323,21 @@ def test_a_weight_that_is_gone():
     before.check(of)
 
 
-def test_weights_made_in_inference_mode_and_a_backward_through_the_patched_ones():
-    with torch.inference_mode():
-        of = model()
-        before, one = Snapshot(of), stack(of, NAMES)
-        attach(of, "a", [one])
-        of(torch.randn(2, 6))
-        attach(of, "b", [stack(of, NAMES, 9)])
-    assert not of.get_parameter("0.weight").is_inference()
-    detach(of, "b")
-    with torch.inference_mode():
-        detach(of, "a")
-        before.check(of)
+def test_what_stands_in_for_a_weight_is_an_inference_tensor_where_that_is_one():
+    """A compiled model's guards look at this."""
+    for mode in (True, False):
+        with torch.inference_mode(mode):
+            of = model()
+            before, one = Snapshot(of), stack(of, NAMES)
+        for inside in (False, True):
+            with torch.inference_mode(inside):
+                attach(of, "a", [one])
+                assert of.get_parameter("0.weight").is_inference() is mode
+                attach(of, "b", [stack(of, NAMES, 9)])
+                of(torch.randn(2, 6))
+                detach(of, "a")
+                detach(of, "b")
+                before.check(of)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
