@@ -80,6 +80,13 @@ def training_folder() -> str:
     return os.path.join(folder_paths.get_output_directory(), "graft")
 
 
+def states_folder() -> str:
+    """Where training states are saved under names."""
+    import folder_paths
+
+    return os.path.join(folder_paths.get_output_directory(), "graft_states")
+
+
 def _stays_inside(name: str) -> bool:
     """Whether a relative name with forward slashes stays below the folder it is relative to, on every system."""
     return not (name.startswith("/") or ".." in name.split("/") or ":" in name or "\0" in name)

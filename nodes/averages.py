@@ -220,6 +220,8 @@ def _made(state: Any, found: Any, profile: str, width: float, weights: str, alge
 
     lines: list[str] = []
     if profile == "best":
+        if state.subject.dataset is None:
+            raise ValueError("EMAMerge: profile best measures the held-out loss: connect the dataset to Load State.")
         widths = merging.widths_to_try(found, weights)
         with host.denoiser.denoiser(state.subject.model, state.settings.objective.zero_terminal_snr) as denoiser:
             score = partial(held_out_loss, state, denoiser, state.subject.dataset)

@@ -126,7 +126,7 @@ class Store:
             write_whole(str(path), chunks())
             sync_folder(folder)  # tensors first, durably: a state.json in place means that everything it names is in place
             files = {"file": tensors, "sha256": hashed.hexdigest()}
-            more = {"history": _tail(state.history, blocks), "kind": kind, "tensors": files}
+            more = {"history": tail_of(state.history, blocks), "kind": kind, "tensors": files}
             write_whole(str(folder / "state.json"), [_signed({**record_of(state, self.versions), **more})])
             orphan = False
             sync_folder(folder)
@@ -215,14 +215,13 @@ def load(folder: Path, like: TrainState, history: Path | None = None) -> tuple[T
         tensors, _ = load_safetensors(str(path))
     except ValueError as error:
         raise Damaged(str(error)) from error
-    state = restored(like, record, tensors)
     if history is None:
         history = (folder.parent if record["kind"] == "partial" else folder).parent / HISTORY
-    return replace(state, history=_read_history(record["history"], history)), record["versions"]
+    return restored(like, record, tensors, history_of(record["history"], history)), record["versions"]
 
 
-def restored(like: TrainState, record: dict[str, Any], tensors: Mapping[str, Tensor]) -> TrainState:
-    """`like` at the position of a record, with tensors by `<group>/<name>`; its history is another's to fill in. Raises Damaged."""
+def restored(like: TrainState, record: dict[str, Any], tensors: Mapping[str, Tensor], history: History) -> TrainState:
+    """`like` at the position of a record, with tensors by `<group>/<name>`. Raises Damaged when they are of another run."""
     groups: dict[str, dict[str, Tensor]] = {group: {} for group in GROUPS}
     for full, tensor in tensors.items():
         group, name = full.split("/", 1)
@@ -239,11 +238,13 @@ def restored(like: TrainState, record: dict[str, Any], tensors: Mapping[str, Ten
         powers=groups["powers"],
         step=record["step"],
         position=tuple((settings, steps) for settings, steps in record["position"]),
+        history=history,
         effort=Effort(float(effort["seconds"]), int(effort["memory"])),
     )
 
 
-def _tail(history: History, blocks: list[str]) -> dict[str, Any]:
+def tail_of(history: History, blocks: list[str]) -> dict[str, Any]:
+    """A history as it stands in a state.json: the names of its blocks, and the rest."""
     return {"blocks": blocks, **_rows(history, len(blocks) * BLOCK, len(history.loss))}
 
 
@@ -253,7 +254,8 @@ def _rows(history: History, start: int, end: int) -> dict[str, Any]:
     return {"loss": history.loss[start:end], "rate": history.rate[start:end], "norm": history.norm[start:end], "validation": validation}
 
 
-def _read_history(recorded: dict[str, Any], folder: Path) -> History:
+def history_of(recorded: dict[str, Any], folder: Path) -> History:
+    """The history that `tail_of` recorded, with its blocks in `folder`. Raises Damaged."""
     parts = []
     for name in recorded["blocks"]:
         path = folder / os.path.basename(name)

@@ -301,10 +301,6 @@ def test_no_dates_and_no_random_ids_in_the_metadata(host, pictures, run):
 REFUSED = [
     ("GraftAdapter", {"kind": "dora"}, "kind dora is not available in this version"),
     ("GraftAdapter", {"text_encoder": True}, "text_encoder is not available"),
-    ("GraftObjective", {"loss": "scheduled-huber"}, "loss scheduled-huber is not available"),
-    ("GraftObjective", {"ip_noise": 0.1}, "ip_noise is not available"),
-    ("GraftObjective", {"zero_terminal_snr": True}, "zero_terminal_snr is not available"),
-    ("GraftObjective", {"prior": "output-preservation"}, "output-preservation is not available"),
 ]
 
 

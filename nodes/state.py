@@ -1,0 +1,110 @@
+"""Training states under a name: saved to move or keep a run, loaded to go on, to sample or to average."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from comfy_api.latest import io
+
+from .. import host
+from .aliases import aliases
+from .sockets import Dataset, TrainState
+from .training import Subject
+
+
+def _root() -> Path:
+    return Path(host.folders.states_folder())
+
+
+class GraftSaveState(io.ComfyNode):
+    """Keeps a state under a name."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="GraftSaveState",
+            display_name="Save State",
+            category="Graft/training",
+            description=(
+                "Saves a training state under a name, with optimizer, averages, history and settings, to go on with it elsewhere or later. "
+                "What is stored along the way needs no saving."
+            ),
+            **aliases("save training", "checkpoint", "export state", "resume"),
+            is_output_node=True,
+            inputs=[
+                TrainState.Input("state", tooltip="From Train Step."),
+                io.String.Input("name", default="state", tooltip="Folder under output/graft_states; one that is there is replaced."),
+                io.Float.Input(
+                    "max_shard_gb", default=0.0, min=0.0, max=1000.0, step=0.5,
+                    tooltip="Largest file in GB; above it the tensors lie in several files with an index. 0 is one file.",
+                ),
+            ],
+            outputs=[io.String.Output(display_name="path")],
+        )
+
+    @classmethod
+    def execute(cls, state, name="state", max_shard_gb=0.0) -> io.NodeOutput:
+        from ..training import saved
+
+        versions = host.fingerprint.versions(state.subject.model)
+        folder = saved.save(state, _root(), name, int(max_shard_gb * 1e9), versions)
+        files = [path for path in folder.iterdir() if path.is_file()]
+        size = sum(path.stat().st_size for path in files)
+        said = f"step {state.step} of run {state.run!r} saved as {name!r}: {len(files)} files, {size / 1e6:.1f} MB in {folder}"
+        return io.NodeOutput(str(folder), ui={"text": [said]})
+
+
+class GraftLoadState(io.ComfyNode):
+    """Reads a saved state back."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        from ..training import saved
+
+        return io.Schema(
+            node_id="GraftLoadState",
+            display_name="Load State",
+            category="Graft/training",
+            description="Loads a state that Save State kept. With its dataset it goes on training; without it can be averaged and saved.",
+            **aliases("resume", "load training", "continue training"),
+            inputs=[
+                io.Combo.Input("name", options=saved.names(_root()) or [""], tooltip="Below output/graft_states."),
+                io.Model.Input("model", tooltip="The model it was trained on; another one is refused."),
+                Dataset.Input("dataset", optional=True, tooltip="The dataset it was trained with, to train further."),
+                io.Clip.Input("clip", optional=True, tooltip="Goes through to Train Step's CLIP output."),
+                io.Vae.Input("vae", optional=True, tooltip="For the previews of Train Step."),
+            ],
+            outputs=[TrainState.Output(display_name="TRAIN_STATE")],
+        )
+
+    @classmethod
+    def validate_inputs(cls, name="") -> bool | str:
+        """Names are looked up when the node runs: a state may be saved after the list was made."""
+        from ..training import saved
+
+        try:
+            saved.folder_of(_root(), name)
+        except ValueError as error:
+            return str(error)
+        return True
+
+    @classmethod
+    def fingerprint_inputs(cls, name="", **_) -> str:
+        """Changes when the saved state does."""
+        record = _root() / name / "state.json"
+        return f"{record.stat().st_mtime_ns} {record.stat().st_size}" if record.is_file() else ""
+
+    @classmethod
+    def execute(cls, name, model, dataset=None, clip=None, vae=None) -> io.NodeOutput:
+        from dataclasses import replace
+
+        from ..training import saved
+
+        made = host.fingerprint.fingerprint(model)
+        pictures = None if dataset is None else dataset.digest
+        state = saved.load(_root(), name, made.digest, pictures, lambda: host.base.unet_weights(model))
+        unhashed = made.unhashed + (() if dataset is None else dataset.unhashed)
+        return io.NodeOutput(replace(state, subject=Subject(model, clip, vae, dataset, unhashed)))
+
+
+NODES = [GraftSaveState, GraftLoadState]
