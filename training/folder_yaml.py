@@ -94,7 +94,8 @@ class Files:
         try:
             return replace(_read(path, self.encoding), found=False)
         except ValueError as error:
-            self.problems.append(f"{path.relative_to(self.folder).as_posix()}: {error}; not used")
+            place = path.parent.relative_to(self.folder).as_posix()
+            self.problems.append(f"{'' if place == '.' else place + '/'}{error}; not used")
             return Said()
 
     def _text(self, path: Path, name: str, reader: Callable[[str], Any]) -> Said:

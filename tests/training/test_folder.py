@@ -1,14 +1,17 @@
 """Folders of pictures: formats, orientation, transparency, damage, captions, repeats, buckets, the held-out share and the digest."""
 
+import json
 import shutil
 
 import numpy as np
 import pytest
 import torch
 from graft_nodes.training import buckets, captions, encoding
+from graft_nodes.training.cache import Cache
 from graft_nodes.training.dataset import Conditioning
+from graft_nodes.training.filters import Filters
 from graft_nodes.training.folder import FolderSettings, read_folder
-from graft_nodes.training.folder_report import report
+from graft_nodes.training.folder_report import editor_data, report
 from graft_nodes.training.pictures import fitted, open_picture
 from PIL import Image
 
@@ -187,3 +190,197 @@ def test_the_digest_follows_contents_and_settings_and_no_place(tmp_path):
     _picture(tmp_path / "a" / "1.png", seed=99)
     others.append(_encode(tmp_path / "a")[0].digest)
     assert len({plain, *others}) == len(others) + 1
+
+
+def _encoder(calls=None):
+    def encode(pixels):
+        if calls is not None:
+            calls.append(pixels)
+        return pixels.movedim(-1, 1)[:, :, ::8, ::8]
+
+    return encode
+
+
+def _texts(texts):
+    return {text: Conditioning(torch.full((1, 1, 1), float(len(text)))) for text in texts}
+
+
+def _made(root, cache=None, calls=None, texts=_texts, captions="auto", filters="", encoders=("vae", "clip"), **settings):
+    settings = FolderSettings(**{**SMALL, "validation": 0.0, **settings}, captions=captions, filters=Filters.parse(filters))
+    listing = read_folder(root, settings, cache)
+    return encoding.encode(listing, _encoder(calls), texts, encoders, cache)[0]
+
+
+def test_captions_folders_beside_above_and_at_the_top(tmp_path):
+    for name in ("images/1.png", "deep/images/2.png", "sub/3.png"):
+        _picture(tmp_path / name)
+    for name in ("captions/1.txt", "deep/captions/2.txt", "captions/sub/3.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name, encoding="utf-8")
+    listing = read_folder(tmp_path, FolderSettings(captions="folder", validation=0.0, **SMALL))
+    assert {entry.name: entry.caption.plain for entry in listing.train} == {
+        "images/1.png": "captions/1.txt", "deep/images/2.png": "deep/captions/2.txt", "sub/3.png": "captions/sub/3.txt",
+    }  # fmt: skip
+
+
+def test_another_encoding_is_said_and_can_be_named(tmp_path):
+    _picture(tmp_path / "a.png").with_suffix(".txt").write_bytes("Mädchen".encode("cp1252"))
+    with pytest.raises(ValueError, match=r"the caption is not UTF-8 text .*encoding: cp1252"):
+        _made(tmp_path)
+    assert _made(tmp_path, filters="encoding: cp1252").pictures[0].caption == "Mädchen"
+
+
+def test_the_same_picture_and_the_same_name_are_said(tmp_path):
+    _picture(tmp_path / "a.png")
+    shutil.copy(tmp_path / "a.png", tmp_path / "b.png")
+    _picture(tmp_path / "a.webp", seed=1)
+    text = report(read_folder(tmp_path, FolderSettings(validation=0.0, **SMALL)))
+    assert "the same picture 2 times: a.png, b.png" in text
+    assert "one name for 2 pictures, so one caption file too: a.png, a.webp" in text
+
+
+def test_a_small_picture_is_enlarged_or_left_out(tmp_path):
+    _picture(tmp_path / "small.png", (20, 30))
+    _picture(tmp_path / "large.png", (80, 80))
+    listing = read_folder(tmp_path, FolderSettings(validation=0.0, **SMALL))
+    assert len(listing.train) == 2 and "1 smaller than their bucket, enlarged: small.png" in report(listing)
+    listing = read_folder(tmp_path, FolderSettings(validation=0.0, filters=Filters.parse("small: skip"), **SMALL))
+    assert [e.name for e in listing.train] == ["large.png"] and "smaller than their bucket (small: skip): small.png" in report(listing)
+
+
+def test_one_picture_is_trained_and_said(tmp_path):
+    _picture(tmp_path / "a.png")
+    listing = read_folder(tmp_path, FolderSettings(**SMALL))
+    assert len(listing.train) == 1 and not listing.held_out and "one picture alone cannot be held out too" in report(listing)
+
+
+def test_settings_that_could_change_nothing_are_refused(tmp_path):
+    _pictures(tmp_path, 2)
+    with pytest.raises(ValueError, match="keep_tags has no effect where no tags are shuffled or dropped"):
+        _made(tmp_path, keep_tags=1)
+    with pytest.raises(ValueError, match="masks is alpha, but no picture is transparent"):
+        _made(tmp_path, filters="masks: alpha")
+    assert _made(tmp_path, keep_tags=1, tag_dropout=0.5).pictures
+
+
+def test_captions_that_look_like_wildcards_are_said(tmp_path):
+    _picture(tmp_path / "a.png").with_suffix(".txt").write_text("a {red|blue} ball\nanother line", encoding="utf-8")
+    assert "wildcards: true in filters makes choices of it: a.png" in report(read_folder(tmp_path, FolderSettings(**SMALL)))
+    assert _made(tmp_path).pictures[0].caption == "a {red|blue} ball another line" and _made(tmp_path).pictures[0].wording is None
+    picture = _made(tmp_path, filters="wildcards: true").pictures[0]
+    assert picture.caption == "a red ball" and picture.wording.varies
+
+
+def test_masks_from_files_and_alpha(tmp_path):
+    alpha = np.zeros((64, 64, 4), np.uint8)
+    alpha[:, 32:, 3] = 255
+    Image.fromarray(alpha).save(tmp_path / "clear.png")
+    _picture(tmp_path / "masked.png", seed=1)
+    Image.fromarray(np.tile(np.arange(64, dtype=np.uint8) * 4, (64, 1))).save(tmp_path / "masked.mask.png")
+    _picture(tmp_path / "plain.png", seed=2)
+
+    def masks(filters):
+        return {picture.name[0]: picture.mask for picture in _made(tmp_path, filters=filters, flip=0.5).pictures}
+
+    found = masks("")
+    assert found["c"] is None and found["p"] is None
+    assert torch.allclose(found["m"][0, 0], torch.arange(8) * 32 * 1.0 / 255 + 14 / 255, atol=1e-6)
+    half = torch.tensor([0.0] * 4 + [1.0] * 4).expand(1, 8, 8)
+    assert torch.equal(masks("masks: alpha")["c"], half) and masks("masks: alpha")["m"] is None
+    both = masks("masks: both")
+    assert torch.equal(both["c"], half) and both["m"] is not None
+    assert not any(mask is not None for mask in masks("masks: off").values())
+    digests = {_made(tmp_path, filters=f).digest for f in ("", "masks: alpha", "masks: both", "masks: off")}
+    assert len(digests) == 4
+    Image.new("L", (64, 64), 9).save(tmp_path / "masked.mask.png")
+    assert _made(tmp_path).digest not in digests
+    (tmp_path / "masked.mask.png").write_bytes(b"x")
+    listing = read_folder(tmp_path, FolderSettings(**SMALL))
+    assert any("masked.png: its mask masked.mask.png cannot be used" in problem for problem in listing.problems)
+
+
+def test_crops_and_what_they_tell(tmp_path):
+    across = np.tile(np.linspace(0, 255, 256).astype(np.uint8), (64, 1))
+    Image.fromarray(across).save(tmp_path / "wide.png")
+    plain = {"buckets": False}
+    centre, top = (_made(tmp_path, filters=f, **plain).pictures[0] for f in ("", "crop: top"))
+    assert (centre.framing.left, centre.framing.top) == (96, 0) and top.framing == centre.framing and not centre.more
+    picture = _made(tmp_path, filters="crop: random\ncrops: 3", **plain).pictures[0]
+    lefts = [picture.view(i).framing.left for i in range(3)]
+    assert len(picture.more) == 2 and len(set(lefts)) == 3
+    for i, left in enumerate(lefts):
+        assert torch.equal(picture.view(i).latent[0, 0], torch.from_numpy(across[0, left : left + 64 : 8].astype(np.float32) / 255))
+    again = _made(tmp_path, filters="crop: random\ncrops: 3", **plain).pictures[0]
+    assert [again.view(i).framing for i in range(3)] == [picture.view(i).framing for i in range(3)]
+    assert _made(tmp_path, filters="size_conditioning: false").pictures[0].framing is None
+    tall = Image.fromarray(across).rotate(90, expand=True)
+    tall.save(tmp_path / "wide.png")
+    assert _made(tmp_path, filters="crop: top", **plain).pictures[0].framing.top == 0
+    assert _made(tmp_path, **plain).pictures[0].framing.top == 96
+
+
+def test_every_setting_of_the_filters_changes_the_digest(tmp_path):
+    for i in range(6):
+        _picture(tmp_path / f"{i}.png", (64, 100), seed=i)
+        record = {"tags": [f"tag {i}", "all", "{a|b}"], "score": 10 * i}
+        (tmp_path / f"{i}.json").write_text(json.dumps(record), encoding="utf-8")
+    texts = (
+        "", "consider_every_nth: 2", "shuffle_tag_p: 0.5", "blacklist_tags: [tag 1]", "non_caption_tags: [all]", "replacements: {tag: x}",
+        "tag_separator: ' '", "abs_min_score: 20", "min_score: 30", "min_score: 30\ntag_bonus_scores: {tag 1: 50}", "score_tags: [20]",
+        "wildcards: true", "crop: top", "crop: random", "crop: random\ncrops: 2", "size_conditioning: false",
+    )  # fmt: skip
+    digests = {text: _made(tmp_path, filters=text, buckets=False).digest for text in texts}
+    assert len(set(digests.values())) == len(texts)
+    for same in ("cache: false", "cache_gb: 3", "workers: 2", "write_schedule: true", "changed: stop"):  # these change no picture
+        assert _made(tmp_path, filters=same, buckets=False).digest == digests[""]
+    nodes = ({"shuffle_tags": True}, {"tag_dropout": 0.5}, {"tag_dropout": 0.5, "keep_tags": 1})
+    assert len({digests[""], *(_made(tmp_path, buckets=False, **s).digest for s in nodes)}) == 4
+
+
+def test_a_changed_picture_recomputes_just_itself(tmp_path):
+    root, cache = _pictures(tmp_path / "data", 6), tmp_path / "cache"
+    first, second, third, fourth = [], [], [], []
+    before = _made(root, Cache(cache), first, flip=0.5)
+    assert len(first) == 12
+    again = _made(root, Cache(cache), second, flip=0.5)
+    assert not second and again.digest == before.digest
+    pairs = list(zip(before.pictures, again.pictures, strict=True))
+    assert all(torch.equal(a.latent, b.latent) and torch.equal(a.flipped, b.flipped) for a, b in pairs)
+    _picture(root / "3.png", seed=77)
+    after = _made(root, Cache(cache), third, flip=0.5)
+    assert len(third) == 2 and after.digest != before.digest
+    assert torch.equal(third[0], torch.from_numpy(np.asarray(Image.open(root / "3.png"), np.float32) / 255)[None])
+    _made(root, Cache(cache), fourth, flip=0.5, encoders=("another vae", "clip"))
+    assert len(fourth) == 12
+
+
+def test_damaged_cache_files_are_made_again_and_said(tmp_path):
+    root, cache = _pictures(tmp_path / "data", 3), tmp_path / "cache"
+    before = _made(root, Cache(cache))
+    for path in cache.rglob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1])
+    used, calls = Cache(cache), []
+    again = _made(root, used, calls)
+    assert len(calls) == 3 and all(torch.equal(a.latent, b.latent) for a, b in zip(before.pictures, again.pictures, strict=True))
+    assert sum("made again" in line for line in used.report()) == 3 + 3 + 4  # latents, pictures, captions with the empty one
+
+
+def test_a_file_that_changes_while_it_is_encoded_is_said(tmp_path):
+    _pictures(tmp_path, 2)
+    listing = read_folder(tmp_path, FolderSettings(**SMALL))
+    _picture(tmp_path / "0.png", seed=5)
+    with pytest.raises(ValueError, match=r"0\.png changed while the folder was read"):
+        encoding.encode(listing, _encoder(), _texts, ("", ""))
+
+
+def test_the_editors_data_is_json(tmp_path):
+    _pictures(tmp_path, 4)
+    (tmp_path / "cut.png").write_bytes(b"x")
+    (tmp_path / "batch_id.txt").write_text("mine", encoding="utf-8")
+    listing = read_folder(tmp_path, FolderSettings(**SMALL))
+    data = json.loads(json.dumps(editor_data(listing, "text")))
+    assert data["count"] == 4 and data["train"] + data["held_out"] == 4 and data["report"] == "text" and data["version"] == 1
+    assert data["buckets"] == [{"width": 64, "height": 64, "batch_id": "mine", "train": 3, "held_out": 1}]
+    assert [row["name"] for row in data["pictures"]] == ["0.png", "1.png", "2.png", "3.png"]
+    assert data["pictures"][0]["caption"] == "caption 0" and sum(row["held_out"] for row in data["pictures"]) == 1
+    assert data["problems"] == [{"name": "cut.png", "message": "not a picture that can be read"}]

@@ -1,4 +1,4 @@
-"""Batches are a function of (seed, step): the same with any number of workers, from any step on, in another process; captions known ahead."""
+"""Batches are a function of (seed, step): the same with any number of workers, from any step on; captions are known ahead."""
 
 import hashlib
 from collections import Counter
@@ -28,10 +28,9 @@ def _dataset(count=7, regularisation=None, **settings):
         mask = torch.linspace(0, 1, shape[1] * shape[2]).view(1, *shape[1:]) if i % 2 else None
         more = (View(torch.full(shape, i + 0.5), torch.full(shape, -i - 0.5), mask, frame((100, 80), (48, 32), (0.0, 0.0))),)
         caption = Caption(tags=("a", "b", "c", f"picture {i}"), rules=WORDS)
-        pictures.append(
-            Picture(f"{i}.png", caption.plain, torch.full(shape, float(i)), torch.full(shape, -float(i)), 1.5 if i == 1 else 1, mask, framing,
-                    more, caption, group="own" if i in (3, 6) else "", weight=1.0 + i)
-        )  # fmt: skip
+        own = {"repeats": 1.5 if i == 1 else 1, "group": "own" if i in (3, 6) else "", "weight": 1.0 + i}
+        latent = torch.full(shape, float(i))
+        pictures.append(Picture(f"{i}.png", caption.plain, latent, -latent, mask=mask, framing=framing, more=more, wording=caption, **own))
     texts = [picture.caption for picture in pictures]
     if regularisation is not None:
         settings.update(regularisation=regularisation, regularisation_share=0.5)
@@ -44,8 +43,8 @@ def _rows(batches):
     for batch in batches:
         mask = None if batch.mask is None else batch.mask.tolist()
         told = [sorted(one.extras.items()) for one in batch.conditionings]
-        out.append((batch.latents.tolist(), [one.context.item() for one in batch.conditionings], batch.captions, batch.regular.tolist(), mask,
-                    batch.weights.tolist(), told))  # fmt: skip
+        tensors = [one.tolist() for one in (batch.latents, batch.regular, batch.weights)]
+        out.append((tensors, [one.context.item() for one in batch.conditionings], batch.captions, mask, told))
     return out
 
 
@@ -89,7 +88,8 @@ def test_the_captions_of_steps_are_known_before_them():
     needed = course.captions(4, 6)[dataset]
     assert len(needed) > 10 and course.prepare(4, 6) == len(needed - set(dataset.conditionings))
     before = len(calls)
-    used = {caption for step in range(4, 10) for part in range(2) for batch in Loader(course).take(step, part) for caption in batch.captions}
+    taken = [batch for step in range(4, 10) for part in range(2) for batch in Loader(course).take(step, part)]
+    used = {caption for batch in taken for caption in batch.captions}
     assert used == needed and len(calls) == before
 
 
