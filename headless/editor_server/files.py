@@ -84,7 +84,7 @@ class Files:
         path = self.find(query["filename"], query.get("subfolder", ""), query.get("type", "output"))
         if not os.path.isfile(path):
             return web.Response(status=404)
-        channel = query.get("channel", "rgba")
+        channel = query.get("channel", "")
         if "preview" not in query and channel not in ("rgb", "a"):
             return download(path)
         try:
@@ -100,7 +100,7 @@ class Files:
         """POST /upload/image: a form with image (a file), type, subfolder and overwrite."""
         form, file, name = await _form(request)
         with file:
-            return await self._stored(form, name, file, None)
+            return await self._stored(form, name, file)
 
     async def upload_mask(self, request: web.Request) -> web.Response:
         """POST /upload/mask: as an image, whose transparency is put on the picture that original_ref names."""
@@ -116,9 +116,10 @@ class Files:
                 masked = await asyncio.to_thread(_masked, original, file)
             except (OSError, ValueError, SyntaxError) as error:
                 return problem(f"not a picture: {error}")
-            return await self._stored(form, name, masked, None)
+            return await self._stored(form, name, masked)
 
-    async def _stored(self, form: dict[str, str], name: str, file: BinaryIO, _: Any) -> web.Response:
+    async def _stored(self, form: dict[str, str], name: str, file: BinaryIO) -> web.Response:
+        """Keep a file in the folder that a form asks for, and say under which name."""
         kind, subfolder = form.get("type") or "input", form.get("subfolder", "")
         if kind not in KINDS:
             return problem(f"type {kind!r} is not one of {', '.join(KINDS)}")
@@ -136,7 +137,11 @@ async def _form(request: web.Request) -> tuple[dict[str, str], BinaryIO, str]:
     texts: dict[str, str] = {}
     file, name, taken = None, "", 0
     try:
-        async for part in await request.multipart():
+        parts = await request.multipart()
+    except ValueError as error:  # no boundary
+        raise web.HTTPBadRequest(text=f"the form cannot be read: {error}") from error
+    try:
+        async for part in parts:
             if not isinstance(part, BodyPartReader):
                 raise web.HTTPBadRequest(text="a form within a form")
             if part.name == "image" and part.filename:

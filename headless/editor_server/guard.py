@@ -47,14 +47,22 @@ def guard(listen: str) -> Callable:
         if reason:
             logging.warning("refused %s %s: %s", request.method, request.path, reason)
             return web.Response(status=403, text=reason, headers=HEADERS)
-        response = await handler(request)
+        try:
+            response = await handler(request)
+        except web.HTTPException as error:  # aiohttp's way of saying 404, 405, 413 …
+            _harden(error)
+            raise
         if not response.prepared:
-            for name, value in HEADERS.items():
-                response.headers.setdefault(name, value)
-            response.headers.setdefault("Cache-Control", "no-cache")
+            _harden(response)
         return response
 
     return checked
+
+
+def _harden(response: web.StreamResponse) -> None:
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
+    response.headers.setdefault("Cache-Control", "no-cache")
 
 
 def refused(headers: object, everywhere: bool, listen: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import queue
@@ -13,7 +14,7 @@ import threading
 import time
 import uuid
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 PATIENCE = 180.0  # seconds; a start imports torch, on machines that may be busy
 
@@ -88,14 +89,26 @@ class Server:
 
     def raw(self, method: str, target: bytes, headers: dict[str, str] | None = None, body: bytes = b"") -> Reply:
         """One request whose target goes out byte for byte as it is given, which no client library would do."""
-        lines = [method.encode() + b" " + target + b" HTTP/1.1"]
-        given = {"Host": f"{self.host}:{self.port}", "Connection": "close", "Content-Length": str(len(body)), **(headers or {})}
-        lines += [f"{name}: {value}".encode() for name, value in given.items()]
-        with socket.create_connection((self.host, self.port), timeout=PATIENCE) as connection:
-            connection.sendall(b"\r\n".join(lines) + b"\r\n\r\n" + body)
-            answer = http.client.HTTPResponse(connection, method=method)
-            answer.begin()
-            return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+        return self.raws([(method, target)], headers, body)[0]
+
+    def raws(self, requests: list[tuple[str, bytes]], headers: dict[str, str] | None = None, body: bytes = b"") -> list[Reply]:
+        """The answers to (method, target) pairs, all sent at once on one connection, or on as many as the server closes."""
+        given = {"Host": f"{self.host}:{self.port}", "Content-Length": str(len(body)), **(headers or {})}
+        head = "".join(f"\r\n{name}: {value}" for name, value in given.items()).encode() + b"\r\n\r\n" + body
+        replies: list[Reply] = []
+        while len(replies) < len(requests):
+            left = requests[len(replies):len(replies) + 100]
+            with socket.create_connection((self.host, self.port), timeout=PATIENCE) as connection:
+                connection.sendall(b"".join(method.encode() + b" " + target + b" HTTP/1.1" + head for method, target in left))
+                with contextlib.closing(connection.makefile("rb")) as stream:
+                    for method, _ in left:
+                        answer = http.client.HTTPResponse(_Stream(stream), method=method)  # type: ignore[arg-type]
+                        answer.begin()
+                        named = {name.lower(): value for name, value in answer.getheaders()}
+                        replies.append(Reply(answer.status, named, answer.read()))
+                        if answer.will_close:
+                            break
+        return replies
 
     def upload(self, name: str, content: bytes, route: str = "/upload/image", **texts: str) -> Reply:
         """POST a form with a file `image` of that name and the given texts."""
@@ -156,6 +169,29 @@ class RealServer:
         self.process.send_signal(signal.SIGINT)
         self.process.wait(PATIENCE)
         self.log.close()
+
+
+class _Stream:
+    """What HTTPResponse wants of a socket, over a stream that several answers are read from."""
+
+    def __init__(self, stream: BinaryIO):
+        self.stream = stream
+
+    def makefile(self, *_: Any) -> Any:
+        return _Open(self.stream)
+
+
+class _Open:
+    """A stream that one answer cannot close."""
+
+    def __init__(self, stream: BinaryIO):
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def close(self) -> None:
+        """Left to whoever opened it."""
 
 
 def front_end(folder: Path) -> Path:

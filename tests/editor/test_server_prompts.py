@@ -117,7 +117,7 @@ def test_interruption_is_in_the_history_and_the_next_workflow_runs(server, busy)
     entry = server.wait(busy)
     assert entry["status"]["status_str"] == "error"
     event, data = entry["status"]["messages"][-1]
-    assert event == "execution_interrupted" and data["node_id"] == "4" and data["prompt_id"] == busy
+    assert event == "execution_interrupted" and data["node_id"] in samples(1) and data["prompt_id"] == busy
     assert server.wait(after)["status"]["status_str"] == "success"
     assert server.ask(f"/jobs/{busy}").json["status"] == "cancelled"
 
