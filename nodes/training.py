@@ -161,7 +161,7 @@ class TrainStep(io.ComfyNode):
         from ..training.loop import Watch
 
         subject, state = state.subject, states.with_settings(state, optimizer, objective)
-        _check(subject, preview_every, positive, negative, latent, tensorboard)
+        _check(subject, steps > 0 or epochs > 0, preview_every, positive, negative, latent, tensorboard)
         if epochs > 0:
             held = state.settings.optimizer
             steps = max(1, math.ceil(epochs * batches_per_epoch(subject.dataset, held.batch_size) / held.accumulation))
@@ -178,9 +178,9 @@ class TrainStep(io.ComfyNode):
         return io.NodeOutput(result, grafted.model, grafted.clip, lora, losses, report, ui={k: v for k, v in shown.items() if v})
 
 
-def _check(subject: Any, preview_every: int, positive: Any, negative: Any, latent: Any, tensorboard: bool) -> None:
+def _check(subject: Any, training: bool, preview_every: int, positive: Any, negative: Any, latent: Any, tensorboard: bool) -> None:
     """Say what is missing before the first step."""
-    if subject.dataset is None:
+    if training and subject.dataset is None:
         raise ValueError("TrainStep: the state was loaded without its dataset. Connect the dataset to Load State to train further.")
     if preview_every:
         host.previews.check(positive, negative, latent, subject.vae)
@@ -213,7 +213,8 @@ class _Call:
             log.info("%s", note)
         folder = host.folders.training_folder()
         store = None if subject.unhashed else Store(folder, state.run, host.fingerprint.versions(subject.model))
-        forward = partial(host.denoiser.denoiser, subject.model, state.settings.objective.zero_terminal_snr)
+        layers = state.settings.optimizer.offload == "layers"
+        forward = partial(host.denoiser.denoiser, subject.model, state.settings.objective.zero_terminal_snr, layers)
         if tensorboard:
             self.writer = Writer(Store(folder, state.run).folder / "tensorboard" / state.start.digest[:16])
         try:

@@ -10,6 +10,7 @@ import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,20 +21,67 @@ from .peft_config import BESIDE
 
 def load_safetensors(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """(tensors, metadata) of a safetensors file, memory-mapped; raises ValueError naming the file when it is anything else or damaged."""
-    with open(path, "rb") as file:
-        start = file.read(16)
-    pickled = start.startswith((b"PK", b"\x80")) or path.lower().endswith((".pt", ".pth", ".ckpt", ".bin", ".pkl"))
-    if pickled and start[8:9] != b"{":  # a safetensors header; the length before it may begin with any byte
-        raise ValueError(
-            f"{path} is a pickle, which can run any program when it is opened; Graft reads safetensors only. To convert a file that you "
-            "trust: safetensors.torch.save_file(torch.load(path, weights_only=True), 'file.safetensors')"
-        )
+    _refuse_pickle(path)
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             said = {**dict(file.metadata() or {}), **_beside(path)}
             return {key: file.get_tensor(key) for key in file.keys()}, said  # noqa: SIM118 (not a mapping)
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a whole safetensors file ({error}); it may be truncated: download or save it again") from error
+        raise _damaged(path, str(error)) from error
+
+
+_LONGEST_HEADER = 100_000_000  # bytes, as the format allows
+_PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
+
+
+def _refuse_pickle(path: str) -> None:
+    with open(path, "rb") as file:
+        start = file.read(16)
+    pickled = start.startswith((b"PK", b"\x80")) or path.lower().endswith(_PICKLES)
+    if pickled and start[8:9] != b"{":  # a safetensors header; the length before it may begin with any byte
+        raise ValueError(
+            f"{path} is a pickle, which can run any program when it is opened; Graft reads safetensors only. To convert a file that you "
+            "trust: safetensors.torch.save_file(torch.load(path, weights_only=True), 'file.safetensors')"
+        )
+
+
+def _damaged(path: str, why: str) -> ValueError:
+    if not os.path.getsize(path):
+        why = "it is empty"
+    return ValueError(f"{path} is not a whole safetensors file ({why}); it may be truncated: download or save it again")
+
+
+class TensorInfo(NamedTuple):
+    """One tensor by a file's header: its type in safetensors' words, its shape, where its bytes begin and end in the file."""
+
+    kind: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def header(path: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """(tensors by name, metadata) of a safetensors file without reading any tensor; raises ValueError as `load_safetensors` does."""
+    _refuse_pickle(path)
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(size - 8, _LONGEST_HEADER):
+            raise _damaged(path, f"it has {size} bytes and a header of {length}")
+        text = file.read(length)
+    try:
+        content = json.loads(text)
+        said = content.pop("__metadata__", None) or {}
+        tensors = {
+            name: TensorInfo(of["dtype"], tuple(of["shape"]), *(8 + length + offset for offset in of["data_offsets"]))
+            for name, of in content.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path, f"its header cannot be read: {error}") from error
+    end = max((tensor.end for tensor in tensors.values()), default=8 + length)
+    if end != size:
+        raise _damaged(path, f"its header speaks of {end} bytes, it has {size}")
+    return tensors, {**said, **_beside(path)}
 
 
 def _beside(path: str) -> dict[str, str]:
@@ -93,3 +141,14 @@ def write_whole(path: str, chunks: Iterable[bytes]) -> None:
         if os.path.exists(partial):
             os.remove(partial)
         raise
+
+
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+    """Make renames in a folder durable where the system can (Windows cannot open folders)."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from ..ema import shards
 from ..ema.schedule import EMASettings
+from ..patches.files import sync_folder
 from .adapters import AdapterSettings, tensors_digest
 from .objective import ObjectiveSettings
 from .optimizer import OptimizerSettings
 from .state import Settings, Start, TrainState
-from .store import GROUPS, Damaged, check_file, history_of, read_record, record_of, restored, sync_folder, tail_of, write_record
+from .store import GROUPS, Damaged, check_file, history_of, read_record, record_of, restored, tail_of, write_record
 
 Plain = TypeVar("Plain")
 

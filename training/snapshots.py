@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..ema.half import packed, unpacked
 from ..ema.posthoc import Profile
-from ..patches.files import load_safetensors, safetensors_bytes, write_whole
+from ..patches.files import load_safetensors, safetensors_bytes, sync_folder, write_whole
 from .adapters import tensors_digest
 from .state import TrainState, key_of, until
 
@@ -64,6 +64,7 @@ def write(folder: Path, state: TrainState, width: float, lora: Callable[[], Mapp
         "graft_tensors": tensors_digest(tensors),
     }
     write_whole(str(path), safetensors_bytes(tensors, {**state.metadata(), **more}))
+    sync_folder(path.parent)
 
 
 def read(stored: Stored) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..patches.files import load_safetensors, safetensors_bytes, write_whole
+from ..patches.files import load_safetensors, safetensors_bytes, sync_folder, write_whole
 from .state import Effort, History, TrainState, advanced, digest_of, key_of, until
 
 FORMAT = 2
@@ -339,6 +339,7 @@ def remove(folder: Path) -> None:
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         folder.rmdir()
+        sync_folder(folder.parent)
 
 
 def _kind(folder: Path) -> str | None:
@@ -366,17 +367,5 @@ def _make_folders(folder: Path) -> list[Path]:
     missing.reverse()
     for one in missing:
         one.mkdir(exist_ok=True)
+        sync_folder(one.parent)
     return missing
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in a folder durable where the system can (Windows cannot open folders)."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
