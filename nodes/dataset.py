@@ -140,7 +140,7 @@ class GraftDataset(io.ComfyNode):
         )
         said = "\n".join([report, *(["no cache: these cannot be hashed: " + ", ".join(unhashed)] if unhashed else [])])
         said = "\n".join([said, *([] if cache is None else cache.report())])
-        data = folder_report.editor_data(listing, said)
+        data = {**folder_report.editor_data(listing, said), "folder": folder}
         return io.NodeOutput(replace(dataset, report=said), sheet, said, ui={"text": [said], "graft_dataset": [data]})
 
 

@@ -110,3 +110,155 @@ def test_clip_skip_is_part_of_the_digest(host, demo, folder):
     _picture(host, folder, "a.png")
     assert _call(host, demo, folder)[0].digest == _call(host, demo, folder)[0].digest
     assert not _call(host, demo, folder)[0].unhashed
+
+
+def _train(host, folder, steps, run, optimizer=None, **given):
+    """A workflow: the demo model trained on a folder, for some steps in each of the TrainSteps "10", "11" …"""
+
+    def node(node_id, **inputs):
+        return {"class_type": node_id, "inputs": {**host.defaults(node_id), **inputs}}
+
+    optimizer = {"learning_rate": 2e-3, "batch_size": 2, "total_steps": 12, "warmup": 0, **(optimizer or {})}
+    prompt = {
+        "1": node("GraftDemo"),
+        "2": node("GraftDataset", folder=folder, vae=["1", 2], clip=["1", 1], resolution=64, **{"validation": 0.0, **given}),
+        "3": node("GraftAdapter", rank=2),
+        "4": node("GraftOptimizer", **optimizer),
+        "7": node("GraftTrainStart", model=["1", 0], clip=["1", 1], dataset=["2", 0], adapter=["3", 0], optimizer=["4", 0], run=run),
+    }
+    at = ["7", 0]
+    for number, count in enumerate(steps):
+        prompt[str(10 + number)] = node("TrainStep", state=at, steps=count, validate_every=0)
+        at = [str(10 + number), 0]
+    return prompt
+
+
+def _trained(host, prompt, report=False):
+    last = max(prompt, key=int)
+    result = host.run(prompt, capture={"lora": [last, 3], "report": [last, 5]})
+    assert result["success"], result["errors"]
+    found = {name: tensor.numpy().tobytes() for name, tensor in result["captured"]["lora"].items()}
+    return (found, result["captured"]["report"]) if report else found
+
+
+@pytest.fixture
+def tagged(host, folder):
+    for i in range(4):
+        _picture(host, folder, f"{i}.png", f"a red circle left, tag {i}, {{blue|green}} sky, more", seed=i)
+    return folder
+
+
+VARYING = {"shuffle_tags": True, "keep_tags": 1, "tag_dropout": 0.3, "filters": "wildcards: true"}
+
+
+def _forget(host, run):
+    import shutil
+
+    shutil.rmtree(os.path.join(host.output, "graft", run), ignore_errors=True)
+    host.fresh()
+
+
+def test_captions_that_vary_train_the_same_however_they_are_cut_and_loaded(host, tagged, request):
+    run = "varying"
+    _forget(host, run)
+    expected, report = _trained(host, _train(host, tagged, [4], run, **VARYING), True)
+    assert "wordings of captions encoded for these steps" in report
+    for steps, filters in (([1, 3], ""), ([4], "\nworkers: 3"), ([4], "\ncache: false")):
+        _forget(host, run)
+        assert _trained(host, _train(host, tagged, steps, run, **{**VARYING, "filters": VARYING["filters"] + filters})) == expected
+    _forget(host, run)
+    assert _trained(host, _train(host, tagged, [4], run)) != expected
+
+
+def test_everything_comes_from_the_cache_the_second_time(host, demo, tagged, monkeypatch):
+    import sys
+
+    wall = sys.modules[host.node("GraftDataset").__module__].host
+    first = _call(host, demo, tagged, **VARYING, flip=0.5)
+
+    def refuse(*_):
+        raise AssertionError("encoded again")
+
+    monkeypatch.setattr(wall.encoding, "encode_pictures", refuse)
+    monkeypatch.setattr(wall.encoding, "encode_captions", refuse)
+    again = _call(host, demo, tagged, **VARYING, flip=0.5)
+    assert again[0].digest == first[0].digest and "encoded; " in again[2] and "latents 8 from the cache, 0 encoded" in again[2]
+    for left, right in zip(first[0].pictures + first[0].held_out, again[0].pictures + again[0].held_out, strict=True):
+        assert torch.equal(left.latent, right.latent) and torch.equal(left.flipped, right.flipped)
+        one, other = (d.conditionings[left.caption] for d in (first[0], again[0]))
+        assert torch.equal(one.context, other.context) and one.extras.keys() == other.extras.keys()
+        assert all(torch.equal(one.extras[k], other.extras[k]) for k in one.extras if isinstance(one.extras[k], torch.Tensor))
+
+
+def test_a_dataset_that_changes_while_training_is_said_or_stops(host, tagged, monkeypatch):
+    import sys
+
+    wall = sys.modules[host.node("TrainStep").__module__].host
+    kept = wall.events.send_event
+
+    def changing(name, data):
+        if name == "graft.step" and data["step"] == 1:
+            _picture(host, tagged, "1.png", seed=99)
+        return kept(name, data)
+
+    expected = _trained(host, _train(host, tagged, [4], "calm"))
+    monkeypatch.setattr(wall.events, "send_event", changing)
+    _forget(host, "changing")
+    found, report = _trained(host, _train(host, tagged, [4], "changing"), True)
+    assert "the dataset changed: 1.png has changed; training goes on with what was encoded" in report and found == expected
+    _picture(host, tagged, "1.png", seed=1)
+    _forget(host, "stopping")
+    result = host.run(_train(host, tagged, [4], "stopping", filters="changed: stop"), capture={})
+    assert not result["success"] and "1.png has changed" in str(result["errors"]) and "The state is kept" in str(result["errors"])
+    _picture(host, tagged, "1.png", seed=1)  # put back: the run goes on from where it stopped
+    monkeypatch.undo()
+    host.fresh()
+    found, report = _trained(host, _train(host, tagged, [4], "stopping", filters="changed: stop"), True)
+    assert found == expected and "went on from the snapshot at step 2" in report and "2 trained now" in report
+
+
+def test_the_schedule_is_written(host, tagged):
+    _forget(host, "scheduled")
+    _, report = _trained(host, _train(host, tagged, [2, 3], "scheduled", filters="write_schedule: true"), True)
+    folder = os.path.join(host.output, "graft", "scheduled")
+    files = sorted(name for name in os.listdir(folder) if name.startswith("schedule"))
+    assert files == ["schedule-00000001-00000002.txt", "schedule-00000003-00000005.txt"] and files[1] in report
+    with open(os.path.join(folder, files[1]), encoding="utf-8") as file:
+        lines = file.read().splitlines()
+    assert [line for line in lines if line.startswith("step")] == ["step 3", "step 4", "step 5"] and len(lines) == 3 + 3 * 2
+
+
+def test_masks_and_weights_reach_the_loss(host, tagged):
+    found = {}
+    for name, number in (("whole", None), ("black", 0), ("left", 255)):
+        if number is not None:
+            mask = np.zeros((256, 256), np.uint8)
+            mask[:, :128] = number
+            for i in range(4):
+                Image.fromarray(mask).save(os.path.join(host.input, tagged, f"{i}.mask.png"))
+        _forget(host, name)
+        found[name] = _trained(host, _train(host, tagged, [2], name))
+    assert len({str(sorted(one.items())) for one in found.values()}) == 3
+
+
+def test_every_problem_is_said_in_one_message(host, demo, folder):
+    with pytest.raises(ValueError) as caught:
+        _call(host, demo, folder, filters="crop: x\nmin_scor: 1")
+    assert "crop is 'x'" in str(caught.value) and "did you mean min_score" in str(caught.value)
+    with pytest.raises(ValueError, match="repeats is 0"):
+        _call(host, demo, folder, repeats=0)
+
+
+def test_the_editor_gets_its_data(host, tagged):
+    prompt = {key: node for key, node in _train(host, tagged, [], "none").items() if key in "12"}
+    result = host.run({**prompt, "9": {"class_type": "PreviewImage", "inputs": {"images": ["2", 1]}}}, capture={})
+    assert result["success"], result["errors"]
+    outputs = [data["output"] or {} for name, data in host.events if name == "executed"]
+    data = [output for output in outputs if "graft_dataset" in output][-1]["graft_dataset"][0]
+    assert data["folder"] == tagged and data["count"] == 4 and data["buckets"][0]["train"] == 4
+    assert data["pictures"][0]["caption"].startswith("a red circle left, tag 0")
+
+
+def test_a_run_may_not_be_named_like_the_cache(host, tagged):
+    result = host.run(_train(host, tagged, [1], "cache"), capture={})
+    assert not result["success"] and "give the run another name" in str(result["errors"])

@@ -197,3 +197,26 @@ def test_the_fingerprint_follows_what_changes_training(wall):
     assert len({plain.digest, *(one.digest for one in changed)}) == 7 and all(one.unhashed == () for one in changed)
     closure = made(lambda p: p.set_model_attn1_patch(lambda q, k, v, extra: (q, k, v)))
     assert len(closure.unhashed) == 1 and "option patches" in closure.unhashed[0]
+
+
+def test_the_size_and_cut_of_each_picture_reach_sdxl(wall):
+    """Six numbers as SDXL was trained with them: height, width, top, left, target height and width, each as sinusoids."""
+    from graft_nodes.training.buckets import frame
+    from graft_nodes.training.dataset import framed
+
+    patcher = _model("EPS", sdxl=True)
+    framings = [frame((2000, 1000), (64, 64), (1.0, 0.0)), frame((100, 300), (64, 64), (0.5, 0.5)).mirrored]
+    plain = Conditioning(torch.zeros(1, 5, CONFIG["context_dim"]), {"pooled_output": torch.ones(1, 1280)})
+    seen = []
+    with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
+        apply = denoiser.model.apply_model
+        denoiser.model.apply_model = lambda x, t, **c: seen.append(c["y"]) or apply(x, t, **c)
+        try:
+            denoiser.denoise(torch.zeros(2, 4, 8, 8), torch.ones(2), [framed(plain, framing) for framing in framings], {})
+        finally:
+            del denoiser.model.apply_model
+    frequencies = torch.exp(-torch.log(torch.tensor(10000.0)) * torch.arange(128) / 128)
+    for row, numbers in zip(seen[0], ([1000, 2000, 0, 64, 64, 64], [300, 100, 64, 0, 64, 64]), strict=True):
+        waves = torch.tensor(numbers, dtype=torch.float32)[:, None] * frequencies
+        expected = torch.cat([waves.cos(), waves.sin()], 1).flatten()
+        assert torch.allclose(row[1280:].float(), expected, atol=1e-3)
