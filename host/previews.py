@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from ..patches.attention import EVALUATING
+
 STEPS = 20
 
 
@@ -53,6 +55,9 @@ def sample(patcher: Any, positive: Any, negative: Any, latent: Any, seed: int) -
     start = comfy.sample.fix_empty_latent_channels(patcher, latent["samples"])
     noise = torch.randn(start.shape, generator=torch.Generator().manual_seed(seed), dtype=start.dtype)
     guider = Loaded(patcher)
+    guider.model_options = {
+        **patcher.model_options, "transformer_options": {**patcher.model_options.get("transformer_options", {}), EVALUATING: True}
+    }
     guider.set_conds(positive, negative if negative is not None else positive)
     guider.set_cfg(1.0 if negative is None else 4.0 if flow else 7.0)
     sigmas = comfy.samplers.calculate_sigmas(sampling, "simple" if flow else "normal", STEPS)

@@ -23,7 +23,8 @@ def apply_todo(patcher: Any, settings: ToDoSettings) -> tuple[Any, ToDo, list[st
     if (settings.start_percent, settings.end_percent) != (0.0, 1.0):
         sampling = patcher.get_model_object("model_sampling")
         noise = (float(sampling.percent_to_sigma(settings.start_percent)), float(sampling.percent_to_sigma(settings.end_percent)))
-    todo = plan_todo(patcher.model.diffusion_model, settings, noise)
+    replaced = patcher.model_options["transformer_options"].get("patches_replace", {}).get("attn1", {})
+    todo = plan_todo(patcher.model.diffusion_model, settings, noise, replaced.keys())
     if settings.changes_nothing:
         return patcher, todo, []
     clone = patcher.clone()
@@ -70,7 +71,8 @@ def _todo_notes(todo: ToDo, others: int, replaced: bool) -> list[str]:
     notes = ["replaces the token downsampling that the model had"] if replaced else []
     if others and isinstance(todo, ToDoPatch):
         notes.append(
-            f"other attn1 patches on the model: {others}; where they change the number of tokens (HyperTile does), the block is left alone"
+            f"other attn1 patches on the model: {others}; where they change the number of keys, the block is left alone; tiled queries "
+            "(HyperTile) are thinned within each tile whose keys are whole rows of the picture"
         )
     kernel = kernels.FEWER_KEYS.get(attention_kernel())
     return [*notes, kernel] if kernel else notes

@@ -27,7 +27,7 @@ class ApplyToDo(io.ComfyNode):
             inputs=[
                 io.Model.Input(
                     "model",
-                    tooltip="A UNet (SD1.x, SD2, SDXL …) or a transformer: Flux, Chroma, SD3, Qwen-Image, Lumina 2, Z-Image, Wan, Cosmos 2 "
+                    tooltip="A UNet (SD1.x, SD2, SDXL …) or a transformer: Flux, Chroma, SD3, Qwen-Image, Lumina 2, Z-Image, Wan, Cosmos "
                     "and Anima.",
                 ),
                 io.Float.Input(
@@ -58,7 +58,8 @@ class ApplyToDo(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "phase", options=list(PHASES), default=PHASES[0],
-                    tooltip="When it works: while training, while sampling (previews and validation count as sampling), or both.",
+                    tooltip="When it works: while training, while sampling, or both. Train Step's own validation and previews are not "
+                    "thinned unless you choose sampling.",
                 ),
                 io.Float.Input(
                     "disable_after", default=0.0, min=0.0, max=1_000_000.0, step=0.05,

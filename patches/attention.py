@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from .todo import Grid, ToDoSettings, target_grid, thin
 
 Block = tuple[str, int]
 TRAINING = "graft_training"  # transformer_options key: {"step", "total_steps"} while a training step runs, absent otherwise
+EVALUATING = "graft_evaluating"  # transformer_options key: True while TrainStep validates or draws previews, absent otherwise
 REPLACED = "graft_replaced"  # transformer_options key: the blocks whose attn1 computation another patch replaces
 
 
@@ -79,7 +80,7 @@ class ToDoPatch:
     factors: Mapping[Block, float]
     foreign: frozenset[tuple[str, int, int]] = frozenset()
     sigmas: tuple[float, float] | None = None
-    depths: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # depth -> (self-attention blocks, other blocks)
+    depths: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # depth -> (self-attention blocks, blocks left alone)
     levels: Mapping[int, int] = field(default_factory=dict)  # depth -> halvings of the latent's sides
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ToDoPatch:
@@ -91,17 +92,24 @@ class ToDoPatch:
         return f"{self.settings.identity} sigmas {self.sigmas}"
 
     def __call__(self, q: Tensor, context: Tensor, value: Tensor, extra_options: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-        plan = self._plan(extra_options)
-        if plan is None:
+        factor = self._factor(extra_options)
+        grid = None if factor is None else _strip(q, context, value, extra_options["activations_shape"])
+        if factor is None or grid is None:
             return q, context, value
-        grid, target = plan
-        tokens = grid[0] * grid[1]
-        if context.shape[1] != tokens or value.shape[1] != tokens or q.shape[0] != context.shape[0]:
-            return q, context, value  # extended, cut or tiled by another patch: not the grid any more
-        thinned = thin(context, grid, target, self.settings.method)
-        return q, thinned, thinned if value is context else thin(value, grid, target, self.settings.method)
+        target = target_grid(grid, factor)
+        thinned = self._thinned(context, grid, target)
+        return q, thinned, thinned if value is context else self._thinned(value, grid, target)
 
-    def _plan(self, options: Mapping[str, Any]) -> tuple[Grid, Grid] | None:
+    def _thinned(self, tokens: Tensor, grid: Grid, target: Grid) -> Tensor:
+        strips = tokens.shape[1] // (grid[0] * grid[1])
+        if strips == 1:
+            return thin(tokens, grid, target, self.settings.method)
+        return thin(tokens.unflatten(1, (strips, -1)).flatten(0, 1), grid, target, self.settings.method).reshape(
+            tokens.shape[0], -1, tokens.shape[2]
+        )
+
+    def _factor(self, options: Mapping[str, Any]) -> float | None:
+        """The factor of the block that runs, None when it is to be left alone."""
         block, shape = options.get("block"), options.get("activations_shape")
         if block is None or shape is None or len(shape) != 4:
             return None
@@ -112,9 +120,7 @@ class ToDoPatch:
         replaced = options.get(REPLACED, ())
         if place in self.foreign or place in replaced or place[:2] in replaced:
             return None
-        grid = (int(shape[2]), int(shape[3]))
-        target = target_grid(grid, factor)
-        return None if target == grid else (grid, target)
+        return factor
 
     def _active(self, options: Mapping[str, Any]) -> bool:
         return active(self.settings, self.sigmas, options)
@@ -124,13 +130,30 @@ class ToDoPatch:
         return _halved((latent[-2], latent[-1]), self.levels[depth])
 
 
+def _strip(q: Tensor, context: Tensor, value: Tensor, shape: Sequence[int]) -> Grid | None:
+    """The grid (height, width) of the keys that one query sees: all of (B, C, height, width), or a strip of it; None when not known.
+
+    ComfyUI's HyperTile cuts the queries into tiles, which become more of the batch, and leaves keys and values whole: its attention then
+    deals them out to the tiles in order, as strips of whole rows where the rows divide.
+    """
+    height, width = int(shape[2]), int(shape[3])
+    if context.shape[1] != height * width or value.shape[:2] != context.shape[:2]:
+        return None  # extended, cut, or tiled by another patch
+    if q.shape[0] == context.shape[0]:
+        return height, width
+    tiles, rest = divmod(q.shape[0], context.shape[0])
+    if rest or q.shape[1] * tiles != height * width or height % tiles:
+        return None
+    return height // tiles, width
+
+
 def active(settings: ToDoSettings, sigmas: tuple[float, float] | None, options: Mapping[str, Any]) -> bool:
     """Whether a call with these transformer_options thins: its phase, its place in the run, its noise level."""
     training = options.get(TRAINING)
     if training is not None:  # each sample of a training batch has its own noise level, so start and end percent do not apply
         return settings.active_while_training(training["step"], training["total_steps"])
-    if settings.phase == "training":
-        return False
+    if settings.phase == "training" or (settings.phase == "both" and options.get(EVALUATING)):
+        return False  # what a training run measures of itself stays comparable with runs without token downsampling
     now = options.get("sigmas")
     if sigmas is None or now is None:
         return True
@@ -138,8 +161,14 @@ def active(settings: ToDoSettings, sigmas: tuple[float, float] | None, options: 
     return lowest <= float(now.max()) <= highest
 
 
-def plan_unet(unet: nn.Module, settings: ToDoSettings, sigmas: tuple[float, float] | None = None) -> ToDoPatch:
-    """The patch for one UNet; raises ValueError when it has no self-attention or fewer depths than factors, TypeError for another class."""
+def plan_unet(
+    unet: nn.Module, settings: ToDoSettings, sigmas: tuple[float, float] | None = None, replaced: Collection[tuple[Any, ...]] = ()
+) -> ToDoPatch:
+    """The patch for one UNet; raises ValueError when it has no self-attention or fewer depths than factors, TypeError for another class.
+
+    `replaced` are the blocks, (type, index) or (type, index, transformer), whose attention another patch computes: these are counted as
+    left alone.
+    """
     blocks = attention_blocks(unet)
     depths = attention_depths(unet)
     count = max(depths.values(), default=0)
@@ -152,17 +181,24 @@ def plan_unet(unet: nn.Module, settings: ToDoSettings, sigmas: tuple[float, floa
             f"({', '.join(_levels(blocks, depths))}): use max_depth {count} or at most {count} factors"
         )
     wanted = {depth: factor for depth, factor in enumerate(settings.factors, start=1) if factor != 1.0}
-    at: dict[int, list[Attention]] = {}
+    at: dict[int, list[Block]] = {}
     for block, depth in depths.items():
-        at.setdefault(depth, []).append(blocks[block])
+        at.setdefault(depth, []).append(block)
     return ToDoPatch(
         settings=settings,
         factors={block: wanted[depth] for block, depth in depths.items() if depth in wanted},
         foreign=frozenset((*block, index) for block, attention in blocks.items() for index in attention.foreign),
         sigmas=sigmas,
-        depths={depth: (sum(len(a.own) for a in places), sum(len(a.foreign) for a in places)) for depth, places in at.items()},
-        levels={depth: places[0].level for depth, places in at.items()},
+        depths={depth: _counted(places, blocks, replaced) for depth, places in at.items()},
+        levels={depth: blocks[places[0]].level for depth, places in at.items()},
     )
+
+
+def _counted(places: Sequence[Block], blocks: Mapping[Block, Attention], replaced: Collection[tuple[Any, ...]]) -> tuple[int, int]:
+    """(self-attention blocks that can be thinned, others) at some places of a UNet."""
+    own = [(*place, index) for place in places for index in blocks[place].own]
+    taken = sum(block in replaced or block[:2] in replaced for block in own)
+    return len(own) - taken, taken + sum(len(blocks[place].foreign) for place in places)
 
 
 def _what(blocks: Mapping[Block, Attention]) -> str:

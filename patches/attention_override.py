@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,14 +49,17 @@ class TransformerToDo:
 ToDo = ToDoPatch | TransformerToDo
 
 
-def plan_todo(model: nn.Module, settings: ToDoSettings, sigmas: tuple[float, float] | None = None) -> ToDo:
+def plan_todo(
+    model: nn.Module, settings: ToDoSettings, sigmas: tuple[float, float] | None = None, replaced: Collection[tuple[Any, ...]] = ()
+) -> ToDo:
     """What token downsampling does to this diffusion model.
 
-    `sigmas` is the (highest, lowest) noise level of sampling at which it works. Raises TypeError naming a class it does not know, and
+    `sigmas` is the (highest, lowest) noise level of sampling at which it works, `replaced` a UNet's blocks that `plan_unet` counts as left
+    alone. Raises TypeError naming a class it does not know, and
     ValueError when the model has no self-attention or fewer depths than factors.
     """
     if isinstance(getattr(model, "input_blocks", None), nn.Module):
-        return plan_unet(model, settings, sigmas)
+        return plan_unet(model, settings, sigmas, replaced)
     family, name = family_of(model), type(model).__name__
     if len(settings.factors) > 1:
         raise ValueError(

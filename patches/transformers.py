@@ -57,7 +57,7 @@ def family_of(model: nn.Module) -> Family:
             f"token downsampling does not know where {name} keeps its image tokens, so it would do nothing or harm; "
             f"it knows LDM-layout UNets and these transformers: {known}"
         )
-    missing = [block for block in family.blocks if not isinstance(getattr(model, block, None), nn.ModuleList)]
+    missing = [block for block in family.blocks if not isinstance(getattr(model, block, None), nn.ModuleList | nn.ModuleDict)]
     if missing:
         raise TypeError(f"this {name} has no {' and no '.join(missing)}: it is not the ComfyUI class that token downsampling knows")
     return family
@@ -172,6 +172,17 @@ def _wan(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mappin
     return Layout(frames, grid, {total: Place(before, period=1 + texts.count(total))})
 
 
+def _humo(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:
+    """The frames, then a reference picture; text and audio are in cross-attentions of their own (audio frame by frame)."""
+    depth, patch = int(model.patch_size[0]), int(model.patch_size[1])  # type: ignore[index]
+    reference, added = conditions.get("reference_latent"), conditions.get("time_dim_concat")
+    frames = math.ceil(x.shape[2] / depth) + (0 if added is None else math.ceil(added.shape[2] / depth))
+    grid = token_grid(x.shape, patch)
+    after = 0 if reference is None else (reference.shape[-3] // depth) * (reference.shape[-2] // patch) * (reference.shape[-1] // patch)
+    total = frames * grid[0] * grid[1] + after
+    return Layout(frames, grid, {total: Place(0, period=2 if _length(context) == total else 1)})
+
+
 def _cosmos(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:
     """The frames; the text is in a cross-attention of its own (Anima makes at least 512 text tokens)."""
     frames = math.ceil(x.shape[2] / int(model.patch_temporal))  # type: ignore[arg-type]
@@ -191,9 +202,10 @@ _FLUX = Family(_flux, _patch_size, ("double_blocks", "single_blocks"))
 _SD3 = Family(_sd3, _patch_size, ("joint_blocks",))
 _LUMINA = Family(_lumina, _patch_size, ("noise_refiner", "layers"))
 _WAN = Family(_wan, _patch_size, ("blocks",))
+_HUMO = Family(_humo, _patch_size, ("blocks",))
 _COSMOS = Family(_cosmos, lambda model: int(model.patch_spatial), ("blocks",))  # type: ignore[arg-type]
 
-# By class name, exact: a subclass may keep its tokens elsewhere (Wan's audio and pose models do).
+# By class name, exact: a subclass may keep its tokens elsewhere (Wan's S2V and SCAIL do, causal Wan keeps keys of earlier frames).
 FAMILIES: dict[str, Family] = {
     "Flux": _FLUX,
     "Chroma": _FLUX,
@@ -206,6 +218,9 @@ FAMILIES: dict[str, Family] = {
     "WanModel": _WAN,
     "VaceWanModel": _WAN,
     "CameraWanModel": _WAN,
+    "AnimateWanModel": _WAN,
+    "HumoWanModel": _HUMO,
+    "GeneralDIT": _COSMOS,
     "MiniTrainDIT": _COSMOS,
     "Anima": _COSMOS,
 }

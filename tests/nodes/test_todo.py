@@ -1,10 +1,13 @@
 """ApplyToDo on a small UNet of the open host: exact, without leftovers, and together with other patches, checkpointing and training."""
 
+import os
+
 import pytest
 import torch
 import torch.nn.functional as F
 from graft_nodes import host as wall
 from graft_nodes.patches.todo import ToDoSettings
+from PIL import Image
 
 
 def interpolating(factor, depths, mode="nearest-exact"):
@@ -242,3 +245,43 @@ def test_metadata_as_given(unet):
     patched, todo, _ = wall.todo.apply_todo(unet, ToDoSettings.parse(depth_factors="4,  2"))
     assert wall.todo.todo_of(patched) is todo and wall.todo.todo_of(unet) is None
     assert wall.todo.todo_metadata(patched) == {"ss_todo_factor": "4 2", "ss_todo_max_depth": "2"}
+
+
+@pytest.fixture(scope="module")
+def dataset(host):
+    """(MODEL, VAE, prompt, GRAFT_DATASET) of two plain pictures, one of them held out."""
+    folder = os.path.join(host.input, "todo pictures")
+    os.makedirs(folder, exist_ok=True)
+    for number, colour in enumerate(("red", "blue")):
+        Image.new("RGB", (128, 128), colour).save(os.path.join(folder, f"{number}.png"))
+        with open(os.path.join(folder, f"{number}.txt"), "w", encoding="utf-8") as file:
+            file.write(f"a {colour} square left")
+    model, clip, vae = host.call("GraftDemo")
+    pictures = host.call("GraftDataset", folder="todo pictures", vae=vae, clip=clip, resolution=128, validation=0.5)[0]
+    return model, vae, host.call("CLIPTextEncode", clip=clip, text="a red square left")[0], pictures
+
+
+@pytest.mark.parametrize(
+    ("phase", "thinned"), [("both", {"training"}), ("training", {"training"}), ("sampling", {"evaluating"})]
+)
+def test_inside_train_step_only_its_steps_are_thinned_unless_sampling_is_asked_for(host, dataset, phase, thinned):
+    model, vae, prompt, pictures = dataset
+    keys = {"training": set(), "evaluating": set()}
+
+    def note(kernel, q, k, v, *args, **kwargs):
+        options = kwargs["transformer_options"]
+        assert ("graft_training" in options) != bool(options.get("graft_evaluating"))
+        if q.shape[1] == 64:  # the finest level with attention
+            keys["training" if "graft_training" in options else "evaluating"].add(k.shape[1])
+        return kernel(q, k, v, *args, **kwargs)
+
+    clone = model.clone()
+    clone.model_options["transformer_options"]["optimized_attention_override"] = note
+    state = host.call(
+        "GraftTrainStart", model=apply(host, clone, phase=phase, depth_factors="2 2")[0], dataset=pictures, vae=vae, run=f"todo {phase}",
+        optimizer=host.call("GraftOptimizer", total_steps=1)[0],
+    )[0]
+    latent = host.call("EmptyLatentImage", width=128, height=128, batch_size=1)[0]
+    host.call("TrainStep", state=state, steps=1, validate_every=1, preview_every=1, positive=prompt, latent=latent)
+    assert all(keys.values())
+    assert {name for name, lengths in keys.items() if 64 not in lengths} == thinned

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+import torch.nn.functional as F
 from graft_nodes.patches.attention import attention_depths
 from graft_nodes.patches.attention_override import plan_todo
 from graft_nodes.patches.todo import ToDoSettings, thin
@@ -164,3 +165,23 @@ def test_report_text():
     text = report_text(plan_todo(sd15(), ToDoSettings((2.0,), disable_after=0.5)), (64, 64))
     assert "depth 1: factor 2, 5 blocks patched, 0 left alone, K/V tokens 4096 (64x64) -> 1024 (32x32)" in text
     assert "off after 50% of the training run" in text
+
+
+@pytest.mark.parametrize("method", ["nearest-exact", "area"])
+def test_the_keys_of_tiled_queries_are_thinned_strip_by_strip(method):
+    patch, context = plan_todo(sd15(), ToDoSettings((2.0,), method=method)), torch.randn(2, 12 * 6, 4)
+    options = {"block": ("input", 1), "block_index": 0, "activations_shape": [2, 4, 12, 6]}
+    q, k, v = patch(torch.randn(8, 18, 4), context, context, options)
+    strips = [context[:, 18 * i : 18 * (i + 1)].unflatten(1, (3, 6)).permute(0, 3, 1, 2) for i in range(4)]
+    wanted = torch.cat([F.interpolate(strip, size=(1, 3), mode=method).flatten(2).transpose(1, 2) for strip in strips], 1)
+    assert q.shape == (8, 18, 4) and torch.allclose(k, wanted, rtol=0, atol=1e-6) and v is k
+    for tiles, rows in ((8, 9), (3, 12)):  # strips of a row and a half; queries that are not all of the grid
+        q, k, _ = patch(torch.randn(2 * tiles, rows, 4), context, context, options)
+        assert k is context
+
+
+def test_blocks_that_another_patch_computes_are_counted_as_left_alone():
+    everything = plan_todo(sd15(), ToDoSettings((2.0,))).depths[1]
+    some = plan_todo(sd15(), ToDoSettings((2.0,)), None, {("input", 1): 0, ("input", 2, 0): 0, ("middle", 0): 0}).depths[1]
+    assert some == (everything[0] - 2, everything[1] + 2)
+    assert "4 blocks patched, 1 left alone" in report_text(plan_todo(sd15(), ToDoSettings((2.0,)), None, {("input", 1): 0}))

@@ -165,6 +165,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_last_good_state(lab):
 def test_training_tells_the_model_its_step_and_validation_does_not(lab):
     denoiser, dataset = lab.Flow(), lab.pictures(held_out=[9])
     train(lab.state(denoiser, dataset), denoiser, dataset, 3, Watch(validate_every=2))
+    assert [options.get("graft_evaluating", False) for options in denoiser.seen] == [True, False, False, True, False]
     steps = [options.get("graft_training") for options in denoiser.seen]
     assert steps == [None, {"step": 0, "total_steps": 30}, {"step": 1, "total_steps": 30}, None, {"step": 2, "total_steps": 30}]
 

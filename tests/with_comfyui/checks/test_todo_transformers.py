@@ -50,6 +50,10 @@ COSMOS = dict(
     model_channels=32, num_blocks=2, num_heads=2, mlp_ratio=2.0, crossattn_emb_channels=12, pos_emb_cls="rope3d", use_adaln_lora=True,
     adaln_lora_dim=8,
 )
+COSMOS1 = dict(
+    COSMOS, patch_temporal=1, block_x_format="THWBD", extra_per_block_abs_pos_emb=True, extra_per_block_abs_pos_emb_type="learnable",
+    affline_emb_norm=True,
+)
 
 
 class Case:
@@ -147,6 +151,22 @@ CASES = {
     "wan image to video": Case(
         "wan.model", "WanModel", ("wan.model", "optimized_attention"), dict(WAN, model_type="i2v"), VIDEO, ("self_attn",), 0,
         clip_fea=(60, 1280),
+    ),
+    "wan humo": Case(
+        "wan.model", "HumoWanModel", ("wan.model", "optimized_attention"), WAN, VIDEO, ("self_attn",), 0, text=60,
+        audio_embed=(3, 8, 5, 1280), reference_latent=None,
+    ),
+    "wan humo with a reference": Case(
+        "wan.model", "HumoWanModel", ("wan.model", "optimized_attention"), WAN, EVEN, ("self_attn",), 0, reference_latent=(4, 1, 8, 10),
+        audio_embed=(3, 8, 5, 1280),
+    ),
+    "wan animate": Case(
+        "wan.model_animate", "AnimateWanModel", ("wan.model", "optimized_attention"), dict(WAN, in_dim=4), EVEN, ("self_attn",), 0,
+        pose_latents=(16, 2, 8, 10), clip_fea=(60, 1280),
+    ),
+    "cosmos 1": Case(
+        "cosmos.model", "GeneralDIT", ("cosmos.blocks", "optimized_attention"), COSMOS1, EVEN, ("blocks.0.block.attn",), 0, text=60,
+        fps=None, padding_mask=None,
     ),
     "cosmos": Case(
         "cosmos.predict2", "MiniTrainDIT", ("cosmos.predict2", "optimized_attention"), COSMOS, EVEN, ("self_attn",), 0, fps=None,
@@ -284,13 +304,12 @@ def attention_by_hand(patcher, case, factor, patch, calls):
     hooks = []
     for name, module in patcher.model.diffusion_model.named_modules():
         parts = name.split(".")
-        own = parts[-1] in case.image if case.image == ("self_attn",) else len(parts) == 2 and parts[0] in case.image
+        own = name.endswith(case.image[0]) if case.image[0].endswith("attn") else len(parts) == 2 and parts[0] in case.image
         if own:
             hooks.append(module.register_forward_pre_hook(lambda *_: inside.append(True)))
             hooks.append(module.register_forward_hook(lambda *_: inside.pop() and None, always_call=True))
 
     def attention(q, k, v, heads, mask=None, *args, skip_reshape=False, skip_output_reshape=False, **kwargs):
-        assert not skip_output_reshape
         if not skip_reshape:
             q, k, v = (tokens.reshape(*tokens.shape[:2], heads, -1).transpose(1, 2) for tokens in (q, k, v))
         length = q.shape[2]
@@ -304,7 +323,8 @@ def attention_by_hand(patcher, case, factor, patch, calls):
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
         if mask is not None:
             scores = scores + (mask if mask.ndim != 3 else mask.unsqueeze(1))
-        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2).float()
+        out = (scores.softmax(-1) @ v).float()
+        return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
 
     module = importlib.import_module(f"comfy.ldm.{case.attention[0]}")
     before = getattr(module, case.attention[1])

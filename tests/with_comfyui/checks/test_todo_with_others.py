@@ -68,10 +68,23 @@ def test_hypertile(small, first):
         return node("nodes_hypertile", "HyperTile", model, 64, 2, 0, False)
 
     both, seen = watched(hypertile(todo(patcher)) if first == "todo" else todo(hypertile(patcher)))
-    sample(both, (16, 16))
-    tiled = {(batch, queries): keys for batch, queries, keys in seen}
-    assert tiled[2, 64] == 16, "the second level, which HyperTile leaves alone, is thinned"
-    assert all(keys in (64, 256) for (batch, queries), keys in tiled.items() if batch * queries == 512), "tiled blocks keep their keys"
+    found = sample(both, (16, 16))
+    assert (2, 64, 16) in seen, "the second level, which HyperTile leaves alone, is thinned"
+    assert (8, 64, 64) in seen and (8, 64, 256) not in seen, "four tiles of queries, whose keys are four thinned strips of four rows"
+
+    def by_hand(q, k, v, extra):
+        side = {256: 16, 64: 8}.get(k.shape[1])
+        if side is None:
+            return q, k, v
+        strips = q.shape[0] // k.shape[0]
+        image = k.unflatten(1, (strips, side // strips, side)).flatten(0, 1).permute(0, 3, 1, 2)
+        small = torch.nn.functional.interpolate(image, size=(side // strips // 2, side // 2), mode="nearest-exact")
+        small = small.flatten(2).transpose(1, 2).reshape(k.shape[0], -1, k.shape[2])
+        return q, small, small
+
+    reference = hypertile(patcher)
+    reference.set_model_attn1_patch(by_hand)
+    assert torch.equal(found, sample(reference, (16, 16))) and not torch.equal(found, sample(hypertile(patcher), (16, 16)))
 
 
 @pytest.mark.parametrize("first", ["todo", "other"])
