@@ -1,0 +1,303 @@
+"""No dead setting: every input of every training node changes the result's bytes, is refused with a reason, or only saves time or memory.
+
+The inputs are read from the schemas: one without a case here fails. A case flips one input of a small run (`given` are the other inputs
+that it needs to matter) and names what must change: the trained weights unless it says otherwise.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from graft_nodes.training import adapters
+from PIL import Image
+
+NODES = ("GraftDataset", "GraftAdapter", "GraftOptimizer", "GraftObjective", "GraftEMA", "GraftTrainStart", "TrainStep")
+SETTINGS = {"GraftAdapter": "adapter", "GraftOptimizer": "optimizer", "GraftObjective": "objective", "GraftEMA": "ema"}
+BASE = {
+    "GraftDataset": {"folder": "dead", "resolution": 128, "validation": 0.25},
+    "GraftAdapter": {"rank": 2},
+    "GraftOptimizer": {"learning_rate": 1e-3, "batch_size": 2, "precision": "float32"},
+    "GraftEMA": {"schedule": "constant", "decay": 0.5},
+    "TrainStep": {"steps": 2, "validate_every": 0, "snapshot_every": 0, "snapshot_minutes": 0.0},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What an input is flipped to, and what comes of it: `changes` an aspect of the result, `same` bytes, or `refused` with a reason."""
+
+    value: Any
+    given: dict[str, dict[str, Any]] = field(default_factory=dict)
+    changes: str = "weights"
+    same: bool = False
+    refused: str = ""
+
+
+EPS = {"model": {"kind": "eps"}}  # the demo is a flow model
+REGULAR = {"GraftDataset": {"regularisation": "regular"}}
+PREVIEWS = {"TrainStep": {"preview_every": 2, "positive": "a red square", "negative": "", "latent": 64}}
+FULL = {"GraftAdapter": {"kind": "full"}}
+
+CASES: dict[str, dict[str, Case]] = {
+    "GraftDataset": {
+        "folder": Case("dead2"),
+        "vae": Case("other"),
+        "clip": Case("other"),
+        "resolution": Case(192),
+        "buckets": Case(False),
+        "bucket_step": Case(128),
+        "captions": Case("folder"),
+        "repeats": Case(3),
+        "flip": Case(1.0),
+        "shuffle_tags": Case(True),
+        "keep_tags": Case(2, {"GraftDataset": {"shuffle_tags": True}}),
+        "tag_dropout": Case(0.9),
+        "caption_dropout": Case(1.0),
+        "clip_skip": Case(2),
+        "validation": Case(0.5),
+        "filters": Case("blacklist_tags: [one]"),
+        "regularisation": Case("regular"),
+        "regularisation_share": Case(0.75, REGULAR),
+    },
+    "GraftAdapter": {
+        "kind": Case("locon", {"GraftAdapter": {"targets": "all"}}),
+        "rank": Case(3),
+        "alpha": Case(1.0),
+        "targets": Case("attention+ff"),
+        "pattern": Case("!*attn2*"),
+        "text_encoder": Case(True, refused="text_encoder"),
+        "rank_dropout": Case(0.5),
+        "module_dropout": Case(0.5),
+        "network_dropout": Case(0.5),
+        "max_norm": Case(0.001),
+        "initial": Case("lora"),
+    },
+    "GraftOptimizer": {
+        "optimizer": Case("sgd"),
+        "learning_rate": Case(2e-3),
+        "text_encoder_rate": Case(1e-5, refused="text_encoder_rate"),
+        "schedule": Case("linear"),
+        "warmup": Case(2),
+        "total_steps": Case(3, {"GraftOptimizer": {"schedule": "linear"}}),
+        "floor": Case(0.9, {"GraftOptimizer": {"schedule": "linear", "total_steps": 2}}),
+        "batch_size": Case(3),
+        "accumulation": Case(2),
+        "clip_norm": Case(1e-5, {"GraftOptimizer": {"optimizer": "sgd"}}),
+        "weight_decay": Case(5.0),
+        "lora_plus": Case(16.0),
+        "precision": Case("bf16"),
+        "checkpointing": Case(True, same=True),
+        "offload": Case("activations", same=True),
+        "scale_lr": Case(True),
+        "block_rates": Case("input_blocks.* = 0.5"),
+        "fused_backward": Case(True, {**FULL, "GraftOptimizer": {"clip_norm": 0.0}}, same=True),
+    },
+    "GraftObjective": {
+        "loss": Case("huber"),
+        "weighting": Case("min-snr", EPS),
+        "gamma": Case(0.1, {**EPS, "GraftObjective": {"weighting": "min-snr"}}),
+        "offset_noise": Case(0.5),
+        "pyramid_noise": Case(0.5),
+        "ip_noise": Case(0.5),
+        "zero_terminal_snr": Case(True, {"model": {"kind": "v"}}),
+        "timesteps": Case("logit-normal"),
+        "shift": Case(3.0, {"GraftObjective": {"timesteps": "shifted"}}),
+        "conditioning_dropout": Case(1.0),
+        "prior": Case("output-preservation", REGULAR),
+        "prior_weight": Case(7.0, {**REGULAR, "GraftObjective": {"prior": "regularisation"}}),
+    },
+    "GraftEMA": {
+        "schedule": Case("ramp", changes="average"),
+        "decay": Case(0.9, changes="average"),
+        "inv_gamma": Case(5.0, {"GraftEMA": {"schedule": "warmup", "decay": 0.99}}, changes="average"),
+        "power": Case(0.1, {"GraftEMA": {"schedule": "warmup", "decay": 0.99}}, changes="average"),
+        "target": Case(0.5, {"GraftEMA": {"schedule": "target"}}, changes="average"),
+        "interval": Case(2, changes="average"),
+        "device": Case("host", same=True),
+        "snapshots": Case(1, changes="files"),
+        "widths": Case("0.06 0.2", {"GraftEMA": {"snapshots": 1}}, changes="files"),
+        "switch_every": Case(1),
+    },
+    "GraftTrainStart": {
+        "model": Case("other"),
+        "dataset": Case(None, {"GraftDataset": {"folder": "dead2"}}),
+        "clip": Case(None, changes="clip"),
+        "vae": Case("other", PREVIEWS, changes="pictures"),
+        "adapter": Case(None),
+        "optimizer": Case(None),
+        "objective": Case(None, {"GraftObjective": {"loss": "huber"}}),
+        "ema": Case(None, changes="average"),
+        "seed": Case(5),
+        "run": Case("another run", changes="run"),
+    },
+    "TrainStep": {
+        "state": Case("step 1"),
+        "steps": Case(1),
+        "epochs": Case(0.5),
+        "validate_every": Case(1, changes="history"),
+        "preview_every": Case(1, PREVIEWS, changes="pictures"),
+        "snapshot_every": Case(1, {"TrainStep": {"keep": "every"}}, changes="files"),
+        "positive": Case("a blue circle", PREVIEWS, changes="pictures"),
+        "negative": Case(None, PREVIEWS, changes="pictures"),
+        "latent": Case(128, PREVIEWS, changes="pictures"),
+        "optimizer": Case({"learning_rate": 5e-3}),
+        "objective": Case({"loss": "huber"}),
+        "keep": Case("every", {"TrainStep": {"snapshot_every": 1}}, changes="files"),
+        "snapshot_minutes": Case(1e-9, {"TrainStep": {"keep": "every"}}, changes="snapshots"),
+        "tensorboard": Case(True, changes="files"),
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def folders(host):
+    """Two folders of pictures of two shapes with captions beside them and, others, in a captions folder; one for regularisation."""
+    draw = np.random.default_rng(0)
+    for name, count in (("dead", 8), ("dead2", 4), ("regular", 2)):
+        folder = os.path.join(host.input, name)
+        os.makedirs(os.path.join(folder, "captions"), exist_ok=True)
+        for i in range(count):
+            shape = (160, 224, 3) if i % 2 else (224, 224, 3)
+            Image.fromarray(draw.integers(0, 255, shape, dtype=np.uint8)).save(os.path.join(folder, f"{i}.png"))
+            beside = f"red square, {'one' if i < 3 else 'two'}, left, blue"
+            for place, text in ((f"{i}.txt", beside), (f"captions/{i}.txt", "a green circle")):
+                with open(os.path.join(folder, place), "w", encoding="utf-8") as file:
+                    file.write(text)
+
+
+class Lab:
+    """Runs the training nodes with settings by node, and says what came of it."""
+
+    def __init__(self, host, monkeypatch) -> None:
+        self.host, self.monkeypatch = host, monkeypatch
+        self.model, self.clip, self.vae = host.call("GraftDemo")
+
+    def other(self, thing):
+        """The demo's model, CLIP or VAE with slightly different weights."""
+        made = self.host.call("GraftDemo")[{"model": 0, "clip": 1, "vae": 2}[thing]]
+        place = {"model": "model", "clip": "cond_stage_model", "vae": "first_stage_model"}[thing]
+        with torch.no_grad():
+            for p in getattr(made, place).parameters():
+                p.mul_(1.05)
+        return made
+
+    def of_kind(self, kind):
+        import comfy.model_sampling as sampling
+
+        if kind == "flow":
+            return self.model
+        prediction = {"eps": sampling.EPS, "v": sampling.V_PREDICTION}[kind]
+        made = self.model.clone()
+        made.add_object_patch("model_sampling", type("Sampling", (sampling.ModelSamplingDiscrete, prediction), {})(None))
+        return made
+
+    def dataset(self, given):
+        given = dict(given)
+        vae, clip = (self.other(name) if given.pop(name, "") == "other" else getattr(self, name) for name in ("vae", "clip"))
+        if given.get("regularisation"):
+            given["regularisation"] = self.dataset({**BASE["GraftDataset"], "folder": given["regularisation"], "validation": 0.0})
+        return self.host.call("GraftDataset", vae=vae, clip=clip, **given)[0]
+
+    def run(self, given):
+        """What a run with these inputs by node gives: digests by aspect."""
+        host = self.host
+        given = {node: {**BASE.get(node, {}), **given.get(node, {})} for node in (*NODES, "model")}
+        parts: dict[str, Any] = {"dataset": self.dataset(given["GraftDataset"])}
+        if given["GraftAdapter"].get("initial") == "lora":
+            other = self.start({**given, "GraftAdapter": {"rank": 2}, "GraftTrainStart": {"seed": 9}})
+            given["GraftAdapter"]["initial"] = other.lora_model()
+        begin = dict(given["GraftTrainStart"])
+        for node, name in SETTINGS.items():
+            if begin.get(name, "") is not None:
+                parts[name] = host.call(node, **given[node])[0]
+        begin = {k: v for k, v in begin.items() if k not in (*SETTINGS.values(), "dataset")}
+        model = self.other("model") if begin.pop("model", "") == "other" else self.of_kind(given["model"].get("kind", "flow"))
+        clip = begin.pop("clip", self.clip)
+        vae = self.other("vae") if begin.pop("vae", "") == "other" else self.vae
+        run = begin.setdefault("run", "dead " + hashlib.sha256(repr(sorted(given.items())).encode()).hexdigest()[:16])
+        state = host.call("GraftTrainStart", model=model, clip=clip, vae=vae, **parts, **begin)[0]
+        return self.step(state, run, dict(given["TrainStep"]))
+
+    def start(self, given):
+        return self.host.call(
+            "GraftTrainStart", model=self.model, dataset=self.dataset(given["GraftDataset"]),
+            adapter=self.host.call("GraftAdapter", **given["GraftAdapter"])[0], **given["GraftTrainStart"],
+        )[0]  # fmt: skip
+
+    def step(self, state, run, given):
+        host = self.host
+        if given.pop("state", "") == "step 1":
+            state = host.call("TrainStep", state=state, steps=1)[0]
+        for name in ("positive", "negative"):
+            if isinstance(given.get(name), str):
+                given[name] = host.call("CLIPTextEncode", clip=self.clip, text=given[name])[0]
+        if "latent" in given:
+            given["latent"] = host.call("EmptyLatentImage", width=given["latent"], height=given["latent"], batch_size=1)[0]
+        for node, name in (("GraftOptimizer", "optimizer"), ("GraftObjective", "objective")):
+            if name in given:
+                given[name] = host.call(node, **{**BASE.get(node, {}), **given[name]})[0]
+        kept = []
+        partial = self.store.Store.save_partial
+        self.monkeypatch.setattr(self.store.Store, "save_partial", lambda own, at, to: kept.append(at.step) or partial(own, at, to))
+        told = len(host.events)
+        result = host.call("TrainStep", state=state, **given)
+        self.monkeypatch.undo()
+        after = result[0]
+        folder = os.path.join(host.output, "graft", run)
+        files = sorted(os.path.relpath(os.path.join(at, name), folder) for at, _, names in os.walk(folder) for name in names)
+        pictures = [picture for name, data in host.events[told:] if name == "graft.preview" for picture in data["pictures"]]
+        shown = hashlib.sha256()
+        for picture in pictures:
+            with open(os.path.join(host.temp, picture["subfolder"], picture["filename"]), "rb") as file:
+                shown.update(file.read())
+        return {
+            "weights": adapters.tensors_digest(after.trained),
+            "average": adapters.tensors_digest({**after.average, **after.powers}),
+            "history": after.history,
+            "files": [name.split("events.out")[0] if "tensorboard" in name else name for name in files],
+            "snapshots": kept,
+            "pictures": (len(pictures), shown.hexdigest()),
+            "clip": result[2] is None,
+            "run": after.run,
+        }
+
+    @property
+    def store(self):
+        """The pack's own module, as the host imported it."""
+        import sys
+
+        return sys.modules[self.host.node("TrainStep").__module__.rpartition(".nodes")[0] + ".training.store"]
+
+
+@pytest.fixture
+def lab(host, folders, monkeypatch):
+    return Lab(host, monkeypatch)
+
+
+def test_every_input_has_a_case(host):
+    for node in NODES:
+        inputs = {entry.id for entry in host.node(node).define_schema().inputs}
+        assert inputs == set(CASES[node]), f"{node}: {sorted(inputs ^ set(CASES[node]))} are without a case here, or gone"
+
+
+@pytest.mark.parametrize(("node", "name"), [(node, name) for node in NODES for name in CASES[node]])
+def test_the_setting_is_alive(lab, node, name):
+    case = CASES[node][name]
+    flipped = {**case.given, node: {**case.given.get(node, {}), name: case.value}}
+    if node == "GraftTrainStart" and name == "dataset":  # the socket: another dataset
+        before, flipped = lab.run({}), case.given
+    else:
+        before = lab.run(case.given)
+    if case.refused:
+        with pytest.raises(ValueError, match=case.refused):
+            lab.run(flipped)
+        return
+    after = lab.run(flipped)
+    if case.same:
+        assert after["weights"] == before["weights"] and after["average"] == before["average"], f"{node}.{name} is to change speed only"
+    else:
+        assert after[case.changes] != before[case.changes], f"{node}.{name} = {case.value!r} changes nothing of the {case.changes}"
