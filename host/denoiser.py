@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..training.noise import zero_terminal
+from .inplace import NoAssignmentInPlace
 
 if TYPE_CHECKING:
     from ..training.dataset import Conditioning
@@ -29,7 +30,9 @@ class Denoiser:
         self._conditions: OrderedDict[tuple[Any, ...], tuple[Conditioning, dict[str, Any]]] = OrderedDict()
 
     def process_in(self, latents: torch.Tensor) -> torch.Tensor:
-        """Latents of the VAE as the network sees them."""
+        """Latents of the VAE as the network sees them; one picture of a video model gets its frame dimension, (B, C, 1, h, w)."""
+        if getattr(self.model.latent_format, "latent_dimensions", 2) == 3 and latents.ndim == 4:
+            latents = latents.unsqueeze(2)
         return self.model.process_latent_in(latents)
 
     def sigma(self, u: torch.Tensor) -> torch.Tensor:
@@ -54,7 +57,7 @@ class Denoiser:
         conditions = [self._condition(one, x) for one in conditionings]
         for index, condition in enumerate(conditions):
             fitting = (group for group in groups if _can_concat(conditions[group[0]], condition))
-            found = next(fitting, None)
+            found = None if self._alone(condition) else next(fitting, None)
             if found is None:
                 groups.append([index])
             else:
@@ -68,12 +71,18 @@ class Denoiser:
                 out[index] = one
         return torch.stack(out)
 
+    def _alone(self, condition: Mapping[str, Any]) -> bool:
+        """Whether the network takes such conditions one at a time: Lumina's masks of text do not broadcast over a batch in 0.3.64."""
+        return "attention_mask" in condition and any(cls.__name__ == "NextDiT" for cls in type(self.module).__mro__)
+
     def _condition(self, conditioning: Conditioning, x: torch.Tensor) -> dict[str, Any]:
         """The host's condition objects of one picture, kept for the next time the same caption comes with the same size."""
         key = (id(conditioning), tuple(x.shape[1:]))
         if key not in self._conditions:
             noise = torch.zeros(1, *x.shape[1:], device=self.device)
-            params = {"width": x.shape[-1] * 8, "height": x.shape[-2] * 8, "prompt_type": "positive", **conditioning.extras}
+            # Guidance 1: what a guidance-distilled model predicts without guidance is what the pictures are made of.
+            sizes = {"width": x.shape[-1] * 8, "height": x.shape[-2] * 8}
+            params = {**sizes, "prompt_type": "positive", "guidance": 1.0, **conditioning.extras}
             params.update(cross_attn=conditioning.context.to(self.device), device=self.device, noise=noise, latent_image=noise)
             params = {name: value.to(self.device) if isinstance(value, torch.Tensor) else value for name, value in params.items()}
             made = self.model.extra_conds(**params)
@@ -107,14 +116,15 @@ def _can_concat(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
 
 
 def prediction(sampling: Any) -> str:
-    """What a model with this model sampling predicts: "eps", "v", "flow", or the class's own name when training does not know it."""
+    """What a model with this model sampling predicts: "eps", "v", "flow", or the class's own names when training does not know it."""
     import comfy.model_sampling as known
 
+    kinds = [cls.__name__ for cls in type(sampling).__mro__[1:] if cls is not torch.nn.Module and cls is not object]
     names = {cls.__name__ for cls in type(sampling).__mro__}
     if isinstance(sampling, known.CONST) and not names & {"IMG_TO_IMG_FLOW"}:
         return "flow"
     if names & {"EDM", "X0", "IMG_TO_IMG", "COSMOS_RFLOW", "V_PREDICTION_DDPM", "IMG_TO_IMG_FLOW"} or not isinstance(sampling, known.EPS):
-        return "/".join(cls.__name__ for cls in type(sampling).__mro__[1:3])
+        return "/".join(kinds) or type(sampling).__name__
     return "v" if isinstance(sampling, known.V_PREDICTION) else "eps"
 
 
@@ -129,11 +139,25 @@ def with_zero_terminal(patcher: Any) -> Any:
     return clone
 
 
+def _fit_for_autograd(module: torch.nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """What the host's forward and backward run in; UNets add in place nothing that is needed again, and every call saved counts there."""
+    from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
+
+    return contextlib.nullcontext() if isinstance(module, UNetModel) else NoAssignmentInPlace()
+
+
+def to_host_memory(patcher: Any) -> None:
+    """Move the weights of a loaded MODEL to where the host keeps them when they are not in use; patches are then put on at every use."""
+    if patcher.load_device != patcher.offload_device:
+        patcher.partially_unload(patcher.offload_device, patcher.model_size())
+
+
 @contextlib.contextmanager
-def denoiser(patcher: Any, terminal: bool = False) -> Iterator[Denoiser]:
+def denoiser(patcher: Any, terminal: bool = False, layers: bool = False) -> Iterator[Denoiser]:
     """Load a MODEL and hand out its Denoiser for the block; afterwards the host is told that the run is over.
 
-    `terminal` rescales the noise levels of a v model to zero terminal SNR.
+    `terminal` rescales the noise levels of a v model to zero terminal SNR. With `layers` the weights stay in host memory, for
+    `training.offload.layers_on_host` to bring over.
     """
     import comfy.model_management as management
 
@@ -141,13 +165,16 @@ def denoiser(patcher: Any, terminal: bool = False) -> Iterator[Denoiser]:
         patcher = patcher.clone(disable_dynamic=True)  # pages that come and go cannot be differentiated through
     if terminal and prediction(patcher.get_model_object("model_sampling")) == "v":
         patcher = with_zero_terminal(patcher)
-    management.load_models_gpu([patcher], force_full_load=True)
+    management.load_models_gpu([patcher], force_full_load=not layers)
+    if layers:
+        to_host_memory(patcher)
     before = getattr(management, "in_training", None)
     patcher.pre_run()
     try:
         if before is not None:
             management.in_training = True
-        yield Denoiser(patcher)
+        with _fit_for_autograd(patcher.model.diffusion_model):
+            yield Denoiser(patcher)
     finally:
         if before is not None:
             management.in_training = before

@@ -22,7 +22,9 @@ TEXT_ENCODER = "text_encoders."  # what trained names of a text encoder begin wi
 _ATTENTION = re.compile(
     r"(^|\.)(attn\d*|self_attn|cross_attn|attention|img_attn|txt_attn|SelfAttention|EncDecAttention|single_blocks\.\d+\.linear[12])(\.|$)"
 )
-_FEED_FORWARD = re.compile(r"(^|\.)(ff|ff_net|ffn|mlp|img_mlp|txt_mlp|feed_forward|DenseReluDense|proj_in|proj_out)(\.|$)")
+_FEED_FORWARD = re.compile(
+    r"^(?!.*embedder)(.*\.|)((ff|ff_net|ffn|mlp|img_mlp|txt_mlp|feed_forward|DenseReluDense)(\.|$)|(?<=\.)(proj_in|proj_out)(\.|$))"
+)
 _SIZE = re.compile(r"\s*(rank\s+(?P<rank>\d+))?\s*(alpha\s+(?P<alpha>\d+(\.\d*)?))?\s*")
 
 
@@ -156,8 +158,20 @@ def size_of(path: str, settings: AdapterSettings) -> tuple[int, float]:
     return rank, alpha or float(rank)
 
 
+def _unread(module: nn.Module) -> tuple[str, ...]:
+    """Beginnings of paths whose output nothing reads, so that they can learn nothing: the text's half of Qwen-Image's last block."""
+    blocks = getattr(module, "transformer_blocks", None)
+    if not isinstance(blocks, nn.ModuleList) or not len(blocks) or not hasattr(blocks[-1], "txt_mlp"):
+        return ("\0",)
+    last = f"transformer_blocks.{len(blocks) - 1}."
+    return f"{last}attn.to_add_out", f"{last}txt_mlp"
+
+
 def _found(module: nn.Module, settings: AdapterSettings, prefix: str) -> Iterator[Site]:
+    unread = _unread(module)
     for path, part in module.named_modules():
+        if path.startswith(unread):
+            continue
         if _fits(part, settings.kind) and _chosen(prefix + path, settings.targets, settings.patterns):
             yield Site(prefix + path, part, *size_of(prefix + path, settings))
 

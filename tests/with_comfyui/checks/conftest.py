@@ -1,0 +1,6 @@
+"""Lets the checks import the tiny models beside this folder."""
+
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -1,0 +1,414 @@
+"""Training every family of models through the host's executor: tiny models of ComfyUI's own classes, made in inference mode."""
+
+import contextlib
+import importlib
+import json
+import random as python_random
+
+import comfy.lora
+import comfy.model_sampling
+import comfy.samplers
+import numpy
+import pytest
+import torch
+from families import FAMILIES, build, conditions, latent, random
+from graft_nodes import host as wall
+from graft_nodes.training import step as steps
+from graft_nodes.training.adapters import AdapterSettings, as_lora, attached, beginning
+from graft_nodes.training.dataset import Conditioning, Dataset
+from graft_nodes.training.optimizer import OptimizerSettings
+from graft_nodes.training.state import Settings, Start, begin
+from graft_nodes.training.targets import targets
+
+NAMES = list(FAMILIES)
+KINDS = ("lora", "locon", "loha", "lokr", "dora", "oft")
+
+
+def dataset(name, cls=Dataset, conditioning=Conditioning):
+    captions = {text: conditioning(*conditions(name, seed)) for seed, text in enumerate(("", "a", "b"))}
+    return cls.of([latent(name, seed) for seed in range(3)], ["a", "b", "a"], captions, held_out=[2])
+
+
+class Model:
+    """A node that builds a tiny model inside the executor, as a loader does, and its dataset, of the pack's own classes."""
+
+    name, checked = "", {}
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"name": ("STRING", {"default": ""}), "dtype": ("STRING", {"default": "float32"})}}
+
+    RETURN_TYPES = ("MODEL", "GRAFT_DATASET")
+    FUNCTION = "make"
+    CATEGORY = "test"
+
+    def make(self, name, dtype):
+        weights, _, cast = dtype.partition(" ")
+        patcher = build(name, getattr(torch, weights), getattr(torch, cast) if cast else None)
+        assert all(p.is_inference() for p in patcher.model.parameters())
+        Model.checked = picture_of(patcher)
+        import nodes
+
+        package = nodes.NODE_CLASS_MAPPINGS["TrainStep"].__module__.rpartition(".nodes.")[0]
+        own = importlib.import_module(f"{package}.training.dataset")
+        return patcher, dataset(name, own.Dataset, own.Conditioning)
+
+
+def picture_of(patcher):
+    """Everything that training must leave as it was."""
+    module = patcher.model
+    return {
+        "bytes": {name: t.detach().view(torch.uint8).clone() if t.element_size() == 1 else t.detach().clone() for name, t in module.state_dict().items()},
+        "objects": {name: id(t) for name, t in module.named_parameters()},
+        "gradients": {name: (t.requires_grad, t.grad is None) for name, t in module.named_parameters()},
+        "modules": {
+            name: (type(m), m.training, sorted(m.__dict__), len(m._forward_hooks), len(m._forward_pre_hooks)) for name, m in module.named_modules()
+        },
+    }
+
+
+def same(before, patcher):
+    now = picture_of(patcher)
+    changed = [name for name, t in before["bytes"].items() if not torch.equal(t, now["bytes"][name])]
+    return not changed and all(before[key] == now[key] for key in ("objects", "gradients", "modules"))
+
+
+@contextlib.contextmanager
+def global_draws_untouched():
+    before = torch.get_rng_state(), numpy.random.get_state()[1].copy(), python_random.getstate()
+    yield
+    assert torch.equal(torch.get_rng_state(), before[0]) and (numpy.random.get_state()[1] == before[1]).all()
+    assert python_random.getstate() == before[2]
+
+
+def workflow(host, name, run, adapter, optimizer=None, dtype="float32", count=2):
+    def node(node_id, **given):
+        return {"class_type": node_id, "inputs": {**host.defaults(node_id), **given}}
+
+    return {
+        "1": node("GraftTestModel", name=name, dtype=dtype),
+        "2": node("GraftAdapter", **{"rank": 2, "targets": "all", **adapter}),
+        "3": node("GraftOptimizer", **{"learning_rate": 5e-3, "batch_size": 2, "total_steps": 4, **(optimizer or {})}),
+        "4": node("GraftTrainStart", model=["1", 0], dataset=["1", 1], adapter=["2", 0], optimizer=["3", 0], run=run),
+        "5": node("TrainStep", state=["4", 0], steps=count, validate_every=1),
+    }
+
+
+def train(host, name, adapter, optimizer=None, dtype="float32", count=2):
+    """The captured outputs of one run through the executor; the base is as it was."""
+    host.nodes.NODE_CLASS_MAPPINGS["GraftTestModel"] = Model
+    host.fresh()
+    prompt = workflow(host, name, f"family {name}".replace(" ", "-"), adapter, optimizer, dtype, count)
+    result = host.run(prompt, capture={"state": ["5", 0], "lora": ["5", 3], "model": ["1", 0], "start": ["4", 0], "report": ["5", 5]})
+    assert result["success"], json.dumps(result["errors"], default=str, indent=1)[:3000]
+    assert same(Model.checked, result["captured"]["model"])
+    return result["captured"]
+
+
+def available(name):
+    if not hasattr(comfy.supported_models, FAMILIES[name].supported):
+        pytest.skip(f"this ComfyUI has no {FAMILIES[name].supported}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_through_the_executor(host, name):
+    """At step 1 every trained tensor has a gradient; checkpointing gives the same bytes; nothing else is changed."""
+    available(name)
+    with global_draws_untouched():
+        plain = train(host, name, {"kind": "locon"})
+    forgetful = train(host, name, {"kind": "locon"}, {"checkpointing": True})
+    state, start = plain["state"], plain["start"]
+    slots = {key.split("/", 1)[1] for key in state.optimizer if key.startswith("exp_avg/")}
+    assert slots == set(state.trained) and not state.trained.keys() - start.trained.keys()
+    assert all(torch.isfinite(t).all() for t in state.trained.values())
+    moved = [key for key, t in state.trained.items() if not torch.equal(t, start.trained[key])]
+    assert len(moved) > 0.9 * len(state.trained) and len(state.history.validation) == 3
+    assert all(torch.equal(t, forgetful["state"].trained[key]) for key, t in state.trained.items())
+    assert state.history.loss == forgetful["state"].history.loss
+    if name == "sd1":
+        return
+    for loss in state.history.loss:
+        assert 0.01 < loss < 20  # an objective of the model's own scale
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_full_weights_through_the_executor(host, name):
+    available(name)
+    found = train(host, name, {"kind": "full", "rank": 16}, {"checkpointing": True}, count=1)
+    state = found["state"]
+    assert set(state.trained) >= {key for key, _ in found["model"].model.diffusion_model.named_parameters() if key.endswith("attn.qkv.weight")}
+    assert {key.split("/", 1)[1] for key in state.optimizer if key.startswith("exp_avg/")} | unread(name, state) == set(state.trained)
+
+
+def unread(name, state):
+    """Parameters that no forward of text to image reads."""
+    names = {
+        "qwen": ("transformer_blocks.1.txt_mod",),
+        "lumina2": ("x_pad_token", "cap_pad_token"), "z-image": ("x_pad_token", "cap_pad_token"),
+    }.get(name, ())
+    return {key for key in state.trained if key.startswith(names)} if names else set()
+
+
+def sampled(patcher, x, sigma, context, extras):
+    """The denoised latents that the host's own sampler computes."""
+    guider = comfy.samplers.CFGGuider(patcher)
+    guider.set_conds([[context, extras]], [[context, extras]])
+    guider.set_cfg(1.0)
+    seen = []
+
+    def one_step(model, noise, sigmas, extra_args=None, **_):
+        seen.append(model(x, sigmas[:1], **extra_args))
+        return noise
+
+    guider.sample(torch.zeros_like(x), torch.zeros_like(x), comfy.samplers.KSAMPLER(one_step), torch.cat([sigma, torch.zeros(1)]), seed=0)
+    return seen[0]
+
+
+def with_file(patcher, lora, name="model"):
+    """A clone with the LoRA on it by the host's own loader."""
+    names = comfy.lora.model_lora_keys_unet(patcher.model, {})
+    loaded = comfy.lora.load_lora(lora, names, log_missing=True)
+    clone = patcher.clone()
+    applied = clone.add_patches(loaded, 1.0)
+    assert set(applied) == set(loaded) and len(loaded)
+    return clone
+
+
+def moved(patcher, settings, size=0.05):
+    draws = torch.Generator().manual_seed(9)
+    base = {key: p.detach() for key, p in patcher.model.diffusion_model.named_parameters()}
+    start = beginning(patcher.model.diffusion_model, settings, 0, base)
+    return {key: t + size * torch.randn(t.shape, generator=draws) for key, t in start.items()}
+
+
+def still():
+    return 0, 0, ""
+
+
+def denoised(patcher, settings, trained, x, sigma, name, tokens=6):
+    context, extras = conditions(name, 3, tokens)
+    with wall.denoiser.denoiser(patcher) as denoiser, attached(denoiser.module, settings, trained, still):
+        return denoiser.denoise(x, sigma, [Conditioning(context, extras)], {})
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_computes_what_the_host_samples_with_the_file(name, kind):
+    """The exported file through ComfyUI's own loader and sampler (conditions, guidance and masks included) against training's forward."""
+    available(name)
+    if kind != "locon" and name not in ("sd1", "flux", "wan", "qwen"):
+        pytest.skip("one kind is enough there")
+    patcher, settings = build(name), AdapterSettings(kind, rank=2, alpha=0.0 if kind == "oft" else 1.0, targets="all")
+    trained = moved(patcher, settings)
+    x, context, extras = random(1, *FAMILIES[name].latent, seed=4), *conditions(name, 3)
+    with torch.no_grad():
+        sigma = wall.denoiser.Denoiser(patcher).sigma(torch.tensor([0.6]))
+        found = denoised(patcher, settings, trained, x, sigma, name)
+        plain = sampled(patcher, x, sigma, context, {**extras, "guidance": 1.0})
+        expected = sampled(with_file(patcher, as_lora(trained, settings, None)), x, sigma, context, {**extras, "guidance": 1.0})
+    scale = float((expected - x).abs().max())
+    assert float((found - expected).abs().max()) < 2e-4 * scale
+    assert float((plain - expected).abs().max()) > 1e-2 * scale
+
+
+def graded(patcher, settings, trained, x, sigma, name, way):
+    context, extras = conditions(name, 3)
+    with wall.denoiser.denoiser(patcher) as denoiser, attached(denoiser.module, settings, trained, still):
+        (denoiser.denoise(x, sigma, [Conditioning(context, extras)], {}) * way).sum().backward()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_are_those_of_finite_differences_of_sampling(name):
+    """Along random directions of a few tensors, against central differences of the host's own forward with the file applied."""
+    available(name)
+    patcher, settings = build(name), AdapterSettings("locon", rank=2, targets="all")
+    trained = {key: t.requires_grad_() for key, t in moved(patcher, settings).items()}
+    x, context, extras = random(1, *FAMILIES[name].latent, seed=4), *conditions(name, 3)
+    extras = {**extras, "guidance": 1.0}
+    way = random(*x.shape, seed=5)
+    sigma = wall.denoiser.Denoiser(patcher).sigma(torch.tensor([0.6]))
+    graded(patcher, settings, trained, x, sigma, name, way)
+    paths = list(targets(patcher.model.diffusion_model, settings))
+    for path in (paths[0], paths[len(paths) // 3], paths[2 * len(paths) // 3], paths[-1]):
+        key = f"{path}.lora_up.weight"
+        direction = random(*trained[key].shape, seed=6)
+        values = []
+        for sign in (1, -1):
+            file = as_lora({**trained, key: trained[key].detach() + sign * 0.02 * direction}, settings, None)
+            with torch.no_grad():
+                values.append(float((sampled(with_file(patcher, file), x, sigma, context, extras).double() * way).sum()))
+        expected = (values[0] - values[1]) / 0.04
+        assert float((trained[key].grad * direction).sum()) == pytest.approx(expected, rel=2e-2, abs=2e-3 * float(way.norm())), key
+
+
+@pytest.mark.parametrize("name", ["flux", "sd3", "qwen", "lumina2", "z-image", "wan"])
+def test_new_tensors_for_assignments_in_place_change_no_value(name):
+    available(name)
+    patcher = build(name)
+    x, sigma = random(1, *FAMILIES[name].latent, seed=4), torch.tensor([0.6])
+    settings = AdapterSettings(rank=2, targets="all", kind="locon")
+    trained = moved(patcher, settings)
+    with torch.no_grad():
+        plain = denoised(patcher, settings, trained, x, sigma, name)
+    graded = denoised(patcher, settings, {key: t.requires_grad_() for key, t in trained.items()}, x, sigma, name)
+    assert graded.requires_grad and torch.allclose(plain, graded, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["flux", "sd3", "wan"])
+def test_captions_of_different_lengths_share_a_batch(name):
+    patcher = build(name)
+    with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
+        x, sigma = random(3, *FAMILIES[name].latent, seed=4), denoiser.sigma(torch.tensor([0.2, 0.5, 0.8]))
+        texts = [Conditioning(*conditions(name, seed, tokens)) for seed, tokens in ((1, 6), (2, 9), (3, 6))]
+        together = denoiser.denoise(x, sigma, texts, {})
+        alone = torch.cat([denoiser.denoise(x[i : i + 1], sigma[i : i + 1], [one], {}) for i, one in enumerate(texts)])
+    assert torch.allclose(together, alone, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_noise_levels_are_the_models_own(name):
+    """For flows the shifted share, written out; for the others a row of the table. The objective is what the family predicts."""
+    available(name)
+    patcher = build(name)
+    denoiser = wall.denoiser.Denoiser(patcher)
+    assert denoiser.prediction == FAMILIES[name].predicts
+    u = torch.tensor([0.1, 0.5, 0.9])
+    if denoiser.prediction != "flow":
+        table = patcher.get_model_object("model_sampling").sigmas
+        assert torch.equal(denoiser.sigma(u), table[[100, 500, 900]])
+        return
+    shift = patcher.model.model_config.sampling_settings.get("shift", 1.15 if name == "flux" else 1.0)
+    shift = float(torch.tensor(shift).exp()) if name in ("flux", "qwen") else shift
+    assert torch.allclose(denoiser.sigma(u), shift * u / (1 + (shift - 1) * u), atol=1e-5)
+    clean, noise = random(3, *FAMILIES[name].latent, seed=1), random(3, *FAMILIES[name].latent, seed=2)
+    sigma = denoiser.sigma(u)
+    s = sigma.view(-1, *(1,) * (clean.ndim - 1))
+    assert torch.allclose(denoiser.noisy(clean, noise, sigma), (1 - s) * clean + s * noise, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["qwen", "wan"])
+def test_a_picture_gets_its_frame(name):
+    patcher = build(name)
+    denoiser = wall.denoiser.Denoiser(patcher)
+    flat = random(2, 16, 8, 10)
+    made = denoiser.process_in(flat)
+    assert made.shape == (2, 16, 1, 8, 10) and torch.equal(made, patcher.model.process_latent_in(flat.unsqueeze(2)))
+    assert torch.equal(denoiser.process_in(flat.unsqueeze(2)), made)
+
+
+@pytest.mark.parametrize("sampling", ["EDM", "IMG_TO_IMG", "V_PREDICTION_DDPM", "COSMOS_RFLOW"])
+def test_model_sampling_that_training_does_not_know_is_refused_by_name(host, sampling):
+    if not hasattr(comfy.model_sampling, sampling):
+        pytest.skip(f"this ComfyUI has no {sampling}")
+
+    class ModelSampling(comfy.model_sampling.ModelSamplingDiscrete, getattr(comfy.model_sampling, sampling)):
+        pass
+
+    patcher = build("sd1")
+    patcher.add_object_patch("model_sampling", ModelSampling(patcher.model.model_config))
+    with pytest.raises(ValueError, match=rf"predicts .*{sampling}.*training knows eps, v and flow"):
+        host.call("GraftTrainStart", model=patcher, dataset=dataset("sd1"))
+
+
+ATTENTION = {
+    "sd1": {"attn1", "attn2"}, "sd2-v": {"attn1", "attn2"}, "sdxl": {"attn1", "attn2"}, "sd3": {"attn", "attn2"},
+    "flux": {"img_attn", "txt_attn", "linear1", "linear2"}, "flux schnell": {"img_attn", "txt_attn", "linear1", "linear2"},
+    "qwen": {"attn"}, "lumina2": {"attention"}, "z-image": {"attention"}, "wan": {"self_attn", "cross_attn"},
+}  # fmt: skip
+FEED_FORWARD = {
+    "sd1": {"ff", "proj_in", "proj_out"}, "sd2-v": {"ff", "proj_in", "proj_out"}, "sdxl": {"ff", "proj_in", "proj_out"}, "sd3": {"mlp"},
+    "flux": {"img_mlp", "txt_mlp"}, "flux schnell": {"img_mlp", "txt_mlp"}, "qwen": {"img_mlp", "txt_mlp"}, "lumina2": {"feed_forward"},
+    "z-image": {"feed_forward"}, "wan": {"ffn"},
+}  # fmt: skip
+COUNTS = {  # attention, attention+ff: linear layers and pointwise convolutions of the tiny model
+    "sd1": (56, 84), "sd2-v": (56, 84), "sdxl": (56, 84), "sd3": (9, 15), "flux": (6, 10), "flux schnell": (6, 10), "qwen": (15, 21),
+    "lumina2": (8, 20), "z-image": (8, 20), "wan": (16, 20),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_presets_hit_the_layers_of_each_family(name):
+    available(name)
+    module = build(name).model.diffusion_model
+    found = [targets(module, AdapterSettings(targets=preset)) for preset in ("attention", "attention+ff")]
+    for chosen, parts in zip(found, (ATTENTION[name], ATTENTION[name] | FEED_FORWARD[name]), strict=True):
+        assert all(set(path.split(".")) & parts for path in chosen)
+        assert {part for path in chosen for part in path.split(".")} >= parts
+        assert not any("modulation" in part or "norm" in part or "embed" in part for path in chosen for part in path.split("."))
+    assert (len(found[0]), len(found[1])) == COUNTS[name]
+
+
+FP8 = [name for name in NAMES if name in ("sd1", "flux", "qwen", "wan", "sd3")]
+
+
+@pytest.mark.parametrize("name", FP8)
+def test_adapters_beside_fp8_weights(host, name):
+    """A base in fp8 that is cast where it is used: adapters train beside it, and it keeps its bytes."""
+    found = train(host, name, {"kind": "lora", "targets": "attention"}, dtype="float8_e4m3fn float32")
+    weights = found["model"].model.diffusion_model
+    assert torch.float8_e4m3fn in {p.dtype for p in weights.parameters()}
+    state = found["state"]
+    assert {key.split("/", 1)[1] for key in state.optimizer if key.startswith("exp_avg/")} == set(state.trained)
+    assert all(torch.isfinite(t).all() for t in state.trained.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_beside_fp8_weights_is_that_beside_the_same_weights_in_float32(kind):
+    quantised, plain = build("flux", torch.float8_e4m3fn, torch.float32), build("flux")
+    for key, weight in plain.model.diffusion_model.named_parameters():
+        weight.data.copy_(quantised.model.diffusion_model.get_parameter(key).float())
+    settings = AdapterSettings(kind, rank=2, targets="attention+ff")
+    trained = moved(plain, settings)
+    x, sigma = random(1, *FAMILIES["flux"].latent, seed=4), torch.tensor([0.6])
+    start = beginning(quantised.model.diffusion_model, settings, 0, {})
+    assert all(torch.allclose(t, start[key], atol=1e-5) for key, t in beginning(plain.model.diffusion_model, settings, 0, {}).items())
+    with torch.no_grad():
+        found, expected = (denoised(patcher, settings, trained, x, sigma, "flux") for patcher in (quantised, plain))
+    assert torch.allclose(found, expected, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_full_weights_of_an_fp8_model_are_refused(host):
+    host.nodes.NODE_CLASS_MAPPINGS["GraftTestModel"] = Model
+    host.fresh()
+    result = host.run(workflow(host, "flux", "refused", {"kind": "full", "rank": 16}, dtype="float8_e4m3fn float32"))
+    assert not result["success"] and "quantised" in json.dumps(result["errors"], default=str)
+
+
+def test_one_step_is_a_loop_written_by_hand():
+    """The loss and the update of a Flux step, against AdamW over the network called directly with the family's inputs."""
+    name, settings = "flux", AdapterSettings("lora", rank=2, targets="attention")
+    patcher, data = build(name), dataset(name)
+    own = Settings(OptimizerSettings(learning_rate=1e-2, batch_size=1, clip_norm=0.0, weight_decay=0.0))
+    state = begin(patcher.model.diffusion_model, Start("m", data.digest, settings), own)
+    seen = []
+    with wall.denoiser.denoiser(patcher) as denoiser:
+        before = denoiser.denoise
+
+        def watched(x, sigma, texts, options):
+            seen.append((x.detach().clone(), sigma.clone(), texts[0]))
+            return before(x, sigma, texts, options)
+
+        denoiser.denoise = watched
+        work = steps.Workspace(state, denoiser, data)
+        with work.installed():
+            measured = steps.advance_(work)
+        made = {key: t.detach().clone() for key, t in work.trained.items()}
+        work.close()
+    (x, sigma, text), network = seen[0], patcher.model.diffusion_model
+    trained = {key: t.clone().requires_grad_() for key, t in state.trained.items()}
+    match = min(data.pictures, key=lambda picture: float(_residual(patcher, picture, x, sigma).std().sub(1).abs()))
+    noise = _residual(patcher, match, x, sigma)
+    clean = patcher.model.process_latent_in(match.latent[None])
+    with wall.denoiser.denoiser(patcher), attached(network, settings, trained, still):
+        out = network(x, sigma, context=text.context, y=text.extras["pooled_output"], guidance=torch.ones(1))
+        loss = (out - (noise - clean)).square().mean()
+        loss.backward()
+    assert measured.loss == pytest.approx(float(loss.detach()), rel=1e-4)
+    optimizer = torch.optim.AdamW(list(trained.values()), lr=1e-2, weight_decay=0.0)
+    optimizer.step()
+    assert all(torch.allclose(t.detach(), made[key], atol=1e-4) for key, t in trained.items())
+
+
+def _residual(patcher, picture, x, sigma):
+    clean = patcher.model.process_latent_in(picture.latent[None])
+    return (x - (1 - sigma.view(-1, 1, 1, 1)) * clean) / sigma.view(-1, 1, 1, 1)
