@@ -122,7 +122,10 @@ def _attention(place: Any) -> list[str]:
 def _features(host: hosts.Host, place: Any, dtypes: dict[str, str]) -> tuple[list[str], list[str]]:
     """What of Graft works on this host and device, and what does not with the reason."""
     works = [f"sampling and training in {', '.join(name for name in dtypes if dtypes[name] == 'computes' and 'float8' not in name)}"]
-    fails = ["optimizers other than adamw, adapters but lora, locon and full, json and yaml captions, the editor: not in this version"]
+    from ..host.extras import missing_packages
+
+    works.append("training: every adapter, objective and schedule; optimizers, previews, averages, saved states")
+    fails = missing_packages()
     if host.choice.root is None:
         fails.append("full checkpoints, ControlNet, nodes of other packs: they need a ComfyUI (--comfyui DIR)")
     else:

@@ -1,0 +1,311 @@
+"""What a training step costs: TrainStep's loop beside ComfyUI's own TrainLoraNode, diffusers + PEFT in a plain loop, and the bare loop.
+
+python benchmarks/training.py [--comfyui DIR]… [--rounds 2] [--steps 8] [--threads 2] [--small] [--json FILE]
+
+One work for all: a UNet with 66M parameters in Stable Diffusion's layout, frozen, in float32; latents of 32x32, batch 2, LoRA of rank 16 on
+every Linear and Conv2d, AdamW. Each contestant trains in a process of its own, in turn, `rounds` times; the fastest round of each counts,
+so that other work on the machine falls on all alike. Memory is how much the process's peak grew from before training. The bare loop
+(forward and backward of the same frozen UNet with the same adapters, fused AdamW, one fixed batch) runs in Graft's own process, a few steps
+of each in turn. `--comfyui` names real ComfyUI checkouts to measure core's trainer in (each of its modes), the first is Graft's host too;
+without one Graft runs in its embedded host and core is left out. `--small` is a UNet of 1M, to see that everything runs.
+Needs diffusers and peft (extra `test`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+SHAPES = {  # channels, context width, groups of latents
+    "66M": {"channels": 128, "context": 128},
+    "small": {"channels": 32, "context": 32},
+}
+MULT, HEADS, SIDE, BATCH, RANK, PICTURES, TOKENS = (1, 2, 4), 8, 32, 2, 16, 8, 16
+
+
+def peak() -> float:
+    """The most memory that this process has had, in MB."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+
+
+def open_host(checkout: str) -> str:
+    """Open a ComfyUI checkout, or the embedded host when there is none; says which."""
+    if not checkout:
+        from graft_nodes import comfyui_api_stubs
+
+        comfyui_api_stubs.install()
+        return "the embedded host"
+    sys.path.insert(0, str(ROOT / "tests" / "with_comfyui"))
+    import open_comfyui
+
+    open_comfyui.open_checkout(checkout)
+    import comfyui_version
+
+    return f"ComfyUI {comfyui_version.__version__}"
+
+
+def unet(size: str) -> Any:
+    """A ModelPatcher around a UNet with random weights, of the open host's own classes."""
+    import comfy.latent_formats
+    import comfy.model_base
+    import comfy.model_patcher
+    import comfy.supported_models_base
+
+    shape = {
+        "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": SHAPES[size]["channels"], "num_res_blocks": [1] * 3,
+        "channel_mult": list(MULT), "transformer_depth": [1] * 3, "transformer_depth_output": [1] * 6, "transformer_depth_middle": 1,
+        "context_dim": SHAPES[size]["context"], "num_heads": HEADS, "num_head_channels": -1, "use_spatial_transformer": True,
+        "use_linear_in_transformer": False, "adm_in_channels": None, "use_temporal_attention": False, "legacy": False,
+    }  # fmt: skip
+
+    class Config(comfy.supported_models_base.BASE):
+        unet_config: dict = {}  # noqa: RUF012 (ComfyUI's own form)
+        unet_extra_config: dict = {}  # noqa: RUF012
+        latent_format = comfy.latent_formats.SD15
+
+    config = Config(shape)
+    config.unet_config = {**shape, "dtype": torch.float32}
+    config.manual_cast_dtype = None
+    model = comfy.model_base.BaseModel(config, comfy.model_base.ModelType.EPS, device="cpu")
+    draws = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, p in model.diffusion_model.named_parameters():
+            if p.ndim > 1:
+                p.copy_(torch.randn(p.shape, generator=draws) * p[0].numel() ** -0.5)
+            else:
+                p.fill_(1.0 if name.endswith("weight") else 0.0)
+    cpu = torch.device("cpu")
+    patcher = comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu)
+    if hasattr(patcher, "cached_patcher_init"):
+        patcher.cached_patcher_init = (unet, (size,))
+    return patcher
+
+
+@contextmanager
+def stopwatch(into: list[float]) -> Iterator[None]:
+    """Seconds of the block."""
+    begun = time.perf_counter()
+    yield
+    into.append(time.perf_counter() - begun)
+
+
+def graft(size: str, steps: int, checkout: str) -> dict[str, Any]:
+    """Seconds a step of TrainStep's loop and of the bare loop, in turn in one process, and the memory that the first few steps took."""
+    where = open_host(checkout)
+    import torch.nn.functional as F
+    from graft_nodes import host
+    from graft_nodes.training import adapters
+    from graft_nodes.training.adapters import AdapterSettings
+    from graft_nodes.training.dataset import Conditioning, Dataset
+    from graft_nodes.training.loop import Watch, train
+    from graft_nodes.training.optimizer import OptimizerSettings
+    from graft_nodes.training.state import Settings, Start, begin
+
+    patcher, draws = unet(size), torch.Generator().manual_seed(0)
+    conditionings = {name: Conditioning(torch.randn(1, TOKENS, SHAPES[size]["context"], generator=draws)) for name in ("a", "")}
+    data = Dataset.of([torch.randn(4, SIDE, SIDE, generator=draws) for _ in range(PICTURES)], ["a"] * PICTURES, conditionings)
+    settings = Settings(OptimizerSettings(learning_rate=1e-4, batch_size=BATCH, precision="float32"))
+    adapter = AdapterSettings("locon", rank=RANK, targets="all")
+    module = patcher.model.diffusion_model
+    before = peak()
+    state = begin(module, Start("random", data.digest, adapter), settings)
+    ours: list[float] = []
+    bare: list[float] = []
+
+    with host.denoiser.denoiser(patcher) as denoiser, torch.inference_mode(False):
+        state = train(state, denoiser, data, 2)  # warm-up
+        took = peak() - before
+        trained = {name: tensor.clone().requires_grad_() for name, tensor in state.trained.items()}
+        optimizer = torch.optim.AdamW(trained.values(), lr=1e-4, fused=True)
+        x, noise = (torch.randn(BATCH, 4, SIDE, SIDE, generator=draws) for _ in range(2))
+        context, level = conditionings["a"].context.expand(BATCH, -1, -1), torch.tensor([300.0] * BATCH)
+
+        def bare_step() -> None:
+            loss = F.mse_loss(module(x, level, context=context, transformer_options={}), noise)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(trained.values(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            float(loss)
+
+        for turn in range(max(1, steps // 2) + 1):
+            marks: list[float] = []
+            state = train(state, denoiser, data, 3, Watch(lambda *_, marks=marks: marks.append(time.perf_counter())))
+            if turn:
+                ours += [marks[1] - marks[0], marks[2] - marks[1]]
+            with adapters.attached(module, adapter, trained, lambda: (0, 0, "")), torch.enable_grad():
+                bare_step()
+                for _ in range(2):
+                    with stopwatch(bare):
+                        bare_step()
+    return {"seconds": ours, "bare": bare, "memory": took, "where": where, "parameters": sum(p.numel() for p in module.parameters())}
+
+
+def core(size: str, steps: int, checkout: str, mode: str) -> dict[str, Any]:
+    """Seconds a step of core's TrainLoraNode: of a longer call less a call of two steps, so that what it does once is not counted."""
+    where = open_host(checkout)
+    import comfy_extras.nodes_train as nodes
+
+    patcher, draws = unet(size), torch.Generator().manual_seed(0)
+    latents = {"samples": torch.randn(PICTURES, 4, SIDE, SIDE, generator=draws)}
+    positive = [[torch.randn(1, TOKENS, SHAPES[size]["context"], generator=draws), {}] for _ in range(PICTURES)]
+    given: dict[str, Any] = {
+        "batch_size": BATCH, "grad_accumulation_steps": 1, "learning_rate": 1e-4, "rank": RANK, "optimizer": "AdamW",
+        "loss_function": "MSE", "seed": 0, "training_dtype": "fp32", "lora_dtype": "fp32", "algorithm": "LoRA",
+        "gradient_checkpointing": False, "existing_lora": "[None]",
+    }  # fmt: skip
+
+    def call(count: int) -> float:
+        begun = time.perf_counter()
+        if hasattr(nodes.TrainLoraNode, "execute"):
+            more = {"quantized_backward": False, "checkpoint_depth": 1, "offloading": False, "bucket_mode": False}
+            more["bypass_mode"] = mode == "bypass"
+            names = inspect.signature(nodes.TrainLoraNode.execute).parameters
+            listed = {key: [value] for key, value in {**given, **more, "steps": count}.items() if key in names}
+            nodes.TrainLoraNode.execute(model=[patcher], latents=[latents], positive=[positive], **listed)
+        else:
+            nodes.TrainLoraNode().train(model=patcher, latents=latents, positive=positive, steps=count, **given)
+        return time.perf_counter() - begun
+
+    before = peak()
+    short = call(2)
+    took = peak() - before
+    short = min(short, call(2))
+    return {"seconds": [max(1e-9, (call(2 + steps) - short) / steps)], "memory": took, "where": where}
+
+
+def peft(size: str, steps: int) -> dict[str, Any]:
+    """Seconds a step of a plain loop over diffusers' UNet of the same shape with PEFT's LoRA on every Linear and Conv2d."""
+    import diffusers
+    import peft as library
+    import torch.nn.functional as F
+    from torch import nn
+
+    channels, width = SHAPES[size]["channels"], SHAPES[size]["context"]
+    torch.manual_seed(0)
+    model = diffusers.UNet2DConditionModel(
+        sample_size=SIDE, block_out_channels=tuple(channels * m for m in MULT), layers_per_block=1, cross_attention_dim=width,
+        attention_head_dim=HEADS, down_block_types=("CrossAttnDownBlock2D",) * 3, up_block_types=("CrossAttnUpBlock2D",) * 3,
+    )  # fmt: skip
+    model.requires_grad_(False)
+    count = sum(p.numel() for p in model.parameters())
+    names = [name for name, part in model.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)]
+    before = peak()
+    model.add_adapter(library.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=names))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-4)
+    scheduler = diffusers.DDPMScheduler()
+    latents = torch.randn(PICTURES, 4, SIDE, SIDE)
+    context = torch.randn(BATCH, TOKENS, width)
+    spent: list[float] = []
+    took = 0.0
+    for step in range(steps + 2):
+        with stopwatch(spent):
+            clean = latents[torch.randint(PICTURES, (BATCH,))]
+            noise, level = torch.randn_like(clean), torch.randint(1000, (BATCH,))
+            loss = F.mse_loss(model(scheduler.add_noise(clean, noise, level), level, context).sample, noise)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(trained, 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            float(loss.detach())
+        took = peak() - before if step == 1 else took
+    where = f"diffusers {diffusers.__version__}, PEFT {library.__version__}"
+    return {"seconds": spent[2:], "memory": took, "where": where, "parameters": count}
+
+
+def child(arguments: list[str]) -> dict[str, Any]:
+    """Measure one contestant in a process of its own."""
+    done = subprocess.run([sys.executable, __file__, "--child", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def contestants(checkouts: list[str]) -> dict[str, list[str]]:
+    """Name and arguments of everything that is measured."""
+    out = {"Graft": ["graft", checkouts[0] if checkouts else ""]}
+    for checkout in checkouts:
+        nodes = (Path(checkout) / "comfy_extras" / "nodes_train.py").read_text(encoding="utf-8")
+        modes = ("weight", "bypass") if "bypass_mode" in nodes else ("weight",)
+        out |= {f"core, {mode}, {Path(checkout).name}": ["core", checkout, mode] for mode in modes}
+    return {**out, "diffusers + PEFT": ["peft"]}
+
+
+def rows_of(found: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """A row for the speed and one for the memory of each contestant, and the ratios that count."""
+    seconds = {name: min(statistics.median(run["seconds"]) for run in runs) for name, runs in found.items()}
+    memory = {name: min(run["memory"] for run in runs) for name, runs in found.items()}
+    rows = []
+    for name in found:
+        label = f"{name} ({found[name][0]['where']})"
+        rows.append({"name": label, "value": 1 / seconds[name], "unit": "it/s", "ratio": seconds[name] / seconds["Graft"]})
+        rows.append({"name": f"{label}, memory", "value": memory[name], "unit": "MB", "ratio": memory["Graft"] / max(memory[name], 1e-9)})
+    cores = [name for name in found if name.startswith("core")]
+    ours = {"value": 1 / seconds["Graft"], "unit": "it/s"}
+    if cores:  # against the best of core's versions and modes
+        rows.append({"name": "vs_core_speed", **ours, "ratio": min(seconds[name] for name in cores) / seconds["Graft"]})
+        smallest = min(memory[name] for name in cores)
+        rows.append({"name": "vs_core_memory", "value": memory["Graft"], "unit": "MB", "ratio": memory["Graft"] / max(smallest, 1e-9)})
+    rows.append({"name": "vs_peft_speed", **ours, "ratio": seconds["diffusers + PEFT"] / seconds["Graft"]})
+    # Both loops in one process: the ratio of each run's medians, and of those the middle one.
+    over = statistics.median(statistics.median(run["seconds"]) / statistics.median(run["bare"]) for run in found["Graft"])
+    rows.append({"name": "vs_bare_loop", "value": over, "unit": "times its time", "ratio": over})
+    return rows
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--comfyui", action="append", default=[], metavar="DIR")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        size, steps, threads, kind, *rest = options.child
+        torch.set_num_threads(int(threads))
+        print(json.dumps({"graft": graft, "core": core, "peft": peft}[kind](size, int(steps), *rest)))
+        return
+    checkouts = [str(Path(folder).expanduser().resolve()) for folder in options.comfyui]
+    size = "small" if options.small else "66M"
+    wanted = contestants(checkouts)
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in wanted}
+    for _ in range(options.rounds):
+        for name, (kind, *rest) in wanted.items():
+            run = child([size, str(options.steps), str(options.threads), kind, *rest])
+            if not all(map(math.isfinite, run["seconds"])):
+                raise SystemExit(f"{name}: {run}")
+            found[name].append(run)
+            print(f"{name}: {1 / statistics.median(run['seconds']):.3g} it/s, +{run['memory']:.0f} MB", flush=True)
+    rows = rows_of(found)
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {options.threads} threads, torch {torch.__version__}, {size} UNet"
+    print(f"\n{machine}, the best of {options.rounds} rounds\n\n| | value | Graft, in comparison |\n|---|---:|---:|")
+    for row in rows:
+        print(f"| {row['name']} | {row['value']:.4g} {row['unit']} | {row['ratio']:.3g}x |")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
