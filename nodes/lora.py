@@ -31,7 +31,8 @@ def found_files(listed: list[StackRow]) -> list[str]:
 
 def _line(row: StackRow, path: str) -> str:
     """What the report says of a row: strengths, and what its file says about itself."""
-    extras = [*([f"blocks {row.blocks}"] if row.blocks else []), *(["partial matches allowed"] if row.partial else [])]
+    extras = [f"{name} {value}" for name, value in (("blocks", row.blocks), ("schedule", row.schedule)) if value]
+    extras += ["partial matches allowed"] if row.partial else []
     said = metadata.about(files.load_once(path)[1])
     return ", ".join((f"{row[0]}: model {row[1]:g}, clip {row[2]:g}", *extras)) + (f"\n  {said}" if said else "")
 
@@ -54,9 +55,9 @@ class GraftLoRAStack(io.ComfyNode):
                 io.String.Input(
                     "rows", default=EMPTY, multiline=True, socketless=True,
                     tooltip='The rows as JSON: {"version": 1, "rows": [{"file": "name.safetensors", "on": true, "model": 1.0, "clip": 1.0, '
-                    '"blocks": "", "partial": false}]}. blocks: one number a block (LBW lists) or names such as '
-                    '"IN=0, OUT05=0.5". Files are those of the loras folder, and '
-                    'output/loras/... for LoRAs that Graft saved.',
+                    '"blocks": "", "schedule": "", "partial": false}]}. blocks: one number a block (LBW lists), names such as '
+                    '"IN=0, OUT05=0.5", or LBW\'s presets. schedule: "0.2-0.8" of sampling, or points "0:1, 0.5:0.3, 1:0". '
+                    'Files are those of the loras folder, and output/loras/... for LoRAs that Graft saved.',
                 ),
                 LoraStack.Input("lora_stack", optional=True, tooltip="A stack that comes before these rows, of this or another pack."),
             ],
@@ -172,6 +173,7 @@ class GraftSaveLoRA(io.ComfyNode):
         lora = lora_model if state is None else state.lora_model()
         said = naming.saved_metadata(lora, os.path.basename(prefix), {} if state is None else state.metadata())
         tensors = naming.renamed(lora, names, naming.DTYPES[dtype])
+        said |= naming.hashes(tensors, said)
         path, entry = host.folders.output_file(prefix, ".safetensors")
         files.write_whole(path, files.safetensors_bytes(tensors, said))
         return io.NodeOutput(path, ui={"loras": [entry]})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from .. import host
-from ..patches import files, low_rank
+from ..patches import blocks, files, low_rank
 from ..patches.rows import rows_of
 from .aliases import aliases
 from .lora import found_files
@@ -30,7 +30,8 @@ class GraftMergeLoRAs(io.ComfyNode):
             description="Makes one LoRA of a whole stack, strengths included: the same change, or the nearest one of a chosen rank.",
             **aliases("merge lora", "combine lora", "resize lora", "svd"),
             inputs=[
-                LoraStack.Input("lora_stack", tooltip="The LoRAs and strengths to merge: LoRA and LoCon files, and full differences."),
+                LoraStack.Input("lora_stack", tooltip="The LoRAs and strengths to merge: LoRA and LoCon files, and full differences; block "
+                    "weights count."),
                 io.Int.Input(
                     "rank", default=0, min=0, max=4096,
                     tooltip="0 keeps the change exactly (the ranks add up). Above 0 it is cut to this rank by SVD; the report says what is "
@@ -43,11 +44,11 @@ class GraftMergeLoRAs(io.ComfyNode):
     @classmethod
     def execute(cls, lora_stack, rank=0) -> io.NodeOutput:
         listed = rows_of(lora_stack)
-        blocked = [row[0] for row in listed if row.blocks]
-        if blocked:
-            raise ValueError(f"{', '.join(blocked)}: block weights are not available in merging; give them to the merged LoRA instead")
+        scheduled = [row[0] for row in listed if row.schedule]
+        if scheduled:
+            raise ValueError(f"{', '.join(scheduled)}: a schedule over sampling cannot be merged; leave it empty, or patch with the stack")
         loras = [(row[0], files.load_once(path)[0], row[1], row[2]) for row, path in zip(listed, found_files(listed), strict=True)]
-        made = low_rank.merged(loras, rank)
+        made = low_rank.merged(loras, rank, by_block=[blocks.parse(row.blocks) if row.blocks else {} for row in listed])
         return io.NodeOutput(made.state, _said(made, " + ".join(f"{name} at {model:g}" for name, _, model, _ in loras)))
 
 

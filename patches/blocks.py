@@ -20,8 +20,29 @@ LAYOUTS: dict[int, tuple[str, tuple[str, ...]]] = {  # length of a list -> (what
     57: ("Flux", (*_numbered("D", range(19)), *_numbered("S", range(38)))),
     58: ("Flux with BASE", (REST, *_numbered("D", range(19)), *_numbered("S", range(38)))),
 }
-_PATHS = {"input_blocks": "IN", "middle_block": "M", "output_blocks": "OUT", "double_blocks": "D", "single_blocks": "S"}
+PRESETS = {  # LBW's own, for SD1.x' 17 blocks where it counts which
+    "NONE": {"": 0.0}, "ALL": {"": 1.0}, "ALL0.5": {"": 0.5},
+    **{
+        name: dict(zip(LAYOUTS[17][1], (float(digit) for digit in digits), strict=True))
+        for name, digits in (
+            ("INS", "11100000000000000"), ("IND", "10001110000000000"), ("INALL", "11111110000000000"), ("MIDD", "10001111111100000"),
+            ("OUTD", "10000000111100000"), ("OUTS", "10000000000011111"), ("OUTALL", "10000000111111111"),
+        )
+    },
+}  # fmt: skip
+_PATHS = {
+    "input_blocks": "IN", "middle_block": "M", "output_blocks": "OUT", "double_blocks": "D", "single_blocks": "S", "joint_blocks": "L",
+    "transformer_blocks": "L", "blocks": "L", "layers": "L",
+}  # fmt: skip
 _PATH = re.compile(rf"^diffusion_model\.({'|'.join(_PATHS)})\.(\d+)\.")
+_BLOCK = re.compile(r"(BASE|IN|M|OUT|D|S|L)\d*")
+_NAMES = (  # (pattern of a layer's name with underscores, its block): names in files, where LDM's and diffusers' both occur
+    (r"input_blocks_(\d+)_", "IN{}", (1, 0)), (r"output_blocks_(\d+)_", "OUT{}", (1, 0)),
+    (r"down_blocks_(\d+)_(?:attentions|resnets)_(\d+)_", "IN{}", (3, 1)), (r"down_blocks_(\d+)_downsamplers_0_", "IN{}", (3, 3)),
+    (r"up_blocks_(\d+)_(?:attentions|resnets)_(\d+)_", "OUT{}", (3, 0)), (r"up_blocks_(\d+)_upsamplers_0_", "OUT{}", (3, 2)),
+    (r"double_blocks_(\d+)_", "D{}", (1, 0)), (r"(?:single_transformer_blocks|single_blocks)_(\d+)_", "S{}", (1, 0)),
+    (r"(?:joint_blocks|transformer_blocks|blocks|layers)_(\d+)_", "L{}", (1, 0)),
+)  # fmt: skip
 
 
 def block_of(weight: str) -> str:
@@ -32,21 +53,40 @@ def block_of(weight: str) -> str:
     return "M00" if found[1] == "middle_block" else f"{_PATHS[found[1]]}{int(found[2]):02}"
 
 
+def block_of_name(layer: str, flux: bool = False) -> str:
+    """The block of a layer by its name in a file, without prefix; UNets have two residual blocks a level. `flux`: it is diffusers' Flux."""
+    name = layer.replace(".", "_") + "_"
+    if re.search(r"(middle_block|mid_block)_", name):
+        return "M00"
+    if name.startswith("conv_in_"):
+        return "IN00"
+    for pattern, block, (step, offset) in _NAMES:
+        found = re.search(pattern, name)
+        if found is not None:
+            number = int(found[1]) * step + offset + (int(found[2]) if found.lastindex == 2 else 0)
+            kind = "D{}" if flux and block == "L{}" and "transformer_blocks_" in name else block
+            return kind.format(f"{number:02}")
+    return REST
+
+
 def parse(text: str) -> dict[str, float]:
-    """{block or beginning of block names: strength} of "1,0,0.5,…" (12, 17, 20, 26, 57 or 58 numbers) or of "IN=0, OUT05=0.5".
+    """{block or beginning of block names: strength} of "1,0,0.5,…" (12, 17, 20, 26, 57 or 58 numbers), "IN=0, OUT05=0.5", or a preset.
 
     Raises ValueError that says what is wrong.
     """
+    if text.strip().upper() in PRESETS:
+        return dict(PRESETS[text.strip().upper()])
     parts = [part.strip() for part in text.replace("\n", ",").split(",") if part.strip()]
     if any("=" in part for part in parts):
         named = [part.partition("=") for part in parts]
-        wrong = [name for name, _, _ in named if not re.fullmatch(r"(BASE|IN|M|OUT|D|S)\d*", name.strip())]
+        wrong = [name for name, _, _ in named if not _BLOCK.fullmatch(name.strip())]
         if wrong:
-            raise ValueError(f"blocks: {', '.join(wrong)} is no block; expected BASE, IN, M, OUT, D or S, with or without a number")
+            raise ValueError(f"blocks: {', '.join(wrong)} is no block; expected BASE, IN, M, OUT, D, S or L, with or without a number")
         return {name.strip(): _number(value) for name, _, value in named}
     if len(parts) not in LAYOUTS:
         known = ", ".join(f"{length} ({name})" for length, (name, _) in LAYOUTS.items())
-        raise ValueError(f"blocks: expected a list of {known} numbers, got {len(parts)}; or names such as IN=0, OUT05=0.5")
+        others = f"names such as IN=0, OUT05=0.5, or a preset ({', '.join(PRESETS)})"
+        raise ValueError(f"blocks: expected a list of {known} numbers, got {len(parts)}; or {others}")
     return dict(zip(LAYOUTS[len(parts)][1], map(_number, parts), strict=True))
 
 
@@ -74,6 +114,10 @@ def fitting(text: str, weights: Iterable[str]) -> dict[str, float]:
 
 def strength(strengths: Mapping[str, float], weight: str | None) -> float:
     """The strength of a weight (None: of the text encoder): its block's, of the longest name that fits; else BASE's; else 1."""
-    block = REST if weight is None else block_of(weight)
+    return of_block(strengths, REST if weight is None else block_of(weight))
+
+
+def of_block(strengths: Mapping[str, float], block: str) -> float:
+    """The strength of a block by its name."""
     names = [name for name in strengths if block.startswith(name)]
     return strengths[max(names, key=len)] if names else strengths.get(REST, 1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
@@ -51,7 +51,7 @@ _KINDS = {  # role -> family, for whoever works with factor pairs and difference
     **dict.fromkeys(("a1", "a2", "b1", "b2", "bm"), "GLoRA"), **dict.fromkeys(("w_norm", "b_norm"), "norm weights"),
     **dict.fromkeys(("factor", "on_input", "ia3_l"), "IA3"), "set_weight": "set_weight", "up_bias": "LoRA bias",
 }  # fmt: skip
-_TEXT_ENCODER = ("lora_te", "text_encoder", "text_model.", "te.", "te1.", "te2.", "lora_prior_te", "cond_stage_model.", "clip_")
+TEXT_ENCODER = ("lora_te", "text_encoder", "text_model.", "te.", "te1.", "te2.", "lora_prior_te", "cond_stage_model.", "clip_")
 _LISTED = 12
 
 
@@ -100,7 +100,7 @@ def read(
     for base, tensors in groups.items():
         target = key_map.get(base)
         if target is None or (target.model, target.weight) not in shapes:
-            (text if not has_clip and base.startswith(_TEXT_ENCODER) else unmatched).append(base)
+            (text if not has_clip and base.startswith(TEXT_ENCODER) else unmatched).append(base)
             continue
         if sources.setdefault(target, base) != base:
             problems.append(f"{base}: names the same weight as {sources[target]} ({target.weight})")
@@ -118,11 +118,33 @@ def read(
     return ParsedLora(name, {target: tuple(of) for target, of in layers.items()}, tuple(unmatched), tuple(text), kinds)
 
 
-def names(state: Mapping[str, Tensor]) -> list[str]:
+def names(state: Collection[str]) -> list[str]:
     """Every layer that a LoRA's keys name, once."""
     return list(dict.fromkeys(base for base, role in (_role(key, state) for key in state) if role is not None))
 
 
+def summary(shapes: Mapping[str, Sequence[int]]) -> tuple[dict[str, int], list[int]]:
+    """({kind of layer: how many}, every rank) of a file by the names and shapes of its tensors; what is no LoRA's is not counted."""
+    groups: dict[str, dict[str, Sequence[int]]] = {}
+    for key, shape in shapes.items():
+        base, role = _role(key, shapes)
+        if role is not None:
+            groups.setdefault(base, {})[role] = shape
+    kinds: dict[str, int] = {}
+    ranks = set()
+    for roles in groups.values():
+        family = next((name for name, needed, more in _FAMILIES if any(role in roles for role in (*needed, *more))), None)
+        if family == "LoRA" and len(roles.get("down", ())) > 2:
+            family = "LoCon"
+        names = [*([family] if family else []), *(["DoRA"] if {"dora_scale", "magnitude"} & roles.keys() else [])]
+        names += [kind for kind, of in _WHOLE.items() if of & roles.keys()]
+        for name in names:
+            kinds[name] = kinds.get(name, 0) + 1
+        ranks |= {roles[role][0] for role in ("down", "hada_w1_b", "lokr_w2_b", "lokr_w1_b") if len(roles.get(role, ())) > 1}
+    return kinds, sorted(ranks)
+
+
+_WHOLE = {"diff": {"diff", "diff_b"}, "norm": {"w_norm", "b_norm"}, "set_weight": {"set_weight"}, "IA3": {"ia3_l"}}
 Group = dict[str, tuple[str, Tensor]]  # role -> (key in the file, tensor)
 
 
@@ -153,7 +175,7 @@ def grouped(state: Mapping[str, Tensor], plain: bool = True) -> tuple[dict[str, 
 _INSTEAD = {True: "only factor pairs and differences are", False: "use ComfyUI's own LoRA loader for this file"}
 
 
-def _role(key: str, state: Mapping[str, Tensor]) -> tuple[str, str | None]:
+def _role(key: str, state: Container[str]) -> tuple[str, str | None]:
     """(layer, role) of a key; the role of a refused kind is its suffix, None when it is no LoRA's."""
     if key.endswith(".diff_m"):  # distilled LoRAs of Wan: the difference of a block's own parameter `modulation`
         return key.removesuffix(".diff_m") + ".modulation", "diff"

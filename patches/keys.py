@@ -156,3 +156,71 @@ def _xlabs(key: str) -> str:
     single = {"qkv": "linear1_qkv", "proj": "linear2"}[what]
     layer = single if kind == "single" else f"{'txt' if which == '2' else 'img'}_attn.{what}"
     return f"{_OWN}{kind}_blocks.{number}.{layer}.lora_{side}.weight"
+
+
+# --- diffusers' names for saving ---
+
+_FLUX = (
+    (r"^double_blocks\.(\d+)\.img_attn\.proj$", r"transformer_blocks.\1.attn.to_out.0"),
+    (r"^double_blocks\.(\d+)\.txt_attn\.proj$", r"transformer_blocks.\1.attn.to_add_out"),
+    (r"^double_blocks\.(\d+)\.img_mlp\.0$", r"transformer_blocks.\1.ff.net.0.proj"),
+    (r"^double_blocks\.(\d+)\.img_mlp\.2$", r"transformer_blocks.\1.ff.net.2"),
+    (r"^double_blocks\.(\d+)\.txt_mlp\.0$", r"transformer_blocks.\1.ff_context.net.0.proj"),
+    (r"^double_blocks\.(\d+)\.txt_mlp\.2$", r"transformer_blocks.\1.ff_context.net.2"),
+    (r"^double_blocks\.(\d+)\.img_mod\.lin$", r"transformer_blocks.\1.norm1.linear"),
+    (r"^double_blocks\.(\d+)\.txt_mod\.lin$", r"transformer_blocks.\1.norm1_context.linear"),
+    (r"^single_blocks\.(\d+)\.linear2$", r"single_transformer_blocks.\1.proj_out"),
+    (r"^single_blocks\.(\d+)\.modulation\.lin$", r"single_transformer_blocks.\1.norm.linear"),
+    (r"^img_in$", "x_embedder"), (r"^txt_in$", "context_embedder"), (r"^final_layer\.linear$", "proj_out"),
+    (r"^final_layer\.adaLN_modulation\.1$", "norm_out.linear"),
+    (r"^time_in\.in_layer$", "time_text_embed.timestep_embedder.linear_1"),
+    (r"^time_in\.out_layer$", "time_text_embed.timestep_embedder.linear_2"),
+    (r"^vector_in\.in_layer$", "time_text_embed.text_embedder.linear_1"),
+    (r"^vector_in\.out_layer$", "time_text_embed.text_embedder.linear_2"),
+    (r"^guidance_in\.in_layer$", "time_text_embed.guidance_embedder.linear_1"),
+    (r"^guidance_in\.out_layer$", "time_text_embed.guidance_embedder.linear_2"),
+)  # fmt: skip
+_SD3 = (
+    (r"^joint_blocks\.(\d+)\.x_block\.attn\.proj$", r"transformer_blocks.\1.attn.to_out.0"),
+    (r"^joint_blocks\.(\d+)\.x_block\.attn2\.proj$", r"transformer_blocks.\1.attn2.to_out.0"),
+    (r"^joint_blocks\.(\d+)\.context_block\.attn\.proj$", r"transformer_blocks.\1.attn.to_add_out"),
+    (r"^joint_blocks\.(\d+)\.x_block\.mlp\.fc1$", r"transformer_blocks.\1.ff.net.0.proj"),
+    (r"^joint_blocks\.(\d+)\.x_block\.mlp\.fc2$", r"transformer_blocks.\1.ff.net.2"),
+    (r"^joint_blocks\.(\d+)\.context_block\.mlp\.fc1$", r"transformer_blocks.\1.ff_context.net.0.proj"),
+    (r"^joint_blocks\.(\d+)\.context_block\.mlp\.fc2$", r"transformer_blocks.\1.ff_context.net.2"),
+    (r"^joint_blocks\.(\d+)\.x_block\.adaLN_modulation\.1$", r"transformer_blocks.\1.norm1.linear"),
+    (r"^joint_blocks\.(\d+)\.context_block\.adaLN_modulation\.1$", r"transformer_blocks.\1.norm1_context.linear"),
+    (r"^context_embedder$", "context_embedder"), (r"^final_layer\.linear$", "proj_out"),
+    (r"^final_layer\.adaLN_modulation\.1$", "norm_out.linear"),
+    (r"^t_embedder\.mlp\.0$", "time_text_embed.timestep_embedder.linear_1"),
+    (r"^t_embedder\.mlp\.2$", "time_text_embed.timestep_embedder.linear_2"),
+    (r"^y_embedder\.mlp\.0$", "time_text_embed.text_embedder.linear_1"),
+    (r"^y_embedder\.mlp\.2$", "time_text_embed.text_embedder.linear_2"),
+)  # fmt: skip
+_FUSED = {  # family: (pattern of a fused weight, diffusers' names of Q, K and V)
+    "flux": ((r"^double_blocks\.(\d+)\.img_attn\.qkv$", r"transformer_blocks.\1.attn.to_{}"),
+             (r"^double_blocks\.(\d+)\.txt_attn\.qkv$", r"transformer_blocks.\1.attn.add_{}_proj"),
+             (r"^single_blocks\.(\d+)\.linear1$", r"single_transformer_blocks.\1.attn.to_{}")),
+    "sd3": ((r"^joint_blocks\.(\d+)\.x_block\.attn\.qkv$", r"transformer_blocks.\1.attn.to_{}"),
+            (r"^joint_blocks\.(\d+)\.x_block\.attn2\.qkv$", r"transformer_blocks.\1.attn2.to_{}"),
+            (r"^joint_blocks\.(\d+)\.context_block\.attn\.qkv$", r"transformer_blocks.\1.attn.add_{}_proj")),
+    "lumina": ((r"^(.*)attention\.qkv$", r"\1attn.to_{}"),),
+    "z-image": ((r"^(.*)attention\.qkv$", r"\1attention.to_{}"),),
+}  # fmt: skip
+_SAVED = {"flux": _FLUX, "sd3": _SD3, "wan": _WAN, "lumina": _LUMINA, "z-image": _ZIMAGE}
+
+
+def theirs(path: str, family: str, rows: int, columns: int) -> list[tuple[str, int, int]]:
+    """(diffusers' name, first row, rows) of a layer of a family's: one, or the parts of a fused weight of (rows, columns)."""
+    for pattern, name in _FUSED.get(family, ()):
+        if re.match(pattern, path):
+            query = columns if family in ("flux", "lumina") else rows // 3
+            other = (rows - query) // 2 if family == "lumina" else query
+            spans = [(re.sub(pattern, name, path).format("q"), 0, query)]
+            spans += [(re.sub(pattern, name, path).format(letter), query + place * other, other) for place, letter in enumerate("kv")]
+            if path.endswith(".linear1"):
+                spans.append((re.sub(pattern, r"single_transformer_blocks.\1.proj_mlp", path), 3 * query, rows - 3 * query))
+            return spans
+    for pattern, name in _SAVED.get(family, ()):
+        path = re.sub(pattern, name, path)
+    return [(path, 0, rows)]

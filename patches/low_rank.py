@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from . import blocks
 from .formats import Group, grouped
 
 _PREFIXES = ("base_model.model.", "diffusion_model.", "lora_unet_", "lycoris_unet_", "lycoris_", "unet.", "transformer.")
@@ -25,10 +26,12 @@ class Made:
 
 
 def merged(
-    files: Sequence[tuple[str, Mapping[str, Tensor], float, float]], rank: int = 0, advance: Callable[[], None] = lambda: None
+    files: Sequence[tuple[str, Mapping[str, Tensor], float, float]], rank: int = 0, advance: Callable[[], None] = lambda: None,
+    by_block: Sequence[Mapping[str, float]] = (),
 ) -> Made:
     """One LoRA of (name, state dict, model strength, clip strength) each, the same change as all of them together.
 
+    `by_block` has the block weights of each file (`blocks.parse`), or nothing at all.
     `rank` 0 concatenates factors (exact, float32); above 0 the change is cut to it by SVD. Layers are paired by name, prefixes and
     separators aside. Raises ValueError that lists everything that cannot be merged.
     """
@@ -36,7 +39,9 @@ def merged(
     written: dict[str, str] = {}
     problems: list[str] = []
     spellings: dict[str, str] = {}
-    for name, state, model, clip in files:
+    for (name, state, model, clip), own in zip(files, by_block or [{}] * len(files), strict=True):
+        flux = any("single_transformer_blocks" in key for key in state)
+        problems += _no_block(name, state, own, flux)
         groups, strangers, wrong = grouped(state)
         problems += [f"{name}: {problem}" for problem in wrong] + [f"{name}: {key} is no LoRA tensor" for key in strangers]
         for base, group in groups.items():
@@ -46,7 +51,8 @@ def merged(
                     spellings.setdefault(spelling, name)
             if ("up" in group) != ("down" in group):
                 problems.append(f"{name}: {base} is half a pair")
-            strength = clip if base.startswith(_TEXT) else model
+            text = base.startswith(_TEXT)
+            strength = (clip if text else model) * blocks.of_block(own, blocks.REST if text else blocks.block_of_name(plain, flux))
             if strength != 0.0:
                 written.setdefault(plain, base)
                 parts.setdefault(plain, []).append((group, strength))
@@ -59,6 +65,14 @@ def merged(
         _merge(sums, written[plain], of)
         advance()
     return sums.made()
+
+
+def _no_block(name: str, state: Mapping[str, Tensor], by_block: Mapping[str, float], flux: bool) -> list[str]:
+    """Blocks that are named and that a file's layers are not in, as a problem; a partial LoRA need not have every block of a list."""
+    there = {blocks.block_of_name(_plain(key.rpartition(".")[0]), flux) for key in state} | {blocks.REST}
+    kinds = {block.rstrip("0123456789") for block in there}
+    gone = [block for block in by_block if block and block.rstrip("0123456789") not in kinds]
+    return [f"{name}: blocks: it has no {', '.join(gone[:6])}; its blocks are {', '.join(sorted(kinds))}"] if gone else []
 
 
 def extracted(

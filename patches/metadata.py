@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
+
+from . import families, files, formats
+from .peft_config import peft_configs
 
 _FACTS = (  # (label, keys of which the first that is there counts)
     ("title", ("modelspec.title", "ss_output_name")), ("trigger", ("modelspec.trigger_phrase", "ss_trigger_words")),
@@ -22,8 +28,8 @@ def about(metadata: Mapping[str, str], words: int = 8) -> str:
     """One line: title, trigger words, the most frequent training tags, model, rank, steps …; empty without metadata."""
     facts = []
     for label, keys in _FACTS:
-        value = next((metadata[key] for key in keys if metadata.get(key, "None") not in ("", "None")), None)
-        if value is not None:
+        value = _first(metadata, keys)
+        if value:
             facts.append(f"{label} {_short(value)}")
     tags = _tags(metadata.get("ss_tag_frequency", ""))
     if tags:
@@ -48,30 +54,64 @@ def _tags(text: str) -> Counter[str]:
     return counts
 
 
-_NAMES = (  # (pattern of names, family), the first that fits counts
-    (r"double_blocks[._]\d+[._](img|txt)_attn.*|single_transformer_blocks|transformer_single", "Flux or its like"),
-    (r"joint_blocks|context_block", "SD3"), (r"(^|[._])blocks[._]\d+[._](cross|self)_attn", "Wan"),
-    (r"transformer_blocks[._]\d+[._](attn[._]add_[qkv]_proj|img_mlp)", "Qwen-Image"),
-    (r"(^|[._])layers[._]\d+[._]attention", "Lumina or Z-Image"),
-)  # fmt: skip
-_CONTEXTS = {768: "SD1.x", 1024: "SD2.x", 2048: "SDXL", 1280: "SDXL's refiner"}
+_WORDS = ("modelspec.trigger_phrase", "ss_trigger_words", "trained_words", "modelspec.usage_hint")
+
+
+def describe(path: str) -> dict[str, Any]:
+    """What the editor shows of a LoRA file, as plain JSON values, from its header alone (and a few bytes where only alphas say the scale).
+
+    file, size (bytes), layers, kinds {kind: layers}, ranks, alphas, types {type: tensors}, family and base (its model, "" when nothing
+    tells), title, words (trigger words), tags [[tag, count]] (the most frequent), steps, resolution, todo, ema, text_encoder (whether it
+    has layers for one), from_graft. Raises ValueError for pickles and damaged files, OSError without one.
+    """
+    tensors, said = files.header(path)
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    kinds, ranks = formats.summary(shapes)
+    family = families.recognised(shapes.items())
+    said_base = said.get("ss_base_model_version") or said.get("modelspec.architecture") or ""
+    types = Counter(tensor.kind for tensor in tensors.values())
+    return {
+        "file": os.path.basename(path), "size": os.path.getsize(path), "layers": len(formats.names(shapes)), "kinds": kinds, "ranks": ranks,
+        "alphas": _alphas(path, tensors, said), "types": dict(sorted(types.items())), "family": family.key if family else "",
+        "base": said_base or (family.title if family else ""), "title": _first(said, ("modelspec.title", "ss_output_name")),
+        "words": _first(said, _WORDS), "tags": [list(tag) for tag in _tags(said.get("ss_tag_frequency", "")).most_common(20)],
+        "steps": _first(said, ("ss_steps", "ss_max_train_steps")), "resolution": _first(said, ("modelspec.resolution", "ss_resolution")),
+        "todo": {key.removeprefix("ss_todo_"): value for key, value in said.items() if key.startswith("ss_todo_")},
+        "ema": {key.removeprefix("ss_ema_"): value for key, value in said.items() if key.startswith("ss_ema_")},
+        "text_encoder": any(name.startswith(formats.TEXT_ENCODER) for name in shapes), "from_graft": "graft_state" in said,
+    }  # fmt: skip
+
+
+def _first(metadata: Mapping[str, str], keys: Sequence[str]) -> str:
+    return next((metadata[key] for key in keys if metadata.get(key, "None") not in ("", "None")), "")
+
+
+def _alphas(path: str, tensors: Mapping[str, files.TensorInfo], metadata: Mapping[str, str]) -> list[float]:
+    """Every alpha of a file: the few bytes of each, else what its metadata says."""
+    found = set()
+    with open(path, "rb") as file:
+        for name, tensor in tensors.items():
+            if name.endswith(".alpha") and tensor.kind in _ALPHAS and tensor.end - tensor.start <= 8:
+                file.seek(tensor.start)
+                kind = _ALPHAS[tensor.kind]
+                found.add(float(torch.frombuffer(bytearray(file.read(tensor.end - tensor.start)), dtype=kind)[0]))
+    if not found:
+        said = [metadata.get("ss_network_alpha", "")] + [str(config.alpha) for config in peft_configs(metadata)]
+        found = {float(text) for text in said if re.fullmatch(r"\d+(\.\d+)?", text)}
+    return sorted(found)
+
+
+_ALPHAS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32}
 
 
 def made_for(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     """The model family that a LoRA is for, from its metadata, else from names and shapes; empty when neither tells."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     said = metadata.get("ss_base_model_version") or metadata.get("modelspec.architecture")
     if said:
         return f"{_short(said)} (its metadata)"
-    context = _context(state.items())
-    if context is not None:
-        return f"{_CONTEXTS.get(context, f'a model with a context of {context}')} (its cross-attention)"
-    family = next((family for pattern, family in _NAMES if any(re.search(pattern, key) for key in state)), None)
-    return f"{family} (its names)" if family else ""
-
-
-def _context(tensors: Iterable[tuple[str, Tensor]]) -> int | None:
-    """Columns of a down matrix of cross-attention's keys: the width of the text encoder that the UNet knows."""
-    for key, tensor in tensors:
-        if re.search(r"attn2[._](processor[._])?to_k[._].*(lora_down|lora_A|lora\.down|down)", key) and tensor.ndim == 2:
-            return tensor.shape[1]
-    return None
+    family = families.recognised(shapes.items())
+    if family is not None:
+        return f"{family.title} (its names and shapes)"
+    width = families.context(shapes.items())
+    return f"a model with a context of {width} (its cross-attention)" if width is not None else ""

@@ -1,24 +1,32 @@
-"""LoRAs for saving: the names and metadata of kohya-ss/sd-scripts, of PEFT, or ComfyUI's generic form."""
+"""LoRAs for saving: the names, metadata and hashes of kohya-ss/sd-scripts, the names of PEFT and diffusers, or ComfyUI's generic form."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from .adapters import LoRA
+from .families import Family, recognised
+from .files import safetensors_bytes
 from .formats import Group, grouped
+from .keys import theirs
 
 NAMES = ("kohya", "peft", "comfyui")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": torch.float32}
+_OWN = "diffusion_model."
 
 
 def renamed(lora: Mapping[str, Tensor], names: str, dtype: torch.dtype) -> dict[str, Tensor]:
     """A LORA_MODEL (ComfyUI's generic names) under the names of `names`, factors and differences as `dtype`, alpha as float32.
 
-    kohya: `lora_unet_<path with underscores>.lora_up.weight`, `.alpha`. peft: `<path>.lora_B.weight`, alpha / rank multiplied into B
-    because PEFT keeps alpha outside the file. comfyui: names unchanged. Raises ValueError listing what cannot be named so.
+    kohya: `lora_unet_<path with underscores>.lora_up.weight`, `.alpha`; SD1.x and SD2 with diffusers' block names, as sd-scripts writes
+    them; text encoders `lora_te…`. peft: diffusers' own `unet.…` and `transformer.….lora_B.weight` where the family is known (a fused
+    weight in its parts), alpha / rank multiplied into B because PEFT keeps alpha outside the file. comfyui: names unchanged. Raises
+    ValueError listing what cannot be named so.
     """
     if names not in NAMES:
         raise ValueError(f"names: expected one of {', '.join(NAMES)}, got {names!r}")
@@ -32,23 +40,84 @@ def renamed(lora: Mapping[str, Tensor], names: str, dtype: torch.dtype) -> dict[
         ]
     if problems or not groups:
         raise ValueError("the LoRA cannot be saved:\n" + "\n".join(f"- {problem}" for problem in problems or ["it is empty"]))
+    family = _family(lora)
     out: dict[str, Tensor] = {}
     for base, group in groups.items():
-        out.update(_peft(base, group, dtype) if names == "peft" else _plain(_kohya(base) if names == "kohya" else base, group, dtype))
+        if names == "peft":
+            out.update(_peft(base, group, dtype, family))
+        else:
+            out.update(_plain(_kohya(base, family, groups) if names == "kohya" else base, group, dtype))
     return out
+
+
+def _family(lora: Mapping[str, Tensor]) -> Family | None:
+    return recognised((name, tuple(tensor.shape)) for name, tensor in lora.items())
 
 
 _WRITTEN = {
     "up": ".lora_up.weight", "down": ".lora_down.weight", "mid": ".lora_mid.weight",
-    "factor": ".weight", "up_bias": ".lora_up.bias", "magnitude": ".dora_scale",
-    **{name: f".{name}.weight" for name in ("a1", "a2", "b1", "b2")},
+    "factor": ".weight", "up_bias": ".lora_up.bias", "magnitude": ".dora_scale", "oft_R": ".oft_R.weight",
+    **{name: f".{name}.weight" for name in ("a1", "a2", "b1", "b2", "bm")},
 }  # fmt: skip; every other role is its own suffix
+_ENCODER = re.compile(r"text_encoders\.(clip_l|clip_g|clip_h|t5xxl)\.transformer\.(.+)")
+_NUMBERS = {"clip_l": "1", "clip_g": "2", "t5xxl": "3"}  # of kohya's; diffusers counts the encoders that a family has
 
 
-def _kohya(base: str) -> str:
-    """ComfyUI and every trainer of SDXL name a UNet layer so; text encoders keep the generic form, which has no one kohya name."""
-    path = base.removeprefix("diffusion_model.")
-    return base if path == base else "lora_unet_" + path.replace(".", "_")
+def _kohya(base: str, family: Family | None, groups: Mapping[str, Group]) -> str:
+    """sd-scripts' name of a layer; text encoders of one's own kind keep the generic form, which has no one kohya name."""
+    encoder = _ENCODER.fullmatch(base)
+    if encoder is not None:
+        return f"lora_te{_number(encoder[1], family, groups)}_{encoder[2].replace('.', '_')}"
+    path = base.removeprefix(_OWN)
+    if path == base:
+        return base
+    if family is not None and family.key in ("sd1", "sd2"):
+        path = _diffusers_block(path)
+    return "lora_unet_" + path.replace(".", "_")
+
+
+def _number(encoder: str, family: Family | None, groups: Mapping[str, Group]) -> str:
+    """kohya's number of a text encoder: none where the model has only one."""
+    others = {found[1] for found in map(_ENCODER.fullmatch, groups) if found is not None} - {encoder}
+    alone = encoder == "clip_h" or (not others and (family is None or family.key in ("sd1", "sd2", "refiner")))
+    return "" if alone and encoder != "t5xxl" else _NUMBERS[encoder]
+
+
+def _diffusers_block(path: str) -> str:
+    """diffusers' name of a layer of a UNet with two residual blocks a level (SD1.x, SD2, SDXL), from LDM's."""
+    match = re.fullmatch(r"(input_blocks|output_blocks)\.(\d+)\.(\d)\.(.+)|middle_block\.(\d)\.(.+)", path)
+    if match is None:
+        return _outside(path)
+    if match[5] is not None:
+        middle = {"0": "resnets.0", "1": "attentions.0", "2": "resnets.1"}[match[5]]
+        return f"mid_block.{middle}.{_inside(match[6])}"
+    number, place, rest = int(match[2]), int(match[3]), match[4]
+    if match[1] == "input_blocks":
+        level, index = divmod(number - 1, 3)
+        kind = f"downsamplers.0.{'conv' if rest == 'op' else rest}" if index == 2 else ""
+        return f"down_blocks.{level}." + (kind or f"{('resnets', 'attentions')[place]}.{index}.{_inside(rest)}")
+    level, index = divmod(number, 3)
+    if rest == "conv":
+        return f"up_blocks.{level}.upsamplers.0.conv"
+    return f"up_blocks.{level}.{('resnets', 'attentions')[place]}.{index}.{_inside(rest)}"
+
+
+def _inside(rest: str) -> str:
+    """A layer inside a residual block; those of transformers have the same name in both."""
+    names = {
+        "in_layers.0": "norm1", "in_layers.2": "conv1", "emb_layers.1": "time_emb_proj", "out_layers.0": "norm2", "out_layers.3": "conv2",
+        "skip_connection": "conv_shortcut",
+    }  # fmt: skip
+    return names.get(rest, rest)
+
+
+def _outside(path: str) -> str:
+    """A layer outside the blocks."""
+    names = {
+        "input_blocks.0.0": "conv_in", "out.0": "conv_norm_out", "out.2": "conv_out", "time_embed.0": "time_embedding.linear_1",
+        "time_embed.2": "time_embedding.linear_2", "label_emb.0.0": "add_embedding.linear_1", "label_emb.0.2": "add_embedding.linear_2",
+    }  # fmt: skip
+    return names.get(path, path)
 
 
 def _plain(base: str, group: Group, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -57,11 +126,45 @@ def _plain(base: str, group: Group, dtype: torch.dtype) -> Iterator[tuple[str, T
         yield base + _WRITTEN.get(role, f".{role}"), tensor.to(kind)
 
 
-def _peft(base: str, group: Group, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def _peft(base: str, group: Group, dtype: torch.dtype, family: Family | None) -> Iterator[tuple[str, Tensor]]:
     layer = LoRA(group["up"][1], group["down"][1], float(group["alpha"][1]) if "alpha" in group else None)
     up = layer.up if layer.scale == 1.0 else layer.up.float() * layer.scale
-    yield f"{base}.lora_B.weight", up.to(dtype)
-    yield f"{base}.lora_A.weight", layer.down.to(dtype)
+    rows, columns = layer.up.shape[0], layer.down.shape[1]
+    for name, start, length in _parts(base, family, rows, columns):
+        if name.endswith("norm_out.linear") or (name.endswith("norm1_context.linear") and rows == 2 * columns):
+            up = up.roll(rows // 2, 0)  # diffusers' last norms have scale before shift
+        yield f"{name}.lora_B.weight", up[start : start + length].to(dtype).contiguous()
+        yield f"{name}.lora_A.weight", layer.down.to(dtype)
+
+
+def _parts(base: str, family: Family | None, rows: int, columns: int) -> Sequence[tuple[str, int, int]]:
+    """(diffusers' name, first row, rows) of a layer: several for a fused weight; its own name where the family is not known."""
+    encoder = _ENCODER.fullmatch(base)
+    key = None if family is None else family.key
+    if encoder is not None:
+        place = {"clip_l": "", "clip_g": "_2", "clip_h": "", "t5xxl": "_3" if key == "sd3" else "_2"}[encoder[1]]
+        return [(f"text_encoder{place}.{encoder[2]}", 0, rows)]
+    path = base.removeprefix(_OWN)
+    if path == base or key is None:
+        return [(base, 0, rows)]
+    if key in ("sd1", "sd2", "sdxl"):
+        return [(f"unet.{_diffusers_block(path)}", 0, rows)]
+    return [(f"transformer.{name}", start, length) for name, start, length in theirs(path, key, rows, columns)]
+
+
+def hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, str]:
+    """`sshs_model_hash` and `sshs_legacy_hash` as sd-scripts computes them, of the file with only its `ss_*` metadata.
+
+    The first is sha256 of everything behind the header; the second the first 8 digits of sha256 of 64 KiB from 1 MiB on.
+    """
+    whole, legacy, place = hashlib.sha256(), hashlib.sha256(), 0
+    chunks = safetensors_bytes(tensors, {key: value for key, value in metadata.items() if key.startswith("ss_")})
+    for number, chunk in enumerate(chunks):
+        if number:
+            whole.update(chunk)
+        legacy.update(chunk[max(0, 0x100000 - place) : max(0, 0x110000 - place)])
+        place += len(chunk)
+    return {"sshs_model_hash": whole.hexdigest(), "sshs_legacy_hash": legacy.hexdigest()[:8]}
 
 
 def saved_metadata(lora: Mapping[str, Tensor], title: str, more: Mapping[str, str]) -> dict[str, str]:
@@ -69,14 +172,27 @@ def saved_metadata(lora: Mapping[str, Tensor], title: str, more: Mapping[str, st
     groups, _, _ = grouped(lora, plain=False)
     ranks = sorted({group["down"][1].shape[0] for group in groups.values() if "down" in group})
     alphas = sorted({float(group["alpha"][1]) for group in groups.values() if "alpha" in group})
+    lycoris = any(set(group) - {"up", "down", "alpha"} for group in groups.values())
     entries = {
         "format": "pt",
         "modelspec.sai_model_spec": "1.0.0",
         "modelspec.title": title,
-        "ss_network_module": "networks.lora",
+        "modelspec.implementation": "https://github.com/comfyanonymous/ComfyUI",
+        "ss_network_module": "lycoris.kohya" if lycoris else "networks.lora",
+        "ss_output_name": title,
     }
     if ranks:
         entries["ss_network_dim"] = str(ranks[0]) if len(ranks) == 1 else "Dynamic"
     if alphas:
         entries["ss_network_alpha"] = f"{alphas[0]:g}" if len(alphas) == 1 else "Dynamic"
-    return {**entries, **more}
+    return {**entries, **more, **_family_metadata(_family(lora))}
+
+
+def _family_metadata(family: Family | None) -> dict[str, str]:
+    """What modelspec and kohya say of the model that a LoRA is for; nothing where it is not known."""
+    if family is None or not family.architecture:
+        return {}
+    said = {"modelspec.architecture": f"{family.architecture}/lora", "modelspec.implementation": family.implementation}
+    if family.version:
+        said["ss_base_model_version"] = family.version
+    return {**said, "ss_v2": str(family.key == "sd2")} if family.key in ("sd1", "sd2", "sdxl") else said

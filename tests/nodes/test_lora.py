@@ -1,8 +1,10 @@
 """The LoRA nodes on the open host, against the host's own LoRA loader and float64."""
 
+import hashlib
 import json
 import logging
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -236,27 +238,84 @@ def truncated(path, state):
     os.truncate(path, 900)
 
 
-@pytest.mark.parametrize(
-    ("write", "message"),
-    [
-        (truncated, "not a whole safetensors file"),
-        (lambda path, state: torch.save(state, path), "is a pickle"),
-        (lambda path, state: save_file(GONE, path), "no key matches this model"),
-        (lambda path, state: save_file({k: v[:-1].clone() if "lora_up" in k else v for k, v in state.items()}, path), "expected a weight"),
-        (lambda path, state: save_file({k: v * torch.nan for k, v in state.items()}, path), "NaN or infinite"),
-        (lambda path, state: save_file(state | GONE, path), "mark the row as partial"),
-    ],
-    ids=["truncated", "pickle", "foreign", "shapes", "nan", "partial"],
-)
-def test_bad_files(host, small, write, message):
+def with_rank(state, rank):
+    """The state with the rank of its first two up matrices changed."""
+    names = [key for key in state if "lora_up" in key][:2]
+    return {key: value[:, :rank].clone() if key in names else value for key, value in state.items()}
+
+
+def renamed_pickle(path, state):
+    torch.save(state, path.replace(".safetensors", ".pt"))
+    os.replace(path.replace(".safetensors", ".pt"), path)
+
+
+BAD = {
+    "truncated": (truncated, ["not a whole safetensors file", "download or save it again"]),
+    "empty": (lambda path, state: Path(path).write_bytes(b""), ["not a whole safetensors file", "it is empty"]),
+    "no tensors": (lambda path, state: save_file({}, path), ["it is empty"]),
+    "foreign": (lambda path, state: Path(path).write_bytes(b"GIF89a" * 40), ["not a whole safetensors file"]),
+    "a checkpoint": (lambda path, state: save_file({"model.out.2.weight": torch.ones(2)}, path), ["it holds no LoRA layer"]),
+    "a pickle by another name": (renamed_pickle, ["is a pickle", "safetensors.torch.save_file"]),
+    "another model": (lambda path, state: save_file(GONE, path), ["no key matches this model"]),
+    "mixed": (lambda path, state: save_file(state | foreign("lora_unet_double_blocks_0_img_attn_qkv", 3072), path),
+              ["1 of 25 names match no weight", "double_blocks_0", "mark the row as partial"]),
+    "shapes": (lambda path, state: save_file({k: v[:-1].clone() if "lora_up" in k else v for k, v in state.items()}, path),
+               ["expected a weight"] * 24),
+    "ranks": (lambda path, state: save_file(with_rank(state, 2), path), ["ranks differ"] * 2),
+    "nan": (lambda path, state: save_file({k: v * torch.nan for k, v in state.items()}, path), ["NaN or infinite"] * 48),
+    "infinite": (lambda path, state: save_file({k: v / 0 if "lora_up" in k else v for k, v in state.items()}, path), ["NaN or inf"] * 24),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("write", "messages"), BAD.values(), ids=BAD)
+def test_bad_files(host, small, write, messages):
+    """Refused with every problem at once (a message that is expected n times is there at least n times), and nothing is changed."""
     model = small.unet()
     before, path = small.Snapshot(model.model), os.path.join(host.models, "loras", "bad.safetensors")
     write(path, small.lora(model))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError) as error:
         host.call("LoRAStackPatch", model=model, lora_stack=[("bad.safetensors", 1.0, 1.0)])
+    assert all(str(error.value).count(message) >= messages.count(message) for message in messages), str(error.value)
     before.check(model.model)
     assert not model.injections and not model.patches
     os.remove(path)
+
+
+@pytest.mark.parametrize("extension", ["pt", "ckpt"])
+def test_pickles_are_refused_by_name(host, small, extension):
+    path = os.path.join(host.models, "loras", f"old.{extension}")
+    torch.save(small.lora(small.unet()), path)
+    with pytest.raises(ValueError, match=r"is a pickle, which can run any program .* To convert"):
+        host.call("GraftLoRAStack", rows=rows({"file": f"old.{extension}"}))
+    os.remove(path)
+
+
+def test_a_missing_file_in_a_saved_workflow(host, files):
+    """The row and near matches are named before anything runs; every missing row at once."""
+    prompt = {"1": {"class_type": "GraftLoRAStack", "inputs": {"rows": rows({"file": "lora_0.safetensors"}, {"file": "lora0.safetensors"},
+                                                                            {"file": "qqqq.safetensors"})}}}  # fmt: skip
+    result = host.run(prompt, {"stack": ["1", 0]})
+    errors = str(result["errors"])
+    assert not result["valid"] and "did you mean lora0.safetensors" in errors and "qqqq.safetensors" in errors
+
+
+def test_a_second_queue_reads_nothing(host, small, files):
+    """What the file's name leads to is garbage by then, of the same size and time: a changed strength still gives the first contents."""
+    path = os.path.join(host.models, "loras", "lora0.safetensors")
+    model = small.unet()
+    exact = small.forward(with_host_loader(small.unet(), (files["lora0.safetensors"], 0.25)))
+    host.call("LoRAStackPatch", model=model, lora_stack=host.call("GraftLoRAStack", rows=rows({"file": "lora0.safetensors"}))[0])
+    found = os.stat(path)
+    with open(path + ".new", "wb") as file:
+        file.write(b"\xff" * found.st_size)
+    os.utime(path + ".new", ns=(found.st_atime_ns, found.st_mtime_ns))
+    os.replace(path + ".new", path)
+    stack, report = host.call("GraftLoRAStack", rows=rows({"file": "lora0.safetensors", "model": 0.25}))
+    again = host.call("LoRAStackPatch", model=model, lora_stack=stack)[0]
+    assert (small.forward(again) - exact).abs().max() < 1e-4 and "0.25" in report
+    os.utime(path)  # changed on disk: noticed
+    with pytest.raises(ValueError, match="not a whole safetensors file"):
+        host.call("LoRAStackPatch", model=model, lora_stack=stack)
 
 
 def test_a_partial_row_applies_and_counts(host, small):
@@ -271,7 +330,8 @@ def test_rows_are_checked_before_anything_runs(host, files):
     assert stack.validate_inputs(rows=rows({"file": "lora0.safetensors"})) is True
     assert "did you mean lora0.safetensors" in stack.validate_inputs(rows=rows({"file": "lora_0.safetensors"}))
     assert "expected a list of 17" in stack.validate_inputs(rows=rows({"file": "lora0.safetensors", "blocks": "1"}))
-    assert "schedule is not available" in stack.validate_inputs(rows=rows({"file": "lora0.safetensors", "schedule": "0 1"}))
+    assert "expected start-end" in stack.validate_inputs(rows=rows({"file": "lora0.safetensors", "schedule": "0 1"}))
+    assert stack.validate_inputs(rows=rows({"file": "lora0.safetensors", "schedule": "0.2-0.8", "blocks": "OUTALL"})) is True
     for name in ("../secret.safetensors", "/etc/passwd", "a/../../b", "C:\\x.safetensors", "..\\x", "output/loras/../../x"):
         assert "leaves the loras folder" in stack.validate_inputs(rows=rows({"file": name})), name
 
@@ -326,8 +386,13 @@ def test_a_state_is_saved_with_its_metadata(host, small):
         def metadata(self):
             return {"ss_steps": "250"}
 
-    with safe_open(host.call("GraftSaveLoRA", state=State())[0], "pt") as file:
+    path = host.call("GraftSaveLoRA", state=State())[0]
+    with safe_open(path, "pt") as file:
         metadata = file.metadata()
+    with open(path, "rb") as file:
+        content = file.read()
+    data = content[8 + int.from_bytes(content[:8], "little") :]
+    assert metadata["sshs_model_hash"] == hashlib.sha256(data).hexdigest() and len(metadata["sshs_legacy_hash"]) == 8
     assert metadata["ss_steps"] == "250" and metadata["ss_network_dim"] == "4" and metadata["ss_network_alpha"] == "2"
     with pytest.raises(ValueError, match="exactly one"):
         host.call("GraftSaveLoRA")

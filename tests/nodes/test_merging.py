@@ -22,6 +22,17 @@ def test_merged_is_the_stack(host, small, stack, rank):
     assert (ours - direct).abs().max() < 1e-4 and "largest rank 8" in report
 
 
+def test_block_weights_are_merged_too(host, small, stack):
+    row = host.call("GraftLoRAStack", rows='{"version": 1, "rows": [{"file": "part0.safetensors", "blocks": "IN=0, M=0.5, OUT01=2"}]}')[0]
+    made, _ = host.call("GraftMergeLoRAs", lora_stack=[*row, stack[1]])
+    ours = small.forward(host.call("LoRAStackPatch", model=small.unet(), lora_model=made)[0])
+    direct = small.forward(host.call("LoRAStackPatch", model=small.unet(), lora_stack=[*row, stack[1]])[0])
+    assert (ours - direct).abs().max() < 1e-4
+    row[0].schedule = "0-0.5"
+    with pytest.raises(ValueError, match=r"part0\.safetensors: a schedule over sampling cannot be merged"):
+        host.call("GraftMergeLoRAs", lora_stack=row)
+
+
 def test_a_lower_rank_says_what_is_lost(host, small, stack):
     assert "of the change (its norm) left out" in host.call("GraftMergeLoRAs", lora_stack=stack, rank=2)[1]
 

@@ -1,6 +1,7 @@
 """Block weights: lists and names, and the blocks that they mean."""
 
 import pytest
+from graft_nodes.patches import blocks
 from graft_nodes.patches.blocks import LAYOUTS, block_of, fitting, parse, strength
 
 SD1 = [*(f"diffusion_model.input_blocks.{n}.1.w" for n in range(12)), "diffusion_model.middle_block.1.w",
@@ -40,3 +41,25 @@ def test_wrong_lists(text, message):
         return
     with pytest.raises(ValueError, match=message):
         fitting(text, SD1)
+
+
+@pytest.mark.parametrize(
+    ("layer", "block"),
+    [("input_blocks_4_1_proj_in", "IN04"), ("output_blocks.11.1.proj_in", "OUT11"), ("middle_block_1_proj_in", "M00"),
+     ("down_blocks.1.attentions.0.proj_in", "IN04"), ("down_blocks_3_resnets_1_conv1", "IN11"),
+     ("down_blocks_0_downsamplers_0_conv", "IN03"),
+     ("up_blocks_3_attentions_2_proj_in", "OUT11"), ("up_blocks_1_upsamplers_0_conv", "OUT05"), ("mid_block.attentions.0.proj_in", "M00"),
+     ("conv_in", "IN00"), ("double_blocks_3_img_attn_qkv", "D03"), ("single_transformer_blocks.4.attn.to_q", "S04"),
+     ("joint_blocks_7_x_block_attn_qkv", "L07"), ("transformer_blocks.7.attn.to_q", "L07"), ("img_in", "BASE")],
+)  # fmt: skip
+def test_the_block_of_a_layer_in_a_file(layer, block):
+    assert blocks.block_of_name(layer) == block
+    assert blocks.block_of_name(layer, flux=True) == ("D07" if layer.startswith("transformer_blocks") else block)
+
+
+def test_presets():
+    """As sd-webui-lora-block-weight's preset file has them, for 17 blocks."""
+    assert list(blocks.parse("MIDD").values()) == [1, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0]
+    assert list(blocks.parse("outall").values()) == [1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert blocks.strength(blocks.parse("ALL0.5"), "diffusion_model.double_blocks.3.x.weight") == 0.5
+    assert blocks.fitting("NONE", ["diffusion_model.layers.3.x.weight"]) == {"": 0.0}

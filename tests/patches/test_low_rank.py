@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from graft_nodes.patches import blocks
 from graft_nodes.patches.formats import Target, pieces_of, read
 from graft_nodes.patches.low_rank import best, extracted, merged
 
@@ -87,3 +88,24 @@ def test_what_cannot_be_merged_is_listed():
         assert said in str(error.value)
     with pytest.raises(ValueError, match="different models"):
         merged([("x", lora("a", 1), 1.0, 1.0), ("y", lora("a", 1, shape=(9, 10)), 1.0, 1.0)])
+
+
+def test_block_weights():
+    """The layers of each block with their own strength, whichever way the file names its blocks; what is zero is left out."""
+    names = ("input_blocks_4_1_proj_in", "middle_block_1_proj_in", "output_blocks_3_1_proj_in")
+    diffusers = ("down_blocks_1_attentions_0_proj_in", "mid_block_attentions_0_proj_in", "up_blocks_1_attentions_0_proj_in")
+    weights = blocks.parse("IN=0.5, M=0, OUT03=2")
+    for spelled in (names, diffusers):
+        state = {key: value for seed, name in enumerate(spelled) for key, value in lora(f"lora_unet_{name}", seed).items()}
+        made = merged([("x", state, 0.7, 1.0)], by_block=[weights]).state
+        for name, factor in zip(spelled, (0.5, None, 2.0), strict=True):
+            base = f"lora_unet_{name}"
+            if factor is None:
+                assert not any(key.startswith(base) for key in made)
+                continue
+            scale = float(state[f"{base}.alpha"]) / state[f"{base}.lora_down.weight"].shape[0] if f"{base}.alpha" in state else 1.0
+            exact = 0.7 * factor * scale * state[f"{base}.lora_up.weight"].flatten(1) @ state[f"{base}.lora_down.weight"].flatten(1)
+            ours = made[f"{base}.lora_up.weight"].flatten(1) @ made[f"{base}.lora_down.weight"].flatten(1)
+            assert torch.allclose(ours, exact, atol=1e-5)
+    with pytest.raises(ValueError, match=r"x: blocks: it has no D00; its blocks are BASE, IN, M, OUT"):
+        merged([("x", state, 1.0, 1.0)], by_block=[{"D00": 1.0}])
