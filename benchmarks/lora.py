@@ -205,7 +205,7 @@ def main() -> None:
     sys.argv = sys.argv[:1]
     torch.set_num_threads(args.threads)
     machine = platform.processor() or platform.machine()
-    which = f"{open_host()}, torch {torch.__version__}, {machine}, {args.threads} threads, {args.clock} clock"
+    which = f"{open_host('pytorch', True)}, torch {torch.__version__}, {machine}, {args.threads} threads, {args.clock} clock"
     print(which)
     rows = measure(args)
     lines = [f"{which}", "", "| what | value | ratio |", "|---|---|---|"]

@@ -231,7 +231,7 @@ def _injected(patcher: Any, stack: Stack) -> Any:
 
     def detached(owner: Any, unpatch_all: bool) -> None:
         if unpatch_all:
-            weights.forget(owner.model, stacks)
+            weights.forget(owner.model)
 
     injection = extension.PatcherInjection(inject=inject, eject=eject)
     injection.graft_stacks = tuple(stacks)
@@ -255,7 +255,17 @@ def patched(patcher: Any) -> list[str]:
 
 
 def _version(patcher: Any) -> weights.Version:
-    return weights.Version(patcher.model.current_weight_patches_uuid, frozenset(patcher.hook_backup))
+    model, compute = patcher.model, None
+    if hasattr(model, "manual_cast_dtype"):
+        compute = (model.manual_cast_dtype or model.get_dtype(), torch.device(patcher.load_device))
+    return weights.Version(model.current_weight_patches_uuid, frozenset(patcher.hook_backup), compute, _is_compiled(patcher))
+
+
+def _is_compiled(patcher: Any) -> bool:
+    """Whether ComfyUI's own way of compiling (TorchCompileModel, and other packs' nodes that use it) is on this patcher."""
+    from comfy.patcher_extension import WrappersMP
+
+    return "torch.compile" in patcher.wrappers.get(WrappersMP.APPLY_MODEL, {})
 
 
 def _host_patched(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> Any:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .adapters import Layer, settings
+from .schedule import Schedule
 
 Slice = tuple[int, int, int]  # (dimension, start, length): the part of a fused weight that a layer is for
 
@@ -22,24 +23,21 @@ _NOISE = 1e-3  # of the energy of rounding: raises the mean error by less than 0
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """One layer of one LoRA on one weight."""
+    """One layer of one LoRA on one weight; a schedule multiplies its strength while sampling, and works at the activations only."""
 
     layer: Layer
     strength: float
     part: Slice | None = None
+    schedule: Schedule | None = None
 
 
 class Stack:
-    """What one node puts on one model: pieces by weight name, in order; `bypass` names the weights that are handled at the activations.
-
-    `kept` is the memory that the ledger keeps for it between detaching and attaching again; it dies with the stack.
-    """
+    """What one node puts on one model: pieces by weight name, in order; `bypass` names the weights that are handled at the activations."""
 
     def __init__(self, pieces: Mapping[str, Sequence[Piece]], bypass: Iterable[str] = ()):
         self.pieces = {name: tuple(of) for name, of in pieces.items()}
         self.bypass = frozenset(bypass)
         self.serial = next(_serial)
-        self.kept: Any = None
         self._identity: str | None = None
 
     def __deepcopy__(self, memo: dict) -> Stack:
@@ -53,7 +51,7 @@ class Stack:
             for name in sorted(self.pieces):
                 for piece in self.pieces[name]:
                     layer = piece.layer
-                    what = (name, name in self.bypass, piece.strength, piece.part, settings(layer))
+                    what = (name, name in self.bypass, piece.strength, piece.part, piece.schedule, settings(layer))
                     digest.update(repr((what, [(str(t.dtype), tuple(t.shape)) for t in layer.tensors()])).encode())
                     for tensor in layer.tensors():
                         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

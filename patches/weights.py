@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from .bypass import Bypass, Wrapped, supports
 from .memory import empty
+from .schedule import Clock
 from .stack import Piece, Stack, effective, patched
 
 ATTRIBUTE = "_graft_ledger"  # on the model while anything is attached; two imports of this package share it
-_kept: weakref.WeakKeyDictionary[nn.Module, weakref.ReferenceType[Kept]] = weakref.WeakKeyDictionary()
+_kept: weakref.WeakKeyDictionary[nn.Module, Kept] = weakref.WeakKeyDictionary()  # until `forget`, or the end of the model
 
 
 @dataclass(eq=False)
@@ -42,21 +43,16 @@ class _Saved:
 
 @dataclass(eq=False)
 class Kept:
-    """Memory and results of one model that wait for the next attach; owned by the stacks that have been on it.
+    """Memory and results of one model that wait for the next attach, of whatever stack: a changed strength is another stack.
 
     `weights` are patched parameters, one a weight whatever the number of stacks that come and go; `saved` the bases of weights on a device;
-    `bypasses` adapters by module.
+    `bypasses` adapters by module, `clock` their scheduled multipliers.
     """
 
     weights: dict[str, _Kept] = field(default_factory=dict)
     saved: dict[str, _Saved] = field(default_factory=dict)
-    bypasses: dict[str, tuple[tuple[int, ...], Bypass]] = field(default_factory=dict)
-
-    def clear(self) -> None:
-        """Free everything that nothing else holds."""
-        self.weights.clear()
-        self.saved.clear()
-        self.bypasses.clear()
+    bypasses: dict[str, tuple[Hashable, Bypass]] = field(default_factory=dict)
+    clock: Clock = field(default_factory=Clock)
 
 
 @dataclass(eq=False)
@@ -79,10 +75,16 @@ class _Slot:
 
 @dataclass(frozen=True)
 class Version:
-    """What the host says about the base: `load` changes with each load, weights in `transient` hold passing contents (LoRA hooks)."""
+    """What the host says about the base: `load` changes with each load, weights in `transient` hold passing contents (LoRA hooks).
+
+    `compute` is the activations' type and device where it is known. `compiled`: torch.compile has (or will have) seen the model, so every
+    module of the kinds that a bypass is for carries an adapter of one form, and another layer set compiles nothing anew.
+    """
 
     load: Hashable = None
     transient: frozenset[str] = frozenset()
+    compute: tuple[torch.dtype, torch.device] | None = None
+    compiled: bool = False
 
 
 class Ledger:
@@ -120,23 +122,20 @@ class Ledger:
 
     def _realize(self, model: nn.Module, version: Version) -> None:
         stacks = self.stacks
-        self._adopt(model, stacks)
+        self._adopt(model)
         try:
             self._weights(model, stacks, version)
-            self._bypasses(model, stacks)
+            self._bypasses(model, stacks, version)
         except BaseException:
             self._clear(model)
             raise
         if not stacks:
             self._clear(model)
 
-    def _adopt(self, model: nn.Module, stacks: Sequence[Stack]) -> None:
-        """Go on with the memory that this model's stacks kept, and let every stack on it keep that memory from here on."""
+    def _adopt(self, model: nn.Module) -> None:
+        """Go on with the memory that was kept for this model."""
         if not self.slots and not self.wrapped:
-            self.kept = _kept_of(model) or self.kept
-        _kept[model] = weakref.ref(self.kept)
-        for stack in stacks:
-            stack.kept = self.kept
+            self.kept = _kept.setdefault(model, self.kept)
 
     def _weights(self, model: nn.Module, stacks: Sequence[Stack], version: Version) -> None:
         wanted = {name for stack in stacks for name in stack.pieces if name not in stack.bypass}
@@ -207,30 +206,35 @@ class Ledger:
             patched(base.data, effective(stacks, name, bypass=False), out=base.data)
         return made
 
-    def _bypasses(self, model: nn.Module, stacks: Sequence[Stack]) -> None:
+    def _bypasses(self, model: nn.Module, stacks: Sequence[Stack], version: Version) -> None:
         wanted = {name.rpartition(".")[0] for stack in stacks for name in stack.bypass}
+        if version.compiled and wanted:
+            parts = {name.partition(".")[0] for name in wanted}
+            wanted |= {name for name, module in model.named_modules() if name.partition(".")[0] in parts and supports(module)}
         for name in [name for name in self.wrapped if name not in wanted]:
             self.wrapped.pop(name).remove()
         for name in sorted(wanted):
-            adapter = self._bypass(model, name, stacks)
+            adapter = self._bypass(model, name, stacks, version)
             current = self.wrapped.get(name)
             if current is None or current.adapter is not adapter:
                 if current is not None:
                     current.remove()
                 self.wrapped[name] = Wrapped(model.get_submodule(name), adapter)
 
-    def _bypass(self, model: nn.Module, name: str, stacks: Sequence[Stack]) -> Bypass:
+    def _bypass(self, model: nn.Module, name: str, stacks: Sequence[Stack], version: Version) -> Bypass:
         weight, bias = f"{name}.weight", f"{name}.bias"
-        recipe = tuple(stack.serial for stack in stacks if weight in stack.bypass or bias in stack.bypass)
+        serials = tuple(stack.serial for stack in stacks if weight in stack.bypass or bias in stack.bypass)
+        recipe = serials, version.compute, version.compiled
         kept = self.kept.bypasses.get(name)
         if kept is not None and kept[0] == recipe:
             return kept[1]
         module = model.get_submodule(name)
         if not supports(module):
             raise ValueError(f"{name}: bypass works on Linear and convolution modules, not on {type(module).__name__}; use mode merge")
-        adapter = Bypass(
-            effective(stacks, weight, bypass=True), effective(stacks, bias, bypass=True), _shape(module), getattr(module, "groups", 1)
-        )
+        on_weight, on_bias = (effective(stacks, of, bypass=True) for of in (weight, bias))
+        adapter = Bypass(on_weight, on_bias, _shape(module), getattr(module, "groups", 1), self.kept.clock, version.compiled)
+        if version.compute is not None:
+            adapter.prepare(*version.compute)
         self.kept.bypasses[name] = (recipe, adapter)
         return adapter
 
@@ -278,11 +282,6 @@ def _recipe(stacks: Iterable[Stack], name: str) -> tuple[int, ...]:
     return tuple(stack.serial for stack in stacks if name in stack.pieces and name not in stack.bypass)
 
 
-def _kept_of(model: nn.Module) -> Kept | None:
-    reference = _kept.get(model)
-    return None if reference is None else reference()
-
-
 def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     path, _, attribute = name.rpartition(".")
     module = model.get_submodule(path)
@@ -323,13 +322,22 @@ def bases(model: nn.Module) -> dict[str, nn.Parameter]:
     return {} if ledger is None else {name: slot.base for name, slot in ledger.slots.items()}
 
 
-def forget(model: nn.Module, stacks: Iterable[Stack]) -> None:
-    """Free what is kept for the next attach of these stacks, and of any other while none is on the model."""
-    kept = _kept_of(model)
-    if kept is not None and ATTRIBUTE not in model.__dict__:
-        kept.clear()
-    for stack in stacks:
-        stack.kept = None
+def tick(model: nn.Module, percent: float) -> None:
+    """Set the scheduled strengths of what is attached to what holds when `percent` (0 to 1) of sampling is done."""
+    ledger = model.__dict__.get(ATTRIBUTE)
+    if ledger is not None:
+        ledger.kept.clock.tick(percent)
+
+
+def forget(model: nn.Module) -> None:
+    """Free what is kept for this model's next attach, unless something is attached."""
+    if ATTRIBUTE not in model.__dict__:
+        _kept.pop(model, None)
+
+
+def is_kept(model: nn.Module) -> bool:
+    """Whether memory waits for this model's next attach."""
+    return model in _kept
 
 
 def plan(

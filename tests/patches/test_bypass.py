@@ -4,6 +4,7 @@ import pytest
 import torch
 from graft_nodes.patches.adapters import Diff, LoRA
 from graft_nodes.patches.bypass import Bypass, Wrapped, supports
+from graft_nodes.patches.schedule import Clock, Schedule
 from graft_nodes.patches.stack import Piece
 from torch import nn
 
@@ -113,7 +114,7 @@ def test_among_other_wrappers_that_go_in_the_order_they_came(ours_first):
             other.on()
             wrapped = Wrapped(module, adapter())
         alone = adapter()
-        assert torch.allclose(module(x), alone(module, (x,), {}, before) + 1, atol=1e-5)
+        assert torch.allclose(module(x), alone(module, x, before) + 1, atol=1e-5)
         for each in (wrapped.remove, other.off) if ours_first else (other.off, wrapped.remove):
             each()
         assert torch.equal(module(x), before)
@@ -128,3 +129,57 @@ def test_under_torch_compile_a_change_is_seen():
             assert torch.allclose(compiled(x), module(x))
             wrapped.remove()
             assert torch.allclose(compiled(x), module(x))
+
+
+def test_activations_of_one_dimension():
+    module, x = nn.Linear(7, 5).requires_grad_(False), random(7)
+    alone, before = adapter(), module(x)
+    Wrapped(module, alone)
+    assert torch.allclose(module(x), alone(module, x[None], before[None])[0], atol=1e-5)
+
+
+def scheduled(shape):
+    """Pieces with a schedule, one without, a difference with another one, and the weights' changes at a multiplier of each."""
+    rising, late = Schedule(((0.0, 0.0), (1.0, 2.0))), Schedule.between(0.5, 1.0)
+    pieces = [Piece(factors(shape), 0.7, schedule=rising), Piece(factors(shape, 5), -0.3), Piece(Diff(random(*shape)), 0.5, schedule=late)]
+
+    def patched(weight, percent):
+        return weight + sum(
+            piece.strength * (1.0 if piece.schedule is None else piece.schedule.at(percent)) * piece.layer.delta(shape) for piece in pieces
+        )
+
+    return pieces, patched
+
+
+@pytest.mark.parametrize("name", ["linear", "conv stride", "conv groups"])
+def test_scheduled_strengths(name):
+    build, shape = MODULES[name]
+    module, x, clock = build().requires_grad_(False), random(*shape), Clock()
+    pieces, patched = scheduled(module.weight.shape)
+    bias = [Piece(Diff(random(*module.bias.shape)), 2.0, schedule=pieces[0].schedule)]
+    wrapped = Wrapped(module, Bypass(pieces, bias, module.weight.shape, getattr(module, "groups", 1), clock))
+    found = {}
+    for percent in (0.0, 0.25, 0.75):
+        clock.tick(percent)
+        found[percent] = module(x)
+    wrapped.remove()
+    base, offset = module.weight.clone(), module.bias.clone()
+    for percent, result in found.items():
+        module.weight.copy_(patched(base, percent))
+        module.bias.copy_(offset + 2.0 * bias[0].layer.diff * percent * 2.0)
+        assert torch.allclose(result, module(x), rtol=0, atol=1e-4), percent
+
+
+def test_one_form_for_torch_compile():
+    """Any pieces, or none, give adapters that the guards of a compiled module cannot tell apart."""
+    module, x = nn.Sequential(nn.Linear(7, 5), nn.SiLU()).requires_grad_(False), random(2, 7)
+    compiled = torch.compile(module, backend="eager")
+    sets = [[], [Piece(factors((5, 7), 3), 1.0)], [Piece(factors((5, 7), rank), 0.5) for rank in (4, 8, 16)], [Piece(factors((5, 7)), 0.1)]]
+    with torch.no_grad():
+        for number, pieces in enumerate(sets):
+            one = Bypass(pieces, [], (5, 7), compiled=True)
+            one.prepare(torch.float32, torch.device("cpu"))
+            wrapped = Wrapped(module[0], one)
+            with torch._dynamo.config.patch(error_on_recompile=number > 0):
+                assert torch.allclose(compiled(x), module(x), atol=1e-6)
+            wrapped.remove()

@@ -149,7 +149,7 @@ def test_forgotten_memory_is_free():
     live = weakref.ref(of.get_parameter("0.weight"))
     detach(of, "a")
     assert live() is not None
-    weights.forget(of, [two])
+    weights.forget(of)
     assert live() is None
 
 
@@ -247,15 +247,16 @@ def test_memory_over_the_base_is_the_touched_weights():
     assert touched <= Peak.highest <= 1.05 * touched, (touched, Peak.highest)
 
 
-def test_kept_memory_goes_with_the_stack():
+def test_kept_memory_goes_with_the_model():
     import weakref
 
     of, one = model(), stack(model(), ["0.weight"])
     attach(of, "a", [one])
     live = weakref.ref(of.get_parameter("0.weight"))
     detach(of, "a")
-    assert live() is not None
-    del one
+    gc.collect()
+    assert live() is not None and weights.is_kept(of)
+    del of
     gc.collect()
     assert live() is None
 

@@ -1,0 +1,72 @@
+"""How a LoRA's strength changes over sampling: a multiplier by the share of sampling that is done."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A multiplier through points (percent, multiplier), straight between them, constant before the first and after the last.
+
+    `percent` is 0 at the start of sampling (all noise) and 1 at its end, as ComfyUI counts start_percent and end_percent. Two points at one
+    percent are a step: from there on the second counts. Raises ValueError unless there are points, finite and in order from 0 to 1.
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        percents = [percent for percent, _ in self.points]
+        finite = all(math.isfinite(number) for point in self.points for number in point)
+        if not self.points or not finite or percents != sorted(percents) or percents[0] < 0.0 or percents[-1] > 1.0:
+            raise ValueError(f"a schedule needs points (percent, multiplier) in order, with percents from 0 to 1; got {self.points}")
+
+    @classmethod
+    def between(cls, start: float, end: float) -> Schedule:
+        """1 from start to end, both included, and 0 outside."""
+        before = ((0.0, 0.0), (start, 0.0)) if start > 0.0 else ()
+        after = ((math.nextafter(end, 2.0), 0.0),) if end < 1.0 else ()
+        return cls((*before, (start, 1.0), (end, 1.0), *after))
+
+    def at(self, percent: float) -> float:
+        """The multiplier when `percent` of sampling is done."""
+        after = bisect.bisect_right(self.points, percent, key=lambda point: point[0])
+        if after == 0:
+            return self.points[0][1]
+        (left, low), (right, high) = self.points[after - 1], self.points[min(after, len(self.points) - 1)]
+        return low if right <= left else low + (high - low) * (percent - left) / (right - left)
+
+
+class Clock:
+    """The multipliers that hold now, one place a schedule, in one tensor that adapters read; place 0 is always 1.
+
+    `tick` writes into the same memory, so that nothing is computed or compiled anew when sampling goes on.
+    """
+
+    def __init__(self, places: int = 64) -> None:
+        self._schedules: dict[Schedule, int] = {}
+        with torch.inference_mode(False):
+            self.values = torch.ones(places)
+
+    def place(self, schedule: Schedule | None) -> int:
+        """The index of a schedule's multiplier in `values`; it stands at the start of sampling until the next tick."""
+        if schedule is None:
+            return 0
+        index = self._schedules.setdefault(schedule, len(self._schedules) + 1)
+        if index >= len(self.values):
+            raise ValueError(f"at most {len(self.values) - 1} different schedules work on one model; use fewer")
+        self.values[index] = schedule.at(0.0)
+        return index
+
+    def to(self, device: torch.device) -> None:
+        """Move the multipliers to the device of the activations."""
+        self.values = self.values.to(device)
+
+    def tick(self, percent: float) -> None:
+        """Set every multiplier to what holds when `percent` of sampling is done."""
+        for schedule, index in self._schedules.items():
+            self.values[index] = schedule.at(percent)

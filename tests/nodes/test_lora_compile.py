@@ -1,0 +1,60 @@
+"""Under ComfyUI's own way of compiling a model, another LoRA stack compiles nothing anew, and gives what it gives without compiling."""
+
+import pytest
+import torch
+
+BACKEND = "eager"  # guards are the same for every backend; this one needs no C++ compiler
+
+
+def run(patcher, small):
+    """One prediction through the patcher's wrappers, as sampling makes it."""
+    small.load(patcher)
+    generator = torch.Generator().manual_seed(0)
+    x, context = torch.randn(2, 4, 8, 8, generator=generator), torch.randn(2, 5, 24, generator=generator)
+    options = {**patcher.model_options.get("transformer_options", {}), "sigmas": torch.ones(2)}
+    options["wrappers"] = {kind: {key: list(of) for key, of in keyed.items()} for kind, keyed in patcher.wrappers.items()}
+    with torch.inference_mode():
+        return patcher.model.apply_model(x, torch.ones(2), c_crossattn=context, transformer_options=options)
+
+
+@pytest.mark.parametrize("order", ["stack after compile", "stack before compile"])
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("mode", ["merge", "bypass"])
+def test_another_stack_compiles_nothing(host, small, mode, inference, order):
+    helpers = pytest.importorskip("comfy_api.torch_helpers", reason="the embedded host does not compile")
+    from graft_nodes.host import lora
+
+    with torch.inference_mode(inference):
+        model = small.unet(channels=32, mult=(1,), depth=(1,))
+    before = small.Snapshot(model.model)
+
+    def stacked(base, states, strength):
+        return lora.graft(base, None, [lora.Entry(str(n), state, strength) for n, state in enumerate(states)], mode).model
+
+    def compiled(base):
+        clone = base.clone()
+        helpers.set_torch_compile_wrapper(model=clone, backend=BACKEND)
+        return clone
+
+    def patched(states, strength):
+        return compiled(stacked(model, states, strength)) if "before" in order else stacked(compiled(model), states, strength)
+
+    first = [small.lora(model, 1)]
+    torch._dynamo.reset()
+    run(patched(first, 1.0), small)
+    changes = {
+        "the same": (first, 1.0),
+        "strength": (first, 0.5),
+        "file": ([small.lora(model, 2)], 1.0),
+        "rank": ([small.lora(model, 2, rank=12)], 1.0),
+        "layer set": ([small.lora(model, 2, part="attn1")], 1.0),
+        "number": ([small.lora(model, seed, rank=seed) for seed in (3, 4, 5)], 0.5),
+    }
+    for change, (states, strength) in changes.items():
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            found = run(patched(states, strength), small)
+        wanted = run(stacked(model, states, strength), small)
+        assert torch.allclose(found, wanted, atol=1e-5), change
+    small.load(model)
+    before.check(model.model)
+    torch._dynamo.reset()
