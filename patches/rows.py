@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
 from . import blocks
+from .schedule import Schedule
 
 VERSION = 1
 EMPTY = '{"version": 1, "rows": []}'
@@ -16,7 +18,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "file": (str,), "on": (bool,), "model": (Real,), "clip": (Real,), "blocks": (str,), "schedule": (str,), "partial": (bool,),
 }  # fmt: skip
 _SAID = {str: "text", bool: "true or false", Real: "a number"}
-_NOT_YET = ("schedule",)
+_RANGE = re.compile(r"([\d.]+%?)\s*-\s*([\d.]+%?)")
 
 
 class StackRow(tuple):
@@ -88,13 +90,50 @@ def _row_problems(row: Mapping[str, Any]) -> Iterable[str]:
             yield f"{name}: expected {_SAID[_FIELDS[name][0]]}, got {value!r}"
         elif name in ("model", "clip") and not math.isfinite(row[name]):
             yield f"{name}: expected a finite number, got {value}"
-        elif name in _NOT_YET and value:
-            yield f"{name} is not available in this version of Graft; leave it empty"
-        elif name == "blocks" and isinstance(value, str) and value.strip():
+        elif name in ("blocks", "schedule") and isinstance(value, str) and value.strip():
             try:
-                blocks.parse(value)
+                (blocks.parse if name == "blocks" else schedule_of)(value)
             except ValueError as error:
                 yield str(error)
+
+
+def schedule_of(text: str) -> Schedule | None:
+    """The schedule of a row: "0.2-0.8" (on from start to end), or points "0:1, 0.5:0.3, 1:0" (share of sampling: strength); None of "".
+
+    Shares are from 0 (all noise) to 1, or in percent ("20%-80%"). Raises ValueError that says what is wrong.
+    """
+    if not text.strip():
+        return None
+    span = _RANGE.fullmatch(text.strip())
+    if span is not None:
+        start, end = _share(span[1]), _share(span[2])
+        if not 0.0 <= start < end <= 1.0:
+            raise ValueError(f"schedule: expected a start before an end, both from 0 to 1, got {text.strip()!r}")
+        return Schedule.between(start, end)
+    points = []
+    for part in filter(None, (part.strip() for part in text.replace("\n", ",").split(","))):
+        share, found, strength = part.partition(":")
+        if not found:
+            raise ValueError(f"schedule: expected start-end such as 0.2-0.8, or points such as 0:1, 0.5:0.3, 1:0; got {text.strip()!r}")
+        points.append((_share(share.strip()), _number(strength.strip())))
+    shares = [share for share, _ in points]
+    if shares != sorted(shares) or shares[0] < 0.0 or shares[-1] > 1.0:
+        raise ValueError(f"schedule: expected points in order, from 0 to 1, got {text.strip()!r}")
+    return Schedule(tuple(points))
+
+
+def _share(text: str) -> float:
+    return _number(text[:-1]) / 100.0 if text.endswith("%") else _number(text)
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"schedule: expected numbers, got {text!r}")
+    return value
 
 
 def _row(row: dict[str, Any]) -> StackRow:

@@ -4,7 +4,8 @@ import copy
 import json
 
 import pytest
-from graft_nodes.patches.rows import EMPTY, StackRow, parse, rows_of
+from graft_nodes.patches.rows import EMPTY, StackRow, parse, rows_of, schedule_of
+from graft_nodes.patches.schedule import Schedule
 
 
 def rows(*listed, version=1):
@@ -36,7 +37,10 @@ def test_defaults_and_rows_that_are_off():
         ('{"version": 1, "rows": [{"file": "a", "clip": NaN}]}', "finite"),
         (rows({"file": "a", "strength": 1}), "unknown field 'strength'"),
         (rows({"file": "a", "blocks": "1,0"}), "expected a list of 17"),
-        (rows({"file": "a", "schedule": "0-1"}), "schedule is not available in this version"),
+        (rows({"file": "a", "schedule": "x"}), r"schedule: expected start-end such as 0\.2-0\.8"),
+        (rows({"file": "a", "schedule": "0.8-0.2"}), "a start before an end"),
+        (rows({"file": "a", "schedule": "0:1, 2:0"}), "points in order, from 0 to 1"),
+        (rows({"file": "a", "schedule": "0:1, 0.5:x"}), "expected numbers, got 'x'"),
     ],
 )
 def test_bad_json(text, message):
@@ -53,5 +57,12 @@ def test_every_row_is_in_the_one_error():
 def test_rows_of_other_packs():
     assert rows_of([("a", 1, 0.5), ["b", 2, 2]]) == [("a", 1.0, 0.5), ("b", 2.0, 2.0)]
     assert rows_of([StackRow("a", 1, 1, partial=True)])[0].partial
-    with pytest.raises(ValueError, match=r"row 1: expected .*\n.*row 2 .*schedule is not available"):
+    with pytest.raises(ValueError, match=r"row 1: expected .*\n.*row 2 .*schedule: expected start-end"):
         rows_of([("a", 1), StackRow("b", 1, 1, schedule="x")])
+
+
+def test_schedules():
+    assert schedule_of(" ") is None
+    assert schedule_of("20%-80%") == schedule_of("0.2 - 0.8") == Schedule.between(0.2, 0.8)
+    assert schedule_of("0:1, 50%:0.3,\n1:0").points == ((0.0, 1.0), (0.5, 0.3), (1.0, 0.0))
+    assert parse(rows({"file": "a", "schedule": "0-0.5"}))[0].schedule == "0-0.5"
