@@ -31,8 +31,8 @@ class Watch:
     """What the caller wants to hear of: each is called from the loop and may raise to end it (an interruption, a full disk).
 
     `stepped(step, moved, validation)` after every step, `keep(state)` every `snapshot_every` steps, or when `snapshot_minutes` have passed
-    since the last (0 is never), and before an exception leaves the loop. `best(state, earlier)` when the held-out loss is the lowest so
-    far; `earlier` is the step that was the best until then. `preview(denoiser, step, average)` every `preview_every` steps with the trained
+    since the last (0 is never), and before an exception leaves the loop. `best(state)` when the held-out loss is the lowest so
+    far. `preview(denoiser, step, average)` every `preview_every` steps with the trained
     weights installed, and again with their average; it must not draw from a global generator. `average(state, width, lora)` every
     `snapshots` steps of the run's EMASettings, and again when training goes on from such a step: a state without tensors, a relative width,
     and a callable that gives that power-function average as a LORA_MODEL. `stop()` is asked after every step: True ends the loop there.
@@ -41,7 +41,7 @@ class Watch:
     stepped: Callable[[int, Moved, float | None], None] | None = None
     keep: Callable[[TrainState], None] | None = None
     average: Callable[[TrainState, float, Callable[[], dict[str, Tensor]]], None] | None = None
-    best: Callable[[TrainState, int | None], None] | None = None
+    best: Callable[[TrainState], None] | None = None
     preview: Callable[[Denoiser, int, bool], None] | None = None
     stop: Callable[[], bool] | None = None
     validate_every: int = 0
@@ -140,7 +140,7 @@ def _validate_(work: Workspace, watch: Watch) -> float | None:
         earlier = work.best
         work.validation.append((work.step, value))
         if watch.best is not None and work.step and (earlier is None or value < earlier[1]):
-            watch.best(work.state(), None if earlier is None else earlier[0])
+            watch.best(work.state())
     return value
 
 

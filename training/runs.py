@@ -64,12 +64,14 @@ def run(
             notes.append(_said(found.state.step, state.step + steps, found.partial))
             differing = [f"{name} {value}, now {store.versions.get(name)}" for name, value in sorted(found.versions.items())
                          if store.versions.get(name) != value]  # fmt: skip
+            store.prune(at, state.step)  # what a run that was killed left behind
             if differing:
                 notes.append(f"it was made with {'; '.join(differing)}")
     left = state.step + steps - at.step
     if left == 0 and old is None:
         if store is not None and folder is not None:
             store.promote(folder)
+            store.drop_partial(target)
         return _outcome(store, at, folder, 0, 0.0, notes)
     began, begun = at.step, time.perf_counter()
     if left:
@@ -109,8 +111,8 @@ def _keeping(watch: Watch, store: Store | None, before: TrainState, target: str,
         else:
             store.save_partial(state, target)
 
-    def best(state: TrainState, earlier: int | None) -> None:
-        store.save_best(state, earlier if earlier is not None and earlier > before.step else None)
+    def best(state: TrainState) -> None:
+        store.save_best(state, before.step)
 
     averages = partial(snapshots.write, store.folder)
     return replace(watch, keep=snapshot, best=best if keep != "last" else None, average=averages)

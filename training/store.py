@@ -75,14 +75,20 @@ class Store:
         if record["kind"] not in ("result", "partial"):
             write_record(folder, {**{key: value for key, value in record.items() if key != "sha256"}, "kind": "result"})
 
-    def save_best(self, state: TrainState, earlier: int | None) -> Path:
-        """Keep the state with the lowest held-out loss so far in place of the one at step `earlier`, where that is not kept for more."""
+    def save_best(self, state: TrainState, since: int) -> Path:
+        """Keep the state with the lowest held-out loss so far in place of those that were it since step `since`; its folder."""
         folder = self.save(state, "best")
-        if earlier:
-            old = self.result_folder(key_of(state.start.digest, until(state.position, earlier)))
-            if old != folder and _kind(old) == "best":
-                remove(old)
+        self.prune(state, since)
         return folder
+
+    def prune(self, state: TrainState, since: int) -> None:
+        """Remove states after step `since` on the way to `state` that are kept as the best so far, and are not; results stay."""
+        best = state.history.best
+        for step, _ in state.history.validation:
+            folder = self.result_folder(key_of(state.start.digest, until(state.position, step)))
+            outdated = since < step <= state.step and best is not None and step != best[0]
+            if outdated and folder.is_dir() and (_kind(folder) == "best" or not (folder / "state.json").exists()):
+                remove(folder)
 
     def best(self, state: TrainState) -> Path | None:
         """Where the state with the lowest held-out loss on the way to `state` is kept, if it is."""

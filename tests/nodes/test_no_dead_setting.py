@@ -18,7 +18,7 @@ from PIL import Image
 NODES = ("GraftDataset", "GraftAdapter", "GraftOptimizer", "GraftObjective", "GraftEMA", "GraftTrainStart", "TrainStep")
 SETTINGS = {"GraftAdapter": "adapter", "GraftOptimizer": "optimizer", "GraftObjective": "objective", "GraftEMA": "ema"}
 BASE = {
-    "GraftDataset": {"folder": "dead", "resolution": 128, "validation": 0.25},
+    "GraftDataset": {"folder": "dead", "resolution": 128, "bucket_step": 32, "validation": 0.25},
     "GraftAdapter": {"rank": 2},
     "GraftOptimizer": {"learning_rate": 1e-3, "batch_size": 2, "precision": "float32"},
     "GraftEMA": {"schedule": "constant", "decay": 0.5},
@@ -49,7 +49,7 @@ CASES: dict[str, dict[str, Case]] = {
         "clip": Case("other"),
         "resolution": Case(192),
         "buckets": Case(False),
-        "bucket_step": Case(128),
+        "bucket_step": Case(64),
         "captions": Case("folder"),
         "repeats": Case(3),
         "flip": Case(1.0),
@@ -61,7 +61,7 @@ CASES: dict[str, dict[str, Case]] = {
         "validation": Case(0.5),
         "filters": Case("blacklist_tags: [one]"),
         "regularisation": Case("regular"),
-        "regularisation_share": Case(0.75, REGULAR),
+        "regularisation_share": Case(0.75, {**REGULAR, "GraftOptimizer": {"batch_size": 4}}),
     },
     "GraftAdapter": {
         "kind": Case("locon", {"GraftAdapter": {"targets": "all"}}),
@@ -98,7 +98,7 @@ CASES: dict[str, dict[str, Case]] = {
     },
     "GraftObjective": {
         "loss": Case("huber"),
-        "weighting": Case("min-snr", EPS),
+        "weighting": Case("debiased", EPS),
         "gamma": Case(0.1, {**EPS, "GraftObjective": {"weighting": "min-snr"}}),
         "offset_noise": Case(0.5),
         "pyramid_noise": Case(0.5),
@@ -137,7 +137,7 @@ CASES: dict[str, dict[str, Case]] = {
     "TrainStep": {
         "state": Case("step 1"),
         "steps": Case(1),
-        "epochs": Case(0.5),
+        "epochs": Case(1.0),
         "validate_every": Case(1, changes="history"),
         "preview_every": Case(1, PREVIEWS, changes="pictures"),
         "snapshot_every": Case(1, {"TrainStep": {"keep": "every"}}, changes="files"),
@@ -147,7 +147,7 @@ CASES: dict[str, dict[str, Case]] = {
         "optimizer": Case({"learning_rate": 5e-3}),
         "objective": Case({"loss": "huber"}),
         "keep": Case("every", {"TrainStep": {"snapshot_every": 1}}, changes="files"),
-        "snapshot_minutes": Case(1e-9, {"TrainStep": {"keep": "every"}}, changes="snapshots"),
+        "snapshot_minutes": Case(1e-9, changes="snapshots"),
         "tensorboard": Case(True, changes="files"),
     },
 }
@@ -179,8 +179,19 @@ class Lab:
     def other(self, thing):
         """The demo's model, CLIP or VAE with slightly different weights."""
         made = self.host.call("GraftDemo")[{"model": 0, "clip": 1, "vae": 2}[thing]]
-        place = {"model": "model", "clip": "cond_stage_model", "vae": "first_stage_model"}[thing]
-        with torch.no_grad():
+        if thing == "vae":  # it has no weights: another class, of darker pictures
+
+            class Darker(type(made)):
+                def encode(self, pixels):
+                    return super().encode(pixels * 0.8)
+
+                def decode(self, latents):
+                    return super().decode(latents) * 0.8
+
+            made.__class__ = Darker
+            return made
+        place = {"model": "model", "clip": "cond_stage_model"}[thing]
+        with torch.inference_mode():
             for p in getattr(made, place).parameters():
                 p.mul_(1.05)
         return made

@@ -34,9 +34,9 @@ from graft_nodes.training.state import begin
 
 torch.set_num_threads(1)
 store.BLOCK = 3
-STEPS = 8
+STEPS = 4
 DENOISER, DATASET = Lab.Flow(), Lab.pictures(held_out=[9])
-_PLAIN = Lab.state(DENOISER, DATASET, AdapterSettings(targets="all", rank=1, pattern="blocks.0.ff"), ema=False)
+_PLAIN = Lab.state(DENOISER, DATASET, AdapterSettings(targets="all", rank=1, pattern="blocks.0.ff"), ema=False, optimizer="sgd")
 _EMA = EMASettings("ramp", snapshots=4, widths=(0.1, 0.2))
 START = begin(DENOISER.module, type(_PLAIN.start)("model", DATASET.digest, _PLAIN.start.adapter, _EMA, 3), _PLAIN.settings)
 
@@ -205,4 +205,5 @@ def at_random(root: Path, times: int) -> dict:
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
+    train(place / "warm")  # what is imported at first use is imported before the forks
     print(json.dumps(enumerated(place) if sys.argv[2] == "enumerate" else at_random(place, int(sys.argv[3]))))

@@ -24,9 +24,9 @@ def _killing(folder, *arguments):
 
 def test_killed_at_everything_that_the_store_asks_of_the_disk(tmp_path):
     told = _killing(tmp_path, "enumerate")
-    assert told["killed"] > 100
+    assert told["killed"] > 60
     kinds = [name.split("/")[1] if "/" in name else name for name in told["files"]]
-    assert "history" in kinds and "averages" in kinds and sum(name.endswith("state.json") for name in told["files"]) in (1, 2)
+    assert "history" in kinds and "averages" in kinds and sum(name.endswith("state.json") for name in told["files"]) == 1
     assert not [name for name in told["files"] if "partial" in name]
 
 
@@ -79,5 +79,5 @@ def test_nothing_is_renamed_before_it_is_on_disk_and_no_record_before_what_it_na
         between = [event for event in events[at + 1 : after] if event[0] in ("rename", "unlink")]
         assert not between, f"{between[0]} came before the folder of {target} was synced"
     for at, event in enumerate(events):
-        if event[0] == "mkdir":
+        if event[0] == "mkdir" and event[1].startswith(str(tmp_path)):
             assert ("fsync", os.path.dirname(event[1])) in events[at:], f"{event[1]} was never synced into its folder"
