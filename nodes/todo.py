@@ -78,8 +78,8 @@ class ApplyToDo(io.ComfyNode):
         settings = ToDoSettings.parse(factor, max_depth, depth_factors, method, start_percent, end_percent, phase, disable_after)
         patched, todo, notes = host.todo.apply_todo(model, settings)
         shape = None if latent is None else tuple(latent["samples"].shape)
-        text = todo_report.report_text(todo, shape, notes)
-        return io.NodeOutput(patched, text, ui={"graft_todo": [todo_report.report_data(todo, shape, notes)]})
+        data = todo_report.report_data(todo, shape, notes)
+        return io.NodeOutput(patched, data["text"], ui={"graft_todo": [data]})
 
 
 NODES = [ApplyToDo]

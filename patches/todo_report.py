@@ -23,10 +23,15 @@ def report_rows(todo: ToDo, latent: Sequence[int] | None = None) -> list[DepthRe
 
 
 def report_data(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence[str] = ()) -> dict[str, Any]:
-    """The report as JSON values, for the editor.
+    """The report as JSON values, which the node sends to the editor as `output.graft_todo[0]`.
 
-    `{"version": 1, "depths": [{depth, factor, before: [h, w] | null, after, frames, patched, skipped}], "saving": 0..1 | null,
-    "method", "phase", "start_percent", "end_percent", "disable_after", "transformer": class name | null, "notes": [text]}`
+    - `version`: 1.
+    - `depths`: one entry a depth that the model has, finest first: `depth` (from 1), `factor`, `before` and `after` (token grids [height,
+      width], null without a latent), `frames` (grids a sequence has), `patched` and `skipped` (self-attention blocks).
+    - `saving`: share of the self-attention's products that is saved, 0 to 1; null without a latent.
+    - `method`, `phase`, `start_percent`, `end_percent`, `disable_after`: as given.
+    - `transformer`: the class's name, null for a UNet.
+    - `notes`: sentences. `text`: the whole report in words.
     """
     rows, settings = report_rows(todo, latent), todo.settings
     return {
@@ -41,7 +46,7 @@ def report_data(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence
         "saving": None if latent is None else attention_saving(rows),
         "method": settings.method, "phase": settings.phase, "start_percent": settings.start_percent, "end_percent": settings.end_percent,
         "disable_after": settings.disable_after, "transformer": todo.name if isinstance(todo, TransformerToDo) else None,
-        "notes": list(notes),
+        "notes": list(notes), "text": report_text(todo, latent, notes),
     }
 
 
