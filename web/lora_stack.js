@@ -99,8 +99,10 @@ class Rows {
 
   /** A change of the list: drawn anew; `focus` finds what has the focus afterwards. */
   restructure(change, focus) {
-    this.edited(change)
-    this.draw()
+    this.edited(() => {
+      change()
+      this.draw()
+    })
     this.check()
     focus?.()
   }
@@ -184,14 +186,13 @@ class Rows {
     this.list.children[this.rows.indexOf(row)]?.querySelector(selector)?.focus()
   }
 
+  /** Make the node fit its rows; within a change, so that undoing it is one step. */
   refit() {
-    requestAnimationFrame(() => {
-      const height = this.height()
-      if (height === this.drawnHeight) return
-      const grown = this.drawnHeight === undefined || height > this.drawnHeight
-      this.drawnHeight = height
-      if (this.node.graph) fit(this.node, !grown)
-    })
+    const height = this.height()
+    if (height === this.drawnHeight || !this.element.isConnected) return
+    const grown = this.drawnHeight === undefined || height > this.drawnHeight
+    this.drawnHeight = height
+    fit(this.node, !grown)
   }
 
   draw() {
@@ -235,7 +236,7 @@ class Rows {
     const button = el('button', { class: `graft-icon ${kind}`, type: 'button', title: label, 'aria-label': label, 'aria-expanded': String(opened.has(row)) }, sign)
     button.addEventListener('click', () => {
       if (!opened.delete(row)) opened.add(row)
-      this.draw()
+      changing(() => this.draw())
       this.check()
       this.focus(row, `.${kind}`)
     })

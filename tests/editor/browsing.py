@@ -26,7 +26,7 @@ class Editor:
     def __init__(self, browser: Any, address: str, modern: bool) -> None:
         self.address, self.modern = address, modern
         self.page = browser.new_page(viewport={"width": 1600, "height": 1000})
-        self.page.set_default_timeout(60_000)
+        self.page.set_default_timeout(120_000)
         self.errors: list[str] = []
         self.page.on("console", lambda message: self._note(message.text, message.location) if message.type == "error" else None)
         self.page.on("pageerror", lambda error: self._note(str(error), {}))
@@ -40,8 +40,9 @@ class Editor:
     def open(self) -> None:
         """Load the page (again) and wait until the graph is there."""
         self.page.goto(self.address)
-        self.page.wait_for_function("window.app && window.app.extensionManager && window.app.canvas && window.app.extensions?.length")
-        self.page.wait_for_function("() => window.LiteGraph && LiteGraph.registered_node_types['GraftLoRAStack']")
+        self.page.wait_for_function("window.app?.extensionManager && window.app.canvas && window.app.extensions?.length")
+        self.page.wait_for_function("() => window.LiteGraph?.registered_node_types['GraftLoRAStack']")
+        self.page.wait_for_function("app.extensionManager.workflow.activeWorkflow?.changeTracker")
         self.page.wait_for_timeout(1500)
         self.page.keyboard.press("Escape")
         self.page.evaluate("on => app.extensionManager.setting.set('Comfy.VueNodes.Enabled', on)", self.modern)
@@ -54,7 +55,7 @@ class Editor:
 
     def clear(self) -> None:
         """An empty graph at scale 1."""
-        self.do("() => { app.graph.clear(); app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]; app.canvas.setDirty(true, true) }")
+        self.do("() => { app.canvas.setGraph(app.rootGraph ?? app.graph); app.graph.clear(); app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]; app.canvas.setDirty(true, true) }")
 
     def add(self, kind: str, x: float, y: float, title: str = "", **values: Any) -> int:
         """Put a node into the graph; its id. Values go to widgets by name."""
@@ -100,6 +101,8 @@ class Editor:
         """Open a saved workflow."""
         self.do("(workflow) => app.loadGraphData(workflow)", workflow)
         self.page.wait_for_timeout(1000)
+        self.do("() => { app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]; app.canvas.setDirty(true, true) }")
+        self.page.wait_for_timeout(200)
 
     def queue(self) -> None:
         """Press Run."""
@@ -115,7 +118,7 @@ class Editor:
 
     def undo(self) -> None:
         """Ctrl+Z with the focus on the canvas."""
-        self.page.mouse.click(1500, 930)
+        self.page.mouse.click(800, 880)
         self.page.wait_for_timeout(200)
         self.page.keyboard.press("Control+z")
         self.page.wait_for_timeout(1000)

@@ -138,6 +138,8 @@ def test_saved_loaded_and_copied_it_is_the_same(stack):
     assert [one["widgets_values"] for one in again["nodes"]] == [one["widgets_values"] for one in before["nodes"]]
     editor.do("(id) => { const c = app.canvas; c.selectNode(c.graph.getNodeById(id)); c.copyToClipboard(); c.pasteFromClipboard() }", node)
     editor.page.wait_for_timeout(500)
+    editor.do("() => { app.graph.nodes[1].pos = [700, 150]; app.canvas.setDirty(true, true) }")
+    editor.page.wait_for_timeout(300)
     first, second = editor.do("() => app.graph.nodes.map((one) => one.id)")
     assert editor.rows(first) == editor.rows(second)
     editor.page.locator(".graft-on").last.click()
