@@ -12,6 +12,7 @@ import torch
 from ..patches import blocks, formats, keys, metadata, weights
 from ..patches.adapters import packed, unpacked
 from ..patches.peft_config import peft_configs
+from ..patches.schedule import Schedule
 from ..patches.stack import Piece, Stack, additive, effective, fuse, in_order
 from .base import base_weights
 
@@ -19,7 +20,8 @@ from .base import base_weights
 class Entry(NamedTuple):
     """One LoRA for `graft`: a name for messages, a state dict, strengths for model and CLIP, and whether a partial match will do.
 
-    `blocks` are block weights as `patches.blocks` reads them, `metadata` is the file's own.
+    `blocks` are block weights as `patches.blocks` reads them, `metadata` is the file's own; `schedule` multiplies the model's strength
+    while sampling.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Entry(NamedTuple):
     partial: bool = False
     blocks: str = ""
     metadata: Mapping[str, str] = MappingProxyType({})
+    schedule: Schedule | None = None
 
 
 class Grafted(NamedTuple):
@@ -51,6 +54,8 @@ def graft(model: Any, clip: Any, entries: Sequence[Entry], mode: str = "auto") -
     parsed: list[tuple[Entry, formats.ParsedLora]] = []
     grown: list[tuple[Entry, dict[str, Any]]] = []
     problems = []
+    if mode in ("merge", "host"):
+        problems += [f"{entry.name}: {_SCHEDULED}, which mode {mode} cannot do; use auto or bypass" for entry in entries if entry.schedule]
     for entry in entries:
         try:
             if entry.blocks:
@@ -158,7 +163,7 @@ def _pieces(
         for weight, layer, part in formats.pieces_of(lora, space, shapes) if strength != 0.0 else ():
             own = strength * blocks.strength(by_block, weight if space == "model" else None)
             if own != 0.0:
-                pieces.setdefault(weight, []).append(Piece(layer, own, part))
+                pieces.setdefault(weight, []).append(Piece(layer, own, part, entry.schedule if space == "model" else None))
     return pieces
 
 
@@ -170,6 +175,8 @@ def _entry_report(entry: Entry, lora: formats.ParsedLora, clip: bool) -> str:
     line += f" ({', '.join(f'{number} {kind}' for kind, number in sorted(lora.kinds.items()))})"
     if entry.blocks:
         line += "; block weights"
+    if entry.schedule is not None:
+        line += "; the model's strength follows its schedule" + (", the text encoder's does not" if clip else "")
     if lora.text_encoder:
         line += f"; {len(lora.text_encoder)} text encoder layers not used, no CLIP is connected"
     if lora.unmatched:
@@ -183,14 +190,40 @@ def _put(patcher: Any, pieces: Mapping[str, Sequence[Piece]], mode: str, space: 
     if mode == "host":
         lines.append(f"{name}: {len(pieces)} weights through ComfyUI's own patches; merging, extracting and saving see them")
         return _host_patched(patcher, pieces)
-    merge, bypass, reasons = weights.plan(patcher.model, pieces, mode, _why_not_merge(patcher), _not_additive(pieces))
+    constant, scheduled = _by_schedule(pieces)
+    merge, bypass, reasons = weights.plan(patcher.model, constant, mode, _why_not_merge(patcher), _not_additive(constant))
+    stacks = [Stack(constant, bypass)] if constant else []
+    if scheduled:
+        stacks.append(_scheduled(patcher, scheduled))
+        reasons[f"at the activations because {_SCHEDULED}"] = len(scheduled)
     if reasons:
         lines.append(f"{name}: " + "; ".join(f"{count} {reason}" for reason, count in sorted(reasons.items())))
     lines.append(
-        f"{name}: {len(merge)} weights merged while it is loaded, {len(bypass)} at the activations; other nodes that merge, extract or "
-        "save it see the base (use mode host for those)"
+        f"{name}: {len(merge)} weights merged while it is loaded, {len({*bypass, *scheduled})} at the activations; other nodes that merge, "
+        "extract or save it see the base (use mode host for those)"
     )
-    return _injected(patcher, Stack(pieces, bypass))
+    return _injected(patcher, stacks)
+
+
+_SCHEDULED = "their strength changes while sampling"
+
+
+def _by_schedule(pieces: Mapping[str, Sequence[Piece]]) -> tuple[dict[str, list[Piece]], dict[str, list[Piece]]]:
+    """(pieces without, pieces with a schedule) by weight."""
+    parts: tuple[dict[str, list[Piece]], dict[str, list[Piece]]] = ({}, {})
+    for weight, of in pieces.items():
+        for piece in of:
+            parts[piece.schedule is not None].setdefault(weight, []).append(piece)
+    return parts
+
+
+def _scheduled(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> Stack:
+    """Scheduled pieces at the activations; ValueError that lists the weights where that cannot be."""
+    not_linear, bypass, _ = weights.plan(patcher.model, pieces, "bypass", _why_not_merge(patcher), _not_additive(pieces))
+    if not_linear:
+        listed = "\n".join(f"- {weight}" for weight in not_linear)
+        raise ValueError(f"a schedule works at the activations, and these weights have no bypass; empty the row's schedule:\n{listed}")
+    return Stack(pieces, bypass)
 
 
 def _not_additive(pieces: Mapping[str, Sequence[Piece]]) -> dict[str, str]:
@@ -201,13 +234,18 @@ def _not_additive(pieces: Mapping[str, Sequence[Piece]]) -> dict[str, str]:
 
 def _why_not_merge(patcher: Any) -> str | None:
     """Why no weight of this patcher may be merged, or None."""
-    return "the host pages its weights in and out (dynamic VRAM)" if getattr(patcher, "is_dynamic", lambda: False)() else None
+    if getattr(patcher, "is_dynamic", lambda: False)():
+        return "the host pages its weights in and out (dynamic VRAM)"
+    if getattr(patcher.model, "model_lowvram", False):
+        return "the host holds only a part of the model on the device"
+    return None
+
 
 _KEY = "graft"  # callbacks; injections have a key of their own each, because a used key replaces silently
 
 
-def _injected(patcher: Any, stack: Stack) -> Any:
-    """A clone whose injection attaches the stack, after those that the patcher carries; one injection holds them all."""
+def _injected(patcher: Any, more: Sequence[Stack]) -> Any:
+    """A clone whose injection attaches more stacks, after those that the patcher carries; one injection holds them all."""
     import comfy.patcher_extension as extension
 
     clone = patcher.clone()
@@ -216,7 +254,7 @@ def _injected(patcher: Any, stack: Stack) -> Any:
         if injections and all(hasattr(injection, "graft_stacks") for injection in injections):
             stacks += [earlier for injection in injections for earlier in injection.graft_stacks]
             clone.remove_injections(key)
-    stacks.append(stack)
+    stacks += more
 
     def inject(owner: Any) -> None:
         # Without a load's mark nobody holds these weights: a failed load detaches and then injects into what is left.
@@ -235,11 +273,33 @@ def _injected(patcher: Any, stack: Stack) -> Any:
 
     injection = extension.PatcherInjection(inject=inject, eject=eject)
     injection.graft_stacks = tuple(stacks)
-    clone.set_injections(f"{_KEY}-{stack.serial}", [injection])
+    clone.set_injections(f"{_KEY}-{stacks[-1].serial}", [injection])
     for event, callback in ((extension.CallbacksMP.ON_CLONE, cloned), (extension.CallbacksMP.ON_DETACH, detached)):
         clone.remove_callbacks_with_key(event, _KEY)
         clone.add_callback_with_key(event, _KEY, callback)
+    if any(piece.schedule is not None for stack in stacks for of in stack.pieces.values() for piece in of):
+        clone.remove_wrappers_with_key(extension.WrappersMP.APPLY_MODEL, _KEY)
+        clone.add_wrapper_with_key(extension.WrappersMP.APPLY_MODEL, _KEY, _ticking)
     return clone
+
+
+def _ticking(executor: Any, x: torch.Tensor, t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Around one prediction of the model: scheduled strengths are set to what holds at its noise level."""
+    model = executor.class_obj
+    weights.tick(model, sampled_share(model.model_sampling, float(t.flatten()[0])))
+    return executor(x, t, *args, **kwargs)
+
+
+def sampled_share(sampling: Any, sigma: float) -> float:
+    """The share of sampling (0 to 1, by 0.001) that is done at a noise level, as the host counts start_percent and end_percent."""
+    left, right = 0, 1000
+    while left < right:  # the levels fall as the share rises
+        middle = (left + right) // 2
+        if float(sampling.percent_to_sigma(middle / 1000)) > sigma * (1 + 1e-5):
+            left = middle + 1
+        else:
+            right = middle
+    return 0.0 if left == 1 else left / 1000
 
 
 def grafted_stacks(patcher: Any) -> list[Stack]:
@@ -308,9 +368,10 @@ def _adapter_class() -> type:
             self, weight: torch.Tensor, key: str, strength: float, strength_model: float, offset: Any, function: Callable,
             intermediate_dtype: torch.dtype = torch.float32, original_weight: Any = None,
         ) -> torch.Tensor:  # fmt: skip
-            base = weight.float()
-            made = in_order(base, [Piece(unpacked(layer), own, part) for own, part, layer in self.weights])
-            return weight.copy_(base + strength * function(made - base))
+            with torch.no_grad():
+                base = weight.float()
+                made = in_order(base, [Piece(unpacked(layer), own, part) for own, part, layer in self.weights])
+                return weight.copy_(base + strength * function(made - base))
 
     return GraftAdapter
 

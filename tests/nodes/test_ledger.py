@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 MODES = ("merge", "bypass")
-RUNS = int(os.environ.get("GRAFT_TEST_SEQUENCES", "8"))
+RUNS = int(os.environ.get("GRAFT_TEST_SEQUENCES", "120"))
 
 
 def graft(host, model, state, strength=1.0, mode="merge", clip=None):
@@ -35,14 +35,19 @@ def summed(state, base, strength):
     return changes
 
 
-def assert_live(model, base, applied):
-    """The model's weights are base + the applied (state, strength), worked out in float64."""
+def assert_live(model, base, applied, adapters=False):
+    """The model's weights, and what adapters add to them, are base + the applied (state, strength), worked out in float64."""
     wanted = {name: tensor.double() for name, tensor in base.items()}
     for state, strength in applied:
         for name, change in summed(state, base, strength).items():
             wanted[name] = wanted[name] + change
-    live = model.state_dict()
-    worst = max((float((live[name].double() - wanted[name]).abs().max()), name) for name in wanted)
+    live = {name: tensor.double() for name, tensor in model.state_dict().items()}
+    for name, module in model.named_modules() if adapters else ():
+        adapter = getattr(module.__dict__.get("forward"), "graft_state", {"adapter": None})["adapter"]
+        if adapter is not None:
+            weight, parts = f"{name}.weight", adapter.parts
+            live[weight] = live[weight] + (parts.up.double().flatten(1) @ parts.down.double().flatten(1)).view(live[weight].shape)
+    worst = max((float((live[name] - wanted[name]).abs().max()), name) for name in wanted)
     assert worst[0] < 1e-5, worst
 
 
@@ -266,53 +271,159 @@ def test_a_workflow_leaves_the_files_bytes(host, small, demo, mode, fails):
     assert not [key for key in model.model.__dict__ if "graft" in key]
 
 
-def test_random_sequences(host, small, monkeypatch):
-    """Attach, change, load, clone, delete, failed load, host LoRA, ejected view, unload: seeds of 14 steps on two overlapping stacks."""
-    import comfy.model_management
-    import comfy.sd
+class Sequence:
+    """One model, patchers on it with what each should apply, and random things that hosts and users do with them.
 
+    A move between devices is played on the CPU: the host puts new Parameter objects with the same bytes in while stacks are ejected (as
+    `Module.to` may), and in every other sequence all weights are treated as if they were on a device, patched in place.
+    """
+
+    def __init__(self, host, small, model, states, seed):
+        self.host, self.small, self.model, self.states = host, small, model, states
+        self.draw = random.Random(seed)
+        self.before = small.Snapshot(model.model)
+        self.patchers = [(model, [])]
+        self.done = []  # for a failure's message
+        self.replaced = False  # whether the host itself has put other Parameter objects in
+
+    def check(self, applied=()):
+        if not applied:
+            self.before.check(self.model.model, objects=not self.replaced)
+        assert_live(self.model.model, self.before.bytes, applied, adapters=True)
+
+    def step(self):
+        patcher, applied = self.draw.choice(self.patchers)
+        action = self.draw.choice(self.ACTIONS)
+        self.done.append((action, len(applied)))
+        getattr(self, action)(patcher, applied)
+
+    def attach(self, patcher, applied):
+        state, strength = self.draw.choice(self.states), self.draw.choice([1.0, -0.5])
+        mode = self.draw.choice(["merge", "merge", "bypass", "bypass", "host"])
+        self.replaced |= mode == "host"
+        self.patchers.append((graft(self.host, patcher, state, strength, mode), [*applied, (state, strength)]))
+
+    def change(self, patcher, applied):
+        """Another strength, from the plain model, loaded at once where the first is loaded."""
+        state = self.draw.choice(self.states)
+        for strength in (0.5, 0.25):
+            changed = graft(self.host, self.model, state, strength, self.draw.choice(MODES))
+            self.small.load(changed)
+            self.check([(state, strength)])
+
+    def load(self, patcher, applied):
+        self.small.load(patcher)
+        self.check(applied)
+
+    def detach(self, patcher, applied):
+        self.small.load(self.model)
+        self.check()
+
+    def clone(self, patcher, applied):
+        self.patchers.append((patcher.clone(), applied))
+
+    def delete(self, patcher, applied):
+        if len(self.patchers) > 1:
+            self.patchers.pop(self.draw.randrange(1, len(self.patchers)))
+
+    def failed_load(self, patcher, applied):
+        unload()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(self.model), "load", lambda *_, **__: exec_fail())
+            with pytest.raises(MemoryError):
+                self.small.load(patcher)
+        self.check()
+
+    def exception(self, patcher, applied):
+        """Memory runs out while a stack is computed: everything comes off."""
+        state = self.draw.choice(self.states)
+        wanting = graft(self.host, self.model, state, self.draw.choice([0.75, 0.6]))
+        unload()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module_of(self.host, "patches.weights"), "patched", lambda *_, **__: exec_fail())
+            with pytest.raises(MemoryError):
+                self.small.load(wanting)
+        self.small.load(self.model)  # the host counts as loaded what failed at the last moment
+        self.check()
+        unload()
+
+    def host_lora(self, patcher, applied):
+        import comfy.sd
+
+        state = self.draw.choice(self.states)
+        self.replaced = True
+        self.patchers.append((comfy.sd.load_lora_for_models(patcher, None, state, 0.25, 0)[0], [*applied, (state, 0.25)]))
+
+    def hook(self, patcher, applied):
+        import comfy.hooks
+
+        if not hasattr(comfy.hooks, "create_hook_lora"):
+            return
+        hooked = self.draw.choice(self.states)
+        group = comfy.hooks.create_hook_lora(hooked, strength_model=0.5, strength_clip=0.0)
+        clone = patcher.clone()
+        registered = clone.register_all_hook_patches(group, comfy.hooks.create_target_dict(comfy.hooks.EnumWeightTarget.Model))
+        self.small.load(clone)
+        clone.apply_hooks(registered if registered is not None else group)
+        self.check([*applied, (hooked, 0.5)])
+        clone.apply_hooks(None)
+        self.check(applied)
+
+    def eject(self, patcher, applied):
+        patcher.model_state_dict()
+
+    def move(self, patcher, applied):
+        unload()
+        for module in self.model.model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    module._parameters[name] = torch.nn.Parameter(parameter.data.clone(), requires_grad=parameter.requires_grad)
+        if not self.replaced:
+            self.before = self.small.Snapshot(self.model.model)
+        self.small.load(patcher)
+        self.check(applied)
+
+    def unload(self, patcher, applied):
+        unload()
+        self.check()
+
+    ACTIONS = (
+        "attach", "attach", "attach", "change", "load", "load", "load", "detach", "clone", "delete", "failed_load", "exception",
+        "host_lora", "hook", "eject", "move", "unload",
+    )  # fmt: skip
+
+
+def unload():
+    import comfy.model_management
+
+    comfy.model_management.unload_all_models()
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_random_sequences(host, small, monkeypatch, in_place):
+    """Whatever is done, live is base + what is on it; after the last detach the model is what it was, to the byte and the object."""
     model = small.unet(channels=32, mult=(1,), depth=(1,))
-    before = small.Snapshot(model.model)
-    states = [small.lora(model, 1), small.lora(model, 2, part="attn1"), small.lora(model, 3, part="attn")]
-    real = type(model).load
-    for seed in range(RUNS):
-        draw = random.Random(seed)
-        patchers = [(model, [])]
-        for _ in range(14):
-            patcher, applied = draw.choice(patchers)
-            action = draw.choice(["graft", "graft", "load", "load", "load", "clone", "delete", "fail", "host", "eject", "unload"])
-            if action == "graft":
-                state, strength, mode = draw.choice(states), draw.choice([1.0, -0.5]), draw.choice(["merge", "merge", "host"])
-                patchers.append((graft(host, patcher, state, strength, mode), [*applied, (state, strength)]))
-            elif action == "load":
-                small.load(patcher)
-                assert_live(model.model, before.bytes, applied)
-            elif action == "clone":
-                patchers.append((patcher.clone(), applied))
-            elif action == "delete" and len(patchers) > 1:
-                patchers.pop(draw.randrange(1, len(patchers)))
-                del patcher
-                gc.collect()
-            elif action == "fail":
-                comfy.model_management.unload_all_models()
-                monkeypatch.setattr(type(model), "load", lambda *_, **__: exec_fail())
-                with pytest.raises(MemoryError):
-                    small.load(patcher)
-                monkeypatch.setattr(type(model), "load", real)
-                before.check(model.model, objects=False)
-            elif action == "host":
-                state = draw.choice(states)
-                patchers.append((comfy.sd.load_lora_for_models(patcher, None, state, 0.25, 0)[0], [*applied, (state, 0.25)]))
-            elif action == "eject":
-                patcher.model_state_dict()
-            elif action == "unload":
-                comfy.model_management.unload_all_models()
-                before.check(model.model, objects=False)
-        patcher = None
-        del patchers
-        gc.collect()
-        comfy.model_management.unload_all_models()
-        before.check(model.model, objects=False)
+    states = [small.lora(model, 1, part="attn1"), small.lora(model, 2, part="attn"), small.lora(model, 3, part="to_q")]
+    original = small.Snapshot(model.model)
+    if in_place:
+        monkeypatch.setattr(module_of(host, "patches.weights"), "_in_place", lambda base: True)
+    gc.collect()
+    gc.freeze()  # what is there now needs no looking at in every sequence's collections
+    try:
+        for seed in range(int(in_place), 2 * (RUNS // 2), 2):
+            sequence = Sequence(host, small, model, states, seed)
+            for _ in range(10):
+                try:
+                    sequence.step()
+                except BaseException:
+                    print(f"sequence {seed}: {sequence.done}")  # how it came to this
+                    raise
+            sequence.patchers.clear()
+            unload()
+            sequence.check()
+    finally:
+        gc.unfreeze()
+    original.check(model.model, objects=False)
 
 
 def exec_fail():

@@ -144,7 +144,7 @@ def of_kind(name, patcher):
         if not (key.endswith("to_out.0.weight") or key.endswith("input_blocks.1.0.in_layers.2.weight")):
             continue
         base, (out, columns), kernel = key.removesuffix(".weight"), weight.shape[:2], weight.shape[2:]
-        flat = columns * kernel.numel()
+        flat, ones = columns * kernel.numel(), [1 for _ in kernel]
         state |= {f"{base}.{role}": value for role, value in {
             "LoHa": {"hada_w1_a": random(out, 4), "hada_w1_b": random(4, flat), "hada_w2_a": random(out, 4), "hada_w2_b": random(4, flat),
                      "alpha": torch.tensor(2.0)},
@@ -153,6 +153,11 @@ def of_kind(name, patcher):
                 {"lokr_w2_a": random(out // 4, 3), "lokr_w2_b": random(3, columns // 4)}),
             "DoRA": {"lora_up.weight": random(out, 4, *kernel[:0]), "lora_down.weight": random(4, columns, *kernel),
                      "dora_scale": random(1, columns, *(1 for _ in kernel)).abs() + 1},
+            "LoCon with a core": {"lora_up.weight": random(out, 4, *ones), "lora_down.weight": random(4, columns, *ones),
+                                  "alpha": torch.tensor(2.0)} | ({"lora_mid.weight": random(4, 4, *kernel)} if kernel else {}),
+            "IA3": {"weight": random(out), "on_input": torch.tensor(False)},
+            "PEFT's OFT": {"oft_R.weight": random(flat // 4, 6)},
+            "PEFT's BOFT": {"boft_R": random(1, flat // 4, 4, 4), "boft_s": random(out, 1) + 1},
             "OFT": {"oft_blocks": random(4, out // 4, out // 4)},
             "BOFT": {"oft_blocks": random(2, out // 4, 4, 4), "alpha": torch.tensor(0.0)},
             "GLoRA": {"a1.weight": random(columns, 4), "a2.weight": random(4, columns), "b1.weight": random(out, 4),
@@ -163,8 +168,14 @@ def of_kind(name, patcher):
     return state
 
 
+ADDITIVE = ["LoCon with a core", "LoHa", "LoKr", "norm weights"]
+KINDS = [*ADDITIVE, "DoRA", "OFT", "BOFT", "GLoRA", "set_weight", "IA3", "PEFT's OFT", "PEFT's BOFT"]
+HOSTS_OWN = ("LoCon with a core", "DoRA", "set_weight", "norm weights")  # of the embedded host, which has one adapter
+FOREIGN = ("IA3", "PEFT's OFT", "PEFT's BOFT")  # to every host: merging is the truth, which tests/patches/test_libraries.py holds
+
+
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["LoHa", "LoKr", "DoRA", "OFT", "BOFT", "GLoRA", "set_weight", "norm weights"])
+@pytest.mark.parametrize("name", KINDS)
 def test_every_kind_in_every_mode_as_the_host_applies_it(host, small, name, mode):
     import comfy.weight_adapter
 
@@ -172,10 +183,13 @@ def test_every_kind_in_every_mode_as_the_host_applies_it(host, small, name, mode
     before, state = small.Snapshot(model.model), of_kind(name, model)
     patched, _, report = host.call("LoRAStackPatch", model=model, lora_model=state, mode=mode)
     ours = small.forward(patched)
-    if name in ("DoRA", "set_weight", "norm weights") or len(comfy.weight_adapter.adapters) > 1:  # the embedded host knows LoRA alone
+    if name in FOREIGN:
+        merged = host.call("LoRAStackPatch", model=small.unet(), lora_model=state, mode="merge")[0]
+        assert (ours - small.forward(merged)).abs().max() < 1e-3
+    elif name in HOSTS_OWN or len(comfy.weight_adapter.adapters) > 1:
         assert (ours - small.forward(with_host_loader(small.unet(), (state, 1.0)))).abs().max() < 1e-3
     assert (ours - small.forward(small.unet())).abs().max() > 1e-2
-    if mode == "bypass" and name not in ("LoHa", "LoKr", "norm weights"):
+    if mode == "bypass" and name not in ADDITIVE:
         assert "needs the weight itself" in report
     small.forward(model)
     before.check(model.model, objects=mode != "host")
@@ -244,6 +258,12 @@ def with_rank(state, rank):
     return {key: value[:, :rank].clone() if key in names else value for key, value in state.items()}
 
 
+def with_context(state, columns):
+    """The state with cross-attention that reads a text of another width."""
+    wide = ("attn2.to_k.lora_down.weight", "attn2.to_v.lora_down.weight")
+    return {key: torch.ones(value.shape[0], columns) if key.endswith(wide) else value for key, value in state.items()}
+
+
 def renamed_pickle(path, state):
     torch.save(state, path.replace(".safetensors", ".pt"))
     os.replace(path.replace(".safetensors", ".pt"), path)
@@ -258,7 +278,9 @@ BAD = {
     "a pickle by another name": (renamed_pickle, ["is a pickle", "safetensors.torch.save_file"]),
     "another model": (lambda path, state: save_file(GONE, path), ["no key matches this model"]),
     "mixed": (lambda path, state: save_file(state | foreign("lora_unet_double_blocks_0_img_attn_qkv", 3072), path),
-              ["1 of 25 names match no weight", "double_blocks_0", "mark the row as partial"]),
+              ["1 of 85 names match no weight", "double_blocks_0", "mark the row as partial"]),
+    "shapes of another model": (lambda path, state: save_file(with_context(state, 768), path),
+                                ["made for SD1.x (its names and shapes), cannot be used", "expected a weight"]),
     "shapes": (lambda path, state: save_file({k: v[:-1].clone() if "lora_up" in k else v for k, v in state.items()}, path),
                ["expected a weight"] * 24),
     "ranks": (lambda path, state: save_file(with_rank(state, 2), path), ["ranks differ"] * 2),
@@ -400,3 +422,49 @@ def test_a_state_is_saved_with_its_metadata(host, small):
         host.call("GraftSaveLoRA", state=State(), lora_model={})
     with pytest.raises(ValueError, match="below ComfyUI's output folder"):
         host.call("GraftSaveLoRA", state=State(), prefix="../loras/x")
+
+
+def test_a_row_with_a_schedule(host, small):
+    """On in the second half of sampling: the base before, the whole LoRA after, without anything loaded or computed in between."""
+    from graft_nodes.patches.rows import StackRow
+
+    model = small.unet(channels=32, mult=(1,), depth=(1,))
+    before, states = small.Snapshot(model.model), [small.lora(model, seed) for seed in (1, 2)]
+    for number, state in enumerate(states):
+        save_file(state, os.path.join(host.models, "loras", f"scheduled{number}.safetensors"))
+
+    def stack(first, schedule=""):
+        rows = [StackRow(f"scheduled{n}.safetensors", 1.0, 1.0, schedule="" if n else schedule) for n in ((0, 1) if first else (1,))]
+        return host.call("LoRAStackPatch", model=model, lora_stack=rows)
+
+    patched, _, report = stack(True, "0.5-1")
+    assert "at the activations because their strength changes while sampling" in report
+    sampling = model.get_model_object("model_sampling")
+
+    def predicted(patcher, percent):
+        small.load(patcher)
+        x, context = torch.linspace(-1, 1, 512).view(2, 4, 8, 8), torch.linspace(-1, 1, 240).view(2, 5, 24)
+        wrappers = {kind: {key: list(of) for key, of in keyed.items()} for kind, keyed in patcher.wrappers.items()}
+        sigma = torch.full((2,), float(sampling.percent_to_sigma(percent)))
+        options = {**patcher.model_options.get("transformer_options", {}), "sigmas": sigma, "wrappers": wrappers}
+        with torch.inference_mode():
+            return patcher.model.apply_model(x, sigma, c_crossattn=context, transformer_options=options)
+
+    without, whole = stack(False)[0], stack(True)[0]
+    for percent, wanted in ((0.1, without), (0.49, without), (0.5, whole), (0.9, whole), (0.3, without)):
+        assert torch.allclose(predicted(patched, percent), predicted(wanted, percent), atol=1e-4), percent
+    assert not torch.allclose(predicted(without, 0.9), predicted(whole, 0.9), atol=1e-4)
+    with pytest.raises(ValueError, match="which mode merge cannot do"):
+        host.call("LoRAStackPatch", model=model, lora_stack=[StackRow("scheduled0.safetensors", 1.0, 1.0, schedule="0.5-1")], mode="merge")
+    small.load(model)
+    before.check(model.model)
+
+
+def test_a_model_that_is_partly_on_the_device(host, small):
+    """What the host streams in from elsewhere is patched at the activations, and the report says why."""
+    model = small.unet(channels=32, mult=(1,), depth=(1,))
+    model.model.model_lowvram = True
+    _, _, report = host.call("LoRAStackPatch", model=model, lora_model=small.lora(model))
+    assert "at the activations because the host holds only a part of the model on the device" in report
+    with pytest.raises(ValueError, match="cannot be merged, the host holds only a part"):
+        host.call("LoRAStackPatch", model=model, lora_model=small.lora(model), mode="merge")

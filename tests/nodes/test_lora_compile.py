@@ -17,9 +17,9 @@ def run(patcher, small):
         return patcher.model.apply_model(x, torch.ones(2), c_crossattn=context, transformer_options=options)
 
 
-@pytest.mark.parametrize("order", ["stack after compile", "stack before compile"])
-@pytest.mark.parametrize("inference", [False, True])
-@pytest.mark.parametrize("mode", ["merge", "bypass"])
+@pytest.mark.parametrize(
+    ("mode", "inference", "order"), [("merge", True, "stack after compile"), ("merge", False, "before"), ("bypass", True, "before")]
+)
 def test_another_stack_compiles_nothing(host, small, mode, inference, order):
     helpers = pytest.importorskip("comfy_api.torch_helpers", reason="the embedded host does not compile")
     from graft_nodes.host import lora
@@ -41,7 +41,9 @@ def test_another_stack_compiles_nothing(host, small, mode, inference, order):
 
     first = [small.lora(model, 1)]
     torch._dynamo.reset()
-    run(patched(first, 1.0), small)
+    sampled = patched(first, 1.0)
+    for _ in range(2):  # torch.compile learns at the second call which sizes vary from layer to layer
+        run(sampled, small)
     changes = {
         "the same": (first, 1.0),
         "strength": (first, 0.5),
