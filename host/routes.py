@@ -104,16 +104,11 @@ def _file(name: str) -> dict[str, Any]:
 
 def _lora_info(request: Any) -> Answer:
     from ..patches import metadata
-    from ..patches.files import load_safetensors
 
     name = _named(request, "name")
     if name not in folders.lora_names():
         raise FileNotFoundError(f"no LoRA file {name!r} in ComfyUI's loras folders")
-    path = folders.lora_path(name)
-    tensors, said = load_safetensors(path)
-    found = os.stat(path)
-    of_file = {"base_model": metadata.made_for(tensors, said), "about": metadata.about(said)}
-    return 200, {"name": name, "size": found.st_size, **of_file}
+    return 200, {"name": name, **metadata.describe(folders.lora_path(name))}
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .store import HISTORY, Damaged, Store, _read_history, read_record
+from .store import HISTORY, Damaged, Store, history_of, read_record
 
 CACHE = "cache"  # what GraftDataset has encoded lies beside the runs
 
@@ -50,7 +50,7 @@ def shown(root: str | Path, run: str, key: str) -> dict[str, Any]:
         raise ValueError(f"key {key!r}: expected the 32 to 64 hexadecimal digits of a stored state, or 'latest'")
     folder = _place(store, key)
     record = read_record(folder)
-    measured = _read_history(record["history"], store.folder / HISTORY)
+    measured = history_of(record["history"], store.folder / HISTORY)
     kept = ("key", "step", "kind", "settings", "effort", "versions", "begun_from")
     history = {name: list(getattr(measured, name)) for name in ("loss", "rate", "norm", "validation")}
     return {"run": run, **{name: record[name] for name in kept}, "best": measured.best, "history": history}

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import BadHttpMessage
 
 from ..hosts import Host
 from .answers import answer, problem
@@ -157,14 +158,21 @@ async def _form(request: web.Request) -> tuple[dict[str, str], BinaryIO, str]:
                     body += chunk
             if part.name and part.name != "image":
                 texts[part.name] = body.decode()
+    except (ValueError, BadHttpMessage) as error:
+        _close(file)
+        raise web.HTTPBadRequest(text=f"the form cannot be read: {error}") from error
     except BaseException:
-        if file is not None:
-            file.close()
+        _close(file)
         raise
     if file is None:
         raise web.HTTPBadRequest(text="the form has no file 'image'")
     file.seek(0)
     return texts, file, name
+
+
+def _close(file: BinaryIO | None) -> None:
+    if file is not None:
+        file.close()
 
 
 def _store(folder: str, name: str, file: BinaryIO, overwrite: bool) -> str:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from .paths import PathRefused
+from .paths import PathRefused, identifier
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 HEADERS = {
@@ -43,6 +43,8 @@ def guard(listen: str) -> Callable:
 
     @web.middleware
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not request.raw_path.startswith("/"):
+            return web.Response(status=400, text="this server is no proxy", headers=HEADERS)
         reason = refused(request.headers, everywhere, listen) or _from_another_site(request)
         if reason:
             logging.warning("refused %s %s: %s", request.method, request.path, reason)
@@ -120,8 +122,10 @@ def _own_names() -> set[str]:
 
 @web.middleware
 async def explained(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer a refused path or a body that is not JSON with 400 and why, a fault of ours with 500 and a log entry."""
+    """Answer an address or a path that climbs, or a body that is not JSON with 400, a place that cannot be with 409, and why."""
     try:
+        for value in request.match_info.values():
+            identifier(value)
         return await handler(request)
     except PathRefused as error:
         return web.json_response({"error": str(error)}, status=400)

@@ -74,7 +74,7 @@ class Packs:
         """GET /docs/NODE/LOCALE.md: a core node's help: what it is, its inputs and outputs, as far as the embedded host knows."""
         node_id = request.match_info["node"]
         cls = self.nodes.NODE_CLASS_MAPPINGS.get(node_id)
-        if cls is None:
+        if cls is None or not re.fullmatch(r"[a-z]{2,3}(-[A-Za-z]{2,4})?", single(request.match_info["locale"])):
             return web.Response(status=404)
         title = self.nodes.NODE_DISPLAY_NAME_MAPPINGS.get(node_id, node_id)
         return web.Response(text=_help(title, cls), content_type="text/markdown")
