@@ -9,7 +9,7 @@ from comfy_api.latest import io
 
 from .. import host
 from ..patches import files, metadata, naming
-from ..patches.rows import EMPTY, StackRow, parse, rows_of
+from ..patches.rows import EMPTY, StackRow, parse, rows_of, schedule_of
 from .aliases import aliases
 from .sockets import LoraModel, LoraStack, TrainState
 
@@ -128,7 +128,7 @@ class LoRAStackPatch(io.ComfyNode):
     def execute(cls, model, lora_stack=None, clip=None, lora_model=None, lora_strength=1.0, mode="auto") -> io.NodeOutput:
         listed = [row for row in rows_of(lora_stack or []) if row[1] != 0.0 or (clip is not None and row[2] != 0.0)]
         entries = [
-            host.lora.Entry(row[0], state, row[1], row[2], row.partial, row.blocks, said)
+            host.lora.Entry(row[0], state, row[1], row[2], row.partial, row.blocks, said, schedule_of(row.schedule))
             for row, (state, said) in zip(listed, map(files.load_once, found_files(listed)), strict=True)
         ]
         if lora_model is not None and lora_strength != 0.0:
