@@ -398,24 +398,27 @@ def _cell(key: str, row: dict[str, Any] | None) -> str:
     return f"{row['value']:.2f}" if key == "off" else f"{row['value']:.2f} s" if row["ratio"] is None else f"{row['ratio']:.2f}x"
 
 
-def measure(name: str, options: argparse.Namespace, device: torch.device, whole: bool) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows and tables of one model."""
+def measure_(
+    rows: list[dict[str, Any]], tables: list[str], name: str, options: argparse.Namespace, device: torch.device, whole: bool
+) -> Iterator[None]:
+    """Adds one model's rows and tables, and yields after each part of them."""
     weights = WEIGHTS[name] * options.dtype.itemsize / 4
     if free_bytes(device) < weights:
         print(f"{name}: skipped, its weights need {weights / 1e9:.0f} GB and {free_bytes(device) / 1e9:.0f} are free")
-        return [], []
+        return
     patcher = build(name, device, options.dtype)
-    rows: list[dict[str, Any]] = []
-    tables: list[str] = []
     for size in (size for size in SIZES[name] if size in options.sizes):
         runner = Runner(patcher, name, size, device, options.dtype, options.clock)
         if "profile" in options.what:
             found, table = profile(runner, patcher, name, size, options.rounds)
             print(table, flush=True)
-            rows, tables = rows + found, [*tables, table]
+            rows.extend(found)
+            tables.append(table)
+            yield
         if "overhead" in options.what:
             print(f"{name} {size} px, one attention:")
-            rows += overhead(runner, patcher, name, size, options.rounds)
+            rows.extend(overhead(runner, patcher, name, size, options.rounds))
+            yield
         for what in (what for what in ("forward", "train") if what in options.what):
             free, chosen = free_bytes(device), []
             for way in options.ways:
@@ -430,8 +433,20 @@ def measure(name: str, options: argparse.Namespace, device: torch.device, whole:
             prefix = f"{what}_{size}" if name == "sd15" else f"{name}_{what}_{size}"
             unet = patcher.model.diffusion_model
             with lora(unet, options.checkpointing) if what == "train" else contextlib.nullcontext() as runner.lora:
-                rows += rows_of(prefix, compare(runner, ways(patcher, name, chosen), what == "train", options.rounds))
-    return rows, tables
+                rows.extend(rows_of(prefix, compare(runner, ways(patcher, name, chosen), what == "train", options.rounds)))
+            yield
+
+
+def write(rows: list[dict[str, Any]], tables: list[str], line: str, options: argparse.Namespace) -> str:
+    """The tables as text; with what is known so far, the files that were asked for."""
+    worst = [row for row in rows if row["name"].startswith("overhead_vs_ideal_")]
+    every = [*rows, *([{**max(worst, key=lambda row: row["ratio"]), "name": "overhead_vs_ideal"}] if worst else [])]
+    text = markdown(rows, tables, line)
+    if options.json:
+        options.json.write_text(json.dumps(every, indent=1) + "\n", encoding="utf-8")
+    if options.markdown:
+        options.markdown.write_text(text + "\n", encoding="utf-8")
+    return text
 
 
 def parsed() -> argparse.Namespace:
@@ -475,18 +490,11 @@ def main() -> None:
     print(line)
     rows: list[dict[str, Any]] = []
     tables: list[str] = []
+    whole = "pytorch" not in where
     for name in options.models:
-        found, drawn = measure(name, options, device, "pytorch" not in where and "optimized_attention)" not in where)
-        rows, tables = rows + found, tables + drawn
-    worst = [row for row in rows if row["name"].startswith("overhead_vs_ideal_")]
-    if worst:
-        rows.append({**max(worst, key=lambda row: row["ratio"]), "name": "overhead_vs_ideal"})
-    text = markdown(rows, tables, line)
-    print(text)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    if options.markdown:
-        options.markdown.write_text(text + "\n", encoding="utf-8")
+        for _ in measure_(rows, tables, name, options, device, whole):
+            write(rows, tables, line, options)
+    print(write(rows, tables, line, options))
 
 
 if __name__ == "__main__":
