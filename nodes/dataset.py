@@ -108,15 +108,12 @@ class GraftDataset(io.ComfyNode):
     ) -> io.NodeOutput:
         from ..training import encoding, folder_report
         from ..training.cache import Cache
-        from ..training.filters import Filters
-        from ..training.folder import FolderSettings, read_folder
+        from ..training.folder import read_folder, settings_of
 
         wrong = [f"{name} is empty: this model has none; connect one" for name, thing in (("vae", vae), ("clip", clip)) if thing is None]
-        if wrong:
-            raise ValueError("GraftDataset: " + "; ".join(wrong) + ".")
-        settings = FolderSettings(
-            resolution, buckets, bucket_step, captions, repeats, flip, validation, shuffle_tags, keep_tags, tag_dropout,
-            Filters.parse(filters),
+        settings = settings_of(
+            filters, wrong, resolution=resolution, buckets=buckets, bucket_step=bucket_step, captions=captions, repeats=repeats, flip=flip,
+            validation=validation, shuffle_tags=shuffle_tags, keep_tags=keep_tags, tag_dropout=tag_dropout,
         )  # fmt: skip
         prints = host.fingerprint.fingerprint_of(vae, "vae"), host.fingerprint.fingerprint_of(clip, "clip")
         unhashed = prints[0].unhashed + prints[1].unhashed
@@ -124,7 +121,6 @@ class GraftDataset(io.ComfyNode):
         keep = settings.filters.cache and not unhashed
         cache = Cache(Path(host.folders.training_folder()) / "cache", settings.filters.cache_gb) if keep else None
         listing = read_folder(Path(host.folders.input_folder(folder)), settings, cache)
-        report = folder_report.report(listing, regularisation, regularisation_share)
         bar = host.events.progress(len(listing.entries))
         dataset, sheet = encoding.encode(
             listing,
@@ -135,11 +131,13 @@ class GraftDataset(io.ComfyNode):
             encoded=lambda done: (bar(done), host.events.raise_if_interrupted()),
             caption_dropout=caption_dropout,
             regularisation=regularisation,
+            **({"clip_skip": clip_skip} if clip_skip else {}),
             regularisation_share=regularisation_share if regularisation is not None else 0.0,
             unhashed=unhashed + (() if regularisation is None else regularisation.unhashed),
         )
-        said = "\n".join([report, *(["no cache: these cannot be hashed: " + ", ".join(unhashed)] if unhashed else [])])
-        said = "\n".join([said, *([] if cache is None else cache.report())])
+        lines = [folder_report.report(listing, regularisation, regularisation_share), folder_report.memory(dataset)]
+        lines += [f"nothing is kept on disk, these cannot be hashed: {', '.join(unhashed)}"] if unhashed else []
+        said = "\n".join(lines + ([] if cache is None else cache.report()))
         data = {**folder_report.editor_data(listing, said), "folder": folder}
         return io.NodeOutput(replace(dataset, report=said), sheet, said, ui={"text": [said], "graft_dataset": [data]})
 

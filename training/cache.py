@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,10 +57,10 @@ class Cache:
             if metadata.get("digest") != _digest(tensors, metadata.get("values", "")):
                 raise ValueError(f"{path}: its contents are not what was written")
             values = json.loads(metadata["values"])
+            os.utime(path)  # the least recently used goes first
         except (ValueError, OSError) as error:
             self.notes.append(f"cache: {error}; made again")
             return None
-        os.utime(path)  # the least recently used goes first
         self._used.add(str(path))
         self.taken[kind] = self.taken.get(kind, 0) + 1
         return tensors, values
@@ -71,7 +72,10 @@ class Cache:
         metadata = {"digest": _digest(tensors, text), "values": text}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(str(path), safetensors_bytes(tensors, metadata))
+            # Under a name of its own first: another process may be making the very same file.
+            own = path.with_name(f"{key}.{os.getpid()}.{threading.get_ident()}")
+            write_whole(str(own), safetensors_bytes(tensors, metadata))
+            os.replace(own, path)
         except OSError as error:
             if not self._full:
                 self.notes.append(f"cache: cannot be written ({error.strerror}); what was encoded is kept in memory only")
@@ -93,8 +97,8 @@ class Cache:
 
     def trim(self) -> int:
         """Remove what was unused for longest until the folder is within its limit, never what this object has used; bytes that are left."""
-        for path in self.folder.rglob("*.safetensors.partial"):  # what a crash left; a young one may be another process's
-            if path.is_file() and time.time() - path.stat().st_mtime > _ABANDONED:
+        for path in self.folder.rglob("*"):  # what a crash left; a young one may be another process's
+            if path.suffix != ".safetensors" and path.is_file() and time.time() - path.stat().st_mtime > _ABANDONED:
                 path.unlink(missing_ok=True)
         files = self.files()
         total = sum(size for _, size, _ in files)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from . import pictures
@@ -44,9 +45,20 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in known and path.is_file())
 
 
+@lru_cache(maxsize=1 << 17)
+def _hash_of(path: Path, size: int, changed: int) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def content_hash(path: Path) -> str:
+    """sha256 of a file, remembered as long as its size and time of change stay the same."""
+    found = path.stat()
+    return _hash_of(path, found.st_size, found.st_mtime_ns)
+
+
 def _stamp(path: Path) -> Stamp:
     found = path.stat()
-    return Stamp(found.st_size, found.st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
+    return Stamp(found.st_size, found.st_mtime_ns, content_hash(path))
 
 
 class Patrol:

@@ -68,6 +68,8 @@ class Conditionings(Mapping[str, Conditioning]):
             for number, (text, made) in enumerate(self._all(missing), 1):
                 self._remember(text, made)
                 done(number, len(missing))
+            if self._cache is not None and missing:
+                self._cache.trim()
             return len(missing)
 
     def _kept(self, text: str) -> bool:

@@ -86,6 +86,7 @@ class Dataset:
     regularisation_share: float = 0.0
     report: str = ""
     unhashed: tuple[str, ...] = ()  # parts of the encoders that the digest cannot see
+    clip_skip: int = 0  # of the encoder that made the conditionings, for whoever encodes captions anew
     workers: int = 0  # threads that prepare batches ahead; not part of the digest
     write_schedule: bool = False
     watched: Watched | None = None  # the files it was made from

@@ -13,10 +13,10 @@ from torch import Tensor
 from . import pictures
 from .buckets import Framing
 from .cache import Cache, key_of
-from .changes import Watched, stamps
+from .changes import Watched, content_hash, stamps
 from .conditionings import Conditionings
 from .dataset import Conditioning, Dataset, Picture, View
-from .folder import Entry, Listing, content_hash
+from .folder import Entry, Listing
 
 if TYPE_CHECKING:
     from PIL import Image

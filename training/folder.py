@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from . import buckets, captions, pictures, tags
 from .buckets import Framing
 from .cache import Cache
 from .captions import Written
+from .changes import content_hash
 from .draws import generator
 from .filters import Filters
 from .folder_json import Index, read_index
@@ -62,6 +62,22 @@ class FolderSettings:
         if wrong:
             raise ValueError("GraftDataset: " + "; ".join(wrong) + ".")
         buckets.sizes(self.resolution, self.bucket_step)
+
+
+def settings_of(filters: str, wrong: list[str], **plain: Any) -> FolderSettings:
+    """The settings of a node's inputs; raises one ValueError for what is `wrong` already, in the YAML of `filters` and in the others."""
+    chosen, settings = Filters(), None
+    try:
+        chosen = Filters.parse(filters)
+    except ValueError as error:
+        wrong = [*wrong, str(error)]
+    try:
+        settings = FolderSettings(**plain, filters=chosen)
+    except ValueError as error:
+        wrong = [*wrong, str(error).removeprefix("GraftDataset: ").rstrip(".")]
+    if wrong or settings is None:
+        raise ValueError("GraftDataset: " + "; ".join(wrong) + ".")
+    return settings
 
 
 @dataclass(frozen=True)
@@ -114,17 +130,6 @@ class Listing:
         parts = {"train": [row(e) for e in self.train], "held out": [row(e) for e in self.held_out]}
         body = {**parts, "size conditioning": self.settings.filters.size_conditioning}
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-@lru_cache(maxsize=1 << 17)
-def _hash_of(path: Path, size: int, changed: int) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def content_hash(path: Path) -> str:
-    """sha256 of a file, remembered as long as its size and time of change stay the same."""
-    found = path.stat()
-    return _hash_of(path, found.st_size, found.st_mtime_ns)
 
 
 def read_folder(folder: Path, settings: FolderSettings, cache: Cache | None = None) -> Listing:

@@ -54,6 +54,13 @@ def report(listing: Listing, regularisation: Dataset | None = None, share: float
     return "\n".join(lines)
 
 
+def memory(dataset: Dataset) -> str:
+    """How much of it is held in memory."""
+    views = [picture.view(number) for picture in dataset.pictures + dataset.held_out for number in range(1 + len(picture.more))]
+    held = [one for view in views for one in (view.latent, view.flipped, view.mask) if one is not None]
+    return f"{sum(one.numel() * one.element_size() for one in held) / 2**20:.1f} MB of latents and masks in memory"
+
+
 def editor_data(listing: Listing, lines: str) -> dict[str, Any]:
     """The listing as JSON for the editor: version, counts, buckets, pictures (the first 500), problems, notes and the report's text."""
     held = {id(entry) for entry in listing.held_out}

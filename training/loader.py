@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .dataset import Batch, Dataset, Shown, batch_of, by_size, shown
+from .dataset import Batch, Dataset, Shown, batch_of, batches, by_size, shown
 
 if TYPE_CHECKING:
     from .state import TrainState
@@ -34,8 +34,14 @@ class Course:
 
     def shown(self, step: int, part: int) -> list[Shown]:
         """The pictures of micro-batch `part` of step `step` (from 0)."""
-        number = step * self.parts + part
-        return shown(self.dataset, self.batch_size, self.dropout, self.seed, step, number, f"part {part}")
+        return shown(*self._place(step, part))
+
+    def batches(self, step: int, part: int) -> list[Batch]:
+        """They as batches, grouped by size."""
+        return batches(*self._place(step, part))
+
+    def _place(self, step: int, part: int) -> tuple[Dataset, int, float, int, int, int, str]:
+        return self.dataset, self.batch_size, self.dropout, self.seed, step, step * self.parts + part, f"part {part}"
 
     def captions(self, first: int, steps: int) -> dict[Dataset, set[str]]:
         """The captions that steps from `first` on will need, by the dataset whose text encoder reads them; only those that vary."""
@@ -87,7 +93,7 @@ class Loader:
     def take(self, step: int, part: int) -> list[Batch]:
         """Micro-batch `part` of a step, grouped by picture size."""
         if self._threads is None:
-            return _put_together(self.course.shown(step, part))
+            return self.course.batches(step, part)
         place = step * self.course.parts + part
         for number in range(place, min(place + 1 + self._ahead, max(place + 1, self.until * self.course.parts))):
             key = divmod(number, self.course.parts)

@@ -46,16 +46,18 @@ def test_every_damage_is_found_and_said(tmp_path):
     assert Cache(tmp_path).write("texts", key_of(1), TENSORS, [1]) and path.read_bytes() == whole
 
 
-def test_a_full_disk_is_said_once(tmp_path, monkeypatch):
-    def full(descriptor):
+@pytest.mark.parametrize(("module", "name"), [("os", "fsync"), ("os", "replace"), ("builtins", "open"), ("os", "mkdir")])
+def test_a_full_disk_is_said_once(tmp_path, monkeypatch, module, name):
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(f"{module}.{name}", full)
     cache = Cache(tmp_path)
     assert not cache.write("texts", key_of(1), TENSORS) and not cache.write("texts", key_of(2), TENSORS)
     assert [note for note in cache.notes if "No space left" in note] == cache.notes and len(cache.notes) == 1
     monkeypatch.undo()
     assert not list(tmp_path.rglob("*.partial")) and not list(tmp_path.rglob("*.safetensors"))
+    assert Cache(tmp_path).read("texts", key_of(1)) is None
 
 
 def test_the_longest_unused_go_first_and_never_what_is_in_use(tmp_path):
@@ -80,7 +82,7 @@ def test_the_longest_unused_go_first_and_never_what_is_in_use(tmp_path):
 def test_what_a_crash_left_is_removed(tmp_path):
     cache = Cache(tmp_path)
     cache.write("texts", key_of(1), TENSORS)
-    old, new = tmp_path / "texts" / "aa.safetensors.partial", tmp_path / "texts" / "bb.safetensors.partial"
+    old, new = tmp_path / "texts" / "aa.123.456.partial", tmp_path / "texts" / "bb.123.456"
     for path in (old, new):
         path.write_bytes(b"half")
     os.utime(old, (1, 1))
