@@ -1,14 +1,17 @@
 """What LoRA stacks cost on UNets in SD1.5's and SDXL's shape: apply, change one strength of four, remove, sample through bypass.
 
 python benchmarks/lora.py [--models sd15,sdxl] [--counts 1,2,4,8] [--ranks 16,64] [--dtypes bf16,float32] [--rounds 3] [--threads 2]
-                          [--clock wall|cpu] [--no-forward] [--json FILE] [--markdown FILE]
+                          [--change 0.01] [--clock wall|cpu] [--no-forward] [--json FILE] [--markdown FILE]
 
 References, on the same model in the same run: the host's own way (add_patches, then load: unpatch, patch, load again when a strength
-changes), PEFT's merge and unmerge of the same factors on linear layers of the same shapes, and a plain copy of the bytes that a stack
-touches (the limit). COMFYUI_PATH names a real ComfyUI; otherwise the host is the embedded one, and `vs_core` is against its patches. LoRAs
-are on every attention, feed-forward and projection weight. Each round measures every way once; the table shows medians. Before it measures,
-it checks that both ways give the same weight. `--clock cpu` counts the processor seconds of this process, for a CPU that
-others use as well (with --threads 1, or waiting threads count too).
+changes), PEFT's merge and unmerge of as many adapters on linear layers of the same shapes, diffusers' fuse_lora of them, and a plain copy
+of the bytes that a stack touches (the limit). COMFYUI_PATH names a real ComfyUI; otherwise the host is the embedded one, and `vs_core` is
+against its patches. LoRAs are on every attention, feed-forward and projection weight, in float16, made as trainers make them: `down` as it
+is drawn at the start of training, `up` such that each LoRA at strength 1 changes a weight by about 1 % (--change) of its norm. Each round
+measures every way once; the table shows medians. "first" is an application into memory that the system has yet to give, "apply" one into
+memory that an earlier stack used. Before it measures, it checks that both ways give the same weight and compares their error against
+float64 (error_vs_core), and it counts the bytes of the tensors that a stack adds to the base (memory_over_touched). `--clock cpu` counts
+the processor seconds of this process, for a CPU that others use as well (with --threads 1, or waiting threads count too).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import platform
 import statistics
 import sys
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,19 +31,23 @@ from typing import Any
 import torch
 from todo import SHAPES, build, open_host
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
 KINDS = ("attn1", "attn2", "ff.net", "proj_in", "proj_out")
 
 
-def lora(model: nn.Module, rank: int, seed: int) -> dict[str, Tensor]:
+def lora(model: nn.Module, rank: int, seed: int, change: float = 0.01) -> dict[str, Tensor]:
     """A LoRA in ComfyUI's generic names on every attention, feed-forward and projection weight."""
     generator, state = torch.Generator().manual_seed(seed), {}
     for name, weight in model.named_parameters():
         if name.endswith(".weight") and weight.ndim > 1 and any(kind in name for kind in KINDS):
             base = name.removesuffix(".weight")
-            state[f"{base}.lora_up.weight"] = torch.randn(weight.shape[0], rank, *(1,) * (weight.ndim - 2), generator=generator) * 0.01
-            state[f"{base}.lora_down.weight"] = torch.randn(rank, *weight.shape[1:], generator=generator) * 0.01
+            columns = weight[0].numel()
+            down = torch.randn(rank, *weight.shape[1:], generator=generator) * (3 * columns) ** -0.5
+            up = torch.randn(weight.shape[0], rank, *(1,) * (weight.ndim - 2), generator=generator)
+            size = float(weight.detach().float().square().mean().sqrt()) * (3 * columns / rank) ** 0.5  # of up, for a change of 1
+            state[f"{base}.lora_up.weight"], state[f"{base}.lora_down.weight"] = up * (change * size), down
             state[f"{base}.alpha"] = torch.tensor(float(rank))
     return {key: value.to(torch.float16) for key, value in state.items()}
 
@@ -61,14 +69,37 @@ def load(patcher: Any) -> None:
     comfy.model_management.load_models_gpu([patcher], force_full_load=True)
 
 
+class Peak(TorchDispatchMode):
+    """`highest`: the most bytes of storages that were made inside and alive at once, but for those of `model` before."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.known = {tensor.untyped_storage()._cdata: 0 for tensor in model.state_dict().values()}
+        self.alive = self.highest = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            storage = tensor.untyped_storage() if isinstance(tensor, Tensor) else None
+            if storage is not None and storage._cdata not in self.known:
+                self.known[storage._cdata] = storage.nbytes()
+                self.alive += storage.nbytes()
+                weakref.finalize(storage, self.freed, storage._cdata)
+        self.highest = max(self.highest, self.alive)
+        return result
+
+    def freed(self, key: int) -> None:
+        self.alive -= self.known.pop(key)
+
+
 class Bench:
     """One model and the LoRAs for it."""
 
-    def __init__(self, name: str, dtype: torch.dtype, rank: int, count: int):
+    def __init__(self, name: str, dtype: torch.dtype, rank: int, count: int, change: float):
         from graft_nodes.host import lora as host
 
-        self.host, self.base = host, build(name, torch.device("cpu"), dtype)
-        self.states = [lora(self.base.model, rank, seed) for seed in range(count)]
+        self.host, self.base, self.rank = host, build(name, torch.device("cpu"), dtype), rank
+        self.states = [lora(self.base.model, rank, seed, change) for seed in range(count)]
         self.touched = [key.removesuffix(".alpha") + ".weight" for key in self.states[0] if key.endswith(".alpha")]
 
     def ours(self, strengths: Sequence[float], mode: str = "merge") -> Any:
@@ -86,9 +117,9 @@ class Bench:
     def weight(self, name: str) -> Tensor:
         return self.base.model.get_parameter(name).detach().float().clone()
 
-    def check(self, count: int) -> None:
-        """Both ways give the same weights, and the base comes back."""
-        some, strengths = self.touched[:: len(self.touched) // 4], [0.5] * count
+    def check(self, count: int) -> float:
+        """Both ways give the same weights, and the base comes back; our mean error against float64 over the host's."""
+        some, strengths = self.touched[:: len(self.touched) // 12], [0.5] * count
         load(self.base)
         before = [self.weight(name) for name in some]
         found = []
@@ -97,13 +128,22 @@ class Bench:
             found.append([self.weight(name) for name in some])
             load(self.base)
         for name, ours, theirs, base in zip(some, *found, before, strict=True):
-            assert not torch.equal(ours, base) and torch.allclose(ours, theirs, rtol=2**-7, atol=1e-5), name
+            assert not torch.equal(ours, base) and torch.allclose(ours, theirs, rtol=2**-6, atol=1e-5), name
             assert torch.equal(self.weight(name), base), name
+        errors = [0.0, 0.0]
+        for name, ours, theirs, base in zip(some, *found, before, strict=True):
+            plain, exact = name.removesuffix(".weight"), base.double()
+            for state in self.states[:count]:
+                up, down = (state[f"{plain}.lora_{side}.weight"].double().flatten(1) for side in ("up", "down"))
+                exact += 0.5 * (up @ down).view(exact.shape)
+            errors = [sum_ + float((one.double() - exact).abs().sum()) for sum_, one in zip(errors, (ours, theirs), strict=True)]
+        return errors[0] / errors[1]
 
     def round(self, count: int) -> dict[str, float]:
         """Seconds of everything once: first application, change of one strength, removal, by both ways, and a copy of the touched bytes."""
         strengths, out = [0.5] * count, {}
         changed = [*strengths[:-1], 0.25]
+        out["ours first"] = self.first(strengths)
         for way in (self.ours, self.core):
             load(self.base)
             first, second = way(strengths), way(changed)
@@ -118,17 +158,64 @@ class Bench:
             out["copy"] = seconds(lambda: [copy.copy_(weight) for copy, weight in zip(copies, weights, strict=True)])
         return out
 
+    def first(self, strengths: Sequence[float]) -> float:
+        """Seconds of an application into fresh memory."""
+        from graft_nodes.patches import weights
+
+        load(self.base)
+        weights.forget(self.base.model)
+        patched = self.ours(strengths)
+        return seconds(lambda: load(patched))
+
+    def memory(self, count: int) -> float:
+        """Bytes that are alive at the worst moment of two applications after one another, over those of the touched weights."""
+        from graft_nodes.patches import weights
+
+        load(self.base)
+        weights.forget(self.base.model)
+        stacks = [self.ours([strength] * count) for strength in (0.5, 0.25)]
+        with Peak(self.base.model) as peak:
+            for patcher in stacks:
+                load(patcher)
+        load(self.base)
+        return peak.highest / sum(self.base.model.get_parameter(name).nbytes for name in self.touched)
+
+    def diffusers(self, count: int) -> dict[str, float]:
+        """Seconds of diffusers' fuse_lora and unfuse_lora of as many adapters, on linear layers of the touched shapes."""
+        try:
+            import peft
+            from diffusers.loaders.peft import PeftAdapterMixin
+        except ImportError:
+            return {}
+
+        class Model(PeftAdapterMixin, nn.Module):
+            pass
+
+        model = Model()
+        model.layers = self._layers()
+        config = peft.LoraConfig(r=self.rank, target_modules=r"layers\.\d+", init_lora_weights=False)
+        names = [f"a{number}" for number in range(count)]
+        for name in names:
+            model.add_adapter(config, adapter_name=name)
+        model.set_adapters(names, [0.5] * count)
+        fuse = seconds(lambda: model.fuse_lora(adapter_names=names))
+        return {"diffusers apply": fuse, "diffusers remove": seconds(model.unfuse_lora)}
+
+    def _layers(self) -> nn.ModuleList:
+        weights = [self.base.model.get_parameter(name).detach() for name in self.touched]
+        layers = nn.ModuleList(nn.Linear(w[0].numel(), w.shape[0], bias=False, dtype=w.dtype, device="meta") for w in weights)
+        for layer, weight in zip(layers, weights, strict=True):
+            layer.weight = nn.Parameter(weight.flatten(1).clone(), requires_grad=False)
+        return layers
+
     def peft(self, count: int) -> dict[str, float]:
         """Seconds of PEFT's merge and unmerge of as many adapters, on linear layers of the touched shapes."""
         try:
             import peft
         except ImportError:
             return {}
-        weights = [self.base.model.get_parameter(name).detach() for name in self.touched]
-        layers = nn.ModuleList(nn.Linear(w[0].numel(), w.shape[0], bias=False, dtype=w.dtype, device="meta") for w in weights)
-        for layer, weight in zip(layers, weights, strict=True):
-            layer.weight = nn.Parameter(weight.flatten(1).clone(), requires_grad=False)
-        config = peft.LoraConfig(r=self.states[0][self.touched[0].replace(".weight", ".lora_down.weight")].shape[0], target_modules=r"\d+")
+        layers = self._layers()
+        config = peft.LoraConfig(r=self.rank, target_modules=r"\d+", init_lora_weights=False)
         for number in range(count):
             peft.inject_adapter_in_model(config, layers, adapter_name=f"a{number}")
         tuned = [layer for layer in layers if hasattr(layer, "merge")]
@@ -150,12 +237,16 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     counts = [int(count) for count in args.counts.split(",")]
     for name, dtype, rank in itertools.product(args.models.split(","), args.dtypes.split(","), map(int, args.ranks.split(","))):
-        bench, label = Bench(name, DTYPES[dtype], rank, max(*counts, 4)), f"{name} {dtype} rank {rank}"
-        bench.check(2)
+        bench, label = Bench(name, DTYPES[dtype], rank, max(*counts, 4), args.change), f"{name} {dtype} rank {rank}"
+        rows += [{"name": f"error_vs_core_{count}", "value": (error := bench.check(count)), "unit": "x", "ratio": error, "case": label}
+                 for count in sorted({1, max(counts)})]  # fmt: skip
+        most = bench.memory(max(counts))
+        rows.append({"name": "memory_over_touched", "value": most, "unit": "x", "ratio": most, "case": label})
         times: dict[int, dict[str, float]] = {}
         for count in counts:
             rounds = [bench.round(count) for _ in range(args.rounds)]
-            times[count] = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]} | bench.peft(count)
+            times[count] = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
+            times[count] |= bench.peft(count) | bench.diffusers(count)
             rows += [{"name": f"{label}, {count} LoRAs: {key}", "value": value, "unit": "s", "ratio": value / times[count]["copy"]}
                      for key, value in times[count].items()]  # fmt: skip
             for row in rows[-len(times[count]) :]:
@@ -178,18 +269,52 @@ def headlines(label: str, times: dict[int, dict[str, float]]) -> list[dict[str, 
     return [{"name": name, "value": value, "unit": "x", "ratio": value, "case": label} for name, value in found]
 
 
+def core_bypass(bench: Bench, count: int, states: Sequence[dict[str, Tensor]]) -> Any:
+    """The host's own bypass loader, once a LoRA; None where it has none.
+
+    Each of its calls replaces what the one before injected, and wrappers do not come off in the order they went on: hence one injection.
+    """
+    import comfy.sd
+
+    if not hasattr(comfy.sd, "load_bypass_lora_for_models"):
+        return None
+    from comfy.patcher_extension import PatcherInjection
+
+    loaded = [comfy.sd.load_bypass_lora_for_models(bench.base, None, state, 0.5, 0)[0] for state in states[:count]]
+    injections = [injection for patcher in loaded for of in patcher.injections.values() for injection in of]
+    patcher = bench.base.clone()
+    patcher.set_injections("bypass_lora", [PatcherInjection(
+        inject=lambda owner: [injection.inject(owner) for injection in injections],
+        eject=lambda owner: [injection.eject(owner) for injection in reversed(injections)],
+    )])  # fmt: skip
+    return patcher
+
+
 def forwards(bench: Bench, name: str, label: str, rounds: int) -> list[dict[str, Any]]:
-    """Bypass of four LoRAs over a bare forward, and a merged stack sampled again over one."""
+    """What bypass costs over a bare forward, for four LoRAs of this rank and eight of rank 8, and a merged stack sampled again."""
     context = SHAPES[name]["context_dim"]
-    bypass, merged = bench.ours([0.5] * 4, "bypass"), bench.ours([0.5] * 4)
-    seen: dict[str, list[float]] = {"bypass_overhead": [], "merged_overhead": []}
+    narrow = [lora(bench.base.model, 8, 100 + seed) for seed in range(8)]
+    entries = [bench.host.Entry(str(n), state, 0.5) for n, state in enumerate(narrow)]
+    ways = {
+        "bypass_overhead": bench.ours([0.5] * 4, "bypass"), "bypass_overhead_core": core_bypass(bench, 4, bench.states),
+        "bypass_overhead_8_of_rank_8": bench.host.graft(bench.base, None, entries, "bypass").model,
+        "bypass_overhead_core_8_of_rank_8": core_bypass(bench, 8, narrow), "merged_overhead": bench.ours([0.5] * 4),
+    }  # fmt: skip
+    ways = {key: patcher for key, patcher in ways.items() if patcher is not None}
+    seen: dict[str, list[float]] = {key: [] for key in ways}
     bench.forward(bench.base, context)
     for _ in range(rounds):
-        bare = bench.forward(bench.base, context)
-        seen["bypass_overhead"].append(bench.forward(bypass, context) / bare)
-        seen["merged_overhead"].append(bench.forward(merged, context) / bare)
+        for key, patcher in ways.items():  # a bare forward before each and after it: what else the machine does moves both
+            before = bench.forward(bench.base, context)
+            taken = bench.forward(patcher, context)
+            seen[key].append(2 * taken / (before + bench.forward(bench.base, context)))
     medians = {key: statistics.median(values) for key, values in seen.items()}
-    return [{"name": key, "value": value - 1, "unit": "share", "ratio": value, "case": label} for key, value in medians.items()]
+    found = [{"name": key, "value": value - 1, "unit": "share", "ratio": value, "case": label} for key, value in medians.items()]
+    for key in ("bypass_overhead", "bypass_overhead_8_of_rank_8"):
+        if (core := key.replace("overhead", "overhead_core")) in medians:
+            share = (medians[key] - 1) / (medians[core] - 1)
+            found.append({"name": key.replace("overhead", "vs_core"), "value": share, "unit": "x", "ratio": share, "case": label})
+    return found
 
 
 def main() -> None:
@@ -198,6 +323,7 @@ def main() -> None:
         parser.add_argument(f"--{option}", default=default)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--change", type=float, default=0.01)
     parser.add_argument("--no-forward", dest="forward", action="store_false")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     args = parser.parse_args()

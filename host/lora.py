@@ -264,6 +264,10 @@ def _injected(patcher: Any, more: Sequence[Stack]) -> Any:
     def eject(owner: Any) -> None:
         weights.detach(owner.model, id(owner), _version(owner))
 
+    def injected(owner: Any) -> None:
+        if owner.model.current_weight_patches_uuid is None:
+            owner.is_injected = False  # or it would inject when it ejects for a moment, into what another patcher has loaded since
+
     def cloned(_: Any, copy: Any) -> None:
         copy.is_injected = False  # it has injected nothing; its end must not eject what the original injected
 
@@ -274,7 +278,8 @@ def _injected(patcher: Any, more: Sequence[Stack]) -> Any:
     injection = extension.PatcherInjection(inject=inject, eject=eject)
     injection.graft_stacks = tuple(stacks)
     clone.set_injections(f"{_KEY}-{stacks[-1].serial}", [injection])
-    for event, callback in ((extension.CallbacksMP.ON_CLONE, cloned), (extension.CallbacksMP.ON_DETACH, detached)):
+    events = extension.CallbacksMP
+    for event, callback in ((events.ON_INJECT_MODEL, injected), (events.ON_CLONE, cloned), (events.ON_DETACH, detached)):
         clone.remove_callbacks_with_key(event, _KEY)
         clone.add_callback_with_key(event, _KEY, callback)
     if any(piece.schedule is not None for stack in stacks for of in stack.pieces.values() for piece in of):
