@@ -17,7 +17,9 @@ OTHER_ORIGINS = [
     "chrome-extension://abc", "http://evil.example@127.0.0.1", "http://127.0.0.1",
     "javascript:0", "", "http://", "127.0.0.1",
 ]
-TARGETS = [("GET", "/"), ("GET", "/object_info/SaveImage"), ("POST", "/prompt"), ("GET", "/api/userdata?dir=workflows"), ("POST", "/interrupt")]
+TARGETS = [
+    ("GET", "/"), ("GET", "/object_info/SaveImage"), ("POST", "/prompt"), ("GET", "/api/userdata?dir=workflows"), ("POST", "/interrupt"),
+]
 
 
 def asked(server, method, target, headers):
