@@ -14,7 +14,7 @@ import pytest
 import torch
 from comfy.ldm.flux.model import FluxParams
 from graft_nodes.host import lora
-from graft_nodes.patches import formats, keys
+from graft_nodes.patches import formats, keys, naming
 
 UNET = dict(
     image_size=32, in_channels=4, out_channels=4, model_channels=32, num_res_blocks=[1, 1], channel_mult=[1, 2], transformer_depth=[1, 1],
@@ -318,3 +318,62 @@ def test_names_of_text_encoders(clips, path, name, weight):
     name = name.replace(".", "_") if name.startswith("lora_") else name
     target = {**known, **keys.found([name], known, shapes)}.get(name)
     assert target == formats.Target("clip", f"{weight}.weight")
+
+
+# --- saved names, on models of full size without memory: what GraftSaveLoRA writes must lead back to the same rows of the same weights ---
+
+FULL = {
+    "sd1": ("SD15", UNET | dict(model_channels=320, num_res_blocks=[2] * 4, channel_mult=[1, 2, 4, 4], transformer_depth=[1] * 6 + [0] * 2,
+                                transformer_depth_output=[1] * 9 + [0] * 3, context_dim=768, num_heads=8)),
+    "sdxl": ("SDXL", UNET | dict(model_channels=320, num_res_blocks=[2] * 3, channel_mult=[1, 2, 4], transformer_depth=[0, 0, 2, 2, 10, 10],
+                                 transformer_depth_output=[0, 0, 0, 2, 2, 2, 10, 10, 10], transformer_depth_middle=10, context_dim=2048,
+                                 num_heads=-1, num_head_channels=64, use_linear_in_transformer=True, adm_in_channels=2816,
+                                 num_classes="sequential")),
+    "flux": ("Flux", FLUX | dict(in_channels=16, out_channels=16, vec_in_dim=768, context_in_dim=4096, hidden_size=3072, num_heads=24,
+                                 depth=19, depth_single_blocks=38, axes_dim=[16, 56, 56], guidance_embed=True)),
+    "sd3": ("SD3", FAMILIES["sd3"][1] | dict(in_channels=16, depth=24, adm_in_channels=2048, pos_embed_max_size=192, num_patches=36864,
+                                             context_embedder_config={"target": "torch.nn.Linear",
+                                                                      "params": {"in_features": 4096, "out_features": 1536}})),
+    "wan": ("WAN21_T2V", FAMILIES["wan"][1] | dict(dim=1536, ffn_dim=8960, freq_dim=256, text_dim=4096, num_heads=12, num_layers=30,
+                                                   in_dim=16, out_dim=16)),
+    "qwen": ("QwenImage", FAMILIES["qwen"][1] | dict(in_channels=64, num_layers=4, attention_head_dim=128, num_attention_heads=24,
+                                                     joint_attention_dim=3584, axes_dims_rope=(16, 56, 56))),
+    "lumina": ("Lumina2", FAMILIES["lumina"][1] | dict(in_channels=16, dim=2304, n_layers=26, n_refiner_layers=2, n_heads=24, n_kv_heads=8,
+                                                       cap_feat_dim=2304, axes_dims=(32, 32, 32), axes_lens=(300, 512, 512))),
+    "z-image": ("Lumina2", FAMILIES["lumina"][1] | dict(in_channels=16, dim=3840, n_layers=30, n_refiner_layers=2, n_heads=30,
+                                                        n_kv_heads=30, cap_feat_dim=2560, axes_dims=(32, 48, 48),
+                                                        axes_lens=(1536, 512, 512))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FULL)
+def test_saved_names_lead_back_to_their_weights(family):
+    name, settings = FULL[family]
+    config = getattr(comfy.supported_models, name)(dict(settings))
+    config.set_inference_dtype(torch.float32, None)
+    with torch.device("meta"):
+        patcher = types.SimpleNamespace(model=config.get_model({}, "", torch.device("meta")))
+    known, shapes = lora.lora_targets(patcher)
+    layers = {weight.removesuffix(".weight"): shape for (_, weight), shape in shapes.items()
+              if weight.endswith(".weight") and len(shape) in (2, 4) and "embedder.weight" not in weight}  # fmt: skip
+    state = {}
+    for base, (rows, columns, *kernel) in layers.items():
+        state[f"{base}.lora_up.weight"] = torch.empty(rows, 1, *(1 for _ in kernel), device="meta")
+        state[f"{base}.lora_down.weight"] = torch.empty(1, columns, *kernel, device="meta")
+    for names in ("kohya", "peft"):
+        saved = naming.renamed(state, names, torch.bfloat16)
+        bases = formats.names(saved)
+        targets = {**known, **keys.found(bases, known, shapes)}
+        assert [base for base in bases if base not in (known if names == "kohya" else targets)] == []  # ComfyUI's own loader knows kohya's
+        rows: dict[str, int] = {}
+        for base in bases:
+            up = saved.get(f"{base}.lora_up.weight", saved.get(f"{base}.lora_B.weight"))
+            part = targets[base].part
+            assert part is None or part[2] == up.shape[0], base
+            rows[targets[base].weight] = rows.get(targets[base].weight, 0) + up.shape[0]
+        assert rows == {f"{base}.weight": shape[0] for base, shape in layers.items()}
+    styles = {"sd1": "lora_unet_down_blocks_", "sdxl": "lora_unet_input_blocks_", "flux": "lora_unet_double_blocks_"}
+    kohya = naming.renamed(state, "kohya", torch.bfloat16)
+    assert any(key.startswith(styles.get(family, "lora_unet_")) for key in kohya)
+    expected = "unet." if family in ("sd1", "sdxl") else "transformer."
+    assert all(key.startswith(expected) for key in naming.renamed(state, "peft", torch.bfloat16))
