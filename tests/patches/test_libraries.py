@@ -186,6 +186,23 @@ def test_peft(tmp_path, build, config, options, plain):
         assert torch.allclose(module.bias + bias.layer.delta(module.bias.shape), layer.get_base_layer().bias, atol=1e-6)
 
 
+def test_the_settings_that_diffusers_keeps_in_the_header(tmp_path):
+    """As its own pipelines save them: each part of the model has its alpha."""
+    loaders = pytest.importorskip("diffusers.loaders")
+    state = {"a.lora_A.weight": torch.randn(4, 24), "a.lora_B.weight": torch.randn(32, 4)}
+    configs = {part: peft.LoraConfig(r=4, lora_alpha=alpha, target_modules=["a"]).to_dict() for part, alpha in (("unet", 2), ("te", 12))}
+    loaders.StableDiffusionLoraLoaderMixin.save_lora_weights(
+        str(tmp_path), unet_lora_layers=state, text_encoder_lora_layers={key: value.clone() for key, value in state.items()},
+        unet_lora_adapter_metadata=configs["unet"], text_encoder_lora_adapter_metadata=configs["te"],
+    )
+    saved, said = load_safetensors(str(tmp_path / "pytorch_lora_weights.safetensors"))
+    module = base(LINEAR)
+    for part, scale in (("unet", 0.5), ("text_encoder", 3.0)):
+        own = {key: value for key, value in saved.items() if key.startswith(f"{part}.")}
+        ours, _ = grafted(module, own, name=f"{part}.a", said=said)
+        assert torch.allclose(ours, module.weight + scale * state["a.lora_B.weight"] @ state["a.lora_A.weight"], atol=1e-5)
+
+
 def test_pefts_butterfly_of_several_stages():
     """PEFT applies more than one stage only with its CUDA kernel; its own permutations and rotations, multiplied out here."""
     module, generator = base(lambda: nn.Linear(32, 24)), torch.Generator().manual_seed(1)
