@@ -17,6 +17,7 @@ from . import hosts
 from .problem import HostError
 
 GIB = 2**30
+EDITOR_NEEDS = (("aiohttp", "aiohttp"), ("comfyui_frontend_package", "comfyui-frontend-package"))  # (module, package)
 
 
 def device(host: hosts.Host) -> str:
@@ -133,6 +134,11 @@ def _features(host: hosts.Host, place: Any, dtypes: dict[str, str]) -> tuple[lis
         fails.append("ComfyUI's dynamic VRAM: not switched on when a workflow runs without its server")
         fails += [f"{name}: did not import, so its nodes are missing (--verbose shows why)" for name in host.not_imported]
     (works if place.type == "cuda" else fails).append("pinned host memory" + ("" if place.type == "cuda" else f": not on {place.type}"))
+    lacking = [package for module, package in EDITOR_NEEDS if importlib.util.find_spec(module) is None]
+    (fails if lacking else works).append(
+        "the graph editor on the embedded host (python -m graft_nodes editor)"
+        + (f": {' and '.join(lacking)} not installed; Graft's 'editor' extra brings them" if lacking else "")
+    )
     if importlib.util.find_spec("tqdm") is None:
         fails.append("progress bars: tqdm is not installed; plain lines are printed")
     return works, fails

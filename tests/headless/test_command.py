@@ -133,7 +133,7 @@ def test_an_editor_workflow_runs_too(place):
         (("run", "none.json"), 2, "none.json: cannot be read"),
         (("run", "w.json", "--input", "nowhere"), 1, "--input nowhere: no such folder"),
         (("run", "w.json", "--comfyui", "in"), 1, "(named by --comfyui) is not a ComfyUI"),
-        (("editor",), 2, "the editor is not available in this version of Graft"),
+        (("editor", "--front-end-root", "in", "--no-browser"), 1, "in is not ComfyUI's front end: it has no index.html"),
     ],
 )
 def test_what_cannot_be_done_is_said(place, monkeypatch, capsys, options, status, expected):
