@@ -18,6 +18,12 @@ def base_weights(patcher: Any) -> dict[str, torch.Tensor]:
     return found
 
 
+def trained_weights(patcher: Any, clip: Any) -> dict[str, torch.Tensor]:
+    """`unet_weights`, and with a CLIP (not None) the weights of its text encoder under `text_encoders.`."""
+    text = {} if clip is None else base_weights(clip.patcher)
+    return {**unet_weights(patcher), **{f"text_encoders.{key}": value for key, value in text.items()}}
+
+
 def unet_weights(patcher: Any) -> dict[str, torch.Tensor]:
     """`base_weights` of the diffusion model alone, by parameter name inside it."""
     prefix = "diffusion_model."

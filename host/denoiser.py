@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..training.noise import zero_terminal
+from .encoding import LiveEncoder
 from .inplace import NoAssignmentInPlace
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ KEPT_CONDITIONS = 64  # on the device; captions that vary by draw would fill it 
 class Denoiser:
     """A loaded ModelPatcher as `training.objective.Denoiser`: the host's own forward, with patches, wrappers and size conditions."""
 
-    def __init__(self, patcher: Any) -> None:
+    def __init__(self, patcher: Any, encode: LiveEncoder | None = None) -> None:
+        self.encode = encode
+        self.text_encoder = None if encode is None else encode.module
         self.patcher, self.model = patcher, patcher.model
         self.module: torch.nn.Module = patcher.model.diffusion_model
         self.device: torch.device = patcher.load_device
@@ -78,20 +81,24 @@ class Denoiser:
     def _condition(self, conditioning: Conditioning, x: torch.Tensor) -> dict[str, Any]:
         """The host's condition objects of one picture, kept for the next time the same caption comes with the same size."""
         key = (id(conditioning), tuple(x.shape[1:]))
+        if conditioning.context.requires_grad:  # of this step alone
+            return self._made(conditioning, x)
         if key not in self._conditions:
-            noise = torch.zeros(1, *x.shape[1:], device=self.device)
-            # Guidance 1: what a guidance-distilled model predicts without guidance is what the pictures are made of.
-            sizes = {"width": x.shape[-1] * 8, "height": x.shape[-2] * 8}
-            params = {**sizes, "prompt_type": "positive", "guidance": 1.0, **conditioning.extras}
-            params.update(cross_attn=conditioning.context.to(self.device), device=self.device, noise=noise, latent_image=noise)
-            params = {name: value.to(self.device) if isinstance(value, torch.Tensor) else value for name, value in params.items()}
-            made = self.model.extra_conds(**params)
-            processed = {name: cond.process_cond(batch_size=1, device=self.device, area=None) for name, cond in made.items()}
-            self._conditions[key] = (conditioning, processed)  # the conditioning too, so that its id stays its own
+            self._conditions[key] = (conditioning, self._made(conditioning, x))  # the conditioning too, so that its id stays its own
             if len(self._conditions) > KEPT_CONDITIONS:
                 self._conditions.popitem(last=False)
         self._conditions.move_to_end(key)
         return self._conditions[key][1]
+
+    def _made(self, conditioning: Conditioning, x: torch.Tensor) -> dict[str, Any]:
+        noise = torch.zeros(1, *x.shape[1:], device=self.device)
+        # Guidance 1: what a guidance-distilled model predicts without guidance is what the pictures are made of.
+        sizes = {"width": x.shape[-1] * 8, "height": x.shape[-2] * 8}
+        params = {**sizes, "prompt_type": "positive", "guidance": 1.0, **conditioning.extras}
+        params.update(cross_attn=conditioning.context.to(self.device, torch.float32), device=self.device, noise=noise, latent_image=noise)
+        params = {name: value.to(self.device) if isinstance(value, torch.Tensor) else value for name, value in params.items()}
+        made = self.model.extra_conds(**params)
+        return {name: cond.process_cond(batch_size=1, device=self.device, area=None) for name, cond in made.items()}
 
     def _apply(
         self, x: torch.Tensor, sigma: torch.Tensor, conditions: Sequence[dict[str, Any]], transformer_options: Mapping[str, Any]
@@ -139,11 +146,12 @@ def with_zero_terminal(patcher: Any) -> Any:
     return clone
 
 
-def _fit_for_autograd(module: torch.nn.Module) -> contextlib.AbstractContextManager[Any]:
+def _fit_for_autograd(module: torch.nn.Module, text_encoder: bool) -> contextlib.AbstractContextManager[Any]:
     """What the host's forward and backward run in; UNets add in place nothing that is needed again, and every call saved counts there."""
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
-    return contextlib.nullcontext() if isinstance(module, UNetModel) else NoAssignmentInPlace()
+    plain = isinstance(module, UNetModel) and not text_encoder
+    return contextlib.nullcontext() if plain else NoAssignmentInPlace()
 
 
 def to_host_memory(patcher: Any) -> None:
@@ -153,11 +161,13 @@ def to_host_memory(patcher: Any) -> None:
 
 
 @contextlib.contextmanager
-def denoiser(patcher: Any, terminal: bool = False, layers: bool = False) -> Iterator[Denoiser]:
+def denoiser(
+    patcher: Any, terminal: bool = False, layers: bool = False, clip: Any = None, clip_skip: int = 0
+) -> Iterator[Denoiser]:
     """Load a MODEL and hand out its Denoiser for the block; afterwards the host is told that the run is over.
 
     `terminal` rescales the noise levels of a v model to zero terminal SNR. With `layers` the weights stay in host memory, for
-    `training.offload.layers_on_host` to bring over.
+    `training.offload.layers_on_host` to bring over. With a `clip` its text encoder is loaded too, to be trained.
     """
     import comfy.model_management as management
 
@@ -165,7 +175,9 @@ def denoiser(patcher: Any, terminal: bool = False, layers: bool = False) -> Iter
         patcher = patcher.clone(disable_dynamic=True)  # pages that come and go cannot be differentiated through
     if terminal and prediction(patcher.get_model_object("model_sampling")) == "v":
         patcher = with_zero_terminal(patcher)
-    management.load_models_gpu([patcher], force_full_load=not layers)
+    if clip is not None and getattr(clip.patcher, "is_dynamic", lambda: False)():
+        clip = clip.clone(disable_dynamic=True)
+    management.load_models_gpu([patcher, *([] if clip is None else [clip.patcher])], force_full_load=not layers)
     if layers:
         to_host_memory(patcher)
     before = getattr(management, "in_training", None)
@@ -173,8 +185,8 @@ def denoiser(patcher: Any, terminal: bool = False, layers: bool = False) -> Iter
     try:
         if before is not None:
             management.in_training = True
-        with _fit_for_autograd(patcher.model.diffusion_model):
-            yield Denoiser(patcher)
+        with _fit_for_autograd(patcher.model.diffusion_model, clip is not None):
+            yield Denoiser(patcher, None if clip is None else LiveEncoder(clip, clip_skip))
     finally:
         if before is not None:
             management.in_training = before

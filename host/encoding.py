@@ -21,16 +21,44 @@ def encode_captions(clip: Any, captions: Sequence[str], clip_skip: int = 0) -> d
     """What the text encoder makes of each caption, float32 on the CPU; `clip_skip` 2 stops one layer before the last, 0 is as it is."""
     from ..training.dataset import Conditioning
 
-    if clip_skip:
-        clip = clip.clone()
-        clip.clip_layer(-clip_skip)
+    clip = skipping(clip, clip_skip)
     out = {}
     for caption in captions:
-        context, extras = clip.encode_from_tokens_scheduled(clip.tokenize(caption))[0]
-        kept = {name: _float_on_cpu(value) for name, value in extras.items() if not callable(value)}
-        out[caption] = Conditioning(_float_on_cpu(context), kept)
+        context, extras = _encoded(clip, caption)
+        out[caption] = Conditioning(_float_on_cpu(context), {name: _float_on_cpu(value) for name, value in extras.items()})
     return out
 
+
+def skipping(clip: Any, clip_skip: int) -> Any:
+    """A clone of a CLIP that stops at that layer from the end; 0 leaves it as it is."""
+    if not clip_skip:
+        return clip
+    clone = clip.clone()
+    clone.clip_layer(-clip_skip)
+    return clone
+
+
+def _encoded(clip: Any, caption: str) -> tuple[torch.Tensor, dict[str, Any]]:
+    context, extras = clip.encode_from_tokens_scheduled(clip.tokenize(caption))[0]
+    return context, {name: value for name, value in extras.items() if not callable(value)}
+
+
+class LiveEncoder:
+    """The text encoder of a CLIP that is loaded, for captions whose conditionings carry gradients to what is trained in it."""
+
+    def __init__(self, clip: Any, clip_skip: int = 0) -> None:
+        self.clip = skipping(clip, clip_skip).clone()
+        self.clip.load_model = lambda *_, **__: self.clip.patcher  # it is loaded, and another load would move it under the trained tensors
+        self.module: torch.nn.Module = self.clip.cond_stage_model
+
+    def __call__(self, captions: Sequence[str], known: Sequence[Conditioning]) -> list[Conditioning]:
+        """Conditionings of the captions as the encoder computes now; `known` are the dataset's, whose other entries (sizes) are kept."""
+        from ..training.dataset import Conditioning
+
+        made = {caption: _encoded(self.clip, caption) for caption in dict.fromkeys(captions)}
+        return [
+            Conditioning(made[caption][0], {**old.extras, **made[caption][1]}) for caption, old in zip(captions, known, strict=True)
+        ]
 
 def _float_on_cpu(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):

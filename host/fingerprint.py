@@ -48,6 +48,15 @@ def fingerprint(patcher: Any) -> Fingerprint:
     return Fingerprint(hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest(), tuple(dict.fromkeys(unhashed)))
 
 
+def of_trained(patcher: Any, clip: Any) -> tuple[str, tuple[str, ...]]:
+    """(identity, what could not be hashed) of a MODEL that is trained, and of its CLIP where that is trained too (not None)."""
+    made = fingerprint(patcher)
+    if clip is None:
+        return made
+    text = fingerprint_of(clip, "clip")
+    return f"{made.digest} {text.digest}", made.unhashed + text.unhashed
+
+
 def fingerprint_of(thing: Any, name: str) -> Fingerprint:
     """Hash of a CLIP or VAE object: its patcher's fingerprint, or for one without weights its class."""
     patcher = getattr(thing, "patcher", None)

@@ -14,6 +14,7 @@ from .. import host
 from ..patches.rows import rows_of
 from .aliases import aliases
 from .sockets import LoraModel, LoraStack, Snapshots, TrainState
+from .training import opened
 
 PROFILES = ("latest", "width", "best", "uniform", "exponential", "weights")
 
@@ -223,7 +224,7 @@ def _made(state: Any, found: Any, profile: str, width: float, weights: str, alge
         if state.subject.dataset is None:
             raise ValueError("EMAMerge: profile best measures the held-out loss: connect the dataset to Load State.")
         widths = merging.widths_to_try(found, weights)
-        with host.denoiser.denoiser(state.subject.model, state.settings.objective.zero_terminal_snr) as denoiser:
+        with opened(state) as denoiser:
             score = partial(held_out_loss, state, denoiser, state.subject.dataset)
             swept = merging.sweep(found, widths, score, state.lora_model(ema=True))
         profile, width, weights, lines = "width", swept.best, "", swept.lines()

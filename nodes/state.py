@@ -100,10 +100,14 @@ class GraftLoadState(io.ComfyNode):
 
         from ..training import saved
 
-        made = host.fingerprint.fingerprint(model)
         pictures = None if dataset is None else dataset.digest
-        state = saved.load(_root(), name, made.digest, pictures, lambda: host.base.unet_weights(model))
-        unhashed = made.unhashed + (() if dataset is None else dataset.unhashed)
+        both = saved.trains_text_encoder(_root(), name)
+        if both and clip is None:
+            raise ValueError(f"GraftLoadState: {name} trains the text encoder too, and no clip is connected.")
+        trained_clip = clip if both else None
+        identity, unhashed = host.fingerprint.of_trained(model, trained_clip)
+        state = saved.load(_root(), name, identity, pictures, lambda: host.base.trained_weights(model, trained_clip))
+        unhashed += () if dataset is None else dataset.unhashed
         return io.NodeOutput(replace(state, subject=Subject(model, clip, vae, dataset, unhashed)))
 
 

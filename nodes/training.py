@@ -48,7 +48,7 @@ class GraftTrainStart(io.ComfyNode):
                     tooltip="The model to train; its weights are never changed. Apply ToDo before it makes training faster.",
                 ),
                 Dataset.Input("dataset", tooltip="From Dataset."),
-                io.Clip.Input("clip", optional=True, tooltip="Goes through to Train Step's CLIP output."),
+                io.Clip.Input("clip", optional=True, tooltip="Goes through to Train Step's CLIP output; needed to train it."),
                 io.Vae.Input("vae", optional=True, tooltip="For the previews of Train Step."),
                 Adapter.Input("adapter", optional=True, tooltip="What is trained; without it a LoRA of rank 16 on attention."),
                 Optimizer.Input("optimizer", optional=True, tooltip="How; without it AdamW at 1e-4, batch 1."),
@@ -72,13 +72,17 @@ class GraftTrainStart(io.ComfyNode):
         adapter = adapter or adapters.AdapterSettings()
         settings = states.Settings(optimizer or optimizers.OptimizerSettings(), objective or objectives.ObjectiveSettings())
         objectives.check_for(settings.objective, host.denoiser.prediction(model.get_model_object("model_sampling")))
-        patches = host.lora.patched(model)
+        if adapter.text_encoder and clip is None:
+            raise ValueError("GraftTrainStart: the adapter trains the text encoder (text_encoder), and no clip is connected.")
+        patches = host.lora.patched(model) + (host.lora.patched(clip.patcher) if adapter.text_encoder else [])
         if adapter.kind == "full" and patches:
             raise ValueError(f"GraftTrainStart: kind full trains a model's own weights, and this one has {' and '.join(patches)} on it.")
-        made = host.fingerprint.fingerprint(model)
-        unhashed = made.unhashed + dataset.unhashed
-        start = states.Start(made.digest, dataset.digest, adapter, ema, seed)
-        begun = states.begin(model.model.diffusion_model, start, settings, run, lambda: host.base.unet_weights(model))
+        identity, unhashed = host.fingerprint.of_trained(model, clip if adapter.text_encoder else None)
+        unhashed += dataset.unhashed
+        start = states.Start(identity, dataset.digest, adapter, ema, seed)
+        text_encoder = clip.cond_stage_model if adapter.text_encoder else None
+        base = partial(host.base.trained_weights, model, clip if adapter.text_encoder else None)
+        begun = states.begin(model.model.diffusion_model, start, settings, run, base, text_encoder)
         begun = replace(begun, notes=host.todo.todo_metadata(model), subject=Subject(model, clip, vae, dataset, unhashed))
         return io.NodeOutput(begun, reports.beginning(begun, dataset, unhashed))
 
@@ -161,6 +165,8 @@ class TrainStep(io.ComfyNode):
         from ..training.loop import Watch
 
         subject, state = state.subject, states.with_settings(state, optimizer, objective)
+        if state.start.adapter.text_encoder and subject.clip is None:
+            raise ValueError("TrainStep: the state trains the text encoder and was loaded without one. Connect clip to Load State.")
         _check(subject, steps > 0 or epochs > 0, preview_every, positive, negative, latent, tensorboard)
         if epochs > 0:
             held = state.settings.optimizer
@@ -176,6 +182,14 @@ class TrainStep(io.ComfyNode):
         shown = {"text": [report], "graft_run": [{"run": result.run, "key": result.key}], "images": call.pictures}
         losses = {"loss": list(result.history.loss)}
         return io.NodeOutput(result, grafted.model, grafted.clip, lora, losses, report, ui={k: v for k, v in shown.items() if v})
+
+
+def opened(state: Any, layers: bool = False) -> Any:
+    """The denoiser of a state's own model (a context manager), with its text encoder where that is trained."""
+    subject = state.subject
+    clip = subject.clip if state.start.adapter.text_encoder else None
+    skip = 0 if subject.dataset is None else subject.dataset.clip_skip
+    return host.denoiser.denoiser(subject.model, state.settings.objective.zero_terminal_snr, layers, clip, skip)
 
 
 def _check(subject: Any, training: bool, preview_every: int, positive: Any, negative: Any, latent: Any, tensorboard: bool) -> None:
@@ -213,8 +227,7 @@ class _Call:
             log.info("%s", note)
         folder = host.folders.training_folder()
         store = None if subject.unhashed else Store(folder, state.run, host.fingerprint.versions(subject.model))
-        layers = state.settings.optimizer.offload == "layers"
-        forward = partial(host.denoiser.denoiser, subject.model, state.settings.objective.zero_terminal_snr, layers)
+        forward = partial(opened, state, state.settings.optimizer.offload == "layers")
         if tensorboard:
             self.writer = Writer(Store(folder, state.run).folder / "tensorboard" / state.start.digest[:16])
         try:

@@ -24,14 +24,18 @@ class GraftAdapter(io.ComfyNode):
             node_id="GraftAdapter",
             display_name="Adapter Settings",
             category="Graft/training",
-            description="What is trained: a LoRA, a LoCon (LoRA on convolutions too) or the full weights.",
+            description="What is trained: an adapter (LoRA, LoCon, LoHa, LoKr, DoRA, OFT) or the full weights, and in which layers.",
             **aliases("lora settings", "locon", "rank", "network dim", "full fine-tune"),
             inputs=[
                 io.Combo.Input(
                     "kind", options=["lora", "locon", "loha", "lokr", "dora", "oft", "full"], default="lora",
-                    tooltip="lora: linear layers. locon: convolutions too. full: the weights themselves. Others: a later version.",
+                    tooltip="lora: linear layers. locon: convolutions too. loha, lokr: products of factors. dora: a magnitude a column. "
+                    "oft: rotates the weights. full: the weights themselves.",
                 ),
-                io.Int.Input("rank", default=16, min=1, max=4096, tooltip="Size of the factors: more learns more and makes a larger file."),
+                io.Int.Input(
+                    "rank", default=16, min=1, max=4096,
+                    tooltip="Size of the factors (oft: of the blocks): more learns more and makes a larger file.",
+                ),
                 io.Float.Input(
                     "alpha", default=0.0, min=0.0, max=4096.0, step=0.5,
                     tooltip="The change is scaled by alpha / rank; 0 is rank, a scale of 1.",
@@ -43,9 +47,13 @@ class GraftAdapter(io.ComfyNode):
                 ),
                 io.String.Input(
                     "pattern", default="",
-                    tooltip="Narrows the targets: globs (output_blocks.*) or /regular expressions/, with commas between; ! leaves out.",
+                    tooltip="Narrows the targets: globs (output_blocks.*) or /regular expressions/, with commas between; ! leaves out. "
+                    "input_blocks.*=rank 8, alpha 4 gives those layers a size of their own.",
                 ),
-                io.Boolean.Input("text_encoder", default=False, tooltip="Train the text encoder too" + _NOT_YET + "."),
+                io.Boolean.Input(
+                    "text_encoder", default=False,
+                    tooltip="Train the text encoder too: the layers of it that targets and pattern choose. Connect clip to Start Training.",
+                ),
                 io.Float.Input(
                     "rank_dropout", default=0.0, min=0.0, max=0.99, step=0.01,
                     tooltip="Share of the ranks left out, anew a picture.",
@@ -62,7 +70,7 @@ class GraftAdapter(io.ComfyNode):
                     "max_norm", default=0.0, min=0.0, max=1000.0, step=0.1,
                     tooltip="Scales a layer's change down to this norm; 0 is off.",
                 ),
-                LoraModel.Input("initial", optional=True, tooltip="A LoRA of the same rank and layers to go on from."),
+                LoraModel.Input("initial", optional=True, tooltip="An adapter of the same kind, rank and layers to go on from."),
             ],
             outputs=[Adapter.Output(display_name="GRAFT_ADAPTER")],
         )
@@ -72,11 +80,9 @@ class GraftAdapter(io.ComfyNode):
         cls, kind="lora", rank=16, alpha=0.0, targets="attention", pattern="", text_encoder=False, rank_dropout=0.0, module_dropout=0.0,
         network_dropout=0.0, max_norm=0.0, initial=None,
     ) -> io.NodeOutput:
-        if text_encoder:
-            raise ValueError(f"GraftAdapter: text_encoder {_LATER}; switch it off.")
         return io.NodeOutput(
             adapters.AdapterSettings(
-                kind=kind, rank=rank, alpha=alpha, targets=targets, pattern=pattern, rank_dropout=rank_dropout,
+                kind=kind, rank=rank, alpha=alpha, targets=targets, pattern=pattern, text_encoder=text_encoder, rank_dropout=rank_dropout,
                 module_dropout=module_dropout, network_dropout=network_dropout, max_norm=max_norm, initial=initial,
             )
         )

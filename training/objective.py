@@ -6,7 +6,7 @@ Sources: min-SNR (Hang 2023, arXiv 2303.09556), debiased estimation (2310.08442)
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,6 +32,10 @@ class Denoiser(Protocol):
     """What the network predicts: "eps", "v" or "flow"."""
     device: torch.device
     """Where latents and noise are to be."""
+    text_encoder: nn.Module | None
+    """The text encoder when it is trained too; its trained names are `text_encoders.` and paths inside it."""
+    encode: Callable[[Sequence[str], Sequence[Conditioning]], Sequence[Conditioning]] | None
+    """With a text encoder: conditionings of captions as it computes now, given the dataset's for what else they hold."""
 
     def process_in(self, latents: Tensor) -> Tensor:
         """Scale latents of the VAE (B, C, h, w) to what the network sees."""

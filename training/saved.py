@@ -54,6 +54,12 @@ def save(state: TrainState, root: Path, name: str, shard: int = 0, versions: Map
     return folder
 
 
+def trains_text_encoder(root: Path, name: str) -> bool:
+    """Whether the state with this name trains the text encoder too; False without such a state, which `load` says."""
+    folder = folder_of(root, name)
+    return (folder / "state.json").is_file() and bool(read_record(folder)["begun_from"]["adapter"].get("text_encoder"))
+
+
 def load(
     root: Path,
     name: str,

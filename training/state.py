@@ -15,6 +15,7 @@ from ..ema.schedule import EMASettings, check_horizon
 from .adapters import AdapterSettings, as_lora, beginning
 from .objective import ObjectiveSettings
 from .optimizer import SPEED_ONLY, OptimizerSettings, check_run
+from .rates import TEXT_ENCODER
 from .schedules import peak_rate
 
 
@@ -122,7 +123,7 @@ class TrainState:
     def metadata(self) -> dict[str, str]:
         """Metadata for a saved LoRA in kohya's and modelspec's words: settings only, no dates, no random ids."""
         adapter, optimizer, objective = self.start.adapter, self.settings.optimizer, self.settings.objective
-        module = {"lora": "networks.lora", "locon": "lycoris.kohya", "full": "lycoris.kohya"}[adapter.kind]
+        module = "networks.lora" if adapter.kind == "lora" else "lycoris.kohya"
         out = {
             "modelspec.sai_model_spec": "1.0.0",
             "modelspec.implementation": "https://github.com/comfyanonymous/ComfyUI",
@@ -179,19 +180,22 @@ def begin(
     settings: Settings | None = None,
     run: str = "run",
     base: Callable[[], Mapping[str, Tensor]] | None = None,
+    text_encoder: nn.Module | None = None,
 ) -> TrainState:
     """The state before the first step on `module`; raises ValueError when the adapter settings do not fit it.
 
-    `base` gives the module's own weights by parameter name, when what is in the module now may be patched.
+    `base` gives the module's own weights by parameter name, when what is in the module now may be patched. `text_encoder` is given when it
+    is trained too; its names begin with `text_encoders.`, in `base` as well.
     """
 
     def own() -> Mapping[str, Tensor]:
-        return {name: p.detach() for name, p in module.named_parameters()}
+        parts = [("", module)] if text_encoder is None else [("", module), (TEXT_ENCODER, text_encoder)]
+        return {prefix + name: p.detach() for prefix, part in parts for name, p in part.named_parameters()}
 
     settings, ema = settings or Settings(), start.ema
     if ema is not None:
         check_horizon(ema, settings.optimizer.total_steps)
-    trained = beginning(module, start.adapter, start.seed, (base or own)())
+    trained = beginning(module, start.adapter, start.seed, (base or own)(), text_encoder)
     check_run(settings.optimizer, trained, start.adapter.kind, start.adapter.max_norm, ema is not None)
     average = {name: tensor.clone() for name, tensor in trained.items()} if ema is not None else {}
     widths = ema.widths if ema is not None and ema.snapshots else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +15,7 @@ from ..ema.schedule import EMASettings
 from ..ema.shadow import Shadow
 from . import adapters
 from .checkpointing import checkpointed
-from .dataset import Batch, Dataset, framed
+from .dataset import Batch, Conditioning, Dataset, framed
 from .draws import generator
 from .loader import Course, Loader
 from .memory import used
@@ -49,6 +49,8 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset) -> None:
     """Raise ValueError when the state's objective does not fit the model or the pictures."""
     objective = state.settings.objective
     check_for(objective, denoiser.prediction)
+    if state.start.adapter.text_encoder and denoiser.text_encoder is None:
+        raise ValueError("GraftAdapter: text_encoder is on, and there is no text encoder to train: connect clip.")
     if objective.prior != "none" and dataset.regularisation is None:
         raise ValueError(f"GraftObjective: prior {objective.prior} needs a regularisation dataset on GraftDataset.")
     if objective.zero_terminal_snr and float(denoiser.sigma(torch.tensor([1 - 2**-24], device=denoiser.device))) ** -2 > 2 * LAST_SIGNAL:
@@ -107,7 +109,16 @@ class Workspace:
             yield
 
     def _attach(self) -> None:
-        self.attached.enter_context(adapters.attached(self.denoiser.module, self.begun.start.adapter, self.trained, self.moment))
+        adapter, denoiser = self.begun.start.adapter, self.denoiser
+        text_encoder = denoiser.text_encoder if adapter.text_encoder else None
+        self.attached.enter_context(adapters.attached(denoiser.module, adapter, self.trained, self.moment, text_encoder))
+
+    def encoded(self, captions: Sequence[str], known: Sequence[Conditioning]) -> Sequence[Conditioning]:
+        """Conditionings of captions: the dataset's, or what the text encoder makes of them now where it is trained."""
+        if not self.begun.start.adapter.text_encoder:
+            return known
+        assert self.denoiser.encode is not None
+        return self.denoiser.encode(captions, known)
 
     @contextmanager
     def plain(self) -> Iterator[None]:
@@ -191,7 +202,7 @@ def _batch_losses(work: Workspace, batch: Batch, draws: torch.Generator, options
     if objective.prior == "output-preservation" and batch.regular.any():
         target = _preserving(work, batch, x, sigma, target, options)
     with autocast(work.begun.settings.optimizer, work.denoiser.device):
-        denoised = denoiser.denoise(x, sigma, batch.conditionings, options)
+        denoised = denoiser.denoise(x, sigma, work.encoded(batch.captions, batch.conditionings), options)
     mask = None if batch.mask is None else batch.mask.to(denoiser.device)
     return losses(objective, denoiser.prediction, denoised, target, sigma, mask)
 
@@ -305,7 +316,8 @@ def validate(work: Workspace) -> float | None:
         sigma = denoiser.sigma(((torch.arange(VALIDATION_DRAWS) + torch.rand((), generator=draws)) / VALIDATION_DRAWS).to(denoiser.device))
         noise = torch.randn(clean.shape, generator=draws).to(denoiser.device)
         with work.mover.evaluated(), autocast(work.begun.settings.optimizer, work.denoiser.device):
-            conditionings = (framed(work.dataset.conditionings[picture.caption], picture.framing),) * VALIDATION_DRAWS
+            (conditioning,) = work.encoded([picture.caption], [framed(work.dataset.conditionings[picture.caption], picture.framing)])
+            conditionings = (conditioning,) * VALIDATION_DRAWS
             denoised = denoiser.denoise(denoiser.noisy(clean, noise, sigma), sigma, conditionings, {"graft_evaluating": True})
         mask = None if picture.mask is None else picture.mask[None].to(denoiser.device)
         found.append(losses(objective, denoiser.prediction, denoised, clean, sigma, mask).mean())

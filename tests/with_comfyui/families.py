@@ -72,8 +72,8 @@ FAMILIES = {
     ),
     "wan": Family(
         "WAN21_T2V",
-        {"image_model": "wan2.1", "model_type": "t2v", "in_dim": 16, "dim": 36, "ffn_dim": 32, "freq_dim": 16, "text_dim": 12, "out_dim": 16,
-         "num_heads": 2, "num_layers": 2},
+        {"image_model": "wan2.1", "model_type": "t2v", "in_dim": 16, "dim": 36, "ffn_dim": 32, "freq_dim": 16, "text_dim": 12,
+         "out_dim": 16, "num_heads": 2, "num_layers": 2},
         (16, 1, 8, 10),
     ),
 }  # fmt: skip
