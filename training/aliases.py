@@ -16,6 +16,10 @@ def alias(tensor: Tensor) -> Tensor:
         raise RuntimeError("Aliases are normal tensors: make them inside torch.inference_mode(False).")
     if not tensor.is_inference():
         return tensor.detach()
+    if hasattr(tensor, "__tensor_flatten__"):  # torch's protocol of tensors made of others, as quantised weights are
+        names, context = tensor.__tensor_flatten__()
+        parts = {name: alias(getattr(tensor, name)) for name in names}
+        return type(tensor).__tensor_unflatten__(parts, context, tensor.shape, tensor.stride())  # type: ignore[attr-defined]
     if type(tensor) not in (Tensor, nn.Parameter):
         raise TypeError(f"Weights of type {type(tensor).__name__} made in inference mode cannot be trained on in this version of Graft.")
     plain = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
