@@ -146,7 +146,7 @@ def lora_targets(model: Any, clip: Any = None) -> tuple[dict[str, formats.Target
     if clip is not None:
         modules.append(("clip", clip.cond_stage_model, comfy.lora.model_lora_keys_clip))
     for space, module, names in modules:
-        shapes.update(((space, name), tuple(weight.shape)) for name, weight in module.named_parameters(remove_duplicate=False))
+        shapes.update(((space, name), shape) for name, shape in weights.shapes(module).items())
         for name, target in names(module, {}).items():
             parts = (target,) if isinstance(target, str) else tuple(target)
             targets[name] = formats.Target(space, *parts)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .adapters import Layer, settings
+from .rounding import stochastic
 from .schedule import Schedule
 
 Slice = tuple[int, int, int]  # (dimension, start, length): the part of a fused weight that a layer is for
@@ -112,19 +113,21 @@ def _placed(factor: Tensor, part: Slice | None, dimension: int, size: int) -> Te
     )
 
 
-def patched(base: Tensor, pieces: Sequence[Piece], out: Tensor | None = None) -> Tensor:
+def patched(base: Tensor, pieces: Sequence[Piece], out: Tensor | None = None, seed: int | None = None) -> Tensor:
     """base with every piece on it, in order: one product accumulated in float32 and rounded once to base's type, into `out` when given.
 
     `base` is a floating weight (out, ...) of any shape but a scalar; `out` is contiguous and of its shape, type and device, and may be
-    `base` itself. Pieces that do not merely add (DoRA, OFT, set_weight …) see what the pieces before them made.
+    `base` itself. Pieces that do not merely add (DoRA, OFT, set_weight …) see what the pieces before them made. With a `seed` the rounding
+    is stochastic.
     """
     result = torch.empty(base.shape, dtype=base.dtype, device=base.device) if out is None else out
+    draws = None if seed is None else torch.Generator(base.device).manual_seed(seed)
     if not additive(pieces):
-        return result.copy_(in_order(base.float(), pieces))
+        return result.copy_(_rounded(in_order(base.float(), pieces), base.dtype, draws))
     fused = fuse(pieces, base.shape, base.device)
     rows, target = base.reshape(base.shape[0], -1), result.view(base.shape[0], -1)
     diff = None if fused.diff is None else fused.diff.reshape(target.shape)
-    if diff is None and base.dtype in (torch.float32, torch.bfloat16):
+    if diff is None and draws is None and base.dtype in (torch.float32, torch.bfloat16):
         up, down = (fused.up, fused.down.float()) if base.dtype == torch.float32 else bfloat16_factors(fused.up, fused.down, rows)
         torch.addmm(rows, up, down, out=target)
         return result
@@ -134,8 +137,12 @@ def patched(base: Tensor, pieces: Sequence[Piece], out: Tensor | None = None) ->
         total = rows[some].to(torch.float32, copy=True)
         if diff is not None:
             total += diff[some]
-        target[some] = total.addmm_(fused.up[some], down)
+        target[some] = _rounded(total.addmm_(fused.up[some], down), base.dtype, draws)
     return result
+
+
+def _rounded(values: Tensor, dtype: torch.dtype, draws: torch.Generator | None) -> Tensor:
+    return values.to(dtype) if draws is None else stochastic(values, dtype, draws)
 
 
 def additive(pieces: Iterable[Piece]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+import zlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -181,10 +182,10 @@ class Ledger:
         origin = _origin(base, version)
         pieces = effective(stacks, name, bypass=False)
         if name in version.transient:
-            return _computed(base, pieces, None)
+            return _computed(name, base, pieces, None)
         kept = self.kept.weights.pop(name, None)  # put back when it is right: a failure must not leave half-written memory behind
         if kept is None or kept.base() is not base or (kept.origin, kept.recipe) != (origin, recipe):
-            kept = _Kept(weakref.ref(base), origin, recipe, _computed(base, pieces, memory if kept is None else kept.live))
+            kept = _Kept(weakref.ref(base), origin, recipe, _computed(name, base, pieces, memory if kept is None else kept.live))
         self.kept.weights[name] = kept
         return kept.live
 
@@ -203,7 +204,7 @@ class Ledger:
         made = _Slot(module, attribute, base, base, saved.copy)
         self.slots[name] = made  # before the first byte changes: a failure restores it
         with torch.inference_mode(base.is_inference()), torch.no_grad():
-            patched(base.data, effective(stacks, name, bypass=False), out=base.data)
+            patched(base.data, effective(stacks, name, bypass=False), out=base.data, seed=_seed(name, base))
         return made
 
     def _bypasses(self, model: nn.Module, stacks: Sequence[Stack], version: Version) -> None:
@@ -247,11 +248,16 @@ class Ledger:
         model.__dict__.pop(ATTRIBUTE, None)
 
 
-def _computed(base: nn.Parameter, pieces: Sequence[Piece], memory: Tensor | None) -> nn.Parameter:
+def _computed(name: str, base: nn.Parameter, pieces: Sequence[Piece], memory: Tensor | None) -> nn.Parameter:
     """A parameter base + pieces, in `memory` when given (a parameter itself is used again); an inference tensor where the base is one."""
     with torch.inference_mode(base.is_inference()), torch.no_grad():
-        result = patched(base.detach(), pieces, out=None if memory is None else memory.detach())
+        result = patched(base.detach(), pieces, out=None if memory is None else memory.detach(), seed=_seed(name, base))
         return memory if isinstance(memory, nn.Parameter) else nn.Parameter(result, requires_grad=base.requires_grad)
+
+
+def _seed(name: str, base: nn.Parameter) -> int | None:
+    """Of the stochastic rounding that a weight needs whose steps are wider than most changes; the same for the same weight everywhere."""
+    return zlib.crc32(name.encode()) if base.dtype in _COARSE else None
 
 
 def _in_place(base: nn.Parameter) -> bool:
@@ -345,7 +351,8 @@ def plan(
 ) -> tuple[list[str], list[str], dict[str, int]]:
     """(weights to merge, weights for bypass, {reason: number of weights} where it is not what `mode` says).
 
-    "auto" merges plain floating weights and bypasses the others (quantised ones); `no_merge` says why nothing may be merged;
+    "auto" merges plain floating weights and bypasses the others (quantised ones); "merge" merges plain fp8 too, with stochastic rounding,
+    because most changes are smaller than its steps; `no_merge` says why nothing may be merged;
     `needs_weight` names the kinds of layer, by weight, that are not linear at the activations. Raises ValueError listing the weights for
     which the mode, or any mode, is impossible.
     """
@@ -355,7 +362,7 @@ def plan(
     problems: list[str] = []
     for name in names:
         module, attribute = _place(model, name)
-        obstacle = no_merge or _obstacle(module._parameters[attribute])
+        obstacle = no_merge or _obstacle(module, attribute, mode)
         kinds = (needs_weight or {}).get(name)
         no_bypass = f"{kinds} needs the weight itself" if kinds else f"{type(module).__name__} has no bypass"
         at_activations = supports(module) and attribute in ("weight", "bias") and not kinds
@@ -378,11 +385,30 @@ def plan(
 
 
 _MERGED = (torch.float32, torch.bfloat16, torch.float16)
+_COARSE = (torch.float8_e4m3fn, torch.float8_e5m2)
+_SCALES = ("scale_weight", "weight_scale", "quant_state", "scales")  # what hosts and packs keep beside a quantised weight
 
 
-def _obstacle(weight: Tensor | None) -> str | None:
+def _obstacle(module: nn.Module, attribute: str, mode: str) -> str | None:
+    """Why a weight cannot be merged in this mode, or None: it is not there, or quantised, by its class, its scales or its type."""
+    weight = module._parameters[attribute]
     if weight is None:
         return "there is no such weight"
-    if type(weight.data) is not Tensor:
-        return f"it is a {type(weight.data).__name__}"
-    return None if weight.dtype in _MERGED else f"its type is {weight.dtype}"
+    for kind in (type(weight), type(weight.data)):
+        if kind not in (nn.Parameter, Tensor):
+            return f"it is a {kind.__name__}"
+    scale = next((name for name in _SCALES if attribute == "weight" and getattr(module, name, None) is not None), None)
+    if scale is not None:
+        return f"it is quantised ({scale})"
+    return None if weight.dtype in _MERGED or (mode == "merge" and weight.dtype in _COARSE) else f"its type is {weight.dtype}"
+
+
+def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shape that every weight stands for, by name; a quantised one may be packed into another."""
+    found = {name: tuple(weight.shape) for name, weight in module.named_parameters(remove_duplicate=False)}
+    for name, part in module.named_modules():
+        weight = part._parameters.get("weight")
+        features = (getattr(part, "out_features", None), getattr(part, "in_features", None))
+        if weight is not None and None not in features and _obstacle(part, "weight", "merge") is not None:
+            found[f"{name}.weight" if name else "weight"] = features  # type: ignore[assignment]
+    return found

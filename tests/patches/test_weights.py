@@ -359,7 +359,9 @@ def test_plan():
     merge, bypass, reasons = plan(of, NAMES, "auto")
     assert (merge, bypass) == (["2.weight", "3.weight"], ["0.weight"])
     assert reasons == {"at the activations because its type is torch.float8_e4m3fn": 1}
-    with pytest.raises(ValueError, match=r"0\.weight: cannot be merged, its type is torch\.float8_e4m3fn; use mode auto"):
+    assert plan(of, NAMES, "merge") == (list(NAMES), [], {})  # fp8 is merged where that is asked for
+    of[0].scale_weight = torch.ones(1)
+    with pytest.raises(ValueError, match=r"0\.weight: cannot be merged, it is quantised \(scale_weight\); use mode auto"):
         plan(of, NAMES, "merge")
     with pytest.raises(ValueError, match=r"3\.weight: cannot be merged, paged, and LayerNorm has no bypass; use mode host"):
         plan(of, NAMES, "auto", "paged")
@@ -441,3 +443,53 @@ class Sequences(RuleBasedStateMachine):
 
 TestSequences = Sequences.TestCase
 TestSequences.settings = settings(max_examples=30, stateful_step_count=12, deadline=None)
+
+
+class Packed(nn.Parameter):
+    """As NF4 weights are: two to a byte, in another shape."""
+
+    def __new__(cls, data):
+        return torch.Tensor._make_subclass(cls, data, False)
+
+
+class Int8Linear(nn.Module):
+    """As packs of quantised models have it: no nn.Linear, but with its features."""
+
+    def __init__(self, of):
+        super().__init__()
+        self.in_features, self.out_features = of.in_features, of.out_features
+        self.weight_scale = of.weight.abs().max() / 127
+        self.weight = nn.Parameter((of.weight / self.weight_scale).round().to(torch.int8), requires_grad=False)
+        self.bias = of.bias
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight * self.weight_scale, self.bias)
+
+
+def test_quantised_weights_are_patched_at_the_activations():
+    of, x = model(), torch.randn(3, 6)
+    one = stack(of, NAMES, bypass=True)
+    of[0], of[2] = Int8Linear(of[0]), Int8Linear(of[2])
+    of[2].weight = Packed(torch.zeros(20, 1, dtype=torch.uint8))
+    assert weights.shapes(of)["0.weight"] == (8, 6) and weights.shapes(of)["2.weight"] == (5, 8)
+    merge, bypass, reasons = plan(of, NAMES, "auto")
+    assert (merge, bypass) == (["3.weight"], ["0.weight", "2.weight"])
+    assert reasons == {"at the activations because it is quantised (weight_scale)": 1, "at the activations because it is a Packed": 1}
+    del of[3], of[2]
+    before = Snapshot(of)
+    wanted = of[0](x) + 0.5 * x @ (one.pieces["0.weight"][0].layer.up @ one.pieces["0.weight"][0].layer.down).T
+    attach(of, "a", [Stack({"0.weight": one.pieces["0.weight"]}, ["0.weight"])])
+    assert torch.allclose(of[0](x), wanted, atol=1e-4)
+    detach(of, "a")
+    before.check(of)
+
+
+def test_fp8_is_merged_with_stochastic_rounding():
+    of = nn.Sequential(nn.Linear(64, 64, bias=False)).requires_grad_(False)
+    of[0].weight.data = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).to(torch.float8_e4m3fn)
+    base, change = of[0].weight.float(), LoRA(torch.full((64, 1), 1.0), torch.full((1, 64), 0.01))
+    before = Snapshot(of)
+    attach(of, "a", [Stack({"0.weight": [Piece(change, 1.0)]})])
+    assert abs(float((of[0].weight.float() - base).mean()) - 0.01) < 0.003
+    detach(of, "a")
+    before.check(of)

@@ -1,0 +1,21 @@
+"""Stochastic rounding: up or down at random so that the mean is exact, for types whose steps are wider than what is added."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def stochastic(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """float32 `values` in a narrower floating type: the neighbour above with the probability of its nearness, else the one below.
+
+    Values beyond the type's range become its largest; those that the type has stay what they are. The same generator gives the same bytes.
+    """
+    limits = torch.finfo(dtype)
+    values = values.clamp(limits.min, limits.max)
+    exponent = torch.frexp(values)[1].clamp(min=round(math.log2(limits.smallest_normal)) + 1)
+    step = torch.ldexp(torch.tensor(limits.eps / 2, device=values.device), exponent)  # between neighbours at this size
+    draws = torch.rand(values.shape, generator=generator, device=values.device)
+    return (torch.floor(values / step + draws) * step).clamp(limits.min, limits.max).to(dtype)
