@@ -101,24 +101,20 @@ def test_deep_shrink(small, first):
     assert len({queries for queries, _ in pairs}) > 3 and all(keys < queries or queries <= 20 for queries, keys in pairs), pairs
 
 
-@pytest.mark.parametrize("first", ["todo", "other"])
-def test_perturbed_attention_guidance(small, first):
+@pytest.mark.parametrize(
+    ("module", "name", "inputs"), [("nodes_pag", "PerturbedAttentionGuidance", (3.0,)), ("nodes_sag", "SelfAttentionGuidance", (0.5, 2.0))]
+)
+def test_guidance_by_replaced_attention(small, module, name, inputs):
     patcher = small.build_unet(**UNET)
 
-    def pag(model):
-        return node("nodes_pag", "PerturbedAttentionGuidance", model, 3.0)
+    def guided(model):
+        return node(module, name, model, *inputs)
 
-    sample(pag(todo(patcher, "2 2 2")) if first == "todo" else todo(pag(patcher), "2 2 2"))
-
-
-@pytest.mark.parametrize("first", ["todo", "other"])
-def test_self_attention_guidance(small, first):
-    patcher = small.build_unet(**UNET)
-
-    def sag(model):
-        return node("nodes_sag", "SelfAttentionGuidance", model, 0.5, 2.0)
-
-    sample(sag(todo(patcher, "2 2 2")) if first == "todo" else todo(sag(patcher), "2 2 2"))
+    one, seen = watched(guided(todo(patcher, "2 2 2")))
+    found = sample(one)
+    assert {keys for _, queries, keys in seen if queries == 256} == {64}
+    assert torch.equal(found, sample(todo(guided(patcher), "2 2 2"))), "whatever the order of the nodes"
+    assert not torch.equal(found, sample(guided(patcher))) and not torch.equal(found, sample(todo(patcher, "2 2 2")))
 
 
 @pytest.mark.parametrize("first", ["todo", "other"])
