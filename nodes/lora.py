@@ -33,7 +33,8 @@ def _line(row: StackRow, path: str) -> str:
     """What the report says of a row: strengths, and what its file says about itself."""
     extras = [f"{name} {value}" for name, value in (("blocks", row.blocks), ("schedule", row.schedule)) if value]
     extras += ["partial matches allowed"] if row.partial else []
-    said = metadata.about(files.load_once(path)[1])
+    state, of_training = files.load_once(path)
+    said = "; ".join(filter(None, (metadata.contents(state), metadata.about(of_training))))
     return ", ".join((f"{row[0]}: model {row[1]:g}, clip {row[2]:g}", *extras)) + (f"\n  {said}" if said else "")
 
 

@@ -37,6 +37,17 @@ def about(metadata: Mapping[str, str], words: int = 8) -> str:
     return "; ".join(facts)
 
 
+def contents(state: Mapping[str, Tensor]) -> str:
+    """One line from names and shapes: kinds of layers and how many, ranks, and the model that they are for."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    kinds, ranks = formats.summary(shapes)
+    family = families.recognised(shapes.items())
+    parts = [", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))] if kinds else ["no LoRA layers"]
+    if ranks:
+        parts.append(f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}")
+    return ", ".join([*parts, *([f"for {family.title}"] if family else [])])
+
+
 def _short(text: str) -> str:
     plain = " ".join(text.split())
     return plain if len(plain) <= _LONGEST else plain[: _LONGEST - 1] + "…"

@@ -37,6 +37,11 @@ def test_describe(tmp_path):
     }  # fmt: skip
 
 
+def test_contents():
+    assert metadata.contents({**factors(SDXL, 2048), **factors("lora_unet_x", rank=8)}) == "2 LoRA, ranks 4 to 8, for SDXL"
+    assert metadata.contents({"a": torch.ones(1)}) == "no LoRA layers"
+
+
 def test_describe_reads_no_tensor(tmp_path):
     """A file whose tensors were never written: sparse, with only its header and one alpha."""
     path = str(tmp_path / "big.safetensors")
