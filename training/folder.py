@@ -171,6 +171,7 @@ class _Reader:
         self.problems: list[str] = []
         self.unwanted: Counter[str] = Counter()
         self.said: list[str] = []
+        self.small: list[str] = []
         self.file_names = 0
         self.yaml = Files(folder, self.filters.encoding)
         self.index = Index({})
@@ -210,7 +211,7 @@ class _Reader:
             bucket = buckets.nearest(*size, self.choices)
             framings = tuple(dict.fromkeys(buckets.frame(size, bucket, place) for place in self._places(sha256)))
             if self.filters.small == "skip" and framings[0].enlarged:
-                self.unwanted[f"smaller than their bucket (small: skip): {name}"] += 1
+                self.small.append(name)
                 return None
             mask, mask_sha256 = self._mask(path, alpha)
         except ValueError as error:
@@ -291,12 +292,14 @@ class _Reader:
     def notes(self, entries: Sequence[Entry]) -> list[str]:
         """What deserves a word beside the problems."""
         lines = [f"{count} left out {reason}" for reason, count in sorted(self.unwanted.items()) if count]
+        if self.small:
+            lines.append(f"{len(self.small)} left out, smaller than their bucket (small: skip): {some(self.small)}")
         if self.file_names:
             lines.append(f"{self.file_names} captions are file names up to the first underscore, as EveryDream2 takes them")
         same = [names for names in _by(entries, lambda e: e.sha256).values() if len(names) > 1]
-        lines += [f"the same picture {len(names)} times: {some(names)}" for names in same]
+        lines += _few([f"the same picture {len(names)} times: {some(names)}" for names in same])
         named = [names for names in _by(entries, lambda e: e.name.rpartition(".")[0]).values() if len(names) > 1]
-        lines += [f"one name for {len(names)} pictures, so one caption file too: {some(names)}" for names in named]
+        lines += _few([f"one name for {len(names)} pictures, so one caption file too: {some(names)}" for names in named])
         if not self.filters.wildcards:
             wild = [e.name for e in entries if any(map(tags.looks_wild, e.caption.lines + e.caption.tags))]
             if wild:
@@ -309,6 +312,10 @@ def _by(entries: Sequence[Entry], key: Any) -> dict[Any, list[str]]:
     for entry in entries:
         out.setdefault(key(entry), []).append(entry.name)
     return out
+
+
+def _few(lines: list[str]) -> list[str]:
+    return lines[:5] + ([f"and {len(lines) - 5} more like this"] if len(lines) > 5 else [])
 
 
 def some(names: Sequence[str]) -> str:

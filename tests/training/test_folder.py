@@ -239,13 +239,22 @@ def test_the_same_picture_and_the_same_name_are_said(tmp_path):
     assert "one name for 2 pictures, so one caption file too: a.png, a.webp" in text
 
 
+def test_many_of_a_kind_are_said_in_few_lines(tmp_path):
+    for i in range(9):
+        _picture(tmp_path / f"{i}.png", seed=i)
+        shutil.copy(tmp_path / f"{i}.png", tmp_path / f"again {i}.png")
+    notes = read_folder(tmp_path, FolderSettings(validation=0.0, **SMALL)).notes
+    assert len(notes) == 6 and notes[-1] == "and 4 more like this"
+
+
 def test_a_small_picture_is_enlarged_or_left_out(tmp_path):
     _picture(tmp_path / "small.png", (20, 30))
     _picture(tmp_path / "large.png", (80, 80))
     listing = read_folder(tmp_path, FolderSettings(validation=0.0, **SMALL))
     assert len(listing.train) == 2 and "1 smaller than their bucket, enlarged: small.png" in report(listing)
     listing = read_folder(tmp_path, FolderSettings(validation=0.0, filters=Filters.parse("small: skip"), **SMALL))
-    assert [e.name for e in listing.train] == ["large.png"] and "smaller than their bucket (small: skip): small.png" in report(listing)
+    assert [e.name for e in listing.train] == ["large.png"]
+    assert "1 left out, smaller than their bucket (small: skip): small.png" in report(listing)
 
 
 def test_one_picture_is_trained_and_said(tmp_path):
