@@ -36,15 +36,16 @@ def average(states: Sequence[Mapping[str, Tensor]], shares: Sequence[float], nam
         raise ValueError(f"Averaging LoRAs: rank is {rank}; {why}.")
     if not states or not len(states) == len(shares) == len(names):
         raise ValueError(f"Averaging LoRAs: expected a share and a name for each file, got {len(states)}, {len(shares)}, {len(names)}.")
-    files = _read(states, names)
+    files = _read(states, names, plain=algebra == "products")
     _check(files, names, same_rank=algebra == "factors")
     return _factors(files, shares) if algebra == "factors" else _products(files, shares, rank)
 
 
-def _read(states: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> list[dict[str, Group]]:
+def _read(states: Sequence[Mapping[str, Tensor]], names: Sequence[str], plain: bool) -> list[dict[str, Group]]:
+    """Layers of each file: with `plain` factor pairs and differences alone, else whatever they are, as factors of one run average."""
     files, wrong = [], []
     for state, name in zip(states, names, strict=True):
-        groups, strangers, problems = grouped(state)
+        groups, strangers, problems = grouped(state, plain)
         wrong += [f"{name}: {problem}" for problem in problems]
         wrong += [f"{name}: {key} is no LoRA tensor" for key in strangers]
         wrong += [f"{name}: it holds no layer"] if not groups else []

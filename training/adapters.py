@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from . import kinds
 from .aliases import standing_in
 from .kinds import Dropouts, Moment
-from .rates import TEXT_ENCODER
-from .targets import TARGETS, Patterns, Site, parse, sites, size_of, targets
+from .targets import TARGETS, TEXT_ENCODER, Patterns, Site, parse, sites, size_of, targets
 
 __all__ = [
     "KINDS", "TARGETS", "TEXT_ENCODER", "AdapterSettings", "as_lora", "attached", "beginning", "from_lora", "limit_norms_", "targets",

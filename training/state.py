@@ -15,8 +15,8 @@ from ..ema.schedule import EMASettings, check_horizon
 from .adapters import AdapterSettings, as_lora, beginning
 from .objective import ObjectiveSettings
 from .optimizer import SPEED_ONLY, OptimizerSettings, check_run
-from .rates import TEXT_ENCODER
 from .schedules import peak_rate
+from .targets import TEXT_ENCODER
 
 
 def digest_of(value: Any) -> str:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import nn
 
 from ..patches.bypass import is_linear
-from .rates import TEXT_ENCODER
 
 if TYPE_CHECKING:
     from .adapters import AdapterSettings
 
 TARGETS = ("attention", "attention+ff", "all")
+TEXT_ENCODER = "text_encoders."  # what trained names of a text encoder begin with, as ComfyUI's generic names do
 
 # Parts of paths, as they are in UNets, transformers and text encoders. Flux's single blocks fuse attention and feed-forward in one layer.
 _ATTENTION = re.compile(

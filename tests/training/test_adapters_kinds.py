@@ -240,7 +240,7 @@ def test_half_a_layer_in_a_file_is_said(kind):
     net, settings = _odd(), _settings(kind)
     file = as_lora(beginning(net, settings, 0, {}), settings, None)
     del file[next(name for name in file if "plain" in name and not name.endswith(".alpha"))]
-    with pytest.raises(ValueError, match="plain.*: missing beside the others of its layer"):
+    with pytest.raises(ValueError, match=r"plain.*: missing beside the others of its layer"):
         beginning(net, _settings(kind, initial=file), 1, {})
 
 
@@ -359,3 +359,17 @@ def test_full_weights_of_a_quantised_model_are_refused(lab):
     base = {name: p.detach().to(torch.float8_e4m3fn) for name, p in net.named_parameters()}
     with pytest.raises(ValueError, match=r"quantised \(blocks.*float8_e4m3fn\); use another kind"):
         beginning(net, AdapterSettings("full", targets="all"), 0, base)
+
+
+@pytest.mark.parametrize("kind", ["loha", "lokr", "dora", "oft"])
+def test_snapshots_of_a_run_average_whatever_the_kind(kind):
+    from graft_nodes.patches.averaging import average
+
+    net, settings = _odd(), _settings(kind)
+    first, second = beginning(net, settings, 0, {}), _moved(beginning(net, settings, 0, {}))
+    mean = average([as_lora(first, settings, None), as_lora(second, settings, None)], [0.25, 0.75], ["a", "b"], "factors").state
+    found = from_lora(mean, settings, None)
+    assert found.keys() == first.keys()
+    assert all(torch.allclose(found[name], 0.25 * first[name] + 0.75 * second[name], atol=1e-6) for name in found)
+    with pytest.raises(ValueError, match="is not available here"):
+        average([as_lora(first, settings, None)] * 2, [0.5, 0.5], ["a", "b"], "products")
