@@ -69,7 +69,7 @@ CASES: dict[str, dict[str, Case]] = {
         "alpha": Case(1.0),
         "targets": Case("attention+ff"),
         "pattern": Case("!*attn2*"),
-        "text_encoder": Case(True, refused="text_encoder"),
+        "text_encoder": Case(True),
         "rank_dropout": Case(0.5),
         "module_dropout": Case(0.5),
         "network_dropout": Case(0.5),
@@ -79,7 +79,7 @@ CASES: dict[str, dict[str, Case]] = {
     "GraftOptimizer": {
         "optimizer": Case("sgd"),
         "learning_rate": Case(2e-3),
-        "text_encoder_rate": Case(1e-5, refused="text_encoder_rate"),
+        "text_encoder_rate": Case(1e-5, {"GraftAdapter": {"text_encoder": True}}),
         "schedule": Case("linear"),
         "warmup": Case(2),
         "total_steps": Case(3, {"GraftOptimizer": {"schedule": "linear"}}),
