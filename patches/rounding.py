@@ -16,6 +16,6 @@ def stochastic(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -
     limits = torch.finfo(dtype)
     values = values.clamp(limits.min, limits.max)
     exponent = torch.frexp(values)[1].clamp(min=round(math.log2(limits.smallest_normal)) + 1)
-    step = torch.ldexp(torch.tensor(limits.eps / 2, device=values.device), exponent)  # between neighbours at this size
+    step = torch.exp2((exponent - 1).float()) * limits.eps  # between neighbours at this size
     draws = torch.rand(values.shape, generator=generator, device=values.device)
     return (torch.floor(values / step + draws) * step).clamp(limits.min, limits.max).to(dtype)

@@ -181,6 +181,35 @@ def test_two_imports_of_the_pack_share_the_models_ledger(host, small):
     before.check(model.model)
 
 
+@pytest.mark.parametrize("mode", ["merge", "bypass", "host"])
+def test_what_merging_extracting_and_saving_see(host, small, mode):
+    """As the help page has it: ComfyUI's own nodes see mode host everywhere, a merge when the loaded weights are saved, and Graft's all."""
+    model = small.unet(channels=32, mult=(1,), depth=(1,))
+    before, state = small.Snapshot(model.model), small.lora(model)
+    patched = graft(host, model, state, mode=mode)
+    seen = [(state, 1.0)] if mode == "host" else []
+
+    def merged(one, two):
+        """All of two, none of one: what ModelMergeSimple makes at ratio 0."""
+        result = one.clone()
+        for name, patches in two.get_key_patches("diffusion_model.").items():
+            result.add_patches({name: patches}, 1.0, 0.0)
+        return result
+
+    result = merged(model, patched)  # the second model's stack
+    small.load(result)
+    assert_live(model.model, before.bytes, seen, adapters=True)
+    result = merged(patched, model)  # the first model's stack stays on the result, at full strength
+    small.load(result)
+    assert_live(model.model, before.bytes, [] if mode == "host" else [(state, 1.0)], adapters=True)
+    small.load(patched)
+    assert_live(model.model, before.bytes, [] if mode == "bypass" else [(state, 1.0)])  # what a checkpoint is saved from
+    found = module_of(host, "host.lora").differences(patched, model)
+    wanted = summed(state, before.bytes, 1.0)
+    assert set(found) == set(wanted)
+    assert all(torch.allclose(found[name]().double(), wanted[name], atol=1e-5) for name in found)
+
+
 def test_mode_host_is_what_other_nodes_see(host, small):
     model, state = small.unet(), small.lora(small.unet())
     assert not graft(host, model, state, mode="merge").patches
