@@ -31,50 +31,15 @@ class Reply(NamedTuple):
         return json.loads(self.body)
 
 
-class Server:
-    """A running server; `place` is the folder it works in (input, output, user, models … are below it)."""
+class Client:
+    """Asks a server at `host`:`port`."""
 
-    def __init__(self, place: Path, *options: str, port: int = 0):
-        self.place = place
-        command = [sys.executable, "-m", "graft_nodes", "editor", "--port", str(port), "--no-browser", "--cpu", *options]
-        self.process = subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.lines: list[str] = []
-        self._said: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._listen, daemon=True).start()
-        address = self.wait_for("editor: http").split()[1]
-        self.host, _, given = address.removeprefix("http://").rstrip("/").rpartition(":")
-        self.port = int(given)
+    host: str
+    port: int
 
     @property
     def address(self) -> str:
         return f"http://{self.host}:{self.port}"
-
-    def _listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._said.put(line.rstrip("\n"))
-        self._said.put(None)
-
-    def wait_for(self, start: str) -> str:
-        """The next line that begins so."""
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            line = self._said.get(timeout=PATIENCE)
-            if line is None:
-                break
-            self.lines.append(line)
-            if line.startswith(start):
-                return line
-        raise AssertionError(f"the server did not say {start!r}; it said:\n" + "\n".join(self.lines))
-
-    def stop(self, number: int = signal.SIGINT) -> int:
-        """End it as Ctrl-C does; its exit status."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        status = self.process.wait(PATIENCE)
-        while (line := self._said.get(timeout=PATIENCE)) is not None:
-            self.lines.append(line)
-        return status
 
     def ask(self, path: str, method: str = "GET", body: Any = None, headers: dict[str, str] | None = None) -> Reply:
         """One request; a body that is not bytes is sent as JSON."""
@@ -143,14 +108,56 @@ class Server:
         raise AssertionError(f"workflow {prompt_id} did not begin")
 
 
-class RealServer:
+class Server(Client):
+    """A running server; `place` is the folder it works in (input, output, user, models … are below it)."""
+
+    def __init__(self, place: Path, *options: str, port: int = 0):
+        self.place = place
+        command = [sys.executable, "-m", "graft_nodes", "editor", "--port", str(port), "--no-browser", "--cpu", *options]
+        self.process = subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.lines: list[str] = []
+        self._said: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
+        address = self.wait_for("editor: http").split()[1]
+        self.host, _, given = address.removeprefix("http://").rstrip("/").rpartition(":")
+        self.port = int(given)
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._said.put(line.rstrip("\n"))
+        self._said.put(None)
+
+    def wait_for(self, start: str) -> str:
+        """The next line that begins so."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            line = self._said.get(timeout=PATIENCE)
+            if line is None:
+                break
+            self.lines.append(line)
+            if line.startswith(start):
+                return line
+        raise AssertionError(f"the server did not say {start!r}; it said:\n" + "\n".join(self.lines))
+
+    def stop(self, number: int = signal.SIGINT) -> int:
+        """End it as Ctrl-C does; its exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        status = self.process.wait(PATIENCE)
+        while (line := self._said.get(timeout=PATIENCE)) is not None:
+            self.lines.append(line)
+        return status
+
+
+class RealServer(Client):
     """The server of a ComfyUI checkout with Graft as a custom node, on the CPU, working in `place`."""
 
     def __init__(self, place: Path, checkout: str, front_end: str = "") -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        self.address = f"http://127.0.0.1:{port}"
+        self.host, self.port = "127.0.0.1", port
         script = Path(__file__).resolve().parents[1] / "with_comfyui" / "serve_comfyui.py"
         command = [sys.executable, str(script), str(Path(checkout).expanduser().resolve()), str(place), str(port), front_end]
         self.log = (place / "comfyui.log").open("w+", encoding="utf-8")

@@ -1,0 +1,119 @@
+"""Graft's own routes: LoRA files, stored runs, and the stop that keeps the state of a training step."""
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from serving import PATIENCE
+
+DEMO = Path(__file__).resolve().parents[2] / "demo"
+
+
+def trains(run, steps, seed=0, **inputs):
+    """A workflow that trains a small LoRA on eight pictures."""
+    return {
+        "1": {"class_type": "GraftDemo", "inputs": {}},
+        "2": {"class_type": "GraftDataset", "inputs": {
+            "folder": "few", "vae": ["1", 2], "clip": ["1", 1], "resolution": 64, "buckets": False, "bucket_step": 64, "captions": "txt",
+            "repeats": 1, "flip": 0.0, "shuffle_tags": False, "keep_tags": 0, "tag_dropout": 0.0, "caption_dropout": 0.0, "clip_skip": 0,
+            "validation": 0.25, "filters": "", "regularisation_share": 0.25,
+        }},
+        "3": {"class_type": "GraftTrainStart", "inputs": {
+            "model": ["1", 0], "clip": ["1", 1], "dataset": ["2", 0], "seed": seed, "run": run,
+        }},
+        "4": {"class_type": "TrainStep", "inputs": {
+            "state": ["3", 0], "steps": steps, "epochs": 0.0, "validate_every": 2, "preview_every": 0, "snapshot_every": 0, **inputs,
+        }},
+    }
+
+
+@pytest.fixture(scope="module")
+def few(server):
+    """Eight of the demo's pictures in the input folder."""
+    folder = server.place / "input" / "few"
+    folder.mkdir()
+    for path in sorted((DEMO / "concept").iterdir())[:16]:
+        shutil.copy(path, folder)
+
+
+def test_lora_files(server):
+    import torch
+    from safetensors.torch import save_file
+
+    name = "ünï <b>'s \"style\".safetensors"
+    layer = "lora_unet_input_blocks_1_1_transformer_blocks_0_attn1_to_q"
+    factors = {f"{layer}.lora_down.weight": torch.zeros(4, 8), f"{layer}.lora_up.weight": torch.zeros(8, 4)}
+    tensors = {**factors, f"{layer}.alpha": torch.tensor(2.0)}
+    path = server.place / "models" / "loras" / name
+    save_file(tensors, path, {"ss_network_dim": "4", "ss_todo_factor": "2", "modelspec.trigger_phrase": "zorp"})
+    from urllib.parse import quote
+
+    listed = {entry["name"]: entry for entry in server.ask("/graft/loras").json["loras"]}
+    assert listed[name]["size"] == path.stat().st_size and listed[name]["modified"] == path.stat().st_mtime
+    said = server.ask(f"/graft/lora_info?name={quote(name)}").json
+    assert said["name"] == name and said["size"] == path.stat().st_size
+    assert said["layers"] == 1 and list(said["ranks"]) == [4] and said["words"] == "zorp" and said["todo"] == {"factor": "2"}
+    (server.place / "models" / "loras" / "broken.safetensors").write_bytes(b"\xff" * 20)
+    broken = server.ask("/graft/lora_info?name=broken.safetensors")
+    assert broken.status == 400 and "broken.safetensors" in broken.json["error"]
+    (server.place / "models" / "loras" / "pickle.pt").write_bytes(b"\x80\x02}q\x00.")
+    pickled = server.ask("/graft/lora_info?name=pickle.pt")
+    assert pickled.status == 400 and "pickle" in pickled.json["error"]
+    assert server.ask("/graft/lora_info?name=none.safetensors").status == 404
+    for query in ("", "?name=", "?name=%00", "?name=" + "x" * 2000):
+        assert server.ask(f"/graft/lora_info{query}").status == 400
+
+
+def test_a_finished_run_is_shown_again(server, few):
+    entry = server.wait(server.queue(trains("short run", 4)).json["prompt_id"])
+    assert entry["status"]["status_str"] == "success", entry["status"]["messages"][-1]
+    [result] = entry["outputs"]["4"]["graft_run"]
+    assert result["run"] == "short run"
+    [listed] = [run for run in server.ask("/graft/runs").json["runs"] if run["run"] == "short run"]
+    assert listed["step"] == 4 and listed["states"] >= 1
+    states = server.ask("/graft/runs/short%20run").json["states"]
+    assert states[-1]["key"] == result["key"] and states[-1]["step"] == 4
+    shown = server.ask(f"/graft/runs/short%20run/{result['key']}").json
+    history = shown["history"]
+    assert shown["step"] == 4 and len(history["loss"]) == len(history["rate"]) == len(history["norm"]) == 4
+    assert [step for step, _ in history["validation"]] == [0, 2, 4] and all(loss > 0 for loss in history["loss"])
+    assert server.ask("/graft/runs/short%20run/latest").json == shown
+    assert server.ask(f"/graft/runs/short%20run/{result['key'][:32]}").json == shown
+    assert server.ask(f"/graft/runs/short%20run/{'0' * 64}").status == 404
+    state = server.place / "output" / "graft" / "short run" / result["key"][:32] / "state.json"
+    before = state.read_text()
+    state.write_text(before.replace('"step": 4', '"step": 5'))
+    damaged = server.ask(f"/graft/runs/short%20run/{result['key']}")
+    assert damaged.status == 409 and "hash" in damaged.json["error"]
+    state.write_text(before)
+
+
+def stop(server, run):
+    """Ask until there is a step to stop."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        answer = server.ask(f"/graft/stop?run={run}", "POST")
+        if answer.status == 200:
+            return answer.json
+        assert answer.status == 409 and run in answer.json["error"]
+        time.sleep(0.05)
+    raise AssertionError("nothing ran that could be stopped")
+
+
+def test_a_stopped_step_keeps_its_state_and_goes_on_when_queued_again(server, few):
+    prompt_id = server.queue(trains("stopped", 100_000)).json["prompt_id"]
+    assert stop(server, "stopped") == {"run": "stopped", "stopping": True}
+    entry = server.wait(prompt_id)
+    assert entry["status"]["status_str"] == "success"
+    [first] = entry["outputs"]["4"]["graft_run"]
+    reached = server.ask(f"/graft/runs/stopped/{first['key']}").json["step"]
+    assert 1 <= reached < 100_000
+    assert server.ask("/graft/stop?run=stopped", "POST").status == 409
+    prompt_id = server.queue(trains("stopped", 100_000)).json["prompt_id"]
+    stop(server, "stopped")
+    entry = server.wait(prompt_id)
+    [second] = entry["outputs"]["4"]["graft_run"]
+    shown = server.ask(f"/graft/runs/stopped/{second['key']}").json
+    before = server.ask(f"/graft/runs/stopped/{first['key']}").json
+    assert shown["step"] > reached and shown["history"]["loss"][:reached] == before["history"]["loss"]
