@@ -1,7 +1,7 @@
 """What LoRA stacks cost on UNets in SD1.5's and SDXL's shape: apply, change one strength of four, remove, sample through bypass.
 
 python benchmarks/lora.py [--models sd15,sdxl] [--counts 1,2,4,8] [--ranks 16,64] [--dtypes bf16,float32] [--rounds 3] [--threads 2]
-                          [--change 0.01] [--clock wall|cpu] [--no-forward] [--json FILE] [--markdown FILE]
+                          [--change 0.01] [--clock wall|cpu] [--no-forward] [--no-libraries] [--no-checks] [--json FILE] [--markdown FILE]
 
 References, on the same model in the same run: the host's own way (add_patches, then load: unpatch, patch, load again when a strength
 changes), PEFT's merge and unmerge of as many adapters on linear layers of the same shapes, diffusers' fuse_lora of them, and a plain copy
@@ -238,15 +238,13 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     counts = [int(count) for count in args.counts.split(",")]
     for name, dtype, rank in itertools.product(args.models.split(","), args.dtypes.split(","), map(int, args.ranks.split(","))):
         bench, label = Bench(name, DTYPES[dtype], rank, max(*counts, 4), args.change), f"{name} {dtype} rank {rank}"
-        rows += [{"name": f"error_vs_core_{count}", "value": (error := bench.check(count)), "unit": "x", "ratio": error, "case": label}
-                 for count in sorted({1, max(counts)})]  # fmt: skip
-        most = bench.memory(max(counts))
-        rows.append({"name": "memory_over_touched", "value": most, "unit": "x", "ratio": most, "case": label})
+        if args.checks:
+            rows += checks(bench, label, sorted({1, max(counts)}))
         times: dict[int, dict[str, float]] = {}
         for count in counts:
             rounds = [bench.round(count) for _ in range(args.rounds)]
             times[count] = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
-            times[count] |= bench.peft(count) | bench.diffusers(count)
+            times[count] |= bench.peft(count) | bench.diffusers(count) if args.libraries else {}
             rows += [{"name": f"{label}, {count} LoRAs: {key}", "value": value, "unit": "s", "ratio": value / times[count]["copy"]}
                      for key, value in times[count].items()]  # fmt: skip
             for row in rows[-len(times[count]) :]:
@@ -256,6 +254,12 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             rows += forwards(bench, name, label, args.rounds)
         del bench
     return rows
+
+
+def checks(bench: Bench, label: str, counts: Sequence[int]) -> list[dict[str, Any]]:
+    """Our error over the host's, and the memory that stacks take over that of the weights they touch."""
+    found = {f"error_vs_core_{count}": bench.check(count) for count in counts} | {"memory_over_touched": bench.memory(counts[-1])}
+    return [{"name": name, "value": value, "unit": "x", "ratio": value, "case": label} for name, value in found.items()]
 
 
 def headlines(label: str, times: dict[int, dict[str, float]]) -> list[dict[str, Any]]:
@@ -325,6 +329,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--change", type=float, default=0.01)
     parser.add_argument("--no-forward", dest="forward", action="store_false")
+    parser.add_argument("--no-libraries", dest="libraries", action="store_false")
+    parser.add_argument("--no-checks", dest="checks", action="store_false")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     args = parser.parse_args()
     globals()["clock"] = CLOCKS[args.clock]

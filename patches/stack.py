@@ -19,7 +19,7 @@ Slice = tuple[int, int, int]  # (dimension, start, length): the part of a fused 
 
 _serial = itertools.count(1)
 _BLOCK = 2**21  # elements that are worked on at once where float32 copies are needed
-_NOISE = 1e-3  # of the energy of rounding: raises the mean error by less than 0.5 %
+_NOISE = 1e-3  # of the energy of rounding: raises the mean error by less than 0.25 %
 
 
 @dataclass(frozen=True, eq=False)
