@@ -20,14 +20,15 @@ class Writer:
 
     def __init__(self, folder: Path) -> None:
         check()
-        self.folder, self.writer = folder, None
+        self.folder = folder
+        self.writer: Any = None
 
     def write(self, step: int, moved: Moved, validation: float | None) -> None:
         """The scalars of one step."""
         if self.writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.writer: Any = SummaryWriter(str(self.folder), purge_step=step)
+            self.writer = SummaryWriter(str(self.folder), purge_step=step)
         values = {"loss": moved.loss, "learning rate": moved.rate, "gradient norm": moved.norm}
         if validation is not None:
             values["held-out loss"] = validation
