@@ -1,8 +1,8 @@
 /**
  * The panel of TrainStep: loss as it comes, held-out loss, learning rate, speed, memory, previews, and a Stop that keeps the state.
  *
- * It lives on the pack's events: `graft.step` {node, run, step, until, loss, rate, norm, validation, memory} and `graft.preview`
- * {node, run, step, pictures: [{filename, subfolder, type, label}]}; `node` is an execution id. What a node trained last is kept in
+ * It lives on the pack's events: `graft.step` {node, run, step, until, loss, rate, norm, validation, speed, left, memory} (steps a second,
+ * seconds, bytes) and `graft.preview` {node, run, step, pictures: [{filename, subfolder, type, label}]}; `node` is an execution id. What a node trained last is kept in
  * the workflow as the property `graft run`, so that the curve of a finished run comes back from the store.
  */
 import { Series, Smoothed, draw } from './chart.js'
@@ -54,7 +54,6 @@ class Panel {
     this.validation = new Series()
     this.rate = new Series()
     this.shown = new Set(['loss', 'smooth', 'validation'])
-    this.times = []
     this.pictures = []
     this.said = {}
     this.status = el('div', { class: 'graft-status', role: 'status' }, el('span', { class: 'graft-dim' }, 'The loss is drawn here while it trains.'))
@@ -87,9 +86,6 @@ class Panel {
     this.run = data.run
     this.key = data.key ?? this.key
     this.add(data)
-    const now = performance.now()
-    this.times.push([data.step, now])
-    if (this.times.length > 50) this.times.shift()
     this.said = { ...this.said, ...data, validation: data.validation ?? this.said.validation, state: 'running' }
     this.changed()
   }
@@ -109,7 +105,6 @@ class Panel {
 
   clear() {
     for (const series of [this.loss, this.smooth, this.validation, this.rate]) series.clear()
-    this.times = []
     this.pictures = []
     this.said = {}
     this.strip.replaceChildren()
@@ -195,18 +190,16 @@ class Panel {
   }
 
   tell() {
-    const { step, until, loss, rate, validation, memory, state } = this.said
+    const { step, until, loss, rate, validation, speed, left, memory, state } = this.said
     if (step === undefined) return
     const running = state === 'running'
-    const [first, last] = [this.times[0], this.times[this.times.length - 1]]
-    const speed = this.times.length > 1 ? ((last[0] - first[0]) * 1000) / (last[1] - first[1]) : NaN
     const facts = [
       ['step', running ? `${step} of ${until}` : String(step)],
       ['loss', short(this.smooth.last.value ?? loss)],
       ['held out', Number.isFinite(validation) ? short(validation) : null],
       ['rate', short(rate)],
       ['it/s', running ? short(speed) : null],
-      ['left', running ? duration((until - step) / speed) : null],
+      ['left', running ? duration(left) : null],
       ['memory', Number.isFinite(memory) && running ? size(memory) : null],
       [state === 'interrupted' ? 'interrupted' : state === 'error' ? 'stopped by an error' : null, ''],
     ].filter(([name, value]) => name && value !== null)
