@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable
 from typing import Protocol
 
-TEXT_ENCODER = "text_encoders."  # what the names of its trained tensors begin with
+from .targets import TEXT_ENCODER
+
 _UP = ".lora_up.weight"
 
 

@@ -13,6 +13,7 @@ from graft_nodes.training.dataset import batches
 from graft_nodes.training.loop import Stopped, Watch, train
 from graft_nodes.training.mover import Mover
 from graft_nodes.training.optimizer import OPTIMIZERS, OptimizerSettings
+from graft_nodes.training.schedules import rate_at
 from graft_nodes.training.state import Settings, Start, begin, equal, with_settings
 from graft_nodes.training.step import Workspace, advance_, backward_
 from graft_nodes.training.store import Store
@@ -414,3 +415,27 @@ def test_schedule_free_refuses_an_average(lab):
     settings = Settings(OptimizerSettings("schedulefree"))
     with pytest.raises(ValueError, match="disconnect GraftEMA"):
         begin(denoiser.module, Start("m", dataset.digest, PAIRS, EMASettings()), settings)
+
+
+FLIPS = [
+    {"optimizer": "sgd"}, {"learning_rate": 2e-2}, {"schedule": "linear"}, {"schedule": "polynomial"}, {"schedule": "cosine-restarts"},
+    {"warmup": 2}, {"total_steps": 9}, {"floor": 0.5}, {"batch_size": 2}, {"accumulation": 2}, {"clip_norm": 1e-3}, {"weight_decay": 0.5},
+    {"lora_plus": 4.0}, {"precision": "bf16"}, {"scale_lr": True}, {"block_rates": "blocks.1.*=0.5"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("flip", FLIPS, ids=str)
+def test_no_setting_is_dead(lab, flip):
+    """The others: text_encoder_rate is refused without a text encoder; checkpointing, offload, fused_backward change no bytes."""
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    plain, other = (train(_state(lab, denoiser, dataset, **more), denoiser, dataset, 5) for more in ({}, flip))
+    assert any(not torch.equal(t, other.trained[name]) for name, t in plain.trained.items()) and plain.key != other.key
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "cosine-restarts", "polynomial"])
+def test_two_calls_are_one_on_every_schedule(lab, schedule):
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    start = _state(lab, denoiser, dataset, schedule=schedule, floor=0.0 if schedule == "constant" else 0.1, total_steps=10)
+    whole = train(start, denoiser, dataset, 8)
+    assert equal(whole, train(train(start, denoiser, dataset, 3), denoiser, dataset, 5))
+    assert whole.history.rate[7] == rate_at(start.settings.optimizer, 7)
