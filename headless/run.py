@@ -20,6 +20,7 @@ from .progress import Progress
 from .workflow import Catalogue, Graph
 
 OUTPUT_KINDS = ("output", "temp")
+KEPT = "graft"  # the folder of the output folder where training states and the dataset's cache lie; results that nobody asked to save
 # A node's own validation function that stumbles; over a node that is known to be wrong, that is no news.
 EXCEPTIONS = ("exception_during_validation", "exception_during_inner_validation")
 
@@ -189,9 +190,12 @@ def _read_messages(result: Result, messages: list[tuple[str, dict[str, Any]]], g
 
 
 def _listing(host: Host) -> dict[str, tuple[int, int]]:
-    """Every file in the output folder with its time and size."""
+    """Every file in the output folder with its time and size, but for what Graft keeps for itself: stored states and the cache."""
     found = {}
-    for folder, _, names in os.walk(host.folders.get_output_directory()):
+    root = host.folders.get_output_directory()
+    for folder, below, names in os.walk(root):
+        if folder == root:
+            below[:] = [name for name in below if name != KEPT]
         for name in names:
             path = os.path.join(folder, name)
             with contextlib.suppress(FileNotFoundError):
