@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,11 @@ def blocks(module: nn.Module) -> list[nn.Module]:
     return found
 
 
+def _as_it_is(value: Any) -> Any:
+    """A copy of a dictionary: a host tells all blocks in one dictionary which of them runs, and has written on when they run again."""
+    return dict(value) if isinstance(value, dict) else value
+
+
 @contextmanager
 def checkpointed(module: nn.Module) -> Iterator[None]:
     """For the block the parts given by `blocks` run checkpointed; no draw of the global generator, no trace afterwards."""
@@ -35,7 +41,10 @@ def checkpointed(module: nn.Module) -> Iterator[None]:
         def run(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
-            return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+            again = partial(forward, *map(_as_it_is, args), **{name: _as_it_is(value) for name, value in kwargs.items()})
+            runs = iter((partial(forward, *args, **kwargs),))
+            # The arguments go along so that checkpoint() knows their device.
+            return checkpoint(lambda *_, **__: next(runs, again)(), *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
         return run
 
