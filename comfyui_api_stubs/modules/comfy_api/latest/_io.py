@@ -535,6 +535,7 @@ class NodeInfoV1:
     experimental: bool | None = None
     api_node: bool | None = None
     search_aliases: list[str] | None = None
+    is_input_list: bool | None = None
 
 
 @dataclass
@@ -605,6 +606,7 @@ class Schema:
             experimental=self.is_experimental,
             api_node=self.is_api_node,
             search_aliases=self.search_aliases or None,
+            is_input_list=self.is_input_list,
         )
 
 

@@ -1,0 +1,122 @@
+"""The embedded host's server under ComfyUI's real front end in a real browser: it opens, runs, survives a reload and a lost server."""
+
+import json
+from pathlib import Path
+
+import pytest
+from serving import PATIENCE, Server, samples
+
+ROOT = Path(__file__).resolve().parents[2]
+WAIT = PATIENCE * 1000  # milliseconds
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    place = tmp_path_factory.mktemp("opens")
+    (place / "models" / "loras").mkdir(parents=True)
+    (place / "input").mkdir()
+    return place
+
+
+@pytest.fixture(scope="module")
+def running(place):
+    """A list of the one server that runs: a test may end it and put another in its place."""
+    servers = [Server(place)]
+    yield servers
+    servers[0].stop()
+
+
+@pytest.fixture(scope="module")
+def tab(browser, running):
+    from browsing import Editor
+
+    opened = Editor(browser, running[0].address, False)
+    yield opened
+    opened.page.close()
+
+
+def nodes(tab):
+    """The ids and types in the graph."""
+    return tab.do("() => app.graph._nodes.map((node) => [String(node.id), node.type]).sort()")
+
+
+def load(tab, prompt):
+    tab.do("async (prompt) => { await app.loadApiJson(prompt, 'small.json') }", prompt)
+    assert nodes(tab) == sorted([key, node["class_type"]] for key, node in prompt.items())
+
+
+def listen(tab, *events):
+    """Have the page note in `window.heard` which of these events came."""
+    tab.do("""(events) => {
+      window.heard = []
+      for (const event of events) app.api.addEventListener(event, () => window.heard.push(event))
+    }""", list(events))
+
+
+def run(tab):
+    """Queue the graph and wait until its picture is there; the picture's file name."""
+    before = tab.do("() => app.nodeOutputs?.['6']?.images?.[0]?.filename ?? ''")
+    tab.do("async () => { await app.queuePrompt(0, 1) }")
+    tab.page.wait_for_function("(before) => { const now = app.nodeOutputs?.['6']?.images?.[0]?.filename; return now && now !== before }",
+                               arg=before, timeout=WAIT)  # fmt: skip
+    return tab.do("() => app.nodeOutputs['6'].images[0].filename")
+
+
+def test_it_opens_without_a_complaint_and_has_every_node(tab):
+    assert tab.errors == []
+    known = set(tab.do("() => Object.keys(LiteGraph.registered_node_types)"))
+    pages = {path.stem for path in (ROOT / "web" / "docs").glob("*.md")}
+    assert pages and pages <= known and {"KSampler", "SaveImage", "LoadImage"} <= known
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "example_workflows").glob("*.json")))
+def test_examples_open_with_nothing_missing(tab, name):
+    workflow = json.loads((ROOT / "example_workflows" / f"{name}.json").read_text(encoding="utf-8"))
+    tab.do("async (workflow) => { await app.loadGraphData(workflow) }", workflow)
+    unknown = tab.do("() => app.graph._nodes.filter((node) => !LiteGraph.registered_node_types[node.type]).map((node) => node.type)")
+    assert unknown == [] and len(nodes(tab)) == len(workflow["nodes"]) and tab.errors == []
+
+
+def test_a_workflow_runs_and_its_picture_arrives(tab, place):
+    load(tab, samples(4, seed=1))
+    listen(tab, "progress", "b_preview", "executed")
+    name = run(tab)
+    assert (place / "output" / name).is_file() and set(tab.do("() => window.heard")) == {"progress", "b_preview", "executed"}
+    tab.page.wait_for_function("() => app.graph.getNodeById(6)?.imgs?.[0]?.naturalWidth > 0", timeout=WAIT)
+    assert tab.errors == []
+
+
+def test_a_reload_keeps_the_graph_and_it_runs_again(tab):
+    tab.open()
+    tab.page.wait_for_function("() => app.graph._nodes.length === 6", timeout=WAIT)
+    tab.do("() => { app.graph.getNodeById(4).widgets.find((widget) => widget.name === 'seed').value = 2 }")
+    assert run(tab).startswith("sampled_") and tab.errors == []
+
+
+def test_a_server_that_goes_away_is_said_and_nothing_is_lost(tab, running, place):
+    port, before = running[0].port, nodes(tab)
+    listen(tab, "reconnecting", "reconnected")
+    assert running[0].stop() == 0
+    tab.page.wait_for_function("() => window.heard.includes('reconnecting')", timeout=WAIT)
+    tab.page.get_by_text("Reconnecting").first.wait_for(timeout=WAIT)
+    running[0] = Server(place, port=port)
+    tab.page.wait_for_function("() => window.heard.includes('reconnected')", timeout=WAIT)
+    assert nodes(tab) == before
+    tab.errors.clear()  # that it could not reach the server, it was to say
+    tab.do("() => { app.graph.getNodeById(4).widgets.find((widget) => widget.name === 'seed').value = 3 }")
+    assert run(tab).startswith("sampled_") and tab.errors == []
+
+
+def test_two_tabs_do_not_disturb_each_other(tab, browser, running):
+    from browsing import Editor
+
+    other = Editor(browser, running[0].address, False)
+    try:
+        load(other, {"1": {"class_type": "GraftDemo", "inputs": {}}})
+        assert other.do("() => app.api.clientId") != tab.do("() => app.api.clientId")
+        tab.do("() => { app.graph.getNodeById(4).widgets.find((widget) => widget.name === 'seed').value = 4 }")
+        assert run(tab).startswith("sampled_")
+        assert nodes(other) == [["1", "GraftDemo"]] and len(nodes(tab)) == 6
+        assert tab.errors == [] and other.errors == []
+    finally:
+        other.page.close()
