@@ -90,6 +90,13 @@ class Denoiser:
         self._conditions.move_to_end(key)
         return self._conditions[key][1]
 
+    def conditions(self, conditioning: Conditioning) -> list[torch.Tensor]:
+        """What the network is given for a conditioning, as tensors."""
+        space = self.model.latent_format
+        x = torch.zeros(1, space.latent_channels, *(1,) * (getattr(space, "latent_dimensions", 2) - 2), 16, 16, device=self.device)
+        found = (getattr(cond, "cond", None) for cond in self._made(conditioning, x).values())
+        return [value for value in found if isinstance(value, torch.Tensor)]
+
     def _made(self, conditioning: Conditioning, x: torch.Tensor) -> dict[str, Any]:
         noise = torch.zeros(1, *x.shape[1:], device=self.device)
         # Guidance 1: what a guidance-distilled model predicts without guidance is what the pictures are made of.

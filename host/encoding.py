@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +61,44 @@ class LiveEncoder:
         return [
             Conditioning(made[caption][0], {**old.extras, **made[caption][1]}) for caption, old in zip(captions, known, strict=True)
         ]
+
+def read_parts(clip: Any, model: Any, clip_skip: int = 0) -> set[str]:
+    """Paths of a text encoder's parts whose output reaches what a MODEL is conditioned on, found by gradients of the empty caption.
+
+    The others (CLIP-L's last layer for SDXL) can learn nothing.
+    """
+    import comfy.model_management as management
+
+    from ..training.aliases import standing_in
+    from ..training.dataset import Conditioning
+    from .denoiser import Denoiser
+    from .inplace import NoAssignmentInPlace
+
+    if getattr(clip.patcher, "is_dynamic", lambda: False)():
+        clip = clip.clone(disable_dynamic=True)
+    management.load_models_gpu([clip.patcher], force_full_load=True)
+    encoder = LiveEncoder(clip, clip_skip)
+    probes: dict[str, torch.Tensor] = {}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(standing_in(encoder.module))
+        stack.enter_context(NoAssignmentInPlace())
+        for path, part in encoder.module.named_modules():
+            if any(True for _ in part.parameters(recurse=False)):
+                probes[path] = torch.zeros((), device=clip.patcher.load_device, requires_grad=True)
+                hook = part.register_forward_hook(functools.partial(_probed, probes[path]))
+                stack.callback(hook.remove)
+        (made,) = encoder([""], [Conditioning(torch.zeros(1, 1, 1))])
+        reached = [t for t in Denoiser(model).conditions(made) if t.requires_grad]
+        if reached:
+            torch.stack([t.float().sum() for t in reached]).sum().backward()
+    return {path for path, probe in probes.items() if probe.grad is not None}
+
+
+def _probed(probe: torch.Tensor, part: torch.nn.Module, args: Any, out: Any) -> Any:
+    return out + probe.to(out.device, out.dtype) if isinstance(out, torch.Tensor) and out.is_floating_point() else out
+
 
 def _float_on_cpu(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):

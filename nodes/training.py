@@ -82,7 +82,9 @@ class GraftTrainStart(io.ComfyNode):
         start = states.Start(identity, dataset.digest, adapter, ema, seed)
         text_encoder = clip.cond_stage_model if adapter.text_encoder else None
         base = partial(host.base.trained_weights, model, clip if adapter.text_encoder else None)
-        begun = states.begin(model.model.diffusion_model, start, settings, run, base, text_encoder)
+        adapted = adapter.text_encoder and adapter.kind != "full"
+        read = host.encoding.read_parts(clip, model, dataset.clip_skip) if adapted else None
+        begun = states.begin(model.model.diffusion_model, start, settings, run, base, text_encoder, read)
         begun = replace(begun, notes=host.todo.todo_metadata(model), subject=Subject(model, clip, vae, dataset, unhashed))
         return io.NodeOutput(begun, reports.beginning(begun, dataset, unhashed))
 

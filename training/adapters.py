@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -114,14 +114,22 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def beginning(
-    module: nn.Module, settings: AdapterSettings, seed: int, base: Mapping[str, Tensor], text_encoder: nn.Module | None = None
+    module: nn.Module,
+    settings: AdapterSettings,
+    seed: int,
+    base: Mapping[str, Tensor],
+    text_encoder: nn.Module | None = None,
+    read: Collection[str] | None = None,
 ) -> dict[str, Tensor]:
     """Trained tensors before the first step: float32, on the CPU, by name (`<path>.lora_down.weight`, or the parameter's own name).
 
     Adapters begin as `kinds.start` says, drawn from (seed, module name); kind full copies the weights in `base`. `base` goes by parameter
-    name; names of the text encoder, which is trained when it is given, begin with `text_encoders.` there and in the result.
+    name; names of the text encoder, which is trained when it is given, begin with `text_encoders.` there and in the result. `read` are the
+    paths of its parts that can learn something; None is all of them.
     """
     chosen = sites(module, settings, text_encoder)
+    if read is not None:
+        chosen = {path: site for path, site in chosen.items() if not path.startswith(TEXT_ENCODER) or path[len(TEXT_ENCODER) :] in read}
     if settings.kind == "full":
         return _whole(module, text_encoder, chosen, base)
     out: dict[str, Tensor] = {}
@@ -305,6 +313,8 @@ def attached(
             stack.enter_context(standing_in(part))
         tensors = kinds.grouped(trained)
         for path, site in sites(module, settings, text_encoder).items():
+            if path not in tensors:  # a part of the text encoder that nothing reads
+                continue
             _hooked(stack, settings, site, tensors[path], moment)
         yield
 

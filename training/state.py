@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -181,11 +181,13 @@ def begin(
     run: str = "run",
     base: Callable[[], Mapping[str, Tensor]] | None = None,
     text_encoder: nn.Module | None = None,
+    read: Collection[str] | None = None,
 ) -> TrainState:
     """The state before the first step on `module`; raises ValueError when the adapter settings do not fit it.
 
     `base` gives the module's own weights by parameter name, when what is in the module now may be patched. `text_encoder` is given when it
-    is trained too; its names begin with `text_encoders.`, in `base` as well.
+    is trained too; its names begin with `text_encoders.`, in `base` as well. `read` are the paths of its parts that the model sees
+    something of, when that is known; others are not trained.
     """
 
     def own() -> Mapping[str, Tensor]:
@@ -195,7 +197,7 @@ def begin(
     settings, ema = settings or Settings(), start.ema
     if ema is not None:
         check_horizon(ema, settings.optimizer.total_steps)
-    trained = beginning(module, start.adapter, start.seed, (base or own)(), text_encoder)
+    trained = beginning(module, start.adapter, start.seed, (base or own)(), text_encoder, read)
     check_run(settings.optimizer, trained, start.adapter.kind, start.adapter.max_norm, ema is not None)
     average = {name: tensor.clone() for name, tensor in trained.items()} if ema is not None else {}
     widths = ema.widths if ema is not None and ema.snapshots else ()

@@ -92,13 +92,16 @@ def _accepted(config: dict[str, Any]) -> dict[str, Any]:
     return config | ({"txt_ids_dims": []} if newer and config.get("image_model") == "flux" else {})
 
 
-def build(name: str, dtype: torch.dtype = torch.float32, cast: torch.dtype | None = None) -> Any:
-    """A ModelPatcher with weights of `dtype`, computed with in `cast`; skips where this ComfyUI has no such family."""
+def build(name: str, dtype: torch.dtype = torch.float32, cast: torch.dtype | None = None, **changes: Any) -> Any:
+    """A ModelPatcher with weights of `dtype`, computed with in `cast`; skips where this ComfyUI has no such family.
+
+    `changes` are of the family's settings.
+    """
     family = FAMILIES[name]
     if not hasattr(comfy.supported_models, family.supported):
         pytest.skip(f"this ComfyUI has no {family.supported}")
     with torch.random.fork_rng(devices=[]):
-        config = getattr(comfy.supported_models, family.supported)(_accepted(dict(family.config)))
+        config = getattr(comfy.supported_models, family.supported)(_accepted({**family.config, **changes}))
         config.set_inference_dtype(dtype, cast)
         model = config.get_model(dict(family.weights), "", device=None)
     generator = torch.Generator().manual_seed(1)

@@ -149,7 +149,7 @@ def unread(name, state):
     """Parameters that no forward of text to image reads."""
     names = {
         "qwen": ("transformer_blocks.1.txt_mod",),
-        "lumina2": ("x_pad_token", "cap_pad_token"), "z-image": ("x_pad_token", "cap_pad_token"),
+        "lumina2": ("x_pad_token", "cap_pad_token", "norm_final"), "z-image": ("x_pad_token", "cap_pad_token"),
     }.get(name, ())
     return {key for key in state.trained if key.startswith(names)} if names else set()
 
