@@ -1,0 +1,92 @@
+"""The help pages that the editor shows: every node has one, in one order, and it names what the node's schema has."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from graft_nodes.nodes import NODES
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ROOT / "web" / "docs"
+HEADINGS = ["When to use it", "Inputs", "Outputs", "Common mistakes"]
+SCHEMAS = [node.define_schema() for node in NODES]
+
+each_schema = pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.node_id)
+
+
+def page_of(schema):
+    return (PAGES / f"{schema.node_id}.md").read_text(encoding="utf-8")
+
+
+def sections(text):
+    """What stands under each heading of the second level, in order, and before the first under ""."""
+    unfenced = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)  # a # in an example is no heading
+    parts = re.split(r"^## (.+)$", unfenced, flags=re.MULTILINE)
+    return dict(zip(["", *parts[1::2]], parts[::2], strict=True))
+
+
+def in_bold(text):
+    """The names that begin an entry of a list, in bold: `- **a**, **b** (optional): ...`."""
+    entries = re.findall(r"^- (\*\*.+?):", text, flags=re.MULTILINE)
+    return [name for entry in entries for name in re.findall(r"\*\*(.+?)\*\*", entry)]
+
+
+@cache
+def said_by_the_code():
+    """Every text in the sources; what is filled into one is a line break here."""
+    texts = []
+    for folder in ("nodes", "training", "patches", "ema", "host"):
+        for file in sorted((ROOT / folder).glob("*.py")):
+            for one in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(one, ast.JoinedStr):
+                    texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else "\n" for part in one.values))
+                elif isinstance(one, ast.Constant) and isinstance(one.value, str):
+                    texts.append(one.value)
+    return "\n\n".join(texts)
+
+
+def test_every_page_belongs_to_a_node():
+    assert {page.stem for page in PAGES.glob("*.md")} == {schema.node_id for schema in SCHEMAS}
+
+
+@each_schema
+def test_a_page_has_title_introduction_picture_and_headings_in_order(schema):
+    found = sections(page_of(schema))
+    assert list(found)[1:] == HEADINGS
+    assert all(text.strip() for text in found.values())
+    title, introduction, picture = re.split(r"\n\n+", found[""].strip())
+    assert title == f"# {schema.display_name}"
+    assert introduction.endswith((".", ".)"))
+    assert picture == f"![{schema.display_name}]({schema.node_id}.png)"
+
+
+@each_schema
+def test_a_page_lists_the_inputs_of_the_schema_in_order(schema):
+    assert in_bold(sections(page_of(schema))["Inputs"]) == [one.id for one in schema.inputs]
+
+
+@each_schema
+def test_a_page_says_which_inputs_are_optional_sockets(schema):
+    text = sections(page_of(schema))["Inputs"]
+    wanted = {one.id for one in schema.inputs if one.optional}
+    assert set(re.findall(r"\*\*(\w+)\*\* \(optional\)", text)) == wanted
+
+
+@each_schema
+def test_a_page_lists_the_outputs_of_the_schema_in_order(schema):
+    assert in_bold(sections(page_of(schema))["Outputs"]) == [one.display_name or one.io_type for one in schema.outputs]
+
+
+@each_schema
+def test_the_errors_that_a_page_quotes_are_those_of_the_code(schema):
+    quoted = re.findall(r'\*"(.+?)"\*', sections(page_of(schema))["Common mistakes"], flags=re.DOTALL)
+    parts = [part.strip(" ,;:") for text in quoted for part in " ".join(text.split()).split("…")]
+    assert quoted
+    assert not [part for part in parts if part not in said_by_the_code()]
+
+
+@each_schema
+def test_the_picture_of_a_page_exists(schema):
+    assert (PAGES / f"{schema.node_id}.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
