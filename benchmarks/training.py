@@ -94,7 +94,7 @@ def unet(size: str) -> Any:
     cpu = torch.device("cpu")
     patcher = comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu)
     if hasattr(patcher, "cached_patcher_init"):
-        patcher.cached_patcher_init = (unet, (size,))
+        patcher.cached_patcher_init = (lambda size, **_: unet(size), (size,))
     return patcher
 
 
@@ -143,7 +143,7 @@ def graft(size: str, steps: int, checkout: str) -> dict[str, Any]:
             torch.nn.utils.clip_grad_norm_(trained.values(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            float(loss)
+            float(loss.detach())
 
         for turn in range(max(1, steps // 2) + 1):
             marks: list[float] = []
