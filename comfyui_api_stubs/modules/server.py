@@ -10,7 +10,6 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from comfy_execution.prompt_queue import PromptQueue
 from protocol import BinaryEventTypes
 
 MAX_UPLOAD = 100 * 1024 * 1024  # bytes of one request
@@ -67,6 +66,8 @@ class PromptServer:
     instance: PromptServer
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
+        from execution import PromptQueue
+
         PromptServer.instance = self
         self.loop = loop
         self.routes = RouteTable()
