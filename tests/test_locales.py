@@ -1,4 +1,4 @@
-"""The locale files: the English texts are the declarations', every other language has all of them, and settings and categories are named."""
+"""The locale files: the English texts are the declarations', every other language has all of them, and every setting is named."""
 
 import importlib.util
 import json
@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-
 from graft_nodes.nodes import NODES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,8 +31,8 @@ def test_the_english_texts_are_those_of_the_declarations():
 
 
 def test_every_input_has_a_tooltip():
-    missing = [path for path in keys(read("en", "nodeDefs.json")) if path[-1] == "tooltip" and not lookup(read("en", "nodeDefs.json"), path)]
-    assert not missing
+    texts = read("en", "nodeDefs.json")
+    assert not [path for path in keys(texts) if path[-1] == "tooltip" and not lookup(texts, path)]
 
 
 def lookup(content, path):

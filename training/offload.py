@@ -127,7 +127,8 @@ def _fetched(forward: Callable[..., Any], parts: Sequence[nn.Module], device: to
     places: list[tuple[dict[str, Any], str, Any]] = []
     try:
         for part in parts:
-            for slots in (part._parameters, part._buffers):
+            both: tuple[dict[str, Any], dict[str, Any]] = (part._parameters, part._buffers)
+            for slots in both:
                 for name, tensor in list(slots.items()):
                     if tensor is None or not _elsewhere(tensor, device):
                         continue

@@ -4,6 +4,8 @@ import { app } from '../../scripts/app.js'
 
 export { api, app }
 
+const MARGIN = 10 // below a DOM widget; the editor adds it when it draws, which would be a change of its own
+
 /** Tell the editor that the graph changes, so that undo knows it: `change` runs between its two marks. */
 export function changing(change) {
   app.canvas?.emitBeforeChange?.()
@@ -64,7 +66,8 @@ export function widen(node, width) {
 
 /** Make a node as tall as its widgets need, keeping the width; never smaller than the user made it unless `shrink`. */
 export function fit(node, shrink = false) {
-  const [width, height] = node.computeSize()
+  const [width, needed] = node.computeSize()
+  const height = needed + MARGIN
   node.setSize([Math.max(node.size[0], width), shrink ? height : Math.max(node.size[1], height)])
   app.canvas?.setDirty?.(true, true)
 }

@@ -102,6 +102,7 @@ class Rows {
     this.edited(() => {
       change()
       this.draw()
+      this.refit()
     })
     this.check()
     focus?.()
@@ -125,6 +126,7 @@ class Rows {
     const names = this.missing.get(row)
     element.classList.toggle('graft-missing', names !== undefined)
     const note = element.querySelector('.graft-note')
+    const same = note.hidden === (names === undefined)
     note.hidden = names === undefined
     if (names !== undefined) {
       note.replaceChildren(
@@ -132,7 +134,7 @@ class Rows {
         ...(names.length ? ['Use ', ...names.flatMap((name, index) => [index ? ' or ' : '', this.replacement(row, name)]), '?'] : ['Put it there and press R, or choose another.']),
       )
     }
-    this.refit()
+    if (!same) this.refit()
   }
 
   replacement(row, name) {
@@ -186,7 +188,7 @@ class Rows {
     this.list.children[this.rows.indexOf(row)]?.querySelector(selector)?.focus()
   }
 
-  /** Make the node fit its rows; within a change, so that undoing it is one step. */
+  /** Make the node fit its rows after a change by hand, so that undoing it is one step; a graph that is loaded brings its own size. */
   refit() {
     const height = this.height()
     if (height === this.drawnHeight || !this.element.isConnected) return
@@ -197,7 +199,6 @@ class Rows {
 
   draw() {
     this.list.replaceChildren(...this.rows.map((row, index) => this.drawn(row, index)))
-    this.refit()
   }
 
   drawn(row, index) {
@@ -236,7 +237,10 @@ class Rows {
     const button = el('button', { class: `graft-icon ${kind}`, type: 'button', title: label, 'aria-label': label, 'aria-expanded': String(opened.has(row)) }, sign)
     button.addEventListener('click', () => {
       if (!opened.delete(row)) opened.add(row)
-      changing(() => this.draw())
+      changing(() => {
+        this.draw()
+        this.refit()
+      })
       this.check()
       this.focus(row, `.${kind}`)
     })

@@ -6,9 +6,19 @@ SEND = "([name, detail]) => (app.api ?? window.comfyAPI.api.api).dispatchEvent(n
 # Contrast of every visible text of the panels with what lies behind it (WCAG 2: relative luminance).
 CONTRAST = """() => {
   const channel = (c) => { c /= 255; return c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4 }
-  const parse = (text) => { const n = text.match(/[\\d.]+/g).map(Number); return text.startsWith('color(srgb') ? [n[0]*255, n[1]*255, n[2]*255, n[3] ?? 1] : [n[0], n[1], n[2], n[3] ?? 1] }
+  const parse = (text) => {
+    const n = text.match(/[\\d.]+/g).map(Number)
+    const unit = text.startsWith('color(srgb') ? 255 : 1
+    return [n[0] * unit, n[1] * unit, n[2] * unit, n[3] ?? 1]
+  }
   const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b)
-  const behind = (element) => { for (let at = element; at; at = at.parentElement) { const c = parse(getComputedStyle(at).backgroundColor); if (c[3] > 0.5) return c } return null }
+  const behind = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const c = parse(getComputedStyle(at).backgroundColor)
+      if (c[3] > 0.5) return c
+    }
+    return null
+  }
   const out = []
   for (const element of document.querySelectorAll('.graft *')) {
     if (!element.offsetParent || ![...element.childNodes].some((one) => one.nodeType === 3 && one.textContent.trim())) continue
@@ -35,15 +45,15 @@ def test_the_loss_is_drawn_as_it_comes(editor):
     editor.clear()
     node = editor.add("TrainStep", 100, 100)
     editor.page.wait_for_timeout(300)
-    assert not editor.page.locator(".graft-chart").is_visible()
+    assert editor.page.locator(".graft-chart:visible").count() == 0
     for number in range(1, 6):
         step(editor, node, number, 1 / number)
-    editor.page.locator(".graft-chart").wait_for()
-    status = editor.page.locator(".graft-training .graft-status")
+    editor.page.locator(".graft-chart:visible").wait_for()
+    status = editor.page.locator(".graft-training .graft-status:visible")
     assert "step 5 of 1000" in status.inner_text()
     blank = "(c) => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.every((v) => v === 0)"
-    assert not editor.page.locator(".graft-chart").evaluate(blank)
-    assert editor.page.locator(".graft-stop").is_visible()
+    assert not editor.page.locator(".graft-chart:visible").evaluate(blank)
+    assert editor.page.locator(".graft-stop:visible").is_visible()
     step(editor, node, 3, 0.5)
     editor.page.wait_for_timeout(300)
     assert "step 3 of 1000" in status.inner_text(), "a run that went back is drawn from there"
@@ -67,8 +77,13 @@ def test_a_hundred_thousand_points_stay_quick(editor):
     )
     assert columns[0] <= 300 and columns[2] <= 300 and columns[1] == 1e9, "a spike of one step is seen"
     editor.do(
-        """(id) => { for (let step = 1; step <= 100000; step++) (app.api ?? window.comfyAPI.api.api).dispatchEvent(new CustomEvent('graft.step',
-          {detail: {node: String(id), run: 'r', step, until: 100000, loss: Math.random(), rate: 1e-4}})) }""",
+        """(id) => {
+          const api = app.api ?? window.comfyAPI.api.api
+          for (let step = 1; step <= 100000; step++) {
+            const detail = {node: String(id), run: 'r', step, until: 100000, loss: Math.random(), rate: 1e-4}
+            api.dispatchEvent(new CustomEvent('graft.step', {detail}))
+          }
+        }""",
         node,
     )
     editor.page.get_by_text("step 100000").first.wait_for()
@@ -83,15 +98,16 @@ def test_tokens_by_depth_follow_the_factor(editor):
         {"depth": 2, "factor": 1, "before": [49, 32], "after": [49, 32], "frames": 1, "patched": 0, "skipped": 5},
     ]
     ran(editor, node, {"graft_todo": [{"version": 1, "depths": depths, "saving": 0.7, "notes": []}]})
-    table = editor.page.locator(".graft-todo table")
-    assert "6208 (97×64)" in table.inner_text() and "1536 (48×32)" in table.inner_text()
-    editor.do("(id) => { const w = app.graph.getNodeById(id).widgets.find((one) => one.name === 'factor'); w.value = 4; w.callback(4) }", node)
+    table = editor.page.locator(".graft-todo table:visible")
+    assert "6208 (97\u00d764)" in table.inner_text() and "1536 (48\u00d732)" in table.inner_text()
+    turn = "(id) => { const w = app.graph.getNodeById(id).widgets.find((one) => one.name === 'factor'); w.value = 4; w.callback(4) }"
+    editor.do(turn, node)
     editor.page.wait_for_timeout(300)
-    assert "384 (24×16)" in table.inner_text()
+    assert "384 (24\u00d716)" in table.inner_text()
     saved = editor.saved()
     editor.clear()
     editor.load(saved)
-    assert "384 (24×16)" in editor.page.locator(".graft-todo table").inner_text(), "a saved workflow still shows them"
+    assert "384 (24\u00d716)" in editor.page.locator(".graft-todo table:visible").inner_text(), "a saved workflow still shows them"
 
 
 def test_a_dataset_shows_pictures_buckets_and_problems(editor):
@@ -102,16 +118,17 @@ def test_a_dataset_shows_pictures_buckets_and_problems(editor):
          "captioned": True, "held_out": False, "mask": False}
         for i in range(30)
     ]
-    data = {"folder": "concept", "count": 30, "pictures": pictures, "buckets": [{"width": 32, "height": 32, "batch_id": "", "train": 29, "held_out": 1}],
-            "problems": [{"name": "bad.png", "message": "not a picture"}]}
+    buckets = [{"width": 32, "height": 32, "batch_id": "", "train": 29, "held_out": 1}]
+    problems = [{"name": "bad.png", "message": "not a picture"}]
+    data = {"folder": "concept", "count": 30, "pictures": pictures, "buckets": buckets, "problems": problems}
     ran(editor, node, {"graft_dataset": [data]})
-    assert "not a picture" in editor.page.locator(".graft-dataset").inner_text(), "problems come first"
+    assert "not a picture" in editor.page.locator(".graft-dataset:visible").inner_text(), "problems come first"
     editor.page.get_by_role("tab", name="Pictures (30)").click()
-    assert editor.page.locator(".graft-dataset figure").count() == 24
-    editor.page.locator(".graft-dataset").get_by_role("button", name="More").click()
-    assert editor.page.locator(".graft-dataset figure").count() == 30
+    assert editor.page.locator(".graft-dataset figure:visible").count() == 24
+    editor.page.locator(".graft-dataset:visible").get_by_role("button", name="More").click()
+    assert editor.page.locator(".graft-dataset figure:visible").count() == 30
     editor.page.get_by_role("tab", name="Buckets (1)").click()
-    assert "32 × 32" in editor.page.locator(".graft-dataset").inner_text()
+    assert "32 \u00d7 32" in editor.page.locator(".graft-dataset:visible").inner_text()
     editor.errors[:] = [error for error in editor.errors if "/view?" not in error]  # these pictures are not there
 
 
@@ -120,8 +137,8 @@ def test_an_average_shows_its_profile(editor):
     node = editor.add("EMAMerge", 100, 60)
     curve = {"name": "width 0.1", "steps": list(range(1, 100)), "values": [i / 100 for i in range(1, 100)]}
     ran(editor, node, {"graft_profile": [{"version": 1, "curves": [curve], "lines": ["an average of 99 steps"]}]})
-    editor.page.locator(".graft-average canvas").wait_for()
-    assert "an average of 99 steps" in editor.page.locator(".graft-average").inner_text()
+    editor.page.locator(".graft-average canvas:visible").wait_for()
+    assert "an average of 99 steps" in editor.page.locator(".graft-average:visible").inner_text()
 
 
 @pytest.mark.parametrize("palette", ["dark", "light"])

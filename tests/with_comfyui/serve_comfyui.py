@@ -26,7 +26,8 @@ def main(checkout: str, place: str, port: str, front_end: str = "") -> None:
         os.symlink(ROOT, link)
     os.chdir(checkout)
     sys.path.insert(0, checkout)
-    sys.argv = ["main.py", "--cpu", "--port", port, "--base-directory", place, "--database-url", "sqlite:///:memory:", "--disable-api-nodes"]
+    sys.argv = ["main.py", "--cpu", "--port", port, "--base-directory", place, "--disable-api-nodes"]
+    sys.argv += ["--database-url", "sqlite:///:memory:"]
     if front_end:
         sys.argv += ["--front-end-root", front_end]
     runpy.run_path("main.py", run_name="__main__")
