@@ -23,6 +23,7 @@ export function addTrainingPanel(node) {
   addDisplay(node, 'training', panel.element, () => panel.height())
   widen(node, 340)
   chain(node, 'onConfigure', () => panel.restore())
+  setTimeout(() => panel.restore()) // a graph that is loaded may have configured its nodes by now
   chain(node, 'onExecuted', (output) => panel.finished(output))
   chain(node, 'onResize', () => panel.redraw())
 }

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 def few_pictures(monkeypatch, tmp_path):
     monkeypatch.setattr(draw, "PER_CAPTION", 1)
     monkeypatch.setattr(draw, "PSEUDO_PER_CAPTION", 0)
-    monkeypatch.setattr(wall, "training_folder", lambda: str(tmp_path / "runs"))
+    monkeypatch.setattr(wall.folders, "training_folder", lambda: str(tmp_path / "runs"))
 
 
 def test_training_changes_the_unet_alone_and_goes_on_after_an_interruption(few_pictures, monkeypatch, capsys):

@@ -10,8 +10,9 @@ from typing import Any
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
-# What the page says that is not ours: it looks at model files of its own templates, and this machine may have no net.
-FOREIGN = ("huggingface.co", "civitai.com", "github.com", "comfy.org", "googletagmanager", "before initialization", "favicon")
+# What the page says that is not ours: it looks at model files of its own templates, and this machine may have no net; it asks for a help
+# page in its language first.
+FOREIGN = ("huggingface.co", "civitai.com", "github.com", "comfy.org", "googletagmanager", "before initialization", "favicon", "/en.md")
 
 
 def browser_path() -> str | None:

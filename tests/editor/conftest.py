@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -29,9 +30,9 @@ def server(tmp_path_factory):
     assert running.stop() == 0, "\n".join(running.lines)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
-    """Chromium without a window."""
+    """Chromium without a window; of one file's tests, as an event loop runs in this thread while it is open."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
     from browsing import BROWSERS, browser_path
 
@@ -52,16 +53,16 @@ def address(tmp_path_factory):
     (place / "models" / "loras").mkdir(parents=True)
     (place / "input").mkdir()
     for folder in ("concept", "regular"):
-        (place / "input" / folder).symlink_to(HERE.parents[1] / "demo" / folder)
+        shutil.copytree(HERE.parents[1] / "demo" / folder, place / "input" / folder)
     checkout = os.environ.get("GRAFT_TEST_EDITOR")
     running = serving.Server(place) if checkout is None else serving.RealServer(place, checkout, os.environ.get("GRAFT_TEST_FRONT_END", ""))
     yield running.address
     running.stop()
 
 
-@pytest.fixture(scope="session", params=[False, True], ids=["classic", "nodes2"])
+@pytest.fixture(scope="module", params=[False, True], ids=["classic", "nodes2"])
 def page(request, browser, address):
-    """One page for all tests of a way to draw nodes: the classic canvas and Nodes 2.0."""
+    """One page for all of a file's tests of a way to draw nodes: the classic canvas and Nodes 2.0."""
     from browsing import Editor
 
     opened = Editor(browser, address, request.param)

@@ -16,8 +16,8 @@ def build(editor, steps, previews=0):
     add, link = editor.add, editor.link
     editor.clear()
     ids = {
-        "demo": add("GraftDemo", 40, 60), "regular": add("GraftDataset", 300, 60, folder="regular", resolution=32, bucket_step=8),
-        "concept": add("GraftDataset", 300, 700, folder="concept", resolution=32, bucket_step=8),
+        "demo": add("GraftDemo", 40, 60), "regular": add("GraftDataset", 300, 60, folder="regular", resolution=256),
+        "concept": add("GraftDataset", 300, 700, folder="concept", resolution=256),
         "adapter": add("GraftAdapter", 720, 60, rank=4), "optimizer": add("GraftOptimizer", 720, 560, learning_rate=2e-3, batch_size=4),
         "ema": add("GraftEMA", 720, 1100), "start": add("GraftTrainStart", 1100, 60, run="browsed"),
         "first": add("TrainStep", 1450, 60, title="first", steps=steps, validate_every=5, preview_every=previews),
@@ -76,10 +76,14 @@ def test_train_and_sample_built_by_hand_watched_stopped_and_gone_on_with(editor)
     look_at(editor, ids["save"])
     editor.page.wait_for_function("(id) => app.nodeOutputs?.[id]?.images?.length", arg=str(ids["save"]))
     # Queued again it goes on to the end.
+    look_at(editor, ids["first"])
     editor.queue()
     editor.wait_until_idle()
+    moved_on = "([id, key]) => app.graph.getNodeById(id).properties['graft run'].key !== key"
+    editor.page.wait_for_function(moved_on, arg=[ids["first"], kept["key"]])
     kept = editor.do("(id) => app.graph.getNodeById(id).properties['graft run']", ids["first"])
     assert editor.do("(k) => fetch(`/graft/runs/${k.run}/${k.key}`).then((r) => r.json())", kept)["step"] == 40
+    editor.wait_until_idle()
     # Saved, the page loaded anew, the workflow opened: the same prompt, and the curve is there from the store.
     saved, prompt = editor.saved(), editor.prompt()
     editor.open()
@@ -100,7 +104,7 @@ def test_an_error_is_said_on_the_node(editor):
     for source, output, target, name in ((demo, 2, data, "vae"), (demo, 1, data, "clip"), (data, 1, show, "images")):
         editor.link(source, output, target, name)
     editor.queue()
-    editor.wait_until_idle()
+    editor.page.wait_for_function("() => app.lastExecutionError")
     said = editor.do("() => JSON.stringify([app.lastExecutionError, app.lastNodeErrors])")
     assert "no such folder" in said and str(data) in said
 

@@ -298,18 +298,6 @@ def test_no_dates_and_no_random_ids_in_the_metadata(host, pictures, run):
     assert found["ss_learning_rate"] == "0.002" and found["ss_seed"] == "0"
 
 
-REFUSED = [
-    ("GraftAdapter", {"kind": "dora"}, "kind dora is not available in this version"),
-    ("GraftAdapter", {"text_encoder": True}, "text_encoder is not available"),
-]
-
-
-@pytest.mark.parametrize(("node", "inputs", "message"), REFUSED, ids=lambda v: str(v)[:40])
-def test_options_of_later_versions_are_refused(host, node, inputs, message):
-    with pytest.raises(ValueError, match=message):
-        host.call(node, **inputs)
-
-
 def test_what_is_wrong_is_said_before_the_first_step(host, pictures, run):
     model, clip, vae = host.call("GraftDemo")
     dataset = host.call("GraftDataset", folder=pictures, vae=vae, clip=clip, resolution=256)[0]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from graft_nodes.training import step as steps
 from graft_nodes.training.adapters import AdapterSettings
+from graft_nodes.training.loader import Loader
 from graft_nodes.training.loop import train
 from graft_nodes.training.noise import LAST_SIGNAL
 from graft_nodes.training.objective import ObjectiveSettings
@@ -89,8 +90,8 @@ def test_a_prior_without_pictures_is_refused(lab, prior):
 
 def test_places_without_mask_do_not_train(lab, monkeypatch):
     denoiser, dataset = lab.Flow(), lab.pictures()
-    taken = steps.batches
-    monkeypatch.setattr(steps, "batches", lambda *a: [replace(b, mask=torch.zeros(len(b.latents), 1, 6, 6)) for b in taken(*a)])
+    taken = Loader.take
+    monkeypatch.setattr(Loader, "take", lambda *a: [replace(b, mask=torch.zeros(len(b.latents), 1, 6, 6)) for b in taken(*a)])
     work = Workspace(lab.state(denoiser, dataset), denoiser, dataset)
     with work.installed():
         assert backward_(work) == 0.0
