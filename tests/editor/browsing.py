@@ -30,7 +30,7 @@ class Editor:
         self.page.set_default_timeout(120_000)
         self.errors: list[str] = []
         self.page.on("console", lambda message: self._note(message.text, message.location) if message.type == "error" else None)
-        self.page.on("pageerror", lambda error: self._note(str(error), {}))
+        self.page.on("pageerror", lambda error: self._note(error.stack or str(error), {}))
         self.open()
 
     def _note(self, text: str, location: dict[str, Any]) -> None:

@@ -136,7 +136,7 @@ def test_saved_loaded_and_copied_it_is_the_same(stack):
     editor.load(before)
     assert editor.prompt() == prompt
     again = editor.saved()
-    assert [one["widgets_values"] for one in again["nodes"]] == [one["widgets_values"] for one in before["nodes"]]
+    assert [one.get("widgets_values") for one in again["nodes"]] == [one.get("widgets_values") for one in before["nodes"]]
     editor.do("(id) => { const c = app.canvas; c.selectNode(c.graph.getNodeById(id)); c.copyToClipboard(); c.pasteFromClipboard() }", node)
     editor.page.wait_for_timeout(500)
     editor.do("() => { app.graph.nodes[1].pos = [700, 150]; app.canvas.setDirty(true, true) }")

@@ -19,7 +19,7 @@ def build(editor, steps, previews=0):
         "demo": add("GraftDemo", 40, 60), "regular": add("GraftDataset", 300, 60, folder="regular", resolution=256),
         "concept": add("GraftDataset", 300, 700, folder="concept", resolution=256),
         "adapter": add("GraftAdapter", 720, 60, rank=4), "optimizer": add("GraftOptimizer", 720, 560, learning_rate=2e-3, batch_size=4),
-        "ema": add("GraftEMA", 720, 1100), "start": add("GraftTrainStart", 1100, 60, run="browsed"),
+        "ema": add("GraftEMA", 720, 1100), "start": add("GraftTrainStart", 1100, 60, run="nodes2" if editor.modern else "classic"),
         "first": add("TrainStep", 1450, 60, title="first", steps=steps, validate_every=5, preview_every=previews),
         "second": add("TrainStep", 1450, 700, title="second", steps=5, validate_every=5), "merge": add("EMAMerge", 1850, 60),
         "positive": add("CLIPTextEncode", 1850, 500, text="a zorp middle"),
@@ -69,6 +69,7 @@ def test_train_and_sample_built_by_hand_watched_stopped_and_gone_on_with(editor)
     editor.screenshot("training")
     panel.locator(".graft-stop:visible").click()
     editor.wait_until_idle()
+    editor.page.wait_for_function("(id) => app.graph.getNodeById(id).properties['graft run']", arg=ids["first"])
     kept = editor.do("(id) => app.graph.getNodeById(id).properties['graft run']", ids["first"])
     shown = editor.do("(k) => fetch(`/graft/runs/${k.run}/${k.key}`).then((r) => r.json())", kept)
     assert 10 <= shown["step"] < 40, "stopped after a preview and before the end, with the state kept"
@@ -90,11 +91,11 @@ def test_train_and_sample_built_by_hand_watched_stopped_and_gone_on_with(editor)
     editor.load(saved)
     assert editor.prompt() == prompt
     look_at(editor, ids["first"])
-    editor.page.locator(".graft-training:visible").first.get_by_text("step 40").wait_for()
+    editor.page.locator(".graft-training:visible").filter(has_text="step 40").first.wait_for()
     assert editor.page.locator(".graft-chart:visible").first.is_visible()
     editor.screenshot("training-reopened")
     again = editor.saved()
-    assert [one["widgets_values"] for one in again["nodes"]] == [one["widgets_values"] for one in saved["nodes"]]
+    assert [one.get("widgets_values") for one in again["nodes"]] == [one.get("widgets_values") for one in saved["nodes"]]
 
 
 def test_an_error_is_said_on_the_node(editor):
