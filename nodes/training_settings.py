@@ -11,9 +11,6 @@ from ..training import optimizer as optimizers
 from .aliases import aliases
 from .sockets import EMA, Adapter, LoraModel, Objective, Optimizer
 
-_LATER = "is not available in this version of Graft"
-_NOT_YET = " (not available in this version)"
-
 
 class GraftAdapter(io.ComfyNode):
     """Settings: what is trained."""
