@@ -10,9 +10,12 @@ from typing import Any
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
-# What the page says that is not ours: it looks at model files of its own templates, and this machine may have no net; it asks for a help
-# page in its language first.
-FOREIGN = ("huggingface.co", "civitai.com", "github.com", "comfy.org", "googletagmanager", "before initialization", "favicon", "/en.md")
+# What the page says that is not ours: it looks at model files of its own templates, and this machine may have no net; it asks for user
+# data of a first start and for a help page in its language, which are not there.
+FOREIGN = (
+    "huggingface.co", "civitai.com", "github.com", "comfy.org", "googletagmanager", "before initialization", "favicon", "/en.md",
+    "/userdata", "/user.css",
+)
 
 
 def browser_path() -> str | None:
