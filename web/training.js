@@ -156,9 +156,8 @@ class Panel {
     const pictures = this.pictures
     this.clear()
     this.run = known.run
-    const held = new Map(history.validation)
-    history.loss.forEach((loss, index) => this.add({ step: index + 1, loss, rate: history.rate[index], validation: held.get(index + 1) }))
-    for (const [at, loss] of held) if (at > history.loss.length || at === 0) this.validation.add(at, loss)
+    history.loss.forEach((loss, index) => this.add({ step: index + 1, loss, rate: history.rate[index] }))
+    for (const [at, loss] of history.validation) this.validation.add(at, loss) // ascending; 0 is before the first step
     this.said = { run: known.run, step, until: step, loss: this.loss.last.value, rate: this.rate.last.value, validation: this.validation.last.value, state: 'done' }
     const kept = pictures.length ? pictures : (stored.previews ?? [])
     this.pictures = []

@@ -57,6 +57,11 @@ def look_at(editor, node):
     editor.page.wait_for_timeout(400)
 
 
+def panel_texts(editor):
+    """What the training panels on the page say."""
+    return editor.page.locator(".graft-training:visible .graft-status").all_inner_texts()
+
+
 def test_train_and_sample_built_by_hand_watched_stopped_and_gone_on_with(editor):
     ids = build(editor, steps=40, previews=10)
     assert set(editor.prompt()) == {str(one) for one in ids.values()}
@@ -83,7 +88,9 @@ def test_train_and_sample_built_by_hand_watched_stopped_and_gone_on_with(editor)
     moved_on = "([id, key]) => app.graph.getNodeById(id).properties['graft run'].key !== key"
     editor.page.wait_for_function(moved_on, arg=[ids["first"], kept["key"]])
     kept = editor.do("(id) => app.graph.getNodeById(id).properties['graft run']", ids["first"])
-    assert editor.do("(k) => fetch(`/graft/runs/${k.run}/${k.key}`).then((r) => r.json())", kept)["step"] == 40
+    stored = editor.do("(k) => fetch(`/graft/runs/${k.run}/${k.key}`).then((r) => r.json())", kept)
+    assert stored["step"] == 40
+    shown_held = stored["history"]["validation"][-1][1]
     editor.wait_until_idle()
     # Saved, the page loaded anew, the workflow opened: the same prompt, and the curve is there from the store.
     saved, prompt = editor.saved(), editor.prompt()
@@ -93,6 +100,8 @@ def test_train_and_sample_built_by_hand_watched_stopped_and_gone_on_with(editor)
     look_at(editor, ids["first"])
     editor.page.locator(".graft-training:visible").filter(has_text="step 40").first.wait_for()
     assert editor.page.locator(".graft-chart:visible").first.is_visible()
+    held = next(text for text in panel_texts(editor) if "step 40" in text)
+    assert f"held out {float(f'{shown_held:.3g}'):g}" in held
     editor.screenshot("training-reopened")
     again = editor.saved()
     assert [one.get("widgets_values") for one in again["nodes"]] == [one.get("widgets_values") for one in saved["nodes"]]
