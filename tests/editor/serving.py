@@ -173,7 +173,7 @@ class RealServer(Client):
 
     def stop(self) -> None:
         """End it."""
-        self.process.send_signal(signal.SIGINT)
+        self.process.terminate()  # not SIGINT, which a process that was started in the background ignores as long as it does not care
         self.process.wait(PATIENCE)
         self.log.close()
 
