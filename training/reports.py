@@ -79,8 +79,8 @@ def step(before: TrainState, outcome: Outcome, unhashed: Sequence[str], pictures
     if outcome.folder is not None:
         lines.append(f"stored in {outcome.folder}")
         if outcome.used is not None:
-            count = "1 state" if outcome.used[0] == 1 else f"{outcome.used[0]} states"
-            lines.append(f"the run's folder holds {count}, {outcome.used[1] / 1e6:.1f} MB; delete it to free them")
+            states = "1 state" if outcome.used[0] == 1 else f"{outcome.used[0]} states"
+            lines.append(f"the run's folder holds {states}, {outcome.used[1] / 1e6:.1f} MB; delete it to free them")
     elif unhashed:
         lines.append("not stored, these cannot be hashed: " + ", ".join(unhashed))
         if state.start.ema is not None and state.start.ema.snapshots:
