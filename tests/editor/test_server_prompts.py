@@ -135,9 +135,10 @@ def test_jobs_are_listed_filtered_and_cancelled(server, busy):
 
 
 def test_pages_of_jobs(server):
-    ids = [server.queue(shows("page", 48 + n)).json["prompt_id"] for n in range(3)]
-    for prompt_id in ids:
-        server.wait(prompt_id)
+    ids = []
+    for number in range(3):  # one after the other, so that no two begin in the same millisecond
+        ids.append(server.queue(shows("page", 48 + number)).json["prompt_id"])
+        server.wait(ids[-1])
     found = server.ask("/jobs?status=completed&limit=2&offset=1&sort_by=created_at&sort_order=desc").json
     assert [job["id"] for job in found["jobs"]] == [ids[1], ids[0]]
     assert found["pagination"]["offset"] == 1 and found["pagination"]["limit"] == 2 and found["pagination"]["total"] >= 3
