@@ -14,13 +14,12 @@ What is wrong comes back as {"error": "…"} with 400 (not a name), 404 (not the
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from . import events, folders
+from .browser_json import text_of
 
 Answer = tuple[int, Any]
 
@@ -45,7 +44,7 @@ def _handler(ask: Callable[[Any], Answer]) -> Callable[[Any], Awaitable[Any]]:
         from aiohttp import web
 
         status, value = await asyncio.to_thread(_answered, ask, request)
-        return web.Response(text=_json(value), status=status, content_type="application/json")
+        return web.Response(text=text_of(value), status=status, content_type="application/json")
 
     return handle
 
@@ -61,22 +60,6 @@ def _answered(ask: Callable[[Any], Answer], request: Any) -> Answer:
         return 404, {"error": str(error)}
     except ValueError as error:
         return 400, {"error": str(error)}
-
-
-def _json(value: Any) -> str:
-    """JSON that a browser reads: a loss that is not finite is null."""
-    try:
-        return json.dumps(value, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(value), allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    return [_finite(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def _named(request: Any, name: str) -> str:

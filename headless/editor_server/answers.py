@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 from aiohttp import web
 
+from ...host import browser_json
+
 
 def text_of(value: Any) -> str:
-    """JSON that every browser reads: NaN and infinities are null; what JSON has no form for is its own text."""
-    try:
-        return json.dumps(value, allow_nan=False, default=str)
-    except ValueError:
-        return json.dumps(_finite(value), allow_nan=False, default=str)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    return [_finite(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+    """JSON that every browser reads; what JSON has no form for is its own text."""
+    return browser_json.text_of(value, default=str)
 
 
 def answer(value: Any, status: int = 200) -> web.Response:

@@ -1,0 +1,24 @@
+"""JSON as browsers read it, for routes here and for the editor's server."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+
+def text_of(value: Any, default: Callable[[Any], Any] | None = None) -> str:
+    """JSON text in which NaN and infinities are null; `default` makes a value of what JSON has no form for, else that is a TypeError."""
+    try:
+        return json.dumps(value, allow_nan=False, default=default)
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False, default=default)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    return [_finite(entry) for entry in value] if isinstance(value, list | tuple) else value
