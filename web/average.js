@@ -1,7 +1,7 @@
 /** The panel of EMAMerge: how much of the average each step is, from the node's `graft_profile` output. */
 import { Series, draw } from './chart.js'
 import { el, short } from './dom.js'
-import { addDisplay, chain, fit } from './editor.js'
+import { addPanel, chain, fit } from './editor.js'
 
 const HEIGHT = 120
 const COLORS = ['#4c8dd6', '#e2923b', '#3fa96b', '#b07cc6', '#d65f5f']
@@ -13,7 +13,7 @@ export function addAveragePanel(node) {
   const legend = el('div', { class: 'graft-legend' })
   const said = el('div', { class: 'graft-dim' }, 'How much of the average each step is, is drawn here once it has run.')
   const content = el('div', { class: 'graft-content' }, canvas, legend, said)
-  addDisplay(node, 'average', el('div', { class: 'graft graft-panel graft-average' }, content), () => Math.max(24, content.offsetHeight) + 4)
+  addPanel(node, 'average', content)
   let curves = []
   const redraw = () => draw(canvas, content.clientWidth || node.size[0] - 24, HEIGHT, curves, (value) => short(value, 2))
   chain(node, 'onResize', () => curves.length && redraw())

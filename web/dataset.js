@@ -3,14 +3,14 @@
  * stands in training/folder_report.py).
  */
 import { el } from './dom.js'
-import { addDisplay, api, chain, fit } from './editor.js'
+import { addPanel, api, chain, fit } from './editor.js'
 
 const AT_ONCE = 24
 
 /** Give a GraftDataset node its panel. */
 export function addDatasetPanel(node) {
   const content = el('div', { class: 'graft-content' }, el('div', { class: 'graft-dim' }, 'Pictures, buckets and problems are shown here once it has run.'))
-  addDisplay(node, 'pictures', el('div', { class: 'graft graft-panel graft-dataset' }, content), () => Math.max(24, content.offsetHeight) + 4)
+  addPanel(node, 'dataset', content)
   chain(node, 'onExecuted', (output) => {
     const found = output?.graft_dataset?.[0]
     if (!found) return

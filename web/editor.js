@@ -1,6 +1,7 @@
 /** The editor's public objects, and the few things that every widget of the pack needs from them. */
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
+import { el } from './dom.js'
 
 export { api, app }
 
@@ -46,17 +47,20 @@ export function nodeOf(executionId) {
   return undefined
 }
 
-/** Add a widget that shows and holds no value: neither saved in the workflow nor sent in the prompt. */
-export function addDisplay(node, name, element, height) {
+/** How much room the content of a panel needs. */
+export const roomOf = (content) => Math.max(24, content.offsetHeight) + 4
+
+/** Add a panel that shows and holds no value: neither saved in the workflow nor sent in the prompt; as tall as its content. */
+export function addPanel(node, name, content) {
+  const element = el('div', { class: `graft graft-panel graft-${name}` }, content)
   const widget = node.addDOMWidget(name, `graft_${name}`, element, {
     serialize: false,
     hideOnZoom: false,
-    getMinHeight: () => height(),
+    getMinHeight: () => roomOf(content),
     getValue: () => '',
     setValue: () => {},
   })
   widget.serialize = false
-  return widget
 }
 
 /** Make a new node at least so wide. */

@@ -3,15 +3,14 @@
  * ran last (its `graft_todo` output, kept in the workflow as a property); what a changed factor makes of them is shown at once.
  */
 import { el, short } from './dom.js'
-import { addDisplay, chain, fit } from './editor.js'
+import { addPanel, chain, fit } from './editor.js'
 
 const PROPERTY = 'graft tokens'
 
 /** Give an ApplyToDo node its panel. */
 export function addTodoPanel(node) {
   const content = el('div', { class: 'graft-content' })
-  const element = el('div', { class: 'graft graft-panel graft-todo' }, content)
-  addDisplay(node, 'tokens', element, () => Math.max(24, content.offsetHeight) + 4)
+  addPanel(node, 'todo', content)
   const show = () => {
     const depths = node.properties?.[PROPERTY]?.depths
     content.replaceChildren(...(depths ? drawn(depths, factors(node)) : [el('div', { class: 'graft-dim' }, 'Tokens by depth are shown here once it has run.')]))

@@ -7,7 +7,7 @@
  */
 import { Series, Smoothed, draw } from './chart.js'
 import { duration, el, short, size } from './dom.js'
-import { addDisplay, api, app, asked, chain, fit, nodeOf, widen } from './editor.js'
+import { addPanel, api, app, asked, chain, fit, nodeOf, roomOf, widen } from './editor.js'
 import { onSetting, setting } from './settings.js'
 
 const PROPERTY = 'graft run'
@@ -20,7 +20,7 @@ const panels = new WeakMap()
 export function addTrainingPanel(node) {
   const panel = new Panel(node)
   panels.set(node, panel)
-  addDisplay(node, 'training', panel.element, () => panel.height())
+  addPanel(node, 'training', panel.content)
   widen(node, 340)
   chain(node, 'onConfigure', () => panel.restore())
   setTimeout(() => panel.restore()) // a graph that is loaded may have configured its nodes by now
@@ -64,11 +64,6 @@ class Panel {
     this.strip = el('div', { class: 'graft-pictures' })
     this.stop.hidden = this.canvas.hidden = this.legend.hidden = true
     this.content = el('div', { class: 'graft-content' }, this.status, this.canvas, this.legend, this.stop, this.strip)
-    this.element = el('div', { class: 'graft graft-panel graft-training' }, this.content)
-  }
-
-  height() {
-    return Math.max(24, this.content.offsetHeight) + 4
   }
 
   switch(name) {
@@ -236,7 +231,7 @@ class Panel {
 
   refit() {
     requestAnimationFrame(() => {
-      const height = this.height()
+      const height = roomOf(this.content)
       if (height === this.drawnHeight || !this.node.graph) return
       this.drawnHeight = height
       fit(this.node)
