@@ -80,7 +80,7 @@ class Panel {
   step(data) {
     if (this.run !== data.run) this.clear()
     this.run = data.run
-    this.key = data.key ?? this.key
+    this.drawnKey = undefined
     this.add(data)
     this.said = { ...this.said, ...data, validation: data.validation ?? this.said.validation, state: 'running' }
     this.changed()
@@ -138,11 +138,13 @@ class Panel {
   /** Draw a stored run again: after a reload of the page, or when a saved workflow is opened. */
   async restore() {
     const known = this.node.properties?.[PROPERTY]
-    if (!known?.run || !known?.key) return
+    if (!known?.run || !known?.key || known.key === this.drawnKey) return
+    this.drawnKey = known.key
     let stored
     try {
       stored = await asked(`/graft/runs/${encodeURIComponent(known.run)}/${encodeURIComponent(known.key)}`)
     } catch (error) {
+      this.drawnKey = undefined
       if (!this.loss.steps.length) this.status.replaceChildren(el('span', { class: 'graft-dim' }, `The run “${known.run}” is not in the store any more: ${error.message}`))
       this.refit()
       return
