@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -53,9 +54,14 @@ def save(tensors: Mapping[str, Tensor], folder: Path, name: str, most: int = 0, 
             partial.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=1), encoding="utf-8")
             _appear(partial, folder / partial.stem)
             written[-1] = folder / partial.stem
-    except BaseException:
+    except BaseException as error:
         for path in written:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the first error counts
+                path.unlink(missing_ok=True)
+        if isinstance(error, SafetensorError):  # its own form of what the system says
+            raise OSError(f"{written[-1]}: cannot be written ({error})") from error
+        if isinstance(error, OSError) and error.filename is None:
+            raise OSError(error.errno, error.strerror or str(error), str(written[-1])) from error
         raise
     return written
 

@@ -5,6 +5,7 @@ The format: https://huggingface.co/docs/safetensors.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -128,17 +129,18 @@ def safetensors_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 
 
 def write_whole(path: str, chunks: Iterable[bytes]) -> None:
-    """Write a file that appears complete or not at all: beside its place, fsync, then rename."""
+    """Write a file that appears complete or not at all: beside its place, fsync, then rename. Raises OSError that names the file."""
     partial = f"{path}.partial"
     try:
-        with open(partial, "wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        with naming(path):
+            with open(partial, "wb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
     except BaseException:
-        if os.path.exists(partial):
+        with contextlib.suppress(OSError):  # the first error counts; what stays has no file's name and is written over next time
             os.remove(partial)
         raise
 
@@ -147,8 +149,20 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
     """Make renames in a folder durable where the system can (Windows cannot open folders)."""
     if os.name == "nt":
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    with naming(os.fspath(folder)):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def naming(path: str) -> Iterator[None]:
+    """What the system says inside the block of a full or broken disk comes out naming the file: writing and fsync do not name any."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror or str(error), path) from error

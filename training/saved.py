@@ -15,6 +15,7 @@ from ..ema import shards
 from ..ema.schedule import EMASettings
 from ..patches.files import sync_folder
 from .adapters import AdapterSettings, tensors_digest
+from .lock import alone
 from .objective import ObjectiveSettings
 from .optimizer import OptimizerSettings
 from .state import Settings, Start, TrainState
@@ -38,16 +39,21 @@ def names(root: Path) -> list[str]:
 def save(state: TrainState, root: Path, name: str, shard: int = 0, versions: Mapping[str, str] | None = None) -> Path:
     """Keep a state under a name, in files of at most `shard` bytes (0: one file); its folder.
 
-    A state that had the name is replaced when the new one is whole on disk, and not before. Raises OSError with nothing half-written left.
+    A state that had the name is replaced when the new one is whole on disk, and not before. Raises OSError with nothing half-written left,
+    Busy when another process saves under that name.
     """
-    folder = folder_of(root, name)
+    with alone(folder_of(root, name)):
+        return _save(state, folder_of(root, name), shard, versions or {})
+
+
+def _save(state: TrainState, folder: Path, shard: int, versions: Mapping[str, str]) -> Path:
     tensors = {f"{group}/{key}": t for group in GROUPS for key, t in getattr(state, group).items()}
     stem = f"tensors-{tensors_digest(tensors)[:16]}"  # by content: files of the state that has the name now are never written over
     written = shards.save(tensors, folder, stem, shard)
     sync_folder(folder)
     files = {path.name: _hash(path) for path in written}
     more = {"run": state.run, "notes": dict(state.notes), "history": tail_of(state.history, []), "kind": "saved"}
-    write_record(folder, {**record_of(state, versions or {}), **more, "tensors": {"name": stem, "files": files}})
+    write_record(folder, {**record_of(state, versions), **more, "tensors": {"name": stem, "files": files}})
     for path in folder.glob("tensors-*"):
         if path.name not in files:
             path.unlink(missing_ok=True)

@@ -9,7 +9,6 @@ final name is ever unreadable. What differs between two runs that are both right
 
 from __future__ import annotations
 
-import builtins
 import json
 import os
 import random
@@ -18,6 +17,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -27,6 +27,7 @@ import torch
 from conftest import Lab
 from graft_nodes.ema.schedule import EMASettings
 from graft_nodes.patches.files import load_safetensors
+from graft_nodes.tests.faults.disk import Disk
 from graft_nodes.training import runs, store
 from graft_nodes.training.adapters import AdapterSettings
 from graft_nodes.training.loop import Watch
@@ -72,54 +73,10 @@ def check(folder: Path) -> None:
             json.loads(path.read_bytes())
 
 
-class Killer:
-    """Counts what a run asks of the disk and ends the process at number `at`, in the middle of a write or before anything else."""
-
-    def __init__(self, folder: Path, at: int) -> None:
-        self.folder, self.at, self.count = str(folder), at, 0
-
-    def tick(self, half=None) -> None:
-        self.count += 1
-        if self.count == self.at:
-            if half is not None:
-                half()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def install(self) -> None:
-        def guarded(real):
-            def call(*arguments, **named):
-                self.tick()
-                return real(*arguments, **named)
-
-            return call
-
-        for name in ("fsync", "replace", "unlink", "rmdir", "mkdir"):
-            setattr(os, name, guarded(getattr(os, name)))
-        real_open = builtins.open
-
-        def opening(path, mode="r", *arguments, **named):
-            file = real_open(path, mode, *arguments, **named)
-            if "w" not in mode or not str(path).startswith(self.folder):
-                return file
-            write = file.write
-
-            class Slow:
-                def __getattr__(slow, name):
-                    return getattr(file, name)
-
-                def __enter__(slow):
-                    return slow
-
-                def __exit__(slow, *_):
-                    file.close()
-
-                def write(slow, body):
-                    self.tick(lambda: (write(body[: len(body) // 2]), file.flush()))
-                    return write(body)
-
-            return Slow()
-
-        builtins.open = opening
+def killed(request: str, half: Callable[[], object]) -> None:
+    """The process ends in the middle of a request to the disk."""
+    half()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def forked(act) -> int:
@@ -149,29 +106,26 @@ def enumerated(root: Path) -> dict:
     told = root / "count"
 
     def counted() -> None:
-        killer = Killer(whole, 0)
-        killer.install()
-        train(whole)
-        told.write_text(str(killer.count))
+        with Disk(whole).installed() as disk:
+            train(whole)
+        told.write_text(str(len(disk.asked)))
 
     assert forked(counted) == 0
     expected, count, folder = contents(whole), int(told.read_text()), root / "killed"
     for at in range(1, count + 1):
         clear(folder)
 
-        def killed(at=at) -> None:
-            Killer(folder, at).install()
-            train(folder)
+        def interrupted(at=at) -> None:
+            with Disk(folder, at, killed).installed():
+                train(folder)
 
-        if at == count:  # the counting itself writes once more
-            break
-        ended = forked(killed)
+        ended = forked(interrupted)
         assert ended == -signal.SIGKILL, f"{at}: ended with {ended}"
         check(folder)
         assert forked(lambda: train(folder)) == 0, f"{at}: did not go on"
         found = contents(folder)
         assert found == expected, f"{at}: {sorted(k for k in found.keys() | expected.keys() if found.get(k) != expected.get(k))}"
-    return {"killed": count - 1, "files": sorted(expected)}
+    return {"killed": count, "files": sorted(expected)}
 
 
 def at_random(root: Path, times: int) -> dict:
