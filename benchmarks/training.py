@@ -5,10 +5,10 @@ python benchmarks/training.py [--comfyui DIR]… [--rounds 2] [--steps 8] [--thr
 One work for all: a UNet with 66M parameters in Stable Diffusion's layout, frozen, in float32; latents of 32x32, batch 2, LoRA of rank 16 on
 every Linear and Conv2d, AdamW. Each contestant trains in a process of its own, in turn, `rounds` times; the fastest round of each counts,
 so that other work on the machine falls on all alike. Memory is how much the process's peak grew from before training. The bare loop
-(forward and backward of the same frozen UNet with the same adapters, fused AdamW, one fixed batch) runs in Graft's own process, a few steps
-of each in turn. `--comfyui` names real ComfyUI checkouts to measure core's trainer in (each of its modes), the first is Graft's host too;
-without one Graft runs in its embedded host and core is left out. `--small` is a UNet of 1M, to see that everything runs.
-Needs diffusers and peft (extra `test`).
+(forward and backward of the same frozen UNet with the same adapters and PyTorch's attention, fused AdamW, one fixed batch) runs in
+Graft's own process, a few steps of each in turn. `--comfyui` names real ComfyUI checkouts to measure core's trainer in (each of its
+modes), the first is Graft's host too; without one Graft runs in its embedded host and core is left out.
+`--small` is a UNet of 1M, to see that everything runs. Needs diffusers and peft (extra `test`).
 """
 
 from __future__ import annotations
@@ -110,7 +110,10 @@ def graft(size: str, steps: int, checkout: str) -> dict[str, Any]:
     """Seconds a step of TrainStep's loop and of the bare loop, in turn in one process, and the memory that the first few steps took."""
     where = open_host(checkout)
     import torch.nn.functional as F
+    from comfy.ldm.modules.attention import attention_pytorch
     from graft_nodes import host
+    from graft_nodes.patches.attention_override import OVERRIDE
+    from graft_nodes.patches.kernels import TrainingKernel
     from graft_nodes.training import adapters
     from graft_nodes.training.adapters import AdapterSettings
     from graft_nodes.training.dataset import Conditioning, Dataset
@@ -137,8 +140,10 @@ def graft(size: str, steps: int, checkout: str) -> dict[str, Any]:
         x, noise = (torch.randn(BATCH, 4, SIDE, SIDE, generator=draws) for _ in range(2))
         context, level = conditionings["a"].context.expand(BATCH, -1, -1), torch.tensor([300.0] * BATCH)
 
+        options = {OVERRIDE: TrainingKernel(attention_pytorch)}
+
         def bare_step() -> None:
-            loss = F.mse_loss(module(x, level, context=context, transformer_options={}), noise)
+            loss = F.mse_loss(module(x, level, context=context, transformer_options=options), noise)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(trained.values(), 1.0)
             optimizer.step()

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..patches.attention_override import OVERRIDE
+from ..patches.kernels import TrainingKernel
 from ..training.noise import zero_terminal
 from .encoding import LiveEncoder
 from .inplace import NoAssignmentInPlace
@@ -111,9 +113,11 @@ class Denoiser:
         self, x: torch.Tensor, sigma: torch.Tensor, conditions: Sequence[dict[str, Any]], transformer_options: Mapping[str, Any]
     ) -> torch.Tensor:
         import comfy.patcher_extension as extension
+        from comfy.ldm.modules.attention import attention_pytorch
 
         options = self.patcher.model_options
         both = {**options.get("transformer_options", {}), **transformer_options}
+        both[OVERRIDE] = TrainingKernel(attention_pytorch, both.get(OVERRIDE))
         both["wrappers"] = extension.merge_nested_dicts(both.get("wrappers", {}), self.patcher.wrappers)
         both["callbacks"] = extension.merge_nested_dicts(both.get("callbacks", {}), self.patcher.callbacks)
         both.update(sigmas=sigma, cond_or_uncond=[0], uuids=[self.patcher.patches_uuid])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .attention import REPLACED, TRAINING, ToDoPatch, active, plan_unet
-from .kernels import refuse_inference_only
+from .kernels import TrainingKernel, refuse_inference_only
 from .todo import Grid, Span, ToDoSettings, target_grid, thin_span, thin_span_mask
 from .transformers import Family, Layout, Place, block_count, family_of, token_grid
 
@@ -186,6 +186,7 @@ class Guard:
 
     def __call__(self, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         foreign = self.inner.previous if isinstance(self.inner, Thinning) else self.inner
+        foreign = foreign.previous if isinstance(foreign, TrainingKernel) else foreign
         if self.training:
             refuse_inference_only(kernel if foreign is None else foreign)
         if self.inner is None:

@@ -1,8 +1,11 @@
-"""Attention kernels by name: which cannot train, and which are known to refuse fewer keys than queries."""
+"""Attention kernels by name: which cannot train, which train slowly, and which are known to refuse fewer keys than queries."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+from torch import Tensor
 
 # ComfyUI's function names. Its FlashAttention is a custom operation without a backward; the others quantise and have none either.
 INFERENCE_ONLY = {
@@ -12,6 +15,9 @@ INFERENCE_ONLY = {
     "attention_comfy_kitchen_int8": "Comfy Kitchen int8 attention (--use-ck-attention)",
 }
 INFERENCE_ONLY_WORDS = {"sage": "SageAttention", "int8": "int8 attention", "fp8": "fp8 attention"}  # in the names of other packs' overrides
+
+# Exact like PyTorch's own, but their backward keeps (or recomputes) the whole matrix of scores.
+MATERIALISING = {"attention_basic", "attention_split", "attention_sub_quad"}
 
 FEWER_KEYS = {
     "attention_sage": "SageAttention is on: some of its versions refuse fewer keys than queries; ComfyUI then logs an error for each such "
@@ -38,6 +44,23 @@ def refuse_inference_only(kernel: Any) -> None:
                 f"{known} is for inference only, it has no backward pass (kernel {name}): start ComfyUI without it, or take its node off "
                 "the model, and train with PyTorch's attention"
             )
+
+
+class TrainingKernel:
+    """`optimized_attention_override(kernel, q, k, v, heads, …)` of a model that is trained.
+
+    Kernels that keep every score for the backward pass give way to PyTorch's scaled dot-product attention, which computes the same from
+    less; others stay. An inference-only kernel is refused by name (ValueError). `previous` is another node's override, or None.
+    """
+
+    def __init__(self, sdpa: Callable[..., Tensor], previous: Callable[..., Tensor] | None = None):
+        self.sdpa, self.previous = sdpa, previous
+
+    def __call__(self, kernel: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        refuse_inference_only(kernel if self.previous is None else self.previous)
+        if kernel_name(kernel) in MATERIALISING:
+            kernel = self.sdpa
+        return kernel(q, k, v, *args, **kwargs) if self.previous is None else self.previous(kernel, q, k, v, *args, **kwargs)
 
 
 def _filled(cell: Any) -> bool:

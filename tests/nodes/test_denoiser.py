@@ -72,6 +72,25 @@ def test_the_forward_is_that_of_sampling(wall, kind, prediction):
     assert torch.allclose(found, seen[0], atol=1e-5)
 
 
+def test_training_computes_attention_with_pytorchs_kernel_beside_another_nodes_override(wall):
+    """Whatever kernel the host samples with on this machine; the numbers are those of sampling."""
+    patcher, context, x = _model("EPS"), _random(1, 7, 16), _random(1, 4, 16, 16, seed=1)
+    seen = set()
+
+    def theirs(kernel, *args, **kwargs):
+        seen.add(kernel.__name__)
+        return kernel(*args, **kwargs)
+
+    with wall.denoiser.denoiser(patcher) as denoiser:
+        before = denoiser.denoise(x, torch.ones(1), [Conditioning(context)], {})
+        sampled = patcher.model.apply_model(x, torch.ones(1), c_crossattn=context)
+        patcher.model_options["transformer_options"]["optimized_attention_override"] = theirs
+        after = denoiser.denoise(x, torch.ones(1), [Conditioning(context)], {})
+    assert seen == {"attention_pytorch"}
+    assert torch.equal(before, after)
+    assert torch.allclose(before, sampled, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["EPS", "V_PREDICTION", "FLOW"])
 def test_the_loss_is_that_of_the_networks_own_output(wall, kind):
     """Against the raw output of the UNet and the target written out from the papers."""
