@@ -80,6 +80,18 @@ def training_folder() -> str:
     return os.path.join(folder_paths.get_output_directory(), "graft")
 
 
+def store_limit() -> int:
+    """How many bytes all training states may take together: GRAFT_STORE_GB of the environment, 100 GB without it, 0 for no limit."""
+    said = os.environ.get("GRAFT_STORE_GB", "100")
+    try:
+        limit = float(said)
+    except ValueError:
+        limit = -1.0
+    if not 0 <= limit < float("inf"):
+        raise ValueError(f"the environment's GRAFT_STORE_GB is {said!r}, expected a number of GB, or 0 for no limit")
+    return int(limit * 1e9)
+
+
 def states_folder() -> str:
     """Where training states are saved under names."""
     import folder_paths

@@ -68,7 +68,7 @@ class GraftTrainStart(io.ComfyNode):
         from ..training import state as states
         from ..training.store import Store
 
-        Store(host.folders.training_folder(), run)  # a wrong name is said before anything is computed
+        Store(host.folders.training_folder(), run, limit=host.folders.store_limit())  # what is wrong there is said before anything else
         adapter = adapter or adapters.AdapterSettings()
         settings = states.Settings(optimizer or optimizers.OptimizerSettings(), objective or objectives.ObjectiveSettings())
         objectives.check_for(settings.objective, host.denoiser.prediction(model.get_model_object("model_sampling")))
@@ -228,7 +228,9 @@ class _Call:
         if state.start.ema is not None and state.start.ema.device == "host" and (note := note_on(subject.model.load_device)):
             log.info("%s", note)
         folder = host.folders.training_folder()
-        store = None if subject.unhashed else Store(folder, state.run, host.fingerprint.versions(subject.model))
+        store = None
+        if not subject.unhashed:
+            store = Store(folder, state.run, host.fingerprint.versions(subject.model), host.folders.store_limit())
         forward = partial(opened, state, state.settings.optimizer.offload == "layers")
         if tensorboard:
             self.writer = Writer(Store(folder, state.run).folder / "tensorboard" / state.start.digest[:16])

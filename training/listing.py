@@ -7,9 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from .room import CACHE
 from .store import HISTORY, Damaged, Store, history_of, read_record
-
-CACHE = "cache"  # what GraftDataset has encoded lies beside the runs
 
 
 def runs(root: str | Path) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from .optimizer import remarks
 from .runs import Outcome
 from .schedules import peak_rate
 from .state import TrainState
+from .store import Used
 
 
 def beginning(state: TrainState, dataset: Dataset, unhashed: Sequence[str]) -> str:
@@ -46,6 +47,15 @@ def _more(ema: EMASettings) -> str:
     return said + (f"; the weights are set to it every {ema.switch_every} steps" if ema.switch_every else "")
 
 
+def _disk(used: Used) -> str:
+    states = "1 state" if used.states == 1 else f"{used.states} states"
+    said = f"the run's folder holds {states}, {used.run / 1e6:.1f} MB; delete it to free them. All runs hold {used.every / 1e9:.2f} GB"
+    if not used.limit:
+        return f"{said}, without a limit (GRAFT_STORE_GB is 0)"
+    needed = ", more than that because this run or unfinished ones need it" if used.every > used.limit else ""
+    return f"{said} of at most {used.limit / 1e9:g} (GRAFT_STORE_GB){needed}"
+
+
 def step(before: TrainState, outcome: Outcome, unhashed: Sequence[str], pictures: Sequence[Mapping[str, str]] = ()) -> str:
     """What a call of TrainStep did."""
     state = outcome.state
@@ -79,8 +89,7 @@ def step(before: TrainState, outcome: Outcome, unhashed: Sequence[str], pictures
     if outcome.folder is not None:
         lines.append(f"stored in {outcome.folder}")
         if outcome.used is not None:
-            states = "1 state" if outcome.used[0] == 1 else f"{outcome.used[0]} states"
-            lines.append(f"the run's folder holds {states}, {outcome.used[1] / 1e6:.1f} MB; delete it to free them")
+            lines.append(_disk(outcome.used))
     elif unhashed:
         lines.append("not stored, these cannot be hashed: " + ", ".join(unhashed))
         if state.start.ema is not None and state.start.ema.snapshots:

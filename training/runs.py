@@ -14,7 +14,7 @@ from .dataset import Dataset
 from .loop import Stopped, Watch, train
 from .objective import Denoiser
 from .state import TrainState, advanced, key_of
-from .store import KEEPS, Store
+from .store import KEEPS, Store, Used
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Outcome:
     seconds: float
     notes: tuple[str, ...] = ()
     best: Path | None = None  # where the state with the lowest held-out loss is kept
-    used: tuple[int, int] | None = None  # states and bytes of the run's folder
+    used: Used | None = None  # of the disk
 
 
 def run(
@@ -97,7 +97,8 @@ def run(
 
 def _outcome(store: Store | None, at: TrainState, folder: Path | None, trained: int, seconds: float, notes: list[str]) -> Outcome:
     best, used = (None, None) if store is None else (store.best(at), store.used())
-    return Outcome(at, folder, trained, seconds, tuple(notes), best, used)
+    removed = () if store is None else tuple(store.removed)
+    return Outcome(at, folder, trained, seconds, (*notes, *removed), best, used)
 
 
 def _keeping(watch: Watch, store: Store | None, before: TrainState, target: str, keep: str) -> Watch:

@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from ..patches.files import load_safetensors, safetensors_bytes, sync_folder, write_whole
+from . import room
 from .state import Effort, History, TrainState, advanced, digest_of, key_of, until
 
 FORMAT = 2
@@ -42,16 +43,31 @@ class Found:
     versions: dict[str, str]
 
 
-class Store:
-    """The states of one run's folder. Nothing but safetensors and JSON is read, and only when its hash fits."""
+@dataclass(frozen=True)
+class Used:
+    """Disk in use: states and bytes of one run, bytes of all runs, and how many those may be (0: any number)."""
 
-    def __init__(self, root: str | Path, run: str, versions: dict[str, str] | None = None) -> None:
+    states: int
+    run: int
+    every: int
+    limit: int
+
+
+class Store:
+    """The states of one run's folder. Nothing but safetensors and JSON is read, and only when its hash fits.
+
+    All runs below `root` together stay within `limit` bytes (0: no limit): before a state is written, room is made as `room` says, and
+    `removed` tells of it.
+    """
+
+    def __init__(self, root: str | Path, run: str, versions: dict[str, str] | None = None, limit: int = 0) -> None:
         if not re.fullmatch(r"[^\\/:*?\"<>|\x00-\x1f]{1,100}", run) or run.strip(" .") != run or run in ("", ".", ".."):
             raise ValueError(f"run is {run!r}: expected a plain folder name, without slashes, colons or quotes.")
         if run.lower() == "cache":
             raise ValueError("run is 'cache': that folder holds what GraftDataset has encoded; give the run another name.")
         self.folder = Path(root) / run
         self.versions = versions or {}
+        self.limit, self.removed = limit, list[str]()
 
     def result_folder(self, key: str) -> Path:
         """Where the state with this key lies."""
@@ -115,7 +131,18 @@ class Store:
         with contextlib.suppress(OSError):
             folder.rmdir()
 
+    def _make_room(self, state: TrainState, folder: Path, coming: int) -> None:
+        """Keep within the limit with `coming` bytes more; what the run of a state needs, which lies in `folder`, stays."""
+        if not self.limit:
+            return
+        best = self.best(state)
+        needed = {self.folder, folder, folder / "partial", *([] if best is None else [best])}
+        gone = room.make(self.folder.parent, self.limit, coming, needed)
+        if gone:
+            self.removed.append(room.said(gone, self.folder.parent, self.limit))
+
     def _write(self, state: TrainState, folder: Path, tensors: str, kind: str) -> None:
+        self._make_room(state, folder, sum(t.numel() * t.element_size() for group in GROUPS for t in getattr(state, group).values()))
         blocks = self._write_history(state.history)
         made = _make_folders(folder)
         path = folder / tensors
@@ -136,6 +163,7 @@ class Store:
             write_whole(str(folder / "state.json"), [_signed({**record_of(state, self.versions), **more})])
             orphan = False
             sync_folder(folder)
+            self._make_room(state, folder, 0)  # headers and history count too
         except BaseException:
             if orphan:
                 path.unlink(missing_ok=True)
@@ -157,10 +185,11 @@ class Store:
                 sync_folder(folder)
         return names
 
-    def used(self) -> tuple[int, int]:
-        """(states, bytes) of the run's folder."""
+    def used(self) -> Used:
+        """What the run's folder holds, and all runs."""
         sizes = [(path.name, path.stat().st_size) for path in self.folder.rglob("*") if path.is_file()]
-        return sum(name == "state.json" for name, _ in sizes), sum(size for _, size in sizes)
+        states = sum(name == "state.json" for name, _ in sizes)
+        return Used(states, sum(size for _, size in sizes), room.held(self.folder.parent)[1], self.limit)
 
     # --- reading ------------------------------------------------------------------------------------------------------------------
 
@@ -190,6 +219,7 @@ class Store:
                     problems.append(str(error))
                     continue
                 if found.key == key:
+                    room.touch(folder)
                     return Found(found, folder, partial, recorded), problems
         return None, problems
 
@@ -339,13 +369,8 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def remove(folder: Path) -> None:
-    """Remove a state: its state.json first, so that it never names what is gone; then its folder if nothing else is in it."""
-    (folder / "state.json").unlink(missing_ok=True)
-    for path in folder.glob("state*"):
-        path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-        sync_folder(folder.parent)
+    """Remove a state, and its folder if nothing else is in it."""
+    room.remove([folder / "state.json", *folder.glob("state*")])
 
 
 def _kind(folder: Path) -> str | None:

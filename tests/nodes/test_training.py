@@ -468,3 +468,16 @@ def test_zero_terminal_snr_trains_on_the_rescaled_levels_and_says_how_to_sample(
         assert model.model.model_sampling.timestep(found[-3:]).tolist() == [997, 998, 999]  # the model is asked at the same levels
     with wall.denoiser.denoiser(velocity) as denoiser:
         assert denoiser.sampling.sigmas[-1] < 20
+
+
+def test_stored_runs_stay_within_the_limit_of_the_environment(host, pictures, run, monkeypatch):
+    old = _run(host, _workflow(host, pictures, f"{run} old", 1), report=["10", 5])["report"]
+    folder = old.partition("stored in ")[2].splitlines()[0]
+    assert os.path.isdir(folder) and " of at most 100 (GRAFT_STORE_GB)" in old
+    monkeypatch.setenv("GRAFT_STORE_GB", "0.000001")
+    said = _run(host, _workflow(host, pictures, run, 2), report=["10", 5])["report"]
+    assert not os.path.exists(folder) and "were removed" in said and "stay within 1e-06 GB (GRAFT_STORE_GB)" in said
+    monkeypatch.setenv("GRAFT_STORE_GB", "plenty")
+    host.fresh()
+    result = host.run(_workflow(host, pictures, run, 3))
+    assert not result["success"] and "GRAFT_STORE_GB is 'plenty', expected a number of GB" in str(result["errors"])

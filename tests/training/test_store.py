@@ -231,7 +231,7 @@ def test_the_best_state_is_kept_and_is_the_one_of_its_step(bench):
         assert kinds == [(step, "best"), (12, "result")] and outcome.best is not None
     again, _ = load(outcome.best, bench.state)
     assert equal(again, train(bench.state, bench.denoiser, bench.dataset, step, Watch(validate_every=2)))
-    assert outcome.used[0] == len(kinds) and outcome.used[1] == sum((bench.folder / name).stat().st_size for name in bench.files())
+    assert outcome.used.states == len(kinds) and outcome.used.run == sum((bench.folder / name).stat().st_size for name in bench.files())
     assert bench.run(step).trained == 0 and (step, "result") in _kinds(bench)  # asked for, it is a result and stays
 
 
