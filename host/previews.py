@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..patches.attention import EVALUATING
+from ..patches.files import naming
 
 STEPS = 20
 
@@ -90,7 +91,10 @@ def _held(patcher: Any) -> Iterator[None]:
 
 
 def keep(pictures: torch.Tensor, name: str) -> list[dict[str, str]]:
-    """Write pictures (B, h, w, 3) as JPEG files into the host's temp folder; how the front end's /view addresses them."""
+    """Write pictures (B, h, w, 3) as JPEG files into the host's temp folder; how the front end's /view addresses them.
+
+    Raises OSError that names the file when the disk is full.
+    """
     import folder_paths
     from PIL import Image
 
@@ -99,6 +103,8 @@ def keep(pictures: torch.Tensor, name: str) -> list[dict[str, str]]:
     out = []
     for number, picture in enumerate(pictures):
         file = f"{name}-{number}.jpg"
-        Image.fromarray((picture.clamp(0, 1) * 255).round().to(torch.uint8).numpy()).save(os.path.join(folder, file), quality=92)
+        shown = Image.fromarray((picture.clamp(0, 1) * 255).round().to(torch.uint8).numpy())
+        with naming(os.path.join(folder, file)):
+            shown.save(os.path.join(folder, file), quality=92)
         out.append({"filename": file, "subfolder": "graft", "type": "temp"})
     return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -57,7 +58,8 @@ class Cache:
             if metadata.get("digest") != _digest(tensors, metadata.get("values", "")):
                 raise ValueError(f"{path}: its contents are not what was written")
             values = json.loads(metadata["values"])
-            os.utime(path)  # the least recently used goes first
+            with contextlib.suppress(OSError):  # a cache that can only be read
+                os.utime(path)  # the least recently used goes first
         except (ValueError, OSError) as error:
             self.notes.append(f"cache: {error}; made again")
             return None
@@ -70,13 +72,15 @@ class Cache:
         self.made[kind] = self.made.get(kind, 0) + 1
         path, text = self._path(kind, key), json.dumps(values, sort_keys=True)
         metadata = {"digest": _digest(tensors, text), "values": text}
+        # Under a name of its own first: another process may be making the very same file.
+        own = path.with_name(f"{key}.{os.getpid()}.{threading.get_ident()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Under a name of its own first: another process may be making the very same file.
-            own = path.with_name(f"{key}.{os.getpid()}.{threading.get_ident()}")
             write_whole(str(own), safetensors_bytes(tensors, metadata))
             os.replace(own, path)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                own.unlink()
             if not self._full:
                 self.notes.append(f"cache: cannot be written ({error.strerror}); what was encoded is kept in memory only")
             self._full = True

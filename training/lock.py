@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,7 +83,7 @@ def _owner(number: int) -> str:
         return "another process"
 
 
-if os.name == "nt":
+if sys.platform == "win32":
     import msvcrt
 
     def _lock(number: int) -> None:

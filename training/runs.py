@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from . import ahead, snapshots
 from .dataset import Dataset
+from .lock import alone
 from .loop import Stopped, Watch, train
 from .objective import Denoiser
 from .state import TrainState, advanced, key_of
@@ -46,13 +47,28 @@ def run(
     `best` also the one with the lowest held-out loss, `every` that and every snapshot.
     `say` hears at once what the report says in the end: that a file of the dataset has changed.
     Raises what `watch.stepped` raises (an interruption) and OSError of the store (a full disk); until then whole steps are kept as a
-    snapshot, and the same call later goes on from it. Raises Stopped when the loss is not finite or memory runs out.
+    snapshot, and the same call later goes on from it. Raises Stopped when the loss is not finite or memory runs out, Busy when another
+    process works on the same run.
     """
     if keep not in KEEPS:
         raise ValueError(f"keep is {keep!r}, expected one of {', '.join(KEEPS)}.")
     if steps == 0:
         return Outcome(state, None, 0, 0.0, ("0 steps: the state is passed on",))
-    notes: list[str] = []
+    with nullcontext("") if store is None else alone(store.folder) as warning:
+        return _run(state, steps, opened, dataset, store, watch, keep, say, [warning] if warning else [])
+
+
+def _run(
+    state: TrainState,
+    steps: int,
+    opened: Callable[[], AbstractContextManager[Denoiser]],
+    dataset: Dataset,
+    store: Store | None,
+    watch: Watch | None,
+    keep: str,
+    say: Callable[[str], object] | None,
+    notes: list[str],
+) -> Outcome:
     at, folder, old = state, None, None
     target = key_of(state.start.digest, advanced(state.position, state.settings.digest, steps))
     if store is not None:
@@ -73,6 +89,8 @@ def run(
             store.promote(folder)
             store.drop_partial(target)
         return _outcome(store, at, folder, 0, 0.0, notes)
+    if store is not None and left == 0:
+        snapshots.complete(store.folder, at)
     began, begun = at.step, time.perf_counter()
     if left:
         try:

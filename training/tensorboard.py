@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..patches.files import naming
 from .step import Moved
 
 
@@ -24,20 +27,31 @@ class Writer:
         self.writer: Any = None
 
     def write(self, step: int, moved: Moved, validation: float | None) -> None:
-        """The scalars of one step."""
-        if self.writer is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.writer = SummaryWriter(str(self.folder), purge_step=step)
+        """The scalars of one step. Raises OSError that names the folder; what its thread could not write comes with a later step."""
         values = {"loss": moved.loss, "learning rate": moved.rate, "gradient norm": moved.norm}
         if validation is not None:
             values["held-out loss"] = validation
         if moved.seconds:
             values["steps a second"] = 1 / moved.seconds
-        for name, value in values.items():
-            self.writer.add_scalar(name, value, step)
+        with self._named():
+            if self.writer is None:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self.writer = SummaryWriter(str(self.folder), purge_step=step)
+            for name, value in values.items():
+                self.writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write what is left. Raises OSError as `write` does."""
         if self.writer is not None:
-            self.writer.close()
+            with self._named():
+                self.writer.close()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            with naming(str(self.folder)):
+                yield
+        except OSError:
+            self.writer = None  # its thread has ended, and would say the same again
+            raise

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 CALLS = ("fsync", "replace", "rename", "unlink", "remove", "rmdir", "mkdir")
-Answer = Callable[[str, Callable[[], object]], None]  # what happens instead: (request, does half of it)
+Answer = Callable[[str, str, Callable[[], object]], None]  # what happens instead: (request, path, does half of it)
 
 
 def fails(number: int) -> Answer:
-    """The request is answered with this errno, after half of a write."""
+    """The request is answered with this errno, after half of a write; as in the system, writing and fsync do not say of which file."""
 
-    def answer(request: str, half: Callable[[], object]) -> None:
+    def answer(request: str, path: str, half: Callable[[], object]) -> None:
         half()
-        raise OSError(number, os.strerror(number))
+        raise OSError(number, os.strerror(number), *([] if request in ("write", "fsync") else [path]))
 
     return answer
 
@@ -42,7 +42,7 @@ class Disk:
         self.asked.append(f"{what} {os.path.relpath(path, self.folder)}")
         fresh = what in ("write", "open", "mkdir", "fsync")
         if self.answer is not None and (len(self.asked) == self.at or (self.lasting and fresh and len(self.asked) > self.at > 0)):
-            self.answer(self.asked[-1], half)
+            self.answer(what, path, half)
 
     @contextmanager
     def installed(self) -> Iterator[Disk]:

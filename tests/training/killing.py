@@ -73,7 +73,7 @@ def check(folder: Path) -> None:
             json.loads(path.read_bytes())
 
 
-def killed(request: str, half: Callable[[], object]) -> None:
+def killed(request: str, path: str, half: Callable[[], object]) -> None:
     """The process ends in the middle of a request to the disk."""
     half()
     os.kill(os.getpid(), signal.SIGKILL)
