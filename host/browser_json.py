@@ -13,12 +13,13 @@ def text_of(value: Any, default: Callable[[Any], Any] | None = None) -> str:
     try:
         return json.dumps(value, allow_nan=False, default=default)
     except ValueError:
-        return json.dumps(_finite(value), allow_nan=False, default=default)
+        return json.dumps(finite(value), allow_nan=False, default=default)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The value with null for every NaN and infinity in it."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    return [_finite(entry) for entry in value] if isinstance(value, list | tuple) else value
+        return {key: finite(entry) for key, entry in value.items()}
+    return [finite(entry) for entry in value] if isinstance(value, list | tuple) else value

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from .browser_json import finite
+
 _stoppable: dict[str, list[threading.Event]] = {}  # by run: the training steps that go on now
 _stops = 0
 
@@ -27,12 +29,12 @@ def raise_if_interrupted() -> None:
 
 
 def send_event(name: str, data: Mapping[str, Any]) -> None:
-    """Send an event to the front end; a host without a server has nobody to send it to."""
+    """Send an event to the front end, NaN and infinities as null; a host without a server has nobody to send it to."""
     import server
 
     instance = getattr(server.PromptServer, "instance", None)
     if instance is not None:
-        instance.send_sync(name, dict(data))
+        instance.send_sync(name, finite(dict(data)))
 
 
 @contextlib.contextmanager

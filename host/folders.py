@@ -29,10 +29,22 @@ def lora_path(name: str) -> str:
     if path is None and plain.startswith(OUTPUT_LORAS):
         path = os.path.join(folder_paths.get_output_directory(), *plain.split("/")[1:])
     if path is None or not os.path.isfile(path):
-        near = difflib.get_close_matches(name, lora_names(), n=3, cutoff=0.5)
+        near = near_loras(name)
         hint = f"; did you mean {' or '.join(near)}?" if near else " in ComfyUI's loras folders"
         raise FileNotFoundError(f"no LoRA file {name!r}{hint}")
     return path
+
+
+def near_loras(name: str, count: int = 3) -> list[str]:
+    """Up to `count` names of LoRAs that a missing one may have been: the same file in another folder first, then names spelt much alike."""
+    names = lora_names()
+    same = [other for other in names if _file_name(other) == _file_name(name)]
+    alike = difflib.get_close_matches(name, names, n=count, cutoff=0.5)
+    return [*same, *(other for other in alike if other not in same)][:count]
+
+
+def _file_name(name: str) -> str:
+    return name.replace("\\", "/").rpartition("/")[2].casefold()
 
 
 def weights_path(name: str) -> str:

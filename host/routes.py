@@ -2,7 +2,8 @@
 
 The routes are registered on ComfyUI's PromptServer, real or embedded, while the pack loads. They take names and keys, never paths.
 
-    GET  /graft/loras                 {"loras": [{name, size, modified}]}, as the LoRA nodes name them
+    GET  /graft/loras                 {"loras": [name]}, as the LoRA nodes name them
+    GET  /graft/near_loras?name=      {"near": [name]}, which files a missing one may have been
     GET  /graft/lora_info?name=       what one file says of itself
     GET  /graft/runs                  {"runs": [{run, states, step}]}
     GET  /graft/runs/RUN              {"run", "states": [{key, step, kind, changed}]}
@@ -14,7 +15,6 @@ What is wrong comes back as {"error": "…"} with 400 (not a name), 404 (not the
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -74,15 +74,11 @@ def _named(request: Any, name: str) -> str:
 
 
 def _loras(request: Any) -> Answer:
-    return 200, {"loras": [_file(name) for name in folders.lora_names()]}
+    return 200, {"loras": folders.lora_names()}
 
 
-def _file(name: str) -> dict[str, Any]:
-    try:
-        found = os.stat(folders.lora_path(name))
-    except (OSError, ValueError):  # it went away since it was listed
-        return {"name": name, "size": None, "modified": None}
-    return {"name": name, "size": found.st_size, "modified": found.st_mtime}
+def _near_loras(request: Any) -> Answer:
+    return 200, {"near": folders.near_loras(_named(request, "name"))}
 
 
 def _lora_info(request: Any) -> Answer:
@@ -126,6 +122,7 @@ def _stop(request: Any) -> Answer:
 
 _ROUTES: tuple[tuple[str, str, Callable[[Any], Answer]], ...] = (
     ("get", "/graft/loras", _loras),
+    ("get", "/graft/near_loras", _near_loras),
     ("get", "/graft/lora_info", _lora_info),
     ("get", "/graft/runs", _runs),
     ("get", "/graft/runs/{run}", _run),

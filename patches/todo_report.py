@@ -26,8 +26,9 @@ def report_data(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence
     """The report as JSON values, which the node sends to the editor as `output.graft_todo[0]`.
 
     - `version`: 1.
-    - `depths`: one entry a depth that the model has, finest first: `depth` (from 1), `factor`, `before` and `after` (token grids [height,
-      width], null without a latent), `frames` (grids a sequence has), `patched` and `skipped` (self-attention blocks).
+    - `depths`: one entry a depth that the model has, finest first: `depth` (from 1), `factor`, `cell` (the latent's sides divided by it,
+      rounded up, are the token grid's), `before` and `after` (token grids [height, width], null without a latent), `frames` (grids a
+      sequence has), `patched` and `skipped` (self-attention blocks).
     - `saving`: share of the self-attention's products that is saved, 0 to 1; null without a latent.
     - `method`, `phase`, `start_percent`, `end_percent`, `disable_after`: as given.
     - `transformer`: the class's name, null for a UNet.
@@ -38,7 +39,8 @@ def report_data(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence
         "version": 1,
         "depths": [
             {
-                "depth": row.depth, "factor": row.factor, "before": row.before and list(row.before), "after": row.after and list(row.after),
+                "depth": row.depth, "factor": row.factor, "cell": _cell(todo, row.depth),
+                "before": row.before and list(row.before), "after": row.after and list(row.after),
                 "frames": row.frames, "patched": row.patched, "skipped": row.skipped,
             }
             for row in rows
@@ -48,6 +50,11 @@ def report_data(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence
         "disable_after": settings.disable_after, "transformer": todo.name if isinstance(todo, TransformerToDo) else None,
         "notes": list(notes), "text": report_text(todo, latent, notes),
     }
+
+
+def _cell(todo: ToDo, depth: int) -> int:
+    """How many of the latent's values a token of a depth stands for, a side."""
+    return todo.patch if isinstance(todo, TransformerToDo) else 2 ** todo.levels[depth]
 
 
 def report_text(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence[str] = ()) -> str:

@@ -52,3 +52,34 @@ def test_another_language_has_every_text(language, name):
 def test_every_setting_is_named():
     ids = re.findall(r"id: '(Graft\.[\w.]+)'", (ROOT / "web" / "settings.js").read_text(encoding="utf-8"))
     assert ids and {one.replace(".", "_") for one in ids} == set(read("en", "settings.json"))
+
+
+WEB = ROOT / "web"
+QUOTED = r"'((?:[^'\\\n]|\\.)*)'"
+
+
+def panel_texts():
+    """{English: Chinese} of the panels, from the source of web/chinese.js."""
+    lines = (WEB / "chinese.js").read_text(encoding="utf-8").splitlines()
+    lines = [line for line in lines if line.startswith("  ") and not line.startswith("  //")]
+    entries = [re.fullmatch(rf"  (?:{QUOTED}|(\w+)): {QUOTED},", line) for line in lines]
+    assert all(entries)
+    return {entry[1] or entry[2]: entry[3] for entry in entries}
+
+
+def panel_sources():
+    return {path.name: path.read_text(encoding="utf-8") for path in WEB.glob("*.js") if path.name != "chinese.js"}
+
+
+def test_every_text_of_the_panels_has_a_chinese_one_with_the_same_blanks():
+    known = panel_texts()
+    asked = {text for source in panel_sources().values() for text in re.findall(rf"(?<![\w.])t\({QUOTED}", source)}
+    assert len(asked) > 70 and not asked - set(known)
+    blanks = re.compile(r"\{\w+\}")
+    assert not [text for text, other in known.items() if sorted(blanks.findall(text)) != sorted(blanks.findall(other)) or not other]
+
+
+def test_no_chinese_text_is_left_over():
+    everything = "\n".join(panel_sources().values()) + (ROOT / "nodes" / "training.py").read_text(encoding="utf-8").replace('"', "'")
+    words = set(re.findall(QUOTED, everything)) | set(re.findall(r"\b(\w+): \(\) =>", everything))
+    assert not set(panel_texts()) - words

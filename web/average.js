@@ -2,16 +2,17 @@
 import { Series, draw } from './chart.js'
 import { el, short } from './dom.js'
 import { addPanel, chain, fit } from './editor.js'
+import { t } from './texts.js'
 
 const HEIGHT = 120
 const COLORS = ['#4c8dd6', '#e2923b', '#3fa96b', '#b07cc6', '#d65f5f']
 
 /** Give an EMAMerge node its panel. */
 export function addAveragePanel(node) {
-  const canvas = el('canvas', { class: 'graft-chart', role: 'img', 'aria-label': 'Share of each step in the average', hidden: true })
+  const canvas = el('canvas', { class: 'graft-chart', role: 'img', 'aria-label': t('Share of each step in the average'), hidden: true })
   canvas.style.height = `${HEIGHT}px`
   const legend = el('div', { class: 'graft-legend' })
-  const said = el('div', { class: 'graft-dim' }, 'How much of the average each step is, is drawn here once it has run.')
+  const said = el('div', { class: 'graft-dim' }, t('How much of the average each step is, is drawn here once it has run.'))
   const content = el('div', { class: 'graft-content' }, canvas, legend, said)
   addPanel(node, 'average', content)
   let curves = []

@@ -4,12 +4,13 @@
  */
 import { el } from './dom.js'
 import { addPanel, api, chain, fit } from './editor.js'
+import { t } from './texts.js'
 
 const AT_ONCE = 24
 
 /** Give a GraftDataset node its panel. */
 export function addDatasetPanel(node) {
-  const content = el('div', { class: 'graft-content' }, el('div', { class: 'graft-dim' }, 'Pictures, buckets and problems are shown here once it has run.'))
+  const content = el('div', { class: 'graft-content' }, el('div', { class: 'graft-dim' }, t('Pictures, buckets and problems are shown here once it has run.')))
   addPanel(node, 'dataset', content)
   chain(node, 'onExecuted', (output) => {
     const found = output?.graft_dataset?.[0]
@@ -26,7 +27,7 @@ export function addDatasetPanel(node) {
       requestAnimationFrame(() => node.graph && fit(node))
     }
     bar.append(...Object.keys(tabs).map((name) => {
-      const tab = el('button', { class: 'graft-button', type: 'button', role: 'tab', onclick: () => show(name) }, `${name} (${counts[name]})`)
+      const tab = el('button', { class: 'graft-button', type: 'button', role: 'tab', onclick: () => show(name) }, `${t(name)} (${counts[name]})`)
       tab.dataset.name = name
       return tab
     }))
@@ -37,7 +38,7 @@ export function addDatasetPanel(node) {
 
 function pictures(found, folder) {
   const strip = el('div', { class: 'graft-pictures' })
-  const more = el('button', { class: 'graft-button', type: 'button', onclick: () => add() }, 'More')
+  const more = el('button', { class: 'graft-button', type: 'button', onclick: () => add() }, t('More'))
   const add = () => {
     const from = strip.childElementCount
     strip.append(...found.slice(from, from + AT_ONCE).map((picture) => thumbnail(picture, folder)))
@@ -50,22 +51,22 @@ function pictures(found, folder) {
 function thumbnail(picture, folder) {
   const parts = [...folder.split(/[\\/]/), ...picture.name.split('/')].filter(Boolean)
   const query = new URLSearchParams({ filename: parts.pop(), subfolder: parts.join('/'), type: 'input', preview: 'webp;70' })
-  const facts = [`${picture.width}×${picture.height} → ${picture.bucket.join('×')}`, picture.held_out ? 'held out' : null, picture.mask ? 'mask' : null, picture.captioned ? null : 'no caption']
-  const caption = `${picture.caption}${picture.varies ? ' (varies)' : ''}`
+  const facts = [`${picture.width}×${picture.height} → ${picture.bucket.join('×')}`, picture.held_out ? t('held out') : null, picture.mask ? t('mask') : null, picture.captioned ? null : t('no caption')]
+  const caption = `${picture.caption}${picture.varies ? t(' (varies)') : ''}`
   return el('figure', { title: `${picture.name}\n${facts.filter(Boolean).join(', ')}\n${caption}` },
     el('img', { src: api.apiURL(`/view?${query}`), alt: picture.name, loading: 'lazy' }),
     el('figcaption', {}, el('b', {}, picture.name), ` ${caption}`))
 }
 
 function buckets(found) {
-  const heads = ['size', 'trained', 'held out']
+  const heads = [t('size'), t('trained'), t('held out')]
   const body = found.map((bucket) =>
     el('tr', {}, el('td', {}, `${bucket.width} × ${bucket.height}${bucket.batch_id ? ` ${bucket.batch_id}` : ''}`), el('td', {}, String(bucket.train)), el('td', {}, String(bucket.held_out))))
-  return el('table', { class: 'graft-table', 'aria-label': 'Buckets' },
+  return el('table', { class: 'graft-table', 'aria-label': t('Buckets') },
     el('thead', {}, el('tr', {}, ...heads.map((head) => el('th', { scope: 'col' }, head)))), el('tbody', {}, ...body))
 }
 
 function problems(found) {
-  if (!found.length) return el('div', {}, 'None.')
+  if (!found.length) return el('div', {}, t('None.'))
   return el('ul', { class: 'graft-list' }, ...found.map(({ name, message }) => el('li', { class: 'graft-problem' }, message ? `${name}: ${message}` : name)))
 }

@@ -47,6 +47,14 @@ export function nodeOf(executionId) {
   return undefined
 }
 
+/** Call `act` with every node of the graph, also inside subgraphs. */
+export function everyNode(act, graph = app.rootGraph ?? app.graph) {
+  for (const node of graph?.nodes ?? []) {
+    act(node)
+    if (node.subgraph) everyNode(act, node.subgraph)
+  }
+}
+
 /** How much room the content of a panel needs. */
 export const roomOf = (content) => Math.max(24, content.offsetHeight) + 4
 

@@ -5,17 +5,18 @@ import { addStyle } from './dom.js'
 import { app } from './editor.js'
 import { TYPE, loraRows, refresh } from './lora_stack.js'
 import { SETTINGS } from './settings.js'
-import { addTodoPanel } from './todo.js'
-import { addTrainingPanel, listen } from './training.js'
+import * as todo from './todo.js'
+import * as training from './training.js'
 
-const PANELS = { ApplyToDo: addTodoPanel, EMAMerge: addAveragePanel, GraftDataset: addDatasetPanel, TrainStep: addTrainingPanel }
+const PANELS = { ApplyToDo: todo.addTodoPanel, EMAMerge: addAveragePanel, GraftDataset: addDatasetPanel, TrainStep: training.addTrainingPanel }
 
 app.registerExtension({
   name: 'Graft',
   settings: SETTINGS,
   setup() {
     addStyle()
-    listen()
+    training.listen()
+    todo.listen()
   },
   getCustomWidgets: () => ({ [TYPE]: loraRows }),
   beforeRegisterNodeDef(nodeType, nodeData) {

@@ -1,6 +1,7 @@
 /** A list to choose a LoRA from: search as you type, arrow keys and Enter, Escape closes. Thousands of names stay quick. */
 import { el } from './dom.js'
 import { matching } from './rows.js'
+import { t } from './texts.js'
 
 const SHOWN = 200
 let open = null
@@ -19,10 +20,10 @@ export function pick(anchor, names, chosen, choose) {
   const list = el('div', { class: 'graft-picker-list', role: 'listbox', id: 'graft-picker-list' })
   const count = el('div', { class: 'graft-picker-count', 'aria-live': 'polite' })
   const search = el('input', {
-    class: 'graft-picker-search', type: 'search', placeholder: 'Search LoRAs', 'aria-label': 'Search LoRAs', role: 'combobox',
+    class: 'graft-picker-search', type: 'search', placeholder: t('Search LoRAs'), 'aria-label': t('Search LoRAs'), role: 'combobox',
     'aria-expanded': 'true', 'aria-controls': 'graft-picker-list', spellcheck: false,
   })
-  const picker = el('div', { class: 'graft-picker graft', role: 'dialog', 'aria-label': 'Choose a LoRA' }, search, list, count)
+  const picker = el('div', { class: 'graft-picker graft', role: 'dialog', 'aria-label': t('Choose a LoRA') }, search, list, count)
 
   const take = (name) => {
     close()
@@ -43,7 +44,9 @@ export function pick(anchor, names, chosen, choose) {
       ),
     )
     const more = found.length - SHOWN
-    count.textContent = found.length ? `${found.length} of ${names.length}${more > 0 ? `; ${more} more, type to narrow` : ''}` : 'no such LoRA'
+    const all = { count: found.length, all: names.length, more }
+    const counted = more > 0 ? t('{count} of {all}; {more} more, type to narrow', all) : t('{count} of {all}', all)
+    count.textContent = found.length ? counted : t('no such LoRA')
     mark()
   }
   search.addEventListener('input', show)

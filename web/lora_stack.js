@@ -3,8 +3,9 @@ import { api, changing, fit } from './editor.js'
 import { el, short, size } from './dom.js'
 import * as files from './lora_files.js'
 import { close, pick } from './lora_picker.js'
-import { moved, near, parse, row as newRow, write } from './rows.js'
+import { moved, parse, row as newRow, write } from './rows.js'
 import { setting } from './settings.js'
+import { t } from './texts.js'
 
 export const TYPE = 'GRAFT_LORA_ROWS'
 const PER_PIXEL = 0.01 // strength a pixel of dragging
@@ -44,11 +45,11 @@ class Rows {
     this.unfolded = new Set() // of row objects
     this.informed = new Set()
     this.missing = new Map() // row -> near names
-    this.list = el('div', { class: 'graft-rows', role: 'list', 'aria-label': 'LoRAs of the stack' })
+    this.list = el('div', { class: 'graft-rows', role: 'list', 'aria-label': t('LoRAs of the stack') })
     this.problem = el('div', { class: 'graft-problem', role: 'alert', hidden: true })
-    this.raw = el('textarea', { class: 'graft-raw', 'aria-label': 'Rows as JSON', hidden: true, spellcheck: false, onchange: () => this.edited(() => this.read(this.raw.value)) })
-    this.adder = el('button', { class: 'graft-button graft-add', type: 'button', onclick: () => this.choose(null) }, '+ Add LoRA')
-    this.all = el('button', { class: 'graft-button', type: 'button', title: 'Switch all rows on or off', onclick: () => this.switchAll() }, 'All on/off')
+    this.raw = el('textarea', { class: 'graft-raw', 'aria-label': t('Rows as JSON'), hidden: true, spellcheck: false, onchange: () => this.edited(() => this.read(this.raw.value)) })
+    this.adder = el('button', { class: 'graft-button graft-add', type: 'button', onclick: () => this.choose(null) }, t('+ Add LoRA'))
+    this.all = el('button', { class: 'graft-button', type: 'button', title: t('Switch all rows on or off'), onclick: () => this.switchAll() }, t('All on/off'))
     this.content = el('div', { class: 'graft-content' }, this.problem, this.raw, this.list, el('div', { class: 'graft-foot' }, this.adder, this.all))
     this.element = el('div', { class: 'graft graft-stack' }, this.content)
     // The graph must not act on keys and wheels that are meant for the list.
@@ -73,7 +74,7 @@ class Rows {
     } catch (error) {
       this.rows = []
       this.raw.value = this.text
-      this.problem.textContent = `These rows cannot be read: ${error.message}`
+      this.problem.textContent = t('These rows cannot be read: {error}', { error: error.message })
       this.problem.hidden = this.raw.hidden = false
       this.list.hidden = this.adder.hidden = this.all.hidden = true
     }
@@ -108,16 +109,21 @@ class Rows {
     focus?.()
   }
 
+  /** Flag the rows whose file is not there, with names that it may be. */
   async check() {
-    let known
+    const turn = (this.turn = (this.turn ?? 0) + 1)
+    const found = new Map()
     try {
-      known = new Set(await files.names())
+      const known = new Set(await files.names())
+      const gone = this.rows.filter((row) => !known.has(row.file))
+      await Promise.all(gone.map(async (row) => found.set(row, await files.near(row.file))))
     } catch (error) {
-      this.adder.title = `The list of LoRAs cannot be read: ${error.message}`
+      this.adder.title = t('The list of LoRAs cannot be read: {error}', { error: error.message })
       return
     }
+    if (turn !== this.turn) return // the rows changed meanwhile, and are looked at again
     this.adder.title = ''
-    this.missing = new Map(this.rows.filter((row) => !known.has(row.file)).map((row) => [row, near([...known], row.file)]))
+    this.missing = found
     for (const [index, row] of this.rows.entries()) this.flag(this.list.children[index], row)
   }
 
@@ -129,9 +135,10 @@ class Rows {
     const same = note.hidden === (names === undefined)
     note.hidden = names === undefined
     if (names !== undefined) {
+      const offers = names.flatMap((name, index) => [index ? t(' or ') : '', this.replacement(row, name)])
       note.replaceChildren(
-        `There is no file “${row.file}” in the loras folders. `,
-        ...(names.length ? ['Use ', ...names.flatMap((name, index) => [index ? ' or ' : '', this.replacement(row, name)]), '?'] : ['Put it there and press R, or choose another.']),
+        `${t('There is no file “{file}” in the loras folders.', { file: row.file })} `,
+        ...(names.length ? [t('Use '), ...offers, t('?')] : [t('Put it there and press R, or choose another.')]),
       )
     }
     if (!same) this.refit()
@@ -146,7 +153,7 @@ class Rows {
     try {
       known = await files.names()
     } catch (error) {
-      this.adder.title = `The list of LoRAs cannot be read: ${error.message}`
+      this.adder.title = t('The list of LoRAs cannot be read: {error}', { error: error.message })
       this.problem.textContent = this.adder.title
       this.problem.hidden = false
       this.refit()
@@ -202,9 +209,9 @@ class Rows {
   }
 
   drawn(row, index) {
-    const where = `row ${index + 1}, ${row.file}`
+    const where = t('row {number}, {file}', { number: index + 1, file: row.file })
     const handle = el('button', {
-      class: 'graft-icon graft-handle', type: 'button', title: 'Drag to reorder (or Alt with the arrow keys)', 'aria-label': `Move ${where}`,
+      class: 'graft-icon graft-handle', type: 'button', title: t('Drag to reorder, or use the arrow keys'), 'aria-label': t('Move {where}', { where }),
       onkeydown: (event) => {
         const by = { ArrowUp: -1, ArrowDown: 1 }[event.key]
         if (!by) return
@@ -213,17 +220,17 @@ class Rows {
         this.move(row, this.rows.indexOf(row) + by)
       },
     }, '⠿')
-    const on = el('input', { type: 'checkbox', class: 'graft-on', checked: row.on, title: 'On or off', 'aria-label': `Use ${where}` })
+    const on = el('input', { type: 'checkbox', class: 'graft-on', checked: row.on, title: t('On or off'), 'aria-label': t('Use {where}', { where }) })
     on.addEventListener('change', () => {
       this.set(row, 'on', on.checked)
       item.classList.toggle('graft-off', !row.on)
     })
-    const file = el('button', { class: 'graft-button graft-file', type: 'button', title: row.file, 'aria-label': `File of ${where}; choose another`, onclick: () => this.choose(row, file) }, row.file.replace(/\.safetensors$/, ''))
-    const model = this.strength(row, 'model', `Model strength of ${where}`)
-    const clip = this.strength(row, 'clip', `CLIP strength of ${where}`)
-    const info = this.toggle('i', 'graft-info-button', `File info of ${where}`, this.informed, row)
-    const more = this.toggle('⋯', 'graft-more', `Block weights and schedule of ${where}`, this.unfolded, row)
-    const remove = el('button', { class: 'graft-icon graft-remove', type: 'button', title: 'Remove', 'aria-label': `Remove ${where}`, onclick: () => this.remove(row) }, '✕')
+    const file = el('button', { class: 'graft-button graft-file', type: 'button', title: row.file, 'aria-label': t('File of {where}; choose another', { where }), onclick: () => this.choose(row, file) }, row.file.replace(/\.safetensors$/, ''))
+    const model = this.strength(row, 'model', t('Model strength of {where}', { where }))
+    const clip = this.strength(row, 'clip', t('CLIP strength of {where}', { where }))
+    const info = this.toggle('i', 'graft-info-button', t('File info of {where}', { where }), this.informed, row)
+    const more = this.toggle('⋯', 'graft-more', t('Block weights and schedule of {where}', { where }), this.unfolded, row)
+    const remove = el('button', { class: 'graft-icon graft-remove', type: 'button', title: t('Remove'), 'aria-label': t('Remove {where}', { where }), onclick: () => this.remove(row) }, '✕')
     const line = el('div', { class: 'graft-line' }, handle, on, file, model, clip, info, more, remove)
     const note = el('div', { class: 'graft-note', role: 'alert', hidden: true })
     const item = el('div', { class: `graft-row${row.on ? '' : ' graft-off'}`, role: 'listitem' }, line, note)
@@ -248,7 +255,7 @@ class Rows {
   }
 
   strength(row, name, label) {
-    const input = el('input', { type: 'number', class: `graft-number graft-${name}`, step: setting('Graft.LoRAStack.Step'), min: -100, max: 100, value: String(row[name]), title: `${label}: type, use the arrow keys, or drag`, 'aria-label': label })
+    const input = el('input', { type: 'number', class: `graft-number graft-${name}`, step: setting('Graft.LoRAStack.Step'), min: -100, max: 100, value: String(row[name]), title: t('{label}: type, use the arrow keys, or drag', { label }), 'aria-label': label })
     const take = () => {
       const value = input.valueAsNumber
       if (Number.isFinite(value) && Math.abs(value) <= 100) this.set(row, name, Math.round(value * 1e4) / 1e4)
@@ -287,23 +294,23 @@ class Rows {
 
   fold(row, where) {
     const field = (name, label, placeholder) => {
-      const input = el('input', { type: 'text', class: 'graft-text', value: row[name], placeholder, 'aria-label': `${label} of ${where}`, spellcheck: false })
+      const input = el('input', { type: 'text', class: 'graft-text', value: row[name], placeholder, 'aria-label': t('{label} of {where}', { label, where }), spellcheck: false })
       input.addEventListener('change', () => this.set(row, name, input.value.trim()))
       return el('label', { class: 'graft-field' }, el('span', {}, label), input)
     }
-    const partial = el('input', { type: 'checkbox', checked: row.partial, 'aria-label': `Apply ${where} even if only some of its layers fit` })
+    const partial = el('input', { type: 'checkbox', checked: row.partial, 'aria-label': t('Apply {where} even if only some of its layers fit', { where }) })
     partial.addEventListener('change', () => this.set(row, 'partial', partial.checked))
     return el('div', { class: 'graft-fold' },
-      field('blocks', 'Block weights', '1,0,0.5,… or IN=0, OUT05=0.5'),
-      field('schedule', 'Schedule', '0.2-0.8, or 0:1, 0.5:0.3, 1:0'),
-      el('label', { class: 'graft-field' }, el('span', {}, 'Partial match'), partial, el('span', { class: 'graft-hint' }, 'use what fits of a LoRA made for another model')))
+      field('blocks', t('Block weights'), t('1,0,0.5,… or IN=0, OUT05=0.5')),
+      field('schedule', t('Schedule'), t('0.2-0.8, or 0:1, 0.5:0.3, 1:0')),
+      el('label', { class: 'graft-field' }, el('span', {}, t('Partial match')), partial, el('span', { class: 'graft-hint' }, t('use what fits of a LoRA made for another model'))))
   }
 
   about(row) {
-    const box = el('div', { class: 'graft-about' }, 'Reading …')
+    const box = el('div', { class: 'graft-about' }, t('Reading …'))
     files.info(row.file).then(
       (said) => box.replaceChildren(...described(said)),
-      (error) => box.replaceChildren(`No file info: ${error.message}`),
+      (error) => box.replaceChildren(t('No file info: {error}', { error: error.message })),
     ).then(() => this.refit())
     return box
   }
@@ -342,24 +349,27 @@ class Rows {
   }
 }
 
-const NAMES = {
-  trained_words: 'Trained words', base_model: 'Base model', rank: 'Rank', ranks: 'Ranks', alpha: 'Alpha', kinds: 'Layers', size: 'Size', todo: 'ToDo',
-  ema: 'EMA', steps: 'Steps', title: 'Title', author: 'Author', date: 'Date', resolution: 'Resolution', text_encoder: 'Text encoder',
+/** What a file says of itself, in this order, and how it is called. */
+const SAID = {
+  words: 'Trigger words', title: 'Title', base: 'Base model', kinds: 'Layers', ranks: 'Rank', alphas: 'Alpha', text_encoder: 'Text encoder',
+  todo: 'ToDo', ema: 'EMA', steps: 'Steps', resolution: 'Resolution', tags: 'Tags', types: 'Numbers', size: 'Size',
 }
 
 function described(said) {
-  const entries = Object.entries(said).filter(([name, value]) => name !== 'name' && value !== null && value !== '' && !(Array.isArray(value) && !value.length))
-  const rows = entries.flatMap(([name, value]) => [el('dt', {}, NAMES[name] ?? name.replaceAll('_', ' ')), el('dd', {}, worded(name, value))])
-  return rows.length ? [el('dl', {}, ...rows)] : ['This file says nothing about itself.']
+  const found = Object.keys(SAID).map((name) => [name, worded(name, said[name])])
+  const rows = found.filter(([, text]) => text).flatMap(([name, text]) => [el('dt', {}, t(SAID[name])), el('dd', {}, text)])
+  return rows.length ? [el('dl', {}, ...rows)] : [t('This file says nothing about itself.')]
 }
 
+/** A value as text: {lora: 32} is "lora 32", [["hat", 3]] is "hat 3", nothing is "". */
 function worded(name, value) {
+  if (value === null || value === undefined) return ''
   if (name === 'size') return size(value)
   if (typeof value === 'number') return short(value, 6)
-  if (typeof value === 'boolean') return value ? 'yes' : 'no'
-  if (Array.isArray(value)) return value.map((one) => worded('', one)).join(', ')
-  if (value && typeof value === 'object') return Object.entries(value).map(([key, one]) => `${key} ${worded('', one)}`).join(', ')
-  return String(value)
+  if (typeof value === 'boolean') return value ? t('yes') : t('no')
+  if (typeof value !== 'object') return String(value)
+  const entries = Array.isArray(value) ? value : Object.entries(value)
+  return entries.map((one) => (Array.isArray(one) ? one.map((part) => worded('', part)).join(' ') : worded('', one))).join(', ')
 }
 
 api.addEventListener?.('reconnected', () => refresh())

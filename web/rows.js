@@ -43,17 +43,3 @@ export function matching(names, query) {
   const starts = (name) => name.toLowerCase().split('/').pop().startsWith(first)
   return [...found.filter(starts), ...found.filter((name) => !starts(name))]
 }
-
-/** Up to `count` names that look like the missing one: the same file name elsewhere first, then those that share most word parts. */
-export function near(names, missing, count = 3) {
-  const parts = (name) => new Set(name.toLowerCase().replace(/\.safetensors$/, '').split(/[^\p{L}\p{N}]+/u).filter(Boolean))
-  const base = missing.split(/[\\/]/).pop().toLowerCase()
-  const wanted = parts(missing)
-  const score = (name) => {
-    if (name.split('/').pop().toLowerCase() === base) return Infinity
-    const own = parts(name)
-    const shared = [...wanted].filter((part) => own.has(part)).length
-    return shared / Math.max(1, Math.max(own.size, wanted.size))
-  }
-  return names.map((name) => [score(name), name]).filter(([value]) => value >= 0.34).sort((a, b) => b[0] - a[0]).slice(0, count).map(([, name]) => name)
-}

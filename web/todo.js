@@ -1,21 +1,29 @@
 /**
- * The panel of ApplyToDo: tokens of each depth before and after. The grids are those of the model and latent that the node met when it
- * ran last (its `graft_todo` output, kept in the workflow as a property); what a changed factor makes of them is shown at once.
+ * The panel of ApplyToDo: tokens of each depth before and after. The model's depths are those that the node met when it ran last (its
+ * `graft_todo` output, kept in the workflow as a property); what a changed factor, or a latent of another size, makes of them is shown at once.
  */
 import { el, short } from './dom.js'
-import { addPanel, chain, fit } from './editor.js'
+import { addPanel, api, chain, everyNode, fit } from './editor.js'
+import { latentOf } from './latent_size.js'
+import { t } from './texts.js'
 
 const PROPERTY = 'graft tokens'
+const panels = new WeakMap()
 
 /** Give an ApplyToDo node its panel. */
 export function addTodoPanel(node) {
   const content = el('div', { class: 'graft-content' })
   addPanel(node, 'todo', content)
+  let drawn = null
   const show = () => {
-    const depths = node.properties?.[PROPERTY]?.depths
-    content.replaceChildren(...(depths ? drawn(depths, factors(node)) : [el('div', { class: 'graft-dim' }, 'Tokens by depth are shown here once it has run.')]))
+    const known = [node.properties?.[PROPERTY]?.depths ?? null, factors(node), latentOf(node, 'latent')]
+    const key = JSON.stringify(known)
+    if (key === drawn) return
+    drawn = key
+    content.replaceChildren(...(known[0] ? table(...known) : unknown(known[2])))
     requestAnimationFrame(() => node.graph && fit(node))
   }
+  panels.set(node, show)
   chain(node, 'onExecuted', (output) => {
     const found = output?.graft_todo?.[0]
     if (!found) return
@@ -23,10 +31,16 @@ export function addTodoPanel(node) {
     show()
   })
   chain(node, 'onConfigure', show)
+  chain(node, 'onConnectionsChange', () => requestAnimationFrame(show))
   for (const widget of node.widgets ?? []) {
     if (['factor', 'max_depth', 'depth_factors'].includes(widget.name)) chain(widget, 'callback', () => requestAnimationFrame(show))
   }
   show()
+}
+
+/** Follow the graph: a latent's size is changed at another node. Once. */
+export function listen() {
+  api.addEventListener('graphChanged', () => everyNode((node) => panels.get(node)?.()))
 }
 
 /** The factor of each depth as the node's inputs give it; null while they are not numbers. */
@@ -37,13 +51,27 @@ function factors(node) {
   return found.every((factor) => factor >= 1) ? found : null
 }
 
-function drawn(depths, given) {
+function unknown(latent) {
+  const said = t('Tokens by depth are shown here once it has run and the model is known.')
+  return [el('div', { class: 'graft-dim' }, latent ? `${sizeOf(latent)} ${said}` : said)]
+}
+
+const sizeOf = ({ height, width, frames }) =>
+  frames > 1 ? t('The latent has {frames} frames of {height}×{width}.', { frames, height, width }) : t('The latent is {height}×{width}.', { height, width })
+
+/** Grid and frames of a depth: for the latent that is connected, else as they were when the node ran. */
+function grid(row, latent) {
+  if (latent && row.cell) return { sides: [latent.height, latent.width].map((side) => Math.ceil(side / row.cell)), frames: latent.frames }
+  return { sides: row.before, frames: row.frames ?? 1 }
+}
+
+function table(depths, given, latent) {
   let [all, kept] = [0, 0]
   const body = depths.map((row) => {
     const factor = given?.[row.depth - 1] ?? 1
-    const after = row.before?.map((side) => Math.max(1, Math.floor(side / factor)))
-    const frames = row.frames ?? 1
-    const [before, left] = [row.before, after].map((grid) => (grid ? frames * grid[0] * grid[1] : null))
+    const { sides, frames } = grid(row, latent)
+    const after = sides?.map((side) => Math.max(1, Math.floor(side / factor)))
+    const [before, left] = [sides, after].map((one) => (one ? frames * one[0] * one[1] : null))
     const blocks = row.patched + row.skipped
     if (before !== null) {
       all += blocks * before * before
@@ -52,12 +80,14 @@ function drawn(depths, given) {
     return el('tr', {},
       el('td', {}, String(row.depth)),
       el('td', {}, given ? short(factor) : '–'),
-      el('td', {}, before === null ? '–' : `${before} (${row.before.join('×')})`),
+      el('td', {}, before === null ? '–' : `${before} (${sides.join('×')})`),
       el('td', {}, before === null ? '–' : `${left} (${after.join('×')})`),
-      el('td', {}, row.skipped && row.patched ? `${row.patched}, ${row.skipped} left alone` : String(blocks)))
+      el('td', {}, row.skipped && row.patched ? t('{count}, {left} left alone', { count: row.patched, left: row.skipped }) : String(blocks)))
   })
-  const heads = ['depth', 'factor', 'tokens', 'keys and values', 'blocks']
-  const table = el('table', { class: 'graft-table', 'aria-label': 'Tokens by depth' },
+  const heads = [t('depth'), t('factor'), t('tokens'), t('keys and values'), t('blocks')]
+  const made = el('table', { class: 'graft-table', 'aria-label': t('Tokens by depth') },
     el('thead', {}, el('tr', {}, ...heads.map((head) => el('th', { scope: 'col' }, head)))), el('tbody', {}, ...body))
-  return all ? [table, el('div', { class: 'graft-dim' }, `about ${Math.round(100 * (1 - kept / all))}% of the self-attention products saved`)] : [table]
+  const saved = all ? t('About {percent}% of the self-attention products are saved.', { percent: Math.round(100 * (1 - kept / all)) }) : ''
+  const basis = latent ? sizeOf(latent) : all ? t('For the latent of the last run.') : t('Connect a latent to see its tokens.')
+  return [made, el('div', { class: 'graft-dim' }, [basis, saved].filter(Boolean).join(' '))]
 }

@@ -7,8 +7,9 @@
  */
 import { Series, Smoothed, draw } from './chart.js'
 import { duration, el, short, size } from './dom.js'
-import { addPanel, api, app, asked, chain, fit, nodeOf, roomOf, widen } from './editor.js'
+import { addPanel, api, asked, chain, everyNode, fit, nodeOf, roomOf, widen } from './editor.js'
 import { onSetting, setting } from './settings.js'
+import { t } from './texts.js'
 
 const PROPERTY = 'graft run'
 const CHART_HEIGHT = 150
@@ -36,15 +37,8 @@ export function listen() {
   for (const name of ['execution_error', 'execution_interrupted']) {
     api.addEventListener(name, (event) => panels.get(nodeOf(event.detail.node_id))?.ended(name === 'execution_error' ? 'error' : 'interrupted'))
   }
-  api.addEventListener('reconnected', () => every((panel) => panel.restore()))
-  onSetting('Graft.Training.Smoothing', (weight) => every((panel) => panel.smoothen(weight)))
-}
-
-function every(act, graph = app.rootGraph ?? app.graph) {
-  for (const node of graph?.nodes ?? []) {
-    if (panels.has(node)) act(panels.get(node))
-    if (node.subgraph) every(act, node.subgraph)
-  }
+  api.addEventListener('reconnected', () => everyNode((node) => panels.get(node)?.restore()))
+  onSetting('Graft.Training.Smoothing', (weight) => everyNode((node) => panels.get(node)?.smoothen(weight)))
 }
 
 class Panel {
@@ -57,10 +51,10 @@ class Panel {
     this.shown = new Set(['loss', 'smooth', 'validation'])
     this.pictures = []
     this.said = {}
-    this.status = el('div', { class: 'graft-status', role: 'status' }, el('span', { class: 'graft-dim' }, 'The loss is drawn here while it trains.'))
-    this.canvas = el('canvas', { class: 'graft-chart', role: 'img', 'aria-label': 'Loss by step' })
+    this.status = el('div', { class: 'graft-status', role: 'status' }, el('span', { class: 'graft-dim' }, t('The loss is drawn here while it trains.')))
+    this.canvas = el('canvas', { class: 'graft-chart', role: 'img', 'aria-label': t('Loss by step') })
     this.legend = el('div', { class: 'graft-legend' }, ...Object.keys(CURVES).map((name) => this.switch(name)))
-    this.stop = el('button', { class: 'graft-button graft-stop', type: 'button', title: 'End this step now and go on with the state so far', onclick: () => this.askToStop() }, 'Stop and keep')
+    this.stop = el('button', { class: 'graft-button graft-stop', type: 'button', title: t('End this step now and go on with the state so far'), onclick: () => this.askToStop() }, t('Stop and keep'))
     this.strip = el('div', { class: 'graft-pictures' })
     this.stop.hidden = this.canvas.hidden = this.legend.hidden = true
     this.content = el('div', { class: 'graft-content' }, this.status, this.canvas, this.legend, this.stop, this.strip)
@@ -73,7 +67,7 @@ class Panel {
       else this.shown.delete(name)
       this.redraw()
     })
-    return el('label', {}, box, el('span', { style: `--curve: ${COLORS[name]}` }, CURVES[name]))
+    return el('label', {}, box, el('span', { style: `--curve: ${COLORS[name]}` }, t(CURVES[name])))
   }
 
   /** One step of training: an event. */
@@ -112,8 +106,8 @@ class Panel {
     this.strip.replaceChildren(
       ...this.pictures.map((picture) => {
         const query = new URLSearchParams({ filename: picture.filename, subfolder: picture.subfolder ?? '', type: picture.type })
-        const label = `step ${picture.step}${picture.label ? `, ${picture.label}` : ''}`
-        return el('figure', {}, el('img', { src: api.apiURL(`/view?${query}`), alt: `Preview, ${label}`, onload: () => this.refit() }), el('figcaption', {}, label))
+        const label = [t('step {step}', { step: picture.step }), picture.label ? t(picture.label) : ''].filter(Boolean).join(', ')
+        return el('figure', {}, el('img', { src: api.apiURL(`/view?${query}`), alt: t('Preview, {label}', { label }), onload: () => this.refit() }), el('figcaption', {}, label))
       }),
     )
     this.changed()
@@ -145,7 +139,7 @@ class Panel {
       stored = await asked(`/graft/runs/${encodeURIComponent(known.run)}/${encodeURIComponent(known.key)}`)
     } catch (error) {
       this.drawnKey = undefined
-      if (!this.loss.steps.length) this.status.replaceChildren(el('span', { class: 'graft-dim' }, `The run “${known.run}” is not in the store any more: ${error.message}`))
+      if (!this.loss.steps.length) this.status.replaceChildren(el('span', { class: 'graft-dim' }, t('The run “{run}” is not in the store any more: {error}', { run: known.run, error: error.message })))
       this.refit()
       return
     }
@@ -164,13 +158,13 @@ class Panel {
 
   async askToStop() {
     this.stop.disabled = true
-    this.stop.textContent = 'Stopping …'
+    this.stop.textContent = t('Stopping …')
     try {
       await asked(`/graft/stop?run=${encodeURIComponent(this.run)}`, { method: 'POST' })
     } catch (error) {
       this.stop.disabled = false
-      this.stop.textContent = 'Stop and keep'
-      this.status.append(el('span', { class: 'graft-problem' }, `It could not be stopped: ${error.message}`))
+      this.stop.textContent = t('Stop and keep')
+      this.status.append(el('span', { class: 'graft-problem' }, t('It could not be stopped: {error}', { error: error.message })))
     }
   }
 
@@ -191,20 +185,20 @@ class Panel {
     if (step === undefined) return
     const running = state === 'running'
     const facts = [
-      ['step', running ? `${step} of ${until}` : String(step)],
-      ['loss', short(this.smooth.last.value ?? loss)],
-      ['held out', Number.isFinite(validation) ? short(validation) : null],
-      ['rate', short(rate)],
-      ['it/s', running ? short(speed) : null],
-      ['left', running ? duration(left) : null],
-      ['memory', Number.isFinite(memory) && running ? size(memory) : null],
-      [state === 'interrupted' ? 'interrupted' : state === 'error' ? 'stopped by an error' : null, ''],
+      [t('step'), running ? t('{step} of {until}', { step, until }) : String(step)],
+      [t('loss'), short(this.smooth.last.value ?? loss)],
+      [t('held out'), Number.isFinite(validation) ? short(validation) : null],
+      [t('rate'), short(rate)],
+      [t('it/s'), running ? short(speed) : null],
+      [t('left'), running ? duration(left) : null],
+      [t('memory'), Number.isFinite(memory) && running ? size(memory) : null],
+      [{ interrupted: t('interrupted'), error: t('stopped by an error') }[state], ''],
     ].filter(([name, value]) => name && value !== null)
     this.status.replaceChildren(...facts.map(([name, value]) => el('span', {}, `${name} `, el('b', {}, value))))
     this.stop.hidden = !running
     if (!running) {
       this.stop.disabled = false
-      this.stop.textContent = 'Stop and keep'
+      this.stop.textContent = t('Stop and keep')
     }
     this.canvas.hidden = this.legend.hidden = !this.loss.steps.length
   }

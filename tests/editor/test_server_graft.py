@@ -49,8 +49,7 @@ def test_lora_files(server):
     save_file(tensors, path, {"ss_network_dim": "4", "ss_todo_factor": "2", "modelspec.trigger_phrase": "zorp"})
     from urllib.parse import quote
 
-    listed = {entry["name"]: entry for entry in server.ask("/graft/loras").json["loras"]}
-    assert listed[name]["size"] == path.stat().st_size and listed[name]["modified"] == path.stat().st_mtime
+    assert name in server.ask("/graft/loras").json["loras"]
     said = server.ask(f"/graft/lora_info?name={quote(name)}").json
     assert said["name"] == name and said["size"] == path.stat().st_size
     assert said["layers"] == 1 and list(said["ranks"]) == [4] and said["words"] == "zorp" and said["todo"] == {"factor": "2"}
@@ -63,6 +62,22 @@ def test_lora_files(server):
     assert server.ask("/graft/lora_info?name=none.safetensors").status == 404
     for query in ("", "?name=", "?name=%00", "?name=" + "x" * 2000):
         assert server.ask(f"/graft/lora_info{query}").status == 400
+
+
+def test_what_a_missing_file_may_have_been(server):
+    from urllib.parse import quote
+
+    for name in ("style/paper cut.safetensors", "old/Zorp.safetensors", "zorp v1.safetensors", "unlike.safetensors"):
+        path = server.place / "models" / "loras" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"")
+    near = {
+        missing: server.ask(f"/graft/near_loras?name={quote(missing)}").json["near"]
+        for missing in ("new/zorp.safetensors", "style\\paper cut.safetensors", "qqq")
+    }
+    assert near["new/zorp.safetensors"][0] == "old/Zorp.safetensors", "the same file in another folder comes first"
+    assert near["style\\paper cut.safetensors"] == ["style/paper cut.safetensors"] and near["qqq"] == []
+    assert server.ask("/graft/near_loras").status == 400
 
 
 def test_a_finished_run_is_shown_again(server, few):

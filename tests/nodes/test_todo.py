@@ -1,6 +1,7 @@
 """ApplyToDo on a small UNet of the open host: exact, without leftovers, and together with other patches, checkpointing and training."""
 
 import json
+import math
 import os
 
 import pytest
@@ -223,7 +224,10 @@ def test_report_and_data_for_the_editor(host, unet):
     _, text = result.args
     assert "depth 1: factor 4, 3 blocks patched, 0 left alone, K/V tokens 117 (9x13) -> 6 (2x3)" in text and "saved: about" in text
     (data,) = result.ui["graft_todo"]
-    assert data["depths"][1] == {"depth": 2, "factor": 2.0, "before": [5, 7], "after": [2, 3], "frames": 1, "patched": 3, "skipped": 0}
+    assert data["depths"][1] == {
+        "depth": 2, "factor": 2.0, "cell": 2, "before": [5, 7], "after": [2, 3], "frames": 1, "patched": 3, "skipped": 0,
+    }
+    assert all(row["before"] == [math.ceil(side / row["cell"]) for side in (9, 13)] for row in data["depths"])
     assert 0 < data["saving"] < 1 and data["transformer"] is None and data["version"] == 1
 
 

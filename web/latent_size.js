@@ -1,0 +1,68 @@
+/** The size of the latent that is linked to an input, read from the graph before anything has run. */
+import { app } from './editor.js'
+
+/** Nodes that make a latent: pixels a cell of theirs has a side, and pictures a frame of theirs stands for (0: it has no frames). */
+const MAKERS = {
+  EmptyLatentImage: [8, 0], EmptySD3LatentImage: [8, 0], EmptyFlux2LatentImage: [16, 0],
+  EmptyHunyuanLatentVideo: [8, 4], EmptyCosmosLatentVideo: [8, 8],
+}
+/** Nodes that give a latent on in the size that it came in, by the input that it comes in by. */
+const PASSED = {
+  KSampler: 'latent_image', KSamplerAdvanced: 'latent_image', SamplerCustom: 'latent_image', SamplerCustomAdvanced: 'latent_image',
+  RepeatLatentBatch: 'samples', LatentFromBatch: 'samples', SetLatentNoiseMask: 'samples', Reroute: '',
+}
+const MOST = 100 // nodes on the way, against a graph that leads round in circles
+
+/** {height, width, frames} in cells of the latent linked to the node's input; null when none is, or when the graph does not tell its size. */
+export function latentOf(node, name) {
+  let from = source(node, name)
+  for (let seen = 0; from && seen < MOST; seen++) {
+    const kind = from.node.type
+    if (kind in MAKERS) return made(from.node, ...MAKERS[kind])
+    if (!(kind in PASSED)) return null
+    from = source(from.node, PASSED[kind])
+  }
+  return null
+}
+
+function made(node, cell, pictures) {
+  const [height, width, length] = [number(node, 'height'), number(node, 'width'), pictures ? number(node, 'length') : 1]
+  if (!(height >= cell && width >= cell && length >= 1)) return null
+  return { height: Math.floor(height / cell), width: Math.floor(width / cell), frames: pictures ? Math.floor((length - 1) / pictures) + 1 : 1 }
+}
+
+/** The number of a widget, or of the widget that its input is linked to; NaN when it is computed while running. */
+function number(node, name) {
+  const from = source(node, name)
+  const [holder, widget] = from ? [from.node, from.widget ?? 'value'] : [node, name]
+  return Number(holder.widgets?.find((one) => one.name === widget)?.value ?? NaN)
+}
+
+/** Where the link into an input comes from: {node}, through the walls of subgraphs; {node, widget} for a widget on a subgraph's node; null without a link. */
+function source(node, name) {
+  const input = node.inputs?.find((one) => one.name === name)
+  return input?.link == null ? null : origin(node.graph, node.graph.getLink(input.link))
+}
+
+function origin(graph, link) {
+  if (!link) return null
+  if (link.origin_id === graph.inputNode?.id) {
+    const outer = holderOf(graph)
+    const input = outer?.inputs[link.origin_slot]
+    if (!input) return null
+    return input.link == null ? { node: outer, widget: input.name } : origin(outer.graph, outer.graph.getLink(input.link))
+  }
+  const node = graph.getNodeById(link.origin_id)
+  if (!node?.subgraph) return node ? { node } : null
+  const inner = node.subgraph.outputs[link.origin_slot]?.linkIds?.[0]
+  return inner == null ? null : origin(node.subgraph, node.subgraph.getLink(inner))
+}
+
+/** The node that stands for a subgraph in the graph around it, the first if there are several. */
+function holderOf(subgraph, graph = app.rootGraph ?? app.graph) {
+  for (const node of graph.nodes) {
+    const found = node.subgraph === subgraph ? node : node.subgraph && holderOf(subgraph, node.subgraph)
+    if (found) return found
+  }
+  return null
+}
