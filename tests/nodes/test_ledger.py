@@ -481,25 +481,3 @@ def test_lora_hooks(host, small):
         assert_live(model.model, before.bytes, [(ours, 1.0)])
     small.load(model)
     before.check(model.model)
-
-
-def test_the_error_of_a_bfloat16_weight_is_the_hosts(host, small):
-    """Against float64, over all weights of four LoRAs' stack: at most a quarter of a percent above what the host's own patches leave."""
-    import comfy.sd
-
-    model = small.unet(torch.bfloat16, channels=32, mult=(1,), depth=(1,))
-    before, states = small.Snapshot(model.model), [small.lora(model, seed) for seed in range(4)]
-    ours, theirs = model, model
-    for state in states:
-        ours = graft(host, ours, state, 0.5)
-        theirs, _ = comfy.sd.load_lora_for_models(theirs, None, state, 0.5, 0)
-    wanted = {}
-    for state in states:
-        for name, change in summed(state, before.bytes, 0.5).items():
-            wanted[name] = wanted.get(name, before.bytes[name].double()) + change
-    errors = []
-    for patcher in (ours, theirs):
-        small.load(patcher)
-        live = model.model.state_dict()
-        errors.append(sum(float((live[name].double() - exact).abs().sum()) for name, exact in wanted.items()))
-    assert 0 < errors[0] <= 1.0025 * errors[1]
