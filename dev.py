@@ -90,8 +90,8 @@ def audit() -> None:
     if faulty:
         sys.exit("dev.py: known vulnerabilities:\n" + "\n".join(faulty))
     if not seen:
-        reason = done.stderr.strip().splitlines()[-1:] or ["its data knows none of the packages"]
-        print(f"dev.py: known vulnerabilities were NOT looked for: pip-audit cannot reach its data here ({reason[0][:200]})")
+        reason = "it finds none of the packages there" if found else (done.stderr.strip().splitlines() or ["no output"])[-1][:200]
+        print(f"dev.py: known vulnerabilities were NOT looked for: pip-audit cannot reach its data here ({reason})")
     else:
         print(f"dev.py: no known vulnerability in {len(seen)} of {len(found)} locked packages (the others are not in the data)")
 
