@@ -1,6 +1,7 @@
 """The help pages that the editor shows: every node has one, in one order, and it names what the node's schema has."""
 
 import ast
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -90,3 +91,21 @@ def test_the_errors_that_a_page_quotes_are_those_of_the_code(schema):
 @each_schema
 def test_the_picture_of_a_page_exists(schema):
     assert (PAGES / f"{schema.node_id}.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+TRANSLATED = sorted(PAGES.glob("*/*.md"))
+
+
+@pytest.mark.parametrize("page", TRANSLATED, ids=lambda page: f"{page.parent.name}-{page.stem}")
+def test_a_translated_page_has_the_same_entries_picture_and_quotes(page):
+    """The editor asks for NODE/LANGUAGE.md first; pictures are still looked for beside the English page."""
+    english = (PAGES / f"{page.parent.name}.md").read_text(encoding="utf-8")
+    translated = page.read_text(encoding="utf-8")
+    names = json.loads((PAGES.parents[1] / "locales" / page.stem / "nodeDefs.json").read_text(encoding="utf-8"))
+    assert translated.startswith(f"# {names[page.parent.name]['display_name']}\n")
+    assert len(sections(translated)) == len(sections(english))
+    bold = re.compile(r"^- ((?:\*\*\w+\*\*[、, ]*)+)", flags=re.MULTILINE)
+    assert [re.findall(r"\w+", entry) for entry in bold.findall(translated)] == [re.findall(r"\w+", entry) for entry in bold.findall(english)]
+    for pattern in (r"\]\((\S+\.png)\)", r'\*"(.+?)"\*', r"```.*?```"):
+        assert re.findall(pattern, translated, flags=re.DOTALL) == re.findall(pattern, english, flags=re.DOTALL)
+    assert translated.count("\n|") == english.count("\n|")
