@@ -72,7 +72,7 @@ def load(folder: Path, name: str) -> dict[str, Tensor]:
     listed: dict[str, str] | None = None
     files = [f"{name}.safetensors"]
     if index.is_file():
-        listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        listed = _listed(index)
         files = sorted(set(listed.values()))
     wrong = [f"{file}: leaves the folder" for file in files if os.path.basename(file) != file]
     wrong += [f"{file}: missing" for file in files if not wrong and not (folder / file).is_file()]
@@ -89,6 +89,18 @@ def load(folder: Path, name: str) -> dict[str, Tensor]:
     if wrong:
         raise ValueError(f"The shards of {name} in {folder} cannot be used:\n" + "\n".join(f"- {one}" for one in wrong))
     return out
+
+
+def _listed(index: Path) -> dict[str, str]:
+    """Name of a tensor -> file, by an index; ValueError naming it when it is something else."""
+    try:
+        content = json.loads(index.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{index}: cannot be read as JSON ({error})") from error
+    listed = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
+        raise ValueError(f"{index}: expected {{\"weight_map\": {{tensor: file}}}}")
+    return listed
 
 
 def _appear(partial: Path, path: Path) -> None:

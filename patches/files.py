@@ -72,17 +72,28 @@ def header(path: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
         text = file.read(length)
     try:
         content = json.loads(text)
+        if not isinstance(content, dict):
+            raise ValueError(f"it is {type(content).__name__}, expected an object")
         said = content.pop("__metadata__", None) or {}
-        tensors = {
-            name: TensorInfo(of["dtype"], tuple(of["shape"]), *(8 + length + offset for offset in of["data_offsets"]))
-            for name, of in content.items()
-        }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if not isinstance(said, dict) or not all(isinstance(value, str) for value in said.values()):
+            raise ValueError("its metadata are not texts by name")
+        tensors = {name: _info(name, of, 8 + length) for name, of in content.items()}
+    except (ValueError, RecursionError) as error:
         raise _damaged(path, f"its header cannot be read: {error}") from error
     end = max((tensor.end for tensor in tensors.values()), default=8 + length)
     if end != size:
         raise _damaged(path, f"its header speaks of {end} bytes, it has {size}")
     return tensors, {**said, **_beside(path)}
+
+
+def _info(name: str, of: object, data: int) -> TensorInfo:
+    """A tensor's entry in a header whose data begin at byte `data`; raises ValueError when it is no such entry."""
+    kind, shape, offsets = (of.get(key) for key in ("dtype", "shape", "data_offsets")) if isinstance(of, dict) else (None, None, None)
+    counts = [*(shape if isinstance(shape, list) else [None]), *(offsets if isinstance(offsets, list) else [None])]
+    whole = all(type(count) is int and 0 <= count < 2**63 for count in counts)
+    if not isinstance(kind, str) or not whole or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ValueError(f"{name[:80]!r} is no tensor: expected dtype, shape and two data_offsets, got {str(of)[:80]}")
+    return TensorInfo(kind, tuple(shape), data + offsets[0], data + offsets[1])
 
 
 def _beside(path: str) -> dict[str, str]:
@@ -91,7 +102,10 @@ def _beside(path: str) -> dict[str, str]:
     if os.path.basename(path) != "adapter_model.safetensors" or not os.path.isfile(config):
         return {}
     with open(config, encoding="utf-8") as file:
-        return {BESIDE: file.read()}
+        try:
+            return {BESIDE: file.read()}
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{config} is not UTF-8 text ({error.reason} at byte {error.start})") from error
 
 
 def load_once(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:

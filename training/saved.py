@@ -90,6 +90,8 @@ def load(
     if wrong:
         advice = "Connect that one; to go on with another, save a LoRA and start a run from it (Adapter Settings, initial)."
         raise ValueError(f"The saved state {name!r} does not fit: {'; '.join(wrong)}. {advice}")
+    if "name" not in record["tensors"]:
+        raise Damaged(f"{folder / 'state.json'}: it is a state of a run's own folder, not a saved one")
     for file, sha256 in record["tensors"]["files"].items():
         check_file(folder / file, sha256)
     try:
@@ -107,11 +109,15 @@ def load(
         ),
         Settings(_rebuilt(OptimizerSettings, settings["optimizer"], folder), _rebuilt(ObjectiveSettings, settings["objective"], folder)),
         {},
-        run=record["run"],
-        notes=record["notes"],
+        run=record.get("run", name),
+        notes=record.get("notes", {}),
         base=base,
     )
-    return restored(like, record, tensors, history_of(record["history"], folder))
+    measured = history_of(record["history"], folder)
+    try:
+        return restored(like, record, tensors, measured)
+    except Damaged as error:
+        raise Damaged(f"{folder / 'state.json'}: {error}") from error
 
 
 def _rebuilt(kind: Callable[..., Plain], values: Mapping[str, Any], folder: Path) -> Plain:
@@ -119,7 +125,10 @@ def _rebuilt(kind: Callable[..., Plain], values: Mapping[str, Any], folder: Path
     strange = sorted(values.keys() - known)
     if strange:
         raise Damaged(f"{folder / 'state.json'}: a newer Graft wrote it, with {', '.join(strange)}; update Graft to load it")
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    try:
+        return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Damaged(f"{folder / 'state.json'}: its settings cannot be used: {error}") from error
 
 
 def _hash(path: Path) -> str:

@@ -95,8 +95,11 @@ def recorded(path: Path, metadata: Mapping[str, str]) -> Stored | None:
     """What a file's metadata say that it is a snapshot of, or None."""
     if not metadata.keys() >= {"graft_run", "graft_width", "graft_position"}:
         return None
-    position = tuple((str(settings), int(steps)) for settings, steps in json.loads(metadata["graft_position"]))
-    return Stored(path, metadata["graft_run"], position, float(metadata["graft_width"]))
+    try:
+        position = tuple((str(settings), int(steps)) for settings, steps in json.loads(metadata["graft_position"]))
+        return Stored(path, metadata["graft_run"], position, float(metadata["graft_width"]))
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{path}: what it says of itself cannot be read ({error})") from error
 
 
 def found(folder: Path) -> list[Stored]:

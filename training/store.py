@@ -20,6 +20,8 @@ from torch import Tensor
 
 from ..patches.files import load_safetensors, safetensors_bytes, sync_folder, write_whole
 from . import room
+from .record import BLOCK as MEASURED
+from .record import problem
 from .state import Effort, History, TrainState, advanced, digest_of, key_of, until
 
 FORMAT = 2
@@ -253,18 +255,29 @@ def load(folder: Path, like: TrainState, history: Path | None = None) -> tuple[T
         raise Damaged(str(error)) from error
     if history is None:
         history = (folder.parent if record["kind"] == "partial" else folder).parent / HISTORY
-    return restored(like, record, tensors, history_of(record["history"], history)), record["versions"]
+    measured = history_of(record["history"], history)
+    try:
+        return restored(like, record, tensors, measured), record["versions"]
+    except Damaged as error:
+        raise Damaged(f"{path}: {error}") from error
 
 
 def restored(like: TrainState, record: dict[str, Any], tensors: Mapping[str, Tensor], history: History) -> TrainState:
     """`like` at the position of a record, with tensors by `<group>/<name>`. Raises Damaged when they are of another run."""
     groups: dict[str, dict[str, Tensor]] = {group: {} for group in GROUPS}
     for full, tensor in tensors.items():
-        group, name = full.split("/", 1)
+        group, _, name = full.partition("/")
+        if group not in groups:
+            raise Damaged(f"it holds {full[:80]!r}, which is of no training state")
         groups[group][name] = tensor.clone()  # not a view of the file, which may be replaced
     order = like.trained or dict.fromkeys(record["order"])  # the run's order: the gradient's norm is summed in it
     if groups["trained"].keys() != order.keys():
         raise Damaged("it trains other tensors than this run")
+    if any(tensor.shape != groups["trained"][name].shape for name, tensor in like.trained.items()):
+        raise Damaged("it trains tensors of other shapes than this run")
+    powers = {name.partition("/")[2] for name in groups["powers"]}
+    if groups["average"].keys() - order.keys() or powers - order.keys():
+        raise Damaged("it holds averages of other tensors than it trains")
     effort = record["effort"]
     return replace(
         like,
@@ -301,7 +314,12 @@ def history_of(recorded: dict[str, Any], folder: Path) -> History:
             raise Damaged(f"{path}: cannot be read ({error.strerror})") from error
         if f"{hashlib.sha256(body).hexdigest()}.json" != name:
             raise Damaged(f"{path}: its hash is not its name; it was changed or cut short")
-        parts.append(json.loads(body))
+        try:
+            parts.append(json.loads(body))
+        except (ValueError, RecursionError) as error:
+            raise Damaged(f"{path}: is not JSON ({error})") from error
+        if not MEASURED(parts[-1]):
+            raise Damaged(f"{path}: is no block of history")
     parts.append(recorded)
     loss, rate, norm = (tuple(value for part in parts for value in part[name]) for name in ("loss", "rate", "norm"))
     return History(loss, rate, norm, tuple((step, value) for part in parts for step, value in part["validation"]))
@@ -356,15 +374,15 @@ def read_record(folder: Path) -> dict[str, Any]:
     path = folder / "state.json"
     try:
         record = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Damaged(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise Damaged(f"{path}: expected format {FORMAT} of a Graft training state")
     if digest_of({k: v for k, v in record.items() if k != "sha256"}) != record.get("sha256"):
         raise Damaged(f"{path}: its hash does not fit its contents; it was changed by hand or cut short")
-    for name in record["tensors"].get("files", {record["tensors"].get("file"): ""}):
-        if os.path.basename(name) != name or not name.endswith((".safetensors", ".safetensors.index.json")):
-            raise Damaged(f"{path}: it names {name!r}, which is no safetensors file beside it")
+    wrong = problem(record)
+    if wrong:
+        raise Damaged(f"{path}: {wrong}")
     return record
 
 

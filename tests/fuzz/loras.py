@@ -1,0 +1,119 @@
+"""LoRA files: read, described and put on a small model as the nodes do, and taken off again; the base keeps its bytes."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import torch
+from graft_nodes.patches import files, formats, keys, metadata, naming, weights
+from graft_nodes.patches.formats import Target as Place
+from graft_nodes.patches.peft_config import peft_configs
+from graft_nodes.patches.stack import Piece, Stack, additive
+from hypothesis import strategies as st
+from torch import nn
+
+from ..faults.tried import hash_of
+from .damage import corpus, damaged_bytes, damaged_json, text_of
+from .engine import Target
+
+AT_ACTIVATIONS = ("0.weight", "1.weight", "2.weight")
+NAMES = {"to_q": "0", "qkv": "1", "conv": "2", "norm": "3"}
+
+
+def model() -> nn.Module:
+    """A linear layer, one of three parts, a convolution and a norm, in the order in which `run` uses them."""
+    built = nn.ModuleList([nn.Linear(6, 8), nn.Linear(6, 12), nn.Conv2d(4, 8, 3, padding=1), nn.LayerNorm(8)]).requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in built.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return built
+
+
+def run(of: Any) -> None:
+    """Every layer once, as activations-side adapters work only then."""
+    x = torch.ones(2, 6)
+    of[3](of[0](x))
+    of[1](x)
+    of[2](torch.ones(1, 4, 5, 5))
+
+
+def key_map() -> dict[str, Place]:
+    """Names that trainers give to the model's layers."""
+    found = {}
+    for name, number in NAMES.items():
+        for spelled in (f"lora_unet_{name}", f"diffusion_model.{name}", f"unet.{name}", f"transformer.{name}", name, f"lycoris_{name}"):
+            found[spelled] = Place("model", f"{number}.weight")
+    for part, name in enumerate("qkv"):
+        found[f"transformer.{name}"] = Place("model", "1.weight", (0, 4 * part, 4))
+    return found
+
+
+@st.composite
+def damaged_file(draw: st.DrawFn, bodies: list[bytes]) -> bytes:
+    """A safetensors file with a damaged header whose length fits, or with damage anywhere."""
+    if draw(st.booleans()):
+        return draw(damaged_bytes(bodies))
+    body = draw(st.sampled_from(bodies))
+    length = struct.unpack("<Q", body[:8])[0]
+    header = draw(damaged_json([json.loads(body[8 : 8 + length])]))
+    text = text_of(header, draw(st.sampled_from(("", "", "", "__metadata__", "dtype", "shape", "data_offsets"))))
+    data = draw(damaged_bytes([body[8 + length :]], 2)) if draw(st.booleans()) else body[8 + length :]
+    claimed = draw(st.sampled_from((0, 0, 0, 0, -1, 1, 8, 2**31, 2**63))) + len(text)
+    return struct.pack("<Q", claimed % 2**64) + text + data
+
+
+class Loras(Target):
+    """See above."""
+
+    name = "loras"
+    night = 1_000_000
+
+    def __init__(self, place: Path) -> None:
+        super().__init__(place)
+        self.path = place / "lora.safetensors"
+        self.model = model()
+        self.shapes = {("model", name): shape for name, shape in weights.shapes(self.model).items()}
+        self.base, self.targets = hash_of(self.model), key_map()
+
+    def cases(self) -> st.SearchStrategy[Any]:
+        """(a file's bytes, at the activations or in the weights)."""
+        return st.tuples(damaged_file(corpus("loras")), st.booleans())
+
+    def attempt(self, case: Any) -> None:
+        """As the picker's route describes it, and as LoRAStackPatch and GraftSaveLoRA use it."""
+        body, bypass = case
+        self.path.write_bytes(body)
+        refused = None
+        try:
+            told = metadata.describe(str(self.path))
+            json.dumps(told)
+        except ValueError as error:
+            assert str(self.path) in str(error), f"the error does not name the file: {error}"
+            refused = error
+        state, said = files.load_safetensors(str(self.path))
+        metadata.about(said)
+        metadata.contents(state)
+        names = {**self.targets, **keys.found(formats.names(state), self.targets, self.shapes)}
+        hint, configs = metadata.made_for(state, said), peft_configs(said)
+        parsed = formats.read(keys.renamed(state), names, self.shapes, "lora", True, hint, configs)
+        pieces: dict[str, list[Piece]] = {}
+        for weight, layer, part in formats.pieces_of(parsed, "model", self.shapes):
+            pieces.setdefault(weight, []).append(Piece(layer, 0.5, part))
+        stack = Stack(pieces, [name for name in pieces if name in AT_ACTIVATIONS and additive(pieces[name])] if bypass else ())
+        try:
+            weights.attach(self.model, "fuzz", [stack])
+            run(self.model)
+        finally:
+            weights.detach(self.model, "fuzz")
+        naming.saved_metadata(state, "lora", said)
+        if refused is not None:
+            raise refused
+
+    def sound(self) -> None:
+        """The base is what it was, byte for byte, and nothing is on it."""
+        weights.forget(self.model)
+        assert hash_of(self.model) == self.base, "the base's bytes have changed"
+        assert not hasattr(self.model, weights.ATTRIBUTE), "something is still on the model"

@@ -1,0 +1,78 @@
+"""The form of a state.json: what each of its entries must be, checked before anything of it is used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Check = Callable[[Any], bool]
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**64
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, float) or type(value) is int
+
+
+def _list_of(check: Check) -> Check:
+    return lambda value: isinstance(value, list) and all(map(check, value))
+
+
+def _pair(first: Check, second: Check) -> Check:
+    return lambda value: isinstance(value, list) and len(value) == 2 and first(value[0]) and second(value[1])
+
+
+def _map_of(check: Check) -> Check:
+    return lambda value: isinstance(value, dict) and all(map(check, value.values()))
+
+
+def _object(**entries: Check) -> Check:
+    return lambda value: isinstance(value, dict) and all(name in value and check(value[name]) for name, check in entries.items())
+
+
+def _anything(value: Any) -> bool:
+    return True
+
+
+def _beside(value: Any) -> bool:
+    """The name of a safetensors file in the same folder."""
+    return _text(value) and os.path.basename(value) == value and value.endswith((".safetensors", ".safetensors.index.json"))
+
+
+def _tensors(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    if "files" in value:
+        stem = value.get("name")
+        return _map_of(_text)(value["files"]) and all(map(_beside, value["files"])) and _text(stem) and os.path.basename(stem) == stem
+    return _beside(value.get("file")) and _text(value.get("sha256"))
+
+
+_MEASURED = {name: _list_of(_number) for name in ("loss", "rate", "norm")} | {"validation": _list_of(_pair(_count, _number))}
+BLOCK = _object(**_MEASURED)  # a block of history
+_FORM: dict[str, Check] = {
+    "key": _text, "start": _text, "step": _count, "order": _list_of(_text), "position": _list_of(_pair(_text, _count)),
+    "begun_from": _object(model=_text, dataset=_text, adapter=_map_of(_anything), ema=lambda ema: ema is None or isinstance(ema, dict),
+                          seed=_count),
+    "settings": _object(optimizer=_map_of(_anything), objective=_map_of(_anything)),
+    "effort": _object(seconds=_number, memory=_count), "versions": _map_of(_text),
+    "history": _object(blocks=_list_of(_text), **_MEASURED), "kind": _text, "tensors": _tensors,
+}  # fmt: skip
+_OPTIONAL: dict[str, Check] = {"run": _text, "notes": _map_of(_text)}  # of a saved state
+
+
+def problem(record: Mapping[str, Any]) -> str:
+    """What is wrong with the entries of a state.json, "" when nothing is."""
+    wrong = [name for name, check in _FORM.items() if name not in record or not check(record[name])]
+    wrong += [name for name, check in _OPTIONAL.items() if name in record and not check(record[name])]
+    if wrong:
+        return f"these entries are missing or of another form: {', '.join(wrong)}"
+    steps = sum(count for _, count in record["position"])
+    return "" if steps == record["step"] else f"its position is of {steps} steps, its step is {record['step']}"
