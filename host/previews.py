@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +12,11 @@ import torch
 
 from ..patches.attention import EVALUATING
 from ..patches.files import naming
+from . import folders
 
 STEPS = 20
+PREVIEWS = "previews"  # in the folder of a run
+MOST = 48  # previews that a panel may show
 
 
 def check(positive: Any, negative: Any, latent: Any, vae: Any) -> None:
@@ -90,15 +94,14 @@ def _held(patcher: Any) -> Iterator[None]:
         loaded[:0] = held
 
 
-def keep(pictures: torch.Tensor, name: str) -> list[dict[str, str]]:
-    """Write pictures (B, h, w, 3) as JPEG files into the host's temp folder; how the front end's /view addresses them.
+def keep(pictures: torch.Tensor, run: str, name: str) -> list[dict[str, str]]:
+    """Write pictures (B, h, w, 3) as JPEG files into the folder `previews` of a run; how the front end's /view addresses them.
 
     Raises OSError that names the file when the disk is full.
     """
-    import folder_paths
     from PIL import Image
 
-    folder = os.path.join(folder_paths.get_temp_directory(), "graft")
+    folder = _folder(run)
     os.makedirs(folder, exist_ok=True)
     out = []
     for number, picture in enumerate(pictures):
@@ -106,5 +109,27 @@ def keep(pictures: torch.Tensor, name: str) -> list[dict[str, str]]:
         shown = Image.fromarray((picture.clamp(0, 1) * 255).round().to(torch.uint8).numpy())
         with naming(os.path.join(folder, file)):
             shown.save(os.path.join(folder, file), quality=92)
-        out.append({"filename": file, "subfolder": "graft", "type": "temp"})
+        out.append(_viewed(run, file))
     return out
+
+
+def name_of(start: str, step: int, label: str) -> str:
+    """The name, without number and extension, of previews at a step of the run that began from the digest `start`."""
+    return f"{start[:12]}-{step:08}-{label}"
+
+
+def kept(run: str, start: str, until: int) -> list[dict[str, Any]]:
+    """The newest previews of a run up to a step, the oldest first: how /view addresses them, their step and label."""
+    files = os.listdir(_folder(run)) if os.path.isdir(_folder(run)) else []
+    named = [re.fullmatch(r"([0-9a-f]{12})-(\d{8})-(weights|average)-(\d+)\.jpg", file) for file in files]
+    mine = [one for one in named if one and one[1] == start[:12] and int(one[2]) <= until]
+    mine.sort(key=lambda one: (int(one[2]), one[3] == "average", int(one[4])))
+    return [{**_viewed(run, one[0]), "step": int(one[2]), "label": one[3]} for one in mine[-MOST:]]
+
+
+def _folder(run: str) -> str:
+    return os.path.join(folders.training_folder(), run, PREVIEWS)
+
+
+def _viewed(run: str, file: str) -> dict[str, str]:
+    return {"filename": file, "subfolder": f"{os.path.basename(folders.training_folder())}/{run}/{PREVIEWS}", "type": "output"}

@@ -7,7 +7,7 @@ The routes are registered on ComfyUI's PromptServer, real or embedded, while the
     GET  /graft/lora_info?name=       what one file says of itself
     GET  /graft/runs                  {"runs": [{run, states, step}]}
     GET  /graft/runs/RUN              {"run", "states": [{key, step, kind, changed}]}
-    GET  /graft/runs/RUN/KEY          one state with its history; KEY "latest" is the furthest
+    GET  /graft/runs/RUN/KEY          one state with its history and previews; KEY "latest" is the furthest
     POST /graft/stop?run=             ends the running step of that run after the step it is at; its state is kept
 
 What is wrong comes back as {"error": "…"} with 400 (not a name), 404 (not there) or 409 (it does not run, or is damaged)."""
@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from . import events, folders
+from . import events, folders, previews
 from .browser_json import text_of
 
 Answer = tuple[int, Any]
@@ -110,7 +110,9 @@ def _run(request: Any) -> Answer:
 def _state(request: Any) -> Answer:
     from ..training import listing
 
-    return 200, listing.shown(folders.training_folder(), request.match_info["run"], request.match_info["key"])
+    run = request.match_info["run"]
+    found = listing.shown(folders.training_folder(), run, request.match_info["key"])
+    return 200, {**found, "previews": previews.kept(run, found["start"], found["step"])}
 
 
 def _stop(request: Any) -> Answer:

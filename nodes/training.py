@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from comfy_api.latest import io
 
 from .. import host
-from ..training import adapters
+from ..training import adapters, parallel
 from ..training import objective as objectives
 from ..training import optimizer as optimizers
 from ..training.store import KEEPS
@@ -70,7 +70,8 @@ class GraftTrainStart(io.ComfyNode):
 
         Store(host.folders.training_folder(), run, limit=host.folders.store_limit())  # what is wrong there is said before anything else
         adapter = adapter or adapters.AdapterSettings()
-        settings = states.Settings(optimizer or optimizers.OptimizerSettings(), objective or objectives.ObjectiveSettings())
+        optimizer = optimizers.of_ranks(optimizer or optimizers.OptimizerSettings(), parallel.group().meant)
+        settings = states.Settings(optimizer, objective or objectives.ObjectiveSettings())
         objectives.check_for(settings.objective, host.denoiser.prediction(model.get_model_object("model_sampling")))
         if adapter.text_encoder and clip is None:
             raise ValueError("GraftTrainStart: the adapter trains the text encoder (text_encoder), and no clip is connected.")
@@ -166,6 +167,9 @@ class TrainStep(io.ComfyNode):
         from ..training.dataset import batches_per_epoch
         from ..training.loop import Watch
 
+        group, node = parallel.group(), cls.hidden.unique_id if cls.hidden else None
+        if optimizer is not None:
+            optimizer = optimizers.of_ranks(optimizer, group.meant)
         subject, state = state.subject, states.with_settings(state, optimizer, objective)
         if state.start.adapter.text_encoder and subject.clip is None:
             raise ValueError("TrainStep: the state trains the text encoder and was loaded without one. Connect clip to Load State.")
@@ -176,8 +180,13 @@ class TrainStep(io.ComfyNode):
         watch = Watch(
             validate_every=validate_every, snapshot_every=snapshot_every, snapshot_minutes=snapshot_minutes, preview_every=preview_every
         )
-        call = _Call(state, state.step + steps, cls.hidden.unique_id if cls.hidden else None, (positive, negative, latent))
-        result, report = call.trained(steps, watch, keep, tensorboard)
+        group.meet(str(node))
+        call = _Call(state, state.step + steps, node, (positive, negative, latent))
+        try:
+            result, report = call.trained(steps, watch, keep, tensorboard)
+        except parallel.Elsewhere as error:
+            host.events.interrupt_as(error.kind)
+            raise
         lora = result.lora_model()
         grafted = host.lora.graft(subject.model, subject.clip, [host.lora.Entry(f"{result.run} at step {result.step}", lora)])
         log.info("%s", report)
@@ -260,8 +269,8 @@ class _Call:
         """Sample with the weights that are on the model now, show the pictures, and remember where they are."""
         label = "average" if average else "weights"
         latents = host.previews.sample(denoiser.patcher, *self.sampled, self.state.start.seed % 2**63)
-        name = f"{self.state.start.digest[:12]}-{step:08}-{label}"
-        files = host.previews.keep(host.previews.decode(self.state.subject.vae, latents, denoiser.patcher), name)
+        name = host.previews.name_of(self.state.start.digest, step, label)
+        files = host.previews.keep(host.previews.decode(self.state.subject.vae, latents, denoiser.patcher), self.state.run, name)
         self.pictures += files
         told = [{**file, "label": label} for file in files]
         host.events.send_event("graft.preview", {"node": self.node, "run": self.state.run, "step": step, "pictures": told})

@@ -105,7 +105,8 @@ def test_a_translated_page_has_the_same_entries_picture_and_quotes(page):
     assert translated.startswith(f"# {names[page.parent.name]['display_name']}\n")
     assert len(sections(translated)) == len(sections(english))
     bold = re.compile(r"^- ((?:\*\*\w+\*\*[、, ]*)+)", flags=re.MULTILINE)
-    assert [re.findall(r"\w+", entry) for entry in bold.findall(translated)] == [re.findall(r"\w+", entry) for entry in bold.findall(english)]
+    found, wanted = ([re.findall(r"\w+", entry) for entry in bold.findall(text)] for text in (translated, english))
+    assert found == wanted
     for pattern in (r"\]\((\S+\.png)\)", r'\*"(.+?)"\*', r"```.*?```"):
         assert re.findall(pattern, translated, flags=re.DOTALL) == re.findall(pattern, english, flags=re.DOTALL)
     assert translated.count("\n|") == english.count("\n|")

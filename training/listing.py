@@ -35,7 +35,7 @@ def states(root: str | Path, run: str) -> list[dict[str, Any]]:
 
 
 def shown(root: str | Path, run: str, key: str) -> dict[str, Any]:
-    """What is measured of one state: run, key, step, kind, settings, effort, versions and the whole history.
+    """What is measured of one state: run, key, start (its digest), step, kind, settings, effort, versions and the whole history.
 
     `key` is a state's key, or that of the state that a snapshot is on the way to; "latest" is the furthest state of the run.
     Raises ValueError for what is no name or key, FileNotFoundError when it is not stored, Damaged when it cannot be read."""
@@ -50,7 +50,7 @@ def shown(root: str | Path, run: str, key: str) -> dict[str, Any]:
     folder = _place(store, key)
     record = read_record(folder)
     measured = history_of(record["history"], store.folder / HISTORY)
-    kept = ("key", "step", "kind", "settings", "effort", "versions", "begun_from")
+    kept = ("key", "start", "step", "kind", "settings", "effort", "versions", "begun_from")
     history = {name: list(getattr(measured, name)) for name in ("loss", "rate", "norm", "validation")}
     return {"run": run, **{name: record[name] for name in kept}, "best": measured.best, "history": history}
 

@@ -85,7 +85,7 @@ def step(before: TrainState, outcome: Outcome, unhashed: Sequence[str], pictures
             "between Train Step and the sampler"
         )
     if pictures:
-        lines.append(f"{len(pictures)} previews, from {pictures[0]['filename']} to {pictures[-1]['filename']} in ComfyUI's temp folder")
+        lines.append(f"{len(pictures)} previews, from {pictures[0]['filename']} to {pictures[-1]['filename']} in the run's folder")
     if outcome.folder is not None:
         lines.append(f"stored in {outcome.folder}")
         if outcome.used is not None:

@@ -46,7 +46,7 @@ def held(root: Path) -> tuple[list[Held], int]:
         states = [_held(folder, _kind(folder, files), files) for folder, files in folders.items()]
         found += states
         if not states:
-            rest = [path for path in every if path.parent in (run / "averages", run / "history")]
+            rest = [path for path in every if path.parent in (run / "averages", run / "history", run / "previews")]
             found += [_held(run, "rest", rest)] if rest else []
     return found, total
 

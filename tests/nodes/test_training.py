@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from graft_nodes.training import adapters
+from graft_nodes.training import adapters, listing
 from PIL import Image
 
 COLOURS = [(200, 30, 30), (30, 30, 200), (30, 160, 30), (220, 200, 30), (120, 30, 160), (20, 20, 20)]
@@ -346,7 +346,7 @@ def _previewed(host, pictures, run, steps=4, **step):
     return prompt
 
 
-def test_previews_are_sent_as_pictures_and_disturb_nothing(host, pictures, run):
+def test_previews_are_sent_as_pictures_and_disturb_nothing(host, pictures, run, wall):
     plain = _run(host, _workflow(host, pictures, run, 4, validate_every=0), lora=["10", 3])
     _clear(host, run)
     rng = torch.random.get_rng_state()
@@ -361,12 +361,17 @@ def test_previews_are_sent_as_pictures_and_disturb_nothing(host, pictures, run):
     seen = []
     for data in sent:
         (picture,) = data["pictures"]
-        path = os.path.join(host.folder_paths.get_temp_directory(), picture["subfolder"], picture["filename"])
+        path = os.path.join(host.output, picture["subfolder"], picture["filename"])
         with Image.open(path) as file:
-            assert picture["type"] == "temp" and file.format == "JPEG" and file.size == (128, 128)
+            assert picture["type"] == "output" and file.format == "JPEG" and file.size == (128, 128)
             seen.append(np.asarray(file).astype(int))
     assert not np.array_equal(seen[0], seen[2])
     assert "4 previews, from " in result["captured"]["report"]
+    (kept,) = result["history"]["10"]["graft_run"]
+    stored = listing.shown(os.path.join(host.output, "graft"), run, kept["key"])
+    told = [{**data["pictures"][0], "step": data["step"]} for data in sent]
+    assert wall.previews.kept(run, stored["start"], 4) == told, "a page that is opened later finds them"
+    assert wall.previews.kept(run, stored["start"], 3) == told[:2] and wall.previews.kept(run, "0" * 64, 4) == []
 
 
 def test_a_preview_is_what_the_sampler_node_makes_of_the_state(host, pictures, run, wall, monkeypatch):
