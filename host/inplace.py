@@ -1,4 +1,4 @@
-"""Forwards of the host under autograd: `x += y` of a transformer would overwrite what the backward pass needs, so it makes a new tensor."""
+"""Forwards of the host under autograd: `x += y` or `out=` would overwrite what the backward pass may need, so new tensors are made."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dis
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from itertools import pairwise
 from types import CodeType, FrameType
 from typing import Any
 
@@ -20,16 +21,15 @@ _NEW: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {
 class NoAssignmentInPlace(TorchFunctionMode):
     """While it is entered and gradients are on, `x += y` (-=, *=, /=) on what has a gradient binds x to a new tensor of the same type.
 
-    A call such as `x.add_(y)` is left alone: its result may be thrown away, and then the change itself is what is wanted.
+    `x = torch.add(y, z, out=w)`, which autograd refuses, does so too (language models of newer hosts reuse their input like that). A call
+    whose result is thrown away is left alone, and so is `x.add_(y)`: there the change itself may be what is wanted.
     """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is torch.Tensor.backward:  # a checkpointed forward runs again in there, and without this mode its gradients would be wrong
-            given = dict(kwargs or {})
-            with self:
-                return torch.autograd.backward(*args, given.pop("gradient", None), **given)
+        if kwargs and kwargs.get("out") is not None:
+            return _without_out(func, args, dict(kwargs), sys._getframe(1))
         new = _NEW.get(func)
         if new is None or kwargs or len(args) != 2 or not torch.is_grad_enabled():
             return func(*args, **(kwargs or {}))
@@ -38,6 +38,17 @@ class NoAssignmentInPlace(TorchFunctionMode):
         if not graded or not _assigns(sys._getframe(1)):
             return func(*args)
         return new(target, other).to(target.dtype)
+
+
+def _without_out(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+    """A call with `out=`: a new tensor of its type where gradients are asked for and the caller goes on with the result."""
+    out = kwargs["out"]
+    tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
+    graded = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
+    if not graded or not isinstance(out, torch.Tensor) or frame.f_lasti in _thrown_away(frame.f_code):
+        return func(*args, **kwargs)
+    del kwargs["out"]
+    return func(*args, **kwargs).to(out.dtype)
 
 
 def _assigns(frame: FrameType) -> bool:
@@ -50,3 +61,10 @@ def _assignments(code: CodeType) -> frozenset[int]:
     """Offsets of a function's augmented assignments: INPLACE_ADD and its like, or since Python 3.11 BINARY_OP of `+=`."""
     found = (one for one in dis.get_instructions(code) if one.opname.startswith("INPLACE_") or one.opname == "BINARY_OP")
     return frozenset(one.offset for one in found if one.opname != "BINARY_OP" or one.argrepr.endswith("="))
+
+
+@lru_cache(maxsize=4096)
+def _thrown_away(code: CodeType) -> frozenset[int]:
+    """Offsets of a function's calls whose result nobody takes."""
+    every = list(dis.get_instructions(code))
+    return frozenset(call.offset for call, after in pairwise(every) if after.opname == "POP_TOP")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 
@@ -33,6 +34,14 @@ def _as_it_is(value: Any) -> Any:
     return dict(value) if isinstance(value, dict) else value
 
 
+def _in(modes: Sequence[TorchFunctionMode], call: Callable[[], Any]) -> Any:
+    """A call in the modes that it ran in before: the backward pass runs outside of them, whoever entered them."""
+    with ExitStack() as stack:
+        for mode in modes[len(_get_current_function_mode_stack()) :]:
+            stack.enter_context(mode)
+        return call()
+
+
 @contextmanager
 def checkpointed(module: nn.Module) -> Iterator[None]:
     """For the block the parts given by `blocks` run checkpointed; no draw of the global generator, no trace afterwards."""
@@ -42,6 +51,7 @@ def checkpointed(module: nn.Module) -> Iterator[None]:
             if not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
             again = partial(forward, *map(_as_it_is, args), **{name: _as_it_is(value) for name, value in kwargs.items()})
+            again = partial(_in, _get_current_function_mode_stack(), again)
             runs = iter((partial(forward, *args, **kwargs),))
             # The arguments go along so that checkpoint() knows their device.
             return checkpoint(lambda *_, **__: next(runs, again)(), *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
-from ..patches.bypass import is_linear
+from ..patches.dense import is_linear
 
 if TYPE_CHECKING:
     from .adapters import AdapterSettings
@@ -164,7 +164,7 @@ def _unread(module: nn.Module) -> tuple[str, ...]:
     if not isinstance(blocks, nn.ModuleList) or not len(blocks) or not hasattr(blocks[-1], "txt_mlp"):
         return ("\0",)
     last = f"transformer_blocks.{len(blocks) - 1}."
-    return f"{last}attn.to_add_out", f"{last}txt_mlp"
+    return f"{last}attn.add_q_proj", f"{last}attn.to_add_out", f"{last}txt_mlp"
 
 
 def _found(module: nn.Module, settings: AdapterSettings, prefix: str) -> Iterator[Site]:

@@ -1,33 +1,98 @@
 """Text encoders of ComfyUI's own classes, tiny and random, trained with the models that they belong to."""
 
+import importlib
+import io
+
 import comfy.lora
 import comfy.model_management
 import comfy.sd
 import comfy.sd1_clip
 import comfy.sdxl_clip
+import comfy.supported_models
 import pytest
 import torch
-from families import build, latent
+from families import FAMILIES, build, latent
 from graft_nodes import host as wall
+from graft_nodes.training import step as steps
 from graft_nodes.training.dataset import Dataset
+
+CLIP = {"num_attention_heads": 2}
+T5 = {"d_kv": 4, "num_heads": 2, "d_ff": 8, "num_layers": 2}
+LLM = {"intermediate_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
 
 
 def _config(width, layers):
-    return {"hidden_size": width, "intermediate_size": 2 * width, "num_attention_heads": 2, "num_hidden_layers": layers}
+    return {**CLIP, "hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": layers}
 
 
-def clip_of(name):
+# family -> module and factory of the encoder, tokenizer, the encoder's settings by part, changes of the diffusion model that fit it
+ENCODERS = {
+    "sd1": ("comfy.sd1_clip", "SD1ClipModel", "SD1Tokenizer", {"clip_l": _config(12, 2)}, {}),
+    "sdxl": ("comfy.sdxl_clip", "SDXLClipModel", "SDXLTokenizer", {"clip_l": _config(4, 3), "clip_g": _config(8, 3)},
+             {"adm_in_channels": 8 + 1536}),
+    "sd3": ("comfy.text_encoders.sd3_clip", "sd3_clip", "SD3Tokenizer",
+            {"clip_l": _config(4, 3), "clip_g": _config(8, 3), "t5xxl": {**T5, "d_model": 4096, "num_layers": 1}},
+            {"adm_in_channels": 12,
+             "context_embedder_config": {"target": "torch.nn.Linear", "params": {"in_features": 4096, "out_features": 128}}}),
+    "flux": ("comfy.text_encoders.flux", "flux_clip", "FluxTokenizer", {"clip_l": _config(8, 2), "t5xxl": {**T5, "d_model": 12}}, {}),
+    "qwen": ("comfy.text_encoders.qwen_image", "te", "QwenImageTokenizer",
+             {"qwen25_7b": {**LLM, "hidden_size": 12, "num_hidden_layers": 2}}, {}),
+    "lumina2": ("comfy.text_encoders.lumina2", "te", "LuminaTokenizer",
+                {"gemma2_2b": {**LLM, "hidden_size": 12, "num_hidden_layers": 3, "vocab_size": 128}}, {}),
+    "z-image": ("comfy.text_encoders.z_image", "te", "ZImageTokenizer",
+                {"qwen3_4b": {**LLM, "hidden_size": 12, "num_hidden_layers": 3}}, {}),
+    "wan": ("comfy.text_encoders.wan", "te", "WanT5Tokenizer", {"umt5xxl": {**T5, "d_model": 12, "vocab_size": 128}}, {}),
+}  # fmt: skip
+SMALLER = 64  # rows of T5's table of tokens where its width cannot be small
+
+
+def _pieces():
+    """A sentencepiece model of a few letters, as the files of Gemma and UMT5 bring one."""
+    sentencepiece, made = pytest.importorskip("sentencepiece"), io.BytesIO()
+    lines = ["a red square left", "a blue circle right", "the quick brown fox jumps over the lazy dog", ""]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines * 3), model_writer=made, vocab_size=60, hard_vocab_limit=False, minloglevel=2,
+        pad_id=0, eos_id=1, bos_id=2, unk_id=3,
+    )
+    return made.getvalue()
+
+
+def _tokenizer(cls, name):
+    """The family's own; of SD3's T5 with few different tokens, so that its table of 4096 columns is small."""
+    if name != "sd3":
+        return cls
+
+    class Few(cls):
+        def tokenize_with_weights(self, *args, **kwargs):
+            out = super().tokenize_with_weights(*args, **kwargs)
+            rows = out["t5xxl"]
+            out["t5xxl"] = [[(t if t < 2 else 2 + t % (SMALLER - 2), *more) for t, *more in row] for row in rows]
+            return out
+
+    return Few
+
+
+def clip_of(name, monkeypatch):
     """A CLIP with random weights, made in inference mode as a loader makes it."""
+    module, encoder, tokenizer, parts, _ = ENCODERS[name]
+    if name == "z-image" and importlib.util.find_spec(module) is None:
+        pytest.skip("this ComfyUI has no text encoder of Z-Image")
+    own = importlib.import_module(module)
+    encoder, tokenizer = getattr(own, encoder), _tokenizer(getattr(own, tokenizer), name)
     options = {"dtype": torch.float32, "initial_device": torch.device("cpu")}
-    if name == "sd1":
-        target = (comfy.sd1_clip.SD1ClipModel, comfy.sd1_clip.SD1Tokenizer)
-        options["clip_l_model_config"] = _config(12, 2)
-    else:
-        target = (comfy.sdxl_clip.SDXLClipModel, comfy.sdxl_clip.SDXLTokenizer)
-        options |= {"clip_l_model_config": _config(4, 3), "clip_g_model_config": _config(8, 3)}
-    kind = type("Target", (), {"params": {}, "clip": target[0], "tokenizer": target[1]})
+    options |= {f"{part}_model_config": dict(config) for part, config in parts.items()}
+    if name == "sd3":
+        options["t5xxl_model_config"]["vocab_size"] = SMALLER
+    if name == "qwen":  # its eyes see no caption, and would be 600 million weights
+        import comfy.text_encoders.qwen_vl as eyes
+
+        real = eyes.Qwen2VLVisionTransformer
+        small = {"hidden_size": 16, "intermediate_size": 8, "num_heads": 2, "num_layers": 1}
+        monkeypatch.setattr(eyes, "Qwen2VLVisionTransformer", lambda hidden_size, **more: real(**small, **more))
+    target = type("Target", (), {"params": {}, "clip": encoder if isinstance(encoder, type) else encoder(), "tokenizer": tokenizer})
+    data = {"spiece_model": _pieces()} if name in ("lumina2", "wan") else {}
     with torch.inference_mode():
-        clip = comfy.sd.CLIP(kind, parameters=0, model_options=options)
+        clip = comfy.sd.CLIP(target, parameters=0, model_options=options, tokenizer_data=data)
         draws = torch.Generator().manual_seed(0)
         for key, p in clip.cond_stage_model.named_parameters():
             drawn = torch.randn(p.shape, generator=draws) * (0.2 if p.ndim < 2 else p.shape[-1] ** -0.5)
@@ -35,25 +100,43 @@ def clip_of(name):
     return clip
 
 
-def _model(name):
-    return build(name) if name == "sd1" else build(name, adm_in_channels=8 + 1536)
-
-
 def _encode(clip, text):
     with torch.inference_mode():
         context, extras = clip.encode_from_tokens_scheduled(clip.tokenize(text))[0]
-        return context.clone(), extras["pooled_output"].clone()
+        pooled = extras["pooled_output"]
+        return (context.clone(), *([] if pooled is None else [pooled.clone()]))
 
 
-@pytest.mark.parametrize("name", ["sd1", "sdxl"])
-@pytest.mark.parametrize("kind", ["lora", "full"])
-def test_both_are_trained_and_the_hosts_loader_reads_the_file(host, name, kind):
-    clip = clip_of(name)
+# The parts of which the last layer counts: its hidden state, or the pooled output. SDXL, SD3, Gemma and Qwen 3 are read a layer earlier.
+READ_TO_THE_END = {
+    "sd1": {"clip_l"}, "sdxl": {"clip_g"}, "sd3": {"clip_l", "clip_g", "t5xxl"}, "flux": {"clip_l", "t5xxl"}, "qwen": {"qwen25_7b"},
+    "lumina2": set(), "z-image": set(), "wan": {"umt5xxl"},
+}  # fmt: skip
+
+
+def _holds_last_layer(names, part, config):
+    last = config.get("num_hidden_layers", config.get("num_layers")) - 1
+    return any(f".{part}." in key and (f"layers.{last}." in key or f"block.{last}." in key) for key in names)
+
+
+CASES = [(name, "lora") for name in ENCODERS] + [(name, "full") for name in ("sd1", "sdxl", "flux", "qwen")]
+
+
+def _parts(name, monkeypatch):
+    """(MODEL, CLIP, a dataset of two pictures)."""
+    if not hasattr(comfy.supported_models, FAMILIES[name].supported):
+        pytest.skip(f"this ComfyUI has no {FAMILIES[name].supported}")
+    clip = clip_of(name, monkeypatch)
     with torch.inference_mode():
-        model = _model(name)
+        model = build(name, **ENCODERS[name][-1])
     texts = ["", "a red square", "a blue circle"]
     conditionings = wall.encoding.encode_captions(clip, texts)
-    data = Dataset.of([latent(name, seed) for seed in range(2)], texts[1:], conditionings)
+    return model, clip, Dataset.of([latent(name, seed) for seed in range(2)], texts[1:], conditionings)
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_both_are_trained_and_the_hosts_loader_reads_the_file(host, name, kind, monkeypatch):
+    model, clip, data = _parts(name, monkeypatch)
     before = {key: t.clone() for key, t in clip.cond_stage_model.state_dict().items()}
     (adapter,) = host.call("GraftAdapter", kind=kind, targets="attention+ff", text_encoder=True, rank=2 if kind == "lora" else 16)
     (optimizer,) = host.call("GraftOptimizer", learning_rate=1e-2, batch_size=2, total_steps=4)
@@ -64,9 +147,10 @@ def test_both_are_trained_and_the_hosts_loader_reads_the_file(host, name, kind):
     text = {key for key in trained.trained if key.startswith("text_encoders.")}
     stepped = {key.split("/", 1)[1] for key in trained.optimizer if key.startswith("exp_avg/")}
     assert text & stepped and (kind == "full" or stepped == set(trained.trained))
-    if name == "sdxl":  # the hidden layer before CLIP-L's last is what SDXL reads; the last of CLIP-G makes the pooled output
-        last = {part for part in ("clip_l", "clip_g") if any(part in key and "layers.2." in key for key in stepped)}
-        assert last == {"clip_g"}
+    assert {part for part in ENCODERS[name][3] if any(f".{part}." in key for key in stepped)} == set(ENCODERS[name][3])
+    if kind == "lora":  # what the model is given nothing of is left out: layers after the one that is read, a language model's eyes
+        last = {part for part, config in ENCODERS[name][3].items() if _holds_last_layer(stepped, part, config)}
+        assert last == READ_TO_THE_END[name] and not any("visual" in key for key in text)
     assert all(torch.equal(t, before[key]) for key, t in clip.cond_stage_model.state_dict().items())
     names = comfy.lora.model_lora_keys_clip(clip.cond_stage_model, {})
     theirs = clip.clone()
@@ -77,3 +161,42 @@ def test_both_are_trained_and_the_hosts_loader_reads_the_file(host, name, kind):
         assert torch.allclose(found, wanted, atol=1e-4)
         assert name == "sd1" or not torch.allclose(base, wanted, atol=1e-4)
     assert not torch.allclose(plain[0], expected[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("name", list(ENCODERS))
+def test_gradients_of_the_encoder_are_those_of_finite_differences(host, name, checkpointing, monkeypatch):
+    """The loss of a step against central differences of it, along the gradient and a random direction of all that is trained in it."""
+    model, clip, data = _parts(name, monkeypatch)
+    (adapter,) = host.call("GraftAdapter", targets="attention+ff", text_encoder=True, rank=2)
+    (optimizer,) = host.call("GraftOptimizer", learning_rate=2e-2, batch_size=2, total_steps=4, checkpointing=checkpointing)
+    given = {"model": model, "clip": clip, "dataset": data, "adapter": adapter, "optimizer": optimizer}
+    state = host.call("TrainStep", state=host.call("GraftTrainStart", **given, run=f"slope {name}")[0], steps=2, validate_every=0)[0]
+    with torch.inference_mode(False), wall.denoiser.denoiser(model, clip=clip) as denoiser:
+        work = steps.Workspace(state, denoiser, data)
+        try:
+            with work.installed():
+                (batch, *_) = work.loader.take(work.step, 0)
+
+                def loss():
+                    return steps._batch_losses(work, batch, torch.Generator().manual_seed(0), {}).sum()
+
+                loss().backward()
+                text = {key: t for key, t in work.trained.items() if key.startswith("text_encoders.")}
+                gradient = {key: t.grad.clone() for key, t in text.items()}
+                random = {key: torch.randn(t.shape, generator=torch.Generator().manual_seed(1)) for key, t in text.items()}
+                ways = {key: gradient[key] / _norm(gradient) + random[key] / _norm(random) for key in text}
+                found = sum(float((gradient[key] * way).sum()) for key, way in ways.items())
+                values = []
+                for sign in (1, -2):
+                    with torch.no_grad():
+                        for key, way in ways.items():
+                            work.trained[key].add_(way, alpha=sign * 0.004)
+                        values.append(float(loss()))
+        finally:
+            work.close()
+    assert found == pytest.approx((values[0] - values[1]) / 0.008, rel=3e-2)
+
+
+def _norm(tensors):
+    return torch.stack([t.norm() for t in tensors.values()]).norm()
