@@ -9,7 +9,7 @@ import pytest
 import torch
 from graft_nodes import host
 from graft_nodes.training import offload
-from graft_nodes.training.adapters import AdapterSettings
+from graft_nodes.training.adapters import AdapterSettings, as_lora, attached, beginning
 from graft_nodes.training.dataset import Conditioning, Dataset
 from graft_nodes.training.loop import train
 from graft_nodes.training.optimizer import OptimizerSettings
@@ -75,6 +75,79 @@ def _with_quantised_layers(family, kind):
         assert not any(model.diffusion_model.load_state_dict(weights, strict=False))
     cpu = torch.device("cpu")
     return comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu), plain
+
+
+def _with_scaled_layers(family):
+    """(a model of a "scaled fp8" file, as this version loads it: each linear layer in fp8 with a scale of its own, the same in float32)."""
+    import comfy.model_patcher
+    import comfy.supported_models
+    import comfy.utils
+
+    own = families.FAMILIES[family]
+    with torch.inference_mode():
+        plain = families.build(family)
+        modules, weights = dict(plain.model.diffusion_model.named_modules()), {"scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)}
+        for name, tensor in plain.model.diffusion_model.state_dict().items():
+            path, _, role = name.rpartition(".")
+            weights[name] = tensor.clone()
+            if role == "weight" and isinstance(modules[path], torch.nn.Linear):
+                scale = tensor.abs().max() / 448
+                weights[name], weights[f"{path}.scale_weight"] = (tensor / scale).to(torch.float8_e4m3fn), scale
+                tensor.copy_(weights[name].float() * scale)
+        config = getattr(comfy.supported_models, own.supported)(families._accepted(dict(own.config)))
+        config.set_inference_dtype(torch.float32, torch.float32)
+        if hasattr(comfy.utils, "convert_old_quants"):
+            weights, _ = comfy.utils.convert_old_quants(weights)
+            config.quant_config = {"mixed_ops": True}
+        else:
+            config.scaled_fp8 = weights.pop("scaled_fp8").dtype
+        model = config.get_model(dict(own.weights), "", device=None)
+        assert not any(model.diffusion_model.load_state_dict(weights, strict=False))
+        for path, part in model.diffusion_model.named_modules():  # one version keeps biases in fp8 too
+            if getattr(part, "bias", None) is not None:
+                modules[path].bias.copy_(part.bias.float())
+    cpu = torch.device("cpu")
+    return comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu), plain
+
+
+@pytest.mark.parametrize("family", ["flux", "wan"])
+def test_scaled_fp8_trains_as_the_numbers_it_stands_for(family):
+    scaled, plain = _with_scaled_layers(family)
+    module = scaled.model.diffusion_model
+    before = {name: [part.clone() for part in _parts(p)] for name, p in module.named_parameters()}
+    stored = [part.dtype for p in module.parameters() for part in ([getattr(p, "_qdata", p)])]
+    assert stored.count(torch.float8_e4m3fn) > 8
+    found, expected = _trained(scaled, family), _trained(plain, family)
+    assert found.history.loss == pytest.approx(expected.history.loss, rel=1e-3)
+    assert torch.cosine_similarity(_ups(found), _ups(expected), dim=0) > 0.999
+    for name, p in module.named_parameters():
+        assert all(torch.equal(old, new) for old, new in zip(before[name], _parts(p), strict=True)), name
+
+
+@pytest.mark.parametrize("kind", ["lora", "loha", "lokr", "dora", "oft"])
+def test_every_kind_beside_scaled_fp8_is_that_beside_its_numbers(kind):
+    """At the activations while training, and on the MODEL that comes out."""
+    scaled, plain = _with_scaled_layers("flux")
+    settings = AdapterSettings(kind, rank=2, targets="attention+ff")
+    starts = [beginning(one.model.diffusion_model, settings, 0, {}) for one in (scaled, plain)]
+    assert all(torch.allclose(t, starts[1][name], rtol=1e-3, atol=1e-5) for name, t in starts[0].items())
+    draws = torch.Generator().manual_seed(1)
+    trained = {name: t + 0.05 * torch.randn(t.shape, generator=draws) for name, t in starts[1].items()}
+    x, sigma, text = families.random(1, *families.FAMILIES["flux"].latent, seed=4), torch.tensor([0.6]), families.conditions("flux", 3)
+    values = {}
+    with torch.no_grad():
+        for name, patcher in (("scaled", scaled), ("plain", plain)):
+            with host.denoiser.denoiser(patcher) as denoiser:
+                values[f"{name} base"] = denoiser.denoise(x, sigma, [Conditioning(*text)], {})
+                with attached(denoiser.module, settings, trained, lambda: (0, 0, "")):
+                    values[name] = denoiser.denoise(x, sigma, [Conditioning(*text)], {})
+        grafted = host.lora.graft(scaled, None, [host.lora.Entry("trained", as_lora(trained, settings, None))])
+        with host.denoiser.denoiser(grafted.model) as denoiser:
+            values["came out"] = denoiser.denoise(x, sigma, [Conditioning(*text)], {})
+    size = float(values["plain"].abs().max())
+    assert float((values["plain"] - values["plain base"]).abs().max()) > 1e-2 * size
+    for name, wanted in (("scaled base", "plain base"), ("scaled", "plain"), ("came out", "plain")):
+        assert float((values[name] - values[wanted]).abs().max()) < 2e-3 * size, name
 
 
 def _parts(p):
