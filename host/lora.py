@@ -190,6 +190,7 @@ def _put(patcher: Any, pieces: Mapping[str, Sequence[Piece]], mode: str, space: 
     if mode == "host":
         lines.append(f"{name}: {len(pieces)} weights through ComfyUI's own patches; merging, extracting and saving see them")
         return _host_patched(patcher, pieces)
+    _refuse_after_scheduled(patcher, pieces)
     constant, scheduled = _by_schedule(pieces)
     merge, bypass, reasons = weights.plan(patcher.model, constant, mode, _why_not_merge(patcher), _not_additive(constant))
     stacks = [Stack(constant, bypass)] if constant else []
@@ -219,11 +220,26 @@ def _by_schedule(pieces: Mapping[str, Sequence[Piece]]) -> tuple[dict[str, list[
 
 def _scheduled(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> Stack:
     """Scheduled pieces at the activations; ValueError that lists the weights where that cannot be."""
-    not_linear, bypass, _ = weights.plan(patcher.model, pieces, "bypass", _why_not_merge(patcher), _not_additive(pieces))
+    not_linear, bypass, _ = weights.plan(patcher.model, pieces, "bypass", _why_not_merge(patcher))
     if not_linear:
         listed = "\n".join(f"- {weight}" for weight in not_linear)
         raise ValueError(f"a schedule works at the activations, and these weights have no bypass; empty the row's schedule:\n{listed}")
     return Stack(pieces, bypass)
+
+
+def _refuse_after_scheduled(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> None:
+    """ValueError that lists the weights where a layer that needs what it finds has, or comes after, a strength that changes."""
+    wrong = []
+    for weight, of in pieces.items():
+        changing = [place for place, piece in enumerate(of) if piece.schedule is not None]
+        changing += [-1 for stack in grafted_stacks(patcher) for piece in stack.pieces.get(weight, ()) if piece.schedule is not None]
+        late = [piece.layer.kind for place, piece in enumerate(of) if changing and place >= min(changing) and not piece.layer.additive]
+        wrong += [f"- {weight}: {', '.join(late)}"] if late else []
+    if wrong:
+        raise ValueError(
+            "a schedule works for layers that add to a weight, and what changes the weight that it finds must come before them: empty the "
+            "schedule of these rows, or move rows with a schedule to the end:\n" + "\n".join(wrong)
+        )
 
 
 def _not_additive(pieces: Mapping[str, Sequence[Piece]]) -> dict[str, str]:

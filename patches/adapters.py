@@ -8,12 +8,14 @@ strength s an additive layer gives W + s * delta, any other one W + s * (made(W)
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
+
+from .maps import Map, Mix, Scale, Stage, Turn, butterfly, turned
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,6 +211,24 @@ class LoKr:
 Additive = LoRA | Diff | LoHa | LoKr
 
 
+class Around(NamedTuple):
+    """What a layer that does not merely add is at the activations: maps around the module's own product, and an additive layer beside it.
+
+    y = outputs(W @ inputs(x)), or nothing of it where `own` is false, plus strength * layer_outputs(delta @ layer_inputs(x)).
+    """
+
+    inputs: tuple[Map, ...] = ()
+    outputs: tuple[Map, ...] = ()
+    own: bool = True
+    layer: Additive | None = None
+    strength: float = 1.0
+    layer_inputs: tuple[Map, ...] = ()
+    layer_outputs: tuple[Map, ...] = ()
+
+
+Read = Callable[[], Tensor]  # gives the weight that a layer finds, in float32
+
+
 @dataclass(frozen=True, eq=False)
 class DoRA:
     """made(W) = magnitude * (W + delta) / ||W + delta||.
@@ -229,11 +249,25 @@ class DoRA:
     def made(self, weight: Tensor) -> Tensor:
         """What a weight (out, in, ...) in float32 becomes."""
         changed = weight + self.inner.delta(weight.shape, weight.device)
-        magnitude = self.magnitude.to(weight.device, torch.float32)
-        axis = 0 if self.magnitude.shape[0] == weight.shape[0] else 1
-        others = [dimension for dimension in range(weight.ndim) if dimension != axis]
+        return changed * self._gains(changed)
+
+    def _gains(self, changed: Tensor) -> Tensor:
+        """magnitude / norm of a changed weight, with its number of dimensions."""
+        others = [dimension for dimension in range(changed.ndim) if dimension != self._axis(changed.shape)]
         norm = torch.linalg.vector_norm(changed, dim=others, keepdim=True)
-        return changed * (magnitude.reshape(norm.shape) / (norm + torch.finfo(torch.float32).eps))
+        return self.magnitude.to(changed.device, torch.float32).reshape(norm.shape) / (norm + torch.finfo(torch.float32).eps)
+
+    def _axis(self, shape: Sequence[int]) -> int:
+        return 0 if self.magnitude.shape[0] == shape[0] else 1
+
+    def around(self, strength: float, shape: Sequence[int], read: Read) -> Around:
+        """At the activations: rows or columns scaled, the inner layer's too; the norms are those of the weight now."""
+        weight = read()
+        gains = self._gains(weight + self.inner.delta(shape, weight.device)).flatten().cpu()
+        own, inner = (Scale(1.0 + strength * (gains - 1.0)),), (Scale(gains),)
+        if self._axis(shape) == 0:
+            return Around(outputs=own, layer=self.inner, strength=strength, layer_outputs=inner)
+        return Around(inputs=own, layer=self.inner, strength=strength, layer_inputs=inner)
 
     def problem(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
@@ -290,9 +324,20 @@ class OFT:
             rows = (rotations.transpose(1, 2) @ rows.unflatten(0, rotations.shape[:2])).flatten(0, 1)
         else:
             for stage, rotation in enumerate(rotations):
-                rows = _butterfly(rows, rotation, 2**stage * (rotation.shape[-1] // 2), 1)
+                rows = butterfly(rows, rotation, 2**stage * (rotation.shape[-1] // 2), 1)
         made = rows.reshape(weight.shape)
         return made if self.rescale is None else made * self.rescale.to(weight.device, torch.float32).reshape(-1, *(1,) * (weight.ndim - 1))
+
+    def around(self, strength: float, shape: Sequence[int], read: Read) -> Around:
+        """At the activations: what comes out is turned."""
+        rotations = self.rotations(shape[0], "cpu")
+        rotations = rotations - torch.eye(rotations.shape[-1])
+        if self.blocks.ndim == 3:
+            stages = [Stage(rotations.transpose(1, 2))]
+        else:
+            stages = [Stage(rotation, 2**stage * (rotation.shape[-1] // 2)) for stage, rotation in enumerate(rotations)]
+        gains = None if self.rescale is None else self.rescale.flatten().float()
+        return Around(outputs=(Turn(tuple(stages), torch.tensor(strength), gains),))
 
     def problem(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
@@ -328,9 +373,20 @@ class InputOFT:
         columns = weight.flatten(1).T
         for stage, blocks in enumerate(self.rotations.to(weight.device, torch.float32)):
             half = blocks.shape[-1] // 2
-            columns = _butterfly(columns, blocks, 2**stage * half, half) if stage else _turned(columns, blocks)
+            columns = butterfly(columns, blocks, 2**stage * half, half) if stage else turned(columns, blocks)
         made = columns.T.reshape(weight.shape)
         return made if self.rescale is None else made * self.rescale.to(made).reshape(-1, *(1,) * (weight.ndim - 1))
+
+    def around(self, strength: float, shape: Sequence[int], read: Read) -> Around | None:
+        """At the activations: what goes in is turned; None where that is a patch of pixels, or where both sides change in part."""
+        if math.prod(shape[2:]) != 1 or (self.rescale is not None and strength != 1.0):
+            return None
+        stages = []
+        for stage, blocks in enumerate(self.rotations.float() - torch.eye(self.rotations.shape[-1])):
+            half = blocks.shape[-1] // 2
+            stages.append(Stage(blocks, 2**stage * half, half) if stage else Stage(blocks))
+        outputs = () if self.rescale is None else (Scale(self.rescale.flatten().float()),)
+        return Around(inputs=(Turn(tuple(stages), torch.tensor(strength)).transposed(),), outputs=outputs)
 
     def problem(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
@@ -367,10 +423,18 @@ class GLoRA:
     def made(self, weight: Tensor) -> Tensor:
         """What a weight (out, in, ...) in float32 becomes."""
         a1, a2, b1, b2 = (factor.to(weight.device, torch.float32) for factor in self._pairs(weight.shape[1]))
-        turned = torch.einsum("oi...,ir,rj->oj...", weight, a1, a2)
-        scale = 1.0 if self.alpha is None else self.alpha / a2.shape[0]
+        mixed = torch.einsum("oi...,ir,rj->oj...", weight, a1, a2)
         added = b1 @ b2 if self.bm is None else torch.einsum("or,rm...,mi->oi...", b1, self.bm.to(b1), b2)
-        return weight + scale * (turned + added.reshape(weight.shape))
+        return weight + self._scale(a2) * (mixed + added.reshape(weight.shape))
+
+    def _scale(self, a2: Tensor) -> float:
+        return 1.0 if self.alpha is None else self.alpha / a2.shape[0]
+
+    def around(self, strength: float, shape: Sequence[int], read: Read) -> Around:
+        """At the activations: a mixture of what goes in, and a LoRA."""
+        a1, a2, b1, b2 = (factor.float() for factor in self._pairs(shape[1]))
+        strength = strength * self._scale(a2)
+        return Around(inputs=(Mix(strength * a1, a2),), layer=LoRA(b1, b2, None, self.bm), strength=strength)
 
     def problem(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
@@ -402,9 +466,16 @@ class IA3:
 
     def made(self, weight: Tensor) -> Tensor:
         """What a weight (out, in, ...) in float32 becomes."""
-        factor = self.factor.to(weight.device, torch.float32).flatten() + (0.0 if self.whole else 1.0)
-        ones = (1,) * (weight.ndim - 1 - int(self.columns))
+        factor, ones = self._factor().to(weight.device), (1,) * (weight.ndim - 1 - int(self.columns))
         return weight * (factor.reshape(1, -1, *ones) if self.columns else factor.reshape(-1, *ones))
+
+    def _factor(self) -> Tensor:
+        return self.factor.float().flatten() + (0.0 if self.whole else 1.0)
+
+    def around(self, strength: float, shape: Sequence[int], read: Read) -> Around:
+        """At the activations: what goes in, or comes out, is scaled."""
+        scale = (Scale(1.0 + strength * (self._factor() - 1.0)),)
+        return Around(inputs=scale) if self.columns else Around(outputs=scale)
 
     def problem(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
@@ -427,6 +498,11 @@ class Set:
     def made(self, weight: Tensor) -> Tensor:
         """What a weight in float32 becomes."""
         return self.value.to(weight.device, torch.float32).reshape(weight.shape)
+
+    def around(self, strength: float, shape: Sequence[int], read: Read) -> Around:
+        """At the activations: a module of its own in place of the other, or with what is left of it."""
+        rest = (Scale(torch.full((shape[0],), 1.0 - strength)),)
+        return Around(outputs=rest, own=strength != 1.0, layer=Diff(self.value), strength=strength)
 
     def problem(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
@@ -462,17 +538,6 @@ def settings(layer: Any) -> tuple:
 
 def _present(*tensors: Tensor | None) -> tuple[Tensor, ...]:
     return tuple(tensor for tensor in tensors if tensor is not None)
-
-
-def _turned(rows: Tensor, blocks: Tensor) -> Tensor:
-    """Every run of b rows turned by its block of (blocks, b, b), or by the only one there is."""
-    return (blocks @ rows.unflatten(0, (-1, blocks.shape[-1]))).flatten(0, 1)
-
-
-def _butterfly(rows: Tensor, blocks: Tensor, half: int, together: int) -> Tensor:
-    """One stage: runs of `together` rows that are `half` apart meet in a block, turn, and go back."""
-    mixed = rows.unflatten(0, (-1, 2, half // together, together)).transpose(1, 2)
-    return _turned(mixed.flatten(0, 3), blocks).reshape(mixed.shape).transpose(1, 2).flatten(0, 3)
 
 
 def neumann_rotations(upper: Tensor, terms: int = 5) -> Tensor:

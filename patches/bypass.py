@@ -1,28 +1,29 @@
-"""A stack applied at the activations, y = f(x) + h(x), touching no weight: one fused adapter a module, whatever the number of LoRAs."""
+"""A stack applied at the activations, y = f(x) + h(x), touching no weight: one fused adapter a module, whatever the number of LoRAs.
+
+Layers that do not merely add (DoRA, rotations, IA3 …) are maps of what goes into f and of what comes out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .schedule import Clock, Schedule
-from .stack import Piece, fuse
+from .composed import compose
+from .dense import bias_of, is_linear, shape_of, weight_of
+from .maps import Map, along
+from .schedule import Clock
+from .stack import Piece
 
 _CONV: dict[int, Any] = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 
 
 def supports(module: nn.Module) -> bool:
     """Whether a module's output is linear in its weight in a way that is known here: Linear, or a convolution."""
-    return is_linear(module) or isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
-
-
-def is_linear(module: nn.Module) -> bool:
-    """Linear, or a host's quantised stand-in for it."""
-    return isinstance(module, nn.Linear) or (hasattr(module, "in_features") and hasattr(module, "out_features"))
+    return is_linear(module) or _is_conv(module)
 
 
 class Wrapped:
@@ -40,12 +41,16 @@ class Wrapped:
         self._key = key = str(id(module))
 
         def forward(*args: Any, **kwargs: Any) -> Tensor:
-            output = inner(*args, **kwargs)
             adapter = state["adapter"]
             if adapter is None:
-                return output
-            x = args[0] if args else next(iter(kwargs.values()))
-            return adapter.added(module, x, output, _COMPILED[key]) if adapter.compiled else adapter(module, x, output)
+                return inner(*args, **kwargs)
+            name = None if args else next(iter(kwargs))
+            x = args[0] if name is None else kwargs[name]
+
+            def own(x: Tensor) -> Tensor:
+                return inner(x, *args[1:], **kwargs) if name is None else inner(**{**kwargs, name: x})
+
+            return adapter.run(module, x, own, _COMPILED[key]) if adapter.compiled else adapter(module, x, own)
 
         if adapter.compiled:
             _COMPILED[key] = adapter.parts
@@ -74,62 +79,48 @@ def _without_remains(forward: Any) -> Any:
 
 
 class Bypass:
-    """What is added to one module's output: the product of all pieces of its weight and the differences of its bias.
+    """What all pieces of a module's weight and bias make of its output.
 
-    Factors are cast once to the activations' type and device. `compiled` gives every adapter the same form, so that torch.compile sees no
-    difference between them: a rank that is a multiple of 8 and marked as dynamic, and always a bias. Scheduled pieces take their
-    multipliers from `clock`.
+    `module` is read where a piece needs its weight (DoRA's norms) or its bias, in the type and on the device of the activations
+    (`compute`; float32 on the CPU where that is not known). Factors are cast once to the activations' type and device. `compiled` gives
+    every adapter of additive pieces the same form, so that torch.compile sees no difference between them: a rank that is a multiple of 8
+    and marked as dynamic, and always a bias. Scheduled pieces take their multipliers from `clock`.
     """
 
     def __init__(
-        self, weight: Sequence[Piece], bias: Sequence[Piece], shape: Sequence[int], groups: int = 1, clock: Clock | None = None,
-        compiled: bool = False,
+        self, module: nn.Module, weight: Sequence[Piece], bias: Sequence[Piece] = (), clock: Clock | None = None, compiled: bool = False,
+        compute: tuple[torch.dtype, torch.device] | None = None,
     ):  # fmt: skip
-        self.clock = clock or Clock()
+        self.clock, self.compiled, self.compute = clock or Clock(), compiled, compute
+        self._cast: tuple[tuple[torch.dtype, torch.device], Parts] | None = None
+        seen = compute or (torch.float32, torch.device("cpu"))
+        shape, groups = shape_of(module), getattr(module, "groups", 1)
         with torch.inference_mode(False), torch.no_grad():
-            up, down, places, diffs = self._fused(weight, shape, groups)
+            made = compose(weight, shape, lambda: weight_of(module, *seen), self.clock.place, groups)
+            made.bias(bias, lambda: bias_of(module, *seen), self.clock.place)
+            up, down, places = made.joined()
             if compiled and groups == 1:
                 more = max(8, -(-up.shape[1] // 8) * 8) - up.shape[1]
                 up, down, places = F.pad(up, (0, more)), F.pad(down, (0, 0, 0, more)), places + [0] * more
-            biases = [(self.clock.place(schedule), fuse(of, (shape[0],)).diff) for schedule, of in _by_schedule(bias)]
-            if compiled and not biases:
-                biases = [(0, torch.zeros(shape[0]))]
+            biases = made.biases or ([(0, torch.zeros(shape[0]))] if compiled else [])
             self.parts = Parts(
                 down.reshape(-1, *shape[1:]) if up.shape[1] else None,
                 up.reshape(*up.shape, *(1,) * (len(shape) - 2)) if up.shape[1] else None,
                 torch.tensor(places) if any(places) else None,
-                tuple(diffs),
-                tuple((place, diff) for place, diff in biases if diff is not None),
-            )
-        self.compiled = compiled
-        self._cast: tuple[tuple[torch.dtype, torch.device], Parts] | None = None
+                tuple(made.diffs), tuple(biases), made.inputs, made.outputs, made.own,
+            )  # fmt: skip
+        if compute is not None:
+            self._prepare(*compute)
 
-    def _fused(self, pieces: Sequence[Piece], shape: Sequence[int], groups: int) -> tuple[Tensor, Tensor, list[int], list]:
-        """(up, down, the place of every component's multiplier, (place, full difference) of what has no factors)."""
-        ups, downs, places, diffs = [], [], [], []
-        for schedule, of in _by_schedule(pieces):
-            fused, place = fuse(of, shape), self.clock.place(schedule)
-            diff = fused.diff
-            if groups > 1 and fused.up.shape[1]:  # the factors of a grouped convolution mix groups: their product is the small thing here
-                product = (fused.up @ fused.down.float()).reshape(tuple(shape))
-                diff = product if diff is None else diff + product
-            else:
-                ups.append(fused.up)
-                downs.append(fused.down.float())
-                places += [place] * fused.up.shape[1]
-            if diff is not None:
-                diffs.append((place, diff))
-        columns = torch.Size(shape[1:]).numel()
-        return torch.cat([torch.zeros(shape[0], 0), *ups], 1), torch.cat([torch.zeros(0, columns), *downs], 0), places, diffs
-
-    def __call__(self, module: nn.Module, x: Tensor, output: Tensor) -> Tensor:
+    def __call__(self, module: nn.Module, x: Tensor, own: Callable[[Tensor], Tensor]) -> Tensor:
+        """The module's output for x with this adapter's change; `own` is what it is without."""
         key = (x.dtype, x.device)
         if self._cast is None or self._cast[0] != key:
             with torch.inference_mode(False), torch.no_grad():
                 self._cast = (key, self.parts.to(x.dtype, x.device))
-        return self.added(module, x, output, self._cast[1])
+        return self.run(module, x, own, self._cast[1])
 
-    def prepare(self, dtype: torch.dtype, device: torch.device) -> None:
+    def _prepare(self, dtype: torch.dtype, device: torch.device) -> None:
         """Cast to the activations' type, and move to their device, before the first call."""
         with torch.inference_mode(False), torch.no_grad():
             self.parts = self.parts.to(dtype, device)
@@ -137,44 +128,62 @@ class Bypass:
             torch._dynamo.mark_dynamic(self.parts.down, 0)
             torch._dynamo.mark_dynamic(self.parts.up, 1)
 
-    def added(self, module: nn.Module, x: Tensor, output: Tensor, parts: Parts) -> Tensor:
-        """The module's output for x with this adapter's change, made by its parts."""
-        down, up, places, diffs, biases = parts
-        scheduled = places is not None or any(place for place, _ in (*diffs, *biases))
+    def run(self, module: nn.Module, x: Tensor, own: Callable[[Tensor], Tensor], parts: Parts) -> Tensor:
+        """`__call__` with given parts."""
+        if not parts.own:
+            return self._added(module, x, None, parts)
+        channels = -1 if is_linear(module) else 1
+        output = own(along(parts.inputs, x.float(), channels).to(x.dtype) if parts.inputs else x)
+        if not parts.outputs:
+            return self._added(module, x, output, parts)
+        return self._added(module, x, along(parts.outputs, output.float(), channels), parts).to(output.dtype)
+
+    def _added(self, module: nn.Module, x: Tensor, output: Tensor | None, parts: Parts) -> Tensor:
+        down, up, places = parts.down, parts.up, parts.places
+        scheduled = places is not None or any(place for place, _ in (*parts.diffs, *parts.biases))
         gains = self.clock.values.to(x.device, x.dtype) if scheduled else None
+        for place, diff in parts.diffs:
+            diff = diff.to(x.device, x.dtype)
+            change = F.linear(x, diff) if diff.ndim == 2 else convolve(module, x, diff, getattr(module, "groups", 1))
+            change = change if not place or gains is None else change * gains[place]
+            output = change if output is None else output + change
+        assert output is not None  # where nothing of the module's own is left, a difference stands in for it
         if down is not None and up is not None:
             down, up = down.to(x.device, x.dtype), up.to(x.device, x.dtype)
             hidden = F.linear(x, down) if down.ndim == 2 else convolve(module, x, down)
             if places is not None and gains is not None:
                 hidden = hidden * gains[places].view(-1, *(1,) * (down.ndim - 2))
-            output = _added(output, hidden, up)
-        for place, diff in diffs:
-            diff = diff.to(x.device, x.dtype)
-            change = F.linear(x, diff) if diff.ndim == 2 else convolve(module, x, diff, getattr(module, "groups", 1))
-            output = output + (change if not place or gains is None else change * gains[place])
-        for place, bias in biases:
+            output = _plus(output, hidden, up)
+        for place, bias in parts.biases:
             change = bias.to(x.device, x.dtype).view(-1, *(1,) * (output.ndim - 2 if _is_conv(module) else 0))
             output = output + (change if not place or gains is None else change * gains[place])
         return output
 
 
 class Parts(NamedTuple):
-    """What an adapter multiplies with: factors, the place of each component's multiplier, (place, difference) of weight and bias."""
+    """What an adapter multiplies with: factors, the place of each component's multiplier, (place, difference) of weight and bias, maps of
+    what goes into the module and of what comes out, and whether any of the module's own output is left."""
 
     down: Tensor | None
     up: Tensor | None
     places: Tensor | None
     diffs: tuple[tuple[int, Tensor], ...]
     biases: tuple[tuple[int, Tensor], ...]
+    inputs: tuple[Map, ...]
+    outputs: tuple[Map, ...]
+    own: bool
 
     def to(self, dtype: torch.dtype, device: torch.device) -> Parts:
-        """These parts in another type, on another device."""
+        """These parts in another type, on another device; maps stay float32, so that their output is rounded once."""
         return Parts(
             None if self.down is None else self.down.to(device, dtype),
             None if self.up is None else self.up.to(device, dtype),
             None if self.places is None else self.places.to(device),
             tuple((place, diff.to(device, dtype)) for place, diff in self.diffs),
             tuple((place, bias.to(device, dtype)) for place, bias in self.biases),
+            tuple(one.to(device) for one in self.inputs),
+            tuple(one.to(device) for one in self.outputs),
+            self.own,
         )
 
 
@@ -183,14 +192,7 @@ class Parts(NamedTuple):
 _COMPILED: dict[str, Parts] = {}
 
 
-def _by_schedule(pieces: Sequence[Piece]) -> list[tuple[Schedule | None, list[Piece]]]:
-    groups: dict[Schedule | None, list[Piece]] = {}
-    for piece in pieces:
-        groups.setdefault(piece.schedule, []).append(piece)
-    return list(groups.items())
-
-
-def _added(output: Tensor, hidden: Tensor, up: Tensor) -> Tensor:
+def _plus(output: Tensor, hidden: Tensor, up: Tensor) -> Tensor:
     """output + up of hidden, in one pass and one rounding where the types allow it."""
     if up.ndim > 2:
         return output + _CONV[up.ndim](hidden, up)

@@ -77,14 +77,14 @@ class Fused:
 def fuse(pieces: Sequence[Piece], shape: Sequence[int], device: torch.device | str = "cpu") -> Fused:
     """Concatenate the factor pairs of one weight of `shape`, and sum the full differences; every piece is additive."""
     ups, downs, scales, diff = [], [], [], None
-    out, columns = shape[0], torch.Size(shape[1:]).numel()
+    out, columns, kernel = shape[0], torch.Size(shape[1:]).numel(), torch.Size(shape[2:]).numel()
     for piece in pieces:
         layer: Any = piece.layer  # told apart by what it has, not by class: the package may be imported twice
         factors = layer.factors()
         if factors is not None:
             up, down = (factor.to(device, non_blocking=True) for factor in factors)
             ups.append(_placed(up, piece.part, 0, out))
-            downs.append(_placed(down, piece.part, 1, columns))
+            downs.append(_placed(down, piece.part, 1, columns, kernel))
             scales += [piece.strength * layer.scale] * up.shape[1]
         else:
             diff = torch.zeros(tuple(shape), device=device) if diff is None else diff
@@ -104,15 +104,15 @@ def _joined(factors: Sequence[Tensor], dimension: int) -> Tensor:
     return torch.cat(list(factors) if one else [factor.float() for factor in factors], dimension)
 
 
-def _placed(factor: Tensor, part: Slice | None, dimension: int, size: int) -> Tensor:
-    """A factor of a part of the weight, with zeros where the rest of the weight is."""
+def _placed(factor: Tensor, part: Slice | None, dimension: int, size: int, kernel: int = 1) -> Tensor:
+    """A factor of a part of the weight, with zeros where the rest of the weight is; a convolution has `kernel` columns a channel."""
     if part is None or part[0] != dimension:
         return factor
     shape = list(factor.shape)
     shape[dimension] = size
-    return torch.zeros(shape, dtype=factor.dtype, device=factor.device).narrow_copy(dimension, 0, size).slice_scatter(
-        factor, dimension, part[1], part[1] + part[2]
-    )
+    placed = torch.zeros(shape, dtype=factor.dtype, device=factor.device)
+    placed.narrow(dimension, part[1] * kernel, part[2] * kernel).copy_(factor)
+    return placed
 
 
 def patched(base: Tensor, pieces: Sequence[Piece], out: Tensor | None = None, seed: int | None = None) -> Tensor:
@@ -163,7 +163,7 @@ def in_order(weight: Tensor, pieces: Sequence[Piece]) -> Tensor:
             layer: Any = piece.layer
             result = result.clone() if result is weight else result
             part = result.narrow(*(piece.part or (0, 0, result.shape[0])))
-            part.add_(layer.made(part.clone()) - part, alpha=piece.strength)
+            part.lerp_(layer.made(part.clone()), piece.strength)
     return result
 
 
@@ -237,8 +237,21 @@ def _shared_out(up: Tensor, down: Tensor, base: Tensor, left: Sequence[float]) -
     return [order[start:end] if start < end else None for start, end in itertools.pairwise([0, *ends, len(order)])]
 
 
+def shared_out(stacks: Iterable[Stack], weight: str) -> tuple[list[Stack], list[Stack]]:
+    """(stacks that are merged into a weight, stacks that work at the activations), each in order.
+
+    What is at the activations comes after what is merged. Where that would turn the order of pieces that do not merely add, a merge that
+    comes after a stack at the activations goes there too.
+    """
+    merged: list[Stack] = []
+    activations: list[Stack] = []
+    for stack in stacks:
+        if weight in stack.pieces:
+            late = bool(activations) and not additive(piece for one in (*activations, stack) for piece in one.pieces[weight])
+            (activations if weight in stack.bypass or late else merged).append(stack)
+    return merged, activations
+
+
 def effective(stacks: Iterable[Stack], weight: str, bypass: bool) -> list[Piece]:
     """The pieces of all stacks for one weight, in order, of those that are (or are not) handled at the activations."""
-    return [piece for stack in stacks if (weight in stack.bypass) == bypass for piece in stack.pieces.get(weight, ())]
-
-
+    return [piece for stack in shared_out(stacks, weight)[bypass] for piece in stack.pieces[weight]]

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from .bypass import Bypass, Wrapped, supports
+from .dense import COARSE, is_linear, is_readable, obstacle, shape_of
 from .memory import empty
 from .schedule import Clock
-from .stack import Piece, Stack, effective, patched
+from .stack import Piece, Stack, additive, effective, patched, shared_out
 
 ATTRIBUTE = "_graft_ledger"  # on the model while anything is attached; two imports of this package share it
 _kept: weakref.WeakKeyDictionary[nn.Module, Kept] = weakref.WeakKeyDictionary()  # until `forget`, or the end of the model
@@ -139,7 +140,7 @@ class Ledger:
             self.kept = _kept.setdefault(model, self.kept)
 
     def _weights(self, model: nn.Module, stacks: Sequence[Stack], version: Version) -> None:
-        wanted = {name for stack in stacks for name in stack.pieces if name not in stack.bypass}
+        wanted = {name for name in {name for stack in stacks for name in stack.pieces} if shared_out(stacks, name)[0]}
         for name in [name for name in self.slots if name not in wanted]:
             self.slots.pop(name).restore()
         bases = {name: self._base(model, name) for name in sorted(wanted)}
@@ -223,21 +224,20 @@ class Ledger:
                 self.wrapped[name] = Wrapped(model.get_submodule(name), adapter)
 
     def _bypass(self, model: nn.Module, name: str, stacks: Sequence[Stack], version: Version) -> Bypass:
-        weight, bias = f"{name}.weight", f"{name}.bias"
-        serials = tuple(stack.serial for stack in stacks if weight in stack.bypass or bias in stack.bypass)
-        recipe = serials, version.compute, version.compiled
-        kept = self.kept.bypasses.get(name)
-        if kept is not None and kept[0] == recipe:
-            return kept[1]
-        module = model.get_submodule(name)
-        if not supports(module):
-            raise ValueError(f"{name}: bypass works on Linear and convolution modules, not on {type(module).__name__}; use mode merge")
-        on_weight, on_bias = (effective(stacks, of, bypass=True) for of in (weight, bias))
-        adapter = Bypass(on_weight, on_bias, _shape(module), getattr(module, "groups", 1), self.kept.clock, version.compiled)
-        if version.compute is not None:
-            adapter.prepare(*version.compute)
-        self.kept.bypasses[name] = (recipe, adapter)
-        return adapter
+        module, names = model.get_submodule(name), (f"{name}.weight", f"{name}.bias")
+        on_weight, on_bias = (effective(stacks, of, bypass=True) for of in names)
+        serials = tuple(tuple(stack.serial for stack in shared_out(stacks, of)[1]) for of in names)
+        recipe: Hashable = serials, version.compute, version.compiled
+        if not additive([*on_weight, *on_bias]):  # then it was made from the module's weight and bias
+            recipe = recipe, version.load, tuple((_recipe(stacks, of), id(module._parameters.get(of.rpartition(".")[2]))) for of in names)
+        kept = self.kept.bypasses.pop(name, None)
+        if kept is None or kept[0] != recipe:
+            if not supports(module):
+                raise ValueError(f"{name}: bypass works on Linear and convolution modules, not on {type(module).__name__}; use mode merge")
+            kept = recipe, Bypass(module, on_weight, on_bias, self.kept.clock, version.compiled, version.compute)
+        if not version.transient & set(names):
+            self.kept.bypasses[name] = kept
+        return kept[1]
 
     def _clear(self, model: nn.Module) -> None:
         for slot in self.slots.values():
@@ -257,7 +257,7 @@ def _computed(name: str, base: nn.Parameter, pieces: Sequence[Piece], memory: Te
 
 def _seed(name: str, base: nn.Parameter) -> int | None:
     """Of the stochastic rounding that a weight needs whose steps are wider than most changes; the same for the same weight everywhere."""
-    return zlib.crc32(name.encode()) if base.dtype in _COARSE else None
+    return zlib.crc32(name.encode()) if base.dtype in COARSE else None
 
 
 def _in_place(base: nn.Parameter) -> bool:
@@ -285,7 +285,7 @@ def _origin(base: nn.Parameter, version: Version) -> Hashable:
 
 
 def _recipe(stacks: Iterable[Stack], name: str) -> tuple[int, ...]:
-    return tuple(stack.serial for stack in stacks if name in stack.pieces and name not in stack.bypass)
+    return tuple(stack.serial for stack in shared_out(stacks, name)[0])
 
 
 def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
@@ -294,11 +294,6 @@ def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     if attribute not in module._parameters:
         raise ValueError(f"{name}: the model has no such weight any more")
     return module, attribute
-
-
-def _shape(module: nn.Module) -> tuple[int, ...]:
-    features = (getattr(module, "out_features", None), getattr(module, "in_features", None))
-    return tuple(module.weight.shape) if None in features else features  # type: ignore[arg-type, return-value]
 
 
 def attach(model: nn.Module, owner: Hashable, stacks: Iterable[Stack], version: Version | None = None) -> None:
@@ -352,9 +347,8 @@ def plan(
     """(weights to merge, weights for bypass, {reason: number of weights} where it is not what `mode` says).
 
     "auto" merges plain floating weights and bypasses the others (quantised ones); "merge" merges plain fp8 too, with stochastic rounding,
-    because most changes are smaller than its steps; `no_merge` says why nothing may be merged;
-    `needs_weight` names the kinds of layer, by weight, that are not linear at the activations. Raises ValueError listing the weights for
-    which the mode, or any mode, is impossible.
+    because most changes are smaller than its steps; `no_merge` says why nothing may be merged; `needs_weight` names the kinds of layer,
+    by weight, that do not merely add. Raises ValueError listing the weights for which the mode, or any mode, is impossible.
     """
     merge: list[str] = []
     bypass: list[str] = []
@@ -362,18 +356,16 @@ def plan(
     problems: list[str] = []
     for name in names:
         module, attribute = _place(model, name)
-        obstacle = no_merge or _obstacle(module, attribute, mode)
-        kinds = (needs_weight or {}).get(name)
-        no_bypass = f"{kinds} needs the weight itself" if kinds else f"{type(module).__name__} has no bypass"
-        at_activations = supports(module) and attribute in ("weight", "bias") and not kinds
-        if mode == "merge" and obstacle is not None:
-            problems.append(f"{name}: cannot be merged, {obstacle}; use mode auto, bypass or host")
-        elif obstacle is not None and not at_activations:
-            problems.append(f"{name}: cannot be merged, {obstacle}, and {no_bypass}; use mode host")
-        elif obstacle is not None or (mode == "bypass" and at_activations):
+        why = no_merge or obstacle(module, attribute, coarse=mode == "merge")
+        no_bypass = _no_bypass(module, attribute, (needs_weight or {}).get(name))
+        if mode == "merge" and why is not None:
+            problems.append(f"{name}: cannot be merged, {why}; use mode auto, bypass or host")
+        elif why is not None and no_bypass:
+            problems.append(f"{name}: cannot be merged, {why}, and {no_bypass}; use mode host")
+        elif why is not None or (mode == "bypass" and not no_bypass):
             bypass.append(name)
             if mode != "bypass":
-                reasons[f"at the activations because {obstacle}"] = reasons.get(f"at the activations because {obstacle}", 0) + 1
+                reasons[f"at the activations because {why}"] = reasons.get(f"at the activations because {why}", 0) + 1
         else:
             merge.append(name)
             if mode == "bypass":
@@ -384,31 +376,17 @@ def plan(
     return merge, bypass, reasons
 
 
-_MERGED = (torch.float32, torch.bfloat16, torch.float16)
-_COARSE = (torch.float8_e4m3fn, torch.float8_e5m2)
-_SCALES = ("scale_weight", "weight_scale", "quant_state", "scales")  # what hosts and packs keep beside a quantised weight
-
-
-def _obstacle(module: nn.Module, attribute: str, mode: str) -> str | None:
-    """Why a weight cannot be merged in this mode, or None: it is not there, or quantised, by its class, its scales or its type."""
-    weight = module._parameters[attribute]
-    if weight is None:
-        return "there is no such weight"
-    for kind in (type(weight), type(weight.data)):
-        if kind not in (nn.Parameter, Tensor):
-            return f"it is a {kind.__name__}"
-    scale = next((name for name in _SCALES if attribute == "weight" and getattr(module, name, None) is not None), None)
-    if scale is not None:
-        return f"it is quantised ({scale})"
-    return None if weight.dtype in _MERGED or (mode == "merge" and weight.dtype in _COARSE) else f"its type is {weight.dtype}"
+def _no_bypass(module: nn.Module, attribute: str, kinds: str | None) -> str | None:
+    """Why a weight cannot be patched at the activations, or None."""
+    if not supports(module) or attribute not in ("weight", "bias"):
+        return f"{type(module).__name__} has no bypass"
+    return f"{kinds} needs the weight itself" if kinds and not is_readable(module) else None
 
 
 def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     """The shape that every weight stands for, by name; a quantised one may be packed into another."""
     found = {name: tuple(weight.shape) for name, weight in module.named_parameters(remove_duplicate=False)}
     for name, part in module.named_modules():
-        weight = part._parameters.get("weight")
-        features = (getattr(part, "out_features", None), getattr(part, "in_features", None))
-        if weight is not None and None not in features and _obstacle(part, "weight", "merge") is not None:
-            found[f"{name}.weight" if name else "weight"] = features  # type: ignore[assignment]
+        if part._parameters.get("weight") is not None and is_linear(part) and obstacle(part, "weight", coarse=True) is not None:
+            found[f"{name}.weight" if name else "weight"] = shape_of(part)
     return found

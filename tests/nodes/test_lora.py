@@ -200,8 +200,8 @@ def of_kind(name, patcher):
     return state
 
 
-ADDITIVE = ["LoCon with a core", "LoHa", "LoKr", "norm weights"]
-KINDS = [*ADDITIVE, "DoRA", "OFT", "BOFT", "GLoRA", "set_weight", "IA3", "PEFT's OFT", "PEFT's BOFT"]
+KINDS = ["LoCon with a core", "LoHa", "LoKr", "norm weights", "DoRA", "OFT", "BOFT", "GLoRA", "set_weight", "IA3", "PEFT's OFT",
+         "PEFT's BOFT"]  # fmt: skip
 HOSTS_OWN = ("LoCon with a core", "DoRA", "set_weight", "norm weights")  # of the embedded host, which has one adapter
 FOREIGN = ("IA3", "PEFT's OFT", "PEFT's BOFT")  # to every host: merging is the truth, which tests/patches/test_libraries.py holds
 
@@ -221,8 +221,8 @@ def test_every_kind_in_every_mode_as_the_host_applies_it(host, small, name, mode
     elif name in HOSTS_OWN or len(comfy.weight_adapter.adapters) > 1:
         assert (ours - small.forward(with_host_loader(small.unet(), (state, 1.0)))).abs().max() < 1e-3
     assert (ours - small.forward(small.unet())).abs().max() > 1e-2
-    if mode == "bypass" and name not in ADDITIVE:
-        assert "needs the weight itself" in report
+    if mode == "bypass":
+        assert "model: 0 weights merged" in report
     small.forward(model)
     before.check(model.model, objects=mode != "host")
 
@@ -490,6 +490,26 @@ def test_a_row_with_a_schedule(host, small):
         host.call("LoRAStackPatch", model=model, lora_stack=[StackRow("scheduled0.safetensors", 1.0, 1.0, schedule="0.5-1")], mode="merge")
     small.load(model)
     before.check(model.model)
+
+
+@pytest.mark.parametrize(("order", "refused"), [("scheduled lora, dora", True), ("scheduled dora", True), ("dora, scheduled lora", False)])
+def test_a_schedule_beside_what_changes_the_weight_that_it_finds(host, small, order, refused):
+    from graft_nodes.patches.rows import StackRow
+
+    model = small.unet(channels=32, mult=(1,), depth=(1,))
+    for name, state in (("lora", small.lora(model, part="to_out")), ("dora", of_kind("DoRA", model))):
+        save_file(state, os.path.join(host.models, "loras", f"{name}.safetensors"))
+    words = [row.split() for row in order.split(", ")]
+    stack = [StackRow(f"{row[-1]}.safetensors", 1.0, 1.0, schedule="0-1" if len(row) > 1 else "") for row in words]
+    if refused:
+        with pytest.raises(ValueError, match=r"move rows with a schedule to the end:\n- diffusion_model\..*weight: DoRA"):
+            host.call("LoRAStackPatch", model=model, lora_stack=stack)
+        return
+    found = small.forward(host.call("LoRAStackPatch", model=model, lora_stack=stack)[0])
+    wanted = small.forward(host.call("LoRAStackPatch", model=model, lora_stack=[StackRow(*row) for row in stack])[0])
+    assert (found - wanted).abs().max() < 1e-4
+    with pytest.raises(ValueError, match="move rows with a schedule to the end"):  # also where the schedule is an earlier node's
+        host.call("LoRAStackPatch", model=host.call("LoRAStackPatch", model=model, lora_stack=stack[1:])[0], lora_stack=stack[:1])
 
 
 def test_a_model_that_is_partly_on_the_device(host, small):

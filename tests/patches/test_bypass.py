@@ -42,7 +42,7 @@ def test_equal_to_a_patched_weight(name, difference):
     pieces = [Piece(factors(module.weight.shape), 0.7), Piece(factors(module.weight.shape, 5), -0.3)]
     pieces += [Piece(Diff(random(*module.weight.shape)), 0.5)] if difference else []
     bias = [Piece(Diff(random(*module.bias.shape)), 2.0)] if difference and module.bias is not None else []
-    wrapped = Wrapped(module, Bypass(pieces, bias, module.weight.shape, getattr(module, "groups", 1)))
+    wrapped = Wrapped(module, Bypass(module, pieces, bias))
     result = module(x)
     wrapped.remove()
     module.double()
@@ -57,14 +57,14 @@ def test_equal_to_a_patched_weight(name, difference):
 
 def test_activations_of_another_type_and_a_keyword_argument():
     module = nn.Linear(7, 5).bfloat16().requires_grad_(False)
-    Wrapped(module, Bypass([Piece(factors((5, 7)), 1.0)], [], (5, 7)))
+    Wrapped(module, Bypass(module, [Piece(factors((5, 7)), 1.0)]))
     assert module(input=random(2, 7).bfloat16()).dtype == torch.bfloat16
 
 
 def test_gradients_pass_through():
     module, x = nn.Linear(7, 5).requires_grad_(False), random(2, 7).requires_grad_()
     with torch.inference_mode():
-        adapter = Bypass([Piece(factors((5, 7)), 1.0)], [], (5, 7))
+        adapter = Bypass(module, [Piece(factors((5, 7)), 1.0)])
     Wrapped(module, adapter)
     with torch.inference_mode():
         module(random(2, 7))
@@ -79,7 +79,7 @@ def test_what_is_supported():
 
 def adapter(seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return Bypass([Piece(LoRA(torch.randn(5, 3, generator=generator), torch.randn(3, 7, generator=generator)), 1.0)], [], (5, 7))
+    return Bypass(nn.Linear(7, 5), [Piece(LoRA(torch.randn(5, 3, generator=generator), torch.randn(3, 7, generator=generator)), 1.0)])
 
 
 def test_nothing_remains():
@@ -114,7 +114,7 @@ def test_among_other_wrappers_that_go_in_the_order_they_came(ours_first):
             other.on()
             wrapped = Wrapped(module, adapter())
         alone = adapter()
-        assert torch.allclose(module(x), alone(module, x, before) + 1, atol=1e-5)
+        assert torch.allclose(module(x), alone(module, x, lambda _: before) + 1, atol=1e-5)
         for each in (wrapped.remove, other.off) if ours_first else (other.off, wrapped.remove):
             each()
         assert torch.equal(module(x), before)
@@ -135,7 +135,7 @@ def test_activations_of_one_dimension():
     module, x = nn.Linear(7, 5).requires_grad_(False), random(7)
     alone, before = adapter(), module(x)
     Wrapped(module, alone)
-    assert torch.allclose(module(x), alone(module, x[None], before[None])[0], atol=1e-5)
+    assert torch.allclose(module(x), alone(module, x[None], lambda _: before[None])[0], atol=1e-5)
 
 
 def scheduled(shape):
@@ -157,7 +157,7 @@ def test_scheduled_strengths(name):
     module, x, clock = build().requires_grad_(False), random(*shape), Clock()
     pieces, patched = scheduled(module.weight.shape)
     bias = [Piece(Diff(random(*module.bias.shape)), 2.0, schedule=pieces[0].schedule)]
-    wrapped = Wrapped(module, Bypass(pieces, bias, module.weight.shape, getattr(module, "groups", 1), clock))
+    wrapped = Wrapped(module, Bypass(module, pieces, bias, clock))
     found = {}
     for percent in (0.0, 0.25, 0.75):
         clock.tick(percent)
@@ -177,8 +177,7 @@ def test_one_form_for_torch_compile():
     sets = [[], [Piece(factors((5, 7), 3), 1.0)], [Piece(factors((5, 7), rank), 0.5) for rank in (4, 8, 16)], [Piece(factors((5, 7)), 0.1)]]
     with torch.no_grad():
         for number, pieces in enumerate(sets):
-            one = Bypass(pieces, [], (5, 7), compiled=True)
-            one.prepare(torch.float32, torch.device("cpu"))
+            one = Bypass(module[0], pieces, compiled=True, compute=(torch.float32, torch.device("cpu")))
             wrapped = Wrapped(module[0], one)
             with torch._dynamo.config.patch(error_on_recompile=number > 0):
                 assert torch.allclose(compiled(x), module(x), atol=1e-6)

@@ -1,0 +1,145 @@
+"""All pieces of one weight at the activations: maps of what goes into a module and of what comes out, and what is added beside it.
+
+y = outputs(W @ inputs(x)) + sum of multiplier * up @ down @ x + sum of multiplier * difference @ x + bias: the same as the weight that
+`stack.in_order` makes, for every order of pieces. What has no such form (rotated patches of pixels, both sides of a part) becomes a
+difference of the whole weight.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .adapters import Around
+from .maps import Map, Within, along, backwards
+from .schedule import Schedule
+from .stack import Piece, Slice, additive, fuse, in_order
+
+Place = Callable[[Schedule | None], int]  # of a schedule's multiplier
+
+
+@dataclass
+class Composed:
+    """What pieces make of a module: maps, factor pairs (place, up, down), differences and changes of the bias (place, tensor).
+
+    `own` is false where nothing of the module's own output is left.
+    """
+
+    shape: tuple[int, ...]
+    inputs: tuple[Map, ...] = ()
+    outputs: tuple[Map, ...] = ()
+    own: bool = True
+    pairs: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
+    diffs: list[tuple[int, Tensor]] = field(default_factory=list)
+    biases: list[tuple[int, Tensor]] = field(default_factory=list)
+
+    def add(self, pieces: Sequence[Piece], place: Place, groups: int = 1) -> None:
+        """Pieces that add to what is there."""
+        for schedule, of in _by_schedule(pieces):
+            fused, index = fuse(of, self.shape), place(schedule)
+            diff = fused.diff
+            if groups > 1 and fused.up.shape[1]:  # the factors of a grouped convolution mix groups: their product is the small thing here
+                product = (fused.up @ fused.down.float()).reshape(self.shape)
+                diff = product if diff is None else diff + product
+            elif fused.up.shape[1]:
+                self.pairs.append((index, fused.up, fused.down.float()))
+            if diff is not None:
+                self.diffs.append((index, diff))
+
+    def put(self, around: Around, part: Slice | None) -> None:
+        """Maps around what is there, and a layer beside it (of a part of the weight)."""
+        if around.own:
+            self.inputs, self.outputs = (*around.inputs, *self.inputs), (*self.outputs, *around.outputs)
+            self._through(around.inputs, around.outputs)
+        else:
+            self.inputs, self.outputs, self.own, self.pairs, self.diffs = (), (), False, [], []
+        if around.layer is not None:
+            beside = Composed(self.shape)
+            beside.add([Piece(around.layer, around.strength, part)], lambda _: 0)
+            beside._through(around.layer_inputs, around.layer_outputs)
+            self.pairs, self.diffs = self.pairs + beside.pairs, self.diffs + beside.diffs
+
+    def _through(self, inputs: Sequence[Map], outputs: Sequence[Map]) -> None:
+        """What is added goes through the maps too."""
+        columns = backwards(inputs)
+
+        def mapped(down: Tensor) -> Tensor:
+            return along(columns, down.view(-1, *self.shape[1:]), 1).reshape(down.shape)
+
+        self.pairs = [(place, along(outputs, up, 0), mapped(down)) for place, up, down in self.pairs]
+        self.diffs = [(place, mapped(along(outputs, diff, 0))) for place, diff in self.diffs]
+
+    def bias(self, pieces: Sequence[Piece], read: Callable[[], Tensor | None], place: Place) -> None:
+        """Changes of the bias, which no map of the weight concerns."""
+        constant = [piece for piece in pieces if piece.schedule is None]
+        changed = self.outputs or not self.own or not additive(constant)
+        own = read() if changed else None
+        if own is None:
+            added = pieces
+        else:
+            seen = along(self.outputs, own, 0) if self.own else torch.zeros_like(own)  # of it in the mapped output
+            self.biases.append((0, in_order(own, constant) - seen))
+            added = [piece for piece in pieces if piece.schedule is not None]
+        for schedule, of in _by_schedule(added):
+            self.biases += [(place(schedule), diff) for diff in [fuse(of, self.shape[:1]).diff] if diff is not None]
+
+    def joined(self) -> tuple[Tensor, Tensor, list[int]]:
+        """(up (out, R), down (R, columns), the place of every component's multiplier) of all pairs."""
+        columns = torch.Size(self.shape[1:]).numel()
+        ups = [torch.zeros(self.shape[0], 0), *(up for _, up, _ in self.pairs)]
+        downs = [torch.zeros(0, columns), *(down for _, _, down in self.pairs)]
+        return torch.cat(ups, 1), torch.cat(downs, 0), [place for place, up, _ in self.pairs for _ in range(up.shape[1])]
+
+
+def compose(
+    pieces: Sequence[Piece], shape: Sequence[int], read: Callable[[], Tensor], place: Place = lambda _: 0, groups: int = 1
+) -> Composed:
+    """Pieces of a weight (out, in / groups, ...), in order; `read` gives its values in float32, where a piece needs them."""
+    made, done = Composed(tuple(shape)), []  # type: Composed, list[Piece]
+    for adds, run in itertools.groupby(pieces, lambda piece: piece.layer.additive):
+        if adds:
+            own = list(run)
+            made.add(own, place, groups)
+            done += own
+            continue
+        for piece in run:
+            around = _around(piece, made.shape, lambda: in_order(read(), done)) if groups == 1 else None  # noqa: B023 (called at once)
+            done.append(piece)
+            if around is None:
+                base = read()
+                made = Composed(made.shape, diffs=[(0, (in_order(base, done) - base).cpu())])
+            else:
+                made.put(around, piece.part)
+    return made
+
+
+def _around(piece: Piece, shape: Sequence[int], read: Callable[[], Tensor]) -> Around | None:
+    """A piece's maps, of a part's channels where it is for a part of a fused weight; None where maps cannot say it."""
+    layer: Any = piece.layer
+    if piece.part is None:
+        return layer.around(piece.strength, shape, read)
+    side, start, length = piece.part
+    own = [length if dimension == side else size for dimension, size in enumerate(shape)]
+    around = layer.around(piece.strength, own, lambda: read().narrow(side, start, length))
+    if around is None or (around.inputs if side == 0 else around.outputs):
+        return None
+
+    def within(maps: Sequence[Any]) -> tuple[Map, ...]:
+        return tuple(Within(one, start, length) for one in maps)
+
+    return around._replace(
+        inputs=within(around.inputs), outputs=within(around.outputs), own=True,
+        layer_inputs=within(around.layer_inputs), layer_outputs=within(around.layer_outputs),
+    )  # fmt: skip
+
+
+def _by_schedule(pieces: Sequence[Piece]) -> list[tuple[Schedule | None, list[Piece]]]:
+    groups: dict[Schedule | None, list[Piece]] = {}
+    for piece in pieces:
+        groups.setdefault(piece.schedule, []).append(piece)
+    return list(groups.items())
