@@ -146,10 +146,12 @@ def prediction(sampling: Any) -> str:
     return "v" if isinstance(sampling, known.V_PREDICTION) else "eps"
 
 
-def with_zero_terminal(patcher: Any) -> Any:
-    """A clone of a MODEL with a discrete schedule whose last noise level has no signal, to train and to sample with (Lin 2023)."""
+def at_levels(patcher: Any, terminal: bool) -> Any:
+    """A MODEL with the noise levels that it is trained and sampled at: with `terminal` those of a v model reach zero SNR (Lin 2023)."""
     import copy
 
+    if not terminal or prediction(patcher.get_model_object("model_sampling")) != "v":
+        return patcher
     sampling = copy.deepcopy(patcher.get_model_object("model_sampling"))
     sampling.set_sigmas(zero_terminal(sampling.sigmas).float())
     clone = patcher.clone()
@@ -184,8 +186,7 @@ def denoiser(
 
     if getattr(patcher, "is_dynamic", lambda: False)():
         patcher = patcher.clone(disable_dynamic=True)  # pages that come and go cannot be differentiated through
-    if terminal and prediction(patcher.get_model_object("model_sampling")) == "v":
-        patcher = with_zero_terminal(patcher)
+    patcher = at_levels(patcher, terminal)
     if clip is not None and getattr(clip.patcher, "is_dynamic", lambda: False)():
         clip = clip.clone(disable_dynamic=True)
     management.load_models_gpu([patcher, *([] if clip is None else [clip.patcher])], force_full_load=not layers)

@@ -162,6 +162,8 @@ class EMAMerge(io.ComfyNode):
                 strengths = {row[0]: row[1] for row in rows_of(lora_stack)}
                 weights = " ".join(repr(strengths[file.name]) for file in found.files)
             made = _made(state, found, profile, width, weights, algebra, rank, lambda: host.base.unet_weights(model))
+        if state is not None:
+            model = host.denoiser.at_levels(model, state.settings.objective.zero_terminal_snr)
         grafted = host.lora.graft(model, clip, [host.lora.Entry("the average", made.lora, strength, strength)], mode)
         picture = draw(list(made.curves), "share of each step's weights in the average", "step", "share")
         profile_data = {"version": 1, "curves": editor_data(made.curves), "lines": list(made.lines)}

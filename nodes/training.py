@@ -188,7 +188,8 @@ class TrainStep(io.ComfyNode):
             host.events.interrupt_as(error.kind)
             raise
         lora = result.lora_model()
-        grafted = host.lora.graft(subject.model, subject.clip, [host.lora.Entry(f"{result.run} at step {result.step}", lora)])
+        model = host.denoiser.at_levels(subject.model, result.settings.objective.zero_terminal_snr)
+        grafted = host.lora.graft(model, subject.clip, [host.lora.Entry(f"{result.run} at step {result.step}", lora)])
         log.info("%s", report)
         shown = {"text": [report], "graft_run": [{"run": result.run, "key": result.key}], "images": call.pictures}
         losses = {"loss": list(result.history.loss)}

@@ -206,7 +206,8 @@ class GraftObjective(io.ComfyNode):
                 ),
                 io.Boolean.Input(
                     "zero_terminal_snr", default=False,
-                    tooltip="No signal at the last timestep. For v models only; sample with ModelSamplingDiscrete, v_prediction, zsnr on.",
+                    tooltip="No signal at the last timestep. For v models only; MODEL samples so too. Elsewhere: ModelSamplingDiscrete "
+                    "with zsnr on.",
                 ),
                 io.Combo.Input(
                     "timesteps", options=list(objectives.TIMESTEPS), default="uniform",

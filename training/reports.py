@@ -81,8 +81,8 @@ def step(before: TrainState, outcome: Outcome, unhashed: Sequence[str], pictures
     lines.append(f"{count:,} trained numbers, MODEL has the last weights{' (the average: EMA Merge)' if state.average else ''}")
     if state.settings.objective.zero_terminal_snr:
         lines.append(
-            "trained with zero terminal SNR: sample with the same levels, ModelSamplingDiscrete with sampling v_prediction and zsnr on, "
-            "between Train Step and the sampler"
+            "trained with zero terminal SNR: MODEL samples with the same noise levels. With the LoRA's file elsewhere use "
+            "ModelSamplingDiscrete with sampling v_prediction and zsnr on"
         )
     if pictures:
         lines.append(f"{len(pictures)} previews, from {pictures[0]['filename']} to {pictures[-1]['filename']} in the run's folder")

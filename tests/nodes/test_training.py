@@ -475,6 +475,31 @@ def test_zero_terminal_snr_trains_on_the_rescaled_levels_and_says_how_to_sample(
         assert denoiser.sampling.sigmas[-1] < 20
 
 
+def test_the_model_that_comes_out_samples_at_the_levels_it_was_trained_at(host, pictures, run, wall):
+    import comfy.model_sampling
+
+    class Sampling(comfy.model_sampling.ModelSamplingDiscrete, comfy.model_sampling.V_PREDICTION):
+        pass
+
+    model, clip, vae = host.call("GraftDemo")
+    model.add_object_patch("model_sampling", Sampling(None))
+    dataset = host.call("GraftDataset", folder=pictures, vae=vae, clip=clip, resolution=256)[0]
+    given = {"model": model, "dataset": dataset, "ema": host.call("GraftEMA")[0], "run": run}
+
+    def last(patcher):
+        return float(patcher.get_model_object("model_sampling").sigmas[-1])
+
+    for zero, level in ((False, pytest.approx(last(model))), (True, pytest.approx(float(Sampling(None, zsnr=True).sigmas[-1]), rel=1e-3))):
+        state = host.call("GraftTrainStart", objective=host.call("GraftObjective", zero_terminal_snr=zero)[0], **given)[0]
+        made = host.call("TrainStep", state=state, steps=1)
+        assert last(made[1]) == level and last(host.call("EMAMerge", model=model, state=made[0])[0]) == level
+        assert ("MODEL samples with the same noise levels" in made[5]) == zero
+        # A run on what came out is another run, and one that can be found again.
+        again = host.call("GraftTrainStart", **{**given, "model": made[1]})[0]
+        assert not again.subject.unhashed and again.start.model != state.start.model
+    assert last(model) < 20
+
+
 def test_stored_runs_stay_within_the_limit_of_the_environment(host, pictures, run, monkeypatch):
     old = _run(host, _workflow(host, pictures, f"{run} old", 1), report=["10", 5])["report"]
     folder = old.partition("stored in ")[2].splitlines()[0]
