@@ -39,7 +39,9 @@ def near_loras(name: str, count: int = 3) -> list[str]:
     """Up to `count` names of LoRAs that a missing one may have been: the same file in another folder first, then names spelt much alike."""
     names = lora_names()
     same = [other for other in names if _file_name(other) == _file_name(name)]
-    alike = difflib.get_close_matches(name, names, n=count, cutoff=0.5)
+    stems = {other: os.path.splitext(other)[0] for other in names}  # every name ends alike
+    close = difflib.get_close_matches(os.path.splitext(name)[0], stems.values(), n=count, cutoff=0.5)
+    alike = [other for stem in close for other in names if stems[other] == stem]
     return [*same, *(other for other in alike if other not in same)][:count]
 
 

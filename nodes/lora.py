@@ -23,7 +23,7 @@ def found_files(listed: list[StackRow]) -> list[str]:
         try:
             paths.append(host.folders.lora_path(row[0]))
         except (ValueError, FileNotFoundError) as error:
-            problems.append(str(error))
+            problems.append(f"row {row.number}: {error}")
     if problems:
         raise ValueError("LoRA stack:\n" + "\n".join(f"- {problem}" for problem in problems))
     return paths

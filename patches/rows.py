@@ -22,11 +22,15 @@ _RANGE = re.compile(r"([\d.]+%?)\s*-\s*([\d.]+%?)")
 
 
 class StackRow(tuple):
-    """One row of a LORA_STACK: a tuple (file name, model strength, clip strength) that other packs can unpack, with Graft's extras."""
+    """One row of a LORA_STACK: a tuple (file name, model strength, clip strength) that other packs can unpack, with Graft's extras.
+
+    `number` is its place in the list that it was read from, for messages, counted from 1 and rows that are off included.
+    """
 
     blocks: str
     schedule: str
     partial: bool
+    number: int = 0
 
     def __new__(cls, name: str, model: float, clip: float, blocks: str = "", schedule: str = "", partial: bool = False) -> StackRow:
         row = super().__new__(cls, (name, model, clip))
@@ -49,7 +53,7 @@ def rows_of(stack: Iterable[Sequence]) -> list[StackRow]:
         found = list(_row_problems(row))
         problems += [f"row {number} ({element[0]}): {problem}" for problem in found]
         if not found:
-            rows.append(_row(row))
+            rows.append(_row(row, number))
     if problems:
         raise ValueError("LORA_STACK:\n" + "\n".join(f"- {problem}" for problem in problems))
     return rows
@@ -76,7 +80,7 @@ def parse(text: str) -> list[StackRow]:
         found = [f"row {number} ({row['file']}): {problem}" for problem in _row_problems(row)] if row.get("on", True) else []
         problems += found
         if not found and row.get("on", True):
-            rows.append(_row(row))
+            rows.append(_row(row, number))
     if problems:
         raise ValueError("rows:\n" + "\n".join(f"- {problem}" for problem in problems))
     return rows
@@ -136,7 +140,9 @@ def _number(text: str) -> float:
     return value
 
 
-def _row(row: dict[str, Any]) -> StackRow:
+def _row(row: dict[str, Any], number: int) -> StackRow:
     model = float(row.get("model", 1.0))
     extras = (row.get("blocks", ""), row.get("schedule", ""), row.get("partial", False))
-    return StackRow(row["file"], model, float(row.get("clip", model)), *extras)
+    made = StackRow(row["file"], model, float(row.get("clip", model)), *extras)
+    made.number = number
+    return made

@@ -345,12 +345,45 @@ def test_pickles_are_refused_by_name(host, small, extension):
 
 
 def test_a_missing_file_in_a_saved_workflow(host, files):
-    """The row and near matches are named before anything runs; every missing row at once."""
-    prompt = {"1": {"class_type": "GraftLoRAStack", "inputs": {"rows": rows({"file": "lora_0.safetensors"}, {"file": "lora0.safetensors"},
-                                                                            {"file": "qqqq.safetensors"})}}}  # fmt: skip
-    result = host.run(prompt, {"stack": ["1", 0]})
+    """Before anything runs every missing row is named, by its place in the list with the rows that are off, and with what is near."""
+    listed = rows({"file": "off.safetensors", "on": False}, {"file": "lora_0.safetensors"}, {"file": "lora0.safetensors"},
+                  {"file": "styles/lora1.safetensors"}, {"file": "qqqq.safetensors"})  # fmt: skip
+    result = host.run({"1": {"class_type": "GraftLoRAStack", "inputs": {"rows": listed}}}, {"stack": ["1", 0]})
     errors = str(result["errors"])
-    assert not result["valid"] and "did you mean lora0.safetensors" in errors and "qqqq.safetensors" in errors
+    assert not result["valid"]
+    for said in ("row 2: no LoRA file 'lora_0.safetensors'; did you mean lora0.safetensors",
+                 "row 4: no LoRA file 'styles/lora1.safetensors'; did you mean lora1.safetensors",
+                 "row 5: no LoRA file 'qqqq.safetensors' in ComfyUI's loras folders"):  # fmt: skip
+        assert said in errors.replace("\\", ""), said
+    assert "off.safetensors" not in errors and "row 3" not in errors
+
+
+class ForeignStack:
+    """A stack node of another pack: plain tuples."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"names": ("STRING",)}}
+
+    RETURN_TYPES = ("LORA_STACK",)
+    FUNCTION = "stack"
+    CATEGORY = "test"
+
+    def stack(self, names):
+        return ([(name, 1.0, 1.0) for name in names.split()],)
+
+
+def test_a_missing_file_in_another_packs_stack(host, files):
+    """It is found when the stack is used: the node fails, with the row's place in the stack."""
+    host.nodes.NODE_CLASS_MAPPINGS["GraftTestStack"] = ForeignStack
+    prompt = {
+        "1": {"class_type": "GraftDemo", "inputs": {}},
+        "2": {"class_type": "GraftTestStack", "inputs": {"names": "lora0.safetensors lora_1.safetensors"}},
+        "3": {"class_type": "LoRAStackPatch", "inputs": {"model": ["1", 0], "lora_stack": ["2", 0], "lora_strength": 1.0, "mode": "auto"}},
+    }
+    result = host.run(prompt, {"model": ["3", 0]})
+    assert result["valid"] and not result["success"]
+    assert "row 2: no LoRA file 'lora_1.safetensors'; did you mean lora1.safetensors" in str(result["errors"]).replace("\\", "")
 
 
 def test_a_second_queue_reads_nothing(host, small, files):

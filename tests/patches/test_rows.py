@@ -22,6 +22,7 @@ def test_a_row_is_a_tuple_of_three_with_extras():
 def test_defaults_and_rows_that_are_off():
     parsed = parse(rows({"file": "a"}, {"file": "b", "on": False, "blocks": "1,0"}, {"file": "c", "model": 0.5}, {"file": "d", "clip": 0}))
     assert parsed == [("a", 1.0, 1.0), ("c", 0.5, 0.5), ("d", 1.0, 0.0)]
+    assert [row.number for row in parsed] == [1, 3, 4]
     assert parse(EMPTY) == [] == parse("  ")
 
 
@@ -57,6 +58,7 @@ def test_every_row_is_in_the_one_error():
 def test_rows_of_other_packs():
     assert rows_of([("a", 1, 0.5), ["b", 2, 2]]) == [("a", 1.0, 0.5), ("b", 2.0, 2.0)]
     assert rows_of([StackRow("a", 1, 1, partial=True)])[0].partial
+    assert [row.number for row in rows_of([("a", 1, 1), StackRow("b", 1, 1)])] == [1, 2]
     with pytest.raises(ValueError, match=r"row 1: expected .*\n.*row 2 .*schedule: expected start-end"):
         rows_of([("a", 1), StackRow("b", 1, 1, schedule="x")])
 
