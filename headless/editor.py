@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -375,8 +376,9 @@ def _sheets(data: Mapping[str, Any]) -> tuple[Sheet, dict[str, Sheet]]:
     """The root and the subgraph definitions; node ids inside subgraphs are made unique over the file, as the editor does on loading."""
     root = Sheet("", list(data.get("nodes", [])), _links(data.get("links") or []))
     taken = {str(node.get("id")) for node in root.nodes}
-    numbers = [int(node_id) for node_id in taken if node_id.lstrip("-").isdigit()]
-    last = max([int(data.get("last_node_id") or (data.get("state") or {}).get("lastNodeId") or 0), *numbers])
+    state = data.get("state")
+    counted = data.get("last_node_id") or (state.get("lastNodeId") if isinstance(state, Mapping) else None)
+    last = max([0, *(number for number in map(_whole, [counted, *taken]) if number is not None)])
     sheets: dict[str, Sheet] = {}
     renamed: dict[str, dict[str, str]] = {}
     for entry in _definitions(data):
@@ -389,8 +391,8 @@ def _sheets(data: Mapping[str, Any]) -> tuple[Sheet, dict[str, Sheet]]:
                     pass
                 renames[old] = str(last)
                 node = {**node, "id": last}
-            elif old.isdigit():
-                last = max(last, int(old))
+            else:
+                last = max(last, _whole(old) or 0)
             taken.add(str(node.get("id")))
             nodes.append(node)
         links = {key: _renamed(link, renames) for key, link in _links(entry.get("links") or []).items()}
@@ -415,6 +417,12 @@ def _links(entries: Sequence[Any]) -> dict[str, Link]:
         if isinstance(entry, list) and len(entry) >= 5:
             found[str(entry[0])] = Link(str(entry[0]), str(entry[1]), int(entry[2]), str(entry[3]), int(entry[4]))
     return found
+
+
+def _whole(node_id: Any) -> int | None:
+    """An id as the number that it is; None for another one."""
+    text = str(node_id)
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else None
 
 
 def _renamed(link: Link, renames: Mapping[str, str]) -> Link:

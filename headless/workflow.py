@@ -47,6 +47,8 @@ def read(path: str) -> Document:
         raise WorkflowError([Problem(f"{path}: not a text file; expected a workflow saved as JSON ({error.reason})")]) from error
     except json.JSONDecodeError as error:
         raise WorkflowError([Problem(f"{path}: not JSON (line {error.lineno}, column {error.colno}: {error.msg})")]) from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists in lists in lists …
+        raise WorkflowError([Problem(f"{path}: JSON that cannot be read ({error})")]) from error
     return parse(data, path)
 
 
@@ -68,7 +70,8 @@ def parse(data: Any, path: str = "workflow") -> Document:
 def title(graph: Graph, node_id: str) -> str:
     """The title a node shows in the editor, its class otherwise."""
     node = graph.get(node_id, {})
-    return str((node.get("_meta") or {}).get("title") or node.get("class_type") or "")
+    meta = node.get("_meta")
+    return str((meta.get("title") if isinstance(meta, dict) else None) or node.get("class_type") or "")
 
 
 def problem(graph: Graph, node_id: str, message: str, name: str = "") -> Problem:
@@ -308,7 +311,7 @@ def _value(text: str, item: Input, what: str) -> Any:
     """The text of a --set as a value of the input's type: JSON where that fits, the text itself otherwise."""
     try:
         parsed = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         parsed = text
     kind = item.type.upper()
     fits = {

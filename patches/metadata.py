@@ -57,7 +57,7 @@ def _tags(text: str) -> Counter[str]:
     """Tags and their counts over all folders of kohya's `ss_tag_frequency`; none when it is not what it should be."""
     try:
         folders = json.loads(text or "{}")
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return Counter()
     counts: Counter[str] = Counter()
     for tags in folders.values() if isinstance(folders, dict) else ():
@@ -107,7 +107,11 @@ def _alphas(path: str, tensors: Mapping[str, files.TensorInfo], metadata: Mappin
                 kind = _ALPHAS[tensor.kind]
                 found.add(float(torch.frombuffer(bytearray(file.read(tensor.end - tensor.start)), dtype=kind)[0]))
     if not found:
-        said = [metadata.get("ss_network_alpha", "")] + [str(config.alpha) for config in peft_configs(metadata)]
+        try:
+            configs = peft_configs(metadata)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        said = [metadata.get("ss_network_alpha", "")] + [str(config.alpha) for config in configs]
         found = {float(text) for text in said if re.fullmatch(r"\d+(\.\d+)?", text)}
     return sorted(found)
 

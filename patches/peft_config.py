@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +41,7 @@ def peft_configs(metadata: Mapping[str, str]) -> tuple[PeftConfig, ...]:
         if metadata.get(key):
             try:
                 content = json.loads(metadata[key])
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{key}: not JSON ({error})") from error
             if not isinstance(content, dict):
                 raise ValueError(f"{key}: expected an object, got {metadata[key][:80]!r}")
@@ -56,20 +56,48 @@ def config_for(configs: tuple[PeftConfig, ...], layer: str) -> PeftConfig | None
 
 
 def _config(part: str, content: Mapping[str, Any]) -> PeftConfig:
-    number = (int, float)
-    alpha = content.get("lora_alpha", content.get("alpha"))
+    alpha, rank = content.get("lora_alpha", content.get("alpha")), content.get("r")
     coft, eps = content.get("coft"), content.get("eps", 6e-5)
-    exact = content.get("use_cayley_neumann") is False
+    terms = content.get("num_cayley_neumann_terms") or 5
+    if not _count(terms) or terms > _MOST_TERMS:
+        raise ValueError(f"num_cayley_neumann_terms is {str(terms)[:40]}, expected a whole number up to {_MOST_TERMS}")
     return PeftConfig(
         part=part,
-        rank=content["r"] if isinstance(content.get("r"), int) else None,
-        alpha=float(alpha) if isinstance(alpha, number) else None,
-        rank_pattern={k: v for k, v in (content.get("rank_pattern") or {}).items() if isinstance(v, int)},
-        alpha_pattern={k: float(v) for k, v in (content.get("alpha_pattern") or {}).items() if isinstance(v, number)},
+        rank=rank if _count(rank) else None,
+        alpha=float(alpha) if _number(alpha) else None,
+        rank_pattern=_patterns(content, "rank_pattern", _count),
+        alpha_pattern=_patterns(content, "alpha_pattern", _number),
         rslora=content.get("use_rslora") is True,
-        terms=0 if exact else int(content.get("num_cayley_neumann_terms") or 5),
-        limit=float(eps) if coft is True and isinstance(eps, number) else None,
+        terms=0 if content.get("use_cayley_neumann") is False else terms,
+        limit=float(eps) if coft is True and _number(eps) else None,
     )
+
+
+_MOST_TERMS = 1000
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 < value < 2**31
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e30
+
+
+def _patterns(content: Mapping[str, Any], name: str, check: Callable[[Any], bool]) -> dict[str, Any]:
+    """{pattern: value}; ValueError for what is no pattern, or one that could keep a reader busy for hours (`(a+)+`)."""
+    given = content.get(name) or {}
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{name}: expected an object, got {str(given)[:80]}")
+    for pattern in given:
+        try:
+            re.compile(pattern)
+            slow = len(pattern) > 1000 or len(re.findall(r"[*+{]", pattern)) > 2 or re.search(r"\)[*+{]", pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ValueError(f"{name}: {pattern[:80]!r} is no pattern ({error})") from error
+        if slow:
+            raise ValueError(f"{name}: {pattern[:80]!r} is too complicated a pattern; expected names of layers")
+    return {pattern: value for pattern, value in given.items() if check(value)}
 
 
 def _of(patterns: Mapping[str, Any], layer: str, otherwise: Any) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import codecs
 import difflib
-import math
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -75,12 +75,12 @@ class Filters:
         names = {f.name for f in fields(cls)}
         for key, value in given.items():
             if key not in names:
-                problems.append(unknown(str(key), names))
+                problems.append(unknown(str(key)[:80], names))
                 continue
             try:
                 values[key] = _READERS[key](value)
             except ValueError as error:
-                problems.append(f"{key} is {value!r}, expected {error}")
+                problems.append(f"{key} is {shown(value)}, expected {error}")
         if "crops" in values and values.get("crop") != "random":
             problems.append("crops has no effect without crop: random")
         if "cache_gb" in values and not values.get("cache", True):
@@ -99,14 +99,41 @@ def load_mapping(text: str, where: str) -> dict[Any, Any]:
     except ModuleNotFoundError as error:
         raise ValueError(f"{where}: reading YAML needs PyYAML, which ComfyUI installs: pip install PyYAML") from error
     try:
-        given = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{where} is not YAML: {' '.join(str(error).split())}") from error
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is not None and _expanded(node, {}) > _LARGEST:
+            raise ValueError(f"its aliases stand for more than {_LARGEST:,} values")
+        given = None if node is None else loader.construct_document(node)
+    except (*_UNREADABLE, yaml.YAMLError) as error:
+        raise ValueError(f"{where} is not YAML: {' '.join(str(error).split()) or type(error).__name__}") from error
     if given is None:
         return {}
     if not isinstance(given, dict):
         raise ValueError(f"{where} is YAML of a {type(given).__name__}, expected lines of the form key: value")
     return given
+
+
+_LARGEST = 100_000  # values in a mapping; its text may be short, as an alias may stand for many (a "billion laughs")
+_UNREADABLE = (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError)  # PyYAML's, of `!!bool x`, a 99th day …
+
+
+def _expanded(node: Any, known: dict[int, float]) -> float:
+    """How many values a YAML node stands for with its aliases written out; infinitely many where it holds itself."""
+    if id(node) not in known:
+        known[id(node)] = float("inf")
+        parts = node.value if isinstance(node.value, list) else []
+        known[id(node)] = 1 + sum(_expanded(one, known) for part in parts for one in (part if isinstance(part, tuple) else (part,)))
+    return known[id(node)]
+
+
+def shown(value: Any) -> str:
+    """A wrong value for a message, cut short."""
+    text = _BRIEF.repr(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel = 2
 
 
 def unknown(key: str, names: set[str]) -> str:
@@ -131,7 +158,7 @@ def whole(least: int) -> Callable[[Any], int]:
 
 def number(value: Any, least: float = float("-inf"), most: float = float("inf")) -> float:
     """A finite number from `least` to `most`."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most or math.isinf(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most or not abs(value) < 1e300:
         bounds = "" if least == float("-inf") else f" from {least:g}" + ("" if most == float("inf") else f" to {most:g}")
         raise ValueError(f"a number{bounds}")
     return float(value)
@@ -201,8 +228,10 @@ def _text(value: Any) -> str:
 
 def _encoding(value: Any) -> str:
     try:
-        return codecs.lookup(_text(value)).name
-    except LookupError:
+        name = codecs.lookup(_text(value)).name
+        b"".decode(name)  # some are of bytes, not of text
+        return name
+    except (LookupError, UnicodeError):
         raise ValueError("the name of a text encoding, as utf-8 or cp1252") from None
 
 

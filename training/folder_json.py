@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from . import pictures
 from .captions import Written
-from .filters import Filters
+from .filters import Filters, shown
 from .tags import split
 
 
@@ -52,7 +52,7 @@ def _record(file: Path) -> dict[str, object] | None:
         record = json.loads(file.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8 text ({error.reason} at byte {error.start})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON ({error})") from error
     except OSError as error:
         raise ValueError(f"cannot be read ({error.strerror})") from error
@@ -78,6 +78,6 @@ def _picture(file: Path, folder: Path, record: dict[str, object]) -> Path:
 def _written(record: dict[str, object]) -> Written:
     given, score = record["tags"], record.get("score")
     tags = split(given) if isinstance(given, str) else [str(tag).strip() for tag in given]  # type: ignore[attr-defined]
-    if score is not None and (isinstance(score, bool) or not isinstance(score, int | float)):
-        raise ValueError(f"score is {score!r}, expected a number")
+    if score is not None and (isinstance(score, bool) or not isinstance(score, int | float) or not abs(score) < 1e300):
+        raise ValueError(f"score is {shown(score)}, expected a finite number")
     return Written(tags=tuple(tag for tag in tags if tag), found=True, score=None if score is None else float(score))

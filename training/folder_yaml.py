@@ -144,17 +144,20 @@ def _read(path: Path, encoding: str) -> Said:
         if key in ("rating", "image"):
             notes.append(f"{key} in {path.name} is not used")
         elif key == "caption":
+            if not isinstance(value, str | int | float):
+                problems.append(f"caption is {filters.shown(value)}, expected one text")
+                continue
             parts = split(str(value))
             values.update(main=parts[0] if parts else "", tags=tuple((tag, 1.0) for tag in parts[1:]), found=True)
         elif key not in _KEYS:
-            problems.append(filters.unknown(str(key), set(_KEYS) | {"caption"}))
+            problems.append(filters.unknown(str(key)[:80], set(_KEYS) | {"caption"}))
         else:
             name, reader = _KEYS[key]
             try:
                 values[name] = reader(value)
                 values["found"] = values.get("found", False) or name in ("main", "tags")
             except ValueError as error:
-                problems.append(f"{key} is {value!r}, expected {error}")
+                problems.append(f"{key} is {filters.shown(value)}, expected {error}")
     if problems:
         raise ValueError(f"{path.name}: " + "; ".join(problems))
     return Said(**values, notes=tuple(notes))
@@ -189,7 +192,7 @@ _KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "cond_dropout": ("cond_dropout", filters.share),
     "flip_p": ("flip_p", filters.share),
     "shuffle_tags": ("shuffle_tags", filters.flag),
-    "batch_id": ("batch_id", str),
+    "batch_id": ("batch_id", _main),
     "loss_scale": ("loss_scale", _positive),
     "max_caption_length": ("max_caption_length", filters.whole(1)),
 }

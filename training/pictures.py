@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +37,13 @@ def mask_file(picture: Path, folder: Path) -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
+# What Pillow and its plugins raise on damaged files, AVIF's a RuntimeError.
+_DAMAGED = (
+    OSError, ValueError, SyntaxError, EOFError, RuntimeError, TypeError, KeyError, IndexError, AttributeError, OverflowError, struct.error,
+    zlib.error, ZeroDivisionError,
+)  # fmt: skip
+
+
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Errors of Pillow inside the block come out as ValueError with what is wrong."""
@@ -45,7 +54,7 @@ def reading(path: Path) -> Iterator[None]:
     except UnidentifiedImageError as error:
         without = path.suffix.lower() == ".avif" and ".avif" not in Image.registered_extensions()
         raise ValueError("this Pillow cannot read AVIF; install a newer one" if without else "not a picture that can be read") from error
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:  # what Pillow raises on damaged files
+    except (*_DAMAGED, Image.DecompressionBombError) as error:
         raise ValueError(str(error) or type(error).__name__) from error
 
 

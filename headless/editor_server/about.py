@@ -195,6 +195,6 @@ def _metadata(path: str) -> dict[str, Any] | None:
         header = file.read(length)
     try:
         found = json.loads(header)
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         return None
     return found.get("__metadata__") if isinstance(found, dict) else None

@@ -25,13 +25,33 @@ def problem(message: str, status: int = 400) -> web.Response:
     return answer({"error": message}, status)
 
 
+class NotJson(ValueError):
+    """What came in a request is no JSON: the message says why."""
+
+
 async def asked(request: web.Request) -> dict[str, Any]:
     """The object in a request's body; 400 when it is anything else. An empty body is an empty object."""
-    body = await request.text()
-    value = json.loads(body) if body.strip() else {}
+    value = await body_of(request, {})
     if not isinstance(value, dict):
         raise web.HTTPBadRequest(text="the body must be a JSON object")
     return value
+
+
+async def body_of(request: web.Request, empty: Any = None) -> Any:
+    """The JSON value in a request's body, `empty` for an empty one; NotJson when it is none."""
+    try:
+        text = await request.text()
+    except (LookupError, UnicodeError) as error:
+        raise NotJson(f"the body is not JSON: its encoding is another one or not known ({error})") from error
+    return parsed(text, "the body") if text.strip() or empty is None else empty
+
+
+def parsed(text: str, what: str) -> Any:
+    """JSON text as a value; NotJson when it is none, also for endless nesting and endless numbers."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise NotJson(f"{what} is not JSON: {error}") from error
 
 
 def number(request: web.Request, name: str, default: int | None = None) -> int | None:

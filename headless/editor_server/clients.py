@@ -93,7 +93,7 @@ class Clients:
         """A page says what it can do, and is told the same of the server; nothing else is expected from it."""
         try:
             message = json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             logging.warning("client %s sent something that is not JSON", sid)
             return
         if isinstance(message, dict) and message.get("type") == "feature_flags" and isinstance(message.get("data"), dict):

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import hashlib
 import io
-import json
 import mimetypes
 import os
+import struct
 import tempfile
+import zlib
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
@@ -17,7 +18,7 @@ from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 
 from ..hosts import Host
-from .answers import answer, problem
+from .answers import answer, parsed, problem
 from .paths import PathRefused, inside, single
 
 KINDS = ("input", "output", "temp")
@@ -93,7 +94,7 @@ class Files:
                 kind, body = await asyncio.to_thread(_small, path, query["preview"], channel)
             else:
                 kind, body = "png", await asyncio.to_thread(_channel, path, channel)
-        except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises for a file that is no picture
+        except _unreadable() as error:
             return problem(f"{query['filename']!r} cannot be shown as a picture: {error}")
         return web.Response(body=body, content_type=f"image/{kind}")
 
@@ -107,7 +108,7 @@ class Files:
         """POST /upload/mask: as an image, whose transparency is put on the picture that original_ref names."""
         form, file, name = await _form(request)
         with file:
-            reference = json.loads(form.get("original_ref") or "null")
+            reference = parsed(form.get("original_ref") or "null", "original_ref")
             if not isinstance(reference, dict) or not isinstance(reference.get("filename"), str) or not reference["filename"]:
                 return problem("original_ref must be an object with filename, subfolder and type")
             original = self.find(reference["filename"], str(reference.get("subfolder") or ""), str(reference.get("type") or "output"))
@@ -115,7 +116,7 @@ class Files:
                 return problem(f"there is no picture {reference['filename']!r}", 404)
             try:
                 masked = await asyncio.to_thread(_masked, original, file)
-            except (OSError, ValueError, SyntaxError) as error:
+            except _unreadable() as error:
                 return problem(f"not a picture: {error}")
             return await self._stored(form, name, masked)
 
@@ -129,6 +130,14 @@ class Files:
         overwrite = form.get("overwrite", "").lower() in ("true", "1")
         stored = await asyncio.to_thread(_store, folder, name, file, overwrite)
         return answer({"name": stored, "subfolder": subfolder, "type": kind})
+
+
+def _unreadable() -> tuple[type[Exception], ...]:
+    """What Pillow and its plugins raise for a file that is no whole picture, or one that is too large."""
+    from PIL import Image
+
+    more = (RuntimeError, TypeError, KeyError, IndexError, AttributeError, OverflowError, EOFError, ZeroDivisionError)
+    return (OSError, ValueError, SyntaxError, struct.error, zlib.error, Image.DecompressionBombError, *more)
 
 
 async def _form(request: web.Request) -> tuple[dict[str, str], BinaryIO, str]:

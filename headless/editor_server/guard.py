@@ -7,7 +7,6 @@ refused, and a request that another site made is refused even when the browser s
 from __future__ import annotations
 
 import ipaddress
-import json
 import logging
 import socket
 from collections.abc import Awaitable, Callable
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from .answers import NotJson
 from .paths import PathRefused, identifier
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -127,9 +127,9 @@ async def explained(request: web.Request, handler: Handler) -> web.StreamRespons
         for value in request.match_info.values():
             identifier(value)
         return await handler(request)
-    except PathRefused as error:
+    except (PathRefused, NotJson) as error:
         return web.json_response({"error": str(error)}, status=400)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        return web.json_response({"error": f"the body is not JSON: {error}"}, status=400)
+    except (ConnectionError, web.RequestPayloadError) as error:  # the rest never came, or is not packed as it says
+        return web.json_response({"error": f"the request ended early: {error}"}, status=400)
     except (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         return web.json_response({"error": f"there is no such place: {error.strerror}"}, status=409)

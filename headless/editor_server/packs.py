@@ -175,7 +175,7 @@ def _json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         logging.error("%s is not JSON, so its texts are missing: %s", path, error)
         return {}
     return found if isinstance(found, dict) else {}

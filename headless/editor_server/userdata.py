@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from ..hosts import Host
-from .answers import answer, asked, problem
+from .answers import answer, asked, body_of, problem
 from .files import download, write_whole
 from .paths import PathRefused, inside
 
@@ -81,7 +81,7 @@ class UserData:
                 found = json.load(file)
         except FileNotFoundError:
             return {}
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             with contextlib.suppress(OSError):
                 os.replace(path, f"{path}.broken")
             logging.error("%s is not JSON (%s); it was renamed to %s.broken, and settings begin anew", path, error, SETTINGS)
@@ -109,7 +109,7 @@ class UserData:
 
     async def change_setting(self, request: web.Request) -> web.Response:
         """POST /settings/ID: a value."""
-        return await self._change({request.match_info["id"]: json.loads(await request.text())})
+        return await self._change({request.match_info["id"]: await body_of(request)})
 
     # files
     async def listing(self, request: web.Request) -> web.Response:

@@ -125,7 +125,7 @@ class Runner:
         try:
             with self.fence.up():
                 self.target.attempt(case)
-        except BaseException as error:  # noqa: BLE001  (every error is judged in `run`)
+        except BaseException as error:  # every error is judged in `run`
             if isinstance(error, KeyboardInterrupt):
                 raise
             self.outcome = error
@@ -184,7 +184,7 @@ def watched(kind: Callable[[Path], Target], seed: int, cases: int, say: Callable
     """The report of a target whose cases run in another process; a crash or a hang there is a failure that names its case."""
     context = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
     now, (mine, theirs) = context.Value("q", -1), context.Pipe(False)
-    process = context.Process(target=work, args=(kind, seed, cases, now, theirs))
+    process = context.Process(target=work, args=(kind, seed, cases, now, theirs), daemon=True)
     process.start()
     theirs.close()
     at, since, told = -1, time.monotonic(), time.monotonic()
@@ -225,4 +225,3 @@ def replayed(kind: Callable[[Path], Target], seed: int, number: int) -> str:
         shown = said if len(said) < 4000 else f"{said[:4000]} … ({len(said)} characters)"
         error = f"{type(runner.outcome).__name__}: {runner.outcome}" if runner.outcome else ""
         return f"case: {shown}\n{what or 'no case'} in {time.perf_counter() - begun:.3f} s {error[:2000]}\n{wrong}"
-

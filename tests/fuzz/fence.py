@@ -15,6 +15,12 @@ _CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.sym
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
+def _below_a_descriptor(event: str, arguments: tuple[Any, ...]) -> bool:
+    """shutil.rmtree removes by name below an open folder; its own event has told of the folder."""
+    places = {"os.remove": 1, "os.rmdir": 1, "os.mkdir": 2}
+    return event in places and arguments[places[event]] not in (-1, None)
+
+
 class Fence:
     """Around one folder; `up` for the time of a case, `taken` gives what was done outside since."""
 
@@ -45,7 +51,7 @@ class Fence:
             self.noted.append(f"{event} {arguments!r}"[:300])
         elif event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING:
             self._check(event, arguments[0])
-        elif event in _CHANGES:
+        elif event in _CHANGES and not _below_a_descriptor(event, arguments):
             for path in arguments[: 2 if event in ("os.rename", "os.link", "os.symlink") else 1]:
                 self._check(event, path)
 

@@ -40,6 +40,18 @@ def run(of: Any) -> None:
     of[2](torch.ones(1, 4, 5, 5))
 
 
+_JSON_WITHIN = ("lora_adapter_metadata", "adapter_config", "ss_tag_frequency")
+
+
+def body_of(text: str) -> str:
+    """JSON text, or an empty object where damage has left none."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return "{}"
+    return text
+
+
 def key_map() -> dict[str, Place]:
     """Names that trainers give to the model's layers."""
     found = {}
@@ -58,7 +70,11 @@ def damaged_file(draw: st.DrawFn, bodies: list[bytes]) -> bytes:
         return draw(damaged_bytes(bodies))
     body = draw(st.sampled_from(bodies))
     length = struct.unpack("<Q", body[:8])[0]
-    header = draw(damaged_json([json.loads(body[8 : 8 + length])]))
+    header = draw(damaged_json([body[8 : 8 + length]]))
+    said = header.get("__metadata__") if isinstance(header, dict) else None
+    for key in _JSON_WITHIN if isinstance(said, dict) and draw(st.booleans()) else ():
+        if isinstance(said.get(key), str):
+            said[key] = text_of(draw(damaged_json([body_of(said[key])]))).decode()
     text = text_of(header, draw(st.sampled_from(("", "", "", "__metadata__", "dtype", "shape", "data_offsets"))))
     data = draw(damaged_bytes([body[8 + length :]], 2)) if draw(st.booleans()) else body[8 + length :]
     claimed = draw(st.sampled_from((0, 0, 0, 0, -1, 1, 8, 2**31, 2**63))) + len(text)

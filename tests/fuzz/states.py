@@ -1,4 +1,4 @@
-"""Stored and saved training states: a run's folder and a saved state with damage anywhere, signed anew or not, read by everything that reads."""
+"""Stored and saved training states: a run's folder and a saved state with damage anywhere, signed anew or not."""
 
 from __future__ import annotations
 
@@ -56,10 +56,12 @@ class States(Target):
             assert found is None or found.state.key == found.folder.name or found.partial or not problems
             said = []
             for act in (
-                lambda: store.load(self.place / "run" / STATE, self.like), lambda: listing.shown(self.place, "run", "latest"),
-                lambda: saved.load(self.place, "saved", "model"), lambda: saved.trains_text_encoder(self.place, "saved"),
+                lambda: store.load(self.place / "run" / STATE, self.like),
+                lambda: listing.shown(self.place, "run", "latest"),
+                lambda: saved.load(self.place, "saved", "model"),
+                lambda: saved.trains_text_encoder(self.place, "saved"),
                 lambda: [snapshots.read(one) for one in snapshots.found(self.place / "run")],
-            ):  # fmt: skip
+            ):
                 try:
                     act()
                 except self.refusals as error:
@@ -80,7 +82,7 @@ class States(Target):
 
 @st.composite
 def changed(draw: st.DrawFn, whole: dict[str, bytes]) -> dict[str, bytes]:
-    """One or two files of the folder with damage; in half of the cases state.json is signed anew, so that what it says is taken for true."""
+    """One or two damaged files of the folder; in half of the cases state.json is signed anew, so that its hashes fit."""
     out: dict[str, bytes] = {}
     for name in draw(st.lists(st.sampled_from([*whole, *RECORDS, *RECORDS, *RECORDS]), min_size=1, max_size=2, unique=True)):
         body = whole[name]
@@ -89,7 +91,7 @@ def changed(draw: st.DrawFn, whole: dict[str, bytes]) -> dict[str, bytes]:
         elif draw(st.booleans()):
             out[name] = draw(damaged_bytes([body], 4, 1))
         else:
-            out[name] = text_of(draw(damaged_json([json.loads(body)], 3, 1)), draw(st.sampled_from(("", "", "step", "kind"))))
+            out[name] = text_of(draw(damaged_json([body], 3, 1)), draw(st.sampled_from(("", "", "step", "kind"))))
     if draw(st.booleans()):
         for name in RECORDS:
             out[name] = signed(out.get(name, whole[name]), {**whole, **out}, Path(name).parent.as_posix())
