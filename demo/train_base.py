@@ -63,7 +63,7 @@ def settings(steps: int) -> Any:
 
     optimizer = OptimizerSettings(
         learning_rate=1e-3, schedule="cosine", warmup=min(60, steps), total_steps=steps, floor=0.02, batch_size=16, weight_decay=1e-4,
-        clip_norm=1.0, precision="float32",
+        clip_norm=1.0, precision="float32", options="betas = 0.9 0.99",
     )
     return Settings(optimizer, ObjectiveSettings(conditioning_dropout=0.1))
 

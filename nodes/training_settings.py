@@ -161,6 +161,11 @@ class GraftOptimizer(io.ComfyNode):
                     tooltip="Move each weight as soon as its gradient is there and drop the gradient: less memory with full weights, the "
                     "same result. Not with clip_norm or accumulation.",
                 ),
+                io.String.Input(
+                    "options", default="", optional=True,
+                    tooltip="Options of the optimizer's library: name = value, with commas between, as in betas = 0.9 0.99, eps = 1e-8. "
+                    "Which there are is on the help page.",
+                ),
             ],
             outputs=[Optimizer.Output(display_name="GRAFT_OPTIMIZER")],
         )

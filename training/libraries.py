@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
+from . import options
 from .adacoor import AdaCoor
 from .optimizer import ADACOOR_STEP, OptimizerSettings
 
-BETAS = (0.9, 0.999)
-LION_BETAS = (0.9, 0.99)
-EPS = 1e-8
-MOMENTUM = 0.9  # sgd's
+_ADAM = {"betas": (0.9, 0.999), "eps": 1e-8}
+_LION_BETAS = (0.9, 0.99)
+_MOMENTUM = 0.9  # sgd's
 
 # optimizer -> (module, name on the package index)
 _PACKAGES = {
@@ -53,33 +53,36 @@ def build(settings: OptimizerSettings, groups: Groups, matrices: bool = False) -
     lacking = missing(settings.optimizer)
     if lacking:
         raise ValueError("GraftOptimizer: " + "; ".join(lacking) + ".")
-    rate, decay = settings.learning_rate, settings.weight_decay
+    rate, decay, said = settings.learning_rate, settings.weight_decay, options.parse(settings.optimizer, settings.options)
     if settings.optimizer == "adacoor":
-        return AdaCoor(list(groups), eps=ADACOOR_STEP)
+        return AdaCoor(list(groups), **{"eps": ADACOOR_STEP, **said})
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(list(groups), lr=rate, momentum=MOMENTUM, weight_decay=decay)
+        return torch.optim.SGD(list(groups), lr=rate, weight_decay=decay, **{"momentum": _MOMENTUM, **said})
     if settings.optimizer == "adafactor":
-        return torch.optim.Adafactor(list(groups), lr=rate, weight_decay=decay)
-    if settings.optimizer == "muon" and matrices:  # a rate as AdamW's, which moves the tensors that are no matrices
-        return torch.optim.Muon(list(groups), lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+        return torch.optim.Adafactor(list(groups), lr=rate, weight_decay=decay, **said)
+    if settings.optimizer == "muon":
+        own = {name: value for name, value in said.items() if (name not in _ADAM) == matrices}
+        if matrices:  # a rate as AdamW's, which moves the tensors that are no matrices
+            return torch.optim.Muon(list(groups), lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw", **own)
+        said = own
     if settings.optimizer in ("adamw", "muon"):
         devices = {p.device.type for group in groups for p in group["params"]}
-        return torch.optim.AdamW(list(groups), lr=rate, betas=BETAS, eps=EPS, weight_decay=decay, fused=devices <= {"cpu", "cuda"})
-    return _from_package(settings, list(groups))
+        return torch.optim.AdamW(list(groups), lr=rate, weight_decay=decay, fused=devices <= {"cpu", "cuda"}, **{**_ADAM, **said})
+    return _from_package(settings, list(groups), said)
 
 
-def _from_package(settings: OptimizerSettings, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+def _from_package(settings: OptimizerSettings, groups: list[dict[str, Any]], said: dict[str, Any]) -> torch.optim.Optimizer:
     library: Any = importlib.import_module(_PACKAGES[settings.optimizer][0])
     rate, decay = settings.learning_rate, settings.weight_decay
     if settings.optimizer == "adamw8bit":
-        return library.optim.AdamW8bit(groups, lr=rate, betas=BETAS, eps=EPS, weight_decay=decay)
+        return library.optim.AdamW8bit(groups, lr=rate, weight_decay=decay, **{**_ADAM, **said})
     if settings.optimizer == "lion":
-        return library.Lion(groups, lr=rate, betas=LION_BETAS, weight_decay=decay)
+        return library.Lion(groups, lr=rate, weight_decay=decay, **{"betas": _LION_BETAS, **said})
     if settings.optimizer == "schedulefree":
-        made = library.AdamWScheduleFree(groups, lr=rate, betas=BETAS, eps=EPS, weight_decay=decay)
+        made = library.AdamWScheduleFree(groups, lr=rate, weight_decay=decay, **{**_ADAM, **said})
         made.train()
         return made
-    made = library.Prodigy(groups, lr=rate, betas=BETAS, eps=EPS, safeguard_warmup=settings.warmup > 0)
+    made = library.Prodigy(groups, lr=rate, **{**_ADAM, "safeguard_warmup": settings.warmup > 0, **said})
     for group in made.param_groups:
         group["weight_decay"] = decay  # not to its constructor, which prints
     return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .draws import generator
-from .libraries import BETAS, build
+from .libraries import build
 from .offload import Parking
 from .optimizer import OptimizerSettings
 from .rates import ratios
@@ -38,13 +38,15 @@ class Mover:
 
     `trained` are the tensors that the model computes with, by name: float32, or bf16 with precision full-bf16. Between the steps bf16 is
     all there is; a step makes float32 of one piece after another and rounds stochastically. With schedule-free AdamW `trained` are the
-    points at which gradients are taken (y of 2405.15682), and the weights to sample with (x) are others.
+    points at which gradients are taken (y of 2405.15682), and the weights to sample with (x) are others. Where the tensors are parts of
+    others, `across` makes of a sum over them the sum over all.
     """
 
     def __init__(
-        self, settings: OptimizerSettings, trained: Mapping[str, Tensor], saved: Mapping[str, Tensor], device: torch.device, seed: int
+        self, settings: OptimizerSettings, trained: Mapping[str, Tensor], saved: Mapping[str, Tensor], device: torch.device, seed: int,
+        across: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        self.settings, self.seed = settings, seed
+        self.settings, self.seed, self._across = settings, seed, across
         self.half = settings.precision == "full-bf16"
         kept: dict[str, dict[str, Tensor]] = {name: {} for name in trained}
         for key, value in saved.items():
@@ -144,7 +146,7 @@ class Mover:
         if z is None:
             return None
         y = self.trained[name].detach().float()
-        return y.lerp(z.to(y.device), 1 - 1 / BETAS[0])
+        return y.lerp(z.to(y.device), 1 - 1 / self._of[name].optimizer.param_groups[0]["betas"][0])
 
     def sampled(self) -> dict[str, Tensor]:
         """The weights that are sampled with, validated and saved: float32 copies on the CPU."""
@@ -209,11 +211,12 @@ class Mover:
     def norm(self) -> float:
         """The gradient's norm over everything that is trained, clipped to clip_norm on the way."""
         held = [t.grad for t in self.trained.values() if t.grad is not None]
-        if not self.early and not self.half:
+        if not self.early and not self.half and self._across is None:
             tensors = [t for t in self.trained.values() if t.grad is not None]
             return float(nn.utils.clip_grad_norm_(tensors, self.settings.clip_norm or math.inf))
         squares = [*self._squares, *(_square(g) for g in held)]
-        norm = float(torch.stack(squares).sum().sqrt()) if squares else 0.0
+        total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
+        norm = float((total if self._across is None else self._across(total)).sqrt())
         if self.settings.clip_norm and math.isfinite(norm):
             torch._foreach_mul_(held, min(1.0, self.settings.clip_norm / (norm + 1e-6)))  # as clip_grad_norm_, its norm in float32
         return norm

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from . import options
 from .rates import is_text_encoder, is_up, parse_block_rates, unmatched
 
 OPTIMIZERS = ("adamw", "adamw8bit", "adafactor", "lion", "prodigy", "schedulefree", "muon", "adacoor", "sgd")
@@ -31,6 +32,7 @@ class OptimizerSettings:
     `total_steps` is the horizon of the schedule, `warmup` its first steps, `floor` the share of the learning rate that is left at the end.
     `text_encoder_rate` is the text encoder's learning rate (0: the same). `block_rates` multiplies the rate where a pattern matches
     (`training.rates`), `lora_plus` that of up weights (LoRA+, 2402.12354), `scale_lr` all by (batch * accumulation)^0.55.
+    `options` are those of the optimiser's library (`training.options`).
     """
 
     optimizer: str = "adamw"
@@ -51,6 +53,7 @@ class OptimizerSettings:
     scale_lr: bool = False
     block_rates: str = ""
     fused_backward: bool = False
+    options: str = ""
 
     def __post_init__(self) -> None:
         wrong = [*_wrong_values(self), *_excluding(self)]
@@ -81,6 +84,11 @@ def _wrong_values(settings: OptimizerSettings) -> list[str]:
         parse_block_rates(settings.block_rates)
     except ValueError as error:
         wrong.append(str(error))
+    if settings.optimizer in options.KNOWN:
+        try:
+            options.parse(settings.optimizer, settings.options)
+        except ValueError as error:
+            wrong.append(str(error))
     return wrong
 
 

@@ -95,6 +95,7 @@ CASES: dict[str, dict[str, Case]] = {
         "scale_lr": Case(True),
         "block_rates": Case("input_blocks.* = 0.5"),
         "fused_backward": Case(True, {**FULL, "GraftOptimizer": {"clip_norm": 0.0}}, same=True),
+        "options": Case("betas = 0.5 0.9"),
     },
     "GraftObjective": {
         "loss": Case("huber"),
