@@ -2,7 +2,7 @@
 
 python benchmarks/todo_quality.py [--steps 40,80] [--seeds 3] [--json FILE] [--markdown FILE]
 
-Each LoRA is trained on the demo's pictures as `demo/learn.py` does, with ToDo off, with factor 2, and with factors "4 4", the same seeds
+Each LoRA is trained on the demo's pictures as its workflow does, with ToDo off, with factor 2, and with factors "4 4", the same seeds
 for all. Then ToDo is off for everything: the loss on pictures of the concept that no run has seen, at noise and timesteps that are the same
 for all, and how many of 32 sampled pictures the pixel rule calls right. Few steps, so that the rule's score is not yet full and a
 difference would be seen. Runs on the embedded host; the same seeds give the same table on the same machine and torch.
@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import concept
 import torch
 
 WAYS = {"off": "", "factor 2": "2", "factors 4 4": "4 4"}
@@ -42,15 +43,18 @@ def held_out_loss(model: Any, state: Any, pictures: Any) -> float:
 def trial(demo: tuple[Any, Any, Any], factors: str, steps: int, seed: int, unseen: Any) -> dict[str, float]:
     """Train one LoRA and measure it without ToDo."""
     from graft_nodes import host
-    from graft_nodes.demo import learn, score
+    from graft_nodes.demo import score
     from graft_nodes.patches.todo import ToDoSettings
+    from graft_nodes.training.loop import train
 
     model, clip, vae = demo
     thinned = host.todo.apply_todo(model, ToDoSettings.parse(depth_factors=factors, phase="training"))[0] if factors else model
     began = time.perf_counter()
-    state = learn.learn(thinned, clip, vae, steps, seed)
+    begun, pictures = concept.begun(thinned, clip, vae, steps, seed)
+    with host.denoiser.denoiser(thinned) as denoiser:
+        state = train(begun, denoiser, pictures, steps)
     seconds = time.perf_counter() - began
-    taught = learn.applied(model, state.lora_model())
+    taught = concept.applied(model, state.lora_model())
     right = sum(score.concept_score(taught, clip, vae, noise) for noise in NOISE_SEEDS)
     return {
         "held-out loss": held_out_loss(model, state, unseen), "right": right, "training loss": statistics.mean(state.history.loss[-25:]),

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import concept
 from graft_nodes import comfyui_api_stubs
 
 HELD_OUT = (3, 8, 13)  # of the concept's 16 pictures
@@ -19,33 +20,20 @@ HELD_OUT = (3, 8, 13)  # of the concept's 16 pictures
 
 def trained(host: Any, model: Any, clip: Any, vae: Any, steps: int, every: int, seed: int, folder: Path) -> tuple[Any, Any, Any]:
     """(state, dataset, snapshots) of the demo's run with snapshots of two averages every `every` steps."""
-    from graft_nodes.demo import draw
-    from graft_nodes.demo.pictures import encoded
-    from graft_nodes.ema.schedule import EMASettings
     from graft_nodes.training import sources
-    from graft_nodes.training.adapters import AdapterSettings
-    from graft_nodes.training.objective import ObjectiveSettings
-    from graft_nodes.training.optimizer import OptimizerSettings
     from graft_nodes.training.runs import run
-    from graft_nodes.training.state import Settings, Start, begin
     from graft_nodes.training.store import Store
 
-    regular = encoded(clip, vae, draw.regular())
-    data = encoded(clip, vae, draw.concept(), regularisation=regular, regularisation_share=0.25, held_out=HELD_OUT)
-    optimizer = OptimizerSettings(learning_rate=2e-3, schedule="cosine", warmup=min(10, steps), total_steps=steps, floor=0.1, batch_size=8)
-    settings = Settings(optimizer, ObjectiveSettings(conditioning_dropout=0.1))
-    ema = EMASettings("ramp", 0.99, snapshots=every)
-    start = Start("demo base", data.digest, AdapterSettings(targets="attention+ff", rank=16), ema, seed)
+    begun, data = concept.begun(model, clip, vae, steps, seed, HELD_OUT, every)
     store = Store(folder, "zorp")
     with host.denoiser.denoiser(model) as denoiser:
-        state = run(begin(denoiser.module, start, settings, "zorp"), steps, lambda: nullcontext(denoiser), data, store).state
+        state = run(begun, steps, lambda: nullcontext(denoiser), data, store).state
     return state, data, sources.of_state(state, store.folder)
 
 
 def measured(host: Any, model: Any, clip: Any, vae: Any, state: Any, data: Any, found: Any, known: bool) -> list[dict]:
     """A row for the last weights, the running average and each of ten widths."""
     from graft_nodes.demo import score
-    from graft_nodes.demo.learn import applied
     from graft_nodes.training import merging
     from graft_nodes.training.score import held_out_loss
 
@@ -55,7 +43,7 @@ def measured(host: Any, model: Any, clip: Any, vae: Any, state: Any, data: Any, 
     for name, lora in loras.items():
         with host.denoiser.denoiser(model) as denoiser:
             loss = held_out_loss(state, denoiser, data, lora)
-        patched = applied(model, lora)
+        patched = concept.applied(model, lora)
         row = {"name": name, "loss": loss, "concept": score.concept_score(patched, clip, vae)}
         if known:
             row["known"] = score.base_score(patched, clip, vae)

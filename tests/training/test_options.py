@@ -10,7 +10,7 @@ from graft_nodes.training.optimizer import OptimizerSettings
 
 PACKAGES = {"adamw8bit": "bitsandbytes", "lion": "lion_pytorch", "prodigy": "prodigyopt", "schedulefree": "schedulefree"}
 OTHER = {
-    "betas": "0.5 0.9", "eps": "1e-2", "beta2_decay": "-0.3", "d": "1.5", "beta3": "0.5", "d0": "1e-4", "d_coef": "3", "growth_rate": "1.01",
+    "betas": "0.5 0.9", "eps": "1e-2", "beta2_decay": "-0.3", "d": "1.5", "beta3": "0.5", "d0": "1e-4", "d_coef": "3", "growth_rate": "1.1",
     "decouple": "false", "use_bias_correction": "true", "safeguard_warmup": "false", "r": "1", "weight_lr_power": "0.5", "momentum": "0.3",
     "nesterov": "true", "ns_steps": "2",
 }  # fmt: skip
