@@ -11,9 +11,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TextIO
 
-from . import doctor, hosts, log, run, workflow
+from . import doctor, hosts, log, ranks, run, workflow
 from .problem import HostError, Problem, WorkflowError
 from .schema import catalogue
 
@@ -28,7 +29,9 @@ def main(argv: Sequence[str]) -> int:
         with log.shown(arguments.verbose):
             if arguments.command == "editor":
                 return _edit(arguments)
-            return doctor.main(arguments) if arguments.command == "doctor" else _run(arguments, argv)
+            if arguments.command == "doctor":
+                return doctor.main(arguments)
+            return _follow(arguments) if ranks.follows(os.environ) else _run(arguments, argv)
     except KeyboardInterrupt:
         print("graft_nodes: stopped", file=sys.stderr)
         return INTERRUPTED
@@ -51,6 +54,10 @@ def _parser() -> argparse.ArgumentParser:
                       help="change an input before the run; NODE is an id or a unique title, VALUE is JSON or plain text")
     runs.add_argument("--custom-nodes", action="store_true",
                       help="load every custom node of the ComfyUI (default: only when the workflow needs one)")
+    runs.add_argument("--as-ranks", metavar="N", type=_count,
+                      help="make the steps that N ranks would make, on however many there are (default: as many as there are)")
+    runs.add_argument("--shard", action="store_true",
+                      help="divide the model that is trained among the ranks (FSDP2), when it does not fit on each")
     commands.add_parser("doctor", parents=[shared], help="say which host and device there are, what works there and what does not")
     edits = commands.add_parser("editor", help="open the graph editor (ComfyUI's front end) on Graft's embedded host")
     edits.add_argument("--listen", metavar="ADDRESS", default="127.0.0.1", help="the address to listen on (default: this machine only)")
@@ -64,11 +71,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _count(text: str) -> int:
+    """A number of ranks on the command line."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number, 1 or more, got {text!r}")
+    return int(text)
+
+
 def _edit(arguments: argparse.Namespace) -> int:
     """Serve the graph editor until Ctrl-C."""
     from .editor_server import serve
 
     try:
+        if ranks.place(os.environ) is not None:
+            raise HostError("the editor is one process: start it without torchrun; `run` is what several ranks can do together")
         return serve.main(arguments)
     except HostError as error:
         print(f"graft_nodes: {error}", file=sys.stderr)
@@ -90,22 +106,40 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
 def _run_reported(arguments: argparse.Namespace, argv: Sequence[str], report: dict[str, Any], stream: TextIO) -> int:
     """Do the work of `run`, filling in the report as it becomes known."""
     try:
+        at = ranks.place(os.environ)
+        if at is not None:
+            ranks.take_device(at, arguments.cpu)
         document = workflow.read(arguments.workflow)
         choice = hosts.choose(arguments.comfyui, arguments.embedded, os.environ)
         print(f"host: {choice}", file=stream, flush=True)
         host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output)
+        report["host"] = {"name": host.name, "version": host.version, "path": str(choice.root) if choice.root else None}
+        report["device"] = doctor.device(host)
+        print(f"device: {report['device']}", file=stream, flush=True)
+        with ranks.joined(host, at, arguments.as_ranks, arguments.shard) as group:
+            if group.size > 1:
+                report["ranks"] = group.size
+                print(f"ranks: {group.size}, steps as of {group.meant}", file=stream, flush=True)
+            status = _run_opened(arguments, argv, report, stream, host, document, group)
+            ranks.finish(group, status)
+            return status
     except WorkflowError as error:
         return _invalid(error.problems, report)
     except HostError as error:
         report["status"], report["errors"] = "failed", [{"message": str(error)}]
         print(f"graft_nodes: {error}", file=sys.stderr)
         return FAILED
-    report["host"] = {"name": host.name, "version": host.version, "path": str(choice.root) if choice.root else None}
-    report["device"] = doctor.device(host)
-    print(f"device: {report['device']}", file=stream, flush=True)
+
+
+def _run_opened(
+    arguments: argparse.Namespace, argv: Sequence[str], report: dict[str, Any], stream: TextIO, host: hosts.Host,
+    document: workflow.Document, group: Any,
+) -> int:
+    """Validate and run a workflow in an open host; `group` are the ranks that train, this one the first of them."""
     look_up = catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
     try:
-        _other_packs(host, document, arguments.custom_nodes, stream)
+        if _other_packs(host, document, arguments.custom_nodes, stream) and group.size > 1:
+            group.say({"packs": True})
         graph, problems = workflow.set_values(document.graph(look_up), arguments.assignments, look_up)
     except WorkflowError as error:
         return _invalid(error.problems, report)
@@ -113,18 +147,36 @@ def _run_reported(arguments: argparse.Namespace, argv: Sequence[str], report: di
         problems += run.validate(host, graph, look_up)
     if problems:
         return _invalid(problems, report)
+    spread = partial(ranks.spread, host, group, look_up)
     with log.quiet("execution"):
-        result = run.execute(host, graph, document.data if document.is_editor else None, stream)
+        result = run.execute(host, graph, document.data if document.is_editor else None, stream, spread, insist=group.size == 1)
     return _finish(result, report, argv, stream, arguments.verbose)
 
 
-def _other_packs(host: hosts.Host, document: workflow.Document, everything: bool, stream: TextIO) -> None:
-    """Load the ComfyUI's other custom nodes when asked to, or when the workflow names a node that is not there yet."""
+def _follow(arguments: argparse.Namespace) -> int:
+    """Run as a rank after the first: what it says is the first one's business, but for its errors."""
+    try:
+        at = ranks.place(os.environ)
+        assert at is not None
+        ranks.take_device(at, arguments.cpu)
+        choice = hosts.choose(arguments.comfyui, arguments.embedded, os.environ)
+        host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output)
+        with log.quiet("execution"), ranks.joined(host, at, arguments.as_ranks, arguments.shard) as group:
+            return ranks.Follower(host, group).follow(STATUS)
+    except HostError as error:
+        print(f"graft_nodes: {error}", file=sys.stderr)
+        return FAILED
+
+
+def _other_packs(host: hosts.Host, document: workflow.Document, everything: bool, stream: TextIO) -> bool:
+    """Load the ComfyUI's other custom nodes when asked to, or when the workflow names a node that is not there yet; whether it did."""
     missing = sorted(document.class_types() - set(host.nodes.NODE_CLASS_MAPPINGS))
     if host.choice.root is not None and (everything or missing):
         why = "--custom-nodes" if everything else f"the workflow uses {', '.join(missing)}"
         print(f"loading the other custom nodes ({why})", file=stream, flush=True)
         hosts.load_other_packs(host)
+        return True
+    return False
 
 
 def _invalid(problems: Sequence[Problem], report: dict[str, Any]) -> int:

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -54,18 +54,25 @@ def validate(host: Host, graph: Graph, look_up: Catalogue) -> list[Problem]:
     return problems
 
 
-def execute(host: Host, graph: Graph, metadata: Mapping[str, Any] | None, stream: TextIO) -> Result:
-    """Run a valid graph. `metadata` (the editor's JSON) is handed to nodes that save it into pictures."""
+def execute(
+    host: Host, graph: Graph, metadata: Mapping[str, Any] | None, stream: TextIO,
+    spread: Callable[[Graph, list[str]], Graph] = lambda graph, outputs: graph, insist: bool = True,
+) -> Result:
+    """Run a valid graph. `metadata` (the editor's JSON) is handed to nodes that save it into pictures.
+
+    `spread` makes of a graph and its outputs the one that runs here, when other ranks run parts of it. Without `insist` a second signal
+    to stop is as good as the first: who starts ranks sends several."""
     prompt_id = str(uuid.uuid4())
     valid = host.loop.run_until_complete(host.execution.validate_prompt(prompt_id, graph, None))
     if not valid[0] or valid[3]:
         raise AssertionError(f"the graph was not validated before it was run: {valid[1] or valid[3]}")
+    graph = spread(graph, valid[2])
     interruption = Interruption()
     watch = _Watch(host, graph, Progress(stream, len(workflow.reachable(graph, valid[2]))), interruption)
     extra = {"client_id": "graft-headless", "extra_pnginfo": {"workflow": metadata} if metadata else {}}
     before, start = _listing(host), time.monotonic()
     executor = new_executor(host)
-    with watch.attached(), _interruptible(host, interruption):
+    with watch.attached(), _interruptible(host, interruption, insist):
         host.loop.run_until_complete(executor.execute_async(graph, prompt_id, extra, valid[2]))
     result = Result(seconds=time.monotonic() - start)
     result.outputs = dict(getattr(executor, "history_result", {}).get("outputs") or {})
@@ -131,12 +138,14 @@ class _Watch:
 
 
 @contextlib.contextmanager
-def _interruptible(host: Host, interruption: Interruption) -> Iterator[None]:
-    """Ctrl-C (or a termination signal) asks the host to stop after the running step; a second one stops at once."""
+def _interruptible(host: Host, interruption: Interruption, insist: bool) -> Iterator[None]:
+    """Ctrl-C (or a termination signal) asks the host to stop after the running step; with `insist` a second one stops at once."""
 
     def ask(number: int, frame: Any) -> None:
         if interruption.asked:
-            raise KeyboardInterrupt
+            if insist:
+                raise KeyboardInterrupt
+            return
         interruption.asked = True
         host.nodes.interrupt_processing(True)
         os.write(2, b"\ninterrupting: the running node stops at its next step and saves what it has (again: stop at once)\n")

@@ -28,6 +28,15 @@ def raise_if_interrupted() -> None:
     comfy.model_management.throw_exception_if_processing_interrupted()
 
 
+def interrupt_as(kind: str) -> None:
+    """Raise the host's own interruption when what ended another process, by its exception's class, was one."""
+    import comfy.model_management as management
+
+    if kind in (management.InterruptProcessingException.__name__, KeyboardInterrupt.__name__):
+        management.interrupt_current_processing(True)
+        management.throw_exception_if_processing_interrupted()
+
+
 def send_event(name: str, data: Mapping[str, Any]) -> None:
     """Send an event to the front end, NaN and infinities as null; a host without a server has nobody to send it to."""
     import server

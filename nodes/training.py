@@ -241,7 +241,7 @@ class _Call:
         store = None
         if not subject.unhashed:
             store = Store(folder, state.run, host.fingerprint.versions(subject.model), host.folders.store_limit())
-        forward = partial(opened, state, state.settings.optimizer.offload == "layers")
+        forward = partial(opened, state, state.settings.optimizer.offload == "layers" or parallel.group().shard)
         if tensorboard:
             self.writer = Writer(Store(folder, state.run).folder / "tensorboard" / state.start.digest[:16])
         try:

@@ -82,10 +82,14 @@ def _said(one: Shown) -> str:
 
 
 class Loader:
-    """The batches of a course by (step, part). With workers, threads put those of the next steps together, up to `until`, exclusive."""
+    """The batches of a course by (step, part). With workers, threads put those of the next steps together, up to `until`, exclusive.
 
-    def __init__(self, course: Course, workers: int = 0, until: int = 0) -> None:
+    `every` is (rank, ranks): of each step only the parts rank, rank + ranks, … will be asked for.
+    """
+
+    def __init__(self, course: Course, workers: int = 0, until: int = 0, every: tuple[int, int] = (0, 1)) -> None:
         self.course, self.until = course, until
+        self._parts = range(course.parts)[every[0] :: every[1]]
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="graft-loader") if workers else None
         self._ahead = 2 * workers
         self._coming: dict[tuple[int, int], Future[list[Batch]]] = {}
@@ -94,9 +98,9 @@ class Loader:
         """Micro-batch `part` of a step, grouped by picture size."""
         if self._threads is None:
             return self.course.batches(step, part)
-        place = step * self.course.parts + part
-        for number in range(place, min(place + 1 + self._ahead, max(place + 1, self.until * self.course.parts))):
-            key = divmod(number, self.course.parts)
+        place = step * len(self._parts) + self._parts.index(part)
+        for number in range(place, min(place + 1 + self._ahead, max(place + 1, self.until * len(self._parts)))):
+            key = number // len(self._parts), self._parts[number % len(self._parts)]
             if key not in self._coming:
                 self._coming[key] = self._threads.submit(_put_together, self.course.shown(*key))
         for key in [key for key in self._coming if key < (step, part)]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from . import memory
+from . import memory, parallel
 from .dataset import Dataset
 from .objective import Denoiser
+from .parallel import Elsewhere, Lost
 from .state import TrainState
 from .step import Diverged, Moved, Workspace, advance_, validate
 
@@ -56,32 +57,39 @@ def train(state: TrainState, denoiser: Denoiser, dataset: Dataset, steps: int, w
 
     Validation runs at step 0 and at every multiple of `validate_every`, whatever the calls. On an exception the state after the last whole
     step goes to `watch.keep` and the exception goes on; a loss that is not finite, and memory that ran out, raise Stopped with that state.
-    The global generator, gradients, modes, flags and weights of the model are left as they were.
+    The global generator, gradients, modes, flags and weights of the model are left as they were. Every rank of a group
+    (`parallel.group`) makes this call with the same state; what one of them raises, all raise, as Elsewhere where it was another.
     """
     watch = watch or Watch()
     if steps < 0:
         raise ValueError(f"Training goes forward: steps is {steps}, expected 0 or more.")
     if steps == 0:
         return state
+    until = state.step + steps
     with torch.inference_mode(False):
-        work = Workspace(state, denoiser, dataset)
-        work.loader.until = state.step + steps
-        with closing(work), work.installed():
+        with ExitStack() as stack:
+            with parallel.group().united():
+                work = stack.enter_context(closing(Workspace(state, denoiser, dataset)))
+                work.loader.until = until
+                stack.enter_context(work.installed())
             try:
-                _run_(work, state.step + steps, watch)
+                _run_(work, until, watch)
             except Diverged as error:
-                last = work.state() if work.whole else state
+                last = work.state() if work.whole else state  # every rank is here
                 if watch.keep is not None and work.whole and work.step > state.step:
                     watch.keep(last)
                 kept = last.step if work.whole else work.kept  # fused_backward had moved some weights already
                 advice = f"The state after step {kept} is kept; use a lower learning_rate or a longer warmup."
                 raise Stopped(f"{error} {advice}", last) from error
             except BaseException as error:  # an interruption is no Exception everywhere; it goes on after the state is safe
+                if not isinstance(error, (Elsewhere, Lost)):
+                    with suppress(Lost):  # what began it counts
+                        work.gradients.tell(error, until)
                 short = memory.exhausted(error)
                 if short:
                     work.mover.forget()
                     memory.release(error)
-                moved = work.whole and state.step < work.step
+                moved = work.whole and state.step < work.step and not work.held.together  # a state that takes every rank is past
                 last = work.state() if moved and (short or (watch.keep is not None and work.step != work.kept)) else state
                 if watch.keep is not None and moved and work.step != work.kept:
                     work.kept = work.step
@@ -112,8 +120,9 @@ def _run_(work: Workspace, until: int, watch: Watch) -> None:
         due = watch.validate_every and work.step % watch.validate_every == 0
         validation = _validate_(work, watch) if due else None
         _offer_averages(work, watch)
-        stopping = watch.stop is not None and watch.stop()
-        late = watch.snapshot_minutes and time.monotonic() - kept_at >= 60 * watch.snapshot_minutes
+        stopping = work.group.stopping(watch.stop is not None and watch.stop())
+        late = bool(watch.snapshot_minutes and time.monotonic() - kept_at >= 60 * watch.snapshot_minutes)
+        late = work.group.decided(late) if work.held.together else late
         due = late or (watch.snapshot_every and work.step % watch.snapshot_every == 0)
         if watch.keep is not None and due and work.step < until and not stopping:
             work.kept = work.step  # before the attempt: a store that fails once is not asked again

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -59,6 +59,13 @@ class OptimizerSettings:
         wrong = [*_wrong_values(self), *_excluding(self)]
         if wrong:
             raise ValueError("GraftOptimizer: " + "; ".join(wrong) + ".")
+
+
+def of_ranks(settings: OptimizerSettings, ranks: int) -> OptimizerSettings:
+    """The settings of steps that so many ranks make, each of them with the accumulation that `settings` say."""
+    if ranks > 1 and settings.fused_backward:
+        raise ValueError(f"GraftOptimizer: fused_backward moves a weight before {ranks} ranks could add up their gradients: set it to off.")
+    return replace(settings, accumulation=settings.accumulation * ranks)
 
 
 def _wrong_values(settings: OptimizerSettings) -> list[str]:

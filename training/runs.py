@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from . import ahead, snapshots
+from . import ahead, parallel, sharding, snapshots
 from .dataset import Dataset
 from .lock import alone
 from .loop import Stopped, Watch, train
 from .objective import Denoiser
+from .parallel import Alone
 from .state import TrainState, advanced, key_of
-from .store import KEEPS, Store, Used
+from .store import GROUPS, KEEPS, Store, Used, history_of, record_of, restored, tail_of
 
 
 @dataclass(frozen=True)
@@ -48,41 +49,39 @@ def run(
     `say` hears at once what the report says in the end: that a file of the dataset has changed.
     Raises what `watch.stepped` raises (an interruption) and OSError of the store (a full disk); until then whole steps are kept as a
     snapshot, and the same call later goes on from it. Raises Stopped when the loss is not finite or memory runs out, Busy when another
-    process works on the same run.
+    process works on the same run. Every rank of a group makes this call; the first one alone has the store, shows, validates and saves.
     """
     if keep not in KEEPS:
         raise ValueError(f"keep is {keep!r}, expected one of {', '.join(KEEPS)}.")
     if steps == 0:
         return Outcome(state, None, 0, 0.0, ("0 steps: the state is passed on",))
-    with nullcontext("") if store is None else alone(store.folder) as warning:
-        return _run(state, steps, opened, dataset, store, watch, keep, say, [warning] if warning else [])
+    group, watch = parallel.group(), watch or Watch()
+    if not group.leader:
+        store, watch, say = None, _of_others(group, state, watch, keep), None
+    with ExitStack() as stack:
+        with group.united():
+            if group.shard and watch.preview_every:
+                raise ValueError("TrainStep: previews sample on one rank, and --shard divides the model among all: set preview_every to 0.")
+            warning = stack.enter_context(nullcontext("") if store is None else alone(store.folder))
+        return _run(group, state, steps, opened, dataset, store, watch, keep, say, [warning] if warning else [])
 
 
 def _run(
+    group: Alone,
     state: TrainState,
     steps: int,
     opened: Callable[[], AbstractContextManager[Denoiser]],
     dataset: Dataset,
     store: Store | None,
-    watch: Watch | None,
+    watch: Watch,
     keep: str,
     say: Callable[[str], object] | None,
     notes: list[str],
 ) -> Outcome:
-    at, folder, old = state, None, None
     target = key_of(state.start.digest, advanced(state.position, state.settings.digest, steps))
-    if store is not None:
-        found, problems = store.furthest(state, steps)
-        notes += [f"not used: {problem}" for problem in problems]
-        if found is not None:
-            at, folder = found.state, found.folder
-            old = found.folder if found.partial else None
-            notes.append(_said(found.state.step, state.step + steps, found.partial))
-            differing = [f"{name} {value}, now {store.versions.get(name)}" for name, value in sorted(found.versions.items())
-                         if store.versions.get(name) != value]  # fmt: skip
-            store.prune(at, state.step)  # what a run that was killed left behind
-            if differing:
-                notes.append(f"it was made with {'; '.join(differing)}")
+    with group.united():
+        at, folder, old = (state, None, None) if store is None else _furthest(store, state, steps, notes)
+    at = _everywhere(group, state, at, GROUPS if at.step == state.step + steps else ("trained", "optimizer"))
     left = state.step + steps - at.step
     if left == 0 and old is None:
         if store is not None and folder is not None:
@@ -94,15 +93,19 @@ def _run(
     began, begun = at.step, time.perf_counter()
     if left:
         try:
-            watch = ahead.watching(watch or Watch(), dataset, notes, say)
-            notes += ahead.ready(at, left, dataset, None if store is None else store.folder)
-            with opened() as denoiser:
+            with ExitStack() as stack:
+                with group.united():
+                    watch = ahead.watching(watch, dataset, notes, say)
+                    notes += ahead.ready(at, left, dataset, None if store is None else store.folder)
+                    denoiser = stack.enter_context(opened())
                 at = train(at, denoiser, dataset, left, _keeping(watch, store, state, target, keep))
+            notes += group.said(at.settings.optimizer.accumulation, at.step - began)
         except Stopped as error:
             places = [] if store is None else [store.result_folder(target) / "partial", store.result_folder(error.state.key)]
             where = next((f" It is stored in {place}." for place in places if (place / "state.json").is_file()), "")
             raise Stopped(f"{error}{where}", error.state) from error
     seconds = time.perf_counter() - begun
+    at = _everywhere(group, state, at, GROUPS if sharding.held(state, group).together else ("average", "powers"))
     if at.step < state.step + steps:
         notes.append(f"stopped at step {at.step} as asked, {state.step + steps - at.step} steps early; the state so far is passed on")
     if store is not None:
@@ -111,6 +114,56 @@ def _run(
         if old is not None:
             store.drop_partial(old.parent.name)
     return _outcome(store, at, folder, at.step - began, seconds, notes)
+
+
+def _of_others(group: Alone, state: TrainState, watch: Watch, keep: str) -> Watch:
+    """What ranks after the first do of `watch`: they keep nothing; what takes every rank they do with it."""
+    others = Watch(stepped=watch.stepped, stop=watch.stop)
+    if not group.shard:
+        return others
+    others = replace(others, validate_every=watch.validate_every)
+    if not sharding.held(state, group).together:
+        return others
+
+    def part(state: TrainState) -> None:
+        """The state was put together on the first rank."""
+
+    others = replace(others, snapshot_every=watch.snapshot_every, snapshot_minutes=watch.snapshot_minutes)
+    return replace(others, keep=part, best=part if keep != "last" else None)
+
+
+def _furthest(store: Store, state: TrainState, steps: int, notes: list[str]) -> tuple[TrainState, Path | None, Path | None]:
+    """The state to go on from, its folder, and that again where it is a snapshot; what there is to say goes to `notes`."""
+    found, problems = store.furthest(state, steps)
+    notes += [f"not used: {problem}" for problem in problems]
+    if found is None:
+        return state, None, None
+    notes.append(_said(found.state.step, state.step + steps, found.partial))
+    differing = [f"{name} {value}, now {store.versions.get(name)}" for name, value in sorted(found.versions.items())
+                 if store.versions.get(name) != value]  # fmt: skip
+    store.prune(found.state, state.step)  # what a run that was killed left behind
+    if differing:
+        notes.append(f"it was made with {'; '.join(differing)}")
+    return found.state, found.folder, found.folder if found.partial else None
+
+
+def _everywhere(group: Alone, state: TrainState, at: TrainState, groups: Sequence[str]) -> TrainState:
+    """The first rank's `at` on every rank; of tensors those of `groups` travel. Raises ValueError on a rank that trains something else."""
+    if group.size == 1:
+        return at
+    named = {name: {f"{name}/{key}": t for key, t in getattr(at, name).items()} for name in GROUPS}
+    said = {"from": state.key, "record": {**record_of(at, {}), "history": tail_of(at.history, [])}}
+    said, given = group.given(said, {key: t for name in groups for key, t in named[name].items()})
+    with group.united():
+        if said["from"] != state.key:
+            raise ValueError(
+                f"The first rank trains {said['from'][:16]} and this one {state.key[:16]}: model, dataset, settings or seed differ. Give "
+                "every rank the same files."
+            )
+    if group.leader:
+        return at
+    own = {key: t for name in GROUPS if name not in groups for key, t in named[name].items()}
+    return restored(state, said["record"], {**own, **given}, history_of(said["record"]["history"], Path()))
 
 
 def _outcome(store: Store | None, at: TrainState, folder: Path | None, trained: int, seconds: float, notes: list[str]) -> Outcome:

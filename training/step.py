@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..ema.schedule import EMASettings
 from ..ema.shadow import Shadow
-from . import adapters
+from . import adapters, parallel, sharding
+from .aliases import standing_in
 from .checkpointing import checkpointed
 from .dataset import Batch, Conditioning, Dataset, framed
 from .draws import generator
@@ -49,6 +50,10 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset) -> None:
     """Raise ValueError when the state's objective does not fit the model or the pictures."""
     objective = state.settings.objective
     check_for(objective, denoiser.prediction)
+    if state.settings.optimizer.fused_backward and parallel.group().size > 1:
+        raise ValueError("GraftOptimizer: fused_backward moves a weight before the ranks can add up their gradients: set it to off.")
+    if parallel.group().shard:
+        sharding.check(state, parallel.group())
     if state.start.adapter.text_encoder and denoiser.text_encoder is None:
         raise ValueError("GraftAdapter: text_encoder is on, and there is no text encoder to train: connect clip.")
     if objective.prior != "none" and dataset.regularisation is None:
@@ -63,17 +68,21 @@ class Workspace:
     def __init__(self, state: TrainState, denoiser: Denoiser, dataset: Dataset) -> None:
         check(state, denoiser, dataset)
         self.begun, self.denoiser, self.dataset = state, denoiser, dataset
-        self.loader = Loader(Course.of(state, dataset), dataset.workers)
+        self.group = parallel.group()
+        self.loader = Loader(Course.of(state, dataset), dataset.workers, every=(self.group.rank, self.group.size))
         device = denoiser.device
         settings = state.settings.optimizer
-        self.mover = Mover(settings, state.trained, state.optimizer, device, state.start.seed)
+        self.held = held = sharding.held(state, self.group)
+        self.mover = Mover(settings, held.of(state.trained), held.of(state.optimizer), device, state.start.seed,
+                           held.across if held.together else None)  # fmt: skip
         self.trained = self.mover.trained
+        self.gradients = self.group.gradients(self.trained, held.together)
         self.scale = LossScale(device, state.optimizer) if settings.precision == "fp16" else None
         self.shadow: Shadow | None = None
         self.powers: list[tuple[EMASettings, Shadow]] = []  # power-function averages that snapshots are taken of
         ema = state.start.ema
-        if ema is not None:
-            self.shadow = Shadow.beside(state.average, state.step, self.trained, device, ema.device)
+        if ema is not None and (self.group.leader or held.together):  # each number of the averages is kept once
+            self.shadow = Shadow.beside(held.of(state.average), state.step, self.trained, device, ema.device)
             for number, width in enumerate(ema.widths if ema.snapshots else ()):
                 average = {name: state.powers[f"{number}/{name}"] for name in state.trained}
                 own = replace(ema, schedule="power", widths=(width,), snapshots=0)
@@ -104,12 +113,25 @@ class Workspace:
             away = activations_on_host(module)
         elif settings.offload == "layers":
             away = layers_on_host(module, self.denoiser.device)
-        with away, forgetful, torch.enable_grad(), self.attached:
+        with away, forgetful, torch.enable_grad(), self._divided(), self.attached:
             self._attach()
+            yield
+
+    @contextmanager
+    def _divided(self) -> Iterator[None]:
+        """For the block the ranks hold the base weights together, where that was asked for and adapters are trained beside them."""
+        with ExitStack() as stack:
+            if self.group.shard and not self.held.together:
+                stack.enter_context(standing_in(self.denoiser.module))
+                stack.enter_context(sharding.divided(self.denoiser.module, self.denoiser.device, self.group))
             yield
 
     def _attach(self) -> None:
         adapter, denoiser = self.begun.start.adapter, self.denoiser
+        if self.held.together:
+            whole = sharding.trained_in(denoiser.module, self.begun.trained, self.trained, denoiser.device, self.group)
+            self.gradients.parameters = self.attached.enter_context(whole)
+            return
         text_encoder = denoiser.text_encoder if adapter.text_encoder else None
         self.attached.enter_context(adapters.attached(denoiser.module, adapter, self.trained, self.moment, text_encoder))
 
@@ -162,8 +184,8 @@ class Workspace:
         return adapters.as_lora(shadow.tensors, self.begun.start.adapter, self.base)
 
     def state(self) -> TrainState:
-        """The workspace as an immutable state: everything is copied to the CPU."""
-        begun, history = self.begun, self.begun.history
+        """The workspace as an immutable state: everything is copied to the CPU. Where ranks hold it together, all of them do this."""
+        begun, history, whole = self.begun, self.begun.history, self.held.whole
         done = self.step - begun.step
         self.finish()
         average = {} if self.shadow is None else {name: t.detach().to("cpu", copy=True) for name, t in self.shadow.tensors.items()}
@@ -171,9 +193,9 @@ class Workspace:
                   for number, (_, shadow) in enumerate(self.powers) for name, t in shadow.tensors.items()}  # fmt: skip
         return replace(
             begun,
-            trained=self.mover.sampled(),
-            optimizer={**self.mover.state(), **({} if self.scale is None else self.scale.state())},
-            average=average,
+            trained=whole(self.mover.sampled()),
+            optimizer={**whole(self.mover.state()), **({} if self.scale is None else self.scale.state())},
+            average=whole(average),
             powers=powers,
             step=self.step,
             position=advanced(begun.position, begun.settings.digest, done),
@@ -218,30 +240,55 @@ def _preserving(work: Workspace, batch: Batch, x: Tensor, sigma: Tensor, target:
 
 
 def backward_(work: Workspace) -> float:
-    """Gradients of the next step into `.grad` of the trained tensors; the loss. Every picture of the step weighs the same."""
-    start, settings = work.begun.start, work.begun.settings
-    options = {"graft_training": {"step": work.step, "total_steps": settings.optimizer.total_steps}}
-    total = 0.0
-    for part in range(settings.optimizer.accumulation):
-        work.purpose = f"part {part}"
-        groups = work.loader.take(work.step, part)
-        count = sum(len(batch.conditionings) for batch in groups)
-        draws = generator(start.seed, work.step, f"noise {work.purpose}")
-        for batch in groups:
-            each = _batch_losses(work, batch, draws, options)
-            if batch.weights is not None:
-                each = each * batch.weights.to(each.device)
-            if settings.objective.prior != "none":
-                each = torch.where(batch.regular.to(each.device), each * settings.objective.prior_weight, each)
-            loss = each.sum() / (count * settings.optimizer.accumulation)
-            total += float(loss.detach())
+    """Gradients of the next step into `.grad` of the trained tensors; the loss. Every picture of the step weighs the same.
+
+    Of several ranks each computes one part at a time, and all have the gradients of all parts in the end.
+    """
+    parts, total, ranks = work.begun.settings.optimizer.accumulation, 0.0, work.gradients.size
+    work.gradients.begin(work.step, parts)
+    for first in range(0, parts, ranks):
+        mine, count = first + work.gradients.rank, min(ranks, parts - first)
+        loss = _part(work, mine) if mine < parts else 0.0
+        for one in work.gradients.add_(count, loss):
+            total += one
             if not math.isfinite(total):
-                return total  # before fused_backward moves anything
-            last = part == settings.optimizer.accumulation - 1 and batch is groups[-1]
-            with work.mover.last_backward() if last else nullcontext():
-                (loss if work.scale is None else work.scale.scaled(loss)).backward()
+                return total
     work.purpose = ""
     return total
+
+
+def _part(work: Workspace, part: int) -> float:
+    """The loss of one micro-batch of the next step, with its gradients on their way to `work.gradients`."""
+    start, settings = work.begun.start, work.begun.settings
+    options = {"graft_training": {"step": work.step, "total_steps": settings.optimizer.total_steps}}
+    work.purpose = f"part {part}"
+    groups = work.loader.take(work.step, part)
+    count = sum(len(batch.conditionings) for batch in groups)
+    draws, total = generator(start.seed, work.step, f"noise {work.purpose}"), 0.0
+    for batch in groups:
+        each = _batch_losses(work, batch, draws, options)
+        if batch.weights is not None:
+            each = each * batch.weights.to(each.device)
+        if settings.objective.prior != "none":
+            each = torch.where(batch.regular.to(each.device), each * settings.objective.prior_weight, each)
+        loss = each.sum() / (count * settings.optimizer.accumulation)
+        total += float(loss.detach())
+        if not _finite(work, total):
+            return total if not math.isfinite(total) else math.nan  # before fused_backward moves anything
+        last = batch is groups[-1]
+        early = work.mover.last_backward() if last and part == settings.optimizer.accumulation - 1 else nullcontext()
+        with early, work.gradients.backward(batch is groups[0], last):
+            loss = work.gradients.scaled(loss)
+            (loss if work.scale is None else work.scale.scaled(loss)).backward()
+    return total
+
+
+def _finite(work: Workspace, loss: float) -> bool:
+    """Whether the backward pass may run; ranks that hold a model together run it together or not at all."""
+    if not isinstance(work.group, parallel.Ranks) or not work.group.shard:
+        return math.isfinite(loss)
+    doing = "backward" if math.isfinite(loss) else sharding.NOT_FINITE
+    return sharding.NOT_FINITE not in sharding.in_step(work.group, doing)
 
 
 def advance_(work: Workspace) -> Moved:
@@ -290,15 +337,18 @@ def _gradients(work: Workspace) -> tuple[float, float]:
 def _average_(work: Workspace) -> None:
     """The averages take in the weights of the step that was just made; now and then the weights are set to the average."""
     ema, total = work.begun.start.ema, work.begun.settings.optimizer.total_steps
-    if work.shadow is None or ema is None:
+    if ema is None:
         return
-    work.shadow.update_(work.trained, ema, work.step, total)
+    if work.shadow is not None:
+        work.shadow.update_(work.trained, ema, work.step, total)
     for own, shadow in work.powers:
         shadow.update_(work.trained, own, work.step, total)
     if ema.switch_every and work.step % ema.switch_every == 0:
         for _, shadow in work.powers:
             shadow.protect()
-        work.shadow.switch_(work.trained)
+        if work.shadow is not None:
+            work.shadow.switch_(work.trained)
+        work.group.copy_(work.trained)
 
 
 @torch.no_grad()

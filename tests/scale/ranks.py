@@ -1,0 +1,262 @@
+"""Forks that train as one: torch is imported once, every fork is a rank of a gloo group on this machine.
+
+python ranks.py FOLDER SCENARIO   runs one of the functions below and prints one line of JSON: what it found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
+
+import torch
+import torch.distributed as distributed
+from conftest import Lab
+from graft_nodes.ema.schedule import EMASettings
+from graft_nodes.patches.files import safetensors_bytes
+from graft_nodes.training import gradients, parallel, runs, store
+from graft_nodes.training.adapters import AdapterSettings
+from graft_nodes.training.loop import Watch
+from graft_nodes.training.state import Start, TrainState, begin
+
+torch.set_num_threads(1)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def together(size: int, act: Callable[[int], object], patience: float = 60.0) -> list[object]:
+    """What `act(rank)` gives on each rank of a group, as JSON; an exception is {"error", "kind", "rank"}, a killed rank its signal."""
+    port, readers, children = free_port(), [], []
+    for rank in range(size):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            signal.alarm(int(patience))
+            os.write(writer, json.dumps(_as_rank(rank, size, port, act)).encode())
+            os._exit(0)
+        os.close(writer)
+        readers.append(reader)
+        children.append(child)
+    told = []
+    for reader, child in zip(readers, children, strict=True):
+        with os.fdopen(reader, "rb") as pipe:
+            body = pipe.read()
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        told.append(json.loads(body) if body else ended)
+    return told
+
+
+def _as_rank(rank: int, size: int, port: int, act: Callable[[int], object]) -> object:
+    try:
+        place = distributed.TCPStore("127.0.0.1", port, size, rank == 0)
+        distributed.init_process_group("gloo", store=place, rank=rank, world_size=size, timeout=timedelta(seconds=30))
+        parallel.join(parallel.Ranks(distributed.PrefixStore("graft", place)))
+        found = act(rank)
+        distributed.barrier()
+        return found
+    except BaseException as error:  # noqa: BLE001  (whatever it is, it is what the test asks for)
+        if os.environ.get("SHOW"):
+            traceback.print_exc()
+        time.sleep(0.5 if rank == 0 else 0.0)  # the first rank has the store
+        return {"error": str(error), "kind": type(error).__name__, "rank": getattr(error, "rank", None)}
+
+
+def tensors_of(state: TrainState) -> dict[str, torch.Tensor]:
+    """Everything of a state that is a tensor."""
+    return {f"{group}/{name}": t for group in store.GROUPS for name, t in getattr(state, group).items()}
+
+
+def bytes_of(state: TrainState) -> str:
+    """A hash of a state's tensors and of everything that was measured."""
+    import hashlib
+
+    digest = hashlib.sha256(repr((state.key, state.step, state.position, state.history)).encode())
+    for chunk in safetensors_bytes(tensors_of(state), {}):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def train(state: TrainState, dataset, steps: int, watch: Watch | None = None, folder: Path | None = None, denoiser=None) -> TrainState:
+    """`steps` further, as TrainStep goes."""
+    kept = None if folder is None else store.Store(folder, "run")
+    return runs.run(state, steps, lambda: nullcontext(denoiser or Lab.Flow()), dataset, kept, watch, "best").state
+
+
+def plain(accumulation: int, ema: bool = True, adapter: AdapterSettings | None = None, switch: int = 0, **optimizer):
+    """(state, dataset) of a small run with held-out pictures."""
+    dataset = Lab.pictures(held_out=[9])
+    adapter = adapter or AdapterSettings(targets="all", rank=2)
+    optimizer = {"batch_size": 2, "total_steps": 100, **optimizer}
+    made = Lab.state(Lab.Flow(), dataset, adapter, ema=False, accumulation=accumulation, **optimizer)
+    averages = EMASettings("ramp", snapshots=50, widths=(0.1, 0.2), switch_every=switch) if ema else None
+    return begin(Lab.Flow().module, Start("model", dataset.digest, adapter, averages, 3), made.settings), dataset
+
+
+def mixed(accumulation: int):
+    """A run whose micro-batches have pictures of two sizes, so that a part has two backward passes."""
+    other = Lab.pictures(6, (4, 4, 8), seed=5)
+    dataset = Lab.pictures(regularisation=other, regularisation_share=0.5)
+    return Lab.state(Lab.Flow(), dataset, accumulation=accumulation, batch_size=2, total_steps=100), dataset
+
+
+WATCH = Watch(validate_every=25, snapshot_every=40)
+STEPS = 100
+
+
+def equal(root: Path) -> dict:
+    """Ranks against one process, byte for byte: the whole state, its history, its averages."""
+    found = {}
+    runs_of = {
+        "2 ranks, accumulation 2": (2, plain(2)),
+        "4 ranks, accumulation 4": (4, plain(4)),
+        "2 ranks, accumulation 4": (2, plain(4, ema=False)),
+        "2 ranks, accumulation 3": (2, plain(3, ema=False)),
+        "pictures of two sizes": (2, mixed(4)),
+        "full weights": (4, plain(4, adapter=AdapterSettings(kind="full"), ema=False)),
+        "dropout, full-bf16": (2, plain(2, adapter=AdapterSettings(rank=2, module_dropout=0.4), precision="full-bf16")),
+        "fp16": (2, plain(2, ema=False, precision="fp16")),
+        "the average takes over": (2, plain(2, switch=7)),
+    }
+    for name, (size, (state, dataset)) in runs_of.items():
+        steps = STEPS if "accumulation" in name or name == "full weights" else 15
+        alone = bytes_of(train(state, dataset, steps, WATCH))
+        told = together(size, lambda rank, s=state, d=dataset, n=steps: bytes_of(train(s, d, n, WATCH)))
+        found[name] = [alone, *told]
+    return found
+
+
+def measured(root: Path) -> dict:
+    """What a rank hands to collectives, step by step, and when gradients leave: buckets before the last gradient is made."""
+    gradients.BUCKET = 256
+    state, dataset = plain(2, ema=False)
+    size = sum(t.numel() * t.element_size() for t in state.trained.values())
+
+    def act(rank: int) -> object:
+        order: list[str] = []
+        launch, made = gradients._Bucket.launch, gradients.Gathered._made
+
+        def launched(self, group):
+            order.append("leaves")
+            launch(self, group)
+
+        def heard(self, bucket, number, tensor):
+            order.append("made")
+            made(self, bucket, number, tensor)
+
+        gradients._Bucket.launch, gradients.Gathered._made = launched, heard
+        train(state, dataset, 10)
+        group = parallel.group()
+        return {"sent": group.sent, "order": order[: len(order) // 10], "said": group.said(2, 10)}
+
+    return {"gradients": size, "tensors": len(state.trained), "ranks": together(2, act)}
+
+
+def failing(root: Path) -> dict:
+    """An error of one rank, wherever it is made: what each of three ranks ends with, and what the first one has kept."""
+    state, dataset = plain(3, ema=False)
+    state = replace(state, run="run")
+    found = {}
+
+    class Interrupted(BaseException):
+        pass
+
+    def stepping(rank: int, at: int, who: int, error: BaseException):
+        def stepped(step, moved, validation):
+            if rank == who and step == at:
+                raise error
+
+        return Watch(stepped=stepped)
+
+    def attempt(name: str, act: Callable[[int, Path], object]) -> None:
+        folder = root / name
+        begun = time.monotonic()
+        told = together(3, lambda rank: act(rank, folder))
+        kept = [json.loads(path.read_bytes())["step"] for path in folder.rglob("state.json")]
+        found[name] = {"told": told, "kept": kept, "seconds": time.monotonic() - begun}
+
+    full = OSError(28, "No space left on device")
+    attempt("after a step", lambda rank, to: train(state, dataset, 9, stepping(rank, 4, 1, full), to).step)
+    attempt("interrupted", lambda rank, to: train(state, dataset, 9, stepping(rank, 4, 2, Interrupted("asked to stop")), to).step)
+    attempt("after the last step", lambda rank, to: train(state, dataset, 9, stepping(rank, 9, 2, full), to).step)
+
+    def in_backward(rank: int, folder: Path) -> object:
+        denoiser = Lab.Flow()
+        if rank == 1:
+            denoise, calls = denoiser.denoise, []
+
+            def short(*arguments):
+                calls.append(1)
+                if len(calls) == 5:
+                    raise torch.OutOfMemoryError("out of memory: tried to allocate 8 GiB")
+                return denoise(*arguments)
+
+            denoiser.denoise = short
+        return train(state, dataset, 9, None, folder, denoiser).step
+
+    attempt("out of memory", in_backward)
+
+    def not_a_number(rank: int, folder: Path) -> object:
+        denoiser = Lab.Flow()
+        denoiser.fail_at = 5 if rank == 1 else None
+        return train(state, dataset, 9, None, folder, denoiser).step
+
+    attempt("not a number", not_a_number)
+
+    def cannot_open(rank: int, folder: Path) -> object:
+        def opened():
+            if rank == 2:
+                raise FileNotFoundError("model.safetensors is missing")
+            return nullcontext(Lab.Flow())
+
+        return runs.run(state, 9, opened, dataset, store.Store(folder, "run")).state.step
+
+    attempt("cannot open", cannot_open)
+
+    def another(rank: int, folder: Path) -> object:
+        return train(state if rank != 1 else replace(state, start=replace(state.start, seed=4)), dataset, 9, None, folder).step
+
+    attempt("another seed", another)
+
+    def stopping(rank: int, folder: Path) -> object:
+        asked = [rank == 1 and step == 4 for step in range(1, 10)]
+        return train(state, dataset, 9, Watch(stop=lambda: asked.pop(0)), folder).step
+
+    attempt("asked to stop", stopping)
+
+    def killed(rank: int, folder: Path) -> object:
+        parallel.group().patience = timedelta(seconds=20)
+        gather, calls = gradients._Bucket.launch, []
+
+        def launch(self, group):
+            calls.append(1)
+            gather(self, group)
+            if rank == 1 and len(calls) == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        gradients._Bucket.launch = launch
+        return train(state, dataset, 9, None, folder).step
+
+    attempt("killed in a collective", killed)
+    return found
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    print(json.dumps({"equal": equal, "measured": measured, "failing": failing}[sys.argv[2]](place)))

@@ -1,0 +1,129 @@
+"""Ranks that train as one on this machine: the bytes of one process, what they send, and how they end together."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+
+def found(tmp_path_factory, scenario):
+    """What a scenario of ranks.py says."""
+    command = [sys.executable, str(HERE / "ranks.py"), str(tmp_path_factory.mktemp(scenario)), scenario]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def equal(tmp_path_factory):
+    return found(tmp_path_factory, "equal")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    return found(tmp_path_factory, "measured")
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory):
+    return found(tmp_path_factory, "failing")
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "2 ranks, accumulation 2", "4 ranks, accumulation 4", "2 ranks, accumulation 4", "2 ranks, accumulation 3", "pictures of two sizes",
+        "full weights", "dropout, full-bf16", "fp16", "the average takes over",
+    ],
+)  # fmt: skip
+def test_ranks_give_the_bytes_of_one_process_that_accumulates(equal, run):
+    alone, *ranks = equal[run]
+    assert len(alone) == 64 and ranks == [alone] * len(ranks) and len(ranks) >= 2
+
+
+def test_a_step_sends_the_gradients_once(measured):
+    for rank in measured["ranks"]:
+        assert rank["sent"]["gradients"] == 10 * measured["gradients"]
+
+
+def test_what_else_a_step_sends_is_small(measured):
+    bits = -(-measured["tensors"] // 8)
+    for rank in measured["ranks"]:
+        steps = rank["sent"]["control"] - 10 * (10 + bits)  # flags and loss, and a bit a tensor; the rest is said once a call
+        assert 0 <= steps <= 10 * 1024
+
+
+def test_gradients_leave_while_the_backward_pass_still_runs(measured):
+    for rank in measured["ranks"]:
+        order = rank["order"]
+        assert order.count("made") == measured["tensors"] and order.count("leaves") > 3
+        last = len(order) - 1 - order[::-1].index("made")
+        early = order[:last].count("leaves")
+        assert early >= order.count("leaves") - 2, order
+
+
+def test_the_report_says_what_was_sent(measured):
+    said = measured["ranks"][1]["said"]
+    assert said[0].startswith("2 ranks, 2 micro-batches a step, 1 one after another")
+
+
+def kinds(told):
+    return [one["kind"] if isinstance(one, dict) else one for one in told]
+
+
+def test_an_error_after_a_step_ends_every_rank_and_the_first_keeps_that_step(failing):
+    end = failing["after a step"]
+    assert kinds(end["told"]) == ["Elsewhere", "OSError", "Elsewhere"] and end["kept"] == [4]
+    assert end["told"][0]["rank"] == 1 and "Rank 1 ended with OSError" in end["told"][0]["error"]
+    assert "No space left" in end["told"][2]["error"]
+
+
+def test_an_interruption_ends_every_rank_and_says_so(failing):
+    end = failing["interrupted"]
+    assert kinds(end["told"]) == ["Elsewhere", "Elsewhere", "Interrupted"] and end["kept"] == [4]
+    assert "Rank 2 ended with Interrupted: asked to stop" in end["told"][0]["error"]
+
+
+def test_an_error_after_the_last_step_costs_nothing_of_the_result(failing):
+    end = failing["after the last step"]
+    assert kinds(end["told"])[2] == "OSError" and 9 in end["kept"]
+
+
+def test_memory_that_runs_out_on_one_rank_ends_all_at_the_same_step(failing):
+    end = failing["out of memory"]
+    assert kinds(end["told"]) == ["Elsewhere", "Stopped", "Elsewhere"] and end["kept"] == [4]
+    assert "out of memory" in end["told"][0]["error"]
+
+
+def test_a_loss_that_is_not_a_number_on_one_rank_is_so_on_all(failing):
+    end = failing["not a number"]
+    assert kinds(end["told"]) == ["Stopped"] * 3 and end["kept"] == [4]
+
+
+def test_a_model_that_one_rank_cannot_open_is_said_by_all(failing):
+    end = failing["cannot open"]
+    assert kinds(end["told"]) == ["Elsewhere", "Elsewhere", "FileNotFoundError"]
+    assert "model.safetensors is missing" in end["told"][0]["error"]
+
+
+def test_ranks_that_train_different_things_do_not_begin(failing):
+    end = failing["another seed"]
+    assert kinds(end["told"]) == ["Elsewhere", "ValueError", "Elsewhere"]
+    assert "Give every rank the same files" in end["told"][0]["error"] and end["kept"] == []
+
+
+def test_all_ranks_stop_at_the_same_step(failing):
+    end = failing["asked to stop"]
+    assert len(set(end["told"])) == 1 and end["told"][0] in (4, 5) and end["told"][0] in end["kept"]
+
+
+def test_a_rank_that_is_killed_ends_the_others_at_once_and_the_last_step_is_kept(failing):
+    end = failing["killed in a collective"]
+    assert kinds(end["told"]) == ["Lost", -9, "Lost"] and end["seconds"] < 20
+    assert len(end["kept"]) == 1 and end["kept"][0] > 0
