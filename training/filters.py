@@ -32,7 +32,7 @@ class Filters:
     min_score: float | None = None  # the same after tag_bonus_scores
     score_tags: tuple[int, ...] = ()  # the highest that the score reaches becomes a tag: scr800
     tag_bonus_scores: tuple[tuple[str, float], ...] = ()
-    wildcards: bool = False  # {a|b} and one line of many, as kohya's enable_wildcard
+    wildcards: bool = False  # {a|b} and one line of many, as kohya's enable_wildcard, and __name__ of word lists
     encoding: str = "utf-8"  # of caption files
     crop: str = "centre"  # where a picture that is longer than its bucket is cut
     crops: int = 4  # how many places for crop random

@@ -6,13 +6,13 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from . import buckets, captions, pictures, tags
+from . import buckets, captions, pictures, tags, word_lists
 from .buckets import Framing
 from .cache import Cache
 from .captions import Written
@@ -125,10 +125,16 @@ class Listing:
         """Over contents and settings; file names and places do not count."""
 
         def row(entry: Entry) -> dict[str, Any]:
-            return {key: value for key, value in asdict(entry).items() if key not in ("name", "captioned", "mask")}
+            rules = replace(entry.caption.rules, lists=word_lists.NO_LISTS)  # they are the same for all and may be long
+            plain = asdict(replace(entry, caption=replace(entry.caption, rules=rules)))
+            del plain["caption"]["rules"]["lists"]
+            return {key: value for key, value in plain.items() if key not in ("name", "captioned", "mask")}
 
         parts = {"train": [row(e) for e in self.train], "held out": [row(e) for e in self.held_out]}
-        body = {**parts, "size conditioning": self.settings.filters.size_conditioning}
+        body: dict[str, Any] = {**parts, "size conditioning": self.settings.filters.size_conditioning}
+        lists = next((e.caption.rules.lists for e in self.entries if any(map(word_lists.named, e.caption.lines + e.caption.tags))), None)
+        if lists:
+            body["word lists"] = lists.digest
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
@@ -174,6 +180,9 @@ class _Reader:
         self.small: list[str] = []
         self.file_names = 0
         self.yaml = Files(folder, self.filters.encoding)
+        self.lists = word_lists.NO_LISTS
+        if self.filters.wildcards:
+            self.lists, self.problems = word_lists.read(folder, self.filters.encoding)
         self.index = Index({})
         if settings.captions in ("auto", "json"):
             self.index = read_index(folder, self.filters, settings.captions == "json")
@@ -201,6 +210,8 @@ class _Reader:
         try:
             written = self._written(path)
             caption = self._caption(written)
+            if self.filters.wildcards:
+                self.lists.check(" ".join(caption.lines + caption.tags))
             multiply = 1.0 if written.multiply is None else written.multiply
             reason = self.filters.unwanted(self._tags(written), written.score) or (None if multiply else "with multiply 0")
             if reason:
@@ -250,6 +261,7 @@ class _Reader:
             shuffle if written.shuffle is None else float(written.shuffle),
             settings.tag_dropout,
             chosen.wildcards,
+            self.lists,
             chosen.non_caption_tags,
             chosen.replacements,
             written.max_length,
@@ -304,6 +316,8 @@ class _Reader:
             wild = [e.name for e in entries if any(map(tags.looks_wild, e.caption.lines + e.caption.tags))]
             if wild:
                 lines.append(f"{len(wild)} captions have {{a|b}} as it is; wildcards: true in filters makes choices of it: {some(wild)}")
+            if (self.folder / word_lists.FOLDER).is_dir():
+                lines.append(f"{word_lists.FOLDER} is not used; with wildcards: true in filters __name__ is a line of its name.txt")
         return lines + self.said
 
 

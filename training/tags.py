@@ -7,9 +7,13 @@ Wildcards, the order of the draws and tag dropout are kohya's (sd-scripts, `proc
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+
+from . import word_lists
+from .word_lists import NO_LISTS, WordLists
 
 _CHOICE = re.compile(r"\{([^{}]*)\}")
 _OPEN, _CLOSE = "\0", "\1"  # stand for {{ and }} while the choices are made
@@ -20,7 +24,8 @@ class Rules:
     """What happens to the tags of a caption; plain values.
 
     `keep` tags at the front neither move nor drop out; `shuffle` and `dropout` are probabilities, of a draw and of a tag; `left_out` tags
-    are never said; `replacements` work inside each tag, in order; `max_length` counts characters, 0 is no limit.
+    are never said; `replacements` work inside each tag, in order; `max_length` counts characters, 0 is no limit; `lists` are what
+    `__name__` stands for with `wildcards`.
     """
 
     separator: str = ", "
@@ -28,6 +33,7 @@ class Rules:
     shuffle: float = 0.0
     dropout: float = 0.0
     wildcards: bool = False
+    lists: WordLists = NO_LISTS
     left_out: tuple[str, ...] = ()
     replacements: tuple[tuple[str, str], ...] = ()
     max_length: int = 0
@@ -55,8 +61,9 @@ class Caption:
     @property
     def varies(self) -> bool:
         """Whether two draws can differ."""
-        rules = self.rules
-        if rules.wildcards and (len(self.lines) > 1 or any(_CHOICE.search(text) for text in self.lines + self.tags)):
+        rules, texts = self.rules, self.lines + self.tags
+        wild = any(_CHOICE.search(text) or (rules.lists and word_lists.named(text)) for text in texts)
+        if rules.wildcards and (len(self.lines) > 1 or wild):
             return True
         free = len(self._parts(None)) - rules.keep
         return (rules.shuffle > 0 and free > 1) or (rules.dropout > 0 and free > 0)
@@ -90,7 +97,7 @@ class Caption:
         return self.lines[0 if draws is None else int(torch.randint(len(self.lines), (), generator=draws))]
 
     def _chosen(self, text: str, draws: torch.Generator | None) -> str:
-        return chosen(text, draws) if self.rules.wildcards else text
+        return chosen(text, draws, self.rules.lists) if self.rules.wildcards else text
 
 
 def split(text: str) -> list[str]:
@@ -98,16 +105,20 @@ def split(text: str) -> list[str]:
     return [part for part in (part.strip() for part in text.split(",")) if part]
 
 
-def chosen(text: str, draws: torch.Generator | None) -> str:
-    """The text with one of each {a|b|c}, the first without a generator; `{{` and `}}` are braces, and choices may lie inside choices."""
+def chosen(text: str, draws: torch.Generator | None, lists: WordLists | None = None) -> str:
+    """The text with one of each {a|b|c} and one line for each __name__ of `lists`, the first ones without a generator.
 
-    def one(match: re.Match[str]) -> str:
-        options = match[1].split("|")
+    `{{` and `}}` are braces; choices may lie inside choices, and in lines of lists, which lead to an end (`WordLists.check`).
+    """
+
+    def of(options: Sequence[str]) -> str:
         return options[0 if draws is None else int(torch.randint(len(options), (), generator=draws))]
 
     text, count = text.replace("{{", _OPEN).replace("}}", _CLOSE), 1
     while count:
-        text, count = _CHOICE.subn(one, text)
+        text, count = _CHOICE.subn(lambda found: of(found[1].split("|")), text)
+        if lists and not count:
+            text, count = word_lists.filled(text, lambda name: of(lists[name]))
     return " ".join(text.replace(_OPEN, "{").replace(_CLOSE, "}").split())
 
 

@@ -144,7 +144,10 @@ def _trained(host, prompt, report=False):
 @pytest.fixture
 def tagged(host, folder):
     for i in range(4):
-        _picture(host, folder, f"{i}.png", f"a red circle left, tag {i}, {{blue|green}} sky, more", seed=i)
+        _picture(host, folder, f"{i}.png", f"a red circle left, tag {i}, {{blue|green}} sky, __weather__, more", seed=i)
+    os.makedirs(os.path.join(host.input, folder, "wildcards"), exist_ok=True)
+    with open(os.path.join(host.input, folder, "wildcards", "weather.txt"), "w", encoding="utf-8") as file:
+        file.write("rain\nsnow\nsun")
     return folder
 
 
