@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..patches import blocks, formats, keys, metadata, weights
+from ..patches import blocks, formats, keys, low_rank, metadata, weights
 from ..patches.adapters import packed, unpacked
 from ..patches.peft_config import peft_configs
 from ..patches.schedule import Schedule
@@ -50,26 +50,12 @@ def graft(model: Any, clip: Any, entries: Sequence[Entry], mode: str = "auto") -
     "auto". ComfyUI's generic names (`diffusion_model.*.lora_up.weight`, `.diff`) are understood like every other, so a trained
     LORA_MODEL is an entry. Raises ValueError that lists everything wrong with every entry; no model is touched before that.
     """
-    targets, shapes = lora_targets(model, clip)
-    parsed: list[tuple[Entry, formats.ParsedLora]] = []
-    grown: list[tuple[Entry, dict[str, Any]]] = []
     problems = []
     if mode in ("merge", "host"):
         problems += [f"{entry.name}: {_SCHEDULED}, which mode {mode} cannot do; use auto or bypass" for entry in entries if entry.schedule]
-    for entry in entries:
-        try:
-            if entry.blocks:
-                blocks.fitting(entry.blocks, (weight for space, weight in shapes if space == "model"))
-            state, growing = _growing(_converted(entry.state))
-            names = {**targets, **keys.found(formats.names(state), targets, shapes)}
-            if growing:
-                grown.append((entry, _host_adapters(growing, names, entry.name)))
-            hint, configs = metadata.made_for(entry.state, entry.metadata), peft_configs(entry.metadata)
-            if state or not growing:
-                parsed.append((entry, formats.read(state, names, shapes, entry.name, entry.partial, hint, configs)))
-        except ValueError as error:
-            problems.append(str(error))
-    problems += _grown_and_fused(grown, parsed)
+    _, shapes = targets = lora_targets(model, clip)
+    parsed, grown, wrong = _read(entries, *targets)
+    problems += wrong
     if problems:
         raise ValueError("\n".join(problems))
     lines = [_entry_report(entry, lora, clip is not None) for entry, lora in parsed]
@@ -83,6 +69,55 @@ def graft(model: Any, clip: Any, entries: Sequence[Entry], mode: str = "auto") -
         grafted_clip = clip.clone()
         grafted_clip.patcher = out[1]
     return Grafted(out[0], grafted_clip, "\n".join(lines))
+
+
+def _read(
+    entries: Sequence[Entry], targets: Mapping[str, formats.Target], shapes: Mapping[tuple[str, str], Sequence[int]]
+) -> tuple[list[tuple[Entry, formats.ParsedLora]], list[tuple[Entry, dict[str, Any]]], list[str]]:
+    """(what each entry holds for these weights, the host's own patches of those that enlarge a weight, everything wrong with any)."""
+    parsed: list[tuple[Entry, formats.ParsedLora]] = []
+    grown: list[tuple[Entry, dict[str, Any]]] = []
+    problems: list[str] = []
+    for entry in entries:
+        try:
+            if entry.blocks:
+                blocks.fitting(entry.blocks, (weight for space, weight in shapes if space == "model"))
+            state, growing = _growing(_converted(entry.state))
+            names = {**targets, **keys.found(formats.names(state), targets, shapes)}
+            if growing:
+                grown.append((entry, _host_adapters(growing, names, entry.name)))
+            hint, configs = metadata.made_for(entry.state, entry.metadata), peft_configs(entry.metadata)
+            if state or not growing:
+                parsed.append((entry, formats.read(state, names, shapes, entry.name, entry.partial, hint, configs)))
+        except ValueError as error:
+            problems.append(str(error))
+    return parsed, grown, problems + _grown_and_fused(grown, parsed)
+
+
+def changes(model: Any, clip: Any, entries: Sequence[Entry]) -> dict[str, low_rank.Weight]:
+    """What LoRAs, in order, do to a MODEL and, when it is not None, a CLIP, by generic name; for merging them into one LoRA.
+
+    What they find are the weights as the inputs carry them, patches and stacks included. Raises ValueError that lists everything wrong.
+    """
+    _, shapes = targets = lora_targets(model, clip)
+    parsed, grown, problems = _read(entries, *targets)
+    problems += [f"{entry.name} enlarges weights, which no other LoRA can hold" for entry, _ in grown]
+    problems += [
+        f"{entry.name}: {len(lora.text_encoder)} of its layers are for a text encoder: connect clip, or set the row's clip strength to 0"
+        for entry, lora in parsed if lora.text_encoder and entry.clip != 0.0
+    ]  # fmt: skip
+    found: dict[str, low_rank.Weight] = {}
+    for space, patcher, prefix in (("model", model, ""), ("clip", None if clip is None else clip.patcher, "text_encoders.")):
+        pieces = _pieces(parsed, space, shapes) if patcher is not None else {}
+        base = base_weights(patcher) if pieces else {}
+        needing = [weight for weight, of in pieces.items() if not additive(of)]
+        problems += [f"{weight}: it is quantised ({base[weight].dtype})" for weight in needing if base[weight].dtype not in _PLAIN]
+        for weight, of in pieces.items():
+            read = functools.partial(_with_patches, patcher, weight, base[weight])
+            found[prefix + weight] = low_rank.Weight(of, tuple(shapes[space, weight]), read)
+    if problems:
+        raise ValueError("\n".join(problems))
+    return found
 
 
 def _converted(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
@@ -329,6 +364,12 @@ def grafted_stacks(patcher: Any) -> list[Stack]:
     return [stack for injection in carried for stack in getattr(injection, "graft_stacks", ())]
 
 
+def scheduled(patcher: Any) -> int:
+    """How many weights of this MODEL have strengths that change while sampling."""
+    stacks = grafted_stacks(patcher)
+    return len({weight for stack in stacks for weight, of in stack.pieces.items() if any(piece.schedule is not None for piece in of)})
+
+
 def patched(patcher: Any) -> list[str]:
     """What changes the weights of this MODEL, in words; empty when it is the plain base."""
     found = [f"{len(patcher.patches)} patched weights"] if patcher.patches else []
@@ -397,6 +438,9 @@ def _adapter_class() -> type:
     return GraftAdapter
 
 
+_PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
 def differences(patcher: Any, other: Any) -> dict[str, Callable[[], torch.Tensor]]:
     """{weight: makes patcher's minus other's, float32} of two MODELs' diffusion models, patches and stacks included, where they may differ.
 
@@ -410,8 +454,7 @@ def differences(patcher: Any, other: Any) -> dict[str, Callable[[], torch.Tensor
         f"{name}: model has {tuple(ours[name].shape)}, base {tuple(theirs[name].shape)}"
         for name in both if ours[name].shape != theirs[name].shape
     ]  # fmt: skip
-    plain = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-    kinds = {name: {ours[name].dtype, theirs[name].dtype} - set(plain) for name in both}
+    kinds = {name: {ours[name].dtype, theirs[name].dtype} - set(_PLAIN) for name in both}
     problems += [f"{name}: it is quantised ({', '.join(map(str, of))})" for name, of in kinds.items() if of]
     if problems:
         more = f"\n- and {len(problems) - 20} more" if len(problems) > 20 else ""

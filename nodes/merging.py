@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from comfy_api.latest import io
 
 from .. import host
@@ -18,6 +20,17 @@ def _said(made: low_rank.Made, what: str) -> str:
     return f"{what}: {layers} layers, largest rank {made.rank}, {error}"
 
 
+def _advancing(steps: int) -> Callable[[], None]:
+    """Called after each of so many steps: shows progress, and stops when the user wants that."""
+    bar, done = host.events.progress(steps), iter(range(1, steps + 1))
+
+    def advance() -> None:
+        host.events.raise_if_interrupted()
+        bar(next(done))
+
+    return advance
+
+
 class GraftMergeLoRAs(io.ComfyNode):
     """A stack of LoRAs as one LoRA."""
 
@@ -30,26 +43,42 @@ class GraftMergeLoRAs(io.ComfyNode):
             description="Makes one LoRA of a whole stack, strengths included: the same change, or the nearest one of a chosen rank.",
             **aliases("merge lora", "combine lora", "resize lora", "svd"),
             inputs=[
-                LoraStack.Input("lora_stack", tooltip="The LoRAs and strengths to merge: LoRA and LoCon files, and full differences; block "
-                    "weights count."),
+                LoraStack.Input("lora_stack", tooltip="The LoRAs and strengths to merge, of any kind; block weights count."),
                 io.Int.Input(
                     "rank", default=0, min=0, max=4096,
                     tooltip="0 keeps the change exactly (the ranks add up). Above 0 it is cut to this rank by SVD; the report says what is "
                     "lost.",
                 ),
+                io.Model.Input(
+                    "model", optional=True,
+                    tooltip="The model that the LoRAs are for. Needed for kinds that change the weight they find: DoRA, OFT, BOFT, GLoRA, "
+                    "IA3 and set_weight.",
+                ),
+                io.Clip.Input("clip", optional=True, tooltip="The text encoder, beside model, for LoRAs that train it too."),
             ],
             outputs=[LoraModel.Output(display_name="LORA_MODEL"), io.String.Output(display_name="report")],
         )
 
     @classmethod
-    def execute(cls, lora_stack, rank=0) -> io.NodeOutput:
+    def execute(cls, lora_stack, rank=0, model=None, clip=None) -> io.NodeOutput:
+        if clip is not None and model is None:
+            raise ValueError("clip is connected without model: connect both, or neither")
         listed = rows_of(lora_stack)
         scheduled = [row[0] for row in listed if row.schedule]
         if scheduled:
             raise ValueError(f"{', '.join(scheduled)}: a schedule over sampling cannot be merged; leave it empty, or patch with the stack")
-        loras = [(row[0], files.load_once(path)[0], row[1], row[2]) for row, path in zip(listed, found_files(listed), strict=True)]
-        made = low_rank.merged(loras, rank, by_block=[blocks.parse(row.blocks) if row.blocks else {} for row in listed])
-        return io.NodeOutput(made.state, _said(made, " + ".join(f"{name} at {model:g}" for name, _, model, _ in loras)))
+        read = list(zip(listed, map(files.load_once, found_files(listed)), strict=True))
+        if model is None:
+            sources = [
+                low_rank.Source(row[0], state, row[1], row[2], blocks.parse(row.blocks) if row.blocks else {}, said)
+                for row, (state, said) in read
+            ]
+            made = low_rank.merged(sources, rank, host.events.raise_if_interrupted)
+        else:
+            entries = [host.lora.Entry(row[0], state, row[1], row[2], row.partial, row.blocks, said) for row, (state, said) in read]
+            changes = host.lora.changes(model, clip, entries)
+            made = low_rank.combined(changes, rank, _advancing(len(changes)))
+        return io.NodeOutput(made.state, _said(made, " + ".join(f"{row[0]} at {row[1]:g}" for row in listed)))
 
 
 class GraftExtractLoRA(io.ComfyNode):
@@ -74,14 +103,12 @@ class GraftExtractLoRA(io.ComfyNode):
     @classmethod
     def execute(cls, model, base, rank=16) -> io.NodeOutput:
         changes = host.lora.differences(model, base)
-        bar, done = host.events.progress(len(changes)), iter(range(1, len(changes) + 1))
-
-        def advance() -> None:
-            host.events.raise_if_interrupted()
-            bar(next(done))
-
-        made = low_rank.extracted(changes, rank, advance)
-        return io.NodeOutput(made.state, _said(made, f"difference of {len(changes)} weights"))
+        made = low_rank.extracted(changes, rank, _advancing(len(changes)))
+        lines = [_said(made, f"difference of {len(changes)} weights")]
+        for name, patcher in (("model", model), ("base", base)):
+            if count := host.lora.scheduled(patcher):
+                lines.append(f"{name}: {count} weights have strengths that change while sampling; they count as without a schedule")
+        return io.NodeOutput(made.state, "\n".join(lines))
 
 
 NODES = [GraftMergeLoRAs, GraftExtractLoRA]

@@ -54,8 +54,12 @@ class LoRA:
         down = torch.einsum("om...,mi->oi...", self.mid.float(), self.down.flatten(1).float())
         return self.up.flatten(1), down.flatten(1)
 
-    def problem(self, shape: Sequence[int]) -> str | None:
-        """Why this does not fit a weight of `shape`, or None."""
+    def sides(self) -> tuple[int, ...]:
+        """The shape of the weight that this is for, as far as it says; a kernel may be flattened into the columns."""
+        return (self.up.shape[0], self.down.shape[1], *(self.down if self.mid is None else self.mid).shape[2:])
+
+    def malformed(self) -> str | None:
+        """What is wrong with the tensors beside each other, whatever weight they are for, or None."""
         core = self.mid
         if self.up.ndim < 2 or self.down.ndim < 2 or (core is not None and core.ndim < 3):
             return f"expected matrices, got up {_text(self.up)} and down {_text(self.down)}"
@@ -64,6 +68,13 @@ class LoRA:
             return f"ranks differ: up {_text(self.up)}, down {_text(self.down)}"
         if core is not None and (inner != core.shape[0] or core.shape[1] != self.rank or self.down.flatten(2).shape[2:].numel() != 1):
             return f"ranks differ: up {_text(self.up)}, mid {_text(core)}, down {_text(self.down)}"
+        return None
+
+    def problem(self, shape: Sequence[int]) -> str | None:
+        """Why this does not fit a weight of `shape`, or None."""
+        wrong, core = self.malformed(), self.mid
+        if wrong is not None:
+            return wrong
         columns = self.down[0].numel() * (1 if core is None else core[0, 0].numel())
         if not shape or self.up.shape[0] != shape[0] or columns != math.prod(shape[1:]):
             return f"expected a weight {_sides(shape)}, got up {_text(self.up)} x down {_text(self.down)} = {self.up.shape[0]}x{columns}"
@@ -95,6 +106,13 @@ class Diff:
         """The difference (shape) at strength 1 in float32."""
         diff = self.diff.to(device, torch.float32)
         return diff if self.scale == 1.0 else diff * self.scale
+
+    def malformed(self) -> None:
+        """None: one tensor cannot contradict itself."""
+
+    def sides(self) -> tuple[int, ...]:
+        """The shape of the weight that this is for."""
+        return tuple(self.diff.shape)
 
     def problem(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
@@ -137,16 +155,24 @@ class LoHa:
         first, second = (_product(*of, device) for of in ((self.w1_a, self.w1_b, self.t1), (self.w2_a, self.w2_b, self.t2)))
         return (self.scale * first * second).reshape(tuple(shape))
 
+    def sides(self) -> tuple[int, ...]:
+        """The shape of the weight that this is for, as far as it says; without cores a kernel is flattened into the columns."""
+        return _product_sides(self.w1_a, self.w1_b, self.t1)
+
+    def _both(self) -> tuple[tuple[str, Tensor, Tensor, Tensor | None], ...]:
+        return ("hada_w1", self.w1_a, self.w1_b, self.t1), ("hada_w2", self.w2_a, self.w2_b, self.t2)
+
+    def malformed(self) -> str | None:
+        """What is wrong with the tensors beside each other, whatever weight they are for, or None."""
+        return next(filter(None, (_product_problem(*of) for of in self._both())), None)
+
     def problem(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
-        for name, a, b, core in (("hada_w1", self.w1_a, self.w1_b, self.t1), ("hada_w2", self.w2_a, self.w2_b, self.t2)):
-            found = _product_problem(name, a, b, core)
-            if found is not None:
-                return found
-            sides = _product_sides(a, b, core)
-            if not _fits(sides, shape):
-                return f"expected a weight {_sides(shape)}, got {name} {_sides(sides)}"
-        return None
+        wrong = self.malformed()
+        if wrong is not None:
+            return wrong
+        sides = ((name, _product_sides(a, b, core)) for name, a, b, core in self._both())
+        return next((f"expected a weight {_sides(shape)}, got {name} {_sides(own)}" for name, own in sides if not _fits(own, shape)), None)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
@@ -187,21 +213,37 @@ class LoKr:
         first = first.reshape(*first.shape, *(1,) * (second.ndim - first.ndim))
         return (self.scale * torch.kron(first, second.contiguous())).reshape(tuple(shape))
 
-    def problem(self, shape: Sequence[int]) -> str | None:
-        """Why this does not fit a weight of `shape`, or None."""
-        sides = []
-        for name, whole, a, b, core in (
-            ("lokr_w1", self.w1, self.w1_a, self.w1_b, None), ("lokr_w2", self.w2, self.w2_a, self.w2_b, self.t2),
-        ):  # fmt: skip
+    def _both(self) -> tuple[tuple[str, Tensor | None, Tensor | None, Tensor | None, Tensor | None], ...]:
+        return ("lokr_w1", self.w1, self.w1_a, self.w1_b, None), ("lokr_w2", self.w2, self.w2_a, self.w2_b, self.t2)
+
+    def _factor_sides(self) -> list[tuple[int, ...]]:
+        return [
+            tuple(whole.shape) if whole is not None else _product_sides(cast(Tensor, a), cast(Tensor, b), core)
+            for _, whole, a, b, core in self._both()
+        ]
+
+    def sides(self) -> tuple[int, ...]:
+        """The shape of the weight that this is for, as far as it says; a kernel may be flattened into the columns."""
+        (out, columns, *_), (more, inner, *kernel) = self._factor_sides()
+        return (out * more, columns * inner, *kernel)
+
+    def malformed(self) -> str | None:
+        """What is wrong with the tensors beside each other, whatever weight they are for, or None."""
+        for name, whole, a, b, core in self._both():
             if whole is None and (a is None or b is None):
                 return f"expected {name}, or {name}_a and {name}_b"
             found = None if whole is not None or a is None or b is None else _product_problem(name, a, b, core)
             if found is not None or (whole is not None and whole.ndim < 2):
                 return found or f"{name}: expected a matrix, got {_text(cast(Tensor, whole))}"
-            sides.append(tuple(whole.shape) if whole is not None else _product_sides(cast(Tensor, a), cast(Tensor, b), core))
-        (out, columns, *_), (more, inner, *kernel) = sides
-        product = (out * more, columns * inner, *kernel)
-        return None if _fits(product, shape) else f"expected a weight {_sides(shape)}, got {_sides(sides[0])} (x) {_sides(sides[1])}"
+        return None
+
+    def problem(self, shape: Sequence[int]) -> str | None:
+        """Why this does not fit a weight of `shape`, or None."""
+        wrong = self.malformed()
+        if wrong is not None:
+            return wrong
+        first, second = self._factor_sides()
+        return None if _fits(self.sides(), shape) else f"expected a weight {_sides(shape)}, got {_sides(first)} (x) {_sides(second)}"
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
@@ -117,6 +118,18 @@ def read(
         for layer in of:
             kinds[layer.kind] = kinds.get(layer.kind, 0) + 1
     return ParsedLora(name, {target: tuple(of) for target, of in layers.items()}, tuple(unmatched), tuple(text), kinds)
+
+
+def unplaced(state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...] = ()) -> tuple[list[tuple[str, bool, Layer]], list[str]]:
+    """((name in the file, whether it is for the bias, layer) of all layers, problems), without a model to check a file against."""
+    groups, strangers, problems = grouped(state, plain=False)
+    problems += [f"{key} is no LoRA tensor" for key in strangers]
+    found: list[tuple[str, bool, Layer]] = []
+    for base, tensors in groups.items():
+        weight = Target("", f"{base}.weight")
+        for target, layer in _layers(base, tensors, weight, defaultdict(tuple), config_for(configs, base), problems):
+            found.append((base, target.weight != weight.weight, layer))
+    return found, problems
 
 
 def names(state: Collection[str]) -> list[str]:

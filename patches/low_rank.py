@@ -4,16 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import blocks
-from .formats import Group, grouped
+from .formats import unplaced
+from .peft_config import peft_configs
+from .stack import Piece, additive, fuse, in_order
 
 _PREFIXES = ("base_model.model.", "diffusion_model.", "lora_unet_", "lycoris_unet_", "lycoris_", "unet.", "transformer.")
 _TEXT = ("lora_te", "text_encoder", "clip_", "te")
 _SMALL = 384  # up to this side a full SVD is quick
+
+
+class Source(NamedTuple):
+    """One file of a stack that is merged: name, state dict, strengths, block weights (`blocks.parse`), metadata."""
+
+    name: str
+    state: Mapping[str, Tensor]
+    model: float = 1.0
+    clip: float = 1.0
+    by_block: Mapping[str, float] = MappingProxyType({})
+    metadata: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -25,54 +40,90 @@ class Made:
     lost: float
 
 
-def merged(
-    files: Sequence[tuple[str, Mapping[str, Tensor], float, float]], rank: int = 0, advance: Callable[[], None] = lambda: None,
-    by_block: Sequence[Mapping[str, float]] = (),
-) -> Made:
-    """One LoRA of (name, state dict, model strength, clip strength) each, the same change as all of them together.
+def merged(sources: Sequence[Source], rank: int = 0, advance: Callable[[], None] = lambda: None) -> Made:
+    """One LoRA, the same change as all of the sources together, without a model: their layers must merely add.
 
-    `by_block` has the block weights of each file (`blocks.parse`), or nothing at all.
-    `rank` 0 concatenates factors (exact, float32); above 0 the change is cut to it by SVD. Layers are paired by name, prefixes and
-    separators aside. Raises ValueError that lists everything that cannot be merged.
+    `rank` 0 keeps the change exactly (factors side by side, float32; a difference where a layer has none); above 0 it is cut to it by SVD.
+    Layers are paired by name, prefixes and separators aside. Raises ValueError that lists everything that cannot be merged.
     """
-    parts: dict[str, list[tuple[Group, float]]] = {}
-    written: dict[str, str] = {}
+    parts: dict[tuple[str, bool], list[Piece]] = {}
+    written: dict[tuple[str, bool], str] = {}
     problems: list[str] = []
     spellings: dict[str, str] = {}
-    for (name, state, model, clip), own in zip(files, by_block or [{}] * len(files), strict=True):
-        flux = any("single_transformer_blocks" in key for key in state)
-        problems += _no_block(name, state, own, flux)
-        groups, strangers, wrong = grouped(state)
-        problems += [f"{name}: {problem}" for problem in wrong] + [f"{name}: {key} is no LoRA tensor" for key in strangers]
-        for base, group in groups.items():
-            plain = _plain(base)
+    for source in sources:
+        flux = any("single_transformer_blocks" in key for key in source.state)
+        layers, wrong = unplaced(source.state, peft_configs(source.metadata))
+        problems += _no_block(source, flux) + [f"{source.name}: {problem}" for problem in wrong]
+        problems += [f"{source.name}: {problem}" for problem in _not_additive(layers)]
+        for base, bias, layer in layers:
+            plain, text = _plain(base), base.startswith(_TEXT)
             for spelling in ("input_blocks", "down_blocks"):
                 if spelling in plain:
-                    spellings.setdefault(spelling, name)
-            if ("up" in group) != ("down" in group):
-                problems.append(f"{name}: {base} is half a pair")
-            text = base.startswith(_TEXT)
-            strength = (clip if text else model) * blocks.of_block(own, blocks.REST if text else blocks.block_of_name(plain, flux))
+                    spellings.setdefault(spelling, source.name)
+            own = blocks.of_block(source.by_block, blocks.REST if text else blocks.block_of_name(plain, flux))
+            strength = (source.clip if text else source.model) * own
             if strength != 0.0:
-                written.setdefault(plain, base)
-                parts.setdefault(plain, []).append((group, strength))
+                written.setdefault((plain, bias), base)
+                parts.setdefault((plain, bias), []).append(Piece(layer, strength))
     if len(spellings) > 1:
         problems.append(f"{' and '.join(spellings.values())} name the UNet's blocks differently; save one again with the other's names")
     if problems:
         raise ValueError("these LoRAs cannot be merged:\n" + "\n".join(f"- {problem}" for problem in problems))
     sums = _Sums(rank)
-    for plain, of in parts.items():
-        _merge(sums, written[plain], of)
+    for (plain, bias), pieces in parts.items():
+        base = written[plain, bias]
+        sums.pieces(base, pieces, _shape(base, pieces), bias)
         advance()
     return sums.made()
 
 
-def _no_block(name: str, state: Mapping[str, Tensor], by_block: Mapping[str, float], flux: bool) -> list[str]:
+def _not_additive(layers: Sequence[tuple[str, bool, Any]]) -> list[str]:
+    """Layers that need a model's weight, and layers whose tensors contradict each other, as problems."""
+    needing: dict[str, list[str]] = {}
+    problems = []
+    for base, _, layer in layers:
+        if not layer.additive:
+            needing.setdefault(layer.kind, []).append(base)
+        elif layer.malformed() is not None:
+            problems.append(f"{base}: {layer.malformed()}")
+    more = {kind: f" and {len(of) - 1} more" if len(of) > 1 else "" for kind, of in needing.items()}
+    problems += [f"{kind} ({of[0]}{more[kind]}) changes the weight that it finds: connect model" for kind, of in needing.items()]
+    return problems
+
+
+def _shape(base: str, pieces: Sequence[Piece]) -> tuple[int, ...]:
+    """The shape of the weight that all pieces are for: what the one says that says most."""
+    shape = max((piece.layer.sides() for piece in pieces), key=len)  # type: ignore[union-attr]
+    problems = [problem for piece in pieces if (problem := piece.layer.problem(shape)) is not None]
+    if problems:
+        raise ValueError(f"{base}: these LoRAs are for different models, its sides differ between the files ({problems[0]})")
+    return shape
+
+
+class Weight(NamedTuple):
+    """What a stack does to one weight of a model: pieces, the weight's shape, and how to read what they find, in float32."""
+
+    pieces: Sequence[Piece]
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
+
+
+def combined(weights: Mapping[str, Weight], rank: int = 0, advance: Callable[[], None] = lambda: None) -> Made:
+    """One LoRA, the same change of these weights by name as all their pieces, of any kind, in order; `rank` as for `merged`."""
+    sums = _Sums(rank)
+    for name, weight in weights.items():
+        bias = name.endswith(".bias")
+        sums.pieces(name.removesuffix(".bias" if bias else ".weight"), weight.pieces, weight.shape, bias, weight.read)
+        advance()
+    return sums.made()
+
+
+def _no_block(source: Source, flux: bool) -> list[str]:
     """Blocks that are named and that a file's layers are not in, as a problem; a partial LoRA need not have every block of a list."""
-    there = {blocks.block_of_name(_plain(key.rpartition(".")[0]), flux) for key in state} | {blocks.REST}
+    there = {blocks.block_of_name(_plain(key.rpartition(".")[0]), flux) for key in source.state} | {blocks.REST}
     kinds = {block.rstrip("0123456789") for block in there}
-    gone = [block for block in by_block if block and block.rstrip("0123456789") not in kinds]
-    return [f"{name}: blocks: it has no {', '.join(gone[:6])}; its blocks are {', '.join(sorted(kinds))}"] if gone else []
+    gone = [block for block in source.by_block if block and block.rstrip("0123456789") not in kinds]
+    return [f"{source.name}: blocks: it has no {', '.join(gone[:6])}; its blocks are {', '.join(sorted(kinds))}"] if gone else []
 
 
 def extracted(
@@ -99,6 +150,44 @@ class _Sums:
         self.rank, self.largest, self.state = rank, 0, {}  # type: int, int, dict[str, Tensor]
         self.kept = self.left = 0.0
 
+    def pieces(
+        self, base: str, pieces: Sequence[Piece], shape: Sequence[int], bias: bool = False, read: Callable[[], Tensor] | None = None
+    ) -> None:
+        """The sum of what pieces change of a weight (or bias) of `shape`; `read` gives it where they need it."""
+        if read is not None and not additive(pieces):
+            weight = read()
+            self.change(base, in_order(weight, pieces) - weight, bias)
+            return
+        fused = fuse(pieces, shape)
+        up, down, diff = fused.up, fused.down.float(), fused.diff
+        may_be_flat = read is None and len(shape) == 2 and all(piece.layer.kind != "diff" for piece in pieces)
+        if diff is None:
+            self.product(base, up, down, shape)
+        elif up.shape[1] and (self.rank or may_be_flat):
+            self.change(base, diff + (up @ down).reshape(diff.shape), bias, may_be_flat)
+        else:
+            self.change(base, diff, bias, may_be_flat)
+            if up.shape[1]:
+                self.pair(base, up, down, shape)
+
+    def change(self, base: str, change: Tensor, bias: bool = False, may_be_flat: bool = False) -> None:
+        """A difference, cut to the rank or whole; whole, as factors with a unit matrix where it may be a flattened convolution's."""
+        if self.rank and change.ndim > 1:
+            self.cut(base, change)
+        elif may_be_flat:
+            one = torch.eye(min(change.shape))
+            self.product(base, *((one, change) if len(one) == len(change) else (change, one)), change.shape)
+        else:
+            self.whole(base, change, bias)
+
+    def product(self, base: str, up: Tensor, down: Tensor, shape: Sequence[int]) -> None:
+        """A product up @ down, cut where its rank is above the one that is wanted."""
+        if self.rank and up.shape[1] > self.rank:
+            self.cut_pair(base, up, down, shape)
+        else:
+            self._count(float(((up.T @ up) * (down @ down.T)).sum()), 0.0)
+            self.pair(base, up, down, shape)
+
     def pair(self, base: str, up: Tensor, down: Tensor, shape: Sequence[int]) -> None:
         """A factor pair (out, r), (r, columns) of a weight of `shape`."""
         rank = up.shape[1]
@@ -109,6 +198,7 @@ class _Sums:
 
     def whole(self, base: str, change: Tensor, bias: bool = False) -> None:
         """A difference as it is."""
+        self._count(float(change.norm()) ** 2, 0.0)
         self.state[f"{base}.diff_b" if bias else f"{base}.diff"] = change.contiguous()
 
     def cut(self, base: str, change: Tensor) -> None:
@@ -159,40 +249,3 @@ def _plain(base: str) -> str:
     for prefix in _PREFIXES:
         base = base.removeprefix(prefix)
     return base.replace(".", "_")
-
-
-def _merge(sums: _Sums, base: str, of: Sequence[tuple[Group, float]]) -> None:
-    """The sum of one layer's groups, into `sums`."""
-    ups, downs, shape, whole, bias = [], [], None, None, None
-    for group, strength in of:
-        tensors = {role: tensor.float() for role, (_, tensor) in group.items()}
-        if "up" in tensors:
-            up, down = tensors["up"].flatten(1), tensors["down"]
-            kernel = tensors["mid"].shape[2:] if "mid" in tensors else down.shape[2:]
-            shape = (up.shape[0], down.shape[1], *kernel)
-            scale = strength * (float(tensors["alpha"]) / down.shape[0] if "alpha" in tensors else 1.0)
-            if "mid" in tensors:
-                down = torch.einsum("om...,mi->oi...", tensors["mid"], down.flatten(1))
-            ups.append(up * scale)
-            downs.append(down.flatten(1))
-        if "diff" in tensors:
-            whole = strength * tensors["diff"] + (0.0 if whole is None else whole)
-        if "diff_b" in tensors:
-            bias = strength * tensors["diff_b"] + (0.0 if bias is None else bias)
-    if len({(up.shape[0], down.shape[1]) for up, down in zip(ups, downs, strict=True)}) > 1:
-        raise ValueError(f"{base}: these LoRAs are for different models, its sides differ between the files")
-    if bias is not None:
-        sums.whole(base, bias, bias=True)
-    if whole is not None and (whole.ndim < 2 or not sums.rank):
-        sums.whole(base, whole)
-    elif whole is not None:
-        product = torch.cat(ups, 1) @ torch.cat(downs, 0) if ups else torch.zeros(())
-        sums.cut(base, whole + product.reshape(whole.shape) if ups else whole)
-        return
-    if not ups or shape is None:
-        return
-    up, down = torch.cat(ups, 1), torch.cat(downs, 0)
-    if sums.rank and up.shape[1] > sums.rank:
-        sums.cut_pair(base, up, down, shape)
-    else:
-        sums.pair(base, up, down, shape)

@@ -6,6 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from .test_lora import KINDS, of_kind
+
 
 @pytest.fixture
 def stack(host, small):
@@ -35,6 +37,64 @@ def test_block_weights_are_merged_too(host, small, stack):
 
 def test_a_lower_rank_says_what_is_lost(host, small, stack):
     assert "of the change (its norm) left out" in host.call("GraftMergeLoRAs", lora_stack=stack, rank=2)[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_merged_with_a_model(host, small, stack, kind):
+    """Between two LoRAs, in order, on a model that carries a stack of its own already."""
+    save_file(of_kind(kind, small.unet()), os.path.join(host.models, "loras", "kind.safetensors"))
+    listed, model = [stack[0], ("kind.safetensors", 0.5, 1.0), stack[1]], small.unet()
+    before, carrying = small.Snapshot(model.model), host.call("LoRAStackPatch", model=model, lora_stack=stack[1:])[0]
+    made, report = host.call("GraftMergeLoRAs", lora_stack=listed, model=carrying)
+    ours = small.forward(host.call("LoRAStackPatch", model=carrying, lora_model=made)[0])
+    direct = small.forward(host.call("LoRAStackPatch", model=carrying, lora_stack=listed)[0])
+    assert (ours - direct).abs().max() < 1e-3 and (direct - small.forward(carrying)).abs().max() > 1e-2 and "nothing left out" in report
+    _, report = host.call("GraftMergeLoRAs", lora_stack=listed, model=carrying, rank=4)
+    assert "largest rank 4" in report and "of the change (its norm) left out" in report
+    small.load(model)
+    before.check(model.model)
+
+
+def test_what_needs_the_model_says_so(host, small, stack):
+    save_file(of_kind("DoRA", small.unet()), os.path.join(host.models, "loras", "dora.safetensors"))
+    with pytest.raises(ValueError, match=r"dora\.safetensors: DoRA \(.*and \d+ more\) changes the weight that it finds: connect model"):
+        host.call("GraftMergeLoRAs", lora_stack=[*stack, ("dora.safetensors", 1.0, 1.0)])
+
+
+def test_text_encoders_are_merged_with_the_model(host, small):
+    model, clip, _ = host.call("GraftDemo")
+    name, weight = next((name, weight) for name, weight in clip.cond_stage_model.named_parameters() if name.endswith("q_proj.weight")
+                        or (name.endswith(".weight") and weight.ndim == 2 and "emb" not in name and "token" not in name))  # fmt: skip
+    base = f"text_encoders.{name.removesuffix('.weight')}"
+    state = {f"{base}.lora_up.weight": torch.ones(weight.shape[0], 1), f"{base}.lora_down.weight": torch.full((1, weight.shape[1]), 0.1)}
+    state[f"{base}.dora_scale"] = torch.ones(weight.shape[0], 1)
+    save_file(state, os.path.join(host.models, "loras", "text.safetensors"))
+    listed = [("text.safetensors", 1.0, 0.5)]
+    with pytest.raises(ValueError, match="connect clip"):
+        host.call("GraftMergeLoRAs", lora_stack=listed, model=model)
+    with pytest.raises(ValueError, match="clip is connected without model"):
+        host.call("GraftMergeLoRAs", lora_stack=listed, clip=clip)
+    made, _ = host.call("GraftMergeLoRAs", lora_stack=listed, model=model, clip=clip)
+
+    def encoded(**given):
+        patched = host.call("LoRAStackPatch", model=model, clip=clip, **given)[1]
+        with torch.inference_mode():
+            return patched.encode_from_tokens(patched.tokenize("a red circle left"))
+
+    assert torch.allclose(encoded(lora_model=made), encoded(lora_stack=listed), atol=1e-4)
+    assert not torch.allclose(encoded(lora_model=made), encoded(), atol=1e-3)
+
+
+def test_extraction_says_that_a_schedule_counts_in_full(host, small, stack):
+    from graft_nodes.patches.rows import StackRow
+
+    model = small.unet()
+    patched = host.call("LoRAStackPatch", model=model, lora_stack=[StackRow(stack[0][0], 0.7, 1.0, schedule="0-0.5")])[0]
+    made, report = host.call("GraftExtractLoRA", model=patched, base=model, rank=8)
+    assert "weights have strengths that change while sampling; they count as without a schedule" in report
+    whole = host.call("LoRAStackPatch", model=model, lora_stack=stack[:1])[0]
+    ours = host.call("LoRAStackPatch", model=model, lora_model=made)[0]
+    assert (small.forward(ours) - small.forward(whole)).abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("mode", ["merge", "bypass", "host"])

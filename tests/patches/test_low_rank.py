@@ -1,11 +1,14 @@
-"""Merged and extracted LoRAs against products in float64 and numpy's SVD."""
+"""Merged and extracted LoRAs against products in float64, numpy's SVD, and the layers put on a weight one after the other."""
 
 import numpy as np
 import pytest
 import torch
 from graft_nodes.patches import blocks
 from graft_nodes.patches.formats import Target, pieces_of, read
-from graft_nodes.patches.low_rank import best, extracted, merged
+from graft_nodes.patches.low_rank import Source, Weight, best, combined, extracted, merged
+from graft_nodes.patches.stack import Piece, in_order
+
+from .test_composed import KINDS, layer
 
 
 def random(*shape, seed=0):
@@ -31,7 +34,7 @@ def change(state, shape):
 @pytest.mark.parametrize("shape", [(12, 10), (12, 6, 3, 3)])
 def test_exact(shape):
     first, second = lora("lora_unet_a_b", 1, shape=shape), lora("diffusion_model.a.b", 5, rank=2, shape=shape)
-    made = merged([("x", first, 0.7, 1.0), ("y", second, -0.4, 1.0)])
+    made = merged([Source("x", first, 0.7), Source("y", second, -0.4)])
     assert made.rank == 5 and made.lost == 0 and set(key.split(".")[0] for key in made.state) == {"lora_unet_a_b"}
     assert torch.allclose(change(made.state, shape), 0.7 * change(first, shape) - 0.4 * change(second, shape), atol=1e-5)
     target = Target("model", "a.weight")
@@ -42,7 +45,7 @@ def test_exact(shape):
 @pytest.mark.parametrize("difference", [False, True])
 def test_cut_is_the_best_of_its_rank(difference):
     states = [lora("a", 1), lora("a", 5)] + ([{"a.diff": random(12, 10, seed=9)}] if difference else [])
-    made = merged([(str(n), state, 1.0, 1.0) for n, state in enumerate(states)], rank=2)
+    made = merged([Source(str(n), state) for n, state in enumerate(states)], rank=2)
     exact = sum(change(state, (12, 10)) for state in states).numpy()
     values = np.linalg.svd(exact, compute_uv=False)
     error = np.linalg.norm(exact - change(made.state, (12, 10)).numpy())
@@ -60,7 +63,7 @@ def test_large_matrices_are_cut_well_and_always_alike():
 
 
 def test_text_encoders_take_their_own_strength():
-    made = merged([("x", lora("lora_te_a", 1), 0.0, 0.5)])
+    made = merged([Source("x", lora("lora_te_a", 1), 0.0, 0.5)])
     assert torch.allclose(change(made.state, (12, 10)), 0.5 * change(lora("lora_te_a", 1), (12, 10)), atol=1e-5)
 
 
@@ -79,15 +82,19 @@ def test_extraction():
 
 
 def test_what_cannot_be_merged_is_listed():
-    states = [("x", lora("lora_unet_input_blocks_1", 1) | {"lora_unet_a.hada_w1_a": torch.ones(2)}, 1.0, 1.0),
-              ("y", lora("lora_unet_down_blocks_1", 1) | {"z.lora_up.weight": torch.ones(2, 2),
-                    "what": torch.ones(1)}, 1.0, 1.0)]  # fmt: skip
+    dora, oft = lora("lora_unet_d", 1) | {"lora_unet_d.dora_scale": torch.ones(12, 1)}, {"lora_unet_o.oft_blocks": torch.ones(3, 4, 4)}
+    states = [Source("x", lora("lora_unet_input_blocks_1", 1) | {"lora_unet_a.hada_w1_a": torch.ones(2)} | dora),
+              Source("y", lora("lora_unet_down_blocks_1", 1) | {"z.lora_up.weight": torch.ones(2, 2), "what": torch.ones(1)} | oft,
+                     by_block={"D00": 1.0}),
+              Source("z", lora("a", 1) | {"a.lora_down.weight": torch.ones(2, 10)})]  # fmt: skip
     with pytest.raises(ValueError) as error:
         merged(states)
-    for said in ("x: LoHa is not available here", "y: z is half a pair", "y: what is no LoRA tensor", "name the UNet's blocks differently"):
-        assert said in str(error.value)
+    for said in ("x: lora_unet_a: LoHa: hada_w1_b is missing", "y: z: expected an up and a down matrix", "y: what is no LoRA tensor",
+                 "name the UNet's blocks differently", "x: DoRA (lora_unet_d) changes the weight that it finds: connect model",
+                 "y: OFT (lora_unet_o) changes the weight that it finds", "z: a: ranks differ", "y: blocks: it has no D00"):  # fmt: skip
+        assert said in str(error.value), said
     with pytest.raises(ValueError, match="different models"):
-        merged([("x", lora("a", 1), 1.0, 1.0), ("y", lora("a", 1, shape=(9, 10)), 1.0, 1.0)])
+        merged([Source("x", lora("a", 1)), Source("y", lora("a", 1, shape=(9, 10)))])
 
 
 def test_block_weights():
@@ -97,7 +104,7 @@ def test_block_weights():
     weights = blocks.parse("IN=0.5, M=0, OUT03=2")
     for spelled in (names, diffusers):
         state = {key: value for seed, name in enumerate(spelled) for key, value in lora(f"lora_unet_{name}", seed).items()}
-        made = merged([("x", state, 0.7, 1.0)], by_block=[weights]).state
+        made = merged([Source("x", state, 0.7, 1.0, weights)]).state
         for name, factor in zip(spelled, (0.5, None, 2.0), strict=True):
             base = f"lora_unet_{name}"
             if factor is None:
@@ -108,4 +115,68 @@ def test_block_weights():
             ours = made[f"{base}.lora_up.weight"].flatten(1) @ made[f"{base}.lora_down.weight"].flatten(1)
             assert torch.allclose(ours, exact, atol=1e-5)
     with pytest.raises(ValueError, match=r"x: blocks: it has no D00; its blocks are BASE, IN, M, OUT"):
-        merged([("x", state, 1.0, 1.0)], by_block=[{"D00": 1.0}])
+        merged([Source("x", state, by_block={"D00": 1.0})])
+
+
+def of_family(kind, shape, seed):
+    """A file of one layer `a`, with a bias."""
+    out, columns, kernel = shape[0], shape[1], shape[2:]
+    flat = torch.Size(shape[1:]).numel()
+    return {
+        "lora": lambda: lora("a", seed, shape=shape),
+        "loha": lambda: {"a.hada_w1_a": random(out, 9, seed=seed), "a.hada_w1_b": random(9, flat, seed=seed + 1),
+                         "a.hada_w2_a": random(out, 9, seed=seed + 2), "a.hada_w2_b": random(9, flat, seed=seed + 3)},
+        "small loha": lambda: {"a.hada_w1_a": random(out, 2, seed=seed), "a.hada_w1_b": random(2, flat, seed=seed + 1),
+                               "a.hada_w2_a": random(out, 2, seed=seed + 2), "a.hada_w2_b": random(2, flat, seed=seed + 3)},
+        "lokr": lambda: {"a.lokr_w1": random(4, 2, seed=seed), "a.lokr_w2": random(out // 4, columns // 2, *kernel, seed=seed + 1)},
+        "diff": lambda: {"a.diff": random(*shape, seed=seed), "a.diff_b": random(out, seed=seed + 1)},
+    }[kind]() | {"a.alpha": torch.tensor(1.5)}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(12, 10), (12, 6, 3, 3)])
+@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("kinds", [("loha",), ("small loha", "lora"), ("lokr", "lora"), ("lora", "diff", "lokr", "loha")])
+def test_what_adds_is_merged_without_a_model(kinds, rank, shape):
+    """Rank 0: the sum to the last bits, as factors where every layer has some; a rank: the best of it, and the error that is said."""
+    keys, shapes, sources, total = {"a": Target("model", "a.weight")}, {("model", "a.weight"): shape, ("model", "a.bias"): shape[:1]}, [], 0
+    for seed, kind in enumerate(kinds):
+        state = of_family(kind, shape, 10 * seed)
+        found = pieces_of(read(state, keys, shapes, kind), "model", shapes)
+        total = total + 0.5 * sum(one.delta(shape).double() for weight, one, _ in found if weight == "a.weight")
+        sources.append(Source(kind, state, 0.5))
+    made = merged(sources, rank)
+    found = pieces_of(read(made.state, keys, shapes, "merged"), "model", shapes)
+    ours = sum(one.delta(shape).double() for weight, one, _ in found if weight == "a.weight")
+    values = np.linalg.svd(total.flatten(1).numpy(), compute_uv=False)
+    least = float(np.linalg.norm(values[rank:])) if rank else 0.0
+    assert float((ours - total).norm()) <= least * (1 + 1e-4) + 1e-4
+    whole = "diff" in kinds or (len(shape) > 2 and "lokr" in kinds)  # else a difference has the form of factors: it may be a convolution's
+    assert ("a.diff" in made.state) == (not rank and whole)
+    assert np.isclose(made.lost, least / float(np.linalg.norm(values)), atol=1e-3) or "diff" in kinds  # a bias counts too
+    if "diff" in kinds:
+        assert torch.allclose(made.state["a.diff_b"], 0.5 * random(12, seed=10 * kinds.index("diff") + 1))
+
+
+def test_pefts_alpha_counts_in_merging():
+    state = {"base_model.model.a.lora_A.weight": random(2, 10), "base_model.model.a.lora_B.weight": random(12, 2, seed=1)}
+    made = merged([Source("x", state, metadata={"adapter_config": '{"r": 2, "lora_alpha": 6}'})])
+    ours = made.state["base_model.model.a.lora_up.weight"] @ made.state["base_model.model.a.lora_down.weight"]
+    assert torch.allclose(ours, 3.0 * state["base_model.model.a.lora_B.weight"] @ state["base_model.model.a.lora_A.weight"], atol=1e-5)
+
+
+@pytest.mark.parametrize("rank", [0, 8, 24])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_merged_with_a_model(kind, rank):
+    """Three layers on one weight, in order, against the same ones put on it."""
+    shape, generator = (24, 16), torch.Generator().manual_seed(1)
+    base = torch.randn(shape, generator=generator)
+    pieces = [Piece(layer("lora", shape, generator), 0.5), Piece(layer(kind, shape, generator), 0.7)]
+    pieces.append(Piece(layer("lora", (12, 16), generator), 1.0, (0, 8, 12)))
+    made = combined({"diffusion_model.a.weight": Weight(pieces, shape, lambda: base)}, rank)
+    parsed = read(made.state, {"diffusion_model.a": Target("model", "a.weight")}, {("model", "a.weight"): shape}, "merged")
+    found = [Piece(one, 1.0) for _, one, _ in pieces_of(parsed, "model", {("model", "a.weight"): shape})]
+    error = float((in_order(base, found) - in_order(base, pieces)).norm())
+    values = np.linalg.svd((in_order(base, pieces) - base).numpy(), compute_uv=False)
+    least = float(np.linalg.norm(values[rank:])) if rank else 0.0
+    assert error <= least * (1 + 1e-3) + 1e-4 and np.isclose(made.lost, least / float(np.linalg.norm(values)), atol=1e-3)
+    assert made.rank <= (rank or 16)
