@@ -3,6 +3,8 @@
 python dev.py demo                      train, average, apply and sample with the bundled tiny model
 python dev.py test [pytest arguments]   run the tests
 python dev.py check                     linter, type checker, known vulnerabilities of what is installed for development
+python dev.py fuzz [TARGET …] [--cases N] [--seed S]    a night's fuzzing, or part of it; a failure prints the command that replays it
+python dev.py soak [--minutes N]        two hours of work on the editor's server, or N minutes: nothing may grow
 python dev.py lock                      write requirements/*.txt anew from pyproject.toml and constraints.txt
 
 Each makes `.venv` beside this file if need be and installs what it needs: every package by the hash in requirements/*.txt, then torch, the
@@ -124,6 +126,15 @@ def locked(resolved: str) -> str:
     return "\n".join(kept) + "\n"
 
 
+NIGHTLY = {"fuzz": "graft_nodes.tests.fuzz", "soak": "graft_nodes.tests.faults.soak"}
+
+
+def nightly(name: str, arguments: list[str]) -> None:
+    """Run what takes hours; --help lists its options."""
+    install("develop")
+    run("-m", NIGHTLY[name], *arguments)
+
+
 def main(arguments: list[str]) -> None:
     """Run the named command."""
     if sys.version_info < (3, 11):
@@ -131,10 +142,12 @@ def main(arguments: list[str]) -> None:
     commands = {"demo": demo, "check": check, "lock": lock}
     if arguments[:1] == ["test"]:
         test(arguments[1:])
+    elif arguments and arguments[0] in NIGHTLY:
+        nightly(arguments[0], arguments[1:])
     elif len(arguments) == 1 and arguments[0] in commands:
         commands[arguments[0]]()
     else:
-        sys.exit("usage: python dev.py demo | test [pytest arguments] | check | lock")
+        sys.exit("usage: python dev.py demo | test [pytest arguments] | check | fuzz [options] | soak [options] | lock")
 
 
 if __name__ == "__main__":

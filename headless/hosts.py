@@ -83,7 +83,7 @@ def choose(comfyui: str | None, embedded: bool, environment: Mapping[str, str], 
         return Choice(None, "asked for by --embedded")
     for folder, reason in ((comfyui, "named by --comfyui"), (environment.get("COMFYUI_PATH"), "named by COMFYUI_PATH")):
         if folder:
-            root = Path(folder).expanduser().absolute()
+            root = folder_named(folder, reason)
             missing = [name for name in LANDMARKS if not (root / name).is_file()]
             if missing:
                 raise HostError(f"{root} ({reason}) is not a ComfyUI: it has no {', '.join(missing)}")
@@ -95,10 +95,24 @@ def choose(comfyui: str | None, embedded: bool, environment: Mapping[str, str], 
     return Choice(None, "no ComfyUI was named")
 
 
+def folder_named(name: str, what: str) -> Path:
+    """The absolute path of a folder that an argument names; HostError when no folder can be called so."""
+    try:
+        path = Path(name).expanduser().absolute()
+        os.stat(path)
+    except FileNotFoundError:
+        return path
+    except (OSError, ValueError, RuntimeError) as error:
+        raise HostError(f"{what}: {name[:100]!r} names no folder ({error})"[:400]) from error
+    return path
+
+
 def open_host(choice: Choice, cpu: bool, input_folder: str | None, output_folder: str | None) -> Host:
     """Import the host's modules, set its folders and load its own nodes and Graft's. Raises HostError with what to do when that fails."""
-    if input_folder is not None and not Path(input_folder).expanduser().is_dir():
+    if input_folder is not None and not folder_named(input_folder, "--input").is_dir():
         raise HostError(f"--input {input_folder}: no such folder")
+    if output_folder is not None:
+        folder_named(output_folder, "--output")
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     if choice.root is None:
@@ -192,7 +206,7 @@ def _set_folders(host: Host, input_folder: str | None, output_folder: str | None
     """Point the host's input and output folders where asked, and make the folders it works with."""
     for folder, setter in ((input_folder, host.folders.set_input_directory), (output_folder, host.folders.set_output_directory)):
         if folder is not None:
-            setter(str(Path(folder).expanduser().absolute()))
+            setter(str(folder_named(folder, "the folder")))
     if output_folder is not None:
         host.folders.add_model_folder_path("loras", os.path.join(host.folders.get_output_directory(), "loras"))
     for getter in (host.folders.get_input_directory, host.folders.get_output_directory, host.folders.get_temp_directory):

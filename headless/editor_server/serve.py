@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 import webbrowser
-from pathlib import Path
 
 from .. import hosts
 from ..problem import HostError
@@ -41,7 +40,7 @@ def find_front_end(root: str | None) -> str:
         if spec is None or not spec.submodule_search_locations:
             raise HostError(f"the editor needs ComfyUI's front end (comfyui-frontend-package), which is not installed; {INSTALL}")
         root = os.path.join(next(iter(spec.submodule_search_locations)), "static")
-    folder = Path(root).expanduser().absolute()
+    folder = hosts.folder_named(root, "--front-end-root")
     if not (folder / "index.html").is_file():
         raise HostError(f"{folder} is not ComfyUI's front end: it has no index.html")
     return str(folder)
@@ -52,8 +51,8 @@ def _listen(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         return socket.create_server((address, port), family=family, backlog=128)
-    except (OSError, OverflowError) as error:
-        raise HostError(f"cannot listen on {address} port {port}: {error}; choose another with --port (0: any free one)") from error
+    except (OSError, OverflowError, ValueError, TypeError) as error:  # the last two: a name that no machine can have
+        raise HostError(f"cannot listen on {address[:100]} port {port}: {error}; choose another with --port (0: any free one)") from error
 
 
 async def _serve(host: hosts.Host, front_end: str, listening: socket.socket, arguments: argparse.Namespace) -> int:

@@ -281,7 +281,8 @@ class _Serving:
 
         class Heard(logging.Handler):
             def emit(heard, record: logging.LogRecord) -> None:
-                unreadable = record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | web.RequestPayloadError)  # answered with 400
+                error = record.exc_info[1] if record.exc_info else None
+                unreadable = isinstance(error, HttpProcessingError | web.RequestPayloadError)  # answered with 400
                 if record.levelno >= logging.ERROR and not unreadable:
                     self.said.append(heard.format(record))
 

@@ -166,9 +166,11 @@ def texts() -> dict[str, bytes]:
         "tags.json": json.dumps({"tags": ["red", "circle"], "score": 55, "path": "rgb.png"}).encode(),
         "words.json": json.dumps({"tags": "red, circle", "score": 5.5}).encode(),
         "list.json": b"[1, 2]",
-        "one.yaml": b"main_prompt: a circle\ntags:\n  - tag: red\n    weight: 2.0\n  - round\nmultiply: 1.5\ncond_dropout: 0.1\nflip_p: 0.5\n",
+        "one.yaml": b"main_prompt: a circle\ntags:\n  - tag: red\n    weight: 2.0\n  - round\nmultiply: 1.5\n"
+        b"cond_dropout: 0.1\nflip_p: 0.5\n",
         "local.yaml": b"multiply: 2\nshuffle_tags: true\nbatch_id: a\nloss_scale: 0.5\nmax_caption_length: 20\n",
-        "filters.yaml": b"consider_every_nth: 1\nblacklist_tags: [a]\nreplacements: {red: blue}\nmin_score: 3\ntag_bonus_scores: {red: 2}\nmasks: both\n",
+        "filters.yaml": b"consider_every_nth: 1\nblacklist_tags: [a]\nreplacements: {red: blue}\nmin_score: 3\n"
+        b"tag_bonus_scores: {red: 2}\nmasks: both\n",
         "multiply.txt": b"0.5",
         "laughs.yaml": b"main_prompt: &a [x, x]\n"
         + b"".join(
