@@ -149,7 +149,7 @@ def training(steps: int) -> list[dict]:
     from graft_nodes.ema.schedule import EMASettings
     from graft_nodes.nodes.demo import BASE
     from graft_nodes.training.adapters import AdapterSettings
-    from graft_nodes.training.dataset import Dataset
+    from graft_nodes.training.data.dataset import Dataset
     from graft_nodes.training.optimizer import OptimizerSettings
     from graft_nodes.training.state import Settings, Start, begin
     from graft_nodes.training.step import Workspace, advance_

@@ -116,7 +116,7 @@ def graft(size: str, steps: int, checkout: str) -> dict[str, Any]:
     from graft_nodes.patches.kernels import TrainingKernel
     from graft_nodes.training import adapters
     from graft_nodes.training.adapters import AdapterSettings
-    from graft_nodes.training.dataset import Conditioning, Dataset
+    from graft_nodes.training.data.dataset import Conditioning, Dataset
     from graft_nodes.training.loop import Watch, train
     from graft_nodes.training.optimizer import OptimizerSettings
     from graft_nodes.training.state import Settings, Start, begin

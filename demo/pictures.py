@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..training.dataset import Conditioning, Dataset
+from ..training.data.dataset import Conditioning, Dataset
 
 
 def encoded(clip: Any, vae: Any, drawn: Iterable[tuple[str, str, np.ndarray]], **more: Any) -> Dataset:

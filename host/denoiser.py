@@ -16,7 +16,7 @@ from .encoding import LiveEncoder
 from .inplace import NoAssignmentInPlace
 
 if TYPE_CHECKING:
-    from ..training.dataset import Conditioning
+    from ..training.data.dataset import Conditioning
 
 KEPT_CONDITIONS = 64  # on the device; captions that vary by draw would fill it otherwise
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from ..training.dataset import Conditioning
+    from ..training.data.dataset import Conditioning
 
 
 def encode_pictures(vae: Any, pixels: torch.Tensor) -> torch.Tensor:
@@ -21,7 +21,7 @@ def encode_pictures(vae: Any, pixels: torch.Tensor) -> torch.Tensor:
 
 def encode_captions(clip: Any, captions: Sequence[str], clip_skip: int = 0) -> dict[str, Conditioning]:
     """What the text encoder makes of each caption, float32 on the CPU; `clip_skip` 2 stops one layer before the last, 0 is as it is."""
-    from ..training.dataset import Conditioning
+    from ..training.data.dataset import Conditioning
 
     clip = skipping(clip, clip_skip)
     out = {}
@@ -55,7 +55,7 @@ class LiveEncoder:
 
     def __call__(self, captions: Sequence[str], known: Sequence[Conditioning]) -> list[Conditioning]:
         """Conditionings of the captions as the encoder computes now; `known` are the dataset's, whose other entries (sizes) are kept."""
-        from ..training.dataset import Conditioning
+        from ..training.data.dataset import Conditioning
 
         made = {caption: _encoded(self.clip, caption) for caption in dict.fromkeys(captions)}
         return [
@@ -70,7 +70,7 @@ def read_parts(clip: Any, model: Any, clip_skip: int = 0) -> set[str]:
     import comfy.model_management as management
 
     from ..training.aliases import standing_in
-    from ..training.dataset import Conditioning
+    from ..training.data.dataset import Conditioning
     from .denoiser import Denoiser
     from .inplace import NoAssignmentInPlace
 

@@ -106,9 +106,9 @@ class GraftDataset(io.ComfyNode):
         keep_tags=0, tag_dropout=0.0, caption_dropout=0.0, clip_skip=0, validation=0.1, filters="", regularisation=None,
         regularisation_share=0.25,
     ) -> io.NodeOutput:
-        from ..training import encoding, folder_report
-        from ..training.cache import Cache
-        from ..training.folder import read_folder, settings_of
+        from ..training.data import encoding, folder_report
+        from ..training.data.cache import Cache
+        from ..training.data.folder import read_folder, settings_of
 
         wrong = [f"{name} is empty: this model has none; connect one" for name, thing in (("vae", vae), ("clip", clip)) if thing is None]
         settings = settings_of(

@@ -164,7 +164,7 @@ class TrainStep(io.ComfyNode):
         latent=None, optimizer=None, objective=None, keep="best", snapshot_minutes=10.0, tensorboard=False,
     ) -> io.NodeOutput:
         from ..training import state as states
-        from ..training.dataset import batches_per_epoch
+        from ..training.data.dataset import batches_per_epoch
         from ..training.loop import Watch
 
         group, node = parallel.group(), cls.hidden.unique_id if cls.hidden else None

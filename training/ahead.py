@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..patches.files import write_whole
-from .changes import Patrol
-from .dataset import Dataset
+from .data.changes import Patrol
+from .data.dataset import Dataset
 from .loader import Course
 from .loop import Watch
 from .state import TrainState

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .dataset import Batch, Dataset, Shown, batch_of, batches, by_size, shown
+from .data.dataset import Batch, Dataset, Shown, batch_of, batches, by_size, shown
 
 if TYPE_CHECKING:
     from .state import TrainState

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import memory, parallel
-from .dataset import Dataset
+from .data.dataset import Dataset
 from .objective import Denoiser
 from .parallel import Elsewhere, Lost
 from .state import TrainState

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .dataset import Conditioning
+from .data.dataset import Conditioning
 
 LOSSES = ("mse", "huber", "smooth-l1", "scheduled-huber", "x0-mse")
 WEIGHTINGS = ("none", "min-snr", "debiased")

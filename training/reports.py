@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from ..ema.schedule import EMASettings
-from .dataset import Dataset, batches_per_epoch
+from .data.dataset import Dataset, batches_per_epoch
 from .optimizer import remarks
 from .runs import Outcome
 from .schedules import peak_rate

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from . import ahead, parallel, sharding, snapshots
-from .dataset import Dataset
+from .data.dataset import Dataset
 from .lock import alone
 from .loop import Stopped, Watch, train
 from .objective import Denoiser

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .adapters import from_lora
-from .dataset import Dataset
+from .data.dataset import Dataset
 from .objective import Denoiser
 from .state import TrainState
 from .step import Workspace, validate

@@ -16,7 +16,7 @@ from ..ema.shadow import Shadow
 from . import adapters, parallel, sharding
 from .aliases import standing_in
 from .checkpointing import checkpointed
-from .dataset import Batch, Conditioning, Dataset, framed
+from .data.dataset import Batch, Conditioning, Dataset, framed
 from .draws import generator
 from .loader import Course, Loader
 from .memory import used

@@ -1,6 +1,6 @@
 /**
  * The panel of GraftDataset: thumbnails with their captions, buckets and problems, from the node's `graft_dataset` output (its shape
- * stands in training/folder_report.py).
+ * stands in training/data/folder_report.py).
  */
 import { el } from './dom.js'
 import { addPanel, api, chain, fit } from './editor.js'

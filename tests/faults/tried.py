@@ -24,7 +24,7 @@ from graft_nodes.tests.faults.disk import Disk, fails
 from graft_nodes.tests.training.conftest import Lab
 from graft_nodes.training import runs, saved, store
 from graft_nodes.training.adapters import AdapterSettings
-from graft_nodes.training.cache import Cache
+from graft_nodes.training.data.cache import Cache
 from graft_nodes.training.loop import Watch, train
 from graft_nodes.training.state import TrainState, begin, equal
 from torch import nn

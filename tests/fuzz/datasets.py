@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from graft_nodes.training import captions, folder_report
-from graft_nodes.training.cache import Cache
-from graft_nodes.training.dataset import Conditioning
-from graft_nodes.training.encoding import encode
-from graft_nodes.training.folder import read_folder, settings_of
+from graft_nodes.training.data import captions, folder_report
+from graft_nodes.training.data.cache import Cache
+from graft_nodes.training.data.dataset import Conditioning
+from graft_nodes.training.data.encoding import encode
+from graft_nodes.training.data.folder import read_folder, settings_of
 from hypothesis import strategies as st
 
 from .damage import CORPUS, damaged_bytes, damaged_json, text_of

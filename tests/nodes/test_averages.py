@@ -8,7 +8,7 @@ from graft_nodes.ema.posthoc import possible_widths
 from graft_nodes.ema.schedule import EMASettings
 from graft_nodes.patches.files import safetensors_bytes, write_whole
 from graft_nodes.training.adapters import AdapterSettings
-from graft_nodes.training.dataset import Dataset
+from graft_nodes.training.data.dataset import Dataset
 from graft_nodes.training.optimizer import OptimizerSettings
 
 

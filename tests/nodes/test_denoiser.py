@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 from graft_nodes.training.adapters import AdapterSettings
-from graft_nodes.training.dataset import Conditioning, Dataset
+from graft_nodes.training.data.dataset import Conditioning, Dataset
 from graft_nodes.training.loop import train
 from graft_nodes.training.objective import ObjectiveSettings, losses
 from graft_nodes.training.optimizer import OptimizerSettings
@@ -220,8 +220,8 @@ def test_the_fingerprint_follows_what_changes_training(wall):
 
 def test_the_size_and_cut_of_each_picture_reach_sdxl(wall):
     """Six numbers as SDXL was trained with them: height, width, top, left, target height and width, each as sinusoids."""
-    from graft_nodes.training.buckets import frame
-    from graft_nodes.training.dataset import framed
+    from graft_nodes.training.data.buckets import frame
+    from graft_nodes.training.data.dataset import framed
 
     patcher = _model("EPS", sdxl=True)
     framings = [frame((2000, 1000), (64, 64), (1.0, 0.0)), frame((100, 300), (64, 64), (0.5, 0.5)).mirrored]

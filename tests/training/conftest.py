@@ -4,7 +4,7 @@ import pytest
 import torch
 from graft_nodes.ema.schedule import EMASettings
 from graft_nodes.training.adapters import AdapterSettings
-from graft_nodes.training.dataset import Conditioning, Dataset
+from graft_nodes.training.data.dataset import Conditioning, Dataset
 from graft_nodes.training.objective import ObjectiveSettings
 from graft_nodes.training.optimizer import OptimizerSettings
 from graft_nodes.training.state import Settings, Start, begin

@@ -13,7 +13,7 @@ from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from graft_nodes import host
 from graft_nodes.patches.todo import ToDoSettings
 from graft_nodes.training.adapters import AdapterSettings
-from graft_nodes.training.dataset import Conditioning, Dataset
+from graft_nodes.training.data.dataset import Conditioning, Dataset
 from graft_nodes.training.loop import train
 from graft_nodes.training.optimizer import OptimizerSettings
 from graft_nodes.training.state import Settings, Start, begin

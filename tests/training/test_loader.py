@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from graft_nodes.training.buckets import frame
-from graft_nodes.training.conditionings import Conditionings
-from graft_nodes.training.dataset import Conditioning, Dataset, Picture, View
+from graft_nodes.training.data.buckets import frame
+from graft_nodes.training.data.conditionings import Conditionings
+from graft_nodes.training.data.dataset import Conditioning, Dataset, Picture, View
+from graft_nodes.training.data.tags import Caption, Rules
 from graft_nodes.training.loader import Course, Loader
-from graft_nodes.training.tags import Caption, Rules
 
 WORDS = Rules(shuffle=1.0, dropout=0.2)
 

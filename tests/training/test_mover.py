@@ -9,7 +9,7 @@ import torch
 from graft_nodes.ema.schedule import EMASettings
 from graft_nodes.training import offload
 from graft_nodes.training.adapters import AdapterSettings
-from graft_nodes.training.dataset import batches
+from graft_nodes.training.data.dataset import batches
 from graft_nodes.training.loop import Stopped, Watch, train
 from graft_nodes.training.mover import Mover
 from graft_nodes.training.optimizer import OPTIMIZERS, OptimizerSettings

@@ -10,7 +10,7 @@ import torch
 from graft_nodes import host
 from graft_nodes.training import offload
 from graft_nodes.training.adapters import AdapterSettings, as_lora, attached, beginning
-from graft_nodes.training.dataset import Conditioning, Dataset
+from graft_nodes.training.data.dataset import Conditioning, Dataset
 from graft_nodes.training.loop import train
 from graft_nodes.training.optimizer import OptimizerSettings
 from graft_nodes.training.state import Settings, Start, begin

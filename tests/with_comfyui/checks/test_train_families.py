@@ -19,7 +19,7 @@ from graft_nodes import host as wall
 from graft_nodes.training import step as steps
 from graft_nodes.training.adapters import AdapterSettings, as_lora, attached, beginning
 from graft_nodes.training.checkpointing import blocks, checkpointed
-from graft_nodes.training.dataset import Conditioning, Dataset
+from graft_nodes.training.data.dataset import Conditioning, Dataset
 from graft_nodes.training.optimizer import OptimizerSettings
 from graft_nodes.training.state import Settings, Start, begin
 from graft_nodes.training.targets import targets
@@ -55,7 +55,7 @@ class Model:
         import nodes
 
         package = nodes.NODE_CLASS_MAPPINGS["TrainStep"].__module__.rpartition(".nodes.")[0]
-        own = importlib.import_module(f"{package}.training.dataset")
+        own = importlib.import_module(f"{package}.training.data.dataset")
         return patcher, dataset(name, own.Dataset, own.Conditioning)
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..patches.files import load_safetensors, safetensors_bytes, write_whole
-from .adapters import tensors_digest
+from ...patches.files import load_safetensors, safetensors_bytes, write_whole
+from ..adapters import tensors_digest
 
 FORMAT = 1
 _ABANDONED = 3600.0  # seconds

@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from graft_nodes.training.cache import Cache, key_of
+from graft_nodes.training.data.cache import Cache, key_of
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor([1, 2], dtype=torch.int64), "c": torch.ones(3, dtype=torch.bfloat16)}
 

@@ -4,10 +4,10 @@ import hashlib
 
 import pytest
 import torch
-from graft_nodes.training import conditionings
-from graft_nodes.training.cache import Cache
-from graft_nodes.training.conditionings import Conditionings
-from graft_nodes.training.dataset import Conditioning
+from graft_nodes.training.data import conditionings
+from graft_nodes.training.data.cache import Cache
+from graft_nodes.training.data.conditionings import Conditionings
+from graft_nodes.training.data.dataset import Conditioning
 
 
 class Encoder:

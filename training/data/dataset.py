@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..draws import generator
 from .buckets import Framing
 from .changes import Watched
-from .draws import generator
 from .tags import Caption
 
 

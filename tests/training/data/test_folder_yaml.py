@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from graft_nodes.training.data.filters import Filters
+from graft_nodes.training.data.folder import FolderSettings, read_folder
 from graft_nodes.training.draws import generator
-from graft_nodes.training.filters import Filters
-from graft_nodes.training.folder import FolderSettings, read_folder
 from PIL import Image
 
 EXAMPLE = """

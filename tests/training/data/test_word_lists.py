@@ -5,11 +5,11 @@ import collections
 import numpy as np
 import pytest
 import torch
-from graft_nodes.training import word_lists
-from graft_nodes.training.filters import Filters
-from graft_nodes.training.folder import FolderSettings, read_folder
-from graft_nodes.training.tags import Caption, Rules, chosen
-from graft_nodes.training.word_lists import WordLists
+from graft_nodes.training.data import word_lists
+from graft_nodes.training.data.filters import Filters
+from graft_nodes.training.data.folder import FolderSettings, read_folder
+from graft_nodes.training.data.tags import Caption, Rules, chosen
+from graft_nodes.training.data.word_lists import WordLists
 from PIL import Image
 
 LISTS = WordLists({"colour": ("red", "blue", "green"), "things/animal": ("cat", "__colour__ dog"), "place": ("{in|on} it",)})

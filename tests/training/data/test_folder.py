@@ -6,13 +6,13 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from graft_nodes.training import buckets, captions, encoding
-from graft_nodes.training.cache import Cache
-from graft_nodes.training.dataset import Conditioning
-from graft_nodes.training.filters import Filters
-from graft_nodes.training.folder import FolderSettings, read_folder
-from graft_nodes.training.folder_report import editor_data, report
-from graft_nodes.training.pictures import fitted, open_picture
+from graft_nodes.training.data import buckets, captions, encoding
+from graft_nodes.training.data.cache import Cache
+from graft_nodes.training.data.dataset import Conditioning
+from graft_nodes.training.data.filters import Filters
+from graft_nodes.training.data.folder import FolderSettings, read_folder
+from graft_nodes.training.data.folder_report import editor_data, report
+from graft_nodes.training.data.pictures import fitted, open_picture
 from PIL import Image
 
 SMALL = {"resolution": 64, "bucket_step": 16}

@@ -1,7 +1,7 @@
 """The YAML of filters: every key read, every wrong one said at once, nothing but plain data loaded."""
 
 import pytest
-from graft_nodes.training.filters import Filters
+from graft_nodes.training.data.filters import Filters
 
 LUNNOVA = """
 consider_every_nth: 8

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from graft_nodes.training.dataset import Conditioning, Dataset, Picture, batches, batches_per_epoch, chosen
+from graft_nodes.training.data.dataset import Conditioning, Dataset, Picture, batches, batches_per_epoch, chosen
 
 CONDITIONINGS = {text: Conditioning(torch.full((1, 1, 1), value)) for text, value in (("a", 1.0), ("", 0.0))}
 

@@ -5,8 +5,8 @@ import io
 import numpy as np
 import pytest
 import torch
-from graft_nodes.training import buckets, pictures
-from graft_nodes.training.buckets import frame
+from graft_nodes.training.data import buckets, pictures
+from graft_nodes.training.data.buckets import frame
 from PIL import Image, ImageOps, features
 
 

@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from graft_nodes.training.filters import Filters
-from graft_nodes.training.folder import FolderSettings, read_folder
-from graft_nodes.training.folder_report import report
+from graft_nodes.training.data.filters import Filters
+from graft_nodes.training.data.folder import FolderSettings, read_folder
+from graft_nodes.training.data.folder_report import report
 from PIL import Image
 
 EXAMPLE = {

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from ..draws import generator
 from . import buckets, captions, pictures, tags, word_lists
 from .buckets import Framing
 from .cache import Cache
 from .captions import Written
 from .changes import content_hash
-from .draws import generator
 from .filters import Filters
 from .folder_json import Index, read_index
 from .folder_yaml import Files

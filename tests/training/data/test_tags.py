@@ -4,8 +4,8 @@ from collections import Counter
 from itertools import permutations
 
 import pytest
+from graft_nodes.training.data.tags import Caption, Rules, chosen, looks_wild, split
 from graft_nodes.training.draws import generator
-from graft_nodes.training.tags import Caption, Rules, chosen, looks_wild, split
 
 TAGS = ("a", "b", "c", "d")
 

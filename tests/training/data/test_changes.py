@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from graft_nodes.training.changes import Changed, Patrol, Watched, stamps
+from graft_nodes.training.data.changes import Changed, Patrol, Watched, stamps
 
 
 @pytest.fixture

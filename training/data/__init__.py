@@ -1,0 +1,1 @@
+"""Pictures and captions on disk, and what training sees of them."""
