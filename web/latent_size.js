@@ -41,7 +41,7 @@ function number(node, name) {
 /** Where the link into an input comes from: {node}, through the walls of subgraphs; {node, widget} for a widget on a subgraph's node; null without a link. */
 function source(node, name) {
   const input = node.inputs?.find((one) => one.name === name)
-  return input?.link == null ? null : origin(node.graph, node.graph.getLink(input.link))
+  return input?.link == null || !node.graph ? null : origin(node.graph, node.graph.getLink(input.link)) // a copy is in no graph at first
 }
 
 function origin(graph, link) {

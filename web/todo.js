@@ -30,7 +30,10 @@ export function addTodoPanel(node) {
     node.properties[PROPERTY] = { depths: found.depths }
     show()
   })
-  chain(node, 'onConfigure', show)
+  chain(node, 'onConfigure', () => {
+    show()
+    requestAnimationFrame(show) // now its links are there
+  })
   chain(node, 'onConnectionsChange', () => requestAnimationFrame(show))
   for (const widget of node.widgets ?? []) {
     if (['factor', 'max_depth', 'depth_factors'].includes(widget.name)) chain(widget, 'callback', () => requestAnimationFrame(show))

@@ -121,6 +121,35 @@ class Editor:
         )
         self.page.wait_for_timeout(500)
 
+    def enter(self, title: str) -> None:
+        """Go into the subgraph whose node in the graph that is shown has this title."""
+        self.do(
+            """(title) => {
+              const node = app.canvas.graph.nodes.find((one) => one.title === title)
+              app.canvas.setGraph(node.subgraph)
+              app.canvas.ds.scale = 1
+              app.canvas.setDirty(true, true)
+            }""",
+            title,
+        )
+        self.page.wait_for_timeout(800)
+
+    def wrap(self, nodes: list[int], title: str) -> None:
+        """Make a subgraph of nodes of the graph that is shown."""
+        self.do(
+            """([ids, title]) => {
+              const graph = app.canvas.graph
+              const {subgraph, node} = graph.convertToSubgraph(new Set(ids.map((id) => graph.getNodeById(id))))
+              node.title = subgraph.name = title
+            }""",
+            [nodes, title],
+        )
+        self.page.wait_for_timeout(300)
+
+    def titled(self, title: str) -> int:
+        """The id of the node with this title in the graph that is shown."""
+        return self.do("(title) => app.canvas.graph.nodes.find((one) => one.title === title).id", title)
+
     def undo(self) -> None:
         """Ctrl+Z with the focus on the canvas."""
         self.page.mouse.click(800, 880)

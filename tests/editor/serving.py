@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import queue
+import shutil
 import signal
 import socket
 import subprocess
@@ -222,6 +223,17 @@ def picture(width: int = 8, height: int = 6, color: tuple[int, ...] = (200, 30, 
     return out.getvalue()
 
 
+def lora(path: Path) -> None:
+    """A LoRA file of rank 4 that says a few things about itself, some of them markup."""
+    import torch
+    from safetensors.torch import save_file
+
+    layer = "lora_unet_input_blocks_1_1_transformer_blocks_0_attn1_to_q"
+    factors = {f"{layer}.lora_down.weight": torch.zeros(4, 8), f"{layer}.lora_up.weight": torch.zeros(8, 4)}
+    said = {"ss_network_dim": "4", "ss_todo_factor": "2", "modelspec.trigger_phrase": "zorp, <b>bold</b>"}
+    save_file({**factors, f"{layer}.alpha": torch.tensor(2.0)}, path, {**said, "ss_base_model_version": "SD 1.5"})
+
+
 def shows(name: str = "picture", width: int = 16, color: int = 0xFF0000) -> dict[str, Any]:
     """A workflow that saves a picture of one colour."""
     return {
@@ -245,3 +257,26 @@ def samples(steps: int, seed: int = 0) -> dict[str, Any]:
     }
 
 
+def few_pictures(folder: Path) -> None:
+    """Put eight of the demo's pictures with their captions into the folder `few` of an input folder."""
+    (folder / "few").mkdir()
+    for path in sorted((Path(__file__).resolve().parents[2] / "demo" / "concept").iterdir())[:16]:
+        shutil.copy(path, folder / "few")
+
+
+def trains(run: str, steps: int, seed: int = 0, **inputs: Any) -> dict[str, Any]:
+    """A workflow that trains a small LoRA on the pictures of `few_pictures`."""
+    return {
+        "1": {"class_type": "GraftDemo", "inputs": {}},
+        "2": {"class_type": "GraftDataset", "inputs": {
+            "folder": "few", "vae": ["1", 2], "clip": ["1", 1], "resolution": 64, "buckets": False, "bucket_step": 64, "captions": "txt",
+            "repeats": 1, "flip": 0.0, "shuffle_tags": False, "keep_tags": 0, "tag_dropout": 0.0, "caption_dropout": 0.0, "clip_skip": 0,
+            "validation": 0.25, "filters": "", "regularisation_share": 0.25,
+        }},
+        "3": {"class_type": "GraftTrainStart", "inputs": {
+            "model": ["1", 0], "clip": ["1", 1], "dataset": ["2", 0], "seed": seed, "run": run,
+        }},
+        "4": {"class_type": "TrainStep", "inputs": {
+            "state": ["3", 0], "steps": steps, "epochs": 0.0, "validate_every": 2, "preview_every": 0, "snapshot_every": 0, **inputs,
+        }},
+    }

@@ -1,5 +1,7 @@
 """Panels in a real browser: the loss as it is trained, tokens by depth, a dataset's pictures; quick with 100,000 points, legible."""
 
+import re
+
 import pytest
 
 SEND = "([name, detail]) => (app.api ?? window.comfyAPI.api.api).dispatchEvent(new CustomEvent(name, {detail}))"
@@ -65,8 +67,8 @@ def test_a_hundred_thousand_points_stay_quick(editor):
     editor.page.wait_for_timeout(300)
     columns = editor.do(
         """async () => {
-          const files = performance.getEntriesByType('resource').map((one) => one.name)
-          const {Smoothed, Series, decimated} = await import(files.find((name) => /chart\\.js/.test(name)))
+          const pack = LiteGraph.registered_node_types.TrainStep.nodeData.python_module.split('.').pop()
+          const {Smoothed, Series, decimated} = await import(`/extensions/${pack}/chart.js`)
           const series = new Smoothed(0.9)
           for (let step = 1; step <= 100000; step++) series.add(step, step === 70001 ? 1e9 : Math.sin(step))
           const plain = new Series()
@@ -87,6 +89,22 @@ def test_a_hundred_thousand_points_stay_quick(editor):
         node,
     )
     editor.page.get_by_text("step 100000").first.wait_for()
+    drawn, width = editor.do(
+        """async (id) => {
+          const pen = CanvasRenderingContext2D.prototype
+          const [lineTo, chart] = [pen.lineTo, document.querySelector('.graft-training .graft-chart')]
+          let count = 0
+          pen.lineTo = function (...at) { if (this.canvas === chart) count++; return lineTo.apply(this, at) }
+          const api = app.api ?? window.comfyAPI.api.api
+          const detail = {node: String(id), run: 'r', step: 100001, until: 200000, loss: 0.5, rate: 1e-4}
+          api.dispatchEvent(new CustomEvent('graft.step', {detail}))
+          for (let frame = 0; frame < 3; frame++) await new Promise(requestAnimationFrame)
+          pen.lineTo = lineTo
+          return [count, chart.clientWidth]
+        }""",
+        node,
+    )
+    assert 100 < drawn <= 2 * 4 * width + 50, "a redraw draws at most four points a column and curve, not one a step"
     assert not editor.errors
 
 
@@ -110,6 +128,37 @@ def test_tokens_by_depth_follow_the_factor(editor):
     assert "384 (24\u00d716)" in editor.page.locator(".graft-todo table:visible").inner_text(), "a saved workflow still shows them"
 
 
+def test_tokens_follow_the_latent_that_is_connected_before_anything_runs(editor):
+    editor.clear()
+    node, latent = editor.add("ApplyToDo", 500, 100), editor.add("EmptyLatentImage", 60, 100, width=512, height=768)
+    panel = editor.page.locator(".graft-todo:visible")
+    editor.link(latent, 0, node, "latent")
+    panel.get_by_text("The latent is 96\u00d764.").wait_for()
+    depths = [  # as SD1.x has them, and without a latent when it ran
+        {"depth": 1, "factor": 2, "cell": 1, "before": None, "after": None, "frames": 1, "patched": 6, "skipped": 0},
+        {"depth": 2, "factor": 1, "cell": 2, "before": None, "after": None, "frames": 1, "patched": 0, "skipped": 6},
+    ]
+    ran(editor, node, {"graft_todo": [{"version": 1, "depths": depths}]})
+    assert "6144 (96\u00d764)" in panel.inner_text() and "1536 (48\u00d732)" in panel.inner_text()
+    # Another size, typed at the other node: the editor says that the graph changed once the pointer is let go.
+    resize = "(id) => { const w = app.graph.getNodeById(id).widgets.find((one) => one.name === 'width'); w.value = 1000; w.callback(1000) }"
+    editor.do(resize, latent)
+    editor.page.mouse.click(900, 880)
+    panel.get_by_text("12000 (96\u00d7125)").wait_for()
+    assert "3024 (48\u00d763)" in panel.inner_text(), "odd sides are rounded up, as the model does"
+    # Through a reroute and the wall of a subgraph.
+    reroute = editor.add("Reroute", 300, 400)
+    editor.do("([from, by]) => app.graph.getNodeById(from).connect(0, app.graph.getNodeById(by), 0)", [latent, reroute])
+    editor.link(reroute, 0, node, "latent")
+    editor.wrap([node], "group")
+    editor.enter("group")
+    panel = editor.page.locator(".graft-todo:visible")
+    panel.get_by_text("12000 (96\u00d7125)").wait_for()
+    inner = "app.canvas.graph.nodes.find((one) => one.type === 'ApplyToDo')"
+    editor.do(f"() => {inner}.disconnectInput({inner}.findInputSlot('latent'))")
+    panel.get_by_text("Connect a latent to see its tokens.").wait_for()
+
+
 def test_a_dataset_shows_pictures_buckets_and_problems(editor):
     editor.clear()
     node = editor.add("GraftDataset", 100, 60, folder="concept")
@@ -127,7 +176,8 @@ def test_a_dataset_shows_pictures_buckets_and_problems(editor):
     assert editor.page.locator(".graft-dataset figure:visible").count() == 24
     editor.page.locator(".graft-dataset:visible").get_by_role("button", name="More").click()
     assert editor.page.locator(".graft-dataset figure:visible").count() == 30
-    editor.page.get_by_role("tab", name="Buckets (1)").click()
+    editor.page.get_by_role("tab", name="Buckets (1)").focus()
+    editor.page.keyboard.press("Enter")
     assert "32 \u00d7 32" in editor.page.locator(".graft-dataset:visible").inner_text()
     editor.errors[:] = [error for error in editor.errors if "/view?" not in error]  # these pictures are not there
 
@@ -160,3 +210,66 @@ def test_texts_are_legible_in_both_themes(editor, palette):
     assert len(found) > 15
     assert not [one for one in found if one[0] < 4.5 and "graft-dim" not in one[1] and "graft-off" not in one[1]]
     assert not [one for one in found if one[0] < 3.0]
+
+
+SETTINGS = "([id, value]) => app.extensionManager.setting.set(id, value)"
+
+
+def test_settings_have_a_section_and_take_effect(editor):
+    ours = "Object.values(app.ui.settings.settingsLookup).filter((one) => one.id.startsWith('Graft.'))"
+    assert editor.do(f"() => {ours}.map((one) => one.category[0])") == ["Graft"] * 3
+    editor.clear()
+    node = editor.add("TrainStep", 100, 100)
+    for number, loss in enumerate((0.5, 0.5, 0.5, 0.1), start=1):
+        step(editor, node, number, loss)
+    status = editor.page.locator(".graft-training .graft-status:visible")
+    status.get_by_text("step 4 of 1000").wait_for()
+    assert "loss 0.1 " not in status.inner_text() + " "
+    try:
+        editor.do(SETTINGS, ["Graft.Training.Smoothing", 0])
+        status.get_by_text("0.1", exact=True).wait_for()
+        editor.do(SETTINGS, ["Graft.Training.Previews", 2])
+        picture = {"filename": "none.jpg", "subfolder": "graft", "type": "temp", "label": "average"}
+        for number in (1, 2, 3):
+            editor.do(SEND, ["graft.preview", {"node": str(node), "run": "r", "step": number, "pictures": [picture]}])
+        editor.page.wait_for_timeout(500)
+        captions = editor.page.locator(".graft-training figcaption:visible").all_inner_texts()
+        assert captions == ["step 2, average", "step 3, average"]
+    finally:
+        editor.do(SETTINGS, ["Graft.Training.Smoothing", 0.95])
+        editor.do(SETTINGS, ["Graft.Training.Previews", 6])
+    editor.errors[:] = [error for error in editor.errors if "/view?" not in error]  # these pictures are not there
+
+
+# Latin words that the panels show in Chinese too: names of things, and what the server or the user wrote.
+KEPT = {"JSON", "LoRA", "CLIP", "EMA", "ToDo", "zorp", "bold", "Alpha", "lora", "factor", "nowhere", "safetensors", "loras", "none", "png", "width"}
+
+
+def test_panels_speak_chinese_when_the_editor_does(editor):
+    editor.do(SETTINGS, ["Comfy.Locale", "zh"])
+    try:
+        editor.page.wait_for_timeout(1000)
+        editor.clear()
+        training, todo, stack = editor.add("TrainStep", 60, 60), editor.add("ApplyToDo", 480, 60), editor.add("GraftLoRAStack", 900, 60)
+        data, average = editor.add("GraftDataset", 60, 600), editor.add("EMAMerge", 480, 600)
+        for number in range(1, 4):
+            step(editor, training, number, 1 / number)
+        depths = [{"depth": 1, "factor": 2, "cell": 1, "before": [64, 64], "after": [32, 32], "frames": 1, "patched": 8, "skipped": 2}]
+        ran(editor, todo, {"graft_todo": [{"version": 1, "depths": depths}]})
+        nothing = {"folder": "concept", "count": 0, "pictures": [], "buckets": [], "problems": []}
+        ran(editor, data, {"graft_dataset": [nothing]})
+        rows = '{"version": 1, "rows": [{"file": "nowhere.safetensors"}]}'
+        editor.do("([id, rows]) => { app.graph.getNodeById(id).widgets[0].value = rows }", [stack, rows])
+        editor.page.locator(".graft-more:visible").click()
+        editor.page.get_by_text("loras \u6587\u4ef6\u5939\u4e2d\u6ca1\u6709").wait_for()
+        assert average
+        editor.screenshot("chinese")
+        panels = "[...document.querySelectorAll('.graft')].filter((one) => one.offsetParent)"
+        shown = editor.do(f"() => {panels}.map((one) => one.innerText).join(' ')")
+        inner = "[...one.querySelectorAll('[aria-label]')].map((other) => other.getAttribute('aria-label'))"
+        labels = editor.do(f"() => {panels}.flatMap((one) => {inner}).join(' ')")
+    finally:
+        editor.do(SETTINGS, ["Comfy.Locale", "en"])
+        editor.page.wait_for_timeout(500)
+    assert "\u5404\u6df1\u5ea6\u7684\u4ee4\u724c" in labels and "+ \u6dfb\u52a0 LoRA" in shown and "\u7b2c 3 \u6b65" not in shown
+    assert not set(re.findall("[A-Za-z]{3,}", f"{shown} {labels}")) - KEPT

@@ -1,58 +1,27 @@
 """Graft's own routes: LoRA files, stored runs, and the stop that keeps the state of a training step."""
 
-import shutil
 import time
-from pathlib import Path
 
 import pytest
-from serving import PATIENCE
-
-DEMO = Path(__file__).resolve().parents[2] / "demo"
-
-
-def trains(run, steps, seed=0, **inputs):
-    """A workflow that trains a small LoRA on eight pictures."""
-    return {
-        "1": {"class_type": "GraftDemo", "inputs": {}},
-        "2": {"class_type": "GraftDataset", "inputs": {
-            "folder": "few", "vae": ["1", 2], "clip": ["1", 1], "resolution": 64, "buckets": False, "bucket_step": 64, "captions": "txt",
-            "repeats": 1, "flip": 0.0, "shuffle_tags": False, "keep_tags": 0, "tag_dropout": 0.0, "caption_dropout": 0.0, "clip_skip": 0,
-            "validation": 0.25, "filters": "", "regularisation_share": 0.25,
-        }},
-        "3": {"class_type": "GraftTrainStart", "inputs": {
-            "model": ["1", 0], "clip": ["1", 1], "dataset": ["2", 0], "seed": seed, "run": run,
-        }},
-        "4": {"class_type": "TrainStep", "inputs": {
-            "state": ["3", 0], "steps": steps, "epochs": 0.0, "validate_every": 2, "preview_every": 0, "snapshot_every": 0, **inputs,
-        }},
-    }
+from serving import PATIENCE, few_pictures, lora, trains
 
 
 @pytest.fixture(scope="module")
 def few(server):
     """Eight of the demo's pictures in the input folder."""
-    folder = server.place / "input" / "few"
-    folder.mkdir()
-    for path in sorted((DEMO / "concept").iterdir())[:16]:
-        shutil.copy(path, folder)
+    few_pictures(server.place / "input")
 
 
 def test_lora_files(server):
-    import torch
-    from safetensors.torch import save_file
-
     name = "ünï <b>'s \"style\".safetensors"
-    layer = "lora_unet_input_blocks_1_1_transformer_blocks_0_attn1_to_q"
-    factors = {f"{layer}.lora_down.weight": torch.zeros(4, 8), f"{layer}.lora_up.weight": torch.zeros(8, 4)}
-    tensors = {**factors, f"{layer}.alpha": torch.tensor(2.0)}
     path = server.place / "models" / "loras" / name
-    save_file(tensors, path, {"ss_network_dim": "4", "ss_todo_factor": "2", "modelspec.trigger_phrase": "zorp"})
+    lora(path)
     from urllib.parse import quote
 
     assert name in server.ask("/graft/loras").json["loras"]
     said = server.ask(f"/graft/lora_info?name={quote(name)}").json
     assert said["name"] == name and said["size"] == path.stat().st_size
-    assert said["layers"] == 1 and list(said["ranks"]) == [4] and said["words"] == "zorp" and said["todo"] == {"factor": "2"}
+    assert said["layers"] == 1 and list(said["ranks"]) == [4] and said["words"] == "zorp, <b>bold</b>" and said["todo"] == {"factor": "2"}
     (server.place / "models" / "loras" / "broken.safetensors").write_bytes(b"\xff" * 20)
     broken = server.ask("/graft/lora_info?name=broken.safetensors")
     assert broken.status == 400 and "broken.safetensors" in broken.json["error"]
