@@ -1,7 +1,8 @@
 """The gradients of a step's micro-batches added up in one order, whoever computed them: equal bytes on any number of ranks.
 
-One process adds as autograd does. Ranks compute one part each at a time, and every rank adds all of them in the order of the parts. What
-they send travels in buckets, in the order in which the backward pass makes it, while it still runs (as in 2006.15704).
+One process adds as autograd does. Ranks compute one part each at a time, and add them in the order of the parts: a few ranks each add
+everything, more of them a slice each and then give each other the sums. What they send travels in buckets, in the order in which the
+backward pass makes it, while it still runs (as in 2006.15704).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .parallel import Ranks
 
 BUCKET = 4 << 20  # bytes that travel together: small enough that an adapter's first gradients are on their way early
+FEW = 4  # ranks up to which each takes everyone's gradients; with more, what each would take grows beyond what it saves to do so
 
 
 class Own:
@@ -61,16 +63,23 @@ class Own:
 
 
 class _Bucket:
-    """Tensors whose gradients travel together: this rank's, everyone's when they have come, and the sum so far."""
+    """Tensors whose gradients travel together: this rank's, everyone's when they have come, and the sum so far.
 
-    def __init__(self, tensors: Sequence[Tensor], ranks: int) -> None:
-        self.tensors, self.ranks = list(tensors), ranks
+    A rank adds what lies between `low` and `high`: everything, or its slice.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], rank: int, ranks: int) -> None:
+        self.tensors, self.ranks, self.sliced = list(tensors), ranks, ranks > FEW
         self.ends: list[int] = []
         for t in tensors:
             self.ends.append((self.ends[-1] if self.ends else 0) + t.numel())
-        like = tensors[0]
-        self.own = torch.empty(self.ends[-1], dtype=like.dtype, device=like.device)
-        self.total = torch.empty_like(self.own)
+        like, size = tensors[0], self.ends[-1]
+        length = -(-size // ranks) if self.sliced else size
+        self.low = rank * length if self.sliced else 0
+        self.high = self.low + length
+        self.own = torch.zeros(length * ranks if self.sliced else size, dtype=like.dtype, device=like.device)
+        self.added = torch.zeros(length, dtype=like.dtype, device=like.device)
+        self.total = torch.zeros_like(self.own) if self.sliced else self.added
         self.summed = [False] * len(tensors)
         self.coming: tuple[Any, Tensor] | None = None
         self.open()
@@ -79,9 +88,10 @@ class _Bucket:
         """Before a part: nothing has come yet."""
         self.written = [False] * len(self.tensors)
 
-    def part(self, flat: Tensor, number: int) -> Tensor:
-        """The place of a tensor in a flat one."""
-        return flat[self.ends[number] - self.tensors[number].numel() : self.ends[number]]
+    def part(self, flat: Tensor, number: int, low: int = 0) -> Tensor:
+        """The place of a tensor in a flat one that begins at `low`."""
+        start = self.ends[number] - self.tensors[number].numel()
+        return flat[max(0, start - low) : max(0, self.ends[number] - low)]
 
     def write(self, number: int) -> None:
         """Take over a tensor's gradient, if it has one."""
@@ -92,9 +102,9 @@ class _Bucket:
 
     def launch(self, group: Ranks) -> None:
         """Send what was written, and take what the others send, without waiting."""
-        out = torch.empty(self.ranks, self.own.numel(), dtype=self.own.dtype, device=self.own.device)
-        handle = group.gather(out.view(torch.uint8), self.own.view(torch.uint8), "gradients", wait=False)
-        self.coming = handle, out
+        out = torch.empty(self.ranks, self.added.numel(), dtype=self.own.dtype, device=self.own.device)
+        send = group.exchange if self.sliced else group.gather
+        self.coming = send(out.view(torch.uint8), self.own.view(torch.uint8), "gradients", wait=False), out
 
     def arrived(self, group: Ranks) -> Tensor:
         """Every rank's gradients (ranks, n), when they are there."""
@@ -111,25 +121,32 @@ class _Bucket:
         if all(map(all, present)) and len(set(self.summed)) == 1:
             start = 0 if self.summed[0] else 1
             if start:
-                self.total.copy_(rows[0])
+                self.added.copy_(rows[0])
                 self.summed = [True] * len(self.summed)
             for row in rows[start:]:
-                self.total.add_(row)
+                self.added.add_(row)
             return
         for number in range(len(self.tensors)):
-            sum_ = self.part(self.total, number)
+            sum_ = self.part(self.added, number, self.low)
             for row, has in zip(rows, present, strict=True):
                 if not has[number]:
                     continue
                 if self.summed[number]:
-                    sum_.add_(self.part(row, number))
+                    sum_.add_(self.part(row, number, self.low))
                 else:
-                    sum_.copy_(self.part(row, number))
+                    sum_.copy_(self.part(row, number, self.low))
                     self.summed[number] = True
+
+    def give(self, group: Ranks) -> None:
+        """After the last part of a step: the sums into the gradients."""
+        if self.sliced:
+            group.gather(self.total.view(torch.uint8), self.added.view(torch.uint8), "sums")
+        for number, t in enumerate(self.tensors):
+            t.grad = self.part(self.total, number).view_as(t) if self.summed[number] else None
 
 
 class Gathered(Own):
-    """A rank of several: it computes one part of those that run at a time, and adds up everyone's.
+    """A rank of several: it computes one part of those that run at a time, and has the sum of everyone's after the last.
 
     After the parts there is one small exchange: who has failed or wants to stop, the losses, and which gradients there are. A rank that
     fails sends what is still expected of it, so that nobody waits in vain, and then says why.
@@ -138,7 +155,7 @@ class Gathered(Own):
     def __init__(self, trained: Mapping[str, Tensor], group: Ranks) -> None:
         super().__init__(trained)
         self.group, self.rank, self.size = group, group.rank, group.size
-        self.buckets = [_Bucket(tensors, group.size) for tensors in _in_buckets(self.tensors[::-1])]
+        self.buckets = [_Bucket(tensors, group.rank, group.size) for tensors in _in_buckets(self.tensors[::-1])]
         self._places = {id(t): (bucket, number) for bucket in self.buckets for number, t in enumerate(bucket.tensors)}
         self._launched = 0
         self.step, self._rounds = -1, 0
@@ -192,8 +209,8 @@ class Gathered(Own):
             self.group.raise_told()
         for number, bucket in enumerate(self.buckets):
             bucket.add_(rows[number][:count], [one.present[number] for one in said[:count]])
-            for place, t in enumerate(bucket.tensors):
-                t.grad = bucket.part(bucket.total, place).view_as(t) if bucket.summed[place] else None
+            if not self._rounds:
+                bucket.give(self.group)
         return [one.loss for one in said[:count]]
 
     def _exchange(self, loss: float, failed: bool) -> tuple[list[_Said], list[Tensor]]:

@@ -64,6 +64,9 @@ class Alone:
     def meet(self, place: str) -> None:
         """Wait until every rank stands at this place of the workflow; ranks after the first come when the first says where."""
 
+    def begin(self) -> None:
+        """A call of TrainStep begins."""
+
     @contextmanager
     def united(self) -> Iterator[None]:
         """Around work that every rank does: an error of one is an error of all. Raises Elsewhere where it is another's."""
@@ -108,6 +111,7 @@ class Ranks(Alone):
         self.store, self.shard, self.patience = store, shard, patience
         self.distributed = distributed
         self.broken = False  # after an error of the connection nothing can be told any more
+        self.over = False  # an error was told or heard: every rank is on its way out, and nobody listens
         self.sent: dict[str, int] = {}  # bytes handed to collectives, by purpose
         self.asked = self.agreed = False  # to stop: this rank, and some rank at the last exchange
         self._met: list[str] = []
@@ -132,6 +136,12 @@ class Ranks(Alone):
         with self.connected():
             return self._gather(out.view(-1), own, async_op=not wait)
 
+    def exchange(self, out: Tensor, own: Tensor, purpose: str, wait: bool = True) -> Any:
+        """Of every rank's bytes, cut into as many slices as there are ranks, this rank's slice as rows of `out` (ranks, n)."""
+        self.sent[purpose] = self.sent.get(purpose, 0) + own.numel()
+        with self.connected():
+            return self.distributed.all_to_all_single(out.view(-1), own, async_op=not wait)
+
     def told(self, text: str) -> list[str]:
         """What every rank says, in order; longer texts than _SAID bytes are cut."""
         own = torch.frombuffer(bytearray(text.encode()[:_SAID].ljust(_SAID, b"\0")), dtype=torch.uint8)
@@ -141,12 +151,14 @@ class Ranks(Alone):
 
     def tell(self, error: BaseException) -> None:
         """Say what went wrong here, while the others are in `raise_told`."""
+        self.over = True
         self.told(described(error))
 
     def raise_told(self) -> None:
         """Hear what went wrong on which rank, and raise it. Every rank calls this or `told` at the same moment."""
         for rank, text in enumerate(self.told("")):
             if text:
+                self.over = True
                 raise heard(rank, text)
 
     # --- the group ----------------------------------------------------------------------------------------------------------------
@@ -166,12 +178,14 @@ class Ranks(Alone):
     def united(self) -> Iterator[None]:
         try:
             yield
-        except Lost:
-            raise
         except BaseException as error:
-            self.tell(error)
+            if not (self.broken or self.over):
+                self.tell(error)
             raise
         self.raise_told()
+
+    def begin(self) -> None:
+        self.over = False
 
     def given(self, plain: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
         shapes = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()}

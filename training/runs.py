@@ -12,7 +12,7 @@ from pathlib import Path
 from . import ahead, parallel, sharding, snapshots
 from .data.dataset import Dataset
 from .lock import alone
-from .loop import Stopped, Watch, train
+from .loop import Stopped, Watch, behind, train
 from .objective import Denoiser
 from .parallel import Alone
 from .state import TrainState, advanced, key_of
@@ -58,6 +58,7 @@ def run(
     group, watch = parallel.group(), watch or Watch()
     if not group.leader:
         store, watch, say = None, _of_others(group, state, watch, keep), None
+    group.begin()
     with ExitStack() as stack:
         with group.united():
             if group.shard and watch.preview_every:
@@ -88,32 +89,51 @@ def _run(
             store.promote(folder)
             store.drop_partial(target)
         return _outcome(store, at, folder, 0, 0.0, notes)
-    if store is not None and left == 0:
-        snapshots.complete(store.folder, at)
     began, begun = at.step, time.perf_counter()
+    with group.united():
+        if left or behind(at, dataset, watch):
+            at = _trained(group, at, left, opened, dataset, store, watch, notes, say, (state, target, keep))
+        seconds = time.perf_counter() - begun
+        if at.step < state.step + steps:
+            notes.append(f"stopped at step {at.step} as asked, {state.step + steps - at.step} steps early; the state so far is passed on")
+        if store is not None:
+            folder = store.save(at)
+            store.drop_partial(target)
+            if old is not None:
+                store.drop_partial(old.parent.name)
     if left:
-        try:
-            with ExitStack() as stack:
-                with group.united():
-                    watch = ahead.watching(watch, dataset, notes, say)
-                    notes += ahead.ready(at, left, dataset, None if store is None else store.folder)
-                    denoiser = stack.enter_context(opened())
-                at = train(at, denoiser, dataset, left, _keeping(watch, store, state, target, keep))
-            notes += group.said(at.settings.optimizer.accumulation, at.step - began)
-        except Stopped as error:
-            places = [] if store is None else [store.result_folder(target) / "partial", store.result_folder(error.state.key)]
-            where = next((f" It is stored in {place}." for place in places if (place / "state.json").is_file()), "")
-            raise Stopped(f"{error}{where}", error.state) from error
-    seconds = time.perf_counter() - begun
-    at = _everywhere(group, state, at, GROUPS if sharding.held(state, group).together else ("average", "powers"))
-    if at.step < state.step + steps:
-        notes.append(f"stopped at step {at.step} as asked, {state.step + steps - at.step} steps early; the state so far is passed on")
-    if store is not None:
-        folder = store.save(at)
-        store.drop_partial(target)
-        if old is not None:
-            store.drop_partial(old.parent.name)
+        at = _everywhere(group, state, at, GROUPS if sharding.held(state, group).together else ("average", "powers"))
     return _outcome(store, at, folder, at.step - began, seconds, notes)
+
+
+def _trained(
+    group: Alone,
+    at: TrainState,
+    left: int,
+    opened: Callable[[], AbstractContextManager[Denoiser]],
+    dataset: Dataset,
+    store: Store | None,
+    watch: Watch,
+    notes: list[str],
+    say: Callable[[str], object] | None,
+    way: tuple[TrainState, str, str],
+) -> TrainState:
+    """`left` steps further from `at`; `way` is the state that the call began with, the key that it leads to and what is kept."""
+    state, target, keep = way
+    began = at.step
+    try:
+        with ExitStack() as stack:
+            with group.united():
+                watch = ahead.watching(watch, dataset, notes, say)
+                notes += ahead.ready(at, left, dataset, None if store is None else store.folder) if left else []
+                denoiser = stack.enter_context(opened())
+            at = train(at, denoiser, dataset, left, _keeping(watch, store, state, target, keep))
+    except Stopped as error:
+        places = [] if store is None else [store.result_folder(target) / "partial", store.result_folder(error.state.key)]
+        where = next((f" It is stored in {place}." for place in places if (place / "state.json").is_file()), "")
+        raise Stopped(f"{error}{where}", error.state) from error
+    notes += group.said(at.settings.optimizer.accumulation, at.step - began)
+    return at
 
 
 def _of_others(group: Alone, state: TrainState, watch: Watch, keep: str) -> Watch:

@@ -65,6 +65,7 @@ def in_step(group: Ranks, doing: str) -> list[str]:
     said = group.told(doing)
     for rank, text in enumerate(said):
         if "\n" in text:
+            group.over = True
             raise heard(rank, text)
     if len(set(said) - {NOT_FINITE}) > 1:
         each = ", ".join(f"rank {rank} {word}" for rank, word in enumerate(said))

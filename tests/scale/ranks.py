@@ -123,6 +123,7 @@ STEPS = 100
 def equal(root: Path) -> dict:
     """Ranks against one process, byte for byte: the whole state, its history, its averages."""
     found = {}
+    gradients.BUCKET = 512  # several, and tensors across slices
     runs_of = {
         "2 ranks, accumulation 2": (2, plain(2)),
         "4 ranks, accumulation 4": (4, plain(4)),
@@ -133,8 +134,11 @@ def equal(root: Path) -> dict:
         "dropout, full-bf16": (2, plain(2, adapter=AdapterSettings(rank=2, module_dropout=0.4), precision="full-bf16")),
         "fp16": (2, plain(2, ema=False, precision="fp16")),
         "the average takes over": (2, plain(2, switch=7)),
+        "slices": (3, plain(6)),
+        "slices, dropout": (3, plain(4, adapter=AdapterSettings(rank=2, module_dropout=0.4))),
     }
     for name, (size, (state, dataset)) in runs_of.items():
+        gradients.FEW = 1 if "slices" in name else 4
         steps = STEPS if "accumulation" in name or name == "full weights" else 15
         alone = bytes_of(train(state, dataset, steps, WATCH))
         told = together(size, lambda rank, s=state, d=dataset, n=steps: bytes_of(train(s, d, n, WATCH)))
@@ -144,7 +148,7 @@ def equal(root: Path) -> dict:
 
 def measured(root: Path) -> dict:
     """What a rank hands to collectives, step by step, and when gradients leave: buckets before the last gradient is made."""
-    gradients.BUCKET = 256
+    gradients.BUCKET = 64
     state, dataset = plain(2, ema=False)
     size = sum(t.numel() * t.element_size() for t in state.trained.values())
 
@@ -259,4 +263,5 @@ def failing(root: Path) -> dict:
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
+    train(*plain(1), 1, WATCH)  # what is imported at first use is imported before the forks
     print(json.dumps({"equal": equal, "measured": measured, "failing": failing}[sys.argv[2]](place)))
