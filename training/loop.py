@@ -63,7 +63,7 @@ def train(state: TrainState, denoiser: Denoiser, dataset: Dataset, steps: int, w
     watch = watch or Watch()
     if steps < 0:
         raise ValueError(f"Training goes forward: steps is {steps}, expected 0 or more.")
-    if steps == 0:
+    if steps == 0 and not behind(state, dataset, watch):
         return state
     until = state.step + steps
     with torch.inference_mode(False):
@@ -100,6 +100,20 @@ def train(state: TrainState, denoiser: Denoiser, dataset: Dataset, steps: int, w
         return work.state()
 
 
+def behind(state: TrainState, dataset: Dataset, watch: Watch) -> bool:
+    """Whether there is something to do at this very step: a call that ended early may have left a loss unmeasured or averages unkept."""
+    ema = state.start.ema
+    averages = ema is not None and ema.snapshots and state.step and state.step % ema.snapshots == 0
+    return bool(averages) or (bool(dataset.held_out) and _unmeasured(state, watch))
+
+
+def _unmeasured(state: TrainState, watch: Watch) -> bool:
+    """Whether the held-out loss is due at this step and not there: at the start, or where a call ended just before it."""
+    if not watch.validate_every or state.step % watch.validate_every:
+        return False
+    return state.step not in {step for step, _ in state.history.validation}
+
+
 def _short_of_memory(work: Workspace, error: BaseException) -> str:
     begun, said = work.begun, str(error).splitlines()
     ways = memory.advice(begun.start.adapter, begun.settings.optimizer, work.denoiser.device)
@@ -109,7 +123,7 @@ def _short_of_memory(work: Workspace, error: BaseException) -> str:
 
 def _run_(work: Workspace, until: int, watch: Watch) -> None:
     _offer_averages(work, watch)
-    if watch.validate_every and work.step == 0 and not work.begun.history.validation:
+    if _unmeasured(work.begun, watch):
         _validate_(work, watch)
     kept_at = time.monotonic()
     while work.step < until:

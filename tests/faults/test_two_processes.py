@@ -1,0 +1,106 @@
+"""Two processes on one run: one works, the other is told which; nothing that a dead process leaves is a lock, and a drive may know none."""
+
+import errno
+import os
+import signal
+import time
+from contextlib import nullcontext
+
+import pytest
+from graft_nodes.tests.faults import tried
+from graft_nodes.training import lock, runs, saved
+from graft_nodes.training.lock import Busy, alone
+from graft_nodes.training.loop import Watch
+from graft_nodes.training.store import Store
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the other process is a fork")
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "PATIENCE", 0.1)
+    return tried.Run(tmp_path)
+
+
+class Other:
+    """A process that holds a folder's lock until it is ended."""
+
+    def __init__(self, folder):
+        ready, told = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            with alone(folder):
+                os.write(told, b"x")
+                time.sleep(60)
+            os._exit(0)
+        assert os.read(ready, 1) == b"x"
+
+    def end(self, number=signal.SIGKILL):
+        os.kill(self.pid, number)
+        os.waitpid(self.pid, 0)
+
+
+def train(run, steps=tried.STEPS):
+    return runs.run(run.start, steps, lambda: nullcontext(run.denoiser), run.dataset, Store(run.folder, "run"), Watch())
+
+
+def test_the_second_is_told_who_works_there_and_what_to_do_and_goes_on_when_that_one_is_killed(run):
+    other = Other(run.folder / "run")
+    try:
+        with pytest.raises(Busy, match=rf"run is in use by process {other.pid} on .*Wait for it, end it, or use another name"):
+            train(run)
+        assert [path.name for path in run.folder.iterdir()] == [".run.lock"], "nothing is written while another process works"
+        runs.run(run.start, 2, lambda: nullcontext(run.denoiser), run.dataset, Store(run.folder, "another"), Watch())
+    finally:
+        other.end()
+    assert (run.folder / ".run.lock").exists(), "what a killed process leaves"
+    assert train(run).trained == tried.STEPS
+    assert not (run.folder / ".run.lock").exists()
+
+
+def test_a_saved_state_has_one_writer_and_any_number_of_readers(run):
+    saved.save(run.older, run.folder, "mine")
+    other = Other(run.folder / "mine")
+    try:
+        with pytest.raises(Busy, match="mine is in use"):
+            saved.save(run.older, run.folder, "mine")
+        assert saved.load(run.folder, "mine", "model").step == run.older.step
+    finally:
+        other.end()
+    saved.save(run.older, run.folder, "mine")
+
+
+def test_of_many_processes_one_is_inside_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "PATIENCE", 30.0)
+    count = tmp_path / "count"
+    count.write_text("0")
+    children = []
+    for _ in range(4):
+        child = os.fork()
+        if child == 0:
+            for _ in range(25):
+                with alone(tmp_path / "run"):
+                    number = int(count.read_text())
+                    time.sleep(0.0005)
+                    count.write_text(str(number + 1))
+            os._exit(0)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
+    assert count.read_text() == "100" and not (tmp_path / ".run.lock").exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_drive_without_locks_is_said_in_the_report(run, monkeypatch, number):
+    def refuse(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(lock, "_lock", refuse)
+    outcome = train(run)
+    assert outcome.trained == tried.STEPS and outcome.notes[0] == lock.WITHOUT
+
+
+def test_an_error_inside_lets_go(tmp_path):
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt), alone(tmp_path / "run"):
+            raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
