@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -13,7 +12,7 @@ from torch import Tensor
 from ..ema.half import packed, unpacked
 from ..ema.posthoc import Profile
 from ..patches.files import load_safetensors, safetensors_bytes, sync_folder, write_whole
-from .adapters import as_lora, tensors_digest
+from .adapters import tensors_digest
 from .state import TrainState, key_of, until
 
 FOLDER = "averages"
@@ -66,17 +65,6 @@ def write(folder: Path, state: TrainState, width: float, lora: Callable[[], Mapp
     }
     write_whole(str(path), safetensors_bytes(tensors, {**state.metadata(), **more}))
     sync_folder(path.parent)
-
-
-def complete(folder: Path, state: TrainState) -> None:
-    """Keep the averages of a state that stands at a step of them, as the loop does: where the disk failed, the state alone may be there."""
-    ema = state.start.ema
-    if ema is None or not ema.snapshots or not state.step or state.step % ema.snapshots:
-        return
-    base = state.base() if state.base is not None and state.start.adapter.kind == "full" else None
-    for number, width in enumerate(ema.widths):
-        average = {name: state.powers[f"{number}/{name}"] for name in state.trained}
-        write(folder, state, width, partial(as_lora, average, state.start.adapter, base))
 
 
 def read(stored: Stored) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Memory that runs out, of the host or of a device, wherever a step may ask for it: the base stays, the state is kept, going on is the same."""
+"""Memory that runs out, of the host or a device, wherever a step asks for it: the base stays, the state is kept, going on is the same."""
 
 import importlib
 from contextlib import nullcontext
@@ -13,7 +13,7 @@ from graft_nodes.training.store import Store
 
 ERRORS = {
     "host": MemoryError(),
-    "allocator": RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    "allocator": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
     "device": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
 }
 
