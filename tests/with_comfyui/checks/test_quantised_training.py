@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import families
 import pytest
 import torch
@@ -14,6 +12,7 @@ from graft_nodes.training.data.dataset import Conditioning, Dataset
 from graft_nodes.training.loop import train
 from graft_nodes.training.optimizer import OptimizerSettings
 from graft_nodes.training.state import Settings, Start, begin
+from quantised import parts, with_quantised_layers, with_scaled_layers
 
 
 def _trained(patcher, family, steps=2, **optimizer):
@@ -47,87 +46,24 @@ def test_a_base_in_fp8_trains_as_the_numbers_it_holds(family):
     assert all(torch.equal(before[name], p.view(torch.uint8)) for name, p in quantised.model.diffusion_model.named_parameters())
 
 
-def _with_quantised_layers(family, kind):
-    """(a model whose layers are of the host's quantised type, the same numbers in float32)."""
-    quant = pytest.importorskip("comfy.quant_ops")
-    if kind not in getattr(quant, "QUANT_ALGOS", {}) or not hasattr(quant.QuantizedTensor, "__tensor_flatten__"):
-        pytest.skip(f"this ComfyUI has no {kind}")
-    import comfy.model_patcher
-    import comfy.supported_models
-
-    own, layout = families.FAMILIES[family], quant.QUANT_ALGOS[kind]["comfy_tensor_layout"]
-    with torch.inference_mode():
-        plain = families.build(family)
-        config = getattr(comfy.supported_models, own.supported)(families._accepted(dict(own.config)))
-        config.set_inference_dtype(torch.float32, None)
-        config.quant_config = {"mixed_ops": True}
-        model = config.get_model(dict(own.weights), "", device=None)
-        modules, weights = dict(plain.model.diffusion_model.named_modules()), {}
-        for name, tensor in plain.model.diffusion_model.state_dict().items():
-            path, _, role = name.rpartition(".")
-            weights[name] = tensor.clone()
-            fits = role == "weight" and isinstance(modules[path], torch.nn.Linear) and not any(side % 16 for side in tensor.shape)
-            if fits and "blocks" in name:
-                made = quant.QuantizedTensor.from_float(tensor, layout)
-                weights[name], weights[f"{path}.weight_scale"] = made._qdata, made._params.scale
-                weights[f"{path}.comfy_quant"] = torch.tensor(list(json.dumps({"format": kind}).encode()), dtype=torch.uint8)
-                tensor.copy_(made.dequantize())
-        assert not any(model.diffusion_model.load_state_dict(weights, strict=False))
-    cpu = torch.device("cpu")
-    return comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu), plain
-
-
-def _with_scaled_layers(family):
-    """(a model of a "scaled fp8" file, as this version loads it: each linear layer in fp8 with a scale of its own, the same in float32)."""
-    import comfy.model_patcher
-    import comfy.supported_models
-    import comfy.utils
-
-    own = families.FAMILIES[family]
-    with torch.inference_mode():
-        plain = families.build(family)
-        modules, weights = dict(plain.model.diffusion_model.named_modules()), {"scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)}
-        for name, tensor in plain.model.diffusion_model.state_dict().items():
-            path, _, role = name.rpartition(".")
-            weights[name] = tensor.clone()
-            if role == "weight" and isinstance(modules[path], torch.nn.Linear):
-                scale = tensor.abs().max() / 448
-                weights[name], weights[f"{path}.scale_weight"] = (tensor / scale).to(torch.float8_e4m3fn), scale
-                tensor.copy_(weights[name].float() * scale)
-        config = getattr(comfy.supported_models, own.supported)(families._accepted(dict(own.config)))
-        config.set_inference_dtype(torch.float32, torch.float32)
-        if hasattr(comfy.utils, "convert_old_quants"):
-            weights, _ = comfy.utils.convert_old_quants(weights)
-            config.quant_config = {"mixed_ops": True}
-        else:
-            config.scaled_fp8 = weights.pop("scaled_fp8").dtype
-        model = config.get_model(dict(own.weights), "", device=None)
-        assert not any(model.diffusion_model.load_state_dict(weights, strict=False))
-        for path, part in model.diffusion_model.named_modules():  # one version keeps biases in fp8 too
-            if getattr(part, "bias", None) is not None:
-                modules[path].bias.copy_(part.bias.float())
-    cpu = torch.device("cpu")
-    return comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu), plain
-
-
 @pytest.mark.parametrize("family", ["flux", "wan"])
 def test_scaled_fp8_trains_as_the_numbers_it_stands_for(family):
-    scaled, plain = _with_scaled_layers(family)
+    scaled, plain = with_scaled_layers(family)
     module = scaled.model.diffusion_model
-    before = {name: [part.clone() for part in _parts(p)] for name, p in module.named_parameters()}
+    before = {name: [part.clone() for part in parts(p)] for name, p in module.named_parameters()}
     stored = [part.dtype for p in module.parameters() for part in ([getattr(p, "_qdata", p)])]
     assert stored.count(torch.float8_e4m3fn) > 8
     found, expected = _trained(scaled, family), _trained(plain, family)
     assert found.history.loss == pytest.approx(expected.history.loss, rel=1e-3)
     assert torch.cosine_similarity(_ups(found), _ups(expected), dim=0) > 0.999
     for name, p in module.named_parameters():
-        assert all(torch.equal(old, new) for old, new in zip(before[name], _parts(p), strict=True)), name
+        assert all(torch.equal(old, new) for old, new in zip(before[name], parts(p), strict=True)), name
 
 
 @pytest.mark.parametrize("kind", ["lora", "loha", "lokr", "dora", "oft"])
 def test_every_kind_beside_scaled_fp8_is_that_beside_its_numbers(kind):
     """At the activations while training, and on the MODEL that comes out."""
-    scaled, plain = _with_scaled_layers("flux")
+    scaled, plain = with_scaled_layers("flux")
     settings = AdapterSettings(kind, rank=2, targets="attention+ff")
     starts = [beginning(one.model.diffusion_model, settings, 0, {}) for one in (scaled, plain)]
     assert all(torch.allclose(t, starts[1][name], rtol=1e-3, atol=1e-5) for name, t in starts[0].items())
@@ -150,22 +86,16 @@ def test_every_kind_beside_scaled_fp8_is_that_beside_its_numbers(kind):
         assert float((values[name] - values[wanted]).abs().max()) < 2e-3 * size, name
 
 
-def _parts(p):
-    """The bytes of the tensors that a weight is made of."""
-    names = p.__tensor_flatten__()[0] if hasattr(p, "__tensor_flatten__") else []
-    return [part.detach().contiguous().view(-1).view(torch.uint8) for part in ([getattr(p, name) for name in names] or [p])]
-
-
 @pytest.mark.parametrize(("kind", "close"), [("float8_e4m3fn", 0.9999), ("int8_tensorwise", 0.98)])
 def test_quantised_layers_of_the_host_train_as_the_numbers_they_hold(kind, close):
-    quantised, plain = _with_quantised_layers("flux", kind)
+    quantised, plain = with_quantised_layers("flux", kind)
     assert sum(hasattr(p, "__tensor_flatten__") for p in quantised.model.diffusion_model.parameters()) > 8
-    before = {name: [part.clone() for part in _parts(p)] for name, p in quantised.model.diffusion_model.named_parameters()}
+    before = {name: [part.clone() for part in parts(p)] for name, p in quantised.model.diffusion_model.named_parameters()}
     found, expected = _trained(quantised, "flux"), _trained(plain, "flux")
     assert found.history.loss == pytest.approx(expected.history.loss, rel=2e-2)  # int8 layers round what goes in, too
     assert torch.cosine_similarity(_ups(found), _ups(expected), dim=0) > close
     for name, p in quantised.model.diffusion_model.named_parameters():
-        assert all(torch.equal(old, new) for old, new in zip(before[name], _parts(p), strict=True)), name
+        assert all(torch.equal(old, new) for old, new in zip(before[name], parts(p), strict=True)), name
 
 
 @pytest.mark.parametrize("family", ["sd1", "flux"])
