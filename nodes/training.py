@@ -86,7 +86,7 @@ class GraftTrainStart(io.ComfyNode):
         adapted = adapter.text_encoder and adapter.kind != "full"
         read = host.encoding.read_parts(clip, model, dataset.clip_skip) if adapted else None
         begun = states.begin(model.model.diffusion_model, start, settings, run, base, text_encoder, read)
-        begun = replace(begun, notes=host.todo.todo_metadata(model), subject=Subject(model, clip, vae, dataset, unhashed))
+        begun = _noted(replace(begun, subject=Subject(model, clip, vae, dataset, unhashed)))
         return io.NodeOutput(begun, reports.beginning(begun, dataset, unhashed))
 
 
@@ -170,7 +170,7 @@ class TrainStep(io.ComfyNode):
         group, node = parallel.group(), cls.hidden.unique_id if cls.hidden else None
         if optimizer is not None:
             optimizer = optimizers.of_ranks(optimizer, group.meant)
-        subject, state = state.subject, states.with_settings(state, optimizer, objective)
+        subject, state = state.subject, _noted(states.with_settings(state, optimizer, objective))
         if state.start.adapter.text_encoder and subject.clip is None:
             raise ValueError("TrainStep: the state trains the text encoder and was loaded without one. Connect clip to Load State.")
         _check(subject, steps > 0 or epochs > 0, preview_every, positive, negative, latent, tensorboard)
@@ -194,6 +194,19 @@ class TrainStep(io.ComfyNode):
         shown = {"text": [report], "graft_run": [{"run": result.run, "key": result.key}], "images": call.pictures}
         losses = {"loss": list(result.history.loss)}
         return io.NodeOutput(result, grafted.model, grafted.clip, lora, losses, report, ui={k: v for k, v in shown.items() if v})
+
+
+def _noted(state: Any) -> Any:
+    """The state with what its LoRA is to say of the pictures and of ToDo; one without its dataset keeps what it says."""
+    from ..training.data import facts
+
+    subject, settings = state.subject, state.settings
+    if subject.dataset is None:
+        return state
+    optimizer = settings.optimizer
+    sizes = optimizer.batch_size, optimizer.accumulation, optimizer.total_steps
+    said = facts.metadata(subject.dataset, *sizes, settings.objective.conditioning_dropout)
+    return replace(state, notes={**host.todo.todo_metadata(subject.model), **said})
 
 
 def opened(state: Any, layers: bool = False) -> Any:

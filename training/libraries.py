@@ -17,6 +17,14 @@ _ADAM = {"betas": (0.9, 0.999), "eps": 1e-8}
 _LION_BETAS = (0.9, 0.99)
 _MOMENTUM = 0.9  # sgd's
 
+# Module and class, as kohya's scripts write them into a LoRA.
+FULL_NAMES = {
+    "adamw": "torch.optim.adamw.AdamW", "adamw8bit": "bitsandbytes.optim.adamw.AdamW8bit", "adafactor": "torch.optim._adafactor.Adafactor",
+    "lion": "lion_pytorch.lion_pytorch.Lion", "prodigy": "prodigyopt.prodigy.Prodigy",
+    "schedulefree": "schedulefree.adamw_schedulefree.AdamWScheduleFree", "muon": "torch.optim._muon.Muon",
+    "adacoor": "graft_nodes.training.adacoor.AdaCoor", "sgd": "torch.optim.sgd.SGD",
+}  # fmt: skip
+
 # optimizer -> (module, name on the package index)
 _PACKAGES = {
     "adamw8bit": ("bitsandbytes", "bitsandbytes"), "lion": ("lion_pytorch", "lion-pytorch"),

@@ -15,7 +15,6 @@ from ..ema.schedule import EMASettings, check_horizon
 from .adapters import AdapterSettings, as_lora, beginning
 from .objective import ObjectiveSettings
 from .optimizer import SPEED_ONLY, OptimizerSettings, check_run
-from .schedules import peak_rate
 from .targets import TEXT_ENCODER
 
 
@@ -121,43 +120,10 @@ class TrainState:
         return as_lora(self.weights(ema), self.start.adapter, base)
 
     def metadata(self) -> dict[str, str]:
-        """Metadata for a saved LoRA in kohya's and modelspec's words: settings only, no dates, no random ids."""
-        adapter, optimizer, objective = self.start.adapter, self.settings.optimizer, self.settings.objective
-        module = "networks.lora" if adapter.kind == "lora" else "lycoris.kohya"
-        out = {
-            "modelspec.sai_model_spec": "1.0.0",
-            "modelspec.implementation": "https://github.com/comfyanonymous/ComfyUI",
-            "modelspec.title": self.run,
-            "ss_output_name": self.run,
-            "ss_network_module": module,
-            "ss_network_dim": str(adapter.rank),
-            "ss_network_alpha": str(adapter.alpha or float(adapter.rank)),
-            "ss_network_dropout": str(adapter.network_dropout),
-            "ss_network_args": json.dumps({"algo": adapter.kind, "targets": adapter.targets, "pattern": adapter.pattern}, sort_keys=True),
-            "ss_learning_rate": str(peak_rate(optimizer)),
-            "ss_unet_lr": str(peak_rate(optimizer)),
-            "ss_text_encoder_lr": str(optimizer.text_encoder_rate or peak_rate(optimizer)),
-            "ss_lr_scheduler": optimizer.schedule,
-            "ss_lr_warmup_steps": str(optimizer.warmup),
-            "ss_optimizer": optimizer.optimizer,
-            "ss_total_batch_size": str(optimizer.batch_size * optimizer.accumulation),
-            "ss_gradient_accumulation_steps": str(optimizer.accumulation),
-            "ss_gradient_checkpointing": str(optimizer.checkpointing),
-            "ss_max_grad_norm": str(optimizer.clip_norm),
-            "ss_mixed_precision": {"bf16": "bf16", "full-bf16": "bf16", "fp16": "fp16"}.get(optimizer.precision, "no"),
-            "ss_loss_type": objective.loss,
-            "ss_min_snr_gamma": str(objective.gamma) if objective.weighting == "min-snr" else "None",
-            "ss_noise_offset": str(objective.offset_noise) if objective.offset_noise else "None",
-            "ss_caption_dropout_rate": str(objective.conditioning_dropout),
-            "ss_seed": str(self.start.seed),
-            "ss_steps": str(self.step),
-            "ss_max_train_steps": str(optimizer.total_steps),
-            "graft_run": self.start.digest,
-            "graft_state": self.key,
-        }
-        if adapter.kind == "full":
-            del out["ss_network_dim"], out["ss_network_alpha"]
-        return {**out, **self.notes}
+        """Metadata for a saved LoRA in kohya's and modelspec's words (`training.metadata`)."""
+        from . import metadata
+
+        return metadata.of_state(self)
 
 
 def key_of(start: str, position: tuple[tuple[str, int], ...]) -> str:

@@ -1,6 +1,7 @@
 """The training nodes through the host's own executor: a function of its inputs, stored, interruptible, and the base left as it was."""
 
 import hashlib
+import json
 import os
 import shutil
 import sys
@@ -296,6 +297,33 @@ def test_no_dates_and_no_random_ids_in_the_metadata(host, pictures, run):
     assert all(isinstance(k, str) and isinstance(v, str) for k, v in found.items())
     assert (found["ss_network_dim"], found["ss_network_alpha"], found["ss_network_module"]) == ("4", "4.0", "networks.lora")
     assert found["ss_learning_rate"] == "0.002" and found["ss_seed"] == "0"
+    assert found["ss_optimizer"] == "torch.optim.adamw.AdamW(weight_decay=0.01)" and found["ss_total_batch_size"] == "2"
+    assert (found["ss_num_train_images"], found["ss_num_batches_per_epoch"], found["ss_num_epochs"]) == ("5", "3", "4")
+    assert (found["ss_steps"], found["ss_epoch"], found["ss_max_train_steps"]) == ("1", "1", "12")
+
+
+def test_a_saved_file_says_what_it_was_trained_on_and_a_reader_finds_it(host, pictures, run):
+    """Through Save LoRA, also after a state was saved, loaded and trained on with another batch size."""
+    from graft_nodes.patches import metadata
+    from safetensors import safe_open
+
+    prompt = _workflow(host, pictures, run, 2)
+    prompt["20"] = _inputs(host, "GraftSaveLoRA", state=["10", 0], prefix=f"loras/{run}")
+    prompt["21"] = _inputs(host, "GraftSaveState", state=["10", 0], name=run)
+    prompt["2"]["inputs"]["resolution"] = 512
+    captured = _run(host, prompt, path=["20", 0], dataset=["2", 0], model=["1", 0], state=["10", 0])
+    with safe_open(captured["path"], framework="pt") as file:
+        said = file.metadata()
+    assert json.loads(said["ss_dataset_dirs"]) == {pictures: {"n_repeats": 1, "img_count": 5}}
+    assert sum(row["count"] for row in json.loads(said["ss_bucket_info"])["buckets"].values()) == 5
+    shown = metadata.describe(captured["path"])  # as the editor's LoRA picker shows it
+    assert sum(dict(shown["tags"]).values()) == 5 and shown["steps"] == "2" and shown["resolution"] == "(512, 512)"
+    loaded = host.call("GraftLoadState", name=run, model=captured["model"])[0]
+    assert loaded.metadata() == captured["state"].metadata()
+    loaded = host.call("GraftLoadState", name=run, model=captured["model"], dataset=captured["dataset"])[0]
+    further = host.call("TrainStep", state=loaded, steps=1, optimizer=host.call("GraftOptimizer", batch_size=1, total_steps=10)[0])[0]
+    found = further.metadata()
+    assert (found["ss_num_batches_per_epoch"], found["ss_num_epochs"], found["ss_epoch"]) == ("5", "2", "1")
 
 
 def test_what_is_wrong_is_said_before_the_first_step(host, pictures, run):

@@ -90,6 +90,7 @@ class Dataset:
     workers: int = 0  # threads that prepare batches ahead; not part of the digest
     write_schedule: bool = False
     watched: Watched | None = None  # the files it was made from
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what a saved LoRA says of them (`facts.of_listing`)
 
     def __post_init__(self) -> None:
         captions = {picture.caption for picture in self.pictures + self.held_out} | {""}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from . import pictures
+from . import facts, pictures
 from .buckets import Framing
 from .cache import Cache, key_of
 from .changes import Watched, content_hash, stamps
@@ -56,7 +56,8 @@ def encode(
     train, held_out = (tuple(made[entry.name] for entry in part) for part in (listing.train, listing.held_out))
     dataset = Dataset(
         train, conditionings, digest, held_out, listing.settings.flip, workers=filters.workers, write_schedule=filters.write_schedule,
-        watched=Watched(listing.folder, stamps(listing.folder), filters.changed == "stop"), **settings,
+        watched=Watched(listing.folder, stamps(listing.folder), filters.changed == "stop"),
+        facts=facts.of_listing(listing, settings.get("clip_skip", 0)), **settings,
     )  # fmt: skip
     return dataset, pictures.pixels_of(pictures.contact_sheet(shown))
 
