@@ -39,7 +39,7 @@ def said_by_the_code():
     """Every text in the sources; what is filled into one is a line break here."""
     texts = []
     for folder in ("nodes", "training", "patches", "ema", "host"):
-        for file in sorted((ROOT / folder).glob("*.py")):
+        for file in sorted((ROOT / folder).rglob("*.py")):
             for one in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(one, ast.JoinedStr):
                     texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else "\n" for part in one.values))
