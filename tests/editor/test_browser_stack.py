@@ -11,16 +11,15 @@ NAMES = [EVIL, "zorp.safetensors", *(f"style/paper cut {number:04d}.safetensors"
 @pytest.fixture
 def stack(editor):
     """(the editor, the id of a fresh LoRA stack in an empty graph); the host has 5,002 LoRAs."""
-    editor.page.route("**/graft/loras*", lambda route: route.fulfill(json={"loras": [{"name": name} for name in NAMES]}))
-    said = {"name": "zorp.safetensors", "size": 3_221_225, "rank": 16, "trained_words": ["zorp", "<b>bold</b>"], "base_model": "SD 1.5"}
-    editor.page.route("**/graft/lora_info*", lambda route: route.fulfill(json=said))
+    editor.page.route("**/graft/loras*", lambda route: route.fulfill(json={"loras": NAMES}))
+    editor.page.route("**/graft/near_loras*", lambda route: route.fulfill(json={"near": ["zorp.safetensors"]}))
     editor.clear()
     editor.do("() => app.refreshComboInNodes()")
     node = editor.add("GraftLoRAStack", 200, 150)
     editor.page.wait_for_timeout(500)
     yield editor, node
     editor.page.unroute("**/graft/loras*")
-    editor.page.unroute("**/graft/lora_info*")
+    editor.page.unroute("**/graft/near_loras*")
 
 
 def choose(editor, query):
@@ -50,7 +49,10 @@ def test_rows_by_mouse(stack):
     editor.page.mouse.move(strength["x"] - 10, strength["y"] + 5, steps=5)
     editor.page.mouse.up()
     editor.page.locator(".graft-info-button:visible").nth(1).click()
-    editor.page.locator(".graft-about:visible").get_by_text("zorp, <b>bold</b>").wait_for()
+    about = editor.page.locator(".graft-about:visible")
+    about.get_by_text("zorp, <b>bold</b>").wait_for()
+    for name, value in (("Base model", "SD 1.5"), ("Rank", "4"), ("Alpha", "2"), ("ToDo", "factor 2"), ("Layers", "LoRA 1")):
+        assert f"{name}\n{value}\n" in about.inner_text(), about.inner_text()
     editor.page.locator(".graft-more:visible").nth(2).click()
     editor.page.get_by_label("Block weights of").fill("IN=0, OUT05=0.5")
     editor.page.keyboard.press("Tab")
@@ -150,9 +152,8 @@ def test_saved_loaded_and_copied_it_is_the_same(stack):
 def test_in_a_subgraph(stack):
     editor, node = stack
     choose(editor, "zorp")
-    outer = editor.do("(id) => app.canvas.graph.convertToSubgraph(new Set([app.canvas.graph.getNodeById(id)])).node.id", node)
-    editor.do("(id) => app.canvas.setGraph(app.canvas.graph.getNodeById(id).subgraph)", outer)
-    editor.page.wait_for_timeout(800)
+    editor.wrap([node], "group")
+    editor.enter("group")
     choose(editor, "cut 0001")
     inner = editor.do("() => app.canvas.graph.nodes.find((one) => one.type === 'GraftLoRAStack').id")
     assert [row["file"] for row in editor.rows(inner)] == ["zorp.safetensors", "style/paper cut 0001.safetensors"]
