@@ -26,10 +26,9 @@ def states(root: str | Path, run: str) -> list[dict[str, Any]]:
     found = []
     for place in sorted(_places(folder)):
         try:
-            record = read_record(place)
-        except Damaged:
+            record, changed = read_record(place), (place / "state.json").stat().st_mtime
+        except (Damaged, FileNotFoundError):
             continue  # a listing shows what can be shown; whoever uses a state is told what is wrong with it
-        changed = (place / "state.json").stat().st_mtime
         found.append({"key": record["key"], "step": record["step"], "kind": record["kind"], "changed": changed})
     return sorted(found, key=lambda state: (state["step"], state["changed"]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,10 @@ Check = Callable[[Any], bool]
 
 def _text(value: Any) -> bool:
     return isinstance(value, str)
+
+
+def _digest(value: Any) -> bool:
+    return _text(value) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
 
 
 def _count(value: Any) -> bool:
@@ -58,7 +63,7 @@ def _tensors(value: Any) -> bool:
 _MEASURED = {name: _list_of(_number) for name in ("loss", "rate", "norm")} | {"validation": _list_of(_pair(_count, _number))}
 BLOCK = _object(**_MEASURED)  # a block of history
 _FORM: dict[str, Check] = {
-    "key": _text, "start": _text, "step": _count, "order": _list_of(_text), "position": _list_of(_pair(_text, _count)),
+    "key": _digest, "start": _digest, "step": _count, "order": _list_of(_text), "position": _list_of(_pair(_text, _count)),
     "begun_from": _object(model=_text, dataset=_text, adapter=_map_of(_anything), ema=lambda ema: ema is None or isinstance(ema, dict),
                           seed=_count),
     "settings": _object(optimizer=_map_of(_anything), objective=_map_of(_anything)),

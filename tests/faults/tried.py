@@ -26,7 +26,7 @@ from graft_nodes.training import runs, saved, store
 from graft_nodes.training.adapters import AdapterSettings
 from graft_nodes.training.data.cache import Cache
 from graft_nodes.training.loop import Watch, train
-from graft_nodes.training.state import TrainState, begin, equal
+from graft_nodes.training.state import TrainState, advanced, begin, equal, key_of
 from torch import nn
 
 STEPS = 4
@@ -117,6 +117,11 @@ class Run:
         self.base, self.step, self.lost = hash_of(self.denoiser.module), 0, list[int]()
         self.other = begin(self.denoiser.module, type(plain.start)("model", self.dataset.digest, adapter, ema, 4), plain.settings)
         self.older = train(self.other, self.denoiser, self.dataset, 1)
+
+    @property
+    def start_key(self) -> str:
+        """The folder of the run's result."""
+        return key_of(self.start.start.digest, advanced((), self.start.settings.digest, STEPS))[:32]
 
     def prepare(self) -> None:
         """An older result of the same run's folder."""

@@ -21,6 +21,7 @@ PICTURES = ("a.png", "b.jpg", "sub/c.webp", "10_x/d.gif", "e.bmp", "f.avif", "a.
 MASKS = ("masks/a.png", "a.mask.png", "b.mask.jpg", "sub/masks/c.png")
 TEXTS = ("a.txt", "b.caption", "captions/a.txt", "sub/c.txt", "multiply.txt", "sub/flip_p.txt", "cond_dropout.txt", "shuffle_tags.txt")
 JSONS = ("a.json", "b.json", "metadata/x.json", "sub/c.json")
+LISTS = ("wildcards/a.txt", "wildcards/b.txt", "wildcards/c/d.txt")
 YAMLS = ("a.yaml", "local.yaml", "global.yaml", "sub/local.yml", "sub/c.yaml", "10_x/d.yml")
 
 
@@ -39,20 +40,21 @@ class Datasets(Target):
             PICTURES: damaged_bytes(drawn, 4),
             MASKS: damaged_bytes(drawn, 2),
             TEXTS: damaged_bytes(of["txt"], 4),
+            LISTS: damaged_bytes([b"__b__ __b__ __b__\n__c/d__\n", b"__c/d__ x\n# y\n", b"{a|b|{c}}\n__a__\n", b"one\ntwo\n"], 3),
             JSONS: st.one_of(json_text, damaged_bytes(of["json"], 3)),
             YAMLS: st.one_of(damaged_bytes(of["yaml"], 3), json_text),
         }
         files = [st.tuples(st.sampled_from(names), body) for names, body in bodies.items()]
         odd = st.one_of(
-            st.just(""), st.just(""), damaged_bytes([text for text in texts if b"filters" in text or b":" in text], 3).map(_text)
+            st.just(""), st.just("wildcards: true"), damaged_bytes([text for text in texts if b":" in text], 3).map(_text)
         )
         settings = st.fixed_dictionaries(
             {
-                "captions": st.sampled_from(captions.MODES),
-                "repeats": st.integers(0, 3),
+                "captions": st.sampled_from(("auto", "auto", "auto", *captions.MODES)),
+                "repeats": st.sampled_from((1, 1, 1, 2, 0)),
                 "flip": st.sampled_from((0.0, 0.5, 1.0)),
                 "shuffle_tags": st.booleans(),
-                "keep_tags": st.integers(0, 2),
+                "keep_tags": st.sampled_from((0, 0, 0, 1)),
                 "tag_dropout": st.sampled_from((0.0, 0.5)),
                 "validation": st.sampled_from((0.0, 0.1, 0.9)),
                 "buckets": st.booleans(),

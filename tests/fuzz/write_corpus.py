@@ -158,6 +158,7 @@ def texts() -> dict[str, bytes]:
     """Captions, LunNova's JSON and EveryDream2's YAML."""
     return {
         "plain.txt": b"a red circle, zorp\n",
+        "wild.txt": b"{a|b {c|d}} __a__, __c/d__ {{x}}\n",
         "lines.txt": "first line\n\nsecond \u2013 line {a|b}\n".encode(),
         "old.txt": "caf\u00e9, na\u00efve".encode("cp1252"),
         "mark.txt": b"\xef\xbb\xbfwith a mark",

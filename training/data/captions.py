@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+LONGEST = 1 << 20  # bytes of a text file
 MODES = ("auto", "txt", "folder", "json", "yaml")
 
 
@@ -56,6 +57,8 @@ def text_files(picture: Path, folder: Path, mode: str) -> list[Path]:
 
 def read_lines(path: Path, encoding: str = "utf-8") -> tuple[str, ...]:
     """The lines of a text file that are not empty, spaces made single; raises ValueError that names a file in another encoding."""
+    if path.stat().st_size > LONGEST:
+        raise ValueError(f"{path.name}: {path.stat().st_size:,} bytes are no caption; expected at most {LONGEST:,}")
     try:
         # utf-8-sig reads plain UTF-8 too and drops the mark that Windows editors put first.
         text = path.read_text(encoding="utf-8-sig" if encoding == "utf-8" else encoding)

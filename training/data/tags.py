@@ -16,6 +16,7 @@ from . import word_lists
 from .word_lists import NO_LISTS, WordLists
 
 _CHOICE = re.compile(r"\{([^{}]*)\}")
+_DEEPEST, _LONGEST = 200, 100_000
 _OPEN, _CLOSE = "\0", "\1"  # stand for {{ and }} while the choices are made
 
 
@@ -109,13 +110,17 @@ def chosen(text: str, draws: torch.Generator | None, lists: WordLists | None = N
     """The text with one of each {a|b|c} and one line for each __name__ of `lists`, the first ones without a generator.
 
     `{{` and `}}` are braces; choices may lie inside choices, and in lines of lists, which lead to an end (`WordLists.check`).
+    Raises ValueError where they lie in each other more than 200 deep.
     """
 
     def of(options: Sequence[str]) -> str:
         return options[0 if draws is None else int(torch.randint(len(options), (), generator=draws))]
 
-    text, count = text.replace("{{", _OPEN).replace("}}", _CLOSE), 1
+    text, count, rounds = text.replace("{{", _OPEN).replace("}}", _CLOSE), 1, 0
     while count:
+        rounds += 1
+        if rounds > _DEEPEST:
+            raise ValueError(f"the caption's choices lie in each other more than {_DEEPEST} deep: {text[:60]!r}")
         text, count = _CHOICE.subn(lambda found: of(found[1].split("|")), text)
         if lists and not count:
             text, count = word_lists.filled(text, lambda name: of(lists[name]))
@@ -139,6 +144,8 @@ def _order(weights: list[float], draws: torch.Generator) -> list[int]:
 def _replaced(tag: str, replacements: tuple[tuple[str, str], ...]) -> str:
     for old, new in replacements:
         tag = tag.replace(old, new)
+        if len(tag) > _LONGEST:
+            raise ValueError(f"replacements make a tag of more than {_LONGEST} characters: {tag[:60]!r}")
     return tag
 
 

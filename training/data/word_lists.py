@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from .captions import read_lines
+from .captions import LONGEST, read_lines
 
 FOLDER = "wildcards"
-LONGEST = 1 << 20  # bytes of a file
 DEEPEST = 8  # lists that name lists
+MOST = 1000  # lines that one caption may draw: short files may name each other so often that a caption fills the memory
 _NAME = re.compile(r"__(?! )((?:[^\W_]|[./ -]|_(?!_)){1,100})(?<! )__")
 
 
@@ -20,7 +20,7 @@ class WordLists:
     """Lines by the name of their list; immutable, shared by all captions."""
 
     def __init__(self, lines: Mapping[str, tuple[str, ...]] | None = None) -> None:
-        self._lines, self._heights = dict(lines or {}), dict[str, int]()
+        self._lines, self._heights, self._draws = dict(lines or {}), dict[str, int](), dict[str, int]()
         self.digest = hashlib.sha256(json.dumps(sorted(self._lines.items())).encode()).hexdigest()
 
     def __bool__(self) -> bool:
@@ -36,9 +36,18 @@ class WordLists:
         return hash(self.digest)
 
     def check(self, text: str) -> None:
-        """Raise ValueError when a text names a list that is not there, or one that leads to itself or too deep."""
+        """Raise ValueError when a text names a list that is not there, one that leads to itself or too deep, or too many in the end."""
         for name in named(text):
             self._height(name, ())
+        drawn = sum(map(self._most, named(text)))
+        if drawn > MOST:
+            raise ValueError(f"the caption may draw {drawn:,} lines of word lists that name each other, expected at most {MOST:,}")
+
+    def _most(self, name: str) -> int:
+        """How many lines may have to be drawn for this list, its own and those of the lists in it."""
+        if name not in self._draws:
+            self._draws[name] = 1 + max((sum(map(self._most, named(line))) for line in self._lines[name]), default=0)
+        return self._draws[name]
 
     def _height(self, name: str, within: tuple[str, ...]) -> int:
         """How many lists lie in each other from this one on."""
