@@ -214,9 +214,14 @@ def _entry_report(entry: Entry, lora: formats.ParsedLora, clip: bool) -> str:
         line += "; the model's strength follows its schedule" + (", the text encoder's does not" if clip else "")
     if lora.text_encoder:
         line += f"; {len(lora.text_encoder)} text encoder layers not used, no CLIP is connected"
+    if lora.embeddings:
+        line += f"; {len(lora.embeddings)} embeddings in the file are left out ({', '.join(lora.embeddings)}): {_EMBEDDINGS}"
     if lora.unmatched:
         line += f"; partial: {len(lora.unmatched)} names match no weight and are left out"
     return line
+
+
+_EMBEDDINGS = "to use them, put a copy of it into ComfyUI's embeddings folder"
 
 
 def _put(patcher: Any, pieces: Mapping[str, Sequence[Piece]], mode: str, space: str, lines: list[str]) -> Any:

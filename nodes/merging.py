@@ -7,7 +7,7 @@ from collections.abc import Callable
 from comfy_api.latest import io
 
 from .. import host
-from ..patches import blocks, files, low_rank
+from ..patches import blocks, files, formats, low_rank
 from ..patches.rows import rows_of
 from .aliases import aliases
 from .lora import found_files
@@ -78,7 +78,11 @@ class GraftMergeLoRAs(io.ComfyNode):
             entries = [host.lora.Entry(row[0], state, row[1], row[2], row.partial, row.blocks, said) for row, (state, said) in read]
             changes = host.lora.changes(model, clip, entries)
             made = low_rank.combined(changes, rank, _advancing(len(changes)))
-        return io.NodeOutput(made.state, _said(made, " + ".join(f"{row[0]} at {row[1]:g}" for row in listed)))
+        lines = [_said(made, " + ".join(f"{row[0]} at {row[1]:g}" for row in listed))]
+        for row, (state, _) in read:
+            if left := formats.embeddings(state):
+                lines.append(f"{row[0]}: {len(left)} embeddings in the file are left out ({', '.join(left)})")
+        return io.NodeOutput(made.state, "\n".join(lines))
 
 
 class GraftExtractLoRA(io.ComfyNode):

@@ -40,7 +40,7 @@ FAMILIES = {
 }
 _CONTEXTS = {768: "sd1", 1024: "sd2", 2048: "sdxl", 1280: "refiner"}  # width of the text that a UNet's cross-attention reads
 _SIGNS = (  # (pattern of names with underscores, family): the first that any name fits
-    (r"prior_unet", "cascade"), (r"img_attn_qkv_loras|individual_token_refiner", "hunyuan"),
+    (r"prior_unet", "cascade"), (r"img_attn_qkv_loras|token_refiner", "hunyuan"),
     (r"(double|single)_blocks_\d+_|single_transformer_blocks_\d", "flux"), (r"joint_blocks_\d|context_block", "sd3"),
     (r"transformer_blocks_\d+_(img|txt)_(mlp|mod)", "qwen"), (r"blocks_\d+_(self|cross)_attn_[qkv]_proj|adaln_modulation", "cosmos"),
     (r"blocks_\d+_(self|cross)_attn_([qkvo]|norm|[kv]_img)", "wan"), (r"(?<!transformer_)blocks_\d+_attn[12]_.*|condition_embedder", "wan"),

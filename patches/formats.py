@@ -67,13 +67,17 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ParsedLora:
-    """One LoRA read: layers by target, and the names that found no weight (`text_encoder`: names for a text encoder that is not here)."""
+    """One LoRA read: layers by target, and the names that found no weight (`text_encoder`: names for a text encoder that is not here).
+
+    `embeddings` are the names of OneTrainer's textual inversions in the file, which are no LoRA's and are not read.
+    """
 
     name: str
     layers: dict[Target, tuple[Layer, ...]]
     unmatched: tuple[str, ...] = ()
     text_encoder: tuple[str, ...] = ()
     kinds: dict[str, int] = field(default_factory=dict)
+    embeddings: tuple[str, ...] = ()
 
 
 def read(
@@ -92,7 +96,7 @@ def read(
     kinds that are not available. `hint` says what the file is for, in the message when nothing matches; `configs` are PEFT's settings that
     came with the file. Nothing is changed.
     """
-    groups, strangers, problems = grouped(state, plain=False)
+    groups, strangers, problems = grouped(_without_embeddings(state), plain=False)
     has_clip = any(target.model == "clip" for target in key_map.values())
     layers: dict[Target, list[Layer]] = {}
     sources: dict[Target, str] = {}
@@ -117,12 +121,13 @@ def read(
     for of in layers.values():
         for layer in of:
             kinds[layer.kind] = kinds.get(layer.kind, 0) + 1
-    return ParsedLora(name, {target: tuple(of) for target, of in layers.items()}, tuple(unmatched), tuple(text), kinds)
+    found = {target: tuple(of) for target, of in layers.items()}
+    return ParsedLora(name, found, tuple(unmatched), tuple(text), kinds, tuple(embeddings(state)))
 
 
 def unplaced(state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...] = ()) -> tuple[list[tuple[str, bool, Layer]], list[str]]:
     """((name in the file, whether it is for the bias, layer) of all layers, problems), without a model to check a file against."""
-    groups, strangers, problems = grouped(state, plain=False)
+    groups, strangers, problems = grouped(_without_embeddings(state), plain=False)
     problems += [f"{key} is no LoRA tensor" for key in strangers]
     found: list[tuple[str, bool, Layer]] = []
     for base, tensors in groups.items():
@@ -130,6 +135,18 @@ def unplaced(state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...] = ()) 
         for target, layer in _layers(base, tensors, weight, defaultdict(tuple), config_for(configs, base), problems):
             found.append((base, target.weight != weight.weight, layer))
     return found, problems
+
+
+_EMBEDDING = "bundle_emb."  # OneTrainer's prefix of the embeddings that it saves with a LoRA: bundle_emb.<name>.<encoder>
+
+
+def embeddings(state: Iterable[str]) -> list[str]:
+    """Names of the textual inversions that OneTrainer put into a LoRA's file."""
+    return sorted({key.split(".")[1] for key in state if key.startswith(_EMBEDDING)})
+
+
+def _without_embeddings(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    return {key: tensor for key, tensor in state.items() if not key.startswith(_EMBEDDING)}
 
 
 def names(state: Collection[str]) -> list[str]:

@@ -117,12 +117,24 @@ def _spelled(shapes: Shapes) -> dict[str, Target]:
             for pattern, theirs in table:
                 name = re.sub(pattern, theirs, name)
             names.setdefault(name, target)
+    if any("individual_token_refiner." in name for name in own):
+        names.update(_hunyuan(own, shapes))
     for fused in [name for name in own if name.endswith(".attention.qkv.weight") and tables]:
         names.update(_split(fused, shapes))
     for linear in [name for name in own if name.endswith(".linear1.weight") and "single_blocks." in name]:
         width = 3 * shapes["model", linear.replace(".linear1.", ".linear2.")][0]
         names[linear.removeprefix(_OWN).replace(".linear1.weight", ".linear1_qkv")] = Target("model", linear, (0, 0, width))
     return names
+
+
+def _hunyuan(own: Iterable[str], shapes: Shapes) -> Iterator[tuple[str, Target]]:
+    """HunyuanVideo's matrices under diffusers' names; its last norm has scale and shift the other way round there."""
+    for weight in own:
+        if weight.endswith(".weight") and len(shapes["model", weight]) == 2:
+            rows, columns = shapes["model", weight]
+            for name, start, length in theirs(weight.removeprefix(_OWN).removesuffix(".weight"), "hunyuan", rows, columns):
+                swapped = (lambda change: change.roll(len(change) // 2, 0)) if name == "norm_out.linear" else None
+                yield name, Target("model", weight, None if length == rows else (0, start, length), swapped)
 
 
 def _split(fused: str, shapes: Shapes) -> Iterator[tuple[str, Target]]:
@@ -180,6 +192,17 @@ _FLUX = (
     (r"^guidance_in\.in_layer$", "time_text_embed.guidance_embedder.linear_1"),
     (r"^guidance_in\.out_layer$", "time_text_embed.guidance_embedder.linear_2"),
 )  # fmt: skip
+_REFINER, _REFINERS = r"^txt_in\.individual_token_refiner\.blocks\.(\d+)\.", r"context_embedder.token_refiner.refiner_blocks.\1."
+_HUNYUAN = (
+    (_REFINER + r"self_attn\.proj$", _REFINERS + "attn.to_out.0"), (_REFINER + r"mlp\.0$", _REFINERS + "ff.net.0.proj"),
+    (_REFINER + r"mlp\.2$", _REFINERS + "ff.net.2"), (_REFINER + r"adaLN_modulation\.1$", _REFINERS + "norm_out.linear"),
+    (r"^txt_in\.input_embedder$", "context_embedder.proj_in"), (r"^img_in\.proj$", "x_embedder.proj"),
+    (r"^txt_in\.t_embedder\.in_layer$", "context_embedder.time_text_embed.timestep_embedder.linear_1"),
+    (r"^txt_in\.t_embedder\.out_layer$", "context_embedder.time_text_embed.timestep_embedder.linear_2"),
+    (r"^txt_in\.c_embedder\.in_layer$", "context_embedder.time_text_embed.text_embedder.linear_1"),
+    (r"^txt_in\.c_embedder\.out_layer$", "context_embedder.time_text_embed.text_embedder.linear_2"),
+    *_FLUX,
+)  # fmt: skip
 _SD3 = (
     (r"^joint_blocks\.(\d+)\.x_block\.attn\.proj$", r"transformer_blocks.\1.attn.to_out.0"),
     (r"^joint_blocks\.(\d+)\.x_block\.attn2\.proj$", r"transformer_blocks.\1.attn2.to_out.0"),
@@ -201,20 +224,22 @@ _FUSED = {  # family: (pattern of a fused weight, diffusers' names of Q, K and V
     "flux": ((r"^double_blocks\.(\d+)\.img_attn\.qkv$", r"transformer_blocks.\1.attn.to_{}"),
              (r"^double_blocks\.(\d+)\.txt_attn\.qkv$", r"transformer_blocks.\1.attn.add_{}_proj"),
              (r"^single_blocks\.(\d+)\.linear1$", r"single_transformer_blocks.\1.attn.to_{}")),
+    "hunyuan": ((_REFINER + r"self_attn\.qkv$", _REFINERS + "attn.to_{}"),),
     "sd3": ((r"^joint_blocks\.(\d+)\.x_block\.attn\.qkv$", r"transformer_blocks.\1.attn.to_{}"),
             (r"^joint_blocks\.(\d+)\.x_block\.attn2\.qkv$", r"transformer_blocks.\1.attn2.to_{}"),
             (r"^joint_blocks\.(\d+)\.context_block\.attn\.qkv$", r"transformer_blocks.\1.attn.add_{}_proj")),
     "lumina": ((r"^(.*)attention\.qkv$", r"\1attn.to_{}"),),
     "z-image": ((r"^(.*)attention\.qkv$", r"\1attention.to_{}"),),
 }  # fmt: skip
-_SAVED = {"flux": _FLUX, "sd3": _SD3, "wan": _WAN, "lumina": _LUMINA, "z-image": _ZIMAGE}
+_FUSED["hunyuan"] += _FUSED["flux"]
+_SAVED = {"flux": _FLUX, "hunyuan": _HUNYUAN, "sd3": _SD3, "wan": _WAN, "lumina": _LUMINA, "z-image": _ZIMAGE}
 
 
 def theirs(path: str, family: str, rows: int, columns: int) -> list[tuple[str, int, int]]:
     """(diffusers' name, first row, rows) of a layer of a family's: one, or the parts of a fused weight of (rows, columns)."""
     for pattern, name in _FUSED.get(family, ()):
         if re.match(pattern, path):
-            query = columns if family in ("flux", "lumina") else rows // 3
+            query = columns if family in ("flux", "hunyuan", "lumina") else rows // 3
             other = (rows - query) // 2 if family == "lumina" else query
             spans = [(re.sub(pattern, name, path).format("q"), 0, query)]
             spans += [(re.sub(pattern, name, path).format(letter), query + place * other, other) for place, letter in enumerate("kv")]

@@ -131,7 +131,7 @@ def _peft(base: str, group: Group, dtype: torch.dtype, family: Family | None) ->
     up = layer.up if layer.scale == 1.0 else layer.up.float() * layer.scale
     rows, columns = layer.up.shape[0], layer.down.shape[1]
     for name, start, length in _parts(base, family, rows, columns):
-        if name.endswith("norm_out.linear") or (name.endswith("norm1_context.linear") and rows == 2 * columns):
+        if name == "transformer.norm_out.linear" or (name.endswith("norm1_context.linear") and rows == 2 * columns):
             up = up.roll(rows // 2, 0)  # diffusers' last norms have scale before shift
         yield f"{name}.lora_B.weight", up[start : start + length].to(dtype).contiguous()
         yield f"{name}.lora_A.weight", layer.down.to(dtype)

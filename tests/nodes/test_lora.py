@@ -412,6 +412,20 @@ def test_a_partial_row_applies_and_counts(host, small):
     assert "partial: 1 names match no weight" in host.call("LoRAStackPatch", model=model, lora_stack=stack)[2]
 
 
+def test_onetrainers_embeddings_are_left_out_and_counted(host, small):
+    """Its files may hold textual inversions beside the LoRA: patching and merging say which, and use the rest as it is."""
+    model, state = small.unet(), small.lora(small.unet())
+    bundled = {f"bundle_emb.{name}.{encoder}": torch.ones(2, 8) for name in ("zorp", "blick") for encoder in ("clip_l", "clip_g")}
+    save_file(state | bundled, os.path.join(host.models, "loras", "bundled.safetensors"))
+    stack = [("bundled.safetensors", 0.7, 1.0)]
+    patched, _, report = host.call("LoRAStackPatch", model=model, lora_stack=stack)
+    assert "2 embeddings in the file are left out (blick, zorp): to use them" in report
+    plain = small.forward(host.call("LoRAStackPatch", model=small.unet(), lora_model=state, lora_strength=0.7)[0])
+    assert torch.equal(small.forward(patched), plain)
+    made, report = host.call("GraftMergeLoRAs", lora_stack=stack)
+    assert "2 embeddings in the file are left out (blick, zorp)" in report and not [key for key in made if "bundle" in key]
+
+
 def test_rows_are_checked_before_anything_runs(host, files):
     stack = host.node("GraftLoRAStack")
     assert stack.validate_inputs(rows=rows({"file": "lora0.safetensors"})) is True

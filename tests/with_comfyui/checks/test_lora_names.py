@@ -13,6 +13,7 @@ import comfy.supported_models
 import pytest
 import torch
 from comfy.ldm.flux.model import FluxParams
+from comfy.ldm.hunyuan_video.model import HunyuanVideoParams
 from graft_nodes.host import lora
 from graft_nodes.patches import formats, keys, naming
 
@@ -44,6 +45,12 @@ FAMILIES = {  # name: (class of comfy.supported_models, settings)
     "wan i2v": ("WAN21_I2V", dict(image_model="wan2.1", model_type="i2v", in_dim=4, dim=36, ffn_dim=32, freq_dim=16, text_dim=12, out_dim=4,
                                   num_heads=2, num_layers=2)),
 }  # fmt: skip
+FAMILIES["hunyuan"] = ("HunyuanVideo", dict(
+    image_model="hunyuan_video", in_channels=4, out_channels=4, vec_in_dim=8, context_in_dim=12, hidden_size=32, mlp_ratio=4.0, num_heads=2,
+    depth=2, depth_single_blocks=2, axes_dim=[4, 6, 6], theta=256, patch_size=[1, 2, 2], qkv_bias=True, guidance_embed=True, byt5=False,
+    meanflow=False, **{name: value for name, value in (("use_cond_type_embedding", False), ("vision_in_dim", None), ("meanflow_sum", False))
+                       if name in HunyuanVideoParams.__dataclass_fields__},
+))  # fmt: skip
 FAMILIES["z-image"] = ("Lumina2", FAMILIES["lumina"][1] | dict(n_kv_heads=2))
 
 
@@ -116,6 +123,13 @@ NAMES = [  # family, layer's name in the file, weight, rows of the weight (None:
     ("wan", "transformer.blocks.0.ffn.net.0.proj", D + "blocks.0.ffn.0", None),
     ("wan", "transformer.condition_embedder.text_embedder.linear_2", D + "text_embedding.2", None),
     ("wan i2v", "transformer.blocks.1.attn2.add_v_proj", D + "blocks.1.cross_attn.v_img", None),
+    *(("hunyuan", f"transformer.single_transformer_blocks.1.attn.to_{letter}", D + "single_blocks.1.linear1", (start, H))
+      for letter, start in zip("qkv", QKV, strict=True)),
+    ("hunyuan", "transformer.single_transformer_blocks.0.proj_mlp", D + "single_blocks.0.linear1", (96, 128)),
+    ("hunyuan", "transformer.double_blocks.0.img_attn_qkv", D + "double_blocks.0.img_attn.qkv", None),
+    ("hunyuan", "diffusion_model.double_blocks.1.txt_mlp.fc1", D + "double_blocks.1.txt_mlp.0", None),
+    ("hunyuan", "transformer.single_blocks.0.modulation.linear", D + "single_blocks.0.modulation.lin", None),
+    ("hunyuan", "lora_unet_double_blocks_0_img_attn_proj", D + "double_blocks.0.img_attn.proj", None),
     *(("sd1", f"{name}down_blocks{s}0{s}attentions{s}0{s}transformer_blocks{s}0{s}attn1{s}to_q",
        D + "input_blocks.1.1.transformer_blocks.0.attn1.to_q", None)
       for name, s in (("lora_unet_", "_"), ("unet.", "."), ("base_model.model.", "."), ("unet.base_model.model.", "."), ("lycoris_", "_"),
@@ -155,7 +169,7 @@ def test_a_name_changes_its_weight_and_no_other(models, family, name, weight, ro
     assert [key for key in base if not torch.equal(base[key], changed[key])] == [f"{weight}.weight"]
 
 
-@pytest.mark.parametrize("family", ["flux", "sd3", "qwen", "lumina", "z-image", "wan", "sd1", "sdxl"])
+@pytest.mark.parametrize("family", ["flux", "sd3", "qwen", "lumina", "z-image", "wan", "hunyuan", "sd1", "sdxl"])
 def test_agrees_with_comfyuis_loader_where_that_knows_the_names(models, family):
     """Every name of the table that the host takes, in one file a weight, through its own loader."""
     patcher, base = models(family)
@@ -173,6 +187,20 @@ def test_agrees_with_comfyuis_loader_where_that_knows_the_names(models, family):
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in base)
 
 
+def originally(name):
+    """A name in HunyuanVideo's own checkpoints, of ComfyUI's."""
+    for part, theirs in (("_attn.qkv.", "_attn_qkv."), ("_attn.proj.", "_attn_proj."), ("_mod.lin.", "_mod.linear."),
+                         (".modulation.lin.", ".modulation.linear."), ("_mlp.0.", "_mlp.fc1."), ("_mlp.2.", "_mlp.fc2.")):  # fmt: skip
+        name = name.replace(part, theirs)
+    if name.startswith(("time_in.", "guidance_in.", "txt_in.t_embedder.")):
+        name = name.replace("in_layer", "mlp.0").replace("out_layer", "mlp.2")
+    if name.startswith("txt_in.c_embedder."):
+        name = name.replace("in_layer", "linear_1").replace("out_layer", "linear_2")
+    if name.startswith("txt_in.individual_token_refiner."):
+        name = name.replace("self_attn.", "self_attn_").replace("mlp.0.", "mlp.fc1.").replace("mlp.2.", "mlp.fc2.")
+    return name
+
+
 def converted(family, state):
     """diffusers' checkpoint of the original's tensors, by its own conversion."""
     from diffusers.loaders import single_file_utils
@@ -180,11 +208,13 @@ def converted(family, state):
     plain = {name.removeprefix(D): tensor.clone() for name, tensor in state.items() if name.startswith(D)}
     plain = {name: tensor for name, tensor in plain.items() if tensor.ndim}
     name = {"wan": "wan_transformer", "wan i2v": "wan_transformer", "sd3": "sd3_transformer_checkpoint",
-            "z-image": "z_image_transformer_checkpoint"}[family]  # fmt: skip
+            "z-image": "z_image_transformer_checkpoint", "hunyuan": "hunyuan_video_transformer"}[family]  # fmt: skip
+    if family == "hunyuan":
+        plain = {originally(name): tensor for name, tensor in plain.items() if ".linear1." not in name}  # it splits those at 3072 rows
     return getattr(single_file_utils, f"convert_{name}_to_diffusers")(plain)
 
 
-@pytest.mark.parametrize("family", ["wan", "wan i2v", "sd3", "z-image"])
+@pytest.mark.parametrize("family", ["wan", "wan i2v", "sd3", "z-image", "hunyuan"])
 def test_every_layer_of_diffusers_names(models, family):
     """A LoRA on every matrix of the converted model is the same change, seen through the conversion."""
     patcher, base = models(family)
