@@ -12,6 +12,7 @@ from pathlib import Path
 from ..patches.files import sync_folder
 
 CACHE = "cache"  # what GraftDataset has encoded lies beside the runs and has a limit of its own
+_REST = ("averages", "history", "previews")  # folders of a run beside its states
 _UNFINISHED = 24 * 3600.0  # seconds: snapshots on the way to a result are left alone so long, another process may be at it
 _ABANDONED = 3600.0  # seconds: what a crash left and nothing names
 _AT_WORK = 7 * 24 * 3600.0  # seconds: a younger lock beside a run's folder says that another process works in it

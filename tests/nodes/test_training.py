@@ -341,15 +341,6 @@ def test_what_is_wrong_is_said_before_the_first_step(host, pictures, run):
         host.call("TrainStep", state=state, objective=other, steps=1)
 
 
-def test_a_rate_that_explodes_stops_and_says_so(host, pictures, run):
-    result = host.run(_workflow(host, pictures, run, 12, optimizer={"learning_rate": 10.0, "clip_norm": 0.0, "warmup": 0}))
-    if not result["success"]:
-        message = result["errors"]["10"][0]["exception_message"]
-        assert "has diverged" in message and "is kept" in message
-    else:  # AdamW's steps are bounded: the loss may stay finite
-        assert "10" in result["executed"]
-
-
 def test_regularisation_is_mixed_in(host, pictures, run):
     model, clip, vae = host.call("GraftDemo")
     given = {"folder": pictures, "vae": vae, "clip": clip, "resolution": 256}
