@@ -64,8 +64,7 @@ def test_gradients_leave_while_the_backward_pass_still_runs(measured):
         order = rank["order"]
         assert order.count("made") == measured["tensors"] and order.count("leaves") > 3
         last = len(order) - 1 - order[::-1].index("made")
-        early = order[:last].count("leaves")
-        assert early >= order.count("leaves") - 2, order
+        assert order[:last].count("leaves") >= order.count("leaves") // 2, order  # of two blocks the second's are on their way
 
 
 def test_the_report_says_what_was_sent(measured):
