@@ -15,14 +15,14 @@ def build(editor, steps, previews, run):
     add, link = editor.add, editor.link
     editor.clear()
     ids = {
-        "demo": add("GraftDemo", 40, 60), "regular": add("GraftDataset", 300, 60, folder="regular", resolution=256),
-        "concept": add("GraftDataset", 300, 700, folder="concept", resolution=256),
+        "demo": add("GraftDemo", 40, 60), "regular": add("GraftDataset", 300, 60, folder="regular", resolution=128),
+        "concept": add("GraftDataset", 300, 700, folder="concept", resolution=128),
         "adapter": add("GraftAdapter", 720, 60, rank=4), "optimizer": add("GraftOptimizer", 720, 560, learning_rate=2e-3, batch_size=4),
         "ema": add("GraftEMA", 720, 1100), "start": add("GraftTrainStart", 1100, 60, run=run),
         "first": add("TrainStep", 1450, 60, title="first", steps=steps, validate_every=5, preview_every=previews),
         "second": add("TrainStep", 1450, 700, title="second", steps=5, validate_every=5), "merge": add("EMAMerge", 1850, 60),
         "positive": add("CLIPTextEncode", 1850, 500, text="a zorp middle"),
-        "latent": add("EmptyLatentImage", 1850, 750, width=256, height=256),
+        "latent": add("EmptyLatentImage", 1850, 750, width=128, height=128),
         "sampler": add("KSampler", 2250, 60, steps=2, cfg=1.0, seed=1), "decode": add("VAEDecode", 2550, 60),
         "save": add("SaveImage", 2800, 60),
     }  # fmt: skip
@@ -94,7 +94,7 @@ def stop_after_a_preview(editor, node):
 
 @pytest.mark.parametrize("place", ["top level", "subgraph"])
 def test_train_and_sample_built_by_hand_watched_stopped_and_gone_on_with(editor, place):
-    steps = 30
+    steps = 40
     ids = build(editor, steps, previews=8, run=f"{place} {'nodes2' if editor.modern else 'classic'}")
     if place == "subgraph":
         editor.wrap([ids[name] for name in ("adapter", "optimizer", "ema", "start", "first", "second")], "training")
