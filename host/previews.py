@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from ..patches.attention import EVALUATING
-from ..patches.files import naming
+from ..patches.files import write_whole
 from . import folders
 
 STEPS = 20
@@ -106,9 +107,9 @@ def keep(pictures: torch.Tensor, run: str, name: str) -> list[dict[str, str]]:
     out = []
     for number, picture in enumerate(pictures):
         file = f"{name}-{number}.jpg"
-        shown = Image.fromarray((picture.clamp(0, 1) * 255).round().to(torch.uint8).numpy())
-        with naming(os.path.join(folder, file)):
-            shown.save(os.path.join(folder, file), quality=92)
+        body = io.BytesIO()
+        Image.fromarray((picture.clamp(0, 1) * 255).round().to(torch.uint8).numpy()).save(body, format="JPEG", quality=92)
+        write_whole(os.path.join(folder, file), [body.getvalue()])
         out.append(_viewed(run, file))
     return out
 
