@@ -530,3 +530,26 @@ def test_stored_runs_stay_within_the_limit_of_the_environment(host, pictures, ru
     host.fresh()
     result = host.run(_workflow(host, pictures, run, 3))
     assert not result["success"] and "GRAFT_STORE_GB is 'plenty', expected a number of GB" in str(result["errors"])
+
+
+@pytest.mark.parametrize("names", ["kohya", "peft", "comfyui"])
+def test_a_run_begins_with_what_a_saved_file_holds(host, pictures, run, names):
+    """Save LoRA, LoRA Stack, Merge LoRAs, Adapter Settings: the first step stands where the file was made, under any names."""
+    prompt = _workflow(host, pictures, run, 3, ema=False)
+    prompt["20"] = _inputs(host, "GraftSaveLoRA", state=["10", 0], names=names, dtype="float32", prefix=f"loras/{run}")
+    captured = _run(host, prompt, state=["10", 0], path=["20", 0])
+    rows = {"version": 1, "rows": [{"file": f"output/loras/{os.path.basename(captured['path'])}", "on": True, "model": 1.0, "clip": 1.0,
+                                    "blocks": "", "schedule": "", "partial": False}]}  # fmt: skip
+    prompt = _workflow(host, pictures, f"{run} on", 1, ema=False, optimizer={"learning_rate": 1e-9})
+    prompt["30"] = _inputs(host, "GraftLoRAStack", rows=json.dumps(rows))
+    prompt["31"] = _inputs(host, "GraftMergeLoRAs", lora_stack=["30", 0], model=["1", 0])
+    prompt["3"]["inputs"]["initial"] = ["31", 0]
+    begun = _run(host, prompt, state=["7", 0])["state"]
+    kept, found = (adapters.as_lora(dict(one.trained), one.start.adapter, None) for one in (captured["state"], begun))
+
+    def delta(lora, path):
+        return lora[f"{path}.lora_up.weight"].flatten(1) @ lora[f"{path}.lora_down.weight"].flatten(1)
+
+    paths = {name.removesuffix(".lora_up.weight") for name in kept if name.endswith(".lora_up.weight")}
+    assert paths == {name.removesuffix(".lora_up.weight") for name in found if name.endswith(".lora_up.weight")}
+    assert all(torch.allclose(delta(kept, path), delta(found, path), atol=1e-6) for path in paths)

@@ -166,3 +166,45 @@ def test_a_run_that_another_process_works_in_keeps_everything(bench):
     os.utime(lock, (0, 0))  # one that a killed process left
     bench.run("three", 1, 10, seed=5)
     assert not first.folder.exists()
+
+
+def test_a_kill_while_room_is_made_leaves_no_record_of_what_is_gone(bench, monkeypatch):
+    """At every removal of a file or folder in turn, as if the process were gone there; the same call then goes on."""
+
+    class Killed(BaseException):
+        pass
+
+    at = 0
+    while True:
+        folder = bench.folder.parent / f"graft {at}"
+        bench.folder, left, removed = folder, at, {"unlink": Path.unlink, "rmdir": Path.rmdir}
+        first, second = bench.run("one", 2), bench.run("two", 2, seed=4)
+        bench.age(first.folder, 200)
+        bench.age(second.folder, 100)
+
+        def dying(name, removed=removed):
+            def call(path, *args, **kwargs):
+                nonlocal left
+                inside = any(path.is_relative_to(bench.folder / run) for run in ("one", "two"))
+                left -= inside
+                if inside and left < 0:
+                    raise Killed
+                return removed[name](path, *args, **kwargs)
+
+            return call
+
+        with monkeypatch.context() as patched:
+            for name in removed:
+                patched.setattr(Path, name, dying(name))
+            try:
+                done = bench.run("three", 1, 10, seed=5)
+            except Killed:
+                done = None
+        for state in bench.states():
+            load(state, bench.begun())
+        after = bench.run("three", 1, 10, seed=5)
+        assert bench.states() == {after.folder} and (done is None or after.trained == 0)
+        if done is not None:
+            break
+        at += 1
+    assert at >= 6  # two states, two files and two folders each
