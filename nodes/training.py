@@ -191,7 +191,7 @@ class TrainStep(io.ComfyNode):
         model = host.denoiser.at_levels(subject.model, result.settings.objective.zero_terminal_snr)
         grafted = host.lora.graft(model, subject.clip, [host.lora.Entry(f"{result.run} at step {result.step}", lora)])
         log.info("%s", report)
-        shown = {"text": [report], "graft_run": [{"run": result.run, "key": result.key}], "images": call.pictures}
+        shown = {"text": [report], "graft_run": [{"run": result.run, "key": result.key}], "graft_previews": call.pictures}
         losses = {"loss": list(result.history.loss)}
         return io.NodeOutput(result, grafted.model, grafted.clip, lora, losses, report, ui={k: v for k, v in shown.items() if v})
 

@@ -1,7 +1,7 @@
 /** The panel of EMAMerge: how much of the average each step is, from the node's `graft_profile` output. */
 import { Series, draw } from './chart.js'
 import { el, short } from './dom.js'
-import { addPanel, chain, fit } from './editor.js'
+import { addPanel, chain, fit, whenWide } from './editor.js'
 import { t } from './texts.js'
 
 const HEIGHT = 120
@@ -17,7 +17,7 @@ export function addAveragePanel(node) {
   addPanel(node, 'average', content)
   let curves = []
   const redraw = () => draw(canvas, content.clientWidth || node.size[0] - 24, HEIGHT, curves, (value) => short(value, 2))
-  chain(node, 'onResize', () => curves.length && redraw())
+  whenWide(content, () => curves.length && redraw())
   chain(node, 'onExecuted', (output) => {
     const found = output?.graft_profile?.[0]
     if (!found) return

@@ -115,9 +115,10 @@ export function ticks(low, high, count = 4) {
 
 /**
  * Draw curves [{series, color, width, dots}] into a canvas element of the given CSS size; returns what was drawn for tests:
- * {from, until, low, high}. Colors are CSS colors; text takes the canvas's own CSS color.
+ * {from, until, low, high}, null when there is nothing to draw or nothing to draw on. Colors are CSS colors; text takes the canvas's own CSS color.
  */
 export function draw(canvas, width, height, curves, format) {
+  if (!canvas.isConnected) return null // it has no colors yet
   const ratio = window.devicePixelRatio || 1
   if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
     canvas.width = Math.round(width * ratio)

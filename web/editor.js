@@ -55,8 +55,18 @@ export function everyNode(act, graph = app.rootGraph ?? app.graph) {
   }
 }
 
-/** How much room the content of a panel needs. */
-export const roomOf = (content) => Math.max(24, content.offsetHeight) + 4
+/** How much room the content of a panel needs; two lines as long as it is not on the page. */
+export const roomOf = (content) => Math.max(24, content.isConnected ? content.offsetHeight : 36) + 4
+
+/** Call `act` when an element comes onto the page, and whenever its width changes there. */
+export function whenWide(element, act) {
+  let before = 0
+  new ResizeObserver(() => {
+    const width = element.clientWidth
+    if (width && width !== before) act()
+    before = width
+  }).observe(element)
+}
 
 /** Add a panel that shows and holds no value: neither saved in the workflow nor sent in the prompt; as tall as its content. */
 export function addPanel(node, name, content) {

@@ -7,7 +7,7 @@
  */
 import { Series, Smoothed, draw } from './chart.js'
 import { duration, el, short, size } from './dom.js'
-import { addPanel, api, asked, chain, everyNode, fit, nodeOf, roomOf, widen } from './editor.js'
+import { addPanel, api, asked, chain, everyNode, fit, nodeOf, roomOf, whenWide, widen } from './editor.js'
 import { onSetting, setting } from './settings.js'
 import { t } from './texts.js'
 
@@ -26,7 +26,7 @@ export function addTrainingPanel(node) {
   chain(node, 'onConfigure', () => panel.restore())
   setTimeout(() => panel.restore()) // a graph that is loaded may have configured its nodes by now
   chain(node, 'onExecuted', (output) => panel.finished(output))
-  chain(node, 'onResize', () => panel.redraw())
+  whenWide(panel.content, () => panel.redraw())
 }
 
 /** Listen to the pack's events, once. */
