@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import os
 import shlex
 import subprocess
@@ -161,6 +162,8 @@ def _follow(arguments: argparse.Namespace) -> int:
         ranks.take_device(at, arguments.cpu)
         choice = hosts.choose(arguments.comfyui, arguments.embedded, os.environ)
         host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output)
+        if not arguments.verbose:
+            logging.getLogger().setLevel(logging.WARNING)  # what this rank does, the first one says
         with log.quiet("execution"), ranks.joined(host, at, arguments.as_ranks, arguments.shard) as group:
             return ranks.Follower(host, group).follow(STATUS)
     except HostError as error:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from .problem import HostError
 from .workflow import Catalogue, Graph
 
 NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-GOODBYE = timedelta(seconds=60)  # for the first rank to save what it has before this one ends
+GOODBYE = 60.0  # seconds for the first rank to save what it has before this one ends
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def joined(host: hosts.Host, at: Place | None, meant: int | None, shard: bool) -
     gpu = host.management.get_torch_device().type == "cuda" and distributed.is_nccl_available()
     try:
         store, rank, size = next(distributed.rendezvous("env://", timeout=parallel.PATIENCE))
+        store = distributed.PrefixStore(_start(store, rank, size, parallel.PATIENCE.total_seconds()), store)
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if gpu else "gloo", store=distributed.PrefixStore("group", store), rank=rank, world_size=size,
             timeout=parallel.PATIENCE,
@@ -106,6 +108,34 @@ def joined(host: hosts.Host, at: Place | None, meant: int | None, shard: bool) -
         parallel.join(parallel.Alone())
         if not broken:  # else it would wait for those that are gone
             distributed.destroy_process_group()
+
+
+def _start(store: Any, rank: int, size: int, patience: float) -> str:
+    """A name for this start of the job that all its ranks know and no earlier one had: ranks that are started again may find the store as
+    those before them left it. The first rank gives the name to whoever says hello now."""
+    name, until = uuid.uuid4().hex, time.monotonic() + patience
+    if rank:
+        store.set(f"hello/{rank}", name)
+        _await(store, f"welcome/{rank}/{name}", until)
+        given = store.get(f"welcome/{rank}/{name}").decode()
+        store.set(f"ready/{given}/{rank}", "yes")
+        return given
+    for other in range(1, size):
+        while not store.check([f"ready/{name}/{other}"]):
+            if store.check([f"hello/{other}"]):
+                store.set(f"welcome/{other}/{store.get(f'hello/{other}').decode()}", name)
+            _await(store, f"ready/{name}/{other}", min(until, time.monotonic() + 0.2), last=time.monotonic() > until)
+    return name
+
+
+def _await(store: Any, key: str, until: float, last: bool = True) -> None:
+    """Wait for a key; past `until` raises RuntimeError, or gives up for now."""
+    while not store.check([key]):
+        if time.monotonic() > until:
+            if last:
+                raise RuntimeError(f"{key} did not come in time")
+            return
+        time.sleep(0.02)
 
 
 def of_pack(host: hosts.Host, name: str) -> Any:
@@ -145,14 +175,13 @@ def _putting(group: Any, source: str) -> Any:
 
 def finish(group: Any, status: int) -> None:
     """The first rank is done: the others end too, and it waits for them."""
-    if group.size == 1:
+    if group.size == 1 or group.broken:
         return
-    group.say({"end": status})
-    group.store.set("end", "yes")
     group.patience = timedelta(seconds=10)
     with contextlib.suppress(RuntimeError):  # a rank that failed has said so, one that is gone needs nothing
+        group.say({"end": status})
         for rank in range(1, group.size):
-            group.awaited(f"bye/{rank}")
+            group.awaited(f"left/{rank}")
 
 
 # --- the others -------------------------------------------------------------------------------------------------------------------
@@ -191,8 +220,7 @@ class Follower:
             return codes["failed"]
         finally:
             with contextlib.suppress(RuntimeError):
-                self.group.store.wait(["end"], GOODBYE)
-                self.group.store.set(f"bye/{self.group.rank}", "yes")
+                self.group.leave(GOODBYE)
         raise AssertionError("the first rank's messages have no end")
 
     def _prepare(self, graph: Graph, taken: Mapping[str, int]) -> None:

@@ -19,7 +19,7 @@ from . import values
 from .gradients import Gathered, Own, Sharded
 
 PATIENCE = timedelta(minutes=30)  # for a rank that does not answer: longer than any validation, preview or save of the first one
-_GLANCE = timedelta(seconds=2)  # between looks at whether a rank has failed meanwhile
+_GLANCE = 0.05  # seconds between two looks into the store
 _SAID = 1024  # bytes of an error that travel
 _CHUNK = 4 << 20  # bytes of a value that travel together
 
@@ -125,6 +125,8 @@ class Ranks(Alone):
         """Around calls of torch.distributed: what they raise is Lost."""
         try:
             yield
+        except (Elsewhere, Lost):
+            raise
         except RuntimeError as error:
             self.broken = True
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -240,6 +242,16 @@ class Ranks(Alone):
         """The first rank's next message to all others."""
         number = self.store.add("said", 1)
         self.store.set(f"said/{number}", json.dumps(message))
+        if "end" in message:
+            self.store.set("end", "yes")
+
+    def leave(self, patience: float) -> None:
+        """A rank after the first is done; it stays until the first one is too, or as long as `patience` seconds."""
+        until = time.monotonic() + patience
+        with self.connected():
+            self.store.set(f"left/{self.rank}", "yes")
+            while not (self.broken or self.store.check(["end"]) or time.monotonic() > until):
+                time.sleep(_GLANCE)
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """The first rank's messages, as they come."""
@@ -270,22 +282,15 @@ class Ranks(Alone):
     def awaited(self, key: str, forever: bool = False) -> bytes:
         """The value of a key of the store, when it is there. Raises Elsewhere when a rank fails meanwhile, Lost after `patience`."""
         until = time.monotonic() + self.patience.total_seconds()
-        while not self._there(key):
-            if self.store.check(["failed"]):
-                rank, text = json.loads(self.store.get("failed"))
-                raise heard(rank, text)
-            if not forever and time.monotonic() > until:
-                raise Lost(f"Rank {self.rank} waited {self.patience} for {key}: a rank hangs, or loads for longer than that.")
-        return bytes(self.store.get(key))
-
-    def _there(self, key: str) -> bool:
-        try:
-            self.store.wait([key], _GLANCE)
-        except RuntimeError as error:
-            if "imeout" in str(error) or "imed out" in str(error):
-                return False
-            raise Lost(f"Rank {self.rank} lost the store of the job: {error}") from error
-        return True
+        with self.connected():
+            while not self.store.check([key]):
+                if self.store.check(["failed"]):
+                    rank, text = json.loads(self.store.get("failed"))
+                    raise heard(rank, text)
+                if not forever and time.monotonic() > until:
+                    raise Lost(f"Rank {self.rank} waited {self.patience} for {key}: a rank hangs, or loads for longer than that.")
+                time.sleep(_GLANCE)
+            return bytes(self.store.get(key))
 
 
 _group: Alone = Alone()
