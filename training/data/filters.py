@@ -33,6 +33,10 @@ class Filters:
     score_tags: tuple[int, ...] = ()  # the highest that the score reaches becomes a tag: scr800
     tag_bonus_scores: tuple[tuple[str, float], ...] = ()
     wildcards: bool = False  # {a|b} and one line of many, as kohya's enable_wildcard, and __name__ of word lists
+    keep_separator: str = ""  # between tags that neither move nor drop out and the others, as kohya's keep_tokens_separator
+    trigger: str = ""  # in the place of [trigger] in a caption, or in front of it, as AI-Toolkit's trigger_word
+    caption_prefix: str = ""  # in front of every caption
+    caption_suffix: str = ""  # behind it
     encoding: str = "utf-8"  # of caption files
     crop: str = "centre"  # where a picture that is longer than its bucket is cut
     crops: int = 4  # how many places for crop random
@@ -229,7 +233,7 @@ def _text(value: Any) -> str:
 def _encoding(value: Any) -> str:
     try:
         name = codecs.lookup(_text(value)).name
-        b"".decode(name)  # some are of bytes, not of text
+        "a".encode(name)  # some are of bytes, not of text
         return name
     except (LookupError, UnicodeError):
         raise ValueError("the name of a text encoding, as utf-8 or cp1252") from None
@@ -247,6 +251,10 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "score_tags": _thresholds,
     "tag_bonus_scores": _scores,
     "wildcards": flag,
+    "keep_separator": _text,
+    "trigger": _text,
+    "caption_prefix": _text,
+    "caption_suffix": _text,
     "encoding": _encoding,
     "crop": one_of(*CROPS),
     "crops": whole(2),

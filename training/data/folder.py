@@ -212,6 +212,7 @@ class _Reader:
             caption = self._caption(written)
             if self.filters.wildcards:
                 self.lists.check(" ".join(caption.lines + caption.tags))
+            _ = caption.plain  # what cannot be said is a problem of this picture, now
             multiply = 1.0 if written.multiply is None else written.multiply
             reason = self.filters.unwanted(self._tags(written), written.score) or (None if multiply else "with multiply 0")
             if reason:
@@ -265,6 +266,10 @@ class _Reader:
             chosen.non_caption_tags,
             chosen.replacements,
             written.max_length,
+            chosen.keep_separator,
+            chosen.trigger,
+            chosen.caption_prefix,
+            chosen.caption_suffix,
         )
         scored = chosen.score_tag(written.score)
         weights = (*written.weights, *(1.0 for _ in scored)) if written.weights else ()

@@ -1,0 +1,254 @@
+"""What the fuzzing has found, each once: inputs that hung, filled the memory or ended in an error nobody would understand."""
+
+import asyncio
+import json
+import os
+import struct
+import types
+
+import pytest
+import torch
+from graft_nodes.headless import hosts, workflow
+from graft_nodes.headless.problem import HostError, WorkflowError
+from graft_nodes.patches import files, metadata
+from graft_nodes.patches.peft_config import peft_configs
+from graft_nodes.training import listing, store
+from graft_nodes.training.data import captions, pictures
+from graft_nodes.training.data.cache import Cache
+from graft_nodes.training.data.filters import Filters, load_mapping
+from graft_nodes.training.data.folder import read_folder, settings_of
+from graft_nodes.training.data.tags import chosen
+from graft_nodes.training.state import digest_of
+
+from .damage import CORPUS
+from .workflows import recorded_catalogue
+
+DEEP, HUGE = "[" * 5000 + "]" * 5000, "9" * 5000
+LAUGHS = "a: &a [x]\n" + "".join(f"k{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True))
+MERGES = LAUGHS.replace("[x]", "{x: 1}").replace("[*", "{<<: [*").replace("]\n", "]}\n")
+
+
+def lora(path, header, data=b""):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return str(path)
+
+
+# --- LoRA files ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("header", [
+    b'{"a": ' + DEEP.encode() + b"}", b'{"a": {"dtype": "F32", "shape": [' + HUGE.encode() + b'], "data_offsets": [0, 0]}}',
+    {"a": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}, {"a": {"dtype": "F32", "shape": "1", "data_offsets": [0, 4]}},
+    {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0.0, 4]}}, {"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}},
+    {"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, {"a": [1]}, {"__metadata__": ["x"]}, {"__metadata__": {"x": 1}}, [1],
+])  # fmt: skip
+def test_a_header_that_is_none_is_refused_and_named(tmp_path, header):
+    path = lora(tmp_path / "a.safetensors", header, b"\0" * 4)
+    for act in (files.header, metadata.describe, files.load_safetensors):
+        with pytest.raises(ValueError, match=r"a\.safetensors is not a whole safetensors file"):
+            act(path)
+
+
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"rank_pattern": {"(a+)+": 4}}, "too complicated"), ({"alpha_pattern": {"a*a*a*a*b": 4}}, "too complicated"),
+    ({"rank_pattern": {"(": 4}}, "is no pattern"), ({"rank_pattern": ["a"]}, "expected an object"),
+    ({"num_cayley_neumann_terms": 10**9}, "expected a whole number"),
+])  # fmt: skip
+def test_peft_settings_that_would_keep_a_reader_busy_are_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        peft_configs({"adapter_config": json.dumps({"r": 4, **settings})})
+    kept = peft_configs({"adapter_config": json.dumps({"rank_pattern": {"^blocks.0.attn.(to_q|to_k)": 8, "to_v.*": 2}, "lora_alpha": 4})})
+    assert kept[0].scale("blocks.0.attn.to_q") == 0.5 and kept[0].scale("x.to_v_y") == 2.0
+
+
+def test_peft_settings_nested_without_end_are_refused_with_the_file_named(tmp_path):
+    path = lora(tmp_path / "a.safetensors", {"__metadata__": {"lora_adapter_metadata": DEEP, "ss_tag_frequency": HUGE}})
+    with pytest.raises(ValueError, match=r"a\.safetensors: lora_adapter_metadata: not JSON"):
+        metadata.describe(path)
+
+
+# --- states -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", [
+    {"kind": None}, {"step": -1}, {"step": 5}, {"position": [["a"]]}, {"history": {}}, {"tensors": {}}, {"key": "../x"}, {"order": [1]},
+    {"tensors": {"file": "../x.safetensors", "sha256": ""}}, {"tensors": {"name": "../x", "files": {}}}, {"effort": {"seconds": "1"}},
+])  # fmt: skip
+def test_a_record_of_another_form_is_refused_though_its_hash_fits(tmp_path, change):
+    folder = tmp_path / "run" / ("0" * 32)
+    folder.mkdir(parents=True)
+    record = json.loads(next((CORPUS / "states").glob("run__*__state.json")).read_text())
+    body = {key: value for key, value in {**record, **change}.items() if key != "sha256"}
+    (folder / "state.json").write_text(json.dumps({**body, "sha256": digest_of(body)}))
+    with pytest.raises(store.Damaged, match=r"state\.json: (these entries|its position)"):
+        store.read_record(folder)
+    assert listing.runs(tmp_path) == [] and listing.states(tmp_path, "run") == []
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, f'{{"format": {HUGE}}}'])
+def test_a_record_that_no_reader_takes_is_damaged(tmp_path, text):
+    (tmp_path / "state.json").write_text(text)
+    with pytest.raises(store.Damaged, match=r"state\.json: cannot be read as JSON"):
+        store.read_record(tmp_path)
+
+
+def test_a_cache_that_can_only_be_read_is_read(tmp_path, monkeypatch):
+    Cache(tmp_path).write("latents", "ab", {"latent": torch.ones(2)})
+
+    def refuse(*_, **__):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert Cache(tmp_path).read("latents", "ab") is not None
+
+
+# --- workflows and the command line -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [DEEP, f'{{"1": {HUGE}}}'])
+def test_json_that_no_reader_takes_is_no_workflow(tmp_path, text):
+    path = tmp_path / "w.json"
+    path.write_text(text)
+    with pytest.raises(WorkflowError, match=r"w\.json: (JSON that cannot be read|not a workflow)"):
+        workflow.read(str(path))
+
+
+@pytest.mark.parametrize("meta", [[], "x", 0.5, {"title": ["x"]}])
+def test_a_title_of_any_form(meta):
+    graph = workflow.parse({"1": {"class_type": "KSampler", "inputs": {}, "_meta": meta}}).graph(recorded_catalogue())
+    assert all(str(problem) for problem in workflow.check(graph, recorded_catalogue()))
+
+
+@pytest.mark.parametrize("last", ["lora_stack", {}, [1], "\u00b2", HUGE, 1.5, None])
+def test_a_last_node_id_of_any_form(last):
+    data = {"nodes": [{"id": "\u00b2", "type": "Note"}, {"id": "--5", "type": "Note"}], "last_node_id": last, "state": last}
+    assert workflow.parse(data).graph(recorded_catalogue()) == {}
+
+
+def test_a_set_value_nested_without_end_is_a_text():
+    graph = {"1": {"class_type": "OddSource", "inputs": {"text": "t", "number": 1}}}
+    changed, problems = workflow.set_values(graph, [f"1.text={DEEP}", f"1.number={HUGE}"], recorded_catalogue())
+    assert changed["1"]["inputs"]["text"] == DEEP and "expects INT" in str(problems[0])
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "~nobody-of-that-name"])
+def test_a_folder_that_nothing_can_be_called_is_said(name):
+    with pytest.raises(HostError, match="names no folder"):
+        hosts.choose(name, False, {})
+    with pytest.raises(HostError, match="--input"):
+        hosts.open_host(hosts.Choice(None, "test"), True, name, None)
+
+
+@pytest.mark.parametrize("address", ["a\0b", "x" * 300, "\udcff"])
+def test_an_address_that_no_machine_has_is_said(address):
+    pytest.importorskip("aiohttp")
+    from graft_nodes.headless.editor_server.serve import _listen
+
+    with pytest.raises(HostError, match="cannot listen on"):
+        _listen(address, 0)
+
+
+# --- datasets -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [
+    f"{LAUGHS}batch_id: *j\n", f"{MERGES}<<: *j\n", "a: &a [*a]\n", "a: !!bool x\n", "a: 2020-99-99\n", "a: !!timestamp x\n",
+    f"a: {HUGE}\n", "a: " + "[" * 3000 + "]" * 3000,
+])  # fmt: skip
+def test_yaml_that_is_too_much_is_refused_at_once(text):
+    with pytest.raises(ValueError, match=r"x\.yaml is not YAML"):
+        load_mapping(text, "x.yaml")
+
+
+def test_yaml_with_an_ordinary_anchor_is_read():
+    assert load_mapping("a: &a {x: 1}\nb: {<<: *a, y: 2}\n", "x.yaml")["b"] == {"x": 1, "y": 2}
+
+
+@pytest.mark.parametrize("name", ["zlib", "rot13", "hex", "nothing"])
+def test_an_encoding_that_is_none_of_text(name):
+    with pytest.raises(ValueError, match="the name of a text encoding"):
+        Filters.parse(f"encoding: {name}")
+
+
+def test_wrong_values_are_quoted_in_short():
+    with pytest.raises(ValueError, match="crops is") as caught:
+        Filters.parse(f"crop: random\ncrops: [{'x, ' * 5000}x]\nmin_score: {'9' * 400}\n")
+    assert len(str(caught.value)) < 600 and "min_score is 9" in str(caught.value)
+
+
+def dataset(folder, **texts):
+    (folder / "a.png").write_bytes((CORPUS / "pictures" / "rgb.png").read_bytes())
+    for name, text in texts.items():
+        path = folder / name.replace("__", "/").replace("_dot_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return lambda filters="": read_folder(folder, settings_of(filters, [], resolution=64))
+
+
+def test_word_lists_that_name_each_other_without_measure(tmp_path):
+    lists = {f"wildcards__{name}_dot_txt": " ".join([f"__{other}__"] * 40) for name, other in zip("abcdefg", "bcdefgh", strict=True)}
+    read = dataset(tmp_path, a_dot_txt="__a__", wildcards__h_dot_txt="x", **lists)
+    with pytest.raises(ValueError, match=r"may draw [0-9,]+ lines of word lists .* at most 1,000"):
+        read("wildcards: true")
+
+
+def test_choices_without_end_and_replacements_that_grow(tmp_path):
+    with pytest.raises(ValueError, match="more than 200 deep"):
+        chosen("{a|" * 5000 + "b" + "} " * 5000, None)
+    grows = "".join(f"  {a}: {b * 30}\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
+    with pytest.raises(ValueError, match="replacements make a tag of more than"):
+        dataset(tmp_path, a_dot_txt="a")(f"replacements:\n{grows}")
+
+
+def test_a_caption_of_megabytes_is_none(tmp_path):
+    with pytest.raises(ValueError, match=r"a\.txt: .* bytes are no caption"):
+        dataset(tmp_path, a_dot_txt="x" * (captions.LONGEST + 1))()
+
+
+@pytest.mark.parametrize("text", [f'{{"tags": ["a"], "score": {"9" * 400}}}', f'{{"tags": {DEEP}}}', f'{{"tags": ["a"], "score": {HUGE}}}'])
+def test_one_json_a_picture_that_no_reader_takes_is_a_problem_of_that_picture(tmp_path, text):
+    listed = dataset(tmp_path, a_dot_json=text)()
+    assert len(listed.train) == 1 and any("a.json" in problem for problem in listed.problems)
+
+
+def test_a_damaged_avif_is_no_picture(tmp_path):
+    whole = (CORPUS / "pictures" / "rgb.avif").read_bytes()
+    path = tmp_path / "a.avif"
+    for body in (whole[:-60], whole[:-30] + b"\0" * 30, whole[:200]):
+        path.write_bytes(body)
+        with pytest.raises(ValueError, match=r"\w"):
+            pictures.open_picture(path)
+
+
+# --- the server's routes ------------------------------------------------------------------------------------------------------------
+
+
+def request(body, charset="utf-8"):
+    async def text():
+        return body.encode().decode(charset)
+
+    return types.SimpleNamespace(text=text)
+
+
+@pytest.mark.parametrize(("body", "charset"), [(DEEP, "utf-8"), (f'{{"a": {HUGE}}}', "utf-8"), ("{}", "none"), ("{", "utf-8")])
+def test_a_body_that_no_reader_takes_is_refused(body, charset):
+    pytest.importorskip("aiohttp")
+    from graft_nodes.headless.editor_server import answers
+
+    with pytest.raises(answers.NotJson, match="the body is not JSON"):
+        asyncio.run(answers.asked(request(body, charset)))
+
+
+def test_pictures_that_are_too_large_or_damaged_are_refused_by_view_and_upload(tmp_path):
+    pytest.importorskip("aiohttp")
+    from graft_nodes.headless.editor_server.files import _small, _unreadable
+    from PIL import Image
+
+    path = tmp_path / "a.png"
+    Image.new("1", (30_000, 30_000)).save(path)
+    with pytest.raises(_unreadable()):
+        _small(str(path), "webp", "")
+    path.write_bytes((CORPUS / "pictures" / "rgb.avif").read_bytes()[:-60])
+    with pytest.raises(_unreadable()):
+        _small(str(path), "webp", "")
