@@ -229,7 +229,14 @@ class _Placement:
     def _promoted(self, host: Placed) -> dict[str, dict[str, Any]]:
         """Values that the host's own widgets give to inner widgets (`proxyWidgets` of older files): {inner node id: {widget: value}}."""
         entries = (host.node.get("properties") or {}).get("proxyWidgets")
-        entries = json.loads(entries) if isinstance(entries, str) else entries
+        try:
+            entries = json.loads(entries) if isinstance(entries, str) else entries
+        except (ValueError, RecursionError) as error:
+            self.problems.append(_at(host, f"'proxyWidgets' is not JSON ({error})"))
+            return {}
+        if not isinstance(entries or [], list):
+            self.problems.append(_at(host, "'proxyWidgets' is not a list"))
+            return {}
         saved = host.node.get("widgets_values")
         found: dict[str, dict[str, Any]] = {}
         for entry, value in zip(entries or [], saved if isinstance(saved, list) else [], strict=False):
@@ -249,7 +256,7 @@ class _Placement:
         node = next((node for node in host.inside.nodes if str(node.get("id")) == node_id), {})
         slot = next((slot for slot in map(_slot, node.get("inputs") or []) if slot.name == name or slot.widget == name), None)
         link = host.inside.links.get(slot.link) if slot and slot.link is not None else None
-        if link is None or link.origin != INPUT_NODE or link.origin_slot >= len(host.inside.inputs):
+        if link is None or link.origin != INPUT_NODE or not 0 <= link.origin_slot < len(host.inside.inputs):
             return None
         return str(host.inside.inputs[link.origin_slot].get("name"))
 
@@ -300,7 +307,7 @@ class _Placement:
 
     def _outer(self, item: Placed, host: Placed, link: Link, seen: frozenset[tuple[str, str]]) -> _Source:
         """What the host's input gives to a node inside a subgraph: what it is wired to, or the value of its own widget."""
-        if link.origin_slot >= len(host.inputs):
+        if not 0 <= link.origin_slot < len(host.inputs):
             self.problems.append(_at(item, f"the subgraph has no input {link.origin_slot}"))
             return None
         outer = host.inputs[link.origin_slot]
@@ -326,10 +333,10 @@ class _Placement:
 
 def _bypass(item: Placed, slot: int, wanted: str) -> Slot | None:
     """The input that a bypassed node hands on for an output: the same position if the types fit, else the first of the wanted type."""
-    own = item.outputs[slot] if slot < len(item.outputs) else wanted
+    own = item.outputs[slot] if 0 <= slot < len(item.outputs) else wanted
     if wanted in ("*", ""):
-        return item.inputs[slot if slot < len(item.inputs) else 0] if item.inputs else None
-    if slot < len(item.inputs) and _fits(item.inputs[slot].type, own) and _fits(item.inputs[slot].type, wanted):
+        return item.inputs[slot if 0 <= slot < len(item.inputs) else 0] if item.inputs else None
+    if 0 <= slot < len(item.inputs) and _fits(item.inputs[slot].type, own) and _fits(item.inputs[slot].type, wanted):
         return item.inputs[slot]
     same = next((entry for entry in item.inputs if entry.type == wanted), None)
     return same or next((entry for entry in item.inputs if _fits(entry.type, own) and _fits(entry.type, wanted)), None)

@@ -126,6 +126,23 @@ def test_a_last_node_id_of_any_form(last):
     assert workflow.parse(data).graph(recorded_catalogue()) == {}
 
 
+@pytest.mark.parametrize("slot", [-1, -(2**64), 2**64, 99])
+def test_a_link_from_a_slot_that_is_not_there(slot):
+    inside = {"id": "sub", "name": "s", "nodes": [{"id": 5, "type": "OddSink", "inputs": [{"name": "name", "type": "STRING", "link": 1}]}],
+              "links": [{"id": 1, "origin_id": -10, "origin_slot": slot, "target_id": 5, "target_slot": 0}], "inputs": [], "outputs": []}  # fmt: skip
+    data = {"nodes": [{"id": 1, "type": "sub"}], "definitions": {"subgraphs": [inside]}}
+    with pytest.raises(WorkflowError, match="the subgraph has no input"):
+        workflow.parse(data).graph(recorded_catalogue())
+
+
+@pytest.mark.parametrize("proxies", ["[", DEEP, {"a": 1}, 7])
+def test_widgets_of_older_subgraphs_of_any_form(proxies):
+    nodes = [{"id": 1, "type": "sub", "properties": {"proxyWidgets": proxies}, "widgets_values": [1]}]
+    data = {"nodes": nodes, "definitions": {"subgraphs": [{"id": "sub", "nodes": [], "links": []}]}}
+    with pytest.raises(WorkflowError, match="'proxyWidgets' is not"):
+        workflow.parse(data).graph(recorded_catalogue())
+
+
 def test_a_set_value_nested_without_end_is_a_text():
     graph = {"1": {"class_type": "OddSource", "inputs": {"text": "t", "number": 1}}}
     changed, problems = workflow.set_values(graph, [f"1.text={DEEP}", f"1.number={HUGE}"], recorded_catalogue())
