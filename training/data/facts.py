@@ -41,6 +41,7 @@ def of_listing(listing: Listing, clip_skip: int = 0) -> Facts:
             "ss_caption_tag_dropout_rate": settings.tag_dropout,
             "ss_clip_skip": clip_skip or None,
             "ss_cache_latents": True,
+            **({"modelspec.trigger_phrase": filters.trigger} if filters.trigger else {}),
         },
     }
 

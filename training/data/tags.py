@@ -7,7 +7,7 @@ Wildcards, the order of the draws and tag dropout are kohya's (sd-scripts, `proc
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +17,11 @@ from .word_lists import NO_LISTS, WordLists
 
 _CHOICE = re.compile(r"\{([^{}]*)\}")
 _DEEPEST, _LONGEST = 200, 100_000
+TRIGGER = "[trigger]"
 _OPEN, _CLOSE = "\0", "\1"  # stand for {{ and }} while the choices are made
+
+
+Part = tuple[str, float]  # a tag and its weight
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,8 @@ class Rules:
 
     `keep` tags at the front neither move nor drop out; `shuffle` and `dropout` are probabilities, of a draw and of a tag; `left_out` tags
     are never said; `replacements` work inside each tag, in order; `max_length` counts characters, 0 is no limit; `lists` are what
-    `__name__` stands for with `wildcards`.
+    `__name__` stands for with `wildcards`. What stands before `keep_separator` in a text, and after a second one, neither moves nor drops
+    out; it is not said itself. `trigger` takes the place of `[trigger]`, or stands in front; `prefix` and `suffix` stand around it all.
     """
 
     separator: str = ", "
@@ -38,11 +43,16 @@ class Rules:
     left_out: tuple[str, ...] = ()
     replacements: tuple[tuple[str, str], ...] = ()
     max_length: int = 0
+    keep_separator: str = ""
+    trigger: str = ""
+    prefix: str = ""
+    suffix: str = ""
 
     @property
     def by_tag(self) -> bool:
         """Whether a text has to be cut into its tags."""
-        return bool(self.shuffle or self.dropout or self.left_out or self.replacements or self.max_length or self.separator != ", ")
+        own = self.separator != ", " or self.keep_separator
+        return bool(self.shuffle or self.dropout or self.left_out or self.replacements or self.max_length or own)
 
 
 @dataclass(frozen=True)
@@ -63,33 +73,41 @@ class Caption:
     def varies(self) -> bool:
         """Whether two draws can differ."""
         rules, texts = self.rules, self.lines + self.tags
-        wild = any(_CHOICE.search(text) or (rules.lists and word_lists.named(text)) for text in texts)
+        wild = any(_CHOICE.search(text) or (rules.lists and word_lists.named(text)) for text in (*texts, rules.prefix, rules.suffix))
         if rules.wildcards and (len(self.lines) > 1 or wild):
             return True
-        free = len(self._parts(None)) - rules.keep
+        free = len(self._parts(None)[1])
         return (rules.shuffle > 0 and free > 1) or (rules.dropout > 0 and free > 0)
 
     def drawn(self, draws: torch.Generator | None) -> str:
         """One draw of the caption from a CPU generator; None gives the plain one."""
-        rules, parts = self.rules, self._parts(draws)
-        kept, free = parts[: rules.keep], parts[rules.keep :]
+        rules, (before, free, after) = self.rules, self._parts(draws)
         if draws is not None and rules.shuffle and float(torch.rand((), generator=draws)) < rules.shuffle:
             free = [free[i] for i in _order([weight for _, weight in free], draws)]
         if draws is not None and rules.dropout:
             free = [part for part, u in zip(free, torch.rand(len(free), generator=draws).tolist(), strict=True) if u >= rules.dropout]
-        return _joined([text for text, _ in kept + free], rules)
+        text = _joined([text for text, _ in before + free + after], rules)
+        around = (self._chosen(one, draws) for one in (rules.prefix, rules.suffix))
+        return _framed(text, rules.trigger, *around)
 
-    def _parts(self, draws: torch.Generator | None) -> list[tuple[str, float]]:
-        """(tag, weight) of what is to be said, in the order written, wildcards chosen."""
+    def _parts(self, draws: torch.Generator | None) -> tuple[list[Part], list[Part], list[Part]]:
+        """What is to be said, in the order written, wildcards chosen: what stays in front, what is free, what stays at the end."""
         rules = self.rules
         if self.tags:
             weights = self.weights or (1.0,) * len(self.tags)
-            tagged = [(self._chosen(tag, draws), weight) for tag, weight in zip(self.tags, weights, strict=True)]
-        else:
-            text = self._chosen(self._line(draws), draws)
-            tagged = [(part, 1.0) for part in (split(text) if rules.by_tag else [text])]
-        left_out = set(rules.left_out)
-        edited = ((_replaced(tag, rules.replacements), weight) for tag, weight in tagged if tag not in left_out)
+            every = self._edited((self._chosen(tag, draws), weight) for tag, weight in zip(self.tags, weights, strict=True))
+            return every[: rules.keep], every[rules.keep :], []
+        text = self._chosen(self._line(draws), draws)
+        if rules.keep_separator and rules.keep_separator in text:
+            parts = [self._edited((part, 1.0) for part in split(piece)) for piece in text.split(rules.keep_separator, 2)]
+            return parts[0], parts[1], parts[2] if len(parts) > 2 else []
+        every = self._edited((part, 1.0) for part in (split(text) if rules.by_tag else [text]))
+        return every[: rules.keep], every[rules.keep :], []
+
+    def _edited(self, parts: Iterable[Part]) -> list[Part]:
+        """Tags without those that are left out, with what is replaced in them."""
+        left_out = set(self.rules.left_out)
+        edited = ((_replaced(tag, self.rules.replacements), weight) for tag, weight in parts if tag not in left_out)
         return [(tag, weight) for tag, weight in edited if tag]
 
     def _line(self, draws: torch.Generator | None) -> str:
@@ -160,3 +178,9 @@ def _joined(parts: list[str], rules: Rules) -> str:
             break
         text = longer
     return text
+
+
+def _framed(text: str, trigger: str, prefix: str, suffix: str) -> str:
+    if trigger:
+        text = text.replace(TRIGGER, trigger) if TRIGGER in text else f"{trigger} {text}"
+    return " ".join(part for part in (prefix, text, suffix) if part).strip()

@@ -84,3 +84,9 @@ def test_latents_in_memory_have_their_counts_alone(lab):
     said = facts.metadata(lab.pictures(10), 4, 1, 9, 0.0)
     assert said["ss_num_train_images"] == "10" and said["ss_num_batches_per_epoch"] == "3" and said["ss_num_epochs"] == "3"
     assert "ss_bucket_info" not in said and "ss_dataset_dirs" not in said
+
+
+def test_a_trigger_is_said_as_modelspec_says_it(folder):
+    data = _dataset(folder / "data", filters=Filters(trigger="zorp"))
+    assert facts.metadata(data, 1, 1, 10, 0.0)["modelspec.trigger_phrase"] == "zorp"
+    assert "modelspec.trigger_phrase" not in facts.metadata(_dataset(folder / "data"), 1, 1, 10, 0.0)

@@ -109,3 +109,27 @@ def test_a_length_takes_whole_tags_until_one_exceeds_it():
 def test_the_same_generator_gives_the_same_words():
     caption = Caption(tags=tuple("abcdefgh"), rules=Rules(shuffle=0.7, dropout=0.2))
     assert _draws(caption, 50) == _draws(caption, 50) and len(set(_draws(caption, 50))) > 40
+
+
+def test_what_stands_before_a_separator_and_after_a_second_one_stays():
+    """kohya's keep_tokens_separator: fixed, flexible and suffix part."""
+    rules = Rules(shuffle=1.0, keep_separator="|||")
+    found = Counter(_draws(Caption(("one, two ||| a, b ||| end",), rules=rules), 400))
+    assert set(found) == {"one, two, a, b, end", "one, two, b, a, end"} and min(found.values()) > 120
+    assert Caption(("one ||| a, b",), rules=rules).plain == "one, a, b" and Caption(("one ||| a",), rules=rules).varies is False
+    dropping = Caption(("one ||| a, b",), rules=Rules(dropout=1.0, keep_separator="|||"))
+    assert set(_draws(dropping, 5)) == {"one"}
+    without = Caption(("a, b, c",), rules=Rules(shuffle=1.0, keep=1, keep_separator="|||"))
+    assert set(_draws(without, 60)) == {"a, b, c", "a, c, b"}
+
+
+def test_the_trigger_and_what_stands_around():
+    rules = Rules(trigger="zorp", prefix="photo of", suffix="{on|under} white", wildcards=True)
+    assert Caption(("a [trigger] ring, [trigger]",), rules=rules).plain == "photo of a zorp ring, zorp on white"
+    assert Caption(("a ring",), rules=rules).plain == "photo of zorp a ring on white"
+    assert Caption(("x",), rules=rules).varies and not Caption(("x",), rules=Rules(suffix="{on|under} white")).varies
+    assert Caption(("",), rules=Rules(trigger="zorp")).plain == "zorp"
+    assert Caption((), ("x", "y"), rules=Rules(prefix="p,")).plain == "p, x, y"
+    shuffled = Caption(("a, b",), rules=Rules(shuffle=1.0, prefix="first", suffix="last"))
+    assert set(_draws(shuffled, 60)) == {"first a, b last", "first b, a last"}
+    assert set(_draws(Caption(("x",), rules=rules), 60)) == {"photo of zorp x on white", "photo of zorp x under white"}
