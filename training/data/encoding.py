@@ -39,12 +39,14 @@ def encode(
     pictures are done; `settings` are further fields of Dataset. Raises ValueError when a file has changed since it was listed.
     """
     shown: list[Image.Image] = []
-    made: dict[str, Picture] = {}
+    seen: set[str] = set()
+    made: dict[tuple[str, tuple[int, int]], Picture] = {}
     eye = _Eye(listing, encode_pixels, encoders[0], cache)
     for entry in listing.entries:
-        made[entry.name] = eye.picture(entry)
-        if len(shown) < _SHEET:
+        made[entry.name, entry.bucket] = eye.picture(entry)
+        if entry.name not in seen and len(shown) < _SHEET:
             shown.append(pictures.fitted(eye.opened(entry)[0], entry.framings[0]))
+        seen.add(entry.name)
         encoded(len(made))
     filters = listing.settings.filters
     texts = {entry.caption.plain for entry in listing.entries} | {""}
@@ -53,7 +55,7 @@ def encode(
     plain = {key: value for key, value in settings.items() if key not in ("regularisation", "report", "unhashed")}
     body = [listing.digest, encoders, plain, None if regularisation is None else regularisation.digest]
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-    train, held_out = (tuple(made[entry.name] for entry in part) for part in (listing.train, listing.held_out))
+    train, held_out = (tuple(made[entry.name, entry.bucket] for entry in part) for part in (listing.train, listing.held_out))
     dataset = Dataset(
         train, conditionings, digest, held_out, listing.settings.flip, workers=filters.workers, write_schedule=filters.write_schedule,
         watched=Watched(listing.folder, stamps(listing.folder), filters.changed == "stop"),

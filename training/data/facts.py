@@ -12,7 +12,7 @@ from typing import Any
 from . import buckets
 from .captions import repeats_of
 from .dataset import Dataset, batches_per_epoch
-from .folder import Entry, Listing
+from .folder import Entry, Listing, once
 from .tags import split
 
 Facts = Mapping[str, Any]
@@ -47,8 +47,9 @@ def of_listing(listing: Listing, clip_skip: int = 0) -> Facts:
 
 
 def _sizes(listing: Listing) -> list[tuple[int, int]]:
-    side, settings = listing.settings.resolution, listing.settings
-    return buckets.sizes(side, settings.bucket_step) if settings.buckets else [(side, side)]
+    settings = listing.settings
+    every = [buckets.sizes(side, settings.bucket_step) if settings.buckets else [(side, side)] for side in settings.resolutions]
+    return [size for sizes in every for size in sizes]
 
 
 def _directory(listing: Listing, entry: Entry) -> str:
@@ -58,7 +59,7 @@ def _directory(listing: Listing, entry: Entry) -> str:
 def _directories(listing: Listing) -> dict[str, dict[str, int]]:
     """{directory: {n_repeats, img_count}} by the directory's own name, as kohya has it."""
     found: dict[str, dict[str, int]] = {}
-    for entry in listing.train:
+    for entry in once(listing.train):
         repeats = listing.settings.repeats * repeats_of(listing.folder / entry.name, listing.folder)
         found.setdefault(_directory(listing, entry), {"n_repeats": repeats, "img_count": 0})["img_count"] += 1
     return found
@@ -67,7 +68,7 @@ def _directories(listing: Listing) -> dict[str, dict[str, int]]:
 def _tags(listing: Listing) -> dict[str, dict[str, int]]:
     """{directory: {tag in lower case: how many pictures}}: what stands between the commas of each caption."""
     found: dict[str, Counter[str]] = {}
-    for entry in listing.train:
+    for entry in once(listing.train):
         found.setdefault(_directory(listing, entry), Counter()).update(tag.lower() for tag in split(entry.caption.plain))
     return {name: dict(counts) for name, counts in found.items()}
 

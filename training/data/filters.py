@@ -38,6 +38,7 @@ class Filters:
     caption_prefix: str = ""  # in front of every caption
     caption_suffix: str = ""  # behind it
     encoding: str = "utf-8"  # of caption files
+    resolutions: tuple[int, ...] = ()  # beside the node's: each picture is shown at each of them, as AI-Toolkit's list of resolutions
     crop: str = "centre"  # where a picture that is longer than its bucket is cut
     crops: int = 4  # how many places for crop random
     size_conditioning: bool = True  # original size, crop and target size for models that take them (SDXL)
@@ -224,6 +225,12 @@ def _thresholds(value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
+def _sides(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(isinstance(one, int) and not isinstance(one, bool) and 64 <= one <= 8192 for one in value):
+        raise ValueError("a list of whole numbers from 64 to 8192")
+    return tuple(value)
+
+
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError("a text in quotes")
@@ -256,6 +263,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "caption_prefix": _text,
     "caption_suffix": _text,
     "encoding": _encoding,
+    "resolutions": _sides,
     "crop": one_of(*CROPS),
     "crops": whole(2),
     "size_conditioning": flag,

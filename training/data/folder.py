@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -57,11 +57,16 @@ class FolderSettings:
             wrong.append("shuffle_tags shuffles always and shuffle_tag_p of filters now and then; set one of them")
         if self.filters.scored and self.captions not in ("auto", "json"):
             wrong.append(f"abs_min_score, min_score and score_tags need scores from JSON files; captions {self.captions} reads none")
-        if not self.buckets and self.resolution % 8:
-            wrong.append(f"resolution is {self.resolution}, expected a multiple of 8")
+        wrong += [f"resolution is {side}, expected a multiple of 8" for side in self.resolutions if not self.buckets and side % 8]
         if wrong:
             raise ValueError("GraftDataset: " + "; ".join(wrong) + ".")
-        buckets.sizes(self.resolution, self.bucket_step)
+        for side in self.resolutions:
+            buckets.sizes(side, self.bucket_step)
+
+    @property
+    def resolutions(self) -> tuple[int, ...]:
+        """Every base resolution that pictures are shown at."""
+        return tuple(dict.fromkeys((self.resolution, *self.filters.resolutions)))
 
 
 def settings_of(filters: str, wrong: list[str], **plain: Any) -> FolderSettings:
@@ -82,10 +87,10 @@ def settings_of(filters: str, wrong: list[str], **plain: Any) -> FolderSettings:
 
 @dataclass(frozen=True)
 class Entry:
-    """One picture that can be read: path relative to the folder, content hash, caption, bucket (width, height), and how it is used.
+    """One picture that can be read, at one resolution: path relative to the folder, content hash, caption, bucket, and how it is used.
 
-    `framings` are the cuts it may be shown with; `dropout` None is as the dataset says; `mask` is the path of a mask file, "alpha" the
-    picture's own transparency, "" none, and `mask_sha256` its content hash.
+    `bucket` and `size` are (width, height). `framings` are the cuts it may be shown with; `dropout` None is as the dataset says; `mask` is
+    the path of a mask file, "alpha" the picture's own transparency, "" none, and `mask_sha256` its content hash.
     """
 
     name: str
@@ -145,15 +150,15 @@ def read_folder(folder: Path, settings: FolderSettings, cache: Cache | None = No
     depend on names or order: at least one picture of two, never all.
     """
     reader = _Reader(folder, settings, cache)
-    entries = [entry for entry in map(reader.entry, reader.paths()) if entry is not None]
+    entries = [entry for path in reader.paths() for entry in reader.entries(path)]
     problems = (*reader.index.problems, *reader.yaml.problems, *reader.problems)
     if not entries:
         listed = "\n  ".join([*problems, *reader.notes(entries)])
         raise ValueError(f"GraftDataset: no picture in folder {folder.name!r} can be used:\n  {listed}")
-    count = min(len(entries) - 1, max(1, round(len(entries) * settings.validation))) if settings.validation else 0
-    kept = {id(entry) for entry in sorted(entries, key=lambda e: (hashlib.sha256(e.sha256.encode()).hexdigest(), e.name))[:count]}
-    train = tuple(e for e in entries if id(e) not in kept)
-    held_out = tuple(e for e in entries if id(e) in kept)
+    names = [e.name for e in sorted(once(entries), key=lambda e: (hashlib.sha256(e.sha256.encode()).hexdigest(), e.name))]
+    kept = set(names[: min(len(names) - 1, max(1, round(len(names) * settings.validation)))] if settings.validation else [])
+    train = tuple(e for e in entries if e.name not in kept)
+    held_out = tuple(e for e in entries if e.name in kept)
     _refuse_idle(settings, entries)
     return Listing(folder, train, held_out, problems, settings, tuple(reader.notes(entries)))
 
@@ -186,8 +191,9 @@ class _Reader:
         self.index = Index({})
         if settings.captions in ("auto", "json"):
             self.index = read_index(folder, self.filters, settings.captions == "json")
-        side = settings.resolution
-        self.choices = buckets.sizes(side, settings.bucket_step) if settings.buckets else [(side, side)]
+        self.choices = [
+            buckets.sizes(side, settings.bucket_step) if settings.buckets else [(side, side)] for side in settings.resolutions
+        ]
 
     def paths(self) -> list[Path]:
         """The pictures to consider; raises ValueError when there is none."""
@@ -204,8 +210,8 @@ class _Reader:
         self.unwanted["by consider_every_nth"] = len(found) - len(found[:: self.filters.consider_every_nth])
         return found[:: self.filters.consider_every_nth]
 
-    def entry(self, path: Path) -> Entry | None:
-        """The entry of a picture, None when it is left out, for a problem or by a filter."""
+    def entries(self, path: Path) -> list[Entry]:
+        """The entries of a picture, one a resolution; none when it is left out, for a problem or by a filter."""
         name = path.relative_to(self.folder).as_posix()
         try:
             written = self._written(path)
@@ -217,29 +223,33 @@ class _Reader:
             reason = self.filters.unwanted(self._tags(written), written.score) or (None if multiply else "with multiply 0")
             if reason:
                 self.unwanted[reason] += 1
-                return None
+                return []
             sha256 = content_hash(path)
             size, alpha = self._whole(path, sha256)
-            bucket = buckets.nearest(*size, self.choices)
-            framings = tuple(dict.fromkeys(buckets.frame(size, bucket, place) for place in self._places(sha256)))
-            if self.filters.small == "skip" and framings[0].enlarged:
-                self.small.append(name)
-                return None
+            places = self._places(sha256)
             mask, mask_sha256 = self._mask(path, alpha)
         except ValueError as error:
             self.problems.append(f"{name}: {error}")
-            return None
+            return []
         except OSError as error:
             self.problems.append(f"{name}: {error.strerror or error}")
-            return None
+            return []
         self.said += [note for note in written.notes if note not in self.said]
         repeats = self.settings.repeats * captions.repeats_of(path, self.folder) * multiply
         flip = self.settings.flip if written.flip is None else written.flip
         scale = 1.0 if written.loss_scale is None else written.loss_scale
-        return Entry(
-            name, sha256, caption, bucket, repeats, size, written.found, framings, flip, written.dropout, written.group, scale, mask,
-            mask_sha256,
-        )  # fmt: skip
+        out = []
+        for choices in self.choices:
+            bucket = buckets.nearest(*size, choices)
+            framings = tuple(dict.fromkeys(buckets.frame(size, bucket, place) for place in places))
+            if self.filters.small == "skip" and framings[0].enlarged:
+                self.small.append(name)
+                continue
+            out.append(Entry(
+                name, sha256, caption, bucket, repeats, size, written.found, framings, flip, written.dropout, written.group, scale, mask,
+                mask_sha256,
+            ))  # fmt: skip
+        return out
 
     def _written(self, path: Path) -> Written:
         mode = self.settings.captions
@@ -308,6 +318,7 @@ class _Reader:
 
     def notes(self, entries: Sequence[Entry]) -> list[str]:
         """What deserves a word beside the problems."""
+        entries = once(entries)
         lines = [f"{count} left out {reason}" for reason, count in sorted(self.unwanted.items()) if count]
         if self.small:
             lines.append(f"{len(self.small)} left out, smaller than their bucket (small: skip): {some(self.small)}")
@@ -324,6 +335,11 @@ class _Reader:
             if (self.folder / word_lists.FOLDER).is_dir():
                 lines.append(f"{word_lists.FOLDER} is not used; with wildcards: true in filters __name__ is a line of its name.txt")
         return lines + self.said
+
+
+def once(entries: Iterable[Entry]) -> list[Entry]:
+    """One entry of each picture, whatever its resolutions."""
+    return list({entry.name: entry for entry in entries}.values())
 
 
 def _by(entries: Sequence[Entry], key: Any) -> dict[Any, list[str]]:

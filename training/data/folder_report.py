@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from .dataset import Dataset
-from .folder import Listing, some
+from .folder import Listing, once, some
 
 SHOWN = 500  # pictures that the editor's data lists
 
@@ -23,8 +23,11 @@ def bucket_counts(listing: Listing) -> list[dict[str, Any]]:
 
 def report(listing: Listing, regularisation: Dataset | None = None, share: float = 0.0) -> str:
     """What was read, in a few lines."""
-    every = listing.entries
-    lines = [f"{len(every)} pictures: {len(listing.train)} to train on, {len(listing.held_out)} held out for validation"]
+    every, train = once(listing.entries), once(listing.train)
+    lines = [f"{len(every)} pictures: {len(train)} to train on, {len(once(listing.held_out))} held out for validation"]
+    if listing.settings.filters.resolutions:
+        sides = ", ".join(map(str, listing.settings.resolutions))
+        lines.append(f"at resolutions {sides}: {len(listing.train)} to train on, {len(listing.held_out)} held out")
     if listing.settings.validation and not listing.held_out:
         lines.append("one picture alone cannot be held out too, so there is no validation")
     repeated = sum(entry.repeats for entry in listing.train)
@@ -33,7 +36,7 @@ def report(listing: Listing, regularisation: Dataset | None = None, share: float
     rows = bucket_counts(listing)
     shown = [f"{r['width']}x{r['height']}{' ' + r['batch_id'] if r['batch_id'] else ''} ({r['train'] + r['held_out']})" for r in rows]
     lines.append("buckets: " + ", ".join(shown))
-    small = [entry.name for entry in every if entry.framings[0].enlarged]
+    small = list(dict.fromkeys(entry.name for entry in listing.entries if entry.framings[0].enlarged))
     if small:
         lines.append(f"{len(small)} smaller than their bucket, enlarged: {some(small)}")
     masks = [entry.name for entry in every if entry.mask]
@@ -41,7 +44,7 @@ def report(listing: Listing, regularisation: Dataset | None = None, share: float
         lines.append(f"masks: {len(masks)}, {sum(entry.mask == 'alpha' for entry in every)} of them from transparency")
     missing = [entry.name for entry in every if not entry.captioned]
     plain = {e.caption.plain for e in every}
-    varying = sum(e.caption.varies for e in listing.train)
+    varying = sum(e.caption.varies for e in train)
     lines.append(f"captions: {len(every) - len(missing)} found, {len(plain)} different" + (f", {varying} vary by draw" if varying else ""))
     if missing:
         lines.append(f"{len(missing)} without a caption, the empty caption is used: {some(missing)}")
@@ -70,15 +73,15 @@ def editor_data(listing: Listing, lines: str) -> dict[str, Any]:
             "varies": e.caption.varies, "captioned": e.captioned, "repeats": e.repeats, "held_out": id(e) in held, "mask": bool(e.mask),
             "batch_id": e.group, "enlarged": e.framings[0].enlarged, "crops": len(e.framings),
         }
-        for e in sorted(listing.entries, key=lambda e: e.name)[:SHOWN]
+        for e in sorted(listing.entries, key=lambda e: (e.name, e.bucket))[:SHOWN]
     ]  # fmt: skip
     return {
         "version": 1,
         "folder": listing.folder.name,
         "resolution": listing.settings.resolution,
-        "count": len(listing.entries),
-        "train": len(listing.train),
-        "held_out": len(listing.held_out),
+        "count": len(once(listing.entries)),
+        "train": len(once(listing.train)),
+        "held_out": len(once(listing.held_out)),
         "buckets": bucket_counts(listing),
         "pictures": rows,
         "problems": [dict(zip(("name", "message"), problem.split(": ", 1), strict=False)) for problem in listing.problems],

@@ -393,3 +393,38 @@ def test_the_editors_data_is_json(tmp_path):
     assert [row["name"] for row in data["pictures"]] == ["0.png", "1.png", "2.png", "3.png"]
     assert data["pictures"][0]["caption"] == "caption 0" and sum(row["held_out"] for row in data["pictures"]) == 1
     assert data["problems"] == [{"name": "cut.png", "message": "not a picture that can be read"}]
+
+
+def test_a_picture_is_shown_at_each_resolution_and_held_out_at_none_or_all(tmp_path):
+    _pictures(tmp_path, 5)
+    _picture(tmp_path / "wide.png", (96, 48), seed=9)
+    settings = {**SMALL, "validation": 0.3, "repeats": 2}
+    listing = read_folder(tmp_path, FolderSettings(**settings, filters=Filters(resolutions=(32, 64, 96))))
+    shown = {}
+    for entry in listing.entries:
+        shown.setdefault(entry.name, []).append(entry.bucket)
+    assert len(shown) == 6 and {tuple(sizes) for name, sizes in shown.items() if name != "wide.png"} == {((64, 64), (32, 32), (96, 96))}
+    assert [w * h <= side * side for (w, h), side in zip(shown["wide.png"], (64, 32, 96), strict=True)] == [True] * 3
+    held, train = ({entry.name for entry in part} for part in (listing.held_out, listing.train))
+    plain = read_folder(tmp_path, FolderSettings(**settings))
+    assert not held & train and held == {entry.name for entry in plain.held_out} and listing.digest != plain.digest
+    text = report(listing)
+    assert "6 pictures: 4 to train on, 2 held out" in text and "at resolutions 64, 32, 96: 12 to train on, 6 held out" in text
+    assert "the same picture" not in text and editor_data(listing, text)["count"] == 6 and len(editor_data(listing, text)["pictures"]) == 18
+
+    def captions(texts):
+        return {text: Conditioning(torch.zeros(1, 1, 1)) for text in texts}
+
+    data, _ = encoding.encode(listing, lambda pixels: pixels.movedim(-1, 1)[:, :, ::8, ::8], captions, ("v", "c"))
+    assert len(data.pictures) == 12 and len({tuple(picture.latent.shape) for picture in data.pictures}) >= 3
+    few = read_folder(tmp_path, FolderSettings(**settings, filters=Filters(resolutions=(96,), small="skip")))
+    assert {entry.bucket for entry in few.entries if entry.name != "wide.png"} == {(64, 64)}
+
+
+def test_resolutions_that_cannot_be(tmp_path):
+    with pytest.raises(ValueError, match=r"resolution is 8, expected at least bucket_step"):
+        FolderSettings(**SMALL, filters=Filters(resolutions=(8,)))
+    with pytest.raises(ValueError, match=r"resolution is 70, expected a multiple of 8"):
+        FolderSettings(resolution=64, buckets=False, filters=Filters(resolutions=(70,)))
+    with pytest.raises(ValueError, match=r"resolutions is \[1\], expected a list of whole numbers from 64"):
+        Filters.parse("resolutions: [1]")
