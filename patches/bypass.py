@@ -5,6 +5,7 @@ Layers that do not merely add (DoRA, rotations, IA3 …) are maps of what goes i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,17 @@ from .schedule import Clock
 from .stack import Piece
 
 _CONV: dict[int, Any] = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
+
+
+def _convolution(
+    x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+) -> Tensor:
+    return _CONV[weight.ndim](x, weight, None, stride, padding, dilation, groups)
+
+
+# The same as an operation that torch.compile does not look into: it would compile its own kernel for every rank, and refuse dynamic ones.
+_opaque = torch.library.custom_op(re.sub(r"\W", "_", __name__) + "::convolution", _convolution, mutates_args=())
+_opaque.register_fake(_convolution)
 
 
 def supports(module: nn.Module) -> bool:
@@ -144,16 +156,16 @@ class Bypass:
         gains = self.clock.values.to(x.device, x.dtype) if scheduled else None
         for place, diff in parts.diffs:
             diff = diff.to(x.device, x.dtype)
-            change = F.linear(x, diff) if diff.ndim == 2 else convolve(module, x, diff, getattr(module, "groups", 1))
+            change = F.linear(x, diff) if diff.ndim == 2 else convolve(module, x, diff, getattr(module, "groups", 1), self.compiled)
             change = change if not place or gains is None else change * gains[place]
             output = change if output is None else output + change
         assert output is not None  # where nothing of the module's own is left, a difference stands in for it
         if down is not None and up is not None:
             down, up = down.to(x.device, x.dtype), up.to(x.device, x.dtype)
-            hidden = F.linear(x, down) if down.ndim == 2 else convolve(module, x, down)
+            hidden = F.linear(x, down) if down.ndim == 2 else convolve(module, x, down, compiled=self.compiled)
             if places is not None and gains is not None:
                 hidden = hidden * gains[places].view(-1, *(1,) * (down.ndim - 2))
-            output = _plus(output, hidden, up)
+            output = _plus(output, hidden, up, self.compiled)
         for place, bias in parts.biases:
             change = bias.to(x.device, x.dtype).view(-1, *(1,) * (output.ndim - 2 if _is_conv(module) else 0))
             output = output + (change if not place or gains is None else change * gains[place])
@@ -192,21 +204,23 @@ class Parts(NamedTuple):
 _COMPILED: dict[str, Parts] = {}
 
 
-def _plus(output: Tensor, hidden: Tensor, up: Tensor) -> Tensor:
+def _plus(output: Tensor, hidden: Tensor, up: Tensor, compiled: bool) -> Tensor:
     """output + up of hidden, in one pass and one rounding where the types allow it."""
     if up.ndim > 2:
-        return output + _CONV[up.ndim](hidden, up)
+        one, nothing = [1] * (up.ndim - 2), [0] * (up.ndim - 2)
+        return output + (_opaque if compiled else _convolution)(hidden, up, one, nothing, one, 1)
     if output.dtype != hidden.dtype or output.ndim < 2:
         return output + F.linear(hidden, up)
     return torch.addmm(output.flatten(0, -2), hidden.flatten(0, -2), up.t()).view(output.shape)
 
 
-def convolve(module: Any, x: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
+def convolve(module: Any, x: Tensor, weight: Tensor, groups: int = 1, compiled: bool = False) -> Tensor:
     """A convolution with another weight in place of the module's (no bias), with its stride, dilation and kind of padding."""
     padding = module.padding
-    if module.padding_mode != "zeros":
-        x, padding = F.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode), 0
-    return _CONV[weight.ndim](x, weight, None, module.stride, padding, module.dilation, groups)
+    if module.padding_mode != "zeros" or isinstance(padding, str):
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        x, padding = F.pad(x, module._reversed_padding_repeated_twice, mode=mode), (0,) * (weight.ndim - 2)
+    return (_opaque if compiled else _convolution)(x, weight, module.stride, padding, module.dilation, groups)
 
 
 def _is_conv(module: nn.Module) -> bool:
