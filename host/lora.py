@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -233,6 +234,8 @@ def _put(patcher: Any, pieces: Mapping[str, Sequence[Piece]], mode: str, space: 
     _refuse_after_scheduled(patcher, pieces)
     constant, scheduled = _by_schedule(pieces)
     merge, bypass, reasons = weights.plan(patcher.model, constant, mode, _why_not_merge(patcher), _not_additive(constant))
+    if merge and _rounds_stochastically():
+        lines.append(f"{name}: half precision is rounded stochastically ({_ROUNDING})")
     stacks = [Stack(constant, bypass)] if constant else []
     if scheduled:
         stacks.append(_scheduled(patcher, scheduled))
@@ -385,7 +388,19 @@ def _version(patcher: Any) -> weights.Version:
     model, compute = patcher.model, None
     if hasattr(model, "manual_cast_dtype"):
         compute = (model.manual_cast_dtype or model.get_dtype(), torch.device(patcher.load_device))
-    return weights.Version(model.current_weight_patches_uuid, frozenset(patcher.hook_backup), compute, _is_compiled(patcher))
+    hooked = frozenset(patcher.hook_backup)
+    return weights.Version(model.current_weight_patches_uuid, hooked, compute, _is_compiled(patcher), _rounds_stochastically())
+
+
+_ROUNDING = "GRAFT_ROUNDING"
+
+
+def _rounds_stochastically() -> bool:
+    """What the environment says of bfloat16 and float16 weights; ValueError when it says something else."""
+    said = os.environ.get(_ROUNDING, "") or "nearest"
+    if said not in ("nearest", "stochastic"):
+        raise ValueError(f"{_ROUNDING} is {said!r}, expected nearest or stochastic")
+    return said == "stochastic"
 
 
 def _is_compiled(patcher: Any) -> bool:

@@ -80,13 +80,15 @@ class Version:
     """What the host says about the base: `load` changes with each load, weights in `transient` hold passing contents (LoRA hooks).
 
     `compute` is the activations' type and device where it is known. `compiled`: torch.compile has (or will have) seen the model, so every
-    module of the kinds that a bypass is for carries an adapter of one form, and another layer set compiles nothing anew.
+    module of the kinds that a bypass is for carries an adapter of one form, and another layer set compiles nothing anew. `stochastic`:
+    bfloat16 and float16 weights are rounded so too, not fp8 ones alone.
     """
 
     load: Hashable = None
     transient: frozenset[str] = frozenset()
     compute: tuple[torch.dtype, torch.device] | None = None
     compiled: bool = False
+    stochastic: bool = False
 
 
 class Ledger:
@@ -183,10 +185,11 @@ class Ledger:
         origin = _origin(base, version)
         pieces = effective(stacks, name, bypass=False)
         if name in version.transient:
-            return _computed(name, base, pieces, None)
+            return _computed(base, pieces, None, _seed(name, base, version))
         kept = self.kept.weights.pop(name, None)  # put back when it is right: a failure must not leave half-written memory behind
         if kept is None or kept.base() is not base or (kept.origin, kept.recipe) != (origin, recipe):
-            kept = _Kept(weakref.ref(base), origin, recipe, _computed(name, base, pieces, memory if kept is None else kept.live))
+            live = _computed(base, pieces, memory if kept is None else kept.live, _seed(name, base, version))
+            kept = _Kept(weakref.ref(base), origin, recipe, live)
         self.kept.weights[name] = kept
         return kept.live
 
@@ -205,7 +208,7 @@ class Ledger:
         made = _Slot(module, attribute, base, base, saved.copy)
         self.slots[name] = made  # before the first byte changes: a failure restores it
         with torch.inference_mode(base.is_inference()), torch.no_grad():
-            patched(base.data, effective(stacks, name, bypass=False), out=base.data, seed=_seed(name, base))
+            patched(base.data, effective(stacks, name, bypass=False), out=base.data, seed=_seed(name, base, version))
         return made
 
     def _bypasses(self, model: nn.Module, stacks: Sequence[Stack], version: Version) -> None:
@@ -248,16 +251,17 @@ class Ledger:
         model.__dict__.pop(ATTRIBUTE, None)
 
 
-def _computed(name: str, base: nn.Parameter, pieces: Sequence[Piece], memory: Tensor | None) -> nn.Parameter:
+def _computed(base: nn.Parameter, pieces: Sequence[Piece], memory: Tensor | None, seed: int | None) -> nn.Parameter:
     """A parameter base + pieces, in `memory` when given (a parameter itself is used again); an inference tensor where the base is one."""
     with torch.inference_mode(base.is_inference()), torch.no_grad():
-        result = patched(base.detach(), pieces, out=None if memory is None else memory.detach(), seed=_seed(name, base))
+        result = patched(base.detach(), pieces, out=None if memory is None else memory.detach(), seed=seed)
         return memory if isinstance(memory, nn.Parameter) else nn.Parameter(result, requires_grad=base.requires_grad)
 
 
-def _seed(name: str, base: nn.Parameter) -> int | None:
+def _seed(name: str, base: nn.Parameter, version: Version) -> int | None:
     """Of the stochastic rounding that a weight needs whose steps are wider than most changes; the same for the same weight everywhere."""
-    return zlib.crc32(name.encode()) if base.dtype in COARSE else None
+    coarse = base.dtype in COARSE or (version.stochastic and base.dtype in (torch.bfloat16, torch.float16))
+    return zlib.crc32(name.encode()) if coarse else None
 
 
 def _in_place(base: nn.Parameter) -> bool:
@@ -281,7 +285,7 @@ def _kind(tensor: Tensor) -> Hashable:
 
 
 def _origin(base: nn.Parameter, version: Version) -> Hashable:
-    return base.data_ptr(), base.dtype, base.device, base.shape, version.load
+    return base.data_ptr(), base.dtype, base.device, base.shape, version.load, version.stochastic
 
 
 def _recipe(stacks: Iterable[Stack], name: str) -> tuple[int, ...]:

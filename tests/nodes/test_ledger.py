@@ -481,3 +481,23 @@ def test_lora_hooks(host, small):
         assert_live(model.model, before.bytes, [(ours, 1.0)])
     small.load(model)
     before.check(model.model)
+
+
+def test_stochastic_rounding_is_an_option(host, small, monkeypatch):
+    """The environment asks for it: other bytes, the same ones each time, none where nothing is merged; the base comes back."""
+    model = small.unet(torch.bfloat16, channels=32, mult=(1,), depth=(1,))
+    before, state = small.Snapshot(model.model), small.lora(model)
+    expected = small.forward(graft(host, model, state))
+    small.load(model)
+    monkeypatch.setenv("GRAFT_ROUNDING", "stochastic")
+    patched, _, report = host.call("LoRAStackPatch", model=model, lora_model=state, mode="merge")
+    found = small.forward(patched)
+    assert "half precision is rounded stochastically (GRAFT_ROUNDING)" in report and not torch.equal(found, expected)
+    assert (found - expected).abs().max() < 0.1 and torch.equal(small.forward(patched), found)
+    small.load(model)
+    before.check(model.model)
+    monkeypatch.setenv("GRAFT_ROUNDING", "up")
+    with pytest.raises(ValueError, match="GRAFT_ROUNDING is 'up', expected nearest or stochastic"):
+        graft(host, model, state)
+    monkeypatch.delenv("GRAFT_ROUNDING")
+    assert torch.equal(small.forward(graft(host, model, state)), expected)

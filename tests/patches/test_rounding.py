@@ -51,3 +51,21 @@ def test_a_small_change_of_an_fp8_weight_is_not_lost():
     assert torch.equal(patched(base, [Piece(layer, 1.0)], seed=3).float() - base.float(), results[3])
     assert abs(float(nearest.mean()) - 0.004) > 0.001
     assert abs(float(torch.stack(results).mean()) - 0.004) < 0.0005
+
+
+@pytest.mark.parametrize(("change", "nearest", "stochastically"), [(0.001, (0.45, 0.6), (0.99, 1.02)), (0.01, (0.99, 1.01), (0.99, 1.01))])
+def test_what_bfloat16_keeps_of_a_change(change, nearest, stochastically):
+    """The share of a change (its projection) that is left, and the mean error: why nearest is the default, and what the other is for."""
+    draws = generator()
+    base = (torch.randn(512, 512, generator=draws) * 0.02).bfloat16()
+    layer = LoRA(torch.randn(512, 16, generator=draws), torch.randn(16, 512, generator=draws))
+    wanted = layer.delta((512, 512))
+    piece = Piece(layer, change * float(base.float().norm() / wanted.norm()))
+    exact = base.double() + piece.strength * wanted.double()
+    errors = []
+    for seed, (least, most) in ((None, nearest), (1, stochastically)):
+        found = patched(base, [piece], seed=seed).double()
+        kept = float(((found - base.double()) * wanted).sum() / (piece.strength * wanted.double().square().sum()))
+        assert least < kept < most
+        errors.append(float((found - exact).abs().mean()))
+    assert 1.3 < errors[1] / errors[0] < 1.6
