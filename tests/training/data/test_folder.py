@@ -1,5 +1,6 @@
 """Folders of pictures: formats, orientation, transparency, damage, captions, repeats, buckets, the held-out share and the digest."""
 
+import dataclasses
 import json
 import shutil
 
@@ -330,17 +331,22 @@ def test_crops_and_what_they_tell(tmp_path):
 
 def test_every_setting_of_the_filters_changes_the_digest(tmp_path):
     for i in range(6):
-        _picture(tmp_path / f"{i}.png", (64, 100), seed=i)
+        _picture(tmp_path / f"{i}.png", (40, 50) if i == 5 else (64, 100), seed=i)
         record = {"tags": [f"tag {i}", "all", "{a|b}"], "score": 10 * i}
         (tmp_path / f"{i}.json").write_text(json.dumps(record), encoding="utf-8")
     texts = (
         "", "consider_every_nth: 2", "shuffle_tag_p: 0.5", "blacklist_tags: [tag 1]", "non_caption_tags: [all]", "replacements: {tag: x}",
         "tag_separator: ' '", "abs_min_score: 20", "min_score: 30", "min_score: 30\ntag_bonus_scores: {tag 1: 50}", "score_tags: [20]",
-        "wildcards: true", "crop: top", "crop: random", "crop: random\ncrops: 2", "size_conditioning: false",
+        "wildcards: true", "crop: top", "crop: random", "crop: random\ncrops: 2", "size_conditioning: false", "keep_separator: '|||'",
+        "trigger: zorp", "caption_prefix: a", "caption_suffix: a", "resolutions: [128]", "small: skip",
     )  # fmt: skip
     digests = {text: _made(tmp_path, filters=text, buckets=False).digest for text in texts}
     assert len(set(digests.values())) == len(texts)
-    for same in ("cache: false", "cache_gb: 3", "workers: 2", "write_schedule: true", "changed: stop"):  # these change no picture
+    elsewhere = {"masks", "encoding"}  # test_masks_from_files_and_alpha, test_another_encoding_is_said_and_can_be_named
+    speed = ("cache: false", "cache_gb: 3", "workers: 2", "write_schedule: true", "changed: stop")  # these change no picture
+    named = {line.partition(":")[0] for text in (*texts, *speed) for line in text.splitlines()}
+    assert named | elsewhere == {field.name for field in dataclasses.fields(Filters)}
+    for same in speed:
         assert _made(tmp_path, filters=same, buckets=False).digest == digests[""]
     nodes = ({"shuffle_tags": True}, {"tag_dropout": 0.5}, {"tag_dropout": 0.5, "keep_tags": 1})
     assert len({digests[""], *(_made(tmp_path, buckets=False, **s).digest for s in nodes)}) == 4
