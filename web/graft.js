@@ -8,7 +8,9 @@ import { SETTINGS } from './settings.js'
 import * as todo from './todo.js'
 import * as training from './training.js'
 
-const PANELS = { ApplyToDo: todo.addTodoPanel, EMAMerge: addAveragePanel, GraftDataset: addDatasetPanel, TrainStep: training.addTrainingPanel }
+const CREATED = {
+  ApplyToDo: todo.addTodoPanel, EMAMerge: addAveragePanel, GraftDataset: addDatasetPanel, GraftTrainStart: training.keepSeed, TrainStep: training.addTrainingPanel,
+}
 
 app.registerExtension({
   name: 'Graft',
@@ -25,7 +27,7 @@ app.registerExtension({
     nodeData.input.required.rows = [TYPE, rows[1]]
   },
   nodeCreated(node) {
-    PANELS[node.comfyClass]?.(node)
+    CREATED[node.comfyClass]?.(node)
   },
   refreshComboInNodes: refresh,
 })

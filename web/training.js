@@ -29,6 +29,12 @@ export function addTrainingPanel(node) {
   whenWide(panel.content, () => panel.redraw())
 }
 
+/** A new Start Training keeps its seed: the editor would draw another one after each queueing, and another seed is another run. */
+export function keepSeed(node) {
+  const control = node.widgets?.find((widget) => widget.name === 'control_after_generate')
+  if (control) control.value = 'fixed'
+}
+
 /** Listen to the pack's events, once. */
 export function listen() {
   const of = (event) => panels.get(nodeOf(event.detail.node))

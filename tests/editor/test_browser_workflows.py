@@ -119,7 +119,8 @@ def test_train_and_sample_built_by_hand_watched_stopped_and_gone_on_with(editor,
     look_at(editor, first)
     kept = stop_after_a_preview(editor, first)
     editor.screenshot(f"training-{place.replace(' ', '-')}")
-    assert 8 <= stored(editor, kept)["step"] < steps, "stopped after a preview and before the end, with the state kept"
+    begun = stored(editor, kept)
+    assert 8 <= begun["step"] < steps, "stopped after a preview and before the end, with the state kept"
     editor.page.wait_for_function("(id) => app.nodeOutputs?.[id]?.images?.length", arg=str(ids["save"]))
     # Queued again it goes on to the end.
     editor.queue()
@@ -127,7 +128,7 @@ def test_train_and_sample_built_by_hand_watched_stopped_and_gone_on_with(editor,
     editor.page.wait_for_function(moved_on, arg=[first, kept["key"]])
     editor.wait_until_idle()
     kept = stored(editor, trained(editor, first))
-    assert kept["step"] == steps
+    assert kept["step"] == steps and kept["history"]["loss"][:begun["step"]] == begun["history"]["loss"], "the same run goes on"
     # Saved, the page loaded anew, the workflow opened: the same prompt, and the curve is there from the store.
     saved, prompt = editor.saved(), editor.prompt()
     editor.open()

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from serving import PATIENCE, Server, samples
+from serving import PATIENCE, Server, few_pictures, samples, trains
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT = PATIENCE * 1000  # milliseconds
@@ -120,3 +120,30 @@ def test_two_tabs_do_not_disturb_each_other(tab, browser, running):
         assert tab.errors == [] and other.errors == []
     finally:
         other.page.close()
+
+
+def test_a_server_that_dies_while_it_trains_comes_back_and_the_step_goes_on(tab, running, place):
+    few_pictures(place / "input")
+    load(tab, trains("dies", 10_000, snapshot_every=5))
+    tab.do("() => { window.steps = []; app.api.addEventListener('graft.step', (event) => window.steps.push(event.detail.step)) }")
+    tab.do("async () => { await app.queuePrompt(0, 1) }")
+    tab.page.wait_for_function("() => window.steps.at(-1) >= 12 || app.lastExecutionError", timeout=WAIT)
+    assert tab.do("() => app.lastExecutionError") is None
+    panel = tab.page.locator(".graft-training .graft-status:visible")
+    before, prompt, port = nodes(tab), tab.prompt(), running[0].port
+    running[0].process.kill()
+    running[0].process.wait()
+    tab.page.get_by_text("Reconnecting").first.wait_for(timeout=WAIT)
+    assert "step 1" in panel.inner_text(), "the curve stays on the page"
+    tab.do("() => { window.steps = [] }")
+    running[0] = Server(place, port=port)
+    tab.page.wait_for_function("() => fetch('/queue').then(() => true, () => false)", timeout=WAIT, polling=500)
+    assert nodes(tab) == before and tab.prompt() == prompt
+    tab.page.wait_for_timeout(1500)  # the page connects again
+    tab.errors.clear()
+    tab.do("async () => { await app.queuePrompt(0, 1) }")
+    tab.page.wait_for_function("() => window.steps.length > 0", timeout=WAIT)
+    assert tab.do("() => window.steps[0]") > 5, "it went on from what was stored"
+    tab.page.locator(".graft-stop:visible").click()
+    tab.wait_until_idle()
+    assert tab.errors == []
