@@ -265,7 +265,10 @@ class _Placement:
         found = item.schema.input(name) if item.schema else None
         if isinstance(value, str) and found is not None:
             if found.settings.get("dynamicPrompts"):
-                value = prompt_text.choose(value, random.Random(f"{item.id} {value}"))
+                try:
+                    value = prompt_text.choose(value, random.Random(f"{item.id} {value}"))
+                except ValueError as error:
+                    self.problems.append(_at(item, f"input '{name}': {error}"))
             elif name == "filename_prefix" and item.type in prompt_text.SAVES_FILES:
                 value = self._filled(value)
         return _wrapped(value)

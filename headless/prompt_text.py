@@ -11,6 +11,7 @@ COMMENTS = re.compile(r"/\*.*?\*/|//[^\n\r\u2028\u2029]*", re.DOTALL)
 ESCAPED = re.compile(r"\\([{}|])")
 UNSAFE = re.compile(r'[/?<>\\:*|"\x00-\x1F\x7F]')
 DATE_PARTS = re.compile(r"([dMhms])\1?|y{2,4}")
+DEEPEST = 100  # choices within choices
 # Nodes whose filename_prefix the editor fills in before it sends the workflow.
 SAVES_FILES = frozenset(
     ("SaveImage", "SaveImageAdvanced", "SaveSVGNode", "SaveVideo", "SaveAnimatedWEBP", "SaveAnimatedPNG", "SaveWEBM", "SaveAudio",
@@ -20,8 +21,22 @@ SAVES_FILES = frozenset(
 
 
 def choose(text: str, source: random.Random) -> str:
-    """A dynamic prompt with its comments dropped and one alternative of every {a|b|…} taken (nested ones too)."""
+    """A dynamic prompt with its comments dropped and one alternative of every {a|b|…} taken (nested ones too).
+
+    Raises ValueError when they lie in each other more than 100 deep.
+    """
+    if _depth(text) > DEEPEST:
+        raise ValueError(f"choices lie in each other more than {DEEPEST} deep: {text[:60]!r}")
     return ESCAPED.sub(r"\1", _choose(COMMENTS.sub("", text), source))
+
+
+def _depth(text: str) -> int:
+    """The most blocks that are open at once."""
+    deepest = depth = 0
+    for letter in text:
+        depth = depth + 1 if letter == "{" else max(0, depth - 1) if letter == "}" else depth
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def fill_in(text: str, widget: Callable[[str, str], str | None], now: datetime) -> str:

@@ -173,6 +173,8 @@ def _sources(graph: Graph, node_id: str) -> Iterator[str]:
 def _api_node(node: Mapping[str, Any]) -> dict[str, Any]:
     """A copy with inputs, and with links written as ["id", slot]."""
     inputs = {name: [str(value[0]), value[1]] if is_link(value) else value for name, value in (node.get("inputs") or {}).items()}
+    if not isinstance(node.get("_meta", {}), dict):  # hosts look for a title in it
+        node = {name: value for name, value in node.items() if name != "_meta"}
     return {**node, "inputs": inputs}
 
 

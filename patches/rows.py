@@ -66,7 +66,7 @@ def parse(text: str) -> list[StackRow]:
     """
     try:
         content = json.loads(text.strip() or EMPTY)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"rows: not JSON ({error}); expected {EMPTY}") from error
     if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
         raise ValueError(f"rows: expected an object such as {EMPTY}, got {text[:80]!r}")
@@ -92,7 +92,7 @@ def _row_problems(row: Mapping[str, Any]) -> Iterable[str]:
             yield f"unknown field {name!r}; known are {', '.join(_FIELDS)}"
         elif not isinstance(value, _FIELDS[name]) or (bool not in _FIELDS[name] and isinstance(value, bool)):
             yield f"{name}: expected {_SAID[_FIELDS[name][0]]}, got {value!r}"
-        elif name in ("model", "clip") and not math.isfinite(row[name]):
+        elif name in ("model", "clip") and not abs(row[name]) < 1e300:
             yield f"{name}: expected a finite number, got {value}"
         elif name in ("blocks", "schedule") and isinstance(value, str) and value.strip():
             try:
@@ -121,7 +121,7 @@ def schedule_of(text: str) -> Schedule | None:
             raise ValueError(f"schedule: expected start-end such as 0.2-0.8, or points such as 0:1, 0.5:0.3, 1:0; got {text.strip()!r}")
         points.append((_share(share.strip()), _number(strength.strip())))
     shares = [share for share, _ in points]
-    if shares != sorted(shares) or shares[0] < 0.0 or shares[-1] > 1.0:
+    if not shares or shares != sorted(shares) or shares[0] < 0.0 or shares[-1] > 1.0:
         raise ValueError(f"schedule: expected points in order, from 0 to 1, got {text.strip()!r}")
     return Schedule(tuple(points))
 

@@ -804,7 +804,8 @@ def _unknown_nodes(prompt: dict[str, dict]) -> list[dict]:
     """A problem for each node without a class or of a class that is not there."""
     problems = []
     for node_id, node in prompt.items():
-        kind, title = node.get("class_type"), node.get("_meta", {}).get("title")
+        meta = node.get("_meta")
+        kind, title = node.get("class_type"), meta.get("title") if isinstance(meta, dict) else None
         if kind in nodes.NODE_CLASS_MAPPINGS:
             continue
         if kind is None:

@@ -13,7 +13,8 @@ import torch
 from . import engine
 
 TARGETS = {
-    "loras": "Loras", "states": "States", "api": "ApiWorkflows", "editor": "EditorWorkflows", "datasets": "Datasets",
+    "loras": "Loras", "states": "States",
+    "widgets": "Widgets", "api": "ApiWorkflows", "editor": "EditorWorkflows", "datasets": "Datasets",
     "arguments": "Arguments", "routes": "Routes",
 }  # fmt: skip
 MODULES = {"api": "workflows", "editor": "workflows"}

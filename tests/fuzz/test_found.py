@@ -10,7 +10,7 @@ import pytest
 import torch
 from graft_nodes.headless import hosts, workflow
 from graft_nodes.headless.problem import HostError, WorkflowError
-from graft_nodes.patches import files, metadata
+from graft_nodes.patches import files, metadata, rows
 from graft_nodes.patches.peft_config import peft_configs
 from graft_nodes.training import listing, store
 from graft_nodes.training.data import captions, pictures
@@ -118,6 +118,7 @@ def test_json_that_no_reader_takes_is_no_workflow(tmp_path, text):
 def test_a_title_of_any_form(meta):
     graph = workflow.parse({"1": {"class_type": "KSampler", "inputs": {}, "_meta": meta}}).graph(recorded_catalogue())
     assert all(str(problem) for problem in workflow.check(graph, recorded_catalogue()))
+    assert isinstance(graph["1"].get("_meta", {}), dict)
 
 
 @pytest.mark.parametrize("last", ["lora_stack", {}, [1], "\u00b2", HUGE, 1.5, None])
@@ -128,8 +129,9 @@ def test_a_last_node_id_of_any_form(last):
 
 @pytest.mark.parametrize("slot", [-1, -(2**64), 2**64, 99])
 def test_a_link_from_a_slot_that_is_not_there(slot):
-    inside = {"id": "sub", "name": "s", "nodes": [{"id": 5, "type": "OddSink", "inputs": [{"name": "name", "type": "STRING", "link": 1}]}],
-              "links": [{"id": 1, "origin_id": -10, "origin_slot": slot, "target_id": 5, "target_slot": 0}], "inputs": [], "outputs": []}  # fmt: skip
+    sink = {"id": 5, "type": "OddSink", "inputs": [{"name": "name", "type": "STRING", "link": 1}]}
+    link = {"id": 1, "origin_id": -10, "origin_slot": slot, "target_id": 5, "target_slot": 0}
+    inside = {"id": "sub", "name": "s", "nodes": [sink], "links": [link], "inputs": [], "outputs": []}
     data = {"nodes": [{"id": 1, "type": "sub"}], "definitions": {"subgraphs": [inside]}}
     with pytest.raises(WorkflowError, match="the subgraph has no input"):
         workflow.parse(data).graph(recorded_catalogue())
@@ -141,6 +143,17 @@ def test_widgets_of_older_subgraphs_of_any_form(proxies):
     data = {"nodes": nodes, "definitions": {"subgraphs": [{"id": "sub", "nodes": [], "links": []}]}}
     with pytest.raises(WorkflowError, match="'proxyWidgets' is not"):
         workflow.parse(data).graph(recorded_catalogue())
+
+
+def test_choices_in_a_prompt_and_rows_nested_without_end():
+    node = {"id": 1, "type": "OddWidgets", "widgets_values": [3, "fixed", 1, "fixed", 0.5, True, "{a|" * 5000]}
+    with pytest.raises(WorkflowError, match="choices lie in each other more than 100 deep"):
+        workflow.parse({"nodes": [node]}).graph(recorded_catalogue())
+    for text in (DEEP, HUGE, f'{{"version": 1, "rows": [{{"file": "a", "model": {"9" * 400}}}]}}'):
+        with pytest.raises(ValueError, match="rows"):
+            rows.parse(text)
+    with pytest.raises(ValueError, match="schedule: expected points"):
+        rows.schedule_of(",")
 
 
 def test_a_set_value_nested_without_end_is_a_text():
