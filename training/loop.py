@@ -32,9 +32,9 @@ class Watch:
     """What the caller wants to hear of: each is called from the loop and may raise to end it (an interruption, a full disk).
 
     `stepped(step, moved, validation)` after every step, `keep(state)` every `snapshot_every` steps, or when `snapshot_minutes` have passed
-    since the last (0 is never), and before an exception leaves the loop. `best(state)` when the held-out loss is the lowest so
-    far. `preview(denoiser, step, average)` every `preview_every` steps with the trained
-    weights installed, and again with their average; it must not draw from a global generator. `average(state, width, lora)` every
+    since the last (0 is never), and before an exception leaves the loop; where ranks hold the tensors together, each is given its own part.
+    `best(state)` when the held-out loss is the lowest so far. `preview(denoiser, step, average)` every `preview_every` steps with the
+    trained weights installed, and again with their average; it must not draw from a global generator. `average(state, width, lora)` every
     `snapshots` steps of the run's EMASettings, and again when training goes on from such a step: a state without tensors, a relative width,
     and a callable that gives that power-function average as a LORA_MODEL. `stop()` is asked after every step: True ends the loop there.
     """
@@ -77,7 +77,7 @@ def train(state: TrainState, denoiser: Denoiser, dataset: Dataset, steps: int, w
             except Diverged as error:
                 last = work.state() if work.whole else state  # every rank is here
                 if watch.keep is not None and work.whole and work.step > state.step:
-                    watch.keep(last)
+                    watch.keep(work.state(own=True) if work.held.together else last)
                 kept = last.step if work.whole else work.kept  # fused_backward had moved some weights already
                 advice = f"The state after step {kept} is kept; use a lower learning_rate or a longer warmup."
                 raise Stopped(f"{error} {advice}", last) from error
@@ -140,7 +140,7 @@ def _run_(work: Workspace, until: int, watch: Watch) -> None:
         due = late or (watch.snapshot_every and work.step % watch.snapshot_every == 0)
         if watch.keep is not None and due and work.step < until and not stopping:
             work.kept = work.step  # before the attempt: a store that fails once is not asked again
-            watch.keep(work.state())
+            watch.keep(work.state(own=True))
             kept_at = time.monotonic()
         _preview(work, watch)
         if watch.stepped is not None:

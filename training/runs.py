@@ -56,6 +56,8 @@ def run(
     if steps == 0:
         return Outcome(state, None, 0, 0.0, ("0 steps: the state is passed on",))
     group, watch = parallel.group(), watch or Watch()
+    if sharding.held(state, group).together:
+        watch = replace(watch, keep=_together(group, state, steps, store))
     if not group.leader:
         store, watch, say = None, _of_others(group, state, watch, keep), None
     group.begin()
@@ -63,6 +65,8 @@ def run(
         with group.united():
             if group.shard and watch.preview_every:
                 raise ValueError("TrainStep: previews sample on one rank, and --shard divides the model among all: set preview_every to 0.")
+            if sharding.held(state, group).together and keep == "every":
+                raise ValueError("TrainStep: with --shard and kind full, snapshots are the ranks' own: set keep to best or last.")
             warning = stack.enter_context(nullcontext("") if store is None else alone(store.folder))
         return _run(group, state, steps, opened, dataset, store, watch, keep, say, [warning] if warning else [])
 
@@ -145,11 +149,20 @@ def _of_others(group: Alone, state: TrainState, watch: Watch, keep: str) -> Watc
     if not sharding.held(state, group).together:
         return others
 
-    def part(state: TrainState) -> None:
+    def gone(state: TrainState) -> None:
         """The state was put together on the first rank."""
 
     others = replace(others, snapshot_every=watch.snapshot_every, snapshot_minutes=watch.snapshot_minutes)
-    return replace(others, keep=part, best=part if keep != "last" else None)
+    return replace(others, keep=watch.keep, best=gone if keep != "last" else None)
+
+
+def _together(group: Alone, state: TrainState, steps: int, store: Store | None) -> Callable[[TrainState], None] | None:
+    """What keeps a snapshot that all ranks write together."""
+    held = sharding.held(state, group)
+    if store is None or not isinstance(held, sharding.Rows):
+        return None
+    target = key_of(state.start.digest, advanced(state.position, state.settings.digest, steps))
+    return lambda own: (store.save_parts(own, target, held.group, held.divided), None)[1]
 
 
 def _furthest(store: Store, state: TrainState, steps: int, notes: list[str]) -> tuple[TrainState, Path | None, Path | None]:
@@ -198,7 +211,9 @@ def _keeping(watch: Watch, store: Store | None, before: TrainState, target: str,
         return watch
 
     def snapshot(state: TrainState) -> None:
-        if keep == "every" and not (watch.snapshot_every and state.step % watch.snapshot_every):
+        if watch.keep is not None:  # by all ranks
+            watch.keep(state)
+        elif keep == "every" and not (watch.snapshot_every and state.step % watch.snapshot_every):
             store.save(state, "snapshot")
         else:
             store.save_partial(state, target)

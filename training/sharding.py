@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,11 +53,15 @@ def divided(module: nn.Module, device: torch.device, group: Alone, kind: torch.d
             # The outermost part too gives its weights back after a pass: they may change before the next.
             fully_shard(part, mesh=mesh, mp_policy=policy, ignored_params=scalars, reshard_after_forward=True)
         if isinstance(group, Ranks):
-            module.register_forward_pre_hook(lambda *_: in_step(group, "forward"), prepend=True)
+            module.register_forward_pre_hook(partial(_announced, group), prepend=True)
         yield
     finally:
         for one in before:
             one.restore()
+
+
+def _announced(group: Ranks, *_: Any) -> None:
+    in_step(group, "forward")
 
 
 def in_step(group: Ranks, doing: str) -> list[str]:
@@ -156,8 +161,13 @@ class Rows(Whole):
 
     def _shape(self, key: str, tensor: Tensor) -> torch.Size | None:
         """The whole shape of what is divided, None of what every rank has (numbers of an optimiser)."""
-        shape = self.shapes.get(key, self.shapes.get(key.partition("/")[2]))
-        return shape if shape is not None and tensor.ndim == len(shape) else None
+        slot, _, name = key.rpartition("/")
+        shape = self.shapes.get(name)
+        return shape if shape is not None and slot != "scalars" and tensor.ndim == len(shape) else None
+
+    def divided(self, key: str, tensor: Tensor) -> bool:
+        """Whether a tensor, by `<name>` or `<slot>/<name>`, is one of rows."""
+        return self._shape(key, tensor) is not None
 
     def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         held = {key: tensor if self._shape(key, tensor) is None else rows(tensor, self.group) for key, tensor in tensors.items()}
@@ -170,8 +180,7 @@ class Rows(Whole):
             if not divided_:
                 out[key] = tensors.get(key, torch.empty(0))
                 continue
-            shape = self.shapes.get(key, self.shapes.get(key.partition("/")[2]))
-            assert shape is not None
+            shape = self.shapes[key.rpartition("/")[2]]
             most = -(-shape[0] // self.group.size) * (shape.numel() // shape[0])
             own, every = torch.zeros(most, dtype=getattr(torch, kind)), torch.empty(self.group.size, most, dtype=getattr(torch, kind))
             if key in tensors:
@@ -212,6 +221,9 @@ class _Before:
         }
 
     def restore(self) -> None:
+        from torch.distributed._composable_state import _module_state_mapping  # the only way to have fully_shard forget a module
+
+        _module_state_mapping.pop(self.part, None)
         self.part.__class__ = self.kind
         for name in set(self.part.__dict__) - self.names:
             del self.part.__dict__[name]

@@ -183,9 +183,10 @@ class Workspace:
         shadow.finish()
         return adapters.as_lora(shadow.tensors, self.begun.start.adapter, self.base)
 
-    def state(self) -> TrainState:
-        """The workspace as an immutable state: everything is copied to the CPU. Where ranks hold it together, all of them do this."""
-        begun, history, whole = self.begun, self.begun.history, self.held.whole
+    def state(self, own: bool = False) -> TrainState:
+        """The workspace as an immutable state: everything is copied to the CPU. Where ranks hold it together, all of them do this, unless
+        it is for what this rank has of the tensors, its `own`."""
+        begun, history, whole = self.begun, self.begun.history, dict if own else self.held.whole
         done = self.step - begun.step
         self.finish()
         average = {} if self.shadow is None else {name: t.detach().to("cpu", copy=True) for name, t in self.shadow.tensors.items()}

@@ -7,22 +7,26 @@ its content and shared by every state, so that a snapshot costs the same however
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ..patches.files import load_safetensors, safetensors_bytes, sync_folder, write_whole
-from . import room
+from . import parts, room
 from .record import BLOCK as MEASURED
 from .record import problem
 from .state import Effort, History, TrainState, advanced, digest_of, key_of, until
+
+if TYPE_CHECKING:
+    from .parallel import Ranks
 
 FORMAT = 2
 KEEPS = ("last", "best", "every")  # which states a call of TrainStep keeps beside the last one
@@ -125,6 +129,33 @@ class Store:
             if old.name != tensors:
                 old.unlink()
         return folder
+
+    def save_parts(self, state: TrainState, target: str, group: Ranks, divided: Callable[[str, Tensor], bool]) -> Path:
+        """`save_partial` by all ranks of a group: each writes the tensors that its `state` has, of which those `divided` are rows.
+
+        The folder must be one that every rank sees. Raises OSError on every rank when one of them cannot write.
+        """
+        folder = self.result_folder(target) / "partial"
+        tensors = {f"{name}/{key}": t for name in GROUPS for key, t in getattr(state, name).items()}
+        rows = [full for full, t in tensors.items() if divided(full.partition("/")[2], t)]
+        with group.united():
+            _make_folders(folder)
+            name, sha256 = parts.write(folder, state.step, group.rank, group.size, tensors, rows)
+        files = [dict(zip(("file", "sha256"), told.split(), strict=True)) for told in group.told(f"{name} {sha256}")]
+        with group.united():
+            if group.leader:
+                self._write_parts(state, folder, files)
+        return folder
+
+    def _write_parts(self, state: TrainState, folder: Path, files: list[dict[str, str]]) -> None:
+        missing = [one["file"] for one in files if not (folder / one["file"]).is_file()]
+        if missing:
+            raise FileNotFoundError(errno.ENOENT, "other ranks write elsewhere: give all the same output folder", str(folder / missing[0]))
+        more = {"history": tail_of(state.history, self._write_history(state.history)), "kind": "partial", "tensors": {"parts": files}}
+        write_record(folder, {**record_of(state, self.versions), **more})
+        for old in folder.glob("state-*.safetensors"):  # the JSON names the new ones by now
+            if old.name not in {one["file"] for one in files}:
+                old.unlink()
 
     def drop_partial(self, target: str) -> None:
         """Remove the snapshot on the way to `target`, and its folder if nothing else is in it."""
@@ -247,10 +278,12 @@ def load(folder: Path, like: TrainState, history: Path | None = None) -> tuple[T
     `history` is the folder of the run's blocks of history, by default the one two folders up.
     """
     record = read_record(folder)
-    path = folder / record["tensors"]["file"]
-    check_file(path, record["tensors"]["sha256"])
+    files = record["tensors"].get("parts", [record["tensors"]])
+    paths = [folder / one["file"] for one in files]
+    for path, one in zip(paths, files, strict=True):
+        check_file(path, one["sha256"])
     try:
-        tensors, _ = load_safetensors(str(path))
+        tensors = parts.read(paths) if "parts" in record["tensors"] else load_safetensors(str(paths[0]))[0]
     except ValueError as error:
         raise Damaged(str(error)) from error
     if history is None:
@@ -259,7 +292,7 @@ def load(folder: Path, like: TrainState, history: Path | None = None) -> tuple[T
     try:
         return restored(like, record, tensors, measured), record["versions"]
     except Damaged as error:
-        raise Damaged(f"{path}: {error}") from error
+        raise Damaged(f"{paths[0]}: {error}") from error
 
 
 def restored(like: TrainState, record: dict[str, Any], tensors: Mapping[str, Tensor], history: History) -> TrainState:

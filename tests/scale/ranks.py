@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -139,7 +140,7 @@ def equal(root: Path) -> dict:
     }
     for name, (size, (state, dataset)) in runs_of.items():
         gradients.FEW = 1 if "slices" in name else 4
-        steps = STEPS if "accumulation" in name or name == "full weights" else 15
+        steps = STEPS if name in ("2 ranks, accumulation 2", "4 ranks, accumulation 4", "full weights") else 12
         alone = bytes_of(train(state, dataset, steps, WATCH))
         told = together(size, lambda rank, s=state, d=dataset, n=steps: bytes_of(train(s, d, n, WATCH)))
         found[name] = [alone, *told]
@@ -170,6 +171,98 @@ def measured(root: Path) -> dict:
         return {"sent": group.sent, "order": order[: len(order) // 10], "said": group.said(2, 10)}
 
     return {"gradients": size, "tensors": len(state.trained), "ranks": together(2, act)}
+
+
+def shape_of(module: torch.nn.Module) -> list:
+    """What must be the same again: classes, attributes, parameters and hooks of every part."""
+    return [
+        (name, type(part), sorted(part.__dict__), [id(p) for p in part._parameters.values()], [id(b) for b in part._buffers.values()],
+         len(part._forward_hooks), len(part._forward_pre_hooks), len(part._state_dict_hooks), len(part._load_state_dict_post_hooks))
+        for name, part in module.named_modules()
+    ]  # fmt: skip
+
+
+def sharded(root: Path) -> dict:
+    """Ranks that hold the model together: against one process, how much each holds, and what is left on the model."""
+    found = {}
+    whole = AdapterSettings(kind="full")
+    rate = {"learning_rate": 1e-4}
+    runs_of = {
+        "adapters": (2, plain(2), 20),
+        "adapters, checkpointing": (4, plain(4, ema=False, checkpointing=True), 5),
+        "full, 2 ranks": (2, plain(2, ema=False, adapter=whole, **rate), STEPS),
+        "full, 4 ranks, average": (4, average_only(4, whole, **rate), STEPS),
+        "full, two parts a rank": (2, plain(4, ema=False, adapter=whole, **rate), 12),
+        "full, lion": (2, plain(2, ema=False, adapter=whole, optimizer="lion", **rate), 12),
+    }
+    for name, (size, (state, dataset), steps) in runs_of.items():
+        alone = train(state, dataset, steps, WATCH)
+        stored = root / name.replace(",", "").replace(" ", "-")
+
+        def act(rank: int, state=state, dataset=dataset, steps=steps, alone=alone, stored=stored) -> object:
+            group, denoiser = parallel.group(), Lab.Flow()
+            group.shard = True
+            parts, before, held = [], shape_of(denoiser.module), denoiser.denoise
+
+            def counted(*arguments):
+                if not parts:
+                    parts.append(sum(p.to_local().numel() for p in denoiser.module.parameters() if hasattr(p, "to_local")))
+                return held(*arguments)
+
+            denoiser.denoise = counted
+            first = train(state, dataset, steps // 2, WATCH, stored, denoiser)
+            end = train(first, dataset, steps - steps // 2, WATCH, stored, denoiser)
+            ours, theirs = tensors_of(end), tensors_of(alone)
+            return {
+                "far": max(float((ours[name].float() - theirs[name].float()).abs().max()) for name in theirs),
+                "same": ours.keys() == theirs.keys() and end.key == alone.key,
+                "bytes": bytes_of(end) == bytes_of(alone),
+                "held": parts[0], "of": sum(p.numel() for p in denoiser.module.parameters()), "back": shape_of(denoiser.module) == before,
+                "loss": max(abs(a - b) for a, b in zip(end.history.loss, alone.history.loss, strict=True)),
+                "validated": [step for step, _ in end.history.validation] == [step for step, _ in alone.history.validation],
+            }
+
+        found[name] = together(size, act)
+    found["snapshots"] = snapshots_together(root / "parts", whole, rate)
+    return found
+
+
+def snapshots_together(folder: Path, adapter: AdapterSettings, rate: dict) -> dict:
+    """A run of whole weights that ends early, its snapshot, and where it leads on two ranks, on four and on one."""
+    state, dataset = plain(4, False, adapter, optimizer="schedulefree", schedule="constant", **rate)
+    alone = train(state, dataset, 9)
+    often = Watch(snapshot_every=3)
+
+    def begun(rank: int) -> object:
+        parallel.group().shard = True
+
+        def stepped(step, moved, validation):
+            if step == 7 and rank == 1:
+                raise OSError("asked to fail")
+
+        return train(state, dataset, 9, replace(often, stepped=stepped), folder).step
+
+    told = together(2, begun)
+    files = sorted(path.name for path in folder.rglob("partial/*"))
+    ends = []
+    for size in (1, 2, 4):
+        copy = folder.with_name(f"on {size}")
+        shutil.copytree(folder, copy)
+
+        def on(rank: int, size=size, copy=copy) -> object:
+            parallel.group().shard = size > 1
+            end, theirs = tensors_of(train(state, dataset, 9, often, copy)), tensors_of(alone)
+            return max(float((end[name].float() - theirs[name].float()).abs().max()) for name in theirs)
+
+        ends.append(together(size, on))
+    return {"told": told, "files": files, "ends": ends, "left": sorted(path.name for path in folder.with_name("on 2").rglob("state*"))}
+
+
+def average_only(accumulation: int, adapter: AdapterSettings, **optimizer):
+    """`plain` with a running average and no snapshots of others."""
+    state, dataset = plain(accumulation, False, adapter, **optimizer)
+    start = replace(state.start, ema=EMASettings("ramp"))
+    return begin(Lab.Flow().module, start, state.settings), dataset
 
 
 def failing(root: Path) -> dict:
@@ -264,4 +357,4 @@ def failing(root: Path) -> dict:
 if __name__ == "__main__":
     place = Path(sys.argv[1])
     train(*plain(1), 1, WATCH)  # what is imported at first use is imported before the forks
-    print(json.dumps({"equal": equal, "measured": measured, "failing": failing}[sys.argv[2]](place)))
+    print(json.dumps({"equal": equal, "measured": measured, "failing": failing, "sharded": sharded}[sys.argv[2]](place)))

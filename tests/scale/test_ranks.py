@@ -1,38 +1,21 @@
 """Ranks that train as one on this machine: the bytes of one process, what they send, and how they end together."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-HERE = Path(__file__).resolve().parent
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
-
-def found(tmp_path_factory, scenario):
-    """What a scenario of ranks.py says."""
-    command = [sys.executable, str(HERE / "ranks.py"), str(tmp_path_factory.mktemp(scenario)), scenario]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=ENVIRONMENT)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+@pytest.fixture(scope="module")
+def equal(found):
+    return found("equal")
 
 
 @pytest.fixture(scope="module")
-def equal(tmp_path_factory):
-    return found(tmp_path_factory, "equal")
+def measured(found):
+    return found("measured")
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    return found(tmp_path_factory, "measured")
-
-
-@pytest.fixture(scope="module")
-def failing(tmp_path_factory):
-    return found(tmp_path_factory, "failing")
+def failing(found):
+    return found("failing")
 
 
 @pytest.mark.parametrize(

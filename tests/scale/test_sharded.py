@@ -1,0 +1,38 @@
+"""Ranks that hold the model together (FSDP2): what comes out, what each holds, and that the model is as before."""
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def sharded(found):
+    return found("sharded")
+
+
+ADAPTERS = ["adapters", "adapters, checkpointing"]
+FULL = ["full, 2 ranks", "full, 4 ranks, average", "full, two parts a rank", "full, lion"]
+
+
+@pytest.mark.parametrize("run", ADAPTERS)
+def test_adapters_beside_divided_weights_have_the_bytes_of_one_process(sharded, run):
+    assert all(rank["bytes"] and rank["same"] for rank in sharded[run])
+
+
+@pytest.mark.parametrize("run", FULL)
+def test_whole_weights_that_are_divided_end_where_one_process_ends(sharded, run):
+    for rank in sharded[run]:
+        assert rank["same"] and rank["far"] <= 1e-6 and rank["loss"] <= 1e-6 and rank["validated"]
+
+
+@pytest.mark.parametrize("run", ADAPTERS + FULL)
+def test_each_rank_holds_its_share_and_the_model_is_as_before(sharded, run):
+    for rank in sharded[run]:
+        assert rank["held"] * len(sharded[run]) == rank["of"] and rank["back"]
+
+
+def test_a_snapshot_is_written_by_all_ranks_and_goes_on_on_any_number_of_them(sharded):
+    end = sharded["snapshots"]
+    assert [one["kind"] for one in end["told"]] == ["Elsewhere", "OSError"]
+    assert end["files"] == ["state-00000006-00001-of-00002.safetensors", "state-00000006-00002-of-00002.safetensors", "state.json"]
+    for far in end["ends"]:
+        assert len(far) in (1, 2, 4) and max(far) <= 1e-6
+    assert end["left"] == ["state.json", "state.safetensors"]  # of the result; the snapshot is gone
