@@ -48,7 +48,7 @@ def guard(listen: str) -> Callable:
         reason = refused(request.headers, everywhere, listen) or _from_another_site(request)
         if reason:
             logging.warning("refused %s %s: %s", request.method, request.path, reason)
-            return web.Response(status=403, text=reason, headers=HEADERS)
+            return web.Response(status=403, text=reason.encode("ascii", "backslashreplace").decode(), headers=HEADERS)
         try:
             response = await handler(request)
         except web.HTTPException as error:  # aiohttp's way of saying 404, 405, 413 …
