@@ -321,27 +321,82 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("write", "messages"), BAD.values(), ids=BAD)
-def test_bad_files(host, small, write, messages):
-    """Refused with every problem at once (a message that is expected n times is there at least n times), and nothing is changed."""
+@pytest.fixture
+def workflow(host, small):
+    """(a model, runs a workflow that puts one file on it and captures the MODEL and the reports)."""
     model = small.unet()
-    before, path = small.Snapshot(model.model), os.path.join(host.models, "loras", "bad.safetensors")
+
+    class Given:
+        """A node that gives the test's model."""
+
+        @classmethod
+        def INPUT_TYPES(cls):
+            return {"required": {}}
+
+        RETURN_TYPES = ("MODEL",)
+        FUNCTION = "give"
+        CATEGORY = "test"
+
+        def give(self):
+            return (model,)
+
+    host.nodes.NODE_CLASS_MAPPINGS["GraftTestModel"] = Given
+    host.fresh()
+
+    def run(name, mode="auto"):
+        inputs = {"model": ["1", 0], "lora_stack": ["2", 0], "lora_strength": 1.0, "mode": mode}
+        prompt = {
+            "1": {"class_type": "GraftTestModel", "inputs": {}},
+            "2": {"class_type": "GraftLoRAStack", "inputs": {"rows": rows({"file": name})}},
+            "3": {"class_type": "LoRAStackPatch", "inputs": inputs},
+        }
+        return host.run(prompt, {"model": ["3", 0], "stack report": ["2", 1], "report": ["3", 2]})
+
+    return model, run
+
+
+def messages_of(result):
+    """What a failed workflow says, without tracebacks."""
+    return "\n".join(data["exception_message"] for of in result["errors"].values() for data in of)
+
+
+@pytest.mark.parametrize(("write", "messages"), BAD.values(), ids=BAD)
+def test_bad_files(host, small, workflow, write, messages):
+    """Through the executor: refused with every problem at once (a message that is expected n times is there at least n times), and
+    nothing is changed."""
+    (model, run), path = workflow, os.path.join(host.models, "loras", "bad.safetensors")
+    before = small.Snapshot(model.model)
     write(path, small.lora(model))
-    with pytest.raises(ValueError) as error:
-        host.call("LoRAStackPatch", model=model, lora_stack=[("bad.safetensors", 1.0, 1.0)])
-    assert all(str(error.value).count(message) >= messages.count(message) for message in messages), str(error.value)
+    result = run("bad.safetensors")
+    said = messages_of(result)
+    assert not result["success"] and "bad.safetensors" in said
+    assert all(said.count(message) >= messages.count(message) for message in messages), said
     before.check(model.model)
     assert not model.injections and not model.patches
     os.remove(path)
 
 
 @pytest.mark.parametrize("extension", ["pt", "ckpt"])
-def test_pickles_are_refused_by_name(host, small, extension):
+def test_pickles_are_refused_by_name(host, small, workflow, extension):
     path = os.path.join(host.models, "loras", f"old.{extension}")
     torch.save(small.lora(small.unet()), path)
-    with pytest.raises(ValueError, match=r"is a pickle, which can run any program .* To convert"):
-        host.call("GraftLoRAStack", rows=rows({"file": f"old.{extension}"}))
+    result = workflow[1](f"old.{extension}")
+    said = messages_of(result)
+    assert not result["success"] and f"old.{extension} is a pickle, which can run any program" in said and "To convert a file" in said
     os.remove(path)
+
+
+def test_a_file_that_changes_between_two_runs(host, small, workflow):
+    """The second run of the same workflow has the new contents; a third one, of unchanged ones, runs nothing again."""
+    (model, run), path = workflow, os.path.join(host.models, "loras", "between.safetensors")
+    save_file(small.lora(model, 1), path)
+    first = run("between.safetensors")["captured"]
+    save_file(small.lora(model, 2, rank=6), path)
+    second = run("between.safetensors")["captured"]
+    assert "rank 4" in first["stack report"] and "rank 6" in second["stack report"]
+    expected = small.forward(with_host_loader(small.unet(), (small.lora(model, 2, rank=6), 1.0)))
+    assert (small.forward(second["model"]) - expected).abs().max() < 1e-4
+    assert run("between.safetensors")["captured"]["model"] is second["model"]
 
 
 def test_a_missing_file_in_a_saved_workflow(host, files):

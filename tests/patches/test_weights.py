@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 from graft_nodes.patches import weights
-from graft_nodes.patches.adapters import Diff, LoRA
+from graft_nodes.patches.adapters import IA3, Diff, DoRA, LoRA
 from graft_nodes.patches.stack import Piece, Stack
 from graft_nodes.patches.weights import Version, attach, attached, detach, plan
 from hypothesis import settings
@@ -25,16 +25,19 @@ def model(dtype=torch.float32, seed=0):
     return built.to(dtype)
 
 
-def layer(shape, seed):
+def layer(shape, seed, kind="lora"):
     generator = torch.Generator().manual_seed(seed)
     if len(shape) == 1:
         return Diff(torch.randn(shape, generator=generator))
-    return LoRA(torch.randn(shape[0], 3, generator=generator), torch.randn(3, shape[1], generator=generator))
+    lora = LoRA(torch.randn(shape[0], 3, generator=generator), torch.randn(3, shape[1], generator=generator))
+    if kind == "dora":
+        return DoRA(lora, torch.rand(shape[0], 1, generator=generator) + 0.5)
+    return lora if kind == "lora" else IA3(torch.rand(shape[1], generator=generator), columns=True)
 
 
-def stack(of, names, seed=0, strength=0.5, bypass=False):
+def stack(of, names, seed=0, strength=0.5, bypass=False, kind="lora"):
     shapes = {name: tuple(of.get_parameter(name).shape) for name in names}
-    pieces = {name: [Piece(layer(shape, seed + n), strength)] for n, (name, shape) in enumerate(shapes.items())}
+    pieces = {name: [Piece(layer(shape, seed + n, kind), strength)] for n, (name, shape) in enumerate(shapes.items())}
     return Stack(pieces, [name for name in names if len(shapes[name]) == 2] if bypass else ())
 
 
@@ -59,6 +62,9 @@ def expected(base, stacks, x):
     for name, parameter in by_hand.named_parameters():
         parameter.copy_(base[name])
         for piece in [piece for of in stacks for piece in of.pieces.get(name, ())]:
+            if not piece.layer.additive:
+                parameter += piece.strength * (piece.layer.made(parameter.float()) - parameter)
+                continue
             change = piece.layer.diff if isinstance(piece.layer, Diff) else piece.layer.up.double() @ piece.layer.down.double()
             parameter += piece.strength * change
     return by_hand(x.double())
@@ -384,10 +390,11 @@ class Sequences(RuleBasedStateMachine):
         names=st.sets(st.sampled_from(NAMES), min_size=1),
         bypass=st.booleans(),
         strength=st.sampled_from([0.5, -1.0]),
+        kind=st.sampled_from(["lora", "lora", "dora", "ia3"]),
     )
-    def attach(self, owner, seeds, names, bypass, strength):
+    def attach(self, owner, seeds, names, bypass, strength, kind):
         self.owners.pop(owner, None)
-        self.owners[owner] = [stack(self.model, sorted(names), seed, strength, bypass) for seed in seeds]
+        self.owners[owner] = [stack(self.model, sorted(names), seed, strength, bypass, kind) for seed in seeds]
         attach(self.model, owner, self.owners[owner], self.version)
 
     @rule(owner=st.sampled_from("abc"))
