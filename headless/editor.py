@@ -88,7 +88,7 @@ def class_types(data: Mapping[str, Any]) -> set[str]:
     if problems:
         raise WorkflowError(problems)
     subgraphs = {str(entry.get("id")) for entry in _definitions(data)}
-    nodes = [*data.get("nodes", []), *(node for entry in _definitions(data) for node in entry.get("nodes", []))]
+    nodes = [*data.get("nodes", []), *(node for entry in _definitions(data) for node in entry.get("nodes") or [])]
     active = {str(node.get("type")) for node in nodes if isinstance(node, dict) and node.get("mode") not in (MUTED, BYPASSED)}
     return active - subgraphs - EDITOR_ONLY
 
@@ -494,7 +494,7 @@ def _is_link(entry: Any) -> bool:
 
 def _groups(data: Mapping[str, Any]) -> list[Problem]:
     """Group nodes (the editor's older way, before subgraphs) are not translated."""
-    nodes = [*data.get("nodes", []), *(node for entry in _definitions(data) for node in entry.get("nodes", []))]
+    nodes = [*data.get("nodes", []), *(node for entry in _definitions(data) for node in entry.get("nodes") or [])]
     found = [node for node in nodes if str(node.get("type")).startswith(("workflow/", "workflow>"))]
     message = "a group node, which only the editor can unpack; ungroup it or convert it to a subgraph there, or save with 'Export (API)'"
     return [Problem(message, str(node.get("id")), str(node.get("title") or ""), str(node.get("type"))) for node in found]

@@ -137,6 +137,13 @@ def test_a_link_from_a_slot_that_is_not_there(slot):
         workflow.parse(data).graph(recorded_catalogue())
 
 
+@pytest.mark.parametrize("nodes", [None, 0, ""])
+def test_a_subgraph_without_nodes(nodes):
+    data = {"nodes": [{"id": 1, "type": "sub"}], "definitions": {"subgraphs": [{"id": "sub", "nodes": nodes, "links": nodes}]}}
+    document = workflow.parse(data)
+    assert document.class_types() == set() and document.graph(recorded_catalogue()) == {}
+
+
 @pytest.mark.parametrize("proxies", ["[", DEEP, {"a": 1}, 7])
 def test_widgets_of_older_subgraphs_of_any_form(proxies):
     nodes = [{"id": 1, "type": "sub", "properties": {"proxyWidgets": proxies}, "widgets_values": [1]}]
