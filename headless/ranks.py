@@ -89,12 +89,14 @@ def joined(host: hosts.Host, at: Place | None, meant: int | None, shard: bool) -
 
     if not distributed.is_available():
         raise HostError("this torch is built without torch.distributed, so it cannot run ranks; install another build")
-    gpu = host.management.get_torch_device().type == "cuda" and distributed.is_nccl_available()
+    device = host.management.get_torch_device().type
+    if device not in ("cuda", "cpu") or (device == "cuda" and not distributed.is_nccl_available()):
+        raise HostError(f"ranks train on CUDA GPUs with NCCL or on CPUs with gloo, and this device is {device}: add --cpu or use one process")
     try:
         store, rank, size = next(distributed.rendezvous("env://", timeout=parallel.PATIENCE))
         store = distributed.PrefixStore(_start(store, rank, size, parallel.PATIENCE.total_seconds()), store)
         distributed.init_process_group(
-            "cpu:gloo,cuda:nccl" if gpu else "gloo", store=distributed.PrefixStore("group", store), rank=rank, world_size=size,
+            "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", store=distributed.PrefixStore("group", store), rank=rank, world_size=size,
             timeout=parallel.PATIENCE,
         )  # fmt: skip
     except (RuntimeError, ValueError) as error:

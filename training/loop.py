@@ -68,8 +68,9 @@ def train(state: TrainState, denoiser: Denoiser, dataset: Dataset, steps: int, w
     until = state.step + steps
     with torch.inference_mode(False):
         with ExitStack() as stack:
-            with parallel.group().united():
-                work = stack.enter_context(closing(Workspace(state, denoiser, dataset)))
+            group = parallel.group()
+            with group.united():
+                work = stack.enter_context(closing(Workspace(state, denoiser, dataset, group)))
                 work.loader.until = until
                 stack.enter_context(work.installed())
             try:

@@ -46,14 +46,14 @@ class Moved:
     seconds: float = 0.0
 
 
-def check(state: TrainState, denoiser: Denoiser, dataset: Dataset) -> None:
+def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: parallel.Alone) -> None:
     """Raise ValueError when the state's objective does not fit the model or the pictures."""
     objective = state.settings.objective
     check_for(objective, denoiser.prediction)
-    if state.settings.optimizer.fused_backward and parallel.group().size > 1:
+    if state.settings.optimizer.fused_backward and group.size > 1:
         raise ValueError("GraftOptimizer: fused_backward moves a weight before the ranks can add up their gradients: set it to off.")
-    if parallel.group().shard:
-        sharding.check(state, parallel.group())
+    if group.shard:
+        sharding.check(state, group)
     if state.start.adapter.text_encoder and denoiser.text_encoder is None:
         raise ValueError("GraftAdapter: text_encoder is on, and there is no text encoder to train: connect clip.")
     if objective.prior != "none" and dataset.regularisation is None:
@@ -63,12 +63,15 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset) -> None:
 
 
 class Workspace:
-    """Live copies of a state's tensors on the model's device, which steps move in place; `state()` freezes them again."""
+    """Live copies of a state's tensors on the model's device, which steps move in place; `state()` freezes them again.
 
-    def __init__(self, state: TrainState, denoiser: Denoiser, dataset: Dataset) -> None:
-        check(state, denoiser, dataset)
+    The steps are those of a `group` of ranks that all have such a workspace; without one, of this process.
+    """
+
+    def __init__(self, state: TrainState, denoiser: Denoiser, dataset: Dataset, group: parallel.Alone | None = None) -> None:
+        self.group = group or parallel.Alone()
+        check(state, denoiser, dataset, self.group)
         self.begun, self.denoiser, self.dataset = state, denoiser, dataset
-        self.group = parallel.group()
         self.loader = Loader(Course.of(state, dataset), dataset.workers, every=(self.group.rank, self.group.size))
         device = denoiser.device
         settings = state.settings.optimizer

@@ -1,6 +1,7 @@
 """The command line as a rank of torchrun, with nodes that say where they ran, and a rank that kills itself when it is told to.
 
-GRAFT_KILL=ATTEMPT:RANK:STEP:WHERE ends that rank with SIGKILL in that attempt, at that step: `inside` a collective, or `outside`."""
+GRAFT_KILL=ATTEMPT:RANK:STEP:WHERE ends that rank with SIGKILL in that attempt, at that step: `inside` a collective, or `outside`; `asked`
+is SIGTERM."""
 
 import os
 import signal
@@ -71,10 +72,10 @@ def arm() -> None:
     for told in filter(None, os.environ.get("GRAFT_KILL", "").split(",")):
         attempt, rank, step, where = told.split(":")
         if (attempt, rank) == (ATTEMPT, RANK):
-            kill_at(int(step), where == "inside")
+            kill_at(int(step), where == "inside", signal.SIGTERM if where == "asked" else signal.SIGKILL)
 
 
-def kill_at(last: int, inside: bool) -> None:
+def kill_at(last: int, inside: bool, how: signal.Signals) -> None:
     """End this process when its gradients are to leave for that time: just before, or when the others wait for the rest of them."""
     gradients = sys.modules[next(name for name in sys.modules if name.endswith(".training.gradients"))]
     real, times = gradients._Bucket.launch, []
@@ -84,7 +85,7 @@ def kill_at(last: int, inside: bool) -> None:
         if inside:
             real(self, group)
         if len(times) == last:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), how)
         if not inside:
             real(self, group)
 

@@ -144,6 +144,13 @@ def equal(root: Path) -> dict:
         alone = bytes_of(train(state, dataset, steps, WATCH))
         told = together(size, lambda rank, s=state, d=dataset, n=steps: bytes_of(train(s, d, n, WATCH)))
         found[name] = [alone, *told]
+    gradients.FEW = 4
+    state, dataset = plain(4)
+    folder = root / "moving"
+    ways = [(4, 4), (2, 7), (1, 10), (3, 12)]  # so many ranks up to that step, one after another
+    for size, until in ways:
+        told = together(size, lambda rank, until=until: bytes_of(train(state, dataset, until, WATCH, folder)))
+    found["ranks that come and go"] = [bytes_of(train(state, dataset, 12, WATCH)), *told]
     return found
 
 
@@ -170,7 +177,35 @@ def measured(root: Path) -> dict:
         group = parallel.group()
         return {"sent": group.sent, "order": order[: len(order) // 10], "said": group.said(2, 10)}
 
-    return {"gradients": size, "tensors": len(state.trained), "ranks": together(2, act)}
+    return {"gradients": size, "tensors": len(state.trained), "ranks": together(2, act), "others": handed_otherwise()}
+
+
+def handed_otherwise() -> dict:
+    """Bytes that one step hands to collectives when slices are added, and when the model is held together."""
+    found = {}
+    adapter, whole = AdapterSettings(targets="all", rank=2), AdapterSettings(kind="full")
+    for name, size, kind in (("slices", 3, adapter), ("shard, adapters", 2, adapter), ("shard, full", 4, whole)):
+        gradients.FEW = 1 if name == "slices" else 4
+        state, dataset = plain(size, ema=False, adapter=kind)
+
+        def act(rank: int, name=name, state=state, dataset=dataset) -> object:
+            group, counts = parallel.group(), {"gathered": 0, "scattered": 0}
+            group.shard = name.startswith("shard")
+            for call, purpose in (("all_gather_single", "gathered"), ("reduce_scatter_single", "scattered")):
+                real = getattr(distributed, call)
+
+                def counted(*arguments, real=real, purpose=purpose, **named):
+                    own = named.get("input_tensor", named.get("input", arguments[1] if len(arguments) > 1 else None))
+                    counts[purpose] += own.numel() * own.element_size()
+                    return real(*arguments, **named)
+
+                setattr(distributed, call, counted)
+            train(state, dataset, 2)
+            return {**group.sent, **counts}
+
+        trained, model = (sum(t.numel() for t in tensors) * 4 for tensors in (state.trained.values(), Lab.Flow().module.parameters()))
+        found[name] = {"trained": trained, "model": model, "ranks": together(size, act)}
+    return found
 
 
 def shape_of(module: torch.nn.Module) -> list:

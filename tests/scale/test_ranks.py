@@ -23,6 +23,7 @@ def failing(found):
     [
         "2 ranks, accumulation 2", "4 ranks, accumulation 4", "2 ranks, accumulation 4", "2 ranks, accumulation 3", "pictures of two sizes",
         "full weights", "dropout, full-bf16", "fp16", "the average takes over", "slices", "slices, dropout",
+        "ranks that come and go",
     ],
 )  # fmt: skip
 def test_ranks_give_the_bytes_of_one_process_that_accumulates(equal, run):
@@ -33,6 +34,25 @@ def test_ranks_give_the_bytes_of_one_process_that_accumulates(equal, run):
 def test_a_step_sends_the_gradients_once(measured):
     for rank in measured["ranks"]:
         assert rank["sent"]["gradients"] == 10 * measured["gradients"]
+
+
+def test_slices_go_out_once_and_come_back_once(measured):
+    found = measured["others"]["slices"]
+    for rank in found["ranks"]:
+        assert found["trained"] <= rank["gradients"] / 2 <= found["trained"] + 16 * 3 * 4  # each bucket is made a multiple of three
+        assert rank["sums"] * 3 == rank["gradients"]
+
+
+def test_a_model_that_is_held_together_is_gathered_twice_a_step(measured):
+    found = measured["others"]["shard, adapters"]
+    for rank in found["ranks"]:
+        assert rank["gathered"] / 2 == 2 * found["model"] / 2 and rank["scattered"] == 0 and rank["gradients"] / 2 == found["trained"]
+
+
+def test_gradients_of_whole_weights_are_scattered_once_a_step(measured):
+    found = measured["others"]["shard, full"]
+    for rank in found["ranks"]:
+        assert rank["gathered"] / 2 == 2 * found["model"] / 4 and rank["scattered"] / 2 == found["model"] and "gradients" not in rank
 
 
 def test_what_else_a_step_sends_is_small(measured):

@@ -133,6 +133,15 @@ def test_ranks_killed_at_random_moments_change_nothing(tmp_path, pictures):
     assert said.count("ranks: 2") == times + 1 and ends[0] == ends[1]
 
 
+def test_a_rank_that_is_asked_to_end_interrupts_all_and_the_state_is_kept(tmp_path, pictures):
+    status, said, _ = run(tmp_path, pictures, workflow(one_snapshot_every=0), 2, "--json", kill="0:1:2:asked")
+    assert status == 1  # torchrun's own
+    report = json.loads(said.splitlines()[-1])
+    assert report["status"] == "interrupted" and report["ranks"] == 2
+    (path,) = (tmp_path / "graft" / "run").rglob("state.json")
+    assert json.loads(path.read_bytes())["step"] == 2
+
+
 def test_what_one_rank_cannot_do_is_named_by_the_command(tmp_path, pictures):
     status, said, errors = run(tmp_path, pictures, workflow(fails_rank="1"), 2, "--json")
     assert status == 1
