@@ -6,8 +6,10 @@ refused, and a request that another site made is refused even when the browser s
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
@@ -122,7 +124,8 @@ def _own_names() -> set[str]:
 
 @web.middleware
 async def explained(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer an address or a path that climbs, or a body that is not JSON with 400, a place that cannot be with 409, and why."""
+    """Answer an address or a path that climbs, or a body that is not JSON with 400, a place that cannot be with 409, a full disk with 507,
+    and why."""
     try:
         for value in request.match_info.values():
             identifier(value)
@@ -133,3 +136,8 @@ async def explained(request: web.Request, handler: Handler) -> web.StreamRespons
         return web.json_response({"error": f"the request ended early: {error}"}, status=400)
     except (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         return web.json_response({"error": f"there is no such place: {error.strerror}"}, status=409)
+    except OSError as error:  # a full or broken disk, a folder that may only be read
+        logging.error("%s %s: %s", request.method, request.path, error)
+        name = os.path.basename(os.fsdecode(error.filename or ""))
+        status = 507 if error.errno in (errno.ENOSPC, errno.EDQUOT) else 500
+        return web.json_response({"error": f"{name}: {error.strerror or error}"}, status=status)
