@@ -55,8 +55,11 @@ export function everyNode(act, graph = app.rootGraph ?? app.graph) {
   }
 }
 
-/** How much room the content of a panel needs; two lines as long as it is not on the page. */
-export const roomOf = (content) => Math.max(24, content.isConnected ? content.offsetHeight : 36) + 4
+/** The height of an element that is laid out; 0 before, when the editor has put it on the page without a width, which would fold it up. */
+export const heightOf = (content) => (content.offsetWidth > 100 ? content.offsetHeight : 0)
+
+/** How much room the content of a panel needs; two lines as long as it is not laid out. */
+export const roomOf = (content) => Math.max(24, heightOf(content) || 36) + 4
 
 /** Call `act` when an element comes onto the page, and whenever its width changes there. */
 export function whenWide(element, act) {

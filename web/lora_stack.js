@@ -1,5 +1,5 @@
 /** The widget of GraftLoRAStack's input `rows`: a list of LoRAs to add to, order, switch and weigh. Its value is the rows' JSON. */
-import { api, changing, fit } from './editor.js'
+import { api, changing, fit, heightOf } from './editor.js'
 import { el, short, size } from './dom.js'
 import * as files from './lora_files.js'
 import { close, pick } from './lora_picker.js'
@@ -60,8 +60,9 @@ class Rows {
     this.read(text)
   }
 
+  /** The room that the rows need; the least as long as they are not laid out, so that a loaded node keeps the size that was saved. */
   height() {
-    return Math.max(90, this.content.offsetHeight || 40 + 30 * this.rows.length) + 4
+    return Math.max(90, heightOf(this.content)) + 4
   }
 
   /** Take the value that the graph gives: a saved workflow, an undo, a paste. */
