@@ -88,12 +88,17 @@ def header(path: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
 
 def _info(name: str, of: object, data: int) -> TensorInfo:
     """A tensor's entry in a header whose data begin at byte `data`; raises ValueError when it is no such entry."""
-    kind, shape, offsets = (of.get(key) for key in ("dtype", "shape", "data_offsets")) if isinstance(of, dict) else (None, None, None)
-    counts = [*(shape if isinstance(shape, list) else [None]), *(offsets if isinstance(offsets, list) else [None])]
-    whole = all(type(count) is int and 0 <= count < 2**63 for count in counts)
-    if not isinstance(kind, str) or not whole or len(offsets) != 2 or offsets[0] > offsets[1]:
+    entry = of if isinstance(of, dict) else {}
+    kind, shape, offsets = entry.get("dtype"), _counts(entry.get("shape")), _counts(entry.get("data_offsets"))
+    if not isinstance(kind, str) or shape is None or offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ValueError(f"{name[:80]!r} is no tensor: expected dtype, shape and two data_offsets, got {str(of)[:80]}")
-    return TensorInfo(kind, tuple(shape), data + offsets[0], data + offsets[1])
+    return TensorInfo(kind, shape, data + offsets[0], data + offsets[1])
+
+
+def _counts(given: object) -> tuple[int, ...] | None:
+    """A list of whole numbers from 0, None for anything else."""
+    whole = isinstance(given, list) and all(type(count) is int and 0 <= count < 2**63 for count in given)
+    return tuple(given) if whole else None  # type: ignore[arg-type]
 
 
 def _beside(path: str) -> dict[str, str]:

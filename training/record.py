@@ -56,7 +56,8 @@ def _tensors(value: Any) -> bool:
         return False
     if "files" in value:
         stem = value.get("name")
-        return _map_of(_text)(value["files"]) and all(map(_beside, value["files"])) and _text(stem) and os.path.basename(stem) == stem
+        plain = isinstance(stem, str) and os.path.basename(stem) == stem
+        return plain and _map_of(_text)(value["files"]) and all(map(_beside, value["files"]))
     if "parts" in value:
         return bool(value["parts"]) and _list_of(_object(file=_beside, sha256=_text))(value["parts"])
     return _beside(value.get("file")) and _text(value.get("sha256"))

@@ -1,8 +1,6 @@
 """EIO and ENOSPC at every request to the disk, one by one and from one on; folders that can only be read; real limits of the system."""
 
 import errno
-import os
-import resource
 import threading
 from contextlib import contextmanager, nullcontext
 
@@ -17,6 +15,7 @@ from graft_nodes.training.state import equal
 from graft_nodes.training.store import Store
 from graft_nodes.training.tensorboard import Writer
 
+resource = pytest.importorskip("resource", reason="Windows sets no limits")
 LEAST = {"a run into the store": 200, "Save State over another": 90, "a LoRA file over another": 12, "the dataset's cache": 20}
 
 
@@ -54,7 +53,6 @@ def files_of_at_most(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such limit")
 def test_what_a_library_writes_fails_as_an_error_of_the_disk_that_names_the_file(run, tmp_path):
     saved.save(run.older, tmp_path, "mine")
     newer = train(run.start, run.denoiser, run.dataset, 2)
