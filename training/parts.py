@@ -36,7 +36,10 @@ def read(paths: list[Path]) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
     for path in paths:
         tensors, said = load_safetensors(str(path))
-        divided: Any = json.loads(said.get(DIVIDED, "null"))
+        try:
+            divided: Any = json.loads(said.get(DIVIDED, "null"))
+        except (ValueError, RecursionError):
+            divided = None
         if not isinstance(divided, list):
             raise ValueError(f"{path}: it does not say which of its tensors are rows of others")
         for name, tensor in tensors.items():
@@ -44,4 +47,7 @@ def read(paths: list[Path]) -> dict[str, Tensor]:
                 rows.setdefault(name, []).append(tensor)
             else:
                 out.setdefault(name, tensor)
+    wrong = sorted(name for name, parts in rows.items() if any(not part.ndim or part[:0].shape != parts[0][:0].shape for part in parts))
+    if wrong:
+        raise ValueError(f"{paths[0].parent}: the rows of {', '.join(wrong[:5])} do not fit together")
     return {**out, **{name: torch.cat(parts) for name, parts in rows.items()}}

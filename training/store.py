@@ -278,6 +278,8 @@ def load(folder: Path, like: TrainState, history: Path | None = None) -> tuple[T
     `history` is the folder of the run's blocks of history, by default the one two folders up.
     """
     record = read_record(folder)
+    if "files" in record["tensors"]:
+        raise Damaged(f"{folder / 'state.json'}: it is a saved state, not one of a run's own folder; Load State reads it")
     files = record["tensors"].get("parts", [record["tensors"]])
     paths = [folder / one["file"] for one in files]
     for path, one in zip(paths, files, strict=True):

@@ -97,7 +97,7 @@ class Runner:
         self.place, self.seed = place, seed
         self.target, self.fence = kind(self.inside), Fence(place / "inside")
         self.outcome: BaseException | None = None
-        self.drawn = self.reached = False
+        self.drawn = False
         self.case: Any = None
 
         @settings(database=None, deadline=None, suppress_health_check=list(HealthCheck))

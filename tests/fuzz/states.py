@@ -8,8 +8,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from graft_nodes.training import listing, saved, snapshots, store
-from graft_nodes.training.state import TrainState, digest_of
+from graft_nodes.patches.files import load_safetensors
+from graft_nodes.training import listing, parts, saved, snapshots, store
+from graft_nodes.training.state import TrainState, digest_of, equal
 from hypothesis import strategies as st
 
 from ..faults.tried import Run, hash_of
@@ -18,7 +19,8 @@ from .engine import Target
 from .loras import damaged_file
 
 STATE = next(path.name.split("__")[1] for path in (CORPUS / "states").iterdir() if path.name.endswith("__state.safetensors"))
-RECORDS = (f"run/{STATE}/state.json", "saved/state.json")
+PARTS = f"run/{'f' * 32}/partial"
+RECORDS = (f"run/{STATE}/state.json", "saved/state.json", f"{PARTS}/state.json")
 
 
 class States(Target):
@@ -34,8 +36,24 @@ class States(Target):
         for name in self.whole:
             (place / name).parent.mkdir(parents=True, exist_ok=True)
         self._restore(self.whole)
+        self._in_parts(place / PARTS)
+        for path in (place / PARTS).iterdir():
+            self.whole[path.relative_to(place).as_posix()] = path.read_bytes()
         self.run = Run(place)
         self.like: TrainState = self.run.start
+
+    def _in_parts(self, folder: Path) -> None:
+        """The same state as two ranks keep it, each with half of the rows."""
+        folder.mkdir(parents=True)
+        record = store.read_record(self.place / "run" / STATE)
+        tensors, _ = load_safetensors(str(self.place / "run" / STATE / "state.safetensors"))
+        rows = [name for name, tensor in tensors.items() if tensor.ndim and len(tensor) > 1]
+        files = []
+        for rank in (0, 1):
+            halves = {name: tensor.chunk(2)[rank] if name in rows else tensor for name, tensor in tensors.items()}
+            files.append(dict(zip(("file", "sha256"), parts.write(folder, 4, rank, 2, halves, rows), strict=True)))
+        body = {key: value for key, value in record.items() if key != "sha256"}
+        store.write_record(folder, {**body, "kind": "partial", "tensors": {"parts": files}})
 
     def _restore(self, names: Any) -> None:
         for name in names:
@@ -57,6 +75,7 @@ class States(Target):
             said = []
             for act in (
                 lambda: store.load(self.place / "run" / STATE, self.like),
+                lambda: store.load(self.place / PARTS, self.like),
                 lambda: listing.shown(self.place, "run", "latest"),
                 lambda: saved.load(self.place, "saved", "model"),
                 lambda: saved.trains_text_encoder(self.place, "saved"),
@@ -75,7 +94,8 @@ class States(Target):
 
     def sound(self) -> None:
         """The files are back, so the states can be read; the model is what it was."""
-        store.load(self.place / "run" / STATE, self.like)
+        one, two = (store.load(self.place / where, self.like)[0] for where in (f"run/{STATE}", PARTS))
+        assert equal(one, two)
         assert saved.load(self.place, "saved", "model").step == 4
         assert hash_of(self.run.denoiser.module) == self.run.base
 
@@ -104,6 +124,8 @@ def signed(text: bytes, files: dict[str, bytes], folder: str) -> bytes:
         record = json.loads(text)
         for name in record["tensors"].get("files", {}):
             record["tensors"]["files"][name] = hashlib.sha256(files[f"{folder}/{name}"]).hexdigest()
+        for one in record["tensors"].get("parts", []):
+            one["sha256"] = hashlib.sha256(files[f"{folder}/{one['file']}"]).hexdigest()
         if "file" in record["tensors"]:
             record["tensors"]["sha256"] = hashlib.sha256(files[f"{folder}/{record['tensors']['file']}"]).hexdigest()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error):

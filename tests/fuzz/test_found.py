@@ -12,7 +12,7 @@ from graft_nodes.headless import hosts, workflow
 from graft_nodes.headless.problem import HostError, WorkflowError
 from graft_nodes.patches import files, metadata, rows
 from graft_nodes.patches.peft_config import peft_configs
-from graft_nodes.training import listing, store
+from graft_nodes.training import listing, parts, store
 from graft_nodes.training.data import captions, pictures
 from graft_nodes.training.data.cache import Cache
 from graft_nodes.training.data.filters import Filters, load_mapping
@@ -84,6 +84,23 @@ def test_a_record_of_another_form_is_refused_though_its_hash_fits(tmp_path, chan
     with pytest.raises(store.Damaged, match=r"state\.json: (these entries|its position)"):
         store.read_record(folder)
     assert listing.runs(tmp_path) == [] and listing.states(tmp_path, "run") == []
+
+
+def test_a_saved_state_in_a_run_s_folder_is_told_from_a_stored_one(tmp_path):
+    for path in (CORPUS / "states").glob("saved__*"):
+        (tmp_path / path.name.removeprefix("saved__")).write_bytes(path.read_bytes())
+    with pytest.raises(store.Damaged, match="it is a saved state, not one of a run's own folder"):
+        store.load(tmp_path, None)
+
+
+@pytest.mark.parametrize("said", ["[" * 5000, "7", "[]"])
+def test_parts_that_do_not_say_what_they_are(tmp_path, said):
+    for rank, shape in enumerate(((2, 3), (2, 4))):
+        tensors = {"trained/a": torch.ones(shape)}
+        name = '["trained/a"]' if said == "[]" else said
+        files.write_whole(str(tmp_path / f"{rank}.safetensors"), files.safetensors_bytes(tensors, {parts.DIVIDED: name}))
+    with pytest.raises(ValueError, match="do not fit together" if said == "[]" else "does not say which"):
+        parts.read(sorted(tmp_path.iterdir()))
 
 
 @pytest.mark.parametrize("text", ["[" * 5000, f'{{"format": {HUGE}}}'])
