@@ -18,6 +18,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import venv
 from pathlib import Path
@@ -69,9 +70,25 @@ def demo() -> None:
 
 
 def test(arguments: list[str]) -> None:
-    """Run pytest: on the embedded host, and with a real ComfyUI when COMFYUI_PATH or ~/ComfyUI names a checkout."""
+    """Run pytest: on the embedded host, and beside it with a real ComfyUI when COMFYUI_PATH or ~/ComfyUI names a checkout."""
     install("develop")
-    run("-m", "pytest", *arguments)
+    if arguments:
+        run("-m", "pytest", *arguments)
+        return
+    command = [str(PYTHON), "-m", "pytest"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GRAFT_TEST_THREADS": "1"}  # two at a time
+    with tempfile.TemporaryFile() as heard:
+        real = subprocess.Popen([*command, "tests/with_comfyui", "-s"], cwd=ROOT, env=environment, stdout=heard, stderr=heard)
+        try:
+            embedded = subprocess.call([*command, "--ignore=tests/with_comfyui"], cwd=ROOT, env=environment)
+            print("dev.py: on the embedded host that was all; the tests with a real ComfyUI:", flush=True)
+            real.wait()
+        finally:
+            real.terminate()
+        heard.seek(0)
+        print(heard.read().decode(errors="replace"), flush=True)
+    if embedded or real.returncode:
+        sys.exit(embedded or real.returncode)
 
 
 def check() -> None:
