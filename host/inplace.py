@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from itertools import pairwise
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from torch.overrides import TorchFunctionMode
 _NEW: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {
     torch.Tensor.add_: torch.add, torch.Tensor.sub_: torch.sub, torch.Tensor.mul_: torch.mul, torch.Tensor.div_: torch.div,
 }  # fmt: skip
+_REFUSED = "modified by an inplace operation"  # autograd's words
+_SAID = "The model changes activations in place that its gradients need"
 
 
 class NoAssignmentInPlace(TorchFunctionMode):
@@ -24,6 +26,11 @@ class NoAssignmentInPlace(TorchFunctionMode):
     `x = torch.add(y, z, out=w)`, which autograd refuses, does so too (language models of newer hosts reuse their input like that). A call
     whose result is thrown away is left alone, and so is `x.add_(y)`: there the change itself may be what is wanted.
     """
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        super().__exit__(kind, error, trace)
+        if isinstance(error, RuntimeError) and _REFUSED in str(error) and not str(error).startswith(_SAID):
+            raise RuntimeError(f"{_SAID}, so this version of the host cannot train it; a newer one may. {error}") from error
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

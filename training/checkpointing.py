@@ -42,17 +42,28 @@ def _in(modes: Sequence[TorchFunctionMode], call: Callable[[], Any]) -> Any:
         return call()
 
 
+def _watched(name: str, call: Callable[[], Any], given: Sequence[Any]) -> Any:
+    """A block's forward; RuntimeError when it changes its input in place, for it would be run again with what it made of it."""
+    tensors = [value for value in given if isinstance(value, torch.Tensor) and not value.is_inference()]
+    before = [value._version for value in tensors]
+    out = call()
+    if [value._version for value in tensors] != before:
+        raise RuntimeError(f"{name} changes its input in place: with checkpointing its gradients would be wrong. Switch checkpointing off.")
+    return out
+
+
 @contextmanager
 def checkpointed(module: nn.Module) -> Iterator[None]:
     """For the block the parts given by `blocks` run checkpointed; no draw of the global generator, no trace afterwards."""
 
-    def forgetting(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def forgetting(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
             again = partial(forward, *map(_as_it_is, args), **{name: _as_it_is(value) for name, value in kwargs.items()})
             again = partial(_in, _get_current_function_mode_stack(), again)
-            runs = iter((partial(forward, *args, **kwargs),))
+            first = partial(_watched, name, partial(forward, *args, **kwargs), [*args, *kwargs.values()])
+            runs = iter((first,))
             # The arguments go along so that checkpoint() knows their device.
             return checkpoint(lambda *_, **__: next(runs, again)(), *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
@@ -61,7 +72,7 @@ def checkpointed(module: nn.Module) -> Iterator[None]:
     before = [(part, part.__dict__.get("forward")) for part in blocks(module)]
     try:
         for part, _ in before:
-            part.forward = forgetting(part.forward)
+            part.forward = forgetting(part.forward, type(part).__name__)
         yield
     finally:
         for part, own in before:

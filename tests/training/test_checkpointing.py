@@ -21,10 +21,19 @@ class Block(nn.Module):
         return x
 
 
+class Called(Block):
+    """As a block of Chroma in ComfyUI 0.3.64: the same, by calls whose result is thrown away."""
+
+    def forward(self, x, options):
+        x.add_(self.first(x).tanh())
+        x.addcmul_(torch.ones_like(x), self.second(self.norm(x)))
+        return x
+
+
 class Net(nn.Module):
-    def __init__(self, width=6):
+    def __init__(self, width=6, block=Block):
         super().__init__()
-        self.blocks = nn.ModuleList([Block(width), Block(width)])
+        self.blocks = nn.ModuleList([block(width), block(width)])
 
     def forward(self, x):
         x, options = x * 1, {}
@@ -62,6 +71,17 @@ def test_gradients_of_blocks_that_change_their_input(graded):
     for one, other, wanted in zip(kept, forgotten, expected, strict=True):
         assert torch.allclose(one, wanted) and torch.allclose(other, wanted)
     assert not [block for block in net.blocks if "forward" in block.__dict__]
+
+
+@pytest.mark.parametrize("graded", [False, True])
+def test_a_change_that_a_block_calls_for_is_refused_and_never_silently_wrong(graded):
+    net, x = Net(block=Called), torch.randn(3, 6, generator=torch.Generator().manual_seed(2)).requires_grad_(graded)
+    said = r"Called changes its input in place.*Switch checkpointing off"
+    with pytest.raises(RuntimeError, match=said), NoAssignmentInPlace(), checkpointed(net):
+        gradients(net, net, x)
+    said = r"^The model changes activations in place.*a newer one may.*modified by an inplace operation"
+    with pytest.raises(RuntimeError, match=said), NoAssignmentInPlace():
+        gradients(net, net, x)
 
 
 def test_the_backward_pass_may_run_after_the_mode_is_left():

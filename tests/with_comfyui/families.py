@@ -79,17 +79,62 @@ FAMILIES = {
 }  # fmt: skip
 
 
+# Families that ComfyUI loads and that are tried for their gradients alone: their blocks change tensors in place, too.
+OTHERS = {
+    "chroma": Family(
+        "Chroma",
+        {"image_model": "chroma", **{key: value for key, value in FLUX.items() if key not in ("vec_in_dim", "guidance_embed")},
+         "in_channels": 64, "out_channels": 64, "in_dim": 64, "out_dim": 32, "hidden_dim": 16, "n_layers": 1, "vec_in_dim": None,
+         "txt_ids_dims": []},
+        (16, 8, 10), {"pooled_output": (1, 8)},
+    ),
+    "auraflow": Family(
+        "AuraFlow",
+        {"cond_seq_dim": 12, "dim": 32, "n_layers": 2, "n_double_layers": 1, "n_heads": 2, "global_conddim": 32, "max_seq": 256},
+        (4, 8, 10),
+    ),
+    "pixart": Family(
+        "PixArtAlpha",
+        {"image_model": "pixart_alpha", "hidden_size": 48, "depth": 2, "num_heads": 2, "caption_channels": 12, "model_max_length": 6,
+         "micro_condition": True},
+        (4, 40, 40), predicts="eps",
+    ),
+    "hunyuan image": Family(
+        "HunyuanImage21",
+        {"image_model": "hunyuan_video", "in_channels": 64, "out_channels": 64, "vec_in_dim": None, "context_in_dim": 12, "hidden_size": 32,
+         "mlp_ratio": 2.0, "num_heads": 2, "depth": 1, "depth_single_blocks": 1, "axes_dim": [8, 8], "theta": 256, "patch_size": [1, 1],
+         "qkv_bias": True, "guidance_embed": False, "byt5": False, "meanflow": False, "use_cond_type_embedding": False,
+         "vision_in_dim": None, "meanflow_sum": False},
+        (64, 8, 10),
+    ),
+    "omnigen2": Family(
+        "Omnigen2",
+        {"image_model": "omnigen2", "patch_size": 2, "in_channels": 16, "hidden_size": 32, "num_layers": 2, "num_refiner_layers": 1,
+         "num_attention_heads": 2, "num_kv_heads": 1, "multiple_of": 8, "axes_dim_rope": (4, 6, 6), "axes_lens": (64, 64, 64),
+         "text_feat_dim": 12},
+        (16, 8, 10), {"attention_mask": "ones"},
+    ),
+}  # fmt: skip
+EVERY = FAMILIES | OTHERS
+
+
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
     """Normal numbers of their own generator."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def _accepted(config: dict[str, Any]) -> dict[str, Any]:
-    """Flux of newer versions wants one setting more."""
+    """Some settings are newer than some versions."""
+    import comfy.ldm.chroma.model
     import comfy.ldm.flux.model
+    import comfy.ldm.hunyuan_video.model
 
     newer = "txt_ids_dims" in comfy.ldm.flux.model.FluxParams.__dataclass_fields__
-    return config | ({"txt_ids_dims": []} if newer and config.get("image_model") == "flux" else {})
+    if newer and config.get("image_model") == "flux":
+        return config | {"txt_ids_dims": []}
+    classes = {"chroma": comfy.ldm.chroma.model.ChromaParams, "hunyuan_video": comfy.ldm.hunyuan_video.model.HunyuanVideoParams}
+    known = classes.get(config.get("image_model", ""))
+    return config if known is None else {key: value for key, value in config.items() if key in {*known.__dataclass_fields__, "image_model"}}
 
 
 def build(name: str, dtype: torch.dtype = torch.float32, cast: torch.dtype | None = None, **changes: Any) -> Any:
@@ -97,7 +142,7 @@ def build(name: str, dtype: torch.dtype = torch.float32, cast: torch.dtype | Non
 
     `changes` are of the family's settings.
     """
-    family = FAMILIES[name]
+    family = EVERY[name]
     if not hasattr(comfy.supported_models, family.supported):
         pytest.skip(f"this ComfyUI has no {family.supported}")
     with torch.random.fork_rng(devices=[]):
@@ -117,11 +162,12 @@ def build(name: str, dtype: torch.dtype = torch.float32, cast: torch.dtype | Non
 def conditions(name: str, seed: int, tokens: int = 6) -> tuple[torch.Tensor, dict[str, Any]]:
     """What the text encoder of the family would give for one caption: tokens (1, T, 12) and the entries beside them."""
     made: dict[str, Any] = {}
-    for number, (key, value) in enumerate(FAMILIES[name].extras.items()):
-        made[key] = torch.tensor([[1] * (tokens - 2) + [0] * 2]) if value == "mask" else random(*value, seed=seed + 10 * number + 100)
+    for number, (key, value) in enumerate(EVERY[name].extras.items()):
+        masks = {"mask": torch.tensor([[1] * (tokens - 2) + [0] * 2]), "ones": torch.ones(1, tokens, dtype=torch.long)}
+        made[key] = masks[value] if isinstance(value, str) else random(*value, seed=seed + 10 * number + 100)
     return random(1, tokens, 12, seed=seed), made
 
 
 def latent(name: str, seed: int) -> torch.Tensor:
     """A latent as the family's VAE gives it, (C, h, w) or (C, 1, h, w)."""
-    return random(*FAMILIES[name].latent, seed=seed)
+    return random(*EVERY[name].latent, seed=seed)

@@ -2,11 +2,13 @@
 
 import contextlib
 import importlib
+import inspect
 import json
 import os
 import random as python_random
 import shutil
 
+import comfy.ldm.chroma.layers
 import comfy.lora
 import comfy.model_management
 import comfy.model_sampling
@@ -14,7 +16,7 @@ import comfy.samplers
 import numpy
 import pytest
 import torch
-from families import FAMILIES, build, conditions, latent, random
+from families import EVERY, FAMILIES, OTHERS, build, conditions, latent, random
 from graft_nodes import host as wall
 from graft_nodes.training import step as steps
 from graft_nodes.training.adapters import AdapterSettings, as_lora, attached, beginning
@@ -116,9 +118,15 @@ def train(host, name, adapter, optimizer=None, dtype="float32", count=2):
     return result["captured"]
 
 
+def _calls_in_place():
+    return "img.addcmul_(" in inspect.getsource(comfy.ldm.chroma.layers)
+
+
 def available(name):
-    if not hasattr(comfy.supported_models, FAMILIES[name].supported):
-        pytest.skip(f"this ComfyUI has no {FAMILIES[name].supported}")
+    if name == "chroma" and _calls_in_place():
+        pytest.skip("this ComfyUI's Chroma changes activations by calls, which autograd refuses")
+    if not hasattr(comfy.supported_models, EVERY[name].supported):
+        pytest.skip(f"this ComfyUI has no {EVERY[name].supported}")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -227,13 +235,13 @@ def graded(patcher, settings, trained, x, sigma, name, way):
         (denoiser.denoise(x, sigma, [Conditioning(context, extras)], {}) * way).sum().backward()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *OTHERS])
 def test_gradients_are_those_of_finite_differences_of_sampling(name):
     """Along random directions of a few tensors, against central differences of the host's own forward with the file applied."""
     available(name)
     patcher, settings = build(name), AdapterSettings("locon", rank=2, targets="all")
     trained = {key: t.requires_grad_() for key, t in moved(patcher, settings).items()}
-    x, context, extras = random(1, *FAMILIES[name].latent, seed=4), *conditions(name, 3)
+    x, context, extras = random(1, *EVERY[name].latent, seed=4), *conditions(name, 3)
     extras = {**extras, "guidance": 1.0}
     way = random(*x.shape, seed=5)
     sigma = wall.denoiser.Denoiser(patcher).sigma(torch.tensor([0.6]))
@@ -248,15 +256,18 @@ def test_gradients_are_those_of_finite_differences_of_sampling(name):
             with torch.no_grad():
                 values.append(float((sampled(with_file(patcher, file), x, sigma, context, extras).double() * way).sum()))
         expected = (values[0] - values[1]) / 0.008
+        if name in OTHERS and trained[key].grad is None:  # a part for pictures as references
+            assert expected == 0
+            continue
         assert float((trained[key].grad * direction).sum()) == pytest.approx(expected, rel=2e-2, abs=2e-3 * float(way.norm())), key
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *OTHERS])
 def test_checkpointed_gradients_are_the_same_bytes(name):
     """Of adapters and of what a text encoder that is trained gives: blocks run again in the backward pass change tensors in place too."""
     available(name)
     patcher, settings = build(name), AdapterSettings("lora", rank=2, targets="attention+ff")
-    way, found = random(2, *FAMILIES[name].latent, seed=5), []
+    way, found = random(2, *EVERY[name].latent, seed=5), []
     for forgetful in (contextlib.nullcontext, checkpointed):
         graded = {key: t.requires_grad_() for key, t in moved(patcher, settings).items()}
         context, extras = conditions(name, 3)
@@ -268,9 +279,10 @@ def test_checkpointed_gradients_are_the_same_bytes(name):
             with attached(module, settings, graded, still), forgetful(*([module] if forgetful is checkpointed else [])):
                 sigma = denoiser.sigma(torch.tensor([0.3, 0.6]))
                 (denoiser.denoise(random(*way.shape, seed=4), sigma, [text, text], {}) * way).sum().backward()
-        found.append({key: t.grad for key, t in (graded | given).items()})
+        found.append({key: t.grad for key, t in (graded | given).items() if t.grad is not None})
     assert found[0].keys() == found[1].keys() and all(torch.equal(t, found[1][key]) for key, t in found[0].items())
     assert len(blocks(patcher.model.diffusion_model)) > 1 and all(bool(t.any()) for t in found[0].values())
+    assert name in OTHERS or found[0].keys() == graded.keys() | given.keys()
 
 
 @pytest.mark.parametrize("name", ["flux", "sd3", "qwen", "lumina2", "z-image", "wan"])
