@@ -91,7 +91,7 @@ def joined(host: hosts.Host, at: Place | None, meant: int | None, shard: bool) -
         raise HostError("this torch is built without torch.distributed, so it cannot run ranks; install another build")
     device = host.management.get_torch_device().type
     if device not in ("cuda", "cpu") or (device == "cuda" and not distributed.is_nccl_available()):
-        raise HostError(f"ranks train on CUDA GPUs with NCCL or on CPUs with gloo, and this device is {device}: add --cpu or use one process")
+        raise HostError(f"ranks train on CUDA GPUs (NCCL) or on CPUs (gloo), and this device is {device}: add --cpu or use one process")
     try:
         store, rank, size = next(distributed.rendezvous("env://", timeout=parallel.PATIENCE))
         store = distributed.PrefixStore(_start(store, rank, size, parallel.PATIENCE.total_seconds()), store)

@@ -5,6 +5,7 @@ python ranks.py FOLDER SCENARIO   runs one of the functions below and prints one
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -118,6 +119,7 @@ def mixed(accumulation: int):
 
 
 WATCH = Watch(validate_every=25, snapshot_every=40)
+WHOLE = AdapterSettings(kind="full", targets="all")
 STEPS = 100
 
 
@@ -131,7 +133,7 @@ def equal(root: Path) -> dict:
         "2 ranks, accumulation 4": (2, plain(4, ema=False)),
         "2 ranks, accumulation 3": (2, plain(3, ema=False)),
         "pictures of two sizes": (2, mixed(4)),
-        "full weights": (4, plain(4, adapter=AdapterSettings(kind="full"), ema=False)),
+        "full weights": (4, plain(4, adapter=WHOLE, ema=False)),
         "dropout, full-bf16": (2, plain(2, adapter=AdapterSettings(rank=2, module_dropout=0.4), precision="full-bf16")),
         "fp16": (2, plain(2, ema=False, precision="fp16")),
         "the average takes over": (2, plain(2, switch=7)),
@@ -183,8 +185,8 @@ def measured(root: Path) -> dict:
 def handed_otherwise() -> dict:
     """Bytes that one step hands to collectives when slices are added, and when the model is held together."""
     found = {}
-    adapter, whole = AdapterSettings(targets="all", rank=2), AdapterSettings(kind="full")
-    for name, size, kind in (("slices", 3, adapter), ("shard, adapters", 2, adapter), ("shard, full", 4, whole)):
+    adapter = AdapterSettings(targets="all", rank=2)
+    for name, size, kind in (("slices", 3, adapter), ("shard, adapters", 2, adapter), ("shard, full", 4, WHOLE)):
         gradients.FEW = 1 if name == "slices" else 4
         state, dataset = plain(size, ema=False, adapter=kind)
 
@@ -220,15 +222,14 @@ def shape_of(module: torch.nn.Module) -> list:
 def sharded(root: Path) -> dict:
     """Ranks that hold the model together: against one process, how much each holds, and what is left on the model."""
     found = {}
-    whole = AdapterSettings(kind="full")
     rate = {"learning_rate": 1e-4}
     runs_of = {
-        "adapters": (2, plain(2), 20),
-        "adapters, checkpointing": (4, plain(4, ema=False, checkpointing=True), 5),
-        "full, 2 ranks": (2, plain(2, ema=False, adapter=whole, **rate), STEPS),
-        "full, 4 ranks, average": (4, average_only(4, whole, **rate), STEPS),
-        "full, two parts a rank": (2, plain(4, ema=False, adapter=whole, **rate), 12),
-        "full, lion": (2, plain(2, ema=False, adapter=whole, optimizer="lion", **rate), 12),
+        "adapters": (2, plain(2), 12),
+        "adapters, checkpointing": (3, plain(3, ema=False, checkpointing=True), 5),
+        "full, 2 ranks": (2, plain(2, ema=False, adapter=WHOLE, **rate), 30),
+        "full, 4 ranks, average": (4, average_only(4, WHOLE, **rate), STEPS),
+        "full, two parts a rank": (2, plain(4, ema=False, adapter=WHOLE, **rate), 12),
+        "full, lion": (2, plain(2, ema=False, adapter=WHOLE, optimizer="lion", **rate), 12),
     }
     for name, (size, (state, dataset), steps) in runs_of.items():
         alone = train(state, dataset, steps, WATCH)
@@ -258,7 +259,7 @@ def sharded(root: Path) -> dict:
             }
 
         found[name] = together(size, act)
-    found["snapshots"] = snapshots_together(root / "parts", whole, rate)
+    found["snapshots"] = snapshots_together(root / "parts", WHOLE, rate)
     return found
 
 
@@ -391,5 +392,8 @@ def failing(root: Path) -> dict:
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
-    train(*plain(1), 1, WATCH)  # what is imported at first use is imported before the forks
+    # What is imported at first use is imported before the forks.
+    train(*plain(1), 1, WATCH)
+    for name in ("torch.distributed.fsdp", "torch.distributed.tensor"):
+        importlib.import_module(name)
     print(json.dumps({"equal": equal, "measured": measured, "failing": failing, "sharded": sharded}[sys.argv[2]](place)))
