@@ -264,7 +264,7 @@ class Lab:
         pictures = [picture for name, data in host.events[told:] if name == "graft.preview" for picture in data["pictures"]]
         shown = hashlib.sha256()
         for picture in pictures:
-            with open(os.path.join(host.temp, picture["subfolder"], picture["filename"]), "rb") as file:
+            with open(os.path.join(getattr(host, picture["type"]), picture["subfolder"], picture["filename"]), "rb") as file:
                 shown.update(file.read())
         return {
             "weights": adapters.tensors_digest(after.trained),
