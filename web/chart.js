@@ -102,15 +102,14 @@ export function decimated(series, from, until, columns) {
   return out
 }
 
-/** Rounded values between low and high for an axis, about `count` of them. */
+/** Rounded values between low and high for an axis, about `count` of them; none when they are too close together to tell apart. */
 export function ticks(low, high, count = 4) {
-  const span = high - low || Math.abs(high) || 1
-  const raw = span / count
+  const raw = (high - low || Math.abs(high) || 1) / count
   const power = 10 ** Math.floor(Math.log10(raw))
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= raw * 0.999)
-  const out = []
-  for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-9; at += step) out.push(Number(at.toPrecision(12)))
-  return out
+  const [first, last] = [Math.ceil(low / step - 1e-9), Math.floor(high / step + 1e-9)]
+  if (!(last - first <= 10 * count)) return [] // not numbers, or steps below their precision
+  return Array.from({ length: Math.max(0, last - first + 1) }, (_, index) => Number(((first + index) * step).toPrecision(12)))
 }
 
 /**
@@ -141,7 +140,7 @@ export function draw(canvas, width, height, curves, format) {
     }
   }
   if (low > high) return null
-  if (low === high) [low, high] = [low - Math.abs(low || 1) * 0.1, high + Math.abs(high || 1) * 0.1]
+  if (high - low <= 1e-9 * Math.abs(high)) [low, high] = [low - Math.abs(low || 1) * 0.1, high + Math.abs(high || 1) * 0.1] // flat but for rounding
   const y = (value) => MARGIN.top + inner.height * (1 - (value - low) / (high - low))
   const style = getComputedStyle(canvas)
   pen.font = '10px sans-serif'

@@ -11,10 +11,11 @@ from typing import Any
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
 # What the page says that is not ours: it looks at model files of its own templates, and this machine may have no net; it asks for user
-# data of a first start and for a help page in its language, which are not there.
+# data of a first start and for a help page in its language, which are not there. Version 1.27 also has complaints of its own: when its
+# settings are made on a first page, and about its minimap when a subgraph is left.
 FOREIGN = (
     "huggingface.co", "civitai.com", "github.com", "comfy.org", "googletagmanager", "before initialization", "favicon", "/en.md",
-    "/userdata", "/user.css",
+    "/userdata", "/user.css", "at Proxy.addSetting", "graph that was never set up",
 )
 
 

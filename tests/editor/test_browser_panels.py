@@ -65,6 +65,24 @@ def test_the_loss_is_drawn_as_it_comes(editor):
     assert "step 3 of 1000" in status.inner_text(), "a run that went back is drawn from there"
 
 
+def test_a_curve_that_is_flat_but_for_rounding_has_an_axis(editor):
+    editor.clear()
+    node = editor.add("EMAMerge", 100, 60)
+    values = [0.1, 0.1 + 2**-56, 0.1 + 2**-55]
+    ran(editor, node, {"graft_profile": [{"version": 1, "curves": [{"name": "", "steps": [1, 2, 3], "values": values}], "lines": []}]})
+    chart = editor.page.locator(".graft-average canvas:visible")
+    chart.wait_for()
+    assert not chart.evaluate("(c) => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.every((v) => v === 0)")
+    found = editor.do(
+        """async () => {
+          const pack = LiteGraph.registered_node_types.TrainStep.nodeData.python_module.split('.').pop()
+          const {ticks} = await import(`/extensions/${pack}/chart.js`)
+          return [ticks(0, 1), ticks(0.1, 0.1 + 2 ** -55), ticks(0, 100, 3), ticks(-0.2, 0.25), ticks(5, 5, 2), ticks(1e-300, 2e-300)]
+        }"""
+    )
+    assert found[:1] + found[2:4] == [[0, 0.5, 1], [0, 50, 100], [-0.2, 0, 0.2]] and all(len(one) <= 40 for one in found)
+
+
 def test_a_hundred_thousand_points_stay_quick(editor):
     editor.clear()
     node = editor.add("TrainStep", 100, 100)
