@@ -93,6 +93,12 @@ def kill_at(last: int, inside: bool, how: signal.Signals) -> None:
 
 
 def main() -> int:
+    """Run the command line, in a real ComfyUI where the tests have one."""
+    if "GRAFT_TEST_COMFYUI" in os.environ:
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "with_comfyui"))
+        import open_comfyui
+
+        open_comfyui.open_checkout(os.environ["GRAFT_TEST_COMFYUI"])
     load = hosts.load_nodes
 
     def load_with_these(host: hosts.Host) -> None:

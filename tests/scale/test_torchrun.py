@@ -76,7 +76,8 @@ def run(place, pictures, graph, ranks, *more, kill="", restarts=0):
     if ranks:
         start += ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts), "--rdzv-backend", "c10d",
                   "--rdzv-endpoint", "localhost:0"]  # fmt: skip
-    command = [*start, str(HERE / "drive.py"), "run", str(path), "--embedded", "--cpu", "--input", str(pictures), "--output", str(place)]
+    host = ["--comfyui", os.environ["GRAFT_TEST_COMFYUI"]] if "GRAFT_TEST_COMFYUI" in os.environ else ["--embedded"]
+    command = [*start, str(HERE / "drive.py"), "run", str(path), *host, "--cpu", "--input", str(pictures), "--output", str(place)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "GRAFT_TEST_PLACE": str(place), "GRAFT_KILL": kill}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     done = subprocess.Popen([*command, *more], env=environment, start_new_session=True, **pipes)
