@@ -197,8 +197,7 @@ class Bench:
         names = [f"a{number}" for number in range(count)]
         for name in names:
             model.add_adapter(config, adapter_name=name)
-        model.set_adapters(names, [0.5] * count)
-        fuse = seconds(lambda: model.fuse_lora(adapter_names=names))
+        fuse = seconds(lambda: model.fuse_lora(lora_scale=0.5, adapter_names=names))
         return {"diffusers apply": fuse, "diffusers remove": seconds(model.unfuse_lora)}
 
     def _layers(self) -> nn.ModuleList:
