@@ -61,7 +61,8 @@ class Editor(Server):
         shutil.copytree(ROOT / "demo" / "concept", place / "input" / "concept")
         options = ("--port", "0", "--no-browser", "--cpu", "--front-end-root", str(front_end(place / "front")))
         command = [sys.executable, "-m", "graft_nodes.tests.faults.soak", "serve", "editor", *options]
-        self.process = subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        alone = {"OMP_NUM_THREADS": "1", **os.environ}  # so small a model only waits for further threads where others compute too
+        self.process = subprocess.Popen(command, cwd=place, env=alone, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.lines: list[str] = []
         self._said: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
