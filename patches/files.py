@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
@@ -92,7 +93,15 @@ def _info(name: str, of: object, data: int) -> TensorInfo:
     kind, shape, offsets = entry.get("dtype"), _counts(entry.get("shape")), _counts(entry.get("data_offsets"))
     if not isinstance(kind, str) or shape is None or offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ValueError(f"{name[:80]!r} is no tensor: expected dtype, shape and two data_offsets, got {str(of)[:80]}")
+    if kind in _BYTES and math.prod(shape) * _BYTES[kind] != offsets[1] - offsets[0]:
+        raise ValueError(f"{name[:80]!r} has {offsets[1] - offsets[0]} bytes, its type and shape need {math.prod(shape) * _BYTES[kind]}")
     return TensorInfo(kind, shape, data + offsets[0], data + offsets[1])
+
+
+_BYTES = {  # of one element, by safetensors' names of types
+    **dict.fromkeys(("F64", "I64", "U64"), 8), **dict.fromkeys(("F32", "I32", "U32"), 4), **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2"), 1),
+}  # fmt: skip
 
 
 def _counts(given: object) -> tuple[int, ...] | None:

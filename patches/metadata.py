@@ -102,7 +102,7 @@ def _alphas(path: str, tensors: Mapping[str, files.TensorInfo], metadata: Mappin
     found = set()
     with open(path, "rb") as file:
         for name, tensor in tensors.items():
-            if name.endswith(".alpha") and tensor.kind in _ALPHAS and tensor.end - tensor.start <= 8:
+            if name.endswith(".alpha") and tensor.kind in _ALPHAS and 0 < tensor.end - tensor.start <= 8:
                 file.seek(tensor.start)
                 kind = _ALPHAS[tensor.kind]
                 found.add(float(torch.frombuffer(bytearray(file.read(tensor.end - tensor.start)), dtype=kind)[0]))
