@@ -41,7 +41,8 @@ def lora(path, header, data=b""):
     b'{"a": ' + DEEP.encode() + b"}", b'{"a": {"dtype": "F32", "shape": [' + HUGE.encode() + b'], "data_offsets": [0, 0]}}',
     {"a": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}, {"a": {"dtype": "F32", "shape": "1", "data_offsets": [0, 4]}},
     {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0.0, 4]}}, {"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}},
-    {"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, {"a": [1]}, {"a.alpha": {"dtype": "F64", "shape": [], "data_offsets": [0, 4]}}, {"__metadata__": ["x"]}, {"__metadata__": {"x": 1}}, [1],
+    {"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, {"a": [1]},
+    {"a.alpha": {"dtype": "F64", "shape": [], "data_offsets": [0, 4]}}, {"__metadata__": ["x"]}, {"__metadata__": {"x": 1}}, [1],
 ])  # fmt: skip
 def test_a_header_that_is_none_is_refused_and_named(tmp_path, header):
     path = lora(tmp_path / "a.safetensors", header, b"\0" * 4)
