@@ -288,6 +288,8 @@ def test_every_help_page_opens(editor):
         node = editor.add("TrainStep", 200, 150)
         editor.do("(id) => app.canvas.selectNode(app.graph.getNodeById(id))", node)
         editor.page.wait_for_timeout(300)
-        editor.page.keyboard.press("Escape")  # an error's dialog of an earlier test may be open
+        while editor.page.locator(".p-dialog-mask").count():  # of errors in earlier tests
+            editor.page.keyboard.press("Escape")
+            editor.page.wait_for_timeout(500)
         editor.page.locator("[data-testid=info-button], button:has(i.icon-\\[lucide--info\\])").first.click()
         editor.page.get_by_text("Common mistakes").first.wait_for()
