@@ -117,6 +117,12 @@ def test_a_killed_rank_is_started_again_and_the_end_is_the_same(tmp_path, pictur
     assert "went on from the snapshot" in errors and results(tmp_path) == results(alone)
 
 
+def test_a_model_that_two_ranks_hold_together_trains_the_same(tmp_path, pictures, alone):
+    status, _, errors = run(tmp_path, pictures, workflow(), 2, "--shard")
+    assert status == 0, errors
+    assert results(tmp_path) == results(alone)
+
+
 @pytest.mark.skipif("GRAFT_TEST_KILLS" not in os.environ, reason="GRAFT_TEST_KILLS=20 kills a rank so often, which takes minutes")
 def test_ranks_killed_at_random_moments_change_nothing(tmp_path, pictures):
     times, draw = int(os.environ["GRAFT_TEST_KILLS"]), random.Random(0)
