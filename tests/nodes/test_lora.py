@@ -614,11 +614,18 @@ def test_a_schedule_beside_what_changes_the_weight_that_it_finds(host, small, or
         host.call("LoRAStackPatch", model=host.call("LoRAStackPatch", model=model, lora_stack=stack[1:])[0], lora_stack=stack[:1])
 
 
-def test_a_model_that_is_partly_on_the_device(host, small):
-    """What the host streams in from elsewhere is patched at the activations, and the report says why."""
+@pytest.mark.parametrize("kind", ["LoRA", "DoRA"])
+@pytest.mark.parametrize("way", ["partly", "paged"])
+def test_a_model_that_is_not_wholly_on_the_device(host, small, monkeypatch, way, kind):
+    """What the host streams or pages in from elsewhere is patched at the activations, whatever the layer, and the report says why."""
     model = small.unet(channels=32, mult=(1,), depth=(1,))
-    model.model.model_lowvram = True
-    _, _, report = host.call("LoRAStackPatch", model=model, lora_model=small.lora(model))
-    assert "at the activations because the host holds only a part of the model on the device" in report
-    with pytest.raises(ValueError, match="cannot be merged, the host holds only a part"):
+    if way == "partly":
+        model.model.model_lowvram = True
+    else:
+        monkeypatch.setattr(type(model), "is_dynamic", lambda self: True, raising=False)
+    why = {"partly": "the host holds only a part of the model on the device", "paged": "the host pages its weights in and out"}[way]
+    state = small.lora(model) if kind == "LoRA" else of_kind(kind, model)
+    _, _, report = host.call("LoRAStackPatch", model=model, lora_model=state)
+    assert f"at the activations because {why}" in report and "model: 0 weights merged" in report
+    with pytest.raises(ValueError, match=f"cannot be merged, {why}"):
         host.call("LoRAStackPatch", model=model, lora_model=small.lora(model), mode="merge")
