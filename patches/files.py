@@ -12,6 +12,7 @@ import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -183,6 +184,20 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def make_folders(folder: Path) -> list[Path]:
+    """Create a folder and those above it, durably; the ones that were not there, outermost first."""
+    missing = []
+    at = folder
+    while not at.exists():
+        missing.append(at)
+        at = at.parent
+    missing.reverse()
+    for one in missing:
+        one.mkdir(exist_ok=True)
+        sync_folder(one.parent)
+    return missing
 
 
 @contextlib.contextmanager

@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..patches.files import make_folders
+
 PATIENCE = 2.0  # seconds that a process which is just ending may take to let go
 WITHOUT = "this drive has no locks: make sure that no second process works on the same run"
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
@@ -31,7 +33,7 @@ def alone(folder: Path) -> Iterator[str]:
     """
     path = folder.parent / f".{folder.name}.lock"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent)
         number, said = _taken(path, folder)
     except OSError as error:
         if error.errno not in _READ_ONLY:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..ema import shards
 from ..ema.schedule import EMASettings
-from ..patches.files import sync_folder
+from ..patches.files import make_folders, sync_folder
 from .adapters import AdapterSettings, tensors_digest
 from .lock import alone
 from .objective import ObjectiveSettings
@@ -49,6 +49,7 @@ def save(state: TrainState, root: Path, name: str, shard: int = 0, versions: Map
 def _save(state: TrainState, folder: Path, shard: int, versions: Mapping[str, str]) -> Path:
     tensors = {f"{group}/{key}": t for group in GROUPS for key, t in getattr(state, group).items()}
     stem = f"tensors-{tensors_digest(tensors)[:16]}"  # by content: files of the state that has the name now are never written over
+    make_folders(folder)
     written = shards.save(tensors, folder, stem, shard)
     sync_folder(folder)
     files = {path.name: _hash(path) for path in written}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..ema.half import packed, unpacked
 from ..ema.posthoc import Profile
-from ..patches.files import load_safetensors, safetensors_bytes, sync_folder, write_whole
+from ..patches.files import load_safetensors, make_folders, safetensors_bytes, sync_folder, write_whole
 from .adapters import tensors_digest
 from .state import TrainState, key_of, until
 
@@ -56,7 +56,7 @@ def write(folder: Path, state: TrainState, width: float, lora: Callable[[], Mapp
     path = path_of(folder, state.start.digest, state.position, width)
     if path.exists():  # its name is its content's identity
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(path.parent)
     tensors = packed(lora())
     more = {
         "graft_width": repr(width),

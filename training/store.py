@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..patches.files import load_safetensors, safetensors_bytes, sync_folder, write_whole
+from ..patches.files import load_safetensors, make_folders, safetensors_bytes, sync_folder, write_whole
 from . import parts, room
 from .record import BLOCK as MEASURED
 from .record import problem
@@ -139,7 +139,7 @@ class Store:
         tensors = {f"{name}/{key}": t for name in GROUPS for key, t in getattr(state, name).items()}
         rows = [full for full, t in tensors.items() if divided(full.partition("/")[2], t)]
         with group.united():
-            _make_folders(folder)
+            make_folders(folder)
             name, sha256 = parts.write(folder, state.step, group.rank, group.size, tensors, rows)
         files = [dict(zip(("file", "sha256"), told.split(), strict=True)) for told in group.told(f"{name} {sha256}")]
         with group.united():
@@ -177,7 +177,7 @@ class Store:
     def _write(self, state: TrainState, folder: Path, tensors: str, kind: str) -> None:
         self._make_room(state, folder, sum(t.numel() * t.element_size() for group in GROUPS for t in getattr(state, group).values()))
         blocks = self._write_history(state.history)
-        made = _make_folders(folder)
+        made = make_folders(folder)
         path = folder / tensors
         orphan = not path.exists()  # until a state.json names them, tensors that were not there before are nobody's
         try:
@@ -213,7 +213,7 @@ class Store:
             name = f"{hashlib.sha256(body).hexdigest()}.json"
             names.append(name)
             if not (folder / name).is_file():
-                _make_folders(folder)
+                make_folders(folder)
                 write_whole(str(folder / name), [body])
                 sync_folder(folder)
         return names
@@ -439,17 +439,3 @@ def _digest(file: Any) -> str:
     for chunk in iter(lambda: file.read(1 << 20), b""):
         hashed.update(chunk)
     return hashed.hexdigest()
-
-
-def _make_folders(folder: Path) -> list[Path]:
-    """Create a folder and those above it; the ones that were not there, outermost first."""
-    missing = []
-    at = folder
-    while not at.exists():
-        missing.append(at)
-        at = at.parent
-    missing.reverse()
-    for one in missing:
-        one.mkdir(exist_ok=True)
-        sync_folder(one.parent)
-    return missing
