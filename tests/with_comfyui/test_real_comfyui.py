@@ -29,7 +29,8 @@ def test_real_comfyui() -> None:
     path = checkout()
     if path is None:
         pytest.skip(f"no ComfyUI found; {HOW}")
-    files = ["tests/nodes", "tests/faults/test_nodes.py", "tests/with_comfyui/checks", *(f"tests/comfyui_api_stubs/test_{name}.py" for name in SHARED)]
+    shared = [f"tests/comfyui_api_stubs/test_{name}.py" for name in SHARED]
+    files = ["tests/nodes", "tests/faults/test_nodes.py", "tests/with_comfyui/checks", *shared]
     child = subprocess.run(
         [sys.executable, "-m", "pytest", *files, "-q"],
         cwd=ROOT, env={**os.environ, "GRAFT_TEST_COMFYUI": path}, capture_output=True, text=True, timeout=3600, check=False,
