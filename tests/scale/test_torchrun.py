@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from graft_nodes.headless.schema import describe
 from graft_nodes.nodes import NODES
+from graft_nodes.patches.files import load_safetensors
 
 HERE = Path(__file__).resolve().parent
 DEMO = HERE.parents[1] / "demo"
@@ -120,7 +121,10 @@ def test_a_killed_rank_is_started_again_and_the_end_is_the_same(tmp_path, pictur
 def test_a_model_that_two_ranks_hold_together_trains_the_same(tmp_path, pictures, alone):
     status, _, errors = run(tmp_path, pictures, workflow(), 2, "--shard")
     assert status == 0, errors
-    assert results(tmp_path) == results(alone)
+    ours, theirs = (load_safetensors(str(next((place / "loras").glob("trained*"))))[0] for place in (tmp_path, alone))
+    assert ours.keys() == theirs.keys() and results(tmp_path).keys() == results(alone).keys()
+    # FSDP2's hooks change the order in which a block's input gathers its gradients.
+    assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) <= 1e-6
 
 
 @pytest.mark.skipif("GRAFT_TEST_KILLS" not in os.environ, reason="GRAFT_TEST_KILLS=20 kills a rank so often, which takes minutes")
