@@ -15,7 +15,7 @@ SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
 # settings are made on a first page, and about its minimap when a subgraph is left.
 FOREIGN = (
     "huggingface.co", "civitai.com", "github.com", "comfy.org", "googletagmanager", "before initialization", "favicon", "/en.md",
-    "/userdata", "/user.css", "at Proxy.addSetting", "graph that was never set up",
+    "/userdata", "/user.css", "/templates/index", "core workflow templates", "at Proxy.addSetting", "graph that was never set up",
 )
 
 
