@@ -231,7 +231,9 @@ class Ranks(Alone):
         rounds, idle = -(-parts // self.size), -parts % self.size
         sent = (self.sent.get("gradients", 0) - self._reported) / max(1, steps)
         self._reported = self.sent.get("gradients", 0)
-        lines = [f"{self.size} ranks, {parts} micro-batches a step, {rounds} one after another; a rank sends {sent / 1e6:.3f} MB a step"]
+        sends = f"; a rank sends {sent / 1e6:.3f} MB of gradients a step" if sent else ""
+        together = ", the model divided among them" if self.shard else ""
+        lines = [f"{self.size} ranks{together}, {parts} micro-batches a step, {rounds} one after another{sends}"]
         if idle:
             lines.append(f"{idle} of {self.size} ranks are idle in the last round of a step: {parts} is no multiple of {self.size}")
         return lines

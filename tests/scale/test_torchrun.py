@@ -118,7 +118,7 @@ def test_a_killed_rank_is_started_again_and_the_end_is_the_same(tmp_path, pictur
     assert "went on from the snapshot" in errors and results(tmp_path) == results(alone)
 
 
-def test_a_model_that_two_ranks_hold_together_trains_the_same(tmp_path, pictures, alone):
+def test_a_model_that_two_ranks_hold_together_trains_as_one_process_does(tmp_path, pictures, alone):
     status, _, errors = run(tmp_path, pictures, workflow(), 2, "--shard")
     assert status == 0, errors
     ours, theirs = (load_safetensors(str(next((place / "loras").glob("trained*"))))[0] for place in (tmp_path, alone))
