@@ -229,6 +229,14 @@ class GraftObjective(io.ComfyNode):
                     "output-preservation: for them the model is to say what it said before training.",
                 ),
                 io.Float.Input("prior_weight", default=1.0, min=0.0, max=100.0, step=0.1, tooltip="Weight of regularisation pictures."),
+                io.Float.Input(
+                    "min_timestep", default=0.0, min=0.0, max=1.0, step=0.01, optional=True,
+                    tooltip="Least noise that is trained, as a share of the schedule: above 0 leaves fine detail alone.",
+                ),
+                io.Float.Input(
+                    "max_timestep", default=1.0, min=0.0, max=1.0, step=0.01, optional=True,
+                    tooltip="Most noise that is trained, as a share of the schedule: below 1 leaves the layout alone.",
+                ),
             ],
             outputs=[Objective.Output(display_name="GRAFT_OBJECTIVE")],
         )

@@ -66,6 +66,8 @@ class ObjectiveSettings:
     conditioning_dropout: float = 0.05
     prior: str = "none"
     prior_weight: float = 1.0
+    min_timestep: float = 0.0
+    max_timestep: float = 1.0
 
     def __post_init__(self) -> None:
         wrong = []
@@ -90,6 +92,8 @@ class ObjectiveSettings:
             wrong.append(f"conditioning_dropout is {self.conditioning_dropout}, expected from 0 to 1")
         if self.prior not in PRIORS:
             wrong.append(f"prior is {self.prior!r}, expected one of {', '.join(PRIORS)}")
+        if not 0.0 <= self.min_timestep < self.max_timestep <= 1.0:
+            wrong.append(f"min_timestep is {self.min_timestep} and max_timestep {self.max_timestep}, expected 0 <= min < max <= 1")
         if wrong:
             raise ValueError("GraftObjective: " + "; ".join(wrong) + ".")
 
@@ -110,11 +114,16 @@ def check_for(settings: ObjectiveSettings, prediction: str) -> None:
 
 
 def shares(settings: ObjectiveSettings, count: int, draws: torch.Generator) -> Tensor:
-    """Timestep shares (count,) in [0, 1) of the chosen distribution; `shift` s moves u to s u / (1 + (s - 1) u)."""
+    """Timestep shares (count,) in [0, 1) of the chosen distribution; `shift` s moves u to s u / (1 + (s - 1) u).
+
+    `min_timestep` and `max_timestep` squeeze the whole distribution between them, as kohya's do.
+    """
     normal = settings.timesteps == "logit-normal"
     u = torch.randn(count, generator=draws).sigmoid() if normal else torch.rand(count, generator=draws)
     if settings.timesteps == "shifted":
         u = settings.shift * u / (1 + (settings.shift - 1) * u)
+    if settings.min_timestep > 0 or settings.max_timestep < 1:
+        u = settings.min_timestep + (settings.max_timestep - settings.min_timestep) * u
     return u.clamp(0.0, 1 - 2**-24)
 
 

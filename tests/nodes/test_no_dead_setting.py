@@ -110,6 +110,8 @@ CASES: dict[str, dict[str, Case]] = {
         "conditioning_dropout": Case(1.0),
         "prior": Case("output-preservation", REGULAR),
         "prior_weight": Case(7.0, {**REGULAR, "GraftObjective": {"prior": "regularisation"}}),
+        "min_timestep": Case(0.5),
+        "max_timestep": Case(0.5),
     },
     "GraftEMA": {
         "schedule": Case("ramp", changes="average"),

@@ -103,6 +103,9 @@ def test_timesteps_have_their_distributions():
     expected = torch.distributions.Normal(0, 1).cdf(torch.logit(grid))
     assert torch.allclose(torch.stack([(normal < g).float().mean() for g in grid]), expected, atol=0.02)
     assert torch.allclose(torch.stack([(shifted < g).float().mean() for g in grid]), grid / (3 - 2 * grid), atol=0.02)
+    narrow = draw(timesteps="logit-normal", min_timestep=0.25, max_timestep=0.75)
+    assert torch.allclose(narrow, 0.25 + 0.5 * normal) and narrow.min() >= 0.25 and narrow.max() < 0.75
+    assert torch.equal(draw(min_timestep=0.0, max_timestep=1.0), uniform)
 
 
 def _levels(steps=1000):
