@@ -24,7 +24,7 @@ import statistics
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +70,11 @@ def load(patcher: Any) -> None:
 
 
 class Peak(TorchDispatchMode):
-    """`highest`: the most bytes of storages that were made inside and alive at once, but for those of `model` before."""
+    """`highest`: the most bytes of storages that were made inside and alive at once; `before` are tensors that were there already."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, before: Iterable[Tensor]):
         super().__init__()
-        self.known = {tensor.untyped_storage()._cdata: 0 for tensor in model.state_dict().values()}
+        self.known = {tensor.untyped_storage()._cdata: 0 for tensor in before}
         self.alive = self.highest = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -174,7 +174,8 @@ class Bench:
         load(self.base)
         weights.forget(self.base.model)
         stacks = [self.ours([strength] * count) for strength in (0.5, 0.25)]
-        with Peak(self.base.model) as peak:
+        files = (tensor for state in self.states for tensor in state.values())
+        with Peak([*self.base.model.state_dict().values(), *files]) as peak:
             for patcher in stacks:
                 load(patcher)
         load(self.base)

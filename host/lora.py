@@ -315,13 +315,16 @@ def _injected(patcher: Any, more: Sequence[Stack]) -> Any:
             clone.remove_injections(key)
     stacks += more
 
+    def version(owner: Any) -> weights.Version:
+        return _version(owner, extension.WrappersMP.APPLY_MODEL)  # imports nothing: patchers also end while Python does
+
     def inject(owner: Any) -> None:
         # Without a load's mark nobody holds these weights: a failed load detaches and then injects into what is left.
         if owner.model.current_weight_patches_uuid is not None:
-            weights.attach(owner.model, id(owner), stacks, _version(owner))
+            weights.attach(owner.model, id(owner), stacks, version(owner))
 
     def eject(owner: Any) -> None:
-        weights.detach(owner.model, id(owner), _version(owner))
+        weights.detach(owner.model, id(owner), version(owner))
 
     def injected(owner: Any) -> None:
         if owner.model.current_weight_patches_uuid is None:
@@ -384,12 +387,12 @@ def patched(patcher: Any) -> list[str]:
     return found + [f"{len(stacks)} stacks of LoRAs" for stacks in [grafted_stacks(patcher)] if stacks]
 
 
-def _version(patcher: Any) -> weights.Version:
+def _version(patcher: Any, around: str) -> weights.Version:
     model, compute = patcher.model, None
     if hasattr(model, "manual_cast_dtype"):
         compute = (model.manual_cast_dtype or model.get_dtype(), torch.device(patcher.load_device))
     hooked = frozenset(patcher.hook_backup)
-    return weights.Version(model.current_weight_patches_uuid, hooked, compute, _is_compiled(patcher), _rounds_stochastically())
+    return weights.Version(model.current_weight_patches_uuid, hooked, compute, _is_compiled(patcher, around), _rounds_stochastically())
 
 
 _ROUNDING = "GRAFT_ROUNDING"
@@ -403,11 +406,9 @@ def _rounds_stochastically() -> bool:
     return said == "stochastic"
 
 
-def _is_compiled(patcher: Any) -> bool:
+def _is_compiled(patcher: Any, around: str) -> bool:
     """Whether ComfyUI's own way of compiling (TorchCompileModel, and other packs' nodes that use it) is on this patcher."""
-    from comfy.patcher_extension import WrappersMP
-
-    return "torch.compile" in patcher.wrappers.get(WrappersMP.APPLY_MODEL, {})
+    return "torch.compile" in patcher.wrappers.get(around, {})
 
 
 def _host_patched(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> Any:
