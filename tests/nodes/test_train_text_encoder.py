@@ -138,3 +138,12 @@ def test_without_a_clip_it_is_refused(host, pictures):
     host.fresh()
     result = host.run(_workflow(host, pictures, "te none", 1, clip=False))
     assert not result["success"] and "no clip is connected" in str(result["errors"])
+
+
+def test_the_text_encoder_alone_by_a_pattern(host, pictures):
+    found = _run(host, _workflow(host, pictures, "te alone", 1, pattern="text_encoders.*"))
+    state, start = found["state"], found["start"]
+    assert state.trained and all(name.startswith("text_encoders.") for name in state.trained)
+    assert all(not torch.equal(t, start.trained[name]) for name, t in state.trained.items() if "lora_up" in name)
+    trained, base = _encode(found["clip"], "a red square left"), _encode(found["base"], "a red square left")
+    assert not torch.allclose(trained, base, atol=1e-6)
