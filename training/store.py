@@ -401,7 +401,10 @@ def write_record(folder: Path, body: dict[str, Any]) -> None:
 
 
 def _signed(body: dict[str, Any]) -> bytes:
-    return json.dumps({**body, "sha256": digest_of(body)}, indent=1, sort_keys=True).encode()
+    text = json.dumps({**body, "sha256": digest_of(body)}, indent=1, sort_keys=True)
+    wrong = problem(json.loads(text))
+    assert not wrong, wrong  # what is written here can be read again
+    return text.encode()
 
 
 def read_record(folder: Path) -> dict[str, Any]:
