@@ -98,9 +98,10 @@ def _listed(index: Path) -> dict[str, str]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{index}: cannot be read as JSON ({error})") from error
     listed = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
+    files = listed.values() if isinstance(listed, dict) else [None]
+    if not all(isinstance(file, str) and 0 < len(file) <= 200 and "\0" not in file for file in files):
         raise ValueError(f"{index}: expected {{\"weight_map\": {{tensor: file}}}}")
-    return listed
+    return dict(listed)
 
 
 def _appear(partial: Path, path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -48,16 +47,24 @@ def _anything(value: Any) -> bool:
 
 def _beside(value: Any) -> bool:
     """The name of a safetensors file in the same folder."""
-    return _text(value) and os.path.basename(value) == value and value.endswith((".safetensors", ".safetensors.index.json"))
+    return _plain(value) and value.endswith((".safetensors", ".safetensors.index.json"))
+
+
+def _plain(value: Any) -> bool:
+    """A name as Graft gives it to files, which leads nowhere else on any system."""
+    return isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}", value) is not None
+
+
+def _block(value: Any) -> bool:
+    """The name of a block of history."""
+    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}\.json", value) is not None
 
 
 def _tensors(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
     if "files" in value:
-        stem = value.get("name")
-        plain = isinstance(stem, str) and os.path.basename(stem) == stem
-        return plain and _map_of(_text)(value["files"]) and all(map(_beside, value["files"]))
+        return _plain(value.get("name")) and _map_of(_text)(value["files"]) and all(map(_beside, value["files"]))
     if "parts" in value:
         return bool(value["parts"]) and _list_of(_object(file=_beside, sha256=_text))(value["parts"])
     return _beside(value.get("file")) and _text(value.get("sha256"))
@@ -71,7 +78,7 @@ _FORM: dict[str, Check] = {
                           seed=_count),
     "settings": _object(optimizer=_map_of(_anything), objective=_map_of(_anything)),
     "effort": _object(seconds=_number, memory=_count), "versions": _map_of(_text),
-    "history": _object(blocks=_list_of(_text), **_MEASURED), "kind": _text, "tensors": _tensors,
+    "history": _object(blocks=_list_of(_block), **_MEASURED), "kind": _text, "tensors": _tensors,
 }  # fmt: skip
 _OPTIONAL: dict[str, Check] = {"run": _text, "notes": _map_of(_text)}  # of a saved state
 

@@ -74,7 +74,9 @@ def test_peft_settings_nested_without_end_are_refused_with_the_file_named(tmp_pa
 
 @pytest.mark.parametrize("change", [
     {"kind": None}, {"step": -1}, {"step": 5}, {"position": [["a"]]}, {"history": {}}, {"tensors": {}}, {"key": "../x"}, {"order": [1]},
-    {"tensors": {"file": "../x.safetensors", "sha256": ""}}, {"tensors": {"name": "../x", "files": {}}}, {"effort": {"seconds": "1"}},
+    {"tensors": {"file": "../x.safetensors", "sha256": ""}}, {"tensors": {"name": "../x", "files": {}}},
+    {"tensors": {"name": "x" * 300, "files": {}}}, {"tensors": {"name": "a\0b", "files": {}}},
+    {"history": {"blocks": ["a\0b"], "loss": [], "rate": [], "norm": [], "validation": []}}, {"effort": {"seconds": "1"}},
 ])  # fmt: skip
 def test_a_record_of_another_form_is_refused_though_its_hash_fits(tmp_path, change):
     folder = tmp_path / "run" / ("0" * 32)
