@@ -98,10 +98,13 @@ def _listed(index: Path) -> dict[str, str]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{index}: cannot be read as JSON ({error})") from error
     listed = content.get("weight_map") if isinstance(content, dict) else None
-    files = listed.values() if isinstance(listed, dict) else [None]
-    if not all(isinstance(file, str) and 0 < len(file) <= 200 and "\0" not in file for file in files):
+    if not isinstance(listed, dict) or not all(map(_is_name, listed.values())):
         raise ValueError(f"{index}: expected {{\"weight_map\": {{tensor: file}}}}")
-    return dict(listed)
+    return listed
+
+
+def _is_name(file: object) -> bool:
+    return isinstance(file, str) and 0 < len(file) <= 200 and "\0" not in file
 
 
 def _appear(partial: Path, path: Path) -> None:
