@@ -24,7 +24,10 @@ GRAPH = {
     "1": {"class_type": "GraftDemo", "inputs": {}},
     "2": {"class_type": "CLIPTextEncode", "inputs": {"text": "a red square", "clip": ["1", 1]}},
     "3": {"class_type": "EmptyLatentImage", "inputs": {"width": 128, "height": 128, "batch_size": 1}},
-    "4": {"class_type": "ApplyToDo", "inputs": {"model": ["1", 0]}},
+    "4": {"class_type": "ApplyToDo", "inputs": {
+        "model": ["1", 0], "factor": 2.0, "max_depth": 1, "depth_factors": "", "method": "nearest-exact", "start_percent": 0.0,
+        "end_percent": 1.0, "phase": "both", "disable_after": 0.0,
+    }},
     "5": {"class_type": "KSampler", "inputs": {
         "model": ["4", 0], "positive": ["2", 0], "negative": ["2", 0], "latent_image": ["3", 0], "seed": 0, "steps": 1, "cfg": 1.0,
         "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0,
