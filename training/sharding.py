@@ -128,6 +128,9 @@ def check(state: TrainState, group: Alone) -> None:
             wrong.append(f"GraftEMA's snapshots (every {ema.snapshots} steps) need whole weights: set them to 0")
         if state.settings.objective.prior == "output-preservation":
             wrong.append("prior output-preservation needs the model without what is trained: use regularisation")
+        some = [tensor for tensor in state.trained.values() if tensor.ndim and len(torch.chunk(tensor, group.size)) == group.size]
+        if state.trained and not some:
+            wrong.append(f"no trained tensor has rows for {group.size} ranks: start fewer")
         wrong += [f"{name} is a single number, which cannot be divided" for name, tensor in state.trained.items() if not tensor.ndim]
     if wrong:
         raise ValueError("--shard: " + "; ".join(wrong) + ".")

@@ -219,6 +219,24 @@ def shape_of(module: torch.nn.Module) -> list:
     ]  # fmt: skip
 
 
+class Uneven(Lab.Net):
+    """A network with a layer of more rows than the others, of which the last of three ranks has none."""
+
+    def __init__(self):
+        super().__init__()
+        self.more = torch.nn.Linear(1, 9)
+
+    def forward(self, x, context):
+        return super().forward(x, context) * (1 + self.more(context.reshape(-1, 1)).mean(-1).view(-1, 1, 1, 1))
+
+
+def uneven(accumulation: int, **optimizer):
+    """Whole weights of such a network."""
+    dataset = Lab.pictures(held_out=[9])
+    made = Lab.state(Lab.Flow(Uneven()), dataset, WHOLE, False, accumulation=accumulation, batch_size=2, total_steps=100, **optimizer)
+    return made, dataset
+
+
 def sharded(root: Path) -> dict:
     """Ranks that hold the model together: against one process, how much each holds, and what is left on the model."""
     found = {}
@@ -226,17 +244,18 @@ def sharded(root: Path) -> dict:
     runs_of = {
         "adapters": (2, plain(2), 12),
         "adapters, checkpointing": (3, plain(3, ema=False, checkpointing=True), 5),
-        "full, 2 ranks": (2, plain(2, ema=False, adapter=WHOLE, **rate), 30),
-        "full, 4 ranks, average": (4, average_only(4, WHOLE, **rate), STEPS),
+        "full, 2 ranks": (2, plain(2, ema=False, adapter=WHOLE, **rate), STEPS),
+        "full, 4 ranks, average": (4, average_only(4, WHOLE, **rate), 30),
         "full, two parts a rank": (2, plain(4, ema=False, adapter=WHOLE, **rate), 12),
-        "full, lion": (2, plain(2, ema=False, adapter=WHOLE, optimizer="lion", **rate), 12),
+        "full, lion": (3, uneven(3, optimizer="lion", **rate), 12),
     }
     for name, (size, (state, dataset), steps) in runs_of.items():
-        alone = train(state, dataset, steps, WATCH)
+        net = Uneven if name == "full, lion" else Lab.Net
+        alone = train(state, dataset, steps, WATCH, denoiser=Lab.Flow(net()))
         stored = root / name.replace(",", "").replace(" ", "-")
 
-        def act(rank: int, state=state, dataset=dataset, steps=steps, alone=alone, stored=stored) -> object:
-            group, denoiser = parallel.group(), Lab.Flow()
+        def act(rank: int, state=state, dataset=dataset, steps=steps, alone=alone, stored=stored, net=net) -> object:
+            group, denoiser = parallel.group(), Lab.Flow(net())
             group.shard = True
             parts, before, held = [], shape_of(denoiser.module), denoiser.denoise
 

@@ -1,8 +1,10 @@
 """What several ranks cannot do is refused before the first step, by name."""
 
 import argparse
+from dataclasses import replace
 
 import pytest
+import torch
 from graft_nodes.ema.schedule import EMASettings
 from graft_nodes.headless import command
 from graft_nodes.training import parallel, sharding
@@ -58,6 +60,13 @@ FULL = AdapterSettings(kind="full")
 def test_what_cannot_is_named(settings, said):
     with pytest.raises(ValueError, match=said):
         sharding.check(state(**settings), Two())
+
+
+def test_fewer_rows_than_ranks_are_named():
+    small = replace(state(FULL), trained={"bias": torch.zeros(1)})
+    with pytest.raises(ValueError, match="no trained tensor has rows for 2 ranks: start fewer"):
+        sharding.check(small, Two())
+    sharding.check(replace(small, trained={**small.trained, "weight": torch.zeros(2, 1)}), Two())
 
 
 def test_everything_that_cannot_is_said_at_once():

