@@ -103,7 +103,7 @@ class Bypass:
         self, module: nn.Module, weight: Sequence[Piece], bias: Sequence[Piece] = (), clock: Clock | None = None, compiled: bool = False,
         compute: tuple[torch.dtype, torch.device] | None = None,
     ):  # fmt: skip
-        self.clock, self.compiled, self.compute = clock or Clock(), compiled, compute
+        self.clock, self.compiled = clock or Clock(), compiled
         self._cast: tuple[tuple[torch.dtype, torch.device], Parts] | None = None
         seen = compute or (torch.float32, torch.device("cpu"))
         shape, groups = shape_of(module), getattr(module, "groups", 1)

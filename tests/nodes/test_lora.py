@@ -227,6 +227,19 @@ def test_every_kind_in_every_mode_as_the_host_applies_it(host, small, name, mode
     before.check(model.model, objects=mode != "host")
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_beside_weights_that_are_inference_tensors(host, small, name):
+    """As the executor makes models: at the activations, in bfloat16, and what a merge of the same numbers gives."""
+    with torch.inference_mode():
+        model = small.unet(torch.bfloat16, channels=32, mult=(1,), depth=(1,))
+    assert next(model.model.parameters()).is_inference()
+    before, state, plain = small.Snapshot(model.model), of_kind(name, model), small.forward(model)
+    merged, bypassed = (small.forward(host.call("LoRAStackPatch", model=model, lora_model=state, mode=mode)[0]) for mode in MODES[:2])
+    assert (bypassed - merged).abs().mean() < 0.05 * (merged - plain).abs().mean() + 0.01
+    assert torch.equal(small.forward(model), plain)
+    before.check(model.model)
+
+
 def test_block_weights(host, small, files):
     model, state = small.unet(), files["lora0.safetensors"]
     stack, _ = host.call("GraftLoRAStack", rows=rows({"file": "lora0.safetensors", "model": 0.8, "blocks": "IN=0, M=0.5, OUT01=0"}))
