@@ -15,12 +15,6 @@ _CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.sym
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-def _nameless(flags: int) -> bool:
-    """Whether a file is opened that has no name in any folder, as uploads are kept in."""
-    kind = getattr(os, "O_TMPFILE", 0)
-    return bool(kind) and flags & kind == kind
-
-
 def _below_a_descriptor(event: str, arguments: tuple[Any, ...]) -> bool:
     """shutil.rmtree removes by name below an open folder; its own event has told of the folder."""
     places = {"os.remove": 1, "os.rmdir": 1, "os.mkdir": 2}
@@ -55,7 +49,7 @@ class Fence:
             return
         if event in _NEVER:
             self.noted.append(f"{event} {arguments!r}"[:300])
-        elif event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING and not _nameless(arguments[2]):
+        elif event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING:
             self._check(event, arguments[0])
         elif event in _CHANGES and not _below_a_descriptor(event, arguments):
             for path in arguments[: 2 if event in ("os.rename", "os.link", "os.symlink") else 1]:
@@ -65,5 +59,7 @@ class Fence:
         if not isinstance(path, str | bytes | os.PathLike):
             return
         real = os.path.realpath(os.fsdecode(path))
+        if event == "open" and os.path.isdir(real):
+            return  # a file without a name, as uploads are kept in: there is no other way to open a folder for writing
         if not (real + os.sep).startswith(self.folders) and not real.startswith(self.spare) and real != os.devnull:
             self.noted.append(f"{event} {real} is outside")
