@@ -11,7 +11,7 @@ import torch
 from graft_nodes.patches import files, formats, keys, metadata, naming, weights
 from graft_nodes.patches.formats import Target as Place
 from graft_nodes.patches.peft_config import peft_configs
-from graft_nodes.patches.stack import Piece, Stack, additive
+from graft_nodes.patches.stack import Piece, Stack
 from hypothesis import strategies as st
 from torch import nn
 
@@ -118,7 +118,7 @@ class Loras(Target):
         pieces: dict[str, list[Piece]] = {}
         for weight, layer, part in formats.pieces_of(parsed, "model", self.shapes):
             pieces.setdefault(weight, []).append(Piece(layer, 0.5, part))
-        stack = Stack(pieces, [name for name in pieces if name in AT_ACTIVATIONS and additive(pieces[name])] if bypass else ())
+        stack = Stack(pieces, [name for name in pieces if name in AT_ACTIVATIONS] if bypass else ())
         try:
             weights.attach(self.model, "fuzz", [stack])
             run(self.model)
