@@ -294,7 +294,7 @@ def test_every_help_page_opens(editor):
         editor.do("(id) => app.canvas.selectNode(app.graph.getNodeById(id))", node)
         page = editor.page.locator(f"img[src*='/docs/{name}.png']")
         if not page.count():  # a panel that is open may follow the selection
-            editor.page.locator("[data-testid=info-button], button:has(i.icon-\\[lucide--info\\])").first.click()
-        page.first.wait_for()
+            editor.page.locator("[data-testid=info-button], button:has(i.icon-\\[lucide--info\\])").first.dispatch_event("click")
+        page.first.wait_for(timeout=30_000)
         assert page.first.evaluate("(image) => image.decode().then(() => image.naturalWidth)") > 100
         assert editor.page.get_by_text("Common mistakes").first.is_visible()
