@@ -146,3 +146,25 @@ def test_pictures_and_loras_that_cannot_be_written_are_named(host, parts, wall, 
         assert caught.value.errno == number and "loras" in str(caught.value.filename)
         assert not [path for path in (output / "loras").glob(f"faults{number}*") if path.suffix == ".safetensors"]
     assert Path(host.call("GraftSaveLoRA", lora_model=parts[4], prefix=f"loras/faults{number}")[0]).is_file()
+
+
+def test_the_base_is_told_though_a_graft_comes_off_while_it_is_read(host, parts, wall):
+    import comfy.model_management as management
+
+    model, clip, _, _, lora = parts
+    before, real = whole(wall, model), model.model.state_dict
+    grafted = host.call("LoRAStackPatch", model=model, clip=clip, lora_model=lora, mode="merge")[0]
+    management.load_models_gpu([grafted])
+    assert adapters.tensors_digest(real()) != adapters.tensors_digest(wall.base.base_weights(model)), "the graft is on the model"
+
+    def collected(*arguments, **named):  # as when the collector finds a clone just then
+        found = real(*arguments, **named)
+        grafted.eject_model()
+        return found
+
+    model.model.state_dict = collected
+    try:
+        assert whole(wall, model) == before
+    finally:
+        del model.model.state_dict
+        management.unload_all_models()
