@@ -81,7 +81,7 @@ def test_training_computes_attention_with_pytorchs_kernel_beside_another_nodes_o
         seen.add(kernel.__name__)
         return kernel(*args, **kwargs)
 
-    with wall.denoiser.denoiser(patcher) as denoiser:
+    with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
         before = denoiser.denoise(x, torch.ones(1), [Conditioning(context)], {})
         sampled = patcher.model.apply_model(x, torch.ones(1), c_crossattn=context)
         patcher.model_options["transformer_options"]["optimized_attention_override"] = theirs
