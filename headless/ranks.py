@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import signal
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -277,15 +275,8 @@ class Follower:
                 raise KeyboardInterrupt
             self.host.nodes.interrupt_processing(True)
 
-        if threading.current_thread() is not threading.main_thread():
+        with run.on_signals(ask):
             yield
-            return
-        previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
 
 
 def _taking(group: Any, source: str) -> Any:

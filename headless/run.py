@@ -150,6 +150,13 @@ def _interruptible(host: Host, interruption: Interruption, insist: bool) -> Iter
         host.nodes.interrupt_processing(True)
         os.write(2, b"\ninterrupting: the running node stops at its next step and saves what it has (again: stop at once)\n")
 
+    with on_signals(ask):
+        yield
+
+
+@contextlib.contextmanager
+def on_signals(ask: Callable[[int, Any], None]) -> Iterator[None]:
+    """For the block Ctrl-C and a termination signal call `ask`; outside the main thread, which alone may listen, nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
