@@ -162,7 +162,13 @@ def _together(group: Alone, state: TrainState, steps: int, store: Store | None) 
     if store is None or not isinstance(held, sharding.Rows):
         return None
     target = key_of(state.start.digest, advanced(state.position, state.settings.digest, steps))
-    return lambda own: (store.save_parts(own, target, held.group, held.divided), None)[1]
+    save = store.save_parts
+
+    def parts(own: TrainState) -> None:
+        """What this rank has of a snapshot, beside the others' parts."""
+        save(own, target, held.group, held.divided)
+
+    return parts
 
 
 def _furthest(store: Store, state: TrainState, steps: int, notes: list[str]) -> tuple[TrainState, Path | None, Path | None]:
