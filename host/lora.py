@@ -233,7 +233,7 @@ def _put(patcher: Any, pieces: Mapping[str, Sequence[Piece]], mode: str, space: 
         return _host_patched(patcher, pieces)
     _refuse_after_scheduled(patcher, pieces)
     constant, scheduled = _by_schedule(pieces)
-    merge, bypass, reasons = weights.plan(patcher.model, constant, mode, _why_not_merge(patcher), _not_additive(constant))
+    merge, bypass, reasons = weights.plan(patcher.model, constant, mode, _why_not_merge(patcher))
     if merge and _rounds_stochastically():
         lines.append(f"{name}: half precision is rounded stochastically ({_ROUNDING})")
     stacks = [Stack(constant, bypass)] if constant else []
@@ -283,12 +283,6 @@ def _refuse_after_scheduled(patcher: Any, pieces: Mapping[str, Sequence[Piece]])
             "a schedule works for layers that add to a weight, and what changes the weight that it finds must come before them: empty the "
             "schedule of these rows, or move rows with a schedule to the end:\n" + "\n".join(wrong)
         )
-
-
-def _not_additive(pieces: Mapping[str, Sequence[Piece]]) -> dict[str, str]:
-    """{weight: the kinds of layer on it that need the weight itself}."""
-    kinds = {weight: sorted({piece.layer.kind for piece in of if not piece.layer.additive}) for weight, of in pieces.items()}
-    return {weight: ", ".join(of) for weight, of in kinds.items() if of}
 
 
 def _why_not_merge(patcher: Any) -> str | None:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .composed import compose
-from .dense import bias_of, is_linear, shape_of, weight_of
+from .dense import bias_of, is_conv, is_linear, shape_of, weight_of
 from .maps import Map, along
 from .schedule import Clock
 from .stack import Piece
@@ -35,7 +35,7 @@ _opaque.register_fake(_convolution)
 
 def supports(module: nn.Module) -> bool:
     """Whether a module's output is linear in its weight in a way that is known here: Linear, or a convolution."""
-    return is_linear(module) or _is_conv(module)
+    return is_linear(module) or is_conv(module)
 
 
 class Wrapped:
@@ -167,7 +167,7 @@ class Bypass:
                 hidden = hidden * gains[places].view(-1, *(1,) * (down.ndim - 2))
             output = _plus(output, hidden, up, self.compiled)
         for place, bias in parts.biases:
-            change = bias.to(x.device, x.dtype).view(-1, *(1,) * (output.ndim - 2 if _is_conv(module) else 0))
+            change = bias.to(x.device, x.dtype).view(-1, *(1,) * (output.ndim - 2 if is_conv(module) else 0))
             output = output + (change if not place or gains is None else change * gains[place])
         return output
 
@@ -221,7 +221,3 @@ def convolve(module: Any, x: Tensor, weight: Tensor, groups: int = 1, compiled: 
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         x, padding = F.pad(x, module._reversed_padding_repeated_twice, mode=mode), (0,) * (weight.ndim - 2)
     return (_opaque if compiled else _convolution)(x, weight, module.stride, padding, module.dilation, groups)
-
-
-def _is_conv(module: nn.Module) -> bool:
-    return isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 MERGED = (torch.float32, torch.bfloat16, torch.float16)
 COARSE = (torch.float8_e4m3fn, torch.float8_e5m2)
 _SCALES = ("scale_weight", "weight_scale", "quant_state", "scales")  # what hosts and packs keep beside a quantised weight
-_AT_ONCE = 2**22  # numbers of unit vectors that go through a quantised module at once
+_AT_ONCE = 2**22  # numbers that go through a quantised module at once while it is read
+_LOUD = 256.0  # units for a convolution: what a bias beside them is rounded to does not show in the weight
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -33,31 +37,37 @@ def obstacle(module: nn.Module, attribute: str, coarse: bool = False) -> str | N
     return None if weight.dtype in MERGED or (coarse and weight.dtype in COARSE) else f"its type is {weight.dtype}"
 
 
-def shape_of(module: nn.Module) -> tuple[int, ...]:
+def is_conv(module: nn.Module) -> bool:
+    """A convolution of one, two or three dimensions."""
+    return isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+
+
+def shape_of(module: Any) -> tuple[int, ...]:
     """The shape that a module's weight stands for; a quantised one may be packed into another."""
-    features = (getattr(module, "out_features", None), getattr(module, "in_features", None))
-    return tuple(module.weight.shape) if None in features else features  # type: ignore[arg-type, return-value]
-
-
-def is_readable(module: nn.Module) -> bool:
-    """Whether `weight_of` can tell a module's weight."""
-    return is_linear(module) or _is_plain(module, "weight")
+    if is_linear(module):
+        return module.out_features, module.in_features
+    if is_conv(module) and obstacle(module, "weight", coarse=True) is not None:
+        return module.out_channels, module.in_channels // module.groups, *module.kernel_size
+    return tuple(module.weight.shape)
 
 
 def weight_of(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A module's weight (out, in, ...) in float32, as its own forward uses it for activations of this type on this device.
+    """A module's weight (out, in / groups, ...) in float32, as its own forward uses it for activations of this type on this device.
 
-    A plain one is read. A quantised linear one is what the forward makes of unit vectors, whatever the way it is kept.
+    A plain one is read, fp8 too. A quantised one is what the forward makes of unit vectors, or of single pixels, whatever the way it is
+    kept. Raises ValueError where a convolution's forward does not do what its stride, padding and dilation say.
     """
     with torch.inference_mode(False), torch.no_grad():
         if _is_plain(module, "weight"):
             return cast(Tensor, module.weight).detach().float()
-        rows, columns = shape_of(module)
-        weight, nothing = torch.empty(rows, columns), _at_zero(module, columns, dtype, device)
-        for start in range(0, columns, step := max(1, _AT_ONCE // columns)):
-            units = torch.eye(columns, dtype=dtype, device=device)[start : start + step]
-            weight[:, start : start + step] = (_forward(module, units) - nothing).T
-        return weight
+        rows, columns, *kernel = shape_of(module)
+        weight, loud = torch.empty(columns, rows, *kernel), _LOUD if kernel else 1.0
+        with _laid_bare(module):
+            nothing = _forward(module, _pixels(module, torch.zeros(1, columns, dtype=dtype, device=device)))
+            for start in range(0, columns, step := max(1, _AT_ONCE // _pixels(module, torch.zeros(1, columns)).numel())):
+                units = loud * torch.eye(columns, dtype=dtype, device=device)[start : start + step]
+                weight[start : start + step] = (_forward(module, _pixels(module, units)) - nothing) / loud
+        return weight.flip(tuple(range(2, weight.ndim))).transpose(0, 1).contiguous()
 
 
 def bias_of(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Tensor | None:
@@ -65,20 +75,45 @@ def bias_of(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Tens
     with torch.inference_mode(False), torch.no_grad():
         if getattr(module, "bias", None) is None:
             return None
-        if _is_plain(module, "bias") or not is_linear(module):
+        if _is_plain(module, "bias"):
             return cast(Tensor, module.bias).detach().float().cpu()
-        return _at_zero(module, shape_of(module)[1], dtype, device)[0]
+        with _laid_bare(module):
+            nothing = _pixels(module, torch.zeros(1, shape_of(module)[1], dtype=dtype, device=device))
+            return _forward(module, nothing)[0].reshape(shape_of(module)[0], -1)[:, 0]
+
+
+@contextmanager
+def _laid_bare(module: nn.Module) -> Iterator[None]:
+    """Until the end, a convolution moves by one pixel over what it is given and pads nothing; any other module stays as it is."""
+    dimensions = len(shape_of(module)) - 2
+    bare = {"stride": (1,) * dimensions, "padding": (0,) * dimensions, "dilation": (1,) * dimensions, "padding_mode": "zeros"}
+    bare = bare if is_conv(module) else {}
+    before = {name: getattr(module, name) for name in bare}
+    module.__dict__.update(bare)
+    try:
+        yield
+    finally:
+        module.__dict__.update(before)
+
+
+def _pixels(module: nn.Module, vectors: Tensor) -> Tensor:
+    """Vectors (n, in / groups) as what goes into a module: for a convolution, in each group, one pixel in the midst of zeros, so that what
+    comes out is the kernel, back to front."""
+    kernel = shape_of(module)[2:]
+    pixels = vectors.reshape(*vectors.shape, *(1,) * len(kernel)).repeat(1, getattr(module, "groups", 1), *(1,) * len(kernel))
+    return F.pad(pixels, [side - 1 for side in reversed(kernel) for _ in range(2)])
 
 
 def _is_plain(module: nn.Module, attribute: str) -> bool:
     """Whether a parameter is what the forward multiplies with: a plain one, that no function of the host's changes on its way."""
-    return obstacle(module, attribute) is None and not getattr(module, f"{attribute}_function", None)
-
-
-def _at_zero(module: nn.Module, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return _forward(module, torch.zeros(1, columns, dtype=dtype, device=device))
+    return obstacle(module, attribute, coarse=True) is None and not getattr(module, f"{attribute}_function", None)
 
 
 def _forward(module: nn.Module, x: Tensor) -> Tensor:
     """The module's own forward, without what has been put around it, in float32."""
-    return type(module).forward(module, x).float().cpu()
+    output = type(module).forward(module, x).float().cpu()
+    expected = (len(x), shape_of(module)[0], *shape_of(module)[2:])
+    if output.shape != expected:
+        kind = type(module).__name__
+        raise ValueError(f"{kind}: its forward made {tuple(output.shape)} of {tuple(x.shape)}, expected {expected}; use mode host")
+    return output

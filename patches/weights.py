@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .bypass import Bypass, Wrapped, supports
-from .dense import COARSE, is_linear, is_readable, obstacle, shape_of
+from .dense import COARSE, obstacle, shape_of
 from .memory import empty
 from .schedule import Clock
 from .stack import Piece, Stack, additive, effective, patched, shared_out
@@ -345,14 +345,12 @@ def is_kept(model: nn.Module) -> bool:
     return model in _kept
 
 
-def plan(
-    model: nn.Module, names: Iterable[str], mode: str, no_merge: str | None = None, needs_weight: Mapping[str, str] | None = None
-) -> tuple[list[str], list[str], dict[str, int]]:
+def plan(model: nn.Module, names: Iterable[str], mode: str, no_merge: str | None = None) -> tuple[list[str], list[str], dict[str, int]]:
     """(weights to merge, weights for bypass, {reason: number of weights} where it is not what `mode` says).
 
     "auto" merges plain floating weights and bypasses the others (quantised ones); "merge" merges plain fp8 too, with stochastic rounding,
-    because most changes are smaller than its steps; `no_merge` says why nothing may be merged; `needs_weight` names the kinds of layer,
-    by weight, that do not merely add. Raises ValueError listing the weights for which the mode, or any mode, is impossible.
+    because most changes are smaller than its steps; `no_merge` says why nothing may be merged. Raises ValueError listing the weights
+    for which the mode, or any mode, is impossible.
     """
     merge: list[str] = []
     bypass: list[str] = []
@@ -361,7 +359,7 @@ def plan(
     for name in names:
         module, attribute = _place(model, name)
         why = no_merge or obstacle(module, attribute, coarse=mode == "merge")
-        no_bypass = _no_bypass(module, attribute, (needs_weight or {}).get(name))
+        no_bypass = _no_bypass(module, attribute)
         if mode == "merge" and why is not None:
             problems.append(f"{name}: cannot be merged, {why}; use mode auto, bypass or host")
         elif why is not None and no_bypass:
@@ -380,17 +378,15 @@ def plan(
     return merge, bypass, reasons
 
 
-def _no_bypass(module: nn.Module, attribute: str, kinds: str | None) -> str | None:
+def _no_bypass(module: nn.Module, attribute: str) -> str | None:
     """Why a weight cannot be patched at the activations, or None."""
-    if not supports(module) or attribute not in ("weight", "bias"):
-        return f"{type(module).__name__} has no bypass"
-    return f"{kinds} needs the weight itself" if kinds and not is_readable(module) else None
+    return None if supports(module) and attribute in ("weight", "bias") else f"{type(module).__name__} has no bypass"
 
 
 def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     """The shape that every weight stands for, by name; a quantised one may be packed into another."""
     found = {name: tuple(weight.shape) for name, weight in module.named_parameters(remove_duplicate=False)}
     for name, part in module.named_modules():
-        if part._parameters.get("weight") is not None and is_linear(part) and obstacle(part, "weight", coarse=True) is not None:
+        if part._parameters.get("weight") is not None and supports(part) and obstacle(part, "weight", coarse=True) is not None:
             found[f"{name}.weight" if name else "weight"] = shape_of(part)
     return found
