@@ -15,7 +15,8 @@ TODO_KEY = "graft_todo"  # of the wrapper
 def apply_todo(patcher: Any, settings: ToDoSettings) -> tuple[Any, ToDo, list[str]]:
     """(a clone of a ModelPatcher whose self-attention thins K and V, the plan, notes); the patcher itself when every factor is 1.
 
-    A ToDo that the patcher carries already is replaced. Notes say what of this host and this model deserves a word in the report.
+    A ToDo that the patcher carries already is replaced, or taken off when every factor is 1. Notes say what of this host and this model
+    deserves a word in the report.
     """
     from comfy.patcher_extension import WrappersMP
 
@@ -25,20 +26,32 @@ def apply_todo(patcher: Any, settings: ToDoSettings) -> tuple[Any, ToDo, list[st
         noise = (float(sampling.percent_to_sigma(settings.start_percent)), float(sampling.percent_to_sigma(settings.end_percent)))
     replaced = patcher.model_options["transformer_options"].get("patches_replace", {}).get("attn1", {})
     todo = plan_todo(patcher.model.diffusion_model, settings, noise, replaced.keys())
-    if settings.changes_nothing:
+    earlier = todo_of(patcher)
+    if settings.changes_nothing and earlier is None:
         return patcher, todo, []
+    clone, others = _without_todo(patcher)
+    if settings.changes_nothing:
+        return clone, todo, ["takes off the token downsampling that the model had"]
+    options = clone.model_options["transformer_options"]
+    if isinstance(todo, ToDoPatch):
+        options["patches"]["attn1_patch"] = [*others, todo]
+    options["wrappers"].setdefault(WrappersMP.APPLY_MODEL, {})[TODO_KEY] = [ToDoCall(todo)]
+    return clone, todo, _todo_notes(todo, len(others), earlier is not None)
+
+
+def _without_todo(patcher: Any) -> tuple[Any, list[Any]]:
+    """(a clone without token downsampling, whose patches and wrappers are mappings of its own; its other attn1 patches)."""
+    from comfy.patcher_extension import WrappersMP
+
     clone = patcher.clone()
     options = clone.model_options["transformer_options"] = dict(clone.model_options["transformer_options"])
     patches = options["patches"] = dict(options.get("patches", {}))
     others = [patch for patch in patches.get("attn1_patch", ()) if not _is_todo(patch)]
-    wrappers = options["wrappers"] = {kind: dict(keyed) for kind, keyed in options.get("wrappers", {}).items()}
-    earlier = wrappers.get(WrappersMP.APPLY_MODEL, {}).get(TODO_KEY)
-    if isinstance(todo, ToDoPatch):
-        patches["attn1_patch"] = [*others, todo]
-    elif "attn1_patch" in patches:
+    if "attn1_patch" in patches:
         patches["attn1_patch"] = others
-    wrappers.setdefault(WrappersMP.APPLY_MODEL, {})[TODO_KEY] = [ToDoCall(todo)]
-    return clone, todo, _todo_notes(todo, len(others), bool(earlier))
+    wrappers = options["wrappers"] = {kind: dict(keyed) for kind, keyed in options.get("wrappers", {}).items()}
+    wrappers.get(WrappersMP.APPLY_MODEL, {}).pop(TODO_KEY, None)
+    return clone, others
 
 
 def todo_of(patcher: Any) -> ToDo | None:

@@ -78,6 +78,9 @@ def test_a_second_todo_replaces_the_first(host, small, unet):
     second, report = apply(host, first, factor=2.0)
     assert torch.equal(small.forward(second), small.forward(apply(host, unet, factor=2.0)[0])) and "replaces" in report
     assert not torch.equal(small.forward(first), small.forward(second))
+    off, report = apply(host, first, factor=1.0)
+    assert torch.equal(small.forward(off), small.forward(unet)) and "takes off" in report and wall.todo.todo_of(off) is None
+    assert not torch.equal(small.forward(first), small.forward(off))
 
 
 def test_other_attn1_patches_before_and_after_work_on_whole_keys(host, small, unet):
