@@ -26,12 +26,13 @@ def renamed(lora: Mapping[str, Tensor], names: str, dtype: torch.dtype) -> dict[
     kohya: `lora_unet_<path with underscores>.lora_up.weight`, `.alpha`; SD1.x and SD2 with diffusers' block names, as sd-scripts writes
     them; text encoders `lora_te…`. peft: diffusers' own `unet.…` and `transformer.….lora_B.weight` where the family is known (a fused
     weight in its parts), alpha / rank multiplied into B because PEFT keeps alpha outside the file. comfyui: names unchanged. Raises
-    ValueError listing what cannot be named so.
+    ValueError listing what cannot be named so, and tensors with NaN, infinite numbers, or numbers that `dtype` cannot hold.
     """
     if names not in NAMES:
         raise ValueError(f"names: expected one of {', '.join(NAMES)}, got {names!r}")
     groups, strangers, problems = grouped(lora, plain=False)
     problems += [f"{key}: not a LoRA tensor" for key in strangers]
+    problems += [f"{key}: holds NaN or infinite values" for key, tensor in lora.items() if not _finite(tensor)]
     if names == "peft":
         problems += [
             f"{base}: PEFT has no name for {', '.join(sorted(set(group) - {'up', 'down', 'alpha'}))}; save with kohya or comfyui names"
@@ -47,7 +48,14 @@ def renamed(lora: Mapping[str, Tensor], names: str, dtype: torch.dtype) -> dict[
             out.update(_peft(base, group, dtype, family))
         else:
             out.update(_plain(_kohya(base, family, groups) if names == "kohya" else base, group, dtype))
+    large = [f"{key}: holds numbers above {torch.finfo(dtype).max:g}, the largest of {dtype}" for key, of in out.items() if not _finite(of)]
+    if large:
+        raise ValueError("the LoRA cannot be saved in this dtype, use bf16 or float32:\n" + "\n".join(f"- {each}" for each in large))
     return out
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor.float() if tensor.element_size() == 1 else tensor).all())
 
 
 def _family(lora: Mapping[str, Tensor]) -> Family | None:

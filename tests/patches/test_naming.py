@@ -240,3 +240,13 @@ def test_peft_merges_what_is_saved_for_it():
     assert not peft.set_peft_model_state_dict(model, saved).unexpected_keys
     model.base_model.model["a"].merge()
     assert torch.allclose(model.base_model.model["a"].get_base_layer().weight, expected, atol=1e-6)
+
+
+def test_numbers_that_a_file_cannot_hold_are_refused():
+    lora = {"diffusion_model.a.lora_up.weight": torch.full((4, 1), 7e4), "diffusion_model.a.lora_down.weight": torch.ones(1, 4)}
+    with pytest.raises(ValueError, match=r"use bf16 or float32:\n- lora_unet_a\.lora_up\.weight: holds numbers above 65504"):
+        renamed(lora, "kohya", torch.float16)
+    assert len(renamed(lora, "kohya", torch.bfloat16)) == 2
+    for wrong in (torch.nan, torch.inf):
+        with pytest.raises(ValueError, match=r"lora_down\.weight: holds NaN or infinite values"):
+            renamed({**lora, "diffusion_model.a.lora_down.weight": torch.full((1, 4), wrong)}, "peft", torch.bfloat16)
