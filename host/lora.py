@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -54,6 +55,10 @@ def graft(model: Any, clip: Any, entries: Sequence[Entry], mode: str = "auto") -
     problems = []
     if mode in ("merge", "host"):
         problems += [f"{entry.name}: {_SCHEDULED}, which mode {mode} cannot do; use auto or bypass" for entry in entries if entry.schedule]
+    problems += [
+        f"{entry.name}: expected finite strengths, got {entry.model} for the model and {entry.clip} for the text encoder"
+        for entry in entries if not (math.isfinite(entry.model) and math.isfinite(entry.clip))
+    ]  # fmt: skip
     _, shapes = targets = lora_targets(model, clip)
     parsed, grown, wrong = _read(entries, *targets)
     problems += wrong
@@ -95,10 +100,11 @@ def _read(
     return parsed, grown, problems + _grown_and_fused(grown, parsed)
 
 
-def changes(model: Any, clip: Any, entries: Sequence[Entry]) -> dict[str, low_rank.Weight]:
-    """What LoRAs, in order, do to a MODEL and, when it is not None, a CLIP, by generic name; for merging them into one LoRA.
+def changes(model: Any, clip: Any, entries: Sequence[Entry]) -> tuple[dict[str, low_rank.Weight], list[str]]:
+    """(what LoRAs, in order, do to a MODEL and, when it is not None, a CLIP, by generic name; what of them is left out, in words).
 
-    What they find are the weights as the inputs carry them, patches and stacks included. Raises ValueError that lists everything wrong.
+    For merging them into one LoRA. What they find are the weights as the inputs carry them, patches and stacks included. Raises
+    ValueError that lists everything wrong.
     """
     _, shapes = targets = lora_targets(model, clip)
     parsed, grown, problems = _read(entries, *targets)
@@ -118,7 +124,7 @@ def changes(model: Any, clip: Any, entries: Sequence[Entry]) -> dict[str, low_ra
             found[prefix + weight] = low_rank.Weight(of, tuple(shapes[space, weight]), read)
     if problems:
         raise ValueError("\n".join(problems))
-    return found
+    return found, [f"{entry.name}: {'; '.join(left)}" for entry, lora in parsed if (left := _left_out(lora))]
 
 
 def _converted(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
@@ -213,13 +219,20 @@ def _entry_report(entry: Entry, lora: formats.ParsedLora, clip: bool) -> str:
         line += "; block weights"
     if entry.schedule is not None:
         line += "; the model's strength follows its schedule" + (", the text encoder's does not" if clip else "")
+    said = metadata.about(entry.metadata)
+    return "; ".join([line, *_left_out(lora)]) + (f"\n  {said}" if said else "")
+
+
+def _left_out(lora: formats.ParsedLora) -> list[str]:
+    """What of a file is not used, and why."""
+    left = []
     if lora.text_encoder:
-        line += f"; {len(lora.text_encoder)} text encoder layers not used, no CLIP is connected"
+        left.append(f"{len(lora.text_encoder)} text encoder layers not used, no CLIP is connected")
     if lora.embeddings:
-        line += f"; {len(lora.embeddings)} embeddings in the file are left out ({', '.join(lora.embeddings)}): {_EMBEDDINGS}"
+        left.append(f"{len(lora.embeddings)} embeddings in the file are left out ({', '.join(lora.embeddings)}): {_EMBEDDINGS}")
     if lora.unmatched:
-        line += f"; partial: {len(lora.unmatched)} names match no weight and are left out"
-    return line
+        left.append(f"partial: {len(lora.unmatched)} names match no weight and are left out")
+    return left
 
 
 _EMBEDDINGS = "to use them, put a copy of it into ComfyUI's embeddings folder"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from comfy_api.latest import io
+from torch import Tensor
 
 from .. import host
 from ..patches import files, metadata, naming
@@ -14,26 +17,35 @@ from .aliases import aliases
 from .sockets import LoraModel, LoraStack, TrainState
 
 MODES = ("auto", "merge", "bypass", "host")
+T = TypeVar("T")
 
 
 def found_files(listed: list[StackRow]) -> list[str]:
     """The files of rows; raises one ValueError that lists every row whose file is missing or outside the folder."""
-    paths, problems = [], []
+    return _of_each(listed, host.folders.lora_path)
+
+
+def read_files(listed: list[StackRow]) -> list[tuple[dict[str, Tensor], dict[str, str]]]:
+    """(tensors, metadata) of the files of rows; raises one ValueError that lists every row whose file is missing or cannot be read."""
+    return _of_each(listed, lambda name: files.load_once(host.folders.lora_path(name)))
+
+
+def _of_each(listed: list[StackRow], find: Callable[[str], T]) -> list[T]:
+    found, problems = [], []
     for row in listed:
         try:
-            paths.append(host.folders.lora_path(row[0]))
+            found.append(find(row[0]))
         except (ValueError, FileNotFoundError) as error:
             problems.append(f"row {row.number}: {error}")
     if problems:
         raise ValueError("LoRA stack:\n" + "\n".join(f"- {problem}" for problem in problems))
-    return paths
+    return found
 
 
-def _line(row: StackRow, path: str) -> str:
+def _line(row: StackRow, state: Mapping[str, Tensor], of_training: Mapping[str, str]) -> str:
     """What the report says of a row: strengths, and what its file says about itself."""
     extras = [f"{name} {value}" for name, value in (("blocks", row.blocks), ("schedule", row.schedule)) if value]
     extras += ["partial matches allowed"] if row.partial else []
-    state, of_training = files.load_once(path)
     said = "; ".join(filter(None, (metadata.contents(state), metadata.about(of_training))))
     return ", ".join((f"{row[0]}: model {row[1]:g}, clip {row[2]:g}", *extras)) + (f"\n  {said}" if said else "")
 
@@ -85,7 +97,7 @@ class GraftLoRAStack(io.ComfyNode):
     @classmethod
     def execute(cls, rows=EMPTY, lora_stack=None) -> io.NodeOutput:
         listed = parse(rows)
-        lines = [_line(row, path) for row, path in zip(listed, found_files(listed), strict=True)]
+        lines = [_line(row, *read) for row, read in zip(listed, read_files(listed), strict=True)]
         before = list(lora_stack or [])
         if before:
             lines.insert(0, f"{len(before)} rows from the stack before")
@@ -130,7 +142,7 @@ class LoRAStackPatch(io.ComfyNode):
         listed = [row for row in rows_of(lora_stack or []) if row[1] != 0.0 or (clip is not None and row[2] != 0.0)]
         entries = [
             host.lora.Entry(row[0], state, row[1], row[2], row.partial, row.blocks, said, schedule_of(row.schedule))
-            for row, (state, said) in zip(listed, map(files.load_once, found_files(listed)), strict=True)
+            for row, (state, said) in zip(listed, read_files(listed), strict=True)
         ]
         if lora_model is not None and lora_strength != 0.0:
             entries.append(host.lora.Entry("lora_model", lora_model, lora_strength, lora_strength))

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from comfy_api.latest import io
 
 from .. import host
-from ..patches import blocks, files, formats, low_rank
+from ..patches import blocks, formats, low_rank
 from ..patches.rows import rows_of
 from .aliases import aliases
-from .lora import found_files
+from .lora import read_files
 from .sockets import LoraModel, LoraStack
 
 
@@ -67,22 +67,23 @@ class GraftMergeLoRAs(io.ComfyNode):
         scheduled = [row[0] for row in listed if row.schedule]
         if scheduled:
             raise ValueError(f"{', '.join(scheduled)}: a schedule over sampling cannot be merged; leave it empty, or patch with the stack")
-        read = list(zip(listed, map(files.load_once, found_files(listed)), strict=True))
+        read = list(zip(listed, read_files(listed), strict=True))
         if model is None:
             sources = [
                 low_rank.Source(row[0], state, row[1], row[2], blocks.parse(row.blocks) if row.blocks else {}, said)
                 for row, (state, said) in read
             ]
             made = low_rank.merged(sources, rank, host.events.raise_if_interrupted)
+            left_out = [
+                f"{row[0]}: {len(left)} embeddings in the file are left out ({', '.join(left)})"
+                for row, (state, _) in read if (left := formats.embeddings(state))
+            ]  # fmt: skip
         else:
             entries = [host.lora.Entry(row[0], state, row[1], row[2], row.partial, row.blocks, said) for row, (state, said) in read]
-            changes = host.lora.changes(model, clip, entries)
+            changes, left_out = host.lora.changes(model, clip, entries)
             made = low_rank.combined(changes, rank, _advancing(len(changes)))
-        lines = [_said(made, " + ".join(f"{row[0]} at {row[1]:g}" for row in listed))]
-        for row, (state, _) in read:
-            if left := formats.embeddings(state):
-                lines.append(f"{row[0]}: {len(left)} embeddings in the file are left out ({', '.join(left)})")
-        return io.NodeOutput(made.state, "\n".join(lines))
+        said = _said(made, " + ".join(f"{row[0]} at {row[1]:g}" for row in listed))
+        return io.NodeOutput(made.state, "\n".join([said, *left_out]))
 
 
 class GraftExtractLoRA(io.ComfyNode):

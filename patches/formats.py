@@ -115,7 +115,7 @@ def read(
                 layers.setdefault(place, []).append(layer)
     problems += _unusable(groups, layers, unmatched, text, partial, hint) if not problems else []
     if problems:
-        made = f", made for {hint}," if hint and layers else ""
+        made = f", made for {hint}," if hint and sources else ""
         raise ValueError(f"LoRA {name}{made} cannot be used:\n" + "\n".join(f"- {problem}" for problem in problems))
     kinds: dict[str, int] = {}
     for of in layers.values():

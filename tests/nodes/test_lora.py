@@ -260,6 +260,8 @@ def test_the_report_says_what_the_file_says(host, small):
     save_file(small.lora(small.unet()), path, {"ss_network_dim": "4", "modelspec.trigger_phrase": "zorp", "ss_tag_frequency": tags})
     report = host.call("GraftLoRAStack", rows=rows({"file": "said.safetensors"}))[1]
     assert "trigger zorp" in report and "rank 4" in report and "tags a zorp (12), left (3)" in report
+    report = host.call("LoRAStackPatch", model=small.unet(), lora_stack=[("said.safetensors", 0.5, 0.5)])[2]  # of another pack's stack
+    assert "said.safetensors: 84 weights of the model at 0.5 (14 LoCon, 70 LoRA)\n  trigger zorp; rank 4; tags a zorp (12), lef" in report
 
 
 @pytest.mark.parametrize(
@@ -326,6 +328,9 @@ BAD = {
               ["1 of 85 names match no weight", "double_blocks_0", "mark the row as partial"]),
     "shapes of another model": (lambda path, state: save_file(with_context(state, 768), path),
                                 ["made for SD1.x (its names and shapes), cannot be used", "expected a weight"]),
+    "every shape of another model": (
+        lambda path, state: save_file({k: v for k, v in with_context(state, 768).items() if ".attn2.to_k." in k}, path),
+        ["made for SD1.x (its names and shapes), cannot be used"]),
     "shapes": (lambda path, state: save_file({k: v[:-1].clone() if "lora_up" in k else v for k, v in state.items()}, path),
                ["expected a weight"] * 24),
     "ranks": (lambda path, state: save_file(with_rank(state, 2), path), ["ranks differ"] * 2),
@@ -387,6 +392,26 @@ def test_bad_files(host, small, workflow, write, messages):
     before.check(model.model)
     assert not model.injections and not model.patches
     os.remove(path)
+
+
+@pytest.mark.parametrize("node", ["GraftLoRAStack", "LoRAStackPatch", "GraftMergeLoRAs"])
+def test_every_file_that_cannot_be_read_is_named_with_its_row(host, small, files, node):
+    for name in ("gif", "short"):
+        Path(os.path.join(host.models, "loras", f"{name}.safetensors")).write_bytes(b"GIF89a" * 40)
+    names = ["gif.safetensors", "lora0.safetensors", "short.safetensors"]
+    stack = [(name, 1.0, 1.0) for name in names]
+    inputs = {"GraftLoRAStack": {"rows": rows(*({"file": name} for name in names))},
+              "LoRAStackPatch": {"model": small.unet(), "lora_stack": stack}, "GraftMergeLoRAs": {"lora_stack": stack}}[node]  # fmt: skip
+    with pytest.raises(ValueError, match=r"(?s)- row 1: .*gif\.safetensors is not a whole.*\n- row 3: .*short\.safetensors is not a whole"):
+        host.call(node, **inputs)
+
+
+@pytest.mark.parametrize("strength", [float("nan"), float("inf")])
+def test_a_strength_that_is_no_number_changes_nothing(host, small, strength):
+    model = small.unet()
+    with pytest.raises(ValueError, match="lora_model: expected finite strengths, got"):
+        host.call("LoRAStackPatch", model=model, lora_model=small.lora(model), lora_strength=strength)
+    assert not model.injections
 
 
 @pytest.mark.parametrize("extension", ["pt", "ckpt"])
@@ -477,7 +502,10 @@ def test_a_partial_row_applies_and_counts(host, small):
     model, path = small.unet(), os.path.join(host.models, "loras", "part.safetensors")
     save_file(small.lora(model) | GONE, path)
     stack, _ = host.call("GraftLoRAStack", rows=rows({"file": "part.safetensors", "partial": True}))
-    assert "partial: 1 names match no weight" in host.call("LoRAStackPatch", model=model, lora_stack=stack)[2]
+    said = "part.safetensors: partial: 1 names match no weight and are left out"
+    assert said.removeprefix("part.safetensors: ") in host.call("LoRAStackPatch", model=model, lora_stack=stack)[2]
+    made, report = host.call("GraftMergeLoRAs", lora_stack=stack, model=model)
+    assert said in report and not [key for key in made if "gone" in key]
 
 
 def test_onetrainers_embeddings_are_left_out_and_counted(host, small):
