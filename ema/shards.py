@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def save(tensors: Mapping[str, Tensor], folder: Path, name: str, most: int = 0, 
             with contextlib.suppress(OSError):  # the first error counts
                 path.unlink(missing_ok=True)
         if isinstance(error, SafetensorError):  # its own form of what the system says
-            raise OSError(f"{written[-1]}: cannot be written ({error})") from error
+            raise _of_the_system(error, written[-1]) from error
         if isinstance(error, OSError) and error.filename is None:
             raise OSError(error.errno, error.strerror or str(error), str(written[-1])) from error
         raise
@@ -105,6 +106,14 @@ def _listed(index: Path) -> dict[str, str]:
 
 def _is_name(file: object) -> bool:
     return isinstance(file, str) and 0 < len(file) <= 200 and "\0" not in file
+
+
+def _of_the_system(error: SafetensorError, path: Path) -> OSError:
+    """What safetensors says of a disk, as the system itself says it."""
+    number = re.search(r"os error (\d+)", str(error))
+    if number is None:
+        return OSError(f"{path}: cannot be written ({error})")
+    return OSError(int(number[1]), os.strerror(int(number[1])), str(path))
 
 
 def _appear(partial: Path, path: Path) -> None:

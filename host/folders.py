@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 import os
 
+from ..patches.disk import explained as explained  # for the editor's server too
+from ..patches.disk import naming as naming
+
 OUTPUT_LORAS = "output/loras/"  # prefix of the names of LoRAs that were saved under ComfyUI's output folder
 
 
@@ -67,7 +70,9 @@ def output_file(prefix: str, extension: str) -> tuple[str, dict[str, str]]:
 
     if not _stays_inside(prefix.replace("\\", "/")) or not prefix.strip("/\\ "):
         raise ValueError(f"prefix {prefix!r}: expected a name below ComfyUI's output folder")
-    folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(prefix, folder_paths.get_output_directory())
+    root = folder_paths.get_output_directory()
+    with naming(root):
+        folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(prefix, root)
     file = f"{name}_{counter:05}_{extension}"
     return os.path.join(folder, file), {"filename": file, "subfolder": subfolder, "type": "output"}
 

@@ -7,12 +7,13 @@ import io
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..patches.attention import EVALUATING
-from ..patches.files import write_whole
+from ..patches.files import make_folders, write_whole
 from . import folders
 
 STEPS = 20
@@ -98,12 +99,12 @@ def _held(patcher: Any) -> Iterator[None]:
 def keep(pictures: torch.Tensor, run: str, name: str) -> list[dict[str, str]]:
     """Write pictures (B, h, w, 3) as JPEG files into the folder `previews` of a run; how the front end's /view addresses them.
 
-    Raises OSError that names the file when the disk is full.
+    Raises OSError that names the file and says what to do when the disk is full.
     """
     from PIL import Image
 
     folder = _folder(run)
-    os.makedirs(folder, exist_ok=True)
+    make_folders(Path(folder))
     out = []
     for number, picture in enumerate(pictures):
         file = f"{name}-{number}.jpg"

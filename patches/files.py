@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from .disk import naming
 from .peft_config import BESIDE
 
 
@@ -187,7 +188,7 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def make_folders(folder: Path) -> list[Path]:
-    """Create a folder and those above it, durably; the ones that were not there, outermost first."""
+    """Create a folder and those above it, durably; the ones that were not there, outermost first. Raises OSError as `naming` says."""
     missing = []
     at = folder
     while not at.exists():
@@ -195,17 +196,7 @@ def make_folders(folder: Path) -> list[Path]:
         at = at.parent
     missing.reverse()
     for one in missing:
-        one.mkdir(exist_ok=True)
+        with naming(str(one)):
+            one.mkdir(exist_ok=True)
         sync_folder(one.parent)
     return missing
-
-
-@contextlib.contextmanager
-def naming(path: str) -> Iterator[None]:
-    """What the system says inside the block of a full or broken disk comes out naming the file: writing and fsync do not name any."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror or str(error), path) from error

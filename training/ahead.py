@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ..patches.files import write_whole
+from ..patches.files import make_folders, write_whole
 from .data.changes import Patrol
 from .data.dataset import Dataset
 from .loader import Course
@@ -28,7 +28,7 @@ def ready(state: TrainState, steps: int, dataset: Dataset, folder: Path | None) 
         notes.append("no schedule is written: results that cannot be stored have no folder")
     elif dataset.write_schedule and folder is not None:
         path = folder / f"schedule-{state.step + 1:08d}-{state.step + steps:08d}.txt"
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folders(folder)
         write_whole(str(path), (f"{line}\n".encode() for line in course.schedule(state.step, steps)))
         notes.append(f"schedule of these steps: {path}")
     return notes

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..patches.disk import naming
 from ..patches.files import make_folders
 
 PATIENCE = 2.0  # seconds that a process which is just ending may take to let go
@@ -34,7 +35,8 @@ def alone(folder: Path) -> Iterator[str]:
     path = folder.parent / f".{folder.name}.lock"
     try:
         make_folders(path.parent)
-        number, said = _taken(path, folder)
+        with naming(str(path)):
+            number, said = _taken(path, folder)
     except OSError as error:
         if error.errno not in _READ_ONLY:
             raise

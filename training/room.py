@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..patches.disk import naming
 from ..patches.files import sync_folder
 
 CACHE = "cache"  # what GraftDataset has encoded lies beside the runs and has a limit of its own
@@ -125,7 +126,8 @@ def make(root: Path, limit: int, coming: int, needed: Collection[Path]) -> list[
 def remove(files: Collection[Path]) -> None:
     """Remove files, a state.json first, so that it never names what is gone; then their folders if nothing else is in them."""
     for path in sorted(files, key=lambda path: (path.name != "state.json", path.name)):
-        path.unlink(missing_ok=True)
+        with naming(str(path)):
+            path.unlink(missing_ok=True)
     for folder in {path.parent for path in files}:
         _remove_empty(folder)
 

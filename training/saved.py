@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..ema import shards
 from ..ema.schedule import EMASettings
+from ..patches.disk import naming
 from ..patches.files import make_folders, sync_folder
 from .adapters import AdapterSettings, tensors_digest
 from .lock import alone
@@ -42,7 +43,7 @@ def save(state: TrainState, root: Path, name: str, shard: int = 0, versions: Map
     A state that had the name is replaced when the new one is whole on disk, and not before. Raises OSError with nothing half-written left,
     Busy when another process saves under that name.
     """
-    with alone(folder_of(root, name)):
+    with alone(folder_of(root, name)), naming(str(folder_of(root, name))):
         return _save(state, folder_of(root, name), shard, versions or {})
 
 

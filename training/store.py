@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ..patches.disk import naming
 from ..patches.files import load_safetensors, make_folders, safetensors_bytes, sync_folder, write_whole
 from . import parts, room
 from .record import BLOCK as MEASURED
@@ -127,7 +128,8 @@ class Store:
         self._write(state, folder, tensors, "partial")
         for old in folder.glob("state-*.safetensors"):  # the JSON names the new one by now
             if old.name != tensors:
-                old.unlink()
+                with naming(str(old)):
+                    old.unlink()
         return folder
 
     def save_parts(self, state: TrainState, target: str, group: Ranks, divided: Callable[[str, Tensor], bool]) -> Path:
@@ -155,7 +157,8 @@ class Store:
         write_record(folder, {**record_of(state, self.versions), **more})
         for old in folder.glob("state-*.safetensors"):  # the JSON names the new ones by now
             if old.name not in {one["file"] for one in files}:
-                old.unlink()
+                with naming(str(old)):
+                    old.unlink()
 
     def drop_partial(self, target: str) -> None:
         """Remove the snapshot on the way to `target`, and its folder if nothing else is in it."""

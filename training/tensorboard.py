@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..patches.files import naming
+from ..patches.disk import naming
 from .step import Moved
 
 

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 
+from ...host.folders import naming
 from ..hosts import Host
 from .answers import answer, parsed, problem
 from .paths import PathRefused, inside, single
@@ -198,21 +199,20 @@ def _store(folder: str, name: str, file: BinaryIO, overwrite: bool) -> str:
 
 
 def write_whole(path: str, write: Callable[[BinaryIO], Any]) -> None:
-    """Have `write` fill a file that then takes its place by rename, on disk. Raises OSError that names the file."""
-    handle, draft = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as out:
-            write(out)
-            out.flush()
-            os.fsync(out.fileno())
-        os.chmod(draft, 0o666 & ~_umask())
-        os.replace(draft, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):  # the first error counts
-            os.unlink(draft)
-        if isinstance(error, OSError) and error.filename is None:
-            raise OSError(error.errno, error.strerror or str(error), path) from error
-        raise
+    """Have `write` fill a file that then takes its place by rename, on disk. Raises OSError that names the file and says what to do."""
+    with naming(path):
+        handle, draft = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".", suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as out:
+                write(out)
+                out.flush()
+                os.fsync(out.fileno())
+            os.chmod(draft, 0o666 & ~_umask())
+            os.replace(draft, path)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error counts
+                os.unlink(draft)
+            raise
 
 
 def _umask() -> int:

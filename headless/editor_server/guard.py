@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from ...host.folders import explained as with_next_step
 from .answers import NotJson
 from .paths import PathRefused, identifier
 
@@ -140,4 +141,5 @@ async def explained(request: web.Request, handler: Handler) -> web.StreamRespons
         logging.error("%s %s: %s", request.method, request.path, error)
         name = os.path.basename(os.fsdecode(error.filename or ""))
         status = 507 if error.errno in (errno.ENOSPC, errno.EDQUOT) else 500
-        return web.json_response({"error": f"{name}: {error.strerror or error}"}, status=status)
+        told = error if request.method == "GET" else with_next_step(error, name)
+        return web.json_response({"error": f"{name}: {told.strerror or error}"}, status=status)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from graft_nodes.patches.disk import NEXT_STEPS
 from graft_nodes.tests.faults.disk import Disk, fails
 from graft_nodes.training import adapters
 from PIL import Image
@@ -138,12 +139,12 @@ def test_pictures_and_loras_that_cannot_be_written_are_named(host, parts, wall, 
     for at in (1, 2, 3, 4, 5):
         with Disk(output / "graft", at, fails(number), lasting=True).installed(), pytest.raises(OSError) as caught:
             wall.previews.keep(torch.zeros(1, 8, 8, 3), f"run {number} {at}", "name")
-        assert caught.value.errno == number and str(output) in str(caught.value.filename)
+        assert caught.value.errno == number and str(output) in str(caught.value.filename) and NEXT_STEPS[number] in str(caught.value)
         assert not list((output / "graft").rglob(f"run {number} {at}/**/*.jpg"))
     for at in (1, 2, 3, 4):
         with Disk(output / "loras", at, fails(number), lasting=True).installed(), pytest.raises(OSError) as caught:
             host.call("GraftSaveLoRA", lora_model=parts[4], prefix=f"loras/faults{number}")
-        assert caught.value.errno == number and "loras" in str(caught.value.filename)
+        assert caught.value.errno == number and "loras" in str(caught.value.filename) and NEXT_STEPS[number] in str(caught.value)
         assert not [path for path in (output / "loras").glob(f"faults{number}*") if path.suffix == ".safetensors"]
     assert Path(host.call("GraftSaveLoRA", lora_model=parts[4], prefix=f"loras/faults{number}")[0]).is_file()
 

@@ -6,6 +6,7 @@ import json
 import types
 
 import pytest
+from graft_nodes.patches.disk import NEXT_STEPS
 from graft_nodes.tests.faults.disk import Disk, fails
 
 pytest.importorskip("aiohttp")
@@ -28,7 +29,7 @@ def test_a_file_that_a_user_saves_is_replaced_whole_or_not_at_all(tmp_path, numb
         save(b"old")
         with Disk(tmp_path, at, fails(number)).installed(), pytest.raises(OSError) as caught:
             save(b"new")
-        assert caught.value.errno == number and str(tmp_path) in str(caught.value.filename)
+        assert caught.value.errno == number and str(tmp_path) in str(caught.value.filename) and NEXT_STEPS[number] in str(caught.value)
         assert [one.name for one in tmp_path.iterdir()] == ["mine.json"] and path.read_bytes() == b"old"
 
 
@@ -39,4 +40,4 @@ def test_the_answer_says_why_and_no_folder(number, status):
 
     request = types.SimpleNamespace(match_info={}, method="POST", path="/userdata/mine.json")
     answer = asyncio.run(guard.explained(request, handler))
-    assert answer.status == status and json.loads(answer.body) == {"error": "mine.json: why it is"}
+    assert answer.status == status and json.loads(answer.body) == {"error": f"mine.json: why it is ({NEXT_STEPS[number]})"}

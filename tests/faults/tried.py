@@ -1,7 +1,7 @@
 """Every request to the disk fails once, one run each, and once from there on: `python -m graft_nodes.tests.faults.tried` prints a table.
 
-A fault is survived when the error names the cause and a path, what was stored before is readable, no file with its final name is damaged,
-the weights are untouched, and the same call again ends in the very files that an undisturbed one ends in.
+A fault is survived when the error names the cause, a path and the next step, what was stored before is readable, no file with its final
+name is damaged, the weights are untouched, and the same call again ends in the very files that an undisturbed one ends in.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from graft_nodes.ema.schedule import EMASettings
+from graft_nodes.patches.disk import NEXT_STEPS
 from graft_nodes.patches.files import load_safetensors, safetensors_bytes, write_whole
 from graft_nodes.tests.faults.disk import Disk, fails
 from graft_nodes.tests.training.conftest import Lab
@@ -95,6 +96,7 @@ def each(folder: Path, prepare: Callable[[], object], act: Callable[[], Any], ch
             where = f"{os.strerror(number)} at {request}"
             if heard is not None:
                 assert heard.errno == number, f"{where}: {heard!r} is another error"
+                assert NEXT_STEPS[number] in str(heard), f"{where}: {heard!r} does not say what to do"
                 assert heard.filename and str(heard.filename).startswith(str(folder)), f"{where}: {heard!r} names no path"
             check(heard)
             act()

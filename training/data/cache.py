@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ...patches.disk import naming
 from ...patches.files import load_safetensors, safetensors_bytes, write_whole
 from ..adapters import tensors_digest
 
@@ -75,14 +76,15 @@ class Cache:
         # Under a name of its own first: another process may be making the very same file.
         own = path.with_name(f"{key}.{os.getpid()}.{threading.get_ident()}")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(str(own), safetensors_bytes(tensors, metadata))
-            os.replace(own, path)
+            with naming(str(path)):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(str(own), safetensors_bytes(tensors, metadata))
+                os.replace(own, path)
         except OSError as error:
             with contextlib.suppress(OSError):
                 own.unlink()
             if not self._full:
-                self.notes.append(f"cache: cannot be written ({error.strerror}); what was encoded is kept in memory only")
+                self.notes.append(f"cache: cannot be written, what was encoded is kept in memory only: {error.strerror}")
             self._full = True
             return False
         self._used.add(str(path))
