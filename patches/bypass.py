@@ -5,6 +5,7 @@ Layers that do not merely add (DoRA, rotations, IA3 …) are maps of what goes i
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .composed import compose
+from .composed import compose, uniform
 from .dense import bias_of, is_conv, is_linear, shape_of, weight_of
-from .maps import Map, along
+from .maps import Map, along, in_one
 from .schedule import Clock
 from .stack import Piece
 
@@ -95,8 +96,9 @@ class Bypass:
 
     `module` is read where a piece needs its weight (DoRA's norms) or its bias, in the type and on the device of the activations
     (`compute`; float32 on the CPU where that is not known). Factors are cast once to the activations' type and device. `compiled` gives
-    every adapter of additive pieces the same form, so that torch.compile sees no difference between them: a rank that is a multiple of 8
-    and marked as dynamic, and always a bias. Scheduled pieces take their multipliers from `clock`.
+    every adapter the same form, so that torch.compile sees no difference between them: one scale of what goes in and one of what comes
+    out, factors whose rank is a multiple of 8 and marked as dynamic, and always a bias. Scheduled pieces take their multipliers from
+    `clock`.
     """
 
     def __init__(
@@ -108,18 +110,22 @@ class Bypass:
         seen = compute or (torch.float32, torch.device("cpu"))
         shape, groups = shape_of(module), getattr(module, "groups", 1)
         with torch.inference_mode(False), torch.no_grad():
-            made = compose(weight, shape, lambda: weight_of(module, *seen), self.clock.place, groups)
+            read = functools.partial(weight_of, module, *seen)
+            made = compose(weight, shape, read, self.clock.place, groups)
+            made = uniform(made, weight, read, self.clock.place, groups) if compiled else made
             made.bias(bias, lambda: bias_of(module, *seen), self.clock.place)
             up, down, places = made.joined()
             if compiled and groups == 1:
                 more = max(8, -(-up.shape[1] // 8) * 8) - up.shape[1]
                 up, down, places = F.pad(up, (0, more)), F.pad(down, (0, 0, 0, more)), places + [0] * more
             biases = made.biases or ([(0, torch.zeros(shape[0]))] if compiled else [])
+            inputs = (in_one(made.inputs, shape[1] * groups),) if compiled else made.inputs
+            outputs = (in_one(made.outputs, shape[0]),) if compiled else made.outputs
             self.parts = Parts(
                 down.reshape(-1, *shape[1:]) if up.shape[1] else None,
                 up.reshape(*up.shape, *(1,) * (len(shape) - 2)) if up.shape[1] else None,
                 torch.tensor(places) if any(places) else None,
-                tuple(made.diffs), tuple(biases), made.inputs, made.outputs, made.own,
+                tuple(made.diffs), tuple(biases), inputs, outputs, made.own,
             )  # fmt: skip
         if compute is not None:
             self._prepare(*compute)

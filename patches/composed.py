@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .adapters import Around
-from .maps import Map, Within, along, backwards
+from .maps import Map, Scale, Within, along, backwards, is_scale
 from .schedule import Schedule
 from .stack import Piece, Slice, additive, fuse, in_order
 
@@ -116,6 +116,33 @@ def compose(
             else:
                 made.put(around, piece.part)
     return made
+
+
+def uniform(made: Composed, pieces: Sequence[Piece], read: Callable[[], Tensor], place: Place, groups: int = 1) -> Composed:
+    """What `compose` made of these pieces, with scales for its only maps and a part of the module's own output: torch.compile's one form.
+
+    What is no scale (a rotation, a mixture) becomes a difference of the whole weight, and a difference becomes factors, one of them a
+    unit matrix; a convolution of groups has no factors, and one difference that holds at any time.
+    """
+    if not all(map(is_scale, (*made.inputs, *made.outputs))):
+        base = read()
+        change = in_order(base, [piece for piece in pieces if piece.schedule is None]) - base
+        made = Composed(made.shape, diffs=[(0, change.cpu())])
+        made.add([piece for piece in pieces if piece.schedule is not None], place, groups)
+    outputs = made.outputs if made.own else (Scale(torch.zeros(made.shape[0])),)
+    whole = [diff for index, diff in made.diffs if not index]
+    if groups > 1:
+        diffs = [(0, sum(whole, torch.zeros(made.shape))), *(one for one in made.diffs if one[0])]
+        return Composed(made.shape, made.inputs, outputs, diffs=diffs)
+    summed = [(0, sum(whole, torch.zeros(made.shape)))] if whole else []
+    factors = [(index, *_factors(diff)) for index, diff in (*summed, *(one for one in made.diffs if one[0]))]
+    return Composed(made.shape, made.inputs, outputs, pairs=made.pairs + factors)
+
+
+def _factors(diff: Tensor) -> tuple[Tensor, Tensor]:
+    """(up, down) whose product is a difference, exactly."""
+    rows = diff.flatten(1)
+    return (torch.eye(len(rows)), rows) if len(rows) <= rows.shape[1] else (rows, torch.eye(rows.shape[1]))
 
 
 def _around(piece: Piece, shape: Sequence[int], read: Callable[[], Tensor]) -> Around | None:

@@ -113,9 +113,22 @@ class Within:
 Map = Scale | Mix | Turn | Within
 
 
+def is_scale(one: Map) -> bool:
+    """Whether a map scales every channel by itself."""
+    return hasattr(getattr(one, "of", one), "factors")  # told apart by what it has: the package may be imported twice
+
+
+def in_one(scales: Iterable[Map], channels: int) -> Scale:
+    """Scales of so many channels, one after the other, as one; of ones where there are none."""
+    return Scale(along(scales, torch.ones(channels), 0))
+
+
 def along(maps: Iterable[Map], x: Tensor, dimension: int) -> Tensor:
     """x with maps, one after the other, of its channels in a dimension."""
     for one in maps:
+        if hasattr(one, "factors"):
+            x = x * one.factors.view(-1, *(1,) * (x.ndim - 1 - dimension % x.ndim))
+            continue
         channels = x.movedim(dimension, 0)
         x = one.rows(channels.reshape(len(channels), -1)).reshape(channels.shape).movedim(0, dimension)
     return x

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from graft_nodes.patches.adapters import Diff, LoRA
+from graft_nodes.patches.adapters import Diff, DoRA, LoRA
 from graft_nodes.patches.bypass import Bypass, Wrapped, supports
 from graft_nodes.patches.schedule import Clock, Schedule
 from graft_nodes.patches.stack import Piece
@@ -183,10 +183,12 @@ def test_one_form_for_torch_compile(backend):
     compiled = torch.compile(module, backend=backend)
     compute = torch.float32, torch.device("cpu")
     with torch.no_grad():
-        for number, ranks in enumerate([[], [3], [4, 8, 16], [2]]):
+        for number, ranks in enumerate([[], [3], [4, 8, 16], [2], [-5], [3, -9]]):  # below 0: DoRA, and a whole difference beside it
             wrapped = []
             for place, shape in shapes.items():
-                pieces = [Piece(factors(shape, rank), 0.5) for rank in ranks]
+                pieces = [Piece(factors(shape, rank), 0.5) for rank in ranks if rank > 0]
+                pieces += [Piece(DoRA(factors(shape, -rank), random(shape[0]).abs()), 0.5) for rank in ranks if rank < 0]
+                pieces += [Piece(Diff(random(*shape)), 0.5) for rank in ranks if rank < 0]
                 wrapped.append(Wrapped(module[place], Bypass(module[place], pieces, compiled=True, compute=compute)))
             with torch._dynamo.config.patch(error_on_recompile=number > 0):
                 assert torch.allclose(compiled(x), module(x), atol=1e-5)

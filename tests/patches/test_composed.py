@@ -9,6 +9,7 @@ from graft_nodes.patches import weights
 from graft_nodes.patches.adapters import IA3, OFT, Diff, DoRA, GLoRA, InputOFT, LoHa, LoKr, LoRA, Set
 from graft_nodes.patches.bypass import Bypass, Wrapped
 from graft_nodes.patches.dense import bias_of, weight_of
+from graft_nodes.patches.schedule import Clock, Schedule
 from graft_nodes.patches.stack import Piece, Stack, in_order
 from torch import nn
 
@@ -75,10 +76,10 @@ def patched(module, pieces, x, bias=()):
     return nn.functional.linear(x, weight, offset) if isinstance(module, nn.Linear) else module._conv_forward(x, weight, offset)
 
 
-def at_activations(module, pieces, x, bias=()):
+def at_activations(module, pieces, x, bias=(), compiled=False):
     """(the module's output with the pieces around it, what the adapter multiplies with); the module is as it was afterwards."""
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    wrapped = Wrapped(module, Bypass(module, pieces, bias))
+    wrapped = Wrapped(module, Bypass(module, pieces, bias, compiled=compiled, compute=CPU))
     output = module(x)
     wrapped.remove()
     assert "forward" not in module.__dict__ and all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
@@ -100,11 +101,34 @@ def test_each_kind(kind, name, strength):
         assert not parts.diffs or kind == "set"
 
 
+def form(parts):
+    """What torch.compile tells adapters apart by: what is there, and every size but the rank."""
+    factors = [None if one is None else [side for place, side in enumerate(one.shape) if place != dimension or side % 8]
+               for one, dimension in ((parts.down, 0), (parts.up, 1))]  # fmt: skip
+    maps = [[(type(one), one.factors.shape, one.factors.dtype) for one in of] for of in (parts.inputs, parts.outputs)]
+    return factors, parts.places, [(place, one.shape) for place, one in (*parts.diffs, *parts.biases)], maps, parts.own
+
+
 @pytest.mark.parametrize("name", MODULES)
-def test_in_any_order(name):
+def test_each_kind_in_one_form(name):
+    """For torch.compile every kind, at any strength, is the same change in an adapter of the same form as no kind at all."""
+    build, shape = MODULES[name]
+    module = build().requires_grad_(False)
+    _, empty = at_activations(module, [], torch.zeros(shape), compiled=True)
+    for strength, kind in [(1.0, kind) for kind in KINDS] + [(0.6, kind) for kind in KINDS]:
+        generator = torch.Generator().manual_seed(1)
+        x, piece = torch.randn(*shape, generator=generator), Piece(layer(kind, module.weight.shape, generator), strength)
+        found, parts = at_activations(module, [piece], x, compiled=True)
+        assert torch.allclose(found, patched(module, [piece], x), rtol=0, atol=3e-5), kind
+        assert form(parts) == form(empty), kind
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", MODULES)
+def test_in_any_order(name, compiled):
     """Five pieces of any kind, each for the whole weight or a part of its rows or columns, with any strength; and of the bias."""
     build, shape = MODULES[name]
-    for seed in range(40):
+    for seed in range(10 if compiled else 40):
         generator, draw = torch.Generator().manual_seed(seed), random.Random(seed)
         module = build().requires_grad_(False)
         whole, pieces = tuple(module.weight.shape), []
@@ -117,8 +141,28 @@ def test_in_any_order(name):
         bias = [] if module.bias is None else [Piece(Diff(drawn(generator, 24)), 0.5), Piece(IA3(drawn(generator, 24), False, True), 0.5)]
         x = torch.randn(*shape, generator=generator)
         wanted = patched(module, pieces, x, bias)
-        found, _ = at_activations(module, pieces, x, bias)
+        found, _ = at_activations(module, pieces, x, bias, compiled)
         assert (found - wanted).abs().max() <= 2e-5 * max(1.0, float(wanted.abs().max())), (seed, [piece.layer.kind for piece in pieces])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", ["linear", "conv", "conv of groups"])
+@pytest.mark.parametrize("kind", ["dora", "oft", "set"])
+def test_scheduled_strengths_after_another_kind(kind, name, compiled):
+    build, shape = MODULES[name]
+    generator, module, clock = torch.Generator().manual_seed(1), build().requires_grad_(False), Clock()
+    of, x, rising = module.weight.shape, torch.randn(*shape, generator=generator), Schedule(((0.0, 0.0), (1.0, 2.0)))
+    first, more = Piece(layer(kind, of, generator), 0.7), [layer("lora", of, generator), layer("diff", of, generator)]
+    pieces = [first, *(Piece(one, 0.5, None, rising) for one in more)]
+    wrapped = Wrapped(module, Bypass(module, pieces, (), clock, compiled, CPU))
+    found = {}
+    for percent in (0.0, 0.25, 0.75):
+        clock.tick(percent)
+        found[percent] = module(x)
+    wrapped.remove()
+    for percent, output in found.items():
+        wanted = patched(module, [first, *(Piece(one, 0.5 * rising.at(percent)) for one in more)], x)
+        assert torch.allclose(output, wanted, rtol=0, atol=3e-5), percent
 
 
 def test_set_weight_at_strength_one_is_exact():
