@@ -85,8 +85,9 @@ def full(model: Model, ranks: int, shard: bool) -> dict[str, float]:
     if shard:
         return {
             "memory": 4 * master / ranks + 2 * 2 * model.block,
-            "handed": master + 2 * 2 * model.weights / ranks,
-            "received": (2 * 2 * model.weights + master) * (ranks - 1) / ranks,  # gathered twice in bf16, gradients scattered in float32
+            "handed": master + 2 * 2 * model.weights / ranks + master / ranks,
+            # gathered twice in bf16; gradients in float32, and this rank's once more to measure them
+            "received": (2 * 2 * model.weights + master + master / ranks) * (ranks - 1) / ranks,
         }
     wire = 0.0 if ranks == 1 else master * (ranks - 1) if ranks <= FEW else 2 * master * (ranks - 1) / ranks
     return {

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from .ordered import Sums
     from .parallel import Ranks
 
 BUCKET = 4 << 20  # bytes that travel together: small enough that an adapter's first gradients are on their way early
@@ -30,7 +31,8 @@ class Own:
 
     def __init__(self, trained: Mapping[str, Tensor]) -> None:
         self.tensors = list(trained.values())
-        self.parameters: Mapping[str, Tensor] = {}  # that receive the gradients, where others than `trained` do
+        self.parameters: Mapping[str, Tensor] = {}  # that receive the gradients, where others than `trained` do,
+        self.sums: Sums | None = None  # and what adds them
         self._before: list[Tensor | None] = []
 
     def begin(self, step: int, parts: int) -> None:
@@ -49,10 +51,6 @@ class Own:
                 if before is not None:
                     t.grad = before if t.grad is None else before.add_(t.grad)
             self._before = []
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        """The loss to call backward on."""
-        return loss
 
     def add_(self, count: int, loss: float) -> list[float]:
         """Finish the parts that run at a time, `count` of them: `.grad` has all of the step's so far. Their losses, in order."""
@@ -237,7 +235,7 @@ class Gathered(Own):
 
 
 class Sharded(Own):
-    """A rank of several that hold whole weights together: FSDP2 adds up the gradients of its rows, which `parameters` receive."""
+    """A rank of several that hold whole weights together: `sums` adds up the gradients of its rows, which `parameters` receive."""
 
     def __init__(self, trained: Mapping[str, Tensor], group: Ranks) -> None:
         super().__init__(trained)
@@ -246,15 +244,14 @@ class Sharded(Own):
 
     def begin(self, step: int, parts: int) -> None:
         self.step, self._rounds = step, -(-parts // self.size)
-        for parameter in self.parameters.values():
-            parameter.grad = None
+        if self.sums is not None:
+            self.sums.begin()
 
     @contextmanager
     def backward(self, first: bool, last: bool) -> Iterator[None]:
+        for parameter in self.parameters.values():
+            parameter.grad = None  # what comes is the sum of the step so far
         yield
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        return loss * self.size  # FSDP2 gives the mean over the ranks, and the step wants the sum
 
     def add_(self, count: int, loss: float) -> list[float]:
         own = _Said(False, self.group.asked, loss, []).packed()

@@ -39,14 +39,14 @@ class Mover:
     `trained` are the tensors that the model computes with, by name: float32, or bf16 with precision full-bf16. Between the steps bf16 is
     all there is; a step makes float32 of one piece after another and rounds stochastically. With schedule-free AdamW `trained` are the
     points at which gradients are taken (y of 2405.15682), and the weights to sample with (x) are others. Where the tensors are parts of
-    others, `across` makes of a sum over them the sum over all.
+    others, `norm` measures the others.
     """
 
     def __init__(
         self, settings: OptimizerSettings, trained: Mapping[str, Tensor], saved: Mapping[str, Tensor], device: torch.device, seed: int,
-        across: Callable[[Tensor], Tensor] | None = None,
+        norm: Callable[[Mapping[str, Tensor]], Tensor] | None = None,
     ) -> None:
-        self.settings, self.seed, self._across = settings, seed, across
+        self.settings, self.seed, self._norm = settings, seed, norm
         self.half = settings.precision == "full-bf16"
         kept: dict[str, dict[str, Tensor]] = {name: {} for name in trained}
         for key, value in saved.items():
@@ -210,15 +210,20 @@ class Mover:
 
     def norm(self) -> float:
         """The gradient's norm over everything that is trained, clipped to clip_norm on the way."""
-        held = [t.grad for t in self.trained.values() if t.grad is not None]
-        if not self.early and not self.half and self._across is None:
-            tensors = [t for t in self.trained.values() if t.grad is not None]
-            return float(nn.utils.clip_grad_norm_(tensors, self.settings.clip_norm or math.inf))
-        squares = [*self._squares, *(_square(g) for g in held)]
+        held = {name: t.grad for name, t in self.trained.items() if t.grad is not None}
+        if not self.early and not self.half:
+            tensors, most = [self.trained[name] for name in held], self.settings.clip_norm or math.inf
+            if self._norm is None:
+                return float(nn.utils.clip_grad_norm_(tensors, most))
+            total = self._norm(held)
+            nn.utils.clip_grads_with_norm_(tensors, most, total)
+            return float(total)
+        squares = [*self._squares, *(_square(g) for g in held.values())]
         total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
-        norm = float((total if self._across is None else self._across(total)).sqrt())
+        norm = float(total.sqrt())
         if self.settings.clip_norm and math.isfinite(norm):
-            torch._foreach_mul_(held, min(1.0, self.settings.clip_norm / (norm + 1e-6)))  # as clip_grad_norm_, its norm in float32
+            least = min(1.0, self.settings.clip_norm / (norm + 1e-6))  # as clip_grad_norm_, its norm in float32
+            torch._foreach_mul_(list(held.values()), least)
         return norm
 
     def move_(self) -> None:

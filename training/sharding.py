@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .aliases import alias, standing_in
 from .checkpointing import blocks
+from .ordered import Sums, norm
 from .parallel import Alone, Ranks, heard
 
 if TYPE_CHECKING:
@@ -30,8 +31,9 @@ class OutOfStep(RuntimeError):
 
 
 @contextmanager
-def divided(module: nn.Module, device: torch.device, group: Alone, kind: torch.dtype | None = None) -> Iterator[None]:
-    """For the block each rank of the group holds a part of every parameter of `module`, on `device`: rows, as `rows` says.
+def divided(module: nn.Module, device: torch.device, group: Alone, kind: torch.dtype | None = None) -> Iterator[Sums]:
+    """For the block each rank of the group holds a part of every parameter of `module`, on `device`: rows, as `rows` says. Gives what adds
+    their gradients.
 
     Parameters may lie elsewhere before: a block at a time comes over and is divided. `kind` is what blocks compute in, where trained
     parameters have another type. Afterwards classes, attributes, hooks and parameters are as they were. Raises ValueError for weights
@@ -40,7 +42,9 @@ def divided(module: nn.Module, device: torch.device, group: Alone, kind: torch.d
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    assert isinstance(group, Ranks)
     _check(module)
+    sums = Sums(group)
     policy = MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=None if kind is None else torch.float32, cast_forward_inputs=False)
     scalars = {p for p in module.parameters() if p.ndim == 0}
     mesh = init_device_mesh(device.type, (group.size,))
@@ -52,9 +56,9 @@ def divided(module: nn.Module, device: torch.device, group: Alone, kind: torch.d
         for part in (*blocks(module), module):
             # The outermost part too gives its weights back after a pass: they may change before the next.
             fully_shard(part, mesh=mesh, mp_policy=policy, ignored_params=scalars, reshard_after_forward=True)
-        if isinstance(group, Ranks):
-            module.register_forward_pre_hook(partial(_announced, group), prepend=True)
-        yield
+            sums.add_up(part)
+        module.register_forward_pre_hook(partial(_announced, group), prepend=True)
+        yield sums
     finally:
         for one in before:
             one.restore()
@@ -90,24 +94,25 @@ def rows(tensor: Tensor, group: Alone) -> Tensor:
 @contextmanager
 def trained_in(
     module: nn.Module, whole: Mapping[str, Tensor], live: Mapping[str, Tensor], device: torch.device, group: Alone
-) -> Iterator[dict[str, nn.Parameter]]:
-    """For the block `module` computes with whole weights that are trained, divided as `divided` says; gives them by name.
+) -> Iterator[tuple[dict[str, nn.Parameter], Sums]]:
+    """For the block `module` computes with whole weights that are trained, divided as `divided` says; gives them by name, and what adds
+    their gradients.
 
     `whole` are the weights as the run begins, on the CPU and float32, `live` this rank's rows of them as they are now: from here on they
-    are the memory that the model computes with. Gradients arrive in the parameters that are given, averaged over the ranks.
+    are the memory that the model computes with. Gradients arrive in the parameters that are given, summed over the ranks.
     """
     kinds = {p.dtype for p in module.parameters()}
     if len(kinds) > 1:
         raise ValueError(f"--shard trains whole weights of one type, and the model has {', '.join(sorted(map(str, kinds)))}.")
     (kind,) = kinds
     masters = {name: nn.Parameter(alias(tensor)) for name, tensor in whole.items()}
-    with standing_in(module, masters), divided(module, device, group, None if kind == torch.float32 else kind):
+    with standing_in(module, masters), divided(module, device, group, None if kind == torch.float32 else kind) as sums:
         found = dict(module.named_parameters())
         with torch.no_grad():
             for name, tensor in live.items():
                 rows_held = found[name].detach().to_local()  # type: ignore[attr-defined]
                 tensor.data = rows_held.copy_(tensor)
-        yield {name: found[name] for name in whole}
+        yield {name: found[name] for name in whole}, sums
 
 
 def check(state: TrainState, group: Alone) -> None:
@@ -149,10 +154,6 @@ class Whole:
         """Whole tensors from what the ranks hold, on the CPU; with several ranks on the first one, and nothing on the others."""
         return dict(tensors)
 
-    def across(self, total: Tensor) -> Tensor:
-        """A sum over what this rank holds as the sum over everything."""
-        return total
-
 
 class Rows(Whole):
     """Trained whole weights as the ranks hold them: rows of each."""
@@ -193,10 +194,9 @@ class Rows(Whole):
                 out[key] = every.view(-1)[: shape.numel()].view(shape).clone()
         return out if self.group.leader else {}
 
-    def across(self, total: Tensor) -> Tensor:
-        every = torch.empty(self.group.size, dtype=torch.float64)
-        self.group.gather(every.view(torch.uint8), total.detach().cpu().double().reshape(1).view(torch.uint8), "control")
-        return every.sum().to(total.device)
+    def norm(self, gradients: Mapping[str, Tensor], device: torch.device) -> Tensor:
+        """The norm over whole tensors of which `gradients` are what this rank holds, as one process measures it."""
+        return norm(gradients, self.shapes, self.group, device)
 
 
 def held(state: TrainState, group: Alone) -> Whole:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ class Workspace:
         settings = state.settings.optimizer
         self.held = held = sharding.held(state, self.group)
         self.mover = Mover(settings, held.of(state.trained), held.of(state.optimizer), device, state.start.seed,
-                           held.across if held.together else None)  # fmt: skip
+                           partial(held.norm, device=device) if isinstance(held, sharding.Rows) else None)  # fmt: skip
         self.trained = self.mover.trained
         self.gradients = self.group.gradients(self.trained, held.together)
         self.scale = LossScale(device, state.optimizer) if settings.precision == "fp16" else None
@@ -133,7 +134,7 @@ class Workspace:
         adapter, denoiser = self.begun.start.adapter, self.denoiser
         if self.held.together:
             whole = sharding.trained_in(denoiser.module, self.begun.trained, self.trained, denoiser.device, self.group)
-            self.gradients.parameters = self.attached.enter_context(whole)
+            self.gradients.parameters, self.gradients.sums = self.attached.enter_context(whole)
             return
         text_encoder = denoiser.text_encoder if adapter.text_encoder else None
         self.attached.enter_context(adapters.attached(denoiser.module, adapter, self.trained, self.moment, text_encoder))
@@ -282,7 +283,6 @@ def _part(work: Workspace, part: int) -> float:
         last = batch is groups[-1]
         early = work.mover.last_backward() if last and part == settings.optimizer.accumulation - 1 else nullcontext()
         with early, work.gradients.backward(batch is groups[0], last):
-            loss = work.gradients.scaled(loss)
             (loss if work.scale is None else work.scale.scaled(loss)).backward()
     return total
 

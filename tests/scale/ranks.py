@@ -230,6 +230,29 @@ class Uneven(Lab.Net):
         return super().forward(x, context) * (1 + self.more(context.reshape(-1, 1)).mean(-1).view(-1, 1, 1, 1))
 
 
+class Skipping(Lab.Net):
+    """A network that reads what goes into a block, which reads it twice, again after it: gradients of three parts, whose order counts."""
+
+    def __init__(self):
+        super().__init__(32)
+
+    def forward(self, x, context):
+        x, kept = x.repeat(1, 8, 1, 1), []
+        for block in self.blocks:
+            kept.append(x)
+            x = block(x)
+        for one in reversed(kept):
+            x = x + one * context
+        return (self.norm(x) * (1 + context)).unflatten(1, (8, 4)).sum(1)
+
+
+def skipping(accumulation: int, adapter: AdapterSettings, **optimizer):
+    """Such a network, gradients clipped."""
+    dataset = Lab.pictures(held_out=[9])
+    settings = {"batch_size": 2, "total_steps": 100, "clip_norm": 0.1, **optimizer}
+    return Lab.state(Lab.Flow(Skipping()), dataset, adapter, False, accumulation=accumulation, **settings), dataset
+
+
 def uneven(accumulation: int, **optimizer):
     """Whole weights of such a network."""
     dataset = Lab.pictures(held_out=[9])
@@ -244,13 +267,15 @@ def sharded(root: Path) -> dict:
     runs_of = {
         "adapters": (2, plain(2), 12),
         "adapters, checkpointing": (3, plain(3, ema=False, checkpointing=True), 5),
+        "adapters, blocks that are skipped": (2, skipping(2, AdapterSettings(targets="all", rank=2)), 12),
         "full, 2 ranks": (2, plain(2, ema=False, adapter=WHOLE, **rate), STEPS),
         "full, 4 ranks, average": (4, average_only(4, WHOLE, **rate), 30),
         "full, two parts a rank": (2, plain(4, ema=False, adapter=WHOLE, **rate), 12),
+        "full, blocks that are skipped": (4, skipping(8, WHOLE, checkpointing=True, **rate), 12),
         "full, lion": (3, uneven(3, optimizer="lion", **rate), 12),
     }
     for name, (size, (state, dataset), steps) in runs_of.items():
-        net = Uneven if name == "full, lion" else Lab.Net
+        net = Uneven if name == "full, lion" else Skipping if "skipped" in name else Lab.Net
         alone = train(state, dataset, steps, WATCH, denoiser=Lab.Flow(net()))
         stored = root / name.replace(",", "").replace(" ", "-")
 
@@ -279,7 +304,30 @@ def sharded(root: Path) -> dict:
 
         found[name] = together(size, act)
     found["snapshots"] = snapshots_together(root / "parts", WHOLE, rate)
+    found["turns"] = turns()
     return found
+
+
+def turns() -> list:
+    """Which block takes its weights for the backward pass of a step, and which gives them back, on each of two ranks."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+    state, dataset = skipping(2, WHOLE)
+
+    def act(rank: int) -> object:
+        parallel.group().shard, order = True, []
+        for call, doing in (("pre_backward", "takes"), ("post_backward", "gives")):
+            real = getattr(FSDPParamGroup, call)
+
+            def told(self, *arguments, real=real, doing=doing):
+                order.append(f"{doing} {self._module_fqn}")
+                return real(self, *arguments)
+
+            setattr(FSDPParamGroup, call, told)
+        train(state, dataset, 1, denoiser=Lab.Flow(Skipping()))
+        return [one for one in order if "blocks" in one]
+
+    return together(2, act)
 
 
 def snapshots_together(folder: Path, adapter: AdapterSettings, rate: dict) -> dict:

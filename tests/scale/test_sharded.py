@@ -8,8 +8,9 @@ def sharded(found):
     return found("sharded")
 
 
-ADAPTERS = ["adapters", "adapters, checkpointing"]
-FULL = ["full, 2 ranks", "full, 4 ranks, average", "full, two parts a rank", "full, lion"]
+ADAPTERS = ["adapters", "adapters, checkpointing", "adapters, blocks that are skipped"]
+EQUAL = ["full, 2 ranks", "full, two parts a rank", "full, blocks that are skipped", "full, lion"]
+FULL = [*EQUAL, "full, 4 ranks, average"]
 
 
 @pytest.mark.parametrize("run", ADAPTERS)
@@ -23,11 +24,20 @@ def test_whole_weights_that_are_divided_end_where_one_process_ends(sharded, run)
         assert rank["same"] and rank["far"] <= 1e-6 and rank["loss"] <= 1e-6 and rank["validated"]
 
 
+@pytest.mark.parametrize("run", EQUAL)
+def test_whole_weights_have_its_very_bytes_where_each_rank_has_more_than_a_row_of_each(sharded, run):
+    assert all(rank["bytes"] for rank in sharded[run])
+
+
 @pytest.mark.parametrize("run", ADAPTERS + FULL)
 def test_each_rank_holds_its_share_and_the_model_is_as_before(sharded, run):
     ranks = sharded[run]
     assert sum(rank["held"] for rank in ranks) == ranks[0]["of"] and all(rank["back"] for rank in ranks)
     assert max(rank["held"] for rank in ranks) <= 1.5 * ranks[0]["of"] / len(ranks)  # rows are whole: of four, ranks of three have 2, 2, 0
+
+
+def test_a_block_gives_its_weights_back_before_the_one_before_takes_its_own(sharded):
+    assert sharded["turns"] == [["takes blocks.1", "gives blocks.1", "takes blocks.0", "gives blocks.0"]] * 2
 
 
 def test_a_snapshot_is_written_by_all_ranks_and_goes_on_on_any_number_of_them(sharded):

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from graft_nodes.headless.schema import describe
 from graft_nodes.nodes import NODES
-from graft_nodes.patches.files import load_safetensors
 
 HERE = Path(__file__).resolve().parent
 DEMO = HERE.parents[1] / "demo"
@@ -116,10 +115,7 @@ def test_two_ranks_of_which_one_is_killed_give_what_twice_the_accumulation_gives
 def test_a_model_that_two_ranks_hold_together_trains_as_one_process_does(tmp_path, pictures, alone):
     status, _, errors = run(tmp_path, pictures, workflow(), 2, "--shard")
     assert status == 0, errors
-    ours, theirs = (load_safetensors(str(next((place / "loras").glob("trained*"))))[0] for place in (tmp_path, alone))
-    assert ours.keys() == theirs.keys() and results(tmp_path).keys() == results(alone).keys()
-    # FSDP2's hooks change the order in which a block's input gathers its gradients.
-    assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) <= 1e-6
+    assert results(tmp_path) == results(alone)
 
 
 @pytest.mark.skipif("GRAFT_TEST_KILLS" not in os.environ, reason="GRAFT_TEST_KILLS=20 kills a rank so often, which takes minutes")
