@@ -145,6 +145,8 @@ class Bypass:
         if self.compiled and self.parts.down is not None:
             torch._dynamo.mark_dynamic(self.parts.down, 0)
             torch._dynamo.mark_dynamic(self.parts.up, 1)
+            if self.parts.places is not None:
+                torch._dynamo.mark_dynamic(self.parts.places, 0)
 
     def run(self, module: nn.Module, x: Tensor, own: Callable[[Tensor], Tensor], parts: Parts) -> Tensor:
         """`__call__` with given parts."""

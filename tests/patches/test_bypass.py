@@ -195,3 +195,24 @@ def test_one_form_for_torch_compile(backend):
             for one in wrapped:
                 one.remove()
     torch._dynamo.reset()
+
+
+def test_schedules_under_torch_compile():
+    """The first one compiles anew, once; other ranks, schedules and moments of sampling do not."""
+    module, x, clock = nn.Sequential(nn.Linear(16, 5)).requires_grad_(False), random(2, 16), Clock()
+    rising, late = Schedule(((0.0, 0.0), (1.0, 2.0))), Schedule.between(0.5, 1.0)
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend="eager")
+    with torch.no_grad():
+        for number, pieces in enumerate([[(3, None)], [(3, rising)], [(12, late)], [(3, None), (4, late), (20, rising)], [(9, None)]]):
+            of = [Piece(factors((5, 16), rank), 0.5, None, schedule) for rank, schedule in pieces]
+            wrapped = Wrapped(module[0], Bypass(module[0], of, (), clock, True, (torch.float32, torch.device("cpu"))))
+            for percent in (0.2, 0.8):
+                clock.tick(percent)
+                with torch._dynamo.config.patch(error_on_recompile=number > 1 or (number, percent) == (1, 0.8)):
+                    found = compiled(x)
+                gains = [1.0 if piece.schedule is None else piece.schedule.at(percent) for piece in of]
+                weight = module[0].weight + sum(0.5 * gain * piece.layer.delta((5, 16)) for gain, piece in zip(gains, of, strict=True))
+                assert torch.allclose(found, nn.functional.linear(x, weight, module[0].bias), atol=1e-5)
+            wrapped.remove()
+    torch._dynamo.reset()
