@@ -399,7 +399,7 @@ def _version(patcher: Any, around: str) -> weights.Version:
     if hasattr(model, "manual_cast_dtype"):
         compute = (model.manual_cast_dtype or model.get_dtype(), torch.device(patcher.load_device))
     hooked = frozenset(patcher.hook_backup)
-    return weights.Version(model.current_weight_patches_uuid, hooked, compute, _is_compiled(patcher, around), _rounds_stochastically())
+    return weights.Version(model.current_weight_patches_uuid, hooked, compute, is_compiled(patcher, around), _rounds_stochastically())
 
 
 _ROUNDING = "GRAFT_ROUNDING"
@@ -413,7 +413,7 @@ def _rounds_stochastically() -> bool:
     return said == "stochastic"
 
 
-def _is_compiled(patcher: Any, around: str) -> bool:
+def is_compiled(patcher: Any, around: str) -> bool:
     """Whether ComfyUI's own way of compiling (TorchCompileModel, and other packs' nodes that use it) is on this patcher."""
     return "torch.compile" in patcher.wrappers.get(around, {})
 

@@ -100,8 +100,9 @@ class ToDoCall:
     ) -> Tensor:
         options = dict(transformer_options or {})
         if active(self.todo.settings, self.todo.sigmas, options):
+            model = executor.class_obj.diffusion_model
+            model = getattr(model, "_orig_mod", model)  # of a compiled one, whose class says nothing
             if isinstance(self.todo, TransformerToDo):
-                model = executor.class_obj.diffusion_model
                 options[OVERRIDE] = thinning(self.todo, model, x, c_crossattn, conditions, options.get(OVERRIDE))
             else:
                 options = last_in_line(self.todo, options)

@@ -444,6 +444,17 @@ def test_noise_levels_phase_and_disable_after():
     assert torch.equal(with_options(only, graft_training={"step": 5, "total_steps": 10}), plain)
 
 
+def test_a_compiled_model_is_thinned_too():
+    """Compiled as TorchCompileModel does it while it runs, another class stands in the model's place; run eagerly, for speed."""
+    case = CASES["flux with references"]
+    patcher = build(case)
+    patched = host.todo.apply_todo(patcher, settings())[0]
+    thinned, plain = forward(patched, case), forward(patcher, case)
+    patcher.model.diffusion_model = torch.compile(patcher.model.diffusion_model, backend="eager")
+    with torch.compiler.set_stance("force_eager"):
+        assert torch.equal(forward(patched, case), thinned) and not torch.equal(thinned, plain)
+
+
 def test_a_second_todo_replaces_the_first():
     case = CASES["wan"]
     patcher = build(case)
