@@ -72,13 +72,16 @@ def test_clone_and_clone_deleted_while_loaded(host, small, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_load_that_fails(host, small, mode, monkeypatch):
+@pytest.mark.parametrize("when", ["at once", "at its end"])
+def test_a_load_that_fails(host, small, mode, when, monkeypatch):
     model = small.unet()
     before = small.Snapshot(model.model)
     patched = graft(host, model, small.lora(model), mode=mode)
     kind, real = type(model), type(model).load
 
     def failing(self, *arguments, **keywords):
+        if when == "at its end":
+            real(self, *arguments, **keywords)
         raise MemoryError("the host ran out of memory")
 
     monkeypatch.setattr(kind, "load", failing)
@@ -357,8 +360,9 @@ class Sequence:
 
     def failed_load(self, patcher, applied):
         unload()
+        late, real = self.draw.random() < 0.5, type(self.model).load
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(self.model), "load", lambda *_, **__: exec_fail())
+            patch.setattr(type(self.model), "load", lambda *a, **k: (late and real(*a, **k), exec_fail()))
             with pytest.raises(MemoryError):
                 self.small.load(patcher)
         self.check()

@@ -133,6 +133,33 @@ def test_easycache(small, first, name):
     assert {keys for _, queries, keys in seen if queries == 256} == {64}
 
 
+@pytest.mark.parametrize("refuses", [False, True])
+def test_sage_attention(small, monkeypatch, caplog, refuses):
+    """ComfyUI's own function around it, with a stand-in for the kernel: with fewer keys, and refusing them as some versions do."""
+    import comfy.ldm.modules.attention as attention
+
+    pairs = []
+
+    def sageattn(q, k, v, attn_mask=None, is_causal=False, tensor_layout="HND", sm_scale=None, **_):
+        q, k, v = (tokens.transpose(1, 2) if tensor_layout == "NHD" else tokens for tokens in (q, k, v))
+        if refuses and q.shape[2] != k.shape[2]:
+            raise AssertionError("qo_len and kv_len differ")
+        pairs.append((q.shape[2], k.shape[2]))
+        found = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, scale=sm_scale)
+        return found.transpose(1, 2) if tensor_layout == "NHD" else found
+
+    patcher = small.build_unet(**UNET)
+    plain, wanted = small.forward(patcher), small.forward(todo(patcher))
+    monkeypatch.setattr(attention, "sageattn", sageattn, raising=False)
+    monkeypatch.setattr(attention, "SAGE_ATTENTION_SUPPORTS_MASK", True, raising=False)
+    monkeypatch.setattr(attention, "optimized_attention", attention.attention_sage)
+    patched, _, notes = wall.todo.apply_todo(patcher, ToDoSettings.parse(depth_factors="2 2"))
+    found = small.forward(patched)
+    assert (found - wanted).abs().max() < 1e-3 < (found - plain).abs().max()
+    assert any("SageAttention is on: some of its versions refuse fewer keys" in note for note in notes)
+    assert ((64, 16) in pairs) is not refuses and ("qo_len and kv_len differ" in caplog.text) is refuses
+
+
 @pytest.mark.parametrize("first", ["todo", "other"])
 def test_core_tome(small, first):
     patcher = small.build_unet(**UNET)
