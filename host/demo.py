@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..patches.files import load_safetensors
+
 
 def demo_unet(device: Any = None) -> Any:
     """A UNet of the demo's shape, of this host's own class, float32, its weights not yet set; for writing a model's first weights."""
@@ -83,9 +85,7 @@ def _demo_base_model(device: Any) -> Any:
 
 def _load_exactly(module: torch.nn.Module, path: str, prefix: str) -> None:
     """Load the file's tensors under `prefix` into a module; every missing, unexpected or misshapen key is in the one error."""
-    from safetensors.torch import load_file
-
-    tensors = {key[len(prefix):]: tensor for key, tensor in load_file(path).items() if key.startswith(prefix)}
+    tensors = {key[len(prefix):]: tensor for key, tensor in load_safetensors(path)[0].items() if key.startswith(prefix)}
     try:
         module.load_state_dict(tensors, strict=True)
     except RuntimeError as error:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import mmap
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,14 +25,31 @@ from .peft_config import BESIDE
 
 
 def load_safetensors(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(tensors, metadata) of a safetensors file, memory-mapped; raises ValueError naming the file when it is anything else or damaged."""
+    """(tensors, metadata) of a safetensors file, memory-mapped; raises ValueError naming the file when it is anything else or damaged.
+
+    The library judges the file; the tensors are views of a mapping of our own, because safetensors (to 0.8.0) never frees the two numbers
+    with which it cuts a tensor out of its mapping: tens of kilobytes a file, for as long as the process lives.
+    """
     _refuse_pickle(path)
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            said = {**dict(file.metadata() or {}), **_beside(path)}
-            return {key: file.get_tensor(key) for key in file.keys()}, said  # noqa: SIM118 (not a mapping)
+        with safe_open(path, framework="pt", device="cpu"):
+            pass
     except SafetensorError as error:
         raise _damaged(path, str(error)) from error
+    with open(path, "rb") as file:
+        tensors, said = _header(path, file)
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    return {name: _mapped(path, memory, name, info) for name, info in tensors.items()}, {**said, **_beside(path)}
+
+
+def _mapped(path: str, memory: mmap.mmap, name: str, info: TensorInfo) -> Tensor:
+    """One tensor of a mapped file; it keeps the mapping alive."""
+    if info.kind not in _DTYPES:
+        raise ValueError(f"{path}: {name} is of type {info.kind}, expected one of {', '.join(_DTYPES)}: save it again in one of them")
+    dtype = _DTYPES[info.kind]
+    if not math.prod(info.shape):
+        return torch.empty(info.shape, dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype, count=math.prod(info.shape), offset=info.start).view(info.shape)
 
 
 _LONGEST_HEADER = 100_000_000  # bytes, as the format allows
@@ -67,12 +85,17 @@ class TensorInfo(NamedTuple):
 def header(path: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     """(tensors by name, metadata) of a safetensors file without reading any tensor; raises ValueError as `load_safetensors` does."""
     _refuse_pickle(path)
-    size = os.path.getsize(path)
     with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= min(size - 8, _LONGEST_HEADER):
-            raise _damaged(path, f"it has {size} bytes and a header of {length}")
-        text = file.read(length)
+        tensors, said = _header(path, file)
+    return tensors, {**said, **_beside(path)}
+
+
+def _header(path: str, file: BinaryIO) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    if not 2 <= length <= min(size - 8, _LONGEST_HEADER):
+        raise _damaged(path, f"it has {size} bytes and a header of {length}")
+    text = file.read(length)
     try:
         content = json.loads(text)
         if not isinstance(content, dict):
@@ -86,7 +109,7 @@ def header(path: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     end = max((tensor.end for tensor in tensors.values()), default=8 + length)
     if end != size:
         raise _damaged(path, f"its header speaks of {end} bytes, it has {size}")
-    return tensors, {**said, **_beside(path)}
+    return tensors, said
 
 
 def _info(name: str, of: object, data: int) -> TensorInfo:
@@ -95,14 +118,16 @@ def _info(name: str, of: object, data: int) -> TensorInfo:
     kind, shape, offsets = entry.get("dtype"), _counts(entry.get("shape")), _counts(entry.get("data_offsets"))
     if not isinstance(kind, str) or shape is None or offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ValueError(f"{name[:80]!r} is no tensor: expected dtype, shape and two data_offsets, got {str(of)[:80]}")
-    if kind in _BYTES and math.prod(shape) * _BYTES[kind] != offsets[1] - offsets[0]:
-        raise ValueError(f"{name[:80]!r} has {offsets[1] - offsets[0]} bytes, its type and shape need {math.prod(shape) * _BYTES[kind]}")
+    need = math.prod(shape) * _DTYPES[kind].itemsize if kind in _DTYPES else offsets[1] - offsets[0]
+    if need != offsets[1] - offsets[0]:
+        raise ValueError(f"{name[:80]!r} has {offsets[1] - offsets[0]} bytes, its type and shape need {need}")
     return TensorInfo(kind, shape, data + offsets[0], data + offsets[1])
 
 
-_BYTES = {  # of one element, by safetensors' names of types
-    **dict.fromkeys(("F64", "I64", "U64"), 8), **dict.fromkeys(("F32", "I32", "U32"), 4), **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
-    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2"), 1),
+_DTYPES = {  # by safetensors' names
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U64": torch.uint64,
+    "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool, "C64": torch.complex64,
 }  # fmt: skip
 
 
@@ -135,10 +160,7 @@ def _loaded(path: str, size: int, changed: int) -> tuple[dict[str, Tensor], dict
     return load_safetensors(path)
 
 
-_DTYPE_NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
-    torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def safetensors_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes]:
@@ -149,7 +171,7 @@ def safetensors_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     for name in order:
         tensor = tensors[name]
         size = tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)

@@ -1,6 +1,8 @@
 """Safetensors files: read whole or refused, written whole or not at all."""
 
+import gc
 import os
+import sys
 
 import pytest
 import torch
@@ -23,6 +25,46 @@ def test_what_is_written_is_read_by_safetensors(tmp_path, tensors):
     again, metadata = files.load_safetensors(path)
     assert metadata == {"k": "ü", "a": "1"} and all(torch.equal(again[name], tensors[name]) for name in tensors)
     assert os.listdir(tmp_path) == ["x.safetensors"]
+
+
+def test_what_safetensors_writes_is_read_in_every_type(tmp_path):
+    path, bits = str(tmp_path / "x.safetensors"), torch.arange(48, dtype=torch.uint8)
+    kinds = (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int64, torch.int32,
+        torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.complex64,
+    )  # fmt: skip
+    tensors = {str(kind): bits.clone().view(kind).view(2, -1) for kind in kinds} | {"bool": bits < 7}
+    save_file(tensors, path)
+    read, _ = files.load_safetensors(path)
+    assert read.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert (read[name].dtype, read[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(read[name].contiguous().view(torch.uint8), tensor.contiguous().view(torch.uint8))
+    read["torch.uint8"].zero_()  # a private mapping: the file stays as it is
+    assert torch.equal(load_file(path)["torch.uint8"], tensors["torch.uint8"])
+
+
+def test_tensors_at_odd_bytes_and_types_that_pytorch_lacks(tmp_path):
+    head = b'{"odd":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"x":{"dtype":"F32","shape":[2],"data_offsets":[1,9]}}'
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(head).to_bytes(8, "little") + head + b"\1" + torch.tensor([1.5, -2.0]).numpy().tobytes())
+    assert files.load_safetensors(str(path))[0]["x"].mul(2).tolist() == [3.0, -4.0]
+    other = head.replace(b'"F32","shape":[2]', b'"F4","shape":[16] ')
+    path.write_bytes(len(other).to_bytes(8, "little") + other + bytes(9))
+    with pytest.raises(ValueError, match=r"x\.safetensors: x is of type F4, expected one of F64, "):
+        files.load_safetensors(str(path))
+
+
+def test_reading_a_file_again_and_again_keeps_nothing(tmp_path):
+    path = str(tmp_path / "x.safetensors")
+    save_file({str(number): torch.zeros(300) for number in range(100)}, path)
+    files.load_safetensors(path)
+    gc.collect()
+    before = sys.getallocatedblocks()
+    for _ in range(30):
+        files.load_safetensors(path)
+    gc.collect()
+    assert sys.getallocatedblocks() - before < 1000  # safetensors itself keeps two for each tensor: 6,000
 
 
 def test_equal_input_gives_equal_bytes_in_any_order(tensors):
