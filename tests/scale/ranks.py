@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -42,8 +43,11 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
-def together(size: int, act: Callable[[int], object], patience: float = 60.0) -> list[object]:
-    """What `act(rank)` gives on each rank of a group, as JSON; an exception is {"error", "kind", "rank"}, a killed rank its signal."""
+def together(size: int, act: Callable[[int], object], patience: float = 60.0, kill: tuple[int, float] | None = None) -> list[object]:
+    """What `act(rank)` gives on each rank of a group, as JSON; an exception is {"error", "kind", "rank"}, a killed rank its signal.
+
+    `kill` is a rank that gets SIGKILL, whatever it does, so many seconds after the start.
+    """
     port, readers, children = free_port(), [], []
     for rank in range(size):
         reader, writer = os.pipe()
@@ -56,6 +60,9 @@ def together(size: int, act: Callable[[int], object], patience: float = 60.0) ->
         os.close(writer)
         readers.append(reader)
         children.append(child)
+    if kill is not None:
+        time.sleep(kill[1])
+        os.kill(children[kill[0]], signal.SIGKILL)  # nobody has waited for it yet: the number is its own
     told = []
     for reader, child in zip(readers, children, strict=True):
         with os.fdopen(reader, "rb") as pipe:
@@ -67,7 +74,8 @@ def together(size: int, act: Callable[[int], object], patience: float = 60.0) ->
 
 def _as_rank(rank: int, size: int, port: int, act: Callable[[int], object]) -> object:
     try:
-        place = distributed.TCPStore("127.0.0.1", port, size, rank == 0)
+        # Where torchrun would end the others, a rank whose store never comes gives up by itself.
+        place = distributed.TCPStore("127.0.0.1", port, size, rank == 0, timeout=timedelta(seconds=10))
         distributed.init_process_group("gloo", store=place, rank=rank, world_size=size, timeout=timedelta(seconds=30))
         parallel.join(parallel.Ranks(distributed.PrefixStore("graft", place)))
         found = act(rank)
@@ -457,10 +465,42 @@ def failing(root: Path) -> dict:
     return found
 
 
+def killed(root: Path) -> dict:
+    """One job of two ranks that is started again after each of 20 kills, ten of them inside a collective and ten at any moment."""
+    draw, steps, progress, ends = random.Random(0), 250, [], []
+    state, dataset = plain(2)
+    alone = bytes_of(train(state, dataset, steps, WATCH))
+    launch, often = gradients._Bucket.launch, replace(WATCH, snapshot_every=2)
+
+    class Slow(Lab.Flow):
+        def denoise(self, *arguments):
+            time.sleep(0.01)  # so that the run outlasts the kills on any machine
+            return super().denoise(*arguments)
+
+    def job(rank: int, inside: int | None) -> object:
+        calls = []
+
+        def launched(self, group):
+            calls.append(1)
+            launch(self, group)
+            if len(calls) == inside:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        gradients._Bucket.launch = launched
+        return bytes_of(train(state, dataset, steps, often, root, Slow()))
+
+    for number in draw.sample(range(20), 20):
+        who, at, inside = draw.randrange(2), draw.uniform(0.0, 0.4), draw.randint(1, 12) if number % 2 else None
+        kill = (who, at) if inside is None else None
+        ends.append(together(2, lambda rank, w=who, i=inside: job(rank, i if rank == w else None), kill=kill))
+        progress.append(max((json.loads(path.read_bytes())["step"] for path in root.rglob("state.json")), default=0))
+    return {"ends": ends, "progress": progress, "steps": steps, "alone": alone, "last": together(2, lambda rank: job(rank, None))}
+
+
 if __name__ == "__main__":
     place = Path(sys.argv[1])
     # What is imported at first use is imported before the forks.
     train(*plain(1), 1, WATCH)
     for name in ("torch.distributed.fsdp", "torch.distributed.tensor"):
         importlib.import_module(name)
-    print(json.dumps({"equal": equal, "measured": measured, "failing": failing, "sharded": sharded}[sys.argv[2]](place)))
+    print(json.dumps({"equal": equal, "measured": measured, "failing": failing, "killed": killed, "sharded": sharded}[sys.argv[2]](place)))

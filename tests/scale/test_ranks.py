@@ -76,6 +76,18 @@ def test_the_report_says_what_was_sent(measured):
     assert said[0].startswith("2 ranks, 2 micro-batches a step, 1 one after another")
 
 
+@pytest.fixture(scope="module")
+def killed(found):
+    return found("killed")
+
+
+def test_twenty_kills_each_end_the_job_and_cost_no_byte_of_its_result(killed):
+    assert [sorted(kinds(end), key=str)[0] for end in killed["ends"]] == [-9] * 20
+    assert {kind for end in killed["ends"] for kind in kinds(end)} - {-9, "Lost", "DistStoreError", "DistNetworkError"} == set()
+    assert killed["progress"] == sorted(killed["progress"]) and 0 < killed["progress"][-1] < killed["steps"]
+    assert len(set(killed["progress"])) > 8 and killed["last"] == [killed["alone"]] * 2
+
+
 def kinds(told):
     return [one["kind"] if isinstance(one, dict) else one for one in told]
 
