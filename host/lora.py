@@ -203,7 +203,7 @@ def _pieces(
         strength = entry.model if space == "model" else entry.clip
         by_block = blocks.parse(entry.blocks) if entry.blocks else {}
         for weight, layer, part in formats.pieces_of(lora, space, shapes) if strength != 0.0 else ():
-            own = strength * blocks.strength(by_block, weight if space == "model" else None)
+            own = strength * blocks.strength(by_block, weight, text=space == "clip")
             if own != 0.0:
                 pieces.setdefault(weight, []).append(Piece(layer, own, part, entry.schedule if space == "model" else None))
     return pieces

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-REST = "BASE"  # the text encoder, and whatever is in no block of the list
+REST = "BASE"  # the text encoders, and whatever is in no block of the list
+TEXT = ("CLIP", "T5")  # the text encoders, where they have blocks of their own
 
 
 def _numbered(prefix: str, numbers: Iterable[int]) -> tuple[str, ...]:
@@ -19,6 +20,7 @@ LAYOUTS: dict[int, tuple[str, tuple[str, ...]]] = {  # length of a list -> (what
     20: ("SDXL with LoCon", (REST, *_numbered("IN", range(9)), "M00", *_numbered("OUT", range(9)))),
     57: ("Flux", (*_numbered("D", range(19)), *_numbered("S", range(38)))),
     58: ("Flux with BASE", (REST, *_numbered("D", range(19)), *_numbered("S", range(38)))),
+    61: ("Flux with text encoders, first and last layers", (*TEXT, "IN", *_numbered("D", range(19)), *_numbered("S", range(38)), "OUT")),
 }
 PRESETS = {  # LBW's own, for SD1.x' 17 blocks where it counts which
     "NONE": {"": 0.0}, "ALL": {"": 1.0}, "ALL0.5": {"": 0.5},
@@ -35,7 +37,9 @@ _PATHS = {
     "transformer_blocks": "L", "blocks": "L", "layers": "L",
 }  # fmt: skip
 _PATH = re.compile(rf"^diffusion_model\.({'|'.join(_PATHS)})\.(\d+)\.")
-_BLOCK = re.compile(r"(BASE|IN|M|OUT|D|S|L)\d*")
+_ENDS = re.compile(r"^(?:diffusion_model\.)?(?:(img_in|txt_in|time_in|vector_in|guidance_in)|(final_layer))[._]")  # of Flux and its like
+_KINDS = "BASE, CLIP, T5, IN, M, OUT, D, S or L"
+_BLOCK = re.compile(r"(BASE|CLIP|T5|IN|M|OUT|D|S|L)\d*")
 _NAMES = (  # (pattern of a layer's name with underscores, its block): names in files, where LDM's and diffusers' both occur
     (r"input_blocks_(\d+)_", "IN{}", (1, 0)), (r"output_blocks_(\d+)_", "OUT{}", (1, 0)),
     (r"down_blocks_(\d+)_(?:attentions|resnets)_(\d+)_", "IN{}", (3, 1)), (r"down_blocks_(\d+)_downsamplers_0_", "IN{}", (3, 3)),
@@ -43,14 +47,33 @@ _NAMES = (  # (pattern of a layer's name with underscores, its block): names in 
     (r"double_blocks_(\d+)_", "D{}", (1, 0)), (r"(?:single_transformer_blocks|single_blocks)_(\d+)_", "S{}", (1, 0)),
     (r"(?:joint_blocks|transformer_blocks|blocks|layers)_(\d+)_", "L{}", (1, 0)),
 )  # fmt: skip
+_OTHERS = ((r"^(x_embedder|context_embedder|time_text_embed)_", "IN"), (r"^(norm_out|proj_out)_", "OUT"))  # diffusers' Flux
 
 
 def block_of(weight: str) -> str:
-    """The block of a weight: IN04, M00, OUT11, D18, S37; BASE for everything outside the blocks."""
+    """The block of a weight: IN04, M00, OUT11, D18, S37; IN and OUT of Flux's first and last layers; BASE of everything else."""
     found = _PATH.match(weight)
     if found is None:
-        return REST
+        return _end(weight)
     return "M00" if found[1] == "middle_block" else f"{_PATHS[found[1]]}{int(found[2]):02}"
+
+
+def _end(name: str) -> str:
+    """IN or OUT of a layer before or after all blocks, by its name; else BASE."""
+    found = _ENDS.match(name)
+    return REST if found is None else "IN" if found[1] else "OUT"
+
+
+def together(kinds: set[str]) -> set[str]:
+    """Every kind of block of a model that has blocks of these kinds: a UNet, Flux, or another."""
+    if kinds & {"D", "S"}:
+        return {"IN", "D", "S", "OUT"}
+    return {"IN", "M", "OUT"} if kinds & {"IN", "M", "OUT"} and "L" not in kinds else kinds
+
+
+def text_block(name: str, flux: bool = False) -> str:
+    """CLIP or T5, by the name of a text encoder's weight or layer; `flux`: the second encoder is T5, as diffusers numbers them there."""
+    return "T5" if re.search(r"t5|te3|text_encoder_3", name) or (flux and re.search(r"te2|text_encoder_2", name)) else "CLIP"
 
 
 def block_of_name(layer: str, flux: bool = False) -> str:
@@ -66,11 +89,11 @@ def block_of_name(layer: str, flux: bool = False) -> str:
             number = int(found[1]) * step + offset + (int(found[2]) if found.lastindex == 2 else 0)
             kind = "D{}" if flux and block == "L{}" and "transformer_blocks_" in name else block
             return kind.format(f"{number:02}")
-    return REST
+    return next((block for pattern, block in _OTHERS if flux and re.match(pattern, name)), _end(name))
 
 
 def parse(text: str) -> dict[str, float]:
-    """{block or beginning of block names: strength} of "1,0,0.5,…" (12, 17, 20, 26, 57 or 58 numbers), "IN=0, OUT05=0.5", or a preset.
+    """{block or beginning of block names: strength} of "1,0,0.5,…" (12, 17, 20, 26, 57, 58 or 61 numbers), "IN=0, OUT05=0.5", or a preset.
 
     Raises ValueError that says what is wrong.
     """
@@ -81,7 +104,7 @@ def parse(text: str) -> dict[str, float]:
         named = [part.partition("=") for part in parts]
         wrong = [name for name, _, _ in named if not _BLOCK.fullmatch(name.strip())]
         if wrong:
-            raise ValueError(f"blocks: {', '.join(wrong)} is no block; expected BASE, IN, M, OUT, D, S or L, with or without a number")
+            raise ValueError(f"blocks: {', '.join(wrong)} is no block; expected {_KINDS}, with or without a number")
         return {name.strip(): _number(value) for name, _, value in named}
     if len(parts) not in LAYOUTS:
         known = ", ".join(f"{length} ({name})" for length, (name, _) in LAYOUTS.items())
@@ -103,7 +126,7 @@ def _number(text: str) -> float:
 def fitting(text: str, weights: Iterable[str]) -> dict[str, float]:
     """`parse`, checked against a model's weights: ValueError when it names blocks that the model does not have."""
     strengths = parse(text)
-    there = {block_of(weight) for weight in weights} | {REST}
+    there = {block_of(weight) for weight in weights} | {REST, *TEXT}
     gone = [name for name in strengths if not any(block.startswith(name) for block in there)]
     if gone:
         fits = [f"{length} ({name})" for length, (name, of) in LAYOUTS.items() if set(of) <= there]
@@ -112,9 +135,9 @@ def fitting(text: str, weights: Iterable[str]) -> dict[str, float]:
     return strengths
 
 
-def strength(strengths: Mapping[str, float], weight: str | None) -> float:
-    """The strength of a weight (None: of the text encoder): its block's, of the longest name that fits; else BASE's; else 1."""
-    return of_block(strengths, REST if weight is None else block_of(weight))
+def strength(strengths: Mapping[str, float], weight: str, text: bool = False) -> float:
+    """The strength of a weight (`text`: of a text encoder): its block's, of the longest name that fits; else BASE's; else 1."""
+    return of_block(strengths, text_block(weight) if text else block_of(weight))
 
 
 def of_block(strengths: Mapping[str, float], block: str) -> float:

@@ -60,7 +60,7 @@ def merged(sources: Sequence[Source], rank: int = 0, advance: Callable[[], None]
             for spelling in ("input_blocks", "down_blocks"):
                 if spelling in plain:
                     spellings.setdefault(spelling, source.name)
-            own = blocks.of_block(source.by_block, blocks.REST if text else blocks.block_of_name(plain, flux))
+            own = blocks.of_block(source.by_block, blocks.text_block(base, flux) if text else blocks.block_of_name(plain, flux))
             strength = (source.clip if text else source.model) * own
             if strength != 0.0:
                 written.setdefault((plain, bias), base)
@@ -120,9 +120,9 @@ def combined(weights: Mapping[str, Weight], rank: int = 0, advance: Callable[[],
 
 def _no_block(source: Source, flux: bool) -> list[str]:
     """Blocks that are named and that a file's layers are not in, as a problem; a partial LoRA need not have every block of a list."""
-    there = {blocks.block_of_name(_plain(key.rpartition(".")[0]), flux) for key in source.state} | {blocks.REST}
-    kinds = {block.rstrip("0123456789") for block in there}
-    gone = [block for block in source.by_block if block and block.rstrip("0123456789") not in kinds]
+    there = {blocks.block_of_name(_plain(key.rpartition(".")[0]), flux) for key in source.state}
+    kinds = blocks.together({block.rstrip("0123456789") for block in there}) | {blocks.REST}
+    gone = [name for name in source.by_block if name and name not in blocks.TEXT and name.rstrip("0123456789") not in kinds]
     return [f"{source.name}: blocks: it has no {', '.join(gone[:6])}; its blocks are {', '.join(sorted(kinds))}"] if gone else []
 
 

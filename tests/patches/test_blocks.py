@@ -22,12 +22,26 @@ def test_lists_have_a_strength_a_block(length):
 def test_a_list_of_17():
     found = fitting(",".join(str(n) for n in range(17)), SD1)
     assert strength(found, "diffusion_model.input_blocks.1.1.w") == 1 and strength(found, "diffusion_model.output_blocks.11.1.w") == 16
-    assert strength(found, "diffusion_model.input_blocks.0.0.w") == strength(found, None) == 0
+    assert strength(found, "diffusion_model.input_blocks.0.0.w") == strength(found, "clip_l.x", text=True) == 0
 
 
 def test_names_and_beginnings_of_names():
     found = fitting("IN=0, IN04=0.5, BASE=2", SD1)
-    assert [strength(found, weight) for weight in (SD1[3], SD1[4], SD1[12], None)] == [0, 0.5, 2, 2]
+    assert [strength(found, weight) for weight in (SD1[3], SD1[4], SD1[12])] == [0, 0.5, 2] and strength(found, "clip_l.x", text=True) == 2
+
+
+def test_a_list_of_61_for_flux():
+    """As sd-webui-lora-block-weight has it: CLIP, T5, IN, 19 double and 38 single blocks, OUT."""
+    flux = [*(f"diffusion_model.double_blocks.{n}.img_attn.qkv.weight" for n in range(19)), "diffusion_model.final_layer.linear.weight",
+            *(f"diffusion_model.single_blocks.{n}.linear1.weight" for n in range(38)), "diffusion_model.img_in.weight"]  # fmt: skip
+    found = fitting(",".join(str(n) for n in range(61)), flux)
+    assert [strength(found, weight) for weight in (flux[0], flux[18], flux[20], flux[57], flux[-1], flux[19])] == [3, 21, 22, 59, 2, 60]
+    assert [strength(found, name, text=True) for name in ("clip_l.transformer.x.weight", "t5xxl.transformer.x.weight")] == [0, 1]
+    names = ("lora_te1_x", "lora_te3_x", "text_encoder_2.x", "text_encoders.t5xxl.x", "lora_te_x")
+    assert [blocks.text_block(name, flux=True) for name in names] == ["CLIP", "T5", "T5", "T5", "CLIP"]
+    assert blocks.text_block("lora_te2_x") == "CLIP"  # SDXL's
+    with pytest.raises(ValueError, match=r"no D00.*expected a list of 17"):
+        fitting(",".join("1" * 61), SD1)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +64,8 @@ def test_wrong_lists(text, message):
      ("down_blocks_0_downsamplers_0_conv", "IN03"),
      ("up_blocks_3_attentions_2_proj_in", "OUT11"), ("up_blocks_1_upsamplers_0_conv", "OUT05"), ("mid_block.attentions.0.proj_in", "M00"),
      ("conv_in", "IN00"), ("double_blocks_3_img_attn_qkv", "D03"), ("single_transformer_blocks.4.attn.to_q", "S04"),
-     ("joint_blocks_7_x_block_attn_qkv", "L07"), ("transformer_blocks.7.attn.to_q", "L07"), ("img_in", "BASE")],
+     ("joint_blocks_7_x_block_attn_qkv", "L07"), ("transformer_blocks.7.attn.to_q", "L07"), ("img_in", "IN"), ("final_layer.linear", "OUT"),
+     ("time_embed_0", "BASE")],
 )  # fmt: skip
 def test_the_block_of_a_layer_in_a_file(layer, block):
     assert blocks.block_of_name(layer) == block
