@@ -90,8 +90,7 @@ class GraftLoRAStack(io.ComfyNode):
         """Changes when a listed file does; a stack that comes in through the socket is fingerprinted by the node it comes from."""
         digest = hashlib.sha256(rows.encode())
         for path in found_files(parse(rows)):
-            found = os.stat(path)
-            digest.update(repr((path, found.st_size, found.st_mtime_ns)).encode())
+            digest.update(repr((path, files.version(path))).encode())
         return digest.hexdigest()
 
     @classmethod

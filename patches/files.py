@@ -137,10 +137,16 @@ def _counts(given: object) -> tuple[int, ...] | None:
     return tuple(given) if whole else None  # type: ignore[arg-type]
 
 
-def _beside(path: str) -> dict[str, str]:
-    """PEFT's adapter_config.json beside its adapter_model.safetensors, as one more entry of the metadata."""
+def _settings(path: str) -> str | None:
+    """The file of PEFT's settings beside its adapter_model.safetensors, None where there is none."""
     config = os.path.join(os.path.dirname(path), "adapter_config.json")
-    if os.path.basename(path) != "adapter_model.safetensors" or not os.path.isfile(config):
+    return config if os.path.basename(path) == "adapter_model.safetensors" and os.path.isfile(config) else None
+
+
+def _beside(path: str) -> dict[str, str]:
+    """PEFT's settings beside a file, as one more entry of the metadata."""
+    config = _settings(path)
+    if config is None:
         return {}
     with open(config, encoding="utf-8") as file:
         try:
@@ -150,13 +156,18 @@ def _beside(path: str) -> dict[str, str]:
 
 
 def load_once(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """`load_safetensors`, remembered as long as the file's size and time of change stay the same; do not change what it returns."""
-    found = os.stat(path)
-    return _loaded(path, found.st_size, found.st_mtime_ns)
+    """`load_safetensors`, remembered as long as the file's `version` stays the same; do not change what it returns."""
+    return _loaded(path, version(path))
 
 
-@lru_cache(maxsize=32)
-def _loaded(path: str, size: int, changed: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+def version(path: str) -> tuple[tuple[int, int], ...]:
+    """(size, time of change) of a file, and of PEFT's settings beside it: equal as long as nothing was written."""
+    found = [os.stat(each) for each in (path, _settings(path)) if each is not None]
+    return tuple((one.st_size, one.st_mtime_ns) for one in found)
+
+
+@lru_cache(maxsize=128)  # mapped files: their bytes are the system's to keep or drop; each holds a file descriptor
+def _loaded(path: str, version: tuple[tuple[int, int], ...]) -> tuple[dict[str, Tensor], dict[str, str]]:
     return load_safetensors(path)
 
 

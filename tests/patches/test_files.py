@@ -116,3 +116,23 @@ def test_a_file_is_read_once_until_it_changes(tmp_path, tensors):
     assert files.load_once(path)[0] is first
     save_file({"z": torch.ones(9)}, path)
     assert files.load_once(path)[0].keys() == {"z"}
+
+
+def test_a_long_stack_is_read_once_too(tmp_path, monkeypatch):
+    paths, read, real = [str(tmp_path / f"{number}.safetensors") for number in range(100)], [], files.load_safetensors
+    monkeypatch.setattr(files, "load_safetensors", lambda path: read.append(path) or real(path))
+    for path in paths:
+        save_file({"a": torch.ones(1)}, path)
+    for path in paths * 2:
+        files.load_once(path)
+    assert read == paths
+
+
+def test_pefts_settings_that_change_beside_a_file_are_noticed(tmp_path):
+    path, config = str(tmp_path / "adapter_model.safetensors"), tmp_path / "adapter_config.json"
+    save_file({"a": torch.ones(1)}, path)
+    before = files.version(path)
+    for text in ('{"r": 4}', '{"r": 16}'):
+        config.write_text(text, encoding="utf-8")
+        assert text in files.load_once(path)[1].values() and files.version(path) != before
+        before = files.version(path)
