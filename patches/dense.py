@@ -13,6 +13,7 @@ from torch import Tensor, nn
 MERGED = (torch.float32, torch.bfloat16, torch.float16)
 COARSE = (torch.float8_e4m3fn, torch.float8_e5m2)
 _SCALES = ("scale_weight", "weight_scale", "quant_state", "scales")  # what hosts and packs keep beside a quantised weight
+_FUNCTIONS = ("_function", "_lowvram_function")  # of a partly loaded weight, and of a paged one
 _AT_ONCE = 2**22  # numbers that go through a quantised module at once while it is read
 _LOUD = 256.0  # units for a convolution: what a bias beside them is rounded to does not show in the weight
 
@@ -106,7 +107,8 @@ def _pixels(module: nn.Module, vectors: Tensor) -> Tensor:
 
 def _is_plain(module: nn.Module, attribute: str) -> bool:
     """Whether a parameter is what the forward multiplies with: a plain one, that no function of the host's changes on its way."""
-    return obstacle(module, attribute, coarse=True) is None and not getattr(module, f"{attribute}_function", None)
+    changed = any(getattr(module, attribute + function, None) for function in _FUNCTIONS)
+    return obstacle(module, attribute, coarse=True) is None and not changed
 
 
 def _forward(module: nn.Module, x: Tensor) -> Tensor:

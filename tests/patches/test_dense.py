@@ -78,15 +78,16 @@ def test_plain_fp8_is_read_as_it_is():
     assert torch.equal(weight_of(module, torch.float16, CPU), module.weight.float())
 
 
-def test_what_the_host_does_to_a_weight_on_its_way_counts():
-    """As a partly loaded model's LoRAs do."""
+@pytest.mark.parametrize("name", ["weight_function", "weight_lowvram_function"])
+def test_what_the_host_does_to_a_weight_on_its_way_counts(name):
+    """As a partly loaded or paged model's LoRAs do."""
 
     class Casting(nn.Conv2d):
         def forward(self, x):
-            return self._conv_forward(x, self.weight_function[0](self.weight), self.bias)
+            return self._conv_forward(x, getattr(self, name)[0](self.weight), self.bias)
 
     module = Casting(4, 8, 3, stride=2).requires_grad_(False)
-    module.weight_function = [lambda weight: 3 * weight]
+    setattr(module, name, [lambda weight: 3 * weight])
     assert torch.allclose(weight_of(module, torch.float32, CPU), 3 * module.weight, atol=1e-6)
 
 
