@@ -348,3 +348,25 @@ def test_inside_train_step_only_its_steps_are_thinned_unless_sampling_is_asked_f
     host.call("TrainStep", state=state, steps=1, validate_every=1, preview_every=1, positive=prompt, latent=latent)
     assert all(keys.values())
     assert {name for name, lengths in keys.items() if 64 not in lengths} == thinned
+
+
+def test_disable_after_is_a_share_of_the_whole_run(host, dataset):
+    """Half of four steps, in two Train Steps of which the second takes three."""
+    model, _, _, pictures = dataset
+    keys = {}
+
+    def note(kernel, q, k, v, *args, **kwargs):
+        if q.shape[1] == 64:
+            keys.setdefault(kwargs["transformer_options"]["graft_training"]["step"], set()).add(k.shape[1])
+        return kernel(q, k, v, *args, **kwargs)
+
+    clone = model.clone()
+    clone.model_options["transformer_options"]["optimized_attention_override"] = note
+    state = host.call(
+        "GraftTrainStart", model=apply(host, clone, depth_factors="2 2", disable_after=0.5)[0], dataset=pictures, run="todo for a while",
+        optimizer=host.call("GraftOptimizer", total_steps=4)[0],
+    )[0]
+    for steps in (1, 3):
+        state = host.call("TrainStep", state=state, steps=steps, validate_every=0)[0]
+    own = {step: {length for length in lengths if length in (16, 64)} for step, lengths in keys.items()}
+    assert own == {0: {16}, 1: {16}, 2: {64}, 3: {64}}
