@@ -11,7 +11,8 @@ is drawn at the start of training, `up` such that each LoRA at strength 1 change
 measures every way once; the table shows medians. "first" is an application into memory that the system has yet to give, "apply" one into
 memory that an earlier stack used. Before it measures, it checks that both ways give the same weight and compares their error against
 float64 (error_vs_core), and it counts the bytes of the tensors that a stack adds to the base (memory_over_touched). `--clock cpu` counts
-the processor seconds of this process, for a CPU that others use as well (with --threads 1, or waiting threads count too).
+the processor seconds of this process, for a CPU that others use as well (with --threads 1, or waiting threads count too). The files are
+written after each case; a case that does not fit into memory is skipped, and said.
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ import statistics
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from todo import SHAPES, build, open_host
+from todo import SHAPES, WEIGHTS, build, free_bytes, open_host
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
 KINDS = ("attn1", "attn2", "ff.net", "proj_in", "proj_out")
+COPIES = 3.2  # of the weights: the model, the touched ones as both ways keep them, and a copy of them
 
 
 def lora(model: nn.Module, rank: int, seed: int, change: float = 0.01) -> dict[str, Tensor]:
@@ -233,11 +235,16 @@ class Bench:
             return seconds(lambda: patcher.model.apply_model(x, torch.ones(1), c_crossattn=text, transformer_options=options, **extra))
 
 
-def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+def measure(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+    """The rows of one case after the other."""
     counts = [int(count) for count in args.counts.split(",")]
     for name, dtype, rank in itertools.product(args.models.split(","), args.dtypes.split(","), map(int, args.ranks.split(","))):
-        bench, label = Bench(name, DTYPES[dtype], rank, max(*counts, 4), args.change), f"{name} {dtype} rank {rank}"
+        label, need = f"{name} {dtype} rank {rank}", COPIES * WEIGHTS[name] * DTYPES[dtype].itemsize / 4
+        free = free_bytes(torch.device("cpu"))
+        if need > free:
+            print(f"{label}: skipped, it needs about {need / 1e9:.0f} GB and {free / 1e9:.0f} are free", flush=True)
+            continue
+        bench, rows = Bench(name, DTYPES[dtype], rank, max(*counts, 4), args.change), list[dict[str, Any]]()
         if args.checks:
             rows += checks(bench, label, sorted({1, max(counts)}))
         times: dict[int, dict[str, float]] = {}
@@ -253,7 +260,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         if args.forward:
             rows += forwards(bench, name, label, args.rounds)
         del bench
-    return rows
+        yield rows
 
 
 def checks(bench: Bench, label: str, counts: Sequence[int]) -> list[dict[str, Any]]:
@@ -339,13 +346,15 @@ def main() -> None:
     machine = platform.processor() or platform.machine()
     which = f"{open_host('pytorch', True)}, torch {torch.__version__}, {machine}, {args.threads} threads, {args.clock} clock"
     print(which)
-    rows = measure(args)
+    rows: list[dict[str, Any]] = []
     lines = [f"{which}", "", "| what | value | ratio |", "|---|---|---|"]
-    lines += [f"| {row.get('case', '')} {row['name']} | {row['value']:.3f} {row['unit']} | {row['ratio']:.2f} |" for row in rows]
+    for found in measure(args):
+        rows += found
+        lines += [f"| {row.get('case', '')} {row['name']} | {row['value']:.3f} {row['unit']} | {row['ratio']:.2f} |" for row in found]
+        for path, text in ((args.json, json.dumps(rows, indent=1)), (args.markdown, "\n".join(lines) + "\n")):
+            if path:
+                Path(path).write_text(text, encoding="utf-8")
     print("\n".join(lines))
-    for path, text in ((args.json, json.dumps(rows, indent=1)), (args.markdown, "\n".join(lines) + "\n")):
-        if path:
-            Path(path).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
