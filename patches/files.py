@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import mmap
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -38,11 +38,18 @@ def load_safetensors(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise _damaged(path, str(error)) from error
     with open(path, "rb") as file:
         tensors, said = _header(path, file)
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        size = os.fstat(file.fileno()).st_size
+        try:
+            memory = torch.from_file(path, shared=False, size=size, dtype=torch.uint8).numpy()  # unlike mmap's it holds no file descriptor
+        except RuntimeError as error:
+            os.stat(path)  # raises where it is gone
+            raise _damaged(path, f"it changed while it was read: {error}") from error
+        if not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):  # another file has taken its place since
+            return load_safetensors(path)
     return {name: _mapped(path, memory, name, info) for name, info in tensors.items()}, {**said, **_beside(path)}
 
 
-def _mapped(path: str, memory: mmap.mmap, name: str, info: TensorInfo) -> Tensor:
+def _mapped(path: str, memory: np.ndarray, name: str, info: TensorInfo) -> Tensor:
     """One tensor of a mapped file; it keeps the mapping alive."""
     if info.kind not in _DTYPES:
         raise ValueError(f"{path}: {name} is of type {info.kind}, expected one of {', '.join(_DTYPES)}: save it again in one of them")
@@ -166,7 +173,7 @@ def version(path: str) -> tuple[tuple[int, int], ...]:
     return tuple((one.st_size, one.st_mtime_ns) for one in found)
 
 
-@lru_cache(maxsize=128)  # mapped files: their bytes are the system's to keep or drop; each holds a file descriptor
+@lru_cache(maxsize=128)  # mapped files: their bytes are the system's to keep or drop
 def _loaded(path: str, version: tuple[tuple[int, int], ...]) -> tuple[dict[str, Tensor], dict[str, str]]:
     return load_safetensors(path)
 

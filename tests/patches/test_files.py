@@ -67,6 +67,33 @@ def test_reading_a_file_again_and_again_keeps_nothing(tmp_path):
     assert sys.getallocatedblocks() - before < 1000  # safetensors itself keeps two for each tensor: 6,000
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
+def test_tensors_that_are_held_hold_no_file_open(tmp_path, tensors):
+    path, before = str(tmp_path / "x.safetensors"), len(os.listdir("/proc/self/fd"))
+    save_file(tensors, path)
+    held = [files.load_safetensors(path)[0] for _ in range(10)]
+    os.remove(path)
+    assert len(os.listdir("/proc/self/fd")) == before and all(torch.equal(one["a"], tensors["a"]) for one in held)
+
+
+@pytest.mark.parametrize("size", [3, 300])
+def test_a_file_that_another_replaces_while_it_is_read_is_one_of_the_two(tmp_path, monkeypatch, size):
+    path, other, maps = str(tmp_path / "x.safetensors"), str(tmp_path / "other"), torch.from_file
+    save_file({"x": torch.zeros(100)}, path)
+    save_file({"x": torch.ones(size)}, other)
+
+    def replaced(*arguments, **named):
+        if os.path.exists(other):
+            os.replace(other, path)
+        return maps(*arguments, **named)
+
+    monkeypatch.setattr(torch, "from_file", replaced)
+    try:
+        assert torch.equal(files.load_safetensors(path)[0]["x"], torch.ones(size))
+    except ValueError as error:  # too short for what the first one's header says
+        assert size == 3 and "it changed while it was read" in str(error)
+
+
 def test_equal_input_gives_equal_bytes_in_any_order(tensors):
     turned = dict(reversed(tensors.items()))
     first = b"".join(files.safetensors_bytes(tensors, {"a": "1", "b": "2"}))
