@@ -312,8 +312,32 @@ def sharded(root: Path) -> dict:
 
         found[name] = together(size, act)
     found["snapshots"] = snapshots_together(root / "parts", WHOLE, rate)
+    found["full disk"] = disk_that_fills(root / "filled", rate)
     found["turns"] = turns()
     return found
+
+
+def disk_that_fills(folder: Path, rate: dict) -> dict:
+    """The second snapshot that two ranks write together fails on the second of them; then the same call again."""
+    state, dataset = plain(2, False, WHOLE, **rate)
+    alone, often, real = bytes_of(train(state, dataset, 9)), Watch(snapshot_every=3), store.parts.write
+
+    def act(rank: int, fails: bool) -> object:
+        parallel.group().shard, calls = True, []
+
+        def write(*arguments):
+            calls.append(1)
+            if fails and rank == 1 and len(calls) == 2:
+                raise OSError(28, "No space left on device", str(folder))
+            return real(*arguments)
+
+        store.parts.write = write
+        return bytes_of(train(state, dataset, 9, often, folder)) == alone
+
+    told = together(2, lambda rank: act(rank, True))
+    (kept,) = (json.loads(path.read_bytes()) for path in folder.rglob("state.json"))
+    whole = all((next(folder.rglob("partial")) / one["file"]).is_file() for one in kept["tensors"]["parts"])
+    return {"told": told, "kept": kept["step"], "whole": whole, "again": together(2, lambda rank: act(rank, False))}
 
 
 def turns() -> list:

@@ -47,3 +47,9 @@ def test_a_snapshot_is_written_by_all_ranks_and_goes_on_on_any_number_of_them(sh
     for far in end["ends"]:
         assert len(far) in (1, 2, 4) and max(far) <= 1e-6
     assert end["left"] == ["state.json", "state.safetensors"]  # of the result; the snapshot is gone
+
+
+def test_a_disk_that_fills_on_one_rank_ends_all_and_the_snapshot_before_goes_on(sharded):
+    end = sharded["full disk"]
+    assert [one["kind"] for one in end["told"]] == ["Elsewhere", "OSError"] and "No space left" in end["told"][0]["error"]
+    assert end["kept"] == 3 and end["whole"] and end["again"] == [True, True]
