@@ -128,6 +128,8 @@ def _info(name: str, of: object, data: int) -> TensorInfo:
     need = math.prod(shape) * _DTYPES[kind].itemsize if kind in _DTYPES else offsets[1] - offsets[0]
     if need != offsets[1] - offsets[0]:
         raise ValueError(f"{name[:80]!r} has {offsets[1] - offsets[0]} bytes, its type and shape need {need}")
+    if math.prod(max(side, 1) for side in shape) >= 2**63:  # though it be empty: no tensor has such strides
+        raise ValueError(f"{name[:80]!r} is too large for a tensor: its shape is {str(list(shape))[:80]}")
     return TensorInfo(kind, shape, data + offsets[0], data + offsets[1])
 
 

@@ -51,6 +51,15 @@ def test_a_header_that_is_none_is_refused_and_named(tmp_path, header):
             act(path)
 
 
+@pytest.mark.parametrize("shape", [[0, 2**63], [2**62, 0, 8], [2**31, 2**32, 0]])
+def test_an_empty_tensor_too_large_for_any_reader_is_refused(tmp_path, shape):
+    whole = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    path = lora(tmp_path / "a.safetensors", {"a": whole, "b": {"dtype": "F32", "shape": shape, "data_offsets": [4, 4]}}, b"\0" * 4)
+    for act in (files.header, metadata.describe, files.load_safetensors):
+        with pytest.raises(ValueError, match=r"a\.safetensors is not a whole safetensors file.*'b'"):
+            act(path)
+
+
 @pytest.mark.parametrize(("settings", "said"), [
     ({"rank_pattern": {"(a+)+": 4}}, "too complicated"), ({"alpha_pattern": {"a*a*a*a*b": 4}}, "too complicated"),
     ({"rank_pattern": {"(": 4}}, "is no pattern"), ({"rank_pattern": ["a"]}, "expected an object"),
