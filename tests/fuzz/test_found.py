@@ -278,6 +278,17 @@ def test_one_json_a_picture_that_no_reader_takes_is_a_problem_of_that_picture(tm
     assert len(listed.train) == 1 and any("a.json" in problem for problem in listed.problems)
 
 
+def test_names_that_are_too_long_are_no_files(tmp_path):
+    listed = dataset(tmp_path, a_dot_json=json.dumps({"tags": ["a"], "path": "x" * 300 + ".png"}))()
+    assert any("names no file" in problem for problem in listed.problems)
+    longest = tmp_path / f"{'y' * 251}.png"
+    (tmp_path / "a.png").rename(longest)
+    (tmp_path / "a.json").write_text(json.dumps({"tags": ["a"], "path": longest.name}))
+    for mode in captions.MODES:
+        listed = read_folder(tmp_path, settings_of("", [], resolution=64, validation=0.0, captions=mode))
+        assert [entry.name for entry in listed.train] == [longest.name], mode
+
+
 def test_a_damaged_avif_is_no_picture(tmp_path):
     whole = (CORPUS / "pictures" / "rgb.avif").read_bytes()
     path = tmp_path / "a.avif"

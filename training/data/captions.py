@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,5 +73,5 @@ def read_lines(path: Path, encoding: str = "utf-8") -> tuple[str, ...]:
 
 def read_text(picture: Path, folder: Path, mode: str, encoding: str = "utf-8") -> Written | None:
     """The caption of a picture from the first text file that there is, None without one."""
-    path = next((path for path in text_files(picture, folder, mode) if path.is_file()), None)
+    path = next((path for path in text_files(picture, folder, mode) if os.path.isfile(path)), None)
     return None if path is None else Written(lines=read_lines(path, encoding), found=True)

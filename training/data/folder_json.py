@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -65,11 +66,11 @@ def _picture(file: Path, folder: Path, record: dict[str, object]) -> Path:
         if given.is_absolute() or ".." in given.parts or ":" in str(given):
             raise ValueError(f"path {record['path']!r} leaves the dataset's folder; give one relative to it")
         picture = folder.joinpath(*given.parts)
-        if not picture.is_file():
+        if not os.path.isfile(picture):  # False for names too long, too
             raise ValueError(f"path {record['path']!r} names no file below the dataset's folder")
         return picture
     beside = (file.with_suffix(suffix) for suffix in pictures.SUFFIXES)
-    found = next((path for path in beside if path.is_file()), None)
+    found = next((path for path in beside if os.path.isfile(path)), None)
     if found is None:
         raise ValueError("has no path, and no picture of its name lies beside it")
     return found

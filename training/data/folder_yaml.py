@@ -5,6 +5,7 @@ Keys and how they lie over each other are those of its `data/dataset.py` and SHU
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -71,7 +72,7 @@ class Files:
         return replace(merged, score=None if text is None else text.score)
 
     def _own(self, picture: Path) -> Said:
-        path = next((path for path in (picture.with_suffix(ending) for ending in _ENDINGS) if path.is_file()), None)
+        path = next((path for path in (picture.with_suffix(ending) for ending in _ENDINGS) if os.path.isfile(path)), None)
         return Said() if path is None else _read(path, self.encoding)
 
     def _of(self, folder: Path) -> tuple[Said, Said]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 import zlib
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ def mask_file(picture: Path, folder: Path) -> Path | None:
     places = [picture.parent / f"{picture.stem}{MASK_ENDING}{suffix}" for suffix in SUFFIXES]
     above = [picture.parent] if picture.parent == folder else [picture.parent, picture.parent.parent]
     places += [place / MASK_FOLDER / f"{picture.stem}{suffix}" for place in above for suffix in SUFFIXES]
-    return next((place for place in places if place.is_file()), None)
+    return next((place for place in places if os.path.isfile(place)), None)
 
 
 # What Pillow and its plugins raise on damaged files, AVIF's a RuntimeError.
