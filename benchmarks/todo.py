@@ -1,15 +1,16 @@
 """What token downsampling gains: forward and LoRA training step of UNets in SD1.5's and SDXL's shape, against other ways of doing it.
 
 python benchmarks/todo.py [--quick] [--models sd15,sdxl] [--sizes 512,768,1024] [--what profile,overhead,forward,train] [--ways off,f2,…]
-                          [--kernel default|pytorch|split|quad] [--dtype float32] [--checkpointing] [--rounds 3] [--clock wall|cpu]
-                          [--json FILE] [--markdown FILE]
+                          [--kernel default|pytorch|split|quad] [--dtype float32] [--checkpointing] [--rounds 3] [--threads 2]
+                          [--clock wall|cpu] [--json FILE] [--markdown FILE]
 
 The other ways are in todo_ways.py: comfy-todo's, the kohya fork's, ToMe at ratio 0.5 (pip install "graft-nodes[benchmarks]"), the ideal.
 All run on the same model in the same process: each round measures every way once, one after the other, ratios are taken within a round,
 and the tables show medians. `profile` shows where a forward spends its time, and what no thinning could beat: the time without any
 self-attention at the thinned depths. COMFYUI_PATH names a real ComfyUI, else the embedded host's UNet is measured; `--kernel` is ComfyUI's
 own setting. Float32 and two threads on a CPU, bfloat16 on a CUDA device, unless asked otherwise. What does not fit into memory is skipped,
-and said. `--clock cpu` counts this process's processor seconds, for a CPU that others use as well. `--quick` is 512 px, one round.
+and said. `--clock cpu` counts this process's processor seconds, for a CPU that others use as well (with --threads 1, or waiting threads
+count too). `--quick` is 512 px, one round.
 """
 
 from __future__ import annotations
@@ -462,6 +463,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--clock", default="wall", choices=("wall", "cpu"))
     parser.add_argument("--rounds", default=3, type=int)
+    parser.add_argument("--threads", default=2, type=int)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
@@ -481,9 +483,10 @@ def main() -> None:
     kind, options.clock = options.clock, {"wall": time.perf_counter, "cpu": time.process_time}[options.clock]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     options.dtype = getattr(torch, options.dtype or ("bfloat16" if device.type == "cuda" else "float32"))
-    torch.set_num_threads(2)
+    torch.set_num_threads(options.threads)
     where = open_host(options.kernel, device.type == "cpu")
-    machine = torch.cuda.get_device_name() if device.type == "cuda" else f"2 threads of {os.cpu_count()} cores, {platform.machine()}"
+    here = f"{options.threads} threads of {os.cpu_count()} cores, {platform.machine()}"
+    machine = torch.cuda.get_device_name() if device.type == "cuda" else here
     load = f", load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     number = str(options.dtype).removeprefix("torch.") + (", checkpointing" if options.checkpointing else "")
     line = f"{where}, {machine}, {number}, torch {torch.__version__}, {kind} time, median of {options.rounds} rounds{load}"
