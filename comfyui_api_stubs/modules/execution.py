@@ -910,7 +910,8 @@ class PromptQueue:
         """(the next workflow, its number as a task), waiting for one; None when none came within `timeout` seconds or a flag was set."""
         with self.not_empty:
             while not self.queue:
-                self.not_empty.wait(timeout=timeout)
+                if timeout is None or not self.flags:
+                    self.not_empty.wait(timeout=timeout)
                 if timeout is not None and not self.queue:
                     return None
             item, task = self.queue.pop(0), self.task_counter

@@ -44,9 +44,10 @@ class Worker:
         executor = run.new_executor(self.host)
         while not self.ending.is_set():
             taken = self.queue.get(timeout=IDLE)
+            self._asked(executor, self.queue.get_flags())  # before what was queued after it
             if taken is not None:
                 self._execute(executor, *taken)
-            self._asked(executor, self.queue.get_flags())
+                self._asked(executor, self.queue.get_flags())
 
     def _execute(self, executor: Any, item: tuple, task: int) -> None:
         server, (_, prompt_id, prompt, extra_data, outputs) = self.host.server, item

@@ -388,8 +388,8 @@ def test_saved_names_lead_back_to_their_weights(family):
               if weight.endswith(".weight") and len(shape) in (2, 4) and "embedder.weight" not in weight}  # fmt: skip
     state = {}
     for base, (rows, columns, *kernel) in layers.items():
-        state[f"{base}.lora_up.weight"] = torch.empty(rows, 1, *(1 for _ in kernel), device="meta")
-        state[f"{base}.lora_down.weight"] = torch.empty(1, columns, *kernel, device="meta")
+        state[f"{base}.lora_up.weight"] = torch.zeros(rows, 1, *(1 for _ in kernel))
+        state[f"{base}.lora_down.weight"] = torch.zeros(1, columns, *kernel)
     for names in ("kohya", "peft"):
         saved = naming.renamed(state, names, torch.bfloat16)
         bases = formats.names(saved)
