@@ -8,39 +8,18 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from .gguf import packed, unpacked
+
 bitsandbytes = pytest.importorskip("bitsandbytes")
 
 
-class GGUFTensor(torch.Tensor):
-    """Bytes that say they have the shape of the weight they stand for, and that cannot be copied."""
-
-    def __new__(cls, data, stands_for):
-        return super().__new__(cls, data)
-
-    def __init__(self, data, stands_for):
-        self.stands_for = torch.Size(stands_for)
-
-    def detach(self):
-        return self
-
-    def clone(self):
-        return self
-
-    @property
-    def shape(self):
-        return self.stands_for
-
-
 class GGUFLinear(nn.Linear):
-    """Blocks of 32 numbers: a scale in float16 and 32 times 8 bits; multiplied out in the forward, in the type of the activations."""
+    """Blocks of 8 bits a number, multiplied out in the forward, in the type of the activations."""
 
     def __init__(self, of):
         nn.Module.__init__(self)
         self.in_features, self.out_features = of.in_features, of.out_features
-        blocks = of.weight.detach().float().reshape(-1, 32)
-        scales = (blocks.abs().amax(1, keepdim=True) / 127).half()
-        bits = (blocks / scales.float()).round().to(torch.int8)
-        self.weight = nn.Parameter(GGUFTensor(torch.cat([scales.view(torch.int8), bits], 1), of.weight.shape), requires_grad=False)
+        self.weight = nn.Parameter(packed(of.weight), requires_grad=False)
         self.bias = of.bias
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
@@ -49,9 +28,7 @@ class GGUFLinear(nn.Linear):
             destination[prefix + "bias"] = self.bias.detach()
 
     def forward(self, x):
-        packed = self.weight.as_subclass(torch.Tensor)
-        scales, bits = packed[:, :2].contiguous().view(torch.float16), packed[:, 2:]
-        weight = (bits.to(x.dtype) * scales.to(x.dtype)).reshape(self.out_features, self.in_features)
+        weight = unpacked(self.weight, x.dtype)
         return nn.functional.linear(x, weight, None if self.bias is None else self.bias.to(x.dtype))
 
 

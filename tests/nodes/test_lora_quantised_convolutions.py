@@ -5,6 +5,8 @@ import torch
 from graft_nodes.host import lora
 from torch import nn
 
+from .gguf import packed, unpacked
+
 STRENGTH = 0.7
 
 
@@ -46,40 +48,19 @@ class NF4(Kept):
         return dequantize_4bit(self.weight.data, self.weight.quant_state).reshape(self.out_channels, self.in_channels, *self.kernel_size)
 
 
-class GGUFTensor(torch.Tensor):
-    """Bytes that say they have the shape of the weight they stand for."""
-
-    def __new__(cls, data, stands_for):
-        return super().__new__(cls, data)
-
-    def __init__(self, data, stands_for):
-        self.stands_for = torch.Size(stands_for)
-
-    def detach(self):
-        return self
-
-    @property
-    def shape(self):
-        return self.stands_for
-
-
 class GGUF(Kept):
-    """Blocks of 32 numbers: a scale in float16 and 32 times 8 bits."""
+    """Blocks of 8 bits a number."""
 
     def __init__(self, of):
         super().__init__(of)
-        blocks = of.weight.detach().reshape(-1, 32)
-        scales = (blocks.abs().amax(1, keepdim=True) / 127).half()
-        packed = torch.cat([scales.view(torch.int8), (blocks / scales.float()).round().to(torch.int8)], 1)
-        self.weight = nn.Parameter(GGUFTensor(packed, of.weight.shape), requires_grad=False)
+        self.weight = nn.Parameter(packed(of.weight), requires_grad=False)
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         destination[prefix + "weight"] = torch.zeros(self.weight.shape, device="meta")  # what a host counts memory with
         destination[prefix + "bias"] = self.bias.detach()
 
     def held(self):
-        packed = self.weight.as_subclass(torch.Tensor)
-        return (packed[:, 2:].float() * packed[:, :2].contiguous().view(torch.float16).float()).reshape(self.weight.shape)
+        return unpacked(self.weight, torch.float32)
 
 
 def fp8(of):
