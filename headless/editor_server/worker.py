@@ -47,7 +47,6 @@ class Worker:
             self._asked(executor, self.queue.get_flags())  # before what was queued after it
             if taken is not None:
                 self._execute(executor, *taken)
-                self._asked(executor, self.queue.get_flags())
 
     def _execute(self, executor: Any, item: tuple, task: int) -> None:
         server, (_, prompt_id, prompt, extra_data, outputs) = self.host.server, item
