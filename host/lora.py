@@ -13,6 +13,7 @@ import torch
 
 from ..patches import blocks, formats, keys, low_rank, metadata, weights
 from ..patches.adapters import packed, unpacked
+from ..patches.compiled import is_compiled
 from ..patches.peft_config import peft_configs
 from ..patches.schedule import Schedule
 from ..patches.stack import Piece, Stack, additive, effective, fuse, in_order
@@ -322,16 +323,13 @@ def _injected(patcher: Any, more: Sequence[Stack]) -> Any:
             clone.remove_injections(key)
     stacks += more
 
-    def version(owner: Any) -> weights.Version:
-        return _version(owner, extension.WrappersMP.APPLY_MODEL)  # imports nothing: patchers also end while Python does
-
     def inject(owner: Any) -> None:
         # Without a load's mark nobody holds these weights: a failed load detaches and then injects into what is left.
         if owner.model.current_weight_patches_uuid is not None:
-            weights.attach(owner.model, id(owner), stacks, version(owner))
+            weights.attach(owner.model, id(owner), stacks, _version(owner))
 
     def eject(owner: Any) -> None:
-        weights.detach(owner.model, id(owner), version(owner))
+        weights.detach(owner.model, id(owner), _version(owner))  # imports nothing: patchers also end while Python does
 
     def injected(owner: Any) -> None:
         if owner.model.current_weight_patches_uuid is None:
@@ -394,12 +392,12 @@ def patched(patcher: Any) -> list[str]:
     return found + [f"{len(stacks)} stacks of LoRAs" for stacks in [grafted_stacks(patcher)] if stacks]
 
 
-def _version(patcher: Any, around: str) -> weights.Version:
+def _version(patcher: Any) -> weights.Version:
     model, compute = patcher.model, None
     if hasattr(model, "manual_cast_dtype"):
         compute = (model.manual_cast_dtype or model.get_dtype(), torch.device(patcher.load_device))
     hooked = frozenset(patcher.hook_backup)
-    return weights.Version(model.current_weight_patches_uuid, hooked, compute, is_compiled(patcher, around), _rounds_stochastically())
+    return weights.Version(model.current_weight_patches_uuid, hooked, compute, is_compiled(patcher.wrappers), _rounds_stochastically())
 
 
 _ROUNDING = "GRAFT_ROUNDING"
@@ -411,11 +409,6 @@ def _rounds_stochastically() -> bool:
     if said not in ("nearest", "stochastic"):
         raise ValueError(f"{_ROUNDING} is {said!r}, expected nearest or stochastic")
     return said == "stochastic"
-
-
-def is_compiled(patcher: Any, around: str) -> bool:
-    """Whether ComfyUI's own way of compiling (TorchCompileModel, and other packs' nodes that use it) is on this patcher."""
-    return "torch.compile" in patcher.wrappers.get(around, {})
 
 
 def _host_patched(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> Any:

@@ -8,7 +8,6 @@ from ..patches import kernels
 from ..patches.attention import ToDoPatch
 from ..patches.attention_override import ToDo, ToDoCall, plan_todo
 from ..patches.todo import ToDoSettings
-from .lora import is_compiled
 
 TODO_KEY = "graft_todo"  # of the wrapper
 
@@ -37,7 +36,7 @@ def apply_todo(patcher: Any, settings: ToDoSettings) -> tuple[Any, ToDo, list[st
     if isinstance(todo, ToDoPatch):
         options["patches"]["attn1_patch"] = [*others, todo]
     options["wrappers"].setdefault(WrappersMP.APPLY_MODEL, {})[TODO_KEY] = [ToDoCall(todo)]
-    return clone, todo, _todo_notes(todo, len(others), earlier is not None, is_compiled(patcher, WrappersMP.APPLY_MODEL))
+    return clone, todo, _todo_notes(todo, len(others), earlier is not None)
 
 
 def _without_todo(patcher: Any) -> tuple[Any, list[Any]]:
@@ -81,7 +80,7 @@ def _is_todo(patch: Any) -> bool:
     return str(getattr(patch, "identity", "")).startswith("todo ")  # by name: the pack may be imported twice
 
 
-def _todo_notes(todo: ToDo, others: int, replaced: bool, compiled: bool) -> list[str]:
+def _todo_notes(todo: ToDo, others: int, replaced: bool) -> list[str]:
     notes = ["replaces the token downsampling that the model had"] if replaced else []
     if others and isinstance(todo, ToDoPatch):
         notes.append(
@@ -89,10 +88,4 @@ def _todo_notes(todo: ToDo, others: int, replaced: bool, compiled: bool) -> list
             "(HyperTile) are thinned within each tile whose keys are whole rows of the picture"
         )
     kernel = kernels.FEWER_KEYS.get(attention_kernel())
-    return [*notes, *([kernel] if kernel else []), *([_COMPILED] if compiled else [])]
-
-
-_COMPILED = (
-    "the model is compiled: ComfyUI 0.33 compiles without looking at a model's patches, so that what was compiled before ToDo was put on, "
-    "changed or taken off may run on as it was, or fail; restart ComfyUI after such a change"
-)
+    return [*notes, *([kernel] if kernel else [])]

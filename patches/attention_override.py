@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .attention import REPLACED, TRAINING, ToDoPatch, active, plan_unet
+from .compiled import is_compiled, own_code
 from .kernels import TrainingKernel, refuse_inference_only
 from .todo import Grid, Span, ToDoSettings, target_grid, thin_span, thin_span_mask
 from .transformers import Family, Layout, Place, block_count, family_of, token_grid
@@ -75,6 +77,7 @@ class ToDoCall:
 
     For a transformer it chains its override in front of whatever override the call brings, so that no other node's is lost, and none
     set later loses it. For a UNet it moves the patch behind all other attn1 patches, and tells it which blocks' attention is replaced.
+    A compiled model runs code that was compiled for these settings.
     """
 
     todo: ToDo
@@ -99,7 +102,8 @@ class ToDoCall:
         **conditions: Any,
     ) -> Tensor:
         options = dict(transformer_options or {})
-        if active(self.todo.settings, self.todo.sigmas, options):
+        thins = active(self.todo.settings, self.todo.sigmas, options)
+        if thins:
             model = executor.class_obj.diffusion_model
             model = getattr(model, "_orig_mod", model)  # of a compiled one, whose class says nothing
             if isinstance(self.todo, TransformerToDo):
@@ -108,7 +112,9 @@ class ToDoCall:
                 options = last_in_line(self.todo, options)
             if OVERRIDE in options or TRAINING in options:
                 options[OVERRIDE] = Guard(options.get(OVERRIDE), TRAINING in options)
-        return executor(x, t, c_concat, c_crossattn, control, options, **conditions)
+        compiled = is_compiled(options.get("wrappers", {}))
+        with own_code(f"{self.identity}, {'thins' if thins else 'rests'}") if compiled else contextlib.nullcontext():
+            return executor(x, t, c_concat, c_crossattn, control, options, **conditions)
 
 
 def last_in_line(patch: ToDoPatch, options: Mapping[str, Any]) -> dict[str, Any]:

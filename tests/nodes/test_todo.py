@@ -98,15 +98,6 @@ def test_other_attn1_patches_before_and_after_work_on_whole_keys(host, small, un
     assert "other attn1 patches on the model: 1" in apply(host, with_patch(unet, doubling))[1]
 
 
-def test_a_compiled_model_gets_a_word_in_the_report(host, unet):
-    import comfy.patcher_extension
-
-    compiled = unet.clone()
-    kind = comfy.patcher_extension.WrappersMP.APPLY_MODEL
-    compiled.add_wrapper_with_key(kind, "torch.compile", lambda executor, *given, **named: executor(*given, **named))
-    assert "the model is compiled" in apply(host, compiled)[1] and "compiled" not in apply(host, unet)[1]
-
-
 def test_blocks_whose_keys_another_patch_extends_are_left_alone(host, small, unet):
     def extending(q, k, v, extra):
         return q, torch.cat([k, k[:, :3]], 1), torch.cat([v, v[:, :3]], 1)
