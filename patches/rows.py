@@ -13,6 +13,7 @@ from . import blocks
 from .schedule import Schedule
 
 VERSION = 1
+LIMIT = 100.0  # of strengths, as on ComfyUI's own loaders and on the widget
 EMPTY = '{"version": 1, "rows": []}'
 _FIELDS: dict[str, tuple[type, ...]] = {
     "file": (str,), "on": (bool,), "model": (Real,), "clip": (Real,), "blocks": (str,), "schedule": (str,), "partial": (bool,),
@@ -92,8 +93,8 @@ def _row_problems(row: Mapping[str, Any]) -> Iterable[str]:
             yield f"unknown field {name!r}; known are {', '.join(_FIELDS)}"
         elif not isinstance(value, _FIELDS[name]) or (bool not in _FIELDS[name] and isinstance(value, bool)):
             yield f"{name}: expected {_SAID[_FIELDS[name][0]]}, got {value!r}"
-        elif name in ("model", "clip") and not abs(row[name]) < 1e300:
-            yield f"{name}: expected a finite number, got {value}"
+        elif name in ("model", "clip") and not abs(row[name]) <= LIMIT:  # NaN fails this too
+            yield f"{name}: expected a strength from {-LIMIT:g} to {LIMIT:g}, got {value}"
         elif name in ("blocks", "schedule") and isinstance(value, str) and value.strip():
             try:
                 (blocks.parse if name == "blocks" else schedule_of)(value)
@@ -119,7 +120,7 @@ def schedule_of(text: str) -> Schedule | None:
         share, found, strength = part.partition(":")
         if not found:
             raise ValueError(f"schedule: expected start-end such as 0.2-0.8, or points such as 0:1, 0.5:0.3, 1:0; got {text.strip()!r}")
-        points.append((_share(share.strip()), _number(strength.strip())))
+        points.append((_share(share.strip()), _strength(strength.strip())))
     shares = [share for share, _ in points]
     if not shares or shares != sorted(shares) or shares[0] < 0.0 or shares[-1] > 1.0:
         raise ValueError(f"schedule: expected points in order, from 0 to 1, got {text.strip()!r}")
@@ -128,6 +129,13 @@ def schedule_of(text: str) -> Schedule | None:
 
 def _share(text: str) -> float:
     return _number(text[:-1]) / 100.0 if text.endswith("%") else _number(text)
+
+
+def _strength(text: str) -> float:
+    value = _number(text)
+    if abs(value) > LIMIT:
+        raise ValueError(f"schedule: expected strengths from {-LIMIT:g} to {LIMIT:g}, got {text!r}")
+    return value
 
 
 def _number(text: str) -> float:
