@@ -15,7 +15,7 @@ COARSE = (torch.float8_e4m3fn, torch.float8_e5m2)
 _SCALES = ("scale_weight", "weight_scale", "quant_state", "scales")  # what hosts and packs keep beside a quantised weight
 _FUNCTIONS = ("_function", "_lowvram_function")  # of a partly loaded weight, and of a paged one
 _AT_ONCE = 2**22  # numbers that go through a quantised module at once while it is read
-_LOUD = 256.0  # units for a convolution: what a bias beside them is rounded to does not show in the weight
+_LOUD = 256.0  # units for a convolution: what a quantised bias beside them is rounded to does not show in the weight
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -63,7 +63,7 @@ def weight_of(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Te
             return cast(Tensor, module.weight).detach().float()
         rows, columns, *kernel = shape_of(module)
         weight, loud = torch.empty(columns, rows, *kernel), _LOUD if kernel else 1.0
-        with _laid_bare(module):
+        with _laid_bare(module), _without_bias(module):
             nothing = _forward(module, _pixels(module, torch.zeros(1, columns, dtype=dtype, device=device)))
             for start in range(0, columns, step := max(1, _AT_ONCE // _pixels(module, torch.zeros(1, columns)).numel())):
                 units = loud * torch.eye(columns, dtype=dtype, device=device)[start : start + step]
@@ -95,6 +95,19 @@ def _laid_bare(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         module.__dict__.update(before)
+
+
+@contextmanager
+def _without_bias(module: nn.Module) -> Iterator[None]:
+    """Until the end, a plain bias is nought: what is read beside it would be rounded with it."""
+    bias = module._parameters.get("bias") if _is_plain(module, "bias") else None
+    if bias is not None:
+        module._parameters["bias"] = nn.Parameter(torch.zeros_like(bias), requires_grad=False)
+    try:
+        yield
+    finally:
+        if bias is not None:
+            module._parameters["bias"] = bias
 
 
 def _pixels(module: nn.Module, vectors: Tensor) -> Tensor:

@@ -65,6 +65,22 @@ def test_read_through_the_forward(name, dtype):
     assert module.__dict__ == before
 
 
+@pytest.mark.parametrize("kind", [nn.Linear, nn.Conv2d])
+def test_a_plain_bias_does_not_blur_the_weight(kind):
+    """Whatever its size: in bfloat16, numbers below 0.3 beside a thousand would be rounded to whole eights."""
+
+    class PlainBias(kept(kind)):
+        def forward(self, x):
+            weight, bias = self.held("weight", x.dtype), self.bias.to(x.dtype)
+            return nn.functional.linear(x, weight, bias) if kind is nn.Linear else self._conv_forward(x, weight, bias)
+
+    module = PlainBias(12, 8) if kind is nn.Linear else PlainBias(12, 8, 3)
+    bias = module.bias = nn.Parameter(torch.full((8,), 1000.0), requires_grad=False)
+    weight = weight_of(module, torch.bfloat16, CPU)
+    assert torch.allclose(weight.double(), module.held("weight"), rtol=2**-7, atol=1e-6)
+    assert module.bias is bias and torch.equal(bias_of(module, torch.bfloat16, CPU), bias)
+
+
 def test_many_times_over(monkeypatch):
     """In as many goes as its size asks for."""
     module = MODULES["of groups"]()
