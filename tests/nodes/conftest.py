@@ -68,8 +68,13 @@ def load(*patchers: Any) -> None:
 
 
 def forward(patcher: Any, size: tuple[int, int] = (8, 8), seed: int = 0) -> torch.Tensor:
-    """The loaded model's prediction for fixed random input, as float32."""
+    """The model's prediction for fixed random input, as float32, loaded as sampling loads it."""
     load(patcher)
+    return predict(patcher, size, seed)
+
+
+def predict(patcher: Any, size: tuple[int, int] = (8, 8), seed: int = 0) -> torch.Tensor:
+    """The same of a model as it is loaded now."""
     generator = torch.Generator().manual_seed(seed)
     x, context = torch.randn(2, 4, *size, generator=generator), torch.randn(2, 5, 24, generator=generator)
     options = {**patcher.model_options.get("transformer_options", {}), "sigmas": torch.ones(2)}
@@ -101,8 +106,8 @@ class Snapshot:
 
 @pytest.fixture
 def small(host) -> types.SimpleNamespace:
-    """`unet(...)`, `lora(patcher, ...)`, `load`, `forward`, `Snapshot`; every model is unloaded afterwards."""
+    """`unet(...)`, `lora(patcher, ...)`, `load`, `forward`, `predict`, `Snapshot`; every model is unloaded afterwards."""
     import comfy.model_management
 
-    yield types.SimpleNamespace(unet=build_unet, lora=build_lora, load=load, forward=forward, Snapshot=Snapshot)
+    yield types.SimpleNamespace(unet=build_unet, lora=build_lora, load=load, forward=forward, predict=predict, Snapshot=Snapshot)
     comfy.model_management.unload_all_models()

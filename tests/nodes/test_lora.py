@@ -670,3 +670,36 @@ def test_a_model_that_is_not_wholly_on_the_device(host, small, monkeypatch, way,
     assert f"at the activations because {why}" in report and "model: 0 weights merged" in report
     with pytest.raises(ValueError, match=f"cannot be merged, {why}"):
         host.call("LoRAStackPatch", model=model, lora_model=small.lora(model), mode="merge")
+
+
+@pytest.mark.parametrize("beside", ["alone", "beside the host's own LoRA"])
+@pytest.mark.parametrize("mode", ["merge", "bypass"])
+def test_a_model_that_the_host_loads_in_part(host, small, mode, beside):
+    """A stack is whole while the host loads half of the model, gives some back, and loads the rest; the embedded host loads all at once."""
+    import comfy.model_patcher
+    import comfy.sd
+
+    def patched():
+        model = small.unet()
+        base = model if beside == "alone" else comfy.sd.load_lora_for_models(model, None, small.lora(model, seed=5), 1.0, 0)[0]
+        return model, host.call("LoRAStackPatch", model=base, lora_model=small.lora(model), mode=mode)[0]
+
+    wanted = small.forward(patched()[1])
+    model, stacked = patched()
+    before, whole = small.Snapshot(model.model), model.model_size()
+
+    def check(partly):
+        assert getattr(model.model, "model_lowvram", False) == (partly and hasattr(comfy.model_patcher, "LowVramPatch"))
+        found = small.predict(stacked)
+        assert torch.allclose(found, wanted, rtol=0, atol=2e-5 * float(wanted.abs().max()))
+
+    for _ in range(2):
+        stacked.partially_load(model.load_device, extra_memory=whole // 2)
+        check(partly=True)
+        stacked.partially_unload(model.offload_device, whole // 4)
+        check(partly=True)
+        stacked.partially_load(model.load_device, extra_memory=2 * whole)
+        check(partly=False)
+        stacked.detach()
+        before.check(model.model, objects=beside == "alone")
+        assert not torch.allclose(small.predict(model), wanted, rtol=0, atol=1e-3)
