@@ -22,6 +22,10 @@ FLUX = dict(
     in_channels=4, out_channels=4, vec_in_dim=8, context_in_dim=12, hidden_size=32, mlp_ratio=2.0, num_heads=2, depth=1,
     depth_single_blocks=2, axes_dim=[4, 6, 6], theta=10000, patch_size=2, qkv_bias=True, guidance_embed=False, txt_ids_dims=[],
 )
+FLUX2 = dict(
+    FLUX, vec_in_dim=None, axes_dim=[4, 4, 4, 4], theta=2000, patch_size=1, qkv_bias=False, txt_ids_dims=[3], global_modulation=True,
+    mlp_silu_act=True, ops_bias=False, default_ref_method="index", ref_index_scale=10.0,
+)
 CHROMA = dict(
     in_channels=16, out_channels=16, context_in_dim=12, hidden_size=32, mlp_ratio=2.0, num_heads=2, depth=1, depth_single_blocks=2,
     axes_dim=[4, 6, 6], theta=10000, patch_size=2, qkv_bias=True, in_dim=64, out_dim=32, hidden_dim=16, n_layers=1, txt_ids_dims=[],
@@ -84,6 +88,10 @@ CASES = {
     ),
     "flux with a mask": Case(
         "flux.model", "Flux", ROOT, FLUX, LATENT, ("double_blocks", "single_blocks"), 5, y=(8,), attention_mask="mask"
+    ),
+    "flux 2": Case("flux.model", "Flux", ROOT, FLUX2, LATENT, ("double_blocks", "single_blocks"), 5, newer=True),
+    "flux 2 with references": Case(
+        "flux.model", "Flux", ROOT, FLUX2, LATENT, ("double_blocks", "single_blocks"), 5, ref_latents=[(4, 4, 5), (4, 4, 4)], newer=True,
     ),
     "chroma": Case("chroma.model", "Chroma", ROOT, CHROMA, LATENT, ("double_blocks", "single_blocks"), 5, guidance="zeros"),
     "chroma radiance": Case(
@@ -151,6 +159,10 @@ CASES = {
     "wan image to video": Case(
         "wan.model", "WanModel", ("wan.model", "optimized_attention"), dict(WAN, model_type="i2v"), VIDEO, ("self_attn",), 0,
         clip_fea=(60, 1280),
+    ),
+    "wan camera": Case(
+        "wan.model", "CameraWanModel", ("wan.model", "optimized_attention"), dict(WAN, model_type="camera", in_dim_control_adapter=2),
+        EVEN, ("self_attn",), 0, clip_fea=(60, 1280), camera_conditions=(2, 3, 64, 80),
     ),
     "wan humo": Case(
         "wan.model", "HumoWanModel", ("wan.model", "optimized_attention"), WAN, VIDEO, ("self_attn",), 0, text=60,
