@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..ema.half import packed, unpacked
 from ..ema.posthoc import Profile
-from ..patches.files import load_safetensors, make_folders, safetensors_bytes, sync_folder, write_whole
+from ..patches.files import header, load_safetensors, make_folders, safetensors_bytes, sync_folder, write_whole
 from .adapters import tensors_digest
 from .state import TrainState, key_of, until
 
@@ -94,7 +94,7 @@ def found(folder: Path) -> list[Stored]:
     """Every snapshot in a run's folder, of whatever beginnings and settings, by step and width; only the headers are read."""
     out = []
     for path in sorted((folder / FOLDER).glob("*.safetensors")):
-        one = recorded(path, load_safetensors(str(path))[1])
+        one = recorded(path, header(str(path))[1])
         if one is not None:
             out.append(one)
     return sorted(out, key=lambda one: (one.start, one.profile.step, one.width, one.path.name))
