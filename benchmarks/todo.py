@@ -51,13 +51,19 @@ SHAPES: dict[str, dict[str, Any]] = {
         "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10], "transformer_depth_middle": 10, "context_dim": 2048, "num_heads": -1,
         "num_head_channels": 64, "use_linear_in_transformer": True, "adm_in_channels": 2816, "num_classes": "sequential",
     },
+    "tiny": {  # to try this script: its figures say nothing
+        **COMMON, "model_channels": 32, "num_res_blocks": [1] * 2, "channel_mult": [1, 2], "transformer_depth": [1, 1],
+        "transformer_depth_output": [1] * 4, "transformer_depth_middle": 1, "context_dim": 64, "num_heads": 2, "num_head_channels": -1,
+        "use_linear_in_transformer": False, "adm_in_channels": None,
+    },
 }
-SIZES = {"sd15": (512, 768, 1024), "sdxl": (1024,)}
-LEVELS = {"sd15": (1, 2, 4, 8), "sdxl": (2, 4)}  # how much smaller than the latent's sides each depth's tokens are
+SIZES = {"sd15": (512, 768, 1024), "sdxl": (1024,), "tiny": (128,)}
+LEVELS = {"sd15": (1, 2, 4, 8), "sdxl": (2, 4), "tiny": (1, 2)}  # how much smaller than the latent's sides each depth's tokens are
 # Bytes in float32: of the weights, and a latent pixel's share of what a training step keeps beside attention matrices (seen on the CPU).
-WEIGHTS = {"sd15": 3.5e9, "sdxl": 10.4e9}
-KEPT = {"sd15": 0.35e6, "sdxl": 1.0e6}
-BLOCKS = {"sd15": ((5, 8), (5, 8), (5, 8), (1, 8)), "sdxl": ((10, 10), (60, 20))}  # (self-attention blocks, heads) at each depth
+WEIGHTS = {"sd15": 3.5e9, "sdxl": 10.4e9, "tiny": 5e6}
+KEPT = {"sd15": 0.35e6, "sdxl": 1.0e6, "tiny": 0.05e6}
+# (self-attention blocks, heads) at each depth
+BLOCKS = {"sd15": ((5, 8), (5, 8), (5, 8), (1, 8)), "sdxl": ((10, 10), (60, 20)), "tiny": ((3, 2), (4, 2))}
 FACTORS = {"f2": "2", "f44": "4 4", "f42": "4 2"}
 WAYS = ("off", *FACTORS, *(f"{key} {peer}" for key in ("f2", "f44") for peer in ("comfy-todo", "kohya", "ideal")), "tomesd 0.5")
 QUICK = ("off", *FACTORS, "f2 ideal", "f44 ideal")
@@ -243,7 +249,7 @@ def overhead(runner: Runner, patcher: Any, name: str, size: int, rounds: int) ->
     from graft_nodes.patches.todo import target_grid, thin
 
     side, clock = size // 8 // LEVELS[name][0], runner.clock
-    block = ("input", 1 if name == "sd15" else 4)
+    block = ("input", 4 if name == "sdxl" else 1)
     attention = patcher.model.diffusion_model.input_blocks[block[1]][1].transformer_blocks[0].attn1
     tokens = torch.randn(1, side * side, attention.to_q.in_features).to(runner.x)
     extra = {"block": block, "block_index": 0, "activations_shape": [1, tokens.shape[2], side, side]}
@@ -455,7 +461,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--models", default="sd15,sdxl", type=lambda text: text.split(","))
-    parser.add_argument("--sizes", default="512,768,1024", type=lambda text: [int(word) for word in text.split(",")])
+    parser.add_argument("--sizes", default="128,512,768,1024", type=lambda text: [int(word) for word in text.split(",")])
     parser.add_argument("--what", default="profile,overhead,forward,train", type=lambda text: text.split(","))
     parser.add_argument("--ways", default=list(WAYS), type=lambda text: text.split(","))
     parser.add_argument("--kernel", default="default", choices=KERNELS)
