@@ -222,9 +222,9 @@ def _shared_out(up: Tensor, down: Tensor, base: Tensor, left: Sequence[float]) -
     everything = slice(None)
     if up.device.type != "cpu":
         return [*(None for _ in left), everything]
-    noise = (torch.linalg.vector_norm(up, dim=0) * torch.linalg.vector_norm(down, dim=1, dtype=torch.float32)).square()
+    noise = up.square().sum(0) * torch.linalg.vector_norm(down, dim=1, dtype=torch.float32).square()
     some = base[:: max(1, base.shape[0] // 64)]
-    size = 1.25 * float(torch.linalg.vector_norm(some, 1, dtype=torch.float32)) / some.numel()  # a normal weight's root mean square
+    size = 1.25 * float(some.float().abs().sum()) / some.numel()  # a normal weight's root mean square
     allowed = _NOISE * size * size * base.numel()
     whole = float(noise.sum())
     for way, share in enumerate(left):
