@@ -72,7 +72,8 @@ class ToDoPatch:
     """`attn1_patch(q, context, value, extra_options)` of one UNet: thins the tokens of K and V, leaves Q as it is.
 
     It holds plain values only, so that clones of a model share it. `sigmas` is the (highest, lowest) noise level at which it works; None
-    means every level. The grid comes from `extra_options["activations_shape"]`, so odd sizes, tiles and mixed batches need no memory of
+    means every level. Whether it works in a call is decided once, around the whole call (`active`), and it is there only where it does.
+    The grid comes from `extra_options["activations_shape"]`, so odd sizes, tiles and mixed batches need no memory of
     earlier calls, and gradient checkpointing may call it again.
     """
 
@@ -114,16 +115,13 @@ class ToDoPatch:
         if block is None or shape is None or len(shape) != 4:
             return None
         factor = self.factors.get((block[0], block[1]))
-        if factor is None or not self._active(options):
+        if factor is None:
             return None
         place = (block[0], block[1], options.get("block_index", 0))
         replaced = options.get(REPLACED, ())
         if place in self.foreign or place in replaced or place[:2] in replaced:
             return None
         return factor
-
-    def _active(self, options: Mapping[str, Any]) -> bool:
-        return active(self.settings, self.sigmas, options)
 
     def grid_at(self, depth: int, latent: Sequence[int]) -> Grid:
         """The token grid of a depth for a latent's (..., height, width)."""

@@ -103,13 +103,13 @@ class ToDoCall:
     ) -> Tensor:
         options = dict(transformer_options or {})
         thins = active(self.todo.settings, self.todo.sigmas, options)
+        if isinstance(self.todo, ToDoPatch):
+            options = last_in_line(self.todo, options) if thins else without(self.todo, options)
         if thins:
             model = executor.class_obj.diffusion_model
             model = getattr(model, "_orig_mod", model)  # of a compiled one, whose class says nothing
             if isinstance(self.todo, TransformerToDo):
                 options[OVERRIDE] = thinning(self.todo, model, x, c_crossattn, conditions, options.get(OVERRIDE))
-            else:
-                options = last_in_line(self.todo, options)
             if OVERRIDE in options or TRAINING in options:
                 options[OVERRIDE] = Guard(options.get(OVERRIDE), TRAINING in options)
         compiled = is_compiled(options.get("wrappers", {}))
@@ -119,12 +119,19 @@ class ToDoCall:
 
 def last_in_line(patch: ToDoPatch, options: Mapping[str, Any]) -> dict[str, Any]:
     """transformer_options of a UNet in which the patch comes after every other attn1 patch and knows the replaced blocks."""
+    found = without(patch, options)
+    others, before = (each.get("patches", {}).get("attn1_patch", []) for each in (found, options))
+    if len(others) < len(before):  # else the patch was taken off for this call
+        found["patches"]["attn1_patch"] = [*others, patch]
+    return {**found, REPLACED: frozenset(options.get("patches_replace", {}).get("attn1", {}))}
+
+
+def without(patch: ToDoPatch, options: Mapping[str, Any]) -> dict[str, Any]:
+    """transformer_options of a UNet in which the patch is none of the attn1 patches."""
     patches = dict(options.get("patches", {}))
-    others = [other for other in patches.get("attn1_patch", ()) if other is not patch]
-    if len(others) < len(patches.get("attn1_patch", ())):  # else the patch was taken off for this call
-        patches["attn1_patch"] = [*others, patch]
-    replaced = frozenset(options.get("patches_replace", {}).get("attn1", {}))
-    return {**options, "patches": patches, REPLACED: replaced}
+    if "attn1_patch" in patches:
+        patches["attn1_patch"] = [other for other in patches["attn1_patch"] if other is not patch]
+    return {**options, "patches": patches}
 
 
 def thinning(

@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from graft_nodes.patches.attention import attention_depths
+from graft_nodes.patches.attention import active, attention_depths
 from graft_nodes.patches.attention_override import plan_todo
 from graft_nodes.patches.todo import ToDoSettings, thin
 from graft_nodes.patches.todo_report import report_rows, report_text
@@ -120,19 +120,17 @@ def test_depths_that_are_not_asked_for_and_factor_one_are_left_alone():
 
 
 def test_noise_levels():
-    patch = plan_todo(sd15(), ToDoSettings((2.0,), start_percent=0.2, end_percent=0.8), sigmas=(7.0, 1.0))
-    counts = [call(patch, (6, 5), sigmas=torch.tensor([sigma, sigma]))[2].shape[1] for sigma in (7.5, 7.0, 1.0, 0.9)]
-    assert counts == [30, 6, 6, 30]
+    at = [active(ToDoSettings((2.0,)), (7.0, 1.0), {"sigmas": torch.tensor([sigma, sigma])}) for sigma in (7.5, 7.0, 1.0, 0.9)]
+    assert at == [False, True, True, False]
 
 
 def test_phases():
     training = {"graft_training": {"step": 5, "total_steps": 10}}
-    for phase, sampled, trained in (("both", 6, 6), ("training", 30, 6), ("sampling", 6, 30)):
-        patch = plan_todo(sd15(), ToDoSettings((2.0,), phase=phase), sigmas=(0.0, 0.0))
-        assert call(patch, (6, 5))[2].shape[1] == sampled
-        assert call(patch, (6, 5), sigmas=torch.tensor([9.0]), **training)[2].shape[1] == trained
-    stopped = plan_todo(sd15(), ToDoSettings((2.0,), disable_after=0.5))
-    assert call(stopped, (6, 5), **training)[2].shape[1] == 30
+    for phase, sampled, trained in (("both", True, True), ("training", False, True), ("sampling", True, False)):
+        settings = ToDoSettings((2.0,), phase=phase)
+        assert active(settings, (0.0, 0.0), {}) == sampled
+        assert active(settings, (0.0, 0.0), {"sigmas": torch.tensor([9.0]), **training}) == trained
+    assert not active(ToDoSettings((2.0,), disable_after=0.5), None, training)
 
 
 def test_a_deep_copy_is_the_patch_itself():
