@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ Slice = tuple[int, int, int]  # (dimension, start, length): the part of a fused 
 
 _serial = itertools.count(1)
 _BLOCK = 2**21  # elements that are worked on at once where float32 copies are needed
+_FACTORS = 2**20  # elements of `up` that are split at once
 _NOISE = 3e-5  # of the energy of rounding: raises the mean error by less than a hundredth of a percent
 _WORTH = 8  # part of the components, so many times in the rank, that must get off more cheaply before picking them out is worth it
 _LEFT = 1 / 400  # of the noise of rounding both factors is what two products leave
@@ -64,14 +65,24 @@ class Stack:
 
 @dataclass(frozen=True, eq=False)
 class Fused:
-    """All pieces of one weight: delta = up @ down + diff, strengths and scales folded into `up`.
+    """All pieces of one weight: delta = up @ down + diff, with R components.
 
-    `up` (out, R) is float32, `down` (R, columns) has the files' common type; R may be 0. `diff` is float32 of the weight's shape, or None.
+    `ups` are (out, r) of the files' types, `scale` (R,) in float32 is their components' strengths and scales, and `up` (out, R) in float32
+    is both. `down` (R, columns) has the files' common type; R may be 0. `diff` is float32 of the weight's shape, or None.
     """
 
-    up: Tensor
+    ups: Sequence[Tensor]
+    scale: Tensor
     down: Tensor
     diff: Tensor | None
+
+    @property
+    def up(self) -> Tensor:
+        return self.up_of(slice(None))
+
+    def up_of(self, rows: slice) -> Tensor:
+        """Some rows of `up`."""
+        return _joined([up[rows] for up in self.ups], 1).to(torch.float32, copy=True).mul_(self.scale)
 
 
 def fuse(pieces: Sequence[Piece], shape: Sequence[int], device: torch.device | str = "cpu") -> Fused:
@@ -91,9 +102,8 @@ def fuse(pieces: Sequence[Piece], shape: Sequence[int], device: torch.device | s
             into = diff.narrow(*(piece.part or (0, 0, out)))
             into.add_(layer.delta(into.shape, device), alpha=piece.strength)
     if not ups:
-        return Fused(torch.zeros(out, 0, device=device), torch.zeros(0, columns, device=device), diff)
-    scale = torch.tensor(scales, dtype=torch.float32, device=device)
-    return Fused(_joined(ups, 1).to(torch.float32, copy=True).mul_(scale), _joined(downs, 0), diff)
+        ups, downs = [torch.zeros(out, 0, device=device)], [torch.zeros(0, columns, device=device)]
+    return Fused(ups, torch.tensor(scales, dtype=torch.float32, device=device), _joined(downs, 0), diff)
 
 
 def _joined(factors: Sequence[Tensor], dimension: int) -> Tensor:
@@ -118,11 +128,12 @@ def _placed(factor: Tensor, part: Slice | None, dimension: int, size: int, kerne
 def patched(base: Tensor, pieces: Sequence[Piece], out: Tensor | None = None, seed: int | None = None) -> Tensor:
     """base with every piece on it, in order: one product accumulated in float32 and rounded once to base's type, into `out` when given.
 
-    `base` is a floating weight (out, ...) of any shape but a scalar; `out` is contiguous and of its shape, type and device, and may be
-    `base` itself. Pieces that do not merely add (DoRA, OFT, set_weight …) see what the pieces before them made. With a `seed` the rounding
-    is stochastic.
+    `base` is a floating weight (out, ...) of any shape but a scalar; `out` is of its shape, type and device, and may be `base` itself.
+    Pieces that do not merely add (DoRA, OFT, set_weight …) see what the pieces before them made. With a `seed` the rounding is stochastic.
     """
     result = torch.empty(base.shape, dtype=base.dtype, device=base.device) if out is None else out
+    if not result.is_contiguous():  # a convolution's weight in channels_last, changed where it is
+        return result.copy_(patched(base, pieces, seed=seed))
     draws = None if seed is None else torch.Generator(base.device).manual_seed(seed)
     if not additive(pieces):
         return result.copy_(_rounded(in_order(base.float(), pieces), base.dtype, draws))
@@ -130,17 +141,22 @@ def patched(base: Tensor, pieces: Sequence[Piece], out: Tensor | None = None, se
     rows, target = base.reshape(base.shape[0], -1), result.view(base.shape[0], -1)
     diff = None if fused.diff is None else fused.diff.reshape(target.shape)
     if diff is None and draws is None and base.dtype in (torch.float32, torch.bfloat16):
-        up, down = (fused.up, fused.down.float()) if base.dtype == torch.float32 else bfloat16_factors(fused.up, fused.down, rows)
-        torch.addmm(rows, up, down, out=target)
+        for some in _blocks(len(rows), _FACTORS // max(1, len(fused.scale))):
+            up, down = fused.up_of(some), fused.down
+            up, down = (up, down.float()) if base.dtype == torch.float32 else bfloat16_factors(up, down, rows[some])
+            torch.addmm(rows[some], up, down, out=target[some])
         return result
     down = fused.down.float()
-    for start in range(0, rows.shape[0], step := max(1, _BLOCK // rows.shape[1])):  # float32 copies of a few rows at a time
-        some = slice(start, start + step)
+    for some in _blocks(len(rows), _BLOCK // rows.shape[1]):  # float32 copies of a few rows at a time
         total = rows[some].to(torch.float32, copy=True)
         if diff is not None:
             total += diff[some]
-        target[some] = _rounded(total.addmm_(fused.up[some], down), base.dtype, draws)
+        target[some] = _rounded(total.addmm_(fused.up_of(some), down), base.dtype, draws)
     return result
+
+
+def _blocks(rows: int, step: int) -> Iterator[slice]:
+    return (slice(start, start + step) for step in [max(1, step)] for start in range(0, rows, step))
 
 
 def _rounded(values: Tensor, dtype: torch.dtype, draws: torch.Generator | None) -> Tensor:
@@ -175,6 +191,7 @@ def bfloat16_factors(up: Tensor, down: Tensor, base: Tensor) -> tuple[Tensor, Te
     allows it. On devices other than a CPU, where asking costs more than multiplying, every component takes the most precise one.
     """
     exact = down.dtype == torch.bfloat16
+    down = down if exact else down.float()
     ways = (_once, _high_and_low) if exact else (_once, _twice, _high_and_low)
     shares = _shared_out(up, down, base, (1.0,) if exact else (2.0, 2.0 * _LEFT))
     made = [way(up[:, some], down[some]) for way, some in zip(ways, shares, strict=True) if some is not None]
@@ -184,7 +201,7 @@ def bfloat16_factors(up: Tensor, down: Tensor, base: Tensor) -> tuple[Tensor, Te
 
 def _once(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """Each component as one product of rounded factors."""
-    return up.bfloat16(), _wide(down).bfloat16()
+    return up.bfloat16(), down.bfloat16()
 
 
 def _twice(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,7 +210,7 @@ def _twice(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     With e = bf16(h B) - h B and f = bf16(A) - A the second product is (B / 32 - e) (A - 31 f); what is left in the sum is 32 e f and
     the rounding of the second, which is 32 times smaller: _LEFT of the noise of `_once`.
     """
-    rank, down = up.shape[1], _wide(down)
+    rank = up.shape[1]
     ups, downs = (torch.empty(shape, dtype=torch.bfloat16, device=up.device) for shape in ((len(up), 2 * rank), (2 * rank, down.shape[1])))
     ups[:, :rank] = up * (31 / 32)
     ups[:, rank:] = up - ups[:, :rank]
@@ -208,13 +225,8 @@ def _high_and_low(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     ups, downs = [high, (up - high).bfloat16()], [coarse, coarse]
     if down.dtype != torch.bfloat16:
         ups.append(high)
-        downs.append((_wide(down) - coarse).bfloat16())
+        downs.append((down - coarse).bfloat16())
     return torch.cat(ups, 1), torch.cat(downs, 0)
-
-
-def _wide(down: Tensor) -> Tensor:
-    """float32 of float16, which PyTorch makes a bfloat16 of slowly."""
-    return down.float() if down.dtype == torch.float16 else down
 
 
 def _shared_out(up: Tensor, down: Tensor, base: Tensor, left: Sequence[float]) -> list[slice | Tensor | None]:
@@ -222,7 +234,7 @@ def _shared_out(up: Tensor, down: Tensor, base: Tensor, left: Sequence[float]) -
     everything = slice(None)
     if up.device.type != "cpu":
         return [*(None for _ in left), everything]
-    noise = up.square().sum(0) * torch.linalg.vector_norm(down, dim=1, dtype=torch.float32).square()
+    noise = up.square().sum(0) * down.float().square().sum(1)
     some = base[:: max(1, base.shape[0] // 64)]
     size = 1.25 * float(some.float().abs().sum()) / some.numel()  # a normal weight's root mean square
     allowed = _NOISE * size * size * base.numel()

@@ -672,6 +672,20 @@ def test_a_model_that_is_not_wholly_on_the_device(host, small, monkeypatch, way,
         host.call("LoRAStackPatch", model=model, lora_model=small.lora(model), mode="merge")
 
 
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_files_of_unusual_types(host, small, kind, dtype):
+    """Are what their numbers in float32 are, merged and at the activations."""
+    model, names = small.unet(dtype, channels=32, mult=(1,), depth=(1,)), ("unusual", "plain")
+    state = {key: value if key.endswith("alpha") else value.to(kind) for key, value in small.lora(model, scale=0.2).items()}
+    for name, values in zip(names, (state, {key: value.float() for key, value in state.items()}), strict=True):
+        save_file(values, os.path.join(host.models, "loras", f"{name}.safetensors"))
+    for mode in ("merge", "bypass"):
+        stacks = ([(f"{name}.safetensors", 1.0, 1.0)] for name in names)
+        one, other = (small.forward(host.call("LoRAStackPatch", model=model, lora_stack=stack, mode=mode)[0]) for stack in stacks)
+        assert torch.isfinite(one).all() and torch.equal(one, other) and not torch.equal(one, small.forward(model))
+
+
 @pytest.mark.parametrize("beside", ["alone", "beside the host's own LoRA"])
 @pytest.mark.parametrize("mode", ["merge", "bypass"])
 def test_a_model_that_the_host_loads_in_part(host, small, mode, beside):

@@ -80,7 +80,7 @@ def test_a_part_of_a_fused_weight(part):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("file_dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("file_dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn])
 def test_half_precision_is_rounded_once(dtype, file_dtype):
     """Mean error against float64 at most 1% above that of exact arithmetic rounded once, which is the best there is."""
     base = random(96, 160, seed=7, dtype=dtype)
@@ -94,6 +94,14 @@ def test_writes_into_the_memory_it_is_given():
     base, out = random(12, 20), torch.empty(12, 20)
     assert patched(base, [Piece(linear(), 1.0)], out=out) is out
     assert torch.equal(base, random(12, 20))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_writes_over_a_weight_in_channels_last(dtype):
+    base, pieces = random(8, 6, 3, 3).to(dtype), [Piece(LoRA(random(8, 4, 1, 1), random(4, 6, 3, 3, seed=1), 4.0), 0.3)]
+    wanted, weight = patched(base, pieces), base.contiguous(memory_format=torch.channels_last)
+    assert patched(weight, pieces, out=weight) is weight and weight.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(weight, wanted)
 
 
 def test_ranks_add_up_in_one_product():
@@ -125,6 +133,15 @@ def test_bfloat16_factors_are_as_many_as_it_takes(change, file_dtype):
     most = 2 if file_dtype == torch.bfloat16 else 3
     fewest, most = {0.001: (64, 64), 0.01: (65, 128), 0.03: (65, 128), 0.1: (128, 64 * most), 0.5: (64 * most, 64 * most)}[change]
     assert fewest <= inner <= most
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_as_exact_when_the_factors_are_split_in_blocks_of_rows(monkeypatch, dtype):
+    base, pieces = random(300, 64, seed=7).to(dtype), [Piece(linear(300, 64, 16, 16.0, seed=n), 0.3) for n in range(3)]
+    exact = by_hand(base, pieces)
+    monkeypatch.setattr("graft_nodes.patches.stack._FACTORS", 48 * 7)  # seven rows at a time
+    best, error = (exact.to(dtype).double() - exact).abs().mean(), (patched(base, pieces).double() - exact).abs().mean()
+    assert error <= (1.0001 if dtype == torch.bfloat16 else 8) * best  # float32 sums of 48 products are rounded on the way
 
 
 def test_one_strong_layer_among_weak_ones_gets_its_low_parts_alone():
