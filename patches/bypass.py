@@ -106,6 +106,8 @@ class Bypass:
         compute: tuple[torch.dtype, torch.device] | None = None,
     ):  # fmt: skip
         self.clock, self.compiled = clock or Clock(), compiled
+        self.schedules = {piece.schedule for piece in (*weight, *bias) if piece.schedule is not None}
+        self.clock.users.add(self)
         self._cast: tuple[tuple[torch.dtype, torch.device], Parts] | None = None
         seen = compute or (torch.float32, torch.device("cpu"))
         shape, groups = shape_of(module), getattr(module, "groups", 1)

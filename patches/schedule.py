@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import bisect
 import math
+import weakref
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -44,11 +46,13 @@ class Schedule:
 class Clock:
     """The multipliers that hold now, one place a schedule, in one tensor that adapters read; place 0 is always 1.
 
-    `tick` writes into the same memory, so that nothing is computed or compiled anew when sampling goes on.
+    `tick` writes into the same memory, so that nothing is computed or compiled anew when sampling goes on. A schedule keeps its place as
+    long as one of `users` (objects with `schedules`) is alive that has it, and others need no place.
     """
 
     def __init__(self, places: int = 64) -> None:
         self._schedules: dict[Schedule, int] = {}
+        self.users: weakref.WeakSet[Any] = weakref.WeakSet()
         with torch.inference_mode(False):
             self.values = torch.ones(places)
 
@@ -56,11 +60,20 @@ class Clock:
         """The index of a schedule's multiplier in `values`; it stands at the start of sampling until the next tick."""
         if schedule is None:
             return 0
-        index = self._schedules.setdefault(schedule, len(self._schedules) + 1)
-        if index >= len(self.values):
-            raise ValueError(f"at most {len(self.values) - 1} different schedules work on one model; use fewer")
+        if schedule not in self._schedules:
+            self._schedules[schedule] = self._free()
+        index = self._schedules[schedule]
         self.values[index] = schedule.at(0.0)
         return index
+
+    def _free(self) -> int:
+        places = len(self.values) - 1
+        if len(self._schedules) == places:
+            used = {schedule for user in self.users for schedule in user.schedules}
+            self._schedules = {schedule: index for schedule, index in self._schedules.items() if schedule in used}
+        if len(self._schedules) == places:
+            raise ValueError(f"at most {places} different schedules work on one model; use fewer")
+        return min(set(range(1, places + 1)) - set(self._schedules.values()))
 
     def to(self, device: torch.device) -> None:
         """Move the multipliers to the device of the activations."""

@@ -33,6 +33,23 @@ def test_a_clock_keeps_its_memory():
     with torch.inference_mode():
         clock.tick(0.25)
     assert clock.values[:2].tolist() == [1.0, 0.5] and clock.values.data_ptr() == memory
+
+
+def test_a_clock_gives_the_places_of_adapters_that_are_gone_to_others():
+    clock = Clock()
+
+    class Adapter:
+        def __init__(self, *levels):
+            self.schedules = {Schedule(((0.0, level),)) for level in levels}
+            clock.users.add(self)
+            self.places = {clock.place(schedule): schedule.at(0.0) for schedule in self.schedules}
+
+    kept = Adapter(0.25, 0.75)
+    for number in range(200):
+        Adapter(float(number), 0.75)
+    last = Adapter(300.0)
+    clock.tick(0.5)
+    assert all(float(clock.values[place]) == level for of in (kept, last) for place, level in of.places.items())
+    assert not kept.places.keys() & last.places.keys() and float(clock.values[0]) == 1.0
     with pytest.raises(ValueError, match="at most 63 different schedules"):
-        for number in range(64):
-            clock.place(Schedule(((0.0, float(number)),)))
+        Adapter(*map(float, range(400, 463)))
