@@ -93,7 +93,7 @@ def block_of_name(layer: str, flux: bool = False) -> str:
 
 
 def parse(text: str) -> dict[str, float]:
-    """{block or beginning of block names: strength} of "1,0,0.5,…" (12, 17, 20, 26, 57, 58 or 61 numbers), "IN=0, OUT05=0.5", or a preset.
+    """{block or kind of block: strength} of "1,0,0.5,…" (12, 17, 20, 26, 57, 58 or 61 numbers), "IN=0, OUT05=0.5", or a preset.
 
     Raises ValueError that says what is wrong.
     """
@@ -127,7 +127,7 @@ def fitting(text: str, weights: Iterable[str]) -> dict[str, float]:
     """`parse`, checked against a model's weights: ValueError when it names blocks that the model does not have."""
     strengths = parse(text)
     there = {block_of(weight) for weight in weights} | {REST, *TEXT}
-    gone = [name for name in strengths if not any(block.startswith(name) for block in there)]
+    gone = [name for name in strengths if not any(_fits(name, block) for block in there)]
     if gone:
         fits = [f"{length} ({name})" for length, (name, of) in LAYOUTS.items() if set(of) <= there]
         instead = f"; expected a list of {' or '.join(fits)} numbers" if fits else ""
@@ -142,5 +142,16 @@ def strength(strengths: Mapping[str, float], weight: str, text: bool = False) ->
 
 def of_block(strengths: Mapping[str, float], block: str) -> float:
     """The strength of a block by its name."""
-    names = [name for name in strengths if block.startswith(name)]
+    names = [name for name in strengths if _fits(name, block)]
     return strengths[max(names, key=len)] if names else strengths.get(REST, 1.0)
+
+
+def _fits(name: str, block: str) -> bool:
+    """Whether a name means a block: OUT means OUT00 and all others, OUT1 and OUT01 mean OUT01, "" means everything."""
+    kind, number = _split(name)
+    return not name or (kind, number) == _split(block) or (number is None and kind == _split(block)[0])
+
+
+def _split(name: str) -> tuple[str, int | None]:
+    kind = name.rstrip("0123456789")
+    return kind, int(name[len(kind) :]) if len(kind) < len(name) else None

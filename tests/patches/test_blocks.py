@@ -25,6 +25,15 @@ def test_a_list_of_17():
     assert strength(found, "diffusion_model.input_blocks.0.0.w") == strength(found, "clip_l.x", text=True) == 0
 
 
+def test_numbers_are_whole():
+    """OUT1 is OUT01 and neither OUT10 nor OUT11; a name without a number is every block of its kind."""
+    found, expected = parse("OUT=3, OUT1=0, T5=2"), {"OUT00": 3, "OUT01": 0, "OUT10": 3, "OUT11": 3, "T5": 2, "IN01": 1}
+    assert {block: blocks.of_block(found, block) for block in expected} == expected
+    assert fitting("IN4=0", SD1) == {"IN4": 0.0}
+    with pytest.raises(ValueError, match="this model has no OUT12, T51"):
+        fitting("OUT12=0, T51=1", SD1)
+
+
 def test_names_and_beginnings_of_names():
     found = fitting("IN=0, IN04=0.5, BASE=2", SD1)
     assert [strength(found, weight) for weight in (SD1[3], SD1[4], SD1[12])] == [0, 0.5, 2] and strength(found, "clip_l.x", text=True) == 2
