@@ -132,7 +132,7 @@ def _converted(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
     """A LoRA's state dict under generic names: XLabs' for Flux, and what the host's own conversion knows (BFL's control LoRAs …)."""
     import comfy.lora_convert
 
-    return comfy.lora_convert.convert_lora(keys.renamed(state))
+    return comfy.lora_convert.convert_lora(dict(keys.renamed(state)))  # which may take keys out of what it is given
 
 
 def _growing(state: Mapping[str, torch.Tensor]) -> tuple[Mapping[str, torch.Tensor], dict[str, torch.Tensor]]:

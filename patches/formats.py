@@ -350,7 +350,8 @@ def _main(
     if family == "PEFT's OFT":
         return InputOFT(neumann_rotations(_limited(tensors["oft_R"], config.limit), config.terms)[None])
     if family == "PEFT's BOFT":
-        skew = 0.5 * (tensors["boft_R"] - tensors["boft_R"].transpose(-1, -2)).float()
+        turned = tensors["boft_R"].float()
+        skew = 0.5 * (turned - turned.transpose(-1, -2))
         one = torch.eye(skew.shape[-1])
         return InputOFT((one - skew) @ torch.linalg.inv(one + skew), tensors["boft_s"].flatten(), "BOFT")
     if family == "GLoRA":

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from . import blocks
-from .formats import unplaced
+from .formats import TEXT_ENCODER, unplaced
 from .peft_config import peft_configs
 from .stack import Piece, additive, fuse, in_order
 
 _PREFIXES = ("base_model.model.", "diffusion_model.", "lora_unet_", "lycoris_unet_", "lycoris_", "unet.", "transformer.")
-_TEXT = ("lora_te", "text_encoder", "clip_", "te")
 _SMALL = 384  # up to this side a full SVD is quick
 
 
@@ -56,7 +55,7 @@ def merged(sources: Sequence[Source], rank: int = 0, advance: Callable[[], None]
         problems += _no_block(source, flux) + [f"{source.name}: {problem}" for problem in wrong]
         problems += [f"{source.name}: {problem}" for problem in _not_additive(layers)]
         for base, bias, layer in layers:
-            plain, text = _plain(base), base.startswith(_TEXT)
+            plain, text = _plain(base), base.startswith(TEXT_ENCODER)
             for spelling in ("input_blocks", "down_blocks"):
                 if spelling in plain:
                     spellings.setdefault(spelling, source.name)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from graft_nodes.patches.adapters import Diff, LoRA
-from graft_nodes.patches.formats import Target, grouped, pieces_of, read
+from graft_nodes.patches.formats import Target, grouped, pieces_of, read, unplaced
 
 MODEL = {
     "diffusion_model.a.weight": (6, 8), "diffusion_model.a.bias": (6,), "diffusion_model.conv.weight": (6, 4, 3, 3),
@@ -131,6 +131,12 @@ def test_half_a_pair_and_two_names_for_one_weight():
 )  # fmt: skip
 def test_other_kinds_are_refused_where_only_pairs_will_do(key, kind):
     assert f"{kind} is not available here (lora_unet_a.{key})" in grouped(pair() | {f"lora_unet_a.{key}": torch.ones(6)})[2][0]
+
+
+def test_a_boft_in_float8_is_that_of_its_values():
+    turns = torch.randn(1, 2, 4, 4, generator=torch.Generator().manual_seed(0)).to(torch.float8_e4m3fn)
+    made = [unplaced({"a.boft_R": of, "a.boft_s": torch.ones(6, 1)})[0][0][2] for of in (turns, turns.float())]
+    assert torch.equal(*(layer.made(torch.eye(6, 8)) for layer in made)) and not torch.equal(made[0].made(torch.eye(6, 8)), torch.eye(6, 8))
 
 
 @pytest.mark.parametrize("key", ["oft_R", "reshape_weight", "q_layer.weight", "lora_A.bias"])

@@ -67,6 +67,12 @@ def test_text_encoders_take_their_own_strength():
     assert torch.allclose(change(made.state, (12, 10)), 0.5 * change(lora("lora_te_a", 1), (12, 10)), atol=1e-5)
 
 
+def test_a_name_that_only_begins_like_a_text_encoders_takes_the_models_strength():
+    """Wan's text_embedding and time_embedding are the diffusion model's."""
+    made = merged([Source("x", lora("text_embedding.0", 1), 1.0, 0.0), Source("y", lora("te.a", 5), 0.0, 1.0)])
+    assert {key.rpartition(".lora")[0] for key in made.state if "lora_up" in key} == {"text_embedding.0", "te.a"}
+
+
 def test_extraction():
     weight, bias, conv = random(12, 4) @ random(4, 10), random(12), random(8, 4, 3, 3)
     changes = {"m.a.weight": lambda: weight, "m.a.bias": lambda: bias, "m.c.weight": lambda: conv, "m.n.weight": lambda: bias,
