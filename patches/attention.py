@@ -105,9 +105,8 @@ class ToDoPatch:
         strips = tokens.shape[1] // (grid[0] * grid[1])
         if strips == 1:
             return thin(tokens, grid, target, self.settings.method)
-        return thin(tokens.unflatten(1, (strips, -1)).flatten(0, 1), grid, target, self.settings.method).reshape(
-            tokens.shape[0], -1, tokens.shape[2]
-        )
+        each = tokens.reshape(tokens.shape[0] * strips, -1, tokens.shape[2])
+        return thin(each, grid, target, self.settings.method).reshape(tokens.shape[0], -1, tokens.shape[2])
 
     def _factor(self, options: Mapping[str, Any]) -> float | None:
         """The factor of the block that runs, None when it is to be left alone."""

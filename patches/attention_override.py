@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,6 +22,9 @@ from .transformers import Family, Layout, Place, block_count, family_of, token_g
 
 OVERRIDE = "optimized_attention_override"
 Kernel = Callable[..., Tensor]
+_OF_THE_DEVICE = tuple(getattr(torch, name) for name in ("OutOfMemoryError", "AcceleratorError") if hasattr(torch, name))
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,20 +107,38 @@ class ToDoCall:
         transformer_options: Mapping[str, Any] | None = None,
         **conditions: Any,
     ) -> Tensor:
-        options = dict(transformer_options or {})
-        thins = active(self.todo.settings, self.todo.sigmas, options)
-        if isinstance(self.todo, ToDoPatch):
-            options = last_in_line(self.todo, options) if thins else without(self.todo, options)
-        if thins:
-            model = executor.class_obj.diffusion_model
+        options, code = self._options(executor.class_obj.diffusion_model, x, c_crossattn, conditions, dict(transformer_options or {}))
+        with own_code(code) if is_compiled(options.get("wrappers", {})) else contextlib.nullcontext():
+            out = executor(x, t, c_concat, c_crossattn, control, options, **conditions)
+        set_up = getattr(options.get(OVERRIDE), "inner", None)
+        if isinstance(set_up, Thinning) and not set_up.thinned:
+            lengths = " or ".join(map(str, sorted(set_up.layout.places)))
+            _say_once(f"ApplyToDo thinned nothing: no attention had {lengths} tokens. Another node adds tokens, or keeps keys of its own")
+        return out
+
+    def _options(
+        self, model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any], options: dict[str, Any]
+    ) -> tuple[dict[str, Any], str]:
+        """(the options of one call, a name for all of them that compiled code may take as it is)."""
+        unet = self.todo if isinstance(self.todo, ToDoPatch) else None
+        if not active(self.todo.settings, self.todo.sigmas, options):
+            return options if unet is None else without(unet, options), f"{self.identity} rests"
+        code = f"{self.identity} on {tuple(x.shape[2:])}"
+        if isinstance(self.todo, TransformerToDo):
             model = getattr(model, "_orig_mod", model)  # of a compiled one, whose class says nothing
-            if isinstance(self.todo, TransformerToDo):
-                options[OVERRIDE] = thinning(self.todo, model, x, c_crossattn, conditions, options.get(OVERRIDE))
-            if OVERRIDE in options or TRAINING in options:
-                options[OVERRIDE] = Guard(options.get(OVERRIDE), TRAINING in options)
-        compiled = is_compiled(options.get("wrappers", {}))
-        with own_code(f"{self.identity}, {'thins' if thins else 'rests'}") if compiled else contextlib.nullcontext():
-            return executor(x, t, c_concat, c_crossattn, control, options, **conditions)
+            layout = self.todo.family.layout(model, x, context, conditions)
+            options[OVERRIDE] = thinning(self.todo, layout, options.get(OVERRIDE))
+            code = f"{code} {layout}"
+        else:
+            options = last_in_line(self.todo, options)
+        if OVERRIDE in options or TRAINING in options:
+            options[OVERRIDE] = Guard(options.get(OVERRIDE), TRAINING in options)
+        return options, code
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    log.warning(text)
 
 
 def last_in_line(patch: ToDoPatch, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,11 +158,8 @@ def without(patch: ToDoPatch, options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, "patches": patches}
 
 
-def thinning(
-    todo: TransformerToDo, model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any], previous: Kernel | None
-) -> Thinning | Kernel | None:
-    """The override for one call with the latent x (B, C, [T,] H, W); `previous` itself when the grid is too small to thin."""
-    layout = todo.family.layout(model, x, context, conditions)
+def thinning(todo: TransformerToDo, layout: Layout, previous: Kernel | None) -> Thinning | Kernel | None:
+    """The override for one call with this layout; `previous` itself when the grid is too small to thin."""
     target = target_grid(layout.grid, todo.settings.factors[0])
     return previous if target == layout.grid else Thinning(layout, target, todo.settings.method, previous)
 
@@ -147,18 +168,23 @@ class Thinning:
     """`optimized_attention_override(kernel, q, k, v, heads, mask, …)` of one call of one model: K, V and mask lose image tokens, Q none.
 
     It works behind the rotary embedding, so each key keeps its own position. It lives as long as the call; it counts calls only where
-    other attention of the model happens to have the image's sequence length.
+    other attention of the model happens to have the image's sequence length. `thinned` says whether it has met the image.
     """
 
-    def __init__(self, layout: Layout, target: Grid, method: str, previous: Kernel | None):
+    def __init__(self, layout: Layout, target: Grid, method: str, previous: Kernel | None, seen: Mapping[int, int] = MappingProxyType({})):
         self.layout, self.target, self.method, self.previous = layout, target, method, previous
-        self._seen: Counter[int] = Counter()
+        self._seen, self.thinned = Counter(seen), False
+
+    def as_it_is(self) -> Thinning:
+        """One that goes on counting from here, for a block that runs again later."""
+        return Thinning(self.layout, self.target, self.method, self.previous, self._seen)
 
     def __call__(self, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         heads_first = args[3] if len(args) > 3 else kwargs.get("skip_reshape", False)
         axis = 2 if heads_first else 1  # (B, heads, N, D), or (B, N, C), or (B, N, heads, D) as SD3 passes v
         place = self._place(q, k, v, axis)
         if place is not None:
+            self.thinned = True
             length = k.shape[axis]
             k, v = self._thin(k, axis, place), self._thin(v, axis, place)
             if len(args) > 1:  # heads, mask
@@ -183,7 +209,8 @@ class Thinning:
 
     def _thin(self, tokens: Tensor, axis: int, place: Place) -> Tensor:
         if axis == 1 and tokens.ndim == 4:
-            return self._thin(tokens.flatten(2), axis, place).unflatten(2, tokens.shape[2:])
+            thinned = self._thin(tokens.flatten(2), axis, place)
+            return thinned.reshape(*thinned.shape[:2], *tokens.shape[2:])
         return thin_span(tokens, self._span(place), self.target, self.method)
 
     def _thin_mask(self, mask: Tensor | None, length: int, place: Place) -> Tensor | None:
@@ -198,6 +225,10 @@ class Guard:
     def __init__(self, inner: Kernel | None, training: bool):
         self.inner, self.training = inner, training
 
+    def as_it_is(self) -> Guard:
+        """One whose thinning goes on counting from here, for a block that runs again later."""
+        return Guard(self.inner.as_it_is() if isinstance(self.inner, Thinning) else self.inner, self.training)
+
     def __call__(self, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         foreign = self.inner.previous if isinstance(self.inner, Thinning) else self.inner
         foreign = foreign.previous if isinstance(foreign, TrainingKernel) else foreign
@@ -209,7 +240,7 @@ class Guard:
             return self.inner(kernel, q, k, v, *args, **kwargs)
         try:
             return self.inner(kernel, q, k, v, *args, **kwargs)
-        except torch.OutOfMemoryError:
+        except _OF_THE_DEVICE:
             raise
         except (RuntimeError, ValueError, TypeError, AssertionError) as error:
             raise RuntimeError(

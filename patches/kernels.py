@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,11 @@ INFERENCE_ONLY = {
     "attention_flash": "FlashAttention (--use-flash-attention)",
     "attention_comfy_kitchen_int8": "Comfy Kitchen int8 attention (--use-ck-attention)",
 }
-INFERENCE_ONLY_WORDS = {"sage": "SageAttention", "int8": "int8 attention", "fp8": "fp8 attention"}  # in the names of other packs' overrides
+INFERENCE_ONLY_WORDS = {  # in the names of other packs' overrides; no usage, message or passage
+    re.compile(r"(?<![a-z])sage|Sage|SAGE"): "SageAttention",
+    re.compile("int8", re.IGNORECASE): "int8 attention",
+    re.compile("fp8", re.IGNORECASE): "fp8 attention",
+}
 
 # Exact like PyTorch's own, but their backward keeps (or recomputes) the whole matrix of scores.
 MATERIALISING = {"attention_basic", "attention_split", "attention_sub_quad"}
@@ -38,7 +43,7 @@ def refuse_inference_only(kernel: Any) -> None:
     for name in names:
         known = INFERENCE_ONLY.get(name.rpartition(".")[2])
         if known is None:
-            known = next((what for word, what in INFERENCE_ONLY_WORDS.items() if word in name.lower()), None)
+            known = next((what for word, what in INFERENCE_ONLY_WORDS.items() if word.search(name)), None)
         if known is not None:
             raise ValueError(
                 f"{known} is for inference only, it has no backward pass (kernel {name}): start ComfyUI without it, or take its node off "

@@ -141,7 +141,7 @@ def thin(tokens: Tensor, grid: Grid, target: Grid, method: str = "nearest-exact"
 
 
 def _area(tokens: Tensor, grid: Grid, target: Grid) -> Tensor:
-    image = tokens.unflatten(1, grid).permute(0, 3, 1, 2)
+    image = tokens.reshape(tokens.shape[0], *grid, -1).permute(0, 3, 1, 2)
     return F.interpolate(image, size=target, mode="area").flatten(2).transpose(1, 2)
 
 

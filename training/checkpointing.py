@@ -30,8 +30,11 @@ def blocks(module: nn.Module) -> list[nn.Module]:
 
 
 def _as_it_is(value: Any) -> Any:
-    """A copy of a dictionary: a host tells all blocks in one dictionary which of them runs, and has written on when they run again."""
-    return dict(value) if isinstance(value, dict) else value
+    """A copy of a dictionary: a host tells all blocks in one dictionary which of them runs, and has written on when they run again.
+
+    What in it counts calls has `as_it_is`, a copy that goes on from here.
+    """
+    return {key: of.as_it_is() if hasattr(of, "as_it_is") else of for key, of in value.items()} if isinstance(value, dict) else value
 
 
 def _in(modes: Sequence[TorchFunctionMode], call: Callable[[], Any]) -> Any:

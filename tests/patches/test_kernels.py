@@ -1,5 +1,7 @@
 """The attention that a model is trained with: the same numbers from a kernel that keeps less, other nodes' overrides, refusals."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -68,3 +70,17 @@ def test_an_inference_only_kernel_is_refused_by_name(previous):
     kernel = attention_sub_quad if previous else attention_sage
     with pytest.raises(ValueError, match=r"SageAttention .* has no backward pass"):
         TrainingKernel(attention_pytorch, previous)(kernel, *_tensors(), 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [("sageattn", True), ("my_sage_attn", True), ("FastSageAttention", True), ("SAGE", True), ("attn_INT8", True), ("fp8_attention", True),
+     ("usage_logging_attention", False), ("MessageBus", False), ("passage", False), ("attention", False)],
+)  # fmt: skip
+def test_other_packs_overrides_are_told_by_words_of_their_names(name, refused):
+    def override(kernel, *args):
+        return kernel(*args)
+
+    override.__qualname__ = name
+    with pytest.raises(ValueError, match="inference only") if refused else contextlib.nullcontext():
+        TrainingKernel(attention_pytorch, override)(attention_sub_quad, *_tensors(), 4)

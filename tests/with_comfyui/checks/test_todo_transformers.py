@@ -17,6 +17,7 @@ import pytest
 import torch
 from graft_nodes import host
 from graft_nodes.patches.todo import ToDoSettings
+from graft_nodes.training.checkpointing import checkpointed
 
 FLUX = dict(
     in_channels=4, out_channels=4, vec_in_dim=8, context_in_dim=12, hidden_size=32, mlp_ratio=2.0, num_heads=2, depth=1,
@@ -136,6 +137,10 @@ CASES = {
     "z-image": Case(
         "lumina.model", "NextDiT", ("lumina.model", "optimized_attention_masked"), ZIMAGE, LATENT, ("noise_refiner", "layers"), 8,
         start_by_length={24: 0}, num_tokens=5, newer=True,
+    ),
+    "z-image, as much text as image": Case(
+        "lumina.model", "NextDiT", ("lumina.model", "optimized_attention_masked"), ZIMAGE, LATENT, ("noise_refiner", "layers"), 24, text=24,
+        start_by_length={24: 0}, num_tokens=24, newer=True,
     ),
     "wan": Case("wan.model", "WanModel", ("wan.model", "optimized_attention"), WAN, VIDEO, ("self_attn",), 0),
     "wan, as much text as image": Case(
@@ -503,3 +508,76 @@ def test_training_gradients_reach_the_weights(monkeypatch):
     patched.model.apply_model(x, sigma, c_crossattn=context, transformer_options=options, **conditions).square().mean().backward()
     gradient = patched.model.diffusion_model.blocks[0].self_attn.k.weight.grad
     assert gradient is not None and gradient.abs().sum() > 0
+
+
+EQUAL = [name for name in CASES if "as much text as image" in name and name[:6] != "cosmos"]  # which 0.33 cannot train
+
+
+@pytest.mark.parametrize("name", [*EQUAL, "sd3.5 medium"])
+def test_gradients_with_checkpointing_are_those_without(monkeypatch, name):
+    case = CASES[name]
+    monkeypatch.setattr(comfy.model_management, "in_training", True, raising=False)  # 0.33's own trainer does so
+    with torch.inference_mode(False):
+        patcher = build(case)
+        patched = host.todo.apply_todo(patcher, settings())[0]
+        model = patcher.model.diffusion_model.requires_grad_(True)
+        x, sigma, context, conditions = inputs(case)
+        options = {**patched.model_options["transformer_options"], "graft_training": {"step": 0, "total_steps": 10}}
+        found = []
+        for around in (contextlib.nullcontext(), checkpointed(model)):
+            model.zero_grad()
+            with around:
+                out = patched.model.apply_model(x, sigma, c_crossattn=context, transformer_options=dict(options), **conditions)
+                out.square().mean().backward()
+            found.append({key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys() and len(found[0]) > 10
+    assert all(torch.equal(gradient, found[1][key]) for key, gradient in found[0].items())
+
+
+def test_a_call_in_which_nothing_is_thinned_is_told_once(caplog):
+    """A patch that adds tokens of its own, as style references for Flux do."""
+    case = CASES["flux"]
+    patcher = build(case)
+
+    def longer(args):
+        txt, ids = args["txt"], args["txt_ids"]
+        return {**args, "txt": torch.cat([txt[:, :3], txt], 1), "txt_ids": torch.cat([ids[:, :3], ids], 1)}
+
+    more = patcher.clone()
+    more.model_options["transformer_options"]["patches"] = {"post_input": [longer]}
+    wanted, patched = forward(more, case), host.todo.apply_todo(more, settings())[0]
+    assert not caplog.records
+    for _ in range(2):
+        if torch.equal(wanted, forward(patcher, case)):
+            pytest.skip("this ComfyUI has no post_input patches")
+        assert torch.equal(forward(patched, case), wanted)
+    assert [record.message for record in caplog.records if "thinned nothing: no attention had 25 tokens" in record.message] != []
+    assert len(caplog.records) == 1
+
+
+BLOCKS = [f"diffusion_model.{block}" for block in ("double_blocks.0", "single_blocks.0", "single_blocks.1")]
+
+
+@pytest.mark.parametrize("keys", [["diffusion_model"], BLOCKS])
+@pytest.mark.parametrize("method", ["nearest-exact", "area"])
+def test_compiled_without_guards_on_options_every_size_is_thinned_as_its_own(keys, method):
+    """As ComfyUI 0.33's TorchCompileModel filters guards; other packs compile blocks. Grids of as many tokens share no code."""
+    from comfy_api.torch_helpers import set_torch_compile_wrapper
+
+    case = copy.copy(CASES["flux"])
+    patcher = build(case)
+    torch._dynamo.reset()
+    compiled = patcher.clone()
+    blind = {"guard_filter_fn": lambda guards: ["transformer_options" not in guard.name for guard in guards]}
+    set_torch_compile_wrapper(model=compiled, backend="eager", options=blind, keys=keys)
+    patched = host.todo.apply_todo(compiled, settings(method=method))[0]
+    plain = host.todo.apply_todo(patcher, settings(method=method))[0]
+    for size in ((8, 12), (12, 8), (4, 24), (8, 12)):
+        case.latent = (2, 4, *size)
+        for on, off in ((patched, plain), (compiled, patcher)):
+            options = dict(on.model_options["transformer_options"])
+            kinds = {kind: dict(keyed) for kind, keyed in options.get("wrappers", {}).items()}
+            for kind, keyed in on.wrappers.items():
+                kinds.setdefault(kind, {}).update({key: list(of) for key, of in keyed.items()})
+            assert close(forward(on, case, {**options, "wrappers": kinds}), forward(off, case)), size
+    torch._dynamo.reset()
