@@ -49,7 +49,8 @@ def of_kinds(model, kinds, rank):
 
 
 @pytest.mark.parametrize(
-    ("mode", "inference", "order"), [("merge", True, "stack after compile"), ("merge", False, "before"), ("bypass", True, "before")]
+    ("mode", "inference", "order"),
+    [("merge", True, "stack after compile"), ("merge", False, "before"), ("bypass", True, "before"), ("bypass", False, "after")],
 )
 def test_another_stack_compiles_nothing(host, small, mode, inference, order):
     helpers = pytest.importorskip("comfy_api.torch_helpers", reason="the embedded host does not compile")
