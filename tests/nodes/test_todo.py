@@ -52,6 +52,18 @@ def test_equal_to_interpolation_at_any_size(host, small, unet, size, factor):
     assert torch.equal(small.forward(patched, size), small.forward(with_patch(unet, interpolating(factor, {0})), size))
 
 
+@pytest.mark.parametrize(("mult", "depth"), [((1, 2, 4), (0, 2, 3)), ((1, 2, 4, 4), (0, 2, 2, 0)), ((1, 2, 4, 4), (1, 1, 1, 0))])
+def test_the_layouts_of_sdxl_its_refiner_and_sd1_and_2(host, small, mult, depth):
+    """Depth 1 is the first level that has attention."""
+    model = small.unet(mult=mult, depth=depth)
+    first = next(level for level, blocks in enumerate(depth) if blocks)
+    for factors, levels in (("2", {first}), ("1 2", {first + 1}), ("2 2", {first, first + 1})):
+        found = small.forward(apply(host, model, depth_factors=factors)[0], (18, 26))
+        wanted = small.forward(with_patch(model, interpolating(2.0, levels)), (18, 26))
+        assert torch.allclose(found, wanted, rtol=0, atol=2e-5 * float(wanted.abs().max()))
+        assert not torch.allclose(found, small.forward(model, (18, 26)), rtol=0, atol=1e-3 * float(wanted.abs().max()))
+
+
 def test_two_depths_and_the_methods(host, small, unet):
     for method in ("nearest", "area"):
         patched, _ = apply(host, unet, factor=2.0, max_depth=2, method=method)

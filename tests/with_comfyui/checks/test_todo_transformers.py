@@ -293,27 +293,40 @@ def forward(patcher, case, options=None):
         return patcher.model.apply_model(x, sigma, c_crossattn=context, transformer_options=dict(options), **conditions)
 
 
-def by_hand(side, factor):
-    """Positions that nearest-exact keeps of one side, by its definition: the source under each target's centre."""
+def sources(side, factor, method):
+    """For each position that stays of one side, the positions that it is the mean of, by each method's definition.
+
+    nearest-exact: the source under each target's centre; nearest: under its beginning; area: all that it covers, whole or in part.
+    """
     target = max(1, math.floor(side / factor))
-    return [min(side - 1, math.floor((index + 0.5) * side / target)) for index in range(target)]
+    if method == "area":
+        return [range(index * side // target, -(-(index + 1) * side // target)) for index in range(target)]
+    shift = 0.5 if method == "nearest-exact" else 0.0
+    return [[min(side - 1, math.floor((index + shift) * side / target))] for index in range(target)]
 
 
-def kept_by_hand(case, length, factor, patch):
+def thinning_by_hand(case, length, factor, patch, method):
+    """The matrix (kept, length) in float64 that takes a sequence to what stays of it."""
+    if method == "blend":
+        return (thinning_by_hand(case, length, factor, patch, "nearest") + thinning_by_hand(case, length, factor, patch, "area")) / 2
     frames = (case.latent[2] if len(case.latent) == 5 else 1) + case.conditions.get("time_dim_concat", (0, 0))[1]
     height, width = (math.ceil(side / patch) for side in case.latent[-2:])
     start = case.start_by_length.get(length, case.start)
     image = [
-        start + (frame * height + row) * width + column
+        [start + (frame * height + row) * width + column for row in rows for column in columns]
         for frame in range(frames)
-        for row in by_hand(height, factor)
-        for column in by_hand(width, factor)
+        for rows in sources(height, factor, method)
+        for columns in sources(width, factor, method)
     ]
-    return [*range(start), *image, *range(start + frames * height * width, length)]
+    kept = [*([n] for n in range(start)), *image, *([n] for n in range(start + frames * height * width, length))]
+    matrix = torch.zeros(len(kept), length, dtype=torch.float64)
+    for row, of in enumerate(kept):
+        matrix[row, of] = 1 / len(of)
+    return matrix
 
 
 @contextlib.contextmanager
-def attention_by_hand(patcher, case, factor, patch, calls):
+def attention_by_hand(patcher, case, factor, patch, calls, method="nearest-exact"):
     """Replaces the family's attention function by float64 attention whose image self-attention is thinned by hand.
 
     Which call that is, is known from the module that is running, not from any length.
@@ -334,10 +347,11 @@ def attention_by_hand(patcher, case, factor, patch, calls):
         q, k, v = q.double(), k.double(), v.double()
         mask = None if mask is None else mask.double()
         if inside:
-            kept = kept_by_hand(case, length, factor, patch)
-            calls.append((length, len(kept)))
-            k, v = k[:, :, kept], v[:, :, kept]
-            mask = None if mask is None else mask[..., kept]
+            matrix = thinning_by_hand(case, length, factor, patch, method)
+            calls.append((length, len(matrix)))
+            k, v = matrix @ k, matrix @ v
+            middle = thinning_by_hand(case, length, factor, patch, "nearest" if method == "nearest" else "nearest-exact").argmax(1)
+            mask = None if mask is None else mask[..., middle]
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
         if mask is not None:
             scores = scores + (mask if mask.ndim != 3 else mask.unsqueeze(1))
@@ -387,13 +401,16 @@ def test_factor_one_is_the_model_itself(name):
     assert host.todo.apply_todo(patcher, settings(1.0))[0] is patcher
 
 
-@pytest.mark.parametrize("name", ["flux with a mask", "lumina", "wan", "sd3.5 medium"])
+@pytest.mark.parametrize("name", ["flux with a mask", "lumina, masked text", "wan", "sd3.5 medium"])
+@pytest.mark.parametrize("factor", [2.0, 1.5])
 @pytest.mark.parametrize("method", ["nearest", "area", "blend"])
-def test_other_methods_run_and_differ(name, method):
+def test_other_methods_are_equal_to_attention_thinned_by_hand(name, method, factor):
     case = CASES[name]
     patcher = build(case)
-    results = [forward(host.todo.apply_todo(patcher, settings(2.0, method=each))[0], case) for each in ("nearest-exact", method)]
-    assert torch.isfinite(results[1]).all() and not close(*results)
+    patched, todo, _ = host.todo.apply_todo(patcher, settings(factor, method=method))
+    result, exact = forward(patched, case), forward(host.todo.apply_todo(patcher, settings(factor))[0], case)
+    with attention_by_hand(patcher, case, factor, todo.patch, [], method):
+        assert close(result, forward(patcher, case)) and not close(result, exact)
 
 
 @pytest.mark.parametrize("name", ["flux", "wan, as much text as image", "qwen"])
