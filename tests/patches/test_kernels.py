@@ -5,6 +5,7 @@ import contextlib
 import pytest
 import torch
 import torch.nn.functional as F
+from graft_nodes.patches.attention_override import Guard
 from graft_nodes.patches.kernels import TrainingKernel
 
 
@@ -84,3 +85,15 @@ def test_other_packs_overrides_are_told_by_words_of_their_names(name, refused):
     override.__qualname__ = name
     with pytest.raises(ValueError, match="inference only") if refused else contextlib.nullcontext():
         TrainingKernel(attention_pytorch, override)(attention_sub_quad, *_tensors(), 4)
+
+
+@pytest.mark.parametrize("name", ["OutOfMemoryError", "AcceleratorError"])
+def test_a_devices_error_is_not_the_overrides(name):
+    """The host frees memory on it; any other error in an override beside token downsampling is explained."""
+
+    def override(kernel, *args):
+        raise error("what happened")
+
+    for error, message in ((getattr(torch, name), "^what happened$"), (RuntimeError, "cannot be combined with ApplyToDo")):
+        with pytest.raises(error, match=message):
+            Guard(override, False)(attention_pytorch, *_tensors(), 4)
