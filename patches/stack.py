@@ -141,10 +141,11 @@ def patched(base: Tensor, pieces: Sequence[Piece], out: Tensor | None = None, se
     rows, target = base.reshape(base.shape[0], -1), result.view(base.shape[0], -1)
     diff = None if fused.diff is None else fused.diff.reshape(target.shape)
     if diff is None and draws is None and base.dtype in (torch.float32, torch.bfloat16):
+        half = base.dtype == torch.bfloat16
+        down = fused.down if half and fused.down.dtype == torch.bfloat16 else fused.down.float()
         for some in _blocks(len(rows), _FACTORS // max(1, len(fused.scale))):
-            up, down = fused.up_of(some), fused.down
-            up, down = (up, down.float()) if base.dtype == torch.float32 else bfloat16_factors(up, down, rows[some])
-            torch.addmm(rows[some], up, down, out=target[some])
+            up = fused.up_of(some)
+            torch.addmm(rows[some], *(bfloat16_factors(up, down, rows[some]) if half else (up, down)), out=target[some])
         return result
     down = fused.down.float()
     for some in _blocks(len(rows), _BLOCK // rows.shape[1]):  # float32 copies of a few rows at a time
