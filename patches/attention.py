@@ -14,6 +14,9 @@ Block = tuple[str, int]
 TRAINING = "graft_training"  # transformer_options key: {"step", "total_steps"} while a training step runs, absent otherwise
 EVALUATING = "graft_evaluating"  # transformer_options key: True while TrainStep validates or draws previews, absent otherwise
 REPLACED = "graft_replaced"  # transformer_options key: the blocks whose attn1 computation another patch replaces
+LEFT = "graft_left"  # transformer_options key: {block: why} that the patch fills with those it left alone in a call, absent when nobody asks
+COMPUTED = "whose attention another node computes"
+CHANGED = "whose keys another node changed"
 
 
 @dataclass(frozen=True)
@@ -94,8 +97,15 @@ class ToDoPatch:
 
     def __call__(self, q: Tensor, context: Tensor, value: Tensor, extra_options: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
         factor = self._factor(extra_options)
-        grid = None if factor is None else _strip(q, context, value, extra_options["activations_shape"])
-        if factor is None or grid is None:
+        if factor is None:
+            return q, context, value
+        place = _place(extra_options)
+        replaced = extra_options.get(REPLACED, ())
+        taken = place in replaced or place[:2] in replaced
+        grid = None if taken else _strip(q, context, value, extra_options["activations_shape"])
+        if grid is None:
+            if LEFT in extra_options:
+                extra_options[LEFT][place] = COMPUTED if taken else CHANGED
             return q, context, value
         target = target_grid(grid, factor)
         thinned = self._thinned(context, grid, target)
@@ -109,22 +119,21 @@ class ToDoPatch:
         return thin(each, grid, target, self.settings.method).reshape(tokens.shape[0], -1, tokens.shape[2])
 
     def _factor(self, options: Mapping[str, Any]) -> float | None:
-        """The factor of the block that runs, None when it is to be left alone."""
+        """The factor of the block that runs, None where nothing is asked for or the context is not its own."""
         block, shape = options.get("block"), options.get("activations_shape")
-        if block is None or shape is None or len(shape) != 4:
+        if block is None or shape is None or len(shape) != 4 or _place(options) in self.foreign:
             return None
-        factor = self.factors.get((block[0], block[1]))
-        if factor is None:
-            return None
-        place = (block[0], block[1], options.get("block_index", 0))
-        replaced = options.get(REPLACED, ())
-        if place in self.foreign or place in replaced or place[:2] in replaced:
-            return None
-        return factor
+        return self.factors.get((block[0], block[1]))
 
     def grid_at(self, depth: int, latent: Sequence[int]) -> Grid:
         """The token grid of a depth for a latent's (..., height, width)."""
         return _halved((latent[-2], latent[-1]), self.levels[depth])
+
+
+def _place(options: Mapping[str, Any]) -> tuple[str, int, int]:
+    """The transformer block that runs: (type, index, number)."""
+    block = options["block"]
+    return block[0], block[1], options.get("block_index", 0)
 
 
 def _strip(q: Tensor, context: Tensor, value: Tensor, shape: Sequence[int]) -> Grid | None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attention import REPLACED, TRAINING, ToDoPatch, active, plan_unet
+from .attention import LEFT, REPLACED, TRAINING, ToDoPatch, active, plan_unet
 from .compiled import is_compiled, own_code
 from .kernels import TrainingKernel, refuse_inference_only
 from .todo import Grid, Span, ToDoSettings, target_grid, thin_span, thin_span_mask
@@ -108,8 +108,15 @@ class ToDoCall:
         **conditions: Any,
     ) -> Tensor:
         options, code = self._options(executor.class_obj.diffusion_model, x, c_crossattn, conditions, dict(transformer_options or {}))
-        with own_code(code) if is_compiled(options.get("wrappers", {})) else contextlib.nullcontext():
+        compiled = is_compiled(options.get("wrappers", {}))
+        left: dict[tuple[str, int, int], str] = {}
+        if not compiled:
+            options[LEFT] = left
+        with own_code(code) if compiled else contextlib.nullcontext():
             out = executor(x, t, c_concat, c_crossattn, control, options, **conditions)
+        if left:  # in the node's report are those that were known before the model ran
+            reasons = ", ".join(f"{count} {why}" for why, count in sorted(Counter(left.values()).items()))
+            _say_once(f"ApplyToDo left {len(left)} self-attention blocks alone: {reasons}")
         set_up = getattr(options.get(OVERRIDE), "inner", None)
         if isinstance(set_up, Thinning) and not set_up.thinned:
             lengths = " or ".join(map(str, sorted(set_up.layout.places)))

@@ -3,11 +3,13 @@
 import json
 import math
 import os
+import re
 
 import pytest
 import torch
 import torch.nn.functional as F
 from graft_nodes import host as wall
+from graft_nodes.patches import attention_override
 from graft_nodes.patches.todo import ToDoSettings
 from graft_nodes.training.checkpointing import checkpointed
 from PIL import Image
@@ -110,15 +112,30 @@ def test_other_attn1_patches_before_and_after_work_on_whole_keys(host, small, un
     assert "other attn1 patches on the model: 1" in apply(host, with_patch(unet, doubling))[1]
 
 
-def test_blocks_whose_keys_another_patch_extends_are_left_alone(host, small, unet):
+@pytest.fixture
+def said(caplog):
+    """What ApplyToDo has logged since, also what it has said before."""
+    attention_override._say_once.cache_clear()
+    return lambda: [record.getMessage() for record in caplog.records if "ApplyToDo" in record.getMessage()]
+
+
+def test_blocks_whose_keys_another_patch_extends_are_left_alone_and_counted(host, small, unet, said):
     def extending(q, k, v, extra):
         return q, torch.cat([k, k[:, :3]], 1), torch.cat([v, v[:, :3]], 1)
 
     other = with_patch(unet, extending)
-    assert torch.equal(small.forward(apply(host, other)[0]), small.forward(other))
+    patched, report = apply(host, other)
+    assert torch.equal(small.forward(patched), small.forward(other))
+    count = int(re.search(r"depth 1: factor 2, (\d+) blocks patched", report)[1])
+    assert said() == [f"ApplyToDo left {count} self-attention blocks alone: {count} whose keys another node changed"]
 
 
-def test_a_block_whose_attention_is_replaced_is_left_alone(host, small, unet):
+def test_nothing_is_said_of_blocks_that_are_thinned_or_not_asked_for(host, small, unet, said):
+    small.forward(apply(host, unet)[0])
+    assert said() == []
+
+
+def test_a_block_whose_attention_is_replaced_is_left_alone_and_counted(host, small, unet, said):
     lengths = {}
 
     def values_only(q, k, v, extra):  # as perturbed-attention guidance does: it needs a value for every query
@@ -128,8 +145,10 @@ def test_a_block_whose_attention_is_replaced_is_left_alone(host, small, unet):
     patched, _ = apply(host, unet, factor=2.0)
     for name, number in (("input", 1), ("output", 5)):
         patched.set_model_attn1_replace(values_only, name, number)
-    small.forward(patched)
+    for _ in range(2):
+        small.forward(patched)
     assert lengths == {("input", 1): (64, 64), ("output", 5): (64, 64)}
+    assert said() == ["ApplyToDo left 2 self-attention blocks alone: 2 whose attention another node computes"]
 
 
 def test_an_override_that_needs_equal_lengths_is_named(host, unet, small):
