@@ -14,7 +14,7 @@ Block = tuple[str, int]
 TRAINING = "graft_training"  # transformer_options key: {"step", "total_steps"} while a training step runs, absent otherwise
 EVALUATING = "graft_evaluating"  # transformer_options key: True while TrainStep validates or draws previews, absent otherwise
 REPLACED = "graft_replaced"  # transformer_options key: the blocks whose attn1 computation another patch replaces
-LEFT = "graft_left"  # transformer_options key: {block: why} that the patch fills with those it left alone in a call, absent when nobody asks
+LEFT = "graft_left"  # transformer_options key: {block: why} of the blocks that a call left alone, absent when nobody asks
 COMPUTED = "whose attention another node computes"
 CHANGED = "whose keys another node changed"
 
