@@ -1,4 +1,4 @@
-"""Files that lycoris and PEFT make, put on a model by the nodes in every mode, beside the host's own loader and the library's layers."""
+"""Files that lycoris, PEFT and diffusers make, put on a model by the nodes in every mode, beside the weights that the library makes."""
 
 import os
 
@@ -7,9 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-lycoris, peft = pytest.importorskip("lycoris.modules"), pytest.importorskip("peft")
-
-LINEAR, CONV = "input_blocks.1.1.transformer_blocks.0.attn1.to_out.0", "input_blocks.1.0.in_layers.2"
+LINEAR, CONV = "input_blocks.1.1.transformer_blocks.0.attn1.to_out.0", "input_blocks.1.0.out_layers.3"
 ALGORITHMS = {
     "lora": ("LoConModule", {}), "tucker": ("LoConModule", {"use_tucker": True}),
     "dora of columns": ("LoConModule", {"weight_decompose": True, "wd_on_out": False}), "loha": ("LohaModule", {}),
@@ -22,6 +20,7 @@ NOT_THE_HOSTS = ("ia3", "dora of rows")
 
 def by_lycoris(kind, patcher):
     """(file, {weight: what the library makes of it}) of a linear layer and a convolution, every trained number drawn anew."""
+    lycoris = pytest.importorskip("lycoris.modules")
     name, options = ALGORITHMS[kind]
     state, made, generator = {}, {}, torch.Generator().manual_seed(1)
     for path in (LINEAR, CONV):
@@ -76,37 +75,125 @@ def test_a_file_of_lycoris(host, small, kind):
 
 FOLDERS = [
     ("LoraConfig", {"r": 4, "lora_alpha": 6}), ("LoraConfig", {"r": 4, "lora_alpha": 4, "use_dora": True}),
-    ("LoHaConfig", {"r": 4, "alpha": 8}), ("OFTConfig", {"r": 0, "oft_block_size": 4}), ("IA3Config", {"feedforward_modules": []}),
+    ("LoHaConfig", {"r": 4, "alpha": 8}), ("LoKrConfig", {"r": 4, "alpha": 8}), ("LoKrConfig", {"r": 99, "alpha": 33}),
+    ("LoKrConfig", {"r": 2, "alpha": 8, "decompose_both": True, "decompose_factor": 4}),
+    ("LoKrConfig", {"r": 2, "alpha": 8, "use_effective_conv2d": True}), ("OFTConfig", {"r": 0, "oft_block_size": 4}),
+    ("BOFTConfig", {"boft_block_size": 4}), ("BOFTConfig", {"boft_block_num": 4, "boft_block_size": 0}),
+    ("IA3Config", {"feedforward_modules": []}),
 ]  # fmt: skip
 
 
+def draw(module, scale):
+    """Every trained number of a module that PEFT made; magnitudes and scales stay away from zero."""
+    generator = torch.Generator().manual_seed(2)
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            drawn = torch.randn(parameter.shape, generator=generator) * scale
+            parameter.data = drawn.abs() + 0.5 if any(word in name for word in ("magnitude", "ia3", "boft_s")) else drawn
+
+
+def check(host, small, model, exact, file):
+    """The file on the model predicts what the exact model does, to the last bits of float32, in every mode."""
+    wanted, plain = small.forward(exact), small.forward(model)
+    assert (wanted - plain).abs().max() > 1e-2
+    for mode in ("merge", "bypass", "host"):
+        found = small.forward(host.call("LoRAStackPatch", model=model, lora_stack=[(file, 1.0, 1.0)], mode=mode)[0])
+        assert (found - wanted).abs().max() < 2e-6 * wanted.abs().max(), mode
+
+
+@pytest.mark.parametrize("path", [LINEAR, CONV], ids=["linear", "conv"])
 @pytest.mark.parametrize(("config", "options"), FOLDERS)
-def test_a_folder_of_peft(host, small, tmp_path, config, options):
-    """As PEFT saves it, adapter_model.safetensors beside adapter_config.json."""
-    model = small.unet()
-    original = model.model.diffusion_model.get_submodule(LINEAR)
-    layer = nn.Linear(original.in_features, original.out_features).requires_grad_(False)
+def test_a_folder_of_peft(host, small, tmp_path, config, options, path):
+    """As PEFT saves it, adapter_model.safetensors beside adapter_config.json, against what it merges in float64."""
+    peft = pytest.importorskip("peft")
+    model, exact = small.unet(), small.unet()
+    original = model.model.diffusion_model.get_submodule(path)
+    sizes = original.weight.shape[1::-1]
+    layer = (nn.Linear(*sizes) if path == LINEAR else nn.Conv2d(*sizes, 3, padding=1)).requires_grad_(False)
     layer.load_state_dict(original.state_dict())
     tree = peft.get_peft_model(nn.ModuleDict({"a": layer}), getattr(peft, config)(target_modules=["a"], **options))
-    generator = torch.Generator().manual_seed(2)
-    for name, parameter in tree.named_parameters():
-        if parameter.requires_grad:
-            drawn = torch.randn(parameter.shape, generator=generator) * 0.3
-            parameter.data = drawn.abs() + 0.5 if any(word in name for word in ("magnitude", "ia3")) else drawn
+    draw(tree, 0.3)
     tree.save_pretrained(tmp_path)
     folder = os.path.join(host.models, "loras", "peft")
     os.makedirs(folder, exist_ok=True)
-    state = {key.replace("model.a.", f"model.{LINEAR}."): value for key, value in load_file(tmp_path / "adapter_model.safetensors").items()}
+    state = {key.replace("model.a.", f"model.{path}."): value for key, value in load_file(tmp_path / "adapter_model.safetensors").items()}
     save_file(state, os.path.join(folder, "adapter_model.safetensors"))
     os.replace(tmp_path / "adapter_config.json", os.path.join(folder, "adapter_config.json"))
-    merged = tree.base_model.model["a"]
+    merged = tree.double().base_model.model["a"]
     merged.merge()
-    exact = small.unet()
-    target = exact.model.diffusion_model.get_submodule(LINEAR)
-    target.load_state_dict(merged.get_base_layer().state_dict())
-    wanted = small.forward(exact)
-    assert (wanted - small.forward(model)).abs().max() > 1e-2
-    for mode in ("merge", "bypass", "host"):
-        stack = [("peft/adapter_model.safetensors", 1.0, 1.0)]
-        found = small.forward(host.call("LoRAStackPatch", model=model, lora_stack=stack, mode=mode)[0])
-        assert (found - wanted).abs().max() < 1e-3, mode
+    exact.model.diffusion_model.get_submodule(path).load_state_dict(merged.get_base_layer().state_dict())
+    check(host, small, model, exact, "peft/adapter_model.safetensors")
+
+
+def as_diffusers(patcher):
+    """(diffusers' own UNet with the patcher's weights, {name of a weight there: its name in the patcher's diffusion model})."""
+    diffusers, single_file = pytest.importorskip("diffusers"), pytest.importorskip("diffusers.loaders.single_file_utils")
+    blocks = dict(down_block_types=["CrossAttnDownBlock2D"] * 2, up_block_types=["CrossAttnUpBlock2D"] * 2, layers_per_block=1)
+    unet = diffusers.UNet2DConditionModel(
+        sample_size=8, block_out_channels=(32, 64), cross_attention_dim=24, attention_head_dim=4, norm_num_groups=32, **blocks
+    )
+    own = patcher.model.diffusion_model.state_dict()
+    numbered = {f"model.diffusion_model.{name}": torch.tensor(number) for number, name in enumerate(own)}
+    config = {**blocks, "class_embed_type": None, "addition_embed_type": None}
+    names = {theirs: list(own)[int(number)] for theirs, number in single_file.convert_ldm_unet_checkpoint(numbered, config).items()}
+    unet.load_state_dict({theirs: own[name].clone() for theirs, name in names.items()})
+    return unet.requires_grad_(False), names
+
+
+def saved_by_pipeline(unet, folder):
+    """As the training scripts of diffusers save: the names of its pipelines, PEFT's settings in the header."""
+    import diffusers
+    import peft
+
+    state = diffusers.utils.convert_state_dict_to_diffusers(peft.get_peft_model_state_dict(unet))
+    settings = unet.peft_config["default"].to_dict()
+    diffusers.StableDiffusionPipeline.save_lora_weights(folder, unet_lora_layers=state, unet_lora_adapter_metadata=settings)
+
+
+def saved_by_unet(unet, folder):
+    """As the UNet saves an adapter by itself: PEFT's names without a prefix."""
+    unet.save_lora_adapter(folder)
+
+
+def saved_for_kohya(unet, folder):
+    """By diffusers' conversion for other programs: kohya's names, alphas beside the factors."""
+    import diffusers
+    import peft
+
+    state = peft.get_peft_model_state_dict(unet)
+    save_file(
+        diffusers.utils.convert_state_dict_to_kohya({f"unet.{key}": value for key, value in state.items()}),
+        os.path.join(folder, "pytorch_lora_weights.safetensors"),
+    )
+
+
+LAYERS = [  # every layer of the UNet that is linear or a convolution
+    "to_q", "to_k", "to_v", "to_out.0", "proj_in", "proj_out", "ff.net.0.proj", "ff.net.2", "conv1", "conv2", "conv_shortcut",
+    "time_emb_proj", "linear_1", "linear_2", "conv", "conv_in", "conv_out",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("save", "options"),
+    [
+        (saved_by_pipeline, {"r": 4, "lora_alpha": 6}),
+        (saved_by_pipeline, {"r": 4, "lora_alpha": 6, "use_dora": True}),
+        (saved_by_pipeline, {"r": 4, "lora_alpha": 6, "rank_pattern": {"attn2.to_k": 2}, "alpha_pattern": {"attn1.to_q": 9}}),
+        (saved_by_unet, {"r": 4, "lora_alpha": 6, "use_rslora": True}),
+        (saved_for_kohya, {"r": 4, "lora_alpha": 4}),
+    ],
+)
+def test_a_file_of_diffusers(host, small, tmp_path, save, options):
+    """Against the weights that its UNet fuses in float64."""
+    peft = pytest.importorskip("peft")
+    model, exact = small.unet(), small.unet()
+    unet, names = as_diffusers(model)
+    unet.add_adapter(peft.LoraConfig(target_modules=LAYERS, init_lora_weights=False, **options))
+    draw(unet, 0.1)
+    save(unet, tmp_path)
+    os.replace(tmp_path / "pytorch_lora_weights.safetensors", os.path.join(host.models, "loras", "diffusers.safetensors"))
+    unet.double().fuse_lora()
+    unet.unload_lora()
+    for theirs, weight in unet.state_dict().items():
+        exact.model.diffusion_model.get_parameter(names[theirs]).data.copy_(weight)
+    check(host, small, model, exact, "diffusers.safetensors")

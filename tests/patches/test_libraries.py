@@ -9,9 +9,13 @@ from graft_nodes.patches.peft_config import peft_configs
 from graft_nodes.patches.stack import Piece, Stack, additive, patched
 from torch import nn
 
-lycoris = pytest.importorskip("lycoris.modules")
-
 LINEAR, CONV, POINT = (lambda: nn.Linear(24, 32)), (lambda: nn.Conv2d(8, 16, 3, padding=1)), (lambda: nn.Conv2d(8, 16, 1))
+
+
+@pytest.fixture
+def lycoris():
+    """Its layers; whoever has not installed it runs the other tests."""
+    return pytest.importorskip("lycoris.modules")
 
 
 def scrambled(module, seed, scale=0.3):
@@ -88,7 +92,7 @@ IDS = [f"{name}-{build().__class__.__name__}-{'-'.join(options)}" for name, buil
 
 
 @pytest.mark.parametrize(("name", "build", "options"), ALGORITHMS, ids=IDS)
-def test_lycoris(name, build, options):
+def test_lycoris(lycoris, name, build, options):
     """Against the forward that lycoris trains (its merge scales LoHa and LoKr twice)."""
     module, trained = base(build), base(build)
     others = {key: value for key, value in options.items() if key != "lora_dim"}
@@ -108,7 +112,7 @@ def test_lycoris(name, build, options):
             assert torch.allclose(grafted(module, state, 0.5)[0], (ours + module.weight) / 2, rtol=0, atol=2e-5)
 
 
-def test_lycoris_norm():
+def test_lycoris_norm(lycoris):
     norm = nn.LayerNorm(12)
     network = scrambled(lycoris.NormModule("a", norm, 1.0), 1)
     state = {f"lora_unet_a.{key}": value for key, value in network.state_dict().items()}
@@ -117,7 +121,7 @@ def test_lycoris_norm():
     assert torch.allclose(ours, norm.weight + state["lora_unet_a.w_norm"]) and len(pieces) == 2
 
 
-def test_rotations_that_lycoris_2_wrote():
+def test_rotations_that_lycoris_2_wrote(lycoris):
     """`oft_diag` is what its get_r gives (rescale in it); the weight is its einsum, and BOFT's file is one of stages."""
     module = base(LINEAR)
     network = scrambled(lycoris.DiagOFTModule("a", module, 1.0, 4, 2.0, rescaled=True), 1)
@@ -130,7 +134,7 @@ def test_rotations_that_lycoris_2_wrote():
     assert torch.allclose(grafted(module, {"lora_unet_a.oft_diag": butterfly.get_r().detach()})[0], made, atol=1e-5)
 
 
-def test_rotations_of_fused_parts():
+def test_rotations_of_fused_parts(lycoris):
     """kohya's OFT for Flux: Q, K and V have blocks of their own."""
     module, generator = base(lambda: nn.Linear(24, 48)), torch.Generator().manual_seed(3)
     state = {f"lora_unet_a.oft_blocks.{n}": torch.randn(4, 4, 4, generator=generator) * 0.2 for n in range(3)}

@@ -137,15 +137,20 @@ def _with_norms(net, settings, trained, frozen):
     return other
 
 
-lycoris = pytest.importorskip("lycoris.modules")
 MODULES = {"locon": "LoConModule", "loha": "LohaModule", "lokr": "LokrModule", "dora": "LoConModule", "oft": "DiagOFTModule"}
 OPTIONS = {"dora": {"weight_decompose": True, "wd_on_out": False}}
+
+
+@pytest.fixture
+def lycoris():
+    """Its layers; whoever has not installed it runs the other tests."""
+    return pytest.importorskip("lycoris.modules")
 
 
 @pytest.mark.parametrize("build", [lambda: nn.Linear(24, 40), lambda: nn.Conv2d(16, 36, 3, padding=1)], ids=["linear", "conv"])
 @pytest.mark.parametrize("rank", [3, 8])
 @pytest.mark.parametrize("kind", ADAPTERS[1:])
-def test_names_shapes_beginnings_and_forward_are_lycoris(kind, rank, build):
+def test_names_shapes_beginnings_and_forward_are_lycoris(lycoris, kind, rank, build):
     net = nn.Module()
     torch.manual_seed(0)
     net.a = build().requires_grad_(False)
@@ -193,9 +198,14 @@ def test_peft_reads_a_lora_and_begins_alike():
     (127, -1, (1, 127)), (128, -1, (8, 16)), (360, -1, (18, 20)), (512, 4, (4, 128)), (250, 4, (2, 125)), (320, 64, (5, 64)),
 ])  # fmt: skip
 def test_factors(side, factor, expected):
+    assert kinds.factors(side, factor) == expected
+
+
+def test_factors_are_lycoris(lycoris):
     from lycoris.functional.general import factorization
 
-    assert kinds.factors(side, factor) == expected == factorization(side, factor)
+    sizes = [(side, factor) for side in range(1, 400) for factor in (-1, 4, 8, 64)]
+    assert [kinds.factors(*size) for size in sizes] == [factorization(*size) for size in sizes]
 
 
 def test_rank_and_alpha_by_pattern():
@@ -268,7 +278,7 @@ def test_scale_weight_norm_is_kohya(kind):
 
 
 @pytest.mark.parametrize("kind", ["loha", "lokr", "oft"])
-def test_scale_weight_norm_elsewhere_is_lycoris(kind):
+def test_scale_weight_norm_elsewhere_is_lycoris(lycoris, kind):
     settings, net = _settings(kind, max_norm=0.4), nn.ModuleDict({"a": nn.Linear(24, 40)})
     trained = {name: t.detach() for name, t in _moved(beginning(net, settings, 0, {})).items()}
     peer = getattr(lycoris, MODULES[kind])("a", net["a"], 1.0, 3, 1.5)
