@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from ..sampling_options import sampling_options
+
 
 def build_unet(
     dtype: torch.dtype = torch.float32, channels: int = 32, mult: tuple[int, ...] = (1, 2), depth: tuple[int, ...] = (1, 1), seed: int = 0
@@ -67,17 +69,20 @@ def load(*patchers: Any) -> None:
     comfy.model_management.load_models_gpu(list(patchers), force_full_load=True)
 
 
-def forward(patcher: Any, size: tuple[int, int] = (8, 8), seed: int = 0) -> torch.Tensor:
-    """The model's prediction for fixed random input, as float32, loaded as sampling loads it."""
+def forward(patcher: Any, size: tuple[int, int] = (8, 8), seed: int = 0, sigma: float = 1.0) -> torch.Tensor:
+    """The model's prediction for fixed random input, as float32, loaded and with its wrappers as sampling does it.
+
+    `sigma` is the noise level that patches and wrappers are told; the model itself always computes with level 1.
+    """
     load(patcher)
-    return predict(patcher, size, seed)
+    return predict(patcher, size, seed, sigma)
 
 
-def predict(patcher: Any, size: tuple[int, int] = (8, 8), seed: int = 0) -> torch.Tensor:
+def predict(patcher: Any, size: tuple[int, int] = (8, 8), seed: int = 0, sigma: float = 1.0) -> torch.Tensor:
     """The same of a model as it is loaded now."""
     generator = torch.Generator().manual_seed(seed)
     x, context = torch.randn(2, 4, *size, generator=generator), torch.randn(2, 5, 24, generator=generator)
-    options = {**patcher.model_options.get("transformer_options", {}), "sigmas": torch.ones(2)}
+    options = {**sampling_options(patcher), "sigmas": torch.full((2,), sigma)}
     with torch.inference_mode():
         return patcher.model.apply_model(x, torch.ones(2), c_crossattn=context, transformer_options=options).float()
 

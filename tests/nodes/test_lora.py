@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ..sampling_options import sampling_options
+
 MODES = ("merge", "bypass", "host")
 
 
@@ -619,9 +621,8 @@ def test_a_row_with_a_schedule(host, small):
     def predicted(patcher, percent):
         small.load(patcher)
         x, context = torch.linspace(-1, 1, 512).view(2, 4, 8, 8), torch.linspace(-1, 1, 240).view(2, 5, 24)
-        wrappers = {kind: {key: list(of) for key, of in keyed.items()} for kind, keyed in patcher.wrappers.items()}
         sigma = torch.full((2,), float(sampling.percent_to_sigma(percent)))
-        options = {**patcher.model_options.get("transformer_options", {}), "sigmas": sigma, "wrappers": wrappers}
+        options = {**sampling_options(patcher), "sigmas": sigma}
         with torch.inference_mode():
             return patcher.model.apply_model(x, sigma, c_crossattn=context, transformer_options=options)
 

@@ -4,19 +4,6 @@ import pytest
 import torch
 
 BACKEND = "eager"  # guards are the same for every backend; this one needs no C++ compiler
-
-
-def run(patcher, small):
-    """One prediction through the patcher's wrappers, as sampling makes it."""
-    small.load(patcher)
-    generator = torch.Generator().manual_seed(0)
-    x, context = torch.randn(2, 4, 8, 8, generator=generator), torch.randn(2, 5, 24, generator=generator)
-    options = {**patcher.model_options.get("transformer_options", {}), "sigmas": torch.ones(2)}
-    options["wrappers"] = {kind: {key: list(of) for key, of in keyed.items()} for kind, keyed in patcher.wrappers.items()}
-    with torch.inference_mode():
-        return patcher.model.apply_model(x, torch.ones(2), c_crossattn=context, transformer_options=options)
-
-
 KINDS = ("DoRA", "DoRA of columns", "IA3", "LoKr", "diff", "OFT", "GLoRA", "set_weight", "LoRA")
 
 
@@ -75,7 +62,7 @@ def test_another_stack_compiles_nothing(host, small, mode, inference, order):
     torch._dynamo.reset()
     sampled = patched(first, 1.0)
     for _ in range(2):  # torch.compile learns at the second call which sizes vary from layer to layer
-        run(sampled, small)
+        small.forward(sampled)
     changes = {
         "the same": (first, 1.0),
         "strength": (first, 0.5),
@@ -90,8 +77,8 @@ def test_another_stack_compiles_nothing(host, small, mode, inference, order):
     }
     for change, (states, strength) in changes.items():
         with torch._dynamo.config.patch(error_on_recompile=True):
-            found = run(patched(states, strength), small)
-        wanted = run(stacked(model, states, strength), small)
+            found = small.forward(patched(states, strength))
+        wanted = small.forward(stacked(model, states, strength))
         assert torch.allclose(found, wanted, atol=1e-5 * max(1.0, float(wanted.abs().max()))), change
     small.load(model)
     before.check(model.model)

@@ -11,19 +11,6 @@ def blind(guards):
     return ["transformer_options" not in guard.name for guard in guards]
 
 
-def run(patcher, small, sigma=1.0):
-    """One prediction through the patcher's wrappers, as sampling makes it."""
-    small.load(patcher)
-    generator = torch.Generator().manual_seed(0)
-    x, context = torch.randn(2, 4, 8, 8, generator=generator), torch.randn(2, 5, 24, generator=generator)
-    options = {**patcher.model_options.get("transformer_options", {}), "sigmas": torch.full((2,), sigma)}
-    options["wrappers"] = {kind: {key: list(of) for key, of in keyed.items()} for kind, keyed in patcher.wrappers.items()}
-    for kind, keyed in patcher.model_options["transformer_options"].get("wrappers", {}).items():
-        options["wrappers"].setdefault(kind, {}).update(keyed)
-    with torch.inference_mode():
-        return patcher.model.apply_model(x, torch.ones(2), c_crossattn=context, transformer_options=options)
-
-
 @pytest.fixture
 def compiled():
     """A clone that compiles as TorchCompileModel makes it, with guards of both versions."""
@@ -47,8 +34,8 @@ def test_todo_comes_changes_and_goes(host, small, compiled, guards, order):
     def check(sigma=1.0, **inputs):
         plain = host.call("ApplyToDo", model=model, **inputs)[0]
         after = compiled(plain, guards) if "before" in order else host.call("ApplyToDo", model=compiled(model, guards), **inputs)[0]
-        wanted = run(plain, small, sigma=sigma)
-        assert torch.allclose(run(after, small, sigma=sigma), wanted, rtol=0, atol=1e-5 * float(wanted.abs().max())), inputs
+        wanted = small.forward(plain, sigma=sigma)
+        assert torch.allclose(small.forward(after, sigma=sigma), wanted, rtol=0, atol=1e-5 * float(wanted.abs().max())), inputs
         return wanted
 
     settings = [{"factor": 1.0}, {"factor": 2.0}, {"factor": 3.0, "max_depth": 2}]
@@ -68,7 +55,7 @@ def test_settings_that_were_compiled_are_found_again(host, small, compiled):
     first, second = (host.call("ApplyToDo", model=sampled, factor=factor)[0] for factor in (2.0, 3.0))
     for patcher in (sampled, first, second):
         for _ in range(2):  # torch.compile learns at the second call which sizes vary from layer to layer
-            run(patcher, small)
+            small.forward(patcher)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for patcher in (second, host.call("ApplyToDo", model=sampled, factor=2.0)[0], sampled):
-            run(patcher, small)
+            small.forward(patcher)

@@ -6,6 +6,7 @@ original one), or from ComfyUI's loader where that knows the names too.
 
 import types
 
+import comfy.lora_convert
 import comfy.model_management
 import comfy.model_patcher
 import comfy.sd
@@ -16,6 +17,8 @@ from comfy.ldm.flux.model import FluxParams
 from comfy.ldm.hunyuan_video.model import HunyuanVideoParams
 from graft_nodes.host import lora
 from graft_nodes.patches import formats, keys, naming
+from graft_nodes.patches.files import load_once
+from safetensors.torch import save_file
 
 UNET = dict(
     image_size=32, in_channels=4, out_channels=4, model_channels=32, num_res_blocks=[1, 1], channel_mult=[1, 2], transformer_depth=[1, 1],
@@ -251,6 +254,21 @@ def test_every_layer_of_diffusers_unet(models):
     changed = seen(weights(lora.graft(patcher, None, [lora.Entry("x", state)], "merge").model))
     assert len(deltas) > 50
     assert all(torch.allclose(changed[name], theirs[name] + deltas.get(name, 0.0), atol=1e-4) for name in theirs)
+
+
+def test_the_hosts_conversion_takes_no_key_of_a_remembered_file(models, tmp_path):
+    """ComfyUI renames the keys of a Wan Fun file in the very mapping that it is given."""
+    patcher, base = models("wan")
+    weight = f"{D}blocks.0.cross_attn.k.weight"
+    state, delta = pair("lora_unet__blocks_0_cross_attn_k", *base[weight].shape, 1)
+    taken, path = dict(state), str(tmp_path / "wan_fun.safetensors")
+    comfy.lora_convert.convert_lora(taken)
+    assert not taken.keys() & state.keys(), "else this test says nothing"
+    save_file(state, path)
+    for _ in range(2):
+        patched = lora.graft(patcher, None, [lora.Entry("x", load_once(path)[0])], "merge").model
+        assert torch.allclose(weights(patched)[weight], base[weight] + delta, atol=1e-5)
+        assert load_once(path)[0].keys() == state.keys()
 
 
 def test_xlabs_files_for_flux(models):

@@ -8,20 +8,15 @@ import torch
 from graft_nodes import host as wall
 from graft_nodes.patches.todo import ToDoSettings
 
+from ...nodes import conftest as node_models
+
 UNET = dict(mult=(1, 2, 2), depth=(1, 1, 1))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def small():
     """The node tests' small models."""
-    import importlib.util
-    import os
-
-    path = os.path.join(os.path.dirname(__file__), "..", "..", "nodes", "conftest.py")
-    spec = importlib.util.spec_from_file_location("node_models", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return node_models
 
 
 def todo(patcher, factors="2 2"):
@@ -158,6 +153,42 @@ def test_sage_attention(small, monkeypatch, caplog, refuses):
     assert (found - wanted).abs().max() < 1e-3 < (found - plain).abs().max()
     assert any("SageAttention is on: some of its versions refuse fewer keys" in note for note in notes)
     assert ((64, 16) in pairs) is not refuses and ("qo_len and kv_len differ" in caplog.text) is refuses
+
+
+VIDEO = {
+    "in_channels": 8, "adm_in_channels": 768, "num_classes": "sequential", "use_temporal_attention": True, "use_temporal_resblock": True,
+    "extra_ff_mix_layer": True, "video_kernel_size": [3, 1, 1], "merge_strategy": "learned_with_images", "use_spatial_context": True,
+    "merge_factor": 0.0, "disable_temporal_crossattention": False, "use_linear_in_transformer": True,
+}  # fmt: skip
+
+
+def test_attention_over_a_videos_frames_is_nobodys_to_thin(small, caplog):
+    """Stable Video Diffusion's blocks attend to the picture, then, place by place, to its frames."""
+    import comfy.model_base
+    from graft_nodes.patches import attention_override
+
+    class Video(comfy.model_base.SVD_img2vid):
+        def __init__(self, config, *arguments, device=None):
+            config.unet_config |= VIDEO
+            config.sampling_settings = {"sigma_max": 700.0, "sigma_min": 0.002}
+            super().__init__(config, device=device)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comfy.model_base, "BaseModel", Video)
+        patcher = small.build_unet()
+    attention_override._say_once.cache_clear()
+    patched, seen = watched(todo(patcher))
+    frames, generator = 6, torch.Generator().manual_seed(1)
+    x, concat, y = (torch.randn(frames, *shape, generator=generator) for shape in ((4, 8, 8), (4, 8, 8), (768,)))
+    context = torch.randn(1, 5, 24, generator=generator)
+    options = {**patched.model_options["transformer_options"], "sigmas": torch.ones(1)}
+    with torch.inference_mode():
+        patcher.model.apply_model(
+            x, torch.ones(frames), c_concat=concat, c_crossattn=context.expand(frames, -1, -1), y=y, num_video_frames=frames,
+            image_only_indicator=torch.zeros(1, frames), time_context=context, transformer_options=options,
+        )
+    assert set(seen) == {(frames, 64, 16), (frames, 16, 4), (64, frames, frames), (16, frames, frames)}
+    assert not [record for record in caplog.records if "ApplyToDo" in record.getMessage()]
 
 
 @pytest.mark.parametrize("first", ["todo", "other"])
