@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import importlib
 import inspect
 import logging
 import os
 import uuid
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -106,6 +108,10 @@ class Host:
             why = f"; Graft's pack did not load:\n{self.pack_log}" if self.pack_log else ""
             raise KeyError(f"no node {node_id!r} on this host{why}")
         return self.nodes.NODE_CLASS_MAPPINGS[node_id]
+
+    def module(self, name: str) -> ModuleType:
+        """A module of the pack, such as "patches.weights", as the host imported it: under a name of its own, beside `graft_nodes`."""
+        return importlib.import_module(f"{self.node('TrainStep').__module__.rsplit('.', 2)[0]}.{name}")
 
     def fresh(self) -> None:
         """A new executor: nothing is cached, as after a restart."""

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +34,7 @@ def parts(host):
 @pytest.fixture
 def wall(host):
     """The pack's own host module, as the host loaded it."""
-    return sys.modules[host.node("TrainStep").__module__].host
+    return host.module("host")
 
 
 def whole(wall, model):

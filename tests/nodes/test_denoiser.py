@@ -1,6 +1,5 @@
 """The host's model as training sees it: the forward of sampling, each kind of objective, conditions of any length, fingerprints."""
 
-import sys
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ CONFIG = {
 
 @pytest.fixture(scope="module")
 def wall(host):
-    return sys.modules[host.node("TrainStep").__module__].host
+    return host.module("host")
 
 
 def _model(kind, sdxl=False, dtype=torch.float32):

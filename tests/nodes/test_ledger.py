@@ -4,7 +4,6 @@ import copy
 import gc
 import os
 import random
-import sys
 
 import pytest
 import torch
@@ -16,11 +15,6 @@ RUNS = int(os.environ.get("GRAFT_TEST_SEQUENCES", "1000"))
 
 def graft(host, model, state, strength=1.0, mode="merge", clip=None):
     return host.call("LoRAStackPatch", model=model, clip=clip, lora_model=state, lora_strength=strength, mode=mode)[0]
-
-
-def module_of(host, name):
-    """A module of the pack as this host imported it."""
-    return sys.modules[f"{host.node('LoRAStackPatch').__module__.rsplit('.', 2)[0]}.{name}"]
 
 
 def summed(state, base, strength):
@@ -145,7 +139,7 @@ def test_an_unchanged_model_computes_nothing_anew(host, small, monkeypatch):
     model = small.unet()
     patched = graft(host, model, small.lora(model))
     expected = small.forward(patched)
-    weights = module_of(host, "patches.weights")
+    weights = host.module("patches.weights")
     monkeypatch.setattr(weights, "patched", lambda *_, **__: pytest.fail("computed again"))
     assert torch.equal(small.forward(patched), expected)
     patched.model_state_dict()
@@ -161,7 +155,7 @@ def test_kept_weights_go_when_the_model_is_unloaded(host, small):
     model = small.unet()
     patched = graft(host, model, small.lora(model))
     small.load(patched)
-    weights = module_of(host, "patches.weights")
+    weights = host.module("patches.weights")
     assert weights.is_kept(model.model)
     comfy.model_management.unload_all_models()
     assert not weights.is_kept(model.model)
@@ -171,7 +165,7 @@ def test_kept_weights_go_when_the_model_is_unloaded(host, small):
 def test_two_imports_of_the_pack_share_the_models_ledger(host, small):
     import graft_nodes.host as other
 
-    assert other is not module_of(host, "host")
+    assert other is not host.module("host")
     model = small.unet()
     before, states = small.Snapshot(model.model), [small.lora(model, seed) for seed in range(2)]
     one = graft(host, model, states[0])
@@ -207,7 +201,7 @@ def test_what_merging_extracting_and_saving_see(host, small, mode):
     assert_live(model.model, before.bytes, [] if mode == "host" else [(state, 1.0)], adapters=True)
     small.load(patched)
     assert_live(model.model, before.bytes, [] if mode == "bypass" else [(state, 1.0)])  # what a checkpoint is saved from
-    found = module_of(host, "host.lora").differences(patched, model)
+    found = host.module("host.lora").differences(patched, model)
     wanted = summed(state, before.bytes, 1.0)
     assert set(found) == set(wanted)
     assert all(torch.allclose(found[name]().double(), wanted[name], atol=1e-5) for name in found)
@@ -296,7 +290,7 @@ def test_a_workflow_leaves_the_files_bytes(host, small, demo, mode, fails):
     model = demo[0] if "model" not in result["captured"] else result["captured"]["model"]
     gc.collect()
     small.load(model)
-    file = load_file(module_of(host, "nodes.demo").BASE)
+    file = load_file(host.module("nodes.demo").BASE)
     base = {name.removeprefix("model."): tensor for name, tensor in file.items() if name.startswith("model.")}
     live = model.model.state_dict()
     assert all(torch.equal(live[name], base[name]) for name in base)
@@ -373,7 +367,7 @@ class Sequence:
         wanting = graft(self.host, self.model, state, self.draw.choice([0.75, 0.6]))
         unload()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module_of(self.host, "patches.weights"), "patched", lambda *_, **__: exec_fail())
+            patch.setattr(self.host.module("patches.weights"), "patched", lambda *_, **__: exec_fail())
             with pytest.raises(MemoryError):
                 self.small.load(wanting)
         self.small.load(self.model)  # the host counts as loaded what failed at the last moment
@@ -439,7 +433,7 @@ def test_random_sequences(host, small, monkeypatch, in_place):
     states = [small.lora(model, 1, part="attn1"), small.lora(model, 2, part="attn"), small.lora(model, 3, part="to_q")]
     original = small.Snapshot(model.model)
     if in_place:
-        monkeypatch.setattr(module_of(host, "patches.weights"), "_in_place", lambda base: True)
+        monkeypatch.setattr(host.module("patches.weights"), "_in_place", lambda base: True)
     gc.collect()
     gc.freeze()  # what is there now needs no looking at in every sequence's collections
     try:

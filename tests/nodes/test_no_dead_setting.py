@@ -282,9 +282,7 @@ class Lab:
     @property
     def store(self):
         """The pack's own module, as the host imported it."""
-        import sys
-
-        return sys.modules[self.host.node("TrainStep").__module__.rpartition(".nodes")[0] + ".training.store"]
+        return self.host.module("training.store")
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The text encoder is trained too: gradients through the host's CLIP, one file for both, the CLIP that comes out has it on."""
 
 import os
-import sys
 
 import numpy as np
 import pytest
@@ -66,8 +65,8 @@ def test_both_are_trained_and_what_comes_out_has_it_on(host, pictures):
     assert text - {name for name in found["lora"]} == set()  # the file has them under the same names
     trained, base = _encode(found["clip"], "a red square left"), _encode(found["base"], "a red square left")
     assert not torch.allclose(trained, base, atol=1e-4)
-    wall = sys.modules[host.node("TrainStep").__module__].host
-    adapters = __import__(host.node("TrainStep").__module__.rpartition(".nodes.")[0] + ".training.adapters", fromlist=["attached"])
+    wall = host.module("host")
+    adapters = host.module("training.adapters")
     with torch.inference_mode(False), wall.denoiser.denoiser(state.subject.model, clip=found["base"]) as denoiser:
         weights = {name: t.clone() for name, t in state.trained.items()}
         with adapters.attached(denoiser.module, state.start.adapter, weights, lambda: (0, 0, ""), denoiser.text_encoder), torch.no_grad():
@@ -105,10 +104,9 @@ def test_the_text_encoder_has_a_rate_of_its_own(host, pictures):
 
 def test_gradients_of_the_text_encoder_are_those_of_finite_differences(host, pictures):
     """The loss as training computes it against central differences, along a random direction of the encoder's tensors."""
-    package = host.node("TrainStep").__module__.rpartition(".nodes.")[0]
-    steps = __import__(package + ".training.step", fromlist=["Workspace"])
+    steps = host.module("training.step")
     state = _run(host, _workflow(host, pictures, "te slope", 1, targets="attention"))["state"]
-    wall, subject = sys.modules[host.node("TrainStep").__module__].host, state.subject
+    wall, subject = host.module("host"), state.subject
     with torch.inference_mode(False), wall.denoiser.denoiser(subject.model, clip=subject.clip) as denoiser:
         work = steps.Workspace(state, denoiser, subject.dataset)
         try:

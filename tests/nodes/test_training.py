@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -32,7 +31,7 @@ def pictures(host):
 @pytest.fixture
 def wall(host):
     """The pack's own host module: the pack is a second import, under the name that the host loaded it by."""
-    return sys.modules[host.node("TrainStep").__module__].host
+    return host.module("host")
 
 
 @pytest.fixture
