@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from ..patches import kernels
@@ -20,12 +22,8 @@ def apply_todo(patcher: Any, settings: ToDoSettings) -> tuple[Any, ToDo, list[st
     """
     from comfy.patcher_extension import WrappersMP
 
-    noise = None
-    if (settings.start_percent, settings.end_percent) != (0.0, 1.0):
-        sampling = patcher.get_model_object("model_sampling")
-        noise = (float(sampling.percent_to_sigma(settings.start_percent)), float(sampling.percent_to_sigma(settings.end_percent)))
     replaced = patcher.model_options["transformer_options"].get("patches_replace", {}).get("attn1", {})
-    todo = plan_todo(patcher.model.diffusion_model, settings, noise, replaced.keys())
+    todo = plan_todo(patcher.model.diffusion_model, settings, replaced.keys())
     earlier = todo_of(patcher)
     if settings.changes_nothing and earlier is None:
         return patcher, todo, []
@@ -64,9 +62,18 @@ def todo_of(patcher: Any) -> ToDo | None:
 
 
 def todo_metadata(patcher: Any) -> dict[str, str]:
-    """`ss_todo_*` of the ToDo that is on a MODEL, empty without one."""
+    """`ss_todo_*` of what was trained on a MODEL: empty without token downsampling, and where it works while sampling only."""
     todo = todo_of(patcher)
-    return {} if todo is None else todo.settings.metadata()
+    return {} if todo is None or todo.settings.phase == "sampling" else todo.settings.metadata()
+
+
+def sampled_shape(patcher: Any, latent: Mapping[str, Any]) -> tuple[int, ...]:
+    """The shape that this host samples a LATENT in: an empty one takes the model's channels and, on newer hosts, its size."""
+    import comfy.sample
+
+    fix = comfy.sample.fix_empty_latent_channels
+    ratios = [latent.get("downscale_ratio_spacial"), latent.get("downscale_ratio_temporal")]
+    return tuple(fix(patcher, latent["samples"], *ratios[: len(inspect.signature(fix).parameters) - 2]).shape)
 
 
 def attention_kernel() -> str:

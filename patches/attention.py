@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ REPLACED = "graft_replaced"  # transformer_options key: the blocks whose attn1 c
 LEFT = "graft_left"  # transformer_options key: {block: why} of the blocks that a call left alone, absent when nobody asks
 COMPUTED = "whose attention another node computes"
 CHANGED = "whose keys another node changed"
+ROUNDING = 1e-6  # between noise levels that were worked out in different precisions
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,8 @@ def attention_depths(unet: nn.Module) -> dict[Block, int]:
 class ToDoPatch:
     """`attn1_patch(q, context, value, extra_options)` of one UNet: thins the tokens of K and V, leaves Q as it is.
 
-    It holds plain values only, so that clones of a model share it. `sigmas` is the (highest, lowest) noise level at which it works; None
-    means every level. Whether it works in a call is decided once, around the whole call (`active`), and it is there only where it does.
+    It holds plain values only, so that clones of a model share it. Whether it works in a call is decided once, around the whole call
+    (`active`), and it is there only where it does.
     The grid comes from `extra_options["activations_shape"]`, so odd sizes, tiles and mixed batches need no memory of
     earlier calls, and gradient checkpointing may call it again.
     """
@@ -83,7 +84,6 @@ class ToDoPatch:
     settings: ToDoSettings
     factors: Mapping[Block, float]
     foreign: frozenset[tuple[str, int, int]] = frozenset()
-    sigmas: tuple[float, float] | None = None
     depths: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # depth -> (self-attention blocks, blocks left alone)
     levels: Mapping[int, int] = field(default_factory=dict)  # depth -> halvings of the latent's sides
 
@@ -93,11 +93,11 @@ class ToDoPatch:
     @property
     def identity(self) -> str:
         """The same text for an equal patch, in every process; fingerprints hash it."""
-        return f"{self.settings.identity} sigmas {self.sigmas}"
+        return self.settings.identity
 
     def __call__(self, q: Tensor, context: Tensor, value: Tensor, extra_options: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
         factor = self._factor(extra_options)
-        if factor is None:
+        if factor is None or context.shape[0] != extra_options["activations_shape"][0]:  # a video's frames, place by place
             return q, context, value
         place = _place(extra_options)
         replaced = extra_options.get(REPLACED, ())
@@ -153,23 +153,25 @@ def _strip(q: Tensor, context: Tensor, value: Tensor, shape: Sequence[int]) -> G
     return height // tiles, width
 
 
-def active(settings: ToDoSettings, sigmas: tuple[float, float] | None, options: Mapping[str, Any]) -> bool:
-    """Whether a call with these transformer_options thins: its phase, its place in the run, its noise level."""
+def active(settings: ToDoSettings, options: Mapping[str, Any], level: Callable[[float], float]) -> bool:
+    """Whether a call with these transformer_options thins: its phase, its place in the run, its noise level.
+
+    `level` gives the noise level at a share of sampling, from 0 (the noisiest) to 1, as the model's sampling has it during the call.
+    """
     training = options.get(TRAINING)
     if training is not None:  # each sample of a training batch has its own noise level, so start and end percent do not apply
         return settings.active_while_training(training["step"], training["total_steps"])
     if settings.phase == "training" or (settings.phase == "both" and options.get(EVALUATING)):
         return False  # what a training run measures of itself stays comparable with runs without token downsampling
-    now = options.get("sigmas")
-    if sigmas is None or now is None:
+    if (settings.start_percent, settings.end_percent) == (0.0, 1.0) or options.get("sigmas") is None:
         return True
-    highest, lowest = sigmas
-    return lowest <= float(now.max()) <= highest
+    now = float(options["sigmas"].max())
+    # The ends are open where all of sampling is asked for: samplers that add noise go beyond them. Levels come in float32.
+    begun = settings.start_percent == 0.0 or now <= level(settings.start_percent) * (1 + ROUNDING)
+    return begun and (settings.end_percent == 1.0 or now >= level(settings.end_percent) * (1 - ROUNDING))
 
 
-def plan_unet(
-    unet: nn.Module, settings: ToDoSettings, sigmas: tuple[float, float] | None = None, replaced: Collection[tuple[Any, ...]] = ()
-) -> ToDoPatch:
+def plan_unet(unet: nn.Module, settings: ToDoSettings, replaced: Collection[tuple[Any, ...]] = ()) -> ToDoPatch:
     """The patch for one UNet; raises ValueError when it has no self-attention or fewer depths than factors, TypeError for another class.
 
     `replaced` are the blocks, (type, index) or (type, index, transformer), whose attention another patch computes: these are counted as
@@ -194,7 +196,6 @@ def plan_unet(
         settings=settings,
         factors={block: wanted[depth] for block, depth in depths.items() if depth in wanted},
         foreign=frozenset((*block, index) for block, attention in blocks.items() for index in attention.foreign),
-        sigmas=sigmas,
         depths={depth: _counted(places, blocks, replaced) for depth, places in at.items()},
         levels={depth: blocks[places[0]].level for depth, places in at.items()},
     )

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attention import LEFT, REPLACED, TRAINING, ToDoPatch, active, plan_unet
+from .attention import LEFT, REPLACED, ToDoPatch, active, plan_unet
 from .compiled import is_compiled, own_code
-from .kernels import TrainingKernel, refuse_inference_only
+from .kernels import InferenceOnly, TrainingKernel
 from .todo import Grid, Span, ToDoSettings, target_grid, thin_span, thin_span_mask
 from .transformers import Family, Layout, Place, block_count, family_of, token_grid
 
@@ -39,7 +39,6 @@ class TransformerToDo:
     name: str
     depths: Mapping[int, tuple[int, int]]  # depth -> (self-attention blocks, other blocks)
     patch: int
-    sigmas: tuple[float, float] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TransformerToDo:
         return self
@@ -47,7 +46,7 @@ class TransformerToDo:
     @property
     def identity(self) -> str:
         """The same text for an equal patch, in every process; fingerprints hash it."""
-        return f"{self.settings.identity} sigmas {self.sigmas}"
+        return self.settings.identity
 
     def grid_at(self, depth: int, latent: Any) -> Grid:
         """The token grid of a frame for a latent's (..., height, width)."""
@@ -57,24 +56,20 @@ class TransformerToDo:
 ToDo = ToDoPatch | TransformerToDo
 
 
-def plan_todo(
-    model: nn.Module, settings: ToDoSettings, sigmas: tuple[float, float] | None = None, replaced: Collection[tuple[Any, ...]] = ()
-) -> ToDo:
-    """What token downsampling does to this diffusion model.
+def plan_todo(model: nn.Module, settings: ToDoSettings, replaced: Collection[tuple[Any, ...]] = ()) -> ToDo:
+    """What token downsampling does to this diffusion model; `replaced` are a UNet's blocks that `plan_unet` counts as left alone.
 
-    `sigmas` is the (highest, lowest) noise level of sampling at which it works, `replaced` a UNet's blocks that `plan_unet` counts as left
-    alone. Raises TypeError naming a class it does not know, and
-    ValueError when the model has no self-attention or fewer depths than factors.
+    Raises TypeError naming a class it does not know, and ValueError when the model has no self-attention or fewer depths than factors.
     """
     if isinstance(getattr(model, "input_blocks", None), nn.Module):
-        return plan_unet(model, settings, sigmas, replaced)
+        return plan_unet(model, settings, replaced)
     family, name = family_of(model), type(model).__name__
     if len(settings.factors) > 1:
         raise ValueError(
             f"{len(settings.factors)} depths asked for, but this {name} is a transformer: all its {block_count(model, family)} blocks "
             "see the same token grid, which is one depth: use max_depth 1 or one factor"
         )
-    return TransformerToDo(settings, family, name, {1: (block_count(model, family), 0)}, family.patch(model), sigmas)
+    return TransformerToDo(settings, family, name, {1: (block_count(model, family), 0)}, family.patch(model))
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +102,7 @@ class ToDoCall:
         transformer_options: Mapping[str, Any] | None = None,
         **conditions: Any,
     ) -> Tensor:
-        options, code = self._options(executor.class_obj.diffusion_model, x, c_crossattn, conditions, dict(transformer_options or {}))
+        options, code = self._options(executor.class_obj, x, c_crossattn, conditions, dict(transformer_options or {}))
         compiled = is_compiled(options.get("wrappers", {}))
         left: dict[tuple[str, int, int], str] = {}
         if not compiled:
@@ -117,29 +112,30 @@ class ToDoCall:
         if left:  # in the node's report are those that were known before the model ran
             reasons = ", ".join(f"{count} {why}" for why, count in sorted(Counter(left.values()).items()))
             _say_once(f"ApplyToDo left {len(left)} self-attention blocks alone: {reasons}")
-        set_up = getattr(options.get(OVERRIDE), "inner", None)
-        if isinstance(set_up, Thinning) and not set_up.thinned:
+        set_up = options.get(OVERRIDE)
+        if isinstance(set_up, Thinning) and set_up.met and not set_up.thinned:
             lengths = " or ".join(map(str, sorted(set_up.layout.places)))
             _say_once(f"ApplyToDo thinned nothing: no attention had {lengths} tokens. Another node adds tokens, or keeps keys of its own")
         return out
 
     def _options(
-        self, model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any], options: dict[str, Any]
+        self, whole: Any, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any], options: dict[str, Any]
     ) -> tuple[dict[str, Any], str]:
         """(the options of one call, a name for all of them that compiled code may take as it is)."""
         unet = self.todo if isinstance(self.todo, ToDoPatch) else None
-        if not active(self.todo.settings, self.todo.sigmas, options):
+        if not active(self.todo.settings, options, whole.model_sampling.percent_to_sigma):
             return options if unet is None else without(unet, options), f"{self.identity} rests"
-        code = f"{self.identity} on {tuple(x.shape[2:])}"
+        code, override = f"{self.identity} on {tuple(x.shape[2:])}", options.get(OVERRIDE)
         if isinstance(self.todo, TransformerToDo):
-            model = getattr(model, "_orig_mod", model)  # of a compiled one, whose class says nothing
+            model = getattr(whole.diffusion_model, "_orig_mod", whole.diffusion_model)  # of a compiled one, whose class says nothing
             layout = self.todo.family.layout(model, x, context, conditions)
-            options[OVERRIDE] = thinning(self.todo, layout, options.get(OVERRIDE))
+            override = thinning(self.todo, layout, override)
             code = f"{code} {layout}"
         else:
             options = last_in_line(self.todo, options)
-        if OVERRIDE in options or TRAINING in options:
-            options[OVERRIDE] = Guard(options.get(OVERRIDE), TRAINING in options)
+            override = None if override is None else Guard(override, 0 if context is None else context.shape[1])
+        if override is not None:
+            options[OVERRIDE] = override
         return options, code
 
 
@@ -175,20 +171,20 @@ class Thinning:
     """`optimized_attention_override(kernel, q, k, v, heads, mask, …)` of one call of one model: K, V and mask lose image tokens, Q none.
 
     It works behind the rotary embedding, so each key keeps its own position. It lives as long as the call; it counts calls only where
-    other attention of the model happens to have the image's sequence length. `thinned` says whether it has met the image.
+    other attention of the model happens to have the image's sequence length. `met` says whether it has met attention, `thinned` whether
+    the image's.
     """
 
     def __init__(self, layout: Layout, target: Grid, method: str, previous: Kernel | None, seen: Mapping[int, int] = MappingProxyType({})):
         self.layout, self.target, self.method, self.previous = layout, target, method, previous
-        self._seen, self.thinned = Counter(seen), False
+        self._seen, self.met, self.thinned = Counter(seen), False, False
 
     def as_it_is(self) -> Thinning:
         """One that goes on counting from here, for a block that runs again later."""
         return Thinning(self.layout, self.target, self.method, self.previous, self._seen)
 
     def __call__(self, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        heads_first = args[3] if len(args) > 3 else kwargs.get("skip_reshape", False)
-        axis = 2 if heads_first else 1  # (B, heads, N, D), or (B, N, C), or (B, N, heads, D) as SD3 passes v
+        axis, self.met = _axis(args, kwargs), True
         place = self._place(q, k, v, axis)
         if place is not None:
             self.thinned = True
@@ -198,7 +194,9 @@ class Thinning:
                 args = (args[0], self._thin_mask(args[1], length, place), *args[2:])
             elif kwargs.get("mask") is not None:
                 kwargs["mask"] = self._thin_mask(kwargs["mask"], length, place)
-        return kernel(q, k, v, *args, **kwargs) if self.previous is None else self.previous(kernel, q, k, v, *args, **kwargs)
+        if self.previous is None:
+            return kernel(q, k, v, *args, **kwargs)
+        return (_as_asked if place is None else _with_fewer_keys)(self.previous, kernel, q, k, v, *args, **kwargs)
 
     def _place(self, q: Tensor, k: Tensor, v: Tensor, axis: int) -> Place | None:
         length = q.shape[axis]
@@ -227,34 +225,44 @@ class Thinning:
 
 
 class Guard:
-    """The outermost override of a call that thins: names a kernel that cannot train, or another node's that cannot take fewer keys."""
+    """A UNet's `optimized_attention_override` while it is thinned: another node's, which is named when it fails at thinned attention.
 
-    def __init__(self, inner: Kernel | None, training: bool):
-        self.inner, self.training = inner, training
+    `text` is how many tokens cross-attention has.
+    """
 
-    def as_it_is(self) -> Guard:
-        """One whose thinning goes on counting from here, for a block that runs again later."""
-        return Guard(self.inner.as_it_is() if isinstance(self.inner, Thinning) else self.inner, self.training)
+    def __init__(self, override: Kernel, text: int):
+        self.override, self.text = override, text
 
     def __call__(self, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        foreign = self.inner.previous if isinstance(self.inner, Thinning) else self.inner
-        foreign = foreign.previous if isinstance(foreign, TrainingKernel) else foreign
-        if self.training:
-            refuse_inference_only(kernel if foreign is None else foreign)
-        if self.inner is None:
-            return kernel(q, k, v, *args, **kwargs)
-        if foreign is None:
-            return self.inner(kernel, q, k, v, *args, **kwargs)
-        try:
-            return self.inner(kernel, q, k, v, *args, **kwargs)
-        except _OF_THE_DEVICE:
-            raise
-        except (RuntimeError, ValueError, TypeError, AssertionError) as error:
-            raise RuntimeError(
-                f"the attention override {_name(foreign)} of another node failed in a model with token downsampling, where self-attention "
-                f"has fewer keys than queries ({error}). A kernel that needs as many of both cannot be combined with ApplyToDo: take one "
-                "of the two nodes off"
-            ) from error
+        axis = _axis(args, kwargs)
+        thinned = k.shape[axis] != self.text and k.shape[axis] < q.shape[axis]
+        return (_with_fewer_keys if thinned else _as_asked)(self.override, kernel, q, k, v, *args, **kwargs)
+
+
+def _axis(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """Which axis of an attention call's tensors counts tokens: (B, heads, N, D), or (B, N, C), or (B, N, heads, D) as SD3 passes v."""
+    return 2 if (args[3] if len(args) > 3 else kwargs.get("skip_reshape", False)) else 1
+
+
+def _as_asked(override: Kernel, kernel: Kernel, *args: Any, **kwargs: Any) -> Tensor:
+    return override(kernel, *args, **kwargs)
+
+
+def _with_fewer_keys(override: Kernel, kernel: Kernel, *args: Any, **kwargs: Any) -> Tensor:
+    """Call an override with fewer keys than queries; another node's is named when it fails."""
+    foreign = override.previous if isinstance(override, TrainingKernel) else override
+    if foreign is None:
+        return override(kernel, *args, **kwargs)
+    try:
+        return override(kernel, *args, **kwargs)
+    except (*_OF_THE_DEVICE, InferenceOnly):
+        raise
+    except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+        raise RuntimeError(
+            f"the attention override {_name(foreign)} of another node failed in a model with token downsampling, where self-attention "
+            f"has fewer keys than queries ({error}). A kernel that needs as many of both cannot be combined with ApplyToDo: take one "
+            "of the two nodes off"
+        ) from error
 
 
 def _name(function: Any) -> str:

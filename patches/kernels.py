@@ -36,8 +36,12 @@ def kernel_name(kernel: Any) -> str:
     return str(getattr(kernel, "__qualname__", None) or type(kernel).__qualname__)
 
 
+class InferenceOnly(ValueError):
+    """An attention kernel without a backward pass in a model that is trained."""
+
+
 def refuse_inference_only(kernel: Any) -> None:
-    """Raise ValueError, with its name, when an attention kernel (or the kernel that a closure calls) has no backward pass."""
+    """Raise InferenceOnly, with its name, when an attention kernel (or the kernel that a closure calls) has no backward pass."""
     cells = (cell.cell_contents for cell in getattr(kernel, "__closure__", None) or () if _filled(cell))
     names = [kernel_name(kernel), *(kernel_name(content) for content in cells if callable(content))]
     for name in names:
@@ -45,7 +49,7 @@ def refuse_inference_only(kernel: Any) -> None:
         if known is None:
             known = next((what for word, what in INFERENCE_ONLY_WORDS.items() if word.search(name)), None)
         if known is not None:
-            raise ValueError(
+            raise InferenceOnly(
                 f"{known} is for inference only, it has no backward pass (kernel {name}): start ComfyUI without it, or take its node off "
                 "the model, and train with PyTorch's attention"
             )
@@ -55,7 +59,7 @@ class TrainingKernel:
     """`optimized_attention_override(kernel, q, k, v, heads, …)` of a model that is trained.
 
     Kernels that keep every score for the backward pass give way to PyTorch's scaled dot-product attention, which computes the same from
-    less; others stay. An inference-only kernel is refused by name (ValueError). `previous` is another node's override, or None.
+    less; others stay. One without a backward pass is refused by name (InferenceOnly). `previous` is another node's override, or None.
     """
 
     def __init__(self, sdpa: Callable[..., Tensor], previous: Callable[..., Tensor] | None = None):

@@ -117,12 +117,13 @@ def _lumina(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Map
     if not hasattr(model, "pad_tokens_multiple"):
         mask = conditions.get("attention_mask")
         start = int(conditions["num_tokens"]) if mask is None else int(mask.sum(dim=1).max())
-        return _refined(model, grid, {image: 0, start + image: start}, text)
+        return _refined(grid, {image: 0, start + image: start}, [(text, model.context_refiner)])
     multiple: int | None = model.pad_tokens_multiple  # type: ignore[assignment]
     caption, picture = _padded(text, multiple), _padded(image, multiple)
     captions, pictures, vision = _references(model, conditions, multiple)
     sequence = captions + caption + vision + pictures + picture
-    return _refined(model, grid, {pictures + picture: pictures, sequence: sequence - picture}, captions + caption)
+    refiners = [(captions + caption, model.context_refiner), (vision, getattr(model, "siglip_refiner", None) or ())]
+    return _refined(grid, {pictures + picture: pictures, sequence: sequence - picture}, refiners)
 
 
 def _references(model: nn.Module, conditions: Mapping[str, Any], multiple: int | None) -> tuple[int, int, int]:
@@ -144,10 +145,10 @@ def _references(model: nn.Module, conditions: Mapping[str, Any], multiple: int |
     return captions, pictures, sum(_padded(size, multiple if padding else None) for size in sizes) + missing
 
 
-def _refined(model: nn.Module, grid: Grid, lengths: Mapping[int, int], text: int) -> Layout:
-    """A layout whose first calls of the text's length belong to the text refiner."""
-    refiners = len(model.context_refiner)  # type: ignore[arg-type]
-    return Layout(1, grid, {length: Place(start, skip=refiners if length == text else 0) for length, start in lengths.items()})
+def _refined(grid: Grid, starts: Mapping[int, int], refiners: Sequence[tuple[int, Any]]) -> Layout:
+    """A layout of {length: where the image begins} whose first calls belong to refiners, (length, blocks), that see no image."""
+    skips = {length: sum(len(blocks) for seen, blocks in refiners if seen == length) for length in starts}
+    return Layout(1, grid, {length: Place(start, skips[length]) for length, start in starts.items()})
 
 
 def _padded(count: int, multiple: int | None) -> int:
@@ -216,7 +217,7 @@ FAMILIES: dict[str, Family] = {
     "NextDiT": _LUMINA,
     "NextDiTPixelSpace": _LUMINA,
     "WanModel": _WAN,
-    "VaceWanModel": _WAN,
+    "VaceWanModel": Family(_wan, _patch_size, ("blocks", "vace_blocks")),
     "CameraWanModel": _WAN,
     "AnimateWanModel": _WAN,
     "HumoWanModel": _HUMO,

@@ -31,12 +31,14 @@ function made(node, cell, pictures) {
   return { height: Math.floor(height / cell), width: Math.floor(width / cell), frames: pictures ? Math.floor((length - 1) / pictures) + 1 : 1 }
 }
 
-/** The number of a widget, or of the widget that its input is linked to; NaN when it is computed while running. */
-function number(node, name) {
+/** The value of a widget, or of the widget that its input is linked to; undefined when it is computed while running. */
+export function valueOf(node, name) {
   const from = source(node, name)
   const [holder, widget] = from ? [from.node, from.widget ?? 'value'] : [node, name]
-  return Number(holder.widgets?.find((one) => one.name === widget)?.value ?? NaN)
+  return holder.widgets?.find((one) => one.name === widget)?.value
 }
+
+const number = (node, name) => Number(valueOf(node, name) ?? NaN)
 
 /** Where the link into an input comes from: {node}, through the walls of subgraphs; {node, widget} for a widget on a subgraph's node; null without a link. */
 function source(node, name) {

@@ -4,7 +4,7 @@
  */
 import { el, short } from './dom.js'
 import { addPanel, api, chain, everyNode, fit } from './editor.js'
-import { latentOf } from './latent_size.js'
+import { latentOf, valueOf } from './latent_size.js'
 import { t } from './texts.js'
 
 const PROPERTY = 'graft tokens'
@@ -16,7 +16,8 @@ export function addTodoPanel(node) {
   addPanel(node, 'todo', content)
   let drawn = null
   const show = () => {
-    const known = [node.properties?.[PROPERTY]?.depths ?? null, factors(node), latentOf(node, 'latent')]
+    const { depths = null, scale = 1 } = node.properties?.[PROPERTY] ?? {}
+    const known = [depths, factors(node), scaled(latentOf(node, 'latent'), scale)]
     const key = JSON.stringify(known)
     if (key === drawn) return
     drawn = key
@@ -27,7 +28,7 @@ export function addTodoPanel(node) {
   chain(node, 'onExecuted', (output) => {
     const found = output?.graft_todo?.[0]
     if (!found) return
-    node.properties[PROPERTY] = { depths: found.depths }
+    node.properties[PROPERTY] = { depths: found.depths, scale: found.scale }
     show()
   })
   chain(node, 'onConfigure', () => {
@@ -46,12 +47,18 @@ export function listen() {
   api.addEventListener('graphChanged', () => everyNode((node) => panels.get(node)?.()))
 }
 
-/** The factor of each depth as the node's inputs give it; null while they are not numbers. */
+/** The factor of each depth as the node's inputs give it; null while they are not numbers, or are computed while running. */
 function factors(node) {
-  const value = (name) => node.widgets.find((widget) => widget.name === name)?.value
-  const listed = String(value('depth_factors') ?? '').split(/[\s,]+/).filter(Boolean).map(Number)
-  const found = listed.length ? listed : Array(Number(value('max_depth'))).fill(Number(value('factor')))
-  return found.every((factor) => factor >= 1) ? found : null
+  const [text, most, factor] = ['depth_factors', 'max_depth', 'factor'].map((name) => valueOf(node, name))
+  if (text === undefined) return null
+  const listed = String(text).split(/[\s,]+/).filter(Boolean).map(Number)
+  const found = listed.length ? listed : most >= 1 ? Array(Number(most)).fill(Number(factor)) : []
+  return found.length && found.every((one) => one >= 1) ? found : null
+}
+
+/** A latent in the size that the host samples it in, which the last run told. */
+function scaled(latent, scale) {
+  return latent && { ...latent, height: Math.round(latent.height * scale), width: Math.round(latent.width * scale) }
 }
 
 function unknown(latent) {
@@ -75,22 +82,22 @@ function table(depths, given, latent) {
     const { sides, frames } = grid(row, latent)
     const after = sides?.map((side) => Math.max(1, Math.floor(side / factor)))
     const [before, left] = [sides, after].map((one) => (one ? frames * one[0] * one[1] : null))
-    const blocks = row.patched + row.skipped
-    if (before !== null) {
-      all += blocks * before * before
-      kept += blocks * before * left
+    const [thinned, others] = [row.own, row.patched + row.skipped - row.own]
+    if (before !== null && given) {
+      all += (thinned + others) * before * before
+      kept += thinned * before * left + others * before * before
     }
     return el('tr', {},
       el('td', {}, String(row.depth)),
       el('td', {}, given ? short(factor) : '–'),
       el('td', {}, before === null ? '–' : `${before} (${sides.join('×')})`),
-      el('td', {}, before === null ? '–' : `${left} (${after.join('×')})`),
-      el('td', {}, row.skipped && row.patched ? t('{count}, {left} left alone', { count: row.patched, left: row.skipped }) : String(blocks)))
+      el('td', {}, before === null || !given ? '–' : `${left} (${after.join('×')})`),
+      el('td', {}, others ? t('{count}, {left} left alone', { count: thinned, left: others }) : String(thinned)))
   })
   const heads = [t('depth'), t('factor'), t('tokens'), t('keys and values'), t('blocks')]
   const made = el('table', { class: 'graft-table', 'aria-label': t('Tokens by depth') },
     el('thead', {}, el('tr', {}, ...heads.map((head) => el('th', { scope: 'col' }, head)))), el('tbody', {}, ...body))
   const saved = all ? t('About {percent}% of the self-attention products are saved.', { percent: Math.round(100 * (1 - kept / all)) }) : ''
-  const basis = latent ? sizeOf(latent) : all ? t('For the latent of the last run.') : t('Connect a latent to see its tokens.')
+  const basis = latent ? sizeOf(latent) : depths[0]?.before ? t('For the latent of the last run.') : t('Connect a latent to see its tokens.')
   return [made, el('div', { class: 'graft-dim' }, [basis, saved].filter(Boolean).join(' '))]
 }

@@ -135,8 +135,8 @@ def test_tokens_by_depth_follow_the_factor(editor):
     editor.clear()
     node = editor.add("ApplyToDo", 100, 100)
     depths = [
-        {"depth": 1, "factor": 2, "before": [97, 64], "after": [48, 32], "frames": 1, "patched": 10, "skipped": 0},
-        {"depth": 2, "factor": 1, "before": [49, 32], "after": [49, 32], "frames": 1, "patched": 0, "skipped": 5},
+        {"depth": 1, "factor": 2, "before": [97, 64], "after": [48, 32], "frames": 1, "own": 10, "patched": 10, "skipped": 0},
+        {"depth": 2, "factor": 1, "before": [49, 32], "after": [49, 32], "frames": 1, "own": 5, "patched": 0, "skipped": 5},
     ]
     ran(editor, node, {"graft_todo": [{"version": 1, "depths": depths, "saving": 0.7, "notes": []}]})
     table = editor.page.locator(".graft-todo table:visible")
@@ -158,8 +158,8 @@ def test_tokens_follow_the_latent_that_is_connected_before_anything_runs(editor)
     editor.link(latent, 0, node, "latent")
     panel.get_by_text("The latent is 96\u00d764.").wait_for()
     depths = [  # as SD1.x has them, and without a latent when it ran
-        {"depth": 1, "factor": 2, "cell": 1, "before": None, "after": None, "frames": 1, "patched": 6, "skipped": 0},
-        {"depth": 2, "factor": 1, "cell": 2, "before": None, "after": None, "frames": 1, "patched": 0, "skipped": 6},
+        {"depth": 1, "factor": 2, "cell": 1, "before": None, "after": None, "frames": 1, "own": 6, "patched": 6, "skipped": 0},
+        {"depth": 2, "factor": 1, "cell": 2, "before": None, "after": None, "frames": 1, "own": 6, "patched": 0, "skipped": 6},
     ]
     ran(editor, node, {"graft_todo": [{"version": 1, "depths": depths}]})
     assert "6144 (96\u00d764)" in panel.inner_text() and "1536 (48\u00d732)" in panel.inner_text()
@@ -223,7 +223,7 @@ def test_texts_are_legible_in_both_themes(editor, palette):
     training, todo, stack = editor.add("TrainStep", 60, 60), editor.add("ApplyToDo", 480, 60), editor.add("GraftLoRAStack", 900, 60)
     for number in range(1, 30):
         step(editor, training, number, 1 / number)
-    depths = [{"depth": 1, "factor": 2, "before": [64, 64], "after": [32, 32], "frames": 1, "patched": 10, "skipped": 0}]
+    depths = [{"depth": 1, "factor": 2, "before": [64, 64], "after": [32, 32], "frames": 1, "own": 10, "patched": 10, "skipped": 0}]
     ran(editor, todo, {"graft_todo": [{"version": 1, "depths": depths}]})
     rows = '{"version": 1, "rows": [{"file": "nowhere.safetensors"}]}'
     editor.do("([id, rows]) => { app.graph.getNodeById(id).widgets[0].value = rows }", [stack, rows])
@@ -277,7 +277,7 @@ def test_panels_speak_chinese_when_the_editor_does(editor):
         data, average = editor.add("GraftDataset", 60, 600), editor.add("EMAMerge", 480, 600)
         for number in range(1, 4):
             step(editor, training, number, 1 / number)
-        depths = [{"depth": 1, "factor": 2, "cell": 1, "before": [64, 64], "after": [32, 32], "frames": 1, "patched": 8, "skipped": 2}]
+        depths = [{"depth": 1, "factor": 2, "before": [64, 64], "after": [32, 32], "frames": 1, "own": 8, "patched": 8, "skipped": 2}]
         ran(editor, todo, {"graft_todo": [{"version": 1, "depths": depths}]})
         nothing = {"folder": "concept", "count": 0, "pictures": [], "buckets": [], "problems": []}
         ran(editor, data, {"graft_dataset": [nothing]})

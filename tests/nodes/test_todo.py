@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from graft_nodes import host as wall
-from graft_nodes.patches import attention_override
 from graft_nodes.patches.todo import ToDoSettings
 from graft_nodes.training.checkpointing import checkpointed
 from PIL import Image
@@ -113,9 +112,9 @@ def test_other_attn1_patches_before_and_after_work_on_whole_keys(host, small, un
 
 
 @pytest.fixture
-def said(caplog):
+def said(host, caplog):
     """What ApplyToDo has logged since, also what it has said before."""
-    attention_override._say_once.cache_clear()
+    host.module("patches.attention_override")._say_once.cache_clear()
     return lambda: [record.getMessage() for record in caplog.records if "ApplyToDo" in record.getMessage()]
 
 
@@ -174,9 +173,12 @@ def test_an_inference_only_kernel_is_refused_by_name_while_training(host, unet):
     def attention_sage(kernel, *args, **kwargs):
         return kernel(*args, **kwargs)
 
-    patched, _ = apply(host, unet)
+    from comfy.ldm.modules.attention import attention_pytorch
+
+    patched, kind = apply(host, unet)[0], host.module("patches.kernels").TrainingKernel
+    train_forward(patched, optimized_attention_override=kind(attention_pytorch))
     with pytest.raises(ValueError, match=r"SageAttention \(--use-sage-attention\) is for inference only"):
-        train_forward(patched, optimized_attention_override=attention_sage)
+        train_forward(patched, optimized_attention_override=kind(attention_pytorch, attention_sage))
 
 
 def test_phase_and_disable_after(host, small, unet):
@@ -210,6 +212,12 @@ def test_start_and_end_follow_the_noise(host, small, unet):
 
     with torch.no_grad():
         assert [thins(percent) for percent in (0.1, 0.35, 0.65, 0.9)] == [False, True, True, False]
+
+
+def test_what_was_trained_without_it_does_not_say_that_it_was(host, unet):
+    for phase, said in (("both", True), ("training", True), ("sampling", False)):
+        patched, _ = apply(host, unet, phase=phase)
+        assert bool(wall.todo.todo_metadata(patched)) is said
 
 
 def test_gradients_are_those_of_interpolation_with_and_without_checkpointing(host, unet):
@@ -259,7 +267,7 @@ def test_report_and_data_for_the_editor(host, unet):
     assert "depth 1: factor 4, 3 blocks patched, 0 left alone, K/V tokens 117 (9x13) -> 6 (2x3)" in text and "saved: about" in text
     (data,) = result.ui["graft_todo"]
     assert data["depths"][1] == {
-        "depth": 2, "factor": 2.0, "cell": 2, "before": [5, 7], "after": [2, 3], "frames": 1, "patched": 3, "skipped": 0,
+        "depth": 2, "factor": 2.0, "cell": 2, "before": [5, 7], "after": [2, 3], "frames": 1, "own": 3, "patched": 3, "skipped": 0,
     }
     assert all(row["before"] == [math.ceil(side / row["cell"]) for side in (9, 13)] for row in data["depths"])
     assert 0 < data["saving"] < 1 and data["transformer"] is None and data["version"] == 1

@@ -120,17 +120,24 @@ def test_depths_that_are_not_asked_for_and_factor_one_are_left_alone():
 
 
 def test_noise_levels():
-    at = [active(ToDoSettings((2.0,)), (7.0, 1.0), {"sigmas": torch.tensor([sigma, sigma])}) for sigma in (7.5, 7.0, 1.0, 0.9)]
-    assert at == [False, True, True, False]
+    def levels(start, end):
+        settings = ToDoSettings((2.0,), start_percent=start, end_percent=end)
+        sigmas = [torch.tensor([sigma, sigma]) for sigma in (1.5, 6 / 7, 0.5, 6 / 27, 0.0)]  # the first is above all: samplers add noise
+        return [active(settings, {"sigmas": now}, lambda share: 6 * (1 - share) / (6 - 5 * share)) for now in sigmas]  # SD3's, shift 6
+
+    assert levels(0.0, 1.0) == [True] * 5
+    assert levels(0.5, 1.0) == [False, True, True, True, True]
+    assert levels(0.0, 0.5) == [True, True, False, False, False]
+    assert levels(0.5, 6 / 7) == [False, True, True, False, False]
 
 
 def test_phases():
     training = {"graft_training": {"step": 5, "total_steps": 10}}
     for phase, sampled, trained in (("both", True, True), ("training", False, True), ("sampling", True, False)):
         settings = ToDoSettings((2.0,), phase=phase)
-        assert active(settings, (0.0, 0.0), {}) == sampled
-        assert active(settings, (0.0, 0.0), {"sigmas": torch.tensor([9.0]), **training}) == trained
-    assert not active(ToDoSettings((2.0,), disable_after=0.5), None, training)
+        assert active(settings, {}, float) == sampled
+        assert active(settings, {"sigmas": torch.tensor([9.0]), **training}, float) == trained
+    assert not active(ToDoSettings((2.0,), disable_after=0.5), training, float)
 
 
 def test_a_deep_copy_is_the_patch_itself():
@@ -180,6 +187,6 @@ def test_the_keys_of_tiled_queries_are_thinned_strip_by_strip(method):
 
 def test_blocks_that_another_patch_computes_are_counted_as_left_alone():
     everything = plan_todo(sd15(), ToDoSettings((2.0,))).depths[1]
-    some = plan_todo(sd15(), ToDoSettings((2.0,)), None, {("input", 1): 0, ("input", 2, 0): 0, ("middle", 0): 0}).depths[1]
+    some = plan_todo(sd15(), ToDoSettings((2.0,)), {("input", 1): 0, ("input", 2, 0): 0, ("middle", 0): 0}).depths[1]
     assert some == (everything[0] - 2, everything[1] + 2)
-    assert "4 blocks patched, 1 left alone" in report_text(plan_todo(sd15(), ToDoSettings((2.0,)), None, {("input", 1): 0}))
+    assert "4 blocks patched, 1 left alone" in report_text(plan_todo(sd15(), ToDoSettings((2.0,)), {("input", 1): 0}))

@@ -94,6 +94,18 @@ def test_a_devices_error_is_not_the_overrides(name):
     def override(kernel, *args):
         raise error("what happened")
 
+    q, k, v = _tensors()
     for error, message in ((getattr(torch, name), "^what happened$"), (RuntimeError, "cannot be combined with ApplyToDo")):
         with pytest.raises(error, match=message):
-            Guard(override, False)(attention_pytorch, *_tensors(), 4)
+            Guard(override, 0)(attention_pytorch, q, k, v, 4)
+
+
+def test_an_override_that_fails_where_nothing_is_thinned_fails_as_it_is():
+    def override(kernel, *args):
+        raise RuntimeError("heads of 64 only")
+
+    q, k, v = _tensors()
+    with pytest.raises(RuntimeError, match=r"^heads of 64 only$"):
+        Guard(override, 0)(attention_pytorch, q, q, q, 4)
+    with pytest.raises(RuntimeError, match=r"^heads of 64 only$"):  # the text's
+        Guard(override, k.shape[1])(attention_pytorch, q, k, v, 4)

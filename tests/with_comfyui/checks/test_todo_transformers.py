@@ -11,13 +11,20 @@ import comfy.latent_formats
 import comfy.model_base
 import comfy.model_management
 import comfy.model_patcher
+import comfy.sample
 import comfy.supported_models_base
 import comfyui_version
 import pytest
 import torch
+from comfy.ldm.modules.attention import attention_pytorch
 from graft_nodes import host
+from graft_nodes.patches import attention_override
+from graft_nodes.patches.attention_override import OVERRIDE
+from graft_nodes.patches.kernels import TrainingKernel
 from graft_nodes.patches.todo import ToDoSettings
 from graft_nodes.training.checkpointing import checkpointed
+
+from ...sampling_options import sampling_options
 
 FLUX = dict(
     in_channels=4, out_channels=4, vec_in_dim=8, context_in_dim=12, hidden_size=32, mlp_ratio=2.0, num_heads=2, depth=1,
@@ -133,6 +140,11 @@ CASES = {
     "z-image omni": Case(
         "lumina.model", "NextDiT", ("lumina.model", "optimized_attention_masked"), ZIMAGE, LATENT, ("noise_refiner", "layers"), 24,
         start_by_length={32: 8, 56: 32}, num_tokens=5, ref_latents=[(4, 4, 6)], ref_contexts=[(9, 12)], newer=True,
+    ),
+    "z-image omni, as many vision features as pictures": Case(
+        "lumina.model", "NextDiT", ("lumina.model", "optimized_attention_masked"), dict(ZIMAGE, siglip_feat_dim=12), LATENT,
+        ("noise_refiner", "layers"), 24, start_by_length={32: 8, 88: 64}, num_tokens=5, ref_latents=[(4, 4, 6)], ref_contexts=[(9, 12)],
+        siglip_feats=[(4, 6, 12)], newer=True,
     ),
     "z-image": Case(
         "lumina.model", "NextDiT", ("lumina.model", "optimized_attention_masked"), ZIMAGE, LATENT, ("noise_refiner", "layers"), 8,
@@ -388,8 +400,8 @@ def test_equal_to_attention_thinned_by_hand(name, factor):
     with attention_by_hand(patcher, case, factor, todo.patch, calls):
         wanted = forward(patcher, case)
     assert torch.isfinite(plain).all()
-    blocks = sum(len(getattr(patcher.model.diffusion_model, each)) for each in todo.family.blocks)
-    assert len(calls) == blocks + (1 if name in ("sd3.5 medium", "wan vace") else 0) and all(after < before for before, after in calls)
+    twice = 1 if name == "sd3.5 medium" else 0  # a block that attends to the image a second time
+    assert len(calls) == todo.depths[1][0] + twice and all(after < before for before, after in calls)
     assert close(result, wanted), f"{(result - wanted).abs().max()} of {wanted.abs().max()}"
     assert not close(result, plain), "thinning must be seen in the output of this random model"
     assert torch.equal(forward(patcher, case), plain), "the unpatched model stays as it was"
@@ -458,8 +470,9 @@ def test_an_inference_only_kernel_is_refused_by_name_while_training():
 
     options = {**patched.model_options["transformer_options"], "optimized_attention_override": attention_sage}
     forward(patched, case, options)
+    options |= {"graft_training": {"step": 0, "total_steps": 10}, OVERRIDE: TrainingKernel(attention_pytorch, attention_sage)}
     with pytest.raises(ValueError, match=r"SageAttention.*inference only"):
-        forward(patched, case, {**options, "graft_training": {"step": 0, "total_steps": 10}})
+        forward(patched, case, options)
 
 
 def test_noise_levels_phase_and_disable_after():
@@ -477,6 +490,51 @@ def test_noise_levels_phase_and_disable_after():
     assert torch.equal(forward(only, case), plain)
     assert not torch.equal(with_options(only, graft_training={"step": 4, "total_steps": 10}), plain)
     assert torch.equal(with_options(only, graft_training={"step": 5, "total_steps": 10}), plain)
+
+
+def test_noise_levels_are_those_of_a_later_nodes_sampling():
+    """Shift 6 puts half of sampling at 0.857; without it that is 0.5."""
+    from comfy_extras.nodes_model_advanced import ModelSamplingSD3
+
+    def shifted(patcher):
+        found = getattr(ModelSamplingSD3, "execute", ModelSamplingSD3().patch)(patcher, 6.0)
+        return found[0] if isinstance(found, tuple) else found.args[0]
+
+    case = CASES["sd3"]
+    patcher = build(case)
+
+    def thins(patched, sigma):
+        comfy.model_management.load_models_gpu([patched], force_full_load=True)
+        options = patched.model_options["transformer_options"]
+        found, plain = forward(patched, case, {**options, "sigmas": torch.tensor([sigma])}), forward(patcher, case)
+        return not torch.equal(found, plain)
+
+    before = host.todo.apply_todo(shifted(patcher), settings(start_percent=0.5))[0]
+    after = shifted(host.todo.apply_todo(patcher, settings(start_percent=0.5))[0])
+    levels = (0.9, 6 / 7, 0.7, 0.3)  # the second is the level itself, as samplers have it in float32
+    assert [thins(before, level) for level in levels] == [thins(after, level) for level in levels] == [False, True, True, True]
+
+
+def test_steps_that_easycache_skips_are_not_called_unthinned(caplog):
+    from comfy_extras.nodes_easycache import EasyCacheNode
+
+    attention_override._say_once.cache_clear()
+    case = CASES["flux"]
+    cached = EasyCacheNode.execute(build(case), 10.0, 0.15, 0.95, False).args[0]
+    patched = host.todo.apply_todo(cached, settings())[0]
+    generator, lengths = torch.Generator().manual_seed(1), []
+
+    def note(kernel, q, k, v, *args, **kwargs):
+        lengths.append(k.shape[2] < q.shape[2])
+        return kernel(q, k, v, *args, **kwargs)
+
+    patched.model_options["transformer_options"][OVERRIDE] = note
+    noise = torch.randn(1, 4, 16, 20, generator=generator)
+    prompt = [[torch.randn(1, 5, 12, generator=generator), {"pooled_output": torch.randn(1, 8, generator=generator)}]]
+    with torch.inference_mode():
+        comfy.sample.sample(patched, noise, 12, 1.0, "euler", "simple", prompt, prompt, torch.zeros_like(noise), seed=1, disable_pbar=True)
+    assert all(lengths) and 0 < len(lengths) < 12 * 3, "some steps come from the cache, the others are thinned"
+    assert not [record for record in caplog.records if "thinned nothing" in record.getMessage()]
 
 
 def test_a_compiled_model_is_thinned_too():
@@ -592,9 +650,5 @@ def test_compiled_without_guards_on_options_every_size_is_thinned_as_its_own(key
     for size in ((8, 12), (12, 8), (4, 24), (8, 12)):
         case.latent = (2, 4, *size)
         for on, off in ((patched, plain), (compiled, patcher)):
-            options = dict(on.model_options["transformer_options"])
-            kinds = {kind: dict(keyed) for kind, keyed in options.get("wrappers", {}).items()}
-            for kind, keyed in on.wrappers.items():
-                kinds.setdefault(kind, {}).update({key: list(of) for key, of in keyed.items()})
-            assert close(forward(on, case, {**options, "wrappers": kinds}), forward(off, case)), size
+            assert close(forward(on, case, sampling_options(on)), forward(off, case)), size
     torch._dynamo.reset()
