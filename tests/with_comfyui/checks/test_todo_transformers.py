@@ -537,6 +537,25 @@ def test_steps_that_easycache_skips_are_not_called_unthinned(caplog):
     assert not [record for record in caplog.records if "thinned nothing" in record.getMessage()]
 
 
+@pytest.mark.parametrize(("name", "kind"), [("flux 2", "Flux2"), ("wan", "Wan22")])
+def test_the_report_has_the_size_that_the_host_samples_an_empty_latent_in(name, kind):
+    """EmptyLatentImage makes cells of 8 pixels; newer ComfyUIs resize them to those of the model."""
+    from graft_nodes.nodes.todo import ApplyToDo
+
+    import nodes
+
+    (latent,) = nodes.EmptyLatentImage().generate(1024, 512, 1)
+    if "downscale_ratio_spacial" not in latent:
+        pytest.skip("this ComfyUI samples it as it is")
+    patcher = build(CASES[name])
+    patcher.model.latent_format = getattr(comfy.latent_formats, kind)()
+    noise = comfy.sample.fix_empty_latent_channels(patcher, latent["samples"], latent["downscale_ratio_spacial"])
+    data = ApplyToDo.execute(patcher, 2.0, latent=latent).ui["graft_todo"][0]
+    sides, cell = [512 // 16, 1024 // 16], data["depths"][0]["cell"]
+    assert list(noise.shape[-2:]) == sides, "else this test says nothing"
+    assert data["depths"][0]["before"] == [side // cell for side in sides] and data["scale"] == 0.5
+
+
 def test_a_compiled_model_is_thinned_too():
     """Compiled as TorchCompileModel does it while it runs, another class stands in the model's place; run eagerly, for speed."""
     case = CASES["flux with references"]
