@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -247,7 +248,9 @@ def _put(patcher: Any, pieces: Mapping[str, Sequence[Piece]], mode: str, space: 
         return _host_patched(patcher, pieces)
     _refuse_after_scheduled(patcher, pieces)
     constant, scheduled = _by_schedule(pieces)
-    merge, bypass, reasons = weights.plan(patcher.model, constant, mode, _why_not_merge(patcher))
+    merge, bypass, by_host, reasons = weights.plan(patcher.model, constant, mode, _why_not_merge(patcher))
+    if by_host:
+        patcher = _host_patched(patcher, {weight: constant.pop(weight) for weight in by_host})
     if merge and _rounds_stochastically():
         lines.append(f"{name}: half precision is rounded stochastically ({_ROUNDING})")
     stacks = [Stack(constant, bypass)] if constant else []
@@ -260,7 +263,7 @@ def _put(patcher: Any, pieces: Mapping[str, Sequence[Piece]], mode: str, space: 
         f"{name}: {len(merge)} weights merged while it is loaded, {len({*bypass, *scheduled})} at the activations; other nodes that merge, "
         "extract or save it see the base (use mode host for those)"
     )
-    return _injected(patcher, stacks)
+    return _injected(patcher, stacks) if stacks else patcher
 
 
 _SCHEDULED = "their strength changes while sampling"
@@ -277,11 +280,11 @@ def _by_schedule(pieces: Mapping[str, Sequence[Piece]]) -> tuple[dict[str, list[
 
 def _scheduled(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> Stack:
     """Scheduled pieces at the activations; ValueError that lists the weights where that cannot be."""
-    not_linear, bypass, _ = weights.plan(patcher.model, pieces, "bypass", _why_not_merge(patcher))
-    if not_linear:
-        listed = "\n".join(f"- {weight}" for weight in not_linear)
+    planned = weights.plan(patcher.model, pieces, "bypass", _why_not_merge(patcher))
+    if planned.merge or planned.host:
+        listed = "\n".join(f"- {weight}" for weight in (*planned.merge, *planned.host))
         raise ValueError(f"a schedule works at the activations, and these weights have no bypass; empty the row's schedule:\n{listed}")
-    return Stack(pieces, bypass)
+    return Stack(pieces, planned.bypass)
 
 
 def _refuse_after_scheduled(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> None:
@@ -309,6 +312,15 @@ def _why_not_merge(patcher: Any) -> str | None:
 
 
 _KEY = "graft"  # callbacks; injections have a key of their own each, because a used key replaces silently
+_unloaded: weakref.WeakSet[Any] = weakref.WeakSet()  # patchers of dynamic VRAM, detached since they were loaded
+
+
+def _nobody_loaded(patcher: Any) -> bool:
+    """Whether nobody holds the weights that an injection would change now: a failed load detaches, and then injects into what is left.
+
+    A load leaves its mark on the model, and a detach takes it off again, but not with dynamic VRAM.
+    """
+    return patcher.model.current_weight_patches_uuid is None or patcher in _unloaded
 
 
 def _injected(patcher: Any, more: Sequence[Stack]) -> Any:
@@ -324,16 +336,15 @@ def _injected(patcher: Any, more: Sequence[Stack]) -> Any:
     stacks += more
 
     def inject(owner: Any) -> None:
-        # Without a load's mark nobody holds these weights: a failed load detaches and then injects into what is left.
-        if owner.model.current_weight_patches_uuid is not None:
-            weights.attach(owner.model, id(owner), stacks, _version(owner))
+        if not _nobody_loaded(owner):
+            weights.attach(owner.model, id(owner), [_in_turn(owner.model, stack) for stack in stacks], _version(owner))
 
     def eject(owner: Any) -> None:
         weights.detach(owner.model, id(owner), _version(owner))  # imports nothing: patchers also end while Python does
 
     def injected(owner: Any) -> None:
-        if owner.model.current_weight_patches_uuid is None:
-            owner.is_injected = False  # or it would inject when it ejects for a moment, into what another patcher has loaded since
+        if _nobody_loaded(owner):
+            owner.eject_model()  # or it would inject when it ejects for a moment, into what another patcher has loaded since
 
     def cloned(_: Any, copy: Any) -> None:
         copy.is_injected = False  # it has injected nothing; its end must not eject what the original injected
@@ -341,18 +352,48 @@ def _injected(patcher: Any, more: Sequence[Stack]) -> Any:
     def detached(owner: Any, unpatch_all: bool) -> None:
         if unpatch_all:
             weights.forget(owner.model)
+            if getattr(owner, "is_dynamic", bool)():
+                _unloaded.add(owner)
+
+    def loaded(owner: Any, *_: Any) -> None:
+        _unloaded.discard(owner)
 
     injection = extension.PatcherInjection(inject=inject, eject=eject)
     injection.graft_stacks = tuple(stacks)
     clone.set_injections(f"{_KEY}-{stacks[-1].serial}", [injection])
     events = extension.CallbacksMP
-    for event, callback in ((events.ON_INJECT_MODEL, injected), (events.ON_CLONE, cloned), (events.ON_DETACH, detached)):
+    for event, callback in (
+        (events.ON_INJECT_MODEL, injected), (events.ON_CLONE, cloned), (events.ON_DETACH, detached), (events.ON_LOAD, loaded)
+    ):  # fmt: skip
         clone.remove_callbacks_with_key(event, _KEY)
         clone.add_callback_with_key(event, _KEY, callback)
     if any(piece.schedule is not None for stack in stacks for of in stack.pieces.values() for piece in of):
         clone.remove_wrappers_with_key(extension.WrappersMP.APPLY_MODEL, _KEY)
         clone.add_wrapper_with_key(extension.WrappersMP.APPLY_MODEL, _KEY, _ticking)
     return clone
+
+
+_moved: weakref.WeakKeyDictionary[Stack, dict[frozenset[str], Stack]] = weakref.WeakKeyDictionary()
+
+
+def _in_turn(model: Any, stack: Stack) -> Stack:
+    """A stack whose layers that need the weight they find come after the host's own patches, where these come as it is used."""
+    alone = {weight for weight, of in stack.pieces.items() if weight not in stack.bypass and not additive(of)}
+    late = frozenset(weight for weight in alone if _patched_in_use(model, weight))
+    if not late:
+        return stack
+    known = _moved.setdefault(stack, {})
+    if late not in known:
+        known[late] = Stack(stack.pieces, stack.bypass | late)
+    return known[late]
+
+
+def _patched_in_use(model: Any, weight: str) -> bool:
+    """Whether the host applies patches to a weight each time that it is used, because it holds the weight elsewhere."""
+    path, _, attribute = weight.rpartition(".")
+    module = model.get_submodule(path)
+    functions = (getattr(module, f"{attribute}_{kind}", None) for kind in ("function", "lowvram_function"))
+    return weights.has_bypass(module, attribute) and any(functions)
 
 
 def _ticking(executor: Any, x: torch.Tensor, t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -412,7 +453,7 @@ def _rounds_stochastically() -> bool:
 
 
 def _host_patched(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> Any:
-    """A clone with one fused adapter a weight as ComfyUI's own patch; layers that do not merely add go as one adapter of ours."""
+    """A clone with one fused adapter a weight as ComfyUI's own patch; layers that are no product of factors go as one adapter of ours."""
     from comfy.weight_adapter import LoRAAdapter
 
     own = _adapter_class()
@@ -420,7 +461,7 @@ def _host_patched(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> Any:
     adapters: dict[str, Any] = {}
     differences: dict[str, Any] = {}
     for weight, of in pieces.items():
-        if not additive(of):
+        if not additive(of) or any(piece.layer.kind != "diff" and piece.layer.factors() is None for piece in of):  # kept as small as it is
             adapters[weight] = own(set(), tuple((piece.strength, piece.part, packed(piece.layer)) for piece in of))
             continue
         fused = fuse(of, shapes[weight].shape)

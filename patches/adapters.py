@@ -17,6 +17,8 @@ from torch import Tensor
 
 from .maps import Map, Mix, Scale, Stage, Turn, butterfly, turned
 
+FEW = 64  # up to this rank a LoHa is merged more cheaply as a pair of factors than as a full difference
+
 
 @dataclass(frozen=True, eq=False)
 class LoRA:
@@ -47,7 +49,7 @@ class LoRA:
         """alpha / rank; 1 without alpha."""
         return 1.0 if self.alpha is None else self.alpha / self.rank
 
-    def factors(self) -> tuple[Tensor, Tensor]:
+    def factors(self, few: int = FEW) -> tuple[Tensor, Tensor]:
         """(B, A) with B (out, rank) and A (rank, columns), not scaled, so that delta = scale * B @ A; float32 with a Tucker core."""
         if self.mid is None:
             return self.up.flatten(1), self.down.flatten(1)
@@ -99,7 +101,7 @@ class Diff:
     kind: ClassVar[str] = "diff"
     additive: ClassVar[bool] = True
 
-    def factors(self) -> None:
+    def factors(self, few: int = FEW) -> None:
         """None: a full difference has no factors."""
 
     def delta(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
@@ -142,10 +144,10 @@ class LoHa:
         """alpha / rank; 1 without alpha."""
         return 1.0 if self.alpha is None else self.alpha / self.w1_b.shape[0]
 
-    def factors(self) -> tuple[Tensor, Tensor] | None:
-        """The product of two low ranks as one pair of rank r1 * r2 while that is small, not scaled; else None."""
+    def factors(self, few: int = FEW) -> tuple[Tensor, Tensor] | None:
+        """The product of two low ranks as one pair of rank r1 * r2 while that is at most `few`, not scaled; else None."""
         ranks = self.w1_b.shape[0] * self.w2_b.shape[0]
-        if self.t1 is not None or self.t2 is not None or ranks > _FEW:
+        if self.t1 is not None or self.t2 is not None or ranks > few:
             return None
         a1, b1, a2, b2 = (factor.float() for factor in (self.w1_a, self.w1_b, self.w2_a, self.w2_b))
         return (a1[:, :, None] * a2[:, None, :]).flatten(1), (b1[:, None] * b2[None]).flatten(0, 1)
@@ -203,8 +205,15 @@ class LoKr:
         inner = self.w2_b if self.w2 is None else self.w1_b if self.w1 is None else None
         return 1.0 if self.alpha is None or inner is None else self.alpha / inner.shape[0]
 
-    def factors(self) -> None:
+    def factors(self, few: int = FEW) -> None:
         """None: a Kronecker product is not of low rank."""
+
+    def kron(self) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+        """(w1 (a, b) with the scale, (w2,) (c, d) or the two factors of w2), float32, of a matrix (a c, b d); None of a convolution's."""
+        if self.t2 is not None or any(tensor.ndim > 2 for tensor in self.tensors()):
+            return None
+        second = (self.w2,) if self.w2 is not None else (cast(Tensor, self.w2_a), cast(Tensor, self.w2_b))
+        return self.scale * _either(self.w1, self.w1_a, self.w1_b, None, "cpu"), tuple(factor.float() for factor in second)
 
     def delta(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
         """The difference (shape) at strength 1 in float32."""
@@ -388,7 +397,7 @@ class OFT:
         rows = self.blocks.shape[-3] * self.blocks.shape[-1]
         if len(shape) < 2 or rows != shape[0]:
             return f"expected a weight {_sides(shape)}, got blocks {_text(self.blocks)} for {rows} rows"
-        if self.blocks.ndim == 4 and rows % (2 ** self.blocks.shape[0] * (self.blocks.shape[-1] // 2)):
+        if self.blocks.ndim == 4 and (self.blocks.shape[-1] % 2 or rows % (2 ** self.blocks.shape[0] * (self.blocks.shape[-1] // 2))):
             return f"a butterfly of {self.blocks.shape[0]} stages does not divide {rows} rows"
         return None if self.rescale is None or self.rescale.numel() == rows else f"expected {rows} of rescale, got {_text(self.rescale)}"
 
@@ -435,7 +444,7 @@ class InputOFT:
         stages, blocks, side, _ = self.rotations.shape
         columns = math.prod(shape[1:]) if len(shape) > 1 else 0
         fits = columns % side == 0 if blocks == 1 else columns == blocks * side
-        if not columns or not fits or (stages > 1 and columns % (2 ** (stages - 1) * side)):
+        if not columns or not fits or (stages > 1 and (side % 2 or columns % (2 ** (stages - 1) * side))):
             return f"expected a weight {_sides(shape)}, got {stages}x{blocks} rotations of {side} columns"
         rows = None if self.rescale is None else self.rescale.numel()
         return None if rows in (None, shape[0]) else f"expected {shape[0]} numbers to rescale by, got {rows}"
@@ -557,7 +566,6 @@ class Set:
 
 Layer = Additive | DoRA | OFT | InputOFT | GLoRA | IA3 | Set
 _CLASSES: dict[str, Any] = {cls.__name__: cls for cls in (LoRA, Diff, LoHa, LoKr, DoRA, OFT, InputOFT, GLoRA, IA3, Set)}
-_FEW = 64  # up to this rank a LoHa is cheaper as a pair of factors than as a full difference
 
 
 def packed(layer: Any) -> tuple:

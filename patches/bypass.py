@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .composed import compose, uniform
+from .composed import Kron, compose, uniform
 from .dense import bias_of, is_conv, is_linear, shape_of, weight_of
 from .maps import Map, along, in_one
 from .schedule import Clock
@@ -127,7 +127,7 @@ class Bypass:
                 down.reshape(-1, *shape[1:]) if up.shape[1] else None,
                 up.reshape(*up.shape, *(1,) * (len(shape) - 2)) if up.shape[1] else None,
                 torch.tensor(places) if any(places) else None,
-                tuple(made.diffs), tuple(biases), inputs, outputs, made.own,
+                tuple(made.diffs), tuple(made.krons), tuple(biases), inputs, outputs, made.own,
             )  # fmt: skip
         if compute is not None:
             self._prepare(*compute)
@@ -162,11 +162,15 @@ class Bypass:
 
     def _added(self, module: nn.Module, x: Tensor, output: Tensor | None, parts: Parts) -> Tensor:
         down, up, places = parts.down, parts.up, parts.places
-        scheduled = places is not None or any(place for place, _ in (*parts.diffs, *parts.biases))
+        scheduled = places is not None or any(place for place, _ in (*parts.diffs, *parts.krons, *parts.biases))
         gains = self.clock.values.to(x.device, x.dtype) if scheduled else None
         for place, diff in parts.diffs:
             diff = diff.to(x.device, x.dtype)
             change = F.linear(x, diff) if diff.ndim == 2 else convolve(module, x, diff, getattr(module, "groups", 1), self.compiled)
+            change = change if not place or gains is None else change * gains[place]
+            output = change if output is None else output + change
+        for place, kron in parts.krons:
+            change = kron.to(x.dtype, x.device)(x)
             change = change if not place or gains is None else change * gains[place]
             output = change if output is None else output + change
         assert output is not None  # where nothing of the module's own is left, a difference stands in for it
@@ -183,13 +187,15 @@ class Bypass:
 
 
 class Parts(NamedTuple):
-    """What an adapter multiplies with: factors, the place of each component's multiplier, (place, difference) of weight and bias, maps of
-    what goes into the module and of what comes out, and whether any of the module's own output is left."""
+    """What an adapter multiplies with: factors, the place of each component's multiplier, (place, difference) of the weight, (place,
+    Kronecker product), (place, difference) of the bias, maps of what goes into the module and of what comes out, and whether any of the
+    module's own output is left."""
 
     down: Tensor | None
     up: Tensor | None
     places: Tensor | None
     diffs: tuple[tuple[int, Tensor], ...]
+    krons: tuple[tuple[int, Kron], ...]
     biases: tuple[tuple[int, Tensor], ...]
     inputs: tuple[Map, ...]
     outputs: tuple[Map, ...]
@@ -202,6 +208,7 @@ class Parts(NamedTuple):
             None if self.up is None else self.up.to(device, dtype),
             None if self.places is None else self.places.to(device),
             tuple((place, diff.to(device, dtype)) for place, diff in self.diffs),
+            tuple((place, kron.to(dtype, device)) for place, kron in self.krons),
             tuple((place, bias.to(device, dtype)) for place, bias in self.biases),
             tuple(one.to(device) for one in self.inputs),
             tuple(one.to(device) for one in self.outputs),

@@ -1,26 +1,54 @@
 """All pieces of one weight at the activations: maps of what goes into a module and of what comes out, and what is added beside it.
 
 y = outputs(W @ inputs(x)) + sum of multiplier * up @ down @ x + sum of multiplier * difference @ x + bias: the same as the weight that
-`stack.in_order` makes, for every order of pieces. What has no such form (rotated patches of pixels, both sides of a part) becomes a
-difference of the whole weight.
+`stack.in_order` makes, for every order of pieces. A Kronecker product stays one, as small as its file. What has no such form (rotated
+patches of pixels, both sides of a part) becomes a difference of the whole weight.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from .adapters import Around
+from .adapters import FEW, Around
 from .maps import Map, Scale, Within, along, backwards, is_scale
 from .schedule import Schedule
 from .stack import Piece, Slice, additive, fuse, in_order
 
 Place = Callable[[Schedule | None], int]  # of a schedule's multiplier
+
+
+@dataclass(frozen=True, eq=False)
+class Kron:
+    """x (..., in) to kron(first (a, b), second (c, d)) @ x, for a part of a weight (out, in); `second` may be two factors of it."""
+
+    shape: tuple[int, ...]
+    first: Tensor
+    second: tuple[Tensor, ...]
+    part: Slice | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        side, start, length = self.part or (0, 0, self.shape[0])
+        columns = self.first.shape[1]
+        hidden = (x if side == 0 else x.narrow(-1, start, length)).unflatten(-1, (columns, -1))
+        for factor in reversed(self.second):
+            hidden = F.linear(hidden, factor)
+        made = F.linear(hidden.transpose(-1, -2), self.first).transpose(-1, -2).flatten(-2)
+        return F.pad(made, (start, self.shape[0] - start - length)) if side == 0 else made
+
+    def to(self, dtype: torch.dtype, device: torch.device) -> Kron:
+        """This product in another type, on another device."""
+        return replace(self, first=self.first.to(device, dtype), second=tuple(factor.to(device, dtype) for factor in self.second))
+
+    def dense(self) -> Tensor:
+        """The difference (shape) that this is."""
+        return self(torch.eye(self.shape[1], dtype=self.first.dtype)).T
 
 
 @dataclass
@@ -36,12 +64,20 @@ class Composed:
     own: bool = True
     pairs: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
     diffs: list[tuple[int, Tensor]] = field(default_factory=list)
+    krons: list[tuple[int, Kron]] = field(default_factory=list)
     biases: list[tuple[int, Tensor]] = field(default_factory=list)
 
     def add(self, pieces: Sequence[Piece], place: Place, groups: int = 1) -> None:
         """Pieces that add to what is there."""
         for schedule, of in _by_schedule(pieces):
-            fused, index = fuse(of, self.shape), place(schedule)
+            index, kept = place(schedule), []
+            for piece in of:
+                kron = self._kron(piece)
+                if kron is None:
+                    kept.append(piece)
+                else:
+                    self.krons.append((index, kron))
+            fused = fuse(kept, self.shape, few=max(FEW, min(self.shape[0], torch.Size(self.shape[1:]).numel()) // 4))
             diff = fused.diff
             if groups > 1 and fused.up.shape[1]:  # the factors of a grouped convolution mix groups: their product is the small thing here
                 product = (fused.up @ fused.down.float()).reshape(self.shape)
@@ -51,21 +87,30 @@ class Composed:
             if diff is not None:
                 self.diffs.append((index, diff))
 
+    def _kron(self, piece: Piece) -> Kron | None:
+        """A piece as a Kronecker product of its own, None where it is none or not a matrix's."""
+        layer: Any = piece.layer
+        found = layer.kron() if hasattr(layer, "kron") and len(self.shape) == 2 else None
+        return None if found is None else Kron(self.shape, piece.strength * found[0], found[1], piece.part)
+
     def put(self, around: Around, part: Slice | None) -> None:
         """Maps around what is there, and a layer beside it (of a part of the weight)."""
         if around.own:
             self.inputs, self.outputs = (*around.inputs, *self.inputs), (*self.outputs, *around.outputs)
             self._through(around.inputs, around.outputs)
         else:
-            self.inputs, self.outputs, self.own, self.pairs, self.diffs = (), (), False, [], []
+            self.inputs, self.outputs, self.own, self.pairs, self.diffs, self.krons = (), (), False, [], [], []
         if around.layer is not None:
             beside = Composed(self.shape)
             beside.add([Piece(around.layer, around.strength, part)], lambda _: 0)
             beside._through(around.layer_inputs, around.layer_outputs)
-            self.pairs, self.diffs = self.pairs + beside.pairs, self.diffs + beside.diffs
+            self.pairs, self.diffs, self.krons = self.pairs + beside.pairs, self.diffs + beside.diffs, self.krons + beside.krons
 
     def _through(self, inputs: Sequence[Map], outputs: Sequence[Map]) -> None:
         """What is added goes through the maps too."""
+        if not inputs and not outputs:
+            return
+        self.expand()
         columns = backwards(inputs)
 
         def mapped(down: Tensor) -> Tensor:
@@ -73,6 +118,10 @@ class Composed:
 
         self.pairs = [(place, along(outputs, up, 0), mapped(down)) for place, up, down in self.pairs]
         self.diffs = [(place, mapped(along(outputs, diff, 0))) for place, diff in self.diffs]
+
+    def expand(self) -> None:
+        """Kronecker products become differences of the whole weight."""
+        self.diffs, self.krons = self.diffs + [(place, kron.dense()) for place, kron in self.krons], []
 
     def bias(self, pieces: Sequence[Piece], read: Callable[[], Tensor | None], place: Place) -> None:
         """Changes of the bias, which no map of the weight concerns."""
@@ -129,6 +178,7 @@ def uniform(made: Composed, pieces: Sequence[Piece], read: Callable[[], Tensor],
         change = in_order(base, [piece for piece in pieces if piece.schedule is None]) - base
         made = Composed(made.shape, diffs=[(0, change.cpu())])
         made.add([piece for piece in pieces if piece.schedule is not None], place, groups)
+    made.expand()
     outputs = made.outputs if made.own else (Scale(torch.zeros(made.shape[0])),)
     whole = [diff for index, diff in made.diffs if not index]
     if groups > 1:

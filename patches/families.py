@@ -29,6 +29,8 @@ FAMILIES = {
         Family("cascade", "Stable Cascade"),
         Family("sd3", "SD3", "stable-diffusion-3", _STABILITY, "sd3"),
         Family("flux", "Flux", "flux-1-dev", "https://github.com/black-forest-labs/flux", "flux1"),
+        Family("flux2", "Flux 2"),
+        Family("chroma", "Chroma"),
         Family("hunyuan", "HunyuanVideo", "hunyuan-video", "https://github.com/Tencent/HunyuanVideo"),
         Family("wan", "Wan", "wan2.1", "https://github.com/Wan-Video/Wan2.1"),
         Family("qwen", "Qwen-Image", "Qwen-Image", "https://github.com/QwenLM/Qwen-Image"),
@@ -40,17 +42,21 @@ FAMILIES = {
 }
 _CONTEXTS = {768: "sd1", 1024: "sd2", 2048: "sdxl", 1280: "refiner"}  # width of the text that a UNet's cross-attention reads
 _SIGNS = (  # (pattern of names with underscores, family): the first that any name fits
-    (r"prior_unet", "cascade"), (r"img_attn_qkv_loras|token_refiner", "hunyuan"),
+    (r"prior_unet", "cascade"), (r"img_attn_qkv_loras|token_refiner", "hunyuan"), (r"distilled_guidance_layer", "chroma"),
+    (r"(double|single)_stream_modulation|attn_to_qkv_mlp_proj|blocks_\d+_ff_(context_)?linear_in", "flux2"),
     (r"(double|single)_blocks_\d+_|single_transformer_blocks_\d", "flux"), (r"joint_blocks_\d|context_block", "sd3"),
     (r"transformer_blocks_\d+_(img|txt)_(mlp|mod)", "qwen"), (r"blocks_\d+_(self|cross)_attn_[qkv]_proj|adaln_modulation", "cosmos"),
-    (r"blocks_\d+_(self|cross)_attn_([qkvo]|norm|[kv]_img)", "wan"), (r"(?<!transformer_)blocks_\d+_attn[12]_.*|condition_embedder", "wan"),
+    (r"blocks_\d+_(self|cross)_attn_([qkvo](?!v?_linear)|norm|[kv]_img)", "wan"),
+    (r"(?<!transformer_)blocks_\d+_attn[12]_.*|condition_embedder", "wan"),
 )  # fmt: skip
 _WIDTHS = {  # names that several families share, told apart by the width of what goes into attention
     r"transformer_blocks_\d+_attn_(add_)?(to_)?[qkv]": {1536: "sd3", 2432: "sd3", 3072: "flux"},
     r"(layers|context_refiner|noise_refiner)_\d+_(attn|attention)_": {2304: "lumina", 3840: "z-image"},
 }
+_GATED = ((re.compile(r"single_blocks[._]\d+[._]linear1$"), 9), (re.compile(r"(img|txt)_mlp[._]0$"), 6))  # rows of Flux 2's a column
 _UNET = re.compile(r"(input_blocks|output_blocks|middle_block|down_blocks|up_blocks|mid_block)_")
 _DOWN = re.compile(r"[._](lora_down|lora_A|lora\.down|lora_linear_layer\.down)(\.default)?\.weight$|_lora\.down\.weight$|\.down\.weight$")
+_UP = re.compile(_DOWN.pattern.replace("down", "up").replace("lora_A", "lora_B"))
 
 
 def recognised(tensors: Iterable[tuple[str, Sequence[int]]]) -> Family | None:
@@ -62,12 +68,19 @@ def recognised(tensors: Iterable[tuple[str, Sequence[int]]]) -> Family | None:
         return _unet(inputs, flat)
     found = next((key for sign, key in _SIGNS if any(re.search(sign, name) for name in flat)), None)
     if found is not None:
-        return FAMILIES[found]
+        return FAMILIES["flux2" if found == "flux" and _gated(shapes) else found]
     for sign, widths in _WIDTHS.items():
         families = {widths[width] for name, width in inputs.items() if re.search(sign, name) and width in widths}
         if len(families) == 1:
             return FAMILIES[families.pop()]
     return FAMILIES["ltx"] if any(re.search(r"transformer_blocks_\d+_attn[12]_", name) for name in flat) else None
+
+
+def _gated(shapes: Mapping[str, Sequence[int]]) -> bool:
+    """Whether feed-forwards of Flux' names are Flux 2's, which are gated."""
+    rows = {_UP.sub("", name): shape[0] for name, shape in shapes.items() if _UP.search(name)}
+    columns = {_DOWN.sub("", name): shape[1] for name, shape in shapes.items() if _DOWN.search(name) and len(shape) > 1}
+    return any(rows.get(base) == times * width for base, width in columns.items() for sign, times in _GATED if sign.search(base))
 
 
 def _unet(inputs: Mapping[str, int], names: Iterable[str]) -> Family | None:

@@ -52,7 +52,10 @@ _KINDS = {  # role -> family, for whoever works with factor pairs and difference
     **dict.fromkeys(("a1", "a2", "b1", "b2", "bm"), "GLoRA"), **dict.fromkeys(("w_norm", "b_norm"), "norm weights"),
     **dict.fromkeys(("factor", "on_input", "ia3_l"), "IA3"), "set_weight": "set_weight", "up_bias": "LoRA bias",
 }  # fmt: skip
-TEXT_ENCODER = ("lora_te", "text_encoder", "text_model.", "te.", "te1.", "te2.", "lora_prior_te", "cond_stage_model.", "clip_")
+TEXT_ENCODER = (
+    "lora_te", "text_encoder", "text_model.", "base_model.model.text_model.", "te.", "te1.", "te2.", "lora_prior_te", "cond_stage_model.",
+    "clip_",
+)  # fmt: skip
 _LISTED = 12
 
 
@@ -249,13 +252,13 @@ def _layers(
     if wrong is not None:
         problems.append(f"{base}: {wrong}")
         return
+    malformed = [f"{key}: {wrong}" for role, (key, tensor) in group.items() if (wrong := _malformed(role, tensor)) is not None]
+    if malformed:
+        problems += malformed
+        return
     family = found[0][0] if found else None
     if family == "OFT in parts":
         yield from _oft_parts(tensors, target, None if alpha is None else float(alpha))
-        return
-    wrong = _malformed(tensors)
-    if wrong is not None:
-        problems.append(f"{base}: {wrong}")
         return
     main = _main(tensors, family, None if alpha is None else float(alpha), config or PeftConfig())
     if config is not None and alpha is None and isinstance(main, LoRA | LoHa | LoKr):
@@ -308,16 +311,22 @@ def _oft_parts(tensors: Mapping[str, Tensor], target: Target, alpha: float | Non
         start += rows
 
 
-def _malformed(tensors: Mapping[str, Tensor]) -> str | None:
-    """What is wrong with the shape of PEFT's rotations, or None."""
-    if "oft_R" in tensors:
-        shape = tuple(tensors["oft_R"].shape)
+def _malformed(role: str, tensor: Tensor) -> str | None:
+    """What is wrong with a tensor by itself, or None."""
+    shape = tuple(tensor.shape)
+    if not tensor.numel() or tensor.is_complex():
+        return f"expected real numbers, got {'complex ones' if tensor.is_complex() else 'none'} {shape}"
+    if role == "oft_R":
         side = (1 + math.isqrt(1 + 8 * shape[-1])) // 2 if shape else 0
         if len(shape) != 2 or side * (side - 1) // 2 != shape[1]:
-            return f"expected upper triangles (blocks, b (b - 1) / 2), got oft_R {shape}"
-    if "boft_R" in tensors and (tensors["boft_R"].ndim != 4 or tensors["boft_R"].shape[-1] != tensors["boft_R"].shape[-2]):
-        return f"expected (stages, blocks, b, b), got boft_R {tuple(tensors['boft_R'].shape)}"
-    return None
+            return f"expected upper triangles (blocks, b (b - 1) / 2), got {role} {shape}"
+    if role == "boft_R" and (len(shape) != 4 or shape[-1] != shape[-2]):
+        return f"expected (stages, blocks, b, b), got {role} {shape}"
+    if role.startswith("oft_blocks.") and len(shape) != 3:
+        return f"expected (blocks, b, b), got {role} {shape}"
+    if role == "on_input" and tensor.numel() != 1:
+        return f"expected one number, got {shape}"
+    return f"expected a vector or more, got {role} {shape}" if role == "ia3_l" and not shape else None
 
 
 def _scaled(layer: LoRA | LoHa | LoKr, scale: float | None) -> LoRA | LoHa | LoKr:

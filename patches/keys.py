@@ -19,6 +19,8 @@ _PREFIXES = (
     "lora_unet_", "lora_transformer_", "lora_prior_unet_", "lycoris_unet_", "lycoris_", "oft_unet_",
 )  # fmt: skip
 _TEXT = re.compile(r"(?:(?:lora_|lycoris_)?(?:prior_)?te(\d?)|text_encoder(?:_(\d))?)[._](.+)")
+_BARE = re.compile(r"(?:base_model\.model\.)?(text_model[._].+)")  # PEFT's of a text encoder alone; which one, it does not say
+_LATER = {"clip_g", "t5xxl"}  # encoders that files number after CLIP-L; beside others (HunyuanVideo's LLaMA) that is not the first
 
 
 def found(names: Iterable[str], known: Mapping[str, Target], shapes: Shapes) -> dict[str, Target]:
@@ -28,11 +30,12 @@ def found(names: Iterable[str], known: Mapping[str, Target], shapes: Shapes) -> 
         return {}
     index = _index({**_spelled(shapes), **{name: target for name, target in known.items()}})
     ends = _ends(shapes)
-    targets = ((name, index.get(_canonical(name)) or _by_end(name, ends)) for name in missing)
+    encoders = {weight.partition(".")[0] for space, weight in shapes if space == "clip"}
+    targets = ((name, index.get(canonical(name)) or _by_end(name, ends, encoders)) for name in missing)
     return {name: target for name, target in targets if target is not None and (target.model, target.weight) in shapes}
 
 
-def _canonical(name: str) -> str:
+def canonical(name: str) -> str:
     """A name without prefix and with underscores; text encoders keep their number (`te1:…`)."""
     text = _TEXT.fullmatch(name)
     if text is not None:
@@ -49,8 +52,8 @@ def _index(names: Mapping[str, Target]) -> dict[str, Target]:
     """Targets by canonical name, without those that two names claim."""
     index: dict[str, Target | None] = {}
     for name, target in names.items():
-        canonical = _canonical(name)
-        index[canonical] = target if index.get(canonical, target) == target else None
+        plain = canonical(name)
+        index[plain] = target if index.get(plain, target) == target else None
     return {name: target for name, target in index.items() if target is not None}
 
 
@@ -65,9 +68,19 @@ def _ends(shapes: Shapes) -> dict[str, list[Target]]:
     return ends
 
 
-def _by_end(name: str, ends: Mapping[str, list[Target]]) -> Target | None:
-    text = _TEXT.fullmatch(name)
-    fits = ends.get(_flat(text[3]), []) if text is not None else []
+def _by_end(name: str, ends: Mapping[str, list[Target]], encoders: set[str]) -> Target | None:
+    """The only text encoder's weight that a name fits, of those that its number can mean."""
+    text, bare = _TEXT.fullmatch(name), _BARE.fullmatch(name)
+    if text is None:
+        fits = ends.get(_flat(bare[1]), []) if bare is not None else []
+    else:
+        first = (text[1] or text[2] or "1") == "1"
+        wrong = "clip_l"
+        if first:
+            wrong = "clip_g" if "clip_l" in encoders else ""
+        elif len(encoders) > 1 and not encoders & _LATER:
+            wrong = ""
+        fits = [target for target in ends.get(_flat(text[3]), []) if target.weight.partition(".")[0] != wrong]
     return fits[0] if len(fits) == 1 else None
 
 
@@ -130,8 +143,8 @@ def _spelled(shapes: Shapes) -> dict[str, Target]:
 def _hunyuan(own: Iterable[str], shapes: Shapes) -> Iterator[tuple[str, Target]]:
     """HunyuanVideo's matrices under diffusers' names; its last norm has scale and shift the other way round there."""
     for weight in own:
-        if weight.endswith(".weight") and len(shapes["model", weight]) == 2:
-            rows, columns = shapes["model", weight]
+        if weight.endswith(".weight") and len(shapes["model", weight]) > 1:
+            rows, columns, *_ = shapes["model", weight]
             for name, start, length in theirs(weight.removeprefix(_OWN).removesuffix(".weight"), "hunyuan", rows, columns):
                 swapped = (lambda change: change.roll(len(change) // 2, 0)) if name == "norm_out.linear" else None
                 yield name, Target("model", weight, None if length == rows else (0, start, length), swapped)

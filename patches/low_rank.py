@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,10 +13,17 @@ from torch import Tensor
 
 from . import blocks
 from .formats import TEXT_ENCODER, unplaced
+from .keys import canonical, renamed
 from .peft_config import peft_configs
 from .stack import Piece, additive, fuse, in_order
 
-_PREFIXES = ("base_model.model.", "diffusion_model.", "lora_unet_", "lycoris_unet_", "lycoris_", "unet.", "transformer.")
+_SPELLINGS = tuple(map(re.compile, (  # of a model's layers, as its authors wrote it (and kohya), and as diffusers did
+    r"(input|output|double|single|joint)_blocks_|middle_block_|blocks_\d+_((self|cross)_attn_|ffn_\d$)"
+    r"|(layers|\w+_refiner)_\d+_attention_(qkv|out)$",
+    r"(down_blocks|up_blocks|mid_block)_|(single_)?transformer_blocks_|blocks_\d+_(attn[12]_(to|add)_|ffn_net_)"
+    r"|(layers|\w+_refiner)_\d+_att(n|ention)_to_",
+)))  # fmt: skip
+_GENERIC = re.compile(r"text_encoders\.clip_(l|g)\.transformer\.")  # ComfyUI's prefix of the text encoders that kohya numbers 1 and 2
 _SMALL = 384  # up to this side a full SVD is quick
 
 
@@ -43,29 +51,31 @@ def merged(sources: Sequence[Source], rank: int = 0, advance: Callable[[], None]
     """One LoRA, the same change as all of the sources together, without a model: their layers must merely add.
 
     `rank` 0 keeps the change exactly (factors side by side, float32; a difference where a layer has none); above 0 it is cut to it by SVD.
-    Layers are paired by name, prefixes and separators aside. Raises ValueError that lists everything that cannot be merged.
+    Layers are paired by name, prefixes and separators aside, so a model's own names and diffusers' do not mix. Raises ValueError that
+    lists everything that cannot be merged.
     """
     parts: dict[tuple[str, bool], list[Piece]] = {}
     written: dict[tuple[str, bool], str] = {}
     problems: list[str] = []
-    spellings: dict[str, str] = {}
-    for source in sources:
+    spellings: dict[int, str] = {}
+    for source in (source._replace(state=renamed(source.state)) for source in sources):
         flux = any("single_transformer_blocks" in key for key in source.state)
         layers, wrong = unplaced(source.state, peft_configs(source.metadata))
+        names = {base: _plain(base) for base, _, _ in layers}
+        spelled = [way for way, spelling in enumerate(_SPELLINGS) if any(map(spelling.match, names.values()))]
+        if len(spelled) == 1:
+            spellings.setdefault(spelled[0], source.name)
         problems += _no_block(source, flux) + [f"{source.name}: {problem}" for problem in wrong]
         problems += [f"{source.name}: {problem}" for problem in _not_additive(layers)]
         for base, bias, layer in layers:
-            plain, text = _plain(base), base.startswith(TEXT_ENCODER)
-            for spelling in ("input_blocks", "down_blocks"):
-                if spelling in plain:
-                    spellings.setdefault(spelling, source.name)
+            plain, text = names[base], ":" in names[base] or base.startswith(TEXT_ENCODER)
             own = blocks.of_block(source.by_block, blocks.text_block(base, flux) if text else blocks.block_of_name(plain, flux))
             strength = (source.clip if text else source.model) * own
             if strength != 0.0:
                 written.setdefault((plain, bias), base)
                 parts.setdefault((plain, bias), []).append(Piece(layer, strength))
     if len(spellings) > 1:
-        problems.append(f"{' and '.join(spellings.values())} name the UNet's blocks differently; save one again with the other's names")
+        problems.append(f"{' and '.join(spellings.values())} name the model's layers differently, one as diffusers does: connect model")
     if problems:
         raise ValueError("these LoRAs cannot be merged:\n" + "\n".join(f"- {problem}" for problem in problems))
     sums = _Sums(rank)
@@ -85,6 +95,8 @@ def _not_additive(layers: Sequence[tuple[str, bool, Any]]) -> list[str]:
             needing.setdefault(layer.kind, []).append(base)
         elif layer.malformed() is not None:
             problems.append(f"{base}: {layer.malformed()}")
+    parts = [base for base, _, _ in layers if base.endswith(".linear1_qkv")]
+    problems += [f"{base} is for a part of a weight: connect model" for base in parts]
     more = {kind: f" and {len(of) - 1} more" if len(of) > 1 else "" for kind, of in needing.items()}
     problems += [f"{kind} ({of[0]}{more[kind]}) changes the weight that it finds: connect model" for kind, of in needing.items()]
     return problems
@@ -162,12 +174,8 @@ class _Sums:
         may_be_flat = read is None and len(shape) == 2 and all(piece.layer.kind != "diff" for piece in pieces)
         if diff is None:
             self.product(base, up, down, shape)
-        elif up.shape[1] and (self.rank or may_be_flat):
-            self.change(base, diff + (up @ down).reshape(diff.shape), bias, may_be_flat)
-        else:
-            self.change(base, diff, bias, may_be_flat)
-            if up.shape[1]:
-                self.pair(base, up, down, shape)
+        else:  # in one: of a name with factors and a difference, ComfyUI reads only the difference
+            self.change(base, diff + (up @ down).reshape(diff.shape) if up.shape[1] else diff, bias, may_be_flat)
 
     def change(self, base: str, change: Tensor, bias: bool = False, may_be_flat: bool = False) -> None:
         """A difference, cut to the rank or whole; whole, as factors with a unit matrix where it may be a flattened convolution's."""
@@ -244,7 +252,5 @@ def best(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
 
 
 def _plain(base: str) -> str:
-    """A layer's name without its prefix and separators: how layers of differently written files are paired."""
-    for prefix in _PREFIXES:
-        base = base.removeprefix(prefix)
-    return base.replace(".", "_")
+    """A layer's name without its prefix and separators (`te1:…` of a text encoder): how layers of differently written files are paired."""
+    return canonical(_GENERIC.sub(lambda found: "te1." if found[1] == "l" else "te2.", base))

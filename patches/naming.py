@@ -68,16 +68,19 @@ _WRITTEN = {
     **{name: f".{name}.weight" for name in ("a1", "a2", "b1", "b2", "bm")},
 }  # fmt: skip; every other role is its own suffix
 _ENCODER = re.compile(r"text_encoders\.(clip_l|clip_g|clip_h|t5xxl)\.transformer\.(.+)")
+_PARAMETER = re.compile(  # last words of what is no module's weight, but a parameter of the model's own
+    r"\.(modulation|modulate_table|\w*shift_table|scale|gamma|beta|positional_\w+|\w*(tokens?|registers?|pos_embed|_embedding|padding))$"
+)
 _NUMBERS = {"clip_l": "1", "clip_g": "2", "t5xxl": "3"}  # of kohya's; diffusers counts the encoders that a family has
 
 
 def _kohya(base: str, family: Family | None, groups: Mapping[str, Group]) -> str:
-    """sd-scripts' name of a layer; text encoders of one's own kind keep the generic form, which has no one kohya name."""
+    """sd-scripts' name of a layer; what has none keeps the generic form: text encoders of one's own kind, a model's own parameters."""
     encoder = _ENCODER.fullmatch(base)
     if encoder is not None:
         return f"lora_te{_number(encoder[1], family, groups)}_{encoder[2].replace('.', '_')}"
     path = base.removeprefix(_OWN)
-    if path == base:
+    if path == base or ("diff" in groups[base] and _PARAMETER.search(base)):
         return base
     if family is not None and family.key in ("sd1", "sd2"):
         path = _diffusers_block(path)
@@ -87,7 +90,8 @@ def _kohya(base: str, family: Family | None, groups: Mapping[str, Group]) -> str
 def _number(encoder: str, family: Family | None, groups: Mapping[str, Group]) -> str:
     """kohya's number of a text encoder: none where the model has only one."""
     others = {found[1] for found in map(_ENCODER.fullmatch, groups) if found is not None} - {encoder}
-    alone = encoder == "clip_h" or (not others and (family is None or family.key in ("sd1", "sd2", "refiner")))
+    single = encoder == "clip_l" if family is None else family.key in ("sd1", "sd2", "refiner")
+    alone = encoder == "clip_h" or (not others and single)
     return "" if alone and encoder != "t5xxl" else _NUMBERS[encoder]
 
 
@@ -131,6 +135,8 @@ def _outside(path: str) -> str:
 def _plain(base: str, group: Group, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     for role, (_, tensor) in group.items():
         kind = torch.float32 if role == "alpha" else dtype if tensor.is_floating_point() else tensor.dtype
+        if role == "magnitude":  # PEFT's (out) or (1, out, 1, 1), of which every other reader expects (out, 1, …)
+            tensor = tensor.reshape(-1, *(1,) * (group["down"][1].ndim - 1 if "down" in group else 1))
         yield base + _WRITTEN.get(role, f".{role}"), tensor.to(kind)
 
 
@@ -139,7 +145,8 @@ def _peft(base: str, group: Group, dtype: torch.dtype, family: Family | None) ->
     up = layer.up if layer.scale == 1.0 else layer.up.float() * layer.scale
     rows, columns = layer.up.shape[0], layer.down.shape[1]
     for name, start, length in _parts(base, family, rows, columns):
-        if name == "transformer.norm_out.linear" or (name.endswith("norm1_context.linear") and rows == 2 * columns):
+        last = name == "transformer.norm_out.linear" and "final_layer" in base  # Qwen-Image's own one has diffusers' order
+        if last or (name.endswith("norm1_context.linear") and rows == 2 * columns):
             up = up.roll(rows // 2, 0)  # diffusers' last norms have scale before shift
         yield f"{name}.lora_B.weight", up[start : start + length].to(dtype).contiguous()
         yield f"{name}.lora_A.weight", layer.down.to(dtype)
@@ -153,10 +160,11 @@ def _parts(base: str, family: Family | None, rows: int, columns: int) -> Sequenc
         place = {"clip_l": "", "clip_g": "_2", "clip_h": "", "t5xxl": "_3" if key == "sd3" else "_2"}[encoder[1]]
         return [(f"text_encoder{place}.{encoder[2]}", 0, rows)]
     path = base.removeprefix(_OWN)
-    if path == base or key is None:
+    if path == base or key in (None, "flux2"):
         return [(base, 0, rows)]
     if key in ("sd1", "sd2", "sdxl"):
         return [(f"unet.{_diffusers_block(path)}", 0, rows)]
+    key = "flux" if key == "chroma" else key
     return [(f"transformer.{name}", start, length) for name, start, length in theirs(path, key, rows, columns)]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .adapters import Layer, settings
+from .adapters import FEW, Layer, settings
 from .rounding import stochastic
 from .schedule import Schedule
 
@@ -85,13 +85,16 @@ class Fused:
         return _joined([up[rows] for up in self.ups], 1).to(torch.float32, copy=True).mul_(self.scale)
 
 
-def fuse(pieces: Sequence[Piece], shape: Sequence[int], device: torch.device | str = "cpu") -> Fused:
-    """Concatenate the factor pairs of one weight of `shape`, and sum the full differences; every piece is additive."""
+def fuse(pieces: Sequence[Piece], shape: Sequence[int], device: torch.device | str = "cpu", few: int = FEW) -> Fused:
+    """Concatenate the factor pairs of one weight of `shape`, and sum the full differences; every piece is additive.
+
+    A LoHa is a pair of factors where these have at most `few` components.
+    """
     ups, downs, scales, diff = [], [], [], None
     out, columns, kernel = shape[0], torch.Size(shape[1:]).numel(), torch.Size(shape[2:]).numel()
     for piece in pieces:
         layer: Any = piece.layer  # told apart by what it has, not by class: the package may be imported twice
-        factors = layer.factors()
+        factors = layer.factors(few)
         if factors is not None:
             up, down = (factor.to(device, non_blocking=True) for factor in factors)
             ups.append(_placed(up, piece.part, 0, out))

@@ -6,6 +6,7 @@ import weakref
 import zlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -345,23 +346,38 @@ def is_kept(model: nn.Module) -> bool:
     return model in _kept
 
 
-def plan(model: nn.Module, names: Iterable[str], mode: str, no_merge: str | None = None) -> tuple[list[str], list[str], dict[str, int]]:
-    """(weights to merge, weights for bypass, {reason: number of weights} where it is not what `mode` says).
+class Plan(NamedTuple):
+    """Weights to merge, weights for bypass, weights that the host's own patches are left, and {reason: number of weights} where that is
+    not what the mode says."""
+
+    merge: list[str]
+    bypass: list[str]
+    host: list[str]
+    reasons: dict[str, int]
+
+
+def plan(model: nn.Module, pieces: Mapping[str, Sequence[Piece]], mode: str, no_merge: str | None = None) -> Plan:
+    """What becomes of each weight of a stack.
 
     "auto" merges plain floating weights and bypasses the others (quantised ones); "merge" merges plain fp8 too, with stochastic rounding,
-    because most changes are smaller than its steps; `no_merge` says why nothing may be merged. Raises ValueError listing the weights
-    for which the mode, or any mode, is impossible.
+    because most changes are smaller than its steps. `no_merge` says why nothing may be merged: what has no bypass (norms, embeddings) and
+    is merely added to is then left to the host, but not in "merge". Raises ValueError listing the weights for which the mode, or any mode,
+    is impossible.
     """
     merge: list[str] = []
     bypass: list[str] = []
+    host: list[str] = []
     reasons: dict[str, int] = {}
     problems: list[str] = []
-    for name in names:
+    for name, of in pieces.items():
         module, attribute = _place(model, name)
         why = no_merge or obstacle(module, attribute, coarse=mode == "merge")
-        no_bypass = _no_bypass(module, attribute)
+        no_bypass = None if has_bypass(module, attribute) else f"{type(module).__name__} has no bypass"
         if mode == "merge" and why is not None:
             problems.append(f"{name}: cannot be merged, {why}; use mode auto, bypass or host")
+        elif mode != "merge" and why is not None and no_bypass and obstacle(module, attribute) is None and additive(of):
+            host.append(name)
+            reasons[f"through ComfyUI's own patches because {no_bypass} and {why}"] = len(host)
         elif why is not None and no_bypass:
             problems.append(f"{name}: cannot be merged, {why}, and {no_bypass}; use mode host")
         elif why is not None or (mode == "bypass" and not no_bypass):
@@ -375,12 +391,12 @@ def plan(model: nn.Module, names: Iterable[str], mode: str, no_merge: str | None
                 reasons[reason] = reasons.get(reason, 0) + 1
     if problems:
         raise ValueError("\n".join(problems))
-    return merge, bypass, reasons
+    return Plan(merge, bypass, host, reasons)
 
 
-def _no_bypass(module: nn.Module, attribute: str) -> str | None:
-    """Why a weight cannot be patched at the activations, or None."""
-    return None if supports(module) and attribute in ("weight", "bias") else f"{type(module).__name__} has no bypass"
+def has_bypass(module: nn.Module, attribute: str) -> bool:
+    """Whether a weight can be patched at the activations."""
+    return supports(module) and attribute in ("weight", "bias")
 
 
 def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:

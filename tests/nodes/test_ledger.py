@@ -250,6 +250,37 @@ def test_text_encoders_too(host, small, demo, mode):
     before.check(clip.cond_stage_model)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_failed_load_leaves_no_other_packs_injection(host, small, mode):
+    """An injection of another pack that changes a weight, as AnimateDiff's does, is ejected as often as it was injected."""
+    from comfy.patcher_extension import PatcherInjection
+
+    model = small.unet()
+    before, weight, on = small.Snapshot(model.model), model.model.diffusion_model.time_embed[0].weight, []
+
+    def inject(_):
+        weight.data.mul_(2)
+        on.append(True)
+
+    def eject(_):
+        weight.data.div_(2)
+        on.pop()
+
+    other = model.clone()
+    other.set_injections("other", [PatcherInjection(inject=inject, eject=eject)])
+    patched = graft(host, other, small.lora(model), mode=mode)
+    for _ in range(2):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(model), "load", lambda *_, **__: exec_fail())
+            with pytest.raises(MemoryError):
+                small.load(patched)
+    assert not on
+    small.load(patched)
+    assert len(on) == 1
+    unload()
+    before.check(model.model)
+
+
 class Fails:
     """A node that raises where sampling has just used the model."""
 

@@ -687,6 +687,84 @@ def test_files_of_unusual_types(host, small, kind, dtype):
         assert torch.isfinite(one).all() and torch.equal(one, other) and not torch.equal(one, small.forward(model))
 
 
+def _of_every_kind(model, kind):
+    """Layers of one kind on every query of self-attention."""
+    state, generator = {}, torch.Generator().manual_seed(3)
+    for name, weight in model.model.named_parameters():
+        if name.endswith("attn1.to_q.weight"):
+            base, (out, columns) = name.removesuffix(".weight"), weight.shape
+            up, down = (0.1 * torch.randn(*sides, generator=generator) for sides in ((out, 2), (2, columns)))
+            state |= {f"{base}.{key}": tensor for key, tensor in {
+                "LoRA": {"lora_up.weight": up, "lora_down.weight": down},
+                "DoRA": {"lora_up.weight": up, "lora_down.weight": down, "dora_scale": 1.1 * weight.detach().norm(dim=1, keepdim=True)},
+                "OFT": {"oft_blocks": 0.2 * torch.randn(out // 8, 8, 8, generator=generator)},
+                "IA3": {"weight": torch.full((out,), 0.5), "on_input": torch.tensor(0)},
+                "set": {"set_weight": 0.1 * torch.randn(out, columns, generator=generator)},
+            }[kind].items()}  # fmt: skip
+    return state
+
+
+@pytest.mark.parametrize("first", ["host", "graft"])
+@pytest.mark.parametrize("kind", ["LoRA", "DoRA", "OFT", "IA3", "set"])
+def test_every_kind_finds_the_same_weight_however_much_is_loaded(host, small, kind, first):
+    """What the host's own LoRA makes of a weight comes first, also where the host applies it only as the weight is used."""
+    import comfy.sd
+
+    def theirs(patcher):
+        return comfy.sd.load_lora_for_models(patcher, None, small.lora(model, seed=9, scale=0.3), 1.0, 0)[0]
+
+    def ours(patcher):
+        return host.call("LoRAStackPatch", model=patcher, lora_model=_of_every_kind(model, kind), mode="auto")[0]
+
+    model = small.unet()
+    before, both = small.Snapshot(model.model), ours(theirs(model)) if first == "host" else theirs(ours(model))
+    whole, alone = small.forward(both), small.forward(theirs(model))
+    assert not torch.allclose(whole, alone, atol=1e-2)
+    import comfy.model_management
+
+    comfy.model_management.unload_all_models()
+    both.partially_load(model.load_device, extra_memory=model.model_size() // 3)
+    assert torch.allclose(small.predict(both), whole, rtol=0, atol=2e-5 * float(whole.abs().max()))
+    both.detach()
+    before.check(model.model, objects=False)
+
+
+@pytest.mark.parametrize("mode", ["auto", "bypass"])
+@pytest.mark.parametrize("why", ["is_dynamic", "model_lowvram"])
+def test_a_norm_beside_weights_that_cannot_be_merged_is_left_to_the_host(host, small, mode, why):
+    """LyCORIS' files and those of distilled models change norms, which have no bypass."""
+    model = small.unet()
+    norm = "diffusion_model.middle_block.1.transformer_blocks.0.norm1"
+    state = {**small.lora(model), f"{norm}.diff": torch.full_like(model.model.get_parameter(f"{norm}.weight"), 0.3)}
+    wanted = small.forward(host.call("LoRAStackPatch", model=model, lora_model=state)[0])
+    import comfy.model_management
+
+    comfy.model_management.unload_all_models()
+    with pytest.MonkeyPatch.context() as patch:
+        if why == "is_dynamic":
+            patch.setattr(type(model), "is_dynamic", lambda _: True, raising=False)
+        else:
+            patch.setattr(model.model, "model_lowvram", True, raising=False)
+        patched, _, report = host.call("LoRAStackPatch", model=model, lora_model=state, mode=mode)
+        with pytest.raises(ValueError, match=r"norm1\.weight: cannot be merged"):
+            host.call("LoRAStackPatch", model=model, lora_model=state, mode="merge")
+    assert "1 through ComfyUI's own patches because LayerNorm has no bypass and the host" in report
+    assert torch.allclose(small.forward(patched), wanted, rtol=0, atol=2e-5 * float(wanted.abs().max()))
+    assert not torch.allclose(small.forward(host.call("LoRAStackPatch", model=model, lora_model=small.lora(model))[0]), wanted, atol=1e-3)
+
+
+def test_mode_host_keeps_a_kronecker_product_as_small_as_its_file(host, small):
+    model = small.unet()
+    name, weight = next((name, weight) for name, weight in model.model.named_parameters() if name.endswith("attn1.to_q.weight"))
+    base, (out, columns) = name.removesuffix(".weight"), weight.shape
+    state = {f"{base}.lokr_w1": torch.randn(4, 4), f"{base}.lokr_w2": 0.1 * torch.randn(out // 4, columns // 4)}
+    patched = host.call("LoRAStackPatch", model=model, lora_model=state, mode="host")[0]
+    (patch,) = patched.patches[name]
+    assert type(patch[1]).__name__ == "GraftAdapter"
+    wanted = small.forward(host.call("LoRAStackPatch", model=model, lora_model=state, mode="merge")[0])
+    assert torch.allclose(small.forward(patched), wanted, rtol=0, atol=2e-5 * float(wanted.abs().max()))
+
+
 @pytest.mark.parametrize("beside", ["alone", "beside the host's own LoRA"])
 @pytest.mark.parametrize("mode", ["merge", "bypass"])
 def test_a_model_that_the_host_loads_in_part(host, small, mode, beside):

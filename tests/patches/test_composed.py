@@ -165,6 +165,31 @@ def test_scheduled_strengths_after_another_kind(kind, name, compiled):
         assert torch.allclose(output, wanted, rtol=0, atol=3e-5), percent
 
 
+@pytest.mark.parametrize("part", [None, (0, 64, 64), (1, 32, 64)])
+@pytest.mark.parametrize("kind", ["lokr", "lokr of factors", "loha"])
+def test_a_product_stays_about_as_small_as_its_file(kind, part):
+    """What a model at the activations carries must not be a second copy of its weights."""
+    generator, module = torch.Generator().manual_seed(1), nn.Linear(128, 192).requires_grad_(False)
+    out, columns = (length if part and part[0] == side else size for side, (size, length) in enumerate(((192, 64), (128, 64))))
+
+    def random(*sides):
+        return drawn(generator, *sides)
+
+    made = {
+        "lokr": lambda: LoKr(random(8, 4), random(out // 8, columns // 4)),
+        "lokr of factors": lambda: LoKr(random(4, 4), None, None, None, random(out // 4, 2), random(2, columns // 4), alpha=3.0),
+        "loha": lambda: LoHa(random(out, 3), random(3, columns), random(out, 3), random(3, columns), 3.0),
+    }[kind]()
+    pieces, x = [Piece(made, 0.7, part), Piece(layer("lora", (192, 128), generator), 1.0)], torch.randn(2, 5, 128, generator=generator)
+    assert made.problem((out, columns)) is None
+    found, parts = at_activations(module, pieces, x)
+    assert torch.allclose(found, patched(module, pieces, x), rtol=0, atol=5e-5)
+    products = [tensor for _, kron in parts.krons for tensor in (kron.first, *kron.second)]
+    held = sum(tensor.numel() for tensor in (parts.up, parts.down, *products, *(diff for _, diff in parts.diffs)))
+    assert held < 192 * 128 / 3, "a difference of the whole weight has 192 * 128"
+    assert at_activations(module, [*pieces, Piece(layer("dora", (192, 128), generator), 0.5)], x)[0].isfinite().all()
+
+
 def test_set_weight_at_strength_one_is_exact():
     generator, module, x = torch.Generator().manual_seed(1), nn.Linear(16, 24).requires_grad_(False), torch.randn(3, 16)
     value = drawn(generator, 24, 16)

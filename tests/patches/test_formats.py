@@ -110,6 +110,24 @@ def test_ranks_that_differ():
     assert "ranks differ: up 6x2, down 3x8" in problems(state)
 
 
+def test_every_bad_tensor_is_named():
+    bad = {
+        "lora_up.weight": (torch.ones(6, 0), "expected real numbers, got none (6, 0)"),
+        "lora_down.weight": (torch.ones(0, 8), "expected real numbers, got none (0, 8)"),
+        "diff": (torch.ones(6, 8, dtype=torch.complex64), "expected real numbers, got complex ones (6, 8)"),
+        "ia3_l": (torch.tensor(1.0), "expected a vector or more, got ia3_l ()"),
+    }  # fmt: skip
+    text = problems({f"lora_unet_a.{role}": tensor for role, (tensor, _) in bad.items()} | {"lora_unet_a.alpha": torch.tensor(1.0)})
+    assert text.count("\n- ") == len(bad) and all(f"- lora_unet_a.{role}: {said}" in text for role, (_, said) in bad.items())
+    on_input = {"lora_unet_a.weight": torch.ones(8), "lora_unet_a.on_input": torch.ones(2)}
+    assert "lora_unet_a.on_input: expected one number, got (2,)" in problems(on_input)
+    for wrong in (torch.tensor(1.0), torch.ones(2, 2)):
+        assert "expected (blocks, b, b), got oft_blocks.0" in problems({"lora_unet_a.oft_blocks.0": wrong})
+    for stages in (torch.zeros(2, 6, 1, 1), torch.zeros(1, 2, 3, 3)):
+        assert "lora_unet_a: a butterfly of" in problems({"lora_unet_a.oft_blocks": stages})
+    assert "2x8 rotations of 1 columns" in problems({"lora_unet_a.boft_R": torch.zeros(2, 8, 1, 1), "lora_unet_a.boft_s": torch.ones(6, 1)})
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_values_that_are_not_finite(value):
     state = pair()

@@ -9,6 +9,13 @@ WAN = {("model", f"{D}blocks.0.{attention}.{letter}.weight"): (8, 8) for attenti
 LUMINA = {("model", f"{D}layers.0.attention.qkv.weight"): (16, 8), ("model", f"{D}layers.0.attention.out.weight"): (8, 8)}
 CLIP = {("clip", f"{name}.weight"): (4, 4) for name in ("clip_l.transformer.a.b", "t5xxl.transformer.a.b", "clip_l.x.c.d")}
 
+TWO = {("clip", f"clip_{which}.x.m.{name}.weight"): (4, 4) for which, names in (("l", "a"), ("g", "ab")) for name in names}
+SD3_WITHOUT_G = {("clip", f"{name}.weight"): (4, 4) for name in ("clip_l.x.text_model.a", "t5xxl.x.e")}
+LLAMA_FIRST = {("clip", f"{name}.weight"): (4, 4) for name in ("llama.x.e", "clip_l.x.text_model.a")}
+G_ALONE = {("clip", "clip_g.x.text_model.a.weight"): (4, 4)}
+HUNYUAN = {("model", f"{D}{name}.weight"): shape for name, shape in (
+    ("img_in.proj", (8, 4, 1, 2, 2)), ("txt_in.individual_token_refiner.blocks.0.mlp.0", (8, 8)))}  # fmt: skip
+
 
 def generic(shapes):
     return {name.removesuffix(".weight"): Target(space, name) for space, name in shapes if space == "model"}
@@ -28,6 +35,17 @@ def generic(shapes):
         (WAN, "lora_unet_blocks_1_cross_attn_q", None),
         (CLIP, "lora_te1_a_b", None),  # two encoders have it, and nothing says which
         (WAN, "whatever", None),
+        *((shapes, f"{second}text_model{s}a", None) for second, s in (("lora_te2_", "_"), ("text_encoder_2.", "."))
+          for shapes in (SD3_WITHOUT_G, SD3_WITHOUT_G | LLAMA_FIRST, {("clip", "clip_l.x.text_model.a.weight"): (4, 4)})),
+        *((SD3_WITHOUT_G, f"{first}text_model{s}a", Target("clip", "clip_l.x.text_model.a.weight"))
+          for first, s in (("lora_te1_", "_"), ("lora_te_", "_"), ("text_encoder.", "."), ("base_model.model.", "."), ("", "."))),
+        (LLAMA_FIRST, "text_encoder_2.text_model.a", Target("clip", "clip_l.x.text_model.a.weight")),
+        *((G_ALONE, f"lora_te{number}_text_model_a", Target("clip", "clip_g.x.text_model.a.weight")) for number in ("", "1", "2")),
+        (TWO, "lora_te1_m_a", Target("clip", "clip_l.x.m.a.weight")),
+        (TWO, "lora_te2_m_a", Target("clip", "clip_g.x.m.a.weight")),
+        (TWO, "lora_te1_m_b", None),
+        (SD3_WITHOUT_G | G_ALONE, "base_model.model.text_model.a", None),
+        (HUNYUAN, "transformer.x_embedder.proj", Target("model", f"{D}img_in.proj.weight")),
     ],
 )  # fmt: skip
 def test_found(shapes, name, target):

@@ -96,11 +96,55 @@ def test_what_cannot_be_merged_is_listed():
     with pytest.raises(ValueError) as error:
         merged(states)
     for said in ("x: lora_unet_a: LoHa: hada_w1_b is missing", "y: z: expected an up and a down matrix", "y: what is no LoRA tensor",
-                 "name the UNet's blocks differently", "x: DoRA (lora_unet_d) changes the weight that it finds: connect model",
+                 "x and y name the model's layers differently", "x: DoRA (lora_unet_d) changes the weight that it finds: connect model",
                  "y: OFT (lora_unet_o) changes the weight that it finds", "z: a: ranks differ", "y: blocks: it has no D00"):  # fmt: skip
         assert said in str(error.value), said
     with pytest.raises(ValueError, match="different models"):
         merged([Source("x", lora("a", 1)), Source("y", lora("a", 1, shape=(9, 10)))])
+
+
+@pytest.mark.parametrize("names", [
+    ("lora_transformer_transformer_blocks_0_attn_to_out_0", "transformer.transformer_blocks.0.attn.to_out.0",
+     "lycoris_transformer_blocks_0_attn_to_out_0"),
+    ("lora_unet__blocks_0_self_attn_q", "diffusion_model.blocks.0.self_attn.q", "model.diffusion_model.blocks.0.self_attn.q",
+     "pipe.dit.blocks.0.self_attn.q", "base_model.model.blocks.0.self_attn.q"),
+    ("lora_te1_text_model_a", "text_encoder.text_model.a", "lora_te_text_model_a", "text_encoders.clip_l.transformer.text_model.a"),
+    ("lora_te2_text_model_a", "text_encoder_2.text_model.a", "te2.text_model.a", "text_encoders.clip_g.transformer.text_model.a"),
+])  # fmt: skip
+def test_layers_are_paired_whatever_their_prefix(names):
+    states = [lora(name, 5 * place) for place, name in enumerate(names)]
+    made = merged([Source(name, state, 0.5, 0.5) for name, state in zip(names, states, strict=True)]).state
+    assert {key.rpartition(".lora")[0] for key in made if "lora_up" in key} == {names[0]}
+    assert torch.allclose(change(made, (12, 10)), 0.5 * sum(change(state, (12, 10)) for state in states), atol=1e-5)
+
+
+@pytest.mark.parametrize(("own", "diffusers"), [
+    ("lora_unet_double_blocks_0_img_attn_proj", "transformer.transformer_blocks.0.attn.to_out.0"),
+    ("lora_unet_single_blocks_0_linear2", "lora_transformer_single_transformer_blocks_0_proj_out"),
+    ("diffusion_model.joint_blocks.0.x_block.attn.proj", "transformer.transformer_blocks.0.attn.to_out.0"),
+    ("diffusion_model.blocks.0.self_attn.q", "transformer.blocks.0.attn1.to_q"),
+    ("lora_unet_blocks_0_ffn_0", "transformer.blocks.0.ffn.net.0.proj"),
+    ("diffusion_model.layers.0.attention.qkv", "transformer.layers.0.attention.to_q"),
+    ("lora_unet_middle_block_1_proj_in", "unet.mid_block.attentions.0.proj_in"),
+])  # fmt: skip
+def test_two_spellings_of_one_model_need_it(own, diffusers):
+    with pytest.raises(ValueError, match="x and y name the model's layers differently, one as diffusers does: connect model"):
+        merged([Source("x", lora(own, 1)), Source("y", lora(diffusers, 5))])
+    mixed = lora(own, 1) | lora(diffusers, 5)  # a file of its own that has both is not two files
+    assert len(merged([Source("x", mixed), Source("y", lora(own, 9))]).state) == 6
+
+
+def test_xlabs_files_are_merged():
+    shapes = {("up", 1): (12, 3), ("down", 1): (3, 10)}
+    state = {f"double_blocks.0.processor.proj_lora2.{side}.weight": random(*shape, seed=9) for (side, _), shape in shapes.items()}
+    other = lora("lora_unet_double_blocks_0_txt_attn_proj", 1)
+    made = merged([Source("x", state), Source("y", other)]).state
+    theirs = state["double_blocks.0.processor.proj_lora2.up.weight"] @ state["double_blocks.0.processor.proj_lora2.down.weight"]
+    assert {key.rpartition(".lora")[0] for key in made if "lora_up" in key} == {"diffusion_model.double_blocks.0.txt_attn.proj"}
+    assert torch.allclose(change(made, (12, 10)), theirs.double() + change(other, (12, 10)), atol=1e-5)
+    single = {key.replace("double", "single").replace("proj_lora2", "qkv_lora"): tensor for key, tensor in state.items()}
+    with pytest.raises(ValueError, match=r"x: diffusion_model\.single_blocks\.0\.linear1_qkv is for a part of a weight: connect model"):
+        merged([Source("x", single)])
 
 
 def test_block_weights():
@@ -160,6 +204,7 @@ def test_what_adds_is_merged_without_a_model(kinds, rank, shape):
     assert float((ours - total).norm()) <= least * (1 + 1e-4) + 1e-4
     whole = "diff" in kinds or (len(shape) > 2 and "lokr" in kinds)  # else a difference has the form of factors: it may be a convolution's
     assert ("a.diff" in made.state) == (not rank and whole)
+    assert not {"a.diff", "a.lora_up.weight"} <= made.state.keys()  # of both ComfyUI's loader keeps only the difference
     assert np.isclose(made.lost, least / float(np.linalg.norm(values)), atol=1e-3) or "diff" in kinds  # a bias counts too
     if "diff" in kinds:
         assert torch.allclose(made.state["a.diff_b"], 0.5 * random(12, seed=10 * kinds.index("diff") + 1))

@@ -4,6 +4,7 @@ import hashlib
 
 import pytest
 import torch
+from graft_nodes.patches.families import recognised
 from graft_nodes.patches.formats import Target, read
 from graft_nodes.patches.naming import hashes, renamed, saved_metadata
 from safetensors.torch import save
@@ -45,6 +46,30 @@ def test_differences_have_kohya_names_and_no_peft_names():
 def test_text_encoders_keep_the_generic_form():
     state = {"text_encoders.a.lora_up.weight": torch.ones(2, 1), "text_encoders.a.lora_down.weight": torch.ones(1, 2)}
     assert set(renamed(state, "kohya", torch.float32)) == set(state)
+
+
+def test_a_models_own_parameter_keeps_the_generic_form():
+    """Of `<name>.weight` ComfyUI knows the kohya name, of a parameter that is no weight of a module it does not."""
+    own = {f"diffusion_model.{name}.diff": torch.ones(1, 6, 8) for name in ("blocks.0.modulation", "head.modulation", "x_pad_token")}
+    norm = {"diffusion_model.blocks.0.norm3.diff": torch.ones(8)}
+    saved = renamed(own | norm | of_layers({"single_blocks.0.modulation.lin": (8, 8)}), "kohya", torch.float32)
+    others = {f"lora_unet_single_blocks_0_modulation_lin.{end}" for end in ("lora_up.weight", "lora_down.weight", "alpha")}
+    assert set(saved) == set(own) | {"lora_unet_blocks_0_norm3.diff"} | others
+
+
+@pytest.mark.parametrize("kernel", [(), (3, 3)])
+def test_pefts_magnitudes_are_of_rows(kernel):
+    """Also where a weight has as many columns: against PEFT's own definition, in float64."""
+    ones, generator = (1,) * len(kernel), torch.Generator().manual_seed(0)
+    up, down, magnitude, weight = (torch.rand(shape, generator=generator) for shape in (
+        (8, 2, *ones), (2, 8, *kernel), (1, 8, *ones) if kernel else (8,), (8, 8, *kernel)))  # fmt: skip
+    name = "a.lora_magnitude_vector" + (".weight" if kernel else "")
+    saved = renamed({"a.lora_B.weight": up, "a.lora_A.weight": down, name: magnitude}, "comfyui", torch.float32)
+    assert saved["a.dora_scale"].shape == (8, 1, *ones)  # ComfyUI multiplies with it as it is
+    ((layer,),) = read(saved, {"a": Target("model", "a.weight")}, {("model", "a.weight"): weight.shape}, "x").layers.values()
+    changed = weight.double() + (up.double().flatten(1) @ down.double().flatten(1)).reshape(weight.shape)
+    rows = magnitude.double().flatten() / changed.flatten(1).norm(dim=1)
+    assert torch.allclose(layer.made(weight).double(), changed * rows.reshape(8, 1, *ones), atol=1e-5)
 
 
 @pytest.mark.parametrize(("lora", "message"), [({}, "it is empty"), ({"x": torch.ones(1)}, "x: not a LoRA tensor")])
@@ -135,6 +160,42 @@ LUMINA |= {f"{part}.0.adaLN_modulation.1": (9216, 1024) for part in ("layers", "
 QWEN = {f"transformer_blocks.0.{layer}": (3072, 3072) for layer in ("attn.to_q", "attn.add_k_proj", "attn.to_out.0", "img_mlp.net.2")}
 
 
+FLUX_2 = {
+    "double_blocks.0.img_attn.qkv": (18432, 6144), "double_blocks.0.img_mlp.0": (36864, 6144), "single_blocks.0.linear1": (55296, 6144),
+    "double_stream_modulation_img.lin": (36864, 6144),
+}  # fmt: skip
+PIXART = {f"blocks.0.{layer}": shape for layer, shape in {
+    "attn.qkv": (3456, 1152), "cross_attn.q_linear": (1152, 1152), "cross_attn.kv_linear": (2304, 1152), "mlp.fc1": (4608, 1152)}.items()}
+
+
+@pytest.mark.parametrize(
+    ("layers", "family"),
+    [(FLUX, "flux"), (WAN, "wan"), (PIXART, None), (FLUX_2, "flux2"),
+     *(({layer: shape}, "flux2") for layer, shape in list(FLUX_2.items())[1:]),
+     (FLUX | {"distilled_guidance_layer.layers.0.in_layer": (5120, 5120)}, "chroma"),
+     ({"transformer.single_transformer_blocks.0.attn.to_qkv_mlp_proj": (55296, 6144)}, "flux2"),
+     ({"transformer.transformer_blocks.0.ff.linear_in": (36864, 6144)}, "flux2")],
+)  # fmt: skip
+def test_families_that_share_names(layers, family):
+    shapes = {f"diffusion_model.{layer}.lora_{side}.weight": shape for layer, (rows, columns) in layers.items()
+              for side, shape in (("up", (rows, 2)), ("down", (2, columns)))}  # fmt: skip
+    found = recognised(shapes.items())
+    assert (found and found.key) == family
+
+
+@pytest.mark.parametrize("layers", [FLUX_2, PIXART])
+def test_families_without_a_table_keep_their_names(layers):
+    lora = of_layers(layers)
+    same(renamed(lora, "peft", torch.float32), generic(lora))
+    assert "modelspec.architecture" not in saved_metadata(lora, "x", {})
+
+
+def test_qwens_last_norm_has_diffusers_order_already():
+    lora = of_layers(QWEN | {"norm_out.linear": (6144, 3072)})
+    saved = renamed(lora, "peft", torch.float32)
+    same(saved, {key.replace("diffusion_model", "transformer"): tensor for key, tensor in generic(lora).items()})
+
+
 @pytest.mark.parametrize(
     ("layers", "names", "convert"),
     [(FLUX, "kohya", "kohya_flux"), (WAN, "kohya", "musubi_wan"),
@@ -220,7 +281,8 @@ def test_diffusers_reads_kohyas_unet_and_text_encoders():
     ("more", "names"),
     [({}, {"l": "lora_te_"}), ({"joint_blocks.0.x_block.attn.proj": (8, 8)}, {"l": "lora_te1_", "g": "lora_te2_"}),
      ({"input_blocks.4.1.transformer_blocks.0.attn2.to_k": (640, 2048)}, {"l": "lora_te1_", "g": "lora_te2_"}),
-     ({"input_blocks.4.1.transformer_blocks.0.attn2.to_k": (640, 2048)}, {"l": "lora_te1_"})],
+     ({"input_blocks.4.1.transformer_blocks.0.attn2.to_k": (640, 2048)}, {"l": "lora_te1_"}),
+     ({}, {"g": "lora_te2_"}), ({"input_blocks.4.1.transformer_blocks.0.attn2.to_k": (768, 1280)}, {"g": "lora_te_"})],
 )  # fmt: skip
 def test_numbers_of_text_encoders(more, names):
     state = of_layers(more)

@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 from graft_nodes.patches import weights
-from graft_nodes.patches.adapters import IA3, Diff, DoRA, LoRA
+from graft_nodes.patches.adapters import IA3, Diff, DoRA, LoRA, Set
 from graft_nodes.patches.stack import Piece, Stack
 from graft_nodes.patches.weights import Version, attach, attached, detach, plan
 from hypothesis import settings
@@ -359,18 +359,24 @@ def test_half_precision_is_restored_bit_for_bit(dtype):
 
 def test_plan():
     of = model()
-    assert plan(of, NAMES, "auto") == (list(NAMES), [], {})
-    assert plan(of, NAMES, "bypass") == (["3.weight"], ["0.weight", "2.weight"], {"merged because LayerNorm has no bypass": 1})
+    pieces = stack(of, NAMES).pieces
+    others = {"3.weight": [Piece(Set(torch.ones_like(of.get_parameter("3.weight"))), 1.0)]}
+    assert plan(of, pieces, "auto") == (list(NAMES), [], [], {})
+    assert plan(of, pieces, "bypass") == (["3.weight"], ["0.weight", "2.weight"], [], {"merged because LayerNorm has no bypass": 1})
+    left = "through ComfyUI's own patches because LayerNorm has no bypass and paged"
+    for mode in ("auto", "bypass"):
+        merge, bypass, by_host, reasons = plan(of, pieces, mode, "paged")
+        assert (merge, bypass, by_host, reasons[left]) == ([], ["0.weight", "2.weight"], ["3.weight"], 1)
+        with pytest.raises(ValueError, match=r"3\.weight: cannot be merged, paged, and LayerNorm has no bypass; use mode host"):
+            plan(of, others, mode, "paged")
     of[0].weight.data = of[0].weight.data.to(torch.float8_e4m3fn)
-    merge, bypass, reasons = plan(of, NAMES, "auto")
-    assert (merge, bypass) == (["2.weight", "3.weight"], ["0.weight"])
+    merge, bypass, by_host, reasons = plan(of, pieces, "auto")
+    assert (merge, bypass, by_host) == (["2.weight", "3.weight"], ["0.weight"], [])
     assert reasons == {"at the activations because its type is torch.float8_e4m3fn": 1}
-    assert plan(of, NAMES, "merge") == (list(NAMES), [], {})  # fp8 is merged where that is asked for
+    assert plan(of, pieces, "merge") == (list(NAMES), [], [], {})  # fp8 is merged where that is asked for
     of[0].scale_weight = torch.ones(1)
     with pytest.raises(ValueError, match=r"0\.weight: cannot be merged, it is quantised \(scale_weight\); use mode auto"):
-        plan(of, NAMES, "merge")
-    with pytest.raises(ValueError, match=r"3\.weight: cannot be merged, paged, and LayerNorm has no bypass; use mode host"):
-        plan(of, NAMES, "auto", "paged")
+        plan(of, pieces, "merge")
 
 
 class Sequences(RuleBasedStateMachine):
@@ -479,7 +485,7 @@ def test_quantised_weights_are_patched_at_the_activations():
     of[0], of[2] = Int8Linear(of[0]), Int8Linear(of[2])
     of[2].weight = Packed(torch.zeros(20, 1, dtype=torch.uint8))
     assert weights.shapes(of)["0.weight"] == (8, 6) and weights.shapes(of)["2.weight"] == (5, 8)
-    merge, bypass, reasons = plan(of, NAMES, "auto")
+    merge, bypass, _, reasons = plan(of, one.pieces, "auto")
     assert (merge, bypass) == (["3.weight"], ["0.weight", "2.weight"])
     assert reasons == {"at the activations because it is quantised (weight_scale)": 1, "at the activations because it is a Packed": 1}
     del of[3], of[2]

@@ -6,6 +6,7 @@ original one), or from ComfyUI's loader where that knows the names too.
 
 import types
 
+import comfy.lora
 import comfy.lora_convert
 import comfy.model_management
 import comfy.model_patcher
@@ -16,7 +17,7 @@ import torch
 from comfy.ldm.flux.model import FluxParams
 from comfy.ldm.hunyuan_video.model import HunyuanVideoParams
 from graft_nodes.host import lora
-from graft_nodes.patches import formats, keys, naming
+from graft_nodes.patches import formats, keys, low_rank, naming
 from graft_nodes.patches.files import load_once
 from safetensors.torch import save_file
 
@@ -269,6 +270,78 @@ def test_the_hosts_conversion_takes_no_key_of_a_remembered_file(models, tmp_path
         patched = lora.graft(patcher, None, [lora.Entry("x", load_once(path)[0])], "merge").model
         assert torch.allclose(weights(patched)[weight], base[weight] + delta, atol=1e-5)
         assert load_once(path)[0].keys() == state.keys()
+
+
+@pytest.mark.parametrize(("layer", "kinds"), [
+    ("input_blocks.1.0.in_layers.2", ("lora_up", "lokr")), ("middle_block.1.transformer_blocks.0.attn1.to_q", ("lora_up", "diff")),
+])  # fmt: skip
+def test_comfyuis_loader_reads_all_of_a_merged_layer(models, layer, kinds):
+    """Factors and a difference of one name: it would let the difference overwrite the factors."""
+    patcher, base = models("sd1")
+    shape = base[f"{D}{layer}.weight"].shape
+    first, _ = pair(f"{D}{layer}", shape[0], shape[1], 1)
+    first = {key: value.reshape(*value.shape, *(1 for _ in shape[2:])) for key, value in first.items()}
+    first[f"{D}{layer}.lora_down.weight"] = torch.randn(2, *shape[1:])
+    second = {f"{D}{layer}.lokr_w1": torch.randn(2, 2), f"{D}{layer}.lokr_w2": torch.randn(shape[0] // 2, shape[1] // 2, *shape[2:])}
+    second = second if "lokr" in kinds else {f"{D}{layer}.diff": torch.randn(shape)}
+    entries = [lora.Entry("x", first, 0.7), lora.Entry("y", second, -0.4)]
+    expected = weights(lora.graft(patcher, None, entries, "merge").model)
+    changes, _ = lora.changes(patcher, None, entries)
+    files = [low_rank.Source(one.name, one.state, one.model) for one in entries]
+    for made in (low_rank.merged(files), low_rank.combined(changes)):
+        state = naming.renamed(made.state, "kohya", torch.float32)
+        theirs = weights(comfy.sd.load_lora_for_models(patcher, None, state, 1.0, 0.0)[0])
+        assert all(torch.allclose(theirs[name], expected[name], atol=1e-4) for name in base)
+
+
+@pytest.mark.parametrize("family", ["wan", "z-image", "flux", "sd3"])
+def test_comfyuis_loader_reads_every_difference_under_kohyas_names(models, family):
+    patcher, _ = models(family)
+    differences = {name: torch.ones_like(tensor) for name, tensor in patcher.model.named_parameters()
+                   if name.startswith(D) and not name.endswith(".bias")}  # fmt: skip
+    made = low_rank.extracted({name: lambda tensor=tensor: tensor for name, tensor in differences.items()}, 1)
+    saved = naming.renamed(made.state, "kohya", torch.float32)
+    known = comfy.lora.model_lora_keys_unet(patcher.model, {})
+    assert set(comfy.lora.load_lora(saved, known, log_missing=False)) == set(differences)
+
+
+@pytest.mark.parametrize("layer", ["input_blocks.1.1.proj_in", "middle_block.1.transformer_blocks.0.attn1.to_q"])
+def test_comfyuis_loader_reads_pefts_magnitudes(models, layer):
+    """Without a change of the direction, where its norm and PEFT's are the same; both have as many rows as columns."""
+    patcher, base = models("sd1")
+    weight = base[f"{D}{layer}.weight"]
+    assert weight.shape[0] == weight.shape[1]
+    ones = (1,) * (weight.ndim - 2)
+    magnitude = torch.rand(weight.shape[0]) + 1
+    state = {f"{D}{layer}.lora_B.weight": torch.zeros(len(weight), 1, *ones), f"{D}{layer}.lora_A.weight": torch.ones(1, *weight.shape[1:]),
+             f"{D}{layer}.lora_magnitude_vector": magnitude.reshape(1, -1, *ones) if ones else magnitude}  # fmt: skip
+    saved = naming.renamed(state, "kohya", torch.float32)
+    expected = weight * (magnitude / weight.flatten(1).norm(dim=1)).reshape(-1, 1, *ones)
+    theirs = weights(comfy.sd.load_lora_for_models(patcher, None, saved, 1.0, 0.0)[0])
+    assert torch.allclose(theirs[f"{D}{layer}.weight"], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(("family", "names", "hosts"), [
+    ("qwen", ("norm_out.linear", "transformer_blocks.0.img_mlp.net.0.proj"), True),
+    ("flux", ("final_layer.adaLN_modulation.1", "double_blocks.0.img_attn.qkv"), True),
+    ("hunyuan", ("img_in.proj", "final_layer.adaLN_modulation.1", "txt_in.individual_token_refiner.blocks.0.mlp.0"), False),
+])  # fmt: skip
+def test_what_is_saved_under_pefts_names_is_the_same_change(models, family, names, hosts):
+    """Through ComfyUI's own loader, where that knows the names."""
+    patcher, base = models(family)
+    state = {}
+    for seed, name in enumerate(names):
+        of, _ = pair(f"{D}{name}", len(base[f"{D}{name}.weight"]), base[f"{D}{name}.weight"][0].numel(), seed)
+        kernel = base[f"{D}{name}.weight"].shape[1:]
+        state |= {key: value.reshape(2, *kernel) if "down" in key else value.reshape(-1, 2, *(1,) * (len(kernel) - 1))
+                  for key, value in of.items()}  # fmt: skip
+    expected = weights(lora.graft(patcher, None, [lora.Entry("x", state)], "merge").model)
+    saved = naming.renamed(state, "peft", torch.float32)
+    made = [lora.graft(patcher, None, [lora.Entry("x", saved)], "merge").model]
+    made += [comfy.sd.load_lora_for_models(patcher, None, saved, 1.0, 0.0)[0]] if hosts else []
+    assert all(not torch.equal(expected[f"{D}{name}.weight"], base[f"{D}{name}.weight"]) for name in names)
+    for found in map(weights, made):
+        assert all(torch.allclose(found[name], expected[name], atol=1e-4) for name in base)
 
 
 def test_xlabs_files_for_flux(models):
