@@ -277,7 +277,8 @@ def _layers(
             yield target, kind(tensors[role])
     bias = Target(target.model, target.weight.removesuffix(".weight") + ".bias", _rows(target.part), target.function)
     if "ia3_l" in tensors:
-        columns = _columns(tensors["ia3_l"], shapes[target.model, target.weight])
+        said = None if config is None else config.scales_inputs(base)
+        columns = _columns(tensors["ia3_l"], shapes[target.model, target.weight]) if said is None else said
         yield target, IA3(tensors["ia3_l"], columns, whole=True)
         if not columns and (bias.model, bias.weight) in shapes:
             yield bias, IA3(tensors["ia3_l"], columns, whole=True)  # PEFT scales the output, bias and all

@@ -24,6 +24,11 @@ class PeftConfig:
     rslora: bool = False
     terms: int = 5
     limit: float | None = None
+    feedforward: tuple[str, ...] | None = None
+
+    def scales_inputs(self, layer: str) -> bool | None:
+        """Whether an IA3 layer scales what goes in rather than what comes out; None where the settings do not say."""
+        return None if self.feedforward is None else layer.endswith(self.feedforward)
 
     def scale(self, layer: str, rank: int | None = None) -> float | None:
         """What PEFT multiplies a layer's change by: alpha / rank (its root for rsLoRA); None where the settings do not say."""
@@ -70,6 +75,7 @@ def _config(part: str, content: Mapping[str, Any]) -> PeftConfig:
         rslora=content.get("use_rslora") is True,
         terms=0 if content.get("use_cayley_neumann") is False else terms,
         limit=float(eps) if coft is True and _number(eps) else None,
+        feedforward=_names(content.get("feedforward_modules")),
     )
 
 
@@ -82,6 +88,11 @@ def _count(value: Any) -> bool:
 
 def _number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e30
+
+
+def _names(value: Any) -> tuple[str, ...] | None:
+    """The ends of layers' names, where a list of them is given."""
+    return tuple(value) if isinstance(value, list) and all(isinstance(name, str) for name in value) else None
 
 
 def _patterns(content: Mapping[str, Any], name: str, check: Callable[[Any], bool]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Files that lycoris, PEFT and diffusers make, put on a model by the nodes in every mode, beside the weights that the library makes."""
 
+import json
 import os
 
 import pytest
@@ -79,7 +80,7 @@ FOLDERS = [
     ("LoKrConfig", {"r": 2, "alpha": 8, "decompose_both": True, "decompose_factor": 4}),
     ("LoKrConfig", {"r": 2, "alpha": 8, "use_effective_conv2d": True}), ("OFTConfig", {"r": 0, "oft_block_size": 4}),
     ("BOFTConfig", {"boft_block_size": 4}), ("BOFTConfig", {"boft_block_num": 4, "boft_block_size": 0}),
-    ("IA3Config", {"feedforward_modules": []}),
+    ("IA3Config", {"feedforward_modules": []}), ("IA3Config", {"feedforward_modules": ["a"]}),
 ]  # fmt: skip
 
 
@@ -118,7 +119,10 @@ def test_a_folder_of_peft(host, small, tmp_path, config, options, path):
     os.makedirs(folder, exist_ok=True)
     state = {key.replace("model.a.", f"model.{path}."): value for key, value in load_file(tmp_path / "adapter_model.safetensors").items()}
     save_file(state, os.path.join(folder, "adapter_model.safetensors"))
-    os.replace(tmp_path / "adapter_config.json", os.path.join(folder, "adapter_config.json"))
+    said = json.loads((tmp_path / "adapter_config.json").read_text())
+    said = {key: [path if one == "a" else one for one in value] if isinstance(value, list) else value for key, value in said.items()}
+    with open(os.path.join(folder, "adapter_config.json"), "w", encoding="utf-8") as file:
+        json.dump(said, file)
     merged = tree.double().base_model.model["a"]
     merged.merge()
     exact.model.diffusion_model.get_submodule(path).load_state_dict(merged.get_base_layer().state_dict())
