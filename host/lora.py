@@ -259,11 +259,13 @@ def _put(patcher: Any, pieces: Mapping[str, Sequence[Piece]], mode: str, space: 
         reasons[f"at the activations because {_SCHEDULED}"] = len(scheduled)
     if reasons:
         lines.append(f"{name}: " + "; ".join(f"{count} {reason}" for reason, count in sorted(reasons.items())))
+    if not stacks:
+        return patcher
     lines.append(
         f"{name}: {len(merge)} weights merged while it is loaded, {len({*bypass, *scheduled})} at the activations; other nodes that merge, "
         "extract or save it see the base (use mode host for those)"
     )
-    return _injected(patcher, stacks) if stacks else patcher
+    return _injected(patcher, stacks)
 
 
 _SCHEDULED = "their strength changes while sampling"

@@ -77,9 +77,8 @@ class ApplyToDo(io.ComfyNode):
     ) -> io.NodeOutput:
         settings = ToDoSettings.parse(factor, max_depth, depth_factors, method, start_percent, end_percent, phase, disable_after)
         patched, todo, notes = host.todo.apply_todo(model, settings)
-        given = None if latent is None else tuple(latent["samples"].shape)
-        sampled = None if latent is None else host.todo.sampled_shape(model, latent)
-        data = todo_report.report_data(todo, sampled, notes, given)
+        shape = None if latent is None else host.todo.sampled_shape(model, latent)
+        data = todo_report.report_data(todo, shape, notes)
         return io.NodeOutput(patched, data["text"], ui={"graft_todo": [data]})
 
 

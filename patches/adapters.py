@@ -213,7 +213,8 @@ class LoKr:
         if self.t2 is not None or any(tensor.ndim > 2 for tensor in self.tensors()):
             return None
         second = (self.w2,) if self.w2 is not None else (cast(Tensor, self.w2_a), cast(Tensor, self.w2_b))
-        return self.scale * _either(self.w1, self.w1_a, self.w1_b, None, "cpu"), tuple(factor.float() for factor in second)
+        copies = tuple(factor.to("cpu", torch.float32, copy=True) for factor in second)  # files are read as inference tensors
+        return self.scale * _either(self.w1, self.w1_a, self.w1_b, None, "cpu"), copies
 
     def delta(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
         """The difference (shape) at strength 1 in float32."""

@@ -39,8 +39,8 @@ class Kron:
         hidden = (x if side == 0 else x.narrow(-1, start, length)).unflatten(-1, (columns, -1))
         for factor in reversed(self.second):
             hidden = F.linear(hidden, factor)
-        made = F.linear(hidden.transpose(-1, -2), self.first).transpose(-1, -2).flatten(-2)
-        return F.pad(made, (start, self.shape[0] - start - length)) if side == 0 else made
+        made = torch.matmul(self.first, hidden).flatten(-2)
+        return F.pad(made, (start, self.shape[0] - start - length)) if self.part and side == 0 else made
 
     def to(self, dtype: torch.dtype, device: torch.device) -> Kron:
         """This product in another type, on another device."""

@@ -78,7 +78,7 @@ def recognised(tensors: Iterable[tuple[str, Sequence[int]]]) -> Family | None:
 
 def _gated(shapes: Mapping[str, Sequence[int]]) -> bool:
     """Whether feed-forwards of Flux' names are Flux 2's, which are gated."""
-    rows = {_UP.sub("", name): shape[0] for name, shape in shapes.items() if _UP.search(name)}
+    rows = {_UP.sub("", name): shape[0] for name, shape in shapes.items() if _UP.search(name) and len(shape)}
     columns = {_DOWN.sub("", name): shape[1] for name, shape in shapes.items() if _DOWN.search(name) and len(shape) > 1}
     return any(rows.get(base) == times * width for base, width in columns.items() for sign, times in _GATED if sign.search(base))
 

@@ -22,18 +22,14 @@ def report_rows(todo: ToDo, latent: Sequence[int] | None = None) -> list[DepthRe
     return rows
 
 
-def report_data(
-    todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence[str] = (), given: Sequence[int] | None = None
-) -> dict[str, Any]:
+def report_data(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence[str] = ()) -> dict[str, Any]:
     """The report as JSON values, which the node sends to the editor as `output.graft_todo[0]`.
-
-    `latent` is the shape that the model will see, `given` the one of the latent that the node got.
 
     - `version`: 1.
     - `depths`: one entry a depth that the model has, finest first: `depth` (from 1), `factor`, `cell` (the latent's sides divided by it,
       rounded up, are the token grid's), `before` and `after` (token grids [height, width], null without a latent), `frames` (grids a
       sequence has), `own` (self-attention blocks that a factor thins), `patched` and `skipped` (those and others, at the factor given).
-    - `scale`: the model's latent has this many times the given one's height and width; 1 where the host changes nothing.
+    - `latent`: [height, width] of the latent, null without one.
     - `saving`: share of the self-attention's products that is saved, 0 to 1; null without a latent.
     - `method`, `phase`, `start_percent`, `end_percent`, `disable_after`: as given.
     - `transformer`: the class's name, null for a UNet.
@@ -50,7 +46,7 @@ def report_data(
             }
             for row in rows
         ],
-        "scale": 1.0 if latent is None or given is None else latent[-2] / given[-2],
+        "latent": None if latent is None else list(latent[-2:]),
         "saving": None if latent is None else attention_saving(rows),
         "method": settings.method, "phase": settings.phase, "start_percent": settings.start_percent, "end_percent": settings.end_percent,
         "disable_after": settings.disable_after, "transformer": todo.name if isinstance(todo, TransformerToDo) else None,

@@ -377,7 +377,8 @@ def plan(model: nn.Module, pieces: Mapping[str, Sequence[Piece]], mode: str, no_
             problems.append(f"{name}: cannot be merged, {why}; use mode auto, bypass or host")
         elif mode != "merge" and why is not None and no_bypass and obstacle(module, attribute) is None and additive(of):
             host.append(name)
-            reasons[f"through ComfyUI's own patches because {no_bypass} and {why}"] = len(host)
+            reason = f"through ComfyUI's own patches because {no_bypass} and {why}"
+            reasons[reason] = reasons.get(reason, 0) + 1
         elif why is not None and no_bypass:
             problems.append(f"{name}: cannot be merged, {why}, and {no_bypass}; use mode host")
         elif why is not None or (mode == "bypass" and not no_bypass):

@@ -13,7 +13,7 @@ const PASSED = {
 }
 const MOST = 100 // nodes on the way, against a graph that leads round in circles
 
-/** {height, width, frames} in cells of the latent linked to the node's input; null when none is, or when the graph does not tell its size. */
+/** {kind (of the node that makes it), height, width, frames} in cells of the latent linked to the node's input; null when none is, or when the graph does not tell its size. */
 export function latentOf(node, name) {
   let from = source(node, name)
   for (let seen = 0; from && seen < MOST; seen++) {
@@ -28,7 +28,7 @@ export function latentOf(node, name) {
 function made(node, cell, pictures) {
   const [height, width, length] = [number(node, 'height'), number(node, 'width'), pictures ? number(node, 'length') : 1]
   if (!(height >= cell && width >= cell && length >= 1)) return null
-  return { height: Math.floor(height / cell), width: Math.floor(width / cell), frames: pictures ? Math.floor((length - 1) / pictures) + 1 : 1 }
+  return { kind: node.type, height: Math.floor(height / cell), width: Math.floor(width / cell), frames: pictures ? Math.floor((length - 1) / pictures) + 1 : 1 }
 }
 
 /** The value of a widget, or of the widget that its input is linked to; undefined when it is computed while running. */

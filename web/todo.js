@@ -16,8 +16,9 @@ export function addTodoPanel(node) {
   addPanel(node, 'todo', content)
   let drawn = null
   const show = () => {
-    const { depths = null, scale = 1 } = node.properties?.[PROPERTY] ?? {}
-    const known = [depths, factors(node), scaled(latentOf(node, 'latent'), scale)]
+    const { depths = null, scale, kind } = node.properties?.[PROPERTY] ?? {}
+    const latent = latentOf(node, 'latent')
+    const known = [depths, factors(node), latent?.kind === kind ? scaled(latent, scale ?? 1) : latent]
     const key = JSON.stringify(known)
     if (key === drawn) return
     drawn = key
@@ -28,7 +29,8 @@ export function addTodoPanel(node) {
   chain(node, 'onExecuted', (output) => {
     const found = output?.graft_todo?.[0]
     if (!found) return
-    node.properties[PROPERTY] = { depths: found.depths, scale: found.scale }
+    const latent = latentOf(node, 'latent') // an empty one may be sampled in another size, by its kind and the model
+    node.properties[PROPERTY] = { depths: found.depths, scale: latent && found.latent ? found.latent[0] / latent.height : 1, kind: latent?.kind }
     show()
   })
   chain(node, 'onConfigure', () => {
@@ -82,7 +84,8 @@ function table(depths, given, latent) {
     const { sides, frames } = grid(row, latent)
     const after = sides?.map((side) => Math.max(1, Math.floor(side / factor)))
     const [before, left] = [sides, after].map((one) => (one ? frames * one[0] * one[1] : null))
-    const [thinned, others] = [row.own, row.patched + row.skipped - row.own]
+    const own = row.own ?? (row.patched || row.skipped) // not in workflows of before
+    const [thinned, others] = [own, row.patched + row.skipped - own]
     if (before !== null && given) {
       all += (thinned + others) * before * before
       kept += thinned * before * left + others * before * before

@@ -157,10 +157,10 @@ def test_tokens_by_depth_claim_no_more_than_is_saved(editor):
     node, latent = editor.add("ApplyToDo", 500, 100, factor=2.0), editor.add("EmptyLatentImage", 60, 100, width=1024, height=1024)
     panel = editor.page.locator(".graft-todo:visible")
     depth = {"depth": 1, "factor": 2, "cell": 1, "before": [64, 64], "after": [32, 32], "frames": 1}
-    ran(editor, node, {"graft_todo": [{"version": 1, "depths": [{**depth, "own": 0, "patched": 0, "skipped": 3}], "scale": 1}]})
+    ran(editor, node, {"graft_todo": [{"version": 1, "depths": [{**depth, "own": 0, "patched": 0, "skipped": 3}]}]})
     assert "0, 3 left alone" in panel.inner_text() and "About 0% of the self-attention products are saved." in panel.inner_text()
     editor.link(latent, 0, node, "latent")
-    ran(editor, node, {"graft_todo": [{"version": 1, "depths": [{**depth, "own": 3, "patched": 3, "skipped": 0}], "scale": 0.5}]})
+    ran(editor, node, {"graft_todo": [{"version": 1, "depths": [{**depth, "own": 3, "patched": 3, "skipped": 0}], "latent": [64, 64]}]})
     panel.get_by_text("4096 (64\u00d764)").wait_for()
     assert "1024 (32\u00d732)" in panel.inner_text() and "About 75%" in panel.inner_text()
     number = editor.add("PrimitiveFloat", 60, 400, value=4.0)

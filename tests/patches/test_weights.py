@@ -367,6 +367,9 @@ def test_plan():
     for mode in ("auto", "bypass"):
         merge, bypass, by_host, reasons = plan(of, pieces, mode, "paged")
         assert (merge, bypass, by_host, reasons[left]) == ([], ["0.weight", "2.weight"], ["3.weight"], 1)
+        norms = {f"{number}.weight": pieces["3.weight"] for number in range(2)}
+        more = plan(nn.Sequential(nn.LayerNorm(4), nn.GroupNorm(2, 4)), norms, mode, "paged")
+        assert more.reasons == {left: 1, left.replace("LayerNorm", "GroupNorm"): 1}
         with pytest.raises(ValueError, match=r"3\.weight: cannot be merged, paged, and LayerNorm has no bypass; use mode host"):
             plan(of, others, mode, "paged")
     of[0].weight.data = of[0].weight.data.to(torch.float8_e4m3fn)

@@ -553,7 +553,7 @@ def test_the_report_has_the_size_that_the_host_samples_an_empty_latent_in(name, 
     data = ApplyToDo.execute(patcher, 2.0, latent=latent).ui["graft_todo"][0]
     sides, cell = [512 // 16, 1024 // 16], data["depths"][0]["cell"]
     assert list(noise.shape[-2:]) == sides, "else this test says nothing"
-    assert data["depths"][0]["before"] == [side // cell for side in sides] and data["scale"] == 0.5
+    assert data["depths"][0]["before"] == [side // cell for side in sides] and data["latent"] == sides
 
 
 def test_a_compiled_model_is_thinned_too():
