@@ -76,9 +76,8 @@ class ToDoPatch:
     """`attn1_patch(q, context, value, extra_options)` of one UNet: thins the tokens of K and V, leaves Q as it is.
 
     It holds plain values only, so that clones of a model share it. Whether it works in a call is decided once, around the whole call
-    (`active`), and it is there only where it does.
-    The grid comes from `extra_options["activations_shape"]`, so odd sizes, tiles and mixed batches need no memory of
-    earlier calls, and gradient checkpointing may call it again.
+    (`active`), and it is there only where it does. The grid comes from `extra_options["activations_shape"]`, so odd sizes, tiles and
+    mixed batches need no memory of earlier calls, and gradient checkpointing may call it again.
     """
 
     settings: ToDoSettings

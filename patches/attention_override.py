@@ -196,7 +196,9 @@ class Thinning:
                 kwargs["mask"] = self._thin_mask(kwargs["mask"], length, place)
         if self.previous is None:
             return kernel(q, k, v, *args, **kwargs)
-        return (_as_asked if place is None else _with_fewer_keys)(self.previous, kernel, q, k, v, *args, **kwargs)
+        if place is None:
+            return self.previous(kernel, q, k, v, *args, **kwargs)
+        return _with_fewer_keys(self.previous, kernel, q, k, v, *args, **kwargs)
 
     def _place(self, q: Tensor, k: Tensor, v: Tensor, axis: int) -> Place | None:
         length = q.shape[axis]
@@ -236,16 +238,14 @@ class Guard:
     def __call__(self, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         axis = _axis(args, kwargs)
         thinned = k.shape[axis] != self.text and k.shape[axis] < q.shape[axis]
-        return (_with_fewer_keys if thinned else _as_asked)(self.override, kernel, q, k, v, *args, **kwargs)
+        if thinned:
+            return _with_fewer_keys(self.override, kernel, q, k, v, *args, **kwargs)
+        return self.override(kernel, q, k, v, *args, **kwargs)
 
 
 def _axis(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     """Which axis of an attention call's tensors counts tokens: (B, heads, N, D), or (B, N, C), or (B, N, heads, D) as SD3 passes v."""
     return 2 if (args[3] if len(args) > 3 else kwargs.get("skip_reshape", False)) else 1
-
-
-def _as_asked(override: Kernel, kernel: Kernel, *args: Any, **kwargs: Any) -> Tensor:
-    return override(kernel, *args, **kwargs)
 
 
 def _with_fewer_keys(override: Kernel, kernel: Kernel, *args: Any, **kwargs: Any) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 import zlib
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -367,7 +368,7 @@ def plan(model: nn.Module, pieces: Mapping[str, Sequence[Piece]], mode: str, no_
     merge: list[str] = []
     bypass: list[str] = []
     host: list[str] = []
-    reasons: dict[str, int] = {}
+    reasons: Counter[str] = Counter()
     problems: list[str] = []
     for name, of in pieces.items():
         module, attribute = _place(model, name)
@@ -375,21 +376,19 @@ def plan(model: nn.Module, pieces: Mapping[str, Sequence[Piece]], mode: str, no_
         no_bypass = None if has_bypass(module, attribute) else f"{type(module).__name__} has no bypass"
         if mode == "merge" and why is not None:
             problems.append(f"{name}: cannot be merged, {why}; use mode auto, bypass or host")
-        elif mode != "merge" and why is not None and no_bypass and obstacle(module, attribute) is None and additive(of):
+        elif why is not None and no_bypass and obstacle(module, attribute) is None and additive(of):
             host.append(name)
-            reason = f"through ComfyUI's own patches because {no_bypass} and {why}"
-            reasons[reason] = reasons.get(reason, 0) + 1
+            reasons[f"through ComfyUI's own patches because {no_bypass} and {why}"] += 1
         elif why is not None and no_bypass:
             problems.append(f"{name}: cannot be merged, {why}, and {no_bypass}; use mode host")
         elif why is not None or (mode == "bypass" and not no_bypass):
             bypass.append(name)
             if mode != "bypass":
-                reasons[f"at the activations because {why}"] = reasons.get(f"at the activations because {why}", 0) + 1
+                reasons[f"at the activations because {why}"] += 1
         else:
             merge.append(name)
             if mode == "bypass":
-                reason = f"merged because {no_bypass}"
-                reasons[reason] = reasons.get(reason, 0) + 1
+                reasons[f"merged because {no_bypass}"] += 1
     if problems:
         raise ValueError("\n".join(problems))
     return Plan(merge, bypass, host, reasons)
