@@ -234,9 +234,12 @@ def _left_out(lora: formats.ParsedLora) -> list[str]:
         left.append(f"{len(lora.embeddings)} embeddings in the file are left out ({', '.join(lora.embeddings)}): {_EMBEDDINGS}")
     if lora.unmatched:
         left.append(f"partial: {len(lora.unmatched)} names match no weight and are left out")
+    if lora.misfits:
+        left.append(f"partial: {len(lora.misfits)} layers do not fit and are left out ({'; '.join(lora.misfits[:_SHOWN])})")
     return left
 
 
+_SHOWN = 3  # of what does not fit
 _EMBEDDINGS = "to use them, put a copy of it into ComfyUI's embeddings folder"
 
 

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of model: its name for people, in modelspec's words (architecture, implementation) and in kohya's (base model version)."""
+    """One kind of model: its name for people, in modelspec's words (architecture, implementation) and in kohya's (base model version).
+
+    SD2 has two architectures, by what it predicts, which names and shapes do not tell.
+    """
 
     key: str
     title: str
@@ -23,7 +26,7 @@ FAMILIES = {
     family.key: family
     for family in (
         Family("sd1", "SD1.x", "stable-diffusion-v1", "diffusers", "sd_v1"),
-        Family("sd2", "SD2.x", "stable-diffusion-v2-768-v", "diffusers", "sd_v2"),
+        Family("sd2", "SD2.x", version="sd_v2"),
         Family("sdxl", "SDXL", "stable-diffusion-xl-v1-base", _STABILITY, "sdxl_base_v1-0"),
         Family("refiner", "SDXL's refiner", "stable-diffusion-xl-v1-refiner", _STABILITY, ""),
         Family("cascade", "Stable Cascade"),
@@ -36,6 +39,7 @@ FAMILIES = {
         Family("qwen", "Qwen-Image", "Qwen-Image", "https://github.com/QwenLM/Qwen-Image"),
         Family("lumina", "Lumina 2", "lumina-2", "https://github.com/Alpha-VLLM/Lumina-Image-2.0", "lumina2"),
         Family("z-image", "Z-Image", "Z-Image", "https://github.com/Tongyi-MAI/Z-Image"),
+        Family("auraflow", "AuraFlow"),
         Family("cosmos", "Cosmos or Anima"),
         Family("ltx", "LTX-Video or PixArt"),
     )
@@ -44,6 +48,7 @@ _CONTEXTS = {768: "sd1", 1024: "sd2", 2048: "sdxl", 1280: "refiner"}  # width of
 _SIGNS = (  # (pattern of names with underscores, family): the first that any name fits
     (r"prior_unet", "cascade"), (r"img_attn_qkv_loras|token_refiner", "hunyuan"), (r"distilled_guidance_layer", "chroma"),
     (r"(double|single)_stream_modulation|attn_to_qkv_mlp_proj|blocks_\d+_ff_(context_)?linear_in", "flux2"),
+    (r"joint_transformer_blocks_\d|(double|single)_layers_\d", "auraflow"),
     (r"(double|single)_blocks_\d+_|single_transformer_blocks_\d", "flux"), (r"joint_blocks_\d|context_block", "sd3"),
     (r"transformer_blocks_\d+_(img|txt)_(mlp|mod)", "qwen"), (r"blocks_\d+_(self|cross)_attn_[qkv]_proj|adaln_modulation", "cosmos"),
     (r"blocks_\d+_(self|cross)_attn_([qkvo](?!v?_linear)|norm|[kv]_img)", "wan"),
@@ -53,6 +58,7 @@ _WIDTHS = {  # names that several families share, told apart by the width of wha
     r"transformer_blocks_\d+_attn_(add_)?(to_)?[qkv]": {1536: "sd3", 2432: "sd3", 3072: "flux"},
     r"(layers|context_refiner|noise_refiner)_\d+_(attn|attention)_": {2304: "lumina", 3840: "z-image"},
 }
+_QWEN = re.compile(r"(diffusion_model_|lora_unet_)transformer_blocks_\d|transformer_blocks_(19|[2-5]\d)_")  # no names of Flux' 19 blocks
 _GATED = ((re.compile(r"single_blocks[._]\d+[._]linear1$"), 9), (re.compile(r"(img|txt)_mlp[._]0$"), 6))  # rows of Flux 2's a column
 _UNET = re.compile(r"(input_blocks|output_blocks|middle_block|down_blocks|up_blocks|mid_block)_")
 _DOWN = re.compile(r"[._](lora_down|lora_A|lora\.down|lora_linear_layer\.down)(\.default)?\.weight$|_lora\.down\.weight$|\.down\.weight$")
@@ -71,6 +77,8 @@ def recognised(tensors: Iterable[tuple[str, Sequence[int]]]) -> Family | None:
         return FAMILIES["flux2" if found == "flux" and _gated(shapes) else found]
     for sign, widths in _WIDTHS.items():
         families = {widths[width] for name, width in inputs.items() if re.search(sign, name) and width in widths}
+        if families == {"flux"} and any(map(_QWEN.search, flat)):
+            return FAMILIES["qwen"]
         if len(families) == 1:
             return FAMILIES[families.pop()]
     return FAMILIES["ltx"] if any(re.search(r"transformer_blocks_\d+_attn[12]_", name) for name in flat) else None

@@ -72,7 +72,8 @@ class Target(NamedTuple):
 class ParsedLora:
     """One LoRA read: layers by target, and the names that found no weight (`text_encoder`: names for a text encoder that is not here).
 
-    `embeddings` are the names of OneTrainer's textual inversions in the file, which are no LoRA's and are not read.
+    `misfits` says of what found a weight and does not fit it why, where the rest was wanted all the same.
+    `embeddings` are the names of the textual inversions in the file (OneTrainer, ai-toolkit), which are no LoRA's and are not read.
     """
 
     name: str
@@ -81,6 +82,7 @@ class ParsedLora:
     text_encoder: tuple[str, ...] = ()
     kinds: dict[str, int] = field(default_factory=dict)
     embeddings: tuple[str, ...] = ()
+    misfits: tuple[str, ...] = ()
 
 
 def read(
@@ -95,7 +97,7 @@ def read(
     """Match a LoRA's state dict with a model's weights and check it whole.
 
     `key_map` gives the target of every LoRA name the model knows; `shapes` the shape of (model, weight). Raises ValueError listing
-    every problem: no match at all, names without a weight (unless `partial`), incomplete pairs, wrong shapes, NaN or infinite values,
+    every problem: no match at all, names without a weight and wrong shapes (unless `partial`), incomplete pairs, NaN or infinite values,
     kinds that are not available. `hint` says what the file is for, in the message when nothing matches; `configs` are PEFT's settings that
     came with the file. Nothing is changed.
     """
@@ -105,6 +107,7 @@ def read(
     sources: dict[Target, str] = {}
     unmatched: list[str] = list(strangers)
     text: list[str] = []
+    misfits: list[str] = []
     for base, tensors in groups.items():
         target = key_map.get(base)
         if target is None or (target.model, target.weight) not in shapes:
@@ -114,8 +117,16 @@ def read(
             problems.append(f"{base}: names the same weight as {sources[target]} ({target.weight})")
             continue
         for place, layer in _layers(base, tensors, target, shapes, config_for(configs, base), problems):
-            if _check(base, place, layer, shapes, problems):
+            misfit = _misfit(place, layer, shapes)
+            if misfit is None:
                 layers.setdefault(place, []).append(layer)
+            else:
+                misfits.append(f"{base}: {misfit}")
+    if misfits and not (partial and layers):
+        problems += [*misfits, *(["mark the row as partial to use the rest"] if layers and not problems else [])]
+    bundled = embeddings(state)
+    if bundled and not groups:
+        problems.append(f"it holds embeddings only ({_some(bundled)}); put it into ComfyUI's embeddings folder")
     problems += _unusable(groups, layers, unmatched, text, partial, hint) if not problems else []
     if problems:
         made = f", made for {hint}," if hint and sources else ""
@@ -125,7 +136,7 @@ def read(
         for layer in of:
             kinds[layer.kind] = kinds.get(layer.kind, 0) + 1
     found = {target: tuple(of) for target, of in layers.items()}
-    return ParsedLora(name, found, tuple(unmatched), tuple(text), kinds, tuple(embeddings(state)))
+    return ParsedLora(name, found, tuple(unmatched), tuple(text), kinds, tuple(bundled), tuple(misfits))
 
 
 def unplaced(state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...] = ()) -> tuple[list[tuple[str, bool, Layer]], list[str]]:
@@ -141,15 +152,20 @@ def unplaced(state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...] = ()) 
 
 
 _EMBEDDING = "bundle_emb."  # OneTrainer's prefix of the embeddings that it saves with a LoRA: bundle_emb.<name>.<encoder>
+_EMBEDDINGS = ("emb_params", "clip_l", "clip_g")  # ai-toolkit's, of the one embedding that it trains with a LoRA
 
 
 def embeddings(state: Iterable[str]) -> list[str]:
-    """Names of the textual inversions that OneTrainer put into a LoRA's file."""
-    return sorted({key.split(".")[1] for key in state if key.startswith(_EMBEDDING)})
+    """Names of the textual inversions that OneTrainer and ai-toolkit put into a LoRA's file."""
+    return sorted({key.split(".")[1] if key.startswith(_EMBEDDING) else key for key in state if _is_embedding(key)})
+
+
+def _is_embedding(key: str) -> bool:
+    return key.startswith(_EMBEDDING) or key in _EMBEDDINGS
 
 
 def _without_embeddings(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    return {key: tensor for key, tensor in state.items() if not key.startswith(_EMBEDDING)}
+    return {key: tensor for key, tensor in state.items() if not _is_embedding(key)}
 
 
 def names(state: Collection[str]) -> list[str]:
@@ -239,9 +255,11 @@ def _layers(
     problems: list[str],
 ) -> Iterator[tuple[Target, Layer]]:
     tensors = {role: tensor for role, (_, tensor) in group.items()}
-    for key, tensor in group.values():
+    if "lokr_w1" in tensors and "lokr_w2" in tensors:
+        tensors.pop("alpha", None)  # counts for nothing; ai-toolkit's 9999999999 is infinite in float16
+    for role, tensor in tensors.items():
         if not bool(torch.isfinite(tensor.float() if tensor.element_size() == 1 else tensor).all()):
-            problems.append(f"{key}: holds NaN or infinite values")
+            problems.append(f"{group[role][0]}: holds NaN or infinite values")
     alpha = tensors.get("alpha")
     if alpha is not None and alpha.numel() != 1:
         problems.append(f"{group['alpha'][0]}: expected one number, got {tuple(alpha.shape)}")
@@ -382,22 +400,17 @@ def _rows(part: Slice | None) -> Slice | None:
     return part if part is not None and part[0] == 0 else None
 
 
-def _check(
-    base: str, target: Target, layer: Layer, shapes: Mapping[tuple[str, str], Sequence[int]], problems: list[str]
-) -> bool:
-    """Whether a layer fits; what does not is added to the problems."""
+def _misfit(target: Target, layer: Layer, shapes: Mapping[tuple[str, str], Sequence[int]]) -> str | None:
+    """Why a layer does not fit where it goes, or None."""
     shape = shapes.get((target.model, target.weight))
     if shape is None:
-        problems.append(f"{base}: the model has no {target.weight}")
-        return False
+        return f"the model has no {target.weight}"
     if target.part is not None:
         shape = [target.part[2] if dimension == target.part[0] else side for dimension, side in enumerate(shape)]
     problem = layer.problem(shape)
     if problem is None and target.function is not None and not isinstance(layer, Additive):
         problem = f"{layer.kind} on a weight whose rows this model holds in another order; use ComfyUI's own LoRA loader for this file"
-    if problem is not None:
-        problems.append(f"{base}: {problem} ({target.weight})")
-    return problem is None
+    return None if problem is None else f"{problem} ({target.weight})"
 
 
 def _unusable(

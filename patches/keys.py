@@ -48,6 +48,13 @@ def _flat(name: str) -> str:
     return name.replace(".", "_").lstrip("_") if prefix is None else _flat(name[len(prefix) :])
 
 
+def with_processors_gone(name: str) -> str:
+    """A layer's name as diffusers writes it since 2023; before, `attn1.processor.to_out` was what `attn1.to_out.0` is now."""
+    return re.sub(
+        r"([._])processor[._]to_(\w+?)$", lambda found: f"{found[1]}to_{found[2]}{found[1] + '0' if found[2] == 'out' else ''}", name
+    )
+
+
 def _index(names: Mapping[str, Target]) -> dict[str, Target]:
     """Targets by canonical name, without those that two names claim."""
     index: dict[str, Target | None] = {}

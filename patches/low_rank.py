@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import blocks
 from .formats import TEXT_ENCODER, unplaced
-from .keys import canonical, renamed
+from .keys import canonical, renamed, with_processors_gone
 from .peft_config import peft_configs
 from .stack import Piece, additive, fuse, in_order
 
@@ -23,7 +23,7 @@ _SPELLINGS = tuple(map(re.compile, (  # of a model's layers, as its authors wrot
     r"(down_blocks|up_blocks|mid_block)_|(single_)?transformer_blocks_|blocks_\d+_(attn[12]_(to|add)_|ffn_net_)"
     r"|(layers|\w+_refiner)_\d+_att(n|ention)_to_",
 )))  # fmt: skip
-_GENERIC = re.compile(r"text_encoders\.clip_(l|g)\.transformer\.")  # ComfyUI's prefix of the text encoders that kohya numbers 1 and 2
+_GENERIC = re.compile(r"text_encoders\.(\w+)\.transformer\.(model\.)?")  # ComfyUI's prefix of text encoders, which kohya numbers
 _SMALL = 384  # up to this side a full SVD is quick
 
 
@@ -253,4 +253,6 @@ def best(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
 
 def _plain(base: str) -> str:
     """A layer's name without its prefix and separators (`te1:…` of a text encoder): how layers of differently written files are paired."""
-    return canonical(_GENERIC.sub(lambda found: "te1." if found[1] == "l" else "te2.", base))
+    plain = canonical(with_processors_gone(_GENERIC.sub(lambda found: "te2." if found[1] == "clip_g" else "te1.", base)))
+    plain = re.sub(r"_(img|txt)_mlp_fc([12])$", lambda found: f"_{found[1]}_mlp_{2 * int(found[2]) - 2}", plain)
+    return re.sub(r"te\d:encoder_block_", "te:encoder_block_", plain)  # a T5, whose number depends on the model

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import families, files, formats
+from . import families, files, formats, keys
 from .peft_config import peft_configs
 
 _FACTS = (  # (label, keys of which the first that is there counts)
@@ -27,8 +27,8 @@ _LONGEST = 80
 def about(metadata: Mapping[str, str], words: int = 8) -> str:
     """One line: title, trigger words, the most frequent training tags, model, rank, steps …; empty without metadata."""
     facts = []
-    for label, keys in _FACTS:
-        value = _first(metadata, keys)
+    for label, entries in _FACTS:
+        value = _first(metadata, entries)
         if value:
             facts.append(f"{label} {_short(value)}")
     tags = _tags(metadata.get("ss_tag_frequency", ""))
@@ -39,7 +39,7 @@ def about(metadata: Mapping[str, str], words: int = 8) -> str:
 
 def contents(state: Mapping[str, Tensor]) -> str:
     """One line from names and shapes: kinds of layers and how many, ranks, and the model that they are for."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    shapes = keys.renamed({name: tuple(tensor.shape) for name, tensor in state.items()})
     kinds, ranks = formats.summary(shapes)
     family = families.recognised(shapes.items())
     parts = [", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))] if kinds else ["no LoRA layers"]
@@ -76,7 +76,7 @@ def describe(path: str) -> dict[str, Any]:
     has layers for one), from_graft. Raises ValueError for pickles and damaged files, OSError without one.
     """
     tensors, said = files.header(path)
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    shapes = keys.renamed({name: tensor.shape for name, tensor in tensors.items()})
     kinds, ranks = formats.summary(shapes)
     family = families.recognised(shapes.items())
     said_base = said.get("ss_base_model_version") or said.get("modelspec.architecture") or ""
@@ -93,8 +93,8 @@ def describe(path: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _first(metadata: Mapping[str, str], keys: Sequence[str]) -> str:
-    return next((metadata[key] for key in keys if metadata.get(key, "None") not in ("", "None")), "")
+def _first(metadata: Mapping[str, str], entries: Sequence[str]) -> str:
+    return next((metadata[key] for key in entries if metadata.get(key, "None") not in ("", "None")), "")
 
 
 def _alphas(path: str, tensors: Mapping[str, files.TensorInfo], metadata: Mapping[str, str]) -> list[float]:
@@ -121,7 +121,7 @@ _ALPHAS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 
 def made_for(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     """The model family that a LoRA is for, from its metadata, else from names and shapes; empty when neither tells."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    shapes = keys.renamed({name: tuple(tensor.shape) for name, tensor in state.items()})
     said = metadata.get("ss_base_model_version") or metadata.get("modelspec.architecture")
     if said:
         return f"{_short(said)} (its metadata)"

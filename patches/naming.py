@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from .adapters import LoRA
 from .families import Family, recognised
 from .files import safetensors_bytes
 from .formats import Group, grouped
-from .keys import theirs
+from .keys import theirs, with_processors_gone
 
 NAMES = ("kohya", "peft", "comfyui")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": torch.float32}
@@ -25,8 +25,10 @@ def renamed(lora: Mapping[str, Tensor], names: str, dtype: torch.dtype) -> dict[
 
     kohya: `lora_unet_<path with underscores>.lora_up.weight`, `.alpha`; SD1.x and SD2 with diffusers' block names, as sd-scripts writes
     them; text encoders `lora_te…`. peft: diffusers' own `unet.…` and `transformer.….lora_B.weight` where the family is known (a fused
-    weight in its parts), alpha / rank multiplied into B because PEFT keeps alpha outside the file. comfyui: names unchanged. Raises
-    ValueError listing what cannot be named so, and tensors with NaN, infinite numbers, or numbers that `dtype` cannot hold.
+    weight in its parts), alpha / rank multiplied into B and factors filled up with zeros to the largest rank, because PEFT keeps alpha
+    outside the file and diffusers takes one for all. comfyui: names unchanged. Layers that were merged without a model have their first
+    file's names: kohya's and diffusers' of a UNet become kohya's, with which ComfyUI reads them too. Raises ValueError listing what
+    cannot be named so, and tensors with NaN, infinite numbers, or numbers that `dtype` cannot hold.
     """
     if names not in NAMES:
         raise ValueError(f"names: expected one of {', '.join(NAMES)}, got {names!r}")
@@ -39,6 +41,12 @@ def renamed(lora: Mapping[str, Tensor], names: str, dtype: torch.dtype) -> dict[
             for base, group in groups.items()
             if set(group) - {"up", "down", "alpha"}
         ]
+        underscored = [base for base in groups if _UNDERSCORED.match(base)]
+        if underscored:
+            problems.append(
+                f"{len(underscored)} layers have a file's names, of which PEFT's are not known ({', '.join(sorted(underscored)[:3])}); "
+                f"connect model to Merge LoRAs, or save with kohya or comfyui names"
+            )
     if problems or not groups:
         raise ValueError("the LoRA cannot be saved:\n" + "\n".join(f"- {problem}" for problem in problems or ["it is empty"]))
     family = _family(lora)
@@ -47,7 +55,9 @@ def renamed(lora: Mapping[str, Tensor], names: str, dtype: torch.dtype) -> dict[
         if names == "peft":
             out.update(_peft(base, group, dtype, family))
         else:
-            out.update(_plain(_kohya(base, family, groups) if names == "kohya" else base, group, dtype))
+            out.update(_plain(_kohya(base, family, groups) if names == "kohya" else _foreign(base, groups), group, dtype))
+    if names == "peft":
+        out = _one_rank(out)
     large = [f"{key}: holds numbers above {torch.finfo(dtype).max:g}, the largest of {dtype}" for key, of in out.items() if not _finite(of)]
     if large:
         raise ValueError("the LoRA cannot be saved in this dtype, use bf16 or float32:\n" + "\n".join(f"- {each}" for each in large))
@@ -71,6 +81,11 @@ _ENCODER = re.compile(r"text_encoders\.(clip_l|clip_g|clip_h|t5xxl)\.transformer
 _PARAMETER = re.compile(  # last words of what is no module's weight, but a parameter of the model's own
     r"\.(modulation|modulate_table|\w*shift_table|scale|gamma|beta|positional_\w+|\w*(tokens?|registers?|pos_embed|_embedding|padding))$"
 )
+_UNDERSCORED = re.compile(r"lora_|lycoris_|oft_unet_")  # what names begin with that have underscores for every point
+_DIFFUSERS = re.compile(
+    r"(?:base_model\.model\.)?(?:unet\.)?((?:(?:down|up)_blocks\.|mid_block\.|conv_|time_embedding\.|add_embedding\.).+)"
+)
+_DIFFUSERS_ENCODER = re.compile(r"text_encoder(?:_([23]))?\.(.+)")
 _NUMBERS = {"clip_l": "1", "clip_g": "2", "t5xxl": "3"}  # of kohya's; diffusers counts the encoders that a family has
 
 
@@ -80,11 +95,22 @@ def _kohya(base: str, family: Family | None, groups: Mapping[str, Group]) -> str
     if encoder is not None:
         return f"lora_te{_number(encoder[1], family, groups)}_{encoder[2].replace('.', '_')}"
     path = base.removeprefix(_OWN)
-    if path == base or ("diff" in groups[base] and _PARAMETER.search(base)):
+    if path == base:
+        return _foreign(base, groups)
+    if "diff" in groups[base] and _PARAMETER.search(base):
         return base
     if family is not None and family.key in ("sd1", "sd2"):
         path = _diffusers_block(path)
     return "lora_unet_" + path.replace(".", "_")
+
+
+def _foreign(base: str, groups: Iterable[str]) -> str:
+    """kohya's name of a layer that has diffusers' one of a UNet or a text encoder; every other name as it is."""
+    encoder, unet = _DIFFUSERS_ENCODER.fullmatch(base), _DIFFUSERS.fullmatch(base)
+    if encoder is not None:
+        number = encoder[1] or ("1" if any(name.startswith("text_encoder_2.") for name in groups) else "")
+        return f"lora_te{number}_{encoder[2].replace('.', '_')}"
+    return base if unet is None else f"lora_unet_{with_processors_gone(unet[1]).replace('.', '_')}"
 
 
 def _number(encoder: str, family: Family | None, groups: Mapping[str, Group]) -> str:
@@ -152,6 +178,25 @@ def _peft(base: str, group: Group, dtype: torch.dtype, family: Family | None) ->
         yield f"{name}.lora_A.weight", layer.down.to(dtype)
 
 
+def _one_rank(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """PEFT's factors with zeros up to the largest rank of their part of the model (`unet.`, `text_encoder.`)."""
+    ranks: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        if name.endswith(".lora_A.weight"):
+            part = name.partition(".")[0]
+            ranks[part] = max(ranks.get(part, 0), len(tensor))
+    out = {}
+    for name, tensor in tensors.items():
+        more, rank_first = ranks[name.partition(".")[0]], name.endswith(".lora_A.weight")
+        shape = (more, *tensor.shape[1:]) if rank_first else (len(tensor), more, *tensor.shape[2:])
+        if shape != tuple(tensor.shape):
+            full = tensor.new_zeros(shape)
+            (full[: len(tensor)] if rank_first else full[:, : tensor.shape[1]]).copy_(tensor)
+            tensor = full
+        out[name] = tensor
+    return out
+
+
 def _parts(base: str, family: Family | None, rows: int, columns: int) -> Sequence[tuple[str, int, int]]:
     """(diffusers' name, first row, rows) of a layer: several for a fused weight; its own name where the family is not known."""
     encoder = _ENCODER.fullmatch(base)
@@ -160,9 +205,9 @@ def _parts(base: str, family: Family | None, rows: int, columns: int) -> Sequenc
         place = {"clip_l": "", "clip_g": "_2", "clip_h": "", "t5xxl": "_3" if key == "sd3" else "_2"}[encoder[1]]
         return [(f"text_encoder{place}.{encoder[2]}", 0, rows)]
     path = base.removeprefix(_OWN)
-    if path == base or key in (None, "flux2"):
-        return [(base, 0, rows)]
-    if key in ("sd1", "sd2", "sdxl"):
+    if path == base or key in (None, "flux2", "cascade"):
+        return [(with_processors_gone(base), 0, rows)]
+    if key in ("sd1", "sd2", "sdxl", "refiner"):
         return [(f"unet.{_diffusers_block(path)}", 0, rows)]
     key = "flux" if key == "chroma" else key
     return [(f"transformer.{name}", start, length) for name, start, length in theirs(path, key, rows, columns)]
@@ -206,9 +251,11 @@ def saved_metadata(lora: Mapping[str, Tensor], title: str, more: Mapping[str, st
 
 def _family_metadata(family: Family | None) -> dict[str, str]:
     """What modelspec and kohya say of the model that a LoRA is for; nothing where it is not known."""
-    if family is None or not family.architecture:
+    if family is None:
         return {}
-    said = {"modelspec.architecture": f"{family.architecture}/lora", "modelspec.implementation": family.implementation}
+    said: dict[str, str] = {}
+    if family.architecture:
+        said |= {"modelspec.architecture": f"{family.architecture}/lora", "modelspec.implementation": family.implementation}
     if family.version:
         said["ss_base_model_version"] = family.version
     return {**said, "ss_v2": str(family.key == "sd2")} if family.key in ("sd1", "sd2", "sdxl") else said

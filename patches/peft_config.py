@@ -32,6 +32,7 @@ class PeftConfig:
 
     def scale(self, layer: str, rank: int | None = None) -> float | None:
         """What PEFT multiplies a layer's change by: alpha / rank (its root for rsLoRA); None where the settings do not say."""
+        layer = layer.removeprefix("base_model.model.").removeprefix(f"{self.part}." if self.part else "")
         alpha = _of(self.alpha_pattern, layer, self.alpha)
         over = _of(self.rank_pattern, layer, self.rank) or rank
         if alpha is None or not over:
@@ -112,5 +113,5 @@ def _patterns(content: Mapping[str, Any], name: str, check: Callable[[Any], bool
 
 
 def _of(patterns: Mapping[str, Any], layer: str, otherwise: Any) -> Any:
-    """The value of the first pattern that fits the end of a layer's name, as PEFT matches them."""
+    """The value of the first pattern that fits the end of a module's name (all of it after `^`), as PEFT matches them."""
     return next((value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", layer)), otherwise)

@@ -1,9 +1,12 @@
 """LoRA state dicts of every spelling, and every way in which one can be wrong."""
 
+import json
+
 import pytest
 import torch
 from graft_nodes.patches.adapters import Diff, LoRA
 from graft_nodes.patches.formats import Target, grouped, pieces_of, read, unplaced
+from graft_nodes.patches.peft_config import peft_configs
 
 MODEL = {
     "diffusion_model.a.weight": (6, 8), "diffusion_model.a.bias": (6,), "diffusion_model.conv.weight": (6, 4, 3, 3),
@@ -90,6 +93,46 @@ def test_partial_matches_only_when_allowed():
     state = pair() | pair("lora_unet_gone")
     assert "1 of 2 names match no weight of this model (lora_unet_gone); mark the row as partial" in problems(state)
     assert read(state, KEYS, SHAPES, "x", partial=True).unmatched == ("lora_unet_gone",)
+
+
+def test_partial_leaves_out_what_does_not_fit():
+    """A layer of another width, and a bias that this model's layer lacks; as long as anything fits."""
+    state = pair() | pair("lora_unet_conv") | {"diffusion_model.n.diff": torch.ones(6), "diffusion_model.n.diff_b": torch.ones(6)}
+    said = problems(state)
+    assert "lora_unet_conv: " in said and "diffusion_model.n: the model has no diffusion_model.n.bias" in said
+    assert said.endswith("mark the row as partial to use the rest")
+    found = read(state, KEYS, SHAPES, "x", partial=True)
+    assert {target.weight for target in found.layers} == {"diffusion_model.a.weight", "diffusion_model.n.weight"}
+    assert [misfit.partition(":")[0] for misfit in found.misfits] == ["lora_unet_conv", "diffusion_model.n"]
+    assert "mark the row" not in problems(pair("lora_unet_conv"), partial=True)
+
+
+def test_an_infinite_alpha_of_whole_lokr_factors_counts_for_nothing():
+    """ai-toolkit's 9999999999 in float16."""
+    state = {"lora_unet_a.lokr_w1": torch.ones(2, 2), "lora_unet_a.lokr_w2": torch.ones(3, 4), "lora_unet_a.alpha": torch.tensor(torch.inf)}
+    ((layer,),) = read(state, KEYS, SHAPES, "x").layers.values()
+    assert torch.equal(layer.delta((6, 8)), torch.ones(6, 8))
+    assert "alpha: holds NaN or infinite values" in problems(pair(alpha=torch.inf))
+
+
+def test_ai_toolkits_embeddings_are_no_layers():
+    embedding = {"emb_params": torch.ones(2, 8), "clip_l": torch.ones(2, 8)}
+    assert read(pair() | embedding, KEYS, SHAPES, "x").embeddings == ("clip_l", "emb_params")
+    assert "it holds embeddings only (clip_l, emb_params)" in problems(embedding)
+
+
+@pytest.mark.parametrize("pattern", ["a", "^a", "^b|a"])
+def test_pefts_anchored_patterns_mean_the_modules_name(pattern):
+    """`^` is where the name of the module begins, behind what the file puts before it (PEFT's docs of alpha_pattern)."""
+    for prefix, key, content in (
+        ("base_model.model.", "adapter_config", {"lora_alpha": 2, "r": 2, "alpha_pattern": {pattern: 8}}),
+        ("unet.", "lora_adapter_metadata", {"unet.lora_alpha": 2, "unet.r": 2, "unet.alpha_pattern": {pattern: 8}}),
+    ):
+        configs = peft_configs({key: json.dumps(content)})
+        ((layer,),) = read(
+            pair(f"{prefix}a"), {f"{prefix}a": Target("model", "diffusion_model.a.weight")}, SHAPES, "x", configs=configs
+        ).layers.values()
+        assert layer.scale == 4.0
 
 
 def test_no_match_at_all():

@@ -134,6 +134,22 @@ def test_two_spellings_of_one_model_need_it(own, diffusers):
     assert len(merged([Source("x", mixed), Source("y", lora(own, 9))]).state) == 6
 
 
+@pytest.mark.parametrize(
+    "names",
+    [("unet.down_blocks.0.attn1.processor.to_out", "lora_unet_down_blocks_0_attn1_to_out_0"),
+     ("text_encoders.clip_h.transformer.text_model.a", "lora_te_text_model_a"),
+     ("lora_te2_encoder_block_0_layer_0_SelfAttention_q", "lora_te3_encoder_block_0_layer_0_SelfAttention_q"),
+     ("text_encoders.t5xxl.transformer.encoder.block.0.q", "lora_te3_encoder_block_0_q"),
+     ("text_encoders.gemma2_2b.transformer.model.layers.0.q", "lora_te_layers_0_q"),
+     ("lora_unet_double_blocks_0_img_mlp_fc2", "diffusion_model.double_blocks.0.img_mlp.2")],
+)  # fmt: skip
+def test_other_spellings_of_one_layer_are_paired(names):
+    files = [lora(name, 10 * number) for number, name in enumerate(names)]
+    made = merged([Source(name, state) for name, state in zip(names, files, strict=True)])
+    assert {key.rpartition(".lora")[0] or key.removesuffix(".alpha") for key in made.state} == {names[0]}
+    assert torch.allclose(change(made.state, (12, 10)), sum(change(state, (12, 10)) for state in files), atol=1e-5)
+
+
 def test_xlabs_files_are_merged():
     shapes = {("up", 1): (12, 3), ("down", 1): (3, 10)}
     state = {f"double_blocks.0.processor.proj_lora2.{side}.weight": random(*shape, seed=9) for (side, _), shape in shapes.items()}

@@ -42,6 +42,15 @@ def test_contents():
     assert metadata.contents({"a": torch.ones(1)}) == "no LoRA layers"
 
 
+def test_contents_of_xlabs(tmp_path):
+    layer = "double_blocks.0.processor.qkv_lora1"
+    state = {f"{layer}.up.weight": torch.ones(9216, 16), f"{layer}.down.weight": torch.ones(16, 3072)}
+    assert metadata.contents(state) == "1 LoRA, rank 16, for Flux"
+    save_file(state, path := str(tmp_path / "x.safetensors"))
+    found = metadata.describe(path)
+    assert (found["layers"], found["kinds"], found["ranks"], found["family"]) == (1, {"LoRA": 1}, [16], "flux")
+
+
 def test_describe_reads_no_tensor(tmp_path):
     """A file whose tensors were never written: sparse, with only its header and one alpha."""
     path = str(tmp_path / "big.safetensors")

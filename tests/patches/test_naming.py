@@ -43,6 +43,64 @@ def test_differences_have_kohya_names_and_no_peft_names():
         renamed(FULL, "peft", torch.float32)
 
 
+ATTENTION = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to"
+
+
+@pytest.mark.parametrize("base", [f"unet.{ATTENTION}_out.0", f"unet.{ATTENTION.replace('.to', '.processor.to')}_out", f"{ATTENTION}_out.0"])
+@pytest.mark.parametrize("names", ["kohya", "comfyui"])
+def test_diffusers_names_of_merged_files_become_kohyas(base, names):
+    """ComfyUI reads no others of a UNet with factors of any form."""
+    state = {f"{name}.lora_{side}.weight": torch.ones(2, 2) for side in ("up", "down")
+             for name in (base, "text_encoder.text_model.a.q", "text_encoder_2.a.fc1", "transformer.a.b", "lora_unet_c")}  # fmt: skip
+    flat = ATTENTION.replace(".", "_")
+    assert {key.removesuffix(".weight").rpartition(".")[0] for key in renamed(state, names, torch.float32)} == {
+        f"lora_unet_{flat}_out_0", "lora_te1_text_model_a_q", "lora_te2_a_fc1", "transformer.a.b", "lora_unet_c"}  # fmt: skip
+
+
+def test_files_names_that_peft_cannot_have_are_refused():
+    state = {f"lora_unet_{name}.lora_{side}.weight": torch.ones(2, 2) for side in ("up", "down") for name in "ab"}
+    with pytest.raises(ValueError, match=r"- 2 layers have a file's names.*\(lora_unet_a, lora_unet_b\); connect model to Merge LoRAs"):
+        renamed(state, "peft", torch.float32)
+    old = {f"unet.{ATTENTION.replace('.to', '.processor.to')}_{part}.lora_{side}.weight": torch.ones(2, 2)
+           for side in ("up", "down") for part in ("q", "out")}  # fmt: skip
+    saved = {key.partition(".lora")[0] for key in renamed(old, "peft", torch.float32)}
+    assert saved == {f"unet.{ATTENTION}_q", f"unet.{ATTENTION}_out.0"}
+
+
+def test_diffusers_takes_layers_of_several_ranks_as_they_are():
+    """It has one alpha for a whole part of a model: what it works out for every layer must be what was saved."""
+    utils = pytest.importorskip("diffusers.utils.peft_utils")
+    lora = {}
+    for layer, rank, kernel in (("a", 2, ()), ("b", 8, ()), ("c", 3, (3, 3))):
+        base = f"diffusion_model.input_blocks.1.1.transformer_blocks.0.attn2.to_k.{layer}"
+        ones = (1,) * len(kernel)
+        lora[f"{base}.lora_up.weight"], lora[f"{base}.lora_down.weight"] = torch.randn(4, rank, *ones), torch.randn(rank, 768, *kernel)
+        lora[f"{base}.alpha"] = torch.tensor(2.0)
+    saved = renamed(lora, "peft", torch.float32)
+    ranks = {key.replace("lora_A", "lora_B"): value.shape[0] for key, value in saved.items() if "lora_A" in key}
+    said = utils.get_peft_kwargs(ranks, None, saved)
+    for key, up in lora.items():
+        if key.endswith(".lora_up.weight"):
+            name = f"unet.{layer_of(key)}"
+            scale = said["lora_alpha"] / said["r"]
+            assert not said["rank_pattern"] and not said["alpha_pattern"]
+            theirs = scale * saved[f"{name}.lora_B.weight"].flatten(1) @ saved[f"{name}.lora_A.weight"].flatten(1)
+            rank = up.shape[1]
+            assert torch.allclose(theirs, 2.0 / rank * up.flatten(1) @ lora[key.replace("up.w", "down.w")].flatten(1), atol=1e-4)
+
+
+def layer_of(key):
+    """diffusers' name of a made-up layer inside SD1.x's first transformer."""
+    inside = key.partition("transformer_blocks.0.")[2].partition(".lora")[0]
+    return f"down_blocks.0.attentions.0.transformer_blocks.0.{inside}"
+
+
+def test_the_refiners_unet_has_diffusers_names_too():
+    layers = {"input_blocks.4.1.transformer_blocks.0.attn2.to_k": (768, 1280), "middle_block.1.proj_in": (1536, 1536)}
+    saved = {key.partition(".lora")[0] for key in renamed(of_layers(layers), "peft", torch.float32)}
+    assert saved == {"unet.down_blocks.1.attentions.0.transformer_blocks.0.attn2.to_k", "unet.mid_block.attentions.0.proj_in"}
+
+
 def test_text_encoders_keep_the_generic_form():
     state = {"text_encoders.a.lora_up.weight": torch.ones(2, 1), "text_encoders.a.lora_down.weight": torch.ones(1, 2)}
     assert set(renamed(state, "kohya", torch.float32)) == set(state)
@@ -87,6 +145,8 @@ def test_metadata():
     said = saved_metadata(of_layers({"input_blocks.1.1.transformer_blocks.0.attn2.to_k": (320, 768)}), "x", {})
     assert said["modelspec.architecture"] == "stable-diffusion-v1/lora" and said["modelspec.implementation"] == "diffusers"
     assert said["ss_base_model_version"] == "sd_v1" and said["ss_v2"] == "False"
+    second = saved_metadata(of_layers({"input_blocks.1.1.transformer_blocks.0.attn2.to_k": (320, 1024)}), "x", {})
+    assert second["ss_v2"] == "True" and "modelspec.architecture" not in second  # 512 or 768-v: its names do not say
 
 
 @pytest.mark.parametrize("rows", [8, 300_000])
@@ -174,7 +234,8 @@ PIXART = {f"blocks.0.{layer}": shape for layer, shape in {
      *(({layer: shape}, "flux2") for layer, shape in list(FLUX_2.items())[1:]),
      (FLUX | {"distilled_guidance_layer.layers.0.in_layer": (5120, 5120)}, "chroma"),
      ({"transformer.single_transformer_blocks.0.attn.to_qkv_mlp_proj": (55296, 6144)}, "flux2"),
-     ({"transformer.transformer_blocks.0.ff.linear_in": (36864, 6144)}, "flux2")],
+     ({"transformer.transformer_blocks.0.ff.linear_in": (36864, 6144)}, "flux2"),
+     ({"transformer_blocks.3.attn.to_q": (3072, 3072)}, "qwen"), ({"joint_transformer_blocks.0.attn.to_q": (3072, 3072)}, "auraflow")],
 )  # fmt: skip
 def test_families_that_share_names(layers, family):
     shapes = {f"diffusion_model.{layer}.lora_{side}.weight": shape for layer, (rows, columns) in layers.items()
