@@ -15,6 +15,7 @@ import torch
 from ..patches.attention import EVALUATING
 from ..patches.files import make_folders, write_whole
 from . import folders
+from .latents import sampled
 
 STEPS = 20
 PREVIEWS = "previews"  # in the folder of a run
@@ -39,7 +40,6 @@ def sample(patcher: Any, positive: Any, negative: Any, latent: Any, seed: int) -
     With a negative the guidance is 7 (flow models: 4), without one there is none. The noise is KSampler's for that seed. Global generators
     stay as they are.
     """
-    import comfy.sample
     import comfy.samplers
 
     from .denoiser import prediction
@@ -59,7 +59,7 @@ def sample(patcher: Any, positive: Any, negative: Any, latent: Any, seed: int) -
 
     sampling = patcher.get_model_object("model_sampling")
     flow = prediction(sampling) == "flow"
-    start = comfy.sample.fix_empty_latent_channels(patcher, latent["samples"])
+    start = sampled(patcher, latent)
     noise = torch.randn(start.shape, generator=torch.Generator().manual_seed(seed), dtype=start.dtype)
     guider = Loaded(patcher)
     guider.model_options = {

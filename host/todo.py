@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
 from typing import Any
 
 from ..patches import kernels
@@ -65,15 +63,6 @@ def todo_metadata(patcher: Any) -> dict[str, str]:
     """`ss_todo_*` of what was trained on a MODEL: empty without token downsampling, and where it works while sampling only."""
     todo = todo_of(patcher)
     return {} if todo is None or todo.settings.phase == "sampling" else todo.settings.metadata()
-
-
-def sampled_shape(patcher: Any, latent: Mapping[str, Any]) -> tuple[int, ...]:
-    """The shape that this host samples a LATENT in: an empty one takes the model's channels and, on newer hosts, its size."""
-    import comfy.sample
-
-    fix = comfy.sample.fix_empty_latent_channels
-    ratios = [latent.get("downscale_ratio_spacial"), latent.get("downscale_ratio_temporal")]
-    return tuple(fix(patcher, latent["samples"], *ratios[: len(inspect.signature(fix).parameters) - 2]).shape)
 
 
 def attention_kernel() -> str:

@@ -77,7 +77,7 @@ class ApplyToDo(io.ComfyNode):
     ) -> io.NodeOutput:
         settings = ToDoSettings.parse(factor, max_depth, depth_factors, method, start_percent, end_percent, phase, disable_after)
         patched, todo, notes = host.todo.apply_todo(model, settings)
-        shape = None if latent is None else host.todo.sampled_shape(model, latent)
+        shape = None if latent is None else tuple(host.latents.sampled(model, latent).shape)
         data = todo_report.report_data(todo, shape, notes)
         return io.NodeOutput(patched, data["text"], ui={"graft_todo": [data]})
 

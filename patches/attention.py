@@ -14,7 +14,7 @@ Block = tuple[str, int]
 TRAINING = "graft_training"  # transformer_options key: {"step", "total_steps"} while a training step runs, absent otherwise
 EVALUATING = "graft_evaluating"  # transformer_options key: True while TrainStep validates or draws previews, absent otherwise
 REPLACED = "graft_replaced"  # transformer_options key: the blocks whose attn1 computation another patch replaces
-LEFT = "graft_left"  # transformer_options key: {block: why} of the blocks that a call left alone, absent when nobody asks
+LEFT = "graft_left"  # transformer_options key: {block: why a call left it alone, "" where it did not}, absent when nobody asks
 COMPUTED = "whose attention another node computes"
 CHANGED = "whose keys another node changed"
 ROUNDING = 1e-6  # between noise levels that were worked out in different precisions
@@ -27,6 +27,7 @@ class Attention:
     level: int
     own: tuple[int, ...]  # block_index of the blocks whose attn1 attends to its own tokens
     foreign: tuple[int, ...]  # those whose attn1 has a context of its own
+    width: int  # of the queries and keys, all heads together
 
 
 def attention_blocks(unet: nn.Module) -> dict[Block, Attention]:
@@ -57,11 +58,13 @@ def _halves(module: nn.Module) -> bool:
 def _attention(level: int, block: nn.Module) -> Attention:
     own: list[int] = []
     foreign: list[int] = []
+    width = 0
     for module in block.children():
         if isinstance(getattr(module, "transformer_blocks", None), nn.ModuleList):
             for index, transformer in enumerate(module.transformer_blocks):  # type: ignore[arg-type]
                 (foreign if getattr(transformer, "disable_self_attn", False) else own).append(index)
-    return Attention(level, tuple(own), tuple(foreign))
+                width = transformer.attn1.heads * transformer.attn1.dim_head
+    return Attention(level, tuple(own), tuple(foreign), width)
 
 
 def attention_depths(unet: nn.Module) -> dict[Block, int]:
@@ -85,6 +88,7 @@ class ToDoPatch:
     foreign: frozenset[tuple[str, int, int]] = frozenset()
     depths: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # depth -> (self-attention blocks, blocks left alone)
     levels: Mapping[int, int] = field(default_factory=dict)  # depth -> halvings of the latent's sides
+    widths: Mapping[int, int] = field(default_factory=dict)  # depth -> width of queries and keys
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ToDoPatch:
         return self
@@ -96,16 +100,22 @@ class ToDoPatch:
 
     def __call__(self, q: Tensor, context: Tensor, value: Tensor, extra_options: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
         factor = self._factor(extra_options)
-        if factor is None or context.shape[0] != extra_options["activations_shape"][0]:  # a video's frames, place by place
+        if factor is None:
             return q, context, value
-        place = _place(extra_options)
+        place, left = _place(extra_options), extra_options.get(LEFT)
+        if context.shape[0] != extra_options["activations_shape"][0]:  # windows of another node's, or a video's frames, place by place
+            if left is not None:
+                left.setdefault(place, CHANGED)  # a video's spatial attention of the same place came before
+            return q, context, value
         replaced = extra_options.get(REPLACED, ())
         taken = place in replaced or place[:2] in replaced
         grid = None if taken else _strip(q, context, value, extra_options["activations_shape"])
         if grid is None:
-            if LEFT in extra_options:
-                extra_options[LEFT][place] = COMPUTED if taken else CHANGED
+            if left is not None:
+                left[place] = COMPUTED if taken else CHANGED
             return q, context, value
+        if left is not None:
+            left[place] = ""
         target = target_grid(grid, factor)
         thinned = self._thinned(context, grid, target)
         return q, thinned, thinned if value is context else self._thinned(value, grid, target)
@@ -197,6 +207,7 @@ def plan_unet(unet: nn.Module, settings: ToDoSettings, replaced: Collection[tupl
         foreign=frozenset((*block, index) for block, attention in blocks.items() for index in attention.foreign),
         depths={depth: _counted(places, blocks, replaced) for depth, places in at.items()},
         levels={depth: blocks[places[0]].level for depth, places in at.items()},
+        widths={depth: blocks[places[0]].width for depth, places in at.items()},
     )
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attention import LEFT, REPLACED, ToDoPatch, active, plan_unet
-from .compiled import is_compiled, own_code
+from .attention import CHANGED, LEFT, REPLACED, ToDoPatch, active, plan_unet
+from .compiled import is_compiled, own_code, uncompiled
 from .kernels import InferenceOnly, TrainingKernel
 from .todo import Grid, Span, ToDoSettings, target_grid, thin_span, thin_span_mask
 from .transformers import Family, Layout, Place, block_count, family_of, token_grid
@@ -61,6 +61,7 @@ def plan_todo(model: nn.Module, settings: ToDoSettings, replaced: Collection[tup
 
     Raises TypeError naming a class it does not know, and ValueError when the model has no self-attention or fewer depths than factors.
     """
+    model = uncompiled(model)
     if isinstance(getattr(model, "input_blocks", None), nn.Module):
         return plan_unet(model, settings, replaced)
     family, name = family_of(model), type(model).__name__
@@ -109,11 +110,14 @@ class ToDoCall:
             options[LEFT] = left
         with own_code(code) if compiled else contextlib.nullcontext():
             out = executor(x, t, c_concat, c_crossattn, control, options, **conditions)
-        if left:  # in the node's report are those that were known before the model ran
-            reasons = ", ".join(f"{count} {why}" for why, count in sorted(Counter(left.values()).items()))
-            _say_once(f"ApplyToDo left {len(left)} self-attention blocks alone: {reasons}")
         set_up = options.get(OVERRIDE)
-        if isinstance(set_up, Thinning) and set_up.met and not set_up.thinned:
+        reasons = Counter(why for why in left.values() if why)
+        if isinstance(set_up, Thinning):
+            reasons[CHANGED] += set_up.left
+        if reasons.total():  # in the node's report are those that were known before the model ran
+            said = ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
+            _say_once(f"ApplyToDo left {reasons.total()} self-attention blocks alone: {said}")
+        elif isinstance(set_up, Thinning) and set_up.met and not set_up.thinned:
             lengths = " or ".join(map(str, sorted(set_up.layout.places)))
             _say_once(f"ApplyToDo thinned nothing: no attention had {lengths} tokens. Another node adds tokens, or keeps keys of its own")
         return out
@@ -127,8 +131,7 @@ class ToDoCall:
             return options if unet is None else without(unet, options), f"{self.identity} rests"
         code, override = f"{self.identity} on {tuple(x.shape[2:])}", options.get(OVERRIDE)
         if isinstance(self.todo, TransformerToDo):
-            model = getattr(whole.diffusion_model, "_orig_mod", whole.diffusion_model)  # of a compiled one, whose class says nothing
-            layout = self.todo.family.layout(model, x, context, conditions)
+            layout = self.todo.family.layout(uncompiled(whole.diffusion_model), x, context, conditions)
             override = thinning(self.todo, layout, override)
             code = f"{code} {layout}"
         else:
@@ -172,12 +175,12 @@ class Thinning:
 
     It works behind the rotary embedding, so each key keeps its own position. It lives as long as the call; it counts calls only where
     other attention of the model happens to have the image's sequence length. `met` says whether it has met attention, `thinned` whether
-    the image's.
+    the image's, `left` in how many blocks the keys of text and image were not as many as the queries.
     """
 
     def __init__(self, layout: Layout, target: Grid, method: str, previous: Kernel | None, seen: Mapping[int, int] = MappingProxyType({})):
         self.layout, self.target, self.method, self.previous = layout, target, method, previous
-        self._seen, self.met, self.thinned = Counter(seen), False, False
+        self._seen, self.met, self.thinned, self.left = Counter(seen), False, False, 0
 
     def as_it_is(self) -> Thinning:
         """One that goes on counting from here, for a block that runs again later."""
@@ -203,7 +206,11 @@ class Thinning:
     def _place(self, q: Tensor, k: Tensor, v: Tensor, axis: int) -> Place | None:
         length = q.shape[axis]
         place = self.layout.places.get(length)
-        if place is None or k.shape[axis] != length or v.shape[axis] != length:
+        if place is None:
+            return None
+        if k.shape[axis] != length or v.shape[axis] != length:
+            joint = length > self._span(place).count  # text and image attend together, so this is no cross-attention
+            self.left += joint and k.shape[axis] > length
             return None
         if place.skip == 0 and place.period == 1:
             return place

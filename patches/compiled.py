@@ -14,6 +14,11 @@ def is_compiled(wrappers: Mapping[str, Mapping[str, Any]]) -> bool:
     return any("torch.compile" in keyed for keyed in wrappers.values())
 
 
+def uncompiled(model: Any) -> Any:
+    """The module that torch.compile has wrapped, whose class and blocks say what it is; any other module itself."""
+    return getattr(model, "_orig_mod", model)
+
+
 class _Pass(TorchFunctionMode):
     """Lets every operation through as it is."""
 

@@ -85,7 +85,7 @@ class ToDoSettings:
         """Whether training step `step` (counted from 0) of `total_steps` thins."""
         if self.phase == "sampling":
             return False
-        limit = self.disable_after * total_steps if self.disable_after < 1 else self.disable_after
+        limit = round(self.disable_after * total_steps, 6) if self.disable_after < 1 else self.disable_after  # 0.55 * 100 is above 55
         return self.disable_after == 0 or step < limit
 
 
@@ -116,9 +116,12 @@ def _number(word: str) -> float | None:
 
 
 def target_grid(grid: Grid, factor: float) -> Grid:
-    """The (height, width) that a token grid of (height, width) shrinks to: max(1, floor(side / factor))."""
-    height, width = grid
-    return max(1, math.floor(height / factor)), max(1, math.floor(width / factor))
+    """The (height, width) that a token grid of (height, width) shrinks to: max(1, floor(side / factor)).
+
+    The factor is the decimal number that was typed: 66 / 2.2 is 30, although its nearest float64 gives a little less.
+    """
+    height, width = (max(1, math.floor(side / factor + 1e-9)) for side in grid)
+    return height, width
 
 
 def thin(tokens: Tensor, grid: Grid, target: Grid, method: str = "nearest-exact") -> Tensor:
@@ -219,14 +222,15 @@ class DepthReport:
     patched: int
     skipped: int
     frames: int = 1  # grids a sequence has: the frames of a video
+    width: int = 1  # of queries and keys, where it differs between depths
 
 
 def attention_saving(rows: Sequence[DepthReport]) -> float:
-    """Share of the self-attention's multiplications (Q K^T and A V, proportional to queries x keys) that thinning removes, 0 to 1."""
+    """Share of the self-attention's multiplications (Q K^T and A V: queries x keys x width) that thinning removes, 0 to 1."""
     full = kept = 0
     for row in rows:
         if row.before is not None and row.after is not None:
             queries, keys = (row.frames * grid[0] * grid[1] for grid in (row.before, row.after))
-            full += (row.patched + row.skipped) * queries * queries
-            kept += row.patched * queries * keys + row.skipped * queries * queries
+            full += row.width * (row.patched + row.skipped) * queries * queries
+            kept += row.width * (row.patched * queries * keys + row.skipped * queries * queries)
     return 1 - kept / full if full else 0.0

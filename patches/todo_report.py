@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from .attention import ToDoPatch
 from .attention_override import ToDo, TransformerToDo
 from .todo import DepthReport, Grid, attention_saving, target_grid
 
@@ -18,7 +19,8 @@ def report_rows(todo: ToDo, latent: Sequence[int] | None = None) -> list[DepthRe
         after = None if before is None else target_grid(before, factor)
         patched = own if factor != 1.0 else 0
         frames = int(latent[2]) if latent is not None and len(latent) == 5 else 1
-        rows.append(DepthReport(depth, factor, before, after, patched, own - patched + foreign, frames))
+        width = todo.widths[depth] if isinstance(todo, ToDoPatch) else 1
+        rows.append(DepthReport(depth, factor, before, after, patched, own - patched + foreign, frames, width))
     return rows
 
 
@@ -28,7 +30,8 @@ def report_data(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence
     - `version`: 1.
     - `depths`: one entry a depth that the model has, finest first: `depth` (from 1), `factor`, `cell` (the latent's sides divided by it,
       rounded up, are the token grid's), `before` and `after` (token grids [height, width], null without a latent), `frames` (grids a
-      sequence has), `own` (self-attention blocks that a factor thins), `patched` and `skipped` (those and others, at the factor given).
+      sequence has), `width` (of queries and keys), `own` (self-attention blocks that a factor thins), `patched` and `skipped` (those and
+      others, at the factor given).
     - `latent`: [height, width] of the latent, null without one.
     - `saving`: share of the self-attention's products that is saved, 0 to 1; null without a latent.
     - `method`, `phase`, `start_percent`, `end_percent`, `disable_after`: as given.
@@ -42,7 +45,7 @@ def report_data(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence
             {
                 "depth": row.depth, "factor": row.factor, "cell": _cell(todo, row.depth),
                 "before": row.before and list(row.before), "after": row.after and list(row.after),
-                "frames": row.frames, "own": todo.depths[row.depth][0], "patched": row.patched, "skipped": row.skipped,
+                "frames": row.frames, "width": row.width, "own": todo.depths[row.depth][0], "patched": row.patched, "skipped": row.skipped,
             }
             for row in rows
         ],

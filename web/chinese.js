@@ -8,6 +8,7 @@ export const CHINESE = {
   'For the latent of the last run.': '按上次运行时的潜空间计算。',
   'Connect a latent to see its tokens.': '连接潜空间后显示其令牌数。',
   'About {percent}% of the self-attention products are saved.': '约省去 {percent}% 的自注意力乘积。',
+  'About {percent}% of the self-attention products among the image’s tokens are saved.': '图像标记之间的自注意力乘积约省去 {percent}%。',
   '{count}, {left} left alone': '{count}，另有 {left} 块不变',
   depth: '深度',
   factor: '倍数',

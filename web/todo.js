@@ -16,9 +16,9 @@ export function addTodoPanel(node) {
   addPanel(node, 'todo', content)
   let drawn = null
   const show = () => {
-    const { depths = null, scale, kind } = node.properties?.[PROPERTY] ?? {}
+    const { depths, scale, kind, transformer } = node.properties?.[PROPERTY] ?? {}
     const latent = latentOf(node, 'latent')
-    const known = [depths, factors(node), latent?.kind === kind ? scaled(latent, scale ?? 1) : latent]
+    const known = [Array.isArray(depths) ? depths : null, factors(node), latent?.kind === kind ? scaled(latent, scale ?? 1) : latent, transformer]
     const key = JSON.stringify(known)
     if (key === drawn) return
     drawn = key
@@ -30,7 +30,8 @@ export function addTodoPanel(node) {
     const found = output?.graft_todo?.[0]
     if (!found) return
     const latent = latentOf(node, 'latent') // an empty one may be sampled in another size, by its kind and the model
-    node.properties[PROPERTY] = { depths: found.depths, scale: latent && found.latent ? found.latent[0] / latent.height : 1, kind: latent?.kind }
+    const scale = latent && found.latent ? found.latent[0] / latent.height : 1
+    node.properties[PROPERTY] = { depths: found.depths, scale, kind: latent?.kind, transformer: found.transformer ?? undefined }
     show()
   })
   chain(node, 'onConfigure', () => {
@@ -77,18 +78,19 @@ function grid(row, latent) {
   return { sides: row.before, frames: row.frames ?? 1 }
 }
 
-function table(depths, given, latent) {
+function table(depths, given, latent, transformer) {
   let [all, kept] = [0, 0]
   const body = depths.map((row) => {
     const factor = given?.[row.depth - 1] ?? 1
     const { sides, frames } = grid(row, latent)
-    const after = sides?.map((side) => Math.max(1, Math.floor(side / factor)))
+    const after = sides?.map((side) => Math.max(1, Math.floor(side / factor + 1e-9)))
     const [before, left] = [sides, after].map((one) => (one ? frames * one[0] * one[1] : null))
     const own = row.own ?? (row.patched || row.skipped) // not in workflows of before
     const [thinned, others] = [own, row.patched + row.skipped - own]
     if (before !== null && given) {
-      all += (thinned + others) * before * before
-      kept += thinned * before * left + others * before * before
+      const width = row.width ?? 1
+      all += width * (thinned + others) * before * before
+      kept += width * (thinned * before * left + others * before * before)
     }
     return el('tr', {},
       el('td', {}, String(row.depth)),
@@ -100,7 +102,10 @@ function table(depths, given, latent) {
   const heads = [t('depth'), t('factor'), t('tokens'), t('keys and values'), t('blocks')]
   const made = el('table', { class: 'graft-table', 'aria-label': t('Tokens by depth') },
     el('thead', {}, el('tr', {}, ...heads.map((head) => el('th', { scope: 'col' }, head)))), el('tbody', {}, ...body))
-  const saved = all ? t('About {percent}% of the self-attention products are saved.', { percent: Math.round(100 * (1 - kept / all)) }) : ''
+  const percent = Math.round(100 * (1 - kept / all))
+  const claim = () => (transformer ? t('About {percent}% of the self-attention products among the image’s tokens are saved.', { percent })
+    : t('About {percent}% of the self-attention products are saved.', { percent }))
+  const saved = all ? claim() : ''
   const basis = latent ? sizeOf(latent) : depths[0]?.before ? t('For the latent of the last run.') : t('Connect a latent to see its tokens.')
   return [made, el('div', { class: 'graft-dim' }, [basis, saved].filter(Boolean).join(' '))]
 }

@@ -129,6 +129,22 @@ def test_blocks_whose_keys_another_patch_extends_are_left_alone_and_counted(host
     assert said() == [f"ApplyToDo left {count} self-attention blocks alone: {count} whose keys another node changed"]
 
 
+def test_blocks_whose_tokens_another_patch_cuts_into_windows_are_counted(host, small, unet, said):
+    """As window attention for high resolutions does, before or after."""
+    def windows(q, k, v, extra):
+        return tuple(tensor.reshape(4 * tensor.shape[0], -1, tensor.shape[2]) for tensor in (q, k, v))
+
+    def whole(out, extra):
+        return out.reshape(out.shape[0] // 4, -1, out.shape[2])
+
+    other = with_patch(unet, windows)
+    other.set_model_attn1_output_patch(whole)
+    patched, report = apply(host, other)
+    assert torch.equal(small.forward(patched), small.forward(other))
+    count = int(re.search(r"depth 1: factor 2, (\d+) blocks patched", report)[1])
+    assert said() == [f"ApplyToDo left {count} self-attention blocks alone: {count} whose keys another node changed"]
+
+
 def test_nothing_is_said_of_blocks_that_are_thinned_or_not_asked_for(host, small, unet, said):
     small.forward(apply(host, unet)[0])
     assert said() == []
@@ -267,7 +283,8 @@ def test_report_and_data_for_the_editor(host, unet):
     assert "depth 1: factor 4, 3 blocks patched, 0 left alone, K/V tokens 117 (9x13) -> 6 (2x3)" in text and "saved: about" in text
     (data,) = result.ui["graft_todo"]
     assert data["depths"][1] == {
-        "depth": 2, "factor": 2.0, "cell": 2, "before": [5, 7], "after": [2, 3], "frames": 1, "own": 3, "patched": 3, "skipped": 0,
+        "depth": 2, "factor": 2.0, "cell": 2, "before": [5, 7], "after": [2, 3], "frames": 1, "width": 64, "own": 3, "patched": 3,
+        "skipped": 0,
     }
     assert all(row["before"] == [math.ceil(side / row["cell"]) for side in (9, 13)] for row in data["depths"])
     assert 0 < data["saving"] < 1 and data["transformer"] is None and data["version"] == 1

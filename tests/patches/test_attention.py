@@ -13,10 +13,14 @@ from graft_nodes.patches.todo_report import report_rows, report_text
 from torch import nn
 
 
+class Attention(nn.Module):
+    heads, dim_head = 8, 40
+
+
 class Transformer(nn.Module):
     def __init__(self, own=True):
         super().__init__()
-        self.disable_self_attn = not own
+        self.disable_self_attn, self.attn1 = not own, Attention()
 
 
 class Spatial(nn.Module):

@@ -154,6 +154,7 @@ def test_disable_after_share_and_steps():
     assert [share.active_while_training(step, 4) for step in range(4)] == [True, True, False, False]
     assert [steps.active_while_training(step, 99) for step in range(5)] == [True, True, True, False, False]
     assert never.active_while_training(10**6, 10)
+    assert sum(ToDoSettings((2.0,), disable_after=0.55).active_while_training(step, 100) for step in range(100)) == 55
     assert not ToDoSettings((2.0,), phase="sampling").active_while_training(0, 10)
 
 
@@ -166,3 +167,15 @@ def test_saving_counts_queries_times_keys():
     rows = [DepthReport(1, 2.0, (8, 8), (4, 4), 1, 1), DepthReport(2, 1.0, (4, 4), (4, 4), 0, 2)]
     full, kept = 2 * 64 * 64 + 2 * 16 * 16, 64 * 16 + 64 * 64 + 2 * 16 * 16
     assert attention_saving(rows) == pytest.approx(1 - kept / full)
+
+
+def test_saving_weighs_depths_by_their_width():
+    """Products of queries and keys are sums over the width: SDXL's second depth has twice the first one's."""
+    rows = [DepthReport(1, 2.0, (8, 8), (4, 4), 10, 0, width=640), DepthReport(2, 1.0, (4, 4), (4, 4), 0, 60, width=1280)]
+    full, kept = 10 * 64 * 64 * 640 + 60 * 16 * 16 * 1280, 10 * 64 * 16 * 640 + 60 * 16 * 16 * 1280
+    assert attention_saving(rows) == pytest.approx(1 - kept / full)
+
+
+@pytest.mark.parametrize(("side", "factor", "expected"), [(66, 2.2, 30), (33, 1.1, 30), (81, 2.7, 30), (65, 2.2, 29), (7, 16.0, 1)])
+def test_a_factor_is_the_decimal_that_was_typed(side, factor, expected):
+    assert target_grid((side, side), factor) == (expected, expected)

@@ -554,6 +554,7 @@ def test_the_report_has_the_size_that_the_host_samples_an_empty_latent_in(name, 
     sides, cell = [512 // 16, 1024 // 16], data["depths"][0]["cell"]
     assert list(noise.shape[-2:]) == sides, "else this test says nothing"
     assert data["depths"][0]["before"] == [side // cell for side in sides] and data["latent"] == sides
+    assert host.latents.sampled(patcher, latent).shape == noise.shape, "what previews while training begin with"
 
 
 def test_a_compiled_model_is_thinned_too():
@@ -565,6 +566,43 @@ def test_a_compiled_model_is_thinned_too():
     patcher.model.diffusion_model = torch.compile(patcher.model.diffusion_model, backend="eager")
     with torch.compiler.set_stance("force_eager"):
         assert torch.equal(forward(patched, case), thinned) and not torch.equal(thinned, plain)
+
+
+def test_a_model_that_another_clone_has_compiled_is_planned_as_what_it_is():
+    """An object patch puts the compiled module in the place of the shared model's while that clone is loaded."""
+    patcher = build(CASES["flux with references"])
+    plain = host.todo.apply_todo(patcher, settings())[1]
+    patcher.model.diffusion_model = torch.compile(patcher.model.diffusion_model, backend="eager")
+    found = host.todo.apply_todo(patcher, settings())[1]
+    assert (found.name, found.depths, found.patch) == (plain.name, plain.depths, plain.patch)
+
+
+def test_blocks_whose_keys_another_node_extends_are_counted(caplog):
+    """In the single blocks only: the double block is thinned all the same."""
+    from graft_nodes.patches import attention_override
+
+    def longer(q, k, v, extra_options=None, **_):
+        single = extra_options["block_type"] == "single"
+        return {"k": torch.cat([k, k[:, :, -3:]], 2), "v": torch.cat([v, v[:, :, -3:]], 2), "pe": None} if single else {}
+
+    attention_override._say_once.cache_clear()
+    case, lengths = CASES["flux"], []
+
+    def counting(kernel, q, k, v, *args, **kwargs):
+        lengths.append((q.shape[-2], k.shape[-2]))
+        return kernel(q, k, v, *args, **kwargs)
+
+    other = build(case).clone()
+    other.set_model_attn1_patch(longer)
+    patched = host.todo.apply_todo(other, settings())[0]
+    patched.model_options["transformer_options"]["optimized_attention_override"] = counting
+    forward(patched, case)
+    left = sum(keys > queries for queries, keys in lengths)
+    if not left:
+        pytest.skip("this ComfyUI's Flux has no attn1 patches")
+    assert any(keys < queries for queries, keys in lengths)
+    said = [record.getMessage() for record in caplog.records if "ApplyToDo" in record.getMessage()]
+    assert said == [f"ApplyToDo left {left} self-attention blocks alone: {left} whose keys another node changed"]
 
 
 def test_a_second_todo_replaces_the_first():
