@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -62,7 +63,7 @@ def graft(model: Any, clip: Any, entries: Sequence[Entry], mode: str = "auto") -
         for entry in entries if not (math.isfinite(entry.model) and math.isfinite(entry.clip))
     ]  # fmt: skip
     _, shapes = targets = lora_targets(model, clip)
-    parsed, grown, wrong = _read(entries, *targets)
+    parsed, grown, wrong = _read(entries, model, *targets)
     problems += wrong
     if problems:
         raise ValueError("\n".join(problems))
@@ -80,7 +81,7 @@ def graft(model: Any, clip: Any, entries: Sequence[Entry], mode: str = "auto") -
 
 
 def _read(
-    entries: Sequence[Entry], targets: Mapping[str, formats.Target], shapes: Mapping[tuple[str, str], Sequence[int]]
+    entries: Sequence[Entry], model: Any, targets: Mapping[str, formats.Target], shapes: Mapping[tuple[str, str], Sequence[int]]
 ) -> tuple[list[tuple[Entry, formats.ParsedLora]], list[tuple[Entry, dict[str, Any]]], list[str]]:
     """(what each entry holds for these weights, the host's own patches of those that enlarge a weight, everything wrong with any)."""
     parsed: list[tuple[Entry, formats.ParsedLora]] = []
@@ -99,7 +100,7 @@ def _read(
                 parsed.append((entry, formats.read(state, names, shapes, entry.name, entry.partial, hint, configs)))
         except ValueError as error:
             problems.append(str(error))
-    return parsed, grown, problems + _grown_and_fused(grown, parsed)
+    return parsed, grown, problems + _grown_and_fused(model, grown, parsed)
 
 
 def changes(model: Any, clip: Any, entries: Sequence[Entry]) -> tuple[dict[str, low_rank.Weight], list[str]]:
@@ -109,7 +110,7 @@ def changes(model: Any, clip: Any, entries: Sequence[Entry]) -> tuple[dict[str, 
     ValueError that lists everything wrong.
     """
     _, shapes = targets = lora_targets(model, clip)
-    parsed, grown, problems = _read(entries, *targets)
+    parsed, grown, problems = _read(entries, model, *targets)
     problems += [f"{entry.name} enlarges weights, which no other LoRA can hold" for entry, _ in grown]
     problems += [
         f"{entry.name}: {len(lora.text_encoder)} of its layers are for a text encoder: connect clip, or set the row's clip strength to 0"
@@ -159,13 +160,21 @@ def _host_adapters(growing: Mapping[str, torch.Tensor], names: Mapping[str, form
     return comfy.lora.load_lora(dict(growing), {layer: names[layer].weight for layer in layers}, log_missing=False)
 
 
-def _grown_and_fused(grown: Sequence[tuple[Entry, dict[str, Any]]], parsed: Sequence[tuple[Entry, formats.ParsedLora]]) -> list[str]:
-    """Weights that one LoRA enlarges and another one changes at its old size."""
-    enlarged = {weight: entry.name for entry, patches in grown for weight in patches}
+def _grown_and_fused(
+    model: Any, grown: Sequence[tuple[Entry, dict[str, Any]]], parsed: Sequence[tuple[Entry, formats.ParsedLora]]
+) -> list[str]:
+    """Weights that one LoRA, of these or of those that the model carries, enlarges and another one changes at its old size."""
+    enlarged = {weight: "a LoRA that the model carries" for weight, of in model.patches.items() if any(_enlarges(each[1]) for each in of)}
+    enlarged |= {weight: entry.name for entry, patches in grown for weight in patches}
     return [
         f"{entry.name} changes {target.weight}, which {enlarged[target.weight]} enlarges: use only one of them on this model"
         for entry, lora in parsed for target in lora.layers if target.model == "model" and target.weight in enlarged
     ]  # fmt: skip
+
+
+def _enlarges(patch: Any) -> bool:
+    """Whether a patch of the host's is a LoRA with the shape that its weight shall have, the last of an adapter's six values."""
+    return getattr(patch, "name", None) == "lora" and len(patch.weights) > 5 and patch.weights[5] is not None
 
 
 def _with_host_adapters(model: Any, grown: Sequence[tuple[Entry, dict[str, Any]]], lines: list[str]) -> Any:
@@ -186,15 +195,22 @@ def lora_targets(model: Any, clip: Any = None) -> tuple[dict[str, formats.Target
 
     targets: dict[str, formats.Target] = {}
     shapes: dict[tuple[str, str], tuple[int, ...]] = {}
-    modules = [("model", model.model, comfy.lora.model_lora_keys_unet)]
+    patchers = [("model", model, comfy.lora.model_lora_keys_unet)]
     if clip is not None:
-        modules.append(("clip", clip.cond_stage_model, comfy.lora.model_lora_keys_clip))
-    for space, module, names in modules:
-        shapes.update(((space, name), shape) for name, shape in weights.shapes(module).items())
-        for name, target in names(module, {}).items():
+        patchers.append(("clip", clip.patcher, comfy.lora.model_lora_keys_clip))
+    for space, patcher, names in patchers:
+        shapes.update(((space, name), shape) for name, shape in {**weights.shapes(patcher.model), **_enlarged(patcher)}.items())
+        for name, target in names(patcher.model, {}).items():
             parts = (target,) if isinstance(target, str) else tuple(target)
             targets[name] = formats.Target(space, *parts)
     return targets, shapes
+
+
+def _enlarged(patcher: Any) -> dict[str, tuple[int, ...]]:
+    """Shapes, as the model's file has them, of the weights that a loaded LoRA has enlarged."""
+    live = dict(patcher.model.named_parameters(remove_duplicate=False)) if patcher.backup else {}
+    files = {name: saved.weight.shape for name, saved in patcher.backup.items() if name in live}
+    return {name: tuple(shape) for name, shape in files.items() if shape != live[name].shape}
 
 
 def _pieces(
@@ -341,18 +357,27 @@ def _injected(patcher: Any, more: Sequence[Stack]) -> Any:
     stacks += more
 
     def inject(owner: Any) -> None:
-        if not _nobody_loaded(owner):
-            weights.attach(owner.model, id(owner), [_in_turn(owner.model, stack) for stack in stacks], _version(owner))
+        if _nobody_loaded(owner):
+            return
+        _unpin(owner, stacks)
+        try:
+            with _bases_shown(owner):
+                weights.attach(owner.model, id(owner), [_in_turn(owner.model, stack) for stack in stacks], _version(owner))
+        except BaseException:  # as the host does when its own part of a load fails: nothing stays on the device that nobody counts
+            owner.unpatch_model(owner.offload_device)
+            raise
 
     def eject(owner: Any) -> None:
-        weights.detach(owner.model, id(owner), _version(owner))  # imports nothing: patchers also end while Python does
+        with _bases_shown(owner):
+            weights.detach(owner.model, id(owner), _version(owner))  # imports nothing: patchers also end while Python does
 
     def injected(owner: Any) -> None:
         if _nobody_loaded(owner):
             owner.eject_model()  # or it would inject when it ejects for a moment, into what another patcher has loaded since
 
-    def cloned(_: Any, copy: Any) -> None:
+    def cloned(original: Any, copy: Any) -> None:
         copy.is_injected = False  # it has injected nothing; its end must not eject what the original injected
+        outlived_by(original, copy)
 
     def detached(owner: Any, unpatch_all: bool) -> None:
         if unpatch_all:
@@ -363,10 +388,20 @@ def _injected(patcher: Any, more: Sequence[Stack]) -> Any:
     def loaded(owner: Any, *_: Any) -> None:
         _unloaded.discard(owner)
 
+    def left(parent: Any) -> None:
+        if weights.is_kept(parent.model):
+            parent.remove_callbacks_with_key(events.ON_DETACH, _KEY)
+            parent.add_callback_with_key(events.ON_DETACH, _KEY, detached)
+
+    def outlived_by(parent: Any, copy: Any) -> None:
+        """When a clone ends before its model is unloaded, the host unloads through the parent, and what is kept ends with that."""
+        weakref.finalize(copy, left, parent).atexit = False
+
+    events = extension.CallbacksMP
     injection = extension.PatcherInjection(inject=inject, eject=eject)
     injection.graft_stacks = tuple(stacks)
     clone.set_injections(f"{_KEY}-{stacks[-1].serial}", [injection])
-    events = extension.CallbacksMP
+    outlived_by(patcher, clone)
     for event, callback in (
         (events.ON_INJECT_MODEL, injected), (events.ON_CLONE, cloned), (events.ON_DETACH, detached), (events.ON_LOAD, loaded)
     ):  # fmt: skip
@@ -376,6 +411,33 @@ def _injected(patcher: Any, more: Sequence[Stack]) -> Any:
         clone.remove_wrappers_with_key(extension.WrappersMP.APPLY_MODEL, _KEY)
         clone.add_wrapper_with_key(extension.WrappersMP.APPLY_MODEL, _KEY, _ticking)
     return clone
+
+
+class _Shown(NamedTuple):
+    """A base as an entry of the host's backup, where nodes that merge, extract or save look for what a patched weight was."""
+
+    weight: torch.Tensor
+    inplace_update: bool
+    graft_stack: bool = True
+
+
+@contextlib.contextmanager
+def _bases_shown(owner: Any) -> Iterator[None]:
+    """Around a change of what is merged: the host's backup holds the base of every merged weight, as of those that it patches itself.
+
+    The host restores from its backup only what is ejected; then it holds nothing of ours.
+    """
+    for name in [name for name, saved in owner.backup.items() if hasattr(saved, "graft_stack")]:
+        del owner.backup[name]
+    yield
+    for name, base in weights.bases(owner.model).items():
+        owner.backup.setdefault(name, _Shown(base, False))
+
+
+def _unpin(owner: Any, stacks: Iterable[Stack]) -> None:
+    """Unpin the weights that are replaced, which the host would look for in vain when it unpins what it has pinned."""
+    for name in {name for stack in stacks for name in stack.pieces if name not in stack.bypass} & set(getattr(owner, "pinned", ())):
+        owner.unpin_weight(name)
 
 
 _moved: weakref.WeakKeyDictionary[Stack, dict[frozenset[str], Stack]] = weakref.WeakKeyDictionary()
@@ -409,15 +471,18 @@ def _ticking(executor: Any, x: torch.Tensor, t: torch.Tensor, *args: Any, **kwar
 
 
 def sampled_share(sampling: Any, sigma: float) -> float:
-    """The share of sampling (0 to 1, by 0.001) that is done at a noise level, as the host counts start_percent and end_percent."""
-    left, right = 0, 1000
+    """The share of sampling (0 to 1, by 0.00001) that is done at a noise level, as the host counts start_percent and end_percent."""
+    left, right = 0, _SHARES
     while left < right:  # the levels fall as the share rises
         middle = (left + right) // 2
-        if float(sampling.percent_to_sigma(middle / 1000)) > sigma * (1 + 1e-5):
+        if float(sampling.percent_to_sigma(middle / _SHARES)) > sigma * (1 + 1e-5):
             left = middle + 1
         else:
             right = middle
-    return 0.0 if left == 1 else left / 1000
+    return 0.0 if left == 1 else left / _SHARES
+
+
+_SHARES = 100_000
 
 
 def grafted_stacks(patcher: Any) -> list[Stack]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .adapters import LoRA
 from .formats import Group, grouped
+from .low_rank import cut_to_rank
 
 ALGEBRAS = ("factors", "products")
 
@@ -86,14 +87,9 @@ def _differences(left: Group, right: Group, same_rank: bool) -> list[str]:
             wrong.append(f"{role} {tuple(a.shape)} and {tuple(b.shape)}; average products for different ranks")
         elif not same_rank and role in ("diff", "diff_b") and a.shape != b.shape:
             wrong.append(f"{role} {tuple(a.shape)} and {tuple(b.shape)}")
-    if not same_rank and not wrong and "up" in left and _weight_shape(left) != _weight_shape(right):
-        wrong.append(f"weights {_weight_shape(left)} and {_weight_shape(right)}")
+    if not same_rank and not wrong and "up" in left and _pair(left).sides() != _pair(right).sides():
+        wrong.append(f"weights {_pair(left).sides()} and {_pair(right).sides()}")
     return wrong
-
-
-def _weight_shape(group: Group) -> tuple[int, ...]:
-    kernel = group["mid"][1] if "mid" in group else group["down"][1]
-    return (group["up"][1].shape[0], group["down"][1].shape[1], *kernel.shape[2:])
 
 
 def _factors(files: Sequence[Mapping[str, Group]], shares: Sequence[float]) -> Averaged:
@@ -115,9 +111,9 @@ def _products(files: Sequence[Mapping[str, Group]], shares: Sequence[float], ran
             continue
         up, down = concatenated([_pair(groups[base]) for groups in files], shares)
         if rank:
-            up, down, kept, cut = cut_to_rank(up, down, rank)
-            whole, lost = whole + kept + cut, lost + cut
-        shape = _weight_shape(group)
+            up, down, all_of_it, left = cut_to_rank(up, down, rank)
+            whole, lost = whole + all_of_it, lost + left
+        shape = _pair(group).sides()
         convolution = group["down"][1].ndim > 2
         out[f"{base}.lora_up.weight"] = (up.reshape(*up.shape, *(1,) * (len(shape) - 2)) if convolution else up).float()
         out[f"{base}.lora_down.weight"] = (down.reshape(down.shape[0], *shape[1:]) if convolution else down).float()
@@ -134,17 +130,6 @@ def concatenated(layers: Sequence[LoRA], shares: Sequence[float]) -> tuple[Tenso
         ups.append(up.double() * (share * layer.scale))
         downs.append(down.double())
     return torch.cat(ups, 1), torch.cat(downs, 0)
-
-
-def cut_to_rank(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor, float, float]:
-    """The nearest product of at most `rank` as balanced factors, and the squared norms kept and left out; without a full-size product."""
-    left, small_left = torch.linalg.qr(up)
-    right, small_right = torch.linalg.qr(down.T)
-    u, s, vh = torch.linalg.svd(small_left @ small_right.T, full_matrices=False)
-    rank = min(rank, s.numel())
-    root = s[:rank].sqrt()
-    kept, cut = float(s[:rank].square().sum()), float(s[rank:].square().sum())
-    return left @ (u[:, :rank] * root), (root[:, None] * vh[:rank]) @ right.T, kept, cut
 
 
 def _pair(group: Group) -> LoRA:

@@ -151,6 +151,18 @@ def unplaced(state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...] = ()) 
     return found, problems
 
 
+def with_alphas(state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...]) -> dict[str, Tensor]:
+    """A LoRA's state dict that says by itself what PEFT's settings beside it say of its scales."""
+    groups, _, _ = grouped(state, plain=False)
+    more: dict[str, Tensor] = {}
+    for base, group in groups.items():
+        config, inner = config_for(configs, base), group.get("down") or group.get("hada_w1_b")
+        scale = None if config is None or inner is None or "alpha" in group else config.scale(base, len(inner[1]))
+        if scale is not None and inner is not None:
+            more[f"{base}.alpha"] = torch.tensor(scale * len(inner[1]))
+    return {**state, **more}
+
+
 _EMBEDDING = "bundle_emb."  # OneTrainer's prefix of the embeddings that it saves with a LoRA: bundle_emb.<name>.<encoder>
 _EMBEDDINGS = ("emb_params", "clip_l", "clip_g")  # ai-toolkit's, of the one embedding that it trains with a LoRA
 

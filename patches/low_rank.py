@@ -76,12 +76,12 @@ def merged(sources: Sequence[Source], rank: int = 0, advance: Callable[[], None]
                 parts.setdefault((plain, bias), []).append(Piece(layer, strength))
     if len(spellings) > 1:
         problems.append(f"{' and '.join(spellings.values())} name the model's layers differently, one as diffusers does: connect model")
+    problems += [problem for key, pieces in parts.items() for problem in _contradictions(written[key], pieces)] if not problems else []
     if problems:
         raise ValueError("these LoRAs cannot be merged:\n" + "\n".join(f"- {problem}" for problem in problems))
     sums = _Sums(rank)
     for (plain, bias), pieces in parts.items():
-        base = written[plain, bias]
-        sums.pieces(base, pieces, _shape(base, pieces), bias)
+        sums.pieces(written[plain, bias], pieces, _shape(pieces), bias)
         advance()
     return sums.made()
 
@@ -102,13 +102,15 @@ def _not_additive(layers: Sequence[tuple[str, bool, Any]]) -> list[str]:
     return problems
 
 
-def _shape(base: str, pieces: Sequence[Piece]) -> tuple[int, ...]:
+def _shape(pieces: Sequence[Piece]) -> tuple[int, ...]:
     """The shape of the weight that all pieces are for: what the one says that says most."""
-    shape = max((piece.layer.sides() for piece in pieces), key=len)  # type: ignore[union-attr]
-    problems = [problem for piece in pieces if (problem := piece.layer.problem(shape)) is not None]
-    if problems:
-        raise ValueError(f"{base}: these LoRAs are for different models, its sides differ between the files ({problems[0]})")
-    return shape
+    return max((piece.layer.sides() for piece in pieces), key=len)  # type: ignore[union-attr]
+
+
+def _contradictions(base: str, pieces: Sequence[Piece]) -> list[str]:
+    """A layer's first piece that is for another shape than the others, as a problem."""
+    problems = [problem for piece in pieces if (problem := piece.layer.problem(_shape(pieces))) is not None]
+    return [f"{base}: these LoRAs are for different models, its sides differ between the files ({problem})" for problem in problems[:1]]
 
 
 class Weight(NamedTuple):
@@ -215,11 +217,10 @@ class _Sums:
         self.pair(base, up, down, change.shape)
 
     def cut_pair(self, base: str, up: Tensor, down: Tensor, shape: Sequence[int]) -> None:
-        """A product up @ down cut to the rank, through the small matrix between two orthogonal ones."""
-        (left_side, first), (right_side, second) = torch.linalg.qr(up), torch.linalg.qr(down.T)
-        inner_up, inner_down, left = best(first @ second.T, self.rank)
-        self._count(float((first @ second.T).norm()) ** 2, left)
-        self.pair(base, left_side @ inner_up, inner_down @ right_side.T, shape)
+        """A product up @ down cut to the rank."""
+        up, down, all_of_it, left = cut_to_rank(up, down, self.rank)
+        self._count(all_of_it, left)
+        self.pair(base, up, down, shape)
 
     def _count(self, all_of_it: float, left: float) -> None:
         self.kept += all_of_it
@@ -232,8 +233,19 @@ class _Sums:
         return Made(self.state, self.largest, (self.left / self.kept) ** 0.5 if self.kept else 0.0)
 
 
+def cut_to_rank(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor, float, float]:
+    """The nearest product of at most `rank` to (out, r) @ (r, columns), and the squared norms of all of it and of what is left out.
+
+    Its factors are balanced; it is found through the small matrix between two orthogonal ones, without a full-size product.
+    """
+    (left_side, first), (right_side, second) = torch.linalg.qr(up), torch.linalg.qr(down.T)
+    inner = first @ second.T
+    inner_up, inner_down, left = best(inner, rank)
+    return left_side @ inner_up, inner_down @ right_side.T, float(inner.norm()) ** 2, left
+
+
 def best(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
-    """(up, down, squared norm of what is left out): the best product of a rank of a float32 matrix, each factor with half of the spectrum.
+    """(up, down, squared norm of what is left out): the best product of a rank of a matrix, each factor with half of the spectrum.
 
     Beyond a few hundred rows and columns it is Halko's randomised one, with a fixed seed of its own.
     """

@@ -167,12 +167,14 @@ class Ledger:
         return module, attribute, base
 
     def _fresh(self, bases: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-        """Memory for the weights whose kept memory does not fit; what other weights kept is let go before."""
+        """Memory for the weights whose kept memory does not fit; where others have no use for theirs any more, for all: they share it."""
         kept = self.kept.weights
         new = [name for name, base in bases.items() if name not in kept or not kept[name].fits(base)]
-        if new:
-            for name in [name for name in kept if name not in bases or name in new]:
-                del kept[name]
+        if new and any(name not in bases or name in new for name in kept):
+            for name in [name for name in self.slots if name in kept]:
+                self.slots.pop(name).restore()
+            kept.clear()
+            new = list(bases)
         memory: dict[str, Tensor] = {}
         for inference in (False, True):
             names = [name for name in new if bases[name].is_inference() == inference]
@@ -233,14 +235,16 @@ class Ledger:
         on_weight, on_bias = (effective(stacks, of, bypass=True) for of in names)
         serials = tuple(tuple(stack.serial for stack in shared_out(stacks, of)[1]) for of in names)
         recipe: Hashable = serials, version.compute, version.compiled
-        if not additive([*on_weight, *on_bias]):  # then it was made from the module's weight and bias
+        passing = False
+        if not additive([*on_weight, *on_bias]):  # then it is made from the module's weight and bias
             recipe = recipe, version.load, tuple((_recipe(stacks, of), id(module._parameters.get(of.rpartition(".")[2]))) for of in names)
+            passing = bool(version.transient & set(names))
         kept = self.kept.bypasses.pop(name, None)
-        if kept is None or kept[0] != recipe:
+        if kept is None or passing or kept[0] != recipe:
             if not supports(module):
                 raise ValueError(f"{name}: bypass works on Linear and convolution modules, not on {type(module).__name__}; use mode merge")
             kept = recipe, Bypass(module, on_weight, on_bias, self.kept.clock, version.compiled, version.compute)
-        if not version.transient & set(names):
+        if not passing:
             self.kept.bypasses[name] = kept
         return kept[1]
 
@@ -323,10 +327,10 @@ def attached(model: nn.Module) -> list[Stack]:
     return [] if ledger is None else ledger.stacks
 
 
-def bases(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The base parameters, by name, of the weights that are replaced on a model now."""
+def bases(model: nn.Module) -> dict[str, Tensor]:
+    """What the weights that are replaced on a model now are without the stacks, by name."""
     ledger = model.__dict__.get(ATTRIBUTE)
-    return {} if ledger is None else {name: slot.base for name, slot in ledger.slots.items()}
+    return {} if ledger is None else {name: slot.base if slot.saved is None else slot.saved for name, slot in ledger.slots.items()}
 
 
 def tick(model: nn.Module, percent: float) -> None:

@@ -90,6 +90,33 @@ def test_a_load_that_fails(host, small, mode, when, monkeypatch):
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_a_stack_that_fails_leaves_nothing_loaded(host, small, mode, monkeypatch):
+    """As when the host's own part of a load fails; what nobody counts could not be unloaded."""
+    import comfy.model_management
+
+    model = small.unet()
+    before, state = small.Snapshot(model.model), small.lora(model)
+    patched, weights, calls = graft(host, model, state, mode=mode), host.module("patches.weights"), []
+    name = {"merge": "patched", "bypass": "Bypass"}[mode]
+
+    def failing(*arguments, **keywords):
+        calls.append(1)
+        return exec_fail() if len(calls) == 3 else real(*arguments, **keywords)
+
+    real = getattr(weights, name)
+    monkeypatch.setattr(weights, name, failing)
+    with pytest.raises(MemoryError):
+        small.load(patched)
+    monkeypatch.setattr(weights, name, real)
+    assert model.model.current_weight_patches_uuid is None and not patched.is_injected and not patched.backup
+    assert not getattr(model.model, "model_loaded_weight_memory", 0)
+    assert not any(entry.model is patched for entry in comfy.model_management.current_loaded_models)
+    before.check(model.model)
+    expected = small.forward(graft(host, small.unet(), state, mode=mode))
+    assert torch.equal(small.forward(patched), expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("first", ["host", "graft"])
 def test_the_hosts_own_loader_before_and_after(host, small, mode, first):
     import comfy.sd
@@ -162,6 +189,22 @@ def test_kept_weights_go_when_the_model_is_unloaded(host, small):
     small.forward(patched)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_kept_weights_go_with_the_model_when_the_clone_has_gone_before(host, small, mode):
+    """Its node was deleted: the host unloads through the clone's parent."""
+    import comfy.model_management
+
+    model, weights = small.unet(), host.module("patches.weights")
+    patched = graft(host, model, small.lora(model), mode=mode).clone()
+    small.load(patched)
+    del patched
+    gc.collect()
+    small.load(model)
+    assert weights.is_kept(model.model), "a changed strength is a new clone that finds the memory"
+    comfy.model_management.unload_all_models()
+    assert not weights.is_kept(model.model)
+
+
 def test_two_imports_of_the_pack_share_the_models_ledger(host, small):
     import graft_nodes.host as other
 
@@ -201,6 +244,12 @@ def test_what_merging_extracting_and_saving_see(host, small, mode):
     assert_live(model.model, before.bytes, [] if mode == "host" else [(state, 1.0)], adapters=True)
     small.load(patched)
     assert_live(model.model, before.bytes, [] if mode == "bypass" else [(state, 1.0)])  # what a checkpoint is saved from
+    result = merged(small.unet(channels=32, mult=(1,), depth=(1,)), model)  # the base of a model whose stack is loaded
+    for _ in range(2):
+        small.load(graft(host, model, state, 0.3, mode))
+        small.load(result)
+        assert_live(result.model, before.bytes, [])
+    small.load(patched)
     found = host.module("host.lora").differences(patched, model)
     wanted = summed(state, before.bytes, 1.0)
     assert set(found) == set(wanted)
@@ -510,6 +559,34 @@ def test_lora_hooks(host, small):
         assert_live(model.model, before.bytes, [(ours, 1.0)])
     small.load(model)
     before.check(model.model)
+
+
+def test_dora_at_the_activations_is_of_the_weights_that_hooks_have_changed(host, small):
+    """Its norms are those of the weight that it is on, whichever hook was on before."""
+    import comfy.hooks
+
+    if not hasattr(comfy.hooks, "create_hook_lora"):
+        pytest.skip("this host has no LoRA hooks")
+    found = {}
+    for mode in MODES:
+        model = small.unet()
+        state = small.lora(model, 1)
+        for name in [key.removesuffix(".lora_up.weight") for key in state if key.endswith("to_q.lora_up.weight")]:
+            weight = model.model.state_dict()[f"{name}.weight"]
+            state[f"{name}.dora_scale"] = 1.3 * weight.norm(dim=1, keepdim=True)
+        clone = graft(host, model, state, 0.7, mode).clone()
+        target, groups = comfy.hooks.create_target_dict(comfy.hooks.EnumWeightTarget.Model), []
+        for seed in (2, 3):
+            group = comfy.hooks.create_hook_lora(small.lora(model, seed), strength_model=0.8, strength_clip=0.0)
+            registered = clone.register_all_hook_patches(group, target)
+            groups.append(registered if registered is not None else group)
+            clone.hook_patches_backup = None
+        small.load(clone)
+        for number, group in enumerate((*groups, None, groups[1], groups[0], None)):
+            clone.apply_hooks(group)
+            found[mode, number] = small.predict(clone)
+    assert all(torch.allclose(found["merge", number], found["bypass", number], atol=1e-4) for number in range(6))
+    assert not torch.allclose(found["merge", 0], found["merge", 1], atol=1e-2)
 
 
 def test_stochastic_rounding_is_an_option(host, small, monkeypatch):

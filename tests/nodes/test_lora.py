@@ -636,6 +636,13 @@ def test_a_row_with_a_schedule(host, small):
     before.check(model.model)
 
 
+@pytest.mark.parametrize("percent", [0.25, 0.5, 0.75])
+def test_a_schedule_begins_at_the_level_where_the_hosts_own_begin(host, small, percent):
+    sampling, share = small.unet().get_model_object("model_sampling"), host.module("host.lora").sampled_share
+    level = float(sampling.percent_to_sigma(percent))
+    assert share(sampling, level * 1.0004) < percent <= share(sampling, level) <= share(sampling, level * 0.9996)
+
+
 @pytest.mark.parametrize(("order", "refused"), [("scheduled lora, dora", True), ("scheduled dora", True), ("dora, scheduled lora", False)])
 def test_a_schedule_beside_what_changes_the_weight_that_it_finds(host, small, order, refused):
     from graft_nodes.patches.rows import StackRow

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from graft_nodes.patches.averaging import average, cut_to_rank
+from graft_nodes.patches.averaging import average
+from graft_nodes.patches.low_rank import cut_to_rank
 
 
 def lora(seed, rank, alpha=4.0, conv=False, tucker=False):
@@ -65,9 +66,9 @@ def test_a_cut_is_the_best_product_of_that_rank():
     draw = torch.Generator().manual_seed(5)
     up, down = torch.randn(30, 9, generator=draw, dtype=torch.float64), torch.randn(9, 20, generator=draw, dtype=torch.float64)
     u, s, v = torch.linalg.svd(up @ down, full_matrices=False)  # the full-size product, which the code never makes
-    small_up, small_down, kept, cut = cut_to_rank(up, down, 3)
+    small_up, small_down, whole, cut = cut_to_rank(up, down, 3)
     torch.testing.assert_close(small_up @ small_down, u[:, :3] @ torch.diag(s[:3]) @ v[:3])
-    assert kept == pytest.approx(float(s[:3].square().sum())) and cut == pytest.approx(float(s[3:].square().sum()))
+    assert whole == pytest.approx(float(s.square().sum())) and cut == pytest.approx(float(s[3:].square().sum()))
 
 
 def test_a_rank_says_what_it_lost_and_a_large_rank_loses_nothing():

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from graft_nodes.patches.adapters import Diff, LoRA
-from graft_nodes.patches.formats import Target, grouped, pieces_of, read, unplaced
+from graft_nodes.patches.formats import Target, grouped, pieces_of, read, unplaced, with_alphas
 from graft_nodes.patches.peft_config import peft_configs
 
 MODEL = {
@@ -133,6 +133,19 @@ def test_pefts_anchored_patterns_mean_the_modules_name(pattern):
             pair(f"{prefix}a"), {f"{prefix}a": Target("model", "diffusion_model.a.weight")}, SHAPES, "x", configs=configs
         ).layers.values()
         assert layer.scale == 4.0
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_pefts_scales_written_into_the_file(rslora):
+    """Whoever reads it without the settings beside it applies the same change."""
+    configs = peft_configs({"adapter_config": json.dumps({"lora_alpha": 8, "r": 4, "use_rslora": rslora, "rank_pattern": {"conv": 2}})})
+    state = pair("base_model.model.a", rank=4) | {"base_model.model.conv.lora_B.weight": torch.ones(6, 2, 1, 1),
+             "base_model.model.conv.lora_A.weight": torch.ones(2, 4, 3, 3)} | {"base_model.model.n.diff": torch.ones(6)}  # fmt: skip
+    keys = {f"base_model.model.{module}": Target("model", f"diffusion_model.{module}.weight") for module in ("a", "conv", "n")}
+    one, two = (read(each, keys, SHAPES, "x", configs=of).layers for each, of in ((state, configs), (with_alphas(state, configs), ())))
+    scales = [[layer.scale for (layer,) in of.values() if isinstance(layer, LoRA)] for of in (one, two)]
+    assert scales[0] == pytest.approx(scales[1]) and scales[1] == pytest.approx([8 / 4**0.5, 8 / 2**0.5] if rslora else [2.0, 4.0])
+    assert with_alphas(pair(alpha=1.0), configs)["lora_unet_a.alpha"] == 1.0, "what the file itself says counts"
 
 
 def test_no_match_at_all():

@@ -99,8 +99,8 @@ def test_what_cannot_be_merged_is_listed():
                  "x and y name the model's layers differently", "x: DoRA (lora_unet_d) changes the weight that it finds: connect model",
                  "y: OFT (lora_unet_o) changes the weight that it finds", "z: a: ranks differ", "y: blocks: it has no D00"):  # fmt: skip
         assert said in str(error.value), said
-    with pytest.raises(ValueError, match="different models"):
-        merged([Source("x", lora("a", 1)), Source("y", lora("a", 1, shape=(9, 10)))])
+    with pytest.raises(ValueError, match=r"- a: these LoRAs are for different models[^\n]*\n- b: these"):
+        merged([Source(name, lora("a", 1, shape=shape) | lora("b", 1, shape=shape)) for name, shape in (("x", (12, 10)), ("y", (9, 10)))])
 
 
 @pytest.mark.parametrize("names", [

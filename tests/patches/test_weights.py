@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import weakref
 
 import pytest
 import torch
@@ -144,6 +145,32 @@ def test_another_stack_takes_over_the_memory():
     detach(of, "b")
     attach(of, "a", [one])
     assert torch.allclose(of(x).double(), expected(base, [one], x), atol=1e-4)
+
+
+def test_memory_that_some_weights_share_goes_when_others_leave_it(monkeypatch):
+    """One mapping is held by the last of its weights: a weight that stays must not keep the memory of those that have gone."""
+    mappings = []
+
+    class Mapping(bytearray):
+        """Memory that can be watched."""
+
+    def together(like):
+        mapping, made = Mapping(4 * sum(of.numel() for of in like)), []
+        for of in like:
+            start = sum(4 * other.numel() for other in made)
+            made.append(torch.frombuffer(mapping, dtype=torch.float32, count=of.numel(), offset=start).view(of.shape))
+        mappings.extend([weakref.ref(mapping)] if like else [])
+        return made
+
+    monkeypatch.setattr(weights, "empty", together)
+    of = model()
+    base = {name: of.get_parameter(name).clone() for name in NAMES}
+    attach(of, "a", [stack(of, NAMES[:2])])
+    attach(of, "a", [stack(of, (NAMES[0], NAMES[2]), seed=5)])
+    gc.collect()
+    assert len(mappings) == 2 and mappings[0]() is None and mappings[1]() is not None
+    detach(of, "a")
+    assert all(torch.equal(of.get_parameter(name), base[name]) for name in NAMES)
 
 
 def test_forgotten_memory_is_free():

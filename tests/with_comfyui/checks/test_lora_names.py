@@ -385,6 +385,13 @@ def test_bfls_control_loras_enlarge_a_weight(models):
     other, _ = pair("img_in", 32, 16, 5)
     with pytest.raises(ValueError, match=r"plain changes diffusion_model.img_in.weight, which control enlarges"):
         lora.graft(patcher, None, [lora.Entry("control", state), lora.Entry("plain", other)], "merge")
+    with pytest.raises(ValueError, match=r"plain changes diffusion_model.img_in.weight, which a LoRA that the model carries enlarges"):
+        lora.graft(made.model, None, [lora.Entry("plain", other)], "merge")
+    made.model.patch_model()
+    assert patcher.model.state_dict()[f"{D}img_in.weight"].shape == (32, 32), "enlarged while that model is loaded"
+    plain = lora.graft(patcher, None, [lora.Entry("plain", other)], "merge").model
+    made.model.unpatch_model()
+    assert not torch.equal(weights(plain)[f"{D}img_in.weight"], base[f"{D}img_in.weight"])
 
 
 # --- text encoders ---
@@ -396,7 +403,8 @@ def clip(path):
     of = getattr(__import__(f"comfy.{module}", fromlist=[name]), name)
     made = of if isinstance(of, type) else of()
     with torch.device("meta"):
-        return types.SimpleNamespace(cond_stage_model=made(device="meta", dtype=torch.float32))
+        module = made(device="meta", dtype=torch.float32)
+        return types.SimpleNamespace(cond_stage_model=module, patcher=types.SimpleNamespace(model=module, backup={}))
 
 
 L = "text_model.encoder.layers.3.self_attn.q_proj"
