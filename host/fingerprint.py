@@ -31,7 +31,7 @@ def fingerprint(patcher: Any) -> Fingerprint:
     The live, patched weights are never hashed. The base is hashed once a model; it is never changed for good.
     """
     unhashed: list[str] = []
-    parts: list[Any] = [_base_digest(patcher), _model_facts(patcher, unhashed)]
+    parts: list[Any] = [_base_digest(patcher), _model_facts(patcher)]
     parts.append([[key, _hashable(entry, f"patch of {key}", unhashed)] for key, entry in sorted(patcher.patches.items())])
     parts.append([stack.identity for stack in grafted_stacks(patcher)])
     for key, injections in patcher.injections.items():
@@ -88,7 +88,7 @@ def _base_digest(patcher: Any) -> str:
     return _BASES[patcher.model]
 
 
-def _model_facts(patcher: Any, unhashed: list[str]) -> list[Any]:
+def _model_facts(patcher: Any) -> list[Any]:
     model = patcher.model
     if not hasattr(model, "model_sampling"):  # a text encoder or a VAE
         return [type(model).__qualname__]

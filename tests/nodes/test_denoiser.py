@@ -208,11 +208,25 @@ def test_the_fingerprint_follows_what_changes_training(wall):
         other.set_parameters(shift=3.0)
         patcher.add_object_patch("model_sampling", other)
 
+    def sampling_levels(patcher, first):
+        levels = patcher.model.model_sampling.sigmas.clone()
+        levels[0] = first
+        patcher.model.model_sampling.set_sigmas(levels)
+
     plain = made()
     assert plain == made() and plain.unhashed == ()
     changed = [made(change) for change in (weight, patch, lambda p: patch(p, 0.6), sampling)]
     changed += [made(kind="V_PREDICTION"), made(dtype=torch.bfloat16)]
     assert len({plain.digest, *(one.digest for one in changed)}) == 7 and all(one.unhashed == () for one in changed)
+    for change in (
+        lambda p: p.model_options.update(sampler_cfg_rescale=0.7), lambda p: p.add_object_patch("diffusion_model.scale", 2.0),
+        lambda p: setattr(p.model, "manual_cast_dtype", torch.float16), lambda p: sampling_levels(p, 0.03),
+        lambda p: setattr(p, "hook_patches", {"hook": {"diffusion_model.out.2.weight": [1.0]}}),
+        lambda p: setattr(p, "weight_wrapper_patches", {"diffusion_model.out.2.weight": ["wrapped"]}),
+    ):  # fmt: skip
+        assert made(change).digest != plain.digest and made(change) == made(change)
+    injected = made(lambda p: p.injections.update(other=[object()]))
+    assert injected.unhashed == ("injection other",)
     closure = made(lambda p: p.set_model_attn1_patch(lambda q, k, v, extra: (q, k, v)))
     assert len(closure.unhashed) == 1 and "option patches" in closure.unhashed[0]
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from graft_nodes.patches.adapters import Diff, LoRA
+from graft_nodes.patches.schedule import Schedule
 from graft_nodes.patches.stack import Piece, Stack, bfloat16_factors, fuse, patched
 
 
@@ -115,6 +116,13 @@ def test_identity_is_what_the_stack_does():
 
     assert stack().identity == stack().identity
     assert len({stack().identity, stack(0.5).identity, stack(seed=3).identity, stack(bypass=["a.weight"]).identity}) == 4
+
+
+def test_identity_tells_parts_schedules_and_alphas_apart():
+    schedules = [Schedule.between(0.2, end) for end in (0.8, 0.9)]
+    made = [Piece(linear(), 1.0), Piece(linear(), 1.0, (0, 0, 12)), Piece(linear(), 1.0, (0, 1, 12)), Piece(linear(alpha=3.0), 1.0)]
+    made += [Piece(linear(), 1.0, schedule=schedule) for schedule in schedules]
+    assert len({Stack({"a.weight": [piece]}).identity for piece in made}) == len(made)
 
 
 @pytest.mark.parametrize("file_dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -1,5 +1,6 @@
 """Token downsampling against F.interpolate, and its settings."""
 
+import dataclasses
 import math
 
 import pytest
@@ -160,7 +161,10 @@ def test_disable_after_share_and_steps():
 
 def test_identity_tells_settings_apart():
     assert ToDoSettings.parse(2.0, 2).identity == ToDoSettings.parse(1.0, 1, "2 2").identity
-    assert len({ToDoSettings((2.0,)).identity, ToDoSettings((2.0,), "area").identity, ToDoSettings((2.5,)).identity}) == 3
+    changes = [{}, {"factors": (2.5,)}, {"method": "area"}, {"start_percent": 0.1}, {"end_percent": 0.9}, {"phase": "training"},
+               {"disable_after": 0.5}]  # fmt: skip
+    assert len(changes) == len([each for each in dataclasses.fields(ToDoSettings) if each.compare]) + 1
+    assert len({ToDoSettings(**{"factors": (2.0,), **change}).identity for change in changes}) == len(changes)
 
 
 def test_saving_counts_queries_times_keys():

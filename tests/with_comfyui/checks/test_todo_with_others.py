@@ -193,12 +193,15 @@ def test_attention_over_a_videos_frames_is_nobodys_to_thin(small, caplog):
 
 @pytest.mark.parametrize("first", ["todo", "other"])
 def test_core_tome(small, first):
+    """It merges half of the queries at the finest level, and leaves keys and values to be thinned."""
     patcher = small.build_unet(**UNET)
 
     def tome(model):
         return node("nodes_tomesd", "TomePatchModel", model, 0.5)
 
-    sample(tome(todo(patcher)) if first == "todo" else todo(tome(patcher)))
+    patched, seen = watched(tome(todo(patcher)) if first == "todo" else todo(tome(patcher)))
+    sample(patched)
+    assert {(queries, keys) for _, queries, keys in seen} == {(128, 64), (64, 16), (16, 16)}
 
 
 def test_a_controlnet_is_not_thinned(small):
