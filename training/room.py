@@ -48,7 +48,7 @@ def held(root: Path) -> tuple[list[Held], int]:
         states = [_held(folder, _kind(folder, files), files) for folder, files in folders.items()]
         found += states
         if not states:
-            rest = [path for path in every if path.parent in (run / "averages", run / "history", run / "previews")]
+            rest = [path for path in every if path.parent in [run / name for name in _REST]]
             found += [_held(run, "rest", rest)] if rest else []
     return found, total
 
