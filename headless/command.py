@@ -39,7 +39,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m graft_nodes", description="Run ComfyUI workflows without a browser.")
+    package = __package__.partition(".")[0]  # in ComfyUI's custom_nodes the folder's own name
+    parser = argparse.ArgumentParser(prog=f"python -m {package}", description="Run ComfyUI workflows without a browser.")
     commands = parser.add_subparsers(dest="command", required=True)
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--comfyui", metavar="DIR", help="the ComfyUI to use (default: COMFYUI_PATH, then the one Graft is installed in)")

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from .. import comfyui_api_stubs
-from . import log
+from . import log, signals
 from .problem import HostError
 
 PACKAGE = Path(__file__).absolute().parent.parent
@@ -113,6 +113,11 @@ def open_host(choice: Choice, cpu: bool, input_folder: str | None, output_folder
         raise HostError(f"--input {input_folder}: no such folder")
     if output_folder is not None:
         folder_named(output_folder, "--output")
+    with signals.stopping():
+        return _opened(choice, cpu, input_folder, output_folder)
+
+
+def _opened(choice: Choice, cpu: bool, input_folder: str | None, output_folder: str | None) -> Host:
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     if choice.root is None:
@@ -138,8 +143,9 @@ def open_host(choice: Choice, cpu: bool, input_folder: str | None, output_folder
 
 def load_other_packs(host: Host) -> None:
     """Load the other custom nodes (and the API nodes) of a real ComfyUI."""
-    for name in ("init_builtin_api_nodes", "init_external_custom_nodes"):
-        host.loop.run_until_complete(getattr(host.nodes, name)())
+    with signals.stopping():
+        for name in ("init_builtin_api_nodes", "init_external_custom_nodes"):
+            host.loop.run_until_complete(getattr(host.nodes, name)())
 
 
 def missing_requirements(root: Path) -> list[str]:
@@ -210,7 +216,10 @@ def _set_folders(host: Host, input_folder: str | None, output_folder: str | None
     if output_folder is not None:
         host.folders.add_model_folder_path("loras", os.path.join(host.folders.get_output_directory(), "loras"))
     for getter in (host.folders.get_input_directory, host.folders.get_output_directory, host.folders.get_temp_directory):
-        os.makedirs(getter(), exist_ok=True)
+        try:
+            os.makedirs(getter(), exist_ok=True)
+        except OSError as error:
+            raise HostError(f"the folder {getter()} cannot be made: {error.strerror}") from error
 
 
 def load_nodes(host: Host) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from . import hosts, run, sharing
+from . import hosts, run, sharing, signals
 from .problem import HostError
 from .workflow import Catalogue, Graph
 
@@ -275,7 +275,7 @@ class Follower:
                 raise KeyboardInterrupt
             self.host.nodes.interrupt_processing(True)
 
-        with run.on_signals(ask):
+        with signals.listening(ask):
             yield
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-import signal
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from . import workflow
+from . import signals, workflow
 from .hosts import Host
 from .problem import Problem
 from .progress import Progress
@@ -150,22 +148,8 @@ def _interruptible(host: Host, interruption: Interruption, insist: bool) -> Iter
         host.nodes.interrupt_processing(True)
         os.write(2, b"\ninterrupting: the running node stops at its next step and saves what it has (again: stop at once)\n")
 
-    with on_signals(ask):
+    with signals.listening(ask):
         yield
-
-
-@contextlib.contextmanager
-def on_signals(ask: Callable[[int, Any], None]) -> Iterator[None]:
-    """For the block Ctrl-C and a termination signal call `ask`; outside the main thread, which alone may listen, nothing changes."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _host_problems(host: Host, graph: Graph, cut: set[str], faulty: set[str]) -> list[Problem]:
@@ -208,7 +192,7 @@ def _read_messages(result: Result, messages: list[tuple[str, dict[str, Any]]], g
 def _listing(host: Host) -> dict[str, tuple[int, int]]:
     """Every file in the output folder with its time and size, but for what Graft keeps for itself: stored states and the cache."""
     found = {}
-    root = host.folders.get_output_directory()
+    root = os.path.abspath(host.folders.get_output_directory())
     for folder, below, names in os.walk(root):
         if folder == root:
             below[:] = [name for name in below if name != KEPT]

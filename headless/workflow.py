@@ -44,7 +44,7 @@ def read(path: str) -> Document:
     except OSError as error:
         raise WorkflowError([Problem(f"{path}: cannot be read ({error.strerror or error})")]) from error
     except UnicodeDecodeError as error:
-        raise WorkflowError([Problem(f"{path}: not a text file; expected a workflow saved as JSON ({error.reason})")]) from error
+        raise WorkflowError([Problem(f"{path}: not a text file in UTF-8; expected a workflow saved as JSON ({error.reason})")]) from error
     except json.JSONDecodeError as error:
         raise WorkflowError([Problem(f"{path}: not JSON (line {error.lineno}, column {error.colno}: {error.msg})")]) from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists in lists in lists …

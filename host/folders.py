@@ -21,17 +21,26 @@ def lora_names() -> list[str]:
     return [*folder_paths.get_filename_list("loras"), *(OUTPUT_LORAS + name for name in names)]
 
 
+def listed(name: str) -> bool:
+    """Whether a name is one of `lora_names`, also as the other systems spell it."""
+    plain = name.replace("\\", "/")
+    return any(known.replace("\\", "/") == plain for known in lora_names())
+
+
 def lora_path(name: str) -> str:
-    """The file of a LoRA's name; ValueError when the name leaves its folder, FileNotFoundError with near matches when there is none."""
+    """The file of a LoRA's name, also as the other systems spell it (`a\\b` is `a/b` unless a file is called so); ValueError when the name
+    leaves its folder, FileNotFoundError with near matches when there is none."""
     import folder_paths
 
     plain = name.replace("\\", "/")
     if not _stays_inside(plain):
         raise ValueError(f"{name!r} leaves the loras folder; give a name below it")
-    path = folder_paths.get_full_path("loras", name)
+    path = folder_paths.get_full_path("loras", name) or folder_paths.get_full_path("loras", plain)
     if path is None and plain.startswith(OUTPUT_LORAS):
         path = os.path.join(folder_paths.get_output_directory(), *plain.split("/")[1:])
     if path is None or not os.path.isfile(path):
+        if listed(name):
+            raise FileNotFoundError(f"LoRA file {name!r} is a link to a file that is not there; put that back, or remove the link")
         near = near_loras(name)
         hint = f"; did you mean {' or '.join(near)}?" if near else " in ComfyUI's loras folders"
         raise FileNotFoundError(f"no LoRA file {name!r}{hint}")

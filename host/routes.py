@@ -85,7 +85,7 @@ def _lora_info(request: Any) -> Answer:
     from ..patches import metadata
 
     name = _named(request, "name")
-    if name not in folders.lora_names():
+    if not folders.listed(name):
         raise FileNotFoundError(f"no LoRA file {name!r} in ComfyUI's loras folders")
     return 200, {"name": name, **metadata.describe(folders.lora_path(name))}
 

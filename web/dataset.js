@@ -16,7 +16,7 @@ export function addDatasetPanel(node) {
     const found = output?.graft_dataset?.[0]
     if (!found) return
     const typed = node.widgets?.find((widget) => widget.name === 'folder')?.value
-    const folder = String(typed || found.folder)
+    const folder = String(found.folder || typed)
     const tabs = { Pictures: () => pictures(found.pictures, folder), Buckets: () => buckets(found.buckets), Problems: () => problems(found.problems) }
     const counts = { Pictures: found.count, Buckets: found.buckets.length, Problems: found.problems.length }
     const body = el('div', { class: 'graft-scroll', role: 'tabpanel', tabIndex: 0 })

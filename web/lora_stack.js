@@ -3,7 +3,7 @@ import { api, changing, fit, heightOf } from './editor.js'
 import { el, short, size } from './dom.js'
 import * as files from './lora_files.js'
 import { close, pick } from './lora_picker.js'
-import { moved, parse, row as newRow, write } from './rows.js'
+import { moved, parse, plain, row as newRow, write } from './rows.js'
 import { setting } from './settings.js'
 import { t } from './texts.js'
 
@@ -110,20 +110,24 @@ class Rows {
     focus?.()
   }
 
-  /** Flag the rows whose file is not there, with names that it may be. */
+  /** Flag the rows that are on and whose file is not there, with names that it may be. */
   async check() {
     const turn = (this.turn = (this.turn ?? 0) + 1)
     const found = new Map()
     try {
-      const known = new Set(await files.names())
-      const gone = this.rows.filter((row) => !known.has(row.file))
-      await Promise.all(gone.map(async (row) => found.set(row, await files.near(row.file))))
+      const known = new Set((await files.names()).map(plain))
+      const gone = this.rows.filter((row) => row.on && !known.has(plain(row.file)))
+      await Promise.all(gone.map(async (row) => found.set(row, await files.near(row.file).catch(() => [])))) // it is no name at all
     } catch (error) {
       this.adder.title = t('The list of LoRAs cannot be read: {error}', { error: error.message })
       return
     }
     if (turn !== this.turn) return // the rows changed meanwhile, and are looked at again
     this.adder.title = ''
+    if (this.raw.hidden && !this.problem.hidden) {
+      this.problem.hidden = true // the list could not be read before
+      this.refit()
+    }
     this.missing = found
     for (const [index, row] of this.rows.entries()) this.flag(this.list.children[index], row)
   }
@@ -225,6 +229,7 @@ class Rows {
     on.addEventListener('change', () => {
       this.set(row, 'on', on.checked)
       item.classList.toggle('graft-off', !row.on)
+      this.check()
     })
     const file = el('button', { class: 'graft-button graft-file', type: 'button', title: row.file, 'aria-label': t('File of {where}; choose another', { where }), onclick: () => this.choose(row, file) }, row.file.replace(/\.safetensors$/, ''))
     const model = this.strength(row, 'model', t('Model strength of {where}', { where }))

@@ -23,6 +23,9 @@ export function row(file) {
   return { file, on: true, model: 1, clip: 1, blocks: '', schedule: '', partial: false }
 }
 
+/** A file's name with forward slashes: a list of Windows has backslashes, and a workflow may come from elsewhere. */
+export const plain = (file) => file.replaceAll('\\', '/')
+
 /** Move the element at `from` to `to`, in a new list. */
 export function moved(rows, from, to) {
   const out = [...rows]
@@ -40,6 +43,6 @@ export function matching(names, query) {
   })
   const first = words[0]
   if (!first) return found
-  const starts = (name) => name.toLowerCase().split('/').pop().startsWith(first)
+  const starts = (name) => name.toLowerCase().split(/[\\/]/).pop().startsWith(first)
   return [...found.filter(starts), ...found.filter((name) => !starts(name))]
 }

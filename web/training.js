@@ -79,6 +79,7 @@ class Panel {
   /** One step of training: an event. */
   step(data) {
     if (this.run !== data.run) this.clear()
+    else if (data.step <= this.said.step) this.forget(data.step)
     this.run = data.run
     this.drawnKey = undefined
     this.add(data)
@@ -106,9 +107,23 @@ class Panel {
     this.strip.replaceChildren()
   }
 
+  /** The run begins anew, or went back: what was held out and drawn from this step on (and before the first) was another's. */
+  forget(step) {
+    const from = step > 1 ? step : 0
+    while (this.validation.last.step >= from) this.validation.drop()
+    this.said.validation = this.validation.last.value
+    this.pictures = this.pictures.filter((picture) => picture.step < from)
+    this.showPictures()
+  }
+
   preview({ step, pictures }) {
     this.pictures.push(...pictures.map((picture) => ({ ...picture, step })))
     this.pictures.splice(0, Math.max(0, this.pictures.length - setting('Graft.Training.Previews')))
+    this.showPictures()
+    this.changed()
+  }
+
+  showPictures() {
     this.strip.replaceChildren(
       ...this.pictures.map((picture) => {
         const query = new URLSearchParams({ filename: picture.filename, subfolder: picture.subfolder ?? '', type: picture.type })
@@ -116,7 +131,6 @@ class Panel {
         return el('figure', {}, el('img', { src: api.apiURL(`/view?${query}`), alt: t('Preview, {label}', { label }), onload: () => this.refit() }), el('figcaption', {}, label))
       }),
     )
-    this.changed()
   }
 
   /** The node is done: remember what it trained, and draw all of it from the store. */
@@ -139,6 +153,7 @@ class Panel {
   async restore() {
     const known = this.node.properties?.[PROPERTY]
     if (!known?.run || !known?.key || known.key === this.drawnKey) return
+    const live = this.drawnKey === undefined // no other state of the store is drawn: the pictures came while it ran
     this.drawnKey = known.key
     let stored
     try {
@@ -149,14 +164,15 @@ class Panel {
       this.refit()
       return
     }
+    if (this.drawnKey !== known.key) return // the next run began meanwhile
     const { history, step } = stored
-    const pictures = this.pictures
+    const pictures = live ? this.pictures : []
     this.clear()
     this.run = known.run
     history.loss.forEach((loss, index) => this.add({ step: index + 1, loss, rate: history.rate[index] }))
     for (const [at, loss] of history.validation) this.validation.add(at, loss) // ascending; 0 is before the first step
     this.said = { run: known.run, step, until: step, loss: this.loss.last.value, rate: this.rate.last.value, validation: this.validation.last.value, state: 'done' }
-    const kept = pictures.length ? pictures : (stored.previews ?? [])
+    const kept = stored.previews?.length ? stored.previews : pictures
     this.pictures = []
     if (kept.length) for (const picture of kept) this.preview({ step: picture.step, pictures: [picture] })
     this.changed()

@@ -38,9 +38,9 @@ CONTRAST = """(modern) => {
 }"""
 
 
-def step(editor, node, number, loss=0.1, until=1000, run="r"):
-    detail = {"node": str(node), "run": run, "step": number, "until": until, "loss": loss, "rate": 1e-4, "norm": 1.0, "validation": None}
-    editor.do(SEND, ["graft.step", detail])
+def step(editor, node, number, loss=0.1, until=1000, run="r", validation=None):
+    detail = {"node": str(node), "run": run, "step": number, "until": until, "loss": loss, "rate": 1e-4, "norm": 1.0}
+    editor.do(SEND, ["graft.step", {**detail, "validation": validation}])
 
 
 def ran(editor, node, output):
@@ -64,6 +64,45 @@ def test_the_loss_is_drawn_as_it_comes(editor):
     step(editor, node, 3, 0.5)
     editor.page.wait_for_timeout(300)
     assert "step 3 of 1000" in status.inner_text(), "a run that went back is drawn from there"
+
+
+def test_another_run_of_the_same_name_shows_nothing_of_the_one_before(editor):
+    """Other settings, the same run name: held-out loss and pictures, while it trains and once it is done."""
+    editor.clear()
+    node = editor.add("TrainStep", 100, 100)
+    editor.page.wait_for_timeout(300)
+    status, pictures = (editor.page.locator(f".graft-training {one}:visible") for one in (".graft-status", "img"))
+    shown = [{"filename": f"zorp-0{number}.png", "subfolder": "concept", "type": "input", "label": "weights"} for number in (0, 5)]
+    history = {"loss": [0.1] * 4, "rate": [1e-4] * 4, "norm": [1.0] * 4, "validation": []}
+    stored = {"b": {"run": "r", "key": "b", "step": 4, "history": history, "previews": [{**shown[1], "step": 4}]}}
+    stored["c"] = {**stored["b"], "key": "c", "previews": []}
+    editor.page.route("**/graft/runs/**", lambda route: route.fulfill(json=stored[route.request.url[-1]]))
+    for number in range(1, 5):
+        step(editor, node, number, 1 / number, validation=0.9 if number % 2 == 0 else None)
+    editor.do(SEND, ["graft.preview", {"node": str(node), "run": "r", "step": 4, "pictures": shown[:1]}])
+    status.get_by_text("held out").wait_for()
+    pictures.wait_for()
+    step(editor, node, 4)
+    editor.page.wait_for_timeout(300)
+    assert "held out 0.9" in status.inner_text() and pictures.count() == 0, "it went on from step 3: that of step 2 is its own"
+    editor.do(SEND, ["graft.preview", {"node": str(node), "run": "r", "step": 4, "pictures": shown[:1]}])
+    step(editor, node, 1)
+    editor.page.wait_for_timeout(300)
+    assert "held out" not in status.inner_text() and pictures.count() == 0
+    editor.do(SEND, ["graft.preview", {"node": str(node), "run": "r", "step": 1, "pictures": shown[:1]}])
+    ran(editor, node, {"graft_run": [{"run": "r", "key": "b"}]})
+    assert "held out" not in status.inner_text() and "zorp-05" in pictures.get_attribute("src"), "the store knows which are its own"
+    ran(editor, node, {"graft_run": [{"run": "r", "key": "c"}]})
+    assert pictures.count() == 0, "a stored result that has none"
+    editor.page.unroute("**/graft/runs/**")
+    late = []
+    editor.page.route("**/graft/runs/**", lambda route: late.append(route))
+    ran(editor, node, {"graft_run": [{"run": "r", "key": "b"}]})
+    step(editor, node, 1)
+    late[0].fulfill(json=stored["b"])
+    editor.page.wait_for_timeout(300)
+    assert "step 1 of 1000" in status.inner_text(), "the next run has begun before the store answered"
+    editor.page.unroute("**/graft/runs/**")
 
 
 def test_a_curve_that_is_flat_but_for_rounding_has_an_axis(editor):
@@ -222,6 +261,16 @@ def test_a_dataset_shows_pictures_buckets_and_problems(editor):
     editor.page.keyboard.press("Enter")
     assert "32 \u00d7 32" in editor.page.locator(".graft-dataset:visible").inner_text()
     editor.page.unroute("**/view?*")
+
+
+def test_a_dataset_shows_the_folder_that_was_read(editor):
+    """Another one is typed meanwhile, or a node is connected that gives the name."""
+    editor.clear()
+    node = editor.add("GraftDataset", 100, 60, folder="regular")
+    one = {"name": "zorp-00.png", "width": 64, "height": 64, "bucket": [64, 64], "caption": "a zorp", "varies": False, "captioned": True}
+    data = {"folder": "concept", "count": 1, "pictures": [{**one, "held_out": False, "mask": False}], "buckets": [], "problems": []}
+    ran(editor, node, {"graft_dataset": [data]})
+    assert "subfolder=concept&" in editor.page.locator(".graft-dataset img:visible").get_attribute("src")
 
 
 def test_an_average_shows_its_profile(editor):

@@ -181,6 +181,55 @@ def test_a_missing_file_is_flagged_before_queueing_and_can_be_replaced(stack):
     assert note.count() == 0
 
 
+def flagged(editor, node, *rows):
+    """Which rows of a stack have a note that their file is not there."""
+    text = json.dumps({"version": 1, "rows": [{"file": row} if isinstance(row, str) else row for row in rows]})
+    editor.do("([id, text]) => { app.graph.getNodeById(id).widgets[0].value = text }", [node, text])
+    editor.page.wait_for_timeout(500)
+    return [row.locator(".graft-note").is_visible() for row in editor.page.locator(".graft-row:visible").all()]
+
+
+def test_only_rows_that_are_on_are_flagged_and_one_that_is_no_name_hides_no_other(stack):
+    editor, node = stack
+    near = "**/graft/near_loras?name="
+    editor.page.route(near, lambda route: route.fulfill(status=400, json={"error": "name is missing or no name: got ''"}))
+    assert flagged(editor, node, "gone.safetensors", "", "zorp.safetensors") == [True, True, False]
+    editor.page.unroute(near)
+    editor.errors.clear()  # the browser notes every 400
+    assert flagged(editor, node, {"file": "gone.safetensors", "on": False}) == [False], "a row that is off is not looked at"
+    editor.page.locator(".graft-on:visible").click()
+    editor.page.locator(".graft-note:visible").get_by_text("There is no file").wait_for()
+    editor.page.locator(".graft-on:visible").click()
+    editor.page.wait_for_timeout(300)
+    assert editor.page.locator(".graft-note:visible").count() == 0
+
+
+def test_slashes_and_backslashes_name_the_same_file(stack):
+    editor, node = stack
+    names = ["a\\old zorp.safetensors", "sub\\deep\\zorp.safetensors"]  # as a server on Windows lists them
+    editor.page.route("**/graft/loras*", lambda route: route.fulfill(json={"loras": names}))
+    editor.do("() => app.refreshComboInNodes()")
+    assert flagged(editor, node, "sub/deep/zorp.safetensors", names[1], "sub/zorp.safetensors") == [False, False, True]
+    editor.page.locator(".graft-add:visible").click()
+    editor.page.locator(".graft-picker-search:visible").fill("zorp")
+    assert editor.page.locator(".graft-picker-option:visible").all_inner_texts() == names[::-1], "what begins so comes first"
+    editor.page.keyboard.press("Escape")
+
+
+def test_an_error_goes_when_the_server_is_back(stack):
+    editor, _ = stack
+    editor.page.route("**/graft/loras*", lambda route: route.abort())
+    editor.do("() => app.refreshComboInNodes()")
+    editor.page.locator(".graft-add:visible").click()
+    problem = editor.page.locator(".graft-problem:visible")
+    problem.get_by_text("The list of LoRAs cannot be read").wait_for()
+    editor.page.unroute("**/graft/loras*")
+    editor.do("() => app.refreshComboInNodes()")
+    editor.page.wait_for_timeout(500)
+    assert problem.count() == 0 and editor.page.locator(".graft-add:visible").get_attribute("title") == ""
+    editor.errors.clear()  # the browser notes every request that failed
+
+
 @pytest.mark.parametrize("text", ["not json", '{"version": 9, "rows": []}', '{"rows": [{"on": true}], "version": 1}'])
 def test_rows_that_cannot_be_read_are_kept_and_said(stack, text):
     editor, node = stack

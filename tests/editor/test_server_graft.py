@@ -1,5 +1,6 @@
 """Graft's own routes: LoRA files, stored runs, and the stop that keeps the state of a training step."""
 
+import sys
 import time
 
 import pytest
@@ -31,6 +32,25 @@ def test_lora_files(server):
     assert server.ask("/graft/lora_info?name=none.safetensors").status == 404
     for query in ("", "?name=", "?name=%00", "?name=" + "x" * 2000):
         assert server.ask(f"/graft/lora_info{query}").status == 400
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a backslash is a separator there, and links need rights")
+def test_a_name_with_the_other_systems_slashes_is_the_file_and_the_listed_name_comes_first(server):
+    loras = server.place / "models" / "loras"
+    for name in ("deep/slash.safetensors", "deep\\twin.safetensors", "deep/twin.safetensors"):
+        (loras / name).parent.mkdir(exist_ok=True)
+        lora(loras / name)
+    (loras / "deep" / "twin.safetensors").write_bytes(b"\xff" * 20)
+    said = server.ask("/graft/lora_info?name=deep%5Cslash.safetensors")
+    assert said.status == 200 and said.json["size"] == (loras / "deep" / "slash.safetensors").stat().st_size
+    assert server.ask("/graft/lora_info?name=deep%5Ctwin.safetensors").status == 200, "a file that is really called so"
+    (server.place / "models" / "out.safetensors").write_bytes(b"")
+    for name in ("deep%5C..%5C..%5Cout.safetensors", "..%5Cout.safetensors", "deep/..%5C../out.safetensors"):
+        assert server.ask(f"/graft/lora_info?name={name}").status == 404, name
+    (loras / "gone.safetensors").symlink_to(loras / "nowhere.safetensors")
+    gone = server.ask("/graft/lora_info?name=gone.safetensors")
+    assert gone.status == 404 and "a link to a file that is not there" in gone.json["error"]
+    (loras / "gone.safetensors").unlink()
 
 
 def test_what_a_missing_file_may_have_been(server):

@@ -1,5 +1,6 @@
 """The command line in processes of its own: exit status, what is printed, what is written, interruption."""
 
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from graft_nodes.headless import hosts
 from graft_nodes.headless.command import main
 
 DRIVE = Path(__file__).parent / "drive.py"
@@ -51,6 +53,31 @@ def test_a_run_says_where_it_runs_then_its_progress_then_every_file(place):
     assert lines[2:4] == ['[1/2] node 1 "the source" (OddSource)', "[2/2] node 2 OddSink"]
     assert lines[4] == f"wrote {place / 'out' / 'out.txt'}" and lines[5].startswith("done in ")
     assert (place / "out" / "out.txt").read_text() == "hello"
+
+
+@any_host
+def test_a_file_is_named_once_however_the_output_folder_is_spelt(place):
+    image = {"class_type": "EmptyImage", "inputs": {"width": 8, "height": 8, "batch_size": 1, "color": 0}}
+    graph = {"1": image, "2": {"class_type": "SaveImage", "inputs": {"images": ["1", 0], "filename_prefix": "p"}}}
+    words, how = command(place, graph, "run", "w.json", "--output", "in/../out")
+    done = subprocess.run(words, timeout=120, check=False, **how)
+    assert [line for line in done.stdout.splitlines() if line.startswith("wrote ")] == [f"wrote {place / 'out' / 'p_00001_.png'}"]
+
+
+@any_host
+def test_in_custom_nodes_the_folder_s_own_name_is_the_command(place):
+    """As README says: nothing is installed, and the folder is called as its owner likes."""
+    folder = place / "custom_nodes" / "ComfyUI-Graft"
+    folder.parent.mkdir()
+    folder.symlink_to(Path(hosts.PACKAGE).resolve())
+    (place / "sitecustomize.py").write_text("import sys\nsys.meta_path[:] = [one for one in sys.meta_path if 'editable' not in repr(one)]")
+    _, how = command(place, GOOD)
+    how |= {"cwd": folder.parent, "env": {**how["env"], "PYTHONPATH": str(place)}}
+    words = [sys.executable, "-m", "ComfyUI-Graft"]
+    usage = subprocess.run([*words, "--help"], timeout=120, check=False, **how)
+    assert usage.returncode == 0 and usage.stdout.startswith("usage: python -m ComfyUI-Graft "), usage.stderr
+    done = subprocess.run([*words, "doctor", "--embedded", "--cpu", "--json"], timeout=120, check=False, **how)
+    assert done.returncode == 0 and json.loads(done.stdout)["ok"], done.stderr
 
 
 def test_set_and_json(place):
@@ -112,6 +139,38 @@ def test_an_interruption_lets_the_node_save_and_says_how_to_go_on(place, number)
     assert "python -m graft_nodes run w.json --input in --output out --set 2.name=a_b" in err
     assert int((place / "out" / "saved.txt").read_text()) > 0 and f"wrote {place / 'out' / 'saved.txt'}" in out
     assert not (place / "out" / "a_b.txt").exists()
+
+
+@any_host
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are sent differently there")
+@pytest.mark.parametrize("words", [("run", "w.json"), ("doctor",), ("editor", "--no-browser", "--port", "0")], ids=lambda words: words[0])
+def test_a_termination_while_the_host_opens_is_an_interruption(place, words):
+    _, how = command(place, GOOD)
+    code = (  # the signal comes inside of an import, in code that a string holds, as that of a dataclass
+        "import os, sys\n"
+        "from graft_nodes.headless import command, hosts\n"
+        "hosts._import_embedded = lambda: exec('os.kill(os.getpid(), 15)', {'os': os})\n"
+        "sys.exit(command.main(sys.argv[1:]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], timeout=120, check=False, **how)
+    assert done.returncode == 130 and "graft_nodes: stopped" in done.stderr and "Traceback" not in done.stderr
+
+
+@any_host
+def test_a_stop_that_an_import_swallows_ends_the_opening_all_the_same(place):
+    from graft_nodes.headless import signals
+
+    with pytest.raises(signals.Stopped), signals.stopping(), contextlib.suppress(BaseException):
+        signal.raise_signal(signal.SIGTERM)
+
+
+@any_host
+@pytest.mark.parametrize("words", [("run", "w.json"), ("doctor",), ("editor", "--no-browser", "--port", "0")], ids=lambda words: words[0])
+def test_an_output_that_can_be_no_folder_is_said(place, words):
+    _, how = command(place, GOOD)
+    done = subprocess.run([sys.executable, "-m", "graft_nodes", *words, "--cpu", "--output", "w.json"], timeout=120, check=False, **how)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"graft_nodes: the folder {place / 'w.json'} cannot be made: " in done.stderr
 
 
 @any_host

@@ -59,7 +59,9 @@ def test_what_is_not_a_workflow_is_refused(tmp_path, text, expected):
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "picture.json").write_bytes(b"\x89PNG\r\n\x1a\n\xff\xfe\x00")
-    for name, expected in (("none.json", "cannot be read"), ("picture.json", "not a text file"), (".", "cannot be read")):
+    (tmp_path / "wide.json").write_text("{}", encoding="utf-16")
+    text, read = "not a text file in UTF-8", "cannot be read"
+    for name, expected in (("none.json", read), ("picture.json", text), ("wide.json", text), (".", read)):
         with pytest.raises(WorkflowError, match=expected) as error:
             workflow.read(str(tmp_path / name))
         assert str(tmp_path / name) in str(error.value)

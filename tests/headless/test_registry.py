@@ -1,0 +1,45 @@
+"""What is sent to ComfyUI's registry, all that is tracked but for .comfyignore, runs; pyproject.toml says what the registry expects."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif("GRAFT_TEST_COMFYUI" in os.environ, reason="does not depend on the host; the embedded one has run it")
+
+
+def listed(*options):
+    done = subprocess.run(["git", "ls-files", "-z", *options], cwd=ROOT, capture_output=True, text=True, check=True)
+    return {name for name in done.stdout.split("\0") if name}
+
+
+def test_what_is_sent_runs_and_holds_no_tests(tmp_path):
+    ignored = listed("--cached", "--ignored", "--exclude-from=.comfyignore")
+    assert {name.partition("/")[0] for name in ignored} == {".ci", "benchmarks", "constraints.txt", "dev.py", "requirements", "tests"}
+    for name in listed() - ignored:
+        if (ROOT / name).is_file():
+            (tmp_path / "graft" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, tmp_path / "graft" / name)
+    graph = {
+        "1": {"class_type": "GraftDemo", "inputs": {}},
+        "2": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64, "batch_size": 1}},
+        "3": {"class_type": "VAEDecode", "inputs": {"samples": ["2", 0], "vae": ["1", 2]}},
+        "4": {"class_type": "SaveImage", "inputs": {"images": ["3", 0], "filename_prefix": "sent"}},
+    }
+    (tmp_path / "graph.json").write_text(json.dumps(graph))
+    words = [sys.executable, "-m", "graft", "run", "graph.json", "--embedded", "--cpu"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0 and list((tmp_path / "output").glob("sent*.png")), done.stdout + done.stderr
+
+
+def test_addresses_are_addresses():
+    """The registry shows the icon from where it lies on the web; a path of the checkout shows nothing."""
+    said = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    addresses = re.findall(r'^(?:Icon|Repository|Documentation) = "(.*)"$', said, flags=re.MULTILINE)
+    assert all(address.startswith("https://") for address in addresses)
