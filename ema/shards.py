@@ -33,11 +33,12 @@ def save(tensors: Mapping[str, Tensor], folder: Path, name: str, most: int = 0, 
     """Write `<name>.safetensors`, or `<name>-00001-of-00003.safetensors` … and `<name>.safetensors.index.json`; the files written.
 
     Every file appears whole or not at all, the index last, so that an index in place means that its shards are. Raises OSError with
-    nothing half-written left behind.
+    nothing half-written left behind, and with what an earlier call wrote still there.
     """
     shards = plan({key: t.numel() * t.element_size() for key, t in tensors.items()}, most)
     folder.mkdir(parents=True, exist_ok=True)
     index: dict[str, str] = {}
+    there = {path for path in folder.iterdir() if path.suffix != ".partial"}
     written: list[Path] = []
     try:
         for number, names in enumerate(shards, 1):
@@ -56,7 +57,7 @@ def save(tensors: Mapping[str, Tensor], folder: Path, name: str, most: int = 0, 
             _appear(partial, folder / partial.stem)
             written[-1] = folder / partial.stem
     except BaseException as error:
-        for path in written:
+        for path in set(written) - there:
             with contextlib.suppress(OSError):  # the first error counts
                 path.unlink(missing_ok=True)
         if isinstance(error, SafetensorError):  # its own form of what the system says

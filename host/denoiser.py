@@ -41,11 +41,9 @@ class Denoiser:
         return self.model.process_latent_in(latents)
 
     def sigma(self, u: torch.Tensor) -> torch.Tensor:
-        """Noise levels (B,) of timestep shares (B,): a row of the table for discrete schedules, the model's own shifted share for flows."""
-        import comfy.model_sampling
-
+        """Noise levels (B,) of timestep shares (B,): a row of the model's table of levels, the model's own shifted share for flows."""
         sampling = self.sampling
-        if isinstance(sampling, comfy.model_sampling.ModelSamplingDiscrete):
+        if hasattr(sampling, "log_sigmas"):  # continuous schedules (EDM) have a table too, and timesteps that are no shares
             table = sampling.sigmas.to(u.device, torch.float32)
             return table[(u * len(table)).long().clamp(max=len(table) - 1)]
         return sampling.sigma(u * getattr(sampling, "multiplier", 1.0)).to(torch.float32)
@@ -147,12 +145,21 @@ def prediction(sampling: Any) -> str:
 
 
 def at_levels(patcher: Any, terminal: bool) -> Any:
-    """A MODEL with the noise levels that it is trained and sampled at: with `terminal` those of a v model reach zero SNR (Lin 2023)."""
+    """A MODEL with the noise levels that it is trained and sampled at: with `terminal` those of a v model reach zero SNR (Lin 2023).
+
+    Raises ValueError for a v model whose schedule is not discrete.
+    """
     import copy
 
-    if not terminal or prediction(patcher.get_model_object("model_sampling")) != "v":
+    sampling = patcher.get_model_object("model_sampling")
+    if not terminal or prediction(sampling) != "v":
         return patcher
-    sampling = copy.deepcopy(patcher.get_model_object("model_sampling"))
+    if not hasattr(sampling, "set_sigmas"):
+        raise ValueError(
+            "GraftObjective: zero_terminal_snr rescales the levels of a discrete schedule, and this model's are continuous, up to sigma "
+            f"{float(sampling.sigma_max):g} ({'/'.join(cls.__name__ for cls in type(sampling).__bases__)}). Switch it off."
+        )
+    sampling = copy.deepcopy(sampling)
     sampling.set_sigmas(zero_terminal(sampling.sigmas).float())
     clone = patcher.clone()
     clone.add_object_patch("model_sampling", sampling)

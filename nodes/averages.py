@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from .. import host
+from ..patches import files
 from ..patches.rows import rows_of
 from .aliases import aliases
 from .sockets import LoraModel, LoraStack, Snapshots, TrainState
@@ -34,11 +36,11 @@ def _run_folder(line: str) -> tuple[Path, str] | None:
     return Store(host.folders.training_folder(), run).folder, way
 
 
-def _paths(lines: list[str]) -> list[tuple[str, str]]:
+def _paths(lines: list[str], find: Callable[[str], str]) -> list[tuple[str, str]]:
     found, wrong = [], []
     for line in lines:
         try:
-            found.append((line, host.folders.weights_path(line)))
+            found.append((line, find(line)))
         except (ValueError, FileNotFoundError) as error:
             wrong.append(str(error))
     if wrong:
@@ -72,10 +74,10 @@ class GraftSnapshots(io.ComfyNode):
         """Changes when a listed file, or what a run has kept, does."""
         lines, digest = _lines(source), hashlib.sha256(source.encode())
         run = _run_folder(lines[0]) if len(lines) == 1 else None
-        paths = sorted(map(str, (run[0] / "averages").glob("*.safetensors"))) if run else [path for _, path in _paths(lines)]
+        found = _paths(lines, host.folders.weights_path) if run is None else []
+        paths = [path for _, path in found] if run is None else sorted(map(str, (run[0] / "averages").glob("*.safetensors")))
         for path in paths:
-            found = os.stat(path)
-            digest.update(repr((path, found.st_size, found.st_mtime_ns)).encode())
+            digest.update(repr((path, files.version(path))).encode())
         return digest.hexdigest()
 
     @classmethod
@@ -86,7 +88,7 @@ class GraftSnapshots(io.ComfyNode):
         if not lines:
             raise ValueError("GraftSnapshots: source is empty; give the name of a run, or one file a line")
         run = _run_folder(lines[0]) if len(lines) == 1 else None
-        found = sources.of_files(_paths(lines)) if run is None else sources.of_run(*run)
+        found = sources.of_files(_paths(lines, host.folders.weights_path)) if run is None else sources.of_run(*run)
         return io.NodeOutput(found, found.report())
 
 
@@ -162,6 +164,10 @@ class EMAMerge(io.ComfyNode):
                 strengths = {row[0]: row[1] for row in rows_of(lora_stack)}
                 weights = " ".join(repr(strengths[file.name]) for file in found.files)
             made = _made(state, found, profile, width, weights, algebra, rank, lambda: host.base.unet_weights(model))
+            left_out = sum(file.text_encoder for file in found.files)
+            if clip is not None and left_out:
+                line = f"{left_out} tensors of text encoders in these files are left out: only diffusion models are averaged"
+                made = replace(made, lines=(*made.lines, line))
         if state is not None:
             model = host.denoiser.at_levels(model, state.settings.objective.zero_terminal_snr)
         grafted = host.lora.graft(model, clip, [host.lora.Entry("the average", made.lora, strength, strength)], mode)
@@ -203,7 +209,10 @@ def _sources(state: Any, snapshots: Any, lora_stack: Any) -> Any:
     rows = rows_of(lora_stack)
     if not rows:
         raise ValueError("EMAMerge: lora_stack is empty.")
-    return sources.of_files(_paths([row[0] for row in rows]))
+    changing = [row[0] for row in rows if row.blocks or row.schedule]
+    if changing:
+        raise ValueError(f"EMAMerge: files are averaged whole; empty blocks and schedule of {', '.join(changing)}, or use Merge LoRAs.")
+    return sources.of_files(_paths([row[0] for row in rows], host.folders.lora_path))
 
 
 def _running(state: Any) -> Any:

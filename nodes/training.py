@@ -72,7 +72,8 @@ class GraftTrainStart(io.ComfyNode):
         adapter = adapter or adapters.AdapterSettings()
         optimizer = optimizers.of_ranks(optimizer or optimizers.OptimizerSettings(), parallel.group().meant)
         settings = states.Settings(optimizer, objective or objectives.ObjectiveSettings())
-        objectives.check_for(settings.objective, host.denoiser.prediction(model.get_model_object("model_sampling")))
+        levels = host.denoiser.at_levels(model, settings.objective.zero_terminal_snr)
+        objectives.check_for(settings.objective, host.denoiser.prediction(levels.get_model_object("model_sampling")))
         if adapter.text_encoder and clip is None:
             raise ValueError("GraftTrainStart: the adapter trains the text encoder (text_encoder), and no clip is connected.")
         patches = host.lora.patched(model) + (host.lora.patched(clip.patcher) if adapter.text_encoder else [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -277,8 +277,11 @@ def _cast_(slots: Sequence[tuple[dict[str, Any], str, Tensor, torch.dtype]], *_:
 
 
 @contextmanager
-def _whole_in(module: nn.Module, trained: Mapping[str, Tensor]) -> Iterator[None]:
-    """For the block the named parameters of `module` are the trained ones, in the model's own type."""
+def _whole_in(module: nn.Module, trained: Mapping[str, Tensor]) -> Iterator[partial[None]]:
+    """For the block the named parameters of `module` are the trained ones, in the model's own type as of its last forward.
+
+    Yields what makes them so without a forward.
+    """
     own = dict(module.named_parameters())
     cast = {id(own[name]): tensor for name, tensor in trained.items() if own[name].dtype != tensor.dtype}
     slots = [
@@ -288,7 +291,7 @@ def _whole_in(module: nn.Module, trained: Mapping[str, Tensor]) -> Iterator[None
     with standing_in(module, {name: tensor for name, tensor in trained.items() if own[name].dtype == tensor.dtype}):
         hook = module.register_forward_pre_hook(partial(_cast_, slots))
         try:
-            yield
+            yield partial(_cast_, slots)
         finally:
             hook.remove()
 
@@ -296,18 +299,20 @@ def _whole_in(module: nn.Module, trained: Mapping[str, Tensor]) -> Iterator[None
 @contextmanager
 def attached(
     module: nn.Module, settings: AdapterSettings, trained: Mapping[str, Tensor], moment: Moment, text_encoder: nn.Module | None = None
-) -> Iterator[None]:
+) -> Iterator[Callable[[], None]]:
     """For the block `module` computes with the trained tensors, its own weights frozen and fit for autograd; then it is as before.
 
-    So does `text_encoder`, where it is trained; its trained names begin with `text_encoders.`.
+    So does `text_encoder`, where it is trained; its trained names begin with `text_encoders.`. Yields what must be called before its parts
+    compute: a host calls those, and never the whole.
     """
+    before = partial(_cast_, ())  # adapters have nothing to cast
     parts = [("", module)] + ([(TEXT_ENCODER, text_encoder)] if text_encoder is not None else [])
     with ExitStack() as stack:
         if settings.kind == "full":
             for prefix, part in parts:
                 own = {n.removeprefix(prefix): t for n, t in trained.items() if n.startswith(TEXT_ENCODER) == bool(prefix)}
-                stack.enter_context(_whole_in(part, own))
-            yield
+                before = stack.enter_context(_whole_in(part, own))  # of the text encoder, which is last
+            yield before
             return
         for _, part in parts:
             stack.enter_context(standing_in(part))
@@ -316,7 +321,7 @@ def attached(
             if path not in tensors:  # a part of the text encoder that nothing reads
                 continue
             _hooked(stack, settings, site, tensors[path], moment)
-        yield
+        yield before
 
 
 def _hooked(stack: ExitStack, settings: AdapterSettings, site: Site, tensors: Mapping[str, Tensor], moment: Moment) -> None:

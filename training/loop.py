@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
@@ -163,7 +164,7 @@ def _validate_(work: Workspace, watch: Watch) -> float | None:
     if value is not None:
         earlier = work.best
         work.validation.append((work.step, value))
-        if watch.best is not None and work.step and (earlier is None or value < earlier[1]):
+        if watch.best is not None and work.step and math.isfinite(value) and (earlier is None or value < earlier[1]):
             watch.best(work.state())
     return value
 

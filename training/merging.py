@@ -88,6 +88,9 @@ def _checkpoints(
     if base is None:
         raise ValueError("an average of checkpoints needs the model that it is put on")
     own = base()
+    strangers = [name for name, file in zip(names, files, strict=True) if not own.keys() & file.keys()]
+    if strangers:
+        raise ValueError(f"no weight of {', '.join(strangers)} is one of the model's: expected checkpoints of it or its diffusion model")
     mixture.check_equal([own, files[0]], ["the model", names[0]])
     whole = mixture.mixture(files, shares, names)
     lora = as_lora({name: whole[name] for name in own}, AdapterSettings("full", targets="all"), own)

@@ -221,7 +221,7 @@ class Mover:
         squares = [*self._squares, *(_square(g) for g in held.values())]
         total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
         norm = float(total.sqrt())
-        if self.settings.clip_norm and math.isfinite(norm):
+        if held and self.settings.clip_norm and math.isfinite(norm):
             least = min(1.0, self.settings.clip_norm / (norm + 1e-6))  # as clip_grad_norm_, its norm in float32
             torch._foreach_mul_(list(held.values()), least)
         return norm

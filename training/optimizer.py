@@ -68,6 +68,16 @@ def of_ranks(settings: OptimizerSettings, ranks: int) -> OptimizerSettings:
     return replace(settings, accumulation=settings.accumulation * ranks)
 
 
+def same_state(left: OptimizerSettings, right: OptimizerSettings) -> bool:
+    """Whether one goes on with the other's tensors: it is the same optimiser, and prodigy has a mean of gradients (beta1) as before."""
+    return left.optimizer == right.optimizer and _has_mean(left) == _has_mean(right)
+
+
+def _has_mean(settings: OptimizerSettings) -> bool:
+    betas = options.parse(settings.optimizer, settings.options).get("betas")
+    return settings.optimizer != "prodigy" or betas is None or betas[0] > 0  # others keep it with beta1 0, too
+
+
 def _wrong_values(settings: OptimizerSettings) -> list[str]:
     wrong = []
     for name, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES), ("precision", PRECISIONS), ("offload", OFFLOADS)):

@@ -43,8 +43,10 @@ class LossScale:
         return self._scaler.scale(loss)
 
     def unscale_(self, trained: Mapping[str, Tensor]) -> bool:
-        """Divide the gradients by the scale and let it grow or fall; whether every gradient is finite."""
+        """Divide the gradients by the scale and let it grow or fall; whether every gradient is finite. Without any it stays as it is."""
         gradients = _Gradients([t for t in trained.values() if t.grad is not None])
+        if not gradients.param_groups[0]["params"]:
+            return True
         self._scaler.unscale_(gradients)  # type: ignore[arg-type]
         finite = bool(self._scaler.step(gradients))  # type: ignore[arg-type]
         self._scaler.update()

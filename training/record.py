@@ -70,6 +70,10 @@ def _tensors(value: Any) -> bool:
     return _beside(value.get("file")) and _text(value.get("sha256"))
 
 
+def _history(value: Any) -> bool:
+    return _object(blocks=_list_of(_block), **_MEASURED)(value) and _count(value.get("outdated", 0))
+
+
 _MEASURED = {name: _list_of(_number) for name in ("loss", "rate", "norm")} | {"validation": _list_of(_pair(_count, _number))}
 BLOCK = _object(**_MEASURED)  # a block of history
 _FORM: dict[str, Check] = {
@@ -78,7 +82,7 @@ _FORM: dict[str, Check] = {
                           seed=_count),
     "settings": _object(optimizer=_map_of(_anything), objective=_map_of(_anything)),
     "effort": _object(seconds=_number, memory=_count), "versions": _map_of(_text),
-    "history": _object(blocks=_list_of(_block), **_MEASURED), "kind": _text, "tensors": _tensors,
+    "history": _history, "kind": _text, "tensors": _tensors,
 }  # fmt: skip
 _OPTIONAL: dict[str, Check] = {"run": _text, "notes": _map_of(_text)}  # of a saved state
 

@@ -70,12 +70,12 @@ def step(before: TrainState, outcome: Outcome, unhashed: Sequence[str], pictures
             f"loss {losses[0]:.4g} at the first step, {losses[-1]:.4g} at the last; mean of the first {some} {fmean(losses[:some]):.4g}, "
             f"of the last {some} {fmean(losses[-some:]):.4g}"
         )
-    if state.history.validation:
-        (first_step, first), (last_step, last) = state.history.validation[0], state.history.validation[-1]
+    if state.history.comparable:
+        (first_step, first), (last_step, last) = state.history.comparable[0], state.history.comparable[-1]
         best = state.history.best
-        assert best is not None
-        lines.append(f"held-out loss {first:.4g} at step {first_step}, {last:.4g} at {last_step}, best {best[1]:.4g} at {best[0]}")
-        if outcome.best is not None and outcome.best != outcome.folder:
+        among = "none of them finite" if best is None else f"best {best[1]:.4g} at {best[0]}"
+        lines.append(f"held-out loss {first:.4g} at step {first_step}, {last:.4g} at {last_step}, {among}")
+        if best is not None and outcome.best is not None and outcome.best != outcome.folder:
             lines.append(f"the state of the best step is kept in {outcome.best}; {best[0]} steps from the same beginning give it")
     count = sum(tensor.numel() for tensor in state.trained.values())
     lines.append(f"{count:,} trained numbers, MODEL has the last weights{' (the average: EMA Merge)' if state.average else ''}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -19,16 +18,16 @@ from .adapters import AdapterSettings, tensors_digest
 from .lock import alone
 from .objective import ObjectiveSettings
 from .optimizer import OptimizerSettings
-from .state import Settings, Start, TrainState
-from .store import GROUPS, Damaged, check_file, history_of, read_record, record_of, restored, tail_of, write_record
+from .state import Settings, Start, TrainState, digest_of
+from .store import GROUPS, PLAIN, Damaged, check_file, history_of, plain, read_record, record_of, restored, tail_of, write_record
 
 Plain = TypeVar("Plain")
 
 
 def folder_of(root: Path, name: str) -> Path:
     """The folder of a name below `root`; ValueError when it is no plain folder name."""
-    if not re.fullmatch(r"[^\\/:*?\"<>|\x00-\x1f]{1,100}", name) or name.strip(" .") != name:
-        raise ValueError(f"name is {name!r}: expected a plain folder name, without slashes, colons or quotes.")
+    if not plain(name):
+        raise ValueError(f"name is {name!r}: expected a plain folder name, {PLAIN}.")
     return root / name
 
 
@@ -49,7 +48,8 @@ def save(state: TrainState, root: Path, name: str, shard: int = 0, versions: Map
 
 def _save(state: TrainState, folder: Path, shard: int, versions: Mapping[str, str]) -> Path:
     tensors = {f"{group}/{key}": t for group in GROUPS for key, t in getattr(state, group).items()}
-    stem = f"tensors-{tensors_digest(tensors)[:16]}"  # by content: files of the state that has the name now are never written over
+    # By content and cut: files of the state that has the name now are never written over with others.
+    stem = f"tensors-{digest_of([tensors_digest(tensors), list(tensors), shard])[:16]}"
     make_folders(folder)
     written = shards.save(tensors, folder, stem, shard)
     sync_folder(folder)

@@ -12,17 +12,22 @@ from torch import Tensor
 from ..ema.half import SCALE, unpacked
 from ..ema.posthoc import Profile
 from ..patches.files import load_once, load_safetensors
-from ..patches.formats import grouped
+from ..patches.formats import grouped, with_alphas
+from ..patches.peft_config import peft_configs
 from . import snapshots
 from .snapshots import Stored
 from .state import TrainState
 
-CHECKPOINT = ("model.diffusion_model.", "diffusion_model.")
+CHECKPOINT = ("model.diffusion_model.", "diffusion_model.", "")  # the last of files that hold a diffusion model alone
+_TEXT_ENCODERS = ("cond_stage_model.", "conditioner.", "text_encoders.")
 
 
 @dataclass(frozen=True)
 class Source:
-    """One file: its name for messages, the step and the run recorded in it, and for a snapshot what it is an average of."""
+    """One file: its name for messages, the step and the run recorded in it, and for a snapshot what it is an average of.
+
+    `text_encoder` is how many tensors of text encoders a checkpoint holds, which are not averaged.
+    """
 
     name: str
     path: str
@@ -30,14 +35,18 @@ class Source:
     run: str = ""
     kind: str = "lora"
     stored: Stored | None = None
+    text_encoder: int = 0
 
     def load(self) -> dict[str, Tensor]:
-        """A LORA_MODEL, or a checkpoint's diffusion model by parameter name; raises ValueError naming what is wrong with the file."""
+        """A LORA_MODEL in float32, or a checkpoint's diffusion model by parameter name, mapped as the file has it.
+
+        Raises ValueError naming what is wrong with the file.
+        """
         if self.stored is not None:
             return snapshots.read(self.stored)
-        tensors = unpacked(load_once(self.path)[0])
+        tensors, metadata = load_once(self.path)
         if self.kind == "lora":
-            return tensors
+            return with_alphas(unpacked(tensors), peft_configs(metadata))
         prefix = next(prefix for prefix in CHECKPOINT if any(key.startswith(prefix) for key in tensors))
         return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
@@ -141,12 +150,15 @@ def _opened(name: str, path: str) -> Source:
     tensors, metadata = load_safetensors(path)
     groups, strangers, problems = grouped({key: tensor for key, tensor in tensors.items() if not key.startswith(SCALE)})
     checkpoint = any(key.startswith(CHECKPOINT[0]) for key in tensors) or any(key.startswith(CHECKPOINT[1]) for key in strangers)
+    if not groups and not problems:  # names without a prefix are a diffusion model's, if they are those of the model that it is put on
+        checkpoint = checkpoint or any(key.endswith(".weight") and tensors[key].ndim > 1 for key in strangers)
     if not checkpoint and (not groups or problems):
         raise ValueError(f"{name}: neither a LoRA nor a checkpoint of a diffusion model ({'; '.join(problems) or 'no known key'})")
     recorded = next((metadata[key] for key in ("ss_steps", "graft_step", "step", "global_step") if metadata.get(key, "").isdigit()), None)
     # Without a recorded run a file is its own: averages of factors are only offered where one run is recorded.
     run = metadata.get("graft_run") or metadata.get("ss_session_id") or ""
     step, kind = None if recorded is None else int(recorded), "checkpoint" if checkpoint else "lora"
-    return Source(name, os.path.abspath(path), step, run, kind, snapshots.recorded(Path(path), metadata))
+    text = sum(key.startswith(_TEXT_ENCODERS) for key in tensors) if checkpoint else 0
+    return Source(name, os.path.abspath(path), step, run, kind, snapshots.recorded(Path(path), metadata), text)
 
 

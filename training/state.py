@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from ..ema.schedule import EMASettings, check_horizon
 from .adapters import AdapterSettings, as_lora, beginning
 from .objective import ObjectiveSettings
-from .optimizer import SPEED_ONLY, OptimizerSettings, check_run
+from .optimizer import SPEED_ONLY, OptimizerSettings, check_run, same_state
 from .targets import TEXT_ENCODER
 
 
@@ -57,17 +58,27 @@ class Start:
 
 @dataclass(frozen=True)
 class History:
-    """What was measured: the loss, learning rate and gradient norm of every step, and (step, loss) of every validation."""
+    """What was measured: the loss, learning rate and gradient norm of every step, and (step, loss) of every validation.
+
+    The first `outdated` validations are of an objective that the run has no more: their losses are not comparable.
+    """
 
     loss: tuple[float, ...] = ()
     rate: tuple[float, ...] = ()
     norm: tuple[float, ...] = ()
     validation: tuple[tuple[int, float], ...] = ()
+    outdated: int = 0
+
+    @property
+    def comparable(self) -> tuple[tuple[int, float], ...]:
+        """The validations by the objective that holds now."""
+        return self.validation[self.outdated :]
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """Step and held-out loss of the best validation so far."""
-        return min(self.validation, key=lambda row: (row[1], row[0]), default=None)
+        """Step and held-out loss of the best of the comparable validations; losses that are not finite do not count."""
+        finite = (row for row in self.comparable if math.isfinite(row[1]))
+        return min(finite, key=lambda row: (row[1], row[0]), default=None)
 
 
 @dataclass(frozen=True)
@@ -184,13 +195,17 @@ def until(position: tuple[tuple[str, int], ...], step: int) -> tuple[tuple[str, 
 
 
 def with_settings(state: TrainState, optimizer: OptimizerSettings | None, objective: ObjectiveSettings | None) -> TrainState:
-    """The state with other settings from here on; None keeps what it has. Another optimiser begins with a state of its own."""
+    """The state with other settings from here on; None keeps what it has. Another optimiser begins with a state of its own, and with
+    another objective the held-out losses so far are outdated."""
     settings = Settings(optimizer or state.settings.optimizer, objective or state.settings.objective)
     if settings == state.settings:
         return state
     check_run(settings.optimizer, state.trained, state.start.adapter.kind, state.start.adapter.max_norm, state.start.ema is not None)
-    same = settings.optimizer.optimizer == state.settings.optimizer.optimizer
-    return replace(state, settings=settings, optimizer=state.optimizer if same else {})
+    same = same_state(settings.optimizer, state.settings.optimizer)
+    history = state.history
+    if settings.objective != state.settings.objective:
+        history = replace(history, outdated=len(history.validation))
+    return replace(state, settings=settings, optimizer=state.optimizer if same else {}, history=history)
 
 
 def equal(left: TrainState, right: TrainState) -> bool:

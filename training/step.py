@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -100,6 +100,7 @@ class Workspace:
         # Before the trained tensors are installed: differences of whole weights are taken from the model's own.
         self.base = state.base() if self.powers and state.base is not None and state.start.adapter.kind == "full" else None
         self.attached = ExitStack()  # holds the trained tensors on the model
+        self.before_encoding: Callable[[], None] = lambda: None
         self.purpose = ""  # what runs now: a micro-batch of the step, or "" outside training
 
     def moment(self) -> tuple[int, int, str]:
@@ -137,13 +138,15 @@ class Workspace:
             self.gradients.parameters, self.gradients.sums = self.attached.enter_context(whole)
             return
         text_encoder = denoiser.text_encoder if adapter.text_encoder else None
-        self.attached.enter_context(adapters.attached(denoiser.module, adapter, self.trained, self.moment, text_encoder))
+        attached = adapters.attached(denoiser.module, adapter, self.trained, self.moment, text_encoder)
+        self.before_encoding = self.attached.enter_context(attached)
 
     def encoded(self, captions: Sequence[str], known: Sequence[Conditioning]) -> Sequence[Conditioning]:
         """Conditionings of captions: the dataset's, or what the text encoder makes of them now where it is trained."""
         if not self.begun.start.adapter.text_encoder:
             return known
         assert self.denoiser.encode is not None
+        self.before_encoding()
         return self.denoiser.encode(captions, known)
 
     @contextmanager
@@ -159,7 +162,8 @@ class Workspace:
     @property
     def best(self) -> tuple[int, float] | None:
         """Step and held-out loss of the best validation so far."""
-        return History(validation=self.begun.history.validation + tuple(self.validation)).best
+        history = self.begun.history
+        return replace(history, validation=history.validation + tuple(self.validation)).best
 
     @property
     def shadows(self) -> list[Shadow]:
@@ -210,6 +214,7 @@ class Workspace:
                 history.rate + tuple(m.rate for m in self.measured),
                 history.norm + tuple(m.norm for m in self.measured),
                 history.validation + tuple(self.validation),
+                history.outdated,
             ),
         )
 
@@ -245,7 +250,8 @@ def _preserving(work: Workspace, batch: Batch, x: Tensor, sigma: Tensor, target:
 
 
 def backward_(work: Workspace) -> float:
-    """Gradients of the next step into `.grad` of the trained tensors; the loss. Every picture of the step weighs the same.
+    """Gradients of the next step into `.grad` of the trained tensors; the loss. Every micro-batch weighs the same, and in it every picture:
+    those of one that a round's end has cut short weigh more.
 
     Of several ranks each computes one part at a time, and all have the gradients of all parts in the end.
     """
@@ -283,8 +289,14 @@ def _part(work: Workspace, part: int) -> float:
         last = batch is groups[-1]
         early = work.mover.last_backward() if last and part == settings.optimizer.accumulation - 1 else nullcontext()
         with early, work.gradients.backward(batch is groups[0], last):
-            (loss if work.scale is None else work.scale.scaled(loss)).backward()
+            if not _left_out(work, loss):
+                (loss if work.scale is None else work.scale.scaled(loss)).backward()
     return total
+
+
+def _left_out(work: Workspace, loss: Tensor) -> bool:
+    """Whether module_dropout has left out every module, so that there are no gradients; ranks that divide a model go backward together."""
+    return not loss.requires_grad and work.begun.start.adapter.module_dropout > 0 and not work.group.shard
 
 
 def _finite(work: Workspace, loss: float) -> bool:

@@ -34,6 +34,13 @@ KEEPS = ("last", "best", "every")  # which states a call of TrainStep keeps besi
 HISTORY = "history"
 BLOCK = 1000  # steps a block of history
 GROUPS = ("trained", "optimizer", "average", "powers")
+PLAIN = "without slashes, colons or quotes, of at most 100 characters and 240 bytes (80 of Chinese or Japanese)"
+
+
+def plain(name: str) -> bool:
+    """Whether a name is a plain folder name, as `PLAIN` says; systems allow 255 bytes, and the lock's name is longer."""
+    fits = re.fullmatch(r"[^\\/:*?\"<>|\x00-\x1f]{1,100}", name) and len(name.encode("utf-8", "surrogatepass")) <= 240
+    return bool(fits) and name.strip(" .") == name
 
 
 class Damaged(ValueError):
@@ -68,8 +75,8 @@ class Store:
     """
 
     def __init__(self, root: str | Path, run: str, versions: dict[str, str] | None = None, limit: int = 0) -> None:
-        if not re.fullmatch(r"[^\\/:*?\"<>|\x00-\x1f]{1,100}", run) or run.strip(" .") != run or run in ("", ".", ".."):
-            raise ValueError(f"run is {run!r}: expected a plain folder name, without slashes, colons or quotes.")
+        if not plain(run):
+            raise ValueError(f"run is {run!r}: expected a plain folder name, {PLAIN}.")
         if run.lower() == "cache":
             raise ValueError("run is 'cache': that folder holds what GraftDataset has encoded; give the run another name.")
         self.folder = Path(root) / run
@@ -332,7 +339,7 @@ def restored(like: TrainState, record: dict[str, Any], tensors: Mapping[str, Ten
 
 def tail_of(history: History, blocks: list[str]) -> dict[str, Any]:
     """A history as it stands in a state.json: the names of its blocks, and the rest."""
-    return {"blocks": blocks, **_rows(history, len(blocks) * BLOCK, len(history.loss))}
+    return {"blocks": blocks, "outdated": history.outdated, **_rows(history, len(blocks) * BLOCK, len(history.loss))}
 
 
 def _rows(history: History, start: int, end: int) -> dict[str, Any]:
@@ -360,7 +367,8 @@ def history_of(recorded: dict[str, Any], folder: Path) -> History:
             raise Damaged(f"{path}: is no block of history")
     parts.append(recorded)
     loss, rate, norm = (tuple(value for part in parts for value in part[name]) for name in ("loss", "rate", "norm"))
-    return History(loss, rate, norm, tuple((step, value) for part in parts for step, value in part["validation"]))
+    validation = tuple((step, value) for part in parts for step, value in part["validation"])
+    return History(loss, rate, norm, validation, recorded.get("outdated", 0))
 
 
 def check_file(path: Path, sha256: str) -> None:

@@ -1,5 +1,6 @@
 """GraftSnapshots and EMAMerge on the open host: averages of a training, afterwards and by held-out loss, and of files."""
 
+import json
 import os
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from graft_nodes.ema.posthoc import possible_widths
 from graft_nodes.ema.schedule import EMASettings
 from graft_nodes.patches.files import safetensors_bytes, write_whole
+from graft_nodes.patches.rows import StackRow
 from graft_nodes.training.adapters import AdapterSettings
 from graft_nodes.training.data.dataset import Dataset
 from graft_nodes.training.optimizer import OptimizerSettings
@@ -126,6 +128,68 @@ def test_files_of_one_run_and_of_different_ranks(host, demo, files):
     assert float(lora[f"{base}.alpha"]) == lora[f"{base}.lora_up.weight"].shape[1] == 2 + 4
     torch.testing.assert_close(product(lora, base), expected, rtol=1e-4, atol=1e-7)
     assert again[f"{base}.lora_up.weight"].shape[1] == 3
+
+
+def test_a_lora_stack_takes_loras_where_a_checkpoint_has_the_same_name(host, demo, state):
+    one, two = ({name: t + shift if t.numel() > 1 else t for name, t in state.lora_model().items()} for shift in (0.0, 0.02))
+    whole = {f"model.{name}": t for name, t in weights_of(demo[0]).items()}
+    for folder, name, tensors in (("loras", "same", one), ("loras", "another", two), ("checkpoints", "same", whole)):
+        os.makedirs(os.path.join(host.models, folder), exist_ok=True)
+        write_whole(os.path.join(host.models, folder, f"{name}.safetensors"), safetensors_bytes(tensors, {"ss_session_id": "1"}))
+    stack = [("same.safetensors", 1.0, 1.0), ("another.safetensors", 1.0, 1.0)]
+    lora = host.call("EMAMerge", model=demo[0], lora_stack=stack, profile="uniform", algebra="factors")[2]
+    for name, t in lora.items():
+        torch.testing.assert_close(t, (one[name] + two[name]) / 2)
+    assert ", checkpoint" in host.call("GraftSnapshots", source="same.safetensors")[1]
+
+
+def test_pefts_settings_beside_a_file_count(host, demo, state):
+    """Alpha stands in adapter_config.json alone: the average of two equal folders is what a stack makes of one."""
+    trained = state.lora_model()
+    bases = [name.removesuffix(".lora_up.weight") for name in trained if name.endswith(".lora_up.weight")]
+    factors = {f"{base}.lora_{new}.weight": trained[f"{base}.lora_{old}.weight"] + 0.02 for base in bases
+               for new, old in (("A", "down"), ("B", "up"))}  # fmt: skip
+    paths = [os.path.join(host.models, "loras", folder) for folder in ("first", "second")]
+    for path in paths:
+        os.makedirs(path, exist_ok=True)
+        write_whole(os.path.join(path, "adapter_model.safetensors"), safetensors_bytes(factors, {}))
+        settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 8}
+        write_whole(os.path.join(path, "adapter_config.json"), [json.dumps(settings).encode()])
+    stack = [(f"{folder}/adapter_model.safetensors", 1.0, 1.0) for folder in ("first", "second")]
+    lora = host.call("EMAMerge", model=demo[0], lora_stack=stack, profile="uniform")[2]
+    for base in bases:
+        rank = lora[f"{base}.lora_up.weight"].shape[1]
+        scale = float(lora[f"{base}.alpha"]) / rank
+        up, down = (factors[f"{base}.lora_{side}.weight"].double().flatten(1) for side in "BA")
+        torch.testing.assert_close(scale * product(lora, base), 4.0 * up @ down, rtol=1e-4, atol=1e-6)
+    source = "\n".join(name for name, *_ in stack)
+    before = host.node("GraftSnapshots").fingerprint_inputs(source=source)
+    os.utime(os.path.join(paths[0], "adapter_config.json"), ns=(1, 1))
+    assert host.node("GraftSnapshots").fingerprint_inputs(source=source) != before
+
+
+def test_what_an_average_of_files_cannot_follow_is_refused(host, demo, files):
+    for more in ({"blocks": "OUT=0"}, {"schedule": "0.2-0.8"}):
+        stack = [StackRow(files[0], 1.0, 1.0, **more), StackRow(files[1], 1.0, 1.0)]
+        with pytest.raises(ValueError, match=r"empty blocks and schedule of \S*s4\.safetensors, or use Merge LoRAs"):
+            host.call("EMAMerge", model=demo[0], lora_stack=stack, profile="uniform")
+
+
+def test_text_encoders_of_checkpoints_are_said_to_be_left_out(host, demo):
+    text = {f"cond_stage_model.{name}": t.clone() for name, t in demo[1].cond_stage_model.state_dict().items()}
+    os.makedirs(os.path.join(host.models, "checkpoints"), exist_ok=True)
+    for name in "ab":
+        whole = {**{f"model.{name}": t for name, t in weights_of(demo[0]).items()}, **text}
+        write_whole(os.path.join(host.models, "checkpoints", f"{name}.safetensors"), safetensors_bytes(whole, {}))
+    found = host.call("GraftSnapshots", source="a.safetensors\nb.safetensors")[0]
+    said = f"{2 * len(text)} tensors of text encoders in these files are left out"
+    assert said in host.call("EMAMerge", model=demo[0], clip=demo[1], snapshots=found, profile="uniform")[4]
+    assert said not in host.call("EMAMerge", model=demo[0], snapshots=found, profile="uniform")[4]
+
+
+def weights_of(model):
+    """The weights of a MODEL's diffusion model by ComfyUI's names, `diffusion_model.…`."""
+    return {name: t.clone() for name, t in model.model.state_dict().items() if name.startswith("diffusion_model.")}
 
 
 @pytest.mark.parametrize(

@@ -493,6 +493,41 @@ def test_zero_terminal_snr_trains_on_the_rescaled_levels_and_says_how_to_sample(
         assert denoiser.sampling.sigmas[-1] < 20
 
 
+class _Continuous(torch.nn.Module):
+    """The host's ModelSamplingContinuousEDM, which the embedded host has not."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("sigmas", torch.linspace(np.log(0.002), np.log(120.0), 1000).exp())
+        self.register_buffer("log_sigmas", self.sigmas.log())
+
+    sigma_min = property(lambda self: self.sigmas[0])
+    sigma_max = property(lambda self: self.sigmas[-1])
+
+    def timestep(self, sigma):
+        return 0.25 * sigma.log()
+
+    def sigma(self, timestep):
+        return (timestep / 0.25).exp()
+
+
+@pytest.mark.parametrize("kind", ["EPS", "V_PREDICTION"])
+def test_continuous_schedules_are_trained_at_the_levels_they_are_sampled_at(host, small, pictures, run, wall, kind):
+    import comfy.model_sampling
+
+    theirs = getattr(comfy.model_sampling, "ModelSamplingContinuousEDM", _Continuous)
+    model = small.unet()
+    model.add_object_patch("model_sampling", type("Sampling", (theirs, getattr(comfy.model_sampling, kind)), {})())
+    with wall.denoiser.denoiser(model) as denoiser:
+        found = denoiser.sigma(torch.tensor([0.0, 0.5, 1 - 2**-24]))
+        assert torch.allclose(found, torch.tensor([0.002, 0.49, 120.0]), rtol=1e-2)
+    _, clip, vae = host.call("GraftDemo")
+    dataset = host.call("GraftDataset", folder=pictures, vae=vae, clip=clip, resolution=256)[0]
+    objective = host.call("GraftObjective", zero_terminal_snr=True)[0]
+    with pytest.raises(ValueError, match="predicts eps" if kind == "EPS" else "continuous, up to sigma 120 .*Switch it off"):
+        host.call("GraftTrainStart", model=model, dataset=dataset, objective=objective, run=run)
+
+
 def test_the_model_that_comes_out_samples_at_the_levels_it_was_trained_at(host, pictures, run, wall):
     import comfy.model_sampling
 

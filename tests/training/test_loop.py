@@ -1,13 +1,17 @@
 """Training as a function: equal bytes, any split of the steps, and nothing of the model, the generator or the input changed."""
 
 import copy
+import math
+from dataclasses import replace
 
 import pytest
 import torch
 from graft_nodes.ema.schedule import EMASettings
+from graft_nodes.training import saved
 from graft_nodes.training.adapters import AdapterSettings
 from graft_nodes.training.loop import Stopped, Watch, train
-from graft_nodes.training.state import advanced, equal
+from graft_nodes.training.objective import ObjectiveSettings
+from graft_nodes.training.state import advanced, equal, with_settings
 from graft_nodes.training.step import Workspace, backward_
 
 KINDS = {
@@ -32,6 +36,16 @@ def test_two_calls_are_one(lab, kind, accumulation):
     assert start.step == 0 and not start.optimizer
 
 
+@pytest.mark.parametrize("precision", ["float32", "fp16", "full-bf16"])
+def test_a_step_whose_dropout_leaves_out_every_module_moves_nothing(lab, precision):
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    adapter = AdapterSettings(targets="attention", rank=2, pattern="blocks.0.attn1.to_q", module_dropout=0.7)
+    start = lab.state(denoiser, dataset, adapter, precision=precision)
+    whole = train(start, denoiser, dataset, 12)
+    assert 0 < sum(norm == 0 for norm in whole.history.norm) < 12 and all(loss > 0 for loss in whole.history.loss)
+    assert equal(whole, train(train(start, denoiser, dataset, 5), denoiser, dataset, 7))
+
+
 def test_equal_input_gives_equal_bytes_and_the_input_is_not_changed(lab):
     denoiser, dataset = lab.Flow(), lab.pictures()
     state = train(lab.state(denoiser, dataset), denoiser, dataset, 3)
@@ -48,6 +62,34 @@ def test_settings_change_the_bytes_and_the_key(lab, change):
     other = train(lab.state(denoiser, dataset, **change), denoiser, dataset, 5)
     assert plain.key != other.key
     assert not torch.equal(plain.trained["blocks.0.ff.lora_up.weight"], other.trained["blocks.0.ff.lora_up.weight"])
+
+
+def test_losses_that_are_not_finite_are_never_the_best(lab):
+    denoiser, dataset, kept = lab.Flow(), lab.pictures(11, held_out=[10]), []
+    denoiser.fail_at = 1  # the validation at step 0
+    state = train(lab.state(denoiser, dataset), denoiser, dataset, 4, Watch(validate_every=2, best=lambda state: kept.append(state.step)))
+    (_, first), (_, second), (_, third) = state.history.validation
+    assert math.isnan(first) and kept == ([2, 4] if third < second else [2])
+    assert state.history.best == min(((2, second), (4, third)), key=lambda row: row[1])
+    held_out = tuple(replace(picture, latent=picture.latent * math.nan) for picture in dataset.held_out)
+    broken = replace(dataset, held_out=held_out)
+    kept.clear()
+    state = train(lab.state(denoiser, broken), denoiser, broken, 4, Watch(validate_every=2, best=lambda state: kept.append(state.step)))
+    assert len(state.history.validation) == 3 and state.history.best is None and not kept
+
+
+def test_the_best_is_among_losses_of_the_objective_that_holds(lab, tmp_path):
+    denoiser, dataset, kept = lab.Flow(), lab.pictures(12, held_out=[0, 5]), []
+    watch = Watch(validate_every=2, best=lambda state: kept.append(state.step))
+    first = train(lab.state(denoiser, dataset, objective=ObjectiveSettings(loss="x0-mse")), denoiser, dataset, 4, watch)
+    kept.clear()
+    second = train(with_settings(first, None, ObjectiveSettings(loss="mse")), denoiser, dataset, 4, watch)
+    assert min(loss for _, loss in second.history.validation) < second.history.best[1]  # numbers of another objective are smaller
+    assert second.history.best[0] in (6, 8) and kept[0] == 6 and second.history.outdated == 3
+    again = saved.load(saved.save(second, tmp_path, "mine").parent, "mine", "model", dataset.digest)
+    assert again.history == second.history
+    faster = replace(second.settings.optimizer, learning_rate=2e-2)
+    assert with_settings(second, faster, None).history == second.history
 
 
 def _traces(module):

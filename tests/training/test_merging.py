@@ -97,6 +97,34 @@ def test_checkpoints_are_averaged_whole_and_put_on_as_a_difference(write):
         merging.merged(found, "uniform", 0.1, "", base=lambda: {**base, "b.weight": torch.zeros(1)})
 
 
+def test_a_diffusion_model_without_a_prefix_is_averaged_if_it_is_the_models_own(write):
+    draw = torch.Generator().manual_seed(0)
+    base = {"a.weight": torch.randn(3, 2, generator=draw), "b": torch.randn(3, generator=draw)}
+    bare = {name: torch.randn(w.shape, generator=draw) for name, w in base.items()}
+    other = {f"model.diffusion_model.{name}": torch.randn(w.shape, generator=draw) for name, w in base.items()}
+    found = sources.of_files([write("bare.safetensors", bare), write("other.safetensors", other)])
+    got = merging.merged(found, "uniform", 0.1, "", base=lambda: base)
+    mean = (bare["a.weight"] + other["model.diffusion_model.a.weight"]) / 2
+    torch.testing.assert_close(base["a.weight"] + got.lora["diffusion_model.a.diff"], mean)
+    strange = sources.of_files([write("vae.safetensors", {"decoder.conv_in.weight": torch.zeros(2, 2)})])
+    with pytest.raises(ValueError, match=r"no weight of vae\.safetensors is one of the model's"):
+        merging.merged(strange, "uniform", 0.1, "", base=lambda: base)
+
+
+def test_checkpoints_stay_as_small_as_their_files_until_they_are_averaged(write):
+    weights = {"model.diffusion_model.a.weight": torch.randn(3, 2), "conditioner.b.weight": torch.zeros(4, 4)}
+    tensors = {name: t.half() for name, t in weights.items()}
+    found = sources.of_files([write("1.safetensors", tensors), write("2.safetensors", {name: 3 * t for name, t in tensors.items()})])
+    loaded = found.files[0].load()
+    assert loaded.keys() == {"a.weight"} and loaded["a.weight"].dtype == torch.float16
+    assert found.files[0].load()["a.weight"].data_ptr() == loaded["a.weight"].data_ptr()  # the file's own memory
+    base = {"a.weight": torch.zeros(3, 2)}
+    got = merging.merged(found, "uniform", 0.1, "", base=lambda: base).lora["diffusion_model.a.diff"]
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, 2 * tensors["model.diffusion_model.a.weight"].float(), rtol=1e-3, atol=0)
+    assert found.files[1].text_encoder == 1
+
+
 def trained(lab, tmp_path, adapter=None, steps=20, every=2, held_out=(8, 9)):
     denoiser, dataset = lab.Flow(), lab.pictures(held_out=list(held_out))
     plain = lab.state(denoiser, dataset, adapter)

@@ -359,6 +359,18 @@ def test_another_optimiser_begins_with_a_state_of_its_own(lab):
     assert {key.split("/")[0] for key in train(other, denoiser, dataset, 1).optimizer} == {"momentum_buffer"}
 
 
+def test_prodigy_begins_anew_where_its_mean_of_gradients_comes_or_goes(lab):
+    pytest.importorskip("prodigyopt")
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    without = train(_state(lab, denoiser, dataset, "prodigy", FULL, options="betas = 0 0.9"), denoiser, dataset, 2)
+    settings = without.settings.optimizer
+    also = with_settings(without, replace(settings, options="betas = 0 0.99"), None)
+    assert also.optimizer is without.optimizer and train(also, denoiser, dataset, 1).step == 3
+    for options in ("betas = 0.9 0.99", ""):
+        other = with_settings(without, replace(settings, options=options), None)
+        assert not other.optimizer and train(other, denoiser, dataset, 1).step == 3
+
+
 @pytest.mark.parametrize("change", [{"checkpointing": True}, {"offload": "activations"}, {"offload": "optimizer"}])
 def test_what_changes_speed_only_keeps_the_identity(lab, change):
     denoiser, dataset = lab.Flow(), lab.pictures()

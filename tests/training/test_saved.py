@@ -53,7 +53,24 @@ def test_another_model_or_dataset_is_refused_with_both_named(run, tmp_path):
     assert run[2].digest[:16] in str(caught.value) and "pictures" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/b", "a\\b", "C:x", " x", "x.", "a\0b", "../x"])
+@pytest.mark.parametrize("shard", [2000, 2100])
+def test_a_full_disk_leaves_the_same_state_that_is_there_already(run, tmp_path, monkeypatch, shard):
+    state = run[0]
+    folder = saved.save(state, tmp_path, "mine", 2000)
+    before, appears = sorted(folder.iterdir()), shards._appear
+
+    def full(partial, path):
+        if "-00002-of-" in path.name:
+            raise OSError(28, "No space left on device", str(partial))
+        appears(partial, path)
+
+    monkeypatch.setattr(shards, "_appear", full)
+    with pytest.raises(OSError, match="No space"):
+        saved.save(state, tmp_path, "mine", shard)
+    assert sorted(folder.iterdir()) == before and equal(saved.load(tmp_path, "mine", "model"), state)
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a\\b", "C:x", " x", "x.", "a\0b", "../x", "日" * 90])
 def test_a_name_never_leaves_its_folder(run, tmp_path, name):
     for act in (lambda: saved.save(run[0], tmp_path / "states", name), lambda: saved.load(tmp_path / "states", name, "model")):
         with pytest.raises(ValueError, match="plain folder name"):

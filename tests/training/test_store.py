@@ -207,7 +207,7 @@ def test_damage_is_named_and_not_used(bench, what):
     assert again.trained == 3 and any(note.startswith("not used: ") for note in again.notes)
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/b", "a\\b", "C:x", " x", "x.", "a\0b"])
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a\\b", "C:x", " x", "x.", "a\0b", "日" * 90])
 def test_a_run_is_a_plain_folder_name(tmp_path, name):
     with pytest.raises(ValueError, match="plain folder name"):
         Store(tmp_path, name)

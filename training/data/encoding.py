@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from . import facts, pictures
@@ -99,10 +100,15 @@ class _Eye:
     def _latent(self, entry: Entry, framing: Framing, mirrored: bool) -> Tensor:
         key = key_of("latent", self.encoder, entry.sha256, framing.scaled, framing.box, mirrored)
         found = None if self.cache is None else self.cache.read("latents", key)
-        if found is not None:
+        if found is not None and torch.isfinite(found[0]["latent"]).all():
             return found[0]["latent"]
         pixels = pictures.pixels_of(pictures.fitted(self.opened(entry)[0], framing))
         latent = self.encode_pixels(pixels.flip(2) if mirrored else pixels)[0].clone()
+        if not torch.isfinite(latent).all():
+            raise ValueError(
+                f"GraftDataset: the VAE makes NaN or infinite latents of {entry.name}, as some do in float16: start ComfyUI with "
+                "--fp32-vae or --bf16-vae, or take the picture away."
+            )
         if self.cache is not None:
             self.cache.write("latents", key, {"latent": latent})
         return latent

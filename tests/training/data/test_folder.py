@@ -281,6 +281,25 @@ def test_captions_that_look_like_wildcards_are_said(tmp_path):
     assert picture.caption == "a red ball" and picture.wording.varies
 
 
+def test_latents_that_are_not_finite_are_refused_by_name_and_not_taken_from_the_cache(tmp_path):
+    _picture(tmp_path / "a.png")
+    _picture(tmp_path / "dark.png", seed=1)
+    listing = read_folder(tmp_path, FolderSettings(validation=0.0, **SMALL))
+    whole, calls = _encoder(), []
+
+    def overflowing(pixels):
+        calls.append(pixels)
+        return whole(pixels) * (float("nan") if len(calls) == 2 else 1.0)
+
+    cache = Cache(tmp_path / "cache")
+    with pytest.raises(ValueError, match=r"NaN or infinite latents of dark\.png.*--fp32-vae"):
+        encoding.encode(listing, overflowing, _texts, ("vae", "clip"), cache)
+    made = encoding.encode(listing, whole, _texts, ("vae", "clip"), cache)[0]
+    read, broken = Cache.read, {"latent": made.pictures[0].latent * float("inf")}
+    cache.read = lambda kind, key: (broken, None) if kind == "latents" else read(cache, kind, key)  # as an earlier Graft kept them
+    assert all(p.latent.isfinite().all() for p in encoding.encode(listing, whole, _texts, ("vae", "clip"), cache)[0].pictures)
+
+
 def test_masks_from_files_and_alpha(tmp_path):
     alpha = np.zeros((64, 64, 4), np.uint8)
     alpha[:, 32:, 3] = 255

@@ -72,14 +72,14 @@ def _tokenizer(cls, name):
     return Few
 
 
-def clip_of(name, monkeypatch):
+def clip_of(name, monkeypatch, dtype=torch.float32):
     """A CLIP with random weights, made in inference mode as a loader makes it."""
     module, encoder, tokenizer, parts, _ = ENCODERS[name]
     if name == "z-image" and importlib.util.find_spec(module) is None:
         pytest.skip("this ComfyUI has no text encoder of Z-Image")
     own = importlib.import_module(module)
     encoder, tokenizer = getattr(own, encoder), _tokenizer(getattr(own, tokenizer), name)
-    options = {"dtype": torch.float32, "initial_device": torch.device("cpu")}
+    options = {"dtype": dtype, "initial_device": torch.device("cpu")}
     options |= {f"{part}_model_config": dict(config) for part, config in parts.items()}
     if name == "sd3":
         options["t5xxl_model_config"]["vocab_size"] = SMALLER
@@ -119,14 +119,16 @@ def _holds_last_layer(names, part, config):
     return any(f".{part}." in key and (f"layers.{last}." in key or f"block.{last}." in key) for key in names)
 
 
-CASES = [(name, "lora") for name in ENCODERS] + [(name, "full") for name in ("sd1", "sdxl", "flux", "qwen")]
+CASES = [(name, "lora", torch.float32) for name in ENCODERS]
+CASES += [(name, "full", torch.float32) for name in ("sd1", "sdxl", "flux", "qwen")]
+CASES += [(name, kind, torch.float16) for name in ("sd1", "sdxl") for kind in ("lora", "full")]  # as a loader makes them
 
 
-def _parts(name, monkeypatch):
+def _parts(name, monkeypatch, dtype=torch.float32):
     """(MODEL, CLIP, a dataset of two pictures)."""
     if not hasattr(comfy.supported_models, FAMILIES[name].supported):
         pytest.skip(f"this ComfyUI has no {FAMILIES[name].supported}")
-    clip = clip_of(name, monkeypatch)
+    clip = clip_of(name, monkeypatch, dtype)
     with torch.inference_mode():
         model = build(name, **ENCODERS[name][-1])
     texts = ["", "a red square", "a blue circle"]
@@ -134,14 +136,14 @@ def _parts(name, monkeypatch):
     return model, clip, Dataset.of([latent(name, seed) for seed in range(2)], texts[1:], conditionings)
 
 
-@pytest.mark.parametrize(("name", "kind"), CASES)
-def test_both_are_trained_and_the_hosts_loader_reads_the_file(host, name, kind, monkeypatch):
-    model, clip, data = _parts(name, monkeypatch)
+@pytest.mark.parametrize(("name", "kind", "dtype"), CASES, ids=str)
+def test_both_are_trained_and_the_hosts_loader_reads_the_file(host, name, kind, dtype, monkeypatch):
+    model, clip, data = _parts(name, monkeypatch, dtype)
     before = {key: t.clone() for key, t in clip.cond_stage_model.state_dict().items()}
     (adapter,) = host.call("GraftAdapter", kind=kind, targets="attention+ff", text_encoder=True, rank=2 if kind == "lora" else 16)
     (optimizer,) = host.call("GraftOptimizer", learning_rate=1e-2, batch_size=2, total_steps=4)
     given = {"model": model, "clip": clip, "dataset": data, "adapter": adapter, "optimizer": optimizer}
-    state, _ = host.call("GraftTrainStart", **given, run=f"{name} {kind}")
+    state, _ = host.call("GraftTrainStart", **given, run=f"{name} {kind} {dtype}")
     made = host.call("TrainStep", state=state, steps=2, validate_every=0)
     trained, patched, lora = made[0], made[2], made[3]
     text = {key for key in trained.trained if key.startswith("text_encoders.")}
