@@ -481,7 +481,7 @@ def test_saved_names_lead_back_to_their_weights(family):
     config = getattr(comfy.supported_models, name)(dict(settings))
     config.set_inference_dtype(torch.float32, None)
     with torch.device("meta"):
-        patcher = types.SimpleNamespace(model=config.get_model({}, "", torch.device("meta")))
+        patcher = types.SimpleNamespace(model=config.get_model({}, "", torch.device("meta")), backup={})
     known, shapes = lora.lora_targets(patcher)
     layers = {weight.removesuffix(".weight"): shape for (_, weight), shape in shapes.items()
               if weight.endswith(".weight") and len(shape) in (2, 4) and "embedder.weight" not in weight}  # fmt: skip
