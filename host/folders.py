@@ -23,8 +23,11 @@ def lora_names() -> list[str]:
 
 def listed(name: str) -> bool:
     """Whether a name is one of `lora_names`, also as the other systems spell it."""
-    plain = name.replace("\\", "/")
-    return any(known.replace("\\", "/") == plain for known in lora_names())
+    return _plain(name) in map(_plain, lora_names())
+
+
+def _plain(name: str) -> str:
+    return name.replace("\\", "/")
 
 
 def lora_path(name: str) -> str:
@@ -32,7 +35,7 @@ def lora_path(name: str) -> str:
     leaves its folder, FileNotFoundError with near matches when there is none."""
     import folder_paths
 
-    plain = name.replace("\\", "/")
+    plain = _plain(name)
     if not _stays_inside(plain):
         raise ValueError(f"{name!r} leaves the loras folder; give a name below it")
     path = folder_paths.get_full_path("loras", name) or folder_paths.get_full_path("loras", plain)
@@ -58,14 +61,14 @@ def near_loras(name: str, count: int = 3) -> list[str]:
 
 
 def _file_name(name: str) -> str:
-    return name.replace("\\", "/").rpartition("/")[2].casefold()
+    return _plain(name).rpartition("/")[2].casefold()
 
 
 def weights_path(name: str) -> str:
     """The file of a LoRA's, checkpoint's or diffusion model's name; ValueError when it leaves its folder, FileNotFoundError without one."""
     import folder_paths
 
-    if _stays_inside(name.replace("\\", "/")):
+    if _stays_inside(_plain(name)):
         for folder in ("checkpoints", "diffusion_models"):
             path = folder_paths.get_full_path(folder, name)
             if path is not None and os.path.isfile(path):
@@ -77,7 +80,7 @@ def output_file(prefix: str, extension: str) -> tuple[str, dict[str, str]]:
     """(path, ui entry) of the next free numbered file of a prefix under ComfyUI's output folder, as ComfyUI itself counts them."""
     import folder_paths
 
-    if not _stays_inside(prefix.replace("\\", "/")) or not prefix.strip("/\\ "):
+    if not _stays_inside(_plain(prefix)) or not prefix.strip("/\\ "):
         raise ValueError(f"prefix {prefix!r}: expected a name below ComfyUI's output folder")
     root = folder_paths.get_output_directory()
     with naming(root):
@@ -92,7 +95,7 @@ def input_folder(name: str) -> str:
 
     root = os.path.realpath(folder_paths.get_input_directory())
     path = os.path.realpath(os.path.join(root, name.strip() or "."))
-    if not _stays_inside(name.strip().replace("\\", "/")) or os.path.commonpath([root, path]) != root:
+    if not _stays_inside(_plain(name.strip())) or os.path.commonpath([root, path]) != root:
         raise ValueError(f"folder {name!r} leaves ComfyUI's input folder; give a folder below it")
     if path == root and not name.strip():
         raise ValueError("folder is empty: give the name of a folder below ComfyUI's input folder")

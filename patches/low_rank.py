@@ -109,7 +109,8 @@ def _shape(pieces: Sequence[Piece]) -> tuple[int, ...]:
 
 def _contradictions(base: str, pieces: Sequence[Piece]) -> list[str]:
     """A layer's first piece that is for another shape than the others, as a problem."""
-    problems = [problem for piece in pieces if (problem := piece.layer.problem(_shape(pieces))) is not None]
+    shape = _shape(pieces)
+    problems = [problem for piece in pieces if (problem := piece.layer.problem(shape)) is not None]
     return [f"{base}: these LoRAs are for different models, its sides differ between the files ({problem})" for problem in problems[:1]]
 
 
