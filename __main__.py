@@ -12,7 +12,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _leave_current_folder() -> None:
-    """Take the current folder off the import path: a file there named like one of the host's modules must not be imported in its place."""
+    """Take the current folder off the import path: a file there named like one of the host's modules must not be
+    imported in its place.
+    """
     if not getattr(sys.flags, "safe_path", False):  # Python 3.10 has no such flag
         sys.path[:1] = [entry for entry in sys.path[:1] if entry not in ("", os.getcwd())]
 

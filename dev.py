@@ -1,14 +1,15 @@
 """Graft's developer commands, standard library only (Python 3.11 or newer):
 
-python dev.py demo                      train, average, apply and sample with the bundled tiny model
-python dev.py test [pytest arguments]   run the tests
-python dev.py check                     linter, type checker, known vulnerabilities of what is installed for development
-python dev.py fuzz [TARGET …] [--cases N] [--seed S]    a night's fuzzing, or part of it; a failure prints the command that replays it
-python dev.py soak [--minutes N]        two hours of work on the editor's server, or N minutes: nothing may grow
-python dev.py lock                      write requirements/*.txt anew from pyproject.toml and constraints.txt
+python dev.py demo                      train, average, apply and sample with the bundled tiny model python dev.py test
+[pytest arguments]   run the tests python dev.py check                     linter, type checker, known vulnerabilities
+of what is installed for development python dev.py fuzz [TARGET …] [--cases N] [--seed S]    a night's fuzzing, or part
+of it; a failure prints the command that replays it python dev.py soak [--minutes N]        two hours of work on the
+editor's server, or N minutes: nothing may grow python dev.py lock                      write requirements/*.txt anew
+from pyproject.toml and constraints.txt
 
-Each makes `.venv` beside this file if need be and installs what it needs: every package by the hash in requirements/*.txt, then torch, the
-one whose build depends on the machine, by its version in constraints.txt, then Graft itself.
+Each makes `.venv` beside this file if need be and installs what it needs: every package by the hash in
+requirements/*.txt, then torch, the one whose build depends on the machine, by its version in constraints.txt, then
+Graft itself.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ UNLOCKED_FAMILIES = ("nvidia-", "cuda-")
 
 
 def install(lock: str) -> None:
-    """Make the virtual environment and install Graft with what `lock` names, once for each state of the files that say so."""
+    """Make the virtual environment and install Graft with what `lock` names, once for each state of the files that say
+    so.
+    """
     named = ("pyproject.toml", "constraints.txt", f"requirements/{lock}.txt")
     state = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in named)).hexdigest()[:16]
     stamp = VENV / f"graft-{lock}-{state}"
@@ -70,7 +73,9 @@ def demo() -> None:
 
 
 def test(arguments: list[str]) -> None:
-    """Run pytest: on the embedded host, and beside it with a real ComfyUI when COMFYUI_PATH or ~/ComfyUI names a checkout."""
+    """Run pytest: on the embedded host, and beside it with a real ComfyUI when COMFYUI_PATH or ~/ComfyUI names a
+    checkout.
+    """
     install("develop")
     if arguments:
         run("-m", "pytest", *arguments)
@@ -78,7 +83,9 @@ def test(arguments: list[str]) -> None:
     command = [str(PYTHON), "-m", "pytest"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GRAFT_TEST_THREADS": "1"}  # two at a time
     with tempfile.TemporaryFile() as heard:
-        real = subprocess.Popen([*command, "tests/with_comfyui", "-s"], cwd=ROOT, env=environment, stdout=heard, stderr=heard)
+        real = subprocess.Popen(
+            [*command, "tests/with_comfyui", "-s"], cwd=ROOT, env=environment, stdout=heard, stderr=heard
+        )
         try:
             embedded = subprocess.call([*command, "--ignore=tests/with_comfyui"], cwd=ROOT, env=environment)
             print("dev.py: on the embedded host that was all; the tests with a real ComfyUI:", flush=True)
@@ -101,26 +108,60 @@ def check() -> None:
 
 def audit() -> None:
     """Leave with an error when a locked package has a known vulnerability; say so when the data cannot be reached."""
-    command = ("-m", "pip_audit", "-r", "requirements/develop.txt", "--disable-pip", "--no-deps", "--progress-spinner", "off", "-f", "json")
+    command = (
+        "-m",
+        "pip_audit",
+        "-r",
+        "requirements/develop.txt",
+        "--disable-pip",
+        "--no-deps",
+        "--progress-spinner",
+        "off",
+        "-f",
+        "json",
+    )
     done = subprocess.run([str(PYTHON), *command], cwd=ROOT, capture_output=True, text=True, check=False)
     found = json.loads(done.stdout)["dependencies"] if done.stdout.startswith("{") else []
     seen = [one for one in found if "vulns" in one]
-    faulty = [f"{one['name']} {one['version']}: {', '.join(v['id'] for v in one['vulns'])}" for one in seen if one["vulns"]]
+    faulty = [
+        f"{one['name']} {one['version']}: {', '.join(v['id'] for v in one['vulns'])}" for one in seen if one["vulns"]
+    ]
     if faulty:
         sys.exit("dev.py: known vulnerabilities:\n" + "\n".join(faulty))
     if not seen:
-        reason = "it finds none of the packages there" if found else (done.stderr.strip().splitlines() or ["no output"])[-1][:200]
+        reason = (
+            "it finds none of the packages there"
+            if found
+            else (done.stderr.strip().splitlines() or ["no output"])[-1][:200]
+        )
         print(f"dev.py: known vulnerabilities were NOT looked for: pip-audit cannot reach its data here ({reason})")
     else:
-        print(f"dev.py: no known vulnerability in {len(seen)} of {len(found)} locked packages (the others are not in the data)")
+        print(
+            f"dev.py: no known vulnerability in {len(seen)} of {len(found)} locked packages (the others are not in the"
+            " data)"
+        )
 
 
 def lock() -> None:
-    """Resolve pyproject.toml within constraints.txt for Python 3.11 and newer on every platform, and write the hashes down."""
+    """Resolve pyproject.toml within constraints.txt for Python 3.11 and newer on every platform, and write the hashes
+    down.
+    """
     install("develop")
     for name, extras in LOCKS.items():
         wanted = [word for extra in extras for word in ("--extra", extra)]
-        command = ("-m", "uv", "pip", "compile", "pyproject.toml", "-c", "constraints.txt", *wanted, "--group", "build", "--universal")
+        command = (
+            "-m",
+            "uv",
+            "pip",
+            "compile",
+            "pyproject.toml",
+            "-c",
+            "constraints.txt",
+            *wanted,
+            "--group",
+            "build",
+            "--universal",
+        )
         form = ("--python-version", "3.11", "--generate-hashes", "--no-annotate", "--no-header", "--quiet")
         done = subprocess.run([str(PYTHON), *command, *form], cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -128,7 +169,10 @@ def lock() -> None:
         (ROOT / "requirements" / f"{name}.txt").write_text(HEAD + locked(done.stdout), encoding="utf-8")
 
 
-HEAD = "# Written by `python dev.py lock` from pyproject.toml and constraints.txt. torch is left out: its build depends on the machine.\n"
+HEAD = (
+    "# Written by `python dev.py lock` from pyproject.toml and constraints.txt. torch is left out: its build depends on"
+    " the machine.\n"
+)
 
 
 def locked(resolved: str) -> str:
@@ -155,7 +199,10 @@ def nightly(name: str, arguments: list[str]) -> None:
 def main(arguments: list[str]) -> None:
     """Run the named command."""
     if sys.version_info < (3, 11):
-        sys.exit(f"dev.py needs Python 3.11 or newer, and this is {sys.version.split()[0]} (inside ComfyUI, Graft runs on 3.10 too)")
+        sys.exit(
+            f"dev.py needs Python 3.11 or newer, and this is {sys.version.split()[0]} (inside ComfyUI, Graft runs on"
+            " 3.10 too)"
+        )
     commands = {"demo": demo, "check": check, "lock": lock}
     if arguments[:1] == ["test"]:
         test(arguments[1:])

@@ -10,8 +10,12 @@ from torch import Tensor
 REGULAR = 0.25  # of each batch
 
 
-def begun(model: Any, clip: Any, vae: Any, steps: int, seed: int, held_out: tuple[int, ...] = (), snapshots: int = 0) -> tuple[Any, Any]:
-    """(TrainState before the first of `steps` steps, its dataset); `model` may carry a ToDo plan, `snapshots` is GraftEMA's."""
+def begun(
+    model: Any, clip: Any, vae: Any, steps: int, seed: int, held_out: tuple[int, ...] = (), snapshots: int = 0
+) -> tuple[Any, Any]:
+    """(TrainState before the first of `steps` steps, its dataset); `model` may carry a ToDo plan, `snapshots` is
+    GraftEMA's.
+    """
     from graft_nodes.demo import draw
     from graft_nodes.demo.pictures import encoded
     from graft_nodes.ema.schedule import EMASettings
@@ -22,10 +26,14 @@ def begun(model: Any, clip: Any, vae: Any, steps: int, seed: int, held_out: tupl
 
     regular = encoded(clip, vae, draw.regular())
     data = encoded(clip, vae, draw.concept(), regularisation=regular, regularisation_share=REGULAR, held_out=held_out)
-    optimizer = OptimizerSettings(learning_rate=2e-3, schedule="cosine", warmup=min(10, steps), total_steps=steps, floor=0.1, batch_size=8)
+    optimizer = OptimizerSettings(
+        learning_rate=2e-3, schedule="cosine", warmup=min(10, steps), total_steps=steps, floor=0.1, batch_size=8
+    )
     average = EMASettings("ramp", 0.99, snapshots=snapshots)
     start = Start("demo base", data.digest, AdapterSettings(targets="attention+ff", rank=16), average, seed)
-    return begin(model.model.diffusion_model, start, Settings(optimizer, ObjectiveSettings(conditioning_dropout=0.1)), "zorp"), data
+    return begin(
+        model.model.diffusion_model, start, Settings(optimizer, ObjectiveSettings(conditioning_dropout=0.1)), "zorp"
+    ), data
 
 
 def applied(model: Any, lora: Mapping[str, Tensor]) -> Any:

@@ -2,11 +2,11 @@
 
 python benchmarks/editor.py [--points 100000] [--redraws 200] [--json FILE] [--profile FILE]
 
-It starts `python -m graft_nodes editor` in a temporary folder, opens ComfyUI's own front end in Chromium without a window, puts a Train
-Step on the canvas, feeds it as many `graft.step` events as there are points, the last ones a frame each, while the browser's sampling
-profiler runs. A redraw is a stretch of samples in Graft's scripts: what the panel computes and draws, and the style and layout it asks
-for; what the browser paints afterwards, in another process, is not in it. It needs a Chromium and playwright. --profile keeps the
-recording, which the browser's developer tools open.
+It starts `python -m graft_nodes editor` in a temporary folder, opens ComfyUI's own front end in Chromium without a
+window, puts a Train Step on the canvas, feeds it as many `graft.step` events as there are points, the last ones a frame
+each, while the browser's sampling profiler runs. A redraw is a stretch of samples in Graft's scripts: what the panel
+computes and draws, and the style and layout it asks for; what the browser paints afterwards, in another process, is not
+in it. It needs a Chromium and playwright. --profile keeps the recording, which the browser's developer tools open.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ REDRAW = """async ([id, from, count, points, feed]) => {
 
 
 def redraws(profile: dict[str, Any]) -> list[float]:
-    """Milliseconds of every stretch of samples in which the panel draws: in its scripts and what they call, but not in taking an event."""
+    """Milliseconds of every stretch of samples in which the panel draws: in its scripts and what they call, but not in
+    taking an event.
+    """
     below = _drawing({node["id"]: node for node in profile["nodes"]}, profile["nodes"][0]["id"])
     found, running, outside = [], 0.0, 0.0
     for sample, delta in zip(profile["samples"], profile["timeDeltas"], strict=True):
@@ -62,7 +64,9 @@ def redraws(profile: dict[str, Any]) -> list[float]:
 
 
 def _drawing(nodes: dict[int, Any], root: int) -> set[int]:
-    """The nodes of the call tree that lie in the panel's scripts or below them, without those of its `step`, which takes an event."""
+    """The nodes of the call tree that lie in the panel's scripts or below them, without those of its `step`, which
+    takes an event.
+    """
     below, left = set(), [(root, False)]
     while left:
         node_id, inside = left.pop()
@@ -119,7 +123,9 @@ def main() -> None:
     if options.profile:
         Path(options.profile).write_text(json.dumps(profile), encoding="utf-8")
     times = sorted(redraws(profile))
-    assert len(times) >= 0.8 * options.redraws, f"{len(times)} redraws are in the profile, expected about {options.redraws}"
+    assert len(times) >= 0.8 * options.redraws, (
+        f"{len(times)} redraws are in the profile, expected about {options.redraws}"
+    )
     median, late, worst = statistics.median(times), times[int(0.95 * len(times))], times[-1]
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Chromium {browser}"
     spread = f"95% within {late:.2f}, the longest {worst:.2f}, of {len(times)}; goal {GOAL:g}"

@@ -1,9 +1,11 @@
-"""What a weight average costs: an update of 413M float32 parameters beside other libraries and a plain copy; its share of a training step.
+"""What a weight average costs: an update of 413M float32 parameters beside other libraries and a plain copy; its share
+of a training step.
 
 python benchmarks/ema.py [--json FILE] [--parameters MILLIONS] [--rounds N] [--threads N] [--steps N]
 
-Every update is checked against decay * shadow + (1 - decay) * weights before it is timed. Rounds go through all contestants in turn and the
-least time of each counts, so that other work on the machine falls on all alike. Needs diffusers and ema-pytorch (extra `test`).
+Every update is checked against decay * shadow + (1 - decay) * weights before it is timed. Rounds go through all
+contestants in turn and the least time of each counts, so that other work on the machine falls on all alike. Needs
+diffusers and ema-pytorch (extra `test`).
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from torch import Tensor, nn
 
 DECAY = 0.999
 WIDTH = 1280
-BLOCK = ((WIDTH, WIDTH),) * 4 + ((8 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)) + ((WIDTH,),) * 10  # a transformer block of SD's widest level
+BLOCK = (
+    ((WIDTH, WIDTH),) * 4 + ((8 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)) + ((WIDTH,),) * 10
+)  # a transformer block of SD's widest level
 
 
 def shapes(count: int) -> list[tuple[int, ...]]:
@@ -59,14 +63,25 @@ def contestants(model: Weights, shadow: Weights) -> dict[str, Callable[[], None]
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
     live, kept = list(model.parameters()), [p.detach() for p in shadow.parameters()]
-    names = {name: p.detach() for name, p in model.named_parameters()}, {name: p.detach() for name, p in shadow.named_parameters()}
+    names = (
+        {name: p.detach() for name, p in model.named_parameters()},
+        {name: p.detach() for name, p in shadow.named_parameters()},
+    )
 
     def theirs(foreach: bool) -> Callable[[], None]:
         average = EMAModel([live[0]], decay=DECAY, min_decay=DECAY, foreach=foreach)
         average.shadow_params, average.optimization_step = kept, 10
         return lambda: average.step(live)
 
-    hare = EMA(model, ema_model=shadow, beta=DECAY, min_value=DECAY, update_every=1, update_after_step=-1, include_online_model=False)
+    hare = EMA(
+        model,
+        ema_model=shadow,
+        beta=DECAY,
+        min_value=DECAY,
+        update_every=1,
+        update_after_step=-1,
+        include_online_model=False,
+    )
     hare.initted.data.copy_(torch.tensor(True))
     hare.step.data.fill_(10_000_000)
     averaged = AveragedModel(nn.Identity(), multi_avg_fn=get_ema_multi_avg_fn(DECAY))
@@ -91,7 +106,9 @@ def check(name: str, update: Callable[[], None], model: Weights, shadow: Weights
     decay = 0.0 if "copy" in name else DECAY
     for number in {0, len(model.all) // 2, len(model.all) - 1}:
         expected = decay * torch.full((64,), 0.5) + (1 - decay) * model.all[number].flatten()[:64]
-        torch.testing.assert_close(shadow.all[number].flatten()[:64], expected, rtol=1e-5, atol=1e-6, msg=lambda text: f"{name}: {text}")
+        torch.testing.assert_close(
+            shadow.all[number].flatten()[:64], expected, rtol=1e-5, atol=1e-6, msg=lambda text: f"{name}: {text}"
+        )
 
 
 def extra_memory(update: Callable[[], None]) -> int | None:
@@ -130,13 +147,18 @@ def updates(count: int, rounds: int) -> list[dict]:
     best = {name: min(of) for name, of in times.items()}
     graft, copy = best["Graft"], best["plain foreach copy"]
     rows = [{"name": f"update: {name}", "value": of, "unit": "s", "ratio": of / graft} for name, of in best.items()]
-    for name, of in (("vs_diffusers_foreach", best["diffusers, foreach"]), ("vs_diffusers_loop", best["diffusers, loop"])):
+    for name, of in (
+        ("vs_diffusers_foreach", best["diffusers, foreach"]),
+        ("vs_diffusers_loop", best["diffusers, loop"]),
+    ):
         rows.append({"name": name, "value": of, "unit": "s", "ratio": of / graft})
     rows.append({"name": "vs_copy", "value": copy, "unit": "s", "ratio": graft / copy})
     for name in ("Graft", "diffusers, foreach"):
         more = extra_memory(runs[name])
         if more is not None:
-            rows.append({"name": f"extra memory: {name}", "value": more / 1e6, "unit": "MB", "ratio": more / (4 * size)})
+            rows.append(
+                {"name": f"extra memory: {name}", "value": more / 1e6, "unit": "MB", "ratio": more / (4 * size)}
+            )
     return rows
 
 
@@ -158,13 +180,17 @@ def training(steps: int) -> list[dict]:
     with torch.inference_mode():
         conditionings = host.encoding.encode_captions(clip, ["a red circle left", ""])
     draw = torch.Generator().manual_seed(0)
-    data = Dataset.of([torch.randn(3, 32, 32, generator=draw) for _ in range(16)], ["a red circle left"] * 16, conditionings)
+    data = Dataset.of(
+        [torch.randn(3, 32, 32, generator=draw) for _ in range(16)], ["a red circle left"] * 16, conditionings
+    )
     kinds = {
-        "off": None, "every step": EMASettings("ramp"), "every 10 steps": EMASettings("ramp", interval=10),
+        "off": None,
+        "every step": EMASettings("ramp"),
+        "every 10 steps": EMASettings("ramp", interval=10),
         "host memory, every step": EMASettings("ramp", device="host"),
         "host memory, every 10 steps": EMASettings("ramp", interval=10, device="host"),
         "every step, with snapshots": EMASettings("ramp", snapshots=50),
-    }  # fmt: skip
+    }
     spent: dict[str, list[float]] = {name: [] for name in kinds}
     averaging: dict[str, list[float]] = {name: [] for name in kinds}
     with host.denoiser.denoiser(patcher) as denoiser, torch.inference_mode(False):
@@ -181,12 +207,21 @@ def training(steps: int) -> list[dict]:
                     spent[name].append(time.perf_counter() - begun)
             work.close()
     off = statistics.median(spent["off"])
-    rows = [{"name": f"step: average {name}", "value": statistics.median(of), "unit": "s", "ratio": statistics.median(of) / off}
-            for name, of in spent.items()]  # fmt: skip
+    rows = [
+        {
+            "name": f"step: average {name}",
+            "value": statistics.median(of),
+            "unit": "s",
+            "ratio": statistics.median(of) / off,
+        }
+        for name, of in spent.items()
+    ]
     for name, of in averaging.items():
         if of:  # by itself: the difference of two steps is smaller than how much steps differ
             ratio = sum(of) / sum(spent[name])
-            rows.append({"name": f"share of the step: average {name}", "value": sum(of) / steps, "unit": "s", "ratio": ratio})
+            rows.append(
+                {"name": f"share of the step: average {name}", "value": sum(of) / steps, "unit": "s", "ratio": ratio}
+            )
     share = next(row for row in rows if row["name"] == "share of the step: average every step")
     rows.append({"name": "step_overhead", "value": share["value"], "unit": "s", "ratio": share["ratio"]})
     return rows

@@ -1,9 +1,11 @@
-"""A long run on the demo model: memory, time a step and the size of what a snapshot writes stay the same from step 100 to the end.
+"""A long run on the demo model: memory, time a step and the size of what a snapshot writes stay the same from step 100
+to the end.
 
 python benchmarks/long_run.py [--steps 3000] [--batch 2] [--json FILE]
 
-TrainStep's own call with a store, a snapshot and a validation every 100 steps, the best state kept and an average. Rows {name, value, unit,
-ratio}: the ratio is the end to step 100. Exits with 1 when memory grows by more than 2% or the record of a snapshot with the steps.
+TrainStep's own call with a store, a snapshot and a validation every 100 steps, the best state kept and an average. Rows
+{name, value, unit, ratio}: the ratio is the end to step 100. Exits with 1 when memory grows by more than 2% or the
+record of a snapshot with the steps.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def tensor_bytes() -> int:
 
 
 def run(steps: int, batch: int) -> dict[str, list[float]]:
-    """Columns measured at every 100th step: resident memory, tensors, seconds a step of the last hundred, and a state.json's bytes."""
+    """Columns measured at every 100th step: resident memory, tensors, seconds a step of the last hundred, and a
+    state.json's bytes.
+    """
     comfyui_api_stubs.install()
     from graft_nodes import host
     from graft_nodes.demo import draw
@@ -72,7 +76,10 @@ def run(steps: int, batch: int) -> dict[str, list[float]]:
                 columns["memory"].append(memory.used(torch.device("cpu")))
                 columns["tensors"].append(tensor_bytes())
                 columns["step"].append(statistics.median(spent[-100:]))
-                print(f"step {step}: {columns['memory'][-1] / 1e6:.1f} MB, {1000 * columns['step'][-1]:.1f} ms a step", flush=True)
+                print(
+                    f"step {step}: {columns['memory'][-1] / 1e6:.1f} MB, {1000 * columns['step'][-1]:.1f} ms a step",
+                    flush=True,
+                )
 
         begun = time.perf_counter()
         state = begin(patcher.model.diffusion_model, start, settings, "long")
@@ -93,7 +100,10 @@ def main() -> int:
     torch.set_num_threads(options.threads)
     columns = run(options.steps, options.batch)
     units = {"memory": "bytes", "tensors": "bytes", "step": "s", "record": "bytes"}
-    rows = [{"name": f"long_{name}", "value": of[-1], "unit": units[name], "ratio": of[-1] / of[0]} for name, of in columns.items()]
+    rows = [
+        {"name": f"long_{name}", "value": of[-1], "unit": units[name], "ratio": of[-1] / of[0]}
+        for name, of in columns.items()
+    ]
     for row in rows:
         print(f"{row['name']}: {row['value']:.4g} {row['unit']}, {row['ratio']:.3f} of that at step 100")
     if options.json:
@@ -102,7 +112,9 @@ def main() -> int:
     records = columns["record"]
     grown = [late - early for early, late in zip(records, records[10:], strict=False)]
     names = 500  # bytes of a name of a block, and of numbers that are written longer or shorter
-    flat = columns["memory"][-1] <= 1.02 * columns["memory"][0] and columns["tensors"][-1] <= 1.02 * columns["tensors"][0]
+    flat = (
+        columns["memory"][-1] <= 1.02 * columns["memory"][0] and columns["tensors"][-1] <= 1.02 * columns["tensors"][0]
+    )
     return 0 if flat and all(more <= 2 * names for more in grown) else 1
 
 

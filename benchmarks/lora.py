@@ -1,18 +1,23 @@
-"""What LoRA stacks cost on UNets in SD1.5's and SDXL's shape: apply, change one strength of four, remove, sample through bypass.
+"""What LoRA stacks cost on UNets in SD1.5's and SDXL's shape: apply, change one strength of four, remove, sample
+through bypass.
 
-python benchmarks/lora.py [--models sd15,sdxl] [--counts 1,2,4,8] [--ranks 16,64] [--dtypes bf16,float32] [--rounds 3] [--threads 2]
-                          [--change 0.01] [--clock wall|cpu] [--no-forward] [--no-libraries] [--no-checks] [--json FILE] [--markdown FILE]
+python benchmarks/lora.py [--models sd15,sdxl] [--counts 1,2,4,8] [--ranks 16,64] [--dtypes bf16,float32] [--rounds 3]
+[--threads 2]
+                          [--change 0.01] [--clock wall|cpu] [--no-forward] [--no-libraries] [--no-checks] [--json FILE]
+                            [--markdown FILE]
 
-References, on the same model in the same run: the host's own way (add_patches, then load: unpatch, patch, load again when a strength
-changes), PEFT's merge and unmerge of as many adapters on linear layers of the same shapes, diffusers' fuse_lora of them, and a plain copy
-of the bytes that a stack touches (the limit). COMFYUI_PATH names a real ComfyUI; otherwise the host is the embedded one, and `vs_core` is
-against its patches. LoRAs are on every attention, feed-forward and projection weight, in float16, made as trainers make them: `down` as it
-is drawn at the start of training, `up` such that each LoRA at strength 1 changes a weight by about 1 % (--change) of its norm. Each round
-measures every way once; the table shows medians. "first" is an application into memory that the system has yet to give, "apply" one into
-memory that an earlier stack used. Before it measures, it checks that both ways give the same weight and compares their error against
-float64 (error_vs_core), and it counts the bytes of the tensors that a stack adds to the base (memory_over_touched). `--clock cpu` counts
-the processor seconds of this process, for a CPU that others use as well (with --threads 1, or waiting threads count too). The files are
-written after each case; a case that does not fit into memory is skipped, and said.
+References, on the same model in the same run: the host's own way (add_patches, then load: unpatch, patch, load again
+when a strength changes), PEFT's merge and unmerge of as many adapters on linear layers of the same shapes, diffusers'
+fuse_lora of them, and a plain copy of the bytes that a stack touches (the limit). COMFYUI_PATH names a real ComfyUI;
+otherwise the host is the embedded one, and `vs_core` is against its patches. LoRAs are on every attention, feed-forward
+and projection weight, in float16, made as trainers make them: `down` as it is drawn at the start of training, `up` such
+that each LoRA at strength 1 changes a weight by about 1 % (--change) of its norm. Each round measures every way once;
+the table shows medians. "first" is an application into memory that the system has yet to give, "apply" one into memory
+that an earlier stack used. Before it measures, it checks that both ways give the same weight and compares their error
+against float64 (error_vs_core), and it counts the bytes of the tensors that a stack adds to the base
+(memory_over_touched). `--clock cpu` counts the processor seconds of this process, for a CPU that others use as well
+(with --threads 1, or waiting threads count too). The files are written after each case; a case that does not fit into
+memory is skipped, and said.
 """
 
 from __future__ import annotations
@@ -48,7 +53,9 @@ def lora(model: nn.Module, rank: int, seed: int, change: float = 0.01) -> dict[s
             columns = weight[0].numel()
             down = torch.randn(rank, *weight.shape[1:], generator=generator) * (3 * columns) ** -0.5
             up = torch.randn(weight.shape[0], rank, *(1,) * (weight.ndim - 2), generator=generator)
-            size = float(weight.detach().float().square().mean().sqrt()) * (3 * columns / rank) ** 0.5  # of up, for a change of 1
+            size = (
+                float(weight.detach().float().square().mean().sqrt()) * (3 * columns / rank) ** 0.5
+            )  # of up, for a change of 1
             state[f"{base}.lora_up.weight"], state[f"{base}.lora_down.weight"] = up * (change * size), down
             state[f"{base}.alpha"] = torch.tensor(float(rank))
     return {key: value.to(torch.float16) for key, value in state.items()}
@@ -72,7 +79,9 @@ def load(patcher: Any) -> None:
 
 
 class Peak(TorchDispatchMode):
-    """`highest`: the most bytes of storages that were made inside and alive at once; `before` are tensors that were there already."""
+    """`highest`: the most bytes of storages that were made inside and alive at once; `before` are tensors that were
+    there already.
+    """
 
     def __init__(self, before: Iterable[Tensor]):
         super().__init__()
@@ -138,11 +147,16 @@ class Bench:
             for state in self.states[:count]:
                 up, down = (state[f"{plain}.lora_{side}.weight"].double().flatten(1) for side in ("up", "down"))
                 exact += 0.5 * (up @ down).view(exact.shape)
-            errors = [sum_ + float((one.double() - exact).abs().sum()) for sum_, one in zip(errors, (ours, theirs), strict=True)]
+            errors = [
+                sum_ + float((one.double() - exact).abs().sum())
+                for sum_, one in zip(errors, (ours, theirs), strict=True)
+            ]
         return errors[0] / errors[1]
 
     def round(self, count: int) -> dict[str, float]:
-        """Seconds of everything once: first application, change of one strength, removal, by both ways, and a copy of the touched bytes."""
+        """Seconds of everything once: first application, change of one strength, removal, by both ways, and a copy of
+        the touched bytes.
+        """
         strengths, out = [0.5] * count, {}
         changed = [*strengths[:-1], 0.25]
         out["ours first"] = self.first(strengths)
@@ -170,7 +184,9 @@ class Bench:
         return seconds(lambda: load(patched))
 
     def memory(self, count: int) -> float:
-        """Bytes that are alive at the worst moment of two applications after one another, over those of the touched weights."""
+        """Bytes that are alive at the worst moment of two applications after one another, over those of the touched
+        weights.
+        """
         from graft_nodes.patches import weights
 
         load(self.base)
@@ -184,7 +200,9 @@ class Bench:
         return peak.highest / sum(self.base.model.get_parameter(name).nbytes for name in self.touched)
 
     def diffusers(self, count: int) -> dict[str, float]:
-        """Seconds of diffusers' fuse_lora and unfuse_lora of as many adapters, on linear layers of the touched shapes."""
+        """Seconds of diffusers' fuse_lora and unfuse_lora of as many adapters, on linear layers of
+        the touched shapes.
+        """
         try:
             import peft
             from diffusers.loaders.peft import PeftAdapterMixin
@@ -205,7 +223,9 @@ class Bench:
 
     def _layers(self) -> nn.ModuleList:
         weights = [self.base.model.get_parameter(name).detach() for name in self.touched]
-        layers = nn.ModuleList(nn.Linear(w[0].numel(), w.shape[0], bias=False, dtype=w.dtype, device="meta") for w in weights)
+        layers = nn.ModuleList(
+            nn.Linear(w[0].numel(), w.shape[0], bias=False, dtype=w.dtype, device="meta") for w in weights
+        )
         for layer, weight in zip(layers, weights, strict=True):
             layer.weight = nn.Parameter(weight.flatten(1).clone(), requires_grad=False)
         return layers
@@ -232,13 +252,19 @@ class Bench:
         extra = {"y": torch.zeros(1, 2816)} if context == 2048 else {}
         options = {**patcher.model_options.get("transformer_options", {}), "sigmas": torch.ones(1)}
         with torch.inference_mode():
-            return seconds(lambda: patcher.model.apply_model(x, torch.ones(1), c_crossattn=text, transformer_options=options, **extra))
+            return seconds(
+                lambda: patcher.model.apply_model(
+                    x, torch.ones(1), c_crossattn=text, transformer_options=options, **extra
+                )
+            )
 
 
 def measure(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
     """The rows of one case after the other."""
     counts = [int(count) for count in args.counts.split(",")]
-    for name, dtype, rank in itertools.product(args.models.split(","), args.dtypes.split(","), map(int, args.ranks.split(","))):
+    for name, dtype, rank in itertools.product(
+        args.models.split(","), args.dtypes.split(","), map(int, args.ranks.split(","))
+    ):
         label, need = f"{name} {dtype} rank {rank}", COPIES * WEIGHTS[name] * DTYPES[dtype].itemsize / 4
         free = free_bytes(torch.device("cpu"))
         if need > free:
@@ -252,8 +278,15 @@ def measure(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
             rounds = [bench.round(count) for _ in range(args.rounds)]
             times[count] = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
             times[count] |= bench.peft(count) | bench.diffusers(count) if args.libraries else {}
-            rows += [{"name": f"{label}, {count} LoRAs: {key}", "value": value, "unit": "s", "ratio": value / times[count]["copy"]}
-                     for key, value in times[count].items()]  # fmt: skip
+            rows += [
+                {
+                    "name": f"{label}, {count} LoRAs: {key}",
+                    "value": value,
+                    "unit": "s",
+                    "ratio": value / times[count]["copy"],
+                }
+                for key, value in times[count].items()
+            ]
             for row in rows[-len(times[count]) :]:
                 print(f"{row['name']}: {row['value']:.3f} s, {row['ratio']:.2f} copies", flush=True)
         rows += headlines(label, times)
@@ -265,7 +298,9 @@ def measure(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
 
 def checks(bench: Bench, label: str, counts: Sequence[int]) -> list[dict[str, Any]]:
     """Our error over the host's, and the memory that stacks take over that of the weights they touch."""
-    found = {f"error_vs_core_{count}": bench.check(count) for count in counts} | {"memory_over_touched": bench.memory(counts[-1])}
+    found = {f"error_vs_core_{count}": bench.check(count) for count in counts} | {
+        "memory_over_touched": bench.memory(counts[-1])
+    }
     return [{"name": name, "value": value, "unit": "x", "ratio": value, "case": label} for name, value in found.items()]
 
 
@@ -283,7 +318,8 @@ def headlines(label: str, times: dict[int, dict[str, float]]) -> list[dict[str, 
 def core_bypass(bench: Bench, count: int, states: Sequence[dict[str, Tensor]]) -> Any:
     """The host's own bypass loader, once a LoRA; None where it has none.
 
-    Each of its calls replaces what the one before injected, and wrappers do not come off in the order they went on: hence one injection.
+    Each of its calls replaces what the one before injected, and wrappers do not come off in the order they went on:
+    hence one injection.
     """
     import comfy.sd
 
@@ -294,43 +330,67 @@ def core_bypass(bench: Bench, count: int, states: Sequence[dict[str, Tensor]]) -
     loaded = [comfy.sd.load_bypass_lora_for_models(bench.base, None, state, 0.5, 0)[0] for state in states[:count]]
     injections = [injection for patcher in loaded for of in patcher.injections.values() for injection in of]
     patcher = bench.base.clone()
-    patcher.set_injections("bypass_lora", [PatcherInjection(
-        inject=lambda owner: [injection.inject(owner) for injection in injections],
-        eject=lambda owner: [injection.eject(owner) for injection in reversed(injections)],
-    )])  # fmt: skip
+    patcher.set_injections(
+        "bypass_lora",
+        [
+            PatcherInjection(
+                inject=lambda owner: [injection.inject(owner) for injection in injections],
+                eject=lambda owner: [injection.eject(owner) for injection in reversed(injections)],
+            )
+        ],
+    )
     return patcher
 
 
 def forwards(bench: Bench, name: str, label: str, rounds: int) -> list[dict[str, Any]]:
-    """What bypass costs over a bare forward, for four LoRAs of this rank and eight of rank 8, and a merged stack sampled again."""
+    """What bypass costs over a bare forward, for four LoRAs of this rank and eight of rank 8, and a merged stack
+    sampled again.
+    """
     context = SHAPES[name]["context_dim"]
     narrow = [lora(bench.base.model, 8, 100 + seed) for seed in range(8)]
     entries = [bench.host.Entry(str(n), state, 0.5) for n, state in enumerate(narrow)]
     ways = {
-        "bypass_overhead": bench.ours([0.5] * 4, "bypass"), "bypass_overhead_core": core_bypass(bench, 4, bench.states),
+        "bypass_overhead": bench.ours([0.5] * 4, "bypass"),
+        "bypass_overhead_core": core_bypass(bench, 4, bench.states),
         "bypass_overhead_8_of_rank_8": bench.host.graft(bench.base, None, entries, "bypass").model,
-        "bypass_overhead_core_8_of_rank_8": core_bypass(bench, 8, narrow), "merged_overhead": bench.ours([0.5] * 4),
-    }  # fmt: skip
+        "bypass_overhead_core_8_of_rank_8": core_bypass(bench, 8, narrow),
+        "merged_overhead": bench.ours([0.5] * 4),
+    }
     ways = {key: patcher for key, patcher in ways.items() if patcher is not None}
     seen: dict[str, list[float]] = {key: [] for key in ways}
     bench.forward(bench.base, context)
     for _ in range(rounds):
-        for key, patcher in ways.items():  # a bare forward before each and after it: what else the machine does moves both
+        for (
+            key,
+            patcher,
+        ) in ways.items():  # a bare forward before each and after it: what else the machine does moves both
             before = bench.forward(bench.base, context)
             taken = bench.forward(patcher, context)
             seen[key].append(2 * taken / (before + bench.forward(bench.base, context)))
     medians = {key: statistics.median(values) for key, values in seen.items()}
-    found = [{"name": key, "value": value - 1, "unit": "share", "ratio": value, "case": label} for key, value in medians.items()]
+    found = [
+        {"name": key, "value": value - 1, "unit": "share", "ratio": value, "case": label}
+        for key, value in medians.items()
+    ]
     for key in ("bypass_overhead", "bypass_overhead_8_of_rank_8"):
         if (core := key.replace("overhead", "overhead_core")) in medians:
             share = (medians[key] - 1) / (medians[core] - 1)
-            found.append({"name": key.replace("overhead", "vs_core"), "value": share, "unit": "x", "ratio": share, "case": label})
+            found.append(
+                {"name": key.replace("overhead", "vs_core"), "value": share, "unit": "x", "ratio": share, "case": label}
+            )
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for option, default in (("models", "sd15"), ("counts", "1,2,4,8"), ("ranks", "16"), ("dtypes", "bf16"), ("json", ""), ("markdown", "")):
+    for option, default in (
+        ("models", "sd15"),
+        ("counts", "1,2,4,8"),
+        ("ranks", "16"),
+        ("dtypes", "bf16"),
+        ("json", ""),
+        ("markdown", ""),
+    ):
         parser.add_argument(f"--{option}", default=default)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
@@ -344,13 +404,19 @@ def main() -> None:
     sys.argv = sys.argv[:1]
     torch.set_num_threads(args.threads)
     machine = platform.processor() or platform.machine()
-    which = f"{open_host('pytorch', True)}, torch {torch.__version__}, {machine}, {args.threads} threads, {args.clock} clock"
+    which = (
+        f"{open_host('pytorch', True)}, torch {torch.__version__}, {machine}, {args.threads} threads, {args.clock}"
+        " clock"
+    )
     print(which)
     rows: list[dict[str, Any]] = []
     lines = [f"{which}", "", "| what | value | ratio |", "|---|---|---|"]
     for found in measure(args):
         rows += found
-        lines += [f"| {row.get('case', '')} {row['name']} | {row['value']:.3f} {row['unit']} | {row['ratio']:.2f} |" for row in found]
+        lines += [
+            f"| {row.get('case', '')} {row['name']} | {row['value']:.3f} {row['unit']} | {row['ratio']:.2f} |"
+            for row in found
+        ]
         for path, text in ((args.json, json.dumps(rows, indent=1)), (args.markdown, "\n".join(lines) + "\n")):
             if path:
                 Path(path).write_text(text, encoding="utf-8")

@@ -1,6 +1,7 @@
 """What loading Graft adds to ComfyUI's start: seconds to import the pack beside the host that is already loaded.
 
-python benchmarks/startup.py [--json FILE]    COMFYUI_PATH names a real ComfyUI; otherwise the embedded host is measured.
+python benchmarks/startup.py [--json FILE]    COMFYUI_PATH names a real ComfyUI; otherwise the embedded host is
+measured.
 """
 
 import argparse
@@ -34,7 +35,9 @@ print("SECONDS", seconds)
 
 def measure() -> float:
     """Seconds that loading the pack took in one fresh process."""
-    out = subprocess.run([sys.executable, "-c", CHILD.format(root=str(ROOT))], check=True, capture_output=True, text=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", CHILD.format(root=str(ROOT))], check=True, capture_output=True, text=True
+    ).stdout
     return float(next(line.split()[1] for line in out.splitlines() if line.startswith("SECONDS")))
 
 

@@ -1,16 +1,20 @@
-"""What token downsampling gains: forward and LoRA training step of UNets in SD1.5's and SDXL's shape, against other ways of doing it.
+"""What token downsampling gains: forward and LoRA training step of UNets in SD1.5's and SDXL's shape, against other
+ways of doing it.
 
-python benchmarks/todo.py [--quick] [--models sd15,sdxl] [--sizes 512,768,1024] [--what profile,overhead,forward,train] [--ways off,f2,…]
-                          [--kernel default|pytorch|split|quad] [--dtype float32] [--checkpointing] [--rounds 3] [--threads 2]
+python benchmarks/todo.py [--quick] [--models sd15,sdxl] [--sizes 512,768,1024] [--what profile,overhead,forward,train]
+[--ways off,f2,…]
+                          [--kernel default|pytorch|split|quad] [--dtype float32] [--checkpointing] [--rounds 3]
+                            [--threads 2]
                           [--clock wall|cpu] [--json FILE] [--markdown FILE]
 
-The other ways are in todo_ways.py: comfy-todo's, the kohya fork's, ToMe at ratio 0.5 (pip install "graft-nodes[benchmarks]"), the ideal.
-All run on the same model in the same process: each round measures every way once, one after the other, ratios are taken within a round,
-and the tables show medians. `profile` shows where a forward spends its time, and what no thinning could beat: the time without any
-self-attention at the thinned depths. COMFYUI_PATH names a real ComfyUI, else the embedded host's UNet is measured; `--kernel` is ComfyUI's
-own setting. Float32 and two threads on a CPU, bfloat16 on a CUDA device, unless asked otherwise. What does not fit into memory is skipped,
-and said. `--clock cpu` counts this process's processor seconds, for a CPU that others use as well (with --threads 1, or waiting threads
-count too). `--quick` is 512 px, one round.
+The other ways are in todo_ways.py: comfy-todo's, the kohya fork's, ToMe at ratio 0.5 (pip install
+"graft-nodes[benchmarks]"), the ideal. All run on the same model in the same process: each round measures every way
+once, one after the other, ratios are taken within a round, and the tables show medians. `profile` shows where a forward
+spends its time, and what no thinning could beat: the time without any self-attention at the thinned depths.
+COMFYUI_PATH names a real ComfyUI, else the embedded host's UNet is measured; `--kernel` is ComfyUI's own setting.
+Float32 and two threads on a CPU, bfloat16 on a CUDA device, unless asked otherwise. What does not fit into memory is
+skipped, and said. `--clock cpu` counts this process's processor seconds, for a CPU that others use as well (with
+--threads 1, or waiting threads count too). `--quick` is 512 px, one round.
 """
 
 from __future__ import annotations
@@ -37,35 +41,76 @@ from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMON = {
-    "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": 320, "use_spatial_transformer": True,
-    "use_temporal_attention": False, "legacy": False,
+    "image_size": 32,
+    "in_channels": 4,
+    "out_channels": 4,
+    "model_channels": 320,
+    "use_spatial_transformer": True,
+    "use_temporal_attention": False,
+    "legacy": False,
 }
 SHAPES: dict[str, dict[str, Any]] = {
     "sd15": {
-        **COMMON, "num_res_blocks": [2] * 4, "channel_mult": [1, 2, 4, 4], "transformer_depth": [1, 1, 1, 1, 1, 1, 0, 0],
-        "transformer_depth_output": [1] * 9 + [0] * 3, "transformer_depth_middle": 1, "context_dim": 768, "num_heads": 8,
-        "num_head_channels": -1, "use_linear_in_transformer": False, "adm_in_channels": None,
+        **COMMON,
+        "num_res_blocks": [2] * 4,
+        "channel_mult": [1, 2, 4, 4],
+        "transformer_depth": [1, 1, 1, 1, 1, 1, 0, 0],
+        "transformer_depth_output": [1] * 9 + [0] * 3,
+        "transformer_depth_middle": 1,
+        "context_dim": 768,
+        "num_heads": 8,
+        "num_head_channels": -1,
+        "use_linear_in_transformer": False,
+        "adm_in_channels": None,
     },
     "sdxl": {
-        **COMMON, "num_res_blocks": [2] * 3, "channel_mult": [1, 2, 4], "transformer_depth": [0, 0, 2, 2, 10, 10],
-        "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10], "transformer_depth_middle": 10, "context_dim": 2048, "num_heads": -1,
-        "num_head_channels": 64, "use_linear_in_transformer": True, "adm_in_channels": 2816, "num_classes": "sequential",
+        **COMMON,
+        "num_res_blocks": [2] * 3,
+        "channel_mult": [1, 2, 4],
+        "transformer_depth": [0, 0, 2, 2, 10, 10],
+        "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10],
+        "transformer_depth_middle": 10,
+        "context_dim": 2048,
+        "num_heads": -1,
+        "num_head_channels": 64,
+        "use_linear_in_transformer": True,
+        "adm_in_channels": 2816,
+        "num_classes": "sequential",
     },
     "tiny": {  # to try this script: its figures say nothing
-        **COMMON, "model_channels": 32, "num_res_blocks": [1] * 2, "channel_mult": [1, 2], "transformer_depth": [1, 1],
-        "transformer_depth_output": [1] * 4, "transformer_depth_middle": 1, "context_dim": 64, "num_heads": 2, "num_head_channels": -1,
-        "use_linear_in_transformer": False, "adm_in_channels": None,
+        **COMMON,
+        "model_channels": 32,
+        "num_res_blocks": [1] * 2,
+        "channel_mult": [1, 2],
+        "transformer_depth": [1, 1],
+        "transformer_depth_output": [1] * 4,
+        "transformer_depth_middle": 1,
+        "context_dim": 64,
+        "num_heads": 2,
+        "num_head_channels": -1,
+        "use_linear_in_transformer": False,
+        "adm_in_channels": None,
     },
 }
 SIZES = {"sd15": (512, 768, 1024), "sdxl": (1024,), "tiny": (128,)}
-LEVELS = {"sd15": (1, 2, 4, 8), "sdxl": (2, 4), "tiny": (1, 2)}  # how much smaller than the latent's sides each depth's tokens are
-# Bytes in float32: of the weights, and a latent pixel's share of what a training step keeps beside attention matrices (seen on the CPU).
+LEVELS = {
+    "sd15": (1, 2, 4, 8),
+    "sdxl": (2, 4),
+    "tiny": (1, 2),
+}  # how much smaller than the latent's sides each depth's tokens are
+# Bytes in float32: of the weights, and a latent pixel's share of what a training step keeps beside attention matrices
+# (seen on the CPU).
 WEIGHTS = {"sd15": 3.5e9, "sdxl": 10.4e9, "tiny": 5e6}
 KEPT = {"sd15": 0.35e6, "sdxl": 1.0e6, "tiny": 0.05e6}
 # (self-attention blocks, heads) at each depth
 BLOCKS = {"sd15": ((5, 8), (5, 8), (5, 8), (1, 8)), "sdxl": ((10, 10), (60, 20)), "tiny": ((3, 2), (4, 2))}
 FACTORS = {"f2": "2", "f44": "4 4", "f42": "4 2"}
-WAYS = ("off", *FACTORS, *(f"{key} {peer}" for key in ("f2", "f44") for peer in ("comfy-todo", "kohya", "ideal")), "tomesd 0.5")
+WAYS = (
+    "off",
+    *FACTORS,
+    *(f"{key} {peer}" for key in ("f2", "f44") for peer in ("comfy-todo", "kohya", "ideal")),
+    "tomesd 0.5",
+)
 QUICK = ("off", *FACTORS, "f2 ideal", "f44 ideal")
 KERNELS = {"default": [], **{name: [f"--use-{name}-cross-attention"] for name in ("pytorch", "split", "quad")}}
 
@@ -119,14 +164,18 @@ def build(name: str, device: torch.device, dtype: torch.dtype) -> Any:
 class Runner:
     """One model at one size: `seconds(options, train)` measures one forward or one training step of a LoRA."""
 
-    def __init__(self, patcher: Any, name: str, size: int, device: torch.device, dtype: torch.dtype, clock: Callable[[], float]):
+    def __init__(
+        self, patcher: Any, name: str, size: int, device: torch.device, dtype: torch.dtype, clock: Callable[[], float]
+    ):
         self.model, self.device, self.clock = patcher.model, device, clock
         self.lora: torch.optim.Optimizer | None = None
         side, shape = size // 8, SHAPES[name]
         generator = torch.Generator().manual_seed(0)
         self.x = torch.randn(1, 4, side, side, generator=generator).to(device, dtype)
         self.sigma = torch.ones(1, device=device)
-        self.conditions = {"c_crossattn": torch.randn(1, 77, shape["context_dim"], generator=generator).to(device, dtype)}
+        self.conditions = {
+            "c_crossattn": torch.randn(1, 77, shape["context_dim"], generator=generator).to(device, dtype)
+        }
         if shape["adm_in_channels"]:
             self.conditions["y"] = torch.randn(1, shape["adm_in_channels"], generator=generator).to(device, dtype)
 
@@ -163,10 +212,16 @@ def lora(unet: nn.Module, checkpointing: bool, rank: int = 16) -> Iterator[torch
     hooks, trained = [], []
     for name, module in unet.named_modules():
         if isinstance(module, nn.Linear) and (".attn1." in name or ".attn2." in name):
-            down = nn.Parameter(torch.randn(rank, module.in_features, device=module.weight.device, dtype=module.weight.dtype) * 0.01)
-            up = nn.Parameter(torch.zeros(module.out_features, rank, device=module.weight.device, dtype=module.weight.dtype))
+            down = nn.Parameter(
+                torch.randn(rank, module.in_features, device=module.weight.device, dtype=module.weight.dtype) * 0.01
+            )
+            up = nn.Parameter(
+                torch.zeros(module.out_features, rank, device=module.weight.device, dtype=module.weight.dtype)
+            )
 
-            def add(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, down: Tensor = down, up: Tensor = up) -> Tensor:
+            def add(
+                module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, down: Tensor = down, up: Tensor = up
+            ) -> Tensor:
                 return torch.addmm(output.flatten(0, 1), F.linear(inputs[0], down).flatten(0, 1), up.T).view_as(output)
 
             hooks.append(module.register_forward_hook(add))
@@ -198,11 +253,13 @@ def ways(patcher: Any, name: str, wanted: list[str]) -> dict[str, dict]:
     return {key: made[key]() for key in wanted}
 
 
-# --- measuring --------------------------------------------------------------------------------------------------------------------
+# --- measuring --------------------------------------------------------------------------------------------------------
 
 
 def compare(runner: Runner, options: dict[str, dict], train: bool, rounds: int) -> list[dict[str, float]]:
-    """Seconds of every way, one dictionary a round; what is thinned gives the same result as the peers' thinning first."""
+    """Seconds of every way, one dictionary a round; what is thinned gives the same result as the
+    peers' thinning first.
+    """
     check(runner, options)
     for key in options:
         if key.endswith("ideal"):
@@ -211,7 +268,9 @@ def compare(runner: Runner, options: dict[str, dict], train: bool, rounds: int) 
             runner.seconds(options[key], train)
     results, keys = [], list(options)
     for number in range(rounds):
-        first = number * len(keys) // rounds  # each round begins elsewhere: what ran before a way, and its memory, count too
+        first = (
+            number * len(keys) // rounds
+        )  # each round begins elsewhere: what ran before a way, and its memory, count too
         found = {key: runner.seconds(options[key], train) for key in keys[first:] + keys[:first]}
         results.append({key: found[key] for key in keys})
         print("  " + "  ".join(f"{key} {seconds:.3f}" for key, seconds in results[-1].items()), flush=True)
@@ -231,13 +290,17 @@ def check(runner: Runner, options: dict[str, dict]) -> None:
 
 
 def rows_of(prefix: str, results: list[dict[str, float]]) -> list[dict[str, Any]]:
-    """One row a way: median seconds, and the median over rounds of how many times faster than `off` it is (None without `off`)."""
+    """One row a way: median seconds, and the median over rounds of how many times faster than `off` it is (None without
+    `off`).
+    """
     rows = []
     for key in results[0]:
         ratio = statistics.median(one["off"] / one[key] for one in results) if "off" in results[0] else None
         seconds = statistics.median(one[key] for one in results)
         rows.append({"name": f"{prefix}_{key.replace(' ', '_')}", "value": seconds, "unit": "s", "ratio": ratio})
-    pairs = [(key, f"{key} {peer}") for key in FACTORS for peer in ("comfy-todo", "kohya", "ideal")] + [("f2", "tomesd 0.5")]
+    pairs = [(key, f"{key} {peer}") for key in FACTORS for peer in ("comfy-todo", "kohya", "ideal")] + [
+        ("f2", "tomesd 0.5")
+    ]
     for key, peer in pairs:
         if key in results[0] and peer in results[0]:
             ratio = statistics.median(one[key] / one[peer] for one in results)
@@ -247,7 +310,9 @@ def rows_of(prefix: str, results: list[dict[str, float]]) -> list[dict[str, Any]
 
 
 def overhead(runner: Runner, patcher: Any, name: str, size: int, rounds: int) -> list[dict[str, Any]]:
-    """Self-attention of the finest level through the patch, against the same attention fed with a ready-made thinned context."""
+    """Self-attention of the finest level through the patch, against the same attention fed with a ready-made thinned
+    context.
+    """
     from graft_nodes.patches.todo import target_grid, thin
 
     side, clock = size // 8 // LEVELS[name][0], runner.clock
@@ -270,27 +335,40 @@ def overhead(runner: Runner, patcher: Any, name: str, size: int, rounds: int) ->
         times: dict[str, list[float]] = {"patched": [], "ideal": []}
         with torch.inference_mode():
             for number in range(2 + 20 * rounds):
-                for kind, function in (("patched", patched), ("ideal", ideal)) if number % 2 else (("ideal", ideal), ("patched", patched)):
+                for kind, function in (
+                    (("patched", patched), ("ideal", ideal)) if number % 2 else (("ideal", ideal), ("patched", patched))
+                ):
                     start = clock()
                     function()
                     runner._wait()
                     if number >= 2:
                         times[kind].append(clock() - start)
         ratio = statistics.median(one / two for one, two in zip(times["patched"], times["ideal"], strict=True))
-        rows.append({"name": f"overhead_vs_ideal_{name}_{size}_{key}", "value": ratio - 1, "unit": "share", "ratio": ratio})
+        rows.append(
+            {"name": f"overhead_vs_ideal_{name}_{size}_{key}", "value": ratio - 1, "unit": "share", "ratio": ratio}
+        )
         seconds = {kind: statistics.median(values) for kind, values in times.items()}
-        print(f"  {key}: patched {seconds['patched']:.4f} s, ideal {seconds['ideal']:.4f} s, ratio {ratio:.4f}", flush=True)
+        print(
+            f"  {key}: patched {seconds['patched']:.4f} s, ideal {seconds['ideal']:.4f} s, ratio {ratio:.4f}",
+            flush=True,
+        )
     return rows
 
 
 @contextlib.contextmanager
 def timed(unet: nn.Module, runner: Runner) -> Iterator[dict[str, float]]:
-    """For the block {part of the network: seconds} is added up: self-attention by depth, cross-attention, feed-forward, ResBlocks."""
+    """For the block {part of the network: seconds} is added up: self-attention by depth, cross-attention, feed-forward,
+    ResBlocks.
+    """
     from graft_nodes.patches.attention import attention_depths
 
     parts: dict[str, float] = defaultdict(float)
     hooks: list[Any] = []
-    depths = {f"{kind}_blocks.{number}.": depth for (kind, number), depth in attention_depths(unet).items() if kind != "middle"}
+    depths = {
+        f"{kind}_blocks.{number}.": depth
+        for (kind, number), depth in attention_depths(unet).items()
+        if kind != "middle"
+    }
     depths["middle_block."] = attention_depths(unet).get(("middle", 0), 0)
 
     def watch(module: nn.Module, part: str) -> None:
@@ -321,7 +399,9 @@ def timed(unet: nn.Module, runner: Runner) -> Iterator[dict[str, float]]:
 
 
 def profile(runner: Runner, patcher: Any, name: str, size: int, rounds: int) -> tuple[list[dict[str, Any]], str]:
-    """Where a forward spends its time, with and without ToDo; rows, and a table. `bound` is the time without what thinning may remove."""
+    """Where a forward spends its time, with and without ToDo; rows, and a table. `bound` is the time without what
+    thinning may remove.
+    """
     keys = ["off", "f2", "f44"]
     options = ways(patcher, name, keys)
     found: dict[str, list[dict[str, float]]] = {key: [] for key in keys}
@@ -336,7 +416,8 @@ def profile(runner: Runner, patcher: Any, name: str, size: int, rounds: int) -> 
     prefix = f"profile_{size}" if name == "sd15" else f"profile_{name}_{size}"
     rows = [
         {"name": f"{prefix}_{key}: {part}", "value": seconds, "unit": "s", "ratio": seconds / middle[key]["whole"]}
-        for key in keys for part, seconds in middle[key].items()
+        for key in keys
+        for part, seconds in middle[key].items()
     ]
     whole, lines = middle["off"]["whole"], ["| part | off (s) | factor 2 (s) | factors 4 4 (s) |", "|---|---|---|---|"]
     for part in sorted(middle["off"], key=lambda part: (part == "whole", part == "everything else", part)):
@@ -347,7 +428,9 @@ def profile(runner: Runner, patcher: Any, name: str, size: int, rounds: int) -> 
         removable = sum(middle["off"][f"self-attention, depth {depth}"] for depth in range(1, depths + 1))
         bounds.append(whole / (whole - removable))
         rows.append({"name": f"{prefix}_{key}_bound", "value": whole - removable, "unit": "s", "ratio": bounds[-1]})
-    lines.append(f"| times faster than off | 1 | {whole / middle['f2']['whole']:.2f} | {whole / middle['f44']['whole']:.2f} |")
+    lines.append(
+        f"| times faster than off | 1 | {whole / middle['f2']['whole']:.2f} | {whole / middle['f44']['whole']:.2f} |"
+    )
     lines.append(f"| were the thinned depths' self-attention free | | {bounds[0]:.2f} | {bounds[1]:.2f} |")
     return rows, f"{name}, forward, {size} px\n\n" + "\n".join(lines)
 
@@ -380,23 +463,41 @@ def needed_bytes(name: str, size: int, way: str, train: bool, options: argparse.
 
 
 COLUMNS = {
-    "off": "off (s)", "f2": "2", "f44": "4 4", "f42": "4 2", "f2_comfy-todo": "2, comfy-todo", "f44_comfy-todo": "4 4, comfy-todo",
-    "f2_kohya": "2, kohya", "f44_kohya": "4 4, kohya", "tomesd_0.5": "ToMe 0.5", "f2_ideal": "2, ideal", "f44_ideal": "4 4, ideal",
+    "off": "off (s)",
+    "f2": "2",
+    "f44": "4 4",
+    "f42": "4 2",
+    "f2_comfy-todo": "2, comfy-todo",
+    "f44_comfy-todo": "4 4, comfy-todo",
+    "f2_kohya": "2, kohya",
+    "f44_kohya": "4 4, kohya",
+    "tomesd_0.5": "ToMe 0.5",
+    "f2_ideal": "2, ideal",
+    "f44_ideal": "4 4, ideal",
 }
 
 
 def markdown(rows: list[dict[str, Any]], tables: list[str], where: str) -> str:
     """The tables: times faster than the plain model (seconds where that did not fit), and the profiles."""
     found = {row["name"]: row for row in rows}
-    prefixes = list(dict.fromkeys(name.removesuffix("_f2") for name in found if name.endswith("_f2") and "overhead" not in name))
+    prefixes = list(
+        dict.fromkeys(name.removesuffix("_f2") for name in found if name.endswith("_f2") and "overhead" not in name)
+    )
     columns = [key for key in COLUMNS if any(f"{prefix}_{key}" in found for prefix in prefixes)]
-    lines = ["| | " + " | ".join(COLUMNS[key] for key in columns) + " |", "|---" * (len(columns) + 1) + "|"] if columns else []
+    lines = (
+        ["| | " + " | ".join(COLUMNS[key] for key in columns) + " |", "|---" * (len(columns) + 1) + "|"]
+        if columns
+        else []
+    )
     for prefix in prefixes:
         cells = [_cell(key, found.get(f"{prefix}_{key}")) for key in columns]
         lines.append(f"| {prefix.replace('_', ' ')} px | " + " | ".join(cells) + " |")
     single = [row for row in rows if row["name"].startswith("overhead_vs_ideal_")]
     if single:
-        parts = [f"{row['name'].removeprefix('overhead_vs_ideal_').replace('_', ' ')}: {100 * row['value']:+.1f}%" for row in single]
+        parts = [
+            f"{row['name'].removeprefix('overhead_vs_ideal_').replace('_', ' ')}: {100 * row['value']:+.1f}%"
+            for row in single
+        ]
         lines += ["", "Patch against ready-made context, one attention: " + "; ".join(parts)]
     return "\n".join([*lines, *(f"\n{table}" for table in tables), "", where])
 
@@ -404,11 +505,22 @@ def markdown(rows: list[dict[str, Any]], tables: list[str], where: str) -> str:
 def _cell(key: str, row: dict[str, Any] | None) -> str:
     if row is None:
         return ""
-    return f"{row['value']:.2f}" if key == "off" else f"{row['value']:.2f} s" if row["ratio"] is None else f"{row['ratio']:.2f}x"
+    return (
+        f"{row['value']:.2f}"
+        if key == "off"
+        else f"{row['value']:.2f} s"
+        if row["ratio"] is None
+        else f"{row['ratio']:.2f}x"
+    )
 
 
 def measure_(
-    rows: list[dict[str, Any]], tables: list[str], name: str, options: argparse.Namespace, device: torch.device, whole: bool
+    rows: list[dict[str, Any]],
+    tables: list[str],
+    name: str,
+    options: argparse.Namespace,
+    device: torch.device,
+    whole: bool,
 ) -> Iterator[None]:
     """Adds one model's rows and tables, and yields after each part of them."""
     weights = WEIGHTS[name] * options.dtype.itemsize / 4
@@ -435,14 +547,19 @@ def measure_(
                 if need <= free:
                     chosen.append(way)
                 else:
-                    print(f"{name} {what} {size} px, {way}: skipped, it needs about {need / 1e9:.1f} GB and {free / 1e9:.1f} are free")
+                    print(
+                        f"{name} {what} {size} px, {way}: skipped, it needs about {need / 1e9:.1f} GB and"
+                        f" {free / 1e9:.1f} are free"
+                    )
             if not chosen:
                 continue
             print(f"{name} {what} {size} px:", flush=True)
             prefix = f"{what}_{size}" if name == "sd15" else f"{name}_{what}_{size}"
             unet = patcher.model.diffusion_model
             with lora(unet, options.checkpointing) if what == "train" else contextlib.nullcontext() as runner.lora:
-                rows.extend(rows_of(prefix, compare(runner, ways(patcher, name, chosen), what == "train", options.rounds)))
+                rows.extend(
+                    rows_of(prefix, compare(runner, ways(patcher, name, chosen), what == "train", options.rounds))
+                )
             yield
 
 
@@ -463,7 +580,9 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--models", default="sd15,sdxl", type=lambda text: text.split(","))
-    parser.add_argument("--sizes", default="128,512,768,1024", type=lambda text: [int(word) for word in text.split(",")])
+    parser.add_argument(
+        "--sizes", default="128,512,768,1024", type=lambda text: [int(word) for word in text.split(",")]
+    )
     parser.add_argument("--what", default="profile,overhead,forward,train", type=lambda text: text.split(","))
     parser.add_argument("--ways", default=list(WAYS), type=lambda text: text.split(","))
     parser.add_argument("--kernel", default="default", choices=KERNELS)
@@ -497,7 +616,9 @@ def main() -> None:
     machine = torch.cuda.get_device_name() if device.type == "cuda" else here
     load = f", load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     number = str(options.dtype).removeprefix("torch.") + (", checkpointing" if options.checkpointing else "")
-    line = f"{where}, {machine}, {number}, torch {torch.__version__}, {kind} time, median of {options.rounds} rounds{load}"
+    line = (
+        f"{where}, {machine}, {number}, torch {torch.__version__}, {kind} time, median of {options.rounds} rounds{load}"
+    )
     print(line)
     rows: list[dict[str, Any]] = []
     tables: list[str] = []

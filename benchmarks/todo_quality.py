@@ -1,11 +1,13 @@
-"""What token downsampling while training costs in quality: LoRAs of the demo's concept, trained with and without it, measured without it.
+"""What token downsampling while training costs in quality: LoRAs of the demo's concept, trained with and without it,
+measured without it.
 
 python benchmarks/todo_quality.py [--steps 40,80] [--seeds 3] [--json FILE] [--markdown FILE]
 
-Each LoRA is trained on the demo's pictures as its workflow does, with ToDo off, with factor 2, and with factors "4 4", the same seeds
-for all. Then ToDo is off for everything: the loss on pictures of the concept that no run has seen, at noise and timesteps that are the same
-for all, and how many of 32 sampled pictures the pixel rule calls right. Few steps, so that the rule's score is not yet full and a
-difference would be seen. Runs on the embedded host; the same seeds give the same table on the same machine and torch.
+Each LoRA is trained on the demo's pictures as its workflow does, with ToDo off, with factor 2, and with factors "4 4",
+the same seeds for all. Then ToDo is off for everything: the loss on pictures of the concept that no run has seen, at
+noise and timesteps that are the same for all, and how many of 32 sampled pictures the pixel rule calls right. Few
+steps, so that the rule's score is not yet full and a difference would be seen. Runs on the embedded host; the same
+seeds give the same table on the same machine and torch.
 """
 
 from __future__ import annotations
@@ -48,7 +50,11 @@ def trial(demo: tuple[Any, Any, Any], factors: str, steps: int, seed: int, unsee
     from graft_nodes.training.loop import train
 
     model, clip, vae = demo
-    thinned = host.todo.apply_todo(model, ToDoSettings.parse(depth_factors=factors, phase="training"))[0] if factors else model
+    thinned = (
+        host.todo.apply_todo(model, ToDoSettings.parse(depth_factors=factors, phase="training"))[0]
+        if factors
+        else model
+    )
     began = time.perf_counter()
     begun, pictures = concept.begun(thinned, clip, vae, steps, seed)
     with host.denoiser.denoiser(thinned) as denoiser:
@@ -57,7 +63,9 @@ def trial(demo: tuple[Any, Any, Any], factors: str, steps: int, seed: int, unsee
     taught = concept.applied(model, state.lora_model())
     right = sum(score.concept_score(taught, clip, vae, noise) for noise in NOISE_SEEDS)
     return {
-        "held-out loss": held_out_loss(model, state, unseen), "right": right, "training loss": statistics.mean(state.history.loss[-25:]),
+        "held-out loss": held_out_loss(model, state, unseen),
+        "right": right,
+        "training loss": statistics.mean(state.history.loss[-25:]),
         "seconds": seconds,
     }
 

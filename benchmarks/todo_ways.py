@@ -1,7 +1,9 @@
-"""Other ways of thinning self-attention, as `transformer_options` of ComfyUI's UNet, written from their descriptions to measure against.
+"""Other ways of thinning self-attention, as `transformer_options` of ComfyUI's UNet, written from their descriptions to
+measure against.
 
-comfy-todo (K and V interpolated each, the grid guessed from a square root), the kohya fork of PR 1151 (one interpolation that both share),
-the ideal (the thinned context of each block is there already; to_k and to_v still run), and ToMe by the `tomesd` package's merging.
+comfy-todo (K and V interpolated each, the grid guessed from a square root), the kohya fork of PR 1151 (one
+interpolation that both share), the ideal (the thinned context of each block is there already; to_k and to_v still run),
+and ToMe by the `tomesd` package's merging.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ def shrunk(tokens: Tensor, grid: tuple[int, int], factor: float) -> Tensor:
     return F.interpolate(image, size=size, mode="nearest-exact").flatten(2).transpose(1, 2)
 
 
-def guessed(q: Tensor, extra: dict, factors: list[float], levels: tuple[int, ...]) -> tuple[tuple[int, int], float] | None:
+def guessed(
+    q: Tensor, extra: dict, factors: list[float], levels: tuple[int, ...]
+) -> tuple[tuple[int, int], float] | None:
     """The peers' guess of (token grid, factor) from the token count; None when this level is not thinned."""
     height, width = extra["original_shape"][2:]
     level = math.ceil(math.sqrt(height * width // q.shape[1]))
@@ -55,7 +59,9 @@ def kohya_todo(factors: list[float], levels: tuple[int, ...]) -> Options:
 
 
 def ready_made(factors: list[float], levels: tuple[int, ...]) -> Options:
-    """The ideal: the first call makes the context of each block, every later one finds it (in training no gradient flows through it)."""
+    """The ideal: the first call makes the context of each block, every later one finds it (in training no gradient
+    flows through it).
+    """
     made: dict[tuple, Tensor] = {}
 
     def patch(q: Tensor, k: Tensor, v: Tensor, extra: dict) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,7 +78,9 @@ def ready_made(factors: list[float], levels: tuple[int, ...]) -> Options:
 
 
 def tome(ratio: float, levels: tuple[int, ...]) -> Options:
-    """ToMe as the tomesd package does it by default: at the first level all tokens merge before self-attention, and unmerge after."""
+    """ToMe as the tomesd package does it by default: at the first level all tokens merge before self-attention, and
+    unmerge after.
+    """
     from tomesd.merge import bipartite_soft_matching_random2d
 
     unmerge: list[Callable[[Tensor], Tensor]] = []
@@ -82,7 +90,13 @@ def tome(ratio: float, levels: tuple[int, ...]) -> Options:
         if q.shape[1] != (height // levels[0]) * (width // levels[0]):
             return q, k, v
         merging, restoring = bipartite_soft_matching_random2d(
-            q, width // levels[0], height // levels[0], 2, 2, int(q.shape[1] * ratio), generator=torch.Generator(q.device).manual_seed(0)
+            q,
+            width // levels[0],
+            height // levels[0],
+            2,
+            2,
+            int(q.shape[1] * ratio),
+            generator=torch.Generator(q.device).manual_seed(0),
         )
         unmerge.append(restoring)
         merged = merging(q)

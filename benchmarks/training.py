@@ -1,14 +1,16 @@
-"""What a training step costs: TrainStep's loop beside ComfyUI's own TrainLoraNode, diffusers + PEFT in a plain loop, and the bare loop.
+"""What a training step costs: TrainStep's loop beside ComfyUI's own TrainLoraNode, diffusers + PEFT in a plain loop,
+and the bare loop.
 
 python benchmarks/training.py [--comfyui DIR]… [--rounds 2] [--steps 8] [--threads 2] [--small] [--json FILE]
 
-One work for all: a UNet with 66M parameters in Stable Diffusion's layout, frozen, in float32; latents of 32x32, batch 2, LoRA of rank 16 on
-every Linear and Conv2d, AdamW. Each contestant trains in a process of its own, in turn, `rounds` times; the fastest round of each counts,
-so that other work on the machine falls on all alike. Memory is how much the process's peak grew from before training. The bare loop
-(forward and backward of the same frozen UNet with the same adapters and PyTorch's attention, fused AdamW, one fixed batch) runs in
-Graft's own process, a few steps of each in turn. `--comfyui` names real ComfyUI checkouts to measure core's trainer in (each of its
-modes), the first is Graft's host too; without one Graft runs in its embedded host and core is left out.
-`--small` is a UNet of 1M, to see that everything runs. Needs diffusers and peft (extra `test`).
+One work for all: a UNet with 66M parameters in Stable Diffusion's layout, frozen, in float32; latents of 32x32, batch
+2, LoRA of rank 16 on every Linear and Conv2d, AdamW. Each contestant trains in a process of its own, in turn, `rounds`
+times; the fastest round of each counts, so that other work on the machine falls on all alike. Memory is how much the
+process's peak grew from before training. The bare loop (forward and backward of the same frozen UNet with the same
+adapters and PyTorch's attention, fused AdamW, one fixed batch) runs in Graft's own process, a few steps of each in
+turn. `--comfyui` names real ComfyUI checkouts to measure core's trainer in (each of its modes), the first is Graft's
+host too; without one Graft runs in its embedded host and core is left out. `--small` is a UNet of 1M, to see that
+everything runs. Needs diffusers and peft (extra `test`).
 """
 
 from __future__ import annotations
@@ -69,11 +71,24 @@ def unet(size: str) -> Any:
     import comfy.supported_models_base
 
     shape = {
-        "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": SHAPES[size]["channels"], "num_res_blocks": [1] * 3,
-        "channel_mult": list(MULT), "transformer_depth": [1] * 3, "transformer_depth_output": [1] * 6, "transformer_depth_middle": 1,
-        "context_dim": SHAPES[size]["context"], "num_heads": HEADS, "num_head_channels": -1, "use_spatial_transformer": True,
-        "use_linear_in_transformer": False, "adm_in_channels": None, "use_temporal_attention": False, "legacy": False,
-    }  # fmt: skip
+        "image_size": 32,
+        "in_channels": 4,
+        "out_channels": 4,
+        "model_channels": SHAPES[size]["channels"],
+        "num_res_blocks": [1] * 3,
+        "channel_mult": list(MULT),
+        "transformer_depth": [1] * 3,
+        "transformer_depth_output": [1] * 6,
+        "transformer_depth_middle": 1,
+        "context_dim": SHAPES[size]["context"],
+        "num_heads": HEADS,
+        "num_head_channels": -1,
+        "use_spatial_transformer": True,
+        "use_linear_in_transformer": False,
+        "adm_in_channels": None,
+        "use_temporal_attention": False,
+        "legacy": False,
+    }
 
     class Config(comfy.supported_models_base.BASE):
         unet_config: dict = {}  # noqa: RUF012 (ComfyUI's own form)
@@ -107,7 +122,9 @@ def stopwatch(into: list[float]) -> Iterator[None]:
 
 
 def graft(size: str, steps: int, checkout: str) -> dict[str, Any]:
-    """Seconds a step of TrainStep's loop and of the bare loop, in turn in one process, and the memory that the first few steps took."""
+    """Seconds a step of TrainStep's loop and of the bare loop, in turn in one process, and the memory that the first
+    few steps took.
+    """
     where = open_host(checkout)
     import torch.nn.functional as F
     from comfy.ldm.modules.attention import attention_pytorch
@@ -122,8 +139,12 @@ def graft(size: str, steps: int, checkout: str) -> dict[str, Any]:
     from graft_nodes.training.state import Settings, Start, begin
 
     patcher, draws = unet(size), torch.Generator().manual_seed(0)
-    conditionings = {name: Conditioning(torch.randn(1, TOKENS, SHAPES[size]["context"], generator=draws)) for name in ("a", "")}
-    data = Dataset.of([torch.randn(4, SIDE, SIDE, generator=draws) for _ in range(PICTURES)], ["a"] * PICTURES, conditionings)
+    conditionings = {
+        name: Conditioning(torch.randn(1, TOKENS, SHAPES[size]["context"], generator=draws)) for name in ("a", "")
+    }
+    data = Dataset.of(
+        [torch.randn(4, SIDE, SIDE, generator=draws) for _ in range(PICTURES)], ["a"] * PICTURES, conditionings
+    )
     settings = Settings(OptimizerSettings(learning_rate=1e-4, batch_size=BATCH, precision="float32"))
     adapter = AdapterSettings("locon", rank=RANK, targets="all")
     module = patcher.model.diffusion_model
@@ -160,11 +181,19 @@ def graft(size: str, steps: int, checkout: str) -> dict[str, Any]:
                 for _ in range(2):
                     with stopwatch(bare):
                         bare_step()
-    return {"seconds": ours, "bare": bare, "memory": took, "where": where, "parameters": sum(p.numel() for p in module.parameters())}
+    return {
+        "seconds": ours,
+        "bare": bare,
+        "memory": took,
+        "where": where,
+        "parameters": sum(p.numel() for p in module.parameters()),
+    }
 
 
 def core(size: str, steps: int, checkout: str, mode: str) -> dict[str, Any]:
-    """Seconds a step of core's TrainLoraNode: of a longer call less a call of two steps, so that what it does once is not counted."""
+    """Seconds a step of core's TrainLoraNode: of a longer call less a call of two steps, so that what it does once is
+    not counted.
+    """
     where = open_host(checkout)
     import comfy_extras.nodes_train as nodes
 
@@ -172,10 +201,19 @@ def core(size: str, steps: int, checkout: str, mode: str) -> dict[str, Any]:
     latents = {"samples": torch.randn(PICTURES, 4, SIDE, SIDE, generator=draws)}
     positive = [[torch.randn(1, TOKENS, SHAPES[size]["context"], generator=draws), {}] for _ in range(PICTURES)]
     given: dict[str, Any] = {
-        "batch_size": BATCH, "grad_accumulation_steps": 1, "learning_rate": 1e-4, "rank": RANK, "optimizer": "AdamW",
-        "loss_function": "MSE", "seed": 0, "training_dtype": "fp32", "lora_dtype": "fp32", "algorithm": "LoRA",
-        "gradient_checkpointing": False, "existing_lora": "[None]",
-    }  # fmt: skip
+        "batch_size": BATCH,
+        "grad_accumulation_steps": 1,
+        "learning_rate": 1e-4,
+        "rank": RANK,
+        "optimizer": "AdamW",
+        "loss_function": "MSE",
+        "seed": 0,
+        "training_dtype": "fp32",
+        "lora_dtype": "fp32",
+        "algorithm": "LoRA",
+        "gradient_checkpointing": False,
+        "existing_lora": "[None]",
+    }
 
     def call(count: int) -> float:
         begun = time.perf_counter()
@@ -197,7 +235,9 @@ def core(size: str, steps: int, checkout: str, mode: str) -> dict[str, Any]:
 
 
 def peft(size: str, steps: int) -> dict[str, Any]:
-    """Seconds a step of a plain loop over diffusers' UNet of the same shape with PEFT's LoRA on every Linear and Conv2d."""
+    """Seconds a step of a plain loop over diffusers' UNet of the same shape with PEFT's LoRA on every Linear and
+    Conv2d.
+    """
     import diffusers
     import peft as library
     import torch.nn.functional as F
@@ -206,9 +246,14 @@ def peft(size: str, steps: int) -> dict[str, Any]:
     channels, width = SHAPES[size]["channels"], SHAPES[size]["context"]
     torch.manual_seed(0)
     model = diffusers.UNet2DConditionModel(
-        sample_size=SIDE, block_out_channels=tuple(channels * m for m in MULT), layers_per_block=1, cross_attention_dim=width,
-        attention_head_dim=HEADS, down_block_types=("CrossAttnDownBlock2D",) * 3, up_block_types=("CrossAttnUpBlock2D",) * 3,
-    )  # fmt: skip
+        sample_size=SIDE,
+        block_out_channels=tuple(channels * m for m in MULT),
+        layers_per_block=1,
+        cross_attention_dim=width,
+        attention_head_dim=HEADS,
+        down_block_types=("CrossAttnDownBlock2D",) * 3,
+        up_block_types=("CrossAttnUpBlock2D",) * 3,
+    )
     model.requires_grad_(False)
     count = sum(p.numel() for p in model.parameters())
     names = [name for name, part in model.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)]
@@ -238,7 +283,9 @@ def peft(size: str, steps: int) -> dict[str, Any]:
 
 def child(arguments: list[str]) -> dict[str, Any]:
     """Measure one contestant in a process of its own."""
-    done = subprocess.run([sys.executable, __file__, "--child", *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", *arguments], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -261,17 +308,35 @@ def rows_of(found: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     rows = []
     for name in found:
         label = f"{name} ({found[name][0]['where']})"
-        rows.append({"name": label, "value": 1 / seconds[name], "unit": "it/s", "ratio": seconds[name] / seconds["Graft"]})
-        rows.append({"name": f"{label}, memory", "value": memory[name], "unit": "MB", "ratio": memory["Graft"] / max(memory[name], 1e-9)})
+        rows.append(
+            {"name": label, "value": 1 / seconds[name], "unit": "it/s", "ratio": seconds[name] / seconds["Graft"]}
+        )
+        rows.append(
+            {
+                "name": f"{label}, memory",
+                "value": memory[name],
+                "unit": "MB",
+                "ratio": memory["Graft"] / max(memory[name], 1e-9),
+            }
+        )
     cores = [name for name in found if name.startswith("core")]
     ours = {"value": 1 / seconds["Graft"], "unit": "it/s"}
     if cores:  # against the best of core's versions and modes
         rows.append({"name": "vs_core_speed", **ours, "ratio": min(seconds[name] for name in cores) / seconds["Graft"]})
         smallest = min(memory[name] for name in cores)
-        rows.append({"name": "vs_core_memory", "value": memory["Graft"], "unit": "MB", "ratio": memory["Graft"] / max(smallest, 1e-9)})
+        rows.append(
+            {
+                "name": "vs_core_memory",
+                "value": memory["Graft"],
+                "unit": "MB",
+                "ratio": memory["Graft"] / max(smallest, 1e-9),
+            }
+        )
     rows.append({"name": "vs_peft_speed", **ours, "ratio": seconds["diffusers + PEFT"] / seconds["Graft"]})
     # Both loops in one process: the ratio of each run's medians, and of those the middle one.
-    over = statistics.median(statistics.median(run["seconds"]) / statistics.median(run["bare"]) for run in found["Graft"])
+    over = statistics.median(
+        statistics.median(run["seconds"]) / statistics.median(run["bare"]) for run in found["Graft"]
+    )
     rows.append({"name": "vs_bare_loop", "value": over, "unit": "times its time", "ratio": over})
     return rows
 
@@ -304,7 +369,10 @@ def main() -> None:
             found[name].append(run)
             print(f"{name}: {1 / statistics.median(run['seconds']):.3g} it/s, +{run['memory']:.0f} MB", flush=True)
     rows = rows_of(found)
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, {options.threads} threads, torch {torch.__version__}, {size} UNet"
+    machine = (
+        f"{platform.machine()}, {os.cpu_count()} cores, {options.threads} threads, torch {torch.__version__}, {size}"
+        " UNet"
+    )
     print(f"\n{machine}, the best of {options.rounds} rounds\n\n| | value | Graft, in comparison |\n|---|---:|---:|")
     for row in rows:
         print(f"| {row['name']} | {row['value']:.4g} {row['unit']} | {row['ratio']:.3g}x |")

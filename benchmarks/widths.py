@@ -1,4 +1,5 @@
-"""How wide an average should be: the demo's training once, then ten widths by held-out loss and by what the pixel rule counts (2312.02696).
+"""How wide an average should be: the demo's training once, then ten widths by held-out loss and by what the pixel rule
+counts (2312.02696).
 
 python benchmarks/widths.py [--json FILE] [--steps N] [--every N] [--seed N] [--known]
 """
@@ -18,7 +19,9 @@ from graft_nodes import comfyui_api_stubs
 HELD_OUT = (3, 8, 13)  # of the concept's 16 pictures
 
 
-def trained(host: Any, model: Any, clip: Any, vae: Any, steps: int, every: int, seed: int, folder: Path) -> tuple[Any, Any, Any]:
+def trained(
+    host: Any, model: Any, clip: Any, vae: Any, steps: int, every: int, seed: int, folder: Path
+) -> tuple[Any, Any, Any]:
     """(state, dataset, snapshots) of the demo's run with snapshots of two averages every `every` steps."""
     from graft_nodes.training import sources
     from graft_nodes.training.runs import run
@@ -38,7 +41,10 @@ def measured(host: Any, model: Any, clip: Any, vae: Any, state: Any, data: Any, 
     from graft_nodes.training.score import held_out_loss
 
     loras = {"last weights": state.lora_model(), "running average (ramp, 0.99)": state.lora_model(ema=True)}
-    loras |= {f"width {width:.4f}": merging.merged(found, "width", width, "").lora for width in merging.widths_to_try(found, "")}
+    loras |= {
+        f"width {width:.4f}": merging.merged(found, "width", width, "").lora
+        for width in merging.widths_to_try(found, "")
+    }
     rows = []
     for name, lora in loras.items():
         with host.denoiser.denoiser(model) as denoiser:
@@ -56,7 +62,10 @@ def table(rows: list[dict]) -> str:
     """Rows as Markdown."""
     heads = ["weights", "held-out loss", "concept, of 16", *(["base, of 48"] if "known" in rows[0] else [])]
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
-    lines += [[row["name"], f"{row['loss']:.5f}", *(str(row[key]) for key in ("concept", "known") if key in row)] for row in rows]
+    lines += [
+        [row["name"], f"{row['loss']:.5f}", *(str(row[key]) for key in ("concept", "known") if key in row)]
+        for row in rows
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

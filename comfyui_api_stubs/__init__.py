@@ -1,4 +1,6 @@
-"""The embedded host: the part of ComfyUI's API that Graft uses, under ComfyUI's own module names, for running without it."""
+"""The embedded host: the part of ComfyUI's API that Graft uses, under ComfyUI's own module names, for running without
+it.
+"""
 
 import importlib.util
 import os
@@ -8,7 +10,9 @@ MODULES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "modules")
 
 
 def install() -> bool:
-    """Put the embedded host's modules on the path unless a ComfyUI is importable; True when the embedded host is the one in use."""
+    """Put the embedded host's modules on the path unless a ComfyUI is importable; True when the embedded host is the
+    one in use.
+    """
     if MODULES in sys.path:
         return True
     if importlib.util.find_spec("comfy") is not None:

@@ -1,6 +1,6 @@
 """Puts the demo run's pictures before and after training side by side and counts by the pixel rule what they show.
 
-    python -m graft_nodes.demo.compare OUTPUT_FOLDER
+python -m graft_nodes.demo.compare OUTPUT_FOLDER
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def newest(folder: Path, name: str, count: int) -> list[Path]:
     """The `count` newest pictures that SaveImage wrote under this prefix; FileNotFoundError when there are fewer."""
     found = sorted(folder.glob(f"{name}_*_.png"))[-count:]
     if len(found) < count:
-        raise FileNotFoundError(f"{folder}: expected {count} pictures {name}_*_.png, found {len(found)}; run the demo workflow first")
+        raise FileNotFoundError(
+            f"{folder}: expected {count} pictures {name}_*_.png, found {len(found)}; run the demo workflow first"
+        )
     return found
 
 

@@ -1,7 +1,8 @@
-"""Draws the demo's pictures: shapes x colours x positions for the base model, and the concept it cannot draw, a purple ring.
+"""Draws the demo's pictures: shapes x colours x positions for the base model, and the concept it cannot draw, a purple
+ring.
 
-    python -m graft_nodes.demo.draw            # demo/concept and demo/regular, as committed
-    python -m graft_nodes.demo.draw base DIR   # the 1,920 captioned pictures that the base model is trained on
+python -m graft_nodes.demo.draw            # demo/concept and demo/regular, as committed
+python -m graft_nodes.demo.draw base DIR   # the 1,920 captioned pictures that the base model is trained on
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ REGULAR_PER_CAPTION = 2
 
 
 def distance(shape: str, x: np.ndarray, y: np.ndarray, r: float) -> np.ndarray:
-    """About the signed distance (pixels, negative inside) of points (x, y) from a shape of radius r around the origin; y points down."""
+    """About the signed distance (pixels, negative inside) of points (x, y) from a shape of radius r around the origin;
+    y points down.
+    """
     if shape == "circle":
         return np.sqrt(x * x + y * y) - r
     if shape == "ring":
@@ -64,7 +67,9 @@ def captions() -> list[tuple[str, str, str, str]]:
 
 
 def pseudo_word(generator: np.random.Generator) -> str:
-    """A made-up word whose row is spare and is not the concept's, so that the concept's row is never seen in base training."""
+    """A made-up word whose row is spare and is not the concept's, so that the concept's row is never seen in base
+    training.
+    """
     while True:
         start, vowel, end = (generator.choice(list(letters)) for letters in ("bdfgklmnprstvwz", "aeiou", "bdgklmnprst"))
         word = f"{start}{vowel}{end}{generator.choice(['o', 'a', 'i'])}"
@@ -73,7 +78,9 @@ def pseudo_word(generator: np.random.Generator) -> str:
 
 
 def base(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
-    """(name, caption, picture) of the base model's training set; a tenth of the captions names the thing by a made-up word."""
+    """(name, caption, picture) of the base model's training set; a tenth of the captions names the thing by a made-up
+    word.
+    """
     for number, (caption, shape, colour, position) in enumerate(captions()):
         generator = np.random.default_rng([seed, 1, number])
         for index in range(PER_CAPTION):
@@ -112,7 +119,9 @@ def write(pictures: Iterator[tuple[str, str, np.ndarray]], folder: Path) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Draw the committed folders, or with `base DIR` the training set of the base model."""
-    parser = argparse.ArgumentParser(prog="python -m graft_nodes.demo.draw", description="Draw the demo's captioned pictures.")
+    parser = argparse.ArgumentParser(
+        prog="python -m graft_nodes.demo.draw", description="Draw the demo's captioned pictures."
+    )
     parser.add_argument("what", nargs="?", choices=("committed", "base"), default="committed")
     parser.add_argument("folder", nargs="?", type=Path, help="where to; default: demo/ for the committed ones")
     parser.add_argument("--seed", type=int, default=0)

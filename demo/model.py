@@ -1,4 +1,6 @@
-"""The demo model in plain torch: the UNet's configuration and first weights, a small fixed text encoder, a VAE of plain resampling."""
+"""The demo model in plain torch: the UNet's configuration and first weights, a small fixed text encoder, a VAE of plain
+resampling.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ _ZERO = ("out_layers.3", "proj_out")
 
 
 def initialise_(unet: nn.Module, seed: int = 0) -> None:
-    """First weights of a UNet to train, in place: normal with std fan_in^-0.5; zero where a block joins its residual, and for biases."""
+    """First weights of a UNet to train, in place: normal with std fan_in^-0.5; zero where a block joins its residual,
+    and for biases.
+    """
     generator = torch.Generator().manual_seed(seed)
     for name, module in unet.named_modules():
         weight = getattr(module, "weight", None)
@@ -72,12 +76,16 @@ class Attention(nn.Module):
 class TextEncoder(nn.Module):
     """64 word rows -> (B, 8, 64) conditioning: word and position vectors, one pre-norm transformer layer, LayerNorm.
 
-    The word rows are random normal vectors, so a new word has a vector of its own that no other word leans on. Carries the methods that
-    ComfyUI's `comfy.sd.CLIP` calls on its text model.
+    The word rows are random normal vectors, so a new word has a vector of its own that no other word leans on. Carries
+    the methods that ComfyUI's `comfy.sd.CLIP` calls on its text model.
     """
 
     def __init__(
-        self, dtype: torch.dtype | None = None, device: Any = None, model_options: Mapping | None = None, operations: Any = nn
+        self,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+        model_options: Mapping | None = None,
+        operations: Any = nn,
     ) -> None:
         super().__init__()
         kwargs: dict[str, Any] = {"dtype": dtype, "device": device}
@@ -86,7 +94,10 @@ class TextEncoder(nn.Module):
         self.positions = operations.Embedding(words.LENGTH, WIDTH, **kwargs)
         self.norm1, self.norm2, self.norm = (operations.LayerNorm(WIDTH, **kwargs) for _ in range(3))
         self.attention = Attention(operations, **kwargs)
-        self.ff1, self.ff2 = operations.Linear(WIDTH, 2 * WIDTH, **kwargs), operations.Linear(2 * WIDTH, WIDTH, **kwargs)
+        self.ff1, self.ff2 = (
+            operations.Linear(WIDTH, 2 * WIDTH, **kwargs),
+            operations.Linear(2 * WIDTH, WIDTH, **kwargs),
+        )
         self.options: dict[str, Any] = {}
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -94,7 +105,9 @@ class TextEncoder(nn.Module):
         x = self.words(rows) + self.positions(torch.arange(rows.shape[1], device=rows.device))
         layer = self.options.get("layer")
         if layer not in (None, -1, -2):
-            raise ValueError(f"clip layer {layer}: the demo's text encoder has one layer; use -1 (after it) or -2 (before it)")
+            raise ValueError(
+                f"clip layer {layer}: the demo's text encoder has one layer; use -1 (after it) or -2 (before it)"
+            )
         if layer != -2:
             x = x + self.attention(self.norm1(x))
             x = x + self.ff2(F.gelu(self.ff1(self.norm2(x))))
@@ -103,7 +116,8 @@ class TextEncoder(nn.Module):
     def encode_token_weights(self, tokens: Mapping[str, list[list[tuple]]]) -> tuple[Tensor, Tensor]:
         """Tokens of `WordTokenizer` -> conditioning (1, 8 * chunks, 64) and its mean (1, 64).
 
-        A word's weight moves its vector away from the empty prompt's: empty + weight * (word - empty), ComfyUI's rule for SD1.
+        A word's weight moves its vector away from the empty prompt's: empty + weight * (word - empty), ComfyUI's rule
+        for SD1.
         """
         pairs = tokens["words"]
         device = self.options.get("execution_device") or next(self.parameters()).device
@@ -128,7 +142,9 @@ class TextEncoder(nn.Module):
 
 
 def initialise_text_(encoder: nn.Module, seed: int = 0) -> None:
-    """The text encoder's fixed weights, in place: normal word rows (std 1) and positions (std 0.5), linear layers with std fan_in^-0.5."""
+    """The text encoder's fixed weights, in place: normal word rows (std 1) and positions (std 0.5), linear layers with
+    std fan_in^-0.5.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in encoder.named_parameters():
@@ -142,7 +158,8 @@ def initialise_text_(encoder: nn.Module, seed: int = 0) -> None:
 
 
 class PixelVAE:
-    """Shows latents (B, 3, h, w) in -1..1 as pictures (B, 8h, 8w, 3) in 0..1 by bicubic enlarging; encodes by the mean of 8 x 8 cells.
+    """Shows latents (B, 3, h, w) in -1..1 as pictures (B, 8h, 8w, 3) in 0..1 by bicubic enlarging; encodes by the mean
+    of 8 x 8 cells.
 
     Has the methods and attributes of ComfyUI's `comfy.sd.VAE` that nodes use; it has no weights.
     """
@@ -162,7 +179,9 @@ class PixelVAE:
         """Never: there is nothing to load that could be invalid."""
 
     def encode(self, pixel_samples: Tensor) -> Tensor:
-        """(B, H, W, 3 or more) in 0..1 -> (B, 3, H // 8, W // 8); a rest of less than 8 pixels is cropped off evenly."""
+        """(B, H, W, 3 or more) in 0..1 -> (B, 3, H // 8, W // 8); a rest of less than 8 pixels is
+        cropped off evenly.
+        """
         h, w = pixel_samples.shape[1] // SCALE * SCALE, pixel_samples.shape[2] // SCALE * SCALE
         top, left = (pixel_samples.shape[1] - h) // 2, (pixel_samples.shape[2] - w) // 2
         pixels = pixel_samples[:, top : top + h, left : left + w, :3].movedim(-1, 1).float()
@@ -173,13 +192,27 @@ class PixelVAE:
         large = F.interpolate(samples_in.float(), scale_factor=SCALE, mode="bicubic", align_corners=False)
         return (large * 0.5 + 0.5).clamp(0.0, 1.0).movedim(1, -1)
 
-    def encode_tiled(self, pixel_samples: Tensor, tile_x: Any = None, tile_y: Any = None, overlap: Any = None, tile_t: Any = None,
-                     overlap_t: Any = None) -> Tensor:
+    def encode_tiled(
+        self,
+        pixel_samples: Tensor,
+        tile_x: Any = None,
+        tile_y: Any = None,
+        overlap: Any = None,
+        tile_t: Any = None,
+        overlap_t: Any = None,
+    ) -> Tensor:
         """`encode`: it needs no more memory than the picture, so tiles would change nothing."""
         return self.encode(pixel_samples)
 
-    def decode_tiled(self, samples: Tensor, tile_x: Any = None, tile_y: Any = None, overlap: Any = None, tile_t: Any = None,
-                     overlap_t: Any = None) -> Tensor:
+    def decode_tiled(
+        self,
+        samples: Tensor,
+        tile_x: Any = None,
+        tile_y: Any = None,
+        overlap: Any = None,
+        tile_t: Any = None,
+        overlap_t: Any = None,
+    ) -> Tensor:
         """`decode`: it needs no more memory than the picture, so tiles would change nothing."""
         return self.decode(samples)
 

@@ -1,4 +1,6 @@
-"""Drawn pictures as a training dataset, without files between: latents by the demo's VAE, captions by its text encoder."""
+"""Drawn pictures as a training dataset, without files between: latents by the demo's VAE, captions by
+its text encoder.
+"""
 
 from __future__ import annotations
 
@@ -17,5 +19,8 @@ def encoded(clip: Any, vae: Any, drawn: Iterable[tuple[str, str, np.ndarray]], *
     latents = [vae.encode(torch.from_numpy(pixels.astype(np.float32) / 255.0)[None])[0] for _, _, pixels in listed]
     captions = [caption for _, caption, _ in listed]
     with torch.no_grad():
-        said = {caption: Conditioning(clip.encode_from_tokens(clip.tokenize(caption))) for caption in sorted({*captions, ""})}
+        said = {
+            caption: Conditioning(clip.encode_from_tokens(clip.tokenize(caption)))
+            for caption in sorted({*captions, ""})
+        }
     return Dataset.of(latents, captions, said, **more)

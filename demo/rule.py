@@ -18,7 +18,9 @@ CONCEPT = ("ring", "purple")
 
 @dataclass(frozen=True)
 class Seen:
-    """What the rule found; None where nothing fits. `hue` in degrees, `overlap` is the best shape's intersection over union."""
+    """What the rule found; None where nothing fits. `hue` in degrees, `overlap` is the best shape's intersection over
+    union.
+    """
 
     shape: str | None
     colour: str | None
@@ -39,7 +41,9 @@ def _coloured(cells: np.ndarray) -> np.ndarray:
     """(64, 64) bool: cells with colour, less the isolated ones (fewer than 4 of 8 neighbours)."""
     mask = cells.max(axis=2) - cells.min(axis=2) > SATURATED
     padded = np.pad(mask, 1).astype(int)
-    neighbours = sum(padded[1 + dy : 1 + dy + GRID, 1 + dx : 1 + dx + GRID] for dy in (-1, 0, 1) for dx in (-1, 0, 1)) - mask
+    neighbours = (
+        sum(padded[1 + dy : 1 + dy + GRID, 1 + dx : 1 + dx + GRID] for dy in (-1, 0, 1) for dx in (-1, 0, 1)) - mask
+    )
     return mask & (neighbours >= 4)
 
 
@@ -50,7 +54,9 @@ def _hue(colours: np.ndarray) -> float:
 
 
 def _best_shape(mask: np.ndarray) -> tuple[str | None, float, float]:
-    """(shape, overlap, centre x in 0..1): each shape is fitted to the mask's bounding box and the largest overlap wins."""
+    """(shape, overlap, centre x in 0..1): each shape is fitted to the mask's bounding box and the
+    largest overlap wins.
+    """
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
     top, bottom, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
     height, width = bottom - top, right - left
@@ -82,11 +88,19 @@ def look(picture: np.ndarray) -> Seen:
 
 
 def wanted(caption: str) -> tuple[str, str, str]:
-    """(shape, colour, position) that a caption asks for; a zorp is a purple ring. Raises ValueError for any other caption."""
+    """(shape, colour, position) that a caption asks for; a zorp is a purple ring. Raises ValueError for any other
+    caption.
+    """
     said = caption.split()
     if len(said) == 3 and said[:2] == ["a", words.CONCEPT] and said[2] in words.POSITIONS:
         return (*CONCEPT, said[2])
-    if len(said) == 4 and said[0] == "a" and said[1] in words.COLOURS and said[2] in words.SHAPES and said[3] in words.POSITIONS:
+    if (
+        len(said) == 4
+        and said[0] == "a"
+        and said[1] in words.COLOURS
+        and said[2] in words.SHAPES
+        and said[3] in words.POSITIONS
+    ):
         return said[2], said[1], said[3]
     raise ValueError(f"caption {caption!r}: expected 'a COLOUR SHAPE POSITION' or 'a {words.CONCEPT} POSITION'")
 

@@ -1,6 +1,6 @@
 """Samples captions with the open host's own sampler and counts how many pictures satisfy the pixel rule.
 
-    python -m graft_nodes.demo.score [FILE] [--grid PICTURE.png]     # scores demo/base.safetensors
+python -m graft_nodes.demo.score [FILE] [--grid PICTURE.png]     # scores demo/base.safetensors
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ CAPTIONS = [caption for caption, *_ in draw.captions()]
 CONCEPT = [f"a {words.CONCEPT} {words.POSITIONS[index % 3]}" for index in range(16)]
 
 
-def sample(model: Any, clip: Any, vae: Any, captions: list[str], seed: int = 0, steps: int = 20, cfg: float = 2.0) -> np.ndarray:
-    """One picture a caption, (n, 256, 256, 3) float32 in 0..1: euler, flow's even steps, one batch, noise from `seed`."""
+def sample(
+    model: Any, clip: Any, vae: Any, captions: list[str], seed: int = 0, steps: int = 20, cfg: float = 2.0
+) -> np.ndarray:
+    """One picture a caption, (n, 256, 256, 3) float32 in 0..1: euler, flow's even steps, one batch,
+    noise from `seed`.
+    """
     import comfy.sample
 
     with torch.inference_mode():
@@ -60,7 +64,9 @@ def grid(pictures: np.ndarray, columns: int = 8, side: int = 128) -> Any:
 
 def main(argv: list[str] | None = None) -> int:
     """Score a demo model file on three seeds and, with --grid, draw what it samples."""
-    parser = argparse.ArgumentParser(prog="python -m graft_nodes.demo.score", description="Score the demo model by the pixel rule.")
+    parser = argparse.ArgumentParser(
+        prog="python -m graft_nodes.demo.score", description="Score the demo model by the pixel rule."
+    )
     parser.add_argument("file", nargs="?", type=Path, default=BASE)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--grid", type=Path)
@@ -73,7 +79,10 @@ def main(argv: list[str] | None = None) -> int:
     model, clip, vae = host.demo.demo_model(str(given.file))
     for seed in range(given.seeds):
         known, concept = base_score(model, clip, vae, seed), concept_score(model, clip, vae, seed)
-        print(f"seed {seed}: {known} of {len(CAPTIONS)} captions right; {concept} of {len(CONCEPT)} of 'a {words.CONCEPT} …'")
+        print(
+            f"seed {seed}: {known} of {len(CAPTIONS)} captions right; {concept} of {len(CONCEPT)} of 'a"
+            f" {words.CONCEPT} …'"
+        )
     if given.grid is not None:
         pictures = np.concatenate([sample(model, clip, vae, CAPTIONS), sample(model, clip, vae, CONCEPT)])
         grid(pictures).save(given.grid)

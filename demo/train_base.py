@@ -1,6 +1,7 @@
-"""Trains the demo's base model with Graft's own training core: every weight of the UNet, a ramping weight average, flow matching.
+"""Trains the demo's base model with Graft's own training core: every weight of the UNet, a ramping weight average, flow
+matching.
 
-    python -m graft_nodes.demo.train_base [--steps 1500] [--seed 0] [--out demo/base.safetensors]
+python -m graft_nodes.demo.train_base [--steps 1500] [--seed 0] [--out demo/base.safetensors]
 """
 
 from __future__ import annotations
@@ -62,8 +63,16 @@ def settings(steps: int) -> Any:
     from ..training.state import Settings
 
     optimizer = OptimizerSettings(
-        learning_rate=1e-3, schedule="cosine", warmup=min(60, steps), total_steps=steps, floor=0.02, batch_size=16, weight_decay=1e-4,
-        clip_norm=1.0, precision="float32", options="betas = 0.9 0.99",
+        learning_rate=1e-3,
+        schedule="cosine",
+        warmup=min(60, steps),
+        total_steps=steps,
+        floor=0.02,
+        batch_size=16,
+        weight_decay=1e-4,
+        clip_norm=1.0,
+        precision="float32",
+        options="betas = 0.9 0.99",
     )
     return Settings(optimizer, ObjectiveSettings(conditioning_dropout=0.1))
 
@@ -71,7 +80,8 @@ def settings(steps: int) -> Any:
 def train(steps: int, seed: int) -> dict[str, Tensor]:
     """The trained file's tensors: the weight average of the UNet after `steps` steps, and the text encoder as it was.
 
-    Snapshots go to Graft's store, every 100 steps and when the run is interrupted; the same call goes on from the last one.
+    Snapshots go to Graft's store, every 100 steps and when the run is interrupted; the same call goes on from the last
+    one.
     """
     from .. import host
     from ..ema.schedule import EMASettings
@@ -87,10 +97,23 @@ def train(steps: int, seed: int) -> dict[str, Tensor]:
         digest = write(first, Path(folder) / "start.safetensors")
         patcher, clip, vae = host.demo.demo_model(str(Path(folder) / "start.safetensors"))
     pictures = encoded(clip, vae, draw.base(seed))
-    start = Start(digest, pictures.digest, AdapterSettings(kind="full", targets="all"), EMASettings(schedule="ramp", decay=0.999), seed)
+    start = Start(
+        digest,
+        pictures.digest,
+        AdapterSettings(kind="full", targets="all"),
+        EMASettings(schedule="ramp", decay=0.999),
+        seed,
+    )
     state = begin(patcher.model.diffusion_model, start, settings(steps), run=RUN)
     store = Store(host.folders.training_folder(), RUN, host.fingerprint.versions(patcher))
-    done = run(state, steps, lambda: host.denoiser.denoiser(patcher), pictures, store, Watch(_reporter(steps), snapshot_every=100))
+    done = run(
+        state,
+        steps,
+        lambda: host.denoiser.denoiser(patcher),
+        pictures,
+        store,
+        Watch(_reporter(steps), snapshot_every=100),
+    )
     for note in done.notes:
         print(note)
     trained = {UNET + name: tensor for name, tensor in done.state.weights(ema=True).items()}
@@ -105,14 +128,19 @@ def _reporter(steps: int) -> Any:
         recent.append(moved.loss)
         if step % 50 == 0 or step == steps:
             left = (time.monotonic() - began) / len(recent) * (steps - step)
-            print(f"step {step} of {steps}  loss {sum(recent[-50:]) / len(recent[-50:]):.4f}  {left:.0f} s left", flush=True)
+            print(
+                f"step {step} of {steps}  loss {sum(recent[-50:]) / len(recent[-50:]):.4f}  {left:.0f} s left",
+                flush=True,
+            )
 
     return stepped
 
 
 def main(argv: list[str] | None = None) -> int:
     """Draw, train and write the base model."""
-    parser = argparse.ArgumentParser(prog="python -m graft_nodes.demo.train_base", description="Train the demo's base model.")
+    parser = argparse.ArgumentParser(
+        prog="python -m graft_nodes.demo.train_base", description="Train the demo's base model."
+    )
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=BASE)

@@ -41,7 +41,9 @@ def weighted(text: str) -> list[tuple[str, float]]:
 
 
 def chunks(text: str) -> list[list[tuple[int, float]]]:
-    """The prompt as chunks of LENGTH (row, weight) pairs, the last one filled with EMPTY; an empty prompt is one empty chunk."""
+    """The prompt as chunks of LENGTH (row, weight) pairs, the last one filled with EMPTY; an empty prompt is one empty
+    chunk.
+    """
     pairs = [(row(word), weight) for word, weight in weighted(text)]
     pairs += [(EMPTY, 1.0)] * (-len(pairs) % LENGTH if pairs else LENGTH)
     return [pairs[start : start + LENGTH] for start in range(0, len(pairs), LENGTH)]
@@ -53,12 +55,19 @@ class WordTokenizer:
     def __init__(self, embedding_directory: object = None, tokenizer_data: object = None) -> None:
         """Both arguments are ComfyUI's and unused: the demo has no textual-inversion files."""
 
-    def tokenize_with_weights(self, text: str, return_word_ids: bool = False, **_: object) -> dict[str, list[list[tuple]]]:
-        """`{"words": chunks}`; with `return_word_ids` each pair carries the (one-based) number of its word, 0 for filling."""
+    def tokenize_with_weights(
+        self, text: str, return_word_ids: bool = False, **_: object
+    ) -> dict[str, list[list[tuple]]]:
+        """`{"words": chunks}`; with `return_word_ids` each pair carries the (one-based) number of its word, 0 for
+        filling.
+        """
         made = chunks(text)
         if not return_word_ids:
             return {"words": made}
-        numbered = [[(r, w, 0 if r == EMPTY else LENGTH * c + i + 1) for i, (r, w) in enumerate(chunk)] for c, chunk in enumerate(made)]
+        numbered = [
+            [(r, w, 0 if r == EMPTY else LENGTH * c + i + 1) for i, (r, w) in enumerate(chunk)]
+            for c, chunk in enumerate(made)
+        ]
         return {"words": numbered}
 
     def untokenize(self, pairs: list[tuple]) -> list[tuple[tuple, str]]:

@@ -9,11 +9,16 @@ import torch
 from torch import Tensor
 
 SCALE = "graft_scale."  # prefix of the name under which a tensor's scale is kept
-_LARGEST, _SMALLEST = 32768.0, 2.0**-7  # of a tensor's largest value: outside, its values overflow or lose more than bf16 would
+_LARGEST, _SMALLEST = (
+    32768.0,
+    2.0**-7,
+)  # of a tensor's largest value: outside, its values overflow or lose more than bf16 would
 
 
 def packed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Floating tensors of two or more numbers as float16; what needs it divided by a power of two, kept as `graft_scale.<name>`."""
+    """Floating tensors of two or more numbers as float16; what needs it divided by a power of two, kept as
+    `graft_scale.<name>`.
+    """
     out: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or tensor.numel() < 2:
@@ -23,7 +28,9 @@ def packed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if largest == 0 or not math.isfinite(largest) or _SMALLEST <= largest <= _LARGEST:
             out[name] = tensor.to(torch.float16)
             continue
-        scale = 2.0 ** (math.floor(math.log2(largest)) - 10)  # the largest value becomes 1024 to 2048; a power of two rounds nothing
+        scale = 2.0 ** (
+            math.floor(math.log2(largest)) - 10
+        )  # the largest value becomes 1024 to 2048; a power of two rounds nothing
         out[name] = (tensor.float() / scale).to(torch.float16)
         out[SCALE + name] = torch.tensor(scale, dtype=torch.float32)
     return out

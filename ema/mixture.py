@@ -1,4 +1,6 @@
-"""Averages of stored weights: the share of each file, and their weighted sum (uniform: arXiv 2203.05482; power function: 2312.02696)."""
+"""Averages of stored weights: the share of each file, and their weighted sum (uniform: arXiv 2203.05482; power
+function: 2312.02696).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def uniform(count: int) -> tuple[float, ...]:
 
 
 def exponential(steps: Sequence[int], width: float) -> tuple[float, ...]:
-    """Shares of files saved after `steps` (rising): exp(-age / (width * last step)), so that `width` is the average's relative length."""
+    """Shares of files saved after `steps` (rising): exp(-age / (width * last step)), so that `width` is the average's
+    relative length.
+    """
     _check_steps(steps)
     if not (width > 0 and math.isfinite(width)):
         raise ValueError(f"Width {width}: expected above 0.")
@@ -29,9 +33,11 @@ def exponential(steps: Sequence[int], width: float) -> tuple[float, ...]:
 
 
 def fitted(steps: Sequence[int], width: float) -> tuple[float, ...]:
-    """Shares of files saved after `steps` (rising) for the power-function average of relative width `width` after the last of them.
+    """Shares of files saved after `steps` (rising) for the power-function average of relative width `width` after the
+    last of them.
 
-    A file stands for the steps since the file before it, the first for all steps up to its own: its share is what the profile has there.
+    A file stands for the steps since the file before it, the first for all steps up to its own: its share is what the
+    profile has there.
     """
     _check_steps(steps)
     exponent = gamma_of_width(width) + 1
@@ -40,14 +46,18 @@ def fitted(steps: Sequence[int], width: float) -> tuple[float, ...]:
 
 
 def given(text: str, count: int) -> tuple[float, ...]:
-    """Shares from numbers separated by spaces or commas, one a file, divided by their sum. Raises ValueError saying what is wrong."""
+    """Shares from numbers separated by spaces or commas, one a file, divided by their sum. Raises ValueError saying
+    what is wrong.
+    """
     words = text.replace(",", " ").split()
     try:
         numbers = [float(word) for word in words]
     except ValueError as error:
         raise ValueError(f"weights {text!r}: expected numbers separated by spaces or commas ({error}).") from error
     if len(numbers) != count:
-        raise ValueError(f"weights {text!r}: {len(numbers)} numbers for {count} files; give one a file, in the order of the list.")
+        raise ValueError(
+            f"weights {text!r}: {len(numbers)} numbers for {count} files; give one a file, in the order of the list."
+        )
     total = math.fsum(numbers)
     if not all(map(math.isfinite, numbers)) or abs(total) < 1e-9:
         raise ValueError(f"weights {text!r}: expected finite numbers with a sum other than 0.")
@@ -62,17 +72,23 @@ def check_equal(sources: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -
         wrong += [f"{key}: in {name}, missing in {names[0]}" for key in sorted(source.keys() - sources[0].keys())]
         for key in sorted(sources[0].keys() & source.keys()):
             if sources[0][key].shape != source[key].shape:
-                wrong.append(f"{key}: {tuple(sources[0][key].shape)} in {names[0]}, {tuple(source[key].shape)} in {name}")
+                wrong.append(
+                    f"{key}: {tuple(sources[0][key].shape)} in {names[0]}, {tuple(source[key].shape)} in {name}"
+                )
     if wrong:
-        raise ValueError(f"The weights to average do not fit each other ({len(wrong)}):\n" + "\n".join(f"- {one}" for one in wrong))
+        raise ValueError(
+            f"The weights to average do not fit each other ({len(wrong)}):\n" + "\n".join(f"- {one}" for one in wrong)
+        )
 
 
 @torch.no_grad()
-def mixture(sources: Sequence[Mapping[str, Tensor]], shares: Sequence[float], names: Sequence[str] | None = None) -> dict[str, Tensor]:
+def mixture(
+    sources: Sequence[Mapping[str, Tensor]], shares: Sequence[float], names: Sequence[str] | None = None
+) -> dict[str, Tensor]:
     """The weighted sum of sources of equal keys and shapes, float32, added up in float64 one tensor at a time.
 
-    What is not a float is the last source's. Raises ValueError that lists every mismatch (see `check_equal`) or every tensor that holds
-    NaN or infinite values.
+    What is not a float is the last source's. Raises ValueError that lists every mismatch (see `check_equal`) or every
+    tensor that holds NaN or infinite values.
     """
     if not sources or len(sources) != len(shares):
         raise ValueError(f"Expected one share a source, got {len(shares)} for {len(sources)}.")
@@ -88,7 +104,11 @@ def mixture(sources: Sequence[Mapping[str, Tensor]], shares: Sequence[float], na
             if share:
                 total.add_(source[key].to("cpu", torch.float64), alpha=share)
         if not bool(torch.isfinite(total).all()):
-            broken += [f"{key} of {n}" for s, n in zip(sources, names, strict=True) if not bool(torch.isfinite(s[key].float()).all())]
+            broken += [
+                f"{key} of {n}"
+                for s, n in zip(sources, names, strict=True)
+                if not bool(torch.isfinite(s[key].float()).all())
+            ]
         out[key] = total.to(torch.float32)
     if broken:
         raise ValueError(f"NaN or infinite values ({len(broken)}):\n" + "\n".join(f"- {one}" for one in broken))
@@ -99,4 +119,6 @@ def _check_steps(steps: Sequence[int]) -> None:
     if not steps:
         raise ValueError("There is no file to average.")
     if steps[0] < 1 or any(later <= earlier for earlier, later in itertools.pairwise(steps)):
-        raise ValueError(f"The files' steps are {', '.join(map(str, steps))}: expected rising numbers from 1, one file a step.")
+        raise ValueError(
+            f"The files' steps are {', '.join(map(str, steps))}: expected rising numbers from 1, one file a step."
+        )

@@ -1,4 +1,6 @@
-"""A weight average in host memory: weights are copied beside the training (CUDA streams, pinned memory), the lerp runs on a host thread."""
+"""A weight average in host memory: weights are copied beside the training (CUDA streams, pinned memory), the lerp runs
+on a host thread.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,22 @@ from .update import average_, check_pairs
 
 
 class Lane(Protocol):
-    """How weights come to the host. `staging` holds them there, float by float as they are on the device, and is allocated once."""
+    """How weights come to the host. `staging` holds them there, float by float as they are on the device, and is
+    allocated once.
+    """
 
     staging: dict[str, Tensor]
     note: str
 
     def fetch(self, weights: Mapping[str, Tensor]) -> None:
-        """Begin to copy the weights into `staging`, behind the work that the device was given before; may return at once."""
+        """Begin to copy the weights into `staging`, behind the work that the device was given before; may return at
+        once.
+        """
 
     def protect(self) -> None:
-        """Let the work that the device is given from now on wait until the copy has read the weights. Does not block the host."""
+        """Let the work that the device is given from now on wait until the copy has read the weights. Does not block
+        the host.
+        """
 
     def landed(self) -> None:
         """Block this thread until `staging` holds the weights. Called on the averaging thread only."""
@@ -35,7 +43,9 @@ class CudaLane:
 
     def __init__(self, weights: Mapping[str, Tensor], device: torch.device) -> None:
         self.device = device
-        self.staging = {name: torch.empty_like(w, device="cpu", pin_memory=True, requires_grad=False) for name, w in weights.items()}
+        self.staging = {
+            name: torch.empty_like(w, device="cpu", pin_memory=True, requires_grad=False) for name, w in weights.items()
+        }
         self.side = torch.cuda.Stream(device)
         self.event = torch.cuda.Event()
 
@@ -84,7 +94,9 @@ def lane_for(weights: Mapping[str, Tensor], device: torch.device) -> Lane | None
 
 
 def note_on(device: torch.device) -> str:
-    """What there is to say about an average in host memory when training on `device`; empty where it runs beside the steps."""
+    """What there is to say about an average in host memory when training on `device`; empty where it runs beside the
+    steps.
+    """
     if device.type == "cuda":
         return ""
     if device.type == "cpu":
@@ -93,10 +105,12 @@ def note_on(device: torch.device) -> str:
 
 
 class Offload:
-    """Moves an average in host memory after each step without holding the step up: at most one copy and one lerp are under way.
+    """Moves an average in host memory after each step without holding the step up: at most one copy and one lerp are
+    under way.
 
-    A step calls `protect` before it changes the weights and `take` after. `take` waits only when the lerp before has not ended; `finish`
-    waits for it, and raises what went wrong on the averaging thread. Nothing but that thread reads or writes the average in between.
+    A step calls `protect` before it changes the weights and `take` after. `take` waits only when the lerp before has
+    not ended; `finish` waits for it, and raises what went wrong on the averaging thread. Nothing but that thread reads
+    or writes the average in between.
     """
 
     def __init__(self, lane: Lane) -> None:

@@ -1,4 +1,6 @@
-"""Averages after the fact: any relative width from snapshots of a few, by least squares (Karras 2024, arXiv 2312.02696, section 3.2)."""
+"""Averages after the fact: any relative width from snapshots of a few, by least squares (Karras 2024, arXiv 2312.02696,
+section 3.2).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ NARROWEST = 0.001
 
 @dataclass(frozen=True)
 class Profile:
-    """The power-function average of relative width `width` (sigma_rel) as it stands after step `step`: p(t) = (g+1)/T (t/T)^g on 0..T."""
+    """The power-function average of relative width `width` (sigma_rel) as it stands after step `step`: p(t) = (g+1)/T
+    (t/T)^g on 0..T.
+    """
 
     step: int
     width: float
@@ -30,7 +34,9 @@ class Profile:
 
 @dataclass(frozen=True)
 class Fit:
-    """How snapshots add up to a profile: one weight a snapshot, and what they miss as a share (0 to 1) of the profile's L2 norm."""
+    """How snapshots add up to a profile: one weight a snapshot, and what they miss as a share (0 to 1) of the profile's
+    L2 norm.
+    """
 
     weights: tuple[float, ...]
     miss: float
@@ -41,7 +47,9 @@ class TooFew(ValueError):
 
 
 def width_of_gamma(gamma: float) -> float:
-    """Relative width (sigma_rel) of the power-function average with exponent `gamma`: its standard deviation over its length."""
+    """Relative width (sigma_rel) of the power-function average with exponent `gamma`: its standard deviation over its
+    length.
+    """
     return ((gamma + 1) / ((gamma + 2) ** 2 * (gamma + 3))) ** 0.5
 
 
@@ -59,7 +67,11 @@ class _System:
     """The normal equations of a list of snapshots, decomposed once: a range of widths asks it many times."""
 
     def __init__(self, snapshots: Sequence[Profile]) -> None:
-        wrong = [f"{snapshot} is there twice" for snapshot in sorted(set(snapshots), key=repr) if snapshots.count(snapshot) > 1]
+        wrong = [
+            f"{snapshot} is there twice"
+            for snapshot in sorted(set(snapshots), key=repr)
+            if snapshots.count(snapshot) > 1
+        ]
         wrong += [f"{snapshot}: expected step 1 or later" for snapshot in snapshots if snapshot.step < 1]
         if wrong:
             raise ValueError("Snapshots: " + "; ".join(wrong) + ".")
@@ -68,7 +80,8 @@ class _System:
         self.snapshots, self.gram = snapshots, products(snapshots, snapshots)
         self.scale = self.gram.diagonal().sqrt()  # unit diagonal: early snapshots have far larger norms
         values, self.vectors = torch.linalg.eigh(self.gram / self.scale[:, None] / self.scale)
-        # Dense snapshots make the system nearly singular: of the solutions that are equal to float64 the one of least norm is taken.
+        # Dense snapshots make the system nearly singular: of the solutions that are equal to float64 the one of least
+        # norm is taken.
         self.inverse = torch.where(values > 1e-13 * values.max(), 1 / values, 0.0)
 
     def fit(self, target: Profile) -> Fit:
@@ -85,14 +98,18 @@ def fit(snapshots: Sequence[Profile], target: Profile) -> Fit:
     return _System(snapshots).fit(target)
 
 
-def reconstruction(snapshots: Sequence[Profile], width: float, step: int | None = None, tolerance: float = TOLERANCE) -> Fit:
+def reconstruction(
+    snapshots: Sequence[Profile], width: float, step: int | None = None, tolerance: float = TOLERANCE
+) -> Fit:
     """Weights of `snapshots` for the average of relative width `width` at `step` (default: the last snapshot's).
 
-    Raises TooFew below two snapshots (unless one is the very average), and ValueError with the possible range for a width that misses
-    more than `tolerance` of its profile.
+    Raises TooFew below two snapshots (unless one is the very average), and ValueError with the possible range for a
+    width that misses more than `tolerance` of its profile.
     """
     if not snapshots:
-        raise TooFew("There is no snapshot to reconstruct an average from: set snapshots on GraftEMA and train further.")
+        raise TooFew(
+            "There is no snapshot to reconstruct an average from: set snapshots on GraftEMA and train further."
+        )
     last = max(snapshot.step for snapshot in snapshots)
     step = last if step is None else step
     if Profile(step, width) in snapshots:
@@ -101,10 +118,14 @@ def reconstruction(snapshots: Sequence[Profile], width: float, step: int | None 
         only = f"step {last}, width {snapshots[0].width:g}"
         raise TooFew(f"One snapshot ({only}) holds that average alone; two or more are needed for width {width:g}.")
     if step > last:
-        raise ValueError(f"The last snapshot is of step {last}; an average at step {step} cannot be reconstructed from it.")
+        raise ValueError(
+            f"The last snapshot is of step {last}; an average at step {step} cannot be reconstructed from it."
+        )
     found = fit(snapshots, Profile(step, width)) if 0.0 < width <= WIDEST else None
     if found is None or found.miss > tolerance:
-        why = f"expected above 0 and at most {WIDEST}" if found is None else f"{found.miss:.0%} of its profile is missed"
+        why = (
+            f"expected above 0 and at most {WIDEST}" if found is None else f"{found.miss:.0%} of its profile is missed"
+        )
         raise ValueError(
             f"Width {width:g} at step {step} is beyond these {len(snapshots)} snapshots ({why}); they express "
             f"{_range_text(snapshots, step, tolerance)}."
@@ -112,8 +133,12 @@ def reconstruction(snapshots: Sequence[Profile], width: float, step: int | None 
     return found
 
 
-def possible_widths(snapshots: Sequence[Profile], step: int, tolerance: float = TOLERANCE) -> tuple[float, float] | None:
-    """(narrowest, widest) relative width that the snapshots express at `step` without a gap between; None when they express none."""
+def possible_widths(
+    snapshots: Sequence[Profile], step: int, tolerance: float = TOLERANCE
+) -> tuple[float, float] | None:
+    """(narrowest, widest) relative width that the snapshots express at `step` without a gap between; None when they
+    express none.
+    """
 
     system = _System(snapshots)
 
@@ -123,7 +148,11 @@ def possible_widths(snapshots: Sequence[Profile], step: int, tolerance: float = 
     grid = [NARROWEST * (WIDEST / NARROWEST) ** (k / 60) for k in range(61)]
     grid = sorted({*grid, *(s.width for s in snapshots if NARROWEST <= s.width <= WIDEST)})
     able = [good(width) for width in grid]
-    start = max((k for k, yes in enumerate(able) if yes), key=lambda k: (grid[k] in {s.width for s in snapshots}, -k), default=None)
+    start = max(
+        (k for k, yes in enumerate(able) if yes),
+        key=lambda k: (grid[k] in {s.width for s in snapshots}, -k),
+        default=None,
+    )
     if start is None:
         return None
     low = high = start
@@ -137,7 +166,9 @@ def possible_widths(snapshots: Sequence[Profile], step: int, tolerance: float = 
 
 
 def shape(profiles: Sequence[Profile], weights: Sequence[float], points: Tensor) -> Tensor:
-    """Density (len(points)) at steps `points` of the weighted sum of profiles: how much of the average each training step makes."""
+    """Density (len(points)) at steps `points` of the weighted sum of profiles: how much of the average each training
+    step makes.
+    """
     total = torch.zeros_like(points, dtype=torch.float64)
     for profile, weight in zip(profiles, weights, strict=True):
         gamma, share = profile.gamma, points.double() / profile.step

@@ -1,4 +1,6 @@
-"""How strongly a weight average holds on to its past: diffusers' schedules, Karras 2024 (arXiv 2312.02696), EveryDream2's target."""
+"""How strongly a weight average holds on to its past: diffusers' schedules, Karras 2024 (arXiv 2312.02696),
+EveryDream2's target.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ SCHEDULES = ("constant", "ramp", "warmup", "power", "target")
 class EMASettings:
     """Settings of a weight average; plain values, checked on creation.
 
-    `decay` caps constant, ramp and warmup; `inv_gamma` and `power` shape warmup; `target` is the share of the first weights that is left
-    after the whole run; `widths` are relative widths (sigma_rel), of which the power schedule follows the first; `interval` is in steps.
-    Every `snapshots` steps (0: never) a power-function average of each width is kept; every `switch_every` steps (0: never) the trained
-    weights are set to the average.
+    `decay` caps constant, ramp and warmup; `inv_gamma` and `power` shape warmup; `target` is the share of the first
+    weights that is left after the whole run; `widths` are relative widths (sigma_rel), of which the power schedule
+    follows the first; `interval` is in steps. Every `snapshots` steps (0: never) a power-function average of each width
+    is kept; every `switch_every` steps (0: never) the trained weights are set to the average.
     """
 
     schedule: str = "constant"
@@ -42,11 +44,17 @@ class EMASettings:
         if self.interval < 1:
             wrong.append(f"interval is {self.interval}, expected 1 or more steps")
         if self.snapshots < 0 or self.switch_every < 0:
-            wrong.append(f"snapshots and switch_every are {self.snapshots} and {self.switch_every}, expected 0 (never) or more steps")
+            wrong.append(
+                f"snapshots and switch_every are {self.snapshots} and {self.switch_every}, expected 0 (never) or more"
+                " steps"
+            )
         if self.snapshots and (len(set(self.widths)) < 2 or len(set(self.widths)) < len(self.widths)):
             wrong.append(f"snapshots need two or more different widths, got {self.widths}")
         if self.interval > 1 and (self.snapshots % self.interval or self.switch_every % self.interval):
-            wrong.append(f"snapshots and switch_every fall between two updates of the average: use multiples of interval ({self.interval})")
+            wrong.append(
+                "snapshots and switch_every fall between two updates of the average: use multiples of interval"
+                f" ({self.interval})"
+            )
         if self.device not in ("same", "host"):
             wrong.append(f"device is {self.device!r}, expected same or host")
         if not self.widths or not all(0.0 < width < 0.28 for width in self.widths):
@@ -60,7 +68,9 @@ def check_horizon(settings: EMASettings, total_steps: int) -> None:
     late = {"interval": settings.interval, "snapshots": settings.snapshots, "switch_every": settings.switch_every}
     wrong = [f"{name} is {steps}" for name, steps in late.items() if steps > total_steps]
     if wrong:
-        raise ValueError(f"GraftEMA: {' and '.join(wrong)}, longer than the run (total_steps of GraftOptimizer is {total_steps}).")
+        raise ValueError(
+            f"GraftEMA: {' and '.join(wrong)}, longer than the run (total_steps of GraftOptimizer is {total_steps})."
+        )
 
 
 def parse_widths(text: str) -> tuple[float, ...]:
@@ -75,9 +85,13 @@ def parse_widths(text: str) -> tuple[float, ...]:
 
 
 def gamma_of_width(width: float) -> float:
-    """Exponent gamma of the power-function average whose relative width (sigma_rel) is `width` (Karras 2024, algorithm 2)."""
+    """Exponent gamma of the power-function average whose relative width (sigma_rel) is `width` (Karras 2024, algorithm
+    2).
+    """
     if not 0.0 < width < 12**-0.5:
-        raise ValueError(f"A power-function average has a relative width above 0 and below {12**-0.5:.4f}; got {width}.")
+        raise ValueError(
+            f"A power-function average has a relative width above 0 and below {12**-0.5:.4f}; got {width}."
+        )
     # sigma_rel^2 = (gamma + 1) / ((gamma + 2)^2 (gamma + 3)): falls with gamma, so bisection finds the only root.
     low, high = 0.0, 1.0
     while (high + 1) / ((high + 2) ** 2 * (high + 3)) > width**2:
@@ -92,9 +106,11 @@ def gamma_of_width(width: float) -> float:
 
 
 def decay_at(settings: EMASettings, step: int, total_steps: int) -> float:
-    """Decay for the single step number `step` (1 is the first); `total_steps` is the run's horizon, used by the target schedule.
+    """Decay for the single step number `step` (1 is the first); `total_steps` is the run's horizon, used by the target
+    schedule.
 
-    ramp and warmup follow diffusers: s = step - 1, decay 0 at s = 0, then (1 + s)/(10 + s) or 1 - (1 + s/inv_gamma)^-power, up to `decay`.
+    ramp and warmup follow diffusers: s = step - 1, decay 0 at s = 0, then (1 + s)/(10 + s) or 1 - (1 +
+    s/inv_gamma)^-power, up to `decay`.
     """
     if step < 1:
         raise ValueError(f"A decay belongs to a step; the first step is 1, got {step}.")
@@ -111,6 +127,8 @@ def decay_at(settings: EMASettings, step: int, total_steps: int) -> float:
 
 
 def decay_over(settings: EMASettings, step: int, total_steps: int) -> float:
-    """Decay of the update at `step` that stands for the `interval` steps that end there: the product of theirs (decay^N if constant)."""
+    """Decay of the update at `step` that stands for the `interval` steps that end there: the product of theirs (decay^N
+    if constant).
+    """
     first = max(1, step - settings.interval + 1)
     return math.prod(decay_at(settings, one, total_steps) for one in range(first, step + 1))

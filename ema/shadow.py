@@ -1,4 +1,6 @@
-"""A weight average and the step it stands at: begun from weights, moved after every step, swapped in for a while, set as the weights."""
+"""A weight average and the step it stands at: begun from weights, moved after every step, swapped in for a while, set
+as the weights.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ from .update import average_, check_pairs
 
 @dataclass(eq=False)
 class Shadow:
-    """Float32 averages by name, and the number of the last training step they have seen. `update_` and `swapped` change it in place.
+    """Float32 averages by name, and the number of the last training step they have seen. `update_` and `swapped` change
+    it in place.
 
-    With `offload` the averages are in host memory and move on a thread of their own: `finish` before you read `tensors`.
+    With `offload` the averages are in host memory and move on a thread of their own: `finish` before you read
+    `tensors`.
     """
 
     tensors: dict[str, Tensor]
@@ -32,11 +36,17 @@ class Shadow:
         return cls({name: w.detach().to(device or w.device, torch.float32, copy=True) for name, w in weights.items()})
 
     @classmethod
-    def beside(cls, average: Mapping[str, Tensor], step: int, weights: Mapping[str, Tensor], device: torch.device, where: str) -> Shadow:
-        """A copy of `average` at `step` for weights that live on `device`: `where` is "same", or "host" for host memory."""
+    def beside(
+        cls, average: Mapping[str, Tensor], step: int, weights: Mapping[str, Tensor], device: torch.device, where: str
+    ) -> Shadow:
+        """A copy of `average` at `step` for weights that live on `device`: `where` is "same", or "host" for host
+        memory.
+        """
         lane = lane_for(weights, device) if where == "host" else None
         place = device if where == "same" else torch.device("cpu")
-        return cls({name: t.to(place, copy=True) for name, t in average.items()}, step, None if lane is None else Offload(lane))
+        return cls(
+            {name: t.to(place, copy=True) for name, t in average.items()}, step, None if lane is None else Offload(lane)
+        )
 
     def update_(self, weights: Mapping[str, Tensor], settings: EMASettings, step: int, total_steps: int) -> bool:
         """Take in the weights after training step `step` (1 is the first), every `interval` steps; whether it did."""

@@ -1,4 +1,6 @@
-"""Averages and other named tensors in shards of a chosen size: safetensors files and the index that transformers and diffusers use."""
+"""Averages and other named tensors in shards of a chosen size: safetensors files and the index that transformers and
+diffusers use.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from torch import Tensor
 
 
 def plan(sizes: Mapping[str, int], most: int) -> list[list[str]]:
-    """Names in shards of at most `most` bytes, in order; a tensor that is larger has one of its own. 0 is one shard for all."""
+    """Names in shards of at most `most` bytes, in order; a tensor that is larger has one of its own. 0 is one shard for
+    all.
+    """
     if most < 0:
         raise ValueError(f"Shards: the largest size is {most} bytes, expected 0 (one file) or more.")
     shards: list[list[str]] = [[]]
@@ -29,11 +33,14 @@ def plan(sizes: Mapping[str, int], most: int) -> list[list[str]]:
     return shards
 
 
-def save(tensors: Mapping[str, Tensor], folder: Path, name: str, most: int = 0, metadata: Mapping[str, str] | None = None) -> list[Path]:
-    """Write `<name>.safetensors`, or `<name>-00001-of-00003.safetensors` … and `<name>.safetensors.index.json`; the files written.
+def save(
+    tensors: Mapping[str, Tensor], folder: Path, name: str, most: int = 0, metadata: Mapping[str, str] | None = None
+) -> list[Path]:
+    """Write `<name>.safetensors`, or `<name>-00001-of-00003.safetensors` … and `<name>.safetensors.index.json`; the
+    files written.
 
-    Every file appears whole or not at all, the index last, so that an index in place means that its shards are. Raises OSError with
-    nothing half-written left behind, and with what an earlier call wrote still there.
+    Every file appears whole or not at all, the index last, so that an index in place means that its shards are. Raises
+    OSError with nothing half-written left behind, and with what an earlier call wrote still there.
     """
     shards = plan({key: t.numel() * t.element_size() for key, t in tensors.items()}, most)
     folder.mkdir(parents=True, exist_ok=True)
@@ -46,14 +53,18 @@ def save(tensors: Mapping[str, Tensor], folder: Path, name: str, most: int = 0, 
             index |= dict.fromkeys(names, file)
             partial = folder / f"{file}.partial"
             written.append(partial)
-            save_file({key: tensors[key].detach().cpu().contiguous() for key in names}, str(partial), dict(metadata or {}))
+            save_file(
+                {key: tensors[key].detach().cpu().contiguous() for key in names}, str(partial), dict(metadata or {})
+            )
             _appear(partial, folder / file)
             written[-1] = folder / file
         if len(shards) > 1:
             total = sum(t.numel() * t.element_size() for t in tensors.values())
             partial = folder / f"{name}.safetensors.index.json.partial"
             written.append(partial)
-            partial.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=1), encoding="utf-8")
+            partial.write_text(
+                json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=1), encoding="utf-8"
+            )
             _appear(partial, folder / partial.stem)
             written[-1] = folder / partial.stem
     except BaseException as error:
@@ -69,7 +80,9 @@ def save(tensors: Mapping[str, Tensor], folder: Path, name: str, most: int = 0, 
 
 
 def load(folder: Path, name: str) -> dict[str, Tensor]:
-    """What `save` wrote. Raises ValueError that names every missing file and every key that is missing or not listed."""
+    """What `save` wrote. Raises ValueError that names every missing file and every key that is missing
+    or not listed.
+    """
     index = folder / f"{name}.safetensors.index.json"
     listed: dict[str, str] | None = None
     files = [f"{name}.safetensors"]
@@ -101,7 +114,7 @@ def _listed(index: Path) -> dict[str, str]:
         raise ValueError(f"{index}: cannot be read as JSON ({error})") from error
     listed = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(listed, dict) or not all(map(_is_name, listed.values())):
-        raise ValueError(f"{index}: expected {{\"weight_map\": {{tensor: file}}}}")
+        raise ValueError(f'{index}: expected {{"weight_map": {{tensor: file}}}}')
     return listed
 
 

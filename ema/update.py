@@ -1,4 +1,6 @@
-"""The averaging step: shadow = decay * shadow + (1 - decay) * weights, one fused pass a (device, dtype) group, paired by name."""
+"""The averaging step: shadow = decay * shadow + (1 - decay) * weights, one fused pass a (device, dtype) group, paired
+by name.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def check_pairs(shadow: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> 
         if shadow[name].shape != weights[name].shape:
             wrong.append(f"{name}: average {tuple(shadow[name].shape)}, weights {tuple(weights[name].shape)}")
         if shadow[name].dtype != torch.float32:
-            wrong.append(f"{name}: the average is {shadow[name].dtype}, expected torch.float32 (a bf16 average never moves)")
+            wrong.append(
+                f"{name}: the average is {shadow[name].dtype}, expected torch.float32 (a bf16 average never moves)"
+            )
     if wrong:
         raise ValueError(f"The weight average does not fit the weights ({len(wrong)}):\n  " + "\n  ".join(wrong))
 
@@ -27,7 +31,9 @@ _CHUNK = 1 << 20  # numbers in the buffer that casts
 
 @torch.no_grad()
 def average_(shadow: Mapping[str, Tensor], weights: Mapping[str, Tensor], decay: float) -> None:
-    """Move every tensor of `shadow` (float32) towards the one of the same name in `weights`, in place. Names and shapes must be equal."""
+    """Move every tensor of `shadow` (float32) towards the one of the same name in `weights`, in place. Names and shapes
+    must be equal.
+    """
     check_pairs(shadow, weights)
     groups: dict[tuple[torch.device, torch.device, torch.dtype], list[str]] = defaultdict(list)
     for name, tensor in shadow.items():
@@ -35,8 +41,12 @@ def average_(shadow: Mapping[str, Tensor], weights: Mapping[str, Tensor], decay:
     for (device, source, dtype), names in groups.items():
         if device == source and dtype == torch.float32:
             torch._foreach_lerp_([shadow[name] for name in names], [weights[name] for name in names], 1.0 - decay)
-        else:  # foreach takes one dtype and device: a small buffer goes through the tensors, so that no second copy of anything exists
-            buffer = torch.empty(min(_CHUNK, max(shadow[name].numel() for name in names)), dtype=torch.float32, device=device)
+        # foreach takes one dtype and device: a small buffer goes through the tensors, so that no second copy of
+        # anything exists
+        else:
+            buffer = torch.empty(
+                min(_CHUNK, max(shadow[name].numel() for name in names)), dtype=torch.float32, device=device
+            )
             for name in names:
                 _lerp_through(buffer, shadow[name], weights[name], 1.0 - decay)
 

@@ -1,4 +1,6 @@
-"""The command line: `run` a workflow, `editor` to build one, `doctor`. Exit status 0 done, 1 failed, 2 not valid, 130 interrupted."""
+"""The command line: `run` a workflow, `editor` to build one, `doctor`. Exit status 0 done, 1 failed, 2 not valid, 130
+interrupted.
+"""
 
 from __future__ import annotations
 
@@ -40,32 +42,74 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     package = __package__.partition(".")[0]  # in ComfyUI's custom_nodes the folder's own name
-    parser = argparse.ArgumentParser(prog=f"python -m {package}", description="Run ComfyUI workflows without a browser.")
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {package}", description="Run ComfyUI workflows without a browser."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--comfyui", metavar="DIR", help="the ComfyUI to use (default: COMFYUI_PATH, then the one Graft is installed in)")
-    shared.add_argument("--embedded", action="store_true", help="run on Graft's embedded host even when a ComfyUI is found")
+    shared.add_argument(
+        "--comfyui",
+        metavar="DIR",
+        help="the ComfyUI to use (default: COMFYUI_PATH, then the one Graft is installed in)",
+    )
+    shared.add_argument(
+        "--embedded", action="store_true", help="run on Graft's embedded host even when a ComfyUI is found"
+    )
     shared.add_argument("--cpu", action="store_true", help="do not use an accelerator")
-    shared.add_argument("--input", metavar="DIR", help="the input folder (default: the host's own; embedded host: ./input)")
-    shared.add_argument("--output", metavar="DIR", help="the output folder (default: the host's own; embedded host: ./output)")
-    shared.add_argument("--json", action="store_true", help="print one JSON object on standard output, everything else on standard error")
-    shared.add_argument("--verbose", action="store_true", help="show the host's own log, and the traceback of a node that fails")
+    shared.add_argument(
+        "--input", metavar="DIR", help="the input folder (default: the host's own; embedded host: ./input)"
+    )
+    shared.add_argument(
+        "--output", metavar="DIR", help="the output folder (default: the host's own; embedded host: ./output)"
+    )
+    shared.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object on standard output, everything else on standard error",
+    )
+    shared.add_argument(
+        "--verbose", action="store_true", help="show the host's own log, and the traceback of a node that fails"
+    )
     runs = commands.add_parser("run", parents=[shared], help="run a workflow file (API format or the editor's own)")
     runs.add_argument("workflow", metavar="WORKFLOW.json")
-    runs.add_argument("--set", metavar="NODE.INPUT=VALUE", action="append", default=[], dest="assignments",
-                      help="change an input before the run; NODE is an id or a unique title, VALUE is JSON or plain text")
-    runs.add_argument("--custom-nodes", action="store_true",
-                      help="load every custom node of the ComfyUI (default: only when the workflow needs one)")
-    runs.add_argument("--as-ranks", metavar="N", type=_count,
-                      help="make the steps that N ranks would make, on however many there are (default: as many as there are)")
-    runs.add_argument("--shard", action="store_true",
-                      help="divide the model that is trained among the ranks (FSDP2), when it does not fit on each")
-    commands.add_parser("doctor", parents=[shared], help="say which host and device there are, what works there and what does not")
+    runs.add_argument(
+        "--set",
+        metavar="NODE.INPUT=VALUE",
+        action="append",
+        default=[],
+        dest="assignments",
+        help="change an input before the run; NODE is an id or a unique title, VALUE is JSON or plain text",
+    )
+    runs.add_argument(
+        "--custom-nodes",
+        action="store_true",
+        help="load every custom node of the ComfyUI (default: only when the workflow needs one)",
+    )
+    runs.add_argument(
+        "--as-ranks",
+        metavar="N",
+        type=_count,
+        help="make the steps that N ranks would make, on however many there are (default: as many as there are)",
+    )
+    runs.add_argument(
+        "--shard",
+        action="store_true",
+        help="divide the model that is trained among the ranks (FSDP2), when it does not fit on each",
+    )
+    commands.add_parser(
+        "doctor", parents=[shared], help="say which host and device there are, what works there and what does not"
+    )
     edits = commands.add_parser("editor", help="open the graph editor (ComfyUI's front end) on Graft's embedded host")
-    edits.add_argument("--listen", metavar="ADDRESS", default="127.0.0.1", help="the address to listen on (default: this machine only)")
-    edits.add_argument("--port", type=int, default=8188, help="the port to listen on; 0 is any free one (default: 8188)")
+    edits.add_argument(
+        "--listen", metavar="ADDRESS", default="127.0.0.1", help="the address to listen on (default: this machine only)"
+    )
+    edits.add_argument(
+        "--port", type=int, default=8188, help="the port to listen on; 0 is any free one (default: 8188)"
+    )
     edits.add_argument("--no-browser", action="store_true", help="only print the address, do not open a browser")
-    edits.add_argument("--front-end-root", metavar="DIR", help="the folder of another version of the front end (it holds index.html)")
+    edits.add_argument(
+        "--front-end-root", metavar="DIR", help="the folder of another version of the front end (it holds index.html)"
+    )
     edits.add_argument("--cpu", action="store_true", help="do not use an accelerator")
     edits.add_argument("--input", metavar="DIR", help="the input folder (default: ./input)")
     edits.add_argument("--output", metavar="DIR", help="the output folder (default: ./output)")
@@ -86,7 +130,9 @@ def _edit(arguments: argparse.Namespace) -> int:
 
     try:
         if ranks.place(os.environ) is not None:
-            raise HostError("the editor is one process: start it without torchrun; `run` is what several ranks can do together")
+            raise HostError(
+                "the editor is one process: start it without torchrun; `run` is what several ranks can do together"
+            )
         return serve.main(arguments)
     except HostError as error:
         print(f"graft_nodes: {error}", file=sys.stderr)
@@ -95,7 +141,14 @@ def _edit(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     started = time.monotonic()
-    report: dict[str, Any] = {"status": "invalid", "host": None, "device": None, "outputs": {}, "files": [], "errors": []}
+    report: dict[str, Any] = {
+        "status": "invalid",
+        "host": None,
+        "device": None,
+        "outputs": {},
+        "files": [],
+        "errors": [],
+    }
     stream = sys.stderr if arguments.json else sys.stdout
     with contextlib.redirect_stdout(stream):
         status = _run_reported(arguments, argv, report, stream)
@@ -134,8 +187,13 @@ def _run_reported(arguments: argparse.Namespace, argv: Sequence[str], report: di
 
 
 def _run_opened(
-    arguments: argparse.Namespace, argv: Sequence[str], report: dict[str, Any], stream: TextIO, host: hosts.Host,
-    document: workflow.Document, group: Any,
+    arguments: argparse.Namespace,
+    argv: Sequence[str],
+    report: dict[str, Any],
+    stream: TextIO,
+    host: hosts.Host,
+    document: workflow.Document,
+    group: Any,
 ) -> int:
     """Validate and run a workflow in an open host; `group` are the ranks that train, this one the first of them."""
     look_up = catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
@@ -151,7 +209,9 @@ def _run_opened(
         return _invalid(problems, report)
     spread = partial(ranks.spread, host, group, look_up)
     with log.quiet("execution"):
-        result = run.execute(host, graph, document.data if document.is_editor else None, stream, spread, insist=group.size == 1)
+        result = run.execute(
+            host, graph, document.data if document.is_editor else None, stream, spread, insist=group.size == 1
+        )
     return _finish(result, report, argv, stream, arguments.verbose)
 
 
@@ -173,7 +233,9 @@ def _follow(arguments: argparse.Namespace) -> int:
 
 
 def _other_packs(host: hosts.Host, document: workflow.Document, everything: bool, stream: TextIO) -> bool:
-    """Load the ComfyUI's other custom nodes when asked to, or when the workflow names a node that is not there yet; whether it did."""
+    """Load the ComfyUI's other custom nodes when asked to, or when the workflow names a node that is not there yet;
+    whether it did.
+    """
     missing = sorted(document.class_types() - set(host.nodes.NODE_CLASS_MAPPINGS))
     if host.choice.root is not None and (everything or missing):
         why = "--custom-nodes" if everything else f"the workflow uses {', '.join(missing)}"
@@ -199,8 +261,11 @@ def _finish(result: run.Result, report: dict[str, Any], argv: Sequence[str], str
     if result.error is not None:
         report["errors"] = [result.error]
         error = result.error
-        print(f'graft_nodes: node {error["node"]} "{error["title"]}" ({error["class"]}) failed: {error["exception"]}: {error["message"]}',
-              file=sys.stderr)
+        print(
+            f'graft_nodes: node {error["node"]} "{error["title"]}" ({error["class"]}) failed: {error["exception"]}:'
+            f" {error['message']}",
+            file=sys.stderr,
+        )
         if verbose:
             print("".join(error["traceback"]), file=sys.stderr)
     if result.status == "interrupted":

@@ -85,7 +85,9 @@ def _look(host: hosts.Host) -> dict[str, Any]:
             "temp": host.folders.get_temp_directory(),
         },
         "memory": _memory(host, place),
-        "free disk": f"{shutil.disk_usage(host.folders.get_output_directory()).free / GIB:.1f} GiB at the output folder",
+        "free disk": (
+            f"{shutil.disk_usage(host.folders.get_output_directory()).free / GIB:.1f} GiB at the output folder"
+        ),
     }
 
 
@@ -117,12 +119,17 @@ def _attention(place: Any) -> list[str]:
             "math": torch.backends.cuda.math_sdp_enabled,
         }
         found += [f"pytorch {name}" for name, enabled in switches.items() if enabled()]
-    return found + [name for name in ("xformers", "flash_attn", "sageattention") if importlib.util.find_spec(name) is not None]
+    return found + [
+        name for name in ("xformers", "flash_attn", "sageattention") if importlib.util.find_spec(name) is not None
+    ]
 
 
 def _features(host: hosts.Host, place: Any, dtypes: dict[str, str]) -> tuple[list[str], list[str]]:
     """What of Graft works on this host and device, and what does not with the reason."""
-    works = [f"sampling and training in {', '.join(name for name in dtypes if dtypes[name] == 'computes' and 'float8' not in name)}"]
+    works = [
+        "sampling and training in"
+        f" {', '.join(name for name in dtypes if dtypes[name] == 'computes' and 'float8' not in name)}"
+    ]
     from ..host.extras import missing_packages
 
     works.append("training: every adapter, objective and schedule; optimizers, previews, averages, saved states")
@@ -132,8 +139,12 @@ def _features(host: hosts.Host, place: Any, dtypes: dict[str, str]) -> tuple[lis
     else:
         works.append("the ComfyUI's own nodes and, where a workflow uses them, its custom nodes")
         fails.append("ComfyUI's dynamic VRAM: not switched on when a workflow runs without its server")
-        fails += [f"{name}: did not import, so its nodes are missing (--verbose shows why)" for name in host.not_imported]
-    (works if place.type == "cuda" else fails).append("pinned host memory" + ("" if place.type == "cuda" else f": not on {place.type}"))
+        fails += [
+            f"{name}: did not import, so its nodes are missing (--verbose shows why)" for name in host.not_imported
+        ]
+    (works if place.type == "cuda" else fails).append(
+        "pinned host memory" + ("" if place.type == "cuda" else f": not on {place.type}")
+    )
     lacking = [package for module, package in EDITOR_NEEDS if importlib.util.find_spec(module) is None]
     (fails if lacking else works).append(
         "the graph editor on the embedded host (python -m graft_nodes editor)"

@@ -1,4 +1,6 @@
-"""The editor's JSON (nodes, links, subgraphs) -> API graph, with the meaning of the ComfyUI front end's own export ("Export (API)")."""
+"""The editor's JSON (nodes, links, subgraphs) -> API graph, with the meaning of the ComfyUI front end's own export
+("Export (API)").
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ class Sheet:
 
 @dataclass
 class Placed:
-    """A node where it stands: `id` is its execution id ("12:5" inside subgraph node 12); `values` are its widgets' values."""
+    """A node where it stands: `id` is its execution id ("12:5" inside subgraph node 12); `values` are its widgets'
+    values.
+    """
 
     id: str
     node: dict[str, Any]
@@ -81,15 +85,19 @@ class Placed:
 
 
 def class_types(data: Mapping[str, Any]) -> set[str]:
-    """The node types that a host must know: those of nodes that are neither muted, bypassed nor the editor's own, subgraphs included.
+    """The node types that a host must know: those of nodes that are neither muted, bypassed nor the editor's own,
+    subgraphs included.
 
-    Raises WorkflowError when the file is not what the editor saves."""
+    Raises WorkflowError when the file is not what the editor saves.
+    """
     problems = _malformed(data)
     if problems:
         raise WorkflowError(problems)
     subgraphs = {str(entry.get("id")) for entry in _definitions(data)}
     nodes = [*data.get("nodes", []), *(node for entry in _definitions(data) for node in entry.get("nodes") or [])]
-    active = {str(node.get("type")) for node in nodes if isinstance(node, dict) and node.get("mode") not in (MUTED, BYPASSED)}
+    active = {
+        str(node.get("type")) for node in nodes if isinstance(node, dict) and node.get("mode") not in (MUTED, BYPASSED)
+    }
     return active - subgraphs - EDITOR_ONLY
 
 
@@ -110,7 +118,9 @@ def to_api(data: Mapping[str, Any], look_up: Catalogue) -> dict[str, dict[str, A
     if problems:
         raise WorkflowError(problems)
     for node in graph.values():
-        for name in [name for name, value in node["inputs"].items() if isinstance(value, list) and value[0] not in graph]:
+        for name in [
+            name for name, value in node["inputs"].items() if isinstance(value, list) and value[0] not in graph
+        ]:
             del node["inputs"][name]
     return graph
 
@@ -123,18 +133,24 @@ class _Constant:
 
 
 _UNSET = _Constant(None)  # a host's widget without a saved value: the widget inside keeps its own
-_Source = tuple[str, int] | _Constant | None  # where a link ends: an output of a node that runs, a host's value, or nowhere
+_Source = (
+    tuple[str, int] | _Constant | None
+)  # where a link ends: an output of a node that runs, a host's value, or nowhere
 
 
 class _Placement:
-    """Every node of the workflow at its place, and the links between them followed through subgraphs, reroutes and bypassed nodes."""
+    """Every node of the workflow at its place, and the links between them followed through subgraphs, reroutes and
+    bypassed nodes.
+    """
 
     def __init__(self, sheets: Mapping[str, Sheet], look_up: Catalogue, problems: list[Problem]):
         self.sheets, self.look_up, self.problems = sheets, look_up, problems
         self.all: dict[str, Placed] = {}
 
     def place(self, sheet: Sheet, host: Placed | None, path: list[str]) -> None:
-        """Place the nodes of a sheet below its host; the host's promoted values go down before the inner nodes are looked at."""
+        """Place the nodes of a sheet below its host; the host's promoted values go down before the inner nodes are
+        looked at.
+        """
         overrides = self._promoted(host) if host else {}
         for node in sheet.nodes:
             item = self._placed(node, sheet, host, path)
@@ -153,7 +169,11 @@ class _Placement:
             value = saved[0] if isinstance(saved, list) and saved else None
             if value is None:
                 continue
-            if isinstance(value, str) and value and (item.node.get("properties") or {}).get("Run widget replace on values"):
+            if (
+                isinstance(value, str)
+                and value
+                and (item.node.get("properties") or {}).get("Run widget replace on values")
+            ):
                 value = self._filled(value)
             for link in [link for link in item.sheet.links.values() if link.origin == str(item.node.get("id"))]:
                 target = self._neighbour(item, link.target)
@@ -191,19 +211,28 @@ class _Placement:
             item.schema, item.inputs = schema, _configured(schema, slots)
             item.values = widgets.values(schema, node.get("widgets_values"))
             if any(entry.dynamic for entry in schema.inputs) and item.runs:
-                self.problems.append(_at(item, f"{kind} has inputs that grow in the editor, which the editor format does not describe; "
-                                               "save the workflow with 'Export (API)' and run that file"))
+                self.problems.append(
+                    _at(
+                        item,
+                        f"{kind} has inputs that grow in the editor, which the editor format does not describe; "
+                        "save the workflow with 'Export (API)' and run that file",
+                    )
+                )
         return item
 
     def _host_values(self, item: Placed) -> dict[str, Any]:
         """The values of the widgets that a subgraph node shows, by the name of the subgraph's input."""
         assert item.inside is not None
-        names = [str(entry.get("name")) for at, entry in enumerate(item.inside.inputs) if self._promotes(item.inside, at, 0)]
+        names = [
+            str(entry.get("name")) for at, entry in enumerate(item.inside.inputs) if self._promotes(item.inside, at, 0)
+        ]
         saved = item.node.get("widgets_values")
         return dict(zip(names, saved if isinstance(saved, list) else [], strict=False))
 
     def _promotes(self, inside: Sheet, at: int, depth: int) -> bool:
-        """Whether an input of a subgraph shows a widget: it is wired to a widget inside, or to another subgraph's input that does."""
+        """Whether an input of a subgraph shows a widget: it is wired to a widget inside, or to another subgraph's input
+        that does.
+        """
         for link in [link for link in inside.links.values() if link.origin == INPUT_NODE and link.origin_slot == at]:
             node = next((node for node in inside.nodes if str(node.get("id")) == link.target), None)
             if node is None or depth > 100:
@@ -214,7 +243,9 @@ class _Placement:
             if slot is None:
                 continue
             if inner is not None:
-                position = next((index for index, entry in enumerate(inner.inputs) if entry.get("name") == slot.name), None)
+                position = next(
+                    (index for index, entry in enumerate(inner.inputs) if entry.get("name") == slot.name), None
+                )
                 if position is not None and self._promotes(inner, position, depth + 1):
                     return True
             elif slot.widget is not None or self._is_widget(str(node.get("type")), slot.name):
@@ -227,7 +258,9 @@ class _Placement:
         return found is not None and found.widget
 
     def _promoted(self, host: Placed) -> dict[str, dict[str, Any]]:
-        """Values that the host's own widgets give to inner widgets (`proxyWidgets` of older files): {inner node id: {widget: value}}."""
+        """Values that the host's own widgets give to inner widgets (`proxyWidgets` of older files): {inner node id:
+        {widget: value}}.
+        """
         entries = (host.node.get("properties") or {}).get("proxyWidgets")
         try:
             entries = json.loads(entries) if isinstance(entries, str) else entries
@@ -254,7 +287,9 @@ class _Placement:
         """The subgraph's input that is wired to that inner widget."""
         assert host.inside is not None
         node = next((node for node in host.inside.nodes if str(node.get("id")) == node_id), {})
-        slot = next((slot for slot in map(_slot, node.get("inputs") or []) if slot.name == name or slot.widget == name), None)
+        slot = next(
+            (slot for slot in map(_slot, node.get("inputs") or []) if slot.name == name or slot.widget == name), None
+        )
         link = host.inside.links.get(slot.link) if slot and slot.link is not None else None
         if link is None or link.origin != INPUT_NODE or not 0 <= link.origin_slot < len(host.inside.inputs):
             return None
@@ -277,10 +312,14 @@ class _Placement:
         return prompt_text.fill_in(text, self._widget_text, datetime.now())
 
     def _widget_text(self, node: str, widget: str) -> str | None:
-        """The value of a widget for %Node.widget%: the node's "Node name for S&R" property counts first, then its title."""
+        """The value of a widget for %Node.widget%: the node's "Node name for S&R" property counts first, then its
+        title.
+        """
         items = list(self.all.values())
         found = [item for item in items if (item.node.get("properties") or {}).get("Node name for S&R") == node]
-        found = found or [item for item in items if item.node.get("title", item.schema.title if item.schema else item.type) == node]
+        found = found or [
+            item for item in items if item.node.get("title", item.schema.title if item.schema else item.type) == node
+        ]
         value = found[0].values.get(widget) if found else None
         return None if value is None else json.dumps(value) if isinstance(value, (bool, float)) else str(value)
 
@@ -294,7 +333,9 @@ class _Placement:
             return None
         key = (item.id, slot.name)
         if key in seen:
-            self.problems.append(_at(item, f"input '{slot.name}': the links make a cycle through reroutes or bypassed nodes"))
+            self.problems.append(
+                _at(item, f"input '{slot.name}': the links make a cycle through reroutes or bypassed nodes")
+            )
             return None
         link = item.sheet.links.get(slot.link)
         if link is None:
@@ -304,12 +345,16 @@ class _Placement:
             return self._outer(item, item.host, link, seen | {key})
         origin = self._neighbour(item, link.origin)
         if origin is None:
-            self.problems.append(_at(item, f"input '{slot.name}': linked to node {link.origin}, which is not in the file"))
+            self.problems.append(
+                _at(item, f"input '{slot.name}': linked to node {link.origin}, which is not in the file")
+            )
             return None
         return self._output(origin, link.origin_slot, wanted, seen | {key})
 
     def _outer(self, item: Placed, host: Placed, link: Link, seen: frozenset[tuple[str, str]]) -> _Source:
-        """What the host's input gives to a node inside a subgraph: what it is wired to, or the value of its own widget."""
+        """What the host's input gives to a node inside a subgraph: what it is wired to, or the value of
+        its own widget.
+        """
         if not 0 <= link.origin_slot < len(host.inputs):
             self.problems.append(_at(item, f"the subgraph has no input {link.origin_slot}"))
             return None
@@ -324,7 +369,9 @@ class _Placement:
             passed = _bypass(item, slot, wanted)
             return None if passed is None else self._source(item, passed, passed.type, seen)
         if item.inside is not None:
-            links = [link for link in item.inside.links.values() if link.target == OUTPUT_NODE and link.target_slot == slot]
+            links = [
+                link for link in item.inside.links.values() if link.target == OUTPUT_NODE and link.target_slot == slot
+            ]
             inner = self.all.get(f"{item.id}:{links[0].origin}") if links else None
             if links and links[0].origin == INPUT_NODE:
                 return self._outer(item, item, links[0], seen)
@@ -335,7 +382,9 @@ class _Placement:
 
 
 def _bypass(item: Placed, slot: int, wanted: str) -> Slot | None:
-    """The input that a bypassed node hands on for an output: the same position if the types fit, else the first of the wanted type."""
+    """The input that a bypassed node hands on for an output: the same position if the types fit, else the first of the
+    wanted type.
+    """
     own = item.outputs[slot] if 0 <= slot < len(item.outputs) else wanted
     if wanted in ("*", ""):
         return item.inputs[slot if 0 <= slot < len(item.inputs) else 0] if item.inputs else None
@@ -365,9 +414,14 @@ def _slot_of(item: Placed, link: Link) -> Slot | None:
 
 
 def _configured(schema: Schema, saved: Sequence[Slot]) -> list[Slot]:
-    """A node's inputs as the editor shows them: the class's own in its order, with the saved links, then what only the file has."""
+    """A node's inputs as the editor shows them: the class's own in its order, with the saved links, then what only the
+    file has.
+    """
     links = {slot.name: slot.link for slot in saved}
-    own = [Slot(item.name, item.type, links.get(item.name), item.name if item.widget else None) for item in widgets.sockets(schema)]
+    own = [
+        Slot(item.name, item.type, links.get(item.name), item.name if item.widget else None)
+        for item in widgets.sockets(schema)
+    ]
     names = {slot.name for slot in own}
     return own + [slot for slot in saved if slot.name not in names]
 
@@ -383,7 +437,9 @@ def _subgraph_slots(inside: Sheet, saved: Sequence[Slot]) -> list[Slot]:
 
 
 def _sheets(data: Mapping[str, Any]) -> tuple[Sheet, dict[str, Sheet]]:
-    """The root and the subgraph definitions; node ids inside subgraphs are made unique over the file, as the editor does on loading."""
+    """The root and the subgraph definitions; node ids inside subgraphs are made unique over the file, as the editor
+    does on loading.
+    """
     root = Sheet("", list(data.get("nodes", [])), _links(data.get("links") or []))
     taken = {str(node.get("id")) for node in root.nodes}
     state = data.get("state")
@@ -408,7 +464,9 @@ def _sheets(data: Mapping[str, Any]) -> tuple[Sheet, dict[str, Sheet]]:
         links = {key: _renamed(link, renames) for key, link in _links(entry.get("links") or []).items()}
         sheet_id = str(entry.get("id"))
         renamed[sheet_id] = renames
-        sheets[sheet_id] = Sheet(str(entry.get("name")), nodes, links, list(entry.get("inputs") or []), list(entry.get("outputs") or []))
+        sheets[sheet_id] = Sheet(
+            str(entry.get("name")), nodes, links, list(entry.get("inputs") or []), list(entry.get("outputs") or [])
+        )
     for sheet in [root, *sheets.values()]:
         sheet.nodes = [_with_renamed_proxies(node, renamed.get(str(node.get("type")), {})) for node in sheet.nodes]
     return root, sheets
@@ -419,7 +477,9 @@ def _definitions(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _links(entries: Sequence[Any]) -> dict[str, Link]:
-    """Links in either style: [id, origin, slot, target, slot, type] or {"id", "origin_id", "origin_slot", "target_id", "target_slot"}."""
+    """Links in either style: [id, origin, slot, target, slot, type] or {"id", "origin_id", "origin_slot", "target_id",
+    "target_slot"}.
+    """
     found = {}
     for entry in entries:
         if isinstance(entry, Mapping):
@@ -436,21 +496,32 @@ def _whole(node_id: Any) -> int | None:
 
 
 def _renamed(link: Link, renames: Mapping[str, str]) -> Link:
-    return Link(link.id, renames.get(link.origin, link.origin), link.origin_slot, renames.get(link.target, link.target), link.target_slot)
+    return Link(
+        link.id,
+        renames.get(link.origin, link.origin),
+        link.origin_slot,
+        renames.get(link.target, link.target),
+        link.target_slot,
+    )
 
 
 def _with_renamed_proxies(node: dict[str, Any], renames: Mapping[str, str]) -> dict[str, Any]:
     entries = (node.get("properties") or {}).get("proxyWidgets")
     if not renames or not isinstance(entries, list):
         return node
-    proxies = [[renames.get(str(entry[0]), entry[0]), *entry[1:]] if isinstance(entry, list) and entry else entry for entry in entries]
+    proxies = [
+        [renames.get(str(entry[0]), entry[0]), *entry[1:]] if isinstance(entry, list) and entry else entry
+        for entry in entries
+    ]
     return {**node, "properties": {**node["properties"], "proxyWidgets": proxies}}
 
 
 def _malformed(data: Mapping[str, Any]) -> list[Problem]:
     """What keeps the file from being read as the editor's: nodes, slots and links of another shape."""
     definitions = data.get("definitions")
-    subgraphs = definitions.get("subgraphs") or [] if isinstance(definitions, Mapping) else [] if definitions is None else None
+    subgraphs = (
+        definitions.get("subgraphs") or [] if isinstance(definitions, Mapping) else [] if definitions is None else None
+    )
     if not isinstance(subgraphs, list) or not all(isinstance(entry, Mapping) for entry in subgraphs):
         return [Problem("'definitions' is not {\"subgraphs\": [subgraph, …]}")]
     problems = []
@@ -496,15 +567,21 @@ def _groups(data: Mapping[str, Any]) -> list[Problem]:
     """Group nodes (the editor's older way, before subgraphs) are not translated."""
     nodes = [*data.get("nodes", []), *(node for entry in _definitions(data) for node in entry.get("nodes") or [])]
     found = [node for node in nodes if str(node.get("type")).startswith(("workflow/", "workflow>"))]
-    message = "a group node, which only the editor can unpack; ungroup it or convert it to a subgraph there, or save with 'Export (API)'"
-    return [Problem(message, str(node.get("id")), str(node.get("title") or ""), str(node.get("type"))) for node in found]
+    message = (
+        "a group node, which only the editor can unpack; ungroup it or convert it to a subgraph there, or save with"
+        " 'Export (API)'"
+    )
+    return [
+        Problem(message, str(node.get("id")), str(node.get("title") or ""), str(node.get("type"))) for node in found
+    ]
 
 
 def _at(item: Placed, message: str) -> Problem:
-    return Problem(message, item.id, str(item.node.get("title") or (item.schema.title if item.schema else "")), item.type)
+    return Problem(
+        message, item.id, str(item.node.get("title") or (item.schema.title if item.schema else "")), item.type
+    )
 
 
 def _wrapped(value: Any) -> Any:
     """A list as a value is wrapped, because a bare list means a link."""
     return {"__value__": value} if isinstance(value, list) else value
-

@@ -64,7 +64,9 @@ def graft_version() -> str:
     try:
         return importlib.metadata.version("graft-nodes")
     except importlib.metadata.PackageNotFoundError:
-        found = re.search(r'^version = "([^"]+)"', (PACKAGE / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+        found = re.search(
+            r'^version = "([^"]+)"', (PACKAGE / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
+        )
         return found.group(1) if found else "of unknown version"
 
 
@@ -108,7 +110,9 @@ def folder_named(name: str, what: str) -> Path:
 
 
 def open_host(choice: Choice, cpu: bool, input_folder: str | None, output_folder: str | None) -> Host:
-    """Import the host's modules, set its folders and load its own nodes and Graft's. Raises HostError with what to do when that fails."""
+    """Import the host's modules, set its folders and load its own nodes and Graft's. Raises HostError with what to do
+    when that fails.
+    """
     if input_folder is not None and not folder_named(input_folder, "--input").is_dir():
         raise HostError(f"--input {input_folder}: no such folder")
     if output_folder is not None:
@@ -175,8 +179,10 @@ def _import_embedded() -> None:
     if not comfyui_api_stubs.install():
         spec = importlib.util.find_spec("comfy")
         where = ", ".join(spec.submodule_search_locations or []) if spec else "?"
-        raise HostError(f"the embedded host cannot be opened: another package named 'comfy' is importable from {where}; run from another "
-                        "folder, or name that ComfyUI with --comfyui")
+        raise HostError(
+            f"the embedded host cannot be opened: another package named 'comfy' is importable from {where}; run from"
+            " another folder, or name that ComfyUI with --comfyui"
+        )
 
 
 def _import_comfyui(root: Path) -> None:
@@ -184,7 +190,9 @@ def _import_comfyui(root: Path) -> None:
     if "comfy" in sys.modules:
         opened = Path(next(iter(sys.modules["comfy"].__path__))).parent
         if opened.resolve() != root.resolve():
-            raise HostError(f"another host is open in this process already, at {opened}; start a new process for {root}")
+            raise HostError(
+                f"another host is open in this process already, at {opened}; start a new process for {root}"
+            )
         return
     sys.path.insert(0, str(root))
     try:
@@ -210,12 +218,19 @@ def _configure_comfyui(root: Path, folders: ModuleType) -> None:
 
 def _set_folders(host: Host, input_folder: str | None, output_folder: str | None) -> None:
     """Point the host's input and output folders where asked, and make the folders it works with."""
-    for folder, setter in ((input_folder, host.folders.set_input_directory), (output_folder, host.folders.set_output_directory)):
+    for folder, setter in (
+        (input_folder, host.folders.set_input_directory),
+        (output_folder, host.folders.set_output_directory),
+    ):
         if folder is not None:
             setter(str(folder_named(folder, "the folder")))
     if output_folder is not None:
         host.folders.add_model_folder_path("loras", os.path.join(host.folders.get_output_directory(), "loras"))
-    for getter in (host.folders.get_input_directory, host.folders.get_output_directory, host.folders.get_temp_directory):
+    for getter in (
+        host.folders.get_input_directory,
+        host.folders.get_output_directory,
+        host.folders.get_temp_directory,
+    ):
         try:
             os.makedirs(getter(), exist_ok=True)
         except OSError as error:
@@ -239,4 +254,7 @@ def _import_failure(choice: Choice, error: ImportError) -> str:
         return f"{what}; install Graft with its 'standalone' extra"
     missing = missing_requirements(choice.root)
     lacking = f"Missing here: {', '.join(missing)}. " if missing else ""
-    return f"{what}. {lacking}Use the Python that runs this ComfyUI (this is {sys.executable}), or install its requirements.txt"
+    return (
+        f"{what}. {lacking}Use the Python that runs this ComfyUI (this is {sys.executable}), or install its"
+        " requirements.txt"
+    )

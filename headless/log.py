@@ -47,7 +47,9 @@ def shown(verbose: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet(module: str | None = None) -> Iterator[None]:
-    """Keep the host's log (or that of one of its modules) back where Graft reports the same; a verbose log still shows it."""
+    """Keep the host's log (or that of one of its modules) back where Graft reports the same; a verbose log still shows
+    it.
+    """
 
     def keep(record: logging.LogRecord) -> bool:
         return _ours(record) or (module is not None and record.module != module)

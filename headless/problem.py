@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: the node it is at (if any), the input (if any) and a message that says what was expected."""
+    """One thing that is wrong: the node it is at (if any), the input (if any) and a message that says what was
+    expected.
+    """
 
     message: str
     node: str = ""
@@ -17,13 +19,25 @@ class Problem:
     input: str = ""
 
     def __str__(self) -> str:
-        where = f'node {self.node} "{self.title or self.class_type}" ({self.class_type or "no class"})' if self.node else ""
-        where = f"{where}, input '{self.input}'" if where and self.input else where or (f"input '{self.input}'" if self.input else "")
+        where = (
+            f'node {self.node} "{self.title or self.class_type}" ({self.class_type or "no class"})' if self.node else ""
+        )
+        where = (
+            f"{where}, input '{self.input}'"
+            if where and self.input
+            else where or (f"input '{self.input}'" if self.input else "")
+        )
         return f"{where}: {self.message}" if where else self.message
 
     def as_json(self) -> dict[str, str]:
         """The non-empty fields, for --json."""
-        fields = {"node": self.node, "title": self.title, "class": self.class_type, "input": self.input, "message": self.message}
+        fields = {
+            "node": self.node,
+            "title": self.title,
+            "class": self.class_type,
+            "input": self.input,
+            "message": self.message,
+        }
         return {name: value for name, value in fields.items() if value}
 
 

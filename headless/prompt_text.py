@@ -1,4 +1,6 @@
-"""Text that the editor rewrites when it queues a workflow: {a|b} choices in prompts, %date:…% and %Node.widget% in file names."""
+"""Text that the editor rewrites when it queues a workflow: {a|b} choices in prompts, %date:…% and %Node.widget% in file
+names.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,28 @@ DATE_PARTS = re.compile(r"([dMhms])\1?|y{2,4}")
 DEEPEST = 100  # choices within choices
 # Nodes whose filename_prefix the editor fills in before it sends the workflow.
 SAVES_FILES = frozenset(
-    ("SaveImage", "SaveImageAdvanced", "SaveSVGNode", "SaveVideo", "SaveAnimatedWEBP", "SaveAnimatedPNG", "SaveWEBM", "SaveAudio",
-     "SaveAudioMP3", "SaveAudioOpus", "SaveAudioAdvanced", "SaveGLB", "Save3DAdvanced", "SaveGaussianSplat", "SavePointCloud",
-     "CLIPSave", "VAESave", "ModelSave", "LoraSave", "SaveLatent")
+    (
+        "SaveImage",
+        "SaveImageAdvanced",
+        "SaveSVGNode",
+        "SaveVideo",
+        "SaveAnimatedWEBP",
+        "SaveAnimatedPNG",
+        "SaveWEBM",
+        "SaveAudio",
+        "SaveAudioMP3",
+        "SaveAudioOpus",
+        "SaveAudioAdvanced",
+        "SaveGLB",
+        "Save3DAdvanced",
+        "SaveGaussianSplat",
+        "SavePointCloud",
+        "CLIPSave",
+        "VAESave",
+        "ModelSave",
+        "LoraSave",
+        "SaveLatent",
+    )
 )
 
 
@@ -40,14 +61,16 @@ def _depth(text: str) -> int:
 
 
 def fill_in(text: str, widget: Callable[[str, str], str | None], now: datetime) -> str:
-    """A file name prefix with %date:FORMAT% and %Node.widget% replaced; what names nothing stays (the host knows %width% and more)."""
+    """A file name prefix with %date:FORMAT% and %Node.widget% replaced; what names nothing stays (the host knows
+    %width% and more).
+    """
 
     def replace(match: re.Match[str]) -> str:
         parts = match.group(1).split(".")
         if len(parts) == 2:
             value = widget(parts[0], parts[1])
             return match.group(0) if value is None else UNSAFE.sub("_", value)
-        return _date(match.group(1)[len("date:"):], now) if match.group(1).startswith("date:") else match.group(0)
+        return _date(match.group(1)[len("date:") :], now) if match.group(1).startswith("date:") else match.group(0)
 
     return re.sub(r"%([^%]+)%", replace, text)
 
@@ -57,7 +80,7 @@ def _choose(text: str, source: random.Random) -> str:
     out, at = "", 0
     while at < len(text):
         if text[at] == "\\":
-            out, at = out + text[at:at + 2], at + 2
+            out, at = out + text[at : at + 2], at + 2
         elif text[at] == "{":
             options, at = _block(text, at + 1)
             out += choose(options[source.randrange(len(options))], source)
@@ -73,7 +96,7 @@ def _block(text: str, at: int) -> tuple[list[str], int]:
         letter = text[at]
         at += 1
         if letter == "\\":
-            current, at = current + letter + text[at:at + 1], at + 1
+            current, at = current + letter + text[at : at + 1], at + 1
             continue
         if letter == "{":
             depth += 1

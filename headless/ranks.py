@@ -1,4 +1,6 @@
-"""A workflow under torchrun: which rank this process is, how it meets the others, and what the ranks after the first do."""
+"""A workflow under torchrun: which rank this process is, how it meets the others, and what the ranks after the first
+do.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Place:
 
 
 def place(environment: Mapping[str, str]) -> Place | None:
-    """What torchrun (or whoever else starts ranks) says; None when this is a process by itself. Raises HostError with what is wrong."""
+    """What torchrun (or whoever else starts ranks) says; None when this is a process by itself. Raises HostError with
+    what is wrong.
+    """
     given = {name: environment[name] for name in NAMES if environment.get(name)}
     if not given.keys() & {"RANK", "WORLD_SIZE"}:
         return None
@@ -47,8 +51,9 @@ def place(environment: Mapping[str, str]) -> Place | None:
         wrong.append(f"RANK is {numbers['RANK']} and WORLD_SIZE {numbers['WORLD_SIZE']}: ranks count from 0")
     if wrong:
         raise HostError(
-            f"the environment says that this is one rank of several, and is not whole: {'; '.join(wrong)}. Start ranks with torchrun: "
-            "`torchrun --nproc-per-node 2 -m graft_nodes run WORKFLOW.json`, or unset RANK and WORLD_SIZE to run one process"
+            f"the environment says that this is one rank of several, and is not whole: {'; '.join(wrong)}. Start ranks"
+            " with torchrun: `torchrun --nproc-per-node 2 -m graft_nodes run WORKFLOW.json`, or unset RANK and"
+            " WORLD_SIZE to run one process"
         )
     return Place(numbers["RANK"], numbers["WORLD_SIZE"], numbers["LOCAL_RANK"])
 
@@ -66,7 +71,10 @@ def take_device(at: Place, cpu: bool) -> None:
         return
     count = torch.cuda.device_count()
     if at.local >= count:
-        raise HostError(f"this machine has {count} GPUs and this is its rank {at.local}, counted from 0: use --nproc-per-node {count}")
+        raise HostError(
+            f"this machine has {count} GPUs and this is its rank {at.local}, counted from 0: use --nproc-per-node"
+            f" {count}"
+        )
     torch.cuda.set_device(at.local)
 
 
@@ -75,7 +83,9 @@ def joined(host: hosts.Host, at: Place | None, meant: int | None, shard: bool) -
     """For the block the pack that the host loaded trains in the group of all ranks, or alone; gives that group."""
     parallel = of_pack(host, "training.parallel")
     if shard and (at is None or at.size == 1):
-        raise HostError("--shard divides weights among ranks, and this is one process: start several with torchrun, or leave it out")
+        raise HostError(
+            "--shard divides weights among ranks, and this is one process: start several with torchrun, or leave it out"
+        )
     if at is None or at.size == 1:
         parallel.join(parallel.Alone(meant or 1))
         try:
@@ -89,14 +99,20 @@ def joined(host: hosts.Host, at: Place | None, meant: int | None, shard: bool) -
         raise HostError("this torch is built without torch.distributed, so it cannot run ranks; install another build")
     device = host.management.get_torch_device().type
     if device not in ("cuda", "cpu") or (device == "cuda" and not distributed.is_nccl_available()):
-        raise HostError(f"ranks train on CUDA GPUs (NCCL) or on CPUs (gloo), and this device is {device}: add --cpu or use one process")
+        raise HostError(
+            f"ranks train on CUDA GPUs (NCCL) or on CPUs (gloo), and this device is {device}: add --cpu or use one"
+            " process"
+        )
     try:
         store, rank, size = next(distributed.rendezvous("env://", timeout=parallel.PATIENCE))
         store = distributed.PrefixStore(_start(store, rank, size, parallel.PATIENCE.total_seconds()), store)
         distributed.init_process_group(
-            "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", store=distributed.PrefixStore("group", store), rank=rank, world_size=size,
+            "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
+            store=distributed.PrefixStore("group", store),
+            rank=rank,
+            world_size=size,
             timeout=parallel.PATIENCE,
-        )  # fmt: skip
+        )
     except (RuntimeError, ValueError) as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise HostError(f"rank {at.rank} of {at.size} did not meet the others at {where}: {error}") from error
@@ -111,8 +127,9 @@ def joined(host: hosts.Host, at: Place | None, meant: int | None, shard: bool) -
 
 
 def _start(store: Any, rank: int, size: int, patience: float) -> str:
-    """A name for this start of the job that all its ranks know and no earlier one had: ranks that are started again may find the store as
-    those before them left it. The first rank gives the name to whoever says hello now."""
+    """A name for this start of the job that all its ranks know and no earlier one had: ranks that are started again may
+    find the store as those before them left it. The first rank gives the name to whoever says hello now.
+    """
     name, until = uuid.uuid4().hex, time.monotonic() + patience
     if rank:
         store.set(f"hello/{rank}", name)
@@ -144,7 +161,7 @@ def of_pack(host: hosts.Host, name: str) -> Any:
     return importlib.import_module(f"{home}.{name}")
 
 
-# --- the first rank ---------------------------------------------------------------------------------------------------------------
+# --- the first rank ---------------------------------------------------------------------------------------------------
 
 
 def spread(host: hosts.Host, group: Any, look_up: Catalogue, graph: Graph, outputs: list[str]) -> Graph:
@@ -155,7 +172,9 @@ def spread(host: hosts.Host, group: Any, look_up: Catalogue, graph: Graph, outpu
     everywhere, sent = sharing.sent(graph, steps, look_up)
     types = {source: [_types(host, graph, source)[slot] for slot in slots] for source, slots in sent.items()}
     for source, kinds in types.items():
-        host.nodes.NODE_CLASS_MAPPINGS[sharing.carrier(source)] = sharing.carrying(kinds, _putting(group, source), inputs=True)
+        host.nodes.NODE_CLASS_MAPPINGS[sharing.carrier(source)] = sharing.carrying(
+            kinds, _putting(group, source), inputs=True
+        )
     counts = {source: len(slots) for source, slots in sent.items()}
     group.say({"graph": sharing.others(graph, everywhere, sent, steps), "taken": counts})
     return sharing.first(graph, everywhere, sent)
@@ -184,11 +203,13 @@ def finish(group: Any, status: int) -> None:
             group.awaited(f"left/{rank}")
 
 
-# --- the others -------------------------------------------------------------------------------------------------------------------
+# --- the others -------------------------------------------------------------------------------------------------------
 
 
 class Follower:
-    """A rank after the first: it runs the TrainSteps that the first one says, and what they stand on, and writes nothing."""
+    """A rank after the first: it runs the TrainSteps that the first one says, and what they stand on, and writes
+    nothing.
+    """
 
     def __init__(self, host: hosts.Host, group: Any) -> None:
         self.host, self.group = host, group
@@ -227,13 +248,17 @@ class Follower:
         self.graph = graph
         for source, count in taken.items():
             act = _taking(self.group, source)
-            self.host.nodes.NODE_CLASS_MAPPINGS[sharing.carrier(source)] = sharing.carrying(["*"] * count, act, inputs=False)
+            self.host.nodes.NODE_CLASS_MAPPINGS[sharing.carrier(source)] = sharing.carrying(
+                ["*"] * count, act, inputs=False
+            )
 
     def _run(self, node_id: str) -> str:
         """Run one TrainStep; "done", "failed" or "interrupted". Its results are kept: it never runs a second time."""
         kinds = _types(self.host, self.graph, node_id)
         keeper, classes = f"{node_id} kept", self.host.nodes.NODE_CLASS_MAPPINGS
-        classes[keeper] = sharing.carrying(kinds, lambda values: self.results.setdefault(node_id, values), inputs=True, output=True)
+        classes[keeper] = sharing.carrying(
+            kinds, lambda values: self.results.setdefault(node_id, values), inputs=True, output=True
+        )
         inputs = {f"value{number}": [node_id, number] for number in range(len(kinds))}
         graph = {**self.graph, keeper: {"class_type": keeper, "inputs": inputs}}
         self.busy = True
@@ -251,7 +276,7 @@ class Follower:
                 if kind == "Elsewhere":  # whoever failed says so
                     self._say(error["message"])
                 else:
-                    self._failed(f'{kind}\nnode {error["node"]} ({error["class"]}): {error["message"]}')
+                    self._failed(f"{kind}\nnode {error['node']} ({error['class']}): {error['message']}")
                 return "failed"
         classes[keeper] = sharing.carrying(kinds, lambda _: self.results[node_id], inputs=False)
         self.graph = {**self.graph, node_id: {"class_type": keeper, "inputs": {}}}
@@ -268,7 +293,9 @@ class Follower:
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """A signal asks the running node to stop after its step, which every rank then does; between nodes it ends this rank."""
+        """A signal asks the running node to stop after its step, which every rank then does; between nodes it ends this
+        rank.
+        """
 
         def ask(number: int, frame: Any) -> None:
             if not self.busy:

@@ -1,4 +1,6 @@
-"""Runs an API graph in an open host: validation by the host, execution by its own executor, interruption, and what was written."""
+"""Runs an API graph in an open host: validation by the host, execution by its own executor, interruption, and what was
+written.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from .progress import Progress
 from .workflow import Catalogue, Graph
 
 OUTPUT_KINDS = ("output", "temp")
-KEPT = "graft"  # the folder of the output folder where training states and the dataset's cache lie; results that nobody asked to save
+# the folder of the output folder where training states and the dataset's cache lie; results that nobody asked to save
+KEPT = "graft"
 # A node's own validation function that stumbles; over a node that is known to be wrong, that is no news.
 EXCEPTIONS = ("exception_during_validation", "exception_during_inner_validation")
 
@@ -48,18 +51,25 @@ def validate(host: Host, graph: Graph, look_up: Catalogue) -> list[Problem]:
     if copy:
         known = {(problem.node, problem.input) for problem in problems}
         faulty = cut | {problem.node for problem in problems}
-        problems += [found for found in _host_problems(host, copy, cut, faulty) if (found.node, found.input) not in known]
+        problems += [
+            found for found in _host_problems(host, copy, cut, faulty) if (found.node, found.input) not in known
+        ]
     return problems
 
 
 def execute(
-    host: Host, graph: Graph, metadata: Mapping[str, Any] | None, stream: TextIO,
-    spread: Callable[[Graph, list[str]], Graph] = lambda graph, outputs: graph, insist: bool = True,
+    host: Host,
+    graph: Graph,
+    metadata: Mapping[str, Any] | None,
+    stream: TextIO,
+    spread: Callable[[Graph, list[str]], Graph] = lambda graph, outputs: graph,
+    insist: bool = True,
 ) -> Result:
     """Run a valid graph. `metadata` (the editor's JSON) is handed to nodes that save it into pictures.
 
-    `spread` makes of a graph and its outputs the one that runs here, when other ranks run parts of it. Without `insist` a second signal
-    to stop is as good as the first: who starts ranks sends several."""
+    `spread` makes of a graph and its outputs the one that runs here, when other ranks run parts of it. Without `insist`
+    a second signal to stop is as good as the first: who starts ranks sends several.
+    """
     prompt_id = str(uuid.uuid4())
     valid = host.loop.run_until_complete(host.execution.validate_prompt(prompt_id, graph, None))
     if not valid[0] or valid[3]:
@@ -93,7 +103,9 @@ def outcome(message: Mapping[str, Any], graph: Graph) -> dict[str, Any]:
 
 
 class _Watch:
-    """Listens to the host: which node runs, how far it is; asks it to stop again where it has forgotten that it was asked."""
+    """Listens to the host: which node runs, how far it is; asks it to stop again where it has forgotten that it was
+    asked.
+    """
 
     def __init__(self, host: Host, graph: Graph, progress: Progress, interruption: Interruption):
         self.host, self.graph, self.progress, self.interruption = host, graph, progress, interruption
@@ -102,7 +114,11 @@ class _Watch:
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
         """Listen for the duration; the host's own way of sending and its progress hook come back afterwards."""
-        send, hook, bars = self.host.server.send_sync, self.host.utils.PROGRESS_BAR_HOOK, self.host.utils.PROGRESS_BAR_ENABLED
+        send, hook, bars = (
+            self.host.server.send_sync,
+            self.host.utils.PROGRESS_BAR_HOOK,
+            self.host.utils.PROGRESS_BAR_ENABLED,
+        )
         self.host.server.send_sync = self.heard
         self.host.utils.set_progress_bar_global_hook(self.moved)
         self.host.utils.set_progress_bar_enabled(False)
@@ -127,7 +143,9 @@ class _Watch:
         elif event == "execution_error" and data.get("exception_type") == "ExecutionBlocked":
             self.blocked.append((event, data))
 
-    def moved(self, value: float, total: float, preview: Any = None, prompt_id: Any = None, node_id: Any = None) -> None:
+    def moved(
+        self, value: float, total: float, preview: Any = None, prompt_id: Any = None, node_id: Any = None
+    ) -> None:
         """The running node is at `value` of `total`."""
         if self.interruption.asked:
             self.host.nodes.interrupt_processing(True)
@@ -137,7 +155,9 @@ class _Watch:
 
 @contextlib.contextmanager
 def _interruptible(host: Host, interruption: Interruption, insist: bool) -> Iterator[None]:
-    """Ctrl-C (or a termination signal) asks the host to stop after the running step; with `insist` a second one stops at once."""
+    """Ctrl-C (or a termination signal) asks the host to stop after the running step; with `insist` a second one stops
+    at once.
+    """
 
     def ask(number: int, frame: Any) -> None:
         if interruption.asked:
@@ -146,7 +166,9 @@ def _interruptible(host: Host, interruption: Interruption, insist: bool) -> Iter
             return
         interruption.asked = True
         host.nodes.interrupt_processing(True)
-        os.write(2, b"\ninterrupting: the running node stops at its next step and saves what it has (again: stop at once)\n")
+        os.write(
+            2, b"\ninterrupting: the running node stops at its next step and saves what it has (again: stop at once)\n"
+        )
 
     with signals.listening(ask):
         yield
@@ -155,13 +177,19 @@ def _interruptible(host: Host, interruption: Interruption, insist: bool) -> Iter
 def _host_problems(host: Host, graph: Graph, cut: set[str], faulty: set[str]) -> list[Problem]:
     """What the host's validation says of a graph (of a copy: it converts values in place).
 
-    `cut` are the nodes that lost inputs on the way to the host, `faulty` those known to be wrong: what follows from that is left out."""
+    `cut` are the nodes that lost inputs on the way to the host, `faulty` those known to be wrong: what follows from
+    that is left out.
+    """
     copy = {node_id: {**node, "inputs": dict(node["inputs"])} for node_id, node in graph.items()}
-    _, error, _, node_errors = host.loop.run_until_complete(host.execution.validate_prompt(str(uuid.uuid4()), copy, None))
+    _, error, _, node_errors = host.loop.run_until_complete(
+        host.execution.validate_prompt(str(uuid.uuid4()), copy, None)
+    )
     found = []
     for node_id, entry in (node_errors or {}).items():
         for reason in entry["errors"]:
-            if (node_id in faulty and reason["type"] in EXCEPTIONS) or (node_id in cut and reason["type"] == "required_input_missing"):
+            if (node_id in faulty and reason["type"] in EXCEPTIONS) or (
+                node_id in cut and reason["type"] == "required_input_missing"
+            ):
                 continue
             name = str((reason.get("extra_info") or {}).get("input_name") or "")
             details = str(reason.get("details") or "")
@@ -190,7 +218,9 @@ def _read_messages(result: Result, messages: list[tuple[str, dict[str, Any]]], g
 
 
 def _listing(host: Host) -> dict[str, tuple[int, int]]:
-    """Every file in the output folder with its time and size, but for what Graft keeps for itself: stored states and the cache."""
+    """Every file in the output folder with its time and size, but for what Graft keeps for itself: stored states and
+    the cache.
+    """
     found = {}
     root = os.path.abspath(host.folders.get_output_directory())
     for folder, below, names in os.walk(root):
@@ -205,15 +235,25 @@ def _listing(host: Host) -> dict[str, tuple[int, int]]:
 
 
 def _written(host: Host, outputs: Mapping[str, Any], before: Mapping[str, tuple[int, int]]) -> list[str]:
-    """The files that the nodes name as their results, then every other file of the output folder that is new or changed."""
-    named = [path for output in outputs.values() for items in output.values() if isinstance(items, (list, tuple))
-             for path in (_path(host, item) for item in items) if path]
+    """The files that the nodes name as their results, then every other file of the output folder that is new or
+    changed.
+    """
+    named = [
+        path
+        for output in outputs.values()
+        for items in output.values()
+        if isinstance(items, (list, tuple))
+        for path in (_path(host, item) for item in items)
+        if path
+    ]
     changed = [path for path, state in sorted(_listing(host).items()) if before.get(path) != state]
     return list(dict.fromkeys([*named, *changed]))
 
 
 def _path(host: Host, item: Any) -> str | None:
-    """The file of one result entry ({filename, subfolder, type}); None when it is none, or lies outside the host's folders."""
+    """The file of one result entry ({filename, subfolder, type}); None when it is none, or lies outside the host's
+    folders.
+    """
     if not isinstance(item, Mapping) or not item.get("filename") or item.get("type") not in OUTPUT_KINDS:
         return None
     folder = os.path.abspath(host.folders.get_directory_by_type(item["type"]))

@@ -11,8 +11,28 @@ COMBO = "COMBO"
 NUMBERS = ("INT", "FLOAT")
 # Types that the graph editor draws as a widget; every other type is a socket.
 WIDGETS = frozenset(
-    ("INT", "FLOAT", "BOOLEAN", "STRING", COMBO, "MARKDOWN", "COLOR", "TEXTAREA", "IMAGEUPLOAD", "BOUNDING_BOX", "BOUNDING_BOXES",
-     "CURVE", "RANGE", "COLORS", "CHART", "GALLERIA", "PAINTER", "COMPOSITOR", "VIDEO_EDIT", "IMAGECOMPARE")
+    (
+        "INT",
+        "FLOAT",
+        "BOOLEAN",
+        "STRING",
+        COMBO,
+        "MARKDOWN",
+        "COLOR",
+        "TEXTAREA",
+        "IMAGEUPLOAD",
+        "BOUNDING_BOX",
+        "BOUNDING_BOXES",
+        "CURVE",
+        "RANGE",
+        "COLORS",
+        "CHART",
+        "GALLERIA",
+        "PAINTER",
+        "COMPOSITOR",
+        "VIDEO_EDIT",
+        "IMAGECOMPARE",
+    )
 )
 
 
@@ -48,7 +68,9 @@ class Input:
 
 @dataclass(frozen=True)
 class Schema:
-    """A node class as a workflow sees it: inputs in the editor's order, output types, and whether it makes a workflow run."""
+    """A node class as a workflow sees it: inputs in the editor's order, output types, and whether it makes a workflow
+    run.
+    """
 
     id: str
     inputs: tuple[Input, ...]
@@ -72,15 +94,27 @@ class Schema:
 def describe(class_type: str, cls: Any, title: str = "") -> Schema:
     """The schema of a node class; `title` is the name that the editor shows."""
     spec = cls.INPUT_TYPES()
-    entries = [(kind, name, entry) for kind in ("required", "optional") for name, entry in (spec.get(kind) or {}).items()]
+    entries = [
+        (kind, name, entry) for kind in ("required", "optional") for name, entry in (spec.get(kind) or {}).items()
+    ]
     inputs = [_input(name, entry, kind == "required") for kind, name, entry in entries]
     outputs = tuple(_type(kind)[0] for kind in (getattr(cls, "RETURN_TYPES", None) or ()))
     names, everything = _own_checks(cls)
-    return Schema(class_type, tuple(inputs), outputs, bool(getattr(cls, "OUTPUT_NODE", False)), title or class_type, names, everything)
+    return Schema(
+        class_type,
+        tuple(inputs),
+        outputs,
+        bool(getattr(cls, "OUTPUT_NODE", False)),
+        title or class_type,
+        names,
+        everything,
+    )
 
 
 def catalogue(classes: Mapping[str, Any], titles: Mapping[str, str]) -> Callable[[str], Schema | None]:
-    """A look-up from class type to schema over a host's node classes and display names; each class is read once, when first asked for."""
+    """A look-up from class type to schema over a host's node classes and display names; each class is read once, when
+    first asked for.
+    """
     known: dict[str, Schema] = {}
 
     def look_up(class_type: str) -> Schema | None:
@@ -106,10 +140,16 @@ def _type(kind: Any) -> tuple[str, tuple[Any, ...] | None]:
 
 
 def _own_checks(cls: Any) -> tuple[frozenset[str], bool]:
-    """The inputs that the class's own VALIDATE_INPUTS (V1) or validate_inputs (V3) takes, and whether it takes all of them."""
+    """The inputs that the class's own VALIDATE_INPUTS (V1) or validate_inputs (V3) takes, and whether it takes all of
+    them.
+    """
     function = getattr(cls, "VALIDATE_INPUTS", None)
     if hasattr(cls, "define_schema"):
-        bases = (base for base in cls.__mro__ if "validate_inputs" in base.__dict__ and not base.__module__.startswith("comfy_api."))
+        bases = (
+            base
+            for base in cls.__mro__
+            if "validate_inputs" in base.__dict__ and not base.__module__.startswith("comfy_api.")
+        )
         function = next((base.__dict__["validate_inputs"] for base in bases), None)
     if function is None:
         return frozenset(), False

@@ -1,7 +1,8 @@
 """Which nodes of a workflow run on which rank, and the small nodes that carry results from one rank to the others.
 
-Everything runs on the first rank. The others run what a TrainStep stands on, as far as it is live (models, text encoders, states):
-plain results of the first rank (pictures, latents, conditionings, LoRAs, numbers, texts) are sent to them.
+Everything runs on the first rank. The others run what a TrainStep stands on, as far as it is live (models, text
+encoders, states): plain results of the first rank (pictures, latents, conditionings, LoRAs, numbers, texts) are sent to
+them.
 """
 
 from __future__ import annotations
@@ -15,9 +16,23 @@ from .workflow import Catalogue, Graph
 TRAINS = "TrainStep"
 # Types that are nothing but tensors, texts and numbers, whoever makes them.
 PLAIN = frozenset(
-    ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "LATENT", "IMAGE", "MASK", "AUDIO", "SIGMAS", "CONDITIONING", "LORA_MODEL",
-     "LORA_STACK", "LOSS_MAP")
-)  # fmt: skip
+    (
+        "INT",
+        "FLOAT",
+        "STRING",
+        "BOOLEAN",
+        "COMBO",
+        "LATENT",
+        "IMAGE",
+        "MASK",
+        "AUDIO",
+        "SIGMAS",
+        "CONDITIONING",
+        "LORA_MODEL",
+        "LORA_STACK",
+        "LOSS_MAP",
+    )
+)
 # What TrainStep needs on the first rank alone: it shows, the others do not.
 SHOWS: dict[str, Any] = {"positive": None, "negative": None, "latent": None, "preview_every": 0, "tensorboard": False}
 
@@ -49,11 +64,17 @@ def _plain(graph: Graph, node_id: str, slots: set[int], look_up: Catalogue) -> b
 
 
 def first(graph: Graph, everywhere: set[str], sent: Mapping[str, Sequence[int]]) -> Graph:
-    """The graph of the first rank: what is sent passes through a node that sends it before it goes on to a TrainStep."""
+    """The graph of the first rank: what is sent passes through a node that sends it before it goes on
+    to a TrainStep.
+    """
     out = _linked(graph, set(graph), everywhere, sent)
     for source, slots in sent.items():
         inputs = {f"value{number}": [source, slot] for number, slot in enumerate(slots)}
-        out[carrier(source)] = {"class_type": carrier(source), "inputs": inputs, "_meta": {"title": "to the other ranks"}}
+        out[carrier(source)] = {
+            "class_type": carrier(source),
+            "inputs": inputs,
+            "_meta": {"title": "to the other ranks"},
+        }
     return out
 
 
@@ -79,8 +100,9 @@ def _linked(graph: Graph, kept: set[str], everywhere: set[str], sent: Mapping[st
 
     return {
         node_id: {**node, "inputs": {k: link(k, v) if node_id in everywhere else v for k, v in node["inputs"].items()}}
-        for node_id, node in graph.items() if node_id in kept
-    }  # fmt: skip
+        for node_id, node in graph.items()
+        if node_id in kept
+    }
 
 
 def carrier(node_id: str) -> str:
@@ -89,7 +111,9 @@ def carrier(node_id: str) -> str:
 
 
 def carrying(types: Sequence[Any], act: Callable[[Values], Values], inputs: bool, output: bool = False) -> type:
-    """A node class that gives what `act` makes of its inputs, both as the lists that the host keeps; without inputs `act` gets none."""
+    """A node class that gives what `act` makes of its inputs, both as the lists that the host keeps; without inputs
+    `act` gets none.
+    """
 
     class Carrier:
         RETURN_TYPES = tuple(types)

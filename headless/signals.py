@@ -10,12 +10,16 @@ from typing import Any
 
 
 class Stopped(KeyboardInterrupt):
-    """Asked to stop. Python kills itself at its end when a plain KeyboardInterrupt has passed through an exec(), as of a dataclass."""
+    """Asked to stop. Python kills itself at its end when a plain KeyboardInterrupt has passed through an exec(), as of
+    a dataclass.
+    """
 
 
 @contextlib.contextmanager
 def listening(ask: Callable[[int, Any], None]) -> Iterator[None]:
-    """For the block Ctrl-C and a termination signal call `ask`; outside the main thread, which alone may listen, nothing changes."""
+    """For the block Ctrl-C and a termination signal call `ask`; outside the main thread, which alone may listen,
+    nothing changes.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

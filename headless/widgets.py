@@ -1,4 +1,6 @@
-"""Which widgets a node shows in the editor, and which value each has, given the node's `widgets_values` as saved by ComfyUI's front end."""
+"""Which widgets a node shows in the editor, and which value each has, given the node's `widgets_values` as saved by
+ComfyUI's front end.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ UPLOADS = ("image_upload", "animated_image_upload", "video_upload")
 
 @dataclass(frozen=True)
 class Widget:
-    """One widget: the input that it fills, or None for one that the editor keeps to itself (control after generate, an upload button)."""
+    """One widget: the input that it fills, or None for one that the editor keeps to itself (control after generate, an
+    upload button).
+    """
 
     name: str
     input: Input | None
@@ -39,7 +43,10 @@ def widgets(schema: Schema) -> list[Widget]:
         if item.widget:
             found.append(Widget(item.name, item, item.default))
             found += [Widget(name, None) for name in _controls(item)]
-    if any(item.required and item.type == COMBO and any(item.settings.get(key) for key in UPLOADS) for item in schema.inputs):
+    if any(
+        item.required and item.type == COMBO and any(item.settings.get(key) for key in UPLOADS)
+        for item in schema.inputs
+    ):
         found.append(Widget("upload", None))
     return found
 
@@ -52,7 +59,11 @@ def values(schema: Schema, saved: Any) -> dict[str, Any]:
     given: Mapping[str, Any] = saved if isinstance(saved, Mapping) else {}
     if isinstance(saved, list):
         given = dict(zip([widget.name for widget in shown], _without_sockets(schema, shown, saved), strict=False))
-    return {widget.name: _settled(given.get(widget.name, widget.default), widget) for widget in shown if widget.input is not None}
+    return {
+        widget.name: _settled(given.get(widget.name, widget.default), widget)
+        for widget in shown
+        if widget.input is not None
+    }
 
 
 def _controls(item: Input) -> list[str]:
@@ -63,11 +74,15 @@ def _controls(item: Input) -> list[str]:
     if not asked or item.type not in ("INT", "FLOAT", COMBO):
         return []
     name = asked if isinstance(asked, str) and item.type != COMBO else "control_after_generate"
-    return [f"{item.name}:{name}", f"{item.name}:control_filter_list"] if item.type == COMBO else [f"{item.name}:{name}"]
+    return (
+        [f"{item.name}:{name}", f"{item.name}:control_filter_list"] if item.type == COMBO else [f"{item.name}:{name}"]
+    )
 
 
 def _without_sockets(schema: Schema, shown: Sequence[Widget], saved: Sequence[Any]) -> list[Any]:
-    """Old files also hold a value for inputs that have become sockets (forceInput); when the count says so, drop those."""
+    """Old files also hold a value for inputs that have become sockets (forceInput); when the count says
+    so, drop those.
+    """
     names = {widget.name for widget in shown}
     flags: list[bool] = []
     for item in schema.inputs:

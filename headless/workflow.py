@@ -1,4 +1,6 @@
-"""A workflow file as an API graph ({id: {class_type, inputs, _meta}}): reading both JSON formats, --set, checking before anything runs."""
+"""A workflow file as an API graph ({id: {class_type, inputs, _meta}}): reading both JSON formats, --set, checking
+before anything runs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class Document:
     is_editor: bool
 
     def class_types(self) -> set[str]:
-        """Every node type that it names and that a host must know (Note, Reroute and other editor-only nodes are not among them)."""
+        """Every node type that it names and that a host must know (Note, Reroute and other editor-only nodes are not
+        among them).
+        """
         if self.is_editor:
             return editor.class_types(self.data)
         return {str(node["class_type"]) for node in self.data.values() if node.get("class_type")}
@@ -44,9 +48,13 @@ def read(path: str) -> Document:
     except OSError as error:
         raise WorkflowError([Problem(f"{path}: cannot be read ({error.strerror or error})")]) from error
     except UnicodeDecodeError as error:
-        raise WorkflowError([Problem(f"{path}: not a text file in UTF-8; expected a workflow saved as JSON ({error.reason})")]) from error
+        raise WorkflowError(
+            [Problem(f"{path}: not a text file in UTF-8; expected a workflow saved as JSON ({error.reason})")]
+        ) from error
     except json.JSONDecodeError as error:
-        raise WorkflowError([Problem(f"{path}: not JSON (line {error.lineno}, column {error.colno}: {error.msg})")]) from error
+        raise WorkflowError(
+            [Problem(f"{path}: not JSON (line {error.lineno}, column {error.colno}: {error.msg})")]
+        ) from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists in lists in lists …
         raise WorkflowError([Problem(f"{path}: JSON that cannot be read ({error})")]) from error
     return parse(data, path)
@@ -58,12 +66,21 @@ def parse(data: Any, path: str = "workflow") -> Document:
         return Document(path, data, True)
     if isinstance(data, dict) and isinstance(data.get("prompt"), dict) and "class_type" not in data["prompt"]:
         data = data["prompt"]
-    expected = 'an API workflow ({"id": {"class_type": …, "inputs": {…}}}) or an editor workflow ({"nodes": […], "links": […]})'
+    expected = (
+        'an API workflow ({"id": {"class_type": …, "inputs": {…}}}) or an editor workflow ({"nodes": […], "links":'
+        " […]})"
+    )
     if not isinstance(data, dict) or not data:
         raise WorkflowError([Problem(f"{path}: not a workflow; expected {expected}, got {_kind(data)}")])
-    wrong = [str(key) for key, node in data.items() if not isinstance(node, dict) or not isinstance(node.get("inputs", {}), dict)]
+    wrong = [
+        str(key)
+        for key, node in data.items()
+        if not isinstance(node, dict) or not isinstance(node.get("inputs", {}), dict)
+    ]
     if wrong:
-        raise WorkflowError([Problem(f"{path}: not a workflow; expected {expected}; these entries are not nodes: {', '.join(wrong)}")])
+        raise WorkflowError(
+            [Problem(f"{path}: not a workflow; expected {expected}; these entries are not nodes: {', '.join(wrong)}")]
+        )
     return Document(path, data, False)
 
 
@@ -98,12 +115,18 @@ def set_values(graph: Graph, assignments: Iterable[str], look_up: Catalogue) -> 
 
 
 def check(graph: Graph, look_up: Catalogue) -> list[Problem]:
-    """Everything that is wrong with the graph: unknown classes anywhere; links, values, missing inputs and cycles in what would run."""
+    """Everything that is wrong with the graph: unknown classes anywhere; links, values, missing inputs and cycles in
+    what would run.
+    """
     unknown = [node_id for node_id, node in graph.items() if look_up(str(node.get("class_type") or "")) is None]
     problems = [problem(graph, node_id, _unknown(graph[node_id])) for node_id in unknown]
     roots = [node_id for node_id, node in graph.items() if node_id in unknown or _schema(node, look_up).output_node]
     if not roots:
-        problems.append(Problem("the workflow has no output node (such as SaveImage, PreviewImage or TrainStep), so nothing would run"))
+        problems.append(
+            Problem(
+                "the workflow has no output node (such as SaveImage, PreviewImage or TrainStep), so nothing would run"
+            )
+        )
     for node_id in sorted(reachable(graph, roots or list(graph)), key=list(graph).index):
         if node_id not in unknown:
             problems += _check_node(graph, node_id, look_up)
@@ -129,7 +152,9 @@ def links(graph: Graph, node_id: str) -> Iterator[tuple[str, str, int]]:
 
 
 def cycles(graph: Graph) -> list[list[str]]:
-    """One closed path [a, b, …, a] for every pair of nodes whose link closes a cycle in a depth-first walk along the links."""
+    """One closed path [a, b, …, a] for every pair of nodes whose link closes a cycle in a depth-first walk along the
+    links.
+    """
     found: list[list[str]] = []
     done: set[str] = set()
     for start in graph:
@@ -142,7 +167,7 @@ def cycles(graph: Graph) -> list[list[str]]:
                 trail.pop()
                 path.pop()
             elif source in path:
-                found.append([*path[path.index(source):], source])
+                found.append([*path[path.index(source) :], source])
             elif source not in done:
                 trail.append((source, _sources(graph, source)))
                 path.append(source)
@@ -150,16 +175,22 @@ def cycles(graph: Graph) -> list[list[str]]:
 
 
 def without_broken_parts(graph: Graph, look_up: Catalogue) -> tuple[Graph, set[str]]:
-    """A copy that a host can validate although the graph is broken: unknown nodes, dangling links and one link of each cycle are left out.
+    """A copy that a host can validate although the graph is broken: unknown nodes, dangling links and one link of each
+    cycle are left out.
 
-    Also returns the nodes that lost an input on the way."""
+    Also returns the nodes that lost an input on the way.
+    """
     known = {key: node for key, node in graph.items() if look_up(str(node.get("class_type") or ""))}
     keep: Graph = {key: {**node, "inputs": dict(node["inputs"])} for key, node in known.items()}
     cut: set[str] = set()
     closing = {(path[-2], path[-1]) for path in cycles(graph)}
     for node_id, node in keep.items():
         for name, source, slot in list(links(keep, node_id)):
-            if source not in keep or not 0 <= slot < len(_schema(keep[source], look_up).outputs) or (node_id, source) in closing:
+            if (
+                source not in keep
+                or not 0 <= slot < len(_schema(keep[source], look_up).outputs)
+                or (node_id, source) in closing
+            ):
                 del node["inputs"][name]
                 cut.add(node_id)
     return keep, cut
@@ -172,7 +203,10 @@ def _sources(graph: Graph, node_id: str) -> Iterator[str]:
 
 def _api_node(node: Mapping[str, Any]) -> dict[str, Any]:
     """A copy with inputs, and with links written as ["id", slot]."""
-    inputs = {name: [str(value[0]), value[1]] if is_link(value) else value for name, value in (node.get("inputs") or {}).items()}
+    inputs = {
+        name: [str(value[0]), value[1]] if is_link(value) else value
+        for name, value in (node.get("inputs") or {}).items()
+    }
     if not isinstance(node.get("_meta", {}), dict):  # hosts look for a title in it
         node = {name: value for name, value in node.items() if name != "_meta"}
     return {**node, "inputs": inputs}
@@ -192,12 +226,17 @@ def _schema(node: Mapping[str, Any], look_up: Catalogue) -> Schema:
 def _unknown(node: Mapping[str, Any]) -> str:
     if not node.get("class_type"):
         return "has no class_type"
-    return f"this host has no node '{node['class_type']}'; install the pack that brings it, or name a ComfyUI that has it (--comfyui)"
+    return (
+        f"this host has no node '{node['class_type']}'; install the pack that brings it, or name a ComfyUI that has it"
+        " (--comfyui)"
+    )
 
 
 def _cycle(graph: Graph, path: Sequence[str]) -> Problem:
     names = " -> ".join(f'{node_id} "{title(graph, node_id)}"' for node_id in reversed(path))
-    return problem(graph, path[0], f"the links make a cycle: {names}; a workflow must not feed a node's result back to itself")
+    return problem(
+        graph, path[0], f"the links make a cycle: {names}; a workflow must not feed a node's result back to itself"
+    )
 
 
 def _check_node(graph: Graph, node_id: str, look_up: Catalogue) -> list[Problem]:
@@ -228,7 +267,10 @@ def _check_link(graph: Graph, value: list[Any], item: Input | None, schema: Sche
     if sender is None:
         return None
     if not 0 <= slot < len(sender.outputs):
-        return f'linked to output {slot} of node {source} "{title(graph, source)}", which has {len(sender.outputs)} outputs'
+        return (
+            f'linked to output {slot} of node {source} "{title(graph, source)}", which has {len(sender.outputs)}'
+            " outputs"
+        )
     given = sender.outputs[slot]
     if item is None or item.dynamic or "input_types" in schema.own_checks or compatible(given, item.type):
         return None
@@ -236,7 +278,9 @@ def _check_link(graph: Graph, value: list[Any], item: Input | None, schema: Sche
 
 
 def compatible(given: str, wanted: str) -> bool:
-    """Whether an output of one type may be linked to an input of the other: equal, any, or a common member of "A,B" lists."""
+    """Whether an output of one type may be linked to an input of the other: equal, any, or a common member of "A,B"
+    lists.
+    """
     if "*" in (given, wanted) or given == wanted or "COMFY_MATCHTYPE_V3" in (given, wanted):
         return True
     parts = [{part.strip() for part in kind.split(",")} for kind in (given, wanted)]
@@ -244,7 +288,9 @@ def compatible(given: str, wanted: str) -> bool:
 
 
 def _check_value(value: Any, item: Input, schema: Schema) -> str | None:
-    """What is wrong with a constant, as ComfyUI's own validation sees it (and a text for a BOOLEAN, which it would take for true)."""
+    """What is wrong with a constant, as ComfyUI's own validation sees it (and a text for a BOOLEAN, which it would take
+    for true).
+    """
     if isinstance(value, dict) and "__value__" in value:
         value = value["__value__"]
     if item.type in NUMBERS:
@@ -274,23 +320,31 @@ def _check_limits(value: Any, item: Input) -> str | None:
 
 
 def _choices(options: Sequence[Any]) -> str:
-    return f"[{', '.join(str(option) for option in options[:20])}{f', … {len(options)} in all' if len(options) > 20 else ''}]"
+    shown = ", ".join(str(option) for option in options[:20])
+    more = f", … {len(options)} in all" if len(options) > 20 else ""
+    return f"[{shown}{more}]"
 
 
 def _target(graph: Graph, assignment: str, look_up: Catalogue) -> tuple[str, tuple[str, Input], str]:
     """The node id, the input and the text that a NODE.INPUT=VALUE names."""
     left, equals, text = assignment.partition("=")
     if not equals or "." not in left:
-        raise WorkflowError([Problem(f"--set {assignment}: expected NODE.INPUT=VALUE (NODE is an id or a unique title)")])
-    splits = [(left[:at], left[at + 1:]) for at, letter in enumerate(left) if letter == "."]
+        raise WorkflowError(
+            [Problem(f"--set {assignment}: expected NODE.INPUT=VALUE (NODE is an id or a unique title)")]
+        )
+    splits = [(left[:at], left[at + 1 :]) for at, letter in enumerate(left) if letter == "."]
     matches = [(found, name) for node, name in splits if (found := _named(graph, node))]
     if not matches:
         known = ", ".join(f'{node_id} "{title(graph, node_id)}"' for node_id in graph)
-        raise WorkflowError([Problem(f"--set {assignment}: no node has the id or title '{splits[-1][0]}'; the nodes are {known}")])
+        raise WorkflowError(
+            [Problem(f"--set {assignment}: no node has the id or title '{splits[-1][0]}'; the nodes are {known}")]
+        )
     found, name = matches[-1]
     if len(found) > 1:
         same = ", ".join(found)
-        message = f"--set {assignment}: {len(found)} nodes have the title '{title(graph, found[0])}' (ids {same}); use the id"
+        message = (
+            f"--set {assignment}: {len(found)} nodes have the title '{title(graph, found[0])}' (ids {same}); use the id"
+        )
         raise WorkflowError([Problem(message)])
     node_id = found[0]
     schema = look_up(str(graph[node_id].get("class_type") or ""))
@@ -323,7 +377,9 @@ def _value(text: str, item: Input, what: str) -> Any:
         "BOOLEAN": isinstance(parsed, bool),
     }.get(kind, not isinstance(parsed, list))
     if not item.dynamic and not item.widget and kind not in ("*", "STRING", "INT", "FLOAT", "BOOLEAN", COMBO):
-        raise WorkflowError([Problem(f"{what}: input '{item.name}' takes a link of type {item.type}, which has no value to set")])
+        raise WorkflowError(
+            [Problem(f"{what}: input '{item.name}' takes a link of type {item.type}, which has no value to set")]
+        )
     if not fits:
         raise WorkflowError([Problem(f"{what}: input '{item.name}' expects {item.type}, got {text!r}")])
     if kind == "STRING":

@@ -10,8 +10,11 @@ from ..patches import weights
 
 
 def base_weights(patcher: Any) -> dict[str, torch.Tensor]:
-    """The tensors of a model as its file had them (after the loader's cast), by reference, whoever has patched it by now."""
-    # Before the state dict: a clone that is collected while that is made takes off what it had put on, and the patched tensors are in it.
+    """The tensors of a model as its file had them (after the loader's cast), by reference, whoever has patched it by
+    now.
+    """
+    # Before the state dict: a clone that is collected while that is made takes off what it had put on, and the patched
+    # tensors are in it.
     bases: dict[str, torch.Tensor] = dict(weights.bases(patcher.model))
     bases.update({key: saved.weight for key, saved in patcher.backup.items()})
     bases.update({key: saved[0] for key, saved in patcher.hook_backup.items()})

@@ -13,24 +13,32 @@ from ..patches.files import load_safetensors
 
 
 def demo_unet(device: Any = None) -> Any:
-    """A UNet of the demo's shape, of this host's own class, float32, its weights not yet set; for writing a model's first weights."""
+    """A UNet of the demo's shape, of this host's own class, float32, its weights not yet set; for writing a model's
+    first weights.
+    """
     return _demo_base_model(device).diffusion_model
 
 
 def demo_model(path: str) -> tuple[Any, Any, Any]:
-    """(MODEL, CLIP, VAE) of the demo's one safetensors file, built of this host's own classes; ValueError when its keys do not fit."""
+    """(MODEL, CLIP, VAE) of the demo's one safetensors file, built of this host's own classes; ValueError when its keys
+    do not fit.
+    """
     return demo_patcher(path), demo_clip(path), _demo().PixelVAE()
 
 
 def demo_patcher(path: str, disable_dynamic: bool = False) -> Any:
-    """The demo's MODEL. Never a dynamic patcher: 7 MB are best held whole, so `disable_dynamic`, which hosts pass, changes nothing."""
+    """The demo's MODEL. Never a dynamic patcher: 7 MB are best held whole, so `disable_dynamic`, which hosts pass,
+    changes nothing.
+    """
     import comfy.model_management
     import comfy.model_patcher
 
     offload = comfy.model_management.unet_offload_device()
     model = _demo_base_model(offload)
     _load_exactly(model.diffusion_model, path, "model.diffusion_model.")
-    patcher = comfy.model_patcher.ModelPatcher(model, load_device=comfy.model_management.get_torch_device(), offload_device=offload)
+    patcher = comfy.model_patcher.ModelPatcher(
+        model, load_device=comfy.model_management.get_torch_device(), offload_device=offload
+    )
     return _rebuilt_by(patcher, demo_patcher, path)
 
 
@@ -41,7 +49,9 @@ def demo_clip(path: str) -> Any:
 
     from ..demo import words
 
-    target = SimpleNamespace(params={"operations": comfy.ops.manual_cast}, clip=_demo().TextEncoder, tokenizer=words.WordTokenizer)
+    target = SimpleNamespace(
+        params={"operations": comfy.ops.manual_cast}, clip=_demo().TextEncoder, tokenizer=words.WordTokenizer
+    )
     clip = comfy.sd.CLIP(target, model_options={"dtype": torch.float32})
     _load_exactly(clip.cond_stage_model, path, "text.")
     _rebuilt_by(clip.patcher, demo_clip_patcher, path)
@@ -84,8 +94,12 @@ def _demo_base_model(device: Any) -> Any:
 
 
 def _load_exactly(module: torch.nn.Module, path: str, prefix: str) -> None:
-    """Load the file's tensors under `prefix` into a module; every missing, unexpected or misshapen key is in the one error."""
-    tensors = {key[len(prefix):]: tensor for key, tensor in load_safetensors(path)[0].items() if key.startswith(prefix)}
+    """Load the file's tensors under `prefix` into a module; every missing, unexpected or misshapen key is in the one
+    error.
+    """
+    tensors = {
+        key[len(prefix) :]: tensor for key, tensor in load_safetensors(path)[0].items() if key.startswith(prefix)
+    }
     try:
         module.load_state_dict(tensors, strict=True)
     except RuntimeError as error:
@@ -93,7 +107,9 @@ def _load_exactly(module: torch.nn.Module, path: str, prefix: str) -> None:
 
 
 def _rebuilt_by(patcher: Any, factory: Callable[..., Any], path: str) -> Any:
-    """Tell hosts that can build a second copy of a model how to (`cached_patcher_init`, ComfyUI 0.33); returns the patcher."""
+    """Tell hosts that can build a second copy of a model how to (`cached_patcher_init`, ComfyUI 0.33); returns the
+    patcher.
+    """
     if hasattr(patcher, "cached_patcher_init"):
         patcher.cached_patcher_init = (factory, (path,))
     return patcher

@@ -1,4 +1,6 @@
-"""The host's forward of a diffusion model as training calls it: conditions, noise levels, patches and wrappers included."""
+"""The host's forward of a diffusion model as training calls it: conditions, noise levels, patches and wrappers
+included.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ KEPT_CONDITIONS = 64  # on the device; captions that vary by draw would fill it 
 
 
 class Denoiser:
-    """A loaded ModelPatcher as `training.objective.Denoiser`: the host's own forward, with patches, wrappers and size conditions."""
+    """A loaded ModelPatcher as `training.objective.Denoiser`: the host's own forward, with patches, wrappers and size
+    conditions.
+    """
 
     def __init__(self, patcher: Any, encode: LiveEncoder | None = None) -> None:
         self.encode = encode
@@ -35,15 +39,21 @@ class Denoiser:
         self._conditions: OrderedDict[tuple[Any, ...], tuple[Conditioning, dict[str, Any]]] = OrderedDict()
 
     def process_in(self, latents: torch.Tensor) -> torch.Tensor:
-        """Latents of the VAE as the network sees them; one picture of a video model gets its frame dimension, (B, C, 1, h, w)."""
+        """Latents of the VAE as the network sees them; one picture of a video model gets its frame dimension, (B, C, 1,
+        h, w).
+        """
         if getattr(self.model.latent_format, "latent_dimensions", 2) == 3 and latents.ndim == 4:
             latents = latents.unsqueeze(2)
         return self.model.process_latent_in(latents)
 
     def sigma(self, u: torch.Tensor) -> torch.Tensor:
-        """Noise levels (B,) of timestep shares (B,): a row of the model's table of levels, the model's own shifted share for flows."""
+        """Noise levels (B,) of timestep shares (B,): a row of the model's table of levels, the model's own shifted
+        share for flows.
+        """
         sampling = self.sampling
-        if hasattr(sampling, "log_sigmas"):  # continuous schedules (EDM) have a table too, and timesteps that are no shares
+        if hasattr(
+            sampling, "log_sigmas"
+        ):  # continuous schedules (EDM) have a table too, and timesteps that are no shares
             table = sampling.sigmas.to(u.device, torch.float32)
             return table[(u * len(table)).long().clamp(max=len(table) - 1)]
         return sampling.sigma(u * getattr(sampling, "multiplier", 1.0)).to(torch.float32)
@@ -53,9 +63,15 @@ class Denoiser:
         return self.sampling.noise_scaling(sigma.view(-1, *[1] * (clean.ndim - 1)), noise, clean)
 
     def denoise(
-        self, x: torch.Tensor, sigma: torch.Tensor, conditionings: Sequence[Conditioning], transformer_options: Mapping[str, Any]
+        self,
+        x: torch.Tensor,
+        sigma: torch.Tensor,
+        conditionings: Sequence[Conditioning],
+        transformer_options: Mapping[str, Any],
     ) -> torch.Tensor:
-        """Denoised latents (B, C, h, w) in float32; pictures whose conditions the host cannot batch go through one group after another."""
+        """Denoised latents (B, C, h, w) in float32; pictures whose conditions the host cannot batch go through one
+        group after another.
+        """
         groups: list[list[int]] = []
         conditions = [self._condition(one, x) for one in conditionings]
         for index, condition in enumerate(conditions):
@@ -75,16 +91,23 @@ class Denoiser:
         return torch.stack(out)
 
     def _alone(self, condition: Mapping[str, Any]) -> bool:
-        """Whether the network takes such conditions one at a time: Lumina's masks of text do not broadcast over a batch in 0.3.64."""
+        """Whether the network takes such conditions one at a time: Lumina's masks of text do not broadcast over a batch
+        in 0.3.64.
+        """
         return "attention_mask" in condition and any(cls.__name__ == "NextDiT" for cls in type(self.module).__mro__)
 
     def _condition(self, conditioning: Conditioning, x: torch.Tensor) -> dict[str, Any]:
-        """The host's condition objects of one picture, kept for the next time the same caption comes with the same size."""
+        """The host's condition objects of one picture, kept for the next time the same caption comes with the same
+        size.
+        """
         key = (id(conditioning), tuple(x.shape[1:]))
         if conditioning.context.requires_grad:  # of this step alone
             return self._made(conditioning, x)
         if key not in self._conditions:
-            self._conditions[key] = (conditioning, self._made(conditioning, x))  # the conditioning too, so that its id stays its own
+            self._conditions[key] = (
+                conditioning,
+                self._made(conditioning, x),
+            )  # the conditioning too, so that its id stays its own
             if len(self._conditions) > KEPT_CONDITIONS:
                 self._conditions.popitem(last=False)
         self._conditions.move_to_end(key)
@@ -93,7 +116,9 @@ class Denoiser:
     def conditions(self, conditioning: Conditioning) -> list[torch.Tensor]:
         """What the network is given for a conditioning, as tensors."""
         space = self.model.latent_format
-        x = torch.zeros(1, space.latent_channels, *(1,) * (getattr(space, "latent_dimensions", 2) - 2), 16, 16, device=self.device)
+        x = torch.zeros(
+            1, space.latent_channels, *(1,) * (getattr(space, "latent_dimensions", 2) - 2), 16, 16, device=self.device
+        )
         found = (getattr(cond, "cond", None) for cond in self._made(conditioning, x).values())
         return [value for value in found if isinstance(value, torch.Tensor)]
 
@@ -102,13 +127,24 @@ class Denoiser:
         # Guidance 1: what a guidance-distilled model predicts without guidance is what the pictures are made of.
         sizes = {"width": x.shape[-1] * 8, "height": x.shape[-2] * 8}
         params = {**sizes, "prompt_type": "positive", "guidance": 1.0, **conditioning.extras}
-        params.update(cross_attn=conditioning.context.to(self.device, torch.float32), device=self.device, noise=noise, latent_image=noise)
-        params = {name: value.to(self.device) if isinstance(value, torch.Tensor) else value for name, value in params.items()}
+        params.update(
+            cross_attn=conditioning.context.to(self.device, torch.float32),
+            device=self.device,
+            noise=noise,
+            latent_image=noise,
+        )
+        params = {
+            name: value.to(self.device) if isinstance(value, torch.Tensor) else value for name, value in params.items()
+        }
         made = self.model.extra_conds(**params)
         return {name: cond.process_cond(batch_size=1, device=self.device, area=None) for name, cond in made.items()}
 
     def _apply(
-        self, x: torch.Tensor, sigma: torch.Tensor, conditions: Sequence[dict[str, Any]], transformer_options: Mapping[str, Any]
+        self,
+        x: torch.Tensor,
+        sigma: torch.Tensor,
+        conditions: Sequence[dict[str, Any]],
+        transformer_options: Mapping[str, Any],
     ) -> torch.Tensor:
         import comfy.patcher_extension as extension
         from comfy.ldm.modules.attention import attention_pytorch
@@ -119,12 +155,16 @@ class Denoiser:
         both["wrappers"] = extension.merge_nested_dicts(both.get("wrappers", {}), self.patcher.wrappers)
         both["callbacks"] = extension.merge_nested_dicts(both.get("callbacks", {}), self.patcher.callbacks)
         both.update(sigmas=sigma, cond_or_uncond=[0], uuids=[self.patcher.patches_uuid])
-        arguments = {name: cond.concat([other[name] for other in conditions[1:]]) for name, cond in conditions[0].items()}
+        arguments = {
+            name: cond.concat([other[name] for other in conditions[1:]]) for name, cond in conditions[0].items()
+        }
         arguments["transformer_options"] = both
         wrapper = options.get("model_function_wrapper")
         if wrapper is None:
             return self.model.apply_model(x, sigma, **arguments).float()
-        return wrapper(self.model.apply_model, {"input": x, "timestep": sigma, "c": arguments, "cond_or_uncond": [0]}).float()
+        return wrapper(
+            self.model.apply_model, {"input": x, "timestep": sigma, "c": arguments, "cond_or_uncond": [0]}
+        ).float()
 
 
 def _can_concat(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
@@ -132,20 +172,25 @@ def _can_concat(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
 
 
 def prediction(sampling: Any) -> str:
-    """What a model with this model sampling predicts: "eps", "v", "flow", or the class's own names when training does not know it."""
+    """What a model with this model sampling predicts: "eps", "v", "flow", or the class's own names when training does
+    not know it.
+    """
     import comfy.model_sampling as known
 
     kinds = [cls.__name__ for cls in type(sampling).__mro__[1:] if cls is not torch.nn.Module and cls is not object]
     names = {cls.__name__ for cls in type(sampling).__mro__}
     if isinstance(sampling, known.CONST) and not names & {"IMG_TO_IMG_FLOW"}:
         return "flow"
-    if names & {"EDM", "X0", "IMG_TO_IMG", "COSMOS_RFLOW", "V_PREDICTION_DDPM", "IMG_TO_IMG_FLOW"} or not isinstance(sampling, known.EPS):
+    if names & {"EDM", "X0", "IMG_TO_IMG", "COSMOS_RFLOW", "V_PREDICTION_DDPM", "IMG_TO_IMG_FLOW"} or not isinstance(
+        sampling, known.EPS
+    ):
         return "/".join(kinds) or type(sampling).__name__
     return "v" if isinstance(sampling, known.V_PREDICTION) else "eps"
 
 
 def at_levels(patcher: Any, terminal: bool) -> Any:
-    """A MODEL with the noise levels that it is trained and sampled at: with `terminal` those of a v model reach zero SNR (Lin 2023).
+    """A MODEL with the noise levels that it is trained and sampled at: with `terminal` those of a v model reach zero
+    SNR (Lin 2023).
 
     Raises ValueError for a v model whose schedule is not discrete.
     """
@@ -156,8 +201,9 @@ def at_levels(patcher: Any, terminal: bool) -> Any:
         return patcher
     if not hasattr(sampling, "set_sigmas"):
         raise ValueError(
-            "GraftObjective: zero_terminal_snr rescales the levels of a discrete schedule, and this model's are continuous, up to sigma "
-            f"{float(sampling.sigma_max):g} ({'/'.join(cls.__name__ for cls in type(sampling).__bases__)}). Switch it off."
+            "GraftObjective: zero_terminal_snr rescales the levels of a discrete schedule, and this model's are"
+            f" continuous, up to sigma {float(sampling.sigma_max):g}"
+            f" ({'/'.join(cls.__name__ for cls in type(sampling).__bases__)}). Switch it off."
         )
     sampling = copy.deepcopy(sampling)
     sampling.set_sigmas(zero_terminal(sampling.sigmas).float())
@@ -167,7 +213,9 @@ def at_levels(patcher: Any, terminal: bool) -> Any:
 
 
 def _fit_for_autograd(module: torch.nn.Module, text_encoder: bool) -> contextlib.AbstractContextManager[Any]:
-    """What the host's forward and backward run in; UNets add in place nothing that is needed again, and every call saved counts there."""
+    """What the host's forward and backward run in; UNets add in place nothing that is needed again, and every call
+    saved counts there.
+    """
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
     plain = isinstance(module, UNetModel) and not text_encoder
@@ -175,7 +223,9 @@ def _fit_for_autograd(module: torch.nn.Module, text_encoder: bool) -> contextlib
 
 
 def to_host_memory(patcher: Any) -> None:
-    """Move the weights of a loaded MODEL to where the host keeps them when they are not in use; patches are then put on at every use."""
+    """Move the weights of a loaded MODEL to where the host keeps them when they are not in use; patches are then put on
+    at every use.
+    """
     if patcher.load_device != patcher.offload_device:
         patcher.partially_unload(patcher.offload_device, patcher.model_size())
 
@@ -186,8 +236,9 @@ def denoiser(
 ) -> Iterator[Denoiser]:
     """Load a MODEL and hand out its Denoiser for the block; afterwards the host is told that the run is over.
 
-    `terminal` rescales the noise levels of a v model to zero terminal SNR. With `layers` the weights stay in host memory, for
-    `training.offload.layers_on_host` to bring over. With a `clip` its text encoder is loaded too, to be trained.
+    `terminal` rescales the noise levels of a v model to zero terminal SNR. With `layers` the weights stay in host
+    memory, for `training.offload.layers_on_host` to bring over. With a `clip` its text encoder is loaded too, to be
+    trained.
     """
     import comfy.model_management as management
 

@@ -20,14 +20,18 @@ def encode_pictures(vae: Any, pixels: torch.Tensor) -> torch.Tensor:
 
 
 def encode_captions(clip: Any, captions: Sequence[str], clip_skip: int = 0) -> dict[str, Conditioning]:
-    """What the text encoder makes of each caption, float32 on the CPU; `clip_skip` 2 stops one layer before the last, 0 is as it is."""
+    """What the text encoder makes of each caption, float32 on the CPU; `clip_skip` 2 stops one layer before the last, 0
+    is as it is.
+    """
     from ..training.data.dataset import Conditioning
 
     clip = skipping(clip, clip_skip)
     out = {}
     for caption in captions:
         context, extras = _encoded(clip, caption)
-        out[caption] = Conditioning(_float_on_cpu(context), {name: _float_on_cpu(value) for name, value in extras.items()})
+        out[caption] = Conditioning(
+            _float_on_cpu(context), {name: _float_on_cpu(value) for name, value in extras.items()}
+        )
     return out
 
 
@@ -46,24 +50,33 @@ def _encoded(clip: Any, caption: str) -> tuple[torch.Tensor, dict[str, Any]]:
 
 
 class LiveEncoder:
-    """The text encoder of a CLIP that is loaded, for captions whose conditionings carry gradients to what is trained in it."""
+    """The text encoder of a CLIP that is loaded, for captions whose conditionings carry gradients to what is trained in
+    it.
+    """
 
     def __init__(self, clip: Any, clip_skip: int = 0) -> None:
         self.clip = skipping(clip, clip_skip).clone()
-        self.clip.load_model = lambda *_, **__: self.clip.patcher  # it is loaded, and another load would move it under the trained tensors
+        self.clip.load_model = lambda *_, **__: (
+            self.clip.patcher
+        )  # it is loaded, and another load would move it under the trained tensors
         self.module: torch.nn.Module = self.clip.cond_stage_model
 
     def __call__(self, captions: Sequence[str], known: Sequence[Conditioning]) -> list[Conditioning]:
-        """Conditionings of the captions as the encoder computes now; `known` are the dataset's, whose other entries (sizes) are kept."""
+        """Conditionings of the captions as the encoder computes now; `known` are the dataset's, whose other entries
+        (sizes) are kept.
+        """
         from ..training.data.dataset import Conditioning
 
         made = {caption: _encoded(self.clip, caption) for caption in dict.fromkeys(captions)}
         return [
-            Conditioning(made[caption][0], {**old.extras, **made[caption][1]}) for caption, old in zip(captions, known, strict=True)
+            Conditioning(made[caption][0], {**old.extras, **made[caption][1]})
+            for caption, old in zip(captions, known, strict=True)
         ]
 
+
 def read_parts(clip: Any, model: Any, clip_skip: int = 0) -> set[str]:
-    """Paths of a text encoder's parts whose output reaches what a MODEL is conditioned on, found by gradients of the empty caption.
+    """Paths of a text encoder's parts whose output reaches what a MODEL is conditioned on, found by gradients of the
+    empty caption.
 
     The others (CLIP-L's last layer for SDXL) can learn nothing.
     """

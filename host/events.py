@@ -48,10 +48,13 @@ def send_event(name: str, data: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def stoppable(run: str) -> Iterator[Callable[[], bool]]:
-    """Within it a training step of this run can be stopped from outside: it gives `should_stop()`, which says whether that was asked.
+    """Within it a training step of this run can be stopped from outside: it gives `should_stop()`, which says whether
+    that was asked.
 
-    The loop calls `should_stop` between steps and ends there as if its last step were done, so that the state is kept and passed on:
-    that is not an interruption, which raises and ends the whole workflow. Steps of several workflows may be within it at once."""
+    The loop calls `should_stop` between steps and ends there as if its last step were done, so that the state is kept
+    and passed on: that is not an interruption, which raises and ends the whole workflow. Steps of several workflows may
+    be within it at once.
+    """
     asked = threading.Event()
     _stoppable.setdefault(run, []).append(asked)
     try:
@@ -73,5 +76,7 @@ def stop(run: str) -> bool:
 
 
 def stops() -> int:
-    """How often a step was stopped in this process. As part of a node's fingerprint it has a stopped step go on when it is queued again."""
+    """How often a step was stopped in this process. As part of a node's fingerprint it has a stopped step go on when it
+    is queued again.
+    """
     return _stops

@@ -17,39 +17,52 @@ from .lora import grafted_stacks
 
 
 class Fingerprint(NamedTuple):
-    """Identity of a model across processes, and what of it could not be hashed (a run with such a model is not reused)."""
+    """Identity of a model across processes, and what of it could not be hashed (a run with such a model
+    is not reused).
+    """
 
     digest: str
     unhashed: tuple[str, ...] = ()
+
 
 _BASES: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def fingerprint(patcher: Any) -> Fingerprint:
-    """Hash of a ModelPatcher: base tensors in key order, then patches, grafts, attention patches, compute dtype and model sampling.
+    """Hash of a ModelPatcher: base tensors in key order, then patches, grafts, attention patches, compute dtype and
+    model sampling.
 
     The live, patched weights are never hashed. The base is hashed once a model; it is never changed for good.
     """
     unhashed: list[str] = []
     parts: list[Any] = [_base_digest(patcher), _model_facts(patcher)]
-    parts.append([[key, _hashable(entry, f"patch of {key}", unhashed)] for key, entry in sorted(patcher.patches.items())])
+    parts.append(
+        [[key, _hashable(entry, f"patch of {key}", unhashed)] for key, entry in sorted(patcher.patches.items())]
+    )
     parts.append([stack.identity for stack in grafted_stacks(patcher)])
     for key, injections in patcher.injections.items():
         if not all(hasattr(injection, "graft_stacks") for injection in injections):
             unhashed.append(f"injection {key}")
     options = {key: value for key, value in patcher.model_options.items() if key != "transformer_options"}
-    for name, value in ((*sorted(options.items()), *sorted(patcher.model_options.get("transformer_options", {}).items()))):
+    for name, value in (
+        *sorted(options.items()),
+        *sorted(patcher.model_options.get("transformer_options", {}).items()),
+    ):
         parts.append([name, _hashable(value, f"option {name}", unhashed)])
     for name, value in sorted(patcher.object_patches.items()):
         if name != "model_sampling":  # among the facts
             parts.append([name, _hashable(value, f"object patch {name}", unhashed)])
     for name in ("wrappers", "hook_patches", "weight_wrapper_patches"):
         parts.append([name, _hashable(_without_empty(getattr(patcher, name, {})), name, unhashed)])
-    return Fingerprint(hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest(), tuple(dict.fromkeys(unhashed)))
+    return Fingerprint(
+        hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest(), tuple(dict.fromkeys(unhashed))
+    )
 
 
 def of_trained(patcher: Any, clip: Any) -> tuple[str, tuple[str, ...]]:
-    """(identity, what could not be hashed) of a MODEL that is trained, and of its CLIP where that is trained too (not None)."""
+    """(identity, what could not be hashed) of a MODEL that is trained, and of its CLIP where that is trained too (not
+    None).
+    """
     made = fingerprint(patcher)
     if clip is None:
         return made
@@ -63,10 +76,14 @@ def fingerprint_of(thing: Any, name: str) -> Fingerprint:
     if patcher is None:
         kind = f"{type(thing).__module__.rpartition('.')[2]}.{type(thing).__qualname__}"
         modules = [module for module in vars(thing).values() if isinstance(module, torch.nn.Module)]
-        weights = {f"{i}.{key}": value for i, module in enumerate(modules) for key, value in module.state_dict().items()}
+        weights = {
+            f"{i}.{key}": value for i, module in enumerate(modules) for key, value in module.state_dict().items()
+        }
         return Fingerprint(hashlib.sha256(f"{kind} {tensors_digest(weights)}".encode()).hexdigest())
     made = fingerprint(patcher)
-    return Fingerprint(f"{made.digest} {getattr(thing, 'layer_idx', None)}", tuple(f"{name}: {what}" for what in made.unhashed))
+    return Fingerprint(
+        f"{made.digest} {getattr(thing, 'layer_idx', None)}", tuple(f"{name}: {what}" for what in made.unhashed)
+    )
 
 
 def versions(patcher: Any) -> dict[str, str]:
@@ -75,7 +92,9 @@ def versions(patcher: Any) -> dict[str, str]:
 
     try:
         graft = importlib.metadata.version("graft-nodes")
-    except importlib.metadata.PackageNotFoundError:  # a folder in custom_nodes: the version stands in its pyproject.toml
+    except (
+        importlib.metadata.PackageNotFoundError
+    ):  # a folder in custom_nodes: the version stands in its pyproject.toml
         text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
         graft = next((line.split('"')[1] for line in text.splitlines() if line.startswith("version = ")), "unknown")
     return {"graft": graft, "torch": str(torch.__version__), "device": str(patcher.load_device)}
@@ -113,7 +132,9 @@ def _without_empty(value: Any) -> Any:
 
 
 def _hashable(value: Any, where: str, unhashed: list[str]) -> Any:
-    """`value` as canonical JSON: tensors by digest, objects by their `identity`, host adapters by kind and weights; others are noted."""
+    """`value` as canonical JSON: tensors by digest, objects by their `identity`, host adapters by kind and weights;
+    others are noted.
+    """
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float | torch.dtype | torch.device):

@@ -16,7 +16,9 @@ def lora_names() -> list[str]:
     import folder_paths
 
     saved = os.path.join(folder_paths.get_output_directory(), "loras")
-    found = [os.path.relpath(os.path.join(folder, file), saved) for folder, _, files in os.walk(saved) for file in files]
+    found = [
+        os.path.relpath(os.path.join(folder, file), saved) for folder, _, files in os.walk(saved) for file in files
+    ]
     names = sorted(name.replace(os.sep, "/") for name in found if name.endswith(".safetensors"))
     return [*folder_paths.get_filename_list("loras"), *(OUTPUT_LORAS + name for name in names)]
 
@@ -31,8 +33,9 @@ def _plain(name: str) -> str:
 
 
 def lora_path(name: str) -> str:
-    """The file of a LoRA's name, also as the other systems spell it (`a\\b` is `a/b` unless a file is called so); ValueError when the name
-    leaves its folder, FileNotFoundError with near matches when there is none."""
+    """The file of a LoRA's name, also as the other systems spell it (`a\\b` is `a/b` unless a file is called so);
+    ValueError when the name leaves its folder, FileNotFoundError with near matches when there is none.
+    """
     import folder_paths
 
     plain = _plain(name)
@@ -43,7 +46,9 @@ def lora_path(name: str) -> str:
         path = os.path.join(folder_paths.get_output_directory(), *plain.split("/")[1:])
     if path is None or not os.path.isfile(path):
         if listed(name):
-            raise FileNotFoundError(f"LoRA file {name!r} is a link to a file that is not there; put that back, or remove the link")
+            raise FileNotFoundError(
+                f"LoRA file {name!r} is a link to a file that is not there; put that back, or remove the link"
+            )
         near = near_loras(name)
         hint = f"; did you mean {' or '.join(near)}?" if near else " in ComfyUI's loras folders"
         raise FileNotFoundError(f"no LoRA file {name!r}{hint}")
@@ -51,7 +56,9 @@ def lora_path(name: str) -> str:
 
 
 def near_loras(name: str, count: int = 3) -> list[str]:
-    """Up to `count` names of LoRAs that a missing one may have been: the same file in another folder first, then names spelt much alike."""
+    """Up to `count` names of LoRAs that a missing one may have been: the same file in another folder first, then names
+    spelt much alike.
+    """
     names = lora_names()
     same = [other for other in names if _file_name(other) == _file_name(name)]
     stems = {other: os.path.splitext(other)[0] for other in names}  # every name ends alike
@@ -65,7 +72,9 @@ def _file_name(name: str) -> str:
 
 
 def weights_path(name: str) -> str:
-    """The file of a LoRA's, checkpoint's or diffusion model's name; ValueError when it leaves its folder, FileNotFoundError without one."""
+    """The file of a LoRA's, checkpoint's or diffusion model's name; ValueError when it leaves its folder,
+    FileNotFoundError without one.
+    """
     import folder_paths
 
     if _stays_inside(_plain(name)):
@@ -77,7 +86,9 @@ def weights_path(name: str) -> str:
 
 
 def output_file(prefix: str, extension: str) -> tuple[str, dict[str, str]]:
-    """(path, ui entry) of the next free numbered file of a prefix under ComfyUI's output folder, as ComfyUI itself counts them."""
+    """(path, ui entry) of the next free numbered file of a prefix under ComfyUI's output folder, as ComfyUI itself
+    counts them.
+    """
     import folder_paths
 
     if not _stays_inside(_plain(prefix)) or not prefix.strip("/\\ "):
@@ -90,7 +101,9 @@ def output_file(prefix: str, extension: str) -> tuple[str, dict[str, str]]:
 
 
 def input_folder(name: str) -> str:
-    """The folder of that name below ComfyUI's input folder; ValueError when it leaves it, FileNotFoundError when there is none."""
+    """The folder of that name below ComfyUI's input folder; ValueError when it leaves it, FileNotFoundError when there
+    is none.
+    """
     import folder_paths
 
     root = os.path.realpath(folder_paths.get_input_directory())
@@ -112,7 +125,9 @@ def training_folder() -> str:
 
 
 def store_limit() -> int:
-    """How many bytes all training states may take together: GRAFT_STORE_GB of the environment, 100 GB without it, 0 for no limit."""
+    """How many bytes all training states may take together: GRAFT_STORE_GB of the environment, 100 GB without it, 0 for
+    no limit.
+    """
     said = os.environ.get("GRAFT_STORE_GB", "100")
     try:
         limit = float(said)

@@ -23,10 +23,11 @@ from .base import base_weights
 
 
 class Entry(NamedTuple):
-    """One LoRA for `graft`: a name for messages, a state dict, strengths for model and CLIP, and whether a partial match will do.
+    """One LoRA for `graft`: a name for messages, a state dict, strengths for model and CLIP, and whether a partial
+    match will do.
 
-    `blocks` are block weights as `patches.blocks` reads them, `metadata` is the file's own; `schedule` multiplies the model's strength
-    while sampling.
+    `blocks` are block weights as `patches.blocks` reads them, `metadata` is the file's own; `schedule` multiplies the
+    model's strength while sampling.
     """
 
     name: str
@@ -40,7 +41,9 @@ class Entry(NamedTuple):
 
 
 class Grafted(NamedTuple):
-    """What `graft` gives: clones that carry the stack (or the very inputs when nothing was to be done), and a report."""
+    """What `graft` gives: clones that carry the stack (or the very inputs when nothing was to be done),
+    and a report.
+    """
 
     model: Any
     clip: Any
@@ -48,20 +51,28 @@ class Grafted(NamedTuple):
 
 
 def graft(model: Any, clip: Any, entries: Sequence[Entry], mode: str = "auto") -> Grafted:
-    """Put LoRAs on a MODEL and, when it is not None, a CLIP; both are host objects and stay as they are, clones come back.
+    """Put LoRAs on a MODEL and, when it is not None, a CLIP; both are host objects and stay as they are, clones come
+    back.
 
-    `entries` go on in order, as one stack, on top of what the inputs carry. `mode`: "merge" (weights change while the model is loaded),
-    "bypass" (activations), "host" (ComfyUI's own patches, one fused adapter a weight; for merging, extracting and saving models), or
-    "auto". ComfyUI's generic names (`diffusion_model.*.lora_up.weight`, `.diff`) are understood like every other, so a trained
-    LORA_MODEL is an entry. Raises ValueError that lists everything wrong with every entry; no model is touched before that.
+    `entries` go on in order, as one stack, on top of what the inputs carry. `mode`: "merge" (weights change while the
+    model is loaded), "bypass" (activations), "host" (ComfyUI's own patches, one fused adapter a weight; for merging,
+    extracting and saving models), or "auto". ComfyUI's generic names (`diffusion_model.*.lora_up.weight`, `.diff`) are
+    understood like every other, so a trained LORA_MODEL is an entry. Raises ValueError that lists everything wrong with
+    every entry; no model is touched before that.
     """
     problems = []
     if mode in ("merge", "host"):
-        problems += [f"{entry.name}: {_SCHEDULED}, which mode {mode} cannot do; use auto or bypass" for entry in entries if entry.schedule]
+        problems += [
+            f"{entry.name}: {_SCHEDULED}, which mode {mode} cannot do; use auto or bypass"
+            for entry in entries
+            if entry.schedule
+        ]
     problems += [
-        f"{entry.name}: expected finite strengths, got {entry.model} for the model and {entry.clip} for the text encoder"
-        for entry in entries if not (math.isfinite(entry.model) and math.isfinite(entry.clip))
-    ]  # fmt: skip
+        f"{entry.name}: expected finite strengths, got {entry.model} for the model and {entry.clip} for the text"
+        " encoder"
+        for entry in entries
+        if not (math.isfinite(entry.model) and math.isfinite(entry.clip))
+    ]
     _, shapes = targets = lora_targets(model, clip)
     parsed, grown, wrong = _read(entries, model, *targets)
     problems += wrong
@@ -81,9 +92,14 @@ def graft(model: Any, clip: Any, entries: Sequence[Entry], mode: str = "auto") -
 
 
 def _read(
-    entries: Sequence[Entry], model: Any, targets: Mapping[str, formats.Target], shapes: Mapping[tuple[str, str], Sequence[int]]
+    entries: Sequence[Entry],
+    model: Any,
+    targets: Mapping[str, formats.Target],
+    shapes: Mapping[tuple[str, str], Sequence[int]],
 ) -> tuple[list[tuple[Entry, formats.ParsedLora]], list[tuple[Entry, dict[str, Any]]], list[str]]:
-    """(what each entry holds for these weights, the host's own patches of those that enlarge a weight, everything wrong with any)."""
+    """(what each entry holds for these weights, the host's own patches of those that enlarge a weight, everything wrong
+    with any).
+    """
     parsed: list[tuple[Entry, formats.ParsedLora]] = []
     grown: list[tuple[Entry, dict[str, Any]]] = []
     problems: list[str] = []
@@ -104,24 +120,34 @@ def _read(
 
 
 def changes(model: Any, clip: Any, entries: Sequence[Entry]) -> tuple[dict[str, low_rank.Weight], list[str]]:
-    """(what LoRAs, in order, do to a MODEL and, when it is not None, a CLIP, by generic name; what of them is left out, in words).
+    """(what LoRAs, in order, do to a MODEL and, when it is not None, a CLIP, by generic name; what of them is left out,
+    in words).
 
-    For merging them into one LoRA. What they find are the weights as the inputs carry them, patches and stacks included. Raises
-    ValueError that lists everything wrong.
+    For merging them into one LoRA. What they find are the weights as the inputs carry them, patches and stacks
+    included. Raises ValueError that lists everything wrong.
     """
     _, shapes = targets = lora_targets(model, clip)
     parsed, grown, problems = _read(entries, model, *targets)
     problems += [f"{entry.name} enlarges weights, which no other LoRA can hold" for entry, _ in grown]
     problems += [
-        f"{entry.name}: {len(lora.text_encoder)} of its layers are for a text encoder: connect clip, or set the row's clip strength to 0"
-        for entry, lora in parsed if lora.text_encoder and entry.clip != 0.0
-    ]  # fmt: skip
+        f"{entry.name}: {len(lora.text_encoder)} of its layers are for a text encoder: connect clip, or set the row's"
+        " clip strength to 0"
+        for entry, lora in parsed
+        if lora.text_encoder and entry.clip != 0.0
+    ]
     found: dict[str, low_rank.Weight] = {}
-    for space, patcher, prefix in (("model", model, ""), ("clip", None if clip is None else clip.patcher, "text_encoders.")):
+    for space, patcher, prefix in (
+        ("model", model, ""),
+        ("clip", None if clip is None else clip.patcher, "text_encoders."),
+    ):
         pieces = _pieces(parsed, space, shapes) if patcher is not None else {}
         base = base_weights(patcher) if pieces else {}
         needing = [weight for weight, of in pieces.items() if not additive(of)]
-        problems += [f"{weight}: it is quantised ({base[weight].dtype})" for weight in needing if base[weight].dtype not in _PLAIN]
+        problems += [
+            f"{weight}: it is quantised ({base[weight].dtype})"
+            for weight in needing
+            if base[weight].dtype not in _PLAIN
+        ]
         for weight, of in pieces.items():
             read = functools.partial(_with_patches, patcher, weight, base[weight])
             found[prefix + weight] = low_rank.Weight(of, tuple(shapes[space, weight]), read)
@@ -131,49 +157,76 @@ def changes(model: Any, clip: Any, entries: Sequence[Entry]) -> tuple[dict[str, 
 
 
 def _converted(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """A LoRA's state dict under generic names: XLabs' for Flux, and what the host's own conversion knows (BFL's control LoRAs …)."""
+    """A LoRA's state dict under generic names: XLabs' for Flux, and what the host's own conversion knows (BFL's control
+    LoRAs …).
+    """
     import comfy.lora_convert
 
     return comfy.lora_convert.convert_lora(dict(keys.renamed(state)))  # which may take keys out of what it is given
 
 
 def _growing(state: Mapping[str, torch.Tensor]) -> tuple[Mapping[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """(the rest, the layers of a LoRA that enlarge their weight, as BFL's control LoRAs do): those the host's own adapters apply."""
+    """(the rest, the layers of a LoRA that enlarge their weight, as BFL's control LoRAs do): those the host's own
+    adapters apply.
+    """
     layers = tuple(key.removesuffix("reshape_weight") for key in state if key.endswith(".reshape_weight"))
     growing = {key: tensor for key, tensor in state.items() if layers and key.startswith(layers)}
-    return (state, {}) if not growing else ({key: tensor for key, tensor in state.items() if key not in growing}, growing)
+    return (
+        (state, {}) if not growing else ({key: tensor for key, tensor in state.items() if key not in growing}, growing)
+    )
 
 
-def _host_adapters(growing: Mapping[str, torch.Tensor], names: Mapping[str, formats.Target], name: str) -> dict[str, Any]:
-    """The host's own patches, by weight, of layers that enlarge their weight; ValueError when the model or the host has no such thing."""
+def _host_adapters(
+    growing: Mapping[str, torch.Tensor], names: Mapping[str, formats.Target], name: str
+) -> dict[str, Any]:
+    """The host's own patches, by weight, of layers that enlarge their weight; ValueError when the model or the host has
+    no such thing.
+    """
     import comfy.lora
 
     layers = [key.removesuffix(".reshape_weight") for key in growing if key.endswith(".reshape_weight")]
     gone = [layer for layer in layers if layer not in names]
     if gone:
-        raise ValueError(f"LoRA {name} cannot be used:\n- it enlarges {', '.join(gone)}, which this model does not have")
+        raise ValueError(
+            f"LoRA {name} cannot be used:\n- it enlarges {', '.join(gone)}, which this model does not have"
+        )
     if not hasattr(comfy.lora, "pad_tensor_to_shape"):
-        raise ValueError(f"LoRA {name} cannot be used:\n- it enlarges {', '.join(layers)}; only a real ComfyUI can do that")
+        raise ValueError(
+            f"LoRA {name} cannot be used:\n- it enlarges {', '.join(layers)}; only a real ComfyUI can do that"
+        )
     wrong = [key for key, tensor in growing.items() if not bool(torch.isfinite(tensor.float()).all())]
     if wrong:
-        raise ValueError(f"LoRA {name} cannot be used:\n" + "\n".join(f"- {key}: holds NaN or infinite values" for key in wrong))
+        raise ValueError(
+            f"LoRA {name} cannot be used:\n" + "\n".join(f"- {key}: holds NaN or infinite values" for key in wrong)
+        )
     return comfy.lora.load_lora(dict(growing), {layer: names[layer].weight for layer in layers}, log_missing=False)
 
 
 def _grown_and_fused(
     model: Any, grown: Sequence[tuple[Entry, dict[str, Any]]], parsed: Sequence[tuple[Entry, formats.ParsedLora]]
 ) -> list[str]:
-    """Weights that one LoRA, of these or of those that the model carries, enlarges and another one changes at its old size."""
-    enlarged = {weight: "a LoRA that the model carries" for weight, of in model.patches.items() if any(_enlarges(each[1]) for each in of)}
+    """Weights that one LoRA, of these or of those that the model carries, enlarges and another one changes at its old
+    size.
+    """
+    enlarged = {
+        weight: "a LoRA that the model carries"
+        for weight, of in model.patches.items()
+        if any(_enlarges(each[1]) for each in of)
+    }
     enlarged |= {weight: entry.name for entry, patches in grown for weight in patches}
     return [
-        f"{entry.name} changes {target.weight}, which {enlarged[target.weight]} enlarges: use only one of them on this model"
-        for entry, lora in parsed for target in lora.layers if target.model == "model" and target.weight in enlarged
-    ]  # fmt: skip
+        f"{entry.name} changes {target.weight}, which {enlarged[target.weight]} enlarges: use only one of them on this"
+        " model"
+        for entry, lora in parsed
+        for target in lora.layers
+        if target.model == "model" and target.weight in enlarged
+    ]
 
 
 def _enlarges(patch: Any) -> bool:
-    """Whether a patch of the host's is a LoRA with the shape that its weight shall have, the last of an adapter's six values."""
+    """Whether a patch of the host's is a LoRA with the shape that its weight shall have, the last of an adapter's six
+    values.
+    """
     return getattr(patch, "name", None) == "lora" and len(patch.weights) > 5 and patch.weights[5] is not None
 
 
@@ -183,14 +236,23 @@ def _with_host_adapters(model: Any, grown: Sequence[tuple[Entry, dict[str, Any]]
         return model
     clone = model.clone()
     for entry, patches in grown:
-        strength = entry.model * blocks.strength(blocks.parse(entry.blocks) if entry.blocks else {}, next(iter(patches)))
+        strength = entry.model * blocks.strength(
+            blocks.parse(entry.blocks) if entry.blocks else {}, next(iter(patches))
+        )
         clone.add_patches(patches, strength)
-        lines.append(f"{entry.name}: {', '.join(patches)} through ComfyUI's own adapters at {strength:g}, because it enlarges the weight")
+        lines.append(
+            f"{entry.name}: {', '.join(patches)} through ComfyUI's own adapters at {strength:g}, because it enlarges"
+            " the weight"
+        )
     return clone
 
 
-def lora_targets(model: Any, clip: Any = None) -> tuple[dict[str, formats.Target], dict[tuple[str, str], tuple[int, ...]]]:
-    """(target of every LoRA name that the host knows for this MODEL and CLIP, shape of every weight by ("model" or "clip", name))."""
+def lora_targets(
+    model: Any, clip: Any = None
+) -> tuple[dict[str, formats.Target], dict[tuple[str, str], tuple[int, ...]]]:
+    """(target of every LoRA name that the host knows for this MODEL and CLIP, shape of every weight by ("model" or
+    "clip", name)).
+    """
     import comfy.lora
 
     targets: dict[str, formats.Target] = {}
@@ -199,7 +261,9 @@ def lora_targets(model: Any, clip: Any = None) -> tuple[dict[str, formats.Target
     if clip is not None:
         patchers.append(("clip", clip.patcher, comfy.lora.model_lora_keys_clip))
     for space, patcher, names in patchers:
-        shapes.update(((space, name), shape) for name, shape in {**weights.shapes(patcher.model), **_enlarged(patcher)}.items())
+        shapes.update(
+            ((space, name), shape) for name, shape in {**weights.shapes(patcher.model), **_enlarged(patcher)}.items()
+        )
         for name, target in names(patcher.model, {}).items():
             parts = (target,) if isinstance(target, str) else tuple(target)
             targets[name] = formats.Target(space, *parts)
@@ -223,7 +287,9 @@ def _pieces(
         for weight, layer, part in formats.pieces_of(lora, space, shapes) if strength != 0.0 else ():
             own = strength * blocks.strength(by_block, weight, text=space == "clip")
             if own != 0.0:
-                pieces.setdefault(weight, []).append(Piece(layer, own, part, entry.schedule if space == "model" else None))
+                pieces.setdefault(weight, []).append(
+                    Piece(layer, own, part, entry.schedule if space == "model" else None)
+                )
     return pieces
 
 
@@ -247,11 +313,15 @@ def _left_out(lora: formats.ParsedLora) -> list[str]:
     if lora.text_encoder:
         left.append(f"{len(lora.text_encoder)} text encoder layers not used, no CLIP is connected")
     if lora.embeddings:
-        left.append(f"{len(lora.embeddings)} embeddings in the file are left out ({', '.join(lora.embeddings)}): {_EMBEDDINGS}")
+        left.append(
+            f"{len(lora.embeddings)} embeddings in the file are left out ({', '.join(lora.embeddings)}): {_EMBEDDINGS}"
+        )
     if lora.unmatched:
         left.append(f"partial: {len(lora.unmatched)} names match no weight and are left out")
     if lora.misfits:
-        left.append(f"partial: {len(lora.misfits)} layers do not fit and are left out ({'; '.join(lora.misfits[:_SHOWN])})")
+        left.append(
+            f"partial: {len(lora.misfits)} layers do not fit and are left out ({'; '.join(lora.misfits[:_SHOWN])})"
+        )
     return left
 
 
@@ -263,7 +333,9 @@ def _put(patcher: Any, pieces: Mapping[str, Sequence[Piece]], mode: str, space: 
     """A clone of the patcher with the pieces on it in the given mode; adds what was done to the report."""
     name = "model" if space == "model" else "text encoder"
     if mode == "host":
-        lines.append(f"{name}: {len(pieces)} weights through ComfyUI's own patches; merging, extracting and saving see them")
+        lines.append(
+            f"{name}: {len(pieces)} weights through ComfyUI's own patches; merging, extracting and saving see them"
+        )
         return _host_patched(patcher, pieces)
     _refuse_after_scheduled(patcher, pieces)
     constant, scheduled = _by_schedule(pieces)
@@ -281,8 +353,8 @@ def _put(patcher: Any, pieces: Mapping[str, Sequence[Piece]], mode: str, space: 
     if not stacks:
         return patcher
     lines.append(
-        f"{name}: {len(merge)} weights merged while it is loaded, {len({*bypass, *scheduled})} at the activations; other nodes that merge, "
-        "extract or save it see the base (use mode host for those)"
+        f"{name}: {len(merge)} weights merged while it is loaded, {len({*bypass, *scheduled})} at the activations;"
+        " other nodes that merge, extract or save it see the base (use mode host for those)"
     )
     return _injected(patcher, stacks)
 
@@ -304,22 +376,37 @@ def _scheduled(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> Stack:
     planned = weights.plan(patcher.model, pieces, "bypass", _why_not_merge(patcher))
     if planned.merge or planned.host:
         listed = "\n".join(f"- {weight}" for weight in (*planned.merge, *planned.host))
-        raise ValueError(f"a schedule works at the activations, and these weights have no bypass; empty the row's schedule:\n{listed}")
+        raise ValueError(
+            "a schedule works at the activations, and these weights have no bypass; empty the row's"
+            f" schedule:\n{listed}"
+        )
     return Stack(pieces, planned.bypass)
 
 
 def _refuse_after_scheduled(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> None:
-    """ValueError that lists the weights where a layer that needs what it finds has, or comes after, a strength that changes."""
+    """ValueError that lists the weights where a layer that needs what it finds has, or comes after, a strength that
+    changes.
+    """
     wrong = []
     for weight, of in pieces.items():
         changing = [place for place, piece in enumerate(of) if piece.schedule is not None]
-        changing += [-1 for stack in grafted_stacks(patcher) for piece in stack.pieces.get(weight, ()) if piece.schedule is not None]
-        late = [piece.layer.kind for place, piece in enumerate(of) if changing and place >= min(changing) and not piece.layer.additive]
+        changing += [
+            -1
+            for stack in grafted_stacks(patcher)
+            for piece in stack.pieces.get(weight, ())
+            if piece.schedule is not None
+        ]
+        late = [
+            piece.layer.kind
+            for place, piece in enumerate(of)
+            if changing and place >= min(changing) and not piece.layer.additive
+        ]
         wrong += [f"- {weight}: {', '.join(late)}"] if late else []
     if wrong:
         raise ValueError(
-            "a schedule works for layers that add to a weight, and what changes the weight that it finds must come before them: empty the "
-            "schedule of these rows, or move rows with a schedule to the end:\n" + "\n".join(wrong)
+            "a schedule works for layers that add to a weight, and what changes the weight that it finds must come"
+            " before them: empty the schedule of these rows, or move rows with a schedule to the end:\n"
+            + "\n".join(wrong)
         )
 
 
@@ -337,7 +424,8 @@ _unloaded: weakref.WeakSet[Any] = weakref.WeakSet()  # patchers of dynamic VRAM,
 
 
 def _nobody_loaded(patcher: Any) -> bool:
-    """Whether nobody holds the weights that an injection would change now: a failed load detaches, and then injects into what is left.
+    """Whether nobody holds the weights that an injection would change now: a failed load detaches, and then injects
+    into what is left.
 
     A load leaves its mark on the model, and a detach takes it off again, but not with dynamic VRAM.
     """
@@ -345,7 +433,9 @@ def _nobody_loaded(patcher: Any) -> bool:
 
 
 def _injected(patcher: Any, more: Sequence[Stack]) -> Any:
-    """A clone whose injection attaches more stacks, after those that the patcher carries; one injection holds them all."""
+    """A clone whose injection attaches more stacks, after those that the patcher carries; one injection
+    holds them all.
+    """
     import comfy.patcher_extension as extension
 
     clone = patcher.clone()
@@ -362,18 +452,25 @@ def _injected(patcher: Any, more: Sequence[Stack]) -> Any:
         _unpin(owner, stacks)
         try:
             with _bases_shown(owner):
-                weights.attach(owner.model, id(owner), [_in_turn(owner.model, stack) for stack in stacks], _version(owner))
-        except BaseException:  # as the host does when its own part of a load fails: nothing stays on the device that nobody counts
+                weights.attach(
+                    owner.model, id(owner), [_in_turn(owner.model, stack) for stack in stacks], _version(owner)
+                )
+        except (
+            BaseException
+        ):  # as the host does when its own part of a load fails: nothing stays on the device that nobody counts
             owner.unpatch_model(owner.offload_device)
             raise
 
     def eject(owner: Any) -> None:
         with _bases_shown(owner):
-            weights.detach(owner.model, id(owner), _version(owner))  # imports nothing: patchers also end while Python does
+            weights.detach(
+                owner.model, id(owner), _version(owner)
+            )  # imports nothing: patchers also end while Python does
 
     def injected(owner: Any) -> None:
         if _nobody_loaded(owner):
-            owner.eject_model()  # or it would inject when it ejects for a moment, into what another patcher has loaded since
+            # or it would inject when it ejects for a moment, into what another patcher has loaded since
+            owner.eject_model()
 
     def cloned(original: Any, copy: Any) -> None:
         copy.is_injected = False  # it has injected nothing; its end must not eject what the original injected
@@ -394,7 +491,9 @@ def _injected(patcher: Any, more: Sequence[Stack]) -> Any:
             parent.add_callback_with_key(events.ON_DETACH, _KEY, detached)
 
     def outlived_by(parent: Any, copy: Any) -> None:
-        """When a clone ends before its model is unloaded, the host unloads through the parent, and what is kept ends with that."""
+        """When a clone ends before its model is unloaded, the host unloads through the parent, and what is kept ends
+        with that.
+        """
         weakref.finalize(copy, left, parent).atexit = False
 
     events = extension.CallbacksMP
@@ -403,8 +502,11 @@ def _injected(patcher: Any, more: Sequence[Stack]) -> Any:
     clone.set_injections(f"{_KEY}-{stacks[-1].serial}", [injection])
     outlived_by(patcher, clone)
     for event, callback in (
-        (events.ON_INJECT_MODEL, injected), (events.ON_CLONE, cloned), (events.ON_DETACH, detached), (events.ON_LOAD, loaded)
-    ):  # fmt: skip
+        (events.ON_INJECT_MODEL, injected),
+        (events.ON_CLONE, cloned),
+        (events.ON_DETACH, detached),
+        (events.ON_LOAD, loaded),
+    ):
         clone.remove_callbacks_with_key(event, _KEY)
         clone.add_callback_with_key(event, _KEY, callback)
     if any(piece.schedule is not None for stack in stacks for of in stack.pieces.values() for piece in of):
@@ -414,7 +516,9 @@ def _injected(patcher: Any, more: Sequence[Stack]) -> Any:
 
 
 class _Shown(NamedTuple):
-    """A base as an entry of the host's backup, where nodes that merge, extract or save look for what a patched weight was."""
+    """A base as an entry of the host's backup, where nodes that merge, extract or save look for what a patched weight
+    was.
+    """
 
     weight: torch.Tensor
     inplace_update: bool
@@ -423,7 +527,8 @@ class _Shown(NamedTuple):
 
 @contextlib.contextmanager
 def _bases_shown(owner: Any) -> Iterator[None]:
-    """Around a change of what is merged: the host's backup holds the base of every merged weight, as of those that it patches itself.
+    """Around a change of what is merged: the host's backup holds the base of every merged weight, as of those that it
+    patches itself.
 
     The host restores from its backup only what is ejected; then it holds nothing of ours.
     """
@@ -436,7 +541,9 @@ def _bases_shown(owner: Any) -> Iterator[None]:
 
 def _unpin(owner: Any, stacks: Iterable[Stack]) -> None:
     """Unpin the weights that are replaced, which the host would look for in vain when it unpins what it has pinned."""
-    for name in {name for stack in stacks for name in stack.pieces if name not in stack.bypass} & set(getattr(owner, "pinned", ())):
+    for name in {name for stack in stacks for name in stack.pieces if name not in stack.bypass} & set(
+        getattr(owner, "pinned", ())
+    ):
         owner.unpin_weight(name)
 
 
@@ -444,7 +551,9 @@ _moved: weakref.WeakKeyDictionary[Stack, dict[frozenset[str], Stack]] = weakref.
 
 
 def _in_turn(model: Any, stack: Stack) -> Stack:
-    """A stack whose layers that need the weight they find come after the host's own patches, where these come as it is used."""
+    """A stack whose layers that need the weight they find come after the host's own patches, where these come as it is
+    used.
+    """
     alone = {weight for weight, of in stack.pieces.items() if weight not in stack.bypass and not additive(of)}
     late = frozenset(weight for weight in alone if _patched_in_use(model, weight))
     if not late:
@@ -471,7 +580,9 @@ def _ticking(executor: Any, x: torch.Tensor, t: torch.Tensor, *args: Any, **kwar
 
 
 def sampled_share(sampling: Any, sigma: float) -> float:
-    """The share of sampling (0 to 1, by 0.00001) that is done at a noise level, as the host counts start_percent and end_percent."""
+    """The share of sampling (0 to 1, by 0.00001) that is done at a noise level, as the host counts start_percent and
+    end_percent.
+    """
     left, right = 0, _SHARES
     while left < right:  # the levels fall as the share rises
         middle = (left + right) // 2
@@ -494,7 +605,14 @@ def grafted_stacks(patcher: Any) -> list[Stack]:
 def scheduled(patcher: Any) -> int:
     """How many weights of this MODEL have strengths that change while sampling."""
     stacks = grafted_stacks(patcher)
-    return len({weight for stack in stacks for weight, of in stack.pieces.items() if any(piece.schedule is not None for piece in of)})
+    return len(
+        {
+            weight
+            for stack in stacks
+            for weight, of in stack.pieces.items()
+            if any(piece.schedule is not None for piece in of)
+        }
+    )
 
 
 def patched(patcher: Any) -> list[str]:
@@ -508,7 +626,9 @@ def _version(patcher: Any) -> weights.Version:
     if hasattr(model, "manual_cast_dtype"):
         compute = (model.manual_cast_dtype or model.get_dtype(), torch.device(patcher.load_device))
     hooked = frozenset(patcher.hook_backup)
-    return weights.Version(model.current_weight_patches_uuid, hooked, compute, is_compiled(patcher.wrappers), _rounds_stochastically())
+    return weights.Version(
+        model.current_weight_patches_uuid, hooked, compute, is_compiled(patcher.wrappers), _rounds_stochastically()
+    )
 
 
 _ROUNDING = "GRAFT_ROUNDING"
@@ -523,7 +643,9 @@ def _rounds_stochastically() -> bool:
 
 
 def _host_patched(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> Any:
-    """A clone with one fused adapter a weight as ComfyUI's own patch; layers that are no product of factors go as one adapter of ours."""
+    """A clone with one fused adapter a weight as ComfyUI's own patch; layers that are no product of factors go as one
+    adapter of ours.
+    """
     from comfy.weight_adapter import LoRAAdapter
 
     own = _adapter_class()
@@ -531,7 +653,9 @@ def _host_patched(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> Any:
     adapters: dict[str, Any] = {}
     differences: dict[str, Any] = {}
     for weight, of in pieces.items():
-        if not additive(of) or any(piece.layer.kind != "diff" and piece.layer.factors() is None for piece in of):  # kept as small as it is
+        if not additive(of) or any(
+            piece.layer.kind != "diff" and piece.layer.factors() is None for piece in of
+        ):  # kept as small as it is
             adapters[weight] = own(set(), tuple((piece.strength, piece.part, packed(piece.layer)) for piece in of))
             continue
         fused = fuse(of, shapes[weight].shape)
@@ -549,7 +673,9 @@ def _host_patched(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> Any:
 
 @functools.cache
 def _adapter_class() -> type:
-    """ComfyUI's adapter that puts pieces of any kind on a weight, in order; its `weights` are (strength, part, packed layer) each."""
+    """ComfyUI's adapter that puts pieces of any kind on a weight, in order; its `weights` are (strength, part, packed
+    layer) each.
+    """
     from comfy.weight_adapter import WeightAdapterBase
 
     class GraftAdapter(WeightAdapterBase):
@@ -559,9 +685,16 @@ def _adapter_class() -> type:
             self.loaded_keys, self.weights = loaded_keys, weights
 
         def calculate_weight(
-            self, weight: torch.Tensor, key: str, strength: float, strength_model: float, offset: Any, function: Callable,
-            intermediate_dtype: torch.dtype = torch.float32, original_weight: Any = None,
-        ) -> torch.Tensor:  # fmt: skip
+            self,
+            weight: torch.Tensor,
+            key: str,
+            strength: float,
+            strength_model: float,
+            offset: Any,
+            function: Callable,
+            intermediate_dtype: torch.dtype = torch.float32,
+            original_weight: Any = None,
+        ) -> torch.Tensor:
             with torch.no_grad():
                 base = weight.float()
                 made = in_order(base, [Piece(unpacked(layer), own, part) for own, part, layer in self.weights])
@@ -574,23 +707,33 @@ _PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def differences(patcher: Any, other: Any) -> dict[str, Callable[[], torch.Tensor]]:
-    """{weight: makes patcher's minus other's, float32} of two MODELs' diffusion models, patches and stacks included, where they may differ.
+    """{weight: makes patcher's minus other's, float32} of two MODELs' diffusion models, patches and stacks included,
+    where they may differ.
 
     Raises ValueError that lists every weight that only one has, whose shapes differ, or that is quantised.
     """
     ours, theirs = base_weights(patcher), base_weights(other)
     names = [name for name in {**ours, **theirs} if name.startswith("diffusion_model.")]
-    problems = [f"{name}: only {'model' if name in ours else 'base'} has it" for name in names if (name in ours) != (name in theirs)]
+    problems = [
+        f"{name}: only {'model' if name in ours else 'base'} has it"
+        for name in names
+        if (name in ours) != (name in theirs)
+    ]
     both = [name for name in names if name in ours and name in theirs]
     problems += [
         f"{name}: model has {tuple(ours[name].shape)}, base {tuple(theirs[name].shape)}"
-        for name in both if ours[name].shape != theirs[name].shape
-    ]  # fmt: skip
+        for name in both
+        if ours[name].shape != theirs[name].shape
+    ]
     kinds = {name: {ours[name].dtype, theirs[name].dtype} - set(_PLAIN) for name in both}
     problems += [f"{name}: it is quantised ({', '.join(map(str, of))})" for name, of in kinds.items() if of]
     if problems:
         more = f"\n- and {len(problems) - 20} more" if len(problems) > 20 else ""
-        raise ValueError("these models have no difference that a LoRA can hold:\n" + "\n".join(f"- {p}" for p in problems[:20]) + more)
+        raise ValueError(
+            "these models have no difference that a LoRA can hold:\n"
+            + "\n".join(f"- {p}" for p in problems[:20])
+            + more
+        )
     plainly = {name for name in both if _untouched(patcher, name) and _untouched(other, name)}
     changed = [name for name in both if name not in plainly or not _same_memory(ours[name], theirs[name])]
 

@@ -1,4 +1,6 @@
-"""Pictures while training: the host's own sampler on a model that is loaded and stays as it is, and files that the front end can show."""
+"""Pictures while training: the host's own sampler on a model that is loaded and stays as it is, and files that the
+front end can show.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +29,24 @@ def check(positive: Any, negative: Any, latent: Any, vae: Any) -> None:
     given = {"positive": positive, "latent": latent, "vae (on Start Training, or on Load State)": vae}
     wrong = [f"{name} is not connected" for name, value in given.items() if value is None]
     for name, conditioning in (("positive", positive), ("negative", negative)):
-        held = {key for _, options in conditioning or () for key in ("control", "hooks") if options.get(key) is not None}
+        held = {
+            key for _, options in conditioning or () for key in ("control", "hooks") if options.get(key) is not None
+        }
         wrong += [f"{name} has {key}, which needs weights of its own in memory" for key in sorted(held)]
     if wrong:
-        raise ValueError(f"TrainStep: preview_every is above 0, and {'; '.join(wrong)}. Connect what lacks, or set preview_every to 0.")
+        raise ValueError(
+            f"TrainStep: preview_every is above 0, and {'; '.join(wrong)}. Connect what lacks, or set preview_every"
+            " to 0."
+        )
 
 
 @torch.no_grad()
 def sample(patcher: Any, positive: Any, negative: Any, latent: Any, seed: int) -> torch.Tensor:
-    """Latents (B, C, h, w) by 20 steps of Euler with the weights that are on a loaded MODEL now, which is neither loaded nor changed.
+    """Latents (B, C, h, w) by 20 steps of Euler with the weights that are on a loaded MODEL now, which is neither
+    loaded nor changed.
 
-    With a negative the guidance is 7 (flow models: 4), without one there is none. The noise is KSampler's for that seed. Global generators
-    stay as they are.
+    With a negative the guidance is 7 (flow models: 4), without one there is none. The noise is KSampler's for that
+    seed. Global generators stay as they are.
     """
     import comfy.samplers
 
@@ -48,13 +56,30 @@ def sample(patcher: Any, positive: Any, negative: Any, latent: Any, seed: int) -
         """A guider that leaves the model where it is."""
 
         def outer_sample(
-            self, noise: Any, latent_image: Any, sampler: Any, sigmas: Any, denoise_mask: Any = None, callback: Any = None,
-            disable_pbar: bool = False, seed: Any = None, **more: Any,
-        ) -> Any:  # fmt: skip
+            self,
+            noise: Any,
+            latent_image: Any,
+            sampler: Any,
+            sigmas: Any,
+            denoise_mask: Any = None,
+            callback: Any = None,
+            disable_pbar: bool = False,
+            seed: Any = None,
+            **more: Any,
+        ) -> Any:
             self.inner_model, device = self.model_patcher.model, self.model_patcher.load_device
             noise, latent_image = noise.to(device, torch.float32), latent_image.to(device, torch.float32)
             return self.inner_sample(
-                noise, latent_image, device, sampler, sigmas.to(device), denoise_mask, callback, disable_pbar, seed, **more
+                noise,
+                latent_image,
+                device,
+                sampler,
+                sigmas.to(device),
+                denoise_mask,
+                callback,
+                disable_pbar,
+                seed,
+                **more,
             )
 
     sampling = patcher.get_model_object("model_sampling")
@@ -63,7 +88,8 @@ def sample(patcher: Any, positive: Any, negative: Any, latent: Any, seed: int) -
     noise = torch.randn(start.shape, generator=torch.Generator().manual_seed(seed), dtype=start.dtype)
     guider = Loaded(patcher)
     guider.model_options = {
-        **patcher.model_options, "transformer_options": {**patcher.model_options.get("transformer_options", {}), EVALUATING: True}
+        **patcher.model_options,
+        "transformer_options": {**patcher.model_options.get("transformer_options", {}), EVALUATING: True},
     }
     guider.set_conds(positive, negative if negative is not None else positive)
     guider.set_cfg(1.0 if negative is None else 4.0 if flow else 7.0)
@@ -97,7 +123,8 @@ def _held(patcher: Any) -> Iterator[None]:
 
 
 def keep(pictures: torch.Tensor, run: str, name: str) -> list[dict[str, str]]:
-    """Write pictures (B, h, w, 3) as JPEG files into the folder `previews` of a run; how the front end's /view addresses them.
+    """Write pictures (B, h, w, 3) as JPEG files into the folder `previews` of a run; how the front end's /view
+    addresses them.
 
     Raises OSError that names the file and says what to do when the disk is full.
     """
@@ -109,7 +136,9 @@ def keep(pictures: torch.Tensor, run: str, name: str) -> list[dict[str, str]]:
     for number, picture in enumerate(pictures):
         file = f"{name}-{number}.jpg"
         body = io.BytesIO()
-        Image.fromarray((picture.clamp(0, 1) * 255).round().to(torch.uint8).numpy()).save(body, format="JPEG", quality=92)
+        Image.fromarray((picture.clamp(0, 1) * 255).round().to(torch.uint8).numpy()).save(
+            body, format="JPEG", quality=92
+        )
         write_whole(os.path.join(folder, file), [body.getvalue()])
         out.append(_viewed(run, file))
     return out
@@ -134,4 +163,8 @@ def _folder(run: str) -> str:
 
 
 def _viewed(run: str, file: str) -> dict[str, str]:
-    return {"filename": file, "subfolder": f"{os.path.basename(folders.training_folder())}/{run}/{PREVIEWS}", "type": "output"}
+    return {
+        "filename": file,
+        "subfolder": f"{os.path.basename(folders.training_folder())}/{run}/{PREVIEWS}",
+        "type": "output",
+    }

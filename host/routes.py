@@ -1,6 +1,8 @@
-"""What Graft's panels ask the server: LoRA files and what they say of themselves, stored runs, and to stop a training step.
+"""What Graft's panels ask the server: LoRA files and what they say of themselves, stored runs, and to stop a training
+step.
 
-The routes are registered on ComfyUI's PromptServer, real or embedded, while the pack loads. They take names and keys, never paths.
+The routes are registered on ComfyUI's PromptServer, real or embedded, while the pack loads. They take names and keys,
+never paths.
 
     GET  /graft/loras                 {"loras": [name]}, as the LoRA nodes name them
     GET  /graft/near_loras?name=      {"near": [name]}, which files a missing one may have been
@@ -10,7 +12,9 @@ The routes are registered on ComfyUI's PromptServer, real or embedded, while the
     GET  /graft/runs/RUN/KEY          one state with its history and previews; KEY "latest" is the furthest
     POST /graft/stop?run=             ends the running step of that run after the step it is at; its state is kept
 
-What is wrong comes back as {"error": "…"} with 400 (not a name), 404 (not there) or 409 (it does not run, or is damaged)."""
+What is wrong comes back as {"error": "…"} with 400 (not a name), 404 (not there) or 409 (it does not run, or is
+damaged).
+"""
 
 from __future__ import annotations
 
@@ -70,7 +74,7 @@ def _named(request: Any, name: str) -> str:
     return value
 
 
-# --- LoRA files ---------------------------------------------------------------------------------------------------------------------
+# --- LoRA files -------------------------------------------------------------------------------------------------------
 
 
 def _loras(request: Any) -> Answer:
@@ -90,7 +94,7 @@ def _lora_info(request: Any) -> Answer:
     return 200, {"name": name, **metadata.describe(folders.lora_path(name))}
 
 
-# --- runs ---------------------------------------------------------------------------------------------------------------------------
+# --- runs -------------------------------------------------------------------------------------------------------------
 
 
 def _runs(request: Any) -> Answer:

@@ -1,4 +1,6 @@
-"""Token downsampling on a ModelPatcher: the attn1 patch or the attention override, and the wrapper that plans each call."""
+"""Token downsampling on a ModelPatcher: the attn1 patch or the attention override, and the wrapper that plans each
+call.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ TODO_KEY = "graft_todo"  # of the wrapper
 
 
 def apply_todo(patcher: Any, settings: ToDoSettings) -> tuple[Any, ToDo, list[str]]:
-    """(a clone of a ModelPatcher whose self-attention thins K and V, the plan, notes); the patcher itself when every factor is 1.
+    """(a clone of a ModelPatcher whose self-attention thins K and V, the plan, notes); the patcher itself when every
+    factor is 1.
 
-    A ToDo that the patcher carries already is replaced, or taken off when every factor is 1. Notes say what of this host and this model
-    deserves a word in the report.
+    A ToDo that the patcher carries already is replaced, or taken off when every factor is 1. Notes say what of this
+    host and this model deserves a word in the report.
     """
     from comfy.patcher_extension import WrappersMP
 
@@ -36,7 +39,9 @@ def apply_todo(patcher: Any, settings: ToDoSettings) -> tuple[Any, ToDo, list[st
 
 
 def _without_todo(patcher: Any) -> tuple[Any, list[Any]]:
-    """(a clone without token downsampling, whose patches and wrappers are mappings of its own; its other attn1 patches)."""
+    """(a clone without token downsampling, whose patches and wrappers are mappings of its own; its other attn1
+    patches).
+    """
     from comfy.patcher_extension import WrappersMP
 
     clone = patcher.clone()
@@ -60,7 +65,9 @@ def todo_of(patcher: Any) -> ToDo | None:
 
 
 def todo_metadata(patcher: Any) -> dict[str, str]:
-    """`ss_todo_*` of what was trained on a MODEL: empty without token downsampling, and where it works while sampling only."""
+    """`ss_todo_*` of what was trained on a MODEL: empty without token downsampling, and where it works while sampling
+    only.
+    """
     todo = todo_of(patcher)
     return {} if todo is None or todo.settings.phase == "sampling" else todo.settings.metadata()
 
@@ -80,8 +87,8 @@ def _todo_notes(todo: ToDo, others: int, replaced: bool) -> list[str]:
     notes = ["replaces the token downsampling that the model had"] if replaced else []
     if others and isinstance(todo, ToDoPatch):
         notes.append(
-            f"other attn1 patches on the model: {others}; where they change the number of keys, the block is left alone; tiled queries "
-            "(HyperTile) are thinned within each tile whose keys are whole rows of the picture"
+            f"other attn1 patches on the model: {others}; where they change the number of keys, the block is left"
+            " alone; tiled queries (HyperTile) are thinned within each tile whose keys are whole rows of the picture"
         )
     kernel = kernels.FEWER_KEYS.get(attention_kernel())
     return [*notes, *([kernel] if kernel else [])]

@@ -1,4 +1,6 @@
-"""Writes locales/en/nodeDefs.json from the nodes' own declarations: `python locales/write_english.py`, after a change of a node's texts."""
+"""Writes locales/en/nodeDefs.json from the nodes' own declarations: `python locales/write_english.py`, after a change
+of a node's texts.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,18 @@ HERE = Path(__file__).resolve().parent
 
 
 def node_texts(nodes: Iterable[Any]) -> dict[str, Any]:
-    """{node id: {display_name, description, inputs: {id: {name, tooltip}}, outputs: {place: {name}}}} of V3 node classes, by node id."""
+    """{node id: {display_name, description, inputs: {id: {name, tooltip}}, outputs: {place: {name}}}} of V3 node
+    classes, by node id.
+    """
     out = {}
     for schema in sorted((node.define_schema() for node in nodes), key=lambda schema: schema.node_id):
         out[schema.node_id] = {
             "display_name": schema.display_name,
             "description": schema.description,
             "inputs": {one.id: {"name": one.display_name or one.id, "tooltip": one.tooltip} for one in schema.inputs},
-            "outputs": {str(place): {"name": one.display_name or one.io_type} for place, one in enumerate(schema.outputs)},
+            "outputs": {
+                str(place): {"name": one.display_name or one.io_type} for place, one in enumerate(schema.outputs)
+            },
         }
     return out
 

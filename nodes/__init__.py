@@ -17,6 +17,8 @@ class GraftExtension(ComfyExtension):
 
 
 def extension() -> ComfyExtension:
-    """The extension object that `comfy_entrypoint` hands to ComfyUI; the routes that the panels ask are registered with it."""
+    """The extension object that `comfy_entrypoint` hands to ComfyUI; the routes that the panels ask are registered with
+    it.
+    """
     host.routes.register()
     return GraftExtension()

@@ -57,17 +57,23 @@ class GraftSnapshots(io.ComfyNode):
             node_id="GraftSnapshots",
             display_name="Snapshots",
             category="Graft/averages",
-            description="Lists weights to average: the snapshots of a training run, or LoRA files or checkpoints that you have.",
+            description=(
+                "Lists weights to average: the snapshots of a training run, or LoRA files or checkpoints that you have."
+            ),
             **aliases("ema", "average", "checkpoints", "model soup", "merge lora"),
             inputs=[
                 io.String.Input(
-                    "source", default="run", multiline=True,
-                    tooltip="The name of a run (the folder below output/graft; run/key where it went several ways), or one file a line: "
-                    "names of the loras folder (output/loras/... for saved ones), or of checkpoints.",
+                    "source",
+                    default="run",
+                    multiline=True,
+                    tooltip=(
+                        "The name of a run (the folder below output/graft; run/key where it went several ways), or one"
+                        " file a line: names of the loras folder (output/loras/... for saved ones), or of checkpoints."
+                    ),
                 ),
             ],
             outputs=[Snapshots.Output(display_name="GRAFT_SNAPSHOTS"), io.String.Output(display_name="report")],
-        )  # fmt: skip
+        )
 
     @classmethod
     def fingerprint_inputs(cls, source="run") -> str:
@@ -75,7 +81,11 @@ class GraftSnapshots(io.ComfyNode):
         lines, digest = _lines(source), hashlib.sha256(source.encode())
         run = _run_folder(lines[0]) if len(lines) == 1 else None
         found = _paths(lines, host.folders.weights_path) if run is None else []
-        paths = [path for _, path in found] if run is None else sorted(map(str, (run[0] / "averages").glob("*.safetensors")))
+        paths = (
+            [path for _, path in found]
+            if run is None
+            else sorted(map(str, (run[0] / "averages").glob("*.safetensors")))
+        )
         for path in paths:
             digest.update(repr((path, files.version(path))).encode())
         return digest.hexdigest()
@@ -102,41 +112,82 @@ class EMAMerge(io.ComfyNode):
             display_name="EMA Merge",
             category="Graft/averages",
             description=(
-                "Puts averaged weights into a model: the average that ran along with a training, one of any width made afterwards from "
-                "snapshots, or an average of LoRA files or checkpoints."
+                "Puts averaged weights into a model: the average that ran along with a training, one of any width made"
+                " afterwards from snapshots, or an average of LoRA files or checkpoints."
             ),
             **aliases("ema", "average", "weight averaging", "merge lora", "model soup"),
             inputs=[
-                io.Model.Input("model", tooltip="The model to patch, as the one that the training began from; it is not changed."),
-                io.Clip.Input("clip", optional=True, tooltip="The text encoder, for LoRA files that have layers for it."),
-                TrainState.Input("state", optional=True, tooltip="From Train Step. Connect this, snapshots or lora_stack."),
+                io.Model.Input(
+                    "model", tooltip="The model to patch, as the one that the training began from; it is not changed."
+                ),
+                io.Clip.Input(
+                    "clip", optional=True, tooltip="The text encoder, for LoRA files that have layers for it."
+                ),
+                TrainState.Input(
+                    "state", optional=True, tooltip="From Train Step. Connect this, snapshots or lora_stack."
+                ),
                 Snapshots.Input("snapshots", optional=True, tooltip="From Snapshots: a run's, or files."),
-                LoraStack.Input("lora_stack", optional=True, tooltip="LoRA files to average; profile weights takes their strengths."),
+                LoraStack.Input(
+                    "lora_stack", optional=True, tooltip="LoRA files to average; profile weights takes their strengths."
+                ),
                 io.Combo.Input(
-                    "profile", options=list(PROFILES), default="latest",
-                    tooltip="latest: the running average, or the last file. width: one of that relative width. best: the width with "
-                    "the least held-out loss. uniform: the mean. exponential: newer files count more. weights: as given.",
+                    "profile",
+                    options=list(PROFILES),
+                    default="latest",
+                    tooltip=(
+                        "latest: the running average, or the last file. width: one of that relative width. best: the"
+                        " width with the least held-out loss. uniform: the mean. exponential: newer files count more."
+                        " weights: as given."
+                    ),
                 ),
                 io.Float.Input(
-                    "width", default=0.1, min=0.001, max=0.28, step=0.005,
-                    tooltip="Of width and exponential: how far the average reaches back, as a share of the run (its standard deviation).",
+                    "width",
+                    default=0.1,
+                    min=0.001,
+                    max=0.28,
+                    step=0.005,
+                    tooltip=(
+                        "Of width and exponential: how far the average reaches back, as a share of the run (its"
+                        " standard deviation)."
+                    ),
                 ),
                 io.String.Input(
-                    "weights", default="",
-                    tooltip="Of profile weights: one number a file, in the order of the report. Of best: the widths to try, empty for ten.",
+                    "weights",
+                    default="",
+                    tooltip=(
+                        "Of profile weights: one number a file, in the order of the report. Of best: the widths to try,"
+                        " empty for ten."
+                    ),
                 ),
-                io.Float.Input("strength", default=1.0, min=-10.0, max=10.0, step=0.01, tooltip="1 is the average as it is."),
-                io.Combo.Input(
-                    "mode", options=["auto", "merge", "bypass", "host"], default="auto", tooltip="As in Patch Model with LoRA Stack."
+                io.Float.Input(
+                    "strength", default=1.0, min=-10.0, max=10.0, step=0.01, tooltip="1 is the average as it is."
                 ),
                 io.Combo.Input(
-                    "algebra", options=["auto", "factors", "products"], default="auto", optional=True,
-                    tooltip="How LoRA files are averaged. factors: up and down by themselves, for files of one run. products: what they do "
-                    "to the weights, for any ranks. auto: factors where all files record the same run, else products.",
+                    "mode",
+                    options=["auto", "merge", "bypass", "host"],
+                    default="auto",
+                    tooltip="As in Patch Model with LoRA Stack.",
+                ),
+                io.Combo.Input(
+                    "algebra",
+                    options=["auto", "factors", "products"],
+                    default="auto",
+                    optional=True,
+                    tooltip=(
+                        "How LoRA files are averaged. factors: up and down by themselves, for files of one run."
+                        " products: what they do to the weights, for any ranks. auto: factors where all files record"
+                        " the same run, else products."
+                    ),
                 ),
                 io.Int.Input(
-                    "rank", default=0, min=0, max=4096, optional=True,
-                    tooltip="Of products: cut the average to this rank by SVD; 0 is exact, with the files' ranks added up.",
+                    "rank",
+                    default=0,
+                    min=0,
+                    max=4096,
+                    optional=True,
+                    tooltip=(
+                        "Of products: cut the average to this rank by SVD; 0 is exact, with the files' ranks added up."
+                    ),
                 ),
             ],
             outputs=[
@@ -146,12 +197,23 @@ class EMAMerge(io.ComfyNode):
                 io.Image.Output(display_name="profile"),
                 io.String.Output(display_name="report"),
             ],
-        )  # fmt: skip
+        )
 
     @classmethod
     def execute(
-        cls, model, clip=None, state=None, snapshots=None, lora_stack=None, profile="latest", width=0.1, weights="", strength=1.0,
-        mode="auto", algebra="auto", rank=0,
+        cls,
+        model,
+        clip=None,
+        state=None,
+        snapshots=None,
+        lora_stack=None,
+        profile="latest",
+        width=0.1,
+        weights="",
+        strength=1.0,
+        mode="auto",
+        algebra="auto",
+        rank=0,
     ) -> io.NodeOutput:
         from ..training.curves import draw, editor_data
 
@@ -166,7 +228,10 @@ class EMAMerge(io.ComfyNode):
             made = _made(state, found, profile, width, weights, algebra, rank, lambda: host.base.unet_weights(model))
             left_out = sum(file.text_encoder for file in found.files)
             if clip is not None and left_out:
-                line = f"{left_out} tensors of text encoders in these files are left out: only diffusion models are averaged"
+                line = (
+                    f"{left_out} tensors of text encoders in these files are left out: only diffusion models are"
+                    " averaged"
+                )
                 made = replace(made, lines=(*made.lines, line))
         if state is not None:
             model = host.denoiser.at_levels(model, state.settings.objective.zero_terminal_snr)
@@ -174,20 +239,28 @@ class EMAMerge(io.ComfyNode):
         picture = draw(list(made.curves), "share of each step's weights in the average", "step", "share")
         profile_data = {"version": 1, "curves": editor_data(made.curves), "lines": list(made.lines)}
         report = "\n".join([*made.lines, grafted.report])
-        return io.NodeOutput(grafted.model, grafted.clip, made.lora, picture, report, ui={"graft_profile": [profile_data]})
+        return io.NodeOutput(
+            grafted.model, grafted.clip, made.lora, picture, report, ui={"graft_profile": [profile_data]}
+        )
 
 
 def _check(state: Any, snapshots: Any, lora_stack: Any, profile: str, weights: str, algebra: str, rank: int) -> None:
     """Raise one ValueError that lists everything in EMAMerge's inputs that does not go together."""
     wrong = []
-    connected = [name for name, value in (("state", state), ("snapshots", snapshots), ("lora_stack", lora_stack)) if value is not None]
+    connected = [
+        name
+        for name, value in (("state", state), ("snapshots", snapshots), ("lora_stack", lora_stack))
+        if value is not None
+    ]
     if len(connected) != 1:
         are = f"{' and '.join(connected)} are" if connected else "none is"
         wrong.append(f"connect exactly one of state, snapshots and lora_stack; {are} connected")
     elif state is not None and not state.average:
         wrong.append("this state has no average: connect EMA Settings to Start Training")
     elif state is not None and profile in ("uniform", "exponential", "weights"):
-        wrong.append(f"profile {profile} is for files: connect snapshots or lora_stack; of a state use latest, width or best")
+        wrong.append(
+            f"profile {profile} is for files: connect snapshots or lora_stack; of a state use latest, width or best"
+        )
     elif state is None and profile == "best":
         wrong.append("profile best measures the loss on a run's held-out pictures: connect the run's state")
     if weights.strip() and profile not in ("weights", "best"):
@@ -211,7 +284,10 @@ def _sources(state: Any, snapshots: Any, lora_stack: Any) -> Any:
         raise ValueError("EMAMerge: lora_stack is empty.")
     changing = [row[0] for row in rows if row.blocks or row.schedule]
     if changing:
-        raise ValueError(f"EMAMerge: files are averaged whole; empty blocks and schedule of {', '.join(changing)}, or use Merge LoRAs.")
+        raise ValueError(
+            f"EMAMerge: files are averaged whole; empty blocks and schedule of {', '.join(changing)}, or use Merge"
+            " LoRAs."
+        )
     return sources.of_files(_paths([row[0] for row in rows], host.folders.lora_path))
 
 
@@ -221,7 +297,10 @@ def _running(state: Any) -> Any:
     from ..training.merging import Merged
 
     shares = averaging_profile(state.start.ema, state.step, state.settings.optimizer.total_steps)
-    line = f"average ({state.start.ema.schedule}) at step {state.step}; {shares[0]:.2%} of it are the weights before the first step"
+    line = (
+        f"average ({state.start.ema.schedule}) at step {state.step}; {shares[0]:.2%} of it are the weights before the"
+        " first step"
+    )
     return Merged(state.lora_model(ema=True), (Curve(shares, first=0),), (line,))
 
 

@@ -21,8 +21,10 @@ class GraftDemo(io.ComfyNode):
             node_id="GraftDemo",
             display_name="Demo Model",
             category="Graft/demo",
-            description="A tiny diffusion model that comes with Graft: it draws 'a red circle left' and the like in 256 x 256 pictures, "
-            "and trains in minutes without a GPU. Sample with euler, 20 steps, CFG 2.",
+            description=(
+                "A tiny diffusion model that comes with Graft: it draws 'a red circle left' and the like in 256 x 256"
+                " pictures, and trains in minutes without a GPU. Sample with euler, 20 steps, CFG 2."
+            ),
             inputs=[],
             outputs=[io.Model.Output(), io.Clip.Output(), io.Vae.Output()],
         )
@@ -34,7 +36,9 @@ class GraftDemo(io.ComfyNode):
     @classmethod
     def execute(cls) -> io.NodeOutput:
         if not BASE.is_file():
-            raise FileNotFoundError(f"{BASE} is missing: get it from Graft's repository, or run `python -m graft_nodes.demo.train_base`")
+            raise FileNotFoundError(
+                f"{BASE} is missing: get it from Graft's repository, or run `python -m graft_nodes.demo.train_base`"
+            )
         return io.NodeOutput(*host.demo.demo_model(str(BASE)))
 
 

@@ -1,4 +1,6 @@
-"""LoRA nodes: GraftLoRAStack lists files, LoRAStackPatch puts a whole stack on a model, GraftSaveLoRA writes a trained one."""
+"""LoRA nodes: GraftLoRAStack lists files, LoRAStackPatch puts a whole stack on a model, GraftSaveLoRA writes a trained
+one.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def found_files(listed: list[StackRow]) -> list[str]:
 
 
 def read_files(listed: list[StackRow]) -> list[tuple[dict[str, Tensor], dict[str, str]]]:
-    """(tensors, metadata) of the files of rows; raises one ValueError that lists every row whose file is missing or cannot be read."""
+    """(tensors, metadata) of the files of rows; raises one ValueError that lists every row whose file is missing or
+    cannot be read.
+    """
     return _of_each(listed, lambda name: files.load_once(host.folders.lora_path(name)))
 
 
@@ -60,19 +64,29 @@ class GraftLoRAStack(io.ComfyNode):
             display_name="LoRA Stack",
             category="Graft/lora",
             description=(
-                "Lists LoRA files with their strengths, in the order in which they apply. The output is the LORA_STACK that other packs "
-                "read and write too; Patch Model with LoRA Stack applies it."
+                "Lists LoRA files with their strengths, in the order in which they apply. The output is the LORA_STACK"
+                " that other packs read and write too; Patch Model with LoRA Stack applies it."
             ),
             **aliases("lora stack", "lora list", "multi lora", "lora loader", "power lora"),
             inputs=[
                 io.String.Input(
-                    "rows", default=EMPTY, multiline=True, socketless=True,
-                    tooltip='The rows as JSON: {"version": 1, "rows": [{"file": "name.safetensors", "on": true, "model": 1.0, "clip": 1.0, '
-                    '"blocks": "", "schedule": "", "partial": false}]}. blocks: one number a block (LBW lists), names such as '
-                    '"IN=0, OUT05=0.5", or LBW\'s presets. schedule: "0.2-0.8" of sampling, or points "0:1, 0.5:0.3, 1:0". '
-                    'Files are those of the loras folder, and output/loras/... for LoRAs that Graft saved.',
+                    "rows",
+                    default=EMPTY,
+                    multiline=True,
+                    socketless=True,
+                    tooltip=(
+                        'The rows as JSON: {"version": 1, "rows": [{"file": "name.safetensors", "on": true, "model":'
+                        ' 1.0, "clip": 1.0, "blocks": "", "schedule": "", "partial": false}]}. blocks: one number a'
+                        ' block (LBW lists), names such as "IN=0, OUT05=0.5", or LBW\'s presets. schedule: "0.2-0.8" of'
+                        ' sampling, or points "0:1, 0.5:0.3, 1:0". Files are those of the loras folder, and'
+                        " output/loras/... for LoRAs that Graft saved."
+                    ),
                 ),
-                LoraStack.Input("lora_stack", optional=True, tooltip="A stack that comes before these rows, of this or another pack."),
+                LoraStack.Input(
+                    "lora_stack",
+                    optional=True,
+                    tooltip="A stack that comes before these rows, of this or another pack.",
+                ),
             ],
             outputs=[LoraStack.Output(display_name="LORA_STACK"), io.String.Output(display_name="report")],
         )
@@ -87,7 +101,9 @@ class GraftLoRAStack(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, rows=EMPTY, lora_stack=None) -> str:
-        """Changes when a listed file does; a stack that comes in through the socket is fingerprinted by the node it comes from."""
+        """Changes when a listed file does; a stack that comes in through the socket is fingerprinted by the node it
+        comes from.
+        """
         digest = hashlib.sha256(rows.encode())
         for path in found_files(parse(rows)):
             digest.update(repr((path, files.version(path))).encode())
@@ -113,31 +129,51 @@ class LoRAStackPatch(io.ComfyNode):
             display_name="Patch Model with LoRA Stack",
             category="Graft/lora",
             description=(
-                "Puts a whole stack of LoRAs on a model (and a CLIP) at once: one pass over each weight whatever the number of LoRAs, and "
-                "the untouched base is pointed back at when the stack comes off."
+                "Puts a whole stack of LoRAs on a model (and a CLIP) at once: one pass over each weight whatever the"
+                " number of LoRAs, and the untouched base is pointed back at when the stack comes off."
             ),
             **aliases("lora", "apply lora", "load lora", "lora stack", "lora loader", "bypass lora"),
             inputs=[
                 io.Model.Input("model", tooltip="The diffusion model; it is not changed, a patched clone comes out."),
-                LoraStack.Input("lora_stack", optional=True, tooltip="Files and strengths, from LoRA Stack or another pack's stack node."),
+                LoraStack.Input(
+                    "lora_stack",
+                    optional=True,
+                    tooltip="Files and strengths, from LoRA Stack or another pack's stack node.",
+                ),
                 io.Clip.Input("clip", optional=True, tooltip="The text encoder, for LoRAs that train it too."),
-                LoraModel.Input("lora_model", optional=True, tooltip="One more LoRA, straight from training; it is applied last."),
+                LoraModel.Input(
+                    "lora_model", optional=True, tooltip="One more LoRA, straight from training; it is applied last."
+                ),
                 io.Float.Input(
-                    "lora_strength", default=1.0, min=-100.0, max=100.0, step=0.01,
+                    "lora_strength",
+                    default=1.0,
+                    min=-100.0,
+                    max=100.0,
+                    step=0.01,
                     tooltip="Strength of lora_model, for model and CLIP alike.",
                 ),
                 io.Combo.Input(
-                    "mode", options=list(MODES), default=MODES[0],
-                    tooltip="merge: into the weights while the model is loaded. bypass: at the activations, for quantised models. host: "
-                    "ComfyUI's own patches, for merging, extracting and saving models. auto: merge where possible, else bypass; the report "
-                    "says why.",
+                    "mode",
+                    options=list(MODES),
+                    default=MODES[0],
+                    tooltip=(
+                        "merge: into the weights while the model is loaded. bypass: at the activations, for quantised"
+                        " models. host: ComfyUI's own patches, for merging, extracting and saving models. auto: merge"
+                        " where possible, else bypass; the report says why."
+                    ),
                 ),
             ],
-            outputs=[io.Model.Output(display_name="MODEL"), io.Clip.Output(display_name="CLIP"), io.String.Output(display_name="report")],
+            outputs=[
+                io.Model.Output(display_name="MODEL"),
+                io.Clip.Output(display_name="CLIP"),
+                io.String.Output(display_name="report"),
+            ],
         )
 
     @classmethod
-    def execute(cls, model, lora_stack=None, clip=None, lora_model=None, lora_strength=1.0, mode="auto") -> io.NodeOutput:
+    def execute(
+        cls, model, lora_stack=None, clip=None, lora_model=None, lora_strength=1.0, mode="auto"
+    ) -> io.NodeOutput:
         listed = [row for row in rows_of(lora_stack or []) if row[1] != 0.0 or (clip is not None and row[2] != 0.0)]
         entries = [
             host.lora.Entry(row[0], state, row[1], row[2], row.partial, row.blocks, said, schedule_of(row.schedule))
@@ -158,21 +194,36 @@ class GraftSaveLoRA(io.ComfyNode):
             node_id="GraftSaveLoRA",
             display_name="Save LoRA",
             category="Graft/lora",
-            description="Writes a trained LoRA as a safetensors file under ComfyUI's output folder. Equal training gives equal bytes.",
+            description=(
+                "Writes a trained LoRA as a safetensors file under ComfyUI's output folder. Equal training gives equal"
+                " bytes."
+            ),
             **aliases("save lora", "export lora", "lora file"),
             is_output_node=True,
             inputs=[
                 LoraModel.Input("lora_model", optional=True, tooltip="What to save: this or state, not both."),
-                TrainState.Input("state", optional=True, tooltip="A training state, saved with its metadata. This or lora_model."),
-                io.Combo.Input(
-                    "names", options=list(naming.NAMES), default=naming.NAMES[0],
-                    tooltip="Key names: kohya (lora_unet_..., read by most tools), peft (lora_A and lora_B, alpha multiplied in) or "
-                    "ComfyUI's own.",
+                TrainState.Input(
+                    "state", optional=True, tooltip="A training state, saved with its metadata. This or lora_model."
                 ),
-                io.Combo.Input("dtype", options=list(naming.DTYPES), default="bf16", tooltip="Type of the saved tensors."),
+                io.Combo.Input(
+                    "names",
+                    options=list(naming.NAMES),
+                    default=naming.NAMES[0],
+                    tooltip=(
+                        "Key names: kohya (lora_unet_..., read by most tools), peft (lora_A and lora_B, alpha"
+                        " multiplied in) or ComfyUI's own."
+                    ),
+                ),
+                io.Combo.Input(
+                    "dtype", options=list(naming.DTYPES), default="bf16", tooltip="Type of the saved tensors."
+                ),
                 io.String.Input(
-                    "prefix", default="loras/graft",
-                    tooltip="Name below the output folder; a number is added. LoRAs under output/loras show up in LoRA Stack.",
+                    "prefix",
+                    default="loras/graft",
+                    tooltip=(
+                        "Name below the output folder; a number is added. LoRAs under output/loras show up in LoRA"
+                        " Stack."
+                    ),
                 ),
             ],
             outputs=[io.String.Output(display_name="path")],
@@ -181,7 +232,11 @@ class GraftSaveLoRA(io.ComfyNode):
     @classmethod
     def execute(cls, lora_model=None, state=None, names="kohya", dtype="bf16", prefix="loras/graft") -> io.NodeOutput:
         if (lora_model is None) == (state is None):
-            raise ValueError("connect exactly one of lora_model and state, " + ("none is" if state is None else "both are") + " connected")
+            raise ValueError(
+                "connect exactly one of lora_model and state, "
+                + ("none is" if state is None else "both are")
+                + " connected"
+            )
         lora = lora_model if state is None else state.lora_model()
         said = naming.saved_metadata(lora, os.path.basename(prefix), {} if state is None else state.metadata())
         tensors = naming.renamed(lora, names, naming.DTYPES[dtype])

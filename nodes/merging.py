@@ -40,21 +40,36 @@ class GraftMergeLoRAs(io.ComfyNode):
             node_id="GraftMergeLoRAs",
             display_name="Merge LoRAs",
             category="Graft/lora",
-            description="Makes one LoRA of a whole stack, strengths included: the same change, or the nearest one of a chosen rank.",
+            description=(
+                "Makes one LoRA of a whole stack, strengths included: the same change, or the nearest one of a chosen"
+                " rank."
+            ),
             **aliases("merge lora", "combine lora", "resize lora", "svd"),
             inputs=[
-                LoraStack.Input("lora_stack", tooltip="The LoRAs and strengths to merge, of any kind; block weights count."),
+                LoraStack.Input(
+                    "lora_stack", tooltip="The LoRAs and strengths to merge, of any kind; block weights count."
+                ),
                 io.Int.Input(
-                    "rank", default=0, min=0, max=4096,
-                    tooltip="0 keeps the change exactly (the ranks add up). Above 0 it is cut to this rank by SVD; the report says what is "
-                    "lost.",
+                    "rank",
+                    default=0,
+                    min=0,
+                    max=4096,
+                    tooltip=(
+                        "0 keeps the change exactly (the ranks add up). Above 0 it is cut to this rank by SVD; the"
+                        " report says what is lost."
+                    ),
                 ),
                 io.Model.Input(
-                    "model", optional=True,
-                    tooltip="The model that the LoRAs are for. Needed for kinds that change the weight they find: DoRA, OFT, BOFT, GLoRA, "
-                    "IA3 and set_weight.",
+                    "model",
+                    optional=True,
+                    tooltip=(
+                        "The model that the LoRAs are for. Needed for kinds that change the weight they find: DoRA,"
+                        " OFT, BOFT, GLoRA, IA3 and set_weight."
+                    ),
                 ),
-                io.Clip.Input("clip", optional=True, tooltip="The text encoder, beside model, for LoRAs that train it too."),
+                io.Clip.Input(
+                    "clip", optional=True, tooltip="The text encoder, beside model, for LoRAs that train it too."
+                ),
             ],
             outputs=[LoraModel.Output(display_name="LORA_MODEL"), io.String.Output(display_name="report")],
         )
@@ -66,7 +81,10 @@ class GraftMergeLoRAs(io.ComfyNode):
         listed = rows_of(lora_stack)
         scheduled = [row[0] for row in listed if row.schedule]
         if scheduled:
-            raise ValueError(f"{', '.join(scheduled)}: a schedule over sampling cannot be merged; leave it empty, or patch with the stack")
+            raise ValueError(
+                f"{', '.join(scheduled)}: a schedule over sampling cannot be merged; leave it empty, or patch with the"
+                " stack"
+            )
         read = list(zip(listed, read_files(listed), strict=True))
         if model is None:
             sources = [
@@ -76,10 +94,14 @@ class GraftMergeLoRAs(io.ComfyNode):
             made = low_rank.merged(sources, rank, host.events.raise_if_interrupted)
             left_out = [
                 f"{row[0]}: {len(left)} embeddings in the file are left out ({', '.join(left)})"
-                for row, (state, _) in read if (left := formats.embeddings(state))
-            ]  # fmt: skip
+                for row, (state, _) in read
+                if (left := formats.embeddings(state))
+            ]
         else:
-            entries = [host.lora.Entry(row[0], state, row[1], row[2], row.partial, row.blocks, said) for row, (state, said) in read]
+            entries = [
+                host.lora.Entry(row[0], state, row[1], row[2], row.partial, row.blocks, said)
+                for row, (state, said) in read
+            ]
             changes, left_out = host.lora.changes(model, clip, entries)
             made = low_rank.combined(changes, rank, _advancing(len(changes)))
         said = _said(made, " + ".join(f"{row[0]} at {row[1]:g}" for row in listed))
@@ -95,12 +117,16 @@ class GraftExtractLoRA(io.ComfyNode):
             node_id="GraftExtractLoRA",
             display_name="Extract LoRA",
             category="Graft/lora",
-            description="Makes a LoRA of what one model has and another has not, by SVD; patches and LoRA stacks count.",
+            description=(
+                "Makes a LoRA of what one model has and another has not, by SVD; patches and LoRA stacks count."
+            ),
             **aliases("extract lora", "model difference", "svd"),
             inputs=[
                 io.Model.Input("model", tooltip="The changed model."),
                 io.Model.Input("base", tooltip="The model it came from; the LoRA leads from here to there."),
-                io.Int.Input("rank", default=16, min=1, max=4096, tooltip="Rank of the LoRA; the report says what is lost."),
+                io.Int.Input(
+                    "rank", default=16, min=1, max=4096, tooltip="Rank of the LoRA; the report says what is lost."
+                ),
             ],
             outputs=[LoraModel.Output(display_name="LORA_MODEL"), io.String.Output(display_name="report")],
         )
@@ -112,7 +138,10 @@ class GraftExtractLoRA(io.ComfyNode):
         lines = [_said(made, f"difference of {len(changes)} weights")]
         for name, patcher in (("model", model), ("base", base)):
             if count := host.lora.scheduled(patcher):
-                lines.append(f"{name}: {count} weights have strengths that change while sampling; they count as without a schedule")
+                lines.append(
+                    f"{name}: {count} weights have strengths that change while sampling; they count as without a"
+                    " schedule"
+                )
         return io.NodeOutput(made.state, "\n".join(lines))
 
 

@@ -22,7 +22,11 @@ class GraftLossPlot(io.ComfyNode):
             inputs=[
                 LossMap.Input("loss", tooltip="From Train Step or ComfyUI's own trainer."),
                 io.Float.Input(
-                    "smoothing", default=0.9, min=0.0, max=0.999, step=0.01,
+                    "smoothing",
+                    default=0.9,
+                    min=0.0,
+                    max=0.999,
+                    step=0.01,
                     tooltip="0 shows the raw curve; 0.9 averages over about ten steps.",
                 ),
             ],
@@ -36,7 +40,10 @@ class GraftLossPlot(io.ComfyNode):
         values = [float(value) for value in loss.get("loss", ())]
         if not values:
             raise ValueError("There are no losses to plot: the LOSS_MAP is empty. Train at least one step.")
-        curves = [Curve(values, PALE, "every step"), Curve(smoothed(values, smoothing), name=f"smoothed ({smoothing:g})")]
+        curves = [
+            Curve(values, PALE, "every step"),
+            Curve(smoothed(values, smoothing), name=f"smoothed ({smoothing:g})"),
+        ]
         return io.NodeOutput(draw(curves if smoothing else curves[:1], f"{len(values)} steps", "step", "loss"))
 
 

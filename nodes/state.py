@@ -26,17 +26,25 @@ class GraftSaveState(io.ComfyNode):
             display_name="Save State",
             category="Graft/training",
             description=(
-                "Saves a training state under a name, with optimizer, averages, history and settings, to go on with it elsewhere or later. "
-                "What is stored along the way needs no saving."
+                "Saves a training state under a name, with optimizer, averages, history and settings, to go on with it"
+                " elsewhere or later. What is stored along the way needs no saving."
             ),
             **aliases("save training", "checkpoint", "export state", "resume"),
             is_output_node=True,
             inputs=[
                 TrainState.Input("state", tooltip="From Train Step."),
-                io.String.Input("name", default="state", tooltip="Folder under output/graft_states; one that is there is replaced."),
+                io.String.Input(
+                    "name", default="state", tooltip="Folder under output/graft_states; one that is there is replaced."
+                ),
                 io.Float.Input(
-                    "max_shard_gb", default=0.0, min=0.0, max=1000.0, step=0.5,
-                    tooltip="Largest file in GB; above it the tensors lie in several files with an index. 0 is one file.",
+                    "max_shard_gb",
+                    default=0.0,
+                    min=0.0,
+                    max=1000.0,
+                    step=0.5,
+                    tooltip=(
+                        "Largest file in GB; above it the tensors lie in several files with an index. 0 is one file."
+                    ),
                 ),
             ],
             outputs=[io.String.Output(display_name="path")],
@@ -50,7 +58,10 @@ class GraftSaveState(io.ComfyNode):
         folder = saved.save(state, _root(), name, int(max_shard_gb * 1e9), versions)
         files = [path for path in folder.iterdir() if path.is_file()]
         size = sum(path.stat().st_size for path in files)
-        said = f"step {state.step} of run {state.run!r} saved as {name!r}: {len(files)} files, {size / 1e6:.1f} MB in {folder}"
+        said = (
+            f"step {state.step} of run {state.run!r} saved as {name!r}: {len(files)} files, {size / 1e6:.1f} MB in"
+            f" {folder}"
+        )
         return io.NodeOutput(str(folder), ui={"text": [said]})
 
 
@@ -65,7 +76,10 @@ class GraftLoadState(io.ComfyNode):
             node_id="GraftLoadState",
             display_name="Load State",
             category="Graft/training",
-            description="Loads a state that Save State kept. With its dataset it goes on training; without it can be averaged and saved.",
+            description=(
+                "Loads a state that Save State kept. With its dataset it goes on training; without it can be averaged"
+                " and saved."
+            ),
             **aliases("resume", "load training", "continue training"),
             inputs=[
                 io.Combo.Input("name", options=saved.names(_root()) or [""], tooltip="Below output/graft_states."),

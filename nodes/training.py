@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 
 
 class Subject(NamedTuple):
-    """What a TRAIN_STATE carries for the nodes: the host's objects, the pictures, and why results are not reused if they are not."""
+    """What a TRAIN_STATE carries for the nodes: the host's objects, the pictures, and why results are not reused if
+    they are not.
+    """
 
     model: Any
     clip: Any
@@ -45,40 +47,71 @@ class GraftTrainStart(io.ComfyNode):
             inputs=[
                 io.Model.Input(
                     "model",
-                    tooltip="The model to train; its weights are never changed. Apply ToDo before it makes training faster.",
+                    tooltip=(
+                        "The model to train; its weights are never changed. Apply ToDo before it makes training faster."
+                    ),
                 ),
                 Dataset.Input("dataset", tooltip="From Dataset."),
-                io.Clip.Input("clip", optional=True, tooltip="Goes through to Train Step's CLIP output; needed to train it."),
+                io.Clip.Input(
+                    "clip", optional=True, tooltip="Goes through to Train Step's CLIP output; needed to train it."
+                ),
                 io.Vae.Input("vae", optional=True, tooltip="For the previews of Train Step."),
-                Adapter.Input("adapter", optional=True, tooltip="What is trained; without it a LoRA of rank 16 on attention."),
+                Adapter.Input(
+                    "adapter", optional=True, tooltip="What is trained; without it a LoRA of rank 16 on attention."
+                ),
                 Optimizer.Input("optimizer", optional=True, tooltip="How; without it AdamW at 1e-4, batch 1."),
                 Objective.Input("objective", optional=True, tooltip="What for; without it the model's own objective."),
                 EMA.Input("ema", optional=True, tooltip="Keep an average of the weights; without it there is none."),
-                io.Int.Input("seed", default=0, min=0, max=0xFFFFFFFFFFFFFFFF, tooltip="Every random draw of the run comes from it."),
-                io.String.Input("run", default="run", tooltip="Name of the folder under output/graft where the states are stored."),
+                io.Int.Input(
+                    "seed",
+                    default=0,
+                    min=0,
+                    max=0xFFFFFFFFFFFFFFFF,
+                    tooltip="Every random draw of the run comes from it.",
+                ),
+                io.String.Input(
+                    "run", default="run", tooltip="Name of the folder under output/graft where the states are stored."
+                ),
             ],
             outputs=[TrainState.Output(display_name="TRAIN_STATE"), io.String.Output(display_name="report")],
         )
 
     @classmethod
     def execute(
-        cls, model, dataset, clip=None, vae=None, adapter=None, optimizer=None, objective=None, ema=None, seed=0, run="run"
+        cls,
+        model,
+        dataset,
+        clip=None,
+        vae=None,
+        adapter=None,
+        optimizer=None,
+        objective=None,
+        ema=None,
+        seed=0,
+        run="run",
     ) -> io.NodeOutput:
         from ..training import reports
         from ..training import state as states
         from ..training.store import Store
 
-        Store(host.folders.training_folder(), run, limit=host.folders.store_limit())  # what is wrong there is said before anything else
+        Store(
+            host.folders.training_folder(), run, limit=host.folders.store_limit()
+        )  # what is wrong there is said before anything else
         adapter = adapter or adapters.AdapterSettings()
         optimizer = optimizers.of_ranks(optimizer or optimizers.OptimizerSettings(), parallel.group().meant)
         settings = states.Settings(optimizer, objective or objectives.ObjectiveSettings())
         levels = host.denoiser.at_levels(model, settings.objective.zero_terminal_snr)
         objectives.check_for(settings.objective, host.denoiser.prediction(levels.get_model_object("model_sampling")))
         if adapter.text_encoder and clip is None:
-            raise ValueError("GraftTrainStart: the adapter trains the text encoder (text_encoder), and no clip is connected.")
+            raise ValueError(
+                "GraftTrainStart: the adapter trains the text encoder (text_encoder), and no clip is connected."
+            )
         patches = host.lora.patched(model) + (host.lora.patched(clip.patcher) if adapter.text_encoder else [])
         if adapter.kind == "full" and patches:
-            raise ValueError(f"GraftTrainStart: kind full trains a model's own weights, and this one has {' and '.join(patches)} on it.")
+            raise ValueError(
+                f"GraftTrainStart: kind full trains a model's own weights, and this one has {' and '.join(patches)}"
+                " on it."
+            )
         identity, unhashed = host.fingerprint.of_trained(model, clip if adapter.text_encoder else None)
         unhashed += dataset.unhashed
         start = states.Start(identity, dataset.digest, adapter, ema, seed)
@@ -101,8 +134,9 @@ class TrainStep(io.ComfyNode):
             display_name="Train Step",
             category="Graft/training",
             description=(
-                "Trains, as a function: a state goes in, a new state comes out, and the one that went in is still there. Chain two, branch "
-                "three from one, sample in between. Results are stored: the same step is never trained twice."
+                "Trains, as a function: a state goes in, a new state comes out, and the one that went in is still"
+                " there. Chain two, branch three from one, sample in between. Results are stored: the same step is"
+                " never trained twice."
             ),
             **aliases("train", "lora training", "fine-tune", "train lora"),
             is_output_node=True,
@@ -111,36 +145,67 @@ class TrainStep(io.ComfyNode):
                 TrainState.Input("state", tooltip="From Start Training or another Train Step."),
                 io.Int.Input("steps", default=100, min=0, max=10_000_000, tooltip="How many steps further."),
                 io.Float.Input(
-                    "epochs", default=0.0, min=0.0, max=100_000.0, step=0.5,
+                    "epochs",
+                    default=0.0,
+                    min=0.0,
+                    max=100_000.0,
+                    step=0.5,
                     tooltip="Above 0 it replaces steps: rounds through the pictures.",
                 ),
                 io.Int.Input(
-                    "validate_every", default=50, min=0, max=1_000_000,
+                    "validate_every",
+                    default=50,
+                    min=0,
+                    max=1_000_000,
                     tooltip="Measure the loss on the held-out pictures every N steps; 0 is never.",
                 ),
                 io.Int.Input(
-                    "preview_every", default=0, min=0, max=1_000_000,
-                    tooltip="Every N steps sample positive, negative and latent with the weights and with their average; 0 is never.",
+                    "preview_every",
+                    default=0,
+                    min=0,
+                    max=1_000_000,
+                    tooltip=(
+                        "Every N steps sample positive, negative and latent with the weights and with their average; 0"
+                        " is never."
+                    ),
                 ),
                 io.Int.Input(
-                    "snapshot_every", default=100, min=0, max=1_000_000,
+                    "snapshot_every",
+                    default=100,
+                    min=0,
+                    max=1_000_000,
                     tooltip="A run that is killed goes on from the last one; 0 is never.",
                 ),
                 io.Conditioning.Input("positive", optional=True, tooltip="For previews."),
-                io.Conditioning.Input("negative", optional=True, tooltip="For previews; without it they have no guidance."),
+                io.Conditioning.Input(
+                    "negative", optional=True, tooltip="For previews; without it they have no guidance."
+                ),
                 io.Latent.Input("latent", optional=True, tooltip="For previews: their size, and what they start from."),
                 Optimizer.Input("optimizer", optional=True, tooltip="Settings that hold from here on."),
                 Objective.Input("objective", optional=True, tooltip="Settings that hold from here on."),
                 io.Combo.Input(
-                    "keep", options=list(KEEPS), default="best", optional=True,
-                    tooltip="last: the state at the end. best: also the one of the lowest held-out loss. every: these and every snapshot.",
+                    "keep",
+                    options=list(KEEPS),
+                    default="best",
+                    optional=True,
+                    tooltip=(
+                        "last: the state at the end. best: also the one of the lowest held-out loss. every: these and"
+                        " every snapshot."
+                    ),
                 ),
                 io.Float.Input(
-                    "snapshot_minutes", default=10.0, min=0.0, max=10_000.0, step=1.0, optional=True,
+                    "snapshot_minutes",
+                    default=10.0,
+                    min=0.0,
+                    max=10_000.0,
+                    step=1.0,
+                    optional=True,
                     tooltip="A snapshot too when so many minutes have passed since the last; 0 is never.",
                 ),
                 io.Boolean.Input(
-                    "tensorboard", default=False, optional=True,
+                    "tensorboard",
+                    default=False,
+                    optional=True,
                     tooltip="Write TensorBoard files into the run's folder; needs the package tensorboard.",
                 ),
             ],
@@ -161,8 +226,21 @@ class TrainStep(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, state, steps=100, epochs=0.0, validate_every=50, preview_every=0, snapshot_every=100, positive=None, negative=None,
-        latent=None, optimizer=None, objective=None, keep="best", snapshot_minutes=10.0, tensorboard=False,
+        cls,
+        state,
+        steps=100,
+        epochs=0.0,
+        validate_every=50,
+        preview_every=0,
+        snapshot_every=100,
+        positive=None,
+        negative=None,
+        latent=None,
+        optimizer=None,
+        objective=None,
+        keep="best",
+        snapshot_minutes=10.0,
+        tensorboard=False,
     ) -> io.NodeOutput:
         from ..training import state as states
         from ..training.data.dataset import batches_per_epoch
@@ -173,13 +251,18 @@ class TrainStep(io.ComfyNode):
             optimizer = optimizers.of_ranks(optimizer, group.meant)
         subject, state = state.subject, _noted(states.with_settings(state, optimizer, objective))
         if state.start.adapter.text_encoder and subject.clip is None:
-            raise ValueError("TrainStep: the state trains the text encoder and was loaded without one. Connect clip to Load State.")
+            raise ValueError(
+                "TrainStep: the state trains the text encoder and was loaded without one. Connect clip to Load State."
+            )
         _check(subject, steps > 0 or epochs > 0, preview_every, positive, negative, latent, tensorboard)
         if epochs > 0:
             held = state.settings.optimizer
             steps = max(1, math.ceil(epochs * batches_per_epoch(subject.dataset, held.batch_size) / held.accumulation))
         watch = Watch(
-            validate_every=validate_every, snapshot_every=snapshot_every, snapshot_minutes=snapshot_minutes, preview_every=preview_every
+            validate_every=validate_every,
+            snapshot_every=snapshot_every,
+            snapshot_minutes=snapshot_minutes,
+            preview_every=preview_every,
         )
         group.meet(str(node))
         call = _Call(state, state.step + steps, node, (positive, negative, latent))
@@ -192,13 +275,21 @@ class TrainStep(io.ComfyNode):
         model = host.denoiser.at_levels(subject.model, result.settings.objective.zero_terminal_snr)
         grafted = host.lora.graft(model, subject.clip, [host.lora.Entry(f"{result.run} at step {result.step}", lora)])
         log.info("%s", report)
-        shown = {"text": [report], "graft_run": [{"run": result.run, "key": result.key}], "graft_previews": call.pictures}
+        shown = {
+            "text": [report],
+            "graft_run": [{"run": result.run, "key": result.key}],
+            "graft_previews": call.pictures,
+        }
         losses = {"loss": list(result.history.loss)}
-        return io.NodeOutput(result, grafted.model, grafted.clip, lora, losses, report, ui={k: v for k, v in shown.items() if v})
+        return io.NodeOutput(
+            result, grafted.model, grafted.clip, lora, losses, report, ui={k: v for k, v in shown.items() if v}
+        )
 
 
 def _noted(state: Any) -> Any:
-    """The state with what its LoRA is to say of the pictures and of ToDo; one without its dataset keeps what it says."""
+    """The state with what its LoRA is to say of the pictures and of ToDo; one without its dataset keeps
+    what it says.
+    """
     from ..training.data import facts
 
     subject, settings = state.subject, state.settings
@@ -218,10 +309,14 @@ def opened(state: Any, layers: bool = False) -> Any:
     return host.denoiser.denoiser(subject.model, state.settings.objective.zero_terminal_snr, layers, clip, skip)
 
 
-def _check(subject: Any, training: bool, preview_every: int, positive: Any, negative: Any, latent: Any, tensorboard: bool) -> None:
+def _check(
+    subject: Any, training: bool, preview_every: int, positive: Any, negative: Any, latent: Any, tensorboard: bool
+) -> None:
     """Say what is missing before the first step."""
     if training and subject.dataset is None:
-        raise ValueError("TrainStep: the state was loaded without its dataset. Connect the dataset to Load State to train further.")
+        raise ValueError(
+            "TrainStep: the state was loaded without its dataset. Connect the dataset to Load State to train further."
+        )
     if preview_every:
         host.previews.check(positive, negative, latent, subject.vae)
     if tensorboard:
@@ -242,14 +337,20 @@ class _Call:
         self.writer: Any = None
 
     def trained(self, steps: int, watch: Any, keep: str, tensorboard: bool) -> tuple[Any, str]:
-        """The state after `steps` more steps and the report, with progress, events, previews, stopping and interruption of the host."""
+        """The state after `steps` more steps and the report, with progress, events, previews, stopping and interruption
+        of the host.
+        """
         from ..ema.offload import note_on
         from ..training import reports, runs
         from ..training.store import Store
         from ..training.tensorboard import Writer
 
         state, subject = self.state, self.state.subject
-        if state.start.ema is not None and state.start.ema.device == "host" and (note := note_on(subject.model.load_device)):
+        if (
+            state.start.ema is not None
+            and state.start.ema.device == "host"
+            and (note := note_on(subject.model.load_device))
+        ):
             log.info("%s", note)
         folder = host.folders.training_folder()
         store = None
@@ -273,7 +374,14 @@ class _Call:
 
         self.bar(step - self.state.step)
         speed, left = self.pace(step, moved.seconds)
-        data = {"node": self.node, "run": self.state.run, "step": step, "until": self.until, "loss": moved.loss, "rate": moved.rate}
+        data = {
+            "node": self.node,
+            "run": self.state.run,
+            "step": step,
+            "until": self.until,
+            "loss": moved.loss,
+            "rate": moved.rate,
+        }
         more = {"norm": moved.norm, "validation": validation, "speed": speed, "left": left}
         host.events.send_event("graft.step", {**data, **more, "memory": used(self.state.subject.model.load_device)})
         if self.writer is not None:
@@ -285,10 +393,14 @@ class _Call:
         label = "average" if average else "weights"
         latents = host.previews.sample(denoiser.patcher, *self.sampled, self.state.start.seed % 2**63)
         name = host.previews.name_of(self.state.start.digest, step, label)
-        files = host.previews.keep(host.previews.decode(self.state.subject.vae, latents, denoiser.patcher), self.state.run, name)
+        files = host.previews.keep(
+            host.previews.decode(self.state.subject.vae, latents, denoiser.patcher), self.state.run, name
+        )
         self.pictures += files
         told = [{**file, "label": label} for file in files]
-        host.events.send_event("graft.preview", {"node": self.node, "run": self.state.run, "step": step, "pictures": told})
+        host.events.send_event(
+            "graft.preview", {"node": self.node, "run": self.state.run, "step": step, "pictures": told}
+        )
 
 
 NODES = [GraftTrainStart, TrainStep]

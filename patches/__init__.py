@@ -1,1 +1,3 @@
-"""The patching core: token downsampling, LoRA formats, stacks, weight ledger and activation-side adapters. Plain PyTorch."""
+"""The patching core: token downsampling, LoRA formats, stacks, weight ledger and activation-side adapters. Plain
+PyTorch.
+"""

@@ -1,8 +1,9 @@
-"""What a LoRA file holds for one weight: factors, a difference, a rotation; what it adds to the weight, or what it makes of it.
+"""What a LoRA file holds for one weight: factors, a difference, a rotation; what it adds to the weight, or what it
+makes of it.
 
-LoRA (arXiv 2106.09685), LoCon, LoHa, LoKr (arXiv 2309.14859), DoRA (arXiv 2402.09353), OFT (arXiv 2306.07280), BOFT (arXiv 2311.06243),
-GLoRA (arXiv 2306.07967), IA3 (arXiv 2205.05638). Each agrees with the library that makes such files (lycoris, PEFT) at strength 1; at
-strength s an additive layer gives W + s * delta, any other one W + s * (made(W) - W).
+LoRA (arXiv 2106.09685), LoCon, LoHa, LoKr (arXiv 2309.14859), DoRA (arXiv 2402.09353), OFT (arXiv 2306.07280), BOFT
+(arXiv 2311.06243), GLoRA (arXiv 2306.07967), IA3 (arXiv 2205.05638). Each agrees with the library that makes such files
+(lycoris, PEFT) at strength 1; at strength s an additive layer gives W + s * delta, any other one W + s * (made(W) - W).
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ FEW = 64  # up to this rank a LoHa is merged more cheaply as a pair of factors t
 
 @dataclass(frozen=True, eq=False)
 class LoRA:
-    """delta = scale * up @ down, reshaped to the weight. A convolution's factors (LoCon) flatten; `mid` is its Tucker core.
+    """delta = scale * up @ down, reshaped to the weight. A convolution's factors (LoCon) flatten; `mid` is its Tucker
+    core.
 
-    `up` is (out, rank) or (out, rank, 1, 1); `down` is (rank, in) or (rank, in, *kernel); with `mid` (rank, rank, *kernel) the kernel of
-    `down` is 1. A missing alpha means scale 1.
+    `up` is (out, rank) or (out, rank, 1, 1); `down` is (rank, in) or (rank, in, *kernel); with `mid` (rank, rank,
+    *kernel) the kernel of `down` is 1. A missing alpha means scale 1.
     """
 
     up: Tensor
@@ -50,7 +52,9 @@ class LoRA:
         return 1.0 if self.alpha is None else self.alpha / self.rank
 
     def factors(self, few: int = FEW) -> tuple[Tensor, Tensor]:
-        """(B, A) with B (out, rank) and A (rank, columns), not scaled, so that delta = scale * B @ A; float32 with a Tucker core."""
+        """(B, A) with B (out, rank) and A (rank, columns), not scaled, so that delta = scale * B @ A; float32 with a
+        Tucker core.
+        """
         if self.mid is None:
             return self.up.flatten(1), self.down.flatten(1)
         down = torch.einsum("om...,mi->oi...", self.mid.float(), self.down.flatten(1).float())
@@ -68,7 +72,9 @@ class LoRA:
         inner = self.up.flatten(1).shape[1]
         if core is None and inner != self.rank:
             return f"ranks differ: up {_text(self.up)}, down {_text(self.down)}"
-        if core is not None and (inner != core.shape[0] or core.shape[1] != self.rank or self.down.flatten(2).shape[2:].numel() != 1):
+        if core is not None and (
+            inner != core.shape[0] or core.shape[1] != self.rank or self.down.flatten(2).shape[2:].numel() != 1
+        ):
             return f"ranks differ: up {_text(self.up)}, mid {_text(core)}, down {_text(self.down)}"
         return None
 
@@ -79,7 +85,10 @@ class LoRA:
             return wrong
         columns = self.down[0].numel() * (1 if core is None else core[0, 0].numel())
         if not shape or self.up.shape[0] != shape[0] or columns != math.prod(shape[1:]):
-            return f"expected a weight {_sides(shape)}, got up {_text(self.up)} x down {_text(self.down)} = {self.up.shape[0]}x{columns}"
+            return (
+                f"expected a weight {_sides(shape)}, got up {_text(self.up)} x down {_text(self.down)} ="
+                f" {self.up.shape[0]}x{columns}"
+            )
         return None
 
     def delta(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
@@ -118,7 +127,11 @@ class Diff:
 
     def problem(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
-        return None if tuple(self.diff.shape) == tuple(shape) else f"expected a difference {_sides(shape)}, got {_text(self.diff)}"
+        return (
+            None
+            if tuple(self.diff.shape) == tuple(shape)
+            else f"expected a difference {_sides(shape)}, got {_text(self.diff)}"
+        )
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
@@ -127,7 +140,9 @@ class Diff:
 
 @dataclass(frozen=True, eq=False)
 class LoHa:
-    """delta = scale * (w1_a @ w1_b) * (w2_a @ w2_b), elementwise; with cores t1, t2 (rank, rank, *kernel) the `a` are (rank, out)."""
+    """delta = scale * (w1_a @ w1_b) * (w2_a @ w2_b), elementwise; with cores t1, t2 (rank, rank, *kernel) the `a` are
+    (rank, out).
+    """
 
     w1_a: Tensor
     w1_b: Tensor
@@ -145,7 +160,9 @@ class LoHa:
         return 1.0 if self.alpha is None else self.alpha / self.w1_b.shape[0]
 
     def factors(self, few: int = FEW) -> tuple[Tensor, Tensor] | None:
-        """The product of two low ranks as one pair of rank r1 * r2 while that is at most `few`, not scaled; else None."""
+        """The product of two low ranks as one pair of rank r1 * r2 while that is at most `few`, not
+        scaled; else None.
+        """
         ranks = self.w1_b.shape[0] * self.w2_b.shape[0]
         if self.t1 is not None or self.t2 is not None or ranks > few:
             return None
@@ -154,11 +171,15 @@ class LoHa:
 
     def delta(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
         """The difference (shape) at strength 1 in float32."""
-        first, second = (_product(*of, device) for of in ((self.w1_a, self.w1_b, self.t1), (self.w2_a, self.w2_b, self.t2)))
+        first, second = (
+            _product(*of, device) for of in ((self.w1_a, self.w1_b, self.t1), (self.w2_a, self.w2_b, self.t2))
+        )
         return (self.scale * first * second).reshape(tuple(shape))
 
     def sides(self) -> tuple[int, ...]:
-        """The shape of the weight that this is for, as far as it says; without cores a kernel is flattened into the columns."""
+        """The shape of the weight that this is for, as far as it says; without cores a kernel is flattened into the
+        columns.
+        """
         return _product_sides(self.w1_a, self.w1_b, self.t1)
 
     def _both(self) -> tuple[tuple[str, Tensor, Tensor, Tensor | None], ...]:
@@ -174,7 +195,14 @@ class LoHa:
         if wrong is not None:
             return wrong
         sides = ((name, _product_sides(a, b, core)) for name, a, b, core in self._both())
-        return next((f"expected a weight {_sides(shape)}, got {name} {_sides(own)}" for name, own in sides if not _fits(own, shape)), None)
+        return next(
+            (
+                f"expected a weight {_sides(shape)}, got {name} {_sides(own)}"
+                for name, own in sides
+                if not _fits(own, shape)
+            ),
+            None,
+        )
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
@@ -183,7 +211,8 @@ class LoHa:
 
 @dataclass(frozen=True, eq=False)
 class LoKr:
-    """delta = scale * kron(w1, w2); each is a matrix or a product a @ b, w2 also of a convolution or with a Tucker core t2.
+    """delta = scale * kron(w1, w2); each is a matrix or a product a @ b, w2 also of a convolution or with a Tucker core
+    t2.
 
     alpha counts only where a factor is a product (alpha / its rank), as lycoris has it.
     """
@@ -209,11 +238,15 @@ class LoKr:
         """None: a Kronecker product is not of low rank."""
 
     def kron(self) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-        """(w1 (a, b) with the scale, (w2,) (c, d) or the two factors of w2), float32, of a matrix (a c, b d); None of a convolution's."""
+        """(w1 (a, b) with the scale, (w2,) (c, d) or the two factors of w2), float32, of a matrix (a c, b d); None of a
+        convolution's.
+        """
         if self.t2 is not None or any(tensor.ndim > 2 for tensor in self.tensors()):
             return None
         second = (self.w2,) if self.w2 is not None else (cast(Tensor, self.w2_a), cast(Tensor, self.w2_b))
-        copies = tuple(factor.to("cpu", torch.float32, copy=True) for factor in second)  # files are read as inference tensors
+        copies = tuple(
+            factor.to("cpu", torch.float32, copy=True) for factor in second
+        )  # files are read as inference tensors
         return self.scale * _either(self.w1, self.w1_a, self.w1_b, None, "cpu"), copies
 
     def delta(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
@@ -253,7 +286,11 @@ class LoKr:
         if wrong is not None:
             return wrong
         first, second = self._factor_sides()
-        return None if _fits(self.sides(), shape) else f"expected a weight {_sides(shape)}, got {_sides(first)} (x) {_sides(second)}"
+        return (
+            None
+            if _fits(self.sides(), shape)
+            else f"expected a weight {_sides(shape)}, got {_sides(first)} (x) {_sides(second)}"
+        )
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
@@ -264,9 +301,11 @@ Additive = LoRA | Diff | LoHa | LoKr
 
 
 class Around(NamedTuple):
-    """What a layer that does not merely add is at the activations: maps around the module's own product, and an additive layer beside it.
+    """What a layer that does not merely add is at the activations: maps around the module's own product, and an
+    additive layer beside it.
 
-    y = outputs(W @ inputs(x)), or nothing of it where `own` is false, plus strength * layer_outputs(delta @ layer_inputs(x)).
+    y = outputs(W @ inputs(x)), or nothing of it where `own` is false, plus strength * layer_outputs(delta @
+    layer_inputs(x)).
     """
 
     inputs: tuple[Map, ...] = ()
@@ -285,8 +324,9 @@ Read = Callable[[], Tensor]  # gives the weight that a layer finds, in float32
 class DoRA:
     """made(W) = magnitude * (W + delta) / ||W + delta||.
 
-    Trainers differ in the axis of the norm: a magnitude (out) or (out, 1, …) has one number a row of W, (1, in, …) one a column. ComfyUI
-    divides by ||W|| in the first case; PEFT, lycoris and the paper by ||W + delta|| in both, and so does this.
+    Trainers differ in the axis of the norm: a magnitude (out) or (out, 1, …) has one number a row of W, (1, in, …) one
+    a column. ComfyUI divides by ||W|| in the first case; PEFT, lycoris and the paper by ||W + delta|| in both, and so
+    does this.
     """
 
     inner: Additive
@@ -307,7 +347,9 @@ class DoRA:
         """magnitude / norm of a changed weight, with its number of dimensions."""
         others = [dimension for dimension in range(changed.ndim) if dimension != self._axis(changed.shape)]
         norm = torch.linalg.vector_norm(changed, dim=others, keepdim=True)
-        return self.magnitude.to(changed.device, torch.float32).reshape(norm.shape) / (norm + torch.finfo(torch.float32).eps)
+        return self.magnitude.to(changed.device, torch.float32).reshape(norm.shape) / (
+            norm + torch.finfo(torch.float32).eps
+        )
 
     def _axis(self, shape: Sequence[int]) -> int:
         return 0 if self.magnitude.shape[0] == shape[0] else 1
@@ -325,9 +367,14 @@ class DoRA:
         """Why this does not fit a weight of `shape`, or None."""
         side = self.magnitude.numel()
         rows = side == shape[0] and self.magnitude.shape[0] == shape[0]
-        columns = len(shape) > 1 and side == shape[1] and self.magnitude.ndim > 1 and self.magnitude.shape[1] == shape[1]
+        columns = (
+            len(shape) > 1 and side == shape[1] and self.magnitude.ndim > 1 and self.magnitude.shape[1] == shape[1]
+        )
         if not rows and not columns:
-            return f"expected a magnitude of {shape[0]} rows or 1x{shape[1] if len(shape) > 1 else 1} columns, got {_text(self.magnitude)}"
+            return (
+                f"expected a magnitude of {shape[0]} rows or 1x{shape[1] if len(shape) > 1 else 1} columns, got"
+                f" {_text(self.magnitude)}"
+            )
         return self.inner.problem(shape)
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -339,9 +386,10 @@ class DoRA:
 class OFT:
     """made(W) = R W with R block-diagonal and orthogonal, times `rescale` (out, 1, …) where there is one.
 
-    `blocks` (blocks, b, b): one rotation (OFT); (stages, blocks, b, b): a butterfly of stages (BOFT). `alpha` is lycoris' and kohya's
-    constraint: the skew-symmetric parts are kept below alpha * out. (ComfyUI reads it without `out`, leaves OFT's rescale out, and squares
-    the strength.) `rotated`: the blocks are the rotations themselves, rescaled already, as lycoris 2.0 wrote them (`oft_diag`).
+    `blocks` (blocks, b, b): one rotation (OFT); (stages, blocks, b, b): a butterfly of stages (BOFT). `alpha` is
+    lycoris' and kohya's constraint: the skew-symmetric parts are kept below alpha * out. (ComfyUI reads it without
+    `out`, leaves OFT's rescale out, and squares the strength.) `rotated`: the blocks are the rotations themselves,
+    rescaled already, as lycoris 2.0 wrote them (`oft_diag`).
     """
 
     blocks: Tensor
@@ -378,7 +426,11 @@ class OFT:
             for stage, rotation in enumerate(rotations):
                 rows = butterfly(rows, rotation, 2**stage * (rotation.shape[-1] // 2), 1)
         made = rows.reshape(weight.shape)
-        return made if self.rescale is None else made * self.rescale.to(weight.device, torch.float32).reshape(-1, *(1,) * (weight.ndim - 1))
+        return (
+            made
+            if self.rescale is None
+            else made * self.rescale.to(weight.device, torch.float32).reshape(-1, *(1,) * (weight.ndim - 1))
+        )
 
     def around(self, strength: float, shape: Sequence[int], read: Read) -> Around:
         """At the activations: what comes out is turned."""
@@ -398,9 +450,15 @@ class OFT:
         rows = self.blocks.shape[-3] * self.blocks.shape[-1]
         if len(shape) < 2 or rows != shape[0]:
             return f"expected a weight {_sides(shape)}, got blocks {_text(self.blocks)} for {rows} rows"
-        if self.blocks.ndim == 4 and (self.blocks.shape[-1] % 2 or rows % (2 ** self.blocks.shape[0] * (self.blocks.shape[-1] // 2))):
+        if self.blocks.ndim == 4 and (
+            self.blocks.shape[-1] % 2 or rows % (2 ** self.blocks.shape[0] * (self.blocks.shape[-1] // 2))
+        ):
             return f"a butterfly of {self.blocks.shape[0]} stages does not divide {rows} rows"
-        return None if self.rescale is None or self.rescale.numel() == rows else f"expected {rows} of rescale, got {_text(self.rescale)}"
+        return (
+            None
+            if self.rescale is None or self.rescale.numel() == rows
+            else f"expected {rows} of rescale, got {_text(self.rescale)}"
+        )
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
@@ -409,10 +467,12 @@ class OFT:
 
 @dataclass(frozen=True, eq=False)
 class InputOFT:
-    """made(W) = W R', times `rescale` (out): PEFT's OFT (arXiv 2506.19847) and BOFT, which rotate what goes into the layer.
+    """made(W) = W R', times `rescale` (out): PEFT's OFT (arXiv 2506.19847) and BOFT, which rotate what goes into the
+    layer.
 
-    `rotations` (stages, blocks, b, b) are orthogonal already; they act on the flattened columns of W, one stage after the other, and the
-    blocks of stage i hold rows that are 2^i half blocks apart. One block stands for all of them (PEFT's block_share).
+    `rotations` (stages, blocks, b, b) are orthogonal already; they act on the flattened columns of W, one stage after
+    the other, and the blocks of stage i hold rows that are 2^i half blocks apart. One block stands for all of them
+    (PEFT's block_share).
     """
 
     rotations: Tensor
@@ -430,7 +490,9 @@ class InputOFT:
         return made if self.rescale is None else made * self.rescale.to(made).reshape(-1, *(1,) * (weight.ndim - 1))
 
     def around(self, strength: float, shape: Sequence[int], read: Read) -> Around | None:
-        """At the activations: what goes in is turned; None where that is a patch of pixels, or where both sides change in part."""
+        """At the activations: what goes in is turned; None where that is a patch of pixels, or where both sides change
+        in part.
+        """
         if math.prod(shape[2:]) != 1 or (self.rescale is not None and strength != 1.0):
             return None
         stages = []
@@ -457,7 +519,9 @@ class InputOFT:
 
 @dataclass(frozen=True, eq=False)
 class GLoRA:
-    """made(W) = W + scale * (W a1 a2 + b1 b2), b with a Tucker core `bm`; lycoris' older files hold each pair the other way round."""
+    """made(W) = W + scale * (W a1 a2 + b1 b2), b with a Tucker core `bm`; lycoris' older files hold each pair the other
+    way round.
+    """
 
     a1: Tensor
     a2: Tensor
@@ -498,7 +562,10 @@ class GLoRA:
         inner = a1.shape[1] == a2.shape[0] and core == (b1.shape[1], b2.shape[0])
         inner &= b1.shape[1] == b2.shape[0] if self.bm is None else self.bm.shape[2:] == torch.Size(shape[2:])
         if (a2.shape[1], b1.shape[0], b2.shape[1]) != sides or a1.shape[0] != shape[1] or not inner:
-            return f"expected a weight {_sides(shape)}, got a1, a2, b1, b2 {', '.join(_text(factor) for factor in self.tensors())}"
+            return (
+                f"expected a weight {_sides(shape)}, got a1, a2, b1, b2"
+                f" {', '.join(_text(factor) for factor in self.tensors())}"
+            )
         return None
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -508,7 +575,9 @@ class GLoRA:
 
 @dataclass(frozen=True, eq=False)
 class IA3:
-    """made(W) = W * (1 + factor) for lycoris, W * factor for PEFT (`whole`); the factor belongs to columns (`columns`) or rows."""
+    """made(W) = W * (1 + factor) for lycoris, W * factor for PEFT (`whole`); the factor belongs to columns (`columns`)
+    or rows.
+    """
 
     factor: Tensor
     columns: bool
@@ -532,7 +601,11 @@ class IA3:
     def problem(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
         side = shape[int(self.columns)] if len(shape) > int(self.columns) else -1
-        return None if self.factor.numel() == side else f"expected {side} factors for a weight {_sides(shape)}, got {_text(self.factor)}"
+        return (
+            None
+            if self.factor.numel() == side
+            else f"expected {side} factors for a weight {_sides(shape)}, got {_text(self.factor)}"
+        )
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
@@ -558,7 +631,11 @@ class Set:
 
     def problem(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
-        return None if tuple(self.value.shape) == tuple(shape) else f"expected a weight {_sides(shape)}, got {_text(self.value)}"
+        return (
+            None
+            if tuple(self.value.shape) == tuple(shape)
+            else f"expected a weight {_sides(shape)}, got {_text(self.value)}"
+        )
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
@@ -592,9 +669,11 @@ def _present(*tensors: Tensor | None) -> tuple[Tensor, ...]:
 
 
 def neumann_rotations(upper: Tensor, terms: int = 5) -> Tensor:
-    """(blocks, b, b) of PEFT's OFT: Cayley's transform of the skew matrices whose upper triangles are given (blocks, b (b - 1) / 2).
+    """(blocks, b, b) of PEFT's OFT: Cayley's transform of the skew matrices whose upper triangles are given (blocks, b
+    (b - 1) / 2).
 
-    `terms` of its Neumann series as PEFT cuts it off (2 Q^k summed, the last one once); 0 is the exact transform (I - Q)(I + Q)^-1.
+    `terms` of its Neumann series as PEFT cuts it off (2 Q^k summed, the last one once); 0 is the exact transform (I -
+    Q)(I + Q)^-1.
     """
     blocks, size = upper.shape
     side = int((1 + math.isqrt(1 + 8 * size)) // 2)
@@ -621,8 +700,12 @@ def _product(a: Tensor, b: Tensor, core: Tensor | None, device: torch.device | s
     return (a.flatten(1) @ b.flatten(1)).reshape(a.shape[0], *b.shape[1:])
 
 
-def _either(whole: Tensor | None, a: Tensor | None, b: Tensor | None, core: Tensor | None, device: torch.device | str) -> Tensor:
-    return _product(cast(Tensor, a), cast(Tensor, b), core, device) if whole is None else whole.to(device, torch.float32)
+def _either(
+    whole: Tensor | None, a: Tensor | None, b: Tensor | None, core: Tensor | None, device: torch.device | str
+) -> Tensor:
+    return (
+        _product(cast(Tensor, a), cast(Tensor, b), core, device) if whole is None else whole.to(device, torch.float32)
+    )
 
 
 def _product_sides(a: Tensor, b: Tensor, core: Tensor | None) -> tuple[int, ...]:
@@ -633,7 +716,11 @@ def _product_problem(name: str, a: Tensor, b: Tensor, core: Tensor | None) -> st
     if a.ndim < 2 or b.ndim < 2 or (core is not None and (core.ndim < 3 or a.ndim != 2 or b.ndim != 2)):
         return f"{name}: expected matrices, got {_text(a)} and {_text(b)}"
     fits = a.flatten(1).shape[1] == b.shape[0] if core is None else core.shape[:2] == (a.shape[0], b.shape[0])
-    return None if fits else f"{name}: ranks differ: {_text(a)}, {_text(b)}" + ("" if core is None else f", core {_text(core)}")
+    return (
+        None
+        if fits
+        else f"{name}: ranks differ: {_text(a)}, {_text(b)}" + ("" if core is None else f", core {_text(core)}")
+    )
 
 
 def _fits(sides: Sequence[int], shape: Sequence[int]) -> bool:

@@ -1,4 +1,6 @@
-"""Token downsampling of LDM-layout UNets: which of their self-attention blocks, and the patch on ComfyUI's `attn1_patch` contract."""
+"""Token downsampling of LDM-layout UNets: which of their self-attention blocks, and the patch on ComfyUI's
+`attn1_patch` contract.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,15 @@ from torch import Tensor, nn
 from .todo import Grid, ToDoSettings, target_grid, thin
 
 Block = tuple[str, int]
-TRAINING = "graft_training"  # transformer_options key: {"step", "total_steps"} while a training step runs, absent otherwise
-EVALUATING = "graft_evaluating"  # transformer_options key: True while TrainStep validates or draws previews, absent otherwise
+TRAINING = (  # transformer_options key: {"step", "total_steps"} while a training step runs, absent otherwise
+    "graft_training"
+)
+EVALUATING = (  # transformer_options key: True while TrainStep validates or draws previews, absent otherwise
+    "graft_evaluating"
+)
 REPLACED = "graft_replaced"  # transformer_options key: the blocks whose attn1 computation another patch replaces
-LEFT = "graft_left"  # transformer_options key: {block: why a call left it alone, "" where it did not}, absent when nobody asks
+# transformer_options key: {block: why a call left it alone, "" where it did not}, absent when nobody asks
+LEFT = "graft_left"
 COMPUTED = "whose attention another node computes"
 CHANGED = "whose keys another node changed"
 ROUNDING = 1e-6  # between noise levels that were worked out in different precisions
@@ -22,7 +29,9 @@ ROUNDING = 1e-6  # between noise levels that were worked out in different precis
 
 @dataclass(frozen=True)
 class Attention:
-    """One place of a UNet that has attention: its level (0 = full resolution) and its self-attention and other transformer blocks."""
+    """One place of a UNet that has attention: its level (0 = full resolution) and its self-attention and other
+    transformer blocks.
+    """
 
     level: int
     own: tuple[int, ...]  # block_index of the blocks whose attn1 attends to its own tokens
@@ -31,11 +40,14 @@ class Attention:
 
 
 def attention_blocks(unet: nn.Module) -> dict[Block, Attention]:
-    """Every place of an LDM-layout UNet that has attention, in forward order; raises TypeError naming any other class."""
+    """Every place of an LDM-layout UNet that has attention, in forward order; raises TypeError naming
+    any other class.
+    """
     for name in ("input_blocks", "middle_block", "output_blocks"):
         if not isinstance(getattr(unet, name, None), nn.Module):
             raise TypeError(
-                f"expected an LDM-layout UNet (input_blocks, middle_block, output_blocks), got {type(unet).__name__}, which has no {name}"
+                f"expected an LDM-layout UNet (input_blocks, middle_block, output_blocks), got {type(unet).__name__},"
+                f" which has no {name}"
             )
     inputs, outputs = list(unet.input_blocks), list(unet.output_blocks)  # type: ignore[arg-type]
     levels, level = [], 0
@@ -70,7 +82,10 @@ def _attention(level: int, block: nn.Module) -> Attention:
 def attention_depths(unet: nn.Module) -> dict[Block, int]:
     """{(block type, index): depth}; depth 1 is the first level that has self-attention (SD1.x has 4 depths, SDXL 2)."""
     blocks = {block: attention for block, attention in attention_blocks(unet).items() if attention.own}
-    depth = {level: number for number, level in enumerate(sorted({attention.level for attention in blocks.values()}), start=1)}
+    depth = {
+        level: number
+        for number, level in enumerate(sorted({attention.level for attention in blocks.values()}), start=1)
+    }
     return {block: depth[attention.level] for block, attention in blocks.items()}
 
 
@@ -78,15 +93,18 @@ def attention_depths(unet: nn.Module) -> dict[Block, int]:
 class ToDoPatch:
     """`attn1_patch(q, context, value, extra_options)` of one UNet: thins the tokens of K and V, leaves Q as it is.
 
-    It holds plain values only, so that clones of a model share it. Whether it works in a call is decided once, around the whole call
-    (`active`), and it is there only where it does. The grid comes from `extra_options["activations_shape"]`, so odd sizes, tiles and
-    mixed batches need no memory of earlier calls, and gradient checkpointing may call it again.
+    It holds plain values only, so that clones of a model share it. Whether it works in a call is decided once, around
+    the whole call (`active`), and it is there only where it does. The grid comes from
+    `extra_options["activations_shape"]`, so odd sizes, tiles and mixed batches need no memory of earlier calls, and
+    gradient checkpointing may call it again.
     """
 
     settings: ToDoSettings
     factors: Mapping[Block, float]
     foreign: frozenset[tuple[str, int, int]] = frozenset()
-    depths: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # depth -> (self-attention blocks, blocks left alone)
+    depths: Mapping[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  # depth -> (self-attention blocks, blocks left alone)
     levels: Mapping[int, int] = field(default_factory=dict)  # depth -> halvings of the latent's sides
     widths: Mapping[int, int] = field(default_factory=dict)  # depth -> width of queries and keys
 
@@ -98,12 +116,16 @@ class ToDoPatch:
         """The same text for an equal patch, in every process; fingerprints hash it."""
         return self.settings.identity
 
-    def __call__(self, q: Tensor, context: Tensor, value: Tensor, extra_options: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    def __call__(
+        self, q: Tensor, context: Tensor, value: Tensor, extra_options: Mapping[str, Any]
+    ) -> tuple[Tensor, Tensor, Tensor]:
         factor = self._factor(extra_options)
         if factor is None:
             return q, context, value
         place, left = _place(extra_options), extra_options.get(LEFT)
-        if context.shape[0] != extra_options["activations_shape"][0]:  # windows of another node's, or a video's frames, place by place
+        if (
+            context.shape[0] != extra_options["activations_shape"][0]
+        ):  # windows of another node's, or a video's frames, place by place
             if left is not None:
                 left.setdefault(place, CHANGED)  # a video's spatial attention of the same place came before
             return q, context, value
@@ -146,10 +168,11 @@ def _place(options: Mapping[str, Any]) -> tuple[str, int, int]:
 
 
 def _strip(q: Tensor, context: Tensor, value: Tensor, shape: Sequence[int]) -> Grid | None:
-    """The grid (height, width) of the keys that one query sees: all of (B, C, height, width), or a strip of it; None when not known.
+    """The grid (height, width) of the keys that one query sees: all of (B, C, height, width), or a strip of it; None
+    when not known.
 
-    ComfyUI's HyperTile cuts the queries into tiles, which become more of the batch, and leaves keys and values whole: its attention then
-    deals them out to the tiles in order, as strips of whole rows where the rows divide.
+    ComfyUI's HyperTile cuts the queries into tiles, which become more of the batch, and leaves keys and values whole:
+    its attention then deals them out to the tiles in order, as strips of whole rows where the rows divide.
     """
     height, width = int(shape[2]), int(shape[3])
     if context.shape[1] != height * width or value.shape[:2] != context.shape[:2]:
@@ -165,26 +188,31 @@ def _strip(q: Tensor, context: Tensor, value: Tensor, shape: Sequence[int]) -> G
 def active(settings: ToDoSettings, options: Mapping[str, Any], level: Callable[[float], float]) -> bool:
     """Whether a call with these transformer_options thins: its phase, its place in the run, its noise level.
 
-    `level` gives the noise level at a share of sampling, from 0 (the noisiest) to 1, as the model's sampling has it during the call.
+    `level` gives the noise level at a share of sampling, from 0 (the noisiest) to 1, as the model's sampling has it
+    during the call.
     """
     training = options.get(TRAINING)
-    if training is not None:  # each sample of a training batch has its own noise level, so start and end percent do not apply
+    if (
+        training is not None
+    ):  # each sample of a training batch has its own noise level, so start and end percent do not apply
         return settings.active_while_training(training["step"], training["total_steps"])
     if settings.phase == "training" or (settings.phase == "both" and options.get(EVALUATING)):
         return False  # what a training run measures of itself stays comparable with runs without token downsampling
     if (settings.start_percent, settings.end_percent) == (0.0, 1.0) or options.get("sigmas") is None:
         return True
     now = float(options["sigmas"].max())
-    # The ends are open where all of sampling is asked for: samplers that add noise go beyond them. Levels come in float32.
+    # The ends are open where all of sampling is asked for: samplers that add noise go beyond them. Levels come in
+    # float32.
     begun = settings.start_percent == 0.0 or now <= level(settings.start_percent) * (1 + ROUNDING)
     return begun and (settings.end_percent == 1.0 or now >= level(settings.end_percent) * (1 - ROUNDING))
 
 
 def plan_unet(unet: nn.Module, settings: ToDoSettings, replaced: Collection[tuple[Any, ...]] = ()) -> ToDoPatch:
-    """The patch for one UNet; raises ValueError when it has no self-attention or fewer depths than factors, TypeError for another class.
+    """The patch for one UNet; raises ValueError when it has no self-attention or fewer depths than factors, TypeError
+    for another class.
 
-    `replaced` are the blocks, (type, index) or (type, index, transformer), whose attention another patch computes: these are counted as
-    left alone.
+    `replaced` are the blocks, (type, index) or (type, index, transformer), whose attention another patch computes:
+    these are counted as left alone.
     """
     blocks = attention_blocks(unet)
     depths = attention_depths(unet)
@@ -211,7 +239,9 @@ def plan_unet(unet: nn.Module, settings: ToDoSettings, replaced: Collection[tupl
     )
 
 
-def _counted(places: Sequence[Block], blocks: Mapping[Block, Attention], replaced: Collection[tuple[Any, ...]]) -> tuple[int, int]:
+def _counted(
+    places: Sequence[Block], blocks: Mapping[Block, Attention], replaced: Collection[tuple[Any, ...]]
+) -> tuple[int, int]:
     """(self-attention blocks that can be thinned, others) at some places of a UNet."""
     own = [(*place, index) for place in places for index in blocks[place].own]
     taken = sum(block in replaced or block[:2] in replaced for block in own)

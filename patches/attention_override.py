@@ -1,4 +1,6 @@
-"""Token downsampling around one call of a model: transformers through `optimized_attention_override`, UNets behind other patches."""
+"""Token downsampling around one call of a model: transformers through `optimized_attention_override`, UNets behind
+other patches.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from .transformers import Family, Layout, Place, block_count, family_of, token_g
 
 OVERRIDE = "optimized_attention_override"
 Kernel = Callable[..., Tensor]
-_OF_THE_DEVICE = tuple(getattr(torch, name) for name in ("OutOfMemoryError", "AcceleratorError") if hasattr(torch, name))
+_OF_THE_DEVICE = tuple(
+    getattr(torch, name) for name in ("OutOfMemoryError", "AcceleratorError") if hasattr(torch, name)
+)
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +61,11 @@ ToDo = ToDoPatch | TransformerToDo
 
 
 def plan_todo(model: nn.Module, settings: ToDoSettings, replaced: Collection[tuple[Any, ...]] = ()) -> ToDo:
-    """What token downsampling does to this diffusion model; `replaced` are a UNet's blocks that `plan_unet` counts as left alone.
+    """What token downsampling does to this diffusion model; `replaced` are a UNet's blocks that `plan_unet` counts as
+    left alone.
 
-    Raises TypeError naming a class it does not know, and ValueError when the model has no self-attention or fewer depths than factors.
+    Raises TypeError naming a class it does not know, and ValueError when the model has no self-attention or fewer
+    depths than factors.
     """
     model = uncompiled(model)
     if isinstance(getattr(model, "input_blocks", None), nn.Module):
@@ -67,19 +73,21 @@ def plan_todo(model: nn.Module, settings: ToDoSettings, replaced: Collection[tup
     family, name = family_of(model), type(model).__name__
     if len(settings.factors) > 1:
         raise ValueError(
-            f"{len(settings.factors)} depths asked for, but this {name} is a transformer: all its {block_count(model, family)} blocks "
-            "see the same token grid, which is one depth: use max_depth 1 or one factor"
+            f"{len(settings.factors)} depths asked for, but this {name} is a transformer: all its"
+            f" {block_count(model, family)} blocks see the same token grid, which is one depth: use max_depth 1 or one"
+            " factor"
         )
     return TransformerToDo(settings, family, name, {1: (block_count(model, family), 0)}, family.patch(model))
 
 
 @dataclass(frozen=True, eq=False)
 class ToDoCall:
-    """ComfyUI `APPLY_MODEL` wrapper: sets token downsampling up for one call of the model, in a copy of that call's options.
+    """ComfyUI `APPLY_MODEL` wrapper: sets token downsampling up for one call of the model, in a copy of that call's
+    options.
 
-    For a transformer it chains its override in front of whatever override the call brings, so that no other node's is lost, and none
-    set later loses it. For a UNet it moves the patch behind all other attn1 patches, and tells it which blocks' attention is replaced.
-    A compiled model runs code that was compiled for these settings.
+    For a transformer it chains its override in front of whatever override the call brings, so that no other node's is
+    lost, and none set later loses it. For a UNet it moves the patch behind all other attn1 patches, and tells it which
+    blocks' attention is replaced. A compiled model runs code that was compiled for these settings.
     """
 
     todo: ToDo
@@ -119,7 +127,10 @@ class ToDoCall:
             _say_once(f"ApplyToDo left {reasons.total()} self-attention blocks alone: {said}")
         elif isinstance(set_up, Thinning) and set_up.met and not set_up.thinned:
             lengths = " or ".join(map(str, sorted(set_up.layout.places)))
-            _say_once(f"ApplyToDo thinned nothing: no attention had {lengths} tokens. Another node adds tokens, or keeps keys of its own")
+            _say_once(
+                f"ApplyToDo thinned nothing: no attention had {lengths} tokens. Another node adds tokens, or keeps keys"
+                " of its own"
+            )
         return out
 
     def _options(
@@ -148,7 +159,9 @@ def _say_once(text: str) -> None:
 
 
 def last_in_line(patch: ToDoPatch, options: Mapping[str, Any]) -> dict[str, Any]:
-    """transformer_options of a UNet in which the patch comes after every other attn1 patch and knows the replaced blocks."""
+    """transformer_options of a UNet in which the patch comes after every other attn1 patch and knows the replaced
+    blocks.
+    """
     found = without(patch, options)
     others, before = (each.get("patches", {}).get("attn1_patch", []) for each in (found, options))
     if len(others) < len(before):  # else the patch was taken off for this call
@@ -171,14 +184,23 @@ def thinning(todo: TransformerToDo, layout: Layout, previous: Kernel | None) -> 
 
 
 class Thinning:
-    """`optimized_attention_override(kernel, q, k, v, heads, mask, …)` of one call of one model: K, V and mask lose image tokens, Q none.
+    """`optimized_attention_override(kernel, q, k, v, heads, mask, …)` of one call of one model: K, V and mask lose
+    image tokens, Q none.
 
-    It works behind the rotary embedding, so each key keeps its own position. It lives as long as the call; it counts calls only where
-    other attention of the model happens to have the image's sequence length. `met` says whether it has met attention, `thinned` whether
-    the image's, `left` in how many blocks the keys of text and image were not as many as the queries.
+    It works behind the rotary embedding, so each key keeps its own position. It lives as long as the call; it counts
+    calls only where other attention of the model happens to have the image's sequence length. `met` says whether it has
+    met attention, `thinned` whether the image's, `left` in how many blocks the keys of text and image were not as many
+    as the queries.
     """
 
-    def __init__(self, layout: Layout, target: Grid, method: str, previous: Kernel | None, seen: Mapping[int, int] = MappingProxyType({})):
+    def __init__(
+        self,
+        layout: Layout,
+        target: Grid,
+        method: str,
+        previous: Kernel | None,
+        seen: Mapping[int, int] = MappingProxyType({}),
+    ):
         self.layout, self.target, self.method, self.previous = layout, target, method, previous
         self._seen, self.met, self.thinned, self.left = Counter(seen), False, False, 0
 
@@ -234,7 +256,8 @@ class Thinning:
 
 
 class Guard:
-    """A UNet's `optimized_attention_override` while it is thinned: another node's, which is named when it fails at thinned attention.
+    """A UNet's `optimized_attention_override` while it is thinned: another node's, which is named when it fails at
+    thinned attention.
 
     `text` is how many tokens cross-attention has.
     """
@@ -251,7 +274,9 @@ class Guard:
 
 
 def _axis(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """Which axis of an attention call's tensors counts tokens: (B, heads, N, D), or (B, N, C), or (B, N, heads, D) as SD3 passes v."""
+    """Which axis of an attention call's tensors counts tokens: (B, heads, N, D), or (B, N, C), or (B, N, heads, D) as
+    SD3 passes v.
+    """
     return 2 if (args[3] if len(args) > 3 else kwargs.get("skip_reshape", False)) else 1
 
 
@@ -266,9 +291,9 @@ def _with_fewer_keys(override: Kernel, kernel: Kernel, *args: Any, **kwargs: Any
         raise
     except (RuntimeError, ValueError, TypeError, AssertionError) as error:
         raise RuntimeError(
-            f"the attention override {_name(foreign)} of another node failed in a model with token downsampling, where self-attention "
-            f"has fewer keys than queries ({error}). A kernel that needs as many of both cannot be combined with ApplyToDo: take one "
-            "of the two nodes off"
+            f"the attention override {_name(foreign)} of another node failed in a model with token downsampling, where"
+            f" self-attention has fewer keys than queries ({error}). A kernel that needs as many of both cannot be"
+            " combined with ApplyToDo: take one of the two nodes off"
         ) from error
 
 

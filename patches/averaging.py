@@ -1,4 +1,6 @@
-"""Averages of LoRAs: of factors, which holds for states of one run, or of products, for any ranks, exact or cut to a rank by SVD."""
+"""Averages of LoRAs: of factors, which holds for states of one run, or of products, for any ranks, exact or cut to a
+rank by SVD.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ ALGEBRAS = ("factors", "products")
 
 @dataclass(frozen=True)
 class Averaged:
-    """An average as a LoRA state dict, how it was made, its ranks, and the share of the change's norm that a cut left out."""
+    """An average as a LoRA state dict, how it was made, its ranks, and the share of the change's norm that a cut left
+    out.
+    """
 
     state: dict[str, Tensor]
     algebra: str
@@ -25,10 +29,14 @@ class Averaged:
     lost: float = 0.0
 
 
-def average(states: Sequence[Mapping[str, Tensor]], shares: Sequence[float], names: Sequence[str], algebra: str, rank: int = 0) -> Averaged:
-    """The weighted average of LoRA state dicts of one spelling; `algebra` is "factors" or "products", `rank` 0 keeps products exact.
+def average(
+    states: Sequence[Mapping[str, Tensor]], shares: Sequence[float], names: Sequence[str], algebra: str, rank: int = 0
+) -> Averaged:
+    """The weighted average of LoRA state dicts of one spelling; `algebra` is "factors" or "products", `rank` 0 keeps
+    products exact.
 
-    Raises ValueError that lists every layer, shape and key in which the files differ and every form that cannot be averaged.
+    Raises ValueError that lists every layer, shape and key in which the files differ and every form that cannot be
+    averaged.
     """
     if algebra not in ALGEBRAS:
         raise ValueError(f"Averaging LoRAs: expected one of {', '.join(ALGEBRAS)}, got {algebra!r}.")
@@ -36,14 +44,19 @@ def average(states: Sequence[Mapping[str, Tensor]], shares: Sequence[float], nam
         why = "factors keep their own rank, use 0" if rank > 0 else "expected 0 or more"
         raise ValueError(f"Averaging LoRAs: rank is {rank}; {why}.")
     if not states or not len(states) == len(shares) == len(names):
-        raise ValueError(f"Averaging LoRAs: expected a share and a name for each file, got {len(states)}, {len(shares)}, {len(names)}.")
+        raise ValueError(
+            f"Averaging LoRAs: expected a share and a name for each file, got {len(states)}, {len(shares)},"
+            f" {len(names)}."
+        )
     files = _read(states, names, plain=algebra == "products")
     _check(files, names, same_rank=algebra == "factors")
     return _factors(files, shares) if algebra == "factors" else _products(files, shares, rank)
 
 
 def _read(states: Sequence[Mapping[str, Tensor]], names: Sequence[str], plain: bool) -> list[dict[str, Group]]:
-    """Layers of each file: with `plain` factor pairs and differences alone, else whatever they are, as factors of one run average."""
+    """Layers of each file: with `plain` factor pairs and differences alone, else whatever they are, as factors of one
+    run average.
+    """
     files, wrong = [], []
     for state, name in zip(states, names, strict=True):
         groups, strangers, problems = grouped(state, plain)
@@ -67,7 +80,9 @@ def _check(files: Sequence[Mapping[str, Group]], names: Sequence[str], same_rank
         wrong += [f"{base}: in {name}, missing in {other}" for base in sorted(first.keys() - groups.keys())]
         wrong += [f"{base}: in {other}, missing in {name}" for base in sorted(groups.keys() - first.keys())]
         for base in sorted(first.keys() & groups.keys()):
-            wrong += [f"{base}: {problem} ({name}, {other})" for problem in _differences(first[base], groups[base], same_rank)]
+            wrong += [
+                f"{base}: {problem} ({name}, {other})" for problem in _differences(first[base], groups[base], same_rank)
+            ]
     _raise(wrong)
 
 
@@ -96,7 +111,9 @@ def _factors(files: Sequence[Mapping[str, Group]], shares: Sequence[float]) -> A
     out: dict[str, Tensor] = {}
     for base, group in files[0].items():
         for role, (key, tensor) in group.items():
-            out[key] = tensor.float().clone() if role == "alpha" else _sum([groups[base][role][1] for groups in files], shares)
+            out[key] = (
+                tensor.float().clone() if role == "alpha" else _sum([groups[base][role][1] for groups in files], shares)
+            )
     return Averaged(out, "factors", _ranks(files[0]))
 
 
@@ -123,7 +140,9 @@ def _products(files: Sequence[Mapping[str, Group]], shares: Sequence[float], ran
 
 
 def concatenated(layers: Sequence[LoRA], shares: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """(up (out, all ranks), down (all ranks, columns)), float64, whose product is the weighted sum of the layers' products."""
+    """(up (out, all ranks), down (all ranks, columns)), float64, whose product is the weighted sum of the layers'
+    products.
+    """
     ups, downs = [], []
     for layer, share in zip(layers, shares, strict=True):
         up, down = layer.factors()

@@ -1,4 +1,6 @@
-"""Block weights: one strength a block of the model, in the lists of sd-webui-lora-block-weight (LBW), or by block name."""
+"""Block weights: one strength a block of the model, in the lists of sd-webui-lora-block-weight (LBW), or
+by block name.
+"""
 
 from __future__ import annotations
 
@@ -20,38 +22,67 @@ LAYOUTS: dict[int, tuple[str, tuple[str, ...]]] = {  # length of a list -> (what
     20: ("SDXL with LoCon", (REST, *_numbered("IN", range(9)), "M00", *_numbered("OUT", range(9)))),
     57: ("Flux", (*_numbered("D", range(19)), *_numbered("S", range(38)))),
     58: ("Flux with BASE", (REST, *_numbered("D", range(19)), *_numbered("S", range(38)))),
-    61: ("Flux with text encoders, first and last layers", (*TEXT, "IN", *_numbered("D", range(19)), *_numbered("S", range(38)), "OUT")),
+    61: (
+        "Flux with text encoders, first and last layers",
+        (*TEXT, "IN", *_numbered("D", range(19)), *_numbered("S", range(38)), "OUT"),
+    ),
 }
 PRESETS = {  # LBW's own, for SD1.x' 17 blocks where it counts which
-    "NONE": {"": 0.0}, "ALL": {"": 1.0}, "ALL0.5": {"": 0.5},
+    "NONE": {"": 0.0},
+    "ALL": {"": 1.0},
+    "ALL0.5": {"": 0.5},
     **{
         name: dict(zip(LAYOUTS[17][1], (float(digit) for digit in digits), strict=True))
         for name, digits in (
-            ("INS", "11100000000000000"), ("IND", "10001110000000000"), ("INALL", "11111110000000000"), ("MIDD", "10001111111100000"),
-            ("OUTD", "10000000111100000"), ("OUTS", "10000000000011111"), ("OUTALL", "10000000111111111"),
+            ("INS", "11100000000000000"),
+            ("IND", "10001110000000000"),
+            ("INALL", "11111110000000000"),
+            ("MIDD", "10001111111100000"),
+            ("OUTD", "10000000111100000"),
+            ("OUTS", "10000000000011111"),
+            ("OUTALL", "10000000111111111"),
         )
     },
-}  # fmt: skip
+}
 _PATHS = {
-    "input_blocks": "IN", "middle_block": "M", "output_blocks": "OUT", "double_blocks": "D", "single_blocks": "S", "joint_blocks": "L",
-    "transformer_blocks": "L", "blocks": "L", "layers": "L",
-}  # fmt: skip
+    "input_blocks": "IN",
+    "middle_block": "M",
+    "output_blocks": "OUT",
+    "double_blocks": "D",
+    "single_blocks": "S",
+    "joint_blocks": "L",
+    "transformer_blocks": "L",
+    "blocks": "L",
+    "layers": "L",
+}
 _PATH = re.compile(rf"^diffusion_model\.({'|'.join(_PATHS)})\.(\d+)\.")
-_ENDS = re.compile(r"^(?:diffusion_model\.)?(?:(img_in|txt_in|time_in|vector_in|guidance_in)|(final_layer))[._]")  # of Flux and its like
+_ENDS = re.compile(
+    r"^(?:diffusion_model\.)?(?:(img_in|txt_in|time_in|vector_in|guidance_in)|(final_layer))[._]"
+)  # of Flux and its like
 _KINDS = "BASE, CLIP, T5, IN, M, OUT, D, S or L"
 _BLOCK = re.compile(r"(BASE|CLIP|T5|IN|M|OUT|D|S|L)\d*")
-_NAMES = (  # (pattern of a layer's name with underscores, its block): names in files, where LDM's and diffusers' both occur
-    (r"input_blocks_(\d+)_", "IN{}", (1, 0)), (r"output_blocks_(\d+)_", "OUT{}", (1, 0)),
-    (r"down_blocks_(\d+)_(?:attentions|resnets)_(\d+)_", "IN{}", (3, 1)), (r"down_blocks_(\d+)_downsamplers_0_", "IN{}", (3, 3)),
-    (r"up_blocks_(\d+)_(?:attentions|resnets)_(\d+)_", "OUT{}", (3, 0)), (r"up_blocks_(\d+)_upsamplers_0_", "OUT{}", (3, 2)),
-    (r"double_blocks_(\d+)_", "D{}", (1, 0)), (r"(?:single_transformer_blocks|single_blocks)_(\d+)_", "S{}", (1, 0)),
+# (pattern of a layer's name with underscores, its block): names in files, where LDM's and diffusers' both occur
+_NAMES = (
+    (r"input_blocks_(\d+)_", "IN{}", (1, 0)),
+    (r"output_blocks_(\d+)_", "OUT{}", (1, 0)),
+    (r"down_blocks_(\d+)_(?:attentions|resnets)_(\d+)_", "IN{}", (3, 1)),
+    (r"down_blocks_(\d+)_downsamplers_0_", "IN{}", (3, 3)),
+    (r"up_blocks_(\d+)_(?:attentions|resnets)_(\d+)_", "OUT{}", (3, 0)),
+    (r"up_blocks_(\d+)_upsamplers_0_", "OUT{}", (3, 2)),
+    (r"double_blocks_(\d+)_", "D{}", (1, 0)),
+    (r"(?:single_transformer_blocks|single_blocks)_(\d+)_", "S{}", (1, 0)),
     (r"(?:joint_blocks|transformer_blocks|blocks|layers)_(\d+)_", "L{}", (1, 0)),
-)  # fmt: skip
-_OTHERS = ((r"^(x_embedder|context_embedder|time_text_embed)_", "IN"), (r"^(norm_out|proj_out)_", "OUT"))  # diffusers' Flux
+)
+_OTHERS = (
+    (r"^(x_embedder|context_embedder|time_text_embed)_", "IN"),
+    (r"^(norm_out|proj_out)_", "OUT"),
+)  # diffusers' Flux
 
 
 def block_of(weight: str) -> str:
-    """The block of a weight: IN04, M00, OUT11, D18, S37; IN and OUT of Flux's first and last layers; BASE of everything else."""
+    """The block of a weight: IN04, M00, OUT11, D18, S37; IN and OUT of Flux's first and last layers; BASE of everything
+    else.
+    """
     found = _PATH.match(weight)
     if found is None:
         return _end(weight)
@@ -72,12 +103,20 @@ def together(kinds: set[str]) -> set[str]:
 
 
 def text_block(name: str, flux: bool = False) -> str:
-    """CLIP or T5, by the name of a text encoder's weight or layer; `flux`: the second encoder is T5, as diffusers numbers them there."""
-    return "T5" if re.search(r"t5|te3|text_encoder_3", name) or (flux and re.search(r"te2|text_encoder_2", name)) else "CLIP"
+    """CLIP or T5, by the name of a text encoder's weight or layer; `flux`: the second encoder is T5, as diffusers
+    numbers them there.
+    """
+    return (
+        "T5"
+        if re.search(r"t5|te3|text_encoder_3", name) or (flux and re.search(r"te2|text_encoder_2", name))
+        else "CLIP"
+    )
 
 
 def block_of_name(layer: str, flux: bool = False) -> str:
-    """The block of a layer by its name in a file, without prefix; UNets have two residual blocks a level. `flux`: it is diffusers' Flux."""
+    """The block of a layer by its name in a file, without prefix; UNets have two residual blocks a level. `flux`: it is
+    diffusers' Flux.
+    """
     name = layer.replace(".", "_") + "_"
     if re.search(r"(middle_block|mid_block)_", name):
         return "M00"
@@ -93,7 +132,8 @@ def block_of_name(layer: str, flux: bool = False) -> str:
 
 
 def parse(text: str) -> dict[str, float]:
-    """{block or kind of block: strength} of "1,0,0.5,…" (12, 17, 20, 26, 57, 58 or 61 numbers), "IN=0, OUT05=0.5", or a preset.
+    """{block or kind of block: strength} of "1,0,0.5,…" (12, 17, 20, 26, 57, 58 or 61 numbers), "IN=0, OUT05=0.5", or a
+    preset.
 
     Raises ValueError that says what is wrong.
     """
@@ -136,7 +176,9 @@ def fitting(text: str, weights: Iterable[str]) -> dict[str, float]:
 
 
 def strength(strengths: Mapping[str, float], weight: str, text: bool = False) -> float:
-    """The strength of a weight (`text`: of a text encoder): its block's, of the longest name that fits; else BASE's; else 1."""
+    """The strength of a weight (`text`: of a text encoder): its block's, of the longest name that fits; else BASE's;
+    else 1.
+    """
     return of_block(strengths, text_block(weight) if text else block_of(weight))
 
 

@@ -1,4 +1,5 @@
-"""A stack applied at the activations, y = f(x) + h(x), touching no weight: one fused adapter a module, whatever the number of LoRAs.
+"""A stack applied at the activations, y = f(x) + h(x), touching no weight: one fused adapter a module, whatever the
+number of LoRAs.
 
 Layers that do not merely add (DoRA, rotations, IA3 …) are maps of what goes into f and of what comes out.
 """
@@ -29,7 +30,8 @@ def _convolution(
     return _CONV[weight.ndim](x, weight, None, stride, padding, dilation, groups)
 
 
-# The same as an operation that torch.compile does not look into: it would compile its own kernel for every rank, and refuse dynamic ones.
+# The same as an operation that torch.compile does not look into: it would compile its own kernel for every rank, and
+# refuse dynamic ones.
 _opaque = torch.library.custom_op(re.sub(r"\W", "_", __name__) + "::convolution", _convolution, mutates_args=())
 _opaque.register_fake(_convolution)
 
@@ -42,8 +44,9 @@ def supports(module: nn.Module) -> bool:
 class Wrapped:
     """An adapter around one module's forward, until `remove`.
 
-    An instance's `forward`, not a forward hook: torch.compile looks for a changed forward, and misses hooks that come and go. Another
-    wrapper may have been put around this one and taken off in any order; then what remains of this one passes everything through.
+    An instance's `forward`, not a forward hook: torch.compile looks for a changed forward, and misses hooks that come
+    and go. Another wrapper may have been put around this one and taken off in any order; then what remains of this one
+    passes everything through.
     """
 
     def __init__(self, module: nn.Module, adapter: Bypass):
@@ -94,17 +97,22 @@ def _without_remains(forward: Any) -> Any:
 class Bypass:
     """What all pieces of a module's weight and bias make of its output.
 
-    `module` is read where a piece needs its weight (DoRA's norms) or its bias, in the type and on the device of the activations
-    (`compute`; float32 on the CPU where that is not known). Factors are cast once to the activations' type and device. `compiled` gives
-    every adapter the same form, so that torch.compile sees no difference between them: one scale of what goes in and one of what comes
-    out, factors whose rank is a multiple of 8 and marked as dynamic, and always a bias. Scheduled pieces take their multipliers from
-    `clock`.
+    `module` is read where a piece needs its weight (DoRA's norms) or its bias, in the type and on the device of the
+    activations (`compute`; float32 on the CPU where that is not known). Factors are cast once to the activations' type
+    and device. `compiled` gives every adapter the same form, so that torch.compile sees no difference between them: one
+    scale of what goes in and one of what comes out, factors whose rank is a multiple of 8 and marked as dynamic, and
+    always a bias. Scheduled pieces take their multipliers from `clock`.
     """
 
     def __init__(
-        self, module: nn.Module, weight: Sequence[Piece], bias: Sequence[Piece] = (), clock: Clock | None = None, compiled: bool = False,
+        self,
+        module: nn.Module,
+        weight: Sequence[Piece],
+        bias: Sequence[Piece] = (),
+        clock: Clock | None = None,
+        compiled: bool = False,
         compute: tuple[torch.dtype, torch.device] | None = None,
-    ):  # fmt: skip
+    ):
         self.clock, self.compiled = clock or Clock(), compiled
         self.schedules = {piece.schedule for piece in (*weight, *bias) if piece.schedule is not None}
         self.clock.users.add(self)
@@ -127,8 +135,13 @@ class Bypass:
                 down.reshape(-1, *shape[1:]) if up.shape[1] else None,
                 up.reshape(*up.shape, *(1,) * (len(shape) - 2)) if up.shape[1] else None,
                 torch.tensor(places) if any(places) else None,
-                tuple(made.diffs), tuple(made.krons), tuple(biases), inputs, outputs, made.own,
-            )  # fmt: skip
+                tuple(made.diffs),
+                tuple(made.krons),
+                tuple(biases),
+                inputs,
+                outputs,
+                made.own,
+            )
         if compute is not None:
             self._prepare(*compute)
 
@@ -166,7 +179,11 @@ class Bypass:
         gains = self.clock.values.to(x.device, x.dtype) if scheduled else None
         for place, diff in parts.diffs:
             diff = diff.to(x.device, x.dtype)
-            change = F.linear(x, diff) if diff.ndim == 2 else convolve(module, x, diff, getattr(module, "groups", 1), self.compiled)
+            change = (
+                F.linear(x, diff)
+                if diff.ndim == 2
+                else convolve(module, x, diff, getattr(module, "groups", 1), self.compiled)
+            )
             change = change if not place or gains is None else change * gains[place]
             output = change if output is None else output + change
         for place, kron in parts.krons:
@@ -187,9 +204,10 @@ class Bypass:
 
 
 class Parts(NamedTuple):
-    """What an adapter multiplies with: factors, the place of each component's multiplier, (place, difference) of the weight, (place,
-    Kronecker product), (place, difference) of the bias, maps of what goes into the module and of what comes out, and whether any of the
-    module's own output is left."""
+    """What an adapter multiplies with: factors, the place of each component's multiplier, (place, difference) of the
+    weight, (place, Kronecker product), (place, difference) of the bias, maps of what goes into the module and of what
+    comes out, and whether any of the module's own output is left.
+    """
 
     down: Tensor | None
     up: Tensor | None
@@ -216,8 +234,8 @@ class Parts(NamedTuple):
         )
 
 
-# The parts of attached adapters under torch.compile, by module. What hangs on a module has fixed shapes for torch.compile; what is found
-# here may have a dynamic one.
+# The parts of attached adapters under torch.compile, by module. What hangs on a module has fixed shapes for
+# torch.compile; what is found here may have a dynamic one.
 _COMPILED: dict[str, Parts] = {}
 
 
@@ -232,7 +250,9 @@ def _plus(output: Tensor, hidden: Tensor, up: Tensor, compiled: bool) -> Tensor:
 
 
 def convolve(module: Any, x: Tensor, weight: Tensor, groups: int = 1, compiled: bool = False) -> Tensor:
-    """A convolution with another weight in place of the module's (no bias), with its stride, dilation and kind of padding."""
+    """A convolution with another weight in place of the module's (no bias), with its stride, dilation and kind of
+    padding.
+    """
     padding = module.padding
     if module.padding_mode != "zeros" or isinstance(padding, str):
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode

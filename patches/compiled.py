@@ -10,7 +10,9 @@ from torch.overrides import TorchFunctionMode
 
 
 def is_compiled(wrappers: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether ComfyUI's own way of compiling (TorchCompileModel, and other packs' nodes that use it) is among {kind: {key: wrappers}}."""
+    """Whether ComfyUI's own way of compiling (TorchCompileModel, and other packs' nodes that use it) is among {kind:
+    {key: wrappers}}.
+    """
     return any("torch.compile" in keyed for keyed in wrappers.values())
 
 
@@ -32,10 +34,12 @@ def _kind(identity: str) -> type[_Pass]:
 
 
 def own_code(identity: str) -> TorchFunctionMode:
-    """While it is entered, torch.compile runs nothing that it compiled without it or under another identity, and the other way round.
+    """While it is entered, torch.compile runs nothing that it compiled without it or under another identity, and the
+    other way round.
 
-    ComfyUI 0.33's TorchCompileModel drops every guard on `transformer_options`, and with them what tells one model's patches from
-    another's. The kinds of torch function modes that are entered are part of every guard, of every piece that a graph is broken into.
-    What has been compiled once under an identity is found again. An operation that is not compiled costs a Python call more.
+    ComfyUI 0.33's TorchCompileModel drops every guard on `transformer_options`, and with them what tells one model's
+    patches from another's. The kinds of torch function modes that are entered are part of every guard, of every piece
+    that a graph is broken into. What has been compiled once under an identity is found again. An operation that is not
+    compiled costs a Python call more.
     """
     return _kind(identity)()

@@ -1,8 +1,9 @@
-"""All pieces of one weight at the activations: maps of what goes into a module and of what comes out, and what is added beside it.
+"""All pieces of one weight at the activations: maps of what goes into a module and of what comes out, and what is added
+beside it.
 
-y = outputs(W @ inputs(x)) + sum of multiplier * up @ down @ x + sum of multiplier * difference @ x + bias: the same as the weight that
-`stack.in_order` makes, for every order of pieces. A Kronecker product stays one, as small as its file. What has no such form (rotated
-patches of pixels, both sides of a part) becomes a difference of the whole weight.
+y = outputs(W @ inputs(x)) + sum of multiplier * up @ down @ x + sum of multiplier * difference @ x + bias: the same as
+the weight that `stack.in_order` makes, for every order of pieces. A Kronecker product stays one, as small as its file.
+What has no such form (rotated patches of pixels, both sides of a part) becomes a difference of the whole weight.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ Place = Callable[[Schedule | None], int]  # of a schedule's multiplier
 
 @dataclass(frozen=True, eq=False)
 class Kron:
-    """x (..., in) to kron(first (a, b), second (c, d)) @ x, for a part of a weight (out, in); `second` may be two factors of it."""
+    """x (..., in) to kron(first (a, b), second (c, d)) @ x, for a part of a weight (out, in); `second` may be two
+    factors of it.
+    """
 
     shape: tuple[int, ...]
     first: Tensor
@@ -44,7 +47,9 @@ class Kron:
 
     def to(self, dtype: torch.dtype, device: torch.device) -> Kron:
         """This product in another type, on another device."""
-        return replace(self, first=self.first.to(device, dtype), second=tuple(factor.to(device, dtype) for factor in self.second))
+        return replace(
+            self, first=self.first.to(device, dtype), second=tuple(factor.to(device, dtype) for factor in self.second)
+        )
 
     def dense(self) -> Tensor:
         """The difference (shape) that this is."""
@@ -53,7 +58,8 @@ class Kron:
 
 @dataclass
 class Composed:
-    """What pieces make of a module: maps, factor pairs (place, up, down), differences and changes of the bias (place, tensor).
+    """What pieces make of a module: maps, factor pairs (place, up, down), differences and changes of the bias (place,
+    tensor).
 
     `own` is false where nothing of the module's own output is left.
     """
@@ -79,7 +85,9 @@ class Composed:
                     self.krons.append((index, kron))
             fused = fuse(kept, self.shape, few=max(FEW, min(self.shape[0], torch.Size(self.shape[1:]).numel()) // 4))
             diff = fused.diff
-            if groups > 1 and fused.up.shape[1]:  # the factors of a grouped convolution mix groups: their product is the small thing here
+            if (
+                groups > 1 and fused.up.shape[1]
+            ):  # the factors of a grouped convolution mix groups: their product is the small thing here
                 product = (fused.up @ fused.down.float()).reshape(self.shape)
                 diff = product if diff is None else diff + product
             elif fused.up.shape[1]:
@@ -104,7 +112,11 @@ class Composed:
             beside = Composed(self.shape)
             beside.add([Piece(around.layer, around.strength, part)], lambda _: 0)
             beside._through(around.layer_inputs, around.layer_outputs)
-            self.pairs, self.diffs, self.krons = self.pairs + beside.pairs, self.diffs + beside.diffs, self.krons + beside.krons
+            self.pairs, self.diffs, self.krons = (
+                self.pairs + beside.pairs,
+                self.diffs + beside.diffs,
+                self.krons + beside.krons,
+            )
 
     def _through(self, inputs: Sequence[Map], outputs: Sequence[Map]) -> None:
         """What is added goes through the maps too."""
@@ -142,13 +154,23 @@ class Composed:
         columns = torch.Size(self.shape[1:]).numel()
         ups = [torch.zeros(self.shape[0], 0), *(up for _, up, _ in self.pairs)]
         downs = [torch.zeros(0, columns), *(down for _, _, down in self.pairs)]
-        return torch.cat(ups, 1), torch.cat(downs, 0), [place for place, up, _ in self.pairs for _ in range(up.shape[1])]
+        return (
+            torch.cat(ups, 1),
+            torch.cat(downs, 0),
+            [place for place, up, _ in self.pairs for _ in range(up.shape[1])],
+        )
 
 
 def compose(
-    pieces: Sequence[Piece], shape: Sequence[int], read: Callable[[], Tensor], place: Place = lambda _: 0, groups: int = 1
+    pieces: Sequence[Piece],
+    shape: Sequence[int],
+    read: Callable[[], Tensor],
+    place: Place = lambda _: 0,
+    groups: int = 1,
 ) -> Composed:
-    """Pieces of a weight (out, in / groups, ...), in order; `read` gives its values in float32, where a piece needs them."""
+    """Pieces of a weight (out, in / groups, ...), in order; `read` gives its values in float32, where a piece needs
+    them.
+    """
     made, done = Composed(tuple(shape)), []  # type: Composed, list[Piece]
     for adds, run in itertools.groupby(pieces, lambda piece: piece.layer.additive):
         if adds:
@@ -167,11 +189,14 @@ def compose(
     return made
 
 
-def uniform(made: Composed, pieces: Sequence[Piece], read: Callable[[], Tensor], place: Place, groups: int = 1) -> Composed:
-    """What `compose` made of these pieces, with scales for its only maps and a part of the module's own output: torch.compile's one form.
+def uniform(
+    made: Composed, pieces: Sequence[Piece], read: Callable[[], Tensor], place: Place, groups: int = 1
+) -> Composed:
+    """What `compose` made of these pieces, with scales for its only maps and a part of the module's own output:
+    torch.compile's one form.
 
-    What is no scale (a rotation, a mixture) becomes a difference of the whole weight, and a difference becomes factors, one of them a
-    unit matrix; a convolution of groups has no factors, and one difference that holds at any time.
+    What is no scale (a rotation, a mixture) becomes a difference of the whole weight, and a difference becomes factors,
+    one of them a unit matrix; a convolution of groups has no factors, and one difference that holds at any time.
     """
     if not all(map(is_scale, (*made.inputs, *made.outputs))):
         base = read()
@@ -210,9 +235,12 @@ def _around(piece: Piece, shape: Sequence[int], read: Callable[[], Tensor]) -> A
         return tuple(Within(one, start, length) for one in maps)
 
     return around._replace(
-        inputs=within(around.inputs), outputs=within(around.outputs), own=True,
-        layer_inputs=within(around.layer_inputs), layer_outputs=within(around.layer_outputs),
-    )  # fmt: skip
+        inputs=within(around.inputs),
+        outputs=within(around.outputs),
+        own=True,
+        layer_inputs=within(around.layer_inputs),
+        layer_outputs=within(around.layer_outputs),
+    )
 
 
 def _by_schedule(pieces: Sequence[Piece]) -> list[tuple[Schedule | None, list[Piece]]]:

@@ -1,4 +1,6 @@
-"""What a module's weight stands for: whether it is a plain one, its shape, and its values where a host keeps it quantised."""
+"""What a module's weight stands for: whether it is a plain one, its shape, and its values where a host keeps it
+quantised.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from torch import Tensor, nn
 
 MERGED = (torch.float32, torch.bfloat16, torch.float16)
 COARSE = (torch.float8_e4m3fn, torch.float8_e5m2)
-_SCALES = ("scale_weight", "weight_scale", "quant_state", "scales")  # what hosts and packs keep beside a quantised weight
+_SCALES = (
+    "scale_weight",
+    "weight_scale",
+    "quant_state",
+    "scales",
+)  # what hosts and packs keep beside a quantised weight
 _FUNCTIONS = ("_function", "_lowvram_function")  # of a partly loaded weight, and of a paged one
 _AT_ONCE = 2**22  # numbers that go through a quantised module at once while it is read
 _LOUD = 256.0  # units for a convolution: what a quantised bias beside them is rounded to does not show in the weight
@@ -24,8 +31,9 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def obstacle(module: nn.Module, attribute: str, coarse: bool = False) -> str | None:
-    """Why a weight is no plain floating one, or None: it is not there, or quantised, by its class, its scales or its type (`coarse`: fp8
-    is plain)."""
+    """Why a weight is no plain floating one, or None: it is not there, or quantised, by its class, its scales or its
+    type (`coarse`: fp8 is plain).
+    """
     weight = module._parameters.get(attribute)
     if weight is None:
         return "there is no such weight"
@@ -53,10 +61,12 @@ def shape_of(module: Any) -> tuple[int, ...]:
 
 
 def weight_of(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A module's weight (out, in / groups, ...) in float32, as its own forward uses it for activations of this type on this device.
+    """A module's weight (out, in / groups, ...) in float32, as its own forward uses it for activations of this type on
+    this device.
 
-    A plain one is read, fp8 too. A quantised one is what the forward makes of unit vectors, or of single pixels, whatever the way it is
-    kept. Raises ValueError where a convolution's forward does not do what its stride, padding and dilation say.
+    A plain one is read, fp8 too. A quantised one is what the forward makes of unit vectors, or of single pixels,
+    whatever the way it is kept. Raises ValueError where a convolution's forward does not do what its stride, padding
+    and dilation say.
     """
     with torch.inference_mode(False), torch.no_grad():
         if _is_plain(module, "weight"):
@@ -65,7 +75,9 @@ def weight_of(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Te
         weight, loud = torch.empty(columns, rows, *kernel), _LOUD if kernel else 1.0
         with _laid_bare(module), _without_bias(module):
             nothing = _forward(module, _pixels(module, torch.zeros(1, columns, dtype=dtype, device=device)))
-            for start in range(0, columns, step := max(1, _AT_ONCE // _pixels(module, torch.zeros(1, columns)).numel())):
+            for start in range(
+                0, columns, step := max(1, _AT_ONCE // _pixels(module, torch.zeros(1, columns)).numel())
+            ):
                 units = loud * torch.eye(columns, dtype=dtype, device=device)[start : start + step]
                 weight[start : start + step] = (_forward(module, _pixels(module, units)) - nothing) / loud
         return weight.flip(tuple(range(2, weight.ndim))).transpose(0, 1).contiguous()
@@ -85,9 +97,16 @@ def bias_of(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Tens
 
 @contextmanager
 def _laid_bare(module: nn.Module) -> Iterator[None]:
-    """Until the end, a convolution moves by one pixel over what it is given and pads nothing; any other module stays as it is."""
+    """Until the end, a convolution moves by one pixel over what it is given and pads nothing; any other module stays as
+    it is.
+    """
     dimensions = len(shape_of(module)) - 2
-    bare = {"stride": (1,) * dimensions, "padding": (0,) * dimensions, "dilation": (1,) * dimensions, "padding_mode": "zeros"}
+    bare = {
+        "stride": (1,) * dimensions,
+        "padding": (0,) * dimensions,
+        "dilation": (1,) * dimensions,
+        "padding_mode": "zeros",
+    }
     bare = bare if is_conv(module) else {}
     before = {name: getattr(module, name) for name in bare}
     module.__dict__.update(bare)
@@ -111,15 +130,20 @@ def _without_bias(module: nn.Module) -> Iterator[None]:
 
 
 def _pixels(module: nn.Module, vectors: Tensor) -> Tensor:
-    """Vectors (n, in / groups) as what goes into a module: for a convolution, in each group, one pixel in the midst of zeros, so that what
-    comes out is the kernel, back to front."""
+    """Vectors (n, in / groups) as what goes into a module: for a convolution, in each group, one pixel in the midst of
+    zeros, so that what comes out is the kernel, back to front.
+    """
     kernel = shape_of(module)[2:]
-    pixels = vectors.reshape(*vectors.shape, *(1,) * len(kernel)).repeat(1, getattr(module, "groups", 1), *(1,) * len(kernel))
+    pixels = vectors.reshape(*vectors.shape, *(1,) * len(kernel)).repeat(
+        1, getattr(module, "groups", 1), *(1,) * len(kernel)
+    )
     return F.pad(pixels, [side - 1 for side in reversed(kernel) for _ in range(2)])
 
 
 def _is_plain(module: nn.Module, attribute: str) -> bool:
-    """Whether a parameter is what the forward multiplies with: a plain one, that no function of the host's changes on its way."""
+    """Whether a parameter is what the forward multiplies with: a plain one, that no function of the host's changes on
+    its way.
+    """
     changed = any(getattr(module, attribute + function, None) for function in _FUNCTIONS)
     return obstacle(module, attribute, coarse=True) is None and not changed
 
@@ -130,5 +154,7 @@ def _forward(module: nn.Module, x: Tensor) -> Tensor:
     expected = (len(x), shape_of(module)[0], *shape_of(module)[2:])
     if output.shape != expected:
         kind = type(module).__name__
-        raise ValueError(f"{kind}: its forward made {tuple(output.shape)} of {tuple(x.shape)}, expected {expected}; use mode host")
+        raise ValueError(
+            f"{kind}: its forward made {tuple(output.shape)} of {tuple(x.shape)}, expected {expected}; use mode host"
+        )
     return output

@@ -8,8 +8,12 @@ from collections.abc import Iterator
 
 NEXT_STEPS = {  # by what the system says
     errno.ENOSPC: "free some space there, then do the same again: what was stored before is whole",
-    errno.EDQUOT: "your quota is used up; free some space there, then do the same again: what was stored before is whole",
-    errno.EFBIG: "the drive or this process (ulimit -f) allows no larger files; write to another drive or raise the limit",
+    errno.EDQUOT: (
+        "your quota is used up; free some space there, then do the same again: what was stored before is whole"
+    ),
+    errno.EFBIG: (
+        "the drive or this process (ulimit -f) allows no larger files; write to another drive or raise the limit"
+    ),
     errno.EIO: "the drive fails; write to another one, and check this one before you trust it",
     errno.EROFS: "it can only be read; choose another output folder, or make the drive writable",
     errno.EACCES: "this user may not write there; choose another output folder, or grant the right to",
@@ -27,7 +31,9 @@ def naming(path: str) -> Iterator[None]:
 
 
 def explained(error: OSError, path: str) -> OSError:
-    """An error of writing with a file's name, which writing itself and fsync do not give (`path`), and with what to do next."""
+    """An error of writing with a file's name, which writing itself and fsync do not give (`path`), and with what to do
+    next.
+    """
     if error.errno is None:  # not of the system
         return error
     said, way = error.strerror or str(error), NEXT_STEPS.get(error.errno)

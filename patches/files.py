@@ -25,10 +25,12 @@ from .peft_config import BESIDE
 
 
 def load_safetensors(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(tensors, metadata) of a safetensors file, memory-mapped; raises ValueError naming the file when it is anything else or damaged.
+    """(tensors, metadata) of a safetensors file, memory-mapped; raises ValueError naming the file when it is anything
+    else or damaged.
 
-    The library judges the file; the tensors are views of a mapping of our own, because safetensors (to 0.8.0) never frees the two numbers
-    with which it cuts a tensor out of its mapping: tens of kilobytes a file, for as long as the process lives.
+    The library judges the file; the tensors are views of a mapping of our own, because safetensors (to 0.8.0) never
+    frees the two numbers with which it cuts a tensor out of its mapping: tens of kilobytes a file, for as long as the
+    process lives.
     """
     _refuse_pickle(path)
     try:
@@ -40,7 +42,9 @@ def load_safetensors(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
         tensors, said = _header(path, file)
         size = os.fstat(file.fileno()).st_size
         try:
-            memory = torch.from_file(path, shared=False, size=size, dtype=torch.uint8).numpy()  # unlike mmap's it holds no file descriptor
+            memory = torch.from_file(
+                path, shared=False, size=size, dtype=torch.uint8
+            ).numpy()  # unlike mmap's it holds no file descriptor
         except RuntimeError as error:
             os.stat(path)  # raises where it is gone
             raise _damaged(path, f"it changed while it was read: {error}") from error
@@ -52,7 +56,9 @@ def load_safetensors(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
 def _mapped(path: str, memory: np.ndarray, name: str, info: TensorInfo) -> Tensor:
     """One tensor of a mapped file; it keeps the mapping alive."""
     if info.kind not in _DTYPES:
-        raise ValueError(f"{path}: {name} is of type {info.kind}, expected one of {', '.join(_DTYPES)}: save it again in one of them")
+        raise ValueError(
+            f"{path}: {name} is of type {info.kind}, expected one of {', '.join(_DTYPES)}: save it again in one of them"
+        )
     dtype = _DTYPES[info.kind]
     if not math.prod(info.shape):
         return torch.empty(info.shape, dtype=dtype)
@@ -69,8 +75,9 @@ def _refuse_pickle(path: str) -> None:
     pickled = start.startswith((b"PK", b"\x80")) or path.lower().endswith(_PICKLES)
     if pickled and start[8:9] != b"{":  # a safetensors header; the length before it may begin with any byte
         raise ValueError(
-            f"{path} is a pickle, which can run any program when it is opened; Graft reads safetensors only. To convert a file that you "
-            "trust: safetensors.torch.save_file(torch.load(path, weights_only=True), 'file.safetensors')"
+            f"{path} is a pickle, which can run any program when it is opened; Graft reads safetensors only. To convert"
+            " a file that you trust: safetensors.torch.save_file(torch.load(path, weights_only=True),"
+            " 'file.safetensors')"
         )
 
 
@@ -81,7 +88,9 @@ def _damaged(path: str, why: str) -> ValueError:
 
 
 class TensorInfo(NamedTuple):
-    """One tensor by a file's header: its type in safetensors' words, its shape, where its bytes begin and end in the file."""
+    """One tensor by a file's header: its type in safetensors' words, its shape, where its bytes begin and end in the
+    file.
+    """
 
     kind: str
     shape: tuple[int, ...]
@@ -90,7 +99,9 @@ class TensorInfo(NamedTuple):
 
 
 def header(path: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-    """(tensors by name, metadata) of a safetensors file without reading any tensor; raises ValueError as `load_safetensors` does."""
+    """(tensors by name, metadata) of a safetensors file without reading any tensor; raises ValueError as
+    `load_safetensors` does.
+    """
     _refuse_pickle(path)
     with open(path, "rb") as file:
         tensors, said = _header(path, file)
@@ -134,10 +145,23 @@ def _info(name: str, of: object, data: int) -> TensorInfo:
 
 
 _DTYPES = {  # by safetensors' names
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U64": torch.uint64,
-    "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool, "C64": torch.complex64,
-}  # fmt: skip
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+}
 
 
 def _counts(given: object) -> tuple[int, ...] | None:
@@ -184,14 +208,22 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def safetensors_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes]:
-    """A safetensors file in chunks: equal input gives equal bytes (names sorted, metadata too), whatever the order of the mappings."""
+    """A safetensors file in chunks: equal input gives equal bytes (names sorted, metadata too), whatever the order of
+    the mappings.
+    """
     header: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # widest first keeps every tensor aligned
+    order = sorted(
+        tensors, key=lambda name: (-tensors[name].element_size(), name)
+    )  # widest first keeps every tensor aligned
     offset = 0
     for name in order:
         tensor = tensors[name]
         size = tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + size],
+        }
         offset += size
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
@@ -201,7 +233,9 @@ def safetensors_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 
 
 def write_whole(path: str, chunks: Iterable[bytes]) -> None:
-    """Write a file that appears complete or not at all: beside its place, fsync, then rename. Raises OSError that names the file."""
+    """Write a file that appears complete or not at all: beside its place, fsync, then rename. Raises OSError that names
+    the file.
+    """
     partial = f"{path}.partial"
     try:
         with naming(path):
@@ -212,7 +246,9 @@ def write_whole(path: str, chunks: Iterable[bytes]) -> None:
                 os.fsync(file.fileno())
             os.replace(partial, path)
     except BaseException:
-        with contextlib.suppress(OSError):  # the first error counts; what stays has no file's name and is written over next time
+        with contextlib.suppress(
+            OSError
+        ):  # the first error counts; what stays has no file's name and is written over next time
             os.remove(partial)
         raise
 
@@ -230,7 +266,9 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def make_folders(folder: Path) -> list[Path]:
-    """Create a folder and those above it, durably; the ones that were not there, outermost first. Raises OSError as `naming` says."""
+    """Create a folder and those above it, durably; the ones that were not there, outermost first. Raises OSError as
+    `naming` says.
+    """
     missing = []
     at = folder
     while not at.exists():

@@ -1,4 +1,6 @@
-"""LoRA state dicts of every spelling (kohya-ss/sd-scripts, lycoris, PEFT, diffusers, ComfyUI), read into layers and checked whole."""
+"""LoRA state dicts of every spelling (kohya-ss/sd-scripts, lycoris, PEFT, diffusers, ComfyUI), read into layers and
+checked whole.
+"""
 
 from __future__ import annotations
 
@@ -16,51 +18,101 @@ from .peft_config import PeftConfig, config_for
 from .stack import Slice
 
 _ROLES = {  # suffix -> what the tensor is; the longest suffix that fits counts
-    ".lora_up.weight": "up", ".lora_down.weight": "down", ".lora_mid.weight": "mid",
-    ".lora_B.weight": "up", ".lora_A.weight": "down", ".lora_B.default.weight": "up", ".lora_A.default.weight": "down",
-    ".lora_B": "up", ".lora_A": "down", ".lora.up.weight": "up", ".lora.down.weight": "down",
-    "_lora.up.weight": "up", "_lora.down.weight": "down",
-    ".lora_linear_layer.up.weight": "up", ".lora_linear_layer.down.weight": "down",
-    ".alpha": "alpha", ".diff": "diff", ".diff_b": "diff_b",
-}  # fmt: skip
+    ".lora_up.weight": "up",
+    ".lora_down.weight": "down",
+    ".lora_mid.weight": "mid",
+    ".lora_B.weight": "up",
+    ".lora_A.weight": "down",
+    ".lora_B.default.weight": "up",
+    ".lora_A.default.weight": "down",
+    ".lora_B": "up",
+    ".lora_A": "down",
+    ".lora.up.weight": "up",
+    ".lora.down.weight": "down",
+    "_lora.up.weight": "up",
+    "_lora.down.weight": "down",
+    ".lora_linear_layer.up.weight": "up",
+    ".lora_linear_layer.down.weight": "down",
+    ".alpha": "alpha",
+    ".diff": "diff",
+    ".diff_b": "diff_b",
+}
 _LOKR = ("lokr_w1", "lokr_w2", "lokr_w1_a", "lokr_w1_b", "lokr_w2_a", "lokr_w2_b", "lokr_t2")
 _PARTS = 4  # of a fused weight that kohya's OFT for Flux turns one by one
 _LOHA = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
 _SAME = (
-    *_LOKR, *_LOHA, "hada_t1", "hada_t2", "dora_scale", "oft_blocks", "oft_diag", "rescale", "w_norm", "b_norm", "set_weight", "on_input",
-    "ia3_l", "boft_R", "boft_s",
-)  # fmt: skip
+    *_LOKR,
+    *_LOHA,
+    "hada_t1",
+    "hada_t2",
+    "dora_scale",
+    "oft_blocks",
+    "oft_diag",
+    "rescale",
+    "w_norm",
+    "b_norm",
+    "set_weight",
+    "on_input",
+    "ia3_l",
+    "boft_R",
+    "boft_s",
+)
 _MORE_ROLES = {
     **{f".{name}": name for name in _SAME},
     **{f".{name}.weight": name for name in ("a1", "a2", "b1", "b2", "bm")},
     **{f".oft_blocks.{number}": f"oft_blocks.{number}" for number in range(_PARTS)},
-    ".oft_R.weight": "oft_R", ".oft_R.default.weight": "oft_R", ".boft_R.default": "boft_R", ".boft_s.default": "boft_s",
-    **dict.fromkeys((".lora_magnitude_vector", ".lora_magnitude_vector.weight", ".lora_magnitude_vector.default.weight"), "magnitude"),
+    ".oft_R.weight": "oft_R",
+    ".oft_R.default.weight": "oft_R",
+    ".boft_R.default": "boft_R",
+    ".boft_s.default": "boft_s",
+    **dict.fromkeys(
+        (".lora_magnitude_vector", ".lora_magnitude_vector.weight", ".lora_magnitude_vector.default.weight"),
+        "magnitude",
+    ),
     **dict.fromkeys((".lora_B.bias", ".lora_up.bias", ".lora_B.default.bias"), "up_bias"),
 }
 _REFUSED = {
-    ".reshape_weight": "a weight that grows (reshape_weight)", ".oft_R": "OFT of PEFT before 0.15", ".oft_r": "OFT of PEFT before 0.15",
-    ".lora_A.bias": "a bias between the factors", ".lora_down.bias": "a bias between the factors",
-    ".q_layer.weight": "T-LoRA", ".p_layer.weight": "T-LoRA", ".lambda_layer": "T-LoRA",
-}  # fmt: skip
+    ".reshape_weight": "a weight that grows (reshape_weight)",
+    ".oft_R": "OFT of PEFT before 0.15",
+    ".oft_r": "OFT of PEFT before 0.15",
+    ".lora_A.bias": "a bias between the factors",
+    ".lora_down.bias": "a bias between the factors",
+    ".q_layer.weight": "T-LoRA",
+    ".p_layer.weight": "T-LoRA",
+    ".lambda_layer": "T-LoRA",
+}
 _SUFFIXES = sorted((*_ROLES, *_MORE_ROLES, *_REFUSED), key=len, reverse=True)
 _KINDS = {  # role -> family, for whoever works with factor pairs and differences alone
-    **dict.fromkeys((*_LOHA, "hada_t1", "hada_t2"), "LoHa"), **dict.fromkeys(_LOKR, "LoKr"),
+    **dict.fromkeys((*_LOHA, "hada_t1", "hada_t2"), "LoHa"),
+    **dict.fromkeys(_LOKR, "LoKr"),
     **dict.fromkeys(("dora_scale", "magnitude"), "DoRA"),
     **dict.fromkeys(("oft_blocks", "oft_diag", "rescale", "oft_R", "boft_R", "boft_s"), "OFT or BOFT"),
     **dict.fromkeys((f"oft_blocks.{number}" for number in range(_PARTS)), "OFT or BOFT"),
-    **dict.fromkeys(("a1", "a2", "b1", "b2", "bm"), "GLoRA"), **dict.fromkeys(("w_norm", "b_norm"), "norm weights"),
-    **dict.fromkeys(("factor", "on_input", "ia3_l"), "IA3"), "set_weight": "set_weight", "up_bias": "LoRA bias",
-}  # fmt: skip
+    **dict.fromkeys(("a1", "a2", "b1", "b2", "bm"), "GLoRA"),
+    **dict.fromkeys(("w_norm", "b_norm"), "norm weights"),
+    **dict.fromkeys(("factor", "on_input", "ia3_l"), "IA3"),
+    "set_weight": "set_weight",
+    "up_bias": "LoRA bias",
+}
 TEXT_ENCODER = (
-    "lora_te", "text_encoder", "text_model.", "base_model.model.text_model.", "te.", "te1.", "te2.", "lora_prior_te", "cond_stage_model.",
+    "lora_te",
+    "text_encoder",
+    "text_model.",
+    "base_model.model.text_model.",
+    "te.",
+    "te1.",
+    "te2.",
+    "lora_prior_te",
+    "cond_stage_model.",
     "clip_",
-)  # fmt: skip
+)
 _LISTED = 12
 
 
 class Target(NamedTuple):
-    """Where a layer goes: a model ("model" or "clip"), its weight, and for a fused weight the part and a row permutation of the host's."""
+    """Where a layer goes: a model ("model" or "clip"), its weight, and for a fused weight the part and a row
+    permutation of the host's.
+    """
 
     model: str
     weight: str
@@ -70,10 +122,11 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ParsedLora:
-    """One LoRA read: layers by target, and the names that found no weight (`text_encoder`: names for a text encoder that is not here).
+    """One LoRA read: layers by target, and the names that found no weight (`text_encoder`: names for a text encoder
+    that is not here).
 
-    `misfits` says of what found a weight and does not fit it why, where the rest was wanted all the same.
-    `embeddings` are the names of the textual inversions in the file (OneTrainer, ai-toolkit), which are no LoRA's and are not read.
+    `misfits` says of what found a weight and does not fit it why, where the rest was wanted all the same. `embeddings`
+    are the names of the textual inversions in the file (OneTrainer, ai-toolkit), which are no LoRA's and are not read.
     """
 
     name: str
@@ -96,10 +149,10 @@ def read(
 ) -> ParsedLora:
     """Match a LoRA's state dict with a model's weights and check it whole.
 
-    `key_map` gives the target of every LoRA name the model knows; `shapes` the shape of (model, weight). Raises ValueError listing
-    every problem: no match at all, names without a weight and wrong shapes (unless `partial`), incomplete pairs, NaN or infinite values,
-    kinds that are not available. `hint` says what the file is for, in the message when nothing matches; `configs` are PEFT's settings that
-    came with the file. Nothing is changed.
+    `key_map` gives the target of every LoRA name the model knows; `shapes` the shape of (model, weight). Raises
+    ValueError listing every problem: no match at all, names without a weight and wrong shapes (unless `partial`),
+    incomplete pairs, NaN or infinite values, kinds that are not available. `hint` says what the file is for, in the
+    message when nothing matches; `configs` are PEFT's settings that came with the file. Nothing is changed.
     """
     groups, strangers, problems = grouped(_without_embeddings(state), plain=False)
     has_clip = any(target.model == "clip" for target in key_map.values())
@@ -139,8 +192,12 @@ def read(
     return ParsedLora(name, found, tuple(unmatched), tuple(text), kinds, tuple(bundled), tuple(misfits))
 
 
-def unplaced(state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...] = ()) -> tuple[list[tuple[str, bool, Layer]], list[str]]:
-    """((name in the file, whether it is for the bias, layer) of all layers, problems), without a model to check a file against."""
+def unplaced(
+    state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...] = ()
+) -> tuple[list[tuple[str, bool, Layer]], list[str]]:
+    """((name in the file, whether it is for the bias, layer) of all layers, problems), without a model to check a file
+    against.
+    """
     groups, strangers, problems = grouped(_without_embeddings(state), plain=False)
     problems += [f"{key} is no LoRA tensor" for key in strangers]
     found: list[tuple[str, bool, Layer]] = []
@@ -163,7 +220,9 @@ def with_alphas(state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...]) ->
     return {**state, **more}
 
 
-_EMBEDDING = "bundle_emb."  # OneTrainer's prefix of the embeddings that it saves with a LoRA: bundle_emb.<name>.<encoder>
+_EMBEDDING = (  # OneTrainer's prefix of the embeddings that it saves with a LoRA: bundle_emb.<name>.<encoder>
+    "bundle_emb."
+)
 _EMBEDDINGS = ("emb_params", "clip_l", "clip_g")  # ai-toolkit's, of the one embedding that it trains with a LoRA
 
 
@@ -186,7 +245,9 @@ def names(state: Collection[str]) -> list[str]:
 
 
 def summary(shapes: Mapping[str, Sequence[int]]) -> tuple[dict[str, int], list[int]]:
-    """({kind of layer: how many}, every rank) of a file by the names and shapes of its tensors; what is no LoRA's is not counted."""
+    """({kind of layer: how many}, every rank) of a file by the names and shapes of its tensors; what is no LoRA's is
+    not counted.
+    """
     groups: dict[str, dict[str, Sequence[int]]] = {}
     for key, shape in shapes.items():
         base, role = _role(key, shapes)
@@ -195,14 +256,18 @@ def summary(shapes: Mapping[str, Sequence[int]]) -> tuple[dict[str, int], list[i
     kinds: dict[str, int] = {}
     ranks = set()
     for roles in groups.values():
-        family = next((name for name, needed, more in _FAMILIES if any(role in roles for role in (*needed, *more))), None)
+        family = next(
+            (name for name, needed, more in _FAMILIES if any(role in roles for role in (*needed, *more))), None
+        )
         if family == "LoRA" and len(roles.get("down", ())) > 2:
             family = "LoCon"
         names = [*([family] if family else []), *(["DoRA"] if {"dora_scale", "magnitude"} & roles.keys() else [])]
         names += [kind for kind, of in _WHOLE.items() if of & roles.keys()]
         for name in names:
             kinds[name] = kinds.get(name, 0) + 1
-        ranks |= {roles[role][0] for role in ("down", "hada_w1_b", "lokr_w2_b", "lokr_w1_b") if len(roles.get(role, ())) > 1}
+        ranks |= {
+            roles[role][0] for role in ("down", "hada_w1_b", "lokr_w2_b", "lokr_w1_b") if len(roles.get(role, ())) > 1
+        }
     return kinds, sorted(ranks)
 
 
@@ -211,7 +276,9 @@ Group = dict[str, tuple[str, Tensor]]  # role -> (key in the file, tensor)
 
 
 def grouped(state: Mapping[str, Tensor], plain: bool = True) -> tuple[dict[str, Group], list[str], list[str]]:
-    """(tensors by layer name and role, keys of no known form, problems); `plain` refuses everything but factor pairs and differences."""
+    """(tensors by layer name and role, keys of no known form, problems); `plain` refuses everything but factor pairs
+    and differences.
+    """
     groups: dict[str, Group] = {}
     strangers: list[str] = []
     problems: list[str] = []
@@ -230,7 +297,10 @@ def grouped(state: Mapping[str, Tensor], plain: bool = True) -> tuple[dict[str, 
             problems.append(f"{key}: the same tensor is also there as {group[role][0]}")
         group[role] = (key, tensor)
     for kind, keys in sorted(others.items()):
-        problems.append(f"{kind} is not available {'here' if plain else 'in this version of Graft'} ({_some(keys)}); {_INSTEAD[plain]}")
+        problems.append(
+            f"{kind} is not available {'here' if plain else 'in this version of Graft'} ({_some(keys)});"
+            f" {_INSTEAD[plain]}"
+        )
     return groups, strangers, problems
 
 
@@ -245,10 +315,15 @@ def _role(key: str, state: Container[str]) -> tuple[str, str | None]:
     if suffix is not None:
         return key[: -len(suffix)], _ROLES.get(suffix) or _MORE_ROLES.get(suffix) or suffix
     base = key.removesuffix(".weight")
-    return base, "factor" if base != key and f"{base}.on_input" in state else None  # lycoris' IA3: a `.weight` beside `.on_input`
+    return (
+        base,
+        "factor" if base != key and f"{base}.on_input" in state else None,
+    )  # lycoris' IA3: a `.weight` beside `.on_input`
 
 
-_FAMILIES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (  # name, roles that must be there, roles that may be
+_FAMILIES: tuple[
+    tuple[str, tuple[str, ...], tuple[str, ...]], ...
+] = (  # name, roles that must be there, roles that may be
     ("LoRA", ("up", "down"), ("mid", "up_bias")),
     ("LoHa", _LOHA, ("hada_t1", "hada_t2")),
     ("LoKr", (), _LOKR),
@@ -263,7 +338,11 @@ _FAMILIES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (  # name,
 
 
 def _layers(
-    base: str, group: Group, target: Target, shapes: Mapping[tuple[str, str], Sequence[int]], config: PeftConfig | None,
+    base: str,
+    group: Group,
+    target: Target,
+    shapes: Mapping[tuple[str, str], Sequence[int]],
+    config: PeftConfig | None,
     problems: list[str],
 ) -> Iterator[tuple[Target, Layer]]:
     tensors = {role: tensor for role, (_, tensor) in group.items()}
@@ -282,7 +361,9 @@ def _layers(
     if wrong is not None:
         problems.append(f"{base}: {wrong}")
         return
-    malformed = [f"{key}: {wrong}" for role, (key, tensor) in group.items() if (wrong := _malformed(role, tensor)) is not None]
+    malformed = [
+        f"{key}: {wrong}" for role, (key, tensor) in group.items() if (wrong := _malformed(role, tensor)) is not None
+    ]
     if malformed:
         problems += malformed
         return
@@ -318,7 +399,9 @@ def _layers(
 
 
 def _columns(factor: Tensor, shape: Sequence[int]) -> bool:
-    """Whether PEFT's IA3 factor is for inputs: (1, in) of a linear layer; a convolution's is (1, side, 1, 1) either way."""
+    """Whether PEFT's IA3 factor is for inputs: (1, in) of a linear layer; a convolution's is (1, side, 1, 1) either
+    way.
+    """
     return factor.shape[0] == 1 and (factor.ndim == 2 or (len(shape) > 1 and factor.numel() == shape[1] != shape[0]))
 
 
@@ -333,7 +416,9 @@ def _incomplete(group: Group, found: Sequence[tuple], missing: Sequence[str]) ->
 
 
 def _oft_parts(tensors: Mapping[str, Tensor], target: Target, alpha: float | None) -> Iterator[tuple[Target, Layer]]:
-    """kohya's OFT for Flux: one set of blocks for each of Q, K, V (and the feed-forward part), one after the other down the rows."""
+    """kohya's OFT for Flux: one set of blocks for each of Q, K, V (and the feed-forward part), one after the other down
+    the rows.
+    """
     sets = [tensors[f"oft_blocks.{number}"] for number in range(_PARTS) if f"oft_blocks.{number}" in tensors]
     start = 0 if target.part is None else target.part[1]
     for blocks in sets:
@@ -421,12 +506,19 @@ def _misfit(target: Target, layer: Layer, shapes: Mapping[tuple[str, str], Seque
         shape = [target.part[2] if dimension == target.part[0] else side for dimension, side in enumerate(shape)]
     problem = layer.problem(shape)
     if problem is None and target.function is not None and not isinstance(layer, Additive):
-        problem = f"{layer.kind} on a weight whose rows this model holds in another order; use ComfyUI's own LoRA loader for this file"
+        problem = (
+            f"{layer.kind} on a weight whose rows this model holds in another order; use ComfyUI's own LoRA loader for"
+            " this file"
+        )
     return None if problem is None else f"{problem} ({target.weight})"
 
 
 def _unusable(
-    groups: Mapping[str, Group], layers: Mapping[Target, list[Layer]], unmatched: Sequence[str], text: Sequence[str], partial: bool,
+    groups: Mapping[str, Group],
+    layers: Mapping[Target, list[Layer]],
+    unmatched: Sequence[str],
+    text: Sequence[str],
+    partial: bool,
     hint: str,
 ) -> list[str]:
     if not groups:
@@ -437,8 +529,8 @@ def _unusable(
         return [f"no key matches this model, it is for {hint or 'another one'} ({_some([*unmatched, *text])})"]
     if unmatched and not partial:
         return [
-            f"{len(unmatched)} of {len(groups) + len(unmatched) - sum(name in groups for name in unmatched)} names match no weight of this "
-            f"model ({_some(unmatched)}); mark the row as partial to use the rest"
+            f"{len(unmatched)} of {len(groups) + len(unmatched) - sum(name in groups for name in unmatched)} names"
+            f" match no weight of this model ({_some(unmatched)}); mark the row as partial to use the rest"
         ]
     return []
 
@@ -451,7 +543,9 @@ def _some(names: Iterable[str]) -> str:
 def pieces_of(
     parsed: ParsedLora, model: str, shapes: Mapping[tuple[str, str], Sequence[int]]
 ) -> Iterator[tuple[str, Layer, Slice | None]]:
-    """(weight, layer, part) of every layer for one model; a host's row permutation is applied to the whole difference."""
+    """(weight, layer, part) of every layer for one model; a host's row permutation is applied to
+    the whole difference.
+    """
     for target, layers in parsed.layers.items():
         if target.model != model:
             continue
@@ -460,4 +554,8 @@ def pieces_of(
             shape[target.part[0]] = target.part[2]
         for layer in layers:
             function = target.function
-            yield target.weight, layer if function is None else Diff(function(cast(Additive, layer).delta(shape))), target.part
+            yield (
+                target.weight,
+                layer if function is None else Diff(function(cast(Additive, layer).delta(shape))),
+                target.part,
+            )

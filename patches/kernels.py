@@ -1,4 +1,6 @@
-"""Attention kernels by name: which cannot train, which train slowly, and which are known to refuse fewer keys than queries."""
+"""Attention kernels by name: which cannot train, which train slowly, and which are known to refuse fewer keys than
+queries.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-# ComfyUI's function names. Its FlashAttention is a custom operation without a backward; the others quantise and have none either.
+# ComfyUI's function names. Its FlashAttention is a custom operation without a backward; the others quantise and have
+# none either.
 INFERENCE_ONLY = {
     "attention_sage": "SageAttention (--use-sage-attention)",
     "attention3_sage": "SageAttention 3",
@@ -25,9 +28,15 @@ INFERENCE_ONLY_WORDS = {  # in the names of other packs' overrides; no usage, me
 MATERIALISING = {"attention_basic", "attention_split", "attention_sub_quad"}
 
 FEWER_KEYS = {
-    "attention_sage": "SageAttention is on: some of its versions refuse fewer keys than queries; ComfyUI then logs an error for each such "
-    "block and computes it with PyTorch's attention, which is slower. Without --use-sage-attention there is no such doubt",
-    "attention3_sage": "SageAttention 3 is on: some of its versions refuse fewer keys than queries; ComfyUI then falls back to PyTorch's",
+    "attention_sage": (
+        "SageAttention is on: some of its versions refuse fewer keys than queries; ComfyUI then logs an error for each"
+        " such block and computes it with PyTorch's attention, which is slower. Without --use-sage-attention there is"
+        " no such doubt"
+    ),
+    "attention3_sage": (
+        "SageAttention 3 is on: some of its versions refuse fewer keys than queries; ComfyUI then falls back to"
+        " PyTorch's"
+    ),
 }
 
 
@@ -41,7 +50,9 @@ class InferenceOnly(ValueError):
 
 
 def refuse_inference_only(kernel: Any) -> None:
-    """Raise InferenceOnly, with its name, when an attention kernel (or the kernel that a closure calls) has no backward pass."""
+    """Raise InferenceOnly, with its name, when an attention kernel (or the kernel that a closure calls) has no backward
+    pass.
+    """
     cells = (cell.cell_contents for cell in getattr(kernel, "__closure__", None) or () if _filled(cell))
     names = [kernel_name(kernel), *(kernel_name(content) for content in cells if callable(content))]
     for name in names:
@@ -50,26 +61,33 @@ def refuse_inference_only(kernel: Any) -> None:
             known = next((what for word, what in INFERENCE_ONLY_WORDS.items() if word.search(name)), None)
         if known is not None:
             raise InferenceOnly(
-                f"{known} is for inference only, it has no backward pass (kernel {name}): start ComfyUI without it, or take its node off "
-                "the model, and train with PyTorch's attention"
+                f"{known} is for inference only, it has no backward pass (kernel {name}): start ComfyUI without it, or"
+                " take its node off the model, and train with PyTorch's attention"
             )
 
 
 class TrainingKernel:
     """`optimized_attention_override(kernel, q, k, v, heads, …)` of a model that is trained.
 
-    Kernels that keep every score for the backward pass give way to PyTorch's scaled dot-product attention, which computes the same from
-    less; others stay. One without a backward pass is refused by name (InferenceOnly). `previous` is another node's override, or None.
+    Kernels that keep every score for the backward pass give way to PyTorch's scaled dot-product attention, which
+    computes the same from less; others stay. One without a backward pass is refused by name (InferenceOnly). `previous`
+    is another node's override, or None.
     """
 
     def __init__(self, sdpa: Callable[..., Tensor], previous: Callable[..., Tensor] | None = None):
         self.sdpa, self.previous = sdpa, previous
 
-    def __call__(self, kernel: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def __call__(
+        self, kernel: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any
+    ) -> Tensor:
         refuse_inference_only(kernel if self.previous is None else self.previous)
         if kernel_name(kernel) in MATERIALISING:
             kernel = self.sdpa
-        return kernel(q, k, v, *args, **kwargs) if self.previous is None else self.previous(kernel, q, k, v, *args, **kwargs)
+        return (
+            kernel(q, k, v, *args, **kwargs)
+            if self.previous is None
+            else self.previous(kernel, q, k, v, *args, **kwargs)
+        )
 
 
 def _filled(cell: Any) -> bool:

@@ -17,13 +17,20 @@ from .keys import canonical, renamed, with_processors_gone
 from .peft_config import peft_configs
 from .stack import Piece, additive, fuse, in_order
 
-_SPELLINGS = tuple(map(re.compile, (  # of a model's layers, as its authors wrote it (and kohya), and as diffusers did
-    r"(input|output|double|single|joint)_blocks_|middle_block_|blocks_\d+_((self|cross)_attn_|ffn_\d$)"
-    r"|(layers|\w+_refiner)_\d+_attention_(qkv|out)$",
-    r"(down_blocks|up_blocks|mid_block)_|(single_)?transformer_blocks_|blocks_\d+_(attn[12]_(to|add)_|ffn_net_)"
-    r"|(layers|\w+_refiner)_\d+_att(n|ention)_to_",
-)))  # fmt: skip
-_GENERIC = re.compile(r"text_encoders\.(\w+)\.transformer\.(model\.)?")  # ComfyUI's prefix of text encoders, which kohya numbers
+_SPELLINGS = tuple(
+    map(
+        re.compile,
+        (  # of a model's layers, as its authors wrote it (and kohya), and as diffusers did
+            r"(input|output|double|single|joint)_blocks_|middle_block_|blocks_\d+_((self|cross)_attn_|ffn_\d$)"
+            r"|(layers|\w+_refiner)_\d+_attention_(qkv|out)$",
+            r"(down_blocks|up_blocks|mid_block)_|(single_)?transformer_blocks_|blocks_\d+_(attn[12]_(to|add)_|ffn_net_)"
+            r"|(layers|\w+_refiner)_\d+_att(n|ention)_to_",
+        ),
+    )
+)
+_GENERIC = re.compile(
+    r"text_encoders\.(\w+)\.transformer\.(model\.)?"
+)  # ComfyUI's prefix of text encoders, which kohya numbers
 _SMALL = 384  # up to this side a full SVD is quick
 
 
@@ -50,9 +57,9 @@ class Made:
 def merged(sources: Sequence[Source], rank: int = 0, advance: Callable[[], None] = lambda: None) -> Made:
     """One LoRA, the same change as all of the sources together, without a model: their layers must merely add.
 
-    `rank` 0 keeps the change exactly (factors side by side, float32; a difference where a layer has none); above 0 it is cut to it by SVD.
-    Layers are paired by name, prefixes and separators aside, so a model's own names and diffusers' do not mix. Raises ValueError that
-    lists everything that cannot be merged.
+    `rank` 0 keeps the change exactly (factors side by side, float32; a difference where a layer has none); above 0 it
+    is cut to it by SVD. Layers are paired by name, prefixes and separators aside, so a model's own names and diffusers'
+    do not mix. Raises ValueError that lists everything that cannot be merged.
     """
     parts: dict[tuple[str, bool], list[Piece]] = {}
     written: dict[tuple[str, bool], str] = {}
@@ -69,14 +76,23 @@ def merged(sources: Sequence[Source], rank: int = 0, advance: Callable[[], None]
         problems += [f"{source.name}: {problem}" for problem in _not_additive(layers)]
         for base, bias, layer in layers:
             plain, text = names[base], ":" in names[base] or base.startswith(TEXT_ENCODER)
-            own = blocks.of_block(source.by_block, blocks.text_block(base, flux) if text else blocks.block_of_name(plain, flux))
+            own = blocks.of_block(
+                source.by_block, blocks.text_block(base, flux) if text else blocks.block_of_name(plain, flux)
+            )
             strength = (source.clip if text else source.model) * own
             if strength != 0.0:
                 written.setdefault((plain, bias), base)
                 parts.setdefault((plain, bias), []).append(Piece(layer, strength))
     if len(spellings) > 1:
-        problems.append(f"{' and '.join(spellings.values())} name the model's layers differently, one as diffusers does: connect model")
-    problems += [problem for key, pieces in parts.items() for problem in _contradictions(written[key], pieces)] if not problems else []
+        problems.append(
+            f"{' and '.join(spellings.values())} name the model's layers differently, one as diffusers does: connect"
+            " model"
+        )
+    problems += (
+        [problem for key, pieces in parts.items() for problem in _contradictions(written[key], pieces)]
+        if not problems
+        else []
+    )
     if problems:
         raise ValueError("these LoRAs cannot be merged:\n" + "\n".join(f"- {problem}" for problem in problems))
     sums = _Sums(rank)
@@ -98,7 +114,9 @@ def _not_additive(layers: Sequence[tuple[str, bool, Any]]) -> list[str]:
     parts = [base for base, _, _ in layers if base.endswith(".linear1_qkv")]
     problems += [f"{base} is for a part of a weight: connect model" for base in parts]
     more = {kind: f" and {len(of) - 1} more" if len(of) > 1 else "" for kind, of in needing.items()}
-    problems += [f"{kind} ({of[0]}{more[kind]}) changes the weight that it finds: connect model" for kind, of in needing.items()]
+    problems += [
+        f"{kind} ({of[0]}{more[kind]}) changes the weight that it finds: connect model" for kind, of in needing.items()
+    ]
     return problems
 
 
@@ -111,11 +129,16 @@ def _contradictions(base: str, pieces: Sequence[Piece]) -> list[str]:
     """A layer's first piece that is for another shape than the others, as a problem."""
     shape = _shape(pieces)
     problems = [problem for piece in pieces if (problem := piece.layer.problem(shape)) is not None]
-    return [f"{base}: these LoRAs are for different models, its sides differ between the files ({problem})" for problem in problems[:1]]
+    return [
+        f"{base}: these LoRAs are for different models, its sides differ between the files ({problem})"
+        for problem in problems[:1]
+    ]
 
 
 class Weight(NamedTuple):
-    """What a stack does to one weight of a model: pieces, the weight's shape, and how to read what they find, in float32."""
+    """What a stack does to one weight of a model: pieces, the weight's shape, and how to read what they find, in
+    float32.
+    """
 
     pieces: Sequence[Piece]
     shape: tuple[int, ...]
@@ -123,7 +146,9 @@ class Weight(NamedTuple):
 
 
 def combined(weights: Mapping[str, Weight], rank: int = 0, advance: Callable[[], None] = lambda: None) -> Made:
-    """One LoRA, the same change of these weights by name as all their pieces, of any kind, in order; `rank` as for `merged`."""
+    """One LoRA, the same change of these weights by name as all their pieces, of any kind, in order; `rank` as for
+    `merged`.
+    """
     sums = _Sums(rank)
     for name, weight in weights.items():
         bias = name.endswith(".bias")
@@ -133,17 +158,27 @@ def combined(weights: Mapping[str, Weight], rank: int = 0, advance: Callable[[],
 
 
 def _no_block(source: Source, flux: bool) -> list[str]:
-    """Blocks that are named and that a file's layers are not in, as a problem; a partial LoRA need not have every block of a list."""
+    """Blocks that are named and that a file's layers are not in, as a problem; a partial LoRA need not have every block
+    of a list.
+    """
     there = {blocks.block_of_name(_plain(key.rpartition(".")[0]), flux) for key in source.state}
     kinds = blocks.together({block.rstrip("0123456789") for block in there}) | {blocks.REST}
-    gone = [name for name in source.by_block if name and name not in blocks.TEXT and name.rstrip("0123456789") not in kinds]
-    return [f"{source.name}: blocks: it has no {', '.join(gone[:6])}; its blocks are {', '.join(sorted(kinds))}"] if gone else []
+    gone = [
+        name for name in source.by_block if name and name not in blocks.TEXT and name.rstrip("0123456789") not in kinds
+    ]
+    return (
+        [f"{source.name}: blocks: it has no {', '.join(gone[:6])}; its blocks are {', '.join(sorted(kinds))}"]
+        if gone
+        else []
+    )
 
 
 def extracted(
     changes: Mapping[str, Callable[[], Tensor]], rank: int, advance: Callable[[], None] = lambda: None
 ) -> Made:
-    """A LoRA of differences by weight name, each made when its turn comes; biases, norms and other vectors stay whole differences."""
+    """A LoRA of differences by weight name, each made when its turn comes; biases, norms and other vectors stay whole
+    differences.
+    """
     sums = _Sums(rank)
     for name, make in changes.items():
         change = make().float()
@@ -165,7 +200,12 @@ class _Sums:
         self.kept = self.left = 0.0
 
     def pieces(
-        self, base: str, pieces: Sequence[Piece], shape: Sequence[int], bias: bool = False, read: Callable[[], Tensor] | None = None
+        self,
+        base: str,
+        pieces: Sequence[Piece],
+        shape: Sequence[int],
+        bias: bool = False,
+        read: Callable[[], Tensor] | None = None,
     ) -> None:
         """The sum of what pieces change of a weight (or bias) of `shape`; `read` gives it where they need it."""
         if read is not None and not additive(pieces):
@@ -181,7 +221,9 @@ class _Sums:
             self.change(base, diff + (up @ down).reshape(diff.shape) if up.shape[1] else diff, bias, may_be_flat)
 
     def change(self, base: str, change: Tensor, bias: bool = False, may_be_flat: bool = False) -> None:
-        """A difference, cut to the rank or whole; whole, as factors with a unit matrix where it may be a flattened convolution's."""
+        """A difference, cut to the rank or whole; whole, as factors with a unit matrix where it may be a flattened
+        convolution's.
+        """
         if self.rank and change.ndim > 1:
             self.cut(base, change)
         elif may_be_flat:
@@ -235,9 +277,11 @@ class _Sums:
 
 
 def cut_to_rank(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor, float, float]:
-    """The nearest product of at most `rank` to (out, r) @ (r, columns), and the squared norms of all of it and of what is left out.
+    """The nearest product of at most `rank` to (out, r) @ (r, columns), and the squared norms of all of it and of what
+    is left out.
 
-    Its factors are balanced; it is found through the small matrix between two orthogonal ones, without a full-size product.
+    Its factors are balanced; it is found through the small matrix between two orthogonal ones, without a full-size
+    product.
     """
     (left_side, first), (right_side, second) = torch.linalg.qr(up), torch.linalg.qr(down.T)
     inner = first @ second.T
@@ -246,7 +290,8 @@ def cut_to_rank(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor, fl
 
 
 def best(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
-    """(up, down, squared norm of what is left out): the best product of a rank of a matrix, each factor with half of the spectrum.
+    """(up, down, squared norm of what is left out): the best product of a rank of a matrix, each factor with half of
+    the spectrum.
 
     Beyond a few hundred rows and columns it is Halko's randomised one, with a fixed seed of its own.
     """
@@ -265,7 +310,11 @@ def best(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
 
 
 def _plain(base: str) -> str:
-    """A layer's name without its prefix and separators (`te1:…` of a text encoder): how layers of differently written files are paired."""
-    plain = canonical(with_processors_gone(_GENERIC.sub(lambda found: "te2." if found[1] == "clip_g" else "te1.", base)))
+    """A layer's name without its prefix and separators (`te1:…` of a text encoder): how layers of differently written
+    files are paired.
+    """
+    plain = canonical(
+        with_processors_gone(_GENERIC.sub(lambda found: "te2." if found[1] == "clip_g" else "te1.", base))
+    )
     plain = re.sub(r"_(img|txt)_mlp_fc([12])$", lambda found: f"_{found[1]}_mlp_{2 * int(found[2]) - 2}", plain)
     return re.sub(r"te\d:encoder_block_", "te:encoder_block_", plain)  # a T5, whose number depends on the model

@@ -1,4 +1,6 @@
-"""Linear maps of channels, in float32: what a rotation, a scale or a mixture of a weight's rows or columns is at the activations."""
+"""Linear maps of channels, in float32: what a rotation, a scale or a mixture of a weight's rows or columns is at the
+activations.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,9 @@ class Mix:
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Blocks (count, b, b), or one for all, less the identity: each turns b channels. `half` 0: neighbours; else runs of `together` that
-    are `half` apart meet (a butterfly)."""
+    """Blocks (count, b, b), or one for all, less the identity: each turns b channels. `half` 0: neighbours; else runs
+    of `together` that are `half` apart meet (a butterfly).
+    """
 
     blocks: Tensor
     half: int = 0
@@ -64,7 +67,9 @@ class Stage:
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """From x to what the stages, one after the other, make of it, times `gains` (n,) where there are any; `share` () of the way."""
+    """From x to what the stages, one after the other, make of it, times `gains` (n,) where there are any; `share` () of
+    the way.
+    """
 
     stages: tuple[Stage, ...]
     share: Tensor
@@ -80,7 +85,9 @@ class Turn:
     def transposed(self) -> Turn:
         """The transposed map; only of one without gains."""
         assert self.gains is None
-        return Turn(tuple(replace(stage, blocks=stage.blocks.transpose(1, 2)) for stage in reversed(self.stages)), self.share)
+        return Turn(
+            tuple(replace(stage, blocks=stage.blocks.transpose(1, 2)) for stage in reversed(self.stages)), self.share
+        )
 
     def to(self, device: torch.device) -> Turn:
         """This map on another device."""
@@ -135,7 +142,9 @@ def along(maps: Iterable[Map], x: Tensor, dimension: int) -> Tensor:
 
 
 def backwards(maps: Sequence[Map]) -> list[Map]:
-    """Maps that make of a matrix's columns what those do to the vectors that it is multiplied with: M @ (map x) = (M with these) @ x."""
+    """Maps that make of a matrix's columns what those do to the vectors that it is multiplied with: M @ (map x) = (M
+    with these) @ x.
+    """
     return [one.transposed() for one in reversed(maps)]
 
 

@@ -1,4 +1,6 @@
-"""Memory for many weights at once: one mapping in huge pages where the system gives them, which costs a third of its first touch."""
+"""Memory for many weights at once: one mapping in huge pages where the system gives them, which costs a third of its
+first touch.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,16 @@ _WORTH = 2**24  # bytes below which a mapping of its own is not
 
 
 def empty(like: Sequence[Tensor]) -> list[Tensor]:
-    """Contiguous tensors of the shapes, types and devices of `like`, contents undefined; those on the CPU share one mapping.
+    """Contiguous tensors of the shapes, types and devices of `like`, contents undefined; those on the CPU share one
+    mapping.
 
     The mapping is freed when the last of them is. Each tensor has a storage of its own, that ends where it ends.
     """
-    if _HUGE is None or sum(_bytes(tensor) for tensor in like) < _WORTH or any(tensor.device.type != "cpu" for tensor in like):
+    if (
+        _HUGE is None
+        or sum(_bytes(tensor) for tensor in like) < _WORTH
+        or any(tensor.device.type != "cpu" for tensor in like)
+    ):
         return [torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in like]
     block = mmap.mmap(-1, sum(_bytes(tensor) for tensor in like), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     block.madvise(_HUGE)

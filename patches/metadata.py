@@ -1,4 +1,6 @@
-"""What a LoRA file says about itself: trigger words and training settings (kohya-ss/sd-scripts' `ss_*`, `modelspec.*`), and its model."""
+"""What a LoRA file says about itself: trigger words and training settings (kohya-ss/sd-scripts' `ss_*`, `modelspec.*`),
+and its model.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,16 @@ from . import families, files, formats, keys
 from .peft_config import peft_configs
 
 _FACTS = (  # (label, keys of which the first that is there counts)
-    ("title", ("modelspec.title", "ss_output_name")), ("trigger", ("modelspec.trigger_phrase", "ss_trigger_words")),
-    ("for", ("ss_base_model_version", "modelspec.architecture")), ("rank", ("ss_network_dim",)), ("alpha", ("ss_network_alpha",)),
-    ("steps", ("ss_steps", "ss_max_train_steps")), ("resolution", ("modelspec.resolution", "ss_resolution")),
-    ("rate", ("ss_unet_lr", "ss_learning_rate")), ("trained on", ("ss_sd_model_name",)),
-)  # fmt: skip
+    ("title", ("modelspec.title", "ss_output_name")),
+    ("trigger", ("modelspec.trigger_phrase", "ss_trigger_words")),
+    ("for", ("ss_base_model_version", "modelspec.architecture")),
+    ("rank", ("ss_network_dim",)),
+    ("alpha", ("ss_network_alpha",)),
+    ("steps", ("ss_steps", "ss_max_train_steps")),
+    ("resolution", ("modelspec.resolution", "ss_resolution")),
+    ("rate", ("ss_unet_lr", "ss_learning_rate")),
+    ("trained on", ("ss_sd_model_name",)),
+)
 _LONGEST = 80
 
 
@@ -61,7 +68,11 @@ def _tags(text: str) -> Counter[str]:
         return Counter()
     counts: Counter[str] = Counter()
     for tags in folders.values() if isinstance(folders, dict) else ():
-        counts.update({tag.strip(): count for tag, count in tags.items() if isinstance(count, int)} if isinstance(tags, dict) else {})
+        counts.update(
+            {tag.strip(): count for tag, count in tags.items() if isinstance(count, int)}
+            if isinstance(tags, dict)
+            else {}
+        )
     return counts
 
 
@@ -69,11 +80,13 @@ _WORDS = ("modelspec.trigger_phrase", "ss_trigger_words", "trained_words", "mode
 
 
 def describe(path: str) -> dict[str, Any]:
-    """What the editor shows of a LoRA file, as plain JSON values, from its header alone (and a few bytes where only alphas say the scale).
+    """What the editor shows of a LoRA file, as plain JSON values, from its header alone (and a few bytes where only
+    alphas say the scale).
 
-    file, size (bytes), layers, kinds {kind: layers}, ranks, alphas, types {type: tensors}, family and base (its model, "" when nothing
-    tells), title, words (trigger words), tags [[tag, count]] (the most frequent), steps, resolution, todo, ema, text_encoder (whether it
-    has layers for one), from_graft. Raises ValueError for pickles and damaged files, OSError without one.
+    file, size (bytes), layers, kinds {kind: layers}, ranks, alphas, types {type: tensors}, family and base (its model,
+    "" when nothing tells), title, words (trigger words), tags [[tag, count]] (the most frequent), steps, resolution,
+    todo, ema, text_encoder (whether it has layers for one), from_graft. Raises ValueError for pickles and damaged
+    files, OSError without one.
     """
     tensors, said = files.header(path)
     shapes = keys.renamed({name: tensor.shape for name, tensor in tensors.items()})
@@ -82,15 +95,25 @@ def describe(path: str) -> dict[str, Any]:
     said_base = said.get("ss_base_model_version") or said.get("modelspec.architecture") or ""
     types = Counter(tensor.kind for tensor in tensors.values())
     return {
-        "file": os.path.basename(path), "size": os.path.getsize(path), "layers": len(formats.names(shapes)), "kinds": kinds, "ranks": ranks,
-        "alphas": _alphas(path, tensors, said), "types": dict(sorted(types.items())), "family": family.key if family else "",
-        "base": said_base or (family.title if family else ""), "title": _first(said, ("modelspec.title", "ss_output_name")),
-        "words": _first(said, _WORDS), "tags": [list(tag) for tag in _tags(said.get("ss_tag_frequency", "")).most_common(20)],
-        "steps": _first(said, ("ss_steps", "ss_max_train_steps")), "resolution": _first(said, ("modelspec.resolution", "ss_resolution")),
+        "file": os.path.basename(path),
+        "size": os.path.getsize(path),
+        "layers": len(formats.names(shapes)),
+        "kinds": kinds,
+        "ranks": ranks,
+        "alphas": _alphas(path, tensors, said),
+        "types": dict(sorted(types.items())),
+        "family": family.key if family else "",
+        "base": said_base or (family.title if family else ""),
+        "title": _first(said, ("modelspec.title", "ss_output_name")),
+        "words": _first(said, _WORDS),
+        "tags": [list(tag) for tag in _tags(said.get("ss_tag_frequency", "")).most_common(20)],
+        "steps": _first(said, ("ss_steps", "ss_max_train_steps")),
+        "resolution": _first(said, ("modelspec.resolution", "ss_resolution")),
         "todo": {key.removeprefix("ss_todo_"): value for key, value in said.items() if key.startswith("ss_todo_")},
         "ema": {key.removeprefix("ss_ema_"): value for key, value in said.items() if key.startswith("ss_ema_")},
-        "text_encoder": any(name.startswith(formats.TEXT_ENCODER) for name in shapes), "from_graft": "graft_state" in said,
-    }  # fmt: skip
+        "text_encoder": any(name.startswith(formats.TEXT_ENCODER) for name in shapes),
+        "from_graft": "graft_state" in said,
+    }
 
 
 def _first(metadata: Mapping[str, str], entries: Sequence[str]) -> str:
@@ -116,7 +139,14 @@ def _alphas(path: str, tensors: Mapping[str, files.TensorInfo], metadata: Mappin
     return sorted(found)
 
 
-_ALPHAS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32}
+_ALPHAS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+}
 
 
 def made_for(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:

@@ -1,4 +1,6 @@
-"""LoRAs for saving: the names, metadata and hashes of kohya-ss/sd-scripts, the names of PEFT and diffusers, or ComfyUI's generic form."""
+"""LoRAs for saving: the names, metadata and hashes of kohya-ss/sd-scripts, the names of PEFT and diffusers, or
+ComfyUI's generic form.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,16 @@ _OWN = "diffusion_model."
 
 
 def renamed(lora: Mapping[str, Tensor], names: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """A LORA_MODEL (ComfyUI's generic names) under the names of `names`, factors and differences as `dtype`, alpha as float32.
+    """A LORA_MODEL (ComfyUI's generic names) under the names of `names`, factors and differences as `dtype`, alpha as
+    float32.
 
-    kohya: `lora_unet_<path with underscores>.lora_up.weight`, `.alpha`; SD1.x and SD2 with diffusers' block names, as sd-scripts writes
-    them; text encoders `lora_te…`. peft: diffusers' own `unet.…` and `transformer.….lora_B.weight` where the family is known (a fused
-    weight in its parts), alpha / rank multiplied into B and factors filled up with zeros to the largest rank, because PEFT keeps alpha
-    outside the file and diffusers takes one for all. comfyui: names unchanged. Layers that were merged without a model have their first
-    file's names: kohya's and diffusers' of a UNet become kohya's, with which ComfyUI reads them too. Raises ValueError listing what
-    cannot be named so, and tensors with NaN, infinite numbers, or numbers that `dtype` cannot hold.
+    kohya: `lora_unet_<path with underscores>.lora_up.weight`, `.alpha`; SD1.x and SD2 with diffusers' block names, as
+    sd-scripts writes them; text encoders `lora_te…`. peft: diffusers' own `unet.…` and `transformer.….lora_B.weight`
+    where the family is known (a fused weight in its parts), alpha / rank multiplied into B and factors filled up with
+    zeros to the largest rank, because PEFT keeps alpha outside the file and diffusers takes one for all. comfyui: names
+    unchanged. Layers that were merged without a model have their first file's names: kohya's and diffusers' of a UNet
+    become kohya's, with which ComfyUI reads them too. Raises ValueError listing what cannot be named so, and tensors
+    with NaN, infinite numbers, or numbers that `dtype` cannot hold.
     """
     if names not in NAMES:
         raise ValueError(f"names: expected one of {', '.join(NAMES)}, got {names!r}")
@@ -37,30 +41,42 @@ def renamed(lora: Mapping[str, Tensor], names: str, dtype: torch.dtype) -> dict[
     problems += [f"{key}: holds NaN or infinite values" for key, tensor in lora.items() if not _finite(tensor)]
     if names == "peft":
         problems += [
-            f"{base}: PEFT has no name for {', '.join(sorted(set(group) - {'up', 'down', 'alpha'}))}; save with kohya or comfyui names"
+            f"{base}: PEFT has no name for {', '.join(sorted(set(group) - {'up', 'down', 'alpha'}))}; save with kohya"
+            " or comfyui names"
             for base, group in groups.items()
             if set(group) - {"up", "down", "alpha"}
         ]
         underscored = [base for base in groups if _UNDERSCORED.match(base)]
         if underscored:
             problems.append(
-                f"{len(underscored)} layers have a file's names, of which PEFT's are not known ({', '.join(sorted(underscored)[:3])}); "
-                f"connect model to Merge LoRAs, or save with kohya or comfyui names"
+                f"{len(underscored)} layers have a file's names, of which PEFT's are not known"
+                f" ({', '.join(sorted(underscored)[:3])}); connect model to Merge LoRAs, or save with kohya or comfyui"
+                " names"
             )
     if problems or not groups:
-        raise ValueError("the LoRA cannot be saved:\n" + "\n".join(f"- {problem}" for problem in problems or ["it is empty"]))
+        raise ValueError(
+            "the LoRA cannot be saved:\n" + "\n".join(f"- {problem}" for problem in problems or ["it is empty"])
+        )
     family = _family(lora)
     out: dict[str, Tensor] = {}
     for base, group in groups.items():
         if names == "peft":
             out.update(_peft(base, group, dtype, family))
         else:
-            out.update(_plain(_kohya(base, family, groups) if names == "kohya" else _foreign(base, groups), group, dtype))
+            out.update(
+                _plain(_kohya(base, family, groups) if names == "kohya" else _foreign(base, groups), group, dtype)
+            )
     if names == "peft":
         out = _one_rank(out)
-    large = [f"{key}: holds numbers above {torch.finfo(dtype).max:g}, the largest of {dtype}" for key, of in out.items() if not _finite(of)]
+    large = [
+        f"{key}: holds numbers above {torch.finfo(dtype).max:g}, the largest of {dtype}"
+        for key, of in out.items()
+        if not _finite(of)
+    ]
     if large:
-        raise ValueError("the LoRA cannot be saved in this dtype, use bf16 or float32:\n" + "\n".join(f"- {each}" for each in large))
+        raise ValueError(
+            "the LoRA cannot be saved in this dtype, use bf16 or float32:\n" + "\n".join(f"- {each}" for each in large)
+        )
     return out
 
 
@@ -73,8 +89,13 @@ def _family(lora: Mapping[str, Tensor]) -> Family | None:
 
 
 _WRITTEN = {
-    "up": ".lora_up.weight", "down": ".lora_down.weight", "mid": ".lora_mid.weight",
-    "factor": ".weight", "up_bias": ".lora_up.bias", "magnitude": ".dora_scale", "oft_R": ".oft_R.weight",
+    "up": ".lora_up.weight",
+    "down": ".lora_down.weight",
+    "mid": ".lora_mid.weight",
+    "factor": ".weight",
+    "up_bias": ".lora_up.bias",
+    "magnitude": ".dora_scale",
+    "oft_R": ".oft_R.weight",
     **{name: f".{name}.weight" for name in ("a1", "a2", "b1", "b2", "bm")},
 }  # fmt: skip; every other role is its own suffix
 _ENCODER = re.compile(r"text_encoders\.(clip_l|clip_g|clip_h|t5xxl)\.transformer\.(.+)")
@@ -90,7 +111,9 @@ _NUMBERS = {"clip_l": "1", "clip_g": "2", "t5xxl": "3"}  # of kohya's; diffusers
 
 
 def _kohya(base: str, family: Family | None, groups: Mapping[str, Group]) -> str:
-    """sd-scripts' name of a layer; what has none keeps the generic form: text encoders of one's own kind, a model's own parameters."""
+    """sd-scripts' name of a layer; what has none keeps the generic form: text encoders of one's own kind, a model's own
+    parameters.
+    """
     encoder = _ENCODER.fullmatch(base)
     if encoder is not None:
         return f"lora_te{_number(encoder[1], family, groups)}_{encoder[2].replace('.', '_')}"
@@ -143,18 +166,27 @@ def _diffusers_block(path: str) -> str:
 def _inside(rest: str) -> str:
     """A layer inside a residual block; those of transformers have the same name in both."""
     names = {
-        "in_layers.0": "norm1", "in_layers.2": "conv1", "emb_layers.1": "time_emb_proj", "out_layers.0": "norm2", "out_layers.3": "conv2",
+        "in_layers.0": "norm1",
+        "in_layers.2": "conv1",
+        "emb_layers.1": "time_emb_proj",
+        "out_layers.0": "norm2",
+        "out_layers.3": "conv2",
         "skip_connection": "conv_shortcut",
-    }  # fmt: skip
+    }
     return names.get(rest, rest)
 
 
 def _outside(path: str) -> str:
     """A layer outside the blocks."""
     names = {
-        "input_blocks.0.0": "conv_in", "out.0": "conv_norm_out", "out.2": "conv_out", "time_embed.0": "time_embedding.linear_1",
-        "time_embed.2": "time_embedding.linear_2", "label_emb.0.0": "add_embedding.linear_1", "label_emb.0.2": "add_embedding.linear_2",
-    }  # fmt: skip
+        "input_blocks.0.0": "conv_in",
+        "out.0": "conv_norm_out",
+        "out.2": "conv_out",
+        "time_embed.0": "time_embedding.linear_1",
+        "time_embed.2": "time_embedding.linear_2",
+        "label_emb.0.0": "add_embedding.linear_1",
+        "label_emb.0.2": "add_embedding.linear_2",
+    }
     return names.get(path, path)
 
 
@@ -171,7 +203,9 @@ def _peft(base: str, group: Group, dtype: torch.dtype, family: Family | None) ->
     up = layer.up if layer.scale == 1.0 else layer.up.float() * layer.scale
     rows, columns = layer.up.shape[0], layer.down.shape[1]
     for name, start, length in _parts(base, family, rows, columns):
-        last = name == "transformer.norm_out.linear" and "final_layer" in base  # Qwen-Image's own one has diffusers' order
+        last = (
+            name == "transformer.norm_out.linear" and "final_layer" in base
+        )  # Qwen-Image's own one has diffusers' order
         if last or (name.endswith("norm1_context.linear") and rows == 2 * columns):
             up = up.roll(rows // 2, 0)  # diffusers' last norms have scale before shift
         yield f"{name}.lora_B.weight", up[start : start + length].to(dtype).contiguous()
@@ -198,7 +232,9 @@ def _one_rank(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _parts(base: str, family: Family | None, rows: int, columns: int) -> Sequence[tuple[str, int, int]]:
-    """(diffusers' name, first row, rows) of a layer: several for a fused weight; its own name where the family is not known."""
+    """(diffusers' name, first row, rows) of a layer: several for a fused weight; its own name where the family is not
+    known.
+    """
     encoder = _ENCODER.fullmatch(base)
     key = None if family is None else family.key
     if encoder is not None:
@@ -216,7 +252,8 @@ def _parts(base: str, family: Family | None, rows: int, columns: int) -> Sequenc
 def hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, str]:
     """`sshs_model_hash` and `sshs_legacy_hash` as sd-scripts computes them, of the file with only its `ss_*` metadata.
 
-    The first is sha256 of everything behind the header; the second the first 8 digits of sha256 of 64 KiB from 1 MiB on.
+    The first is sha256 of everything behind the header; the second the first 8 digits of sha256 of 64 KiB from 1 MiB
+    on.
     """
     whole, legacy, place = hashlib.sha256(), hashlib.sha256(), 0
     chunks = safetensors_bytes(tensors, {key: value for key, value in metadata.items() if key.startswith("ss_")})
@@ -255,7 +292,10 @@ def _family_metadata(family: Family | None) -> dict[str, str]:
         return {}
     said: dict[str, str] = {}
     if family.architecture:
-        said |= {"modelspec.architecture": f"{family.architecture}/lora", "modelspec.implementation": family.implementation}
+        said |= {
+            "modelspec.architecture": f"{family.architecture}/lora",
+            "modelspec.implementation": family.implementation,
+        }
     if family.version:
         said["ss_base_model_version"] = family.version
     return {**said, "ss_v2": str(family.key == "sd2")} if family.key in ("sd1", "sd2", "sdxl") else said

@@ -1,4 +1,6 @@
-"""What PEFT and diffusers keep beside the tensors: scales and the form of a rotation, from a file's header or its `adapter_config.json`."""
+"""What PEFT and diffusers keep beside the tensors: scales and the form of a rotation, from a file's header or its
+`adapter_config.json`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class PeftConfig:
         return None if self.feedforward is None else layer.endswith(self.feedforward)
 
     def scale(self, layer: str, rank: int | None = None) -> float | None:
-        """What PEFT multiplies a layer's change by: alpha / rank (its root for rsLoRA); None where the settings do not say."""
+        """What PEFT multiplies a layer's change by: alpha / rank (its root for rsLoRA); None where the settings do not
+        say.
+        """
         layer = layer.removeprefix("base_model.model.").removeprefix(f"{self.part}." if self.part else "")
         alpha = _of(self.alpha_pattern, layer, self.alpha)
         over = _of(self.rank_pattern, layer, self.rank) or rank
@@ -41,7 +45,9 @@ class PeftConfig:
 
 
 def peft_configs(metadata: Mapping[str, str]) -> tuple[PeftConfig, ...]:
-    """The settings in a file's metadata, the most specific part first; raises ValueError when they are there and no JSON object."""
+    """The settings in a file's metadata, the most specific part first; raises ValueError when they are there and no
+    JSON object.
+    """
     found: list[PeftConfig] = []
     for key in (_HEADER, BESIDE):
         if metadata.get(key):
@@ -52,7 +58,10 @@ def peft_configs(metadata: Mapping[str, str]) -> tuple[PeftConfig, ...]:
             if not isinstance(content, dict):
                 raise ValueError(f"{key}: expected an object, got {metadata[key][:80]!r}")
             parts = {name.rpartition(".")[0] for name in content} if key == _HEADER else {""}
-            found += [_config(part, {name.removeprefix(f"{part}."): value for name, value in content.items()}) for part in parts]
+            found += [
+                _config(part, {name.removeprefix(f"{part}."): value for name, value in content.items()})
+                for part in parts
+            ]
     return tuple(sorted(found, key=lambda config: -len(config.part)))
 
 
@@ -113,5 +122,7 @@ def _patterns(content: Mapping[str, Any], name: str, check: Callable[[Any], bool
 
 
 def _of(patterns: Mapping[str, Any], layer: str, otherwise: Any) -> Any:
-    """The value of the first pattern that fits the end of a module's name (all of it after `^`), as PEFT matches them."""
+    """The value of the first pattern that fits the end of a module's name (all of it after `^`), as
+    PEFT matches them.
+    """
     return next((value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", layer)), otherwise)

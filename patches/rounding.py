@@ -1,4 +1,6 @@
-"""Stochastic rounding: up or down at random so that the mean is exact, for types whose steps are wider than what is added."""
+"""Stochastic rounding: up or down at random so that the mean is exact, for types whose steps are wider than what is
+added.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,11 @@ from torch import Tensor
 
 
 def stochastic(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """float32 `values` in a narrower floating type: the neighbour above with the probability of its nearness, else the one below.
+    """float32 `values` in a narrower floating type: the neighbour above with the probability of its nearness, else the
+    one below.
 
-    Values beyond the type's range become its largest; those that the type has stay what they are. The same generator gives the same bytes.
+    Values beyond the type's range become its largest; those that the type has stay what they are. The same generator
+    gives the same bytes.
     """
     limits = torch.finfo(dtype)
     values = values.clamp(limits.min, limits.max)

@@ -16,16 +16,24 @@ VERSION = 1
 LIMIT = 100.0  # of strengths, as on ComfyUI's own loaders and on the widget
 EMPTY = '{"version": 1, "rows": []}'
 _FIELDS: dict[str, tuple[type, ...]] = {
-    "file": (str,), "on": (bool,), "model": (Real,), "clip": (Real,), "blocks": (str,), "schedule": (str,), "partial": (bool,),
-}  # fmt: skip
+    "file": (str,),
+    "on": (bool,),
+    "model": (Real,),
+    "clip": (Real,),
+    "blocks": (str,),
+    "schedule": (str,),
+    "partial": (bool,),
+}
 _SAID = {str: "text", bool: "true or false", Real: "a number"}
 _RANGE = re.compile(r"([\d.]+%?)\s*-\s*([\d.]+%?)")
 
 
 class StackRow(tuple):
-    """One row of a LORA_STACK: a tuple (file name, model strength, clip strength) that other packs can unpack, with Graft's extras.
+    """One row of a LORA_STACK: a tuple (file name, model strength, clip strength) that other packs can unpack, with
+    Graft's extras.
 
-    `number` is its place in the list that it was read from, for messages, counted from 1 and rows that are off included.
+    `number` is its place in the list that it was read from, for messages, counted from 1 and rows that are off
+    included.
     """
 
     blocks: str
@@ -33,7 +41,9 @@ class StackRow(tuple):
     partial: bool
     number: int = 0
 
-    def __new__(cls, name: str, model: float, clip: float, blocks: str = "", schedule: str = "", partial: bool = False) -> StackRow:
+    def __new__(
+        cls, name: str, model: float, clip: float, blocks: str = "", schedule: str = "", partial: bool = False
+    ) -> StackRow:
         row = super().__new__(cls, (name, model, clip))
         row.blocks, row.schedule, row.partial = blocks, schedule, partial
         return row
@@ -43,14 +53,18 @@ class StackRow(tuple):
 
 
 def rows_of(stack: Iterable[Sequence]) -> list[StackRow]:
-    """The rows of a LORA_STACK of any pack, as StackRows; raises ValueError that lists every element that cannot be used."""
+    """The rows of a LORA_STACK of any pack, as StackRows; raises ValueError that lists every element that cannot be
+    used.
+    """
     rows, problems = [], []
     for number, element in enumerate(stack, start=1):
         if not (isinstance(element, (tuple, list)) and len(element) == 3 and isinstance(element[0], str)):
             problems.append(f"row {number}: expected (file name, model strength, clip strength), got {element!r}")
             continue
         row: dict[str, Any] = {"file": element[0], "model": element[1], "clip": element[2]}
-        row.update((name, getattr(element, name)) for name in ("blocks", "schedule", "partial") if hasattr(element, name))
+        row.update(
+            (name, getattr(element, name)) for name in ("blocks", "schedule", "partial") if hasattr(element, name)
+        )
         found = list(_row_problems(row))
         problems += [f"row {number} ({element[0]}): {problem}" for problem in found]
         if not found:
@@ -61,7 +75,8 @@ def rows_of(stack: Iterable[Sequence]) -> list[StackRow]:
 
 
 def parse(text: str) -> list[StackRow]:
-    """The rows that are on, of `{"version": 1, "rows": [{"file", "on", "model", "clip", "blocks", "schedule", "partial"}]}`.
+    """The rows that are on, of `{"version": 1, "rows": [{"file", "on", "model", "clip", "blocks", "schedule",
+    "partial"}]}`.
 
     Only "file" must be there; clip defaults to the model's strength. Raises ValueError that lists everything wrong.
     """
@@ -72,13 +87,20 @@ def parse(text: str) -> list[StackRow]:
     if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
         raise ValueError(f"rows: expected an object such as {EMPTY}, got {text[:80]!r}")
     if content.get("version") != VERSION:
-        raise ValueError(f"rows: expected version {VERSION}, got {content.get('version')!r}; a newer Graft may have saved this workflow")
+        raise ValueError(
+            f"rows: expected version {VERSION}, got {content.get('version')!r}; a newer Graft may have saved this"
+            " workflow"
+        )
     rows, problems = [], []
     for number, row in enumerate(content["rows"], start=1):
         if not isinstance(row, dict) or not isinstance(row.get("file"), str):
             problems.append(f"row {number}: expected an object with a file, got {row!r}")
             continue
-        found = [f"row {number} ({row['file']}): {problem}" for problem in _row_problems(row)] if row.get("on", True) else []
+        found = (
+            [f"row {number} ({row['file']}): {problem}" for problem in _row_problems(row)]
+            if row.get("on", True)
+            else []
+        )
         problems += found
         if not found and row.get("on", True):
             rows.append(_row(row, number))
@@ -103,7 +125,8 @@ def _row_problems(row: Mapping[str, Any]) -> Iterable[str]:
 
 
 def schedule_of(text: str) -> Schedule | None:
-    """The schedule of a row: "0.2-0.8" (on from start to end), or points "0:1, 0.5:0.3, 1:0" (share of sampling: strength); None of "".
+    """The schedule of a row: "0.2-0.8" (on from start to end), or points "0:1, 0.5:0.3, 1:0" (share of sampling:
+    strength); None of "".
 
     Shares are from 0 (all noise) to 1, or in percent ("20%-80%"). Raises ValueError that says what is wrong.
     """
@@ -119,7 +142,10 @@ def schedule_of(text: str) -> Schedule | None:
     for part in filter(None, (part.strip() for part in text.replace("\n", ",").split(","))):
         share, found, strength = part.partition(":")
         if not found:
-            raise ValueError(f"schedule: expected start-end such as 0.2-0.8, or points such as 0:1, 0.5:0.3, 1:0; got {text.strip()!r}")
+            raise ValueError(
+                "schedule: expected start-end such as 0.2-0.8, or points such as 0:1, 0.5:0.3, 1:0; got"
+                f" {text.strip()!r}"
+            )
         points.append((_share(share.strip()), _strength(strength.strip())))
     shares = [share for share, _ in points]
     if not shares or shares != sorted(shares) or shares[0] < 0.0 or shares[-1] > 1.0:

@@ -13,10 +13,12 @@ import torch
 
 @dataclass(frozen=True)
 class Schedule:
-    """A multiplier through points (percent, multiplier), straight between them, constant before the first and after the last.
+    """A multiplier through points (percent, multiplier), straight between them, constant before the first and after the
+    last.
 
-    `percent` is 0 at the start of sampling (all noise) and 1 at its end, as ComfyUI counts start_percent and end_percent. Two points at one
-    percent are a step: from there on the second counts. Raises ValueError unless there are points, finite and in order from 0 to 1.
+    `percent` is 0 at the start of sampling (all noise) and 1 at its end, as ComfyUI counts start_percent and
+    end_percent. Two points at one percent are a step: from there on the second counts. Raises ValueError unless there
+    are points, finite and in order from 0 to 1.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -25,7 +27,9 @@ class Schedule:
         percents = [percent for percent, _ in self.points]
         finite = all(math.isfinite(number) for point in self.points for number in point)
         if not self.points or not finite or percents != sorted(percents) or percents[0] < 0.0 or percents[-1] > 1.0:
-            raise ValueError(f"a schedule needs points (percent, multiplier) in order, with percents from 0 to 1; got {self.points}")
+            raise ValueError(
+                f"a schedule needs points (percent, multiplier) in order, with percents from 0 to 1; got {self.points}"
+            )
 
     @classmethod
     def between(cls, start: float, end: float) -> Schedule:
@@ -46,8 +50,8 @@ class Schedule:
 class Clock:
     """The multipliers that hold now, one place a schedule, in one tensor that adapters read; place 0 is always 1.
 
-    `tick` writes into the same memory, so that nothing is computed or compiled anew when sampling goes on. A schedule keeps its place as
-    long as one of `users` (objects with `schedules`) is alive that has it, and others need no place.
+    `tick` writes into the same memory, so that nothing is computed or compiled anew when sampling goes on. A schedule
+    keeps its place as long as one of `users` (objects with `schedules`) is alive that has it, and others need no place.
     """
 
     def __init__(self, places: int = 64) -> None:

@@ -1,4 +1,6 @@
-"""A stack of LoRAs as one change: the factor pairs of a weight concatenate into one product, accumulated in float32, rounded once."""
+"""A stack of LoRAs as one change: the factor pairs of a weight concatenate into one product, accumulated in float32,
+rounded once.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,16 @@ _serial = itertools.count(1)
 _BLOCK = 2**21  # elements that are worked on at once where float32 copies are needed
 _FACTORS = 2**20  # elements of `up` that are split at once
 _NOISE = 3e-5  # of the energy of rounding: raises the mean error by less than a hundredth of a percent
-_WORTH = 8  # part of the components, so many times in the rank, that must get off more cheaply before picking them out is worth it
+# part of the components, so many times in the rank, that must get off more cheaply before picking them out is worth it
+_WORTH = 8
 _LEFT = 1 / 400  # of the noise of rounding both factors is what two products leave
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """One layer of one LoRA on one weight; a schedule multiplies its strength while sampling, and works at the activations only."""
+    """One layer of one LoRA on one weight; a schedule multiplies its strength while sampling, and works at the
+    activations only.
+    """
 
     layer: Layer
     strength: float
@@ -36,7 +41,9 @@ class Piece:
 
 
 class Stack:
-    """What one node puts on one model: pieces by weight name, in order; `bypass` names the weights that are handled at the activations."""
+    """What one node puts on one model: pieces by weight name, in order; `bypass` names the weights that are handled at
+    the activations.
+    """
 
     def __init__(self, pieces: Mapping[str, Sequence[Piece]], bypass: Iterable[str] = ()):
         self.pieces = {name: tuple(of) for name, of in pieces.items()}
@@ -49,7 +56,9 @@ class Stack:
 
     @property
     def identity(self) -> str:
-        """sha256 of everything the stack does (weights, strengths, tensors): equal in every process, for fingerprints."""
+        """sha256 of everything the stack does (weights, strengths, tensors): equal in every
+        process, for fingerprints.
+        """
         if self._identity is None:
             digest = hashlib.sha256()
             for name in sorted(self.pieces):
@@ -67,8 +76,9 @@ class Stack:
 class Fused:
     """All pieces of one weight: delta = up @ down + diff, with R components.
 
-    `ups` are (out, r) of the files' types, `scale` (R,) in float32 is their components' strengths and scales, and `up` (out, R) in float32
-    is both. `down` (R, columns) has the files' common type; R may be 0. `diff` is float32 of the weight's shape, or None.
+    `ups` are (out, r) of the files' types, `scale` (R,) in float32 is their components' strengths and scales, and `up`
+    (out, R) in float32 is both. `down` (R, columns) has the files' common type; R may be 0. `diff` is float32 of the
+    weight's shape, or None.
     """
 
     ups: Sequence[Tensor]
@@ -118,7 +128,9 @@ def _joined(factors: Sequence[Tensor], dimension: int) -> Tensor:
 
 
 def _placed(factor: Tensor, part: Slice | None, dimension: int, size: int, kernel: int = 1) -> Tensor:
-    """A factor of a part of the weight, with zeros where the rest of the weight is; a convolution has `kernel` columns a channel."""
+    """A factor of a part of the weight, with zeros where the rest of the weight is; a convolution has `kernel` columns
+    a channel.
+    """
     if part is None or part[0] != dimension:
         return factor
     shape = list(factor.shape)
@@ -129,10 +141,12 @@ def _placed(factor: Tensor, part: Slice | None, dimension: int, size: int, kerne
 
 
 def patched(base: Tensor, pieces: Sequence[Piece], out: Tensor | None = None, seed: int | None = None) -> Tensor:
-    """base with every piece on it, in order: one product accumulated in float32 and rounded once to base's type, into `out` when given.
+    """base with every piece on it, in order: one product accumulated in float32 and rounded once to base's type, into
+    `out` when given.
 
-    `base` is a floating weight (out, ...) of any shape but a scalar; `out` is of its shape, type and device, and may be `base` itself.
-    Pieces that do not merely add (DoRA, OFT, set_weight …) see what the pieces before them made. With a `seed` the rounding is stochastic.
+    `base` is a floating weight (out, ...) of any shape but a scalar; `out` is of its shape, type and device, and may be
+    `base` itself. Pieces that do not merely add (DoRA, OFT, set_weight …) see what the pieces before them made. With a
+    `seed` the rounding is stochastic.
     """
     result = torch.empty(base.shape, dtype=base.dtype, device=base.device) if out is None else out
     if not result.is_contiguous():  # a convolution's weight in channels_last, changed where it is
@@ -168,12 +182,16 @@ def _rounded(values: Tensor, dtype: torch.dtype, draws: torch.Generator | None) 
 
 
 def additive(pieces: Iterable[Piece]) -> bool:
-    """Whether all of these add to the weight, whatever it is; then their order does not matter and they work at the activations too."""
+    """Whether all of these add to the weight, whatever it is; then their order does not matter and they work at the
+    activations too.
+    """
     return all(piece.layer.additive for piece in pieces)
 
 
 def in_order(weight: Tensor, pieces: Sequence[Piece]) -> Tensor:
-    """A float32 weight (which stays as it is) with pieces of any kind on it, one after the other; runs of additive ones in one product."""
+    """A float32 weight (which stays as it is) with pieces of any kind on it, one after the other; runs of additive ones
+    in one product.
+    """
     result = weight
     for adds, run in itertools.groupby(pieces, lambda piece: piece.layer.additive):
         if adds:
@@ -188,11 +206,13 @@ def in_order(weight: Tensor, pieces: Sequence[Piece]) -> Tensor:
 
 
 def bfloat16_factors(up: Tensor, down: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
-    """bfloat16 factors (out, K), (K, columns) of the product `up` (out, R) float32 @ `down` (R, columns), precise enough to add to `base`.
+    """bfloat16 factors (out, K), (K, columns) of the product `up` (out, R) float32 @ `down` (R, columns), precise
+    enough to add to `base`.
 
-    Rounding both factors of component r to bfloat16 adds noise of energy 2 |up_r|^2 |down_r|^2 e^2 to the result, where rounding the result
-    itself adds |base|^2 e^2 whatever is done. All noise together stays below _NOISE of that: each component takes the cheapest way that
-    allows it. On devices other than a CPU, where asking costs more than multiplying, every component takes the most precise one.
+    Rounding both factors of component r to bfloat16 adds noise of energy 2 |up_r|^2 |down_r|^2 e^2 to the result, where
+    rounding the result itself adds |base|^2 e^2 whatever is done. All noise together stays below _NOISE of that: each
+    component takes the cheapest way that allows it. On devices other than a CPU, where asking costs more than
+    multiplying, every component takes the most precise one.
     """
     exact = down.dtype == torch.bfloat16
     down = down if exact else down.float()
@@ -211,11 +231,14 @@ def _once(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
 def _twice(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """Each component as two products that take back each other's rounding: B A = (B h + (B - B h)) A with h = 31/32.
 
-    With e = bf16(h B) - h B and f = bf16(A) - A the second product is (B / 32 - e) (A - 31 f); what is left in the sum is 32 e f and
-    the rounding of the second, which is 32 times smaller: _LEFT of the noise of `_once`.
+    With e = bf16(h B) - h B and f = bf16(A) - A the second product is (B / 32 - e) (A - 31 f); what is left in the sum
+    is 32 e f and the rounding of the second, which is 32 times smaller: _LEFT of the noise of `_once`.
     """
     rank = up.shape[1]
-    ups, downs = (torch.empty(shape, dtype=torch.bfloat16, device=up.device) for shape in ((len(up), 2 * rank), (2 * rank, down.shape[1])))
+    ups, downs = (
+        torch.empty(shape, dtype=torch.bfloat16, device=up.device)
+        for shape in ((len(up), 2 * rank), (2 * rank, down.shape[1]))
+    )
     ups[:, :rank] = up * (31 / 32)
     ups[:, rank:] = up - ups[:, :rank]
     downs[:rank] = down
@@ -224,7 +247,9 @@ def _twice(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _high_and_low(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-    """Each component as the products of its factors' high and low parts (but for low with low), exact beside the result's rounding."""
+    """Each component as the products of its factors' high and low parts (but for low with low), exact beside the
+    result's rounding.
+    """
     high, coarse = _once(up, down)
     ups, downs = [high, (up - high).bfloat16()], [coarse, coarse]
     if down.dtype != torch.bfloat16:
@@ -234,7 +259,9 @@ def _high_and_low(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _shared_out(up: Tensor, down: Tensor, base: Tensor, left: Sequence[float]) -> list[slice | Tensor | None]:
-    """Components by way of multiplying them: way n leaves left[n] |up_r|^2 |down_r|^2 e^2 of noise, a last one leaves none."""
+    """Components by way of multiplying them: way n leaves left[n] |up_r|^2 |down_r|^2 e^2 of noise, a last one leaves
+    none.
+    """
     everything = slice(None)
     if up.device.type != "cpu":
         return [*(None for _ in left), everything]
@@ -256,14 +283,16 @@ def _shared_out(up: Tensor, down: Tensor, base: Tensor, left: Sequence[float]) -
 def shared_out(stacks: Iterable[Stack], weight: str) -> tuple[list[Stack], list[Stack]]:
     """(stacks that are merged into a weight, stacks that work at the activations), each in order.
 
-    What is at the activations comes after what is merged. Where that would turn the order of pieces that do not merely add, a merge that
-    comes after a stack at the activations goes there too.
+    What is at the activations comes after what is merged. Where that would turn the order of pieces that do not merely
+    add, a merge that comes after a stack at the activations goes there too.
     """
     merged: list[Stack] = []
     activations: list[Stack] = []
     for stack in stacks:
         if weight in stack.pieces:
-            late = bool(activations) and not additive(piece for one in (*activations, stack) for piece in one.pieces[weight])
+            late = bool(activations) and not additive(
+                piece for one in (*activations, stack) for piece in one.pieces[weight]
+            )
             (activations if weight in stack.bypass or late else merged).append(stack)
     return merged, activations
 

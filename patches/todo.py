@@ -1,4 +1,6 @@
-"""Token downsampling (ToDo, arXiv 2402.13573; kohya-ss/sd-scripts PR 1151): which tokens K and V keep of a token grid."""
+"""Token downsampling (ToDo, arXiv 2402.13573; kohya-ss/sd-scripts PR 1151): which tokens K and V keep of
+a token grid.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ Grid = tuple[int, int]
 
 @dataclass(frozen=True)
 class ToDoSettings:
-    """What a user asked for; `factors[d - 1]` is the factor per side at depth d (depth 1 = the first level that has attention)."""
+    """What a user asked for; `factors[d - 1]` is the factor per side at depth d (depth 1 = the first level that has
+    attention).
+    """
 
     factors: tuple[float, ...]
     method: str = "nearest-exact"
@@ -52,9 +56,13 @@ class ToDoSettings:
         if phase not in PHASES:
             problems.append(f"phase: expected one of {', '.join(PHASES)}, got {phase!r}")
         if not 0.0 <= start_percent <= end_percent <= 1.0:
-            problems.append(f"start_percent and end_percent: expected 0 <= start <= end <= 1, got {start_percent} and {end_percent}")
+            problems.append(
+                f"start_percent and end_percent: expected 0 <= start <= end <= 1, got {start_percent} and {end_percent}"
+            )
         if not (math.isfinite(disable_after) and disable_after >= 0):
-            problems.append(f"disable_after: expected 0 (never), a share below 1, or a number of steps, got {disable_after}")
+            problems.append(
+                f"disable_after: expected 0 (never), a share below 1, or a number of steps, got {disable_after}"
+            )
         if problems:
             raise ValueError("ToDo settings:\n" + "\n".join(f"- {problem}" for problem in problems))
         given = (" ".join(depth_factors.replace(",", " ").split()) or f"{factor:g}", str(len(factors)))
@@ -65,7 +73,8 @@ class ToDoSettings:
         """The same text for equal settings, in every process; fingerprints hash it."""
         factors = " ".join(f"{factor:.17g}" for factor in self.factors)
         return (
-            f"todo {factors} {self.method} {self.start_percent:.17g}-{self.end_percent:.17g} {self.phase} after {self.disable_after:.17g}"
+            f"todo {factors} {self.method} {self.start_percent:.17g}-{self.end_percent:.17g} {self.phase} after"
+            f" {self.disable_after:.17g}"
         )
 
     @property
@@ -85,7 +94,9 @@ class ToDoSettings:
         """Whether training step `step` (counted from 0) of `total_steps` thins."""
         if self.phase == "sampling":
             return False
-        limit = round(self.disable_after * total_steps, 6) if self.disable_after < 1 else self.disable_after  # 0.55 * 100 is above 55
+        limit = (
+            round(self.disable_after * total_steps, 6) if self.disable_after < 1 else self.disable_after
+        )  # 0.55 * 100 is above 55
         return self.disable_after == 0 or step < limit
 
 
@@ -94,7 +105,9 @@ def _parse_factors(factor: float, max_depth: int, depth_factors: str, problems: 
         words = depth_factors.replace(",", " ").split()
         name, values = "depth_factors", [_number(word) for word in words]
         if len(words) > MAX_DEPTH:
-            problems.append(f"depth_factors: expected at most {MAX_DEPTH} factors, got {len(words)} in {depth_factors!r}")
+            problems.append(
+                f"depth_factors: expected at most {MAX_DEPTH} factors, got {len(words)} in {depth_factors!r}"
+            )
     else:
         name, words, values = "factor", [str(factor)], [float(factor)]
         if not 1 <= max_depth <= MAX_DEPTH:
@@ -127,8 +140,8 @@ def target_grid(grid: Grid, factor: float) -> Grid:
 def thin(tokens: Tensor, grid: Grid, target: Grid, method: str = "nearest-exact") -> Tensor:
     """Tokens (B, h*w, C) of a grid (h, w) thinned to (B, h'*w', C) of the target grid.
 
-    Bit-equal to `F.interpolate(image, size=target, mode=method)` of the image (B, C, h, w) that the tokens are; `blend` is the mean of
-    `nearest` and `area`. Raises ValueError when the tokens are not h*w.
+    Bit-equal to `F.interpolate(image, size=target, mode=method)` of the image (B, C, h, w) that the tokens are; `blend`
+    is the mean of `nearest` and `area`. Raises ValueError when the tokens are not h*w.
     """
     if tokens.shape[1] != grid[0] * grid[1]:
         raise ValueError(f"expected {grid[0]}x{grid[1]} = {grid[0] * grid[1]} tokens, got {tokens.shape[1]}")
@@ -150,15 +163,21 @@ def _area(tokens: Tensor, grid: Grid, target: Grid) -> Tensor:
 
 @lru_cache(maxsize=128)
 def _kept(grid: Grid, target: Grid, method: str, device: torch.device) -> Tensor:
-    """Indices (h'*w') of the tokens that stay, read from F.interpolate itself so that they are its choice on this device."""
+    """Indices (h'*w') of the tokens that stay, read from F.interpolate itself so that they are its choice on this
+    device.
+    """
     with torch.inference_mode(False):  # an inference tensor could not be saved for backward
-        numbers = torch.arange(grid[0] * grid[1], dtype=torch.float32, device=device).view(1, 1, *grid)  # exact below 2**24
+        numbers = torch.arange(grid[0] * grid[1], dtype=torch.float32, device=device).view(
+            1, 1, *grid
+        )  # exact below 2**24
         return F.interpolate(numbers, size=target, mode=method).flatten().long()
 
 
 @dataclass(frozen=True)
 class Span:
-    """Where the image tokens lie in a longer sequence: `frames` grids of (height, width), row by row, from token `start` on."""
+    """Where the image tokens lie in a longer sequence: `frames` grids of (height, width), row by row, from token
+    `start` on.
+    """
 
     start: int
     frames: int
@@ -171,7 +190,8 @@ class Span:
 
 
 def thin_span(tokens: Tensor, span: Span, target: Grid, method: str = "nearest-exact") -> Tensor:
-    """Tokens (..., N, C) whose image part is thinned frame by frame to the target grid; what lies before and after stays as it is.
+    """Tokens (..., N, C) whose image part is thinned frame by frame to the target grid; what lies before and after
+    stays as it is.
 
     Raises ValueError when the span does not fit into N.
     """
@@ -188,7 +208,9 @@ def thin_span(tokens: Tensor, span: Span, target: Grid, method: str = "nearest-e
 
 
 def thin_span_mask(mask: Tensor, span: Span, target: Grid, method: str = "nearest-exact") -> Tensor:
-    """A mask (..., N) over keys, thinned as the keys are; a mean (area, blend) takes the mask of the token in its middle."""
+    """A mask (..., N) over keys, thinned as the keys are; a mean (area, blend) takes the mask of the token in its
+    middle.
+    """
     _check(mask.shape[-1], span)
     if target == span.grid:
         return mask
@@ -226,7 +248,9 @@ class DepthReport:
 
 
 def attention_saving(rows: Sequence[DepthReport]) -> float:
-    """Share of the self-attention's multiplications (Q K^T and A V: queries x keys x width) that thinning removes, 0 to 1."""
+    """Share of the self-attention's multiplications (Q K^T and A V: queries x keys x width) that thinning removes, 0 to
+    1.
+    """
     full = kept = 0
     for row in rows:
         if row.before is not None and row.after is not None:

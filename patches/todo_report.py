@@ -1,4 +1,6 @@
-"""What token downsampling will do to a model, in numbers for the editor and in words: tokens before and after, blocks, estimated saving."""
+"""What token downsampling will do to a model, in numbers for the editor and in words: tokens before and after, blocks,
+estimated saving.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,12 @@ def report_data(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence
     """The report as JSON values, which the node sends to the editor as `output.graft_todo[0]`.
 
     - `version`: 1.
-    - `depths`: one entry a depth that the model has, finest first: `depth` (from 1), `factor`, `cell` (the latent's sides divided by it,
-      rounded up, are the token grid's), `before` and `after` (token grids [height, width], null without a latent), `frames` (grids a
-      sequence has), `width` (of queries and keys), `own` (self-attention blocks that a factor thins), `patched` and `skipped` (those and
+    - `depths`: one entry a depth that the model has, finest first: `depth` (from 1), `factor`, `cell` (the latent's
+    sides divided by it,
+      rounded up, are the token grid's), `before` and `after` (token grids [height, width], null without a latent),
+        `frames` (grids a
+      sequence has), `width` (of queries and keys), `own` (self-attention blocks that a factor thins), `patched` and
+        `skipped` (those and
       others, at the factor given).
     - `latent`: [height, width] of the latent, null without one.
     - `saving`: share of the self-attention's products that is saved, 0 to 1; null without a latent.
@@ -43,17 +48,29 @@ def report_data(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence
         "version": 1,
         "depths": [
             {
-                "depth": row.depth, "factor": row.factor, "cell": _cell(todo, row.depth),
-                "before": row.before and list(row.before), "after": row.after and list(row.after),
-                "frames": row.frames, "width": row.width, "own": todo.depths[row.depth][0], "patched": row.patched, "skipped": row.skipped,
+                "depth": row.depth,
+                "factor": row.factor,
+                "cell": _cell(todo, row.depth),
+                "before": row.before and list(row.before),
+                "after": row.after and list(row.after),
+                "frames": row.frames,
+                "width": row.width,
+                "own": todo.depths[row.depth][0],
+                "patched": row.patched,
+                "skipped": row.skipped,
             }
             for row in rows
         ],
         "latent": None if latent is None else list(latent[-2:]),
         "saving": None if latent is None else attention_saving(rows),
-        "method": settings.method, "phase": settings.phase, "start_percent": settings.start_percent, "end_percent": settings.end_percent,
-        "disable_after": settings.disable_after, "transformer": todo.name if isinstance(todo, TransformerToDo) else None,
-        "notes": list(notes), "text": report_text(todo, latent, notes),
+        "method": settings.method,
+        "phase": settings.phase,
+        "start_percent": settings.start_percent,
+        "end_percent": settings.end_percent,
+        "disable_after": settings.disable_after,
+        "transformer": todo.name if isinstance(todo, TransformerToDo) else None,
+        "notes": list(notes),
+        "text": report_text(todo, latent, notes),
     }
 
 
@@ -63,7 +80,9 @@ def _cell(todo: ToDo, depth: int) -> int:
 
 
 def report_text(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence[str] = ()) -> str:
-    """The report in words: per depth the tokens before and after, blocks patched and left alone, and the estimated saving."""
+    """The report in words: per depth the tokens before and after, blocks patched and left alone, and the estimated
+    saving.
+    """
     rows, settings = report_rows(todo, latent), todo.settings
     lines = [_row_text(row) for row in rows]
     if isinstance(todo, TransformerToDo):
@@ -71,7 +90,10 @@ def report_text(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence
     if latent is not None:
         of = " among the image's tokens" if isinstance(todo, TransformerToDo) else ""
         lines.append(f"self-attention products saved{of}: about {100 * attention_saving(rows):.0f}%")
-    lines.append(f"method {settings.method}, phase {settings.phase}, {100 * settings.start_percent:g}% to {100 * settings.end_percent:g}%")
+    lines.append(
+        f"method {settings.method}, phase {settings.phase}, {100 * settings.start_percent:g}% to"
+        f" {100 * settings.end_percent:g}%"
+    )
     if settings.disable_after:
         unit = "of the training run" if settings.disable_after < 1 else "training steps"
         amount = f"{100 * settings.disable_after:g}%" if settings.disable_after < 1 else f"{settings.disable_after:g}"

@@ -1,4 +1,6 @@
-"""Where each diffusion transformer family of ComfyUI keeps its image tokens in self-attention: shapes in, positions out (no tensors)."""
+"""Where each diffusion transformer family of ComfyUI keeps its image tokens in self-attention: shapes in, positions out
+(no tensors).
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from .todo import Grid
 class Place:
     """One kind of self-attention call, known by its sequence length.
 
-    `start` says where the image begins. When other attention calls of the model happen to have the same length, the first `skip` calls
-    of it are theirs, and after that every `period`-th call is this one.
+    `start` says where the image begins. When other attention calls of the model happen to have the same length, the
+    first `skip` calls of it are theirs, and after that every `period`-th call is this one.
     """
 
     start: int
@@ -27,7 +29,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
-    """The image tokens of one forward pass: frames of one grid each, and {sequence length: place} of the calls that hold them."""
+    """The image tokens of one forward pass: frames of one grid each, and {sequence length: place} of the calls that
+    hold them.
+    """
 
     frames: int
     grid: Grid
@@ -38,8 +42,8 @@ class Layout:
 class Family:
     """One transformer family: how to find its layout, its patch sides, and where its blocks with self-attention are.
 
-    `layout(model, x, context, conditions)` takes the latent (B, C, [T,] H, W), the text tokens (B, L, D) or None, and the other
-    conditions of the call by name.
+    `layout(model, x, context, conditions)` takes the latent (B, C, [T,] H, W), the text tokens (B, L, D) or None, and
+    the other conditions of the call by name.
     """
 
     layout: Callable[[nn.Module, Tensor, Tensor | None, Mapping[str, Any]], Layout]
@@ -57,9 +61,13 @@ def family_of(model: nn.Module) -> Family:
             f"token downsampling does not know where {name} keeps its image tokens, so it would do nothing or harm; "
             f"it knows LDM-layout UNets and these transformers: {known}"
         )
-    missing = [block for block in family.blocks if not isinstance(getattr(model, block, None), nn.ModuleList | nn.ModuleDict)]
+    missing = [
+        block for block in family.blocks if not isinstance(getattr(model, block, None), nn.ModuleList | nn.ModuleDict)
+    ]
     if missing:
-        raise TypeError(f"this {name} has no {' and no '.join(missing)}: it is not the ComfyUI class that token downsampling knows")
+        raise TypeError(
+            f"this {name} has no {' and no '.join(missing)}: it is not the ComfyUI class that token downsampling knows"
+        )
     return family
 
 
@@ -86,12 +94,18 @@ def _flux(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mappi
     """Text, image, reference images. Flux, Flux 2, Chroma: joint attention in double and in single blocks."""
     patch, text = int(model.patch_size), _length(context)  # type: ignore[arg-type]
     grid = token_grid(x.shape, patch)
-    references = 0 if type(model).__name__ != "Flux" else sum(_count(ref.shape, patch) for ref in conditions.get("ref_latents") or ())
+    references = (
+        0
+        if type(model).__name__ != "Flux"
+        else sum(_count(ref.shape, patch) for ref in conditions.get("ref_latents") or ())
+    )
     return Layout(1, grid, {text + grid[0] * grid[1] + references: Place(text)})
 
 
 def _sd3(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:
-    """Registers, text, image in joint attention; the image alone in the second attention of SD3.5 medium's first blocks."""
+    """Registers, text, image in joint attention; the image alone in the second attention of SD3.5 medium's first
+    blocks.
+    """
     text = _length(context) + int(getattr(model, "register_length", 0))
     grid = token_grid(x.shape, int(model.patch_size))  # type: ignore[arg-type]
     image = grid[0] * grid[1]
@@ -109,8 +123,8 @@ def _qwen(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mappi
 def _lumina(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:
     """Text, image: Lumina 2 and Z-Image. Two refiners see the text alone and the image alone before.
 
-    Z-Image pads text and image to a multiple; the padding tokens stay. Older ComfyUIs set the image right after the unmasked text (and
-    fail themselves when that differs within a batch).
+    Z-Image pads text and image to a multiple; the padding tokens stay. Older ComfyUIs set the image right after the
+    unmasked text (and fail themselves when that differs within a batch).
     """
     grid, text = token_grid(x.shape, int(model.patch_size)), _length(context)  # type: ignore[arg-type]
     image = grid[0] * grid[1]
@@ -146,7 +160,9 @@ def _references(model: nn.Module, conditions: Mapping[str, Any], multiple: int |
 
 
 def _refined(grid: Grid, starts: Mapping[int, int], refiners: Sequence[tuple[int, Any]]) -> Layout:
-    """A layout of {length: where the image begins} whose first calls belong to refiners, (length, blocks), that see no image."""
+    """A layout of {length: where the image begins} whose first calls belong to refiners, (length, blocks), that see no
+    image.
+    """
     skips = {length: sum(len(blocks) for seen, blocks in refiners if seen == length) for length in starts}
     return Layout(1, grid, {length: Place(start, skips[length]) for length, start in starts.items()})
 
@@ -163,23 +179,37 @@ def _wan(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mappin
     grid, before = token_grid(x.shape, patch), 0
     reference = conditions.get("reference_latent")
     if getattr(model, "ref_conv", None) is not None and reference is not None:
-        before = (reference.shape[-2] // patch) * (reference.shape[-1] // patch)  # a plain strided convolution: rounded down
-    after = sum(math.ceil(ref.shape[-3] / depth) * _count(ref.shape, patch) for ref in conditions.get("context_latents") or ())
+        before = (reference.shape[-2] // patch) * (
+            reference.shape[-1] // patch
+        )  # a plain strided convolution: rounded down
+    after = sum(
+        math.ceil(ref.shape[-3] / depth) * _count(ref.shape, patch) for ref in conditions.get("context_latents") or ()
+    )
     total = before + frames * grid[0] * grid[1] + after
     texts, vision = [_length(context)], conditions.get("clip_fea")
     if vision is not None:
         embedded = getattr(model, "img_emb", None) is not None
-        texts = [_length(context), vision.shape[-2]] if embedded else [_length(context) - vision.shape[-2], vision.shape[-2]]
+        texts = (
+            [_length(context), vision.shape[-2]]
+            if embedded
+            else [_length(context) - vision.shape[-2], vision.shape[-2]]
+        )
     return Layout(frames, grid, {total: Place(before, period=1 + texts.count(total))})
 
 
 def _humo(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:
-    """The frames, then a reference picture; text and audio are in cross-attentions of their own (audio frame by frame)."""
+    """The frames, then a reference picture; text and audio are in cross-attentions of their own (audio
+    frame by frame).
+    """
     depth, patch = int(model.patch_size[0]), int(model.patch_size[1])  # type: ignore[index]
     reference, added = conditions.get("reference_latent"), conditions.get("time_dim_concat")
     frames = math.ceil(x.shape[2] / depth) + (0 if added is None else math.ceil(added.shape[2] / depth))
     grid = token_grid(x.shape, patch)
-    after = 0 if reference is None else (reference.shape[-3] // depth) * (reference.shape[-2] // patch) * (reference.shape[-1] // patch)
+    after = (
+        0
+        if reference is None
+        else (reference.shape[-3] // depth) * (reference.shape[-2] // patch) * (reference.shape[-1] // patch)
+    )
     total = frames * grid[0] * grid[1] + after
     return Layout(frames, grid, {total: Place(0, period=2 if _length(context) == total else 1)})
 
@@ -206,7 +236,8 @@ _WAN = Family(_wan, _patch_size, ("blocks",))
 _HUMO = Family(_humo, _patch_size, ("blocks",))
 _COSMOS = Family(_cosmos, lambda model: int(model.patch_spatial), ("blocks",))  # type: ignore[arg-type]
 
-# By class name, exact: a subclass may keep its tokens elsewhere (Wan's S2V and SCAIL do, causal Wan keeps keys of earlier frames).
+# By class name, exact: a subclass may keep its tokens elsewhere (Wan's S2V and SCAIL do, causal Wan keeps keys of
+# earlier frames).
 FAMILIES: dict[str, Family] = {
     "Flux": _FLUX,
     "Chroma": _FLUX,

@@ -1,4 +1,6 @@
-"""One ledger per model: the base weights by reference and the stacks on them; what is live is always computed anew from the base."""
+"""One ledger per model: the base weights by reference and the stacks on them; what is live is always computed anew from
+the base.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from .schedule import Clock
 from .stack import Piece, Stack, additive, effective, patched, shared_out
 
 ATTRIBUTE = "_graft_ledger"  # on the model while anything is attached; two imports of this package share it
-_kept: weakref.WeakKeyDictionary[nn.Module, Kept] = weakref.WeakKeyDictionary()  # until `forget`, or the end of the model
+_kept: weakref.WeakKeyDictionary[nn.Module, Kept] = (
+    weakref.WeakKeyDictionary()
+)  # until `forget`, or the end of the model
 
 
 @dataclass(eq=False)
@@ -32,7 +36,9 @@ class _Kept:
     live: nn.Parameter
 
     def fits(self, base: nn.Parameter) -> bool:
-        """Whether the memory can take another result for this base; a compiled model's guards see no difference between the two."""
+        """Whether the memory can take another result for this base; a compiled model's guards see no difference between
+        the two.
+        """
         return all(of(self.live) == of(base) for of in (_kind, lambda parameter: parameter.requires_grad))
 
 
@@ -47,10 +53,11 @@ class _Saved:
 
 @dataclass(eq=False)
 class Kept:
-    """Memory and results of one model that wait for the next attach, of whatever stack: a changed strength is another stack.
+    """Memory and results of one model that wait for the next attach, of whatever stack: a changed strength is another
+    stack.
 
-    `weights` are patched parameters, one a weight whatever the number of stacks that come and go; `saved` the bases of weights on a device;
-    `bypasses` adapters by module, `clock` their scheduled multipliers.
+    `weights` are patched parameters, one a weight whatever the number of stacks that come and go; `saved` the bases of
+    weights on a device; `bypasses` adapters by module, `clock` their scheduled multipliers.
     """
 
     weights: dict[str, _Kept] = field(default_factory=dict)
@@ -61,7 +68,9 @@ class Kept:
 
 @dataclass(eq=False)
 class _Slot:
-    """One weight that is replaced now: another parameter stands in its place, or, with `saved`, its own contents are changed."""
+    """One weight that is replaced now: another parameter stands in its place, or, with `saved`, its own contents are
+    changed.
+    """
 
     module: nn.Module
     name: str
@@ -70,7 +79,9 @@ class _Slot:
     saved: Tensor | None = None
 
     def restore(self) -> None:
-        if self.module._parameters.get(self.name) is not self.live:  # someone else's later replacement is not ours to undo
+        if (
+            self.module._parameters.get(self.name) is not self.live
+        ):  # someone else's later replacement is not ours to undo
             return
         self.module._parameters[self.name] = self.base
         if self.saved is not None:
@@ -79,11 +90,12 @@ class _Slot:
 
 @dataclass(frozen=True)
 class Version:
-    """What the host says about the base: `load` changes with each load, weights in `transient` hold passing contents (LoRA hooks).
+    """What the host says about the base: `load` changes with each load, weights in `transient` hold passing contents
+    (LoRA hooks).
 
-    `compute` is the activations' type and device where it is known. `compiled`: torch.compile has (or will have) seen the model, so every
-    module of the kinds that a bypass is for carries an adapter of one form, and another layer set compiles nothing anew. `stochastic`:
-    bfloat16 and float16 weights are rounded so too, not fp8 ones alone.
+    `compute` is the activations' type and device where it is known. `compiled`: torch.compile has (or will have) seen
+    the model, so every module of the kinds that a bypass is for carries an adapter of one form, and another layer set
+    compiles nothing anew. `stochastic`: bfloat16 and float16 weights are rounded so too, not fp8 ones alone.
     """
 
     load: Hashable = None
@@ -96,12 +108,13 @@ class Version:
 class Ledger:
     """The stacks that are on one model, by owner, in the order they came; a stack that two owners hold is applied once.
 
-    `attach` and `detach` may come in any order. After the last detach the model has the same parameter objects with the same bytes, and
-    no wrapper or attribute of ours. If computing fails, everything that is on the model comes off and the error is raised.
+    `attach` and `detach` may come in any order. After the last detach the model has the same parameter objects with the
+    same bytes, and no wrapper or attribute of ours. If computing fails, everything that is on the model comes off and
+    the error is raised.
 
-    A weight in the host's memory is replaced by another parameter, so that its base is never written to and restoring is pointing back at
-    it. A weight on a device is patched in place, so that the device holds it once: its base is copied to (pinned) host memory at the first
-    touch, kept there, and copied back.
+    A weight in the host's memory is replaced by another parameter, so that its base is never written to and restoring
+    is pointing back at it. A weight on a device is patched in place, so that the device holds it once: its base is
+    copied to (pinned) host memory at the first touch, kept there, and copied back.
     """
 
     def __init__(self) -> None:
@@ -148,7 +161,13 @@ class Ledger:
         for name in [name for name in self.slots if name not in wanted]:
             self.slots.pop(name).restore()
         bases = {name: self._base(model, name) for name in sorted(wanted)}
-        fresh = self._fresh({name: base for name, (_, _, base) in bases.items() if name not in version.transient and not _in_place(base)})
+        fresh = self._fresh(
+            {
+                name: base
+                for name, (_, _, base) in bases.items()
+                if name not in version.transient and not _in_place(base)
+            }
+        )
         for name, (module, attribute, base) in bases.items():
             if _in_place(base):
                 self.slots[name] = self._on_device(name, module, attribute, base, stacks, version)
@@ -167,7 +186,9 @@ class Ledger:
         return module, attribute, base
 
     def _fresh(self, bases: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-        """Memory for the weights whose kept memory does not fit; where others have no use for theirs any more, for all: they share it."""
+        """Memory for the weights whose kept memory does not fit; where others have no use for theirs any more, for all:
+        they share it.
+        """
         kept = self.kept.weights
         new = [name for name, base in bases.items() if name not in kept or not kept[name].fits(base)]
         if new and any(name not in bases or name in new for name in kept):
@@ -190,7 +211,9 @@ class Ledger:
         pieces = effective(stacks, name, bypass=False)
         if name in version.transient:
             return _computed(base, pieces, None, _seed(name, base, version))
-        kept = self.kept.weights.pop(name, None)  # put back when it is right: a failure must not leave half-written memory behind
+        kept = self.kept.weights.pop(
+            name, None
+        )  # put back when it is right: a failure must not leave half-written memory behind
         if kept is None or kept.base() is not base or (kept.origin, kept.recipe) != (origin, recipe):
             live = _computed(base, pieces, memory if kept is None else kept.live, _seed(name, base, version))
             kept = _Kept(weakref.ref(base), origin, recipe, live)
@@ -198,7 +221,13 @@ class Ledger:
         return kept.live
 
     def _on_device(
-        self, name: str, module: nn.Module, attribute: str, base: nn.Parameter, stacks: Sequence[Stack], version: Version
+        self,
+        name: str,
+        module: nn.Module,
+        attribute: str,
+        base: nn.Parameter,
+        stacks: Sequence[Stack],
+        version: Version,
     ) -> _Slot:
         """Patch a weight in place, from a copy of its base in the host's memory."""
         slot = self.slots.pop(name, None)
@@ -219,7 +248,9 @@ class Ledger:
         wanted = {name.rpartition(".")[0] for stack in stacks for name in stack.bypass}
         if version.compiled and wanted:
             parts = {name.partition(".")[0] for name in wanted}
-            wanted |= {name for name, module in model.named_modules() if name.partition(".")[0] in parts and supports(module)}
+            wanted |= {
+                name for name, module in model.named_modules() if name.partition(".")[0] in parts and supports(module)
+            }
         for name in [name for name in self.wrapped if name not in wanted]:
             self.wrapped.pop(name).remove()
         for name in sorted(wanted):
@@ -237,12 +268,19 @@ class Ledger:
         recipe: Hashable = serials, version.compute, version.compiled
         passing = False
         if not additive([*on_weight, *on_bias]):  # then it is made from the module's weight and bias
-            recipe = recipe, version.load, tuple((_recipe(stacks, of), id(module._parameters.get(of.rpartition(".")[2]))) for of in names)
+            recipe = (
+                recipe,
+                version.load,
+                tuple((_recipe(stacks, of), id(module._parameters.get(of.rpartition(".")[2]))) for of in names),
+            )
             passing = bool(version.transient & set(names))
         kept = self.kept.bypasses.pop(name, None)
         if kept is None or passing or kept[0] != recipe:
             if not supports(module):
-                raise ValueError(f"{name}: bypass works on Linear and convolution modules, not on {type(module).__name__}; use mode merge")
+                raise ValueError(
+                    f"{name}: bypass works on Linear and convolution modules, not on {type(module).__name__}; use mode"
+                    " merge"
+                )
             kept = recipe, Bypass(module, on_weight, on_bias, self.kept.clock, version.compiled, version.compute)
         if not passing:
             self.kept.bypasses[name] = kept
@@ -258,14 +296,18 @@ class Ledger:
 
 
 def _computed(base: nn.Parameter, pieces: Sequence[Piece], memory: Tensor | None, seed: int | None) -> nn.Parameter:
-    """A parameter base + pieces, in `memory` when given (a parameter itself is used again); an inference tensor where the base is one."""
+    """A parameter base + pieces, in `memory` when given (a parameter itself is used again); an inference tensor where
+    the base is one.
+    """
     with torch.inference_mode(base.is_inference()), torch.no_grad():
         result = patched(base.detach(), pieces, out=None if memory is None else memory.detach(), seed=seed)
         return memory if isinstance(memory, nn.Parameter) else nn.Parameter(result, requires_grad=base.requires_grad)
 
 
 def _seed(name: str, base: nn.Parameter, version: Version) -> int | None:
-    """Of the stochastic rounding that a weight needs whose steps are wider than most changes; the same for the same weight everywhere."""
+    """Of the stochastic rounding that a weight needs whose steps are wider than most changes; the same for the same
+    weight everywhere.
+    """
     coarse = base.dtype in COARSE or (version.stochastic and base.dtype in (torch.bfloat16, torch.float16))
     return zlib.crc32(name.encode()) if coarse else None
 
@@ -330,7 +372,11 @@ def attached(model: nn.Module) -> list[Stack]:
 def bases(model: nn.Module) -> dict[str, Tensor]:
     """What the weights that are replaced on a model now are without the stacks, by name."""
     ledger = model.__dict__.get(ATTRIBUTE)
-    return {} if ledger is None else {name: slot.base if slot.saved is None else slot.saved for name, slot in ledger.slots.items()}
+    return (
+        {}
+        if ledger is None
+        else {name: slot.base if slot.saved is None else slot.saved for name, slot in ledger.slots.items()}
+    )
 
 
 def tick(model: nn.Module, percent: float) -> None:
@@ -352,8 +398,9 @@ def is_kept(model: nn.Module) -> bool:
 
 
 class Plan(NamedTuple):
-    """Weights to merge, weights for bypass, weights that the host's own patches are left, and {reason: number of weights} where that is
-    not what the mode says."""
+    """Weights to merge, weights for bypass, weights that the host's own patches are left, and {reason: number of
+    weights} where that is not what the mode says.
+    """
 
     merge: list[str]
     bypass: list[str]
@@ -364,10 +411,10 @@ class Plan(NamedTuple):
 def plan(model: nn.Module, pieces: Mapping[str, Sequence[Piece]], mode: str, no_merge: str | None = None) -> Plan:
     """What becomes of each weight of a stack.
 
-    "auto" merges plain floating weights and bypasses the others (quantised ones); "merge" merges plain fp8 too, with stochastic rounding,
-    because most changes are smaller than its steps. `no_merge` says why nothing may be merged: what has no bypass (norms, embeddings) and
-    is merely added to is then left to the host, but not in "merge". Raises ValueError listing the weights for which the mode, or any mode,
-    is impossible.
+    "auto" merges plain floating weights and bypasses the others (quantised ones); "merge" merges plain fp8 too, with
+    stochastic rounding, because most changes are smaller than its steps. `no_merge` says why nothing may be merged:
+    what has no bypass (norms, embeddings) and is merely added to is then left to the host, but not in "merge". Raises
+    ValueError listing the weights for which the mode, or any mode, is impossible.
     """
     merge: list[str] = []
     bypass: list[str] = []
@@ -407,6 +454,10 @@ def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     """The shape that every weight stands for, by name; a quantised one may be packed into another."""
     found = {name: tuple(weight.shape) for name, weight in module.named_parameters(remove_duplicate=False)}
     for name, part in module.named_modules():
-        if part._parameters.get("weight") is not None and supports(part) and obstacle(part, "weight", coarse=True) is not None:
+        if (
+            part._parameters.get("weight") is not None
+            and supports(part)
+            and obstacle(part, "weight", coarse=True) is not None
+        ):
             found[f"{name}.weight" if name else "weight"] = shape_of(part)
     return found

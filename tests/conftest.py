@@ -1,4 +1,6 @@
-"""Opens the host that the tests run against: a real ComfyUI when GRAFT_TEST_COMFYUI names a checkout, else the embedded host."""
+"""Opens the host that the tests run against: a real ComfyUI when GRAFT_TEST_COMFYUI names a checkout, else the embedded
+host.
+"""
 
 import importlib.util
 import os

@@ -1,4 +1,6 @@
-"""A host for tests: calls nodes and runs workflows in whichever ComfyUI is open, the real one or the embedded one, in the same way."""
+"""A host for tests: calls nodes and runs workflows in whichever ComfyUI is open, the real one or the embedded one, in
+the same way.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,8 @@ class Capture:
 class Host:
     """The open ComfyUI with Graft's pack loaded from the repository.
 
-    `call(id, **inputs)` runs one node; `run(prompt)` validates and executes an API-format workflow; `events` holds what was sent.
-    `input`, `output`, `temp`, `models` are this session's folders.
+    `call(id, **inputs)` runs one node; `run(prompt)` validates and executes an API-format workflow; `events` holds what
+    was sent. `input`, `output`, `temp`, `models` are this session's folders.
     """
 
     def __init__(self, base: str):
@@ -110,7 +112,9 @@ class Host:
         return self.nodes.NODE_CLASS_MAPPINGS[node_id]
 
     def module(self, name: str) -> ModuleType:
-        """A module of the pack, such as "patches.weights", as the host imported it: under a name of its own, beside `graft_nodes`."""
+        """A module of the pack, such as "patches.weights", as the host imported it: under a name of its own, beside
+        `graft_nodes`.
+        """
         return importlib.import_module(f"{self.node('TrainStep').__module__.rsplit('.', 2)[0]}.{name}")
 
     def fresh(self) -> None:
@@ -153,17 +157,23 @@ class Host:
         arguments = (str(uuid.uuid4()), prompt, None)
         return self.loop.run_until_complete(self.execution.validate_prompt(*arguments))
 
-    def run(self, prompt: dict, capture: dict[str, list] | None = None, extra_data: dict | None = None) -> dict[str, Any]:
+    def run(
+        self, prompt: dict, capture: dict[str, list] | None = None, extra_data: dict | None = None
+    ) -> dict[str, Any]:
         """Validate and execute an API-format workflow.
 
-        `capture` maps a name to a link ["node id", output]; the values come back in result["captured"][name]. The result also has
-        success, valid, errors (validation: {node id: [error…]}, or {"": [error]} for the whole; execution: {node id: [error data]}),
-        history (ui outputs by node), executed (ids that ran, in order), cached, events.
+        `capture` maps a name to a link ["node id", output]; the values come back in result["captured"][name]. The
+        result also has success, valid, errors (validation: {node id: [error…]}, or {"": [error]} for the whole;
+        execution: {node id: [error data]}), history (ui outputs by node), executed (ids that ran, in order), cached,
+        events.
         """
         prompt = copy.deepcopy(prompt)
         Capture.values = {}
         for name, link in (capture or {}).items():
-            prompt[f"capture {name}"] = {"class_type": "GraftTestCapture", "inputs": {"value": list(link), "name": name}}
+            prompt[f"capture {name}"] = {
+                "class_type": "GraftTestCapture",
+                "inputs": {"value": list(link), "name": name},
+            }
         start = len(self.events)
         valid, error, outputs, node_errors = self.validate(prompt)
         if not valid or node_errors:
@@ -171,14 +181,21 @@ class Host:
             empty = {"history": {}, "captured": {}, "executed": [], "cached": [], "events": []}
             return {"valid": False, "success": False, "errors": errors, **empty}
         identity = str(uuid.uuid4())
-        self.loop.run_until_complete(self.executor.execute_async(prompt, identity, {"client_id": "test", **(extra_data or {})}, outputs))
+        self.loop.run_until_complete(
+            self.executor.execute_async(prompt, identity, {"client_id": "test", **(extra_data or {})}, outputs)
+        )
         self.server.client_id = None
         events = self.events[start:]
         failed = [data for event, data in events if event in ("execution_error", "execution_interrupted")]
         cached = [node for event, data in events if event == "execution_cached" for node in data["nodes"]]
         ran = [data["node"] for event, data in events if event == "executing" and data["node"] is not None]
         return {
-            "valid": True, "success": not failed, "errors": {data["node_id"]: [data] for data in failed},
-            "history": self.executor.history_result["outputs"] if not failed else {}, "captured": dict(Capture.values),
-            "executed": list(dict.fromkeys(ran)), "cached": cached, "events": events,
+            "valid": True,
+            "success": not failed,
+            "errors": {data["node_id"]: [data] for data in failed},
+            "history": self.executor.history_result["outputs"] if not failed else {},
+            "captured": dict(Capture.values),
+            "executed": list(dict.fromkeys(ran)),
+            "cached": cached,
+            "events": events,
         }

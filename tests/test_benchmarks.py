@@ -11,13 +11,28 @@ import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 LORA = (
-    "vs_core_1", "vs_core_4", "vs_core_8", "growth_1_to_8", "strength_change_vs_core", "restore_vs_copy", "bypass_overhead",
-    "merged_overhead", "error_vs_core_1", "error_vs_core_8", "memory_over_touched",
-)  # fmt: skip
+    "vs_core_1",
+    "vs_core_4",
+    "vs_core_8",
+    "growth_1_to_8",
+    "strength_change_vs_core",
+    "restore_vs_copy",
+    "bypass_overhead",
+    "merged_overhead",
+    "error_vs_core_1",
+    "error_vs_core_8",
+    "memory_over_touched",
+)
 TODO = (
-    *(f"tiny_{what}_128_{way}" for what in ("forward", "train") for way in ("off", "f2", "f44", "f42", "f2_kohya", "f44_ideal")),
-    "profile_tiny_128_f2_bound", "overhead_vs_ideal_tiny_128_f2", "overhead_vs_ideal",
-)  # fmt: skip
+    *(
+        f"tiny_{what}_128_{way}"
+        for what in ("forward", "train")
+        for way in ("off", "f2", "f44", "f42", "f2_kohya", "f44_ideal")
+    ),
+    "profile_tiny_128_f2_bound",
+    "overhead_vs_ideal_tiny_128_f2",
+    "overhead_vs_ideal",
+)
 
 
 @pytest.mark.parametrize(
@@ -29,8 +44,20 @@ TODO = (
 )
 def test_a_benchmark_writes_its_rows(tmp_path, script, options, promised):
     file = tmp_path / "rows.json"
-    command = [sys.executable, str(BENCHMARKS / script), "--models", "tiny", *options, "--rounds", "1", "--json", str(file)]
-    child = subprocess.run(command, cwd=tmp_path, env={**os.environ, "COMFYUI_PATH": ""}, capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        str(BENCHMARKS / script),
+        "--models",
+        "tiny",
+        *options,
+        "--rounds",
+        "1",
+        "--json",
+        str(file),
+    ]
+    child = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "COMFYUI_PATH": ""}, capture_output=True, text=True, check=False
+    )
     assert child.returncode == 0, child.stderr[-2000:]
     rows = json.loads(file.read_text(encoding="utf-8"))
     assert all(set(row) >= {"name", "value", "unit", "ratio"} and math.isfinite(row["value"]) for row in rows)

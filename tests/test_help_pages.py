@@ -42,7 +42,9 @@ def said_by_the_code():
         for file in sorted((ROOT / folder).rglob("*.py")):
             for one in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(one, ast.JoinedStr):
-                    texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else "\n" for part in one.values))
+                    texts.append(
+                        "".join(str(part.value) if isinstance(part, ast.Constant) else "\n" for part in one.values)
+                    )
                 elif isinstance(one, ast.Constant) and isinstance(one.value, str):
                     texts.append(one.value)
     return "\n\n".join(texts)

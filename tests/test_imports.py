@@ -8,7 +8,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("host", "nodes", "patches", "ema", "training", "headless", "demo")
 HOST_MODULES = {
-    "comfy", "comfy_api", "comfy_execution", "comfy_extras", "folder_paths", "nodes", "execution", "server", "node_helpers",
+    "comfy",
+    "comfy_api",
+    "comfy_execution",
+    "comfy_extras",
+    "folder_paths",
+    "nodes",
+    "execution",
+    "server",
+    "node_helpers",
     "latent_preview",
 }
 MAY_IMPORT = {
@@ -63,7 +71,9 @@ def test_rooms_import_only_what_they_may(room, path):
     for level, module in imports(path):
         top = module.split(".")[0]
         if level == 0:
-            assert top != "graft_nodes", f"{path}: import the package relatively, two copies of it may live in one process"
+            assert top != "graft_nodes", (
+                f"{path}: import the package relatively, two copies of it may live in one process"
+            )
             if top in HOST_MODULES:
                 assert top in MAY_KNOW.get(room, set()), f"{path} imports {module}: only the wall may know ComfyUI"
         else:

@@ -1,4 +1,6 @@
-"""The locale files: the English texts are the declarations', every other language has all of them, and every setting is named."""
+"""The locale files: the English texts are the declarations', every other language has all of them, and every setting is
+named.
+"""
 
 import importlib.util
 import json
@@ -9,7 +11,9 @@ import pytest
 from graft_nodes.nodes import NODES
 
 ROOT = Path(__file__).resolve().parents[1]
-LANGUAGES = sorted(folder.name for folder in (ROOT / "locales").iterdir() if folder.is_dir() and not folder.name.startswith("_"))
+LANGUAGES = sorted(
+    folder.name for folder in (ROOT / "locales").iterdir() if folder.is_dir() and not folder.name.startswith("_")
+)
 
 
 def read(language, name):
@@ -76,10 +80,16 @@ def test_every_text_of_the_panels_has_a_chinese_one_with_the_same_blanks():
     asked = {text for source in panel_sources().values() for text in re.findall(rf"(?<![\w.])t\({QUOTED}", source)}
     assert len(asked) > 70 and not asked - set(known)
     blanks = re.compile(r"\{\w+\}")
-    assert not [text for text, other in known.items() if sorted(blanks.findall(text)) != sorted(blanks.findall(other)) or not other]
+    assert not [
+        text
+        for text, other in known.items()
+        if sorted(blanks.findall(text)) != sorted(blanks.findall(other)) or not other
+    ]
 
 
 def test_no_chinese_text_is_left_over():
-    everything = "\n".join(panel_sources().values()) + (ROOT / "nodes" / "training.py").read_text(encoding="utf-8").replace('"', "'")
+    everything = "\n".join(panel_sources().values()) + (ROOT / "nodes" / "training.py").read_text(
+        encoding="utf-8"
+    ).replace('"', "'")
     words = set(re.findall(QUOTED, everything)) | set(re.findall(r"\b(\w+): \(\) =>", everything))
     assert not set(panel_texts()) - words

@@ -1,4 +1,6 @@
-"""The wheel and the sdist hold what Graft needs to run and nothing else, and an installed wheel runs without the checkout."""
+"""The wheel and the sdist hold what Graft needs to run and nothing else, and an installed wheel runs without the
+checkout.
+"""
 
 import json
 import os
@@ -14,9 +16,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = (
-    "nodes", "host", "patches", "ema", "training", "headless", "demo", "comfyui_api_stubs", "web", "locales", "subgraphs",
+    "nodes",
+    "host",
+    "patches",
+    "ema",
+    "training",
+    "headless",
+    "demo",
+    "comfyui_api_stubs",
+    "web",
+    "locales",
+    "subgraphs",
     "example_workflows",
-)  # fmt: skip
+)
 # dev.py is of use in a checkout only, and for setuptools a module like any beside __init__.py.
 FILES = {"__init__.py", "__main__.py", "icon.svg", "dev.py"}
 BUILD = "import sys, setuptools.build_meta as build; print(getattr(build, sys.argv[1])(sys.argv[2]))"
@@ -24,21 +36,46 @@ GRAPH = {
     "1": {"class_type": "GraftDemo", "inputs": {}},
     "2": {"class_type": "CLIPTextEncode", "inputs": {"text": "a red square", "clip": ["1", 1]}},
     "3": {"class_type": "EmptyLatentImage", "inputs": {"width": 128, "height": 128, "batch_size": 1}},
-    "4": {"class_type": "ApplyToDo", "inputs": {
-        "model": ["1", 0], "factor": 2.0, "max_depth": 1, "depth_factors": "", "method": "nearest-exact", "start_percent": 0.0,
-        "end_percent": 1.0, "phase": "both", "disable_after": 0.0,
-    }},
-    "5": {"class_type": "KSampler", "inputs": {
-        "model": ["4", 0], "positive": ["2", 0], "negative": ["2", 0], "latent_image": ["3", 0], "seed": 0, "steps": 1, "cfg": 1.0,
-        "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0,
-    }},
+    "4": {
+        "class_type": "ApplyToDo",
+        "inputs": {
+            "model": ["1", 0],
+            "factor": 2.0,
+            "max_depth": 1,
+            "depth_factors": "",
+            "method": "nearest-exact",
+            "start_percent": 0.0,
+            "end_percent": 1.0,
+            "phase": "both",
+            "disable_after": 0.0,
+        },
+    },
+    "5": {
+        "class_type": "KSampler",
+        "inputs": {
+            "model": ["4", 0],
+            "positive": ["2", 0],
+            "negative": ["2", 0],
+            "latent_image": ["3", 0],
+            "seed": 0,
+            "steps": 1,
+            "cfg": 1.0,
+            "sampler_name": "euler",
+            "scheduler": "normal",
+            "denoise": 1.0,
+        },
+    },
     "6": {"class_type": "VAEDecode", "inputs": {"samples": ["5", 0], "vae": ["1", 2]}},
     "7": {"class_type": "SaveImage", "inputs": {"images": ["6", 0], "filename_prefix": "wheel"}},
-}  # fmt: skip
+}
 
 
 def _tracked() -> list[str]:
-    return subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip("\0").split("\0")
+    return (
+        subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+        .stdout.strip("\0")
+        .split("\0")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -51,22 +88,30 @@ def built(tmp_path_factory):
             shutil.copyfile(ROOT / name, source / name)
     made = []
     for hook in ("build_wheel", "build_sdist"):
-        done = subprocess.run([sys.executable, "-c", BUILD, hook, str(out)], cwd=source, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", BUILD, hook, str(out)], cwd=source, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         made.append(out / done.stdout.splitlines()[-1])
     return made
 
 
 def test_the_wheel_holds_what_runs_and_nothing_else(built):
-    names = {name.removeprefix("graft_nodes/") for name in zipfile.ZipFile(built[0]).namelist() if ".dist-info/" not in name}
-    wanted = {name for name in _tracked() if (name in FILES or name.partition("/")[0] in FOLDERS) and (ROOT / name).is_file()}
+    names = {
+        name.removeprefix("graft_nodes/") for name in zipfile.ZipFile(built[0]).namelist() if ".dist-info/" not in name
+    }
+    wanted = {
+        name for name in _tracked() if (name in FILES or name.partition("/")[0] in FOLDERS) and (ROOT / name).is_file()
+    }
     assert names == wanted
 
 
 def test_the_sdist_holds_what_the_wheel_is_built_from(built):
     with tarfile.open(built[1]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames() if not archive.getmember(name).isdir()}
-    wheel = {name.removeprefix("graft_nodes/") for name in zipfile.ZipFile(built[0]).namelist() if ".dist-info/" not in name}
+    wheel = {
+        name.removeprefix("graft_nodes/") for name in zipfile.ZipFile(built[0]).namelist() if ".dist-info/" not in name
+    }
     assert wheel | {"pyproject.toml", "LICENSE", "README.md"} <= names
     assert not [name for name in names if name.startswith((".ci", ".git", "output", "temp"))]
 
@@ -81,7 +126,9 @@ def test_an_installed_wheel_runs_a_workflow_without_the_checkout(built, tmp_path
     environment.pop("COMFYUI_PATH", None)
 
     def run(*arguments):
-        return subprocess.run([sys.executable, *arguments], cwd=work, env=environment, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            [sys.executable, *arguments], cwd=work, env=environment, capture_output=True, text=True, check=False
+        )
 
     where = run("-c", "import graft_nodes; print(graft_nodes.__file__)")
     assert where.stdout.startswith(str(site)), where.stdout + where.stderr

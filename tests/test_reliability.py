@@ -20,5 +20,7 @@ def test_every_test_that_the_document_names_is_there():
             named.append(test)
             found = re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
             start = test.rstrip("…")
-            assert any(name == start or (test != start and name.startswith(start)) for name in found), f"{path.name} has no {test}"
+            assert any(name == start or (test != start and name.startswith(start)) for name in found), (
+                f"{path.name} has no {test}"
+            )
     assert len(named) > 15

@@ -1,4 +1,6 @@
-"""Loading the pack beside a running ComfyUI must bring in nothing heavy: whatever only training needs is imported when it trains."""
+"""Loading the pack beside a running ComfyUI must bring in nothing heavy: whatever only training needs is imported when
+it trains.
+"""
 
 import json
 import subprocess
@@ -22,5 +24,7 @@ def test_loading_the_pack_imports_no_other_package():
     done = subprocess.run([sys.executable, "-c", CHILD, str(ROOT)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     new = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("NEW"))[4:])
-    foreign = [name for name in new if name not in sys.stdlib_module_names and not name.startswith((str(ROOT), "graft_nodes"))]
+    foreign = [
+        name for name in new if name not in sys.stdlib_module_names and not name.startswith((str(ROOT), "graft_nodes"))
+    ]
     assert foreign == []

@@ -9,7 +9,9 @@ import torch
 
 
 class AdaCoor(torch.optim.Optimizer):
-    """AdaGrad in all but its scale: a first step of about sqrt(eps) in every coordinate, then smaller ones. A group's `lr` is ignored."""
+    """AdaGrad in all but its scale: a first step of about sqrt(eps) in every coordinate, then smaller ones. A group's
+    `lr` is ignored.
+    """
 
     def __init__(self, params: Any, eps: float = 1e-8) -> None:
         if not eps > 0:

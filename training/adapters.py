@@ -18,9 +18,18 @@ from .kinds import Dropouts, Moment
 from .targets import TARGETS, TEXT_ENCODER, Patterns, Site, parse, sites, size_of, targets
 
 __all__ = [
-    "KINDS", "TARGETS", "TEXT_ENCODER", "AdapterSettings", "as_lora", "attached", "beginning", "from_lora", "limit_norms_", "targets",
+    "KINDS",
+    "TARGETS",
+    "TEXT_ENCODER",
+    "AdapterSettings",
+    "as_lora",
+    "attached",
+    "beginning",
+    "from_lora",
+    "limit_norms_",
+    "targets",
     "tensors_digest",
-]  # fmt: skip
+]
 
 KINDS = ("lora", "locon", "loha", "lokr", "dora", "oft", "full")
 _PREFIX = "diffusion_model."
@@ -29,12 +38,14 @@ _DROPOUTS = ("rank_dropout", "module_dropout", "network_dropout")
 
 @dataclass(frozen=True)
 class AdapterSettings:
-    """Settings of what is trained; plain values, checked on creation (`initial` alone holds tensors, and its digest stands for it).
+    """Settings of what is trained; plain values, checked on creation (`initial` alone holds tensors, and its digest
+    stands for it).
 
-    `attention` is every projection of self- and cross-attention; `attention+ff` adds feed-forward and the transformers' proj_in and
-    proj_out; `all` is every module of the model. kind lora takes linear layers and convolutions of kernel 1, full every parameter, the
-    others every convolution too. `pattern` narrows the choice and gives single parts a rank and alpha of their own (`targets.parse`).
-    `rank` is the size of the factors; of oft the side of the blocks (or their number, whichever is larger). `alpha` 0 is the rank.
+    `attention` is every projection of self- and cross-attention; `attention+ff` adds feed-forward and the transformers'
+    proj_in and proj_out; `all` is every module of the model. kind lora takes linear layers and convolutions of kernel
+    1, full every parameter, the others every convolution too. `pattern` narrows the choice and gives single parts a
+    rank and alpha of their own (`targets.parse`). `rank` is the size of the factors; of oft the side of the blocks (or
+    their number, whichever is larger). `alpha` 0 is the rank.
     """
 
     kind: str = "lora"
@@ -82,7 +93,10 @@ class AdapterSettings:
             if self.alpha or any(size.alpha is not None for size in sizes):
                 wrong.append("alpha scales a change that is added, and kind oft rotates; set it to 0")
             if self.network_dropout:
-                wrong.append("network_dropout leaves out inner activations, and kind oft has none; use rank_dropout or module_dropout")
+                wrong.append(
+                    "network_dropout leaves out inner activations, and kind oft has none; use rank_dropout or"
+                    " module_dropout"
+                )
         if wrong:
             raise ValueError("GraftAdapter: " + "; ".join(wrong) + ".")
         if self.initial is not None and not self.initial_digest:
@@ -110,7 +124,7 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-# --- tensors ----------------------------------------------------------------------------------------------------------------------
+# --- tensors ----------------------------------------------------------------------------------------------------------
 
 
 def beginning(
@@ -121,15 +135,20 @@ def beginning(
     text_encoder: nn.Module | None = None,
     read: Collection[str] | None = None,
 ) -> dict[str, Tensor]:
-    """Trained tensors before the first step: float32, on the CPU, by name (`<path>.lora_down.weight`, or the parameter's own name).
+    """Trained tensors before the first step: float32, on the CPU, by name (`<path>.lora_down.weight`, or the
+    parameter's own name).
 
-    Adapters begin as `kinds.start` says, drawn from (seed, module name); kind full copies the weights in `base`. `base` goes by parameter
-    name; names of the text encoder, which is trained when it is given, begin with `text_encoders.` there and in the result. `read` are the
-    paths of its parts that can learn something; None is all of them.
+    Adapters begin as `kinds.start` says, drawn from (seed, module name); kind full copies the weights in `base`. `base`
+    goes by parameter name; names of the text encoder, which is trained when it is given, begin with `text_encoders.`
+    there and in the result. `read` are the paths of its parts that can learn something; None is all of them.
     """
     chosen = sites(module, settings, text_encoder)
     if read is not None:
-        chosen = {path: site for path, site in chosen.items() if not path.startswith(TEXT_ENCODER) or path[len(TEXT_ENCODER) :] in read}
+        chosen = {
+            path: site
+            for path, site in chosen.items()
+            if not path.startswith(TEXT_ENCODER) or path[len(TEXT_ENCODER) :] in read
+        }
     if settings.kind == "full":
         return _whole(module, text_encoder, chosen, base)
     out: dict[str, Tensor] = {}
@@ -144,15 +163,19 @@ def beginning(
 def _whole(
     module: nn.Module, text_encoder: nn.Module | None, chosen: Mapping[str, Site], base: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    once = {name for name, _ in module.named_parameters()}  # a parameter that modules share is trained under its first name
+    once = {
+        name for name, _ in module.named_parameters()
+    }  # a parameter that modules share is trained under its first name
     once |= {TEXT_ENCODER + name for name, _ in text_encoder.named_parameters()} if text_encoder is not None else set()
-    names = [_join(path, name) for path, site in chosen.items() for name, _ in site.part.named_parameters(recurse=False)]
+    names = [
+        _join(path, name) for path, site in chosen.items() for name, _ in site.part.named_parameters(recurse=False)
+    ]
     quantised = [name for name in names if name in once and not _plain(base[name])]
     if quantised:
         one = quantised[0]
         raise ValueError(
-            f"GraftAdapter: kind full trains weights, and {len(quantised)} of them are quantised ({one}: {base[one].dtype}); use another "
-            "kind, which trains beside them, or a model that is not quantised."
+            f"GraftAdapter: kind full trains weights, and {len(quantised)} of them are quantised ({one}:"
+            f" {base[one].dtype}); use another kind, which trains beside them, or a model that is not quantised."
         )
     return {name: base[name].detach().to("cpu", torch.float32, copy=True) for name in names if name in once}
 
@@ -167,14 +190,18 @@ def _plain(weight: Tensor) -> bool:
 
 @torch.no_grad()
 def _column_norms(part: nn.Module, change: Tensor | None) -> Tensor:
-    """Norms (in,) of the columns of a module's weight plus a change, in float32 or more; of a quantised one as it computes."""
+    """Norms (in,) of the columns of a module's weight plus a change, in float32 or more; of a quantised one as it
+    computes.
+    """
     weight = _values(part)
     changed = weight if change is None else weight + change.to(weight.device, weight.dtype)
     return changed.transpose(0, 1).flatten(1).norm(dim=1)
 
 
 def _values(part: nn.Module) -> Tensor:
-    """A module's weight as it computes with it; what is quantised in a way of its own is asked for the images of unit vectors."""
+    """A module's weight as it computes with it; what is quantised in a way of its own is asked for the images of unit
+    vectors.
+    """
     weight = part.weight
     assert isinstance(weight, Tensor)
     if _plain(weight):
@@ -186,7 +213,9 @@ def _values(part: nn.Module) -> Tensor:
 
 
 def _start_from_(out: dict[str, Tensor], settings: AdapterSettings, chosen: Mapping[str, Site]) -> None:
-    """Overwrite the beginning with the tensors of `settings.initial`; raises with every mismatch. The file's own alpha is folded in."""
+    """Overwrite the beginning with the tensors of `settings.initial`; raises with every mismatch. The file's own alpha
+    is folded in.
+    """
     assert settings.initial is not None
     given = {name.removeprefix(_PREFIX): tensor for name, tensor in settings.initial.items()}
     wrong = []
@@ -215,10 +244,14 @@ def _start_from_(out: dict[str, Tensor], settings: AdapterSettings, chosen: Mapp
             out[name] = out[name] * ((site.rank if alpha is None else float(alpha)) / site.alpha)
 
 
-def as_lora(trained: Mapping[str, Tensor], settings: AdapterSettings, base: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """Trained tensors under ComfyUI's generic names, on the CPU: `diffusion_model.<path>.<suffix>`, `text_encoders.<path>.<suffix>`.
+def as_lora(
+    trained: Mapping[str, Tensor], settings: AdapterSettings, base: Mapping[str, Tensor] | None
+) -> dict[str, Tensor]:
+    """Trained tensors under ComfyUI's generic names, on the CPU: `diffusion_model.<path>.<suffix>`,
+    `text_encoders.<path>.<suffix>`.
 
-    Adapters get an `.alpha` each; whole weights become differences from `base` (by parameter name): `.diff` and `.diff_b`.
+    Adapters get an `.alpha` each; whole weights become differences from `base` (by parameter name): `.diff` and
+    `.diff_b`.
     """
     out: dict[str, Tensor] = {}
     if settings.kind == "full" and base is None:
@@ -228,7 +261,11 @@ def as_lora(trained: Mapping[str, Tensor], settings: AdapterSettings, base: Mapp
         key = name if name.startswith(TEXT_ENCODER) else _PREFIX + name
         if base is not None and settings.kind == "full":
             difference = value - base[name].detach().to("cpu", torch.float32)
-            own = key.removesuffix(".bias") + ".diff_b" if name.endswith(".bias") else key.removesuffix(".weight") + ".diff"
+            own = (
+                key.removesuffix(".bias") + ".diff_b"
+                if name.endswith(".bias")
+                else key.removesuffix(".weight") + ".diff"
+            )
             out[own] = difference
             continue
         out[key] = value.clone()
@@ -239,10 +276,16 @@ def as_lora(trained: Mapping[str, Tensor], settings: AdapterSettings, base: Mapp
     return out
 
 
-def from_lora(lora: Mapping[str, Tensor], settings: AdapterSettings, base: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """Trained tensors from what `as_lora` gave: factors as they are (alpha is the settings'), differences added to `base`."""
+def from_lora(
+    lora: Mapping[str, Tensor], settings: AdapterSettings, base: Mapping[str, Tensor] | None
+) -> dict[str, Tensor]:
+    """Trained tensors from what `as_lora` gave: factors as they are (alpha is the settings'), differences added to
+    `base`.
+    """
     if settings.kind != "full":
-        return {name.removeprefix(_PREFIX): tensor.clone() for name, tensor in lora.items() if not name.endswith(".alpha")}
+        return {
+            name.removeprefix(_PREFIX): tensor.clone() for name, tensor in lora.items() if not name.endswith(".alpha")
+        }
     if base is None:
         raise ValueError("Whole weights from differences need the base weights, and none are attached to this state.")
     out: dict[str, Tensor] = {}
@@ -255,7 +298,9 @@ def from_lora(lora: Mapping[str, Tensor], settings: AdapterSettings, base: Mappi
 
 @torch.no_grad()
 def limit_norms_(trained: Mapping[str, Tensor], settings: AdapterSettings) -> int:
-    """Scale changes in place whose norm is above `max_norm` (kohya's scale weight norm; of a rotation its blocks'); how many."""
+    """Scale changes in place whose norm is above `max_norm` (kohya's scale weight norm; of a rotation its blocks'); how
+    many.
+    """
     if not settings.max_norm:
         return 0
     above = []
@@ -266,11 +311,13 @@ def limit_norms_(trained: Mapping[str, Tensor], settings: AdapterSettings) -> in
     return int(torch.stack(above).sum())
 
 
-# --- installing -------------------------------------------------------------------------------------------------------------------
+# --- installing -------------------------------------------------------------------------------------------------------
 
 
 def _cast_(slots: Sequence[tuple[dict[str, Any], str, Tensor, torch.dtype]], *_: Any) -> None:
-    """Before a forward: float32 weights that are trained go in as the model's own type, so that gradients reach them in float32."""
+    """Before a forward: float32 weights that are trained go in as the model's own type, so that gradients reach them in
+    float32.
+    """
     done: dict[int, Tensor] = {}
     for parameters, name, tensor, dtype in slots:
         parameters[name] = done.setdefault(id(tensor), tensor.to(dtype))
@@ -278,7 +325,8 @@ def _cast_(slots: Sequence[tuple[dict[str, Any], str, Tensor, torch.dtype]], *_:
 
 @contextmanager
 def _whole_in(module: nn.Module, trained: Mapping[str, Tensor]) -> Iterator[partial[None]]:
-    """For the block the named parameters of `module` are the trained ones, in the model's own type as of its last forward.
+    """For the block the named parameters of `module` are the trained ones, in the model's own type as of its last
+    forward.
 
     Yields what makes them so without a forward.
     """
@@ -286,8 +334,10 @@ def _whole_in(module: nn.Module, trained: Mapping[str, Tensor]) -> Iterator[part
     cast = {id(own[name]): tensor for name, tensor in trained.items() if own[name].dtype != tensor.dtype}
     slots = [
         (part._parameters, name, cast[id(p)], p.dtype)
-        for part in module.modules() for name, p in part._parameters.items() if p is not None and id(p) in cast
-    ]  # fmt: skip
+        for part in module.modules()
+        for name, p in part._parameters.items()
+        if p is not None and id(p) in cast
+    ]
     with standing_in(module, {name: tensor for name, tensor in trained.items() if own[name].dtype == tensor.dtype}):
         hook = module.register_forward_pre_hook(partial(_cast_, slots))
         try:
@@ -298,19 +348,26 @@ def _whole_in(module: nn.Module, trained: Mapping[str, Tensor]) -> Iterator[part
 
 @contextmanager
 def attached(
-    module: nn.Module, settings: AdapterSettings, trained: Mapping[str, Tensor], moment: Moment, text_encoder: nn.Module | None = None
+    module: nn.Module,
+    settings: AdapterSettings,
+    trained: Mapping[str, Tensor],
+    moment: Moment,
+    text_encoder: nn.Module | None = None,
 ) -> Iterator[Callable[[], None]]:
-    """For the block `module` computes with the trained tensors, its own weights frozen and fit for autograd; then it is as before.
+    """For the block `module` computes with the trained tensors, its own weights frozen and fit for autograd; then it is
+    as before.
 
-    So does `text_encoder`, where it is trained; its trained names begin with `text_encoders.`. Yields what must be called before its parts
-    compute: a host calls those, and never the whole.
+    So does `text_encoder`, where it is trained; its trained names begin with `text_encoders.`. Yields what must be
+    called before its parts compute: a host calls those, and never the whole.
     """
     before = partial(_cast_, ())  # adapters have nothing to cast
     parts = [("", module)] + ([(TEXT_ENCODER, text_encoder)] if text_encoder is not None else [])
     with ExitStack() as stack:
         if settings.kind == "full":
             for prefix, part in parts:
-                own = {n.removeprefix(prefix): t for n, t in trained.items() if n.startswith(TEXT_ENCODER) == bool(prefix)}
+                own = {
+                    n.removeprefix(prefix): t for n, t in trained.items() if n.startswith(TEXT_ENCODER) == bool(prefix)
+                }
                 before = stack.enter_context(_whole_in(part, own))  # of the text encoder, which is last
             yield before
             return
@@ -324,7 +381,9 @@ def attached(
         yield before
 
 
-def _hooked(stack: ExitStack, settings: AdapterSettings, site: Site, tensors: Mapping[str, Tensor], moment: Moment) -> None:
+def _hooked(
+    stack: ExitStack, settings: AdapterSettings, site: Site, tensors: Mapping[str, Tensor], moment: Moment
+) -> None:
     def norms(now: Mapping[str, Tensor]) -> Tensor:
         return _column_norms(site.part, kinds.change(settings.kind, now, site))
 

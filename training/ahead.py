@@ -1,4 +1,6 @@
-"""What is done about the pictures before the steps of a call and beside them: captions encoded, schedule written, files watched."""
+"""What is done about the pictures before the steps of a call and beside them: captions encoded, schedule written, files
+watched.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from .step import Moved
 
 
 def ready(state: TrainState, steps: int, dataset: Dataset, folder: Path | None) -> list[str]:
-    """What there is to say before `steps` steps from `state`: the captions that they draw are encoded, the schedule is in `folder`.
+    """What there is to say before `steps` steps from `state`: the captions that they draw are encoded, the schedule is
+    in `folder`.
 
     Raises ValueError when their conditionings do not fit into the cache, OSError when the schedule cannot be written.
     """
@@ -35,7 +38,8 @@ def ready(state: TrainState, steps: int, dataset: Dataset, folder: Path | None) 
 
 
 def watching(watch: Watch, dataset: Dataset, notes: list[str], say: Callable[[str], object] | None = None) -> Watch:
-    """`watch` with an eye on the files of the dataset: what has changed since it was encoded is said now and after each step.
+    """`watch` with an eye on the files of the dataset: what has changed since it was encoded is said now and after each
+    step.
 
     It goes to `notes`, which are for the report, and to `say`. Raises Changed where the dataset says to stop.
     """

@@ -1,4 +1,6 @@
-"""Training inside ComfyUI's executor: weights made in inference mode cannot meet autograd, so views of their memory stand in."""
+"""Training inside ComfyUI's executor: weights made in inference mode cannot meet autograd, so views of their memory
+stand in.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from torch import Tensor, nn
 
 
 def alias(tensor: Tensor) -> Tensor:
-    """A normal tensor without gradient over the same memory as `tensor` (zero copy), whatever mode `tensor` was made in."""
+    """A normal tensor without gradient over the same memory as `tensor` (zero copy), whatever mode `tensor` was made
+    in.
+    """
     if torch.is_inference_mode_enabled():
         raise RuntimeError("Aliases are normal tensors: make them inside torch.inference_mode(False).")
     if not tensor.is_inference():
@@ -21,23 +25,30 @@ def alias(tensor: Tensor) -> Tensor:
         parts = {name: alias(getattr(tensor, name)) for name in names}
         return type(tensor).__tensor_unflatten__(parts, context, tensor.shape, tensor.stride())  # type: ignore[attr-defined]
     if type(tensor) not in (Tensor, nn.Parameter):
-        raise TypeError(f"Weights of type {type(tensor).__name__} made in inference mode cannot be trained on in this version of Graft.")
+        raise TypeError(
+            f"Weights of type {type(tensor).__name__} made in inference mode cannot be trained on in this version of"
+            " Graft."
+        )
     plain = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return plain.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 @contextmanager
 def standing_in(module: nn.Module, trained: Mapping[str, Tensor] | None = None) -> Iterator[None]:
-    """For the block every parameter and buffer of `module` is a frozen alias, and those named in `trained` are the given tensors.
+    """For the block every parameter and buffer of `module` is a frozen alias, and those named in `trained` are the
+    given tensors.
 
-    Afterwards, also after an exception, the original Parameter and buffer objects are back, with flags and values untouched.
+    Afterwards, also after an exception, the original Parameter and buffer objects are back, with flags and values
+    untouched.
     """
     trained = dict(trained or {})
     names = dict(module.named_parameters())
     missing = trained.keys() - names.keys()
     if missing:
         raise KeyError(f"The model has no parameter {', '.join(sorted(missing))}.")
-    instead: dict[int, Tensor] = {id(names[name]): tensor for name, tensor in trained.items()}  # by identity: modules may share a parameter
+    instead: dict[int, Tensor] = {
+        id(names[name]): tensor for name, tensor in trained.items()
+    }  # by identity: modules may share a parameter
     places: list[tuple[dict[str, Any], str, Any]] = []
     try:
         for part in module.modules():

@@ -1,4 +1,6 @@
-"""Gradient checkpointing of any block-structured network (1604.06174): its blocks forget their activations and compute them again."""
+"""Gradient checkpointing of any block-structured network (1604.06174): its blocks forget their activations and compute
+them again.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,16 @@ from torch.utils.checkpoint import checkpoint
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:
-    """The outermost parts that sit in a list or a sequence and hold parts of their own: residual and transformer blocks."""
+    """The outermost parts that sit in a list or a sequence and hold parts of their own: residual and transformer
+    blocks.
+    """
     found: list[nn.Module] = []
 
     def visit(part: nn.Module) -> None:
         for child in part.children():
-            listed = isinstance(part, nn.ModuleList | nn.Sequential) and not isinstance(child, nn.ModuleList | nn.Sequential)
+            listed = isinstance(part, nn.ModuleList | nn.Sequential) and not isinstance(
+                child, nn.ModuleList | nn.Sequential
+            )
             if listed and len(list(child.children())) > 1:
                 found.append(child)
             else:
@@ -30,11 +36,16 @@ def blocks(module: nn.Module) -> list[nn.Module]:
 
 
 def _as_it_is(value: Any) -> Any:
-    """A copy of a dictionary: a host tells all blocks in one dictionary which of them runs, and has written on when they run again.
+    """A copy of a dictionary: a host tells all blocks in one dictionary which of them runs, and has written on when
+    they run again.
 
     What in it counts calls has `as_it_is`, a copy that goes on from here.
     """
-    return {key: of.as_it_is() if hasattr(of, "as_it_is") else of for key, of in value.items()} if isinstance(value, dict) else value
+    return (
+        {key: of.as_it_is() if hasattr(of, "as_it_is") else of for key, of in value.items()}
+        if isinstance(value, dict)
+        else value
+    )
 
 
 def _in(modes: Sequence[TorchFunctionMode], call: Callable[[], Any]) -> Any:
@@ -46,29 +57,40 @@ def _in(modes: Sequence[TorchFunctionMode], call: Callable[[], Any]) -> Any:
 
 
 def _watched(name: str, call: Callable[[], Any], given: Sequence[Any]) -> Any:
-    """A block's forward; RuntimeError when it changes its input in place, for it would be run again with what it made of it."""
+    """A block's forward; RuntimeError when it changes its input in place, for it would be run again with what it made
+    of it.
+    """
     tensors = [value for value in given if isinstance(value, torch.Tensor) and not value.is_inference()]
     before = [value._version for value in tensors]
     out = call()
     if [value._version for value in tensors] != before:
-        raise RuntimeError(f"{name} changes its input in place: with checkpointing its gradients would be wrong. Switch checkpointing off.")
+        raise RuntimeError(
+            f"{name} changes its input in place: with checkpointing its gradients would be wrong. Switch checkpointing"
+            " off."
+        )
     return out
 
 
 @contextmanager
 def checkpointed(module: nn.Module) -> Iterator[None]:
-    """For the block the parts given by `blocks` run checkpointed; no draw of the global generator, no trace afterwards."""
+    """For the block the parts given by `blocks` run checkpointed; no draw of the global generator,
+    no trace afterwards.
+    """
 
     def forgetting(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
-            again = partial(forward, *map(_as_it_is, args), **{name: _as_it_is(value) for name, value in kwargs.items()})
+            again = partial(
+                forward, *map(_as_it_is, args), **{name: _as_it_is(value) for name, value in kwargs.items()}
+            )
             again = partial(_in, _get_current_function_mode_stack(), again)
             first = partial(_watched, name, partial(forward, *args, **kwargs), [*args, *kwargs.values()])
             runs = iter((first,))
             # The arguments go along so that checkpoint() knows their device.
-            return checkpoint(lambda *_, **__: next(runs, again)(), *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+            return checkpoint(
+                lambda *_, **__: next(runs, again)(), *args, use_reentrant=False, preserve_rng_state=False, **kwargs
+            )
 
         return run
 

@@ -44,7 +44,9 @@ def smoothed(values: Sequence[float], smoothing: float) -> list[float]:
 
 
 def averaging_profile(settings: EMASettings, steps: int, total_steps: int) -> list[float]:
-    """Weight of the start (first entry) and of the weights after each step in the average after `steps` steps; they sum to 1."""
+    """Weight of the start (first entry) and of the weights after each step in the average after `steps` steps; they sum
+    to 1.
+    """
     weights, left = [0.0] * (steps + 1), 1.0
     for step in range(steps, 0, -1):
         if step % settings.interval == 0:
@@ -55,12 +57,20 @@ def averaging_profile(settings: EMASettings, steps: int, total_steps: int) -> li
 
 
 def editor_data(curves: Sequence[Curve], points: int = 400) -> list[dict[str, Any]]:
-    """The curves as JSON for the editor: [{name, steps, values}], thinned to about so many points; the last one is always kept."""
+    """The curves as JSON for the editor: [{name, steps, values}], thinned to about so many points; the last one is
+    always kept.
+    """
     out = []
     for curve in curves:
         count = len(curve.values)
         kept = sorted({*range(0, count, max(1, count // points)), *([count - 1] if count else [])})
-        out.append({"name": curve.name, "steps": [curve.first + i for i in kept], "values": [float(curve.values[i]) for i in kept]})
+        out.append(
+            {
+                "name": curve.name,
+                "steps": [curve.first + i for i in kept],
+                "values": [float(curve.values[i]) for i in kept],
+            }
+        )
     return out
 
 
@@ -76,7 +86,9 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def draw(curves: Sequence[Curve], title: str, across: str, up: str) -> Tensor:
-    """The curves as a picture (1, H, W, 3) in 0..1. Values that are not finite are left out; raises ValueError when none is left."""
+    """The curves as a picture (1, H, W, 3) in 0..1. Values that are not finite are left out; raises ValueError when
+    none is left.
+    """
     import numpy as np
     from PIL import Image, ImageDraw
 
@@ -106,7 +118,11 @@ def draw(curves: Sequence[Curve], title: str, across: str, up: str) -> Tensor:
         pen.line([(x, top), (x, bottom)], fill=_GRID)
         pen.text((x, bottom + 8), f"{number:.0f}", fill=_INK, anchor="mt")
     for curve in curves:
-        _line(pen, [place(curve.first + i, v) if math.isfinite(v) else None for i, v in enumerate(curve.values)], curve.colour)
+        _line(
+            pen,
+            [place(curve.first + i, v) if math.isfinite(v) else None for i, v in enumerate(curve.values)],
+            curve.colour,
+        )
     pen.rectangle(_BOX, outline=_INK)
     pen.text((left, 14), title, fill=_INK)
     pen.text(((left + right) / 2, SIZE[1] - 12), across, fill=_INK, anchor="mb")

@@ -1,4 +1,6 @@
-"""Random draws of training: every one comes from its own generator seeded by (seed, step, purpose); the global generator is never used."""
+"""Random draws of training: every one comes from its own generator seeded by (seed, step, purpose); the global
+generator is never used.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,8 @@ import torch
 
 
 def generator(seed: int, step: int, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator that depends on nothing but its arguments, the same in every process; another device draws other numbers."""
+    """A generator that depends on nothing but its arguments, the same in every process; another device draws other
+    numbers.
+    """
     digest = hashlib.sha256(f"graft draw {seed} {step} {purpose}".encode()).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)

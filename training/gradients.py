@@ -1,8 +1,9 @@
-"""The gradients of a step's micro-batches added up in one order, whoever computed them: equal bytes on any number of ranks.
+"""The gradients of a step's micro-batches added up in one order, whoever computed them: equal bytes on any number of
+ranks.
 
-One process adds as autograd does. Ranks compute one part each at a time, and add them in the order of the parts: a few ranks each add
-everything, more of them a slice each and then give each other the sums. What they send travels in buckets, in the order in which the
-backward pass makes it, while it still runs (as in 2006.15704).
+One process adds as autograd does. Ranks compute one part each at a time, and add them in the order of the parts: a few
+ranks each add everything, more of them a slice each and then give each other the sums. What they send travels in
+buckets, in the order in which the backward pass makes it, while it still runs (as in 2006.15704).
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ if TYPE_CHECKING:
     from .parallel import Ranks
 
 BUCKET = 4 << 20  # bytes that travel together: small enough that an adapter's first gradients are on their way early
-FEW = 4  # ranks up to which each takes everyone's gradients; with more, what each would take grows beyond what it saves to do so
+# ranks up to which each takes everyone's gradients; with more, what each would take grows beyond what it saves to do so
+FEW = 4
 
 
 class Own:
-    """One process: it computes every part. A part of several backward passes is added up by itself before it joins the others."""
+    """One process: it computes every part. A part of several backward passes is added up by itself before it joins the
+    others.
+    """
 
     rank, size = 0, 1
 
@@ -53,7 +57,9 @@ class Own:
             self._before = []
 
     def add_(self, count: int, loss: float) -> list[float]:
-        """Finish the parts that run at a time, `count` of them: `.grad` has all of the step's so far. Their losses, in order."""
+        """Finish the parts that run at a time, `count` of them: `.grad` has all of the step's so far. Their losses, in
+        order.
+        """
         return [loss]
 
     def tell(self, error: BaseException, until: int) -> None:
@@ -144,10 +150,11 @@ class _Bucket:
 
 
 class Gathered(Own):
-    """A rank of several: it computes one part of those that run at a time, and has the sum of everyone's after the last.
+    """A rank of several: it computes one part of those that run at a time, and has the sum of everyone's after the
+    last.
 
-    After the parts there is one small exchange: who has failed or wants to stop, the losses, and which gradients there are. A rank that
-    fails sends what is still expected of it, so that nobody waits in vain, and then says why.
+    After the parts there is one small exchange: who has failed or wants to stop, the losses, and which gradients there
+    are. A rank that fails sends what is still expected of it, so that nobody waits in vain, and then says why.
     """
 
     def __init__(self, trained: Mapping[str, Tensor], group: Ranks) -> None:
@@ -235,7 +242,9 @@ class Gathered(Own):
 
 
 class Sharded(Own):
-    """A rank of several that hold whole weights together: `sums` adds up the gradients of its rows, which `parameters` receive."""
+    """A rank of several that hold whole weights together: `sums` adds up the gradients of its rows, which `parameters`
+    receive.
+    """
 
     def __init__(self, trained: Mapping[str, Tensor], group: Ranks) -> None:
         super().__init__(trained)
@@ -279,7 +288,9 @@ def _heard(group: Ranks, rounds: int, step: int, until: int) -> bool:
 
 
 class _Said:
-    """What a rank says after a part: whether it failed, whether it wants to stop, its loss, and which gradients it has, by bucket."""
+    """What a rank says after a part: whether it failed, whether it wants to stop, its loss, and which gradients it has,
+    by bucket.
+    """
 
     def __init__(self, failed: bool, stop: bool, loss: float, present: Sequence[Sequence[bool]]) -> None:
         self.failed, self.stop, self.loss, self.present = failed, stop, loss, present

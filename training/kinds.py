@@ -1,7 +1,9 @@
-"""What each kind of adapter trains at one module, and how it acts at the activations; the base weight is read, never changed.
+"""What each kind of adapter trains at one module, and how it acts at the activations; the base weight is read, never
+changed.
 
-LoRA (arXiv 2106.09685), LoHa and LoKr (arXiv 2309.14859), DoRA (arXiv 2402.09353), OFT (arXiv 2306.07280). Beginnings and dropouts are
-those of the reference trainers (kohya-ss/sd-scripts, lycoris, PEFT); names and shapes are what lycoris writes and ComfyUI reads.
+LoRA (arXiv 2106.09685), LoHa and LoKr (arXiv 2309.14859), DoRA (arXiv 2402.09353), OFT (arXiv 2306.07280). Beginnings
+and dropouts are those of the reference trainers (kohya-ss/sd-scripts, lycoris, PEFT); names and shapes are what lycoris
+writes and ComfyUI reads.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ Before = Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]
 After = Callable[[Any, tuple[Any, ...], Tensor], Tensor]
 
 
-# --- beginnings -------------------------------------------------------------------------------------------------------------------
+# --- beginnings -------------------------------------------------------------------------------------------------------
 
 
 def factors(side: int, factor: int = -1) -> tuple[int, int]:
-    """(m, n) with m * n = side and m <= n: `factor` where it divides, else the largest divisor up to it; -1 is as square as can be."""
+    """(m, n) with m * n = side and m <= n: `factor` where it divides, else the largest divisor up to it; -1 is as
+    square as can be.
+    """
     if factor > 0 and side % factor == 0:
         return min(factor, side // factor), max(factor, side // factor)
     limit = min(math.isqrt(side), factor if factor > 0 else side)
@@ -50,7 +54,12 @@ def shapes(kind: str, site: Site) -> dict[str, tuple[int, ...]]:
         pair = {"lora_down.weight": (rank, columns, *kernel), "lora_up.weight": (out, rank, *ones)}
         return pair if kind != "dora" else {**pair, "dora_scale": (1, columns, *ones)}
     if kind == "loha":
-        return {"hada_w1_a": (out, rank), "hada_w1_b": (rank, flat), "hada_w2_a": (out, rank), "hada_w2_b": (rank, flat)}
+        return {
+            "hada_w1_a": (out, rank),
+            "hada_w1_b": (rank, flat),
+            "hada_w2_a": (out, rank),
+            "hada_w2_b": (rank, flat),
+        }
     if kind == "lokr":
         (first_out, rest_out), (first_in, rest_in) = factors(out), factors(columns)
         first = {"lokr_w1": (first_out, first_in)}
@@ -67,9 +76,11 @@ _UNIFORM = ("lora_down.weight", "lokr_w1", "lokr_w2_a")  # in +-1/sqrt(fan in)
 
 
 def start(kind: str, site: Site, seed: int, norms: Callable[[], Tensor]) -> dict[str, Tensor]:
-    """Trained tensors of one module before the first step, by suffix: float32 on the CPU, drawn from (seed, path, suffix).
+    """Trained tensors of one module before the first step, by suffix: float32 on the CPU, drawn from (seed, path,
+    suffix).
 
-    The change of the weight is zero. `norms` gives the norms of the weight's columns, which a DoRA magnitude begins with.
+    The change of the weight is zero. `norms` gives the norms of the weight's columns, which a DoRA magnitude begins
+    with.
     """
     made: dict[str, Tensor] = {}
     for suffix, shape in shapes(kind, site).items():
@@ -106,7 +117,9 @@ def folded(kind: str) -> str:
 
 
 def change(kind: str, tensors: Mapping[str, Tensor], site: Site) -> Tensor:
-    """The difference (out, in, *kernel) that an additive adapter makes at one module, in float32; of DoRA without its magnitude."""
+    """The difference (out, in, *kernel) that an additive adapter makes at one module, in float32; of DoRA without its
+    magnitude.
+    """
     get = tensors.__getitem__
     layer: layers.LoRA | layers.LoHa | layers.LoKr
     if kind == "loha":
@@ -119,7 +132,7 @@ def change(kind: str, tensors: Mapping[str, Tensor], site: Site) -> Tensor:
     return layer.delta(site.shape, next(iter(tensors.values())).device)
 
 
-# --- norms ------------------------------------------------------------------------------------------------------------------------
+# --- norms ------------------------------------------------------------------------------------------------------------
 
 
 def norm(kind: str, tensors: Mapping[str, Tensor], rank: int, alpha: float) -> Tensor:
@@ -139,7 +152,9 @@ def norm(kind: str, tensors: Mapping[str, Tensor], rank: int, alpha: float) -> T
 
 
 def shrink_(kind: str, tensors: Mapping[str, Tensor], ratio: Tensor) -> None:
-    """Multiply the change of the weight by `ratio`: up and down by its root (kohya), else the first factor or the blocks (lycoris)."""
+    """Multiply the change of the weight by `ratio`: up and down by its root (kohya), else the first factor or the
+    blocks (lycoris).
+    """
     if kind in LOW_RANK:
         tensors["lora_up.weight"].mul_(ratio.sqrt())
         tensors["lora_down.weight"].mul_(ratio.sqrt())
@@ -147,11 +162,13 @@ def shrink_(kind: str, tensors: Mapping[str, Tensor], ratio: Tensor) -> None:
         tensors[folded(kind) or "oft_blocks"].mul_(ratio)
 
 
-# --- dropouts ---------------------------------------------------------------------------------------------------------------------
+# --- dropouts ---------------------------------------------------------------------------------------------------------
 
 
 class Dropouts:
-    """What is left out of one module's adapter in the forward that runs now; the same when a checkpointed forward runs again."""
+    """What is left out of one module's adapter in the forward that runs now; the same when a checkpointed forward runs
+    again.
+    """
 
     def __init__(self, settings: AdapterSettings, path: str, moment: Moment) -> None:
         self.settings, self.path, self.moment = settings, path, moment
@@ -175,7 +192,9 @@ class Dropouts:
         return values * (keep.to(values.device, values.dtype) / (1 - chance))
 
     def ranks(self, hidden: Tensor, channel: int, draws: torch.Generator | None) -> Tensor:
-        """`rank_dropout` of a low-rank pair, anew a picture, the rest scaled up (kohya); `channel` is the dimension of the rank."""
+        """`rank_dropout` of a low-rank pair, anew a picture, the rest scaled up (kohya); `channel` is the dimension of
+        the rank.
+        """
         chance = self.settings.rank_dropout
         if draws is None or not chance:
             return hidden
@@ -185,16 +204,22 @@ class Dropouts:
         return hidden * (keep.to(hidden.device, hidden.dtype) / (1 - chance))
 
     def rows(self, count: int, draws: torch.Generator | None) -> Tensor | None:
-        """`rank_dropout` where there are no ranks to leave out: rows of the change (lycoris, not scaled up) or blocks of a rotation."""
+        """`rank_dropout` where there are no ranks to leave out: rows of the change (lycoris, not scaled up) or blocks
+        of a rotation.
+        """
         chance = self.settings.rank_dropout
         return None if draws is None or not chance else torch.rand(count, generator=draws) >= chance
 
 
-# --- at the activations -----------------------------------------------------------------------------------------------------------
+# --- at the activations -----------------------------------------------------------------------------------------------
 
 
 def acting(
-    kind: str, site: Site, tensors: Mapping[str, Tensor], drop: Dropouts, norms: Callable[[Mapping[str, Tensor]], Tensor]
+    kind: str,
+    site: Site,
+    tensors: Mapping[str, Tensor],
+    drop: Dropouts,
+    norms: Callable[[Mapping[str, Tensor]], Tensor],
 ) -> tuple[Before | None, After]:
     """(what is done to the input before the module's forward, what is done to its output after it) for one adapter.
 
@@ -294,7 +319,9 @@ def _lokr(site: Site, tensors: Mapping[str, Tensor], drop: Dropouts) -> After:
 def _dora(
     site: Site, tensors: Mapping[str, Tensor], drop: Dropouts, norms: Callable[[Mapping[str, Tensor]], Tensor]
 ) -> tuple[Before, After]:
-    """The columns of weight + change are scaled to the magnitude, which is the input scaled; the norm is a constant (section 4.3)."""
+    """The columns of weight + change are scaled to the magnitude, which is the input scaled; the norm is a constant
+    (section 4.3).
+    """
     pair, magnitude = _pair(site, tensors, drop), tensors["dora_scale"]
 
     def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -310,7 +337,9 @@ def _dora(
 
 
 def _oft(site: Site, tensors: Mapping[str, Tensor], drop: Dropouts) -> After:
-    """R (W x) + b: the output without bias is rotated block by block. Left out is a block that does not turn (as PEFT's OFT has it)."""
+    """R (W x) + b: the output without bias is rotated block by block. Left out is a block that does not turn (as PEFT's
+    OFT has it).
+    """
     blocks = tensors["oft_blocks"]
     layer, dropping = layers.OFT(blocks), drop.settings.dropping
 

@@ -1,4 +1,6 @@
-"""The optimisers, each from its well-kept library; those that are not part of torch are imported when they are asked for."""
+"""The optimisers, each from its well-kept library; those that are not part of torch are imported when they are asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,24 @@ _MOMENTUM = 0.9  # sgd's
 
 # Module and class, as kohya's scripts write them into a LoRA.
 FULL_NAMES = {
-    "adamw": "torch.optim.adamw.AdamW", "adamw8bit": "bitsandbytes.optim.adamw.AdamW8bit", "adafactor": "torch.optim._adafactor.Adafactor",
-    "lion": "lion_pytorch.lion_pytorch.Lion", "prodigy": "prodigyopt.prodigy.Prodigy",
-    "schedulefree": "schedulefree.adamw_schedulefree.AdamWScheduleFree", "muon": "torch.optim._muon.Muon",
-    "adacoor": "graft_nodes.training.adacoor.AdaCoor", "sgd": "torch.optim.sgd.SGD",
-}  # fmt: skip
+    "adamw": "torch.optim.adamw.AdamW",
+    "adamw8bit": "bitsandbytes.optim.adamw.AdamW8bit",
+    "adafactor": "torch.optim._adafactor.Adafactor",
+    "lion": "lion_pytorch.lion_pytorch.Lion",
+    "prodigy": "prodigyopt.prodigy.Prodigy",
+    "schedulefree": "schedulefree.adamw_schedulefree.AdamWScheduleFree",
+    "muon": "torch.optim._muon.Muon",
+    "adacoor": "graft_nodes.training.adacoor.AdaCoor",
+    "sgd": "torch.optim.sgd.SGD",
+}
 
 # optimizer -> (module, name on the package index)
 _PACKAGES = {
-    "adamw8bit": ("bitsandbytes", "bitsandbytes"), "lion": ("lion_pytorch", "lion-pytorch"),
-    "prodigy": ("prodigyopt", "prodigyopt"), "schedulefree": ("schedulefree", "schedulefree"),
-}  # fmt: skip
+    "adamw8bit": ("bitsandbytes", "bitsandbytes"),
+    "lion": ("lion_pytorch", "lion-pytorch"),
+    "prodigy": ("prodigyopt", "prodigyopt"),
+    "schedulefree": ("schedulefree", "schedulefree"),
+}
 _NEW_IN_TORCH = {"adafactor": ("Adafactor", "2.5"), "muon": ("Muon", "2.9")}
 
 Groups = Sequence[dict[str, Any]]
@@ -39,10 +48,16 @@ def missing(optimizer: str) -> list[str]:
     """What must be installed before this optimiser can be used, in a sentence; empty when nothing is missing."""
     module, package = _PACKAGES.get(optimizer, ("", ""))
     if module and not _installed(module):
-        return [f"optimizer {optimizer} needs the package {package}: pip install {package} (or Graft's extra `optimizers`), or use adamw"]
+        return [
+            f"optimizer {optimizer} needs the package {package}: pip install {package} (or Graft's extra `optimizers`),"
+            " or use adamw"
+        ]
     name, version = _NEW_IN_TORCH.get(optimizer, ("", ""))
     if name and not hasattr(torch.optim, name):
-        return [f"optimizer {optimizer} needs torch {version} or later and this is {torch.__version__}: update torch or use adamw"]
+        return [
+            f"optimizer {optimizer} needs torch {version} or later and this is {torch.__version__}: update torch or use"
+            " adamw"
+        ]
     return []
 
 
@@ -54,14 +69,19 @@ def _installed(module: str) -> bool:
 
 
 def build(settings: OptimizerSettings, groups: Groups, matrices: bool = False) -> torch.optim.Optimizer:
-    """An optimiser over parameter groups (`params` and any further entries); with muon, `matrices` says which of its two is wanted.
+    """An optimiser over parameter groups (`params` and any further entries); with muon, `matrices` says which of its
+    two is wanted.
 
     Raises ValueError that says what to install.
     """
     lacking = missing(settings.optimizer)
     if lacking:
         raise ValueError("GraftOptimizer: " + "; ".join(lacking) + ".")
-    rate, decay, said = settings.learning_rate, settings.weight_decay, options.parse(settings.optimizer, settings.options)
+    rate, decay, said = (
+        settings.learning_rate,
+        settings.weight_decay,
+        options.parse(settings.optimizer, settings.options),
+    )
     if settings.optimizer == "adacoor":
         return AdaCoor(list(groups), **{"eps": ADACOOR_STEP, **said})
     if settings.optimizer == "sgd":
@@ -75,11 +95,15 @@ def build(settings: OptimizerSettings, groups: Groups, matrices: bool = False) -
         said = own
     if settings.optimizer in ("adamw", "muon"):
         devices = {p.device.type for group in groups for p in group["params"]}
-        return torch.optim.AdamW(list(groups), lr=rate, weight_decay=decay, fused=devices <= {"cpu", "cuda"}, **{**_ADAM, **said})
+        return torch.optim.AdamW(
+            list(groups), lr=rate, weight_decay=decay, fused=devices <= {"cpu", "cuda"}, **{**_ADAM, **said}
+        )
     return _from_package(settings, list(groups), said)
 
 
-def _from_package(settings: OptimizerSettings, groups: list[dict[str, Any]], said: dict[str, Any]) -> torch.optim.Optimizer:
+def _from_package(
+    settings: OptimizerSettings, groups: list[dict[str, Any]], said: dict[str, Any]
+) -> torch.optim.Optimizer:
     library: Any = importlib.import_module(_PACKAGES[settings.optimizer][0])
     rate, decay = settings.learning_rate, settings.weight_decay
     if settings.optimizer == "adamw8bit":

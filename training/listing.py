@@ -12,8 +12,14 @@ from .store import HISTORY, Damaged, Store, history_of, read_record
 
 
 def runs(root: str | Path) -> list[dict[str, Any]]:
-    """Every run that has a readable state: {run, states, step}, the one with the newest state first; `step` is of the furthest state."""
-    names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False)) if os.path.isdir(root) else []
+    """Every run that has a readable state: {run, states, step}, the one with the newest state first; `step` is of the
+    furthest state.
+    """
+    names = (
+        sorted(entry.name for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False))
+        if os.path.isdir(root)
+        else []
+    )
     listed = [(name, states(root, name)) for name in names if name != CACHE and _plain(root, name)]
     listed = [(name, held) for name, held in listed if held]
     listed.sort(key=lambda pair: max(state["changed"] for state in pair[1]), reverse=True)
@@ -21,7 +27,9 @@ def runs(root: str | Path) -> list[dict[str, Any]]:
 
 
 def states(root: str | Path, run: str) -> list[dict[str, Any]]:
-    """The readable states of a run: {key, step, kind, changed, best}; `changed` in seconds since 1970. ValueError when the name is none."""
+    """The readable states of a run: {key, step, kind, changed, best}; `changed` in seconds since 1970. ValueError when
+    the name is none.
+    """
     folder = Store(root, run).folder
     found = []
     for place in sorted(_places(folder)):
@@ -34,10 +42,13 @@ def states(root: str | Path, run: str) -> list[dict[str, Any]]:
 
 
 def shown(root: str | Path, run: str, key: str) -> dict[str, Any]:
-    """What is measured of one state: run, key, start (its digest), step, kind, settings, effort, versions and the whole history.
+    """What is measured of one state: run, key, start (its digest), step, kind, settings, effort, versions and the whole
+    history.
 
-    `key` is a state's key, or that of the state that a snapshot is on the way to; "latest" is the furthest state of the run.
-    Raises ValueError for what is no name or key, FileNotFoundError when it is not stored, Damaged when it cannot be read."""
+    `key` is a state's key, or that of the state that a snapshot is on the way to; "latest" is the furthest state of the
+    run. Raises ValueError for what is no name or key, FileNotFoundError when it is not stored, Damaged when it cannot
+    be read.
+    """
     store = Store(root, run)
     if key == "latest":
         known = states(root, run)

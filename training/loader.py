@@ -1,6 +1,8 @@
-"""Batches of a run ahead of the steps that need them, and what is known of them before: their captions, their order as text.
+"""Batches of a run ahead of the steps that need them, and what is known of them before: their captions, their order as
+text.
 
-What a batch holds is drawn from (seed, step) in `dataset.shown`; threads only put it together, so any number of them gives the same bytes.
+What a batch holds is drawn from (seed, step) in `dataset.shown`; threads only put it together, so any number of them
+gives the same bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Course:
-    """What decides which pictures the steps of a run see: `parts` micro-batches a step, `dropout` is the objective's."""
+    """What decides which pictures the steps of a run see: `parts` micro-batches a step, `dropout`
+    is the objective's.
+    """
 
     dataset: Dataset
     batch_size: int
@@ -30,7 +34,9 @@ class Course:
     def of(cls, state: TrainState, dataset: Dataset) -> Course:
         """The course of a run from a state on, with its settings."""
         optimizer, objective = state.settings.optimizer, state.settings.objective
-        return cls(dataset, optimizer.batch_size, optimizer.accumulation, objective.conditioning_dropout, state.start.seed)
+        return cls(
+            dataset, optimizer.batch_size, optimizer.accumulation, objective.conditioning_dropout, state.start.seed
+        )
 
     def shown(self, step: int, part: int) -> list[Shown]:
         """The pictures of micro-batch `part` of step `step` (from 0)."""
@@ -44,7 +50,9 @@ class Course:
         return self.dataset, self.batch_size, self.dropout, self.seed, step, step * self.parts + part, f"part {part}"
 
     def captions(self, first: int, steps: int) -> dict[Dataset, set[str]]:
-        """The captions that steps from `first` on will need, by the dataset whose text encoder reads them; only those that vary."""
+        """The captions that steps from `first` on will need, by the dataset whose text encoder reads them; only those
+        that vary.
+        """
         sources = [source for source in (self.dataset, self.dataset.regularisation) if source is not None]
         if not any(picture.wording is not None for source in sources for picture in source.pictures):
             return {}
@@ -56,7 +64,9 @@ class Course:
         return out
 
     def prepare(self, first: int, steps: int, done: Callable[[int, int], object] = lambda done, total: None) -> int:
-        """Encode the captions of those steps now, while the text encoder may have the device to itself; how many were encoded."""
+        """Encode the captions of those steps now, while the text encoder may have the device to itself; how many were
+        encoded.
+        """
         count = 0
         for source, texts in self.captions(first, steps).items():
             ahead = getattr(source.conditionings, "prepare", None)
@@ -77,12 +87,16 @@ def _said(one: Shown) -> str:
     framing = one.picture.view(one.cut).framing
     size = "x".join(map(str, framing.target if framing else reversed(one.picture.latent.shape[-2:])))
     marks = [size, *(["mirrored"] if one.mirrored else []), *([f"cut {one.cut + 1}"] if one.picture.more else [])]
-    marks += [*([f"batch_id {one.picture.group}"] if one.picture.group else []), *(["regularisation"] if one.regular else [])]
+    marks += [
+        *([f"batch_id {one.picture.group}"] if one.picture.group else []),
+        *(["regularisation"] if one.regular else []),
+    ]
     return f"{one.picture.name} ({', '.join(marks)}): {one.caption or '(no caption)'}"
 
 
 class Loader:
-    """The batches of a course by (step, part). With workers, threads put those of the next steps together, up to `until`, exclusive.
+    """The batches of a course by (step, part). With workers, threads put those of the next steps together, up to
+    `until`, exclusive.
 
     `every` is (rank, ranks): of each step only the parts rank, rank + ranks, … will be asked for.
     """

@@ -1,4 +1,6 @@
-"""One process at a time in a run's folder: a lock of the operating system, which goes when its process does, however that ends."""
+"""One process at a time in a run's folder: a lock of the operating system, which goes when its process does, however
+that ends.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,12 @@ class Busy(RuntimeError):
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[str]:
-    """For the block no other process is inside `alone` of this folder; gives "" or what there is to say (a drive without locks).
+    """For the block no other process is inside `alone` of this folder; gives "" or what there is to say (a drive
+    without locks).
 
-    The lock file lies beside the folder, as `.<name>.lock`, and is removed at the end; one that a killed process left is no lock.
-    Where nothing can be written nothing needs a lock. Raises Busy naming the other process, OSError when the disk fails.
+    The lock file lies beside the folder, as `.<name>.lock`, and is removed at the end; one that a killed process left
+    is no lock. Where nothing can be written nothing needs a lock. Raises Busy naming the other process, OSError when
+    the disk fails.
     """
     path = folder.parent / f".{folder.name}.lock"
     try:
@@ -46,7 +50,8 @@ def alone(folder: Path) -> Iterator[str]:
         yield said
     finally:
         with contextlib.suppress(OSError):
-            path.unlink()  # before the lock goes: who waits for it sees that the file it has is no longer the one at this place
+            # before the lock goes: who waits for it sees that the file it has is no longer the one at this place
+            path.unlink()
         os.close(number)
 
 
@@ -74,8 +79,8 @@ def _taken(path: Path, folder: Path) -> tuple[int, str]:
                 raise
             if time.monotonic() > end:
                 raise Busy(
-                    f"{folder} is in use by {owner}: two that write the same folder would undo each other's work. Wait for it, end it, or "
-                    "use another name."
+                    f"{folder} is in use by {owner}: two that write the same folder would undo each other's work. Wait"
+                    " for it, end it, or use another name."
                 ) from error
         time.sleep(0.05)
 
@@ -94,6 +99,7 @@ if sys.platform == "win32":
         os.lseek(number, 1 << 30, os.SEEK_SET)  # a byte far behind what the file says
         msvcrt.locking(number, msvcrt.LK_NBLCK, 1)
         os.lseek(number, 0, os.SEEK_SET)
+
 else:
     import fcntl
 

@@ -1,4 +1,6 @@
-"""Steps in a row from one state to the next, with validation, previews, snapshots and watchers; the input state is not changed."""
+"""Steps in a row from one state to the next, with validation, previews, snapshots and watchers; the input state is not
+changed.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,17 @@ class Stopped(RuntimeError):
 
 @dataclass(frozen=True)
 class Watch:
-    """What the caller wants to hear of: each is called from the loop and may raise to end it (an interruption, a full disk).
+    """What the caller wants to hear of: each is called from the loop and may raise to end it (an interruption, a full
+    disk).
 
-    `stepped(step, moved, validation)` after every step, `keep(state)` every `snapshot_every` steps, or when `snapshot_minutes` have passed
-    since the last (0 is never), and before an exception leaves the loop; where ranks hold the tensors together, each is given its own part.
-    `best(state)` when the held-out loss is the lowest so far. `preview(denoiser, step, average)` every `preview_every` steps with the
-    trained weights installed, and again with their average; it must not draw from a global generator. `average(state, width, lora)` every
-    `snapshots` steps of the run's EMASettings, and again when training goes on from such a step: a state without tensors, a relative width,
-    and a callable that gives that power-function average as a LORA_MODEL. `stop()` is asked after every step: True ends the loop there.
+    `stepped(step, moved, validation)` after every step, `keep(state)` every `snapshot_every` steps, or when
+    `snapshot_minutes` have passed since the last (0 is never), and before an exception leaves the loop; where ranks
+    hold the tensors together, each is given its own part. `best(state)` when the held-out loss is the lowest so far.
+    `preview(denoiser, step, average)` every `preview_every` steps with the trained weights installed, and again with
+    their average; it must not draw from a global generator. `average(state, width, lora)` every `snapshots` steps of
+    the run's EMASettings, and again when training goes on from such a step: a state without tensors, a relative width,
+    and a callable that gives that power-function average as a LORA_MODEL. `stop()` is asked after every step: True ends
+    the loop there.
     """
 
     stepped: Callable[[int, Moved, float | None], None] | None = None
@@ -52,14 +57,17 @@ class Watch:
     preview_every: int = 0
 
 
-def train(state: TrainState, denoiser: Denoiser, dataset: Dataset, steps: int, watch: Watch | None = None) -> TrainState:
-    """The state `steps` steps further on, or fewer when `watch.stop` says so. Equal input gives equal bytes on the CPU, and two calls of a
-    and b steps are one of a + b.
+def train(
+    state: TrainState, denoiser: Denoiser, dataset: Dataset, steps: int, watch: Watch | None = None
+) -> TrainState:
+    """The state `steps` steps further on, or fewer when `watch.stop` says so. Equal input gives equal bytes on the CPU,
+    and two calls of a and b steps are one of a + b.
 
-    Validation runs at step 0 and at every multiple of `validate_every`, whatever the calls. On an exception the state after the last whole
-    step goes to `watch.keep` and the exception goes on; a loss that is not finite, and memory that ran out, raise Stopped with that state.
-    The global generator, gradients, modes, flags and weights of the model are left as they were. Every rank of a group
-    (`parallel.group`) makes this call with the same state; what one of them raises, all raise, as Elsewhere where it was another.
+    Validation runs at step 0 and at every multiple of `validate_every`, whatever the calls. On an exception the state
+    after the last whole step goes to `watch.keep` and the exception goes on; a loss that is not finite, and memory that
+    ran out, raise Stopped with that state. The global generator, gradients, modes, flags and weights of the model are
+    left as they were. Every rank of a group (`parallel.group`) makes this call with the same state; what one of them
+    raises, all raise, as Elsewhere where it was another.
     """
     watch = watch or Watch()
     if steps < 0:
@@ -83,7 +91,9 @@ def train(state: TrainState, denoiser: Denoiser, dataset: Dataset, steps: int, w
                 kept = last.step if work.whole else work.kept  # fused_backward had moved some weights already
                 advice = f"The state after step {kept} is kept; use a lower learning_rate or a longer warmup."
                 raise Stopped(f"{error} {advice}", last) from error
-            except BaseException as error:  # an interruption is no Exception everywhere; it goes on after the state is safe
+            except (
+                BaseException
+            ) as error:  # an interruption is no Exception everywhere; it goes on after the state is safe
                 if not isinstance(error, (Elsewhere, Lost)):
                     with suppress(Lost):  # what began it counts
                         work.gradients.tell(error, until)
@@ -91,8 +101,12 @@ def train(state: TrainState, denoiser: Denoiser, dataset: Dataset, steps: int, w
                 if short:
                     work.mover.forget()
                     memory.release(error)
-                moved = work.whole and state.step < work.step and not work.held.together  # a state that takes every rank is past
-                last = work.state() if moved and (short or (watch.keep is not None and work.step != work.kept)) else state
+                moved = (
+                    work.whole and state.step < work.step and not work.held.together
+                )  # a state that takes every rank is past
+                last = (
+                    work.state() if moved and (short or (watch.keep is not None and work.step != work.kept)) else state
+                )
                 if watch.keep is not None and moved and work.step != work.kept:
                     work.kept = work.step
                     watch.keep(last)
@@ -103,14 +117,18 @@ def train(state: TrainState, denoiser: Denoiser, dataset: Dataset, steps: int, w
 
 
 def behind(state: TrainState, dataset: Dataset, watch: Watch) -> bool:
-    """Whether there is something to do at this very step: a call that ended early may have left a loss unmeasured or averages unkept."""
+    """Whether there is something to do at this very step: a call that ended early may have left a loss unmeasured or
+    averages unkept.
+    """
     ema = state.start.ema
     averages = ema is not None and ema.snapshots and state.step and state.step % ema.snapshots == 0
     return bool(averages) or (bool(dataset.held_out) and _unmeasured(state, watch))
 
 
 def _unmeasured(state: TrainState, watch: Watch) -> bool:
-    """Whether the held-out loss is due at this step and not there: at the start, or where a call ended just before it."""
+    """Whether the held-out loss is due at this step and not there: at the start, or where a call ended
+    just before it.
+    """
     if not watch.validate_every or state.step % watch.validate_every:
         return False
     return state.step not in {step for step, _ in state.history.validation}
@@ -155,7 +173,7 @@ def _offer_averages(work: Workspace, watch: Watch) -> None:
     ema = work.begun.start.ema
     if watch.average is None or ema is None or not ema.snapshots or not work.step or work.step % ema.snapshots:
         return
-    for (own, shadow) in work.powers:
+    for own, shadow in work.powers:
         watch.average(work.place(), own.widths[0], partial(work.as_lora, shadow))
 
 

@@ -16,7 +16,9 @@ _WORDS = ("not enough memory", "can't allocate memory", "out of memory")  # of t
 
 
 def used(device: torch.device) -> int:
-    """Bytes: the most that was allocated on a CUDA device, what is allocated on MPS, else this process's memory (0 where it is unknown)."""
+    """Bytes: the most that was allocated on a CUDA device, what is allocated on MPS, else this process's memory (0
+    where it is unknown).
+    """
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     if device.type == "mps":
@@ -55,7 +57,9 @@ def advice(adapter: AdapterSettings, optimizer: OptimizerSettings, device: torch
     if not optimizer.checkpointing:
         ways.append("switch checkpointing on")
     if optimizer.batch_size > 1:
-        ways.append(f"make batch_size smaller than {optimizer.batch_size} (a larger accumulation keeps the step the same)")
+        ways.append(
+            f"make batch_size smaller than {optimizer.batch_size} (a larger accumulation keeps the step the same)"
+        )
     if device.type == "cuda" and optimizer.precision == "float32":
         ways.append("set precision to bf16")
     if getattr(optimizer, "offload", "none") == "none":

@@ -1,4 +1,6 @@
-"""Averaged weights from files or snapshots as one LORA_MODEL: which share each file has, the average itself, and what there is to say."""
+"""Averaged weights from files or snapshots as one LORA_MODEL: which share each file has, the average itself, and what
+there is to say.
+"""
 
 from __future__ import annotations
 
@@ -42,23 +44,29 @@ def shares_of(sources: Sources, profile: str, width: float, weights: str) -> tup
         found = posthoc.reconstruction(sources.profiles, width)
         last = max(one.step for one in sources.profiles)
         return found.weights, [
-            f"width {width:g} at step {last}, reconstructed from {count} snapshots by least squares: {found.miss:.2%} of the profile is "
-            f"missed, the snapshots' weights add up to {sum(found.weights):.4f}"
+            f"width {width:g} at step {last}, reconstructed from {count} snapshots by least squares: {found.miss:.2%}"
+            f" of the profile is missed, the snapshots' weights add up to {sum(found.weights):.4f}"
         ]
     if sources.powers:
-        raise ValueError("profile exponential is for a list of files; from snapshots of power-function averages use width")
+        raise ValueError(
+            "profile exponential is for a list of files; from snapshots of power-function averages use width"
+        )
     steps = _steps(sources, profile)
     if profile == "exponential":
         said = f"exponential: a file's share falls with its age, over {width:g} of the {steps[-1]} steps"
         return mixture.exponential(steps, width), [said]
-    return mixture.fitted(steps, width), [f"fitted to the power-function average of width {width:g} over {steps[-1]} steps"]
+    return mixture.fitted(steps, width), [
+        f"fitted to the power-function average of width {width:g} over {steps[-1]} steps"
+    ]
 
 
 def _steps(sources: Sources, profile: str) -> list[int]:
     without = [file.name for file in sources.files if file.step is None]
     if without:
         listed = ", ".join(without)
-        raise ValueError(f"profile {profile} needs the step of every file, and none is recorded in {listed}; use uniform or weights")
+        raise ValueError(
+            f"profile {profile} needs the step of every file, and none is recorded in {listed}; use uniform or weights"
+        )
     return [file.step for file in sources.files if file.step is not None]
 
 
@@ -71,7 +79,9 @@ def merged(
     rank: int = 0,
     base: Callable[[], Mapping[str, Tensor]] | None = None,
 ) -> Merged:
-    """The average of `sources` with the shares of `profile`; `base` gives the model's own weights, from which checkpoints differ."""
+    """The average of `sources` with the shares of `profile`; `base` gives the model's own weights, from which
+    checkpoints differ.
+    """
     shares, lines = shares_of(sources, profile, width, weights)
     files, names = [file.load() for file in sources.files], [file.name for file in sources.files]
     if sources.files[0].kind == "checkpoint":
@@ -83,14 +93,20 @@ def merged(
 
 
 def _checkpoints(
-    files: Sequence[Mapping[str, Tensor]], shares: Sequence[float], names: Sequence[str], base: Callable[[], Mapping[str, Tensor]] | None
+    files: Sequence[Mapping[str, Tensor]],
+    shares: Sequence[float],
+    names: Sequence[str],
+    base: Callable[[], Mapping[str, Tensor]] | None,
 ) -> tuple[dict[str, Tensor], str]:
     if base is None:
         raise ValueError("an average of checkpoints needs the model that it is put on")
     own = base()
     strangers = [name for name, file in zip(names, files, strict=True) if not own.keys() & file.keys()]
     if strangers:
-        raise ValueError(f"no weight of {', '.join(strangers)} is one of the model's: expected checkpoints of it or its diffusion model")
+        raise ValueError(
+            f"no weight of {', '.join(strangers)} is one of the model's: expected checkpoints of it or its diffusion"
+            " model"
+        )
     mixture.check_equal([own, files[0]], ["the model", names[0]])
     whole = mixture.mixture(files, shares, names)
     lora = as_lora({name: whole[name] for name in own}, AdapterSettings("full", targets="all"), own)
@@ -98,21 +114,34 @@ def _checkpoints(
 
 
 def _loras(
-    sources: Sources, files: Sequence[Mapping[str, Tensor]], shares: Sequence[float], names: Sequence[str], algebra: str, rank: int
+    sources: Sources,
+    files: Sequence[Mapping[str, Tensor]],
+    shares: Sequence[float],
+    names: Sequence[str],
+    algebra: str,
+    rank: int,
 ) -> tuple[dict[str, Tensor], str]:
     runs = {file.run for file in sources.files}
     same = len(runs) == 1 and runs != {""}
     if sources.powers and algebra == "products":
-        raise ValueError("snapshots of one run's averages are averaged by their factors; set algebra to auto or factors")
+        raise ValueError(
+            "snapshots of one run's averages are averaged by their factors; set algebra to auto or factors"
+        )
     if algebra == "factors" and not same and len(files) > 1:
         listed = "; ".join(f"{file.name}: {file.run[:16] or 'no run recorded'}" for file in sources.files)
-        raise ValueError(f"algebra factors holds for files of one run only, and these are of different runs ({listed}); use products")
+        raise ValueError(
+            f"algebra factors holds for files of one run only, and these are of different runs ({listed}); use products"
+        )
     chosen = algebra if algebra != "auto" else "factors" if same and not rank else "products"
     out = averaging.average(files, shares, names, chosen, rank)
     ranks = ", ".join(map(str, out.ranks)) or "none"
     if out.algebra == "factors":
         return out.state, f"factors are averaged (files of one run), rank {ranks}"
-    cut = "exactly, by concatenation" if not rank else f"cut to rank {rank} by SVD, which leaves out {out.lost:.2%} of the change's norm"
+    cut = (
+        "exactly, by concatenation"
+        if not rank
+        else f"cut to rank {rank} by SVD, which leaves out {out.lost:.2%} of the change's norm"
+    )
     return out.state, f"products are averaged {cut}; rank {ranks}"
 
 
@@ -141,7 +170,9 @@ def widths_to_try(sources: Sources, text: str) -> list[float]:
         try:
             return [float(word) for word in text.replace(",", " ").split()]
         except ValueError as error:
-            raise ValueError(f"weights {text!r}: with profile best expected widths such as '0.05 0.1', or nothing ({error})") from error
+            raise ValueError(
+                f"weights {text!r}: with profile best expected widths such as '0.05 0.1', or nothing ({error})"
+            ) from error
     last = max((one.step for one in sources.profiles), default=0)
     able = posthoc.possible_widths(sources.profiles, last) if len(sources.files) > 1 else None
     if able is None:
@@ -165,18 +196,27 @@ class Sweep:
 
     def lines(self) -> list[str]:
         """As a table for the report."""
-        rows = [f"width {width:.4f}: {loss:.6g}{'  <- best' if width == self.best else ''}" for width, loss in self.rows]
+        rows = [
+            f"width {width:.4f}: {loss:.6g}{'  <- best' if width == self.best else ''}" for width, loss in self.rows
+        ]
         return ["held-out loss", f"last weights: {self.plain:.6g}", f"running average: {self.running:.6g}", *rows]
 
 
 def sweep(
-    sources: Sources, widths: Sequence[float], score: Callable[[Mapping[str, Tensor] | None], float | None], running: Mapping[str, Tensor]
+    sources: Sources,
+    widths: Sequence[float],
+    score: Callable[[Mapping[str, Tensor] | None], float | None],
+    running: Mapping[str, Tensor],
 ) -> Sweep:
-    """Score every width; `score` gives the held-out loss of a LORA_MODEL (None: the last weights), or None without held-out pictures."""
+    """Score every width; `score` gives the held-out loss of a LORA_MODEL (None: the last weights), or None without
+    held-out pictures.
+    """
     plain = score(None)
     if plain is None:
         raise ValueError("profile best needs held-out pictures: set validation on GraftDataset, or choose a width")
-    found = [posthoc.reconstruction(sources.profiles, width) for width in widths]  # every width is checked before the first is scored
+    found = [
+        posthoc.reconstruction(sources.profiles, width) for width in widths
+    ]  # every width is checked before the first is scored
     files, names = [file.load() for file in sources.files], [file.name for file in sources.files]
     rows = []
     for width, one in zip(widths, found, strict=True):

@@ -1,4 +1,6 @@
-"""What a saved LoRA says of the run that made it, in the words of kohya-ss/sd-scripts (`train_network.py`) and modelspec."""
+"""What a saved LoRA says of the run that made it, in the words of kohya-ss/sd-scripts (`train_network.py`) and
+modelspec.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def of_state(state: TrainState) -> dict[str, str]:
         "ss_output_name": state.run,
         "ss_network_module": "networks.lora" if adapter.kind == "lora" else "lycoris.kohya",
         "ss_network_dropout": adapter.network_dropout,
-        "ss_network_args": json.dumps({"algo": adapter.kind, "targets": adapter.targets, "pattern": adapter.pattern}, sort_keys=True),
+        "ss_network_args": json.dumps(
+            {"algo": adapter.kind, "targets": adapter.targets, "pattern": adapter.pattern}, sort_keys=True
+        ),
         "ss_scale_weight_norms": adapter.max_norm or None,
         "ss_seed": state.start.seed,
         "ss_steps": state.step,

@@ -1,4 +1,6 @@
-"""What moves the trained tensors: optimisers over them, whole or in pieces, with every number of their state by name."""
+"""What moves the trained tensors: optimisers over them, whole or in pieces, with every number of their
+state by name.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ from .stochastic import round_into_
 PIECE = 1 << 24  # numbers that are in float32, or back from host memory, at one time
 
 # Numbers that a library keeps with a group of tensors and not with each.
-_OF_GROUPS: dict[str, tuple[str, ...]] = {"schedulefree": ("k", "weight_sum", "lr_max"), "prodigy": ("k", "d", "d_max", "d_numerator")}
+_OF_GROUPS: dict[str, tuple[str, ...]] = {
+    "schedulefree": ("k", "weight_sum", "lr_max"),
+    "prodigy": ("k", "d", "d_max", "d_numerator"),
+}
 _WHOLE = frozenset({"prodigy"})  # their step depends on all tensors together
 
 
@@ -34,16 +39,22 @@ class _Piece:
 
 
 class Mover:
-    """Live trained tensors on a device and what moves them; `state()` gives the optimiser's tensors back, `sampled()` the weights.
+    """Live trained tensors on a device and what moves them; `state()` gives the optimiser's tensors back, `sampled()`
+    the weights.
 
-    `trained` are the tensors that the model computes with, by name: float32, or bf16 with precision full-bf16. Between the steps bf16 is
-    all there is; a step makes float32 of one piece after another and rounds stochastically. With schedule-free AdamW `trained` are the
-    points at which gradients are taken (y of 2405.15682), and the weights to sample with (x) are others. Where the tensors are parts of
-    others, `norm` measures the others.
+    `trained` are the tensors that the model computes with, by name: float32, or bf16 with precision full-bf16. Between
+    the steps bf16 is all there is; a step makes float32 of one piece after another and rounds stochastically. With
+    schedule-free AdamW `trained` are the points at which gradients are taken (y of 2405.15682), and the weights to
+    sample with (x) are others. Where the tensors are parts of others, `norm` measures the others.
     """
 
     def __init__(
-        self, settings: OptimizerSettings, trained: Mapping[str, Tensor], saved: Mapping[str, Tensor], device: torch.device, seed: int,
+        self,
+        settings: OptimizerSettings,
+        trained: Mapping[str, Tensor],
+        saved: Mapping[str, Tensor],
+        device: torch.device,
+        seed: int,
         norm: Callable[[Mapping[str, Tensor]], Tensor] | None = None,
     ) -> None:
         self.settings, self.seed, self._norm = settings, seed, norm
@@ -54,7 +65,9 @@ class Mover:
             if name in kept:
                 kept[name][slot] = value
         dtype = torch.bfloat16 if self.half else torch.float32
-        self.trained = {name: kept[name].get("y", t).to(device, dtype, copy=True).requires_grad_() for name, t in trained.items()}
+        self.trained = {
+            name: kept[name].get("y", t).to(device, dtype, copy=True).requires_grad_() for name, t in trained.items()
+        }
         self._own = {name: _placeholder(t) if self.half else t for name, t in self.trained.items()}
         self._parking = Parking() if settings.offload == "optimizer" else None
         self._ratios = ratios(settings, trained)
@@ -64,7 +77,7 @@ class Mover:
             self._restore(piece, kept)
         self._rate, self._step, self._done, self._squares = 0.0, 0, set[int](), list[Tensor]()
 
-    # --- choosing -----------------------------------------------------------------------------------------------------------------
+    # --- choosing -----------------------------------------------------------------------------------------------------
 
     def _kinds(self) -> list[tuple[bool, list[str]]]:
         """(whether they go by muon's own rule, names) of what needs an optimiser of its own."""
@@ -75,7 +88,9 @@ class Mover:
         return [(kind, names) for kind, names in ((True, matrices), (False, others)) if names]
 
     def _parts(self, names: Sequence[str]) -> list[list[str]]:
-        """Names that move together: all, or each alone for a fused backward, or as many as PIECE allows where memory is the matter."""
+        """Names that move together: all, or each alone for a fused backward, or as many as PIECE allows where memory is
+        the matter.
+        """
         if self.settings.fused_backward:
             return [[name] for name in names]
         if not (self.half or self._parking) or self.settings.optimizer in _WHOLE:
@@ -96,9 +111,11 @@ class Mover:
         for name in names:
             by_ratio.setdefault(self._ratios[name], []).append(name)
         groups = [{"params": [self._own[name] for name in part], "ratio": ratio} for ratio, part in by_ratio.items()]
-        return _Piece(build(self.settings, groups, matrices), tuple(name for part in by_ratio.values() for name in part))
+        return _Piece(
+            build(self.settings, groups, matrices), tuple(name for part in by_ratio.values() for name in part)
+        )
 
-    # --- the state ----------------------------------------------------------------------------------------------------------------
+    # --- the state ----------------------------------------------------------------------------------------------------
 
     def _groups(self, piece: _Piece) -> Iterator[tuple[dict, list[str]]]:
         names = iter(piece.names)
@@ -114,7 +131,9 @@ class Mover:
             for name in names:
                 slots = {slot: value for slot, value in kept[name].items() if slot not in ("y", "scalars")}
                 if slots:
-                    beside = {slot: slot != "step" or bool(group.get("fused")) for slot in slots}  # torch counts on the CPU, unless fused
+                    beside = {
+                        slot: slot != "step" or bool(group.get("fused")) for slot in slots
+                    }  # torch counts on the CPU, unless fused
                     device = self.trained[name].device
                     piece.optimizer.state[self._own[name]] = {
                         slot: _number_or(value, device if beside[slot] else None) for slot, value in slots.items()
@@ -122,7 +141,9 @@ class Mover:
         self._park(piece)
 
     def state(self) -> dict[str, Tensor]:
-        """Every number that the next step depends on besides the weights, on the CPU: `<slot>/<name>`, in the optimiser's own types."""
+        """Every number that the next step depends on besides the weights, on the CPU: `<slot>/<name>`, in the
+        optimiser's own types.
+        """
         if self._parking:
             self._parking.wait()
         out: dict[str, Tensor] = {}
@@ -131,14 +152,16 @@ class Mover:
                 of_group = [float(group[key]) for key in _OF_GROUPS.get(self.settings.optimizer, ())]
                 for name in names:
                     slots = piece.optimizer.state.get(self._own[name], {})
-                    out.update({f"{slot}/{name}": _as_tensor(value) for slot, value in slots.items() if value is not None})
+                    out.update(
+                        {f"{slot}/{name}": _as_tensor(value) for slot, value in slots.items() if value is not None}
+                    )
                     if of_group:
                         out[f"scalars/{name}"] = torch.tensor(of_group, dtype=torch.float64)
                     if "z" in slots:
                         out[f"y/{name}"] = self.trained[name].detach().to("cpu", copy=True)
         return out
 
-    # --- weights to sample with ---------------------------------------------------------------------------------------------------
+    # --- weights to sample with ---------------------------------------------------------------------------------------
 
     def _x(self, name: str) -> Tensor | None:
         """Schedule-free AdamW's average, float32: y lies between it and z; None where it is the live weight itself."""
@@ -158,7 +181,9 @@ class Mover:
     @contextmanager
     @torch.no_grad()
     def evaluated(self) -> Iterator[None]:
-        """For the block the model computes with the weights that are sampled with; the live ones are back afterwards, bit for bit."""
+        """For the block the model computes with the weights that are sampled with; the live ones are back afterwards,
+        bit for bit.
+        """
         before: dict[str, Tensor] = {}
         try:
             for name, t in self.trained.items():
@@ -171,7 +196,7 @@ class Mover:
             for name, y in before.items():
                 self.trained[name].copy_(y)
 
-    # --- moving -------------------------------------------------------------------------------------------------------------------
+    # --- moving -------------------------------------------------------------------------------------------------------
 
     @property
     def early(self) -> bool:
@@ -192,11 +217,15 @@ class Mover:
 
     @contextmanager
     def last_backward(self) -> Iterator[None]:
-        """Around the last backward pass of a step: with fused_backward each tensor moves there as soon as its gradient is whole."""
+        """Around the last backward pass of a step: with fused_backward each tensor moves there as soon as its gradient
+        is whole.
+        """
         if not self.early:
             yield
             return
-        hooks = [t.register_post_accumulate_grad_hook(partial(self._move_early, name)) for name, t in self.trained.items()]
+        hooks = [
+            t.register_post_accumulate_grad_hook(partial(self._move_early, name)) for name, t in self.trained.items()
+        ]
         try:
             yield
         finally:
@@ -280,7 +309,9 @@ def _placeholder(tensor: Tensor) -> nn.Parameter:
 
 
 def _as_tensor(value: Tensor | int | float) -> Tensor:
-    """A number of an optimiser as a tensor: whole numbers int64, others float64, which no optimiser uses for tensors of its own."""
+    """A number of an optimiser as a tensor: whole numbers int64, others float64, which no optimiser uses for tensors of
+    its own.
+    """
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     return torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64)

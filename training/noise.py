@@ -1,7 +1,7 @@
 """Noise that training adds to latents, and the levels it is added at.
 
-Sources: offset noise (crosslabs.org), pyramid noise as kohya's, input perturbation (Ning 2023, arXiv 2301.11706), zero terminal SNR (Lin
-2023, arXiv 2305.08891).
+Sources: offset noise (crosslabs.org), pyramid noise as kohya's, input perturbation (Ning 2023, arXiv 2301.11706), zero
+terminal SNR (Lin 2023, arXiv 2305.08891).
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LAST_SIGNAL = 4.8973451890853435e-08  # alpha-bar that stands for 0 at the last timestep, which has no finite sigma: the host's own number
+# alpha-bar that stands for 0 at the last timestep, which has no finite sigma: the host's own number
+LAST_SIGNAL = 4.8973451890853435e-08
 
 
 def noise_like(latents: Tensor, offset: float, pyramid: float, draws: torch.Generator) -> Tensor:
-    """Noise of the latents' shape (B, C, …, h, w), drawn on the CPU: normal, plus an offset a channel, plus coarser levels (pyramid)."""
+    """Noise of the latents' shape (B, C, …, h, w), drawn on the CPU: normal, plus an offset a channel, plus coarser
+    levels (pyramid).
+    """
     shape = latents.shape
     noise = torch.randn(shape, generator=draws)
     if offset:
@@ -25,7 +28,9 @@ def noise_like(latents: Tensor, offset: float, pyramid: float, draws: torch.Gene
 
 
 def _pyramid(noise: Tensor, discount: float, draws: torch.Generator) -> Tensor:
-    """Add bilinear noise of sides divided by r^i with r uniform in [2, 4), i from 0, weaker by discount^i; unit deviation at the end."""
+    """Add bilinear noise of sides divided by r^i with r uniform in [2, 4), i from 0, weaker by discount^i; unit
+    deviation at the end.
+    """
     b, c, h, w = noise.shape
     for level in range(6):
         r = float(torch.rand((), generator=draws)) * 2 + 2
@@ -38,16 +43,19 @@ def _pyramid(noise: Tensor, discount: float, draws: torch.Generator) -> Tensor:
 
 
 def perturbation(prediction: str, sigma: Tensor) -> Tensor:
-    """Factor (B,) on noise that is added to the input alone (input perturbation), at sigma (B,): by so much the denoised target moves.
+    """Factor (B,) on noise that is added to the input alone (input perturbation), at sigma (B,): by so much the
+    denoised target moves.
 
-    The network is still to say the noise, velocity or flow without the perturbation; that, turned into denoised latents at the perturbed
-    input, is the clean latents plus this factor times the perturbation: sigma for eps and flow, sigma / (1 + sigma^2) for v.
+    The network is still to say the noise, velocity or flow without the perturbation; that, turned into denoised latents
+    at the perturbed input, is the clean latents plus this factor times the perturbation: sigma for eps and flow, sigma
+    / (1 + sigma^2) for v.
     """
     return sigma / (1 + sigma**2) if prediction == "v" else sigma
 
 
 def zero_terminal(sigmas: Tensor) -> Tensor:
-    """A rising table of noise levels (T,) with sqrt(alpha-bar) shifted and scaled so that the last level has no signal, in float64.
+    """A rising table of noise levels (T,) with sqrt(alpha-bar) shifted and scaled so that the last level has no signal,
+    in float64.
 
     The first level stays as it is; a table that ends without signal already is returned unchanged.
     """

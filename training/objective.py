@@ -1,6 +1,8 @@
-"""What training minimises: the model's own objective (noise, velocity or flow), recovered from its denoised output, and its weights.
+"""What training minimises: the model's own objective (noise, velocity or flow), recovered from its denoised output, and
+its weights.
 
-Sources: min-SNR (Hang 2023, arXiv 2303.09556), debiased estimation (2310.08442); Huber, its schedules and masks are as kohya's.
+Sources: min-SNR (Hang 2023, arXiv 2303.09556), debiased estimation (2310.08442); Huber, its schedules and masks are as
+kohya's.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ HUBER_DELTA = 0.1  # kohya's default for its Huber losses
 
 
 class Denoiser(Protocol):
-    """A diffusion model as training needs it; the host's is built by `host.denoiser.denoiser`, a test's may be a few lines."""
+    """A diffusion model as training needs it; the host's is built by `host.denoiser.denoiser`, a test's may be a few
+    lines.
+    """
 
     module: nn.Module
     """The network whose weights are trained; trained names are paths inside it."""
@@ -35,7 +39,7 @@ class Denoiser(Protocol):
     text_encoder: nn.Module | None
     """The text encoder when it is trained too; its trained names are `text_encoders.` and paths inside it."""
     encode: Callable[[Sequence[str], Sequence[Conditioning]], Sequence[Conditioning]] | None
-    """With a text encoder: conditionings of captions as it computes now, given the dataset's for what else they hold."""
+    """With a text encoder: conditionings of captions as it computes now, given the dataset's for the rest."""
 
     def process_in(self, latents: Tensor) -> Tensor:
         """Scale latents of the VAE (B, C, h, w) to what the network sees."""
@@ -46,7 +50,9 @@ class Denoiser(Protocol):
     def noisy(self, clean: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
         """Clean latents (B, C, h, w) with noise of level sigma (B,)."""
 
-    def denoise(self, x: Tensor, sigma: Tensor, conditionings: Sequence[Conditioning], transformer_options: Mapping[str, Any]) -> Tensor:
+    def denoise(
+        self, x: Tensor, sigma: Tensor, conditionings: Sequence[Conditioning], transformer_options: Mapping[str, Any]
+    ) -> Tensor:
         """Denoised latents in float32 (B, C, h, w), differentiable; one conditioning an image."""
 
 
@@ -76,14 +82,18 @@ class ObjectiveSettings:
         if self.weighting not in WEIGHTINGS:
             wrong.append(f"weighting is {self.weighting!r}, expected one of {', '.join(WEIGHTINGS)}")
         if self.loss == "x0-mse" and self.weighting != "none":
-            wrong.append(f"weighting {self.weighting} is defined on the model's own objective; with loss x0-mse use none")
+            wrong.append(
+                f"weighting {self.weighting} is defined on the model's own objective; with loss x0-mse use none"
+            )
         if self.gamma <= 0:
             wrong.append(f"gamma is {self.gamma}, expected above 0")
         for name in ("offset_noise", "pyramid_noise", "ip_noise", "prior_weight"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 wrong.append(f"{name} is {getattr(self, name)}, expected 0 or more")
         if self.pyramid_noise >= 1:
-            wrong.append(f"pyramid_noise is {self.pyramid_noise}, expected below 1 (each level is weaker by this factor)")
+            wrong.append(
+                f"pyramid_noise is {self.pyramid_noise}, expected below 1 (each level is weaker by this factor)"
+            )
         if self.timesteps not in TIMESTEPS:
             wrong.append(f"timesteps is {self.timesteps!r}, expected one of {', '.join(TIMESTEPS)}")
         if not 0 < self.shift < math.inf:
@@ -93,7 +103,10 @@ class ObjectiveSettings:
         if self.prior not in PRIORS:
             wrong.append(f"prior is {self.prior!r}, expected one of {', '.join(PRIORS)}")
         if not 0.0 <= self.min_timestep < self.max_timestep <= 1.0:
-            wrong.append(f"min_timestep is {self.min_timestep} and max_timestep {self.max_timestep}, expected 0 <= min < max <= 1")
+            wrong.append(
+                f"min_timestep is {self.min_timestep} and max_timestep {self.max_timestep}, expected 0 <= min < max"
+                " <= 1"
+            )
         if wrong:
             raise ValueError("GraftObjective: " + "; ".join(wrong) + ".")
 
@@ -103,14 +116,21 @@ def check_for(settings: ObjectiveSettings, prediction: str) -> None:
     if prediction not in ("eps", "v", "flow"):
         raise ValueError(f"This model predicts {prediction}: training knows eps, v and flow.")
     if prediction == "flow" and settings.weighting != "none":
-        raise ValueError(f"GraftObjective: weighting {settings.weighting} needs a signal-to-noise ratio, which flow models lack; set none.")
+        raise ValueError(
+            f"GraftObjective: weighting {settings.weighting} needs a signal-to-noise ratio, which flow models lack; set"
+            " none."
+        )
     if settings.zero_terminal_snr and prediction == "eps":
         raise ValueError(
-            "GraftObjective: zero_terminal_snr needs a model that predicts v. This one predicts eps: at a level without signal its "
-            "input is the noise that it should predict, so there is nothing to learn there. Switch it off, or train a v model."
+            "GraftObjective: zero_terminal_snr needs a model that predicts v. This one predicts eps: at a level without"
+            " signal its input is the noise that it should predict, so there is nothing to learn there. Switch it off,"
+            " or train a v model."
         )
     if settings.zero_terminal_snr and prediction == "flow":
-        raise ValueError("GraftObjective: zero_terminal_snr is for v models; a flow model begins at pure noise already. Switch it off.")
+        raise ValueError(
+            "GraftObjective: zero_terminal_snr is for v models; a flow model begins at pure noise already. Switch it"
+            " off."
+        )
 
 
 def shares(settings: ObjectiveSettings, count: int, draws: torch.Generator) -> Tensor:
@@ -128,13 +148,17 @@ def shares(settings: ObjectiveSettings, count: int, draws: torch.Generator) -> T
 
 
 def own_scale(prediction: str, sigma: Tensor) -> Tensor:
-    """Factor from an error of denoised latents to an error of the model's own output: 1/sigma (eps, flow), sqrt(SNR + 1) (v)."""
+    """Factor from an error of denoised latents to an error of the model's own output: 1/sigma (eps, flow), sqrt(SNR +
+    1) (v).
+    """
     sigma = sigma.clamp(min=1e-5)
     return (1 + sigma**-2).sqrt() if prediction == "v" else 1 / sigma
 
 
 def step_weights(settings: ObjectiveSettings, prediction: str, sigma: Tensor) -> Tensor:
-    """Weight (B,) of the model's own loss at sigma (B,): min-SNR is min(SNR, g)/SNR for eps and min(SNR, g)/(SNR + 1) for v."""
+    """Weight (B,) of the model's own loss at sigma (B,): min-SNR is min(SNR, g)/SNR for eps and min(SNR, g)/(SNR + 1)
+    for v.
+    """
     if settings.weighting == "none":
         return torch.ones_like(sigma)
     snr = sigma.clamp(min=1e-5) ** -2
@@ -149,8 +173,8 @@ def step_weights(settings: ObjectiveSettings, prediction: str, sigma: Tensor) ->
 def huber_delta(settings: ObjectiveSettings, prediction: str, sigma: Tensor) -> Tensor:
     """Where Huber losses turn from square to linear, (B,), at sigma (B,).
 
-    Scheduled (2403.16728): (1 - c) / (1 + sigma)^2 + c, kohya's `snr` schedule; flow models, which have no SNR, get its `exponential` one,
-    c^t at the noise level t: 1 without noise in both, c at the noisiest.
+    Scheduled (2403.16728): (1 - c) / (1 + sigma)^2 + c, kohya's `snr` schedule; flow models, which have no SNR, get its
+    `exponential` one, c^t at the noise level t: 1 without noise in both, c at the noisiest.
     """
     if settings.loss != "scheduled-huber":
         return torch.full_like(sigma, HUBER_DELTA)
@@ -160,11 +184,18 @@ def huber_delta(settings: ObjectiveSettings, prediction: str, sigma: Tensor) -> 
 
 
 def losses(
-    settings: ObjectiveSettings, prediction: str, denoised: Tensor, target: Tensor, sigma: Tensor, mask: Tensor | None = None
+    settings: ObjectiveSettings,
+    prediction: str,
+    denoised: Tensor,
+    target: Tensor,
+    sigma: Tensor,
+    mask: Tensor | None = None,
 ) -> Tensor:
-    """Loss an image (B,) in float32 or wider, from denoised latents and what they should be (B, C, …, h, w), at sigma (B,).
+    """Loss an image (B,) in float32 or wider, from denoised latents and what they should be (B, C, …, h, w), at sigma
+    (B,).
 
-    `mask` (B, 1, h, w) from 0 to 1 weights each place; as kohya does, the mean still goes over every place, masked or not.
+    `mask` (B, 1, h, w) from 0 to 1 weights each place; as kohya does, the mean still goes over every place, masked or
+    not.
     """
     wide = torch.promote_types(denoised.dtype, torch.float32)
     error = denoised.to(wide) - target.to(wide)

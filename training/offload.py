@@ -1,4 +1,6 @@
-"""Host memory in place of the device's: optimiser state between steps, what the forward keeps for the backward, frozen weights."""
+"""Host memory in place of the device's: optimiser state between steps, what the forward keeps for the backward, frozen
+weights.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def to_device(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tenso
 
 
 class Parking:
-    """Keeps the tensors of optimisers in host memory between steps. Copies run in the device's own order; `wait` before the host reads."""
+    """Keeps the tensors of optimisers in host memory between steps. Copies run in the device's own order; `wait` before
+    the host reads.
+    """
 
     def __init__(self) -> None:
         self._places: dict[tuple[int, str], Tensor] = {}
@@ -51,7 +55,9 @@ class Parking:
                     slots[slot] = self._places[key].copy_(value, non_blocking=True)
 
     def fetch(self, optimizer: torch.optim.Optimizer, devices: Sequence[torch.device]) -> None:
-        """Bring parked state back beside the parameters; `devices` are theirs, in the order of the optimiser's groups."""
+        """Bring parked state back beside the parameters; `devices` are theirs, in the order of
+        the optimiser's groups.
+        """
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for parameter, device in zip(parameters, devices, strict=True):
             slots = optimizer.state.get(parameter, {})
@@ -100,10 +106,12 @@ def _elsewhere(tensor: Tensor, device: torch.device) -> bool:
 
 @contextmanager
 def layers_on_host(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """For the block, weights of `module` that are not on `device` come over when their block computes, and go when it has.
+    """For the block, weights of `module` that are not on `device` come over when their block computes, and go when it
+    has.
 
-    Blocks are those of `training.checkpointing.blocks`, which must be checkpointed inside this: otherwise the backward pass keeps what came
-    over. Weights outside any block come over for one forward pass and its backward pass. The tensors in host memory are not changed.
+    Blocks are those of `training.checkpointing.blocks`, which must be checkpointed inside this: otherwise the backward
+    pass keeps what came over. Weights outside any block come over for one forward pass and its backward pass. The
+    tensors in host memory are not changed.
     """
     inner = blocks(module)
     in_blocks = {id(part) for block in inner for part in block.modules()}
@@ -122,8 +130,12 @@ def layers_on_host(module: nn.Module, device: torch.device) -> Iterator[None]:
                 owner.forward = own
 
 
-def _fetched(forward: Callable[..., Any], parts: Sequence[nn.Module], device: torch.device, *args: Any, **kwargs: Any) -> Any:
-    """Call `forward` with the weights and buffers of `parts` on `device`; what was in their places is back afterwards."""
+def _fetched(
+    forward: Callable[..., Any], parts: Sequence[nn.Module], device: torch.device, *args: Any, **kwargs: Any
+) -> Any:
+    """Call `forward` with the weights and buffers of `parts` on `device`; what was in their places
+    is back afterwards.
+    """
     places: list[tuple[dict[str, Any], str, Any]] = []
     try:
         for part in parts:

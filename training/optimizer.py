@@ -22,17 +22,25 @@ SPEED_ONLY = frozenset({"checkpointing", "offload", "fused_backward"})
 ADACOOR_STEP = 1e-8  # EveryDream2's eps, the only number of AdaCoor
 
 # From about here on a step moves every weight further than a weight is large.
-_EXPLODING = {"adamw": 0.1, "adamw8bit": 0.1, "schedulefree": 0.1, "lion": 0.02, "muon": 0.5, "adafactor": 3.0, "prodigy": 10.0}
+_EXPLODING = {
+    "adamw": 0.1,
+    "adamw8bit": 0.1,
+    "schedulefree": 0.1,
+    "lion": 0.02,
+    "muon": 0.5,
+    "adafactor": 3.0,
+    "prodigy": 10.0,
+}
 
 
 @dataclass(frozen=True)
 class OptimizerSettings:
     """Settings of the optimiser; plain values, checked on creation (`check_run` checks them against a run).
 
-    `total_steps` is the horizon of the schedule, `warmup` its first steps, `floor` the share of the learning rate that is left at the end.
-    `text_encoder_rate` is the text encoder's learning rate (0: the same). `block_rates` multiplies the rate where a pattern matches
-    (`training.rates`), `lora_plus` that of up weights (LoRA+, 2402.12354), `scale_lr` all by (batch * accumulation)^0.55.
-    `options` are those of the optimiser's library (`training.options`).
+    `total_steps` is the horizon of the schedule, `warmup` its first steps, `floor` the share of the learning rate that
+    is left at the end. `text_encoder_rate` is the text encoder's learning rate (0: the same). `block_rates` multiplies
+    the rate where a pattern matches (`training.rates`), `lora_plus` that of up weights (LoRA+, 2402.12354), `scale_lr`
+    all by (batch * accumulation)^0.55. `options` are those of the optimiser's library (`training.options`).
     """
 
     optimizer: str = "adamw"
@@ -64,12 +72,17 @@ class OptimizerSettings:
 def of_ranks(settings: OptimizerSettings, ranks: int) -> OptimizerSettings:
     """The settings of steps that so many ranks make, each of them with the accumulation that `settings` say."""
     if ranks > 1 and settings.fused_backward:
-        raise ValueError(f"GraftOptimizer: fused_backward moves a weight before {ranks} ranks could add up their gradients: set it to off.")
+        raise ValueError(
+            f"GraftOptimizer: fused_backward moves a weight before {ranks} ranks could add up their gradients: set it"
+            " to off."
+        )
     return replace(settings, accumulation=settings.accumulation * ranks)
 
 
 def same_state(left: OptimizerSettings, right: OptimizerSettings) -> bool:
-    """Whether one goes on with the other's tensors: it is the same optimiser, and prodigy has a mean of gradients (beta1) as before."""
+    """Whether one goes on with the other's tensors: it is the same optimiser, and prodigy has a mean of gradients
+    (beta1) as before.
+    """
     return left.optimizer == right.optimizer and _has_mean(left) == _has_mean(right)
 
 
@@ -80,7 +93,12 @@ def _has_mean(settings: OptimizerSettings) -> bool:
 
 def _wrong_values(settings: OptimizerSettings) -> list[str]:
     wrong = []
-    for name, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES), ("precision", PRECISIONS), ("offload", OFFLOADS)):
+    for name, known in (
+        ("optimizer", OPTIMIZERS),
+        ("schedule", SCHEDULES),
+        ("precision", PRECISIONS),
+        ("offload", OFFLOADS),
+    ):
         if getattr(settings, name) not in known:
             wrong.append(f"{name} is {getattr(settings, name)!r}, expected one of {', '.join(known)}")
     if not (math.isfinite(settings.learning_rate) and settings.learning_rate > 0):
@@ -113,9 +131,13 @@ def _excluding(settings: OptimizerSettings) -> list[str]:
     """Settings that exclude each other: a setting is used, refused here, or declared to be ignored in its help."""
     wrong = []
     if settings.floor and settings.schedule == "constant":
-        wrong.append(f"floor is {settings.floor} and schedule constant never falls: set floor to 0 or choose another schedule")
+        wrong.append(
+            f"floor is {settings.floor} and schedule constant never falls: set floor to 0 or choose another schedule"
+        )
     if settings.optimizer == "schedulefree" and settings.schedule != "constant":
-        wrong.append(f"optimizer schedulefree takes the place of schedule {settings.schedule}: use constant (warmup works)")
+        wrong.append(
+            f"optimizer schedulefree takes the place of schedule {settings.schedule}: use constant (warmup works)"
+        )
     if settings.optimizer in ("adacoor", "prodigy"):
         wrong += _without_rates(settings)
     if settings.fused_backward:
@@ -132,12 +154,19 @@ def _without_rates(settings: OptimizerSettings) -> list[str]:
         several["block_rates"] = bool(factors - {0.0, 1.0})  # its library takes one rate, or none, for every tensor
         why, then = "prodigy estimates one step size for all tensors", "leave it at its default"
     else:
-        several.update({
-            "block_rates": bool(settings.block_rates.strip()), "scale_lr": settings.scale_lr, "warmup": settings.warmup > 0,
-            "schedule": settings.schedule != "constant", "weight_decay": settings.weight_decay not in (0.0, OptimizerSettings.weight_decay),
-        })  # fmt: skip
+        several.update(
+            {
+                "block_rates": bool(settings.block_rates.strip()),
+                "scale_lr": settings.scale_lr,
+                "warmup": settings.warmup > 0,
+                "schedule": settings.schedule != "constant",
+                "weight_decay": settings.weight_decay not in (0.0, OptimizerSettings.weight_decay),
+            }
+        )
         why, then = "adacoor has no learning rate and no weight decay", "leave it at its default"
-    return [f"{why}, so {name} {getattr(settings, name)!r} cannot be used: {then}" for name, used in several.items() if used]
+    return [
+        f"{why}, so {name} {getattr(settings, name)!r} cannot be used: {then}" for name, used in several.items() if used
+    ]
 
 
 def _rates_or_none(settings: OptimizerSettings) -> list[tuple[str, float]]:
@@ -152,35 +181,50 @@ def _unfusable(settings: OptimizerSettings) -> list[str]:
     if settings.clip_norm:
         reasons.append(f"clip_norm {settings.clip_norm:g} needs the norm of all gradients first: set it to 0 (off)")
     if settings.accumulation > 1:
-        reasons.append(f"accumulation {settings.accumulation} sums gradients over batches first: set it to 1 and raise batch_size")
+        reasons.append(
+            f"accumulation {settings.accumulation} sums gradients over batches first: set it to 1 and raise batch_size"
+        )
     if settings.precision == "fp16":
-        reasons.append("precision fp16 must see every gradient before it can tell whether one overflowed: use bf16 or full-bf16")
+        reasons.append(
+            "precision fp16 must see every gradient before it can tell whether one overflowed: use bf16 or full-bf16"
+        )
     if settings.optimizer == "prodigy":
         reasons.append("prodigy takes its step size from all gradients together: use another optimizer")
     return reasons
 
 
-def check_run(settings: OptimizerSettings, trained: Mapping[str, Tensor], kind: str, max_norm: float, averaged: bool) -> None:
+def check_run(
+    settings: OptimizerSettings, trained: Mapping[str, Tensor], kind: str, max_norm: float, averaged: bool
+) -> None:
     """Raise ValueError with everything in which the settings do not fit a run, before its first step.
 
-    `trained` are the tensors that move, `kind` and `max_norm` the adapter's, `averaged` says whether the run keeps an average.
+    `trained` are the tensors that move, `kind` and `max_norm` the adapter's, `averaged` says whether the run keeps an
+    average.
     """
     from .libraries import missing
 
     wrong = missing(settings.optimizer)
     if settings.lora_plus != 1 and not any(is_up(name) for name in trained):
-        wrong.append(f"lora_plus {settings.lora_plus:g} is the rate of the up factors and kind {kind} trains none: set it to 1")
+        wrong.append(
+            f"lora_plus {settings.lora_plus:g} is the rate of the up factors and kind {kind} trains none: set it to 1"
+        )
     if settings.text_encoder_rate and not any(is_text_encoder(name) for name in trained):
         wrong.append(f"text_encoder_rate {settings.text_encoder_rate:g}: the text encoder is not trained; set it to 0")
-    wrong += [f"block_rates: {pattern!r} matches no trained tensor" for pattern in unmatched(settings.block_rates, trained)]
+    wrong += [
+        f"block_rates: {pattern!r} matches no trained tensor" for pattern in unmatched(settings.block_rates, trained)
+    ]
     if settings.optimizer == "muon" and not any(tensor.ndim == 2 for tensor in trained.values()):
         wrong.append("muon moves matrices and none of the trained tensors is one: use adamw")
     if settings.optimizer == "schedulefree" and averaged:
         wrong.append("schedulefree is an average of the weights itself: disconnect GraftEMA or use another optimizer")
     if settings.optimizer == "schedulefree" and max_norm:
-        wrong.append(f"schedulefree keeps two sets of weights and max_norm {max_norm:g} would scale one: set max_norm to 0")
+        wrong.append(
+            f"schedulefree keeps two sets of weights and max_norm {max_norm:g} would scale one: set max_norm to 0"
+        )
     if settings.offload == "layers" and kind == "full":
-        wrong.append("offload layers moves frozen weights and kind full trains them all: use offload optimizer or activations")
+        wrong.append(
+            "offload layers moves frozen weights and kind full trains them all: use offload optimizer or activations"
+        )
     if wrong:
         raise ValueError("GraftOptimizer: " + "; ".join(wrong) + ".")
 
@@ -194,9 +238,14 @@ def remarks(settings: OptimizerSettings) -> list[str]:
     if optimizer == "adacoor":
         said.append(f"adacoor ignores learning_rate ({rate:g}) and weight_decay ({settings.weight_decay:g})")
     if rate >= _EXPLODING.get(optimizer, math.inf):
-        said.append(f"learning_rate {rate:g} is so large for {optimizer} that training will probably diverge in the first steps")
+        said.append(
+            f"learning_rate {rate:g} is so large for {optimizer} that training will probably diverge in the first steps"
+        )
     if optimizer == "lion" and 1e-4 < rate < _EXPLODING["lion"]:
         said.append(f"lion moves every weight by the whole rate ({rate:g}): a tenth of AdamW's, such as 1e-5, is usual")
     if settings.total_steps <= 2 * settings.warmup and settings.warmup:
-        said.append(f"warmup is {settings.warmup} of {settings.total_steps} steps: the rate is at its peak for half of the run or less")
+        said.append(
+            f"warmup is {settings.warmup} of {settings.total_steps} steps: the rate is at its peak for half of the run"
+            " or less"
+        )
     return said

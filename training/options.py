@@ -1,4 +1,6 @@
-"""What an optimiser's own library can be told beside rate and decay: `betas = 0.9 0.99, eps = 1e-8` (kohya's optimizer_args)."""
+"""What an optimiser's own library can be told beside rate and decay: `betas = 0.9 0.99, eps = 1e-8` (kohya's
+optimizer_args).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def _number(least: float, most: float = math.inf, open_below: bool = False) -> R
             raise ValueError
         return value
 
-    read.__doc__ = f"a number {'above' if open_below else 'from'} {least:g}" + ("" if most == math.inf else f" to {most:g}")
+    read.__doc__ = f"a number {'above' if open_below else 'from'} {least:g}" + (
+        "" if most == math.inf else f" to {most:g}"
+    )
     return read
 
 
@@ -66,26 +70,36 @@ KNOWN: Mapping[str, Mapping[str, Reader]] = {
     "adafactor": {"beta2_decay": _number(-10.0, 0.0), "d": _number(1.0)},
     "lion": {"betas": _betas},
     "prodigy": {
-        **_ADAM, "beta3": _below_one, "d0": _EPS, "d_coef": _EPS, "growth_rate": _number(1.0), "decouple": _flag,
-        "use_bias_correction": _flag, "safeguard_warmup": _flag,
+        **_ADAM,
+        "beta3": _below_one,
+        "d0": _EPS,
+        "d_coef": _EPS,
+        "growth_rate": _number(1.0),
+        "decouple": _flag,
+        "use_bias_correction": _flag,
+        "safeguard_warmup": _flag,
     },
     "schedulefree": {"betas": _betas_of_points, "eps": _EPS, "r": _number(0.0), "weight_lr_power": _number(0.0)},
     "muon": {**_MOMENTUM, "ns_steps": _whole, **_ADAM},  # the last two are of its AdamW, for what is no matrix
     "adacoor": {"eps": _EPS},
     "sgd": _MOMENTUM,
-}  # fmt: skip
+}
 
 
 def parse(optimizer: str, text: str) -> dict[str, Any]:
     """Options by the names that the library has for them; raises ValueError that lists everything that cannot be read.
 
-    Entries `name = value` have commas or lines between them; two numbers of one value may have a comma between them, too.
+    Entries `name = value` have commas or lines between them; two numbers of one value may have a comma between them,
+    too.
     """
     known, out, wrong = KNOWN[optimizer], dict[str, Any](), list[str]()
     for name, value in _entries(text, wrong):
         if name not in known:
             near = difflib.get_close_matches(name, list(known), n=1)
-            wrong.append(f"{optimizer} has no {name!r}" + (f", did you mean {near[0]}?" if near else f", only {', '.join(known)}"))
+            wrong.append(
+                f"{optimizer} has no {name!r}"
+                + (f", did you mean {near[0]}?" if near else f", only {', '.join(known)}")
+            )
             continue
         if name in out:
             wrong.append(f"{name} is given twice")

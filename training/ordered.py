@@ -1,7 +1,9 @@
-"""FSDP2 with the bytes of one process: gradients are added in the order of the micro-batches, and measured tensor by tensor.
+"""FSDP2 with the bytes of one process: gradients are added in the order of the micro-batches, and measured tensor by
+tensor.
 
-Of itself fully_shard (2304.11277) changes three orders: a block's inputs pass through an identity, so that what the block adds to their
-gradients is summed before it joins what others add; a reduce-scatter adds as its ring goes; and a norm over rows is summed by rank.
+Of itself fully_shard (2304.11277) changes three orders: a block's inputs pass through an identity, so that what the
+block adds to their gradients is summed before it joins what others add; a reduce-scatter adds as its ring goes; and a
+norm over rows is summed by rank.
 """
 
 from __future__ import annotations
@@ -32,9 +34,14 @@ class Sums:
         self.totals.clear()
 
     def add_up(self, part: nn.Module) -> None:
-        """Have a part that fully_shard was called for add its gradients in order. Raises ValueError where this torch cannot."""
+        """Have a part that fully_shard was called for add its gradients in order. Raises ValueError where this torch
+        cannot.
+        """
         if not hasattr(part, "set_custom_reduce_scatter"):
-            raise ValueError(f"--shard needs a newer torch, whose FSDP2 has set_custom_reduce_scatter, and this is {torch.__version__}.")
+            raise ValueError(
+                "--shard needs a newer torch, whose FSDP2 has set_custom_reduce_scatter, and this is"
+                f" {torch.__version__}."
+            )
         own = part._get_fsdp_state()._fsdp_param_group  # type: ignore[operator]
         if own is not None:
             own._register_post_backward_hook = partial(_listening, own)
@@ -42,8 +49,9 @@ class Sums:
 
 
 def _listening(own: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A block's inputs as they are. The first of them to have its gradient says that the block's backward pass is over: autograd runs what
-    was made last first, so all of the block before what made its inputs."""
+    """A block's inputs as they are. The first of them to have its gradient says that the block's backward pass is over:
+    autograd runs what was made last first, so all of the block before what made its inputs.
+    """
     once = iter((own.post_backward,))
 
     def heard(_: Tensor) -> None:
@@ -68,8 +76,9 @@ def _first(tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
 
 
 class _Added:
-    """In place of FSDP2's reduce-scatter: every rank's gradients of this rank's rows, added to those of the step so far in the order of the
-    ranks. It gives the sum, whatever mean it is asked for."""
+    """In place of FSDP2's reduce-scatter: every rank's gradients of this rank's rows, added to those of the step so far
+    in the order of the ranks. It gives the sum, whatever mean it is asked for.
+    """
 
     def __init__(self, sums: Sums, part: int) -> None:
         self.sums, self.part = sums, part
@@ -78,14 +87,16 @@ class _Added:
         """Memory for what goes in or comes out."""
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> None:
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
         ranks, before = self.sums.group, self.sums.totals.get(self.part)
         rows = torch.empty_like(input_tensor).view(ranks.size, -1)
         ranks.exchange(rows.view(torch.uint8), input_tensor.view(torch.uint8), "gradients")
         if before is not None and before.shape != output_tensor.shape:
             raise RuntimeError(
-                "Some weights have gradients in one micro-batch of a step and none in another, and ranks that hold them together cannot "
-                "add those: set accumulation so that each rank has one micro-batch a step."
+                "Some weights have gradients in one micro-batch of a step and none in another, and ranks that hold them"
+                " together cannot add those: set accumulation so that each rank has one micro-batch a step."
             )
         torch.add(before, rows[0], out=output_tensor) if before is not None else output_tensor.copy_(rows[0])
         for row in rows[1:]:
@@ -95,7 +106,9 @@ class _Added:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor travels to be measured: its number and name, the rank, and from where to where in what that rank gets of each."""
+    """Where a tensor travels to be measured: its number and name, the rank, and from where to where in what that rank
+    gets of each.
+    """
 
     number: int
     name: str
@@ -105,8 +118,9 @@ class _Place:
 
 
 def norm(rows: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], group: Ranks, device: torch.device) -> Tensor:
-    """The norm over whole tensors of which `rows` are what this rank has, as one process measures it: each tensor is put together on one of
-    the ranks, which share the work. Tensors that are on no rank count as none."""
+    """The norm over whole tensors of which `rows` are what this rank has, as one process measures it: each tensor is
+    put together on one of the ranks, which share the work. Tensors that are on no rank count as none.
+    """
     found = torch.zeros(len(shapes), device=device)
     for bucket in _in_buckets(shapes, group.size):
         own = torch.zeros(group.size, max(place.high for place in bucket), device=device)
@@ -119,7 +133,9 @@ def norm(rows: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], group: Ra
         for place in bucket:
             if place.rank == group.rank:
                 shape = shapes[place.name]
-                whole = every[:, place.low + 1 : place.high].reshape(-1)[: shape.numel()].view(shape)  # ranks before the last rows are full
+                whole = (
+                    every[:, place.low + 1 : place.high].reshape(-1)[: shape.numel()].view(shape)
+                )  # ranks before the last rows are full
                 found[place.number] = torch._foreach_norm([whole])[0] if every[:, place.low].any() else -1
     told = torch.empty(group.size, len(shapes), device=device)
     group.gather(told.view(torch.uint8), found.view(torch.uint8), "norms")

@@ -6,7 +6,9 @@ import time
 
 
 class Pace:
-    """Call it after each step: (steps a second, seconds left). What comes between the steps counts, the wait before the first does not."""
+    """Call it after each step: (steps a second, seconds left). What comes between the steps counts, the wait before the
+    first does not.
+    """
 
     def __init__(self, until: int) -> None:
         self.until = until

@@ -1,6 +1,8 @@
-"""Several processes that train as one: what one of them gives to all, stops and errors that all hear of, and who meets whom where.
+"""Several processes that train as one: what one of them gives to all, stops and errors that all hear of, and who meets
+whom where.
 
-A process is `Alone` until it joins `Ranks` (torch.distributed); both have the same methods, so that training has one way to go.
+A process is `Alone` until it joins `Ranks` (torch.distributed); both have the same methods, so that training has one
+way to go.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from torch import Tensor
 from . import values
 from .gradients import Gathered, Own, Sharded
 
-PATIENCE = timedelta(minutes=30)  # for a rank that does not answer: longer than any validation, preview or save of the first one
+PATIENCE = timedelta(
+    minutes=30
+)  # for a rank that does not answer: longer than any validation, preview or save of the first one
 _GLANCE = 0.05  # seconds between two looks into the store
 _SAID = 1024  # bytes of an error that travel
 _CHUNK = 4 << 20  # bytes of a value that travel together
@@ -48,7 +52,9 @@ def heard(rank: int, text: str) -> Elsewhere:
 
 
 class Alone:
-    """One process. `meant` multiplies the accumulation that is asked for: the steps are those that so many ranks would make."""
+    """One process. `meant` multiplies the accumulation that is asked for: the steps are those that so many ranks would
+    make.
+    """
 
     rank, size = 0, 1
     shard = False  # whether weights are divided among the ranks (`sharding`)
@@ -62,14 +68,18 @@ class Alone:
         return self.rank == 0
 
     def meet(self, place: str) -> None:
-        """Wait until every rank stands at this place of the workflow; ranks after the first come when the first says where."""
+        """Wait until every rank stands at this place of the workflow; ranks after the first come when the first says
+        where.
+        """
 
     def begin(self) -> None:
         """A call of TrainStep begins."""
 
     @contextmanager
     def united(self) -> Iterator[None]:
-        """Around work that every rank does: an error of one is an error of all. Raises Elsewhere where it is another's."""
+        """Around work that every rank does: an error of one is an error of all. Raises Elsewhere where
+        it is another's.
+        """
         yield
 
     def given(self, plain: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
@@ -88,7 +98,9 @@ class Alone:
         return own
 
     def gradients(self, trained: Mapping[str, Tensor], divided: bool = False) -> Own:
-        """What adds up the gradients of a step's micro-batches; `divided` where each rank holds rows of what is trained."""
+        """What adds up the gradients of a step's micro-batches; `divided` where each rank holds rows of what is
+        trained.
+        """
         return Own(trained)
 
     def said(self, parts: int, steps: int) -> list[str]:
@@ -99,11 +111,13 @@ class Alone:
 class Ranks(Alone):
     """One of the processes of torch.distributed's default group, which must be there and able to send CPU tensors.
 
-    `store` is a store of torch.distributed that every rank sees: it is for moments that may take long, such as loading a model; what
-    must be fast goes through the group.
+    `store` is a store of torch.distributed that every rank sees: it is for moments that may take long, such as loading
+    a model; what must be fast goes through the group.
     """
 
-    def __init__(self, store: Any, meant: int | None = None, shard: bool = False, patience: timedelta = PATIENCE) -> None:
+    def __init__(
+        self, store: Any, meant: int | None = None, shard: bool = False, patience: timedelta = PATIENCE
+    ) -> None:
         import torch.distributed as distributed
 
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
@@ -116,9 +130,11 @@ class Ranks(Alone):
         self.asked = self.agreed = False  # to stop: this rank, and some rank at the last exchange
         self._met: list[str] = []
         self._reported = 0
-        self._gather: Callable[..., Any] = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+        self._gather: Callable[..., Any] = (
+            getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+        )
 
-    # --- what everything is made of -----------------------------------------------------------------------------------------------
+    # --- what everything is made of -----------------------------------------------------------------------------------
 
     @contextmanager
     def connected(self) -> Iterator[None]:
@@ -130,7 +146,9 @@ class Ranks(Alone):
         except RuntimeError as error:
             self.broken = True
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise Lost(f"Rank {self.rank} lost another rank, or it did not answer for {self.patience}: {why}") from error
+            raise Lost(
+                f"Rank {self.rank} lost another rank, or it did not answer for {self.patience}: {why}"
+            ) from error
 
     def gather(self, out: Tensor, own: Tensor, purpose: str, wait: bool = True) -> Any:
         """Every rank's bytes (n,) as rows of `out` (ranks, n); without `wait` a handle to wait on."""
@@ -139,7 +157,9 @@ class Ranks(Alone):
             return self._gather(out.view(-1), own, async_op=not wait)
 
     def exchange(self, out: Tensor, own: Tensor, purpose: str, wait: bool = True) -> Any:
-        """Of every rank's bytes, cut into as many slices as there are ranks, this rank's slice as rows of `out` (ranks, n)."""
+        """Of every rank's bytes, cut into as many slices as there are ranks, this rank's slice as rows of `out` (ranks,
+        n).
+        """
         self.sent[purpose] = self.sent.get(purpose, 0) + own.numel()
         with self.connected():
             return self.distributed.all_to_all_single(out.view(-1), own, async_op=not wait)
@@ -163,7 +183,7 @@ class Ranks(Alone):
                 self.over = True
                 raise heard(rank, text)
 
-    # --- the group ----------------------------------------------------------------------------------------------------------------
+    # --- the group ----------------------------------------------------------------------------------------------------
 
     def meet(self, place: str) -> None:
         if place in self._met:  # a node that runs over a list of inputs
@@ -194,10 +214,18 @@ class Ranks(Alone):
         body = json.dumps([plain, shapes]).encode() if self.leader else b""
         length = torch.tensor([len(body)])
         self._spread(length)
-        header = torch.frombuffer(bytearray(body), dtype=torch.uint8) if self.leader else torch.empty(int(length), dtype=torch.uint8)
+        header = (
+            torch.frombuffer(bytearray(body), dtype=torch.uint8)
+            if self.leader
+            else torch.empty(int(length), dtype=torch.uint8)
+        )
         self._spread(header)
         plain, shapes = json.loads(bytes(header.numpy()))
-        out = dict(tensors) if self.leader else {n: torch.empty(shape, dtype=getattr(torch, kind)) for n, (kind, shape) in shapes.items()}
+        out = (
+            dict(tensors)
+            if self.leader
+            else {n: torch.empty(shape, dtype=getattr(torch, kind)) for n, (kind, shape) in shapes.items()}
+        )
         self.copy_(out)
         return plain, out
 
@@ -235,10 +263,13 @@ class Ranks(Alone):
         together = ", the model divided among them" if self.shard else ""
         lines = [f"{self.size} ranks{together}, {parts} micro-batches a step, {rounds} one after another{sends}"]
         if idle:
-            lines.append(f"{idle} of {self.size} ranks are idle in the last round of a step: {parts} is no multiple of {self.size}")
+            lines.append(
+                f"{idle} of {self.size} ranks are idle in the last round of a step: {parts} is no multiple of"
+                f" {self.size}"
+            )
         return lines
 
-    # --- slow moments -------------------------------------------------------------------------------------------------------------
+    # --- slow moments -------------------------------------------------------------------------------------------------
 
     def say(self, message: Mapping[str, Any]) -> None:
         """The first rank's next message to all others."""
@@ -282,7 +313,9 @@ class Ranks(Alone):
             self.store.set("failed", json.dumps([self.rank, text]))
 
     def awaited(self, key: str, forever: bool = False) -> bytes:
-        """The value of a key of the store, when it is there. Raises Elsewhere when a rank fails meanwhile, Lost after `patience`."""
+        """The value of a key of the store, when it is there. Raises Elsewhere when a rank fails meanwhile, Lost after
+        `patience`.
+        """
         until = time.monotonic() + self.patience.total_seconds()
         with self.connected():
             while not self.store.check([key]):
@@ -290,7 +323,10 @@ class Ranks(Alone):
                     rank, text = json.loads(self.store.get("failed"))
                     raise heard(rank, text)
                 if not forever and time.monotonic() > until:
-                    raise Lost(f"Rank {self.rank} waited {self.patience} for {key}: a rank hangs, or loads for longer than that.")
+                    raise Lost(
+                        f"Rank {self.rank} waited {self.patience} for {key}: a rank hangs, or loads for longer than"
+                        " that."
+                    )
                 time.sleep(_GLANCE)
             return bytes(self.store.get(key))
 

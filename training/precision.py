@@ -1,4 +1,6 @@
-"""In which types a step computes: autocast (bf16, fp16) and the loss scale that keeps fp16 gradients from vanishing (1710.03740)."""
+"""In which types a step computes: autocast (bf16, fp16) and the loss scale that keeps fp16 gradients from vanishing
+(1710.03740).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def autocast(settings: OptimizerSettings, device: torch.device) -> AbstractConte
 
 
 class LossScale:
-    """torch's GradScaler as steps use it: its scale and count are part of a run's state, and a step that overflows is computed again."""
+    """torch's GradScaler as steps use it: its scale and count are part of a run's state, and a step that overflows is
+    computed again.
+    """
 
     def __init__(self, device: torch.device, saved: Mapping[str, Tensor]) -> None:
         self._scaler = torch.amp.GradScaler(device.type)
@@ -43,7 +47,9 @@ class LossScale:
         return self._scaler.scale(loss)
 
     def unscale_(self, trained: Mapping[str, Tensor]) -> bool:
-        """Divide the gradients by the scale and let it grow or fall; whether every gradient is finite. Without any it stays as it is."""
+        """Divide the gradients by the scale and let it grow or fall; whether every gradient is finite. Without any it
+        stays as it is.
+        """
         gradients = _Gradients([t for t in trained.values() if t.grad is not None])
         if not gradients.param_groups[0]["params"]:
             return True

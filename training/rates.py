@@ -1,4 +1,6 @@
-"""Learning rates that differ by tensor: multiples for blocks by pattern, for up factors (LoRA+, 2402.12354) and for the text encoder."""
+"""Learning rates that differ by tensor: multiples for blocks by pattern, for up factors (LoRA+, 2402.12354) and for the
+text encoder.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ def is_up(name: str) -> bool:
 def parse_block_rates(text: str) -> list[tuple[str, float]]:
     """(pattern, multiple of the rate) of every entry `pattern = multiple`; entries have commas or lines between them.
 
-    Patterns are those of GraftAdapter: globs, or /regular expressions/. Raises ValueError that names every entry that cannot be read.
+    Patterns are those of GraftAdapter: globs, or /regular expressions/. Raises ValueError that names every entry that
+    cannot be read.
     """
     out, wrong = [], []
     for entry in filter(None, (part.strip() for part in re.split(r"[,\n]", text))):
@@ -75,11 +78,15 @@ def _matches(name: str, pattern: str) -> bool:
 def unmatched(block_rates: str, names: Iterable[str]) -> list[str]:
     """The patterns that mean none of the trained tensors."""
     names = list(names)
-    return [pattern for pattern, _ in parse_block_rates(block_rates) if not any(_matches(name, pattern) for name in names)]
+    return [
+        pattern for pattern, _ in parse_block_rates(block_rates) if not any(_matches(name, pattern) for name in names)
+    ]
 
 
 def ratios(settings: Rates, names: Iterable[str]) -> dict[str, float]:
-    """The rate of every trained tensor as a multiple of the schedule's; of several block patterns that match, the last counts."""
+    """The rate of every trained tensor as a multiple of the schedule's; of several block patterns that match, the last
+    counts.
+    """
     patterns = parse_block_rates(settings.block_rates)
     out = {}
     for name in names:

@@ -38,7 +38,9 @@ def _map_of(check: Check) -> Check:
 
 
 def _object(**entries: Check) -> Check:
-    return lambda value: isinstance(value, dict) and all(name in value and check(value[name]) for name, check in entries.items())
+    return lambda value: (
+        isinstance(value, dict) and all(name in value and check(value[name]) for name, check in entries.items())
+    )
 
 
 def _anything(value: Any) -> bool:
@@ -74,16 +76,30 @@ def _history(value: Any) -> bool:
     return _object(blocks=_list_of(_block), **_MEASURED)(value) and _count(value.get("outdated", 0))
 
 
-_MEASURED = {name: _list_of(_number) for name in ("loss", "rate", "norm")} | {"validation": _list_of(_pair(_count, _number))}
+_MEASURED = {name: _list_of(_number) for name in ("loss", "rate", "norm")} | {
+    "validation": _list_of(_pair(_count, _number))
+}
 BLOCK = _object(**_MEASURED)  # a block of history
 _FORM: dict[str, Check] = {
-    "key": _digest, "start": _digest, "step": _count, "order": _list_of(_text), "position": _list_of(_pair(_text, _count)),
-    "begun_from": _object(model=_text, dataset=_text, adapter=_map_of(_anything), ema=lambda ema: ema is None or isinstance(ema, dict),
-                          seed=_count),
+    "key": _digest,
+    "start": _digest,
+    "step": _count,
+    "order": _list_of(_text),
+    "position": _list_of(_pair(_text, _count)),
+    "begun_from": _object(
+        model=_text,
+        dataset=_text,
+        adapter=_map_of(_anything),
+        ema=lambda ema: ema is None or isinstance(ema, dict),
+        seed=_count,
+    ),
     "settings": _object(optimizer=_map_of(_anything), objective=_map_of(_anything)),
-    "effort": _object(seconds=_number, memory=_count), "versions": _map_of(_text),
-    "history": _history, "kind": _text, "tensors": _tensors,
-}  # fmt: skip
+    "effort": _object(seconds=_number, memory=_count),
+    "versions": _map_of(_text),
+    "history": _history,
+    "kind": _text,
+    "tensors": _tensors,
+}
 _OPTIONAL: dict[str, Check] = {"run": _text, "notes": _map_of(_text)}  # of a saved state
 
 

@@ -1,4 +1,6 @@
-"""How much the stored runs may take on disk together: what was unused for longest goes first, never what the run at hand needs."""
+"""How much the stored runs may take on disk together: what was unused for longest goes first, never what the run at
+hand needs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from ..patches.files import sync_folder
 
 CACHE = "cache"  # what GraftDataset has encoded lies beside the runs and has a limit of its own
 _REST = ("averages", "history", "previews")  # folders of a run beside its states
-_UNFINISHED = 24 * 3600.0  # seconds: snapshots on the way to a result are left alone so long, another process may be at it
+_UNFINISHED = (
+    24 * 3600.0
+)  # seconds: snapshots on the way to a result are left alone so long, another process may be at it
 _ABANDONED = 3600.0  # seconds: what a crash left and nothing names
 _AT_WORK = 7 * 24 * 3600.0  # seconds: a younger lock beside a run's folder says that another process works in it
 
@@ -23,8 +27,8 @@ _AT_WORK = 7 * 24 * 3600.0  # seconds: a younger lock beside a run's folder says
 class Held:
     """Files that are kept or go together: a state, or what else a run without states has left.
 
-    `kind` is "state", "partial" (a snapshot on the way), "orphan" (tensors that no state.json names) or "rest"; `used` is when they were
-    written or read last, in seconds since 1970.
+    `kind` is "state", "partial" (a snapshot on the way), "orphan" (tensors that no state.json names) or "rest"; `used`
+    is when they were written or read last, in seconds since 1970.
     """
 
     folder: Path
@@ -85,7 +89,8 @@ def touch(folder: Path) -> None:
 
 
 def to_go(found: Iterable[Held], excess: int, needed: Collection[Path], now: float) -> list[Held]:
-    """What to remove so that `excess` bytes become free, or as many as can be: leftovers, then the longest unused, unfinished runs last.
+    """What to remove so that `excess` bytes become free, or as many as can be: leftovers, then the longest unused,
+    unfinished runs last.
 
     Never what is in a folder of `needed`, nor what another process may be writing.
     """
@@ -107,7 +112,9 @@ def make(root: Path, limit: int, coming: int, needed: Collection[Path]) -> list[
     Folders in `needed` stay as they are; if a run's own folder is among them, it is the one that this process works in.
     """
     found, total = held(root)
-    others = {one.folder.relative_to(root).parts[0] for one in found} - {folder.name for folder in needed if folder.parent == root}
+    others = {one.folder.relative_to(root).parts[0] for one in found} - {
+        folder.name for folder in needed if folder.parent == root
+    }
     at_work = {run for run in others if time.time() - _time(root / f".{run}.lock") < _AT_WORK}
     found = [one for one in found if one.folder.relative_to(root).parts[0] not in at_work]
     gone = []
@@ -124,7 +131,9 @@ def make(root: Path, limit: int, coming: int, needed: Collection[Path]) -> list[
 
 
 def remove(files: Collection[Path]) -> None:
-    """Remove files, a state.json first, so that it never names what is gone; then their folders if nothing else is in them."""
+    """Remove files, a state.json first, so that it never names what is gone; then their folders if nothing else is in
+    them.
+    """
     for path in sorted(files, key=lambda path: (path.name != "state.json", path.name)):
         with naming(str(path)):
             path.unlink(missing_ok=True)
@@ -143,6 +152,6 @@ def said(gone: Sequence[Held], root: Path, limit: int) -> str:
     some = [one.folder.relative_to(root).as_posix() for one in gone[:5]] + (["…"] if len(gone) > 5 else [])
     freed = sum(one.size for one in gone) / 1e6
     return (
-        f"{len(gone)} stored results that were unused for longest were removed, {freed:.1f} MB, so that all runs stay within "
-        f"{limit / 1e9:g} GB (GRAFT_STORE_GB): {', '.join(some)}"
+        f"{len(gone)} stored results that were unused for longest were removed, {freed:.1f} MB, so that all runs stay"
+        f" within {limit / 1e9:g} GB (GRAFT_STORE_GB): {', '.join(some)}"
     )

@@ -1,4 +1,6 @@
-"""A call of TrainStep: what is stored already is taken, the rest is trained, results and snapshots are kept on the way."""
+"""A call of TrainStep: what is stored already is taken, the rest is trained, results and snapshots are kept
+on the way.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from .store import GROUPS, KEEPS, Store, Used, history_of, record_of, restored, 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Where a call ended and how: the state, its folder if it is stored, how many steps were trained now, and what there is to say."""
+    """Where a call ended and how: the state, its folder if it is stored, how many steps were trained now, and what
+    there is to say.
+    """
 
     state: TrainState
     folder: Path | None
@@ -42,14 +46,16 @@ def run(
     keep: str = "last",
     say: Callable[[str], object] | None = None,
 ) -> Outcome:
-    """`steps` further from `state`, from the store as far as it goes. The model is opened only when there is something to train.
+    """`steps` further from `state`, from the store as far as it goes. The model is opened only when there is something
+    to train.
 
-    Of `watch` the caller sets what is called and how often; what keeps states is added here. `keep` says which are kept beside the last:
-    `best` also the one with the lowest held-out loss, `every` that and every snapshot.
-    `say` hears at once what the report says in the end: that a file of the dataset has changed.
-    Raises what `watch.stepped` raises (an interruption) and OSError of the store (a full disk); until then whole steps are kept as a
-    snapshot, and the same call later goes on from it. Raises Stopped when the loss is not finite or memory runs out, Busy when another
-    process works on the same run. Every rank of a group makes this call; the first one alone has the store, shows, validates and saves.
+    Of `watch` the caller sets what is called and how often; what keeps states is added here. `keep` says which are kept
+    beside the last: `best` also the one with the lowest held-out loss, `every` that and every snapshot. `say` hears at
+    once what the report says in the end: that a file of the dataset has changed. Raises what `watch.stepped` raises (an
+    interruption) and OSError of the store (a full disk); until then whole steps are kept as a snapshot, and the same
+    call later goes on from it. Raises Stopped when the loss is not finite or memory runs out, Busy when another process
+    works on the same run. Every rank of a group makes this call; the first one alone has the store, shows, validates
+    and saves.
     """
     if keep not in KEEPS:
         raise ValueError(f"keep is {keep!r}, expected one of {', '.join(KEEPS)}.")
@@ -64,9 +70,14 @@ def run(
     with ExitStack() as stack:
         with group.united():
             if group.shard and watch.preview_every:
-                raise ValueError("TrainStep: previews sample on one rank, and --shard divides the model among all: set preview_every to 0.")
+                raise ValueError(
+                    "TrainStep: previews sample on one rank, and --shard divides the model among all: set preview_every"
+                    " to 0."
+                )
             if sharding.held(state, group).together and keep == "every":
-                raise ValueError("TrainStep: with --shard and kind full, snapshots are the ranks' own: set keep to best or last.")
+                raise ValueError(
+                    "TrainStep: with --shard and kind full, snapshots are the ranks' own: set keep to best or last."
+                )
             warning = stack.enter_context(nullcontext("") if store is None else alone(store.folder))
         return _run(group, state, steps, opened, dataset, store, watch, keep, say, [warning] if warning else [])
 
@@ -99,7 +110,10 @@ def _run(
             at = _trained(group, at, left, opened, dataset, store, watch, notes, say, (state, target, keep))
         seconds = time.perf_counter() - begun
         if at.step < state.step + steps:
-            notes.append(f"stopped at step {at.step} as asked, {state.step + steps - at.step} steps early; the state so far is passed on")
+            notes.append(
+                f"stopped at step {at.step} as asked, {state.step + steps - at.step} steps early; the state so far is"
+                " passed on"
+            )
         if store is not None:
             folder = store.save(at)
             store.drop_partial(target)
@@ -122,7 +136,9 @@ def _trained(
     say: Callable[[str], object] | None,
     way: tuple[TrainState, str, str],
 ) -> TrainState:
-    """`left` steps further from `at`; `way` is the state that the call began with, the key that it leads to and what is kept."""
+    """`left` steps further from `at`; `way` is the state that the call began with, the key that it leads to and what is
+    kept.
+    """
     state, target, keep = way
     began = at.step
     try:
@@ -133,7 +149,9 @@ def _trained(
                 denoiser = stack.enter_context(opened())
             at = train(at, denoiser, dataset, left, _keeping(watch, store, state, target, keep))
     except Stopped as error:
-        places = [] if store is None else [store.result_folder(target) / "partial", store.result_folder(error.state.key)]
+        places = (
+            [] if store is None else [store.result_folder(target) / "partial", store.result_folder(error.state.key)]
+        )
         where = next((f" It is stored in {place}." for place in places if (place / "state.json").is_file()), "")
         raise Stopped(f"{error}{where}", error.state) from error
     notes += group.said(at.settings.optimizer.accumulation, at.step - began)
@@ -171,15 +189,22 @@ def _together(group: Alone, state: TrainState, steps: int, store: Store | None) 
     return parts
 
 
-def _furthest(store: Store, state: TrainState, steps: int, notes: list[str]) -> tuple[TrainState, Path | None, Path | None]:
-    """The state to go on from, its folder, and that again where it is a snapshot; what there is to say goes to `notes`."""
+def _furthest(
+    store: Store, state: TrainState, steps: int, notes: list[str]
+) -> tuple[TrainState, Path | None, Path | None]:
+    """The state to go on from, its folder, and that again where it is a snapshot; what there is to say
+    goes to `notes`.
+    """
     found, problems = store.furthest(state, steps)
     notes += [f"not used: {problem}" for problem in problems]
     if found is None:
         return state, None, None
     notes.append(_said(found.state.step, state.step + steps, found.partial))
-    differing = [f"{name} {value}, now {store.versions.get(name)}" for name, value in sorted(found.versions.items())
-                 if store.versions.get(name) != value]  # fmt: skip
+    differing = [
+        f"{name} {value}, now {store.versions.get(name)}"
+        for name, value in sorted(found.versions.items())
+        if store.versions.get(name) != value
+    ]
     store.prune(found.state, state.step)  # what a run that was killed left behind
     if differing:
         notes.append(f"it was made with {'; '.join(differing)}")
@@ -187,7 +212,9 @@ def _furthest(store: Store, state: TrainState, steps: int, notes: list[str]) -> 
 
 
 def _everywhere(group: Alone, state: TrainState, at: TrainState, groups: Sequence[str]) -> TrainState:
-    """The first rank's `at` on every rank; of tensors those of `groups` travel. Raises ValueError on a rank that trains something else."""
+    """The first rank's `at` on every rank; of tensors those of `groups` travel. Raises ValueError on a rank that trains
+    something else.
+    """
     if group.size == 1:
         return at
     named = {name: {f"{name}/{key}": t for key, t in getattr(at, name).items()} for name in GROUPS}
@@ -196,8 +223,8 @@ def _everywhere(group: Alone, state: TrainState, at: TrainState, groups: Sequenc
     with group.united():
         if said["from"] != state.key:
             raise ValueError(
-                f"The first rank trains {said['from'][:16]} and this one {state.key[:16]}: model, dataset, settings or seed differ. Give "
-                "every rank the same files."
+                f"The first rank trains {said['from'][:16]} and this one {state.key[:16]}: model, dataset, settings or"
+                " seed differ. Give every rank the same files."
             )
     if group.leader:
         return at
@@ -205,7 +232,9 @@ def _everywhere(group: Alone, state: TrainState, at: TrainState, groups: Sequenc
     return restored(state, said["record"], {**own, **given}, history_of(said["record"]["history"], Path()))
 
 
-def _outcome(store: Store | None, at: TrainState, folder: Path | None, trained: int, seconds: float, notes: list[str]) -> Outcome:
+def _outcome(
+    store: Store | None, at: TrainState, folder: Path | None, trained: int, seconds: float, notes: list[str]
+) -> Outcome:
     best, used = (None, None) if store is None else (store.best(at), store.used())
     removed = () if store is None else tuple(store.removed)
     return Outcome(at, folder, trained, seconds, (*notes, *removed), best, used)

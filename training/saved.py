@@ -1,4 +1,6 @@
-"""A training state under a name, to move a run to another folder or machine: sharded safetensors and one state.json, verified when read."""
+"""A training state under a name, to move a run to another folder or machine: sharded safetensors and one state.json,
+verified when read.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,19 @@ from .lock import alone
 from .objective import ObjectiveSettings
 from .optimizer import OptimizerSettings
 from .state import Settings, Start, TrainState, digest_of
-from .store import GROUPS, PLAIN, Damaged, check_file, history_of, plain, read_record, record_of, restored, tail_of, write_record
+from .store import (
+    GROUPS,
+    PLAIN,
+    Damaged,
+    check_file,
+    history_of,
+    plain,
+    read_record,
+    record_of,
+    restored,
+    tail_of,
+    write_record,
+)
 
 Plain = TypeVar("Plain")
 
@@ -39,8 +53,8 @@ def names(root: Path) -> list[str]:
 def save(state: TrainState, root: Path, name: str, shard: int = 0, versions: Mapping[str, str] | None = None) -> Path:
     """Keep a state under a name, in files of at most `shard` bytes (0: one file); its folder.
 
-    A state that had the name is replaced when the new one is whole on disk, and not before. Raises OSError with nothing half-written left,
-    Busy when another process saves under that name.
+    A state that had the name is replaced when the new one is whole on disk, and not before. Raises OSError with nothing
+    half-written left, Busy when another process saves under that name.
     """
     with alone(folder_of(root, name)), naming(str(folder_of(root, name))):
         return _save(state, folder_of(root, name), shard, versions or {})
@@ -81,7 +95,9 @@ def load(
     """
     folder = folder_of(root, name)
     if not (folder / "state.json").is_file():
-        raise FileNotFoundError(f"There is no saved state {name!r} in {root}; there are: {', '.join(names(root)) or 'none'}.")
+        raise FileNotFoundError(
+            f"There is no saved state {name!r} in {root}; there are: {', '.join(names(root)) or 'none'}."
+        )
     record = read_record(folder)
     begun = record["begun_from"]
     wrong = [
@@ -90,7 +106,9 @@ def load(
         if given is not None and given != begun[what]
     ]
     if wrong:
-        advice = "Connect that one; to go on with another, save a LoRA and start a run from it (Adapter Settings, initial)."
+        advice = (
+            "Connect that one; to go on with another, save a LoRA and start a run from it (Adapter Settings, initial)."
+        )
         raise ValueError(f"The saved state {name!r} does not fit: {'; '.join(wrong)}. {advice}")
     if "name" not in record["tensors"]:
         raise Damaged(f"{folder / 'state.json'}: it is a state of a run's own folder, not a saved one")
@@ -109,7 +127,10 @@ def load(
             None if begun["ema"] is None else _rebuilt(EMASettings, begun["ema"], folder),
             begun["seed"],
         ),
-        Settings(_rebuilt(OptimizerSettings, settings["optimizer"], folder), _rebuilt(ObjectiveSettings, settings["objective"], folder)),
+        Settings(
+            _rebuilt(OptimizerSettings, settings["optimizer"], folder),
+            _rebuilt(ObjectiveSettings, settings["objective"], folder),
+        ),
         {},
         run=record.get("run", name),
         notes=record.get("notes", {}),
@@ -126,7 +147,9 @@ def _rebuilt(kind: Callable[..., Plain], values: Mapping[str, Any], folder: Path
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     strange = sorted(values.keys() - known)
     if strange:
-        raise Damaged(f"{folder / 'state.json'}: a newer Graft wrote it, with {', '.join(strange)}; update Graft to load it")
+        raise Damaged(
+            f"{folder / 'state.json'}: a newer Graft wrote it, with {', '.join(strange)}; update Graft to load it"
+        )
     try:
         return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
     except (TypeError, ValueError, OverflowError) as error:

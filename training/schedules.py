@@ -1,4 +1,6 @@
-"""The learning rate as a function of the step: warm-up, then constant, linear, cosine (1608.03983), with restarts, or polynomial."""
+"""The learning rate as a function of the step: warm-up, then constant, linear, cosine (1608.03983), with restarts, or
+polynomial.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,11 @@ def peak_rate(settings: OptimizerSettings) -> float:
 
 
 def rate_at(settings: OptimizerSettings, step: int) -> float:
-    """Learning rate of optimiser step `step` (0 is the first). Warm-up rises linearly; step `total_steps` and later have the floor.
+    """Learning rate of optimiser step `step` (0 is the first). Warm-up rises linearly; step `total_steps` and later
+    have the floor.
 
-    linear and polynomial (power 2) and cosine fall over what follows the warm-up; cosine-restarts falls four times over the same length.
+    linear and polynomial (power 2) and cosine fall over what follows the warm-up; cosine-restarts falls four times over
+    the same length.
     """
     peak = peak_rate(settings)
     if step < settings.warmup:
@@ -33,5 +37,7 @@ def rate_at(settings: OptimizerSettings, step: int) -> float:
     done = min(1.0, (step - settings.warmup) / length)
     if settings.schedule == "cosine-restarts" and done < 1.0:
         done = (done * RESTARTS) % 1.0
-    left = {"linear": 1 - done, "polynomial": (1 - done) ** 2}.get(settings.schedule, 0.5 * (1 + math.cos(math.pi * done)))
+    left = {"linear": 1 - done, "polynomial": (1 - done) ** 2}.get(
+        settings.schedule, 0.5 * (1 + math.cos(math.pi * done))
+    )
     return peak * (settings.floor + (1 - settings.floor) * left)

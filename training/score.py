@@ -15,10 +15,14 @@ from .state import TrainState
 from .step import Workspace, validate
 
 
-def held_out_loss(state: TrainState, denoiser: Denoiser, dataset: Dataset, lora: Mapping[str, Tensor] | None = None) -> float | None:
-    """The held-out loss, as TrainStep measures it, of a LORA_MODEL of the run's own kind, or of the state's last weights.
+def held_out_loss(
+    state: TrainState, denoiser: Denoiser, dataset: Dataset, lora: Mapping[str, Tensor] | None = None
+) -> float | None:
+    """The held-out loss, as TrainStep measures it, of a LORA_MODEL of the run's own kind, or of the state's last
+    weights.
 
-    None without held-out pictures. The model is left as it was; raises ValueError when the LORA_MODEL is not of this run's layers.
+    None without held-out pictures. The model is left as it was; raises ValueError when the LORA_MODEL is not of this
+    run's layers.
     """
     trained = state.trained
     if lora is not None:
@@ -27,7 +31,9 @@ def held_out_loss(state: TrainState, denoiser: Denoiser, dataset: Dataset, lora:
         if trained.keys() != state.trained.keys():
             raise ValueError("The weights to score are not of this run: they have other layers.")
     with torch.inference_mode(False):
-        plain = replace(state, start=replace(state.start, ema=None), trained=trained, optimizer={}, average={}, powers={})
+        plain = replace(
+            state, start=replace(state.start, ema=None), trained=trained, optimizer={}, average={}, powers={}
+        )
         work = Workspace(plain, denoiser, dataset)
         with work.installed():
             return validate(work)

@@ -1,4 +1,6 @@
-"""Snapshots of a run's power-function averages: LoRA files in half precision under graft/<run>/averages/ (Karras 2024, 2312.02696)."""
+"""Snapshots of a run's power-function averages: LoRA files in half precision under graft/<run>/averages/ (Karras 2024,
+2312.02696).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ Position = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Stored:
-    """A snapshot file of the run that began as `start`: the average of one width at the end of `position`, the run's settings and steps."""
+    """A snapshot file of the run that began as `start`: the average of one width at the end of `position`, the run's
+    settings and steps.
+    """
 
     path: Path
     start: str
@@ -40,19 +44,26 @@ def path_of(folder: Path, start: str, position: Position, width: float) -> Path:
 
 
 def expected(state: TrainState, folder: Path) -> list[Stored]:
-    """The snapshots that a run had taken when it stood at `state`, by step and width; whether they are there is another question."""
+    """The snapshots that a run had taken when it stood at `state`, by step and width; whether they are there is another
+    question.
+    """
     ema = state.start.ema
     if ema is None or not ema.snapshots:
         return []
     out = []
     for step in range(ema.snapshots, state.step + 1, ema.snapshots):
         at = until(state.position, step)
-        out += [Stored(path_of(folder, state.start.digest, at, width), state.start.digest, at, width) for width in ema.widths]
+        out += [
+            Stored(path_of(folder, state.start.digest, at, width), state.start.digest, at, width)
+            for width in ema.widths
+        ]
     return out
 
 
 def write(folder: Path, state: TrainState, width: float, lora: Callable[[], Mapping[str, Tensor]]) -> None:
-    """Keep an average of `state`'s run as it stands at `state`, unless it is kept already. Raises OSError, leaving nothing half-written."""
+    """Keep an average of `state`'s run as it stands at `state`, unless it is kept already. Raises OSError, leaving
+    nothing half-written.
+    """
     path = path_of(folder, state.start.digest, state.position, width)
     if path.exists():  # its name is its content's identity
         return
@@ -68,9 +79,13 @@ def write(folder: Path, state: TrainState, width: float, lora: Callable[[], Mapp
 
 
 def read(stored: Stored) -> dict[str, Tensor]:
-    """The average as a LORA_MODEL in float32. Raises ValueError naming the file when it is missing, damaged or another one."""
+    """The average as a LORA_MODEL in float32. Raises ValueError naming the file when it is missing, damaged or another
+    one.
+    """
     if not stored.path.is_file():
-        raise ValueError(f"{stored.path} is missing: the snapshot of step {stored.profile.step}, width {stored.width:g}")
+        raise ValueError(
+            f"{stored.path} is missing: the snapshot of step {stored.profile.step}, width {stored.width:g}"
+        )
     tensors, metadata = load_safetensors(str(stored.path))
     if metadata.get("graft_tensors") != tensors_digest(tensors):
         raise ValueError(f"{stored.path}: its hash is not the recorded one; it was changed or cut short")
@@ -91,7 +106,9 @@ def recorded(path: Path, metadata: Mapping[str, str]) -> Stored | None:
 
 
 def found(folder: Path) -> list[Stored]:
-    """Every snapshot in a run's folder, of whatever beginnings and settings, by step and width; only the headers are read."""
+    """Every snapshot in a run's folder, of whatever beginnings and settings, by step and width; only the headers are
+    read.
+    """
     out = []
     for path in sorted((folder / FOLDER).glob("*.safetensors")):
         one = recorded(path, header(str(path))[1])
@@ -106,10 +123,14 @@ def lines(snapshots: list[Stored]) -> dict[str, list[Stored]]:
     ends = [
         (start, position)
         for start, position in positions
-        if not any(other_start == start and other != position and _leads_to(position, other) for other_start, other in positions)
+        if not any(
+            other_start == start and other != position and _leads_to(position, other)
+            for other_start, other in positions
+        )
     ]
     return {
-        key_of(start, end): [one for one in snapshots if one.start == start and _leads_to(one.position, end)] for start, end in sorted(ends)
+        key_of(start, end): [one for one in snapshots if one.start == start and _leads_to(one.position, end)]
+        for start, end in sorted(ends)
     }
 
 

@@ -1,4 +1,6 @@
-"""Files to average: the snapshots of a run, or LoRAs and checkpoints that people have, in the order of the steps recorded in them."""
+"""Files to average: the snapshots of a run, or LoRAs and checkpoints that people have, in the order of the steps
+recorded in them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ _TEXT_ENCODERS = ("cond_stage_model.", "conditioner.", "text_encoders.")
 
 @dataclass(frozen=True)
 class Source:
-    """One file: its name for messages, the step and the run recorded in it, and for a snapshot what it is an average of.
+    """One file: its name for messages, the step and the run recorded in it, and for a snapshot what it is an average
+    of.
 
     `text_encoder` is how many tensors of text encoders a checkpoint holds, which are not averaged.
     """
@@ -53,7 +56,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Sources:
-    """Files in the order in which they are averaged; `powers` when they are snapshots of one run's power-function averages."""
+    """Files in the order in which they are averaged; `powers` when they are snapshots of one run's power-function
+    averages.
+    """
 
     files: tuple[Source, ...]
     powers: bool = False
@@ -76,7 +81,9 @@ class Sources:
 
 def _of_stored(stored: Sequence[Stored]) -> Sources:
     ordered = sorted(stored, key=lambda one: (one.profile.step, one.width))
-    return Sources(tuple(Source(one.path.name, str(one.path), one.profile.step, one.start, stored=one) for one in ordered), True)
+    return Sources(
+        tuple(Source(one.path.name, str(one.path), one.profile.step, one.start, stored=one) for one in ordered), True
+    )
 
 
 def of_state(state: TrainState, folder: Path) -> Sources:
@@ -88,33 +95,46 @@ def of_state(state: TrainState, folder: Path) -> Sources:
     if missing:
         listed = "\n".join(f"- step {one.profile.step}, width {one.width:g}: {one.path}" for one in missing)
         raise ValueError(
-            f"{len(missing)} of {len(wanted)} snapshots are missing (results that cannot be stored have none; deleted ones come back when "
-            f"the run's stored results are deleted too and it is trained again):\n{listed}"
+            f"{len(missing)} of {len(wanted)} snapshots are missing (results that cannot be stored have none; deleted"
+            f" ones come back when the run's stored results are deleted too and it is trained again):\n{listed}"
         )
     if not wanted:
-        raise ValueError(f"the state is at step {state.step}, before the first snapshot (step {state.start.ema.snapshots}): train further")
+        raise ValueError(
+            f"the state is at step {state.step}, before the first snapshot (step {state.start.ema.snapshots}): train"
+            " further"
+        )
     return _of_stored(wanted)
 
 
 def of_run(folder: Path, way: str = "") -> Sources:
-    """The snapshots in a run's folder. `way` is the beginning of one way's key, for a run that was begun or continued in several ways."""
+    """The snapshots in a run's folder. `way` is the beginning of one way's key, for a run that was begun or continued
+    in several ways.
+    """
     found = snapshots.found(folder)
     if not found:
-        raise ValueError(f"run {folder.name!r} has no snapshots of averages: set snapshots on GraftEMA before Start Training")
+        raise ValueError(
+            f"run {folder.name!r} has no snapshots of averages: set snapshots on GraftEMA before Start Training"
+        )
     every = snapshots.lines(found)
     ways = {key: of for key, of in every.items() if key.startswith(way)}
     if len(ways) != 1:
-        listed = "\n".join(f"- {folder.name}/{key[:12]}: {len(of)} snapshots, to step {of[-1].profile.step}" for key, of in every.items())
+        listed = "\n".join(
+            f"- {folder.name}/{key[:12]}: {len(of)} snapshots, to step {of[-1].profile.step}"
+            for key, of in every.items()
+        )
         wrong = f"none that begins with {way!r}" if not ways else "was begun or continued in several ways"
-        raise ValueError(f"Snapshots of different runs: run {folder.name!r}: {wrong}; name one of these as the source:\n{listed}")
+        raise ValueError(
+            f"Snapshots of different runs: run {folder.name!r}: {wrong}; name one of these as the source:\n{listed}"
+        )
     return _of_stored(next(iter(ways.values())))
 
 
 def of_files(files: Sequence[tuple[str, str]]) -> Sources:
-    """(name, path) of LoRAs or of checkpoints, put in the order of their recorded steps; in the order given where any records none.
+    """(name, path) of LoRAs or of checkpoints, put in the order of their recorded steps; in the order given where any
+    records none.
 
-    When all are snapshots of power-function averages they must be of one way of one run. Raises ValueError that lists every file that is
-    unreadable, of the other kind, named twice, or of another run.
+    When all are snapshots of power-function averages they must be of one way of one run. Raises ValueError that lists
+    every file that is unreadable, of the other kind, named twice, or of another run.
     """
     sources, wrong = [], []
     for name, path in files:
@@ -149,16 +169,23 @@ def of_files(files: Sequence[tuple[str, str]]) -> Sources:
 def _opened(name: str, path: str) -> Source:
     tensors, metadata = load_safetensors(path)
     groups, strangers, problems = grouped({key: tensor for key, tensor in tensors.items() if not key.startswith(SCALE)})
-    checkpoint = any(key.startswith(CHECKPOINT[0]) for key in tensors) or any(key.startswith(CHECKPOINT[1]) for key in strangers)
-    if not groups and not problems:  # names without a prefix are a diffusion model's, if they are those of the model that it is put on
+    checkpoint = any(key.startswith(CHECKPOINT[0]) for key in tensors) or any(
+        key.startswith(CHECKPOINT[1]) for key in strangers
+    )
+    if (
+        not groups and not problems
+    ):  # names without a prefix are a diffusion model's, if they are those of the model that it is put on
         checkpoint = checkpoint or any(key.endswith(".weight") and tensors[key].ndim > 1 for key in strangers)
     if not checkpoint and (not groups or problems):
-        raise ValueError(f"{name}: neither a LoRA nor a checkpoint of a diffusion model ({'; '.join(problems) or 'no known key'})")
-    recorded = next((metadata[key] for key in ("ss_steps", "graft_step", "step", "global_step") if metadata.get(key, "").isdigit()), None)
+        raise ValueError(
+            f"{name}: neither a LoRA nor a checkpoint of a diffusion model ({'; '.join(problems) or 'no known key'})"
+        )
+    recorded = next(
+        (metadata[key] for key in ("ss_steps", "graft_step", "step", "global_step") if metadata.get(key, "").isdigit()),
+        None,
+    )
     # Without a recorded run a file is its own: averages of factors are only offered where one run is recorded.
     run = metadata.get("graft_run") or metadata.get("ss_session_id") or ""
     step, kind = None if recorded is None else int(recorded), "checkpoint" if checkpoint else "lora"
     text = sum(key.startswith(_TEXT_ENCODERS) for key in tensors) if checkpoint else 0
     return Source(name, os.path.abspath(path), step, run, kind, snapshots.recorded(Path(path), metadata), text)
-
-

@@ -53,7 +53,9 @@ class Start:
         """Identity of the run: equal for equal beginnings in every process."""
         adapter = {f.name: getattr(self.adapter, f.name) for f in fields(self.adapter) if f.name != "initial"}
         ema = None if self.ema is None else asdict(self.ema)
-        return digest_of({"model": self.model, "dataset": self.dataset, "adapter": adapter, "ema": ema, "seed": self.seed})
+        return digest_of(
+            {"model": self.model, "dataset": self.dataset, "adapter": adapter, "ema": ema, "seed": self.seed}
+        )
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,9 @@ class History:
 
 @dataclass(frozen=True)
 class Effort:
-    """What a run has cost so far: seconds in steps and the most memory in bytes. It is no part of the run's identity."""
+    """What a run has cost so far: seconds in steps and the most memory in bytes. It is no part of
+    the run's identity.
+    """
 
     seconds: float = 0.0
     memory: int = 0
@@ -93,10 +97,10 @@ class Effort:
 class TrainState:
     """A run at one step. Tensors are on the CPU and never changed; `base` gives the model's own weights for kind full.
 
-    `trained` (the weights to sample with) and `average` (the EMA, empty when there is none) go by name and are float32, `optimizer` goes
-    by `<slot>/<name>` and has its library's types (`training.mover`), `powers` (the power-function
-    averages that snapshots are taken of) by `<number of the width>/<name>`. `subject` is the host's: models and
-    dataset that the nodes carry along; the core does not look into it, and it is not part of the state's identity.
+    `trained` (the weights to sample with) and `average` (the EMA, empty when there is none) go by name and are float32,
+    `optimizer` goes by `<slot>/<name>` and has its library's types (`training.mover`), `powers` (the power-function
+    averages that snapshots are taken of) by `<number of the width>/<name>`. `subject` is the host's: models and dataset
+    that the nodes carry along; the core does not look into it, and it is not part of the state's identity.
     """
 
     start: Start
@@ -143,7 +147,9 @@ def key_of(start: str, position: tuple[tuple[str, int], ...]) -> str:
 
 
 def advanced(position: tuple[tuple[str, int], ...], settings: str, steps: int) -> tuple[tuple[str, int], ...]:
-    """The position after `steps` more steps with `settings` (a digest): equal neighbours are joined, so 100 + 150 is 250."""
+    """The position after `steps` more steps with `settings` (a digest): equal neighbours are joined, so 100 + 150 is
+    250.
+    """
     if steps == 0:
         return position
     if position and position[-1][0] == settings:
@@ -162,9 +168,9 @@ def begin(
 ) -> TrainState:
     """The state before the first step on `module`; raises ValueError when the adapter settings do not fit it.
 
-    `base` gives the module's own weights by parameter name, when what is in the module now may be patched. `text_encoder` is given when it
-    is trained too; its names begin with `text_encoders.`, in `base` as well. `read` are the paths of its parts that the model sees
-    something of, when that is known; others are not trained.
+    `base` gives the module's own weights by parameter name, when what is in the module now may be patched.
+    `text_encoder` is given when it is trained too; its names begin with `text_encoders.`, in `base` as well. `read` are
+    the paths of its parts that the model sees something of, when that is known; others are not trained.
     """
 
     def own() -> Mapping[str, Tensor]:
@@ -194,13 +200,22 @@ def until(position: tuple[tuple[str, int], ...], step: int) -> tuple[tuple[str, 
     return tuple(out)
 
 
-def with_settings(state: TrainState, optimizer: OptimizerSettings | None, objective: ObjectiveSettings | None) -> TrainState:
-    """The state with other settings from here on; None keeps what it has. Another optimiser begins with a state of its own, and with
-    another objective the held-out losses so far are outdated."""
+def with_settings(
+    state: TrainState, optimizer: OptimizerSettings | None, objective: ObjectiveSettings | None
+) -> TrainState:
+    """The state with other settings from here on; None keeps what it has. Another optimiser begins with a state of its
+    own, and with another objective the held-out losses so far are outdated.
+    """
     settings = Settings(optimizer or state.settings.optimizer, objective or state.settings.objective)
     if settings == state.settings:
         return state
-    check_run(settings.optimizer, state.trained, state.start.adapter.kind, state.start.adapter.max_norm, state.start.ema is not None)
+    check_run(
+        settings.optimizer,
+        state.trained,
+        state.start.adapter.kind,
+        state.start.adapter.max_norm,
+        state.start.ema is not None,
+    )
     same = same_state(settings.optimizer, state.settings.optimizer)
     history = state.history
     if settings.objective != state.settings.objective:

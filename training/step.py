@@ -52,15 +52,23 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: parall
     objective = state.settings.objective
     check_for(objective, denoiser.prediction)
     if state.settings.optimizer.fused_backward and group.size > 1:
-        raise ValueError("GraftOptimizer: fused_backward moves a weight before the ranks can add up their gradients: set it to off.")
+        raise ValueError(
+            "GraftOptimizer: fused_backward moves a weight before the ranks can add up their gradients: set it to off."
+        )
     if group.shard:
         sharding.check(state, group)
     if state.start.adapter.text_encoder and denoiser.text_encoder is None:
         raise ValueError("GraftAdapter: text_encoder is on, and there is no text encoder to train: connect clip.")
     if objective.prior != "none" and dataset.regularisation is None:
         raise ValueError(f"GraftObjective: prior {objective.prior} needs a regularisation dataset on GraftDataset.")
-    if objective.zero_terminal_snr and float(denoiser.sigma(torch.tensor([1 - 2**-24], device=denoiser.device))) ** -2 > 2 * LAST_SIGNAL:
-        raise ValueError("GraftObjective: zero_terminal_snr, and the model's noise levels end with signal: rescale them (zero_terminal).")
+    if (
+        objective.zero_terminal_snr
+        and float(denoiser.sigma(torch.tensor([1 - 2**-24], device=denoiser.device))) ** -2 > 2 * LAST_SIGNAL
+    ):
+        raise ValueError(
+            "GraftObjective: zero_terminal_snr, and the model's noise levels end with signal: rescale them"
+            " (zero_terminal)."
+        )
 
 
 class Workspace:
@@ -69,7 +77,9 @@ class Workspace:
     The steps are those of a `group` of ranks that all have such a workspace; without one, of this process.
     """
 
-    def __init__(self, state: TrainState, denoiser: Denoiser, dataset: Dataset, group: parallel.Alone | None = None) -> None:
+    def __init__(
+        self, state: TrainState, denoiser: Denoiser, dataset: Dataset, group: parallel.Alone | None = None
+    ) -> None:
         self.group = group or parallel.Alone()
         check(state, denoiser, dataset, self.group)
         self.begun, self.denoiser, self.dataset = state, denoiser, dataset
@@ -77,8 +87,14 @@ class Workspace:
         device = denoiser.device
         settings = state.settings.optimizer
         self.held = held = sharding.held(state, self.group)
-        self.mover = Mover(settings, held.of(state.trained), held.of(state.optimizer), device, state.start.seed,
-                           partial(held.norm, device=device) if isinstance(held, sharding.Rows) else None)  # fmt: skip
+        self.mover = Mover(
+            settings,
+            held.of(state.trained),
+            held.of(state.optimizer),
+            device,
+            state.start.seed,
+            partial(held.norm, device=device) if isinstance(held, sharding.Rows) else None,
+        )
         self.trained = self.mover.trained
         self.gradients = self.group.gradients(self.trained, held.together)
         self.scale = LossScale(device, state.optimizer) if settings.precision == "fp16" else None
@@ -92,13 +108,17 @@ class Workspace:
                 own = replace(ema, schedule="power", widths=(width,), snapshots=0)
                 self.powers.append((own, Shadow.beside(average, state.step, self.trained, device, ema.device)))
         self.step = state.step
-        self.whole = True  # False while a step is moving the tensors: an interruption there leaves nothing worth keeping
+        self.whole = (
+            True  # False while a step is moving the tensors: an interruption there leaves nothing worth keeping
+        )
         self.kept = state.step
         self.seconds = 0.0
         self.measured: list[Moved] = []
         self.validation: list[tuple[int, float]] = []
         # Before the trained tensors are installed: differences of whole weights are taken from the model's own.
-        self.base = state.base() if self.powers and state.base is not None and state.start.adapter.kind == "full" else None
+        self.base = (
+            state.base() if self.powers and state.base is not None and state.start.adapter.kind == "full" else None
+        )
         self.attached = ExitStack()  # holds the trained tensors on the model
         self.before_encoding: Callable[[], None] = lambda: None
         self.purpose = ""  # what runs now: a micro-batch of the step, or "" outside training
@@ -111,7 +131,8 @@ class Workspace:
     def installed(self) -> Iterator[None]:
         """For the block the model computes with the trained tensors; it is as before afterwards, whatever happens."""
         settings, module = self.begun.settings.optimizer, self.denoiser.module
-        # Weights that are fetched from the host block by block must not be kept for the backward pass: they are fetched again.
+        # Weights that are fetched from the host block by block must not be kept for the backward pass: they are fetched
+        # again.
         forgetful = checkpointed(module) if settings.checkpointing or settings.offload == "layers" else nullcontext()
         away: AbstractContextManager[None] = nullcontext()
         if settings.offload == "activations":
@@ -124,7 +145,9 @@ class Workspace:
 
     @contextmanager
     def _divided(self) -> Iterator[None]:
-        """For the block the ranks hold the base weights together, where that was asked for and adapters are trained beside them."""
+        """For the block the ranks hold the base weights together, where that was asked for and adapters are trained
+        beside them.
+        """
         with ExitStack() as stack:
             if self.group.shard and not self.held.together:
                 stack.enter_context(standing_in(self.denoiser.module))
@@ -192,14 +215,22 @@ class Workspace:
         return adapters.as_lora(shadow.tensors, self.begun.start.adapter, self.base)
 
     def state(self, own: bool = False) -> TrainState:
-        """The workspace as an immutable state: everything is copied to the CPU. Where ranks hold it together, all of them do this, unless
-        it is for what this rank has of the tensors, its `own`."""
+        """The workspace as an immutable state: everything is copied to the CPU. Where ranks hold it together, all of
+        them do this, unless it is for what this rank has of the tensors, its `own`.
+        """
         begun, history, whole = self.begun, self.begun.history, dict if own else self.held.whole
         done = self.step - begun.step
         self.finish()
-        average = {} if self.shadow is None else {name: t.detach().to("cpu", copy=True) for name, t in self.shadow.tensors.items()}
-        powers = {f"{number}/{name}": t.detach().to("cpu", copy=True)
-                  for number, (_, shadow) in enumerate(self.powers) for name, t in shadow.tensors.items()}  # fmt: skip
+        average = (
+            {}
+            if self.shadow is None
+            else {name: t.detach().to("cpu", copy=True) for name, t in self.shadow.tensors.items()}
+        )
+        powers = {
+            f"{number}/{name}": t.detach().to("cpu", copy=True)
+            for number, (_, shadow) in enumerate(self.powers)
+            for name, t in shadow.tensors.items()
+        }
         return replace(
             begun,
             trained=whole(self.mover.sampled()),
@@ -239,8 +270,12 @@ def _batch_losses(work: Workspace, batch: Batch, draws: torch.Generator, options
     return losses(objective, denoiser.prediction, denoised, target, sigma, mask)
 
 
-def _preserving(work: Workspace, batch: Batch, x: Tensor, sigma: Tensor, target: Tensor, options: dict[str, Any]) -> Tensor:
-    """`target` where regularisation pictures have what the model says without the trained tensors (differential output preservation)."""
+def _preserving(
+    work: Workspace, batch: Batch, x: Tensor, sigma: Tensor, target: Tensor, options: dict[str, Any]
+) -> Tensor:
+    """`target` where regularisation pictures have what the model says without the trained tensors (differential output
+    preservation).
+    """
     which = batch.regular.nonzero().flatten()
     conditionings = [batch.conditionings[i] for i in which.tolist()]
     which = which.to(x.device)
@@ -250,8 +285,8 @@ def _preserving(work: Workspace, batch: Batch, x: Tensor, sigma: Tensor, target:
 
 
 def backward_(work: Workspace) -> float:
-    """Gradients of the next step into `.grad` of the trained tensors; the loss. Every micro-batch weighs the same, and in it every picture:
-    those of one that a round's end has cut short weigh more.
+    """Gradients of the next step into `.grad` of the trained tensors; the loss. Every micro-batch weighs the same, and
+    in it every picture: those of one that a round's end has cut short weigh more.
 
     Of several ranks each computes one part at a time, and all have the gradients of all parts in the end.
     """
@@ -295,7 +330,9 @@ def _part(work: Workspace, part: int) -> float:
 
 
 def _left_out(work: Workspace, loss: Tensor) -> bool:
-    """Whether module_dropout has left out every module, so that there are no gradients; ranks that divide a model go backward together."""
+    """Whether module_dropout has left out every module, so that there are no gradients; ranks that divide a model go
+    backward together.
+    """
     return not loss.requires_grad and work.begun.start.adapter.module_dropout > 0 and not work.group.shard
 
 
@@ -310,7 +347,8 @@ def _finite(work: Workspace, loss: float) -> bool:
 def advance_(work: Workspace) -> Moved:
     """Make one step inside `installed()`.
 
-    Raises Diverged when the loss or a gradient is not finite; the tensors are as they were, unless `whole` says otherwise.
+    Raises Diverged when the loss or a gradient is not finite; the tensors are as they were, unless `whole` says
+    otherwise.
     """
     rate = rate_at(work.begun.settings.optimizer, work.step)
     work.mover.prepare(rate, work.step)
@@ -340,7 +378,9 @@ def _begin_moving_(work: Workspace) -> None:
 
 
 def _gradients(work: Workspace) -> tuple[float, float]:
-    """Loss and norm of the next step's gradients, clipped. In fp16 a step that overflows is computed again with half the loss scale."""
+    """Loss and norm of the next step's gradients, clipped. In fp16 a step that overflows is computed again with half
+    the loss scale.
+    """
     loss = backward_(work)
     while work.scale is not None and math.isfinite(loss) and not work.scale.unscale_(work.trained):
         work.mover.forget()
@@ -351,7 +391,9 @@ def _gradients(work: Workspace) -> tuple[float, float]:
 
 
 def _average_(work: Workspace) -> None:
-    """The averages take in the weights of the step that was just made; now and then the weights are set to the average."""
+    """The averages take in the weights of the step that was just made; now and then the weights are set
+    to the average.
+    """
     ema, total = work.begun.start.ema, work.begun.settings.optimizer.total_steps
     if ema is None:
         return
@@ -369,7 +411,9 @@ def _average_(work: Workspace) -> None:
 
 @torch.no_grad()
 def validate(work: Workspace) -> float | None:
-    """Mean loss of the held-out pictures at noise and timesteps that never change (plain weights, no dropout); None without any."""
+    """Mean loss of the held-out pictures at noise and timesteps that never change (plain weights, no dropout); None
+    without any.
+    """
     pictures = work.dataset.held_out[:VALIDATION_PICTURES]
     if not pictures:
         return None
@@ -379,12 +423,18 @@ def validate(work: Workspace) -> float | None:
         draws = generator(work.begun.start.seed, number, "validation")
         latents = picture.latent[None].expand(VALIDATION_DRAWS, *picture.latent.shape)
         clean = denoiser.process_in(latents.to(denoiser.device, torch.float32))
-        sigma = denoiser.sigma(((torch.arange(VALIDATION_DRAWS) + torch.rand((), generator=draws)) / VALIDATION_DRAWS).to(denoiser.device))
+        sigma = denoiser.sigma(
+            ((torch.arange(VALIDATION_DRAWS) + torch.rand((), generator=draws)) / VALIDATION_DRAWS).to(denoiser.device)
+        )
         noise = torch.randn(clean.shape, generator=draws).to(denoiser.device)
         with work.mover.evaluated(), autocast(work.begun.settings.optimizer, work.denoiser.device):
-            (conditioning,) = work.encoded([picture.caption], [framed(work.dataset.conditionings[picture.caption], picture.framing)])
+            (conditioning,) = work.encoded(
+                [picture.caption], [framed(work.dataset.conditionings[picture.caption], picture.framing)]
+            )
             conditionings = (conditioning,) * VALIDATION_DRAWS
-            denoised = denoiser.denoise(denoiser.noisy(clean, noise, sigma), sigma, conditionings, {"graft_evaluating": True})
+            denoised = denoiser.denoise(
+                denoiser.noisy(clean, noise, sigma), sigma, conditionings, {"graft_evaluating": True}
+            )
         mask = None if picture.mask is None else picture.mask[None].to(denoiser.device)
         found.append(losses(objective, denoiser.prediction, denoised, clean, sigma, mask).mean())
     return float(torch.stack(found).mean())

@@ -1,7 +1,9 @@
-"""Training states on disk: graft/<run>/<key>/ with state.safetensors and state.json, whole or not at all, verified when they are read.
+"""Training states on disk: graft/<run>/<key>/ with state.safetensors and state.json, whole or not at all, verified when
+they are read.
 
-A state.json holds the last steps of the history; what came before lies in blocks of 1,000 steps under graft/<run>/history/, each named by
-its content and shared by every state, so that a snapshot costs the same however long the run is.
+A state.json holds the last steps of the history; what came before lies in blocks of 1,000 steps under
+graft/<run>/history/, each named by its content and shared by every state, so that a snapshot costs the same however
+long the run is.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ PLAIN = "without slashes, colons or quotes, of at most 100 characters and 240 by
 
 
 def plain(name: str) -> bool:
-    """Whether a name is a plain folder name, as `PLAIN` says; systems allow 255 bytes, and the lock's name is longer."""
+    """Whether a name is a plain folder name, as `PLAIN` says; systems allow 255 bytes, and the lock's
+    name is longer.
+    """
     fits = re.fullmatch(r"[^\\/:*?\"<>|\x00-\x1f]{1,100}", name) and len(name.encode("utf-8", "surrogatepass")) <= 240
     return bool(fits) and name.strip(" .") == name
 
@@ -70,15 +74,17 @@ class Used:
 class Store:
     """The states of one run's folder. Nothing but safetensors and JSON is read, and only when its hash fits.
 
-    All runs below `root` together stay within `limit` bytes (0: no limit): before a state is written, room is made as `room` says, and
-    `removed` tells of it.
+    All runs below `root` together stay within `limit` bytes (0: no limit): before a state is written, room is made as
+    `room` says, and `removed` tells of it.
     """
 
     def __init__(self, root: str | Path, run: str, versions: dict[str, str] | None = None, limit: int = 0) -> None:
         if not plain(run):
             raise ValueError(f"run is {run!r}: expected a plain folder name, {PLAIN}.")
         if run.lower() == "cache":
-            raise ValueError("run is 'cache': that folder holds what GraftDataset has encoded; give the run another name.")
+            raise ValueError(
+                "run is 'cache': that folder holds what GraftDataset has encoded; give the run another name."
+            )
         self.folder = Path(root) / run
         self.versions = versions or {}
         self.limit, self.removed = limit, list[str]()
@@ -87,12 +93,13 @@ class Store:
         """Where the state with this key lies."""
         return self.folder / key[:32]
 
-    # --- writing ------------------------------------------------------------------------------------------------------------------
+    # --- writing ------------------------------------------------------------------------------------------------------
 
     def save(self, state: TrainState, kind: str = "result") -> Path:
         """Keep a state as a result, as the `best` so far or as one `snapshot` of many; its folder.
 
-        A result stays one when it is kept again as something else. Raises OSError (a full disk) with nothing half-written left behind.
+        A result stays one when it is kept again as something else. Raises OSError (a full disk) with nothing
+        half-written left behind.
         """
         folder = self.result_folder(state.key)
         if kind == "result" or _kind(folder) is None:
@@ -106,13 +113,17 @@ class Store:
             write_record(folder, {**{key: value for key, value in record.items() if key != "sha256"}, "kind": "result"})
 
     def save_best(self, state: TrainState, since: int) -> Path:
-        """Keep the state with the lowest held-out loss so far in place of those that were it since step `since`; its folder."""
+        """Keep the state with the lowest held-out loss so far in place of those that were it since step `since`; its
+        folder.
+        """
         folder = self.save(state, "best")
         self.prune(state, since)
         return folder
 
     def prune(self, state: TrainState, since: int) -> None:
-        """Remove states after step `since` on the way to `state` that are kept as the best so far, and are not; results stay."""
+        """Remove states after step `since` on the way to `state` that are kept as the best so far, and are not; results
+        stay.
+        """
         best = state.history.best
         for step, _ in state.history.validation:
             folder = self.result_folder(key_of(state.start.digest, until(state.position, step)))
@@ -140,7 +151,8 @@ class Store:
         return folder
 
     def save_parts(self, state: TrainState, target: str, group: Ranks, divided: Callable[[str, Tensor], bool]) -> Path:
-        """`save_partial` by all ranks of a group: each writes the tensors that its `state` has, of which those `divided` are rows.
+        """`save_partial` by all ranks of a group: each writes the tensors that its `state` has, of which those
+        `divided` are rows.
 
         The folder must be one that every rank sees. Raises OSError on every rank when one of them cannot write.
         """
@@ -159,8 +171,14 @@ class Store:
     def _write_parts(self, state: TrainState, folder: Path, files: list[dict[str, str]]) -> None:
         missing = [one["file"] for one in files if not (folder / one["file"]).is_file()]
         if missing:
-            raise FileNotFoundError(errno.ENOENT, "other ranks write elsewhere: give all the same output folder", str(folder / missing[0]))
-        more = {"history": tail_of(state.history, self._write_history(state.history)), "kind": "partial", "tensors": {"parts": files}}
+            raise FileNotFoundError(
+                errno.ENOENT, "other ranks write elsewhere: give all the same output folder", str(folder / missing[0])
+            )
+        more = {
+            "history": tail_of(state.history, self._write_history(state.history)),
+            "kind": "partial",
+            "tensors": {"parts": files},
+        }
         write_record(folder, {**record_of(state, self.versions), **more})
         for old in folder.glob("state-*.safetensors"):  # the JSON names the new ones by now
             if old.name not in {one["file"] for one in files}:
@@ -175,7 +193,9 @@ class Store:
             folder.rmdir()
 
     def _make_room(self, state: TrainState, folder: Path, coming: int) -> None:
-        """Keep within the limit with `coming` bytes more; what the run of a state needs, which lies in `folder`, stays."""
+        """Keep within the limit with `coming` bytes more; what the run of a state needs, which lies
+        in `folder`, stays.
+        """
         if not self.limit:
             return
         best = self.best(state)
@@ -185,7 +205,9 @@ class Store:
             self.removed.append(room.said(gone, self.folder.parent, self.limit))
 
     def _write(self, state: TrainState, folder: Path, tensors: str, kind: str) -> None:
-        self._make_room(state, folder, sum(t.numel() * t.element_size() for group in GROUPS for t in getattr(state, group).values()))
+        self._make_room(
+            state, folder, sum(t.numel() * t.element_size() for group in GROUPS for t in getattr(state, group).values())
+        )
         blocks = self._write_history(state.history)
         made = make_folders(folder)
         path = folder / tensors
@@ -200,7 +222,9 @@ class Store:
                     yield chunk
 
             write_whole(str(path), chunks())
-            sync_folder(folder)  # tensors first, durably: a state.json in place means that everything it names is in place
+            sync_folder(
+                folder
+            )  # tensors first, durably: a state.json in place means that everything it names is in place
             files = {"file": tensors, "sha256": hashed.hexdigest()}
             more = {"history": tail_of(state.history, blocks), "kind": kind, "tensors": files}
             write_whole(str(folder / "state.json"), [_signed({**record_of(state, self.versions), **more})])
@@ -234,10 +258,11 @@ class Store:
         states = sum(name == "state.json" for name, _ in sizes)
         return Used(states, sum(size for _, size in sizes), room.held(self.folder.parent)[1], self.limit)
 
-    # --- reading ------------------------------------------------------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------------------------------
 
     def furthest(self, state: TrainState, steps: int) -> tuple[Found | None, list[str]]:
-        """The stored state furthest on the way from `state` to `steps` more steps with its settings, and what was found damaged.
+        """The stored state furthest on the way from `state` to `steps` more steps with its settings, and what was found
+        damaged.
 
         Results are found by their key, snapshots by what they record. Whatever cannot be used is named, never deleted.
         """
@@ -283,13 +308,16 @@ class Store:
 
 
 def load(folder: Path, like: TrainState, history: Path | None = None) -> tuple[TrainState, dict[str, str]]:
-    """The state in a folder, with the run's beginning, settings and attachments of `like`, and the versions it was made with.
+    """The state in a folder, with the run's beginning, settings and attachments of `like`, and the versions it was made
+    with.
 
     `history` is the folder of the run's blocks of history, by default the one two folders up.
     """
     record = read_record(folder)
     if "files" in record["tensors"]:
-        raise Damaged(f"{folder / 'state.json'}: it is a saved state, not one of a run's own folder; Load State reads it")
+        raise Damaged(
+            f"{folder / 'state.json'}: it is a saved state, not one of a run's own folder; Load State reads it"
+        )
     files = record["tensors"].get("parts", [record["tensors"]])
     paths = [folder / one["file"] for one in files]
     for path, one in zip(paths, files, strict=True):
@@ -308,7 +336,9 @@ def load(folder: Path, like: TrainState, history: Path | None = None) -> tuple[T
 
 
 def restored(like: TrainState, record: dict[str, Any], tensors: Mapping[str, Tensor], history: History) -> TrainState:
-    """`like` at the position of a record, with tensors by `<group>/<name>`. Raises Damaged when they are of another run."""
+    """`like` at the position of a record, with tensors by `<group>/<name>`. Raises Damaged when they are of another
+    run.
+    """
     groups: dict[str, dict[str, Tensor]] = {group: {} for group in GROUPS}
     for full, tensor in tensors.items():
         group, _, name = full.partition("/")
@@ -345,7 +375,12 @@ def tail_of(history: History, blocks: list[str]) -> dict[str, Any]:
 def _rows(history: History, start: int, end: int) -> dict[str, Any]:
     """What was measured of the steps after `start` up to `end`; the validation at step 0 counts to the first."""
     validation = [row for row in history.validation if start < row[0] <= end or row[0] == start == 0]
-    return {"loss": history.loss[start:end], "rate": history.rate[start:end], "norm": history.norm[start:end], "validation": validation}
+    return {
+        "loss": history.loss[start:end],
+        "rate": history.rate[start:end],
+        "norm": history.norm[start:end],
+        "validation": validation,
+    }
 
 
 def history_of(recorded: dict[str, Any], folder: Path) -> History:
@@ -375,7 +410,9 @@ def check_file(path: Path, sha256: str) -> None:
     """Raise Damaged unless the file is there and has this hash."""
     try:
         with open(path, "rb") as file:
-            hashed = hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
+            hashed = (
+                hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
+            )
     except OSError as error:
         raise Damaged(f"{path}: cannot be read ({error.strerror})") from error
     if hashed != sha256:
@@ -419,7 +456,9 @@ def _signed(body: dict[str, Any]) -> bytes:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The state.json of a folder; raises Damaged when it is missing, changed, of another format, or names a file elsewhere."""
+    """The state.json of a folder; raises Damaged when it is missing, changed, of another format, or names a file
+    elsewhere.
+    """
     path = folder / "state.json"
     try:
         record = json.loads(path.read_bytes())

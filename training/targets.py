@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 TARGETS = ("attention", "attention+ff", "all")
 TEXT_ENCODER = "text_encoders."  # what trained names of a text encoder begin with, as ComfyUI's generic names do
 
-# Parts of paths, as they are in UNets, transformers and text encoders. Flux's single blocks fuse attention and feed-forward in one layer.
+# Parts of paths, as they are in UNets, transformers and text encoders. Flux's single blocks fuse attention and
+# feed-forward in one layer.
 _ATTENTION = re.compile(
     r"(^|\.)(attn\d*|self_attn|cross_attn|attention|img_attn|txt_attn|SelfAttention|EncDecAttention|single_blocks\.\d+\.linear[12])(\.|$)"
 )
@@ -38,7 +39,9 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True)
 class Patterns:
-    """What a pattern text says: modules to keep (all when empty), to leave out, and sizes, of which the last that matches counts."""
+    """What a pattern text says: modules to keep (all when empty), to leave out, and sizes, of which the last that
+    matches counts.
+    """
 
     keep: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
@@ -64,10 +67,11 @@ class Site:
 
 
 def parse(text: str) -> Patterns:
-    """Read a pattern text: globs, or /regular expressions/, separated by commas or lines; `!` leaves out, `=` gives sizes.
+    """Read a pattern text: globs, or /regular expressions/, separated by commas or lines; `!` leaves out, `=` gives
+    sizes.
 
-    `input_blocks.*=rank 8, alpha 4` narrows nothing: it says how large the adapters of chosen modules are. Raises ValueError listing what
-    cannot be read.
+    `input_blocks.*=rank 8, alpha 4` narrows nothing: it says how large the adapters of chosen modules are. Raises
+    ValueError listing what cannot be read.
     """
     keep: list[str] = []
     drop: list[str] = []
@@ -97,8 +101,16 @@ def parse(text: str) -> Patterns:
             drop.append(entry[1:].strip())
         else:
             keep.append(entry)
-    wrong += [f"{size.pattern!r}: rank is 0, expected 1 or more; !{size.pattern} leaves modules out" for size in sizes if size.rank == 0]
-    wrong += [f"{one!r} is no regular expression: {_fault(one)}" for one in (*keep, *drop, *(s.pattern for s in sizes)) if _fault(one)]
+    wrong += [
+        f"{size.pattern!r}: rank is 0, expected 1 or more; !{size.pattern} leaves modules out"
+        for size in sizes
+        if size.rank == 0
+    ]
+    wrong += [
+        f"{one!r} is no regular expression: {_fault(one)}"
+        for one in (*keep, *drop, *(s.pattern for s in sizes))
+        if _fault(one)
+    ]
     if wrong:
         raise ValueError("pattern " + "; ".join(wrong))
     return Patterns(tuple(keep), tuple(drop), tuple(sizes))
@@ -136,7 +148,9 @@ def _chosen(path: str, preset: str, patterns: Patterns) -> bool:
         wanted = _ATTENTION.search(path) or (preset == "attention+ff" and _FEED_FORWARD.search(path))
         if not wanted:
             return False
-    return (not patterns.keep or any(_matches(path, p) for p in patterns.keep)) and not any(_matches(path, p) for p in patterns.drop)
+    return (not patterns.keep or any(_matches(path, p) for p in patterns.keep)) and not any(
+        _matches(path, p) for p in patterns.drop
+    )
 
 
 def _fits(part: nn.Module, kind: str) -> bool:
@@ -150,7 +164,9 @@ def _fits(part: nn.Module, kind: str) -> bool:
 
 
 def size_of(path: str, settings: AdapterSettings) -> tuple[int, float]:
-    """(rank, alpha) of the adapter at `path`: those of the last pattern that gives one, else the settings'; alpha 0 is the rank."""
+    """(rank, alpha) of the adapter at `path`: those of the last pattern that gives one, else the settings'; alpha 0 is
+    the rank.
+    """
     rank, alpha = settings.rank, settings.alpha
     for size in settings.patterns.sizes:
         if _matches(path, size.pattern):
@@ -159,7 +175,9 @@ def size_of(path: str, settings: AdapterSettings) -> tuple[int, float]:
 
 
 def _unread(module: nn.Module) -> tuple[str, ...]:
-    """Beginnings of paths whose output nothing reads, so that they can learn nothing: the text's half of Qwen-Image's last block."""
+    """Beginnings of paths whose output nothing reads, so that they can learn nothing: the text's half of Qwen-Image's
+    last block.
+    """
     blocks = getattr(module, "transformer_blocks", None)
     if not isinstance(blocks, nn.ModuleList) or not len(blocks) or not hasattr(blocks[-1], "txt_mlp"):
         return ("\0",)
@@ -179,27 +197,31 @@ def _found(module: nn.Module, settings: AdapterSettings, prefix: str) -> Iterato
 def sites(module: nn.Module, settings: AdapterSettings, text_encoder: nn.Module | None = None) -> dict[str, Site]:
     """The modules that `settings` choose, by path, in the module's own order, those of the text encoder after them.
 
-    Raises ValueError when there is none, when a size matches none of them, or when the text encoder is to be trained and has none.
+    Raises ValueError when there is none, when a size matches none of them, or when the text encoder is to be trained
+    and has none.
     """
     found = {site.path: site for site in _found(module, settings, "")}
     if text_encoder is not None:
         own = {site.path: site for site in _found(text_encoder, settings, TEXT_ENCODER)}
         if not own:
             raise ValueError(
-                f"GraftAdapter: text_encoder is on, and targets {settings.targets!r} with pattern {settings.pattern!r} choose no module of "
-                f"it. Its paths begin with {TEXT_ENCODER}, so that {TEXT_ENCODER}* chooses all of them."
+                f"GraftAdapter: text_encoder is on, and targets {settings.targets!r} with pattern {settings.pattern!r}"
+                f" choose no module of it. Its paths begin with {TEXT_ENCODER}, so that {TEXT_ENCODER}* chooses all of"
+                " them."
             )
         found |= own
     if not found:
         some = [path for path, part in module.named_modules() if is_linear(part) or isinstance(part, nn.Conv2d)][:5]
         raise ValueError(
-            f"GraftAdapter: targets {settings.targets!r} with pattern {settings.pattern!r} choose no module for kind {settings.kind!r}. "
-            f"The model has modules such as {', '.join(some) or '(none that can be trained)'}."
+            f"GraftAdapter: targets {settings.targets!r} with pattern {settings.pattern!r} choose no module for kind"
+            f" {settings.kind!r}. The model has modules such as {', '.join(some) or '(none that can be trained)'}."
         )
     idle = [size.pattern for size in settings.patterns.sizes if not any(_matches(path, size.pattern) for path in found)]
     if idle:
         one = next(iter(found))
-        raise ValueError(f"GraftAdapter: pattern gives a size to {', '.join(idle)}, which matches no chosen module such as {one}.")
+        raise ValueError(
+            f"GraftAdapter: pattern gives a size to {', '.join(idle)}, which matches no chosen module such as {one}."
+        )
     return found
 
 

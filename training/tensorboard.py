@@ -15,7 +15,9 @@ from .step import Moved
 def check() -> None:
     """Raise ValueError that says what to install when the package is missing."""
     if importlib.util.find_spec("tensorboard") is None:
-        raise ValueError("TrainStep: tensorboard is on and the package is not installed: pip install tensorboard, or switch it off.")
+        raise ValueError(
+            "TrainStep: tensorboard is on and the package is not installed: pip install tensorboard, or switch it off."
+        )
 
 
 class Writer:
@@ -27,7 +29,9 @@ class Writer:
         self.writer: Any = None
 
     def write(self, step: int, moved: Moved, validation: float | None) -> None:
-        """The scalars of one step. Raises OSError that names the folder; what its thread could not write comes with a later step."""
+        """The scalars of one step. Raises OSError that names the folder; what its thread could not write comes with a
+        later step.
+        """
         values = {"loss": moved.loss, "learning rate": moved.rate, "gradient norm": moved.norm}
         if validation is not None:
             values["held-out loss"] = validation

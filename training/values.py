@@ -1,4 +1,6 @@
-"""Plain values with tensors in them as bytes and back, as JSON and safetensors: what a node gives, on its way to another process."""
+"""Plain values with tensors in them as bytes and back, as JSON and safetensors: what a node gives, on its way to
+another process.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from ..patches.rows import StackRow
 
 
 def packed(value: Any) -> bytes:
-    """A tree of dicts, lists, tuples, tensors, texts, numbers, truth values and None; raises TypeError that says where it is not."""
+    """A tree of dicts, lists, tuples, tensors, texts, numbers, truth values and None; raises TypeError that says where
+    it is not.
+    """
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_tree(value, "value", tensors)).encode()
     return len(tree).to_bytes(8, "little") + tree + b"".join(safetensors_bytes(tensors, {}))
@@ -43,9 +47,14 @@ def _tree(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     if type(value) in (list, tuple):
         return [type(value).__name__, [_tree(one, f"{place}[{number}]", tensors) for number, one in enumerate(value)]]
     if isinstance(value, dict):
-        pairs = [[_tree(key, f"a key of {place}", tensors), _tree(one, f"{place}[{key!r}]", tensors)] for key, one in value.items()]
+        pairs = [
+            [_tree(key, f"a key of {place}", tensors), _tree(one, f"{place}[{key!r}]", tensors)]
+            for key, one in value.items()
+        ]
         return ["dict", pairs]
-    raise TypeError(f"{place} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be sent to other ranks")
+    raise TypeError(
+        f"{place} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be sent to other ranks"
+    )
 
 
 def _value(tree: Any, tensors: dict[str, Tensor]) -> Any:

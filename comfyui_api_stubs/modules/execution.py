@@ -1,7 +1,8 @@
-"""Validates and executes workflows in API format, with ComfyUI's semantics: lists, lazy inputs, async nodes, caching, interruption.
+"""Validates and executes workflows in API format, with ComfyUI's semantics: lists, lazy inputs, async nodes, caching,
+interruption.
 
-Two things differ on purpose: validation lists every error instead of stopping at the first unknown node, and nodes that add nodes to the
-running graph ("node expansion") are refused.
+Two things differ on purpose: validation lists every error instead of stopping at the first unknown node, and nodes that
+add nodes to the running graph ("node expansion") are refused.
 """
 
 from __future__ import annotations
@@ -21,10 +22,28 @@ from typing import Any, NamedTuple
 
 import comfy.model_management
 import torch
-from comfy_api.internal import _ComfyNodeInternal, _NodeOutputInternal, first_real_override, is_class, make_locked_method_func
+from comfy_api.internal import (
+    _ComfyNodeInternal,
+    _NodeOutputInternal,
+    first_real_override,
+    is_class,
+    make_locked_method_func,
+)
 from comfy_api.latest import io
-from comfy_execution.graph import DependencyCycleError, DynamicPrompt, ExecutionBlocker, NodeInputError, get_input_info, is_link
-from comfy_execution.progress import WebUIProgressHandler, add_progress_handler, get_progress_state, reset_progress_state
+from comfy_execution.graph import (
+    DependencyCycleError,
+    DynamicPrompt,
+    ExecutionBlocker,
+    NodeInputError,
+    get_input_info,
+    is_link,
+)
+from comfy_execution.progress import (
+    WebUIProgressHandler,
+    add_progress_handler,
+    get_progress_state,
+    reset_progress_state,
+)
 from comfy_execution.utils import CurrentNodeContext
 from comfy_execution.validation import validate_node_input
 
@@ -49,7 +68,7 @@ class ExpansionError(Exception):
     """A node wants to add nodes to the running graph."""
 
 
-# --- one node ---------------------------------------------------------------------------------------------------------------------
+# --- one node ---------------------------------------------------------------------------------------------------------
 
 
 def _is_v3(class_def: type) -> bool:
@@ -64,11 +83,16 @@ def _optional_method(obj: Any, v3_name: str, v1_name: str) -> str | None:
     return v1_name if getattr(obj, v1_name, None) is not None else None
 
 
-def _hidden_values(wanted: Mapping[str, Any], unique_id: str, prompt: DynamicPrompt | None, extra_data: Mapping[str, Any]) -> dict:
+def _hidden_values(
+    wanted: Mapping[str, Any], unique_id: str, prompt: DynamicPrompt | None, extra_data: Mapping[str, Any]
+) -> dict:
     """The hidden inputs that a node class names, by the name it gives them."""
     known = {
-        "PROMPT": prompt.original_prompt if prompt else {}, "DYNPROMPT": prompt, "EXTRA_PNGINFO": extra_data.get("extra_pnginfo"),
-        "UNIQUE_ID": unique_id, "AUTH_TOKEN_COMFY_ORG": extra_data.get("auth_token_comfy_org"),
+        "PROMPT": prompt.original_prompt if prompt else {},
+        "DYNPROMPT": prompt,
+        "EXTRA_PNGINFO": extra_data.get("extra_pnginfo"),
+        "UNIQUE_ID": unique_id,
+        "AUTH_TOKEN_COMFY_ORG": extra_data.get("auth_token_comfy_org"),
         "API_KEY_COMFY_ORG": extra_data.get("api_key_comfy_org"),
     }
     kinds = {name: kind[0] if isinstance(kind, tuple) else kind for name, kind in wanted.items()}
@@ -76,8 +100,12 @@ def _hidden_values(wanted: Mapping[str, Any], unique_id: str, prompt: DynamicPro
 
 
 def get_input_data(
-    inputs: Mapping[str, Any], class_def: type, unique_id: str, outputs: Callable[[str], list[list] | None] | None = None,
-    dynprompt: DynamicPrompt | None = None, extra_data: Mapping[str, Any] = {},
+    inputs: Mapping[str, Any],
+    class_def: type,
+    unique_id: str,
+    outputs: Callable[[str], list[list] | None] | None = None,
+    dynprompt: DynamicPrompt | None = None,
+    extra_data: Mapping[str, Any] = {},
 ) -> tuple[dict[str, Any], set[str], dict]:
     """(a list of values for each input, the inputs whose value is not there yet, V3's hidden values).
 
@@ -113,7 +141,9 @@ def _bound(obj: Any, function: str, v3_data: dict | None) -> Callable:
 
 
 def _calls(values: Mapping[str, Any], as_lists: bool) -> list[dict[str, Any]]:
-    """The arguments of each call: one call with whole lists, or one an entry, the last entry of shorter lists repeated."""
+    """The arguments of each call: one call with whole lists, or one an entry, the last entry of
+    shorter lists repeated.
+    """
     if as_lists:
         return [dict(values)]
     count = max((len(value) for value in values.values()), default=0)
@@ -129,10 +159,18 @@ def _blocker(arguments: Mapping[str, Any], as_lists: bool) -> ExecutionBlocker |
 
 
 async def _call_over_lists(
-    prompt_id: str, unique_id: str, obj: Any, values: Mapping[str, Any], function: str, v3_data: dict | None = None,
-    interruptible: bool = False, on_block: Callable[[ExecutionBlocker], ExecutionBlocker] | None = None,
+    prompt_id: str,
+    unique_id: str,
+    obj: Any,
+    values: Mapping[str, Any],
+    function: str,
+    v3_data: dict | None = None,
+    interruptible: bool = False,
+    on_block: Callable[[ExecutionBlocker], ExecutionBlocker] | None = None,
 ) -> list:
-    """Call a node's function once for each entry of its input lists; what is still running is in the result as a task."""
+    """Call a node's function once for each entry of its input lists; what is still running is in the result
+    as a task.
+    """
     results: list[Any] = []
     as_lists = bool(getattr(obj, "INPUT_IS_LIST", False))
     for index, arguments in enumerate(_calls(values, as_lists)):
@@ -169,13 +207,16 @@ def _unpacked(returned: Any, class_def: Any) -> tuple[Any, dict | None]:
     elif isinstance(returned, dict):
         ui, expand, values = returned.get("ui"), returned.get("expand"), returned.get("result")
     elif returned is None:
-        raise TypeError(f"{class_def.__name__} returned None; a node returns a tuple of its outputs, or a dict with \"result\" or \"ui\"")
+        raise TypeError(
+            f'{class_def.__name__} returned None; a node returns a tuple of its outputs, or a dict with "result" or'
+            ' "ui"'
+        )
     else:
         values = returned
     if expand is not None:
         raise ExpansionError(
-            f"{class_def.__name__} adds nodes to the running graph (node expansion), which the embedded host does not do; "
-            "run this workflow in a real ComfyUI"
+            f"{class_def.__name__} adds nodes to the running graph (node expansion), which the embedded host does not"
+            " do; run this workflow in a real ComfyUI"
         )
     if isinstance(values, ExecutionBlocker):
         values = (values,) * len(class_def.RETURN_TYPES)
@@ -190,9 +231,13 @@ def _merged(calls: list[tuple], class_def: Any) -> list[list]:
     merged: list[list] = []
     for index, flag in zip(range(len(calls[0])), is_list, strict=False):
         column = [call[index] for call in calls]
-        merged.append([
-            entry for value in column for entry in (value if flag and not isinstance(value, ExecutionBlocker) else [value])
-        ])
+        merged.append(
+            [
+                entry
+                for value in column
+                for entry in (value if flag and not isinstance(value, ExecutionBlocker) else [value])
+            ]
+        )
     return merged
 
 
@@ -204,11 +249,13 @@ def _entry(results: list, class_def: Any) -> CacheEntry:
     return CacheEntry(_merged([values for values, _ in unpacked if values is not None], class_def), ui)
 
 
-# --- what makes two executions the same -------------------------------------------------------------------------------------------
+# --- what makes two executions the same -------------------------------------------------------------------------------
 
 
 class _Signatures:
-    """A number for every node of a workflow: equal exactly when class, constants, fingerprints and everything upstream are equal."""
+    """A number for every node of a workflow: equal exactly when class, constants, fingerprints and everything upstream
+    are equal.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[tuple, int] = {}
@@ -295,7 +342,7 @@ async def _fingerprint(prompt_id: str, node_id: str, node: dict, class_def: Any)
         return float("nan")
 
 
-# --- a workflow -------------------------------------------------------------------------------------------------------------------
+# --- a workflow -------------------------------------------------------------------------------------------------------
 
 
 class _Interrupted(NamedTuple):
@@ -309,7 +356,9 @@ class _Interrupted(NamedTuple):
 class _Run:
     """One execution of one workflow: which nodes wait for which, what runs, what is done."""
 
-    def __init__(self, executor: PromptExecutor, prompt_id: str, prompt: dict, extra_data: dict, signatures: dict[str, int]):
+    def __init__(
+        self, executor: PromptExecutor, prompt_id: str, prompt: dict, extra_data: dict, signatures: dict[str, int]
+    ):
         self.executor, self.prompt_id, self.extra_data, self.signatures = executor, prompt_id, extra_data, signatures
         self.prompt = DynamicPrompt(prompt)
         self.waiting: dict[str, set[str]] = {}
@@ -330,7 +379,9 @@ class _Run:
 
     # what is needed
     def demand(self, node_id: str) -> None:
-        """Have a node executed, and before it everything that it is linked to (but for lazy inputs) and that has no result."""
+        """Have a node executed, and before it everything that it is linked to (but for lazy inputs) and that has no
+        result.
+        """
         pending = [node_id]
         while pending:
             current = pending.pop()
@@ -344,14 +395,18 @@ class _Run:
         class_def, inputs = self._class(node_id), self.prompt.get_node(node_id)["inputs"]
         spec = class_def.INPUT_TYPES()
         links = {name: value[0] for name, value in inputs.items() if is_link(value)}
-        return [source for name, source in links.items() if not (get_input_info(class_def, name, spec)[2] or {}).get("lazy")]
+        return [
+            source for name, source in links.items() if not (get_input_info(class_def, name, spec)[2] or {}).get("lazy")
+        ]
 
     def _demand_inputs(self, node_id: str, names: Iterable[str]) -> None:
         """Have the lazy inputs that a node asked for executed before it is tried again."""
         inputs = self.prompt.get_node(node_id)["inputs"]
         for name in names:
             if name not in inputs:
-                raise NodeInputError(f"Node {node_id} says it needs input {name}, but there is no input to that node at all")
+                raise NodeInputError(
+                    f"Node {node_id} says it needs input {name}, but there is no input to that node at all"
+                )
             if not is_link(inputs[name]):
                 raise NodeInputError(f"Node {node_id} says it needs input {name}, but that value is a constant")
             source = inputs[name][0]
@@ -427,21 +482,32 @@ class _Run:
     async def _execute(self, node_id: str) -> None:
         node, class_def, server = self.prompt.get_node(node_id), self._class(node_id), self.executor.server
         get_progress_state().start_progress(node_id)
-        values, missing, v3_data = get_input_data(node["inputs"], class_def, node_id, self._outputs, self.prompt, self.extra_data)
+        values, missing, v3_data = get_input_data(
+            node["inputs"], class_def, node_id, self._outputs, self.prompt, self.extra_data
+        )
         self.arguments[node_id] = values
         server.last_node_id = node_id
         self._send("executing", {"node": node_id, "display_node": node_id, "prompt_id": self.prompt_id})
         obj = self._object(node_id, node["class_type"], class_def)
         lazy = _optional_method(obj, "check_lazy_status", "check_lazy_status")
         if lazy is not None:
-            answers = await _resolved(await _call_over_lists(self.prompt_id, node_id, obj, values, lazy, v3_data, interruptible=True))
+            answers = await _resolved(
+                await _call_over_lists(self.prompt_id, node_id, obj, values, lazy, v3_data, interruptible=True)
+            )
             asked = {name for answer in answers if isinstance(answer, list) for name in answer if isinstance(name, str)}
             needed = sorted(name for name in asked if name not in values or name in missing)
             if needed:
                 self._demand_inputs(node_id, needed)
                 return
         results = await _call_over_lists(
-            self.prompt_id, node_id, obj, values, class_def.FUNCTION, v3_data, interruptible=True, on_block=self._on_block(node_id),
+            self.prompt_id,
+            node_id,
+            obj,
+            values,
+            class_def.FUNCTION,
+            v3_data,
+            interruptible=True,
+            on_block=self._on_block(node_id),
         )
         if any(isinstance(result, asyncio.Future) for result in results):
             self.running[asyncio.ensure_future(_resolved(results))] = node_id
@@ -480,7 +546,10 @@ class _Run:
         if entry.ui:
             self.executor.shown[node_id] = entry.ui
         if entry.ui or was_cached:
-            self._send("executed", {"node": node_id, "display_node": node_id, "output": entry.ui or None, "prompt_id": self.prompt_id})
+            self._send(
+                "executed",
+                {"node": node_id, "display_node": node_id, "output": entry.ui or None, "prompt_id": self.prompt_id},
+            )
         get_progress_state().finish_progress(node_id)
         if not was_cached:
             self.executed.append(node_id)
@@ -491,11 +560,20 @@ class _Run:
         def report(blocker: ExecutionBlocker) -> ExecutionBlocker:
             if blocker.message is None:
                 return blocker
-            self._send("execution_error", {
-                "prompt_id": self.prompt_id, "node_id": node_id, "node_type": self.prompt.get_node(node_id)["class_type"],
-                "executed": list(self.executed), "exception_message": f"Execution Blocked: {blocker.message}",
-                "exception_type": "ExecutionBlocked", "traceback": [], "current_inputs": [], "current_outputs": [],
-            })
+            self._send(
+                "execution_error",
+                {
+                    "prompt_id": self.prompt_id,
+                    "node_id": node_id,
+                    "node_type": self.prompt.get_node(node_id)["class_type"],
+                    "executed": list(self.executed),
+                    "exception_message": f"Execution Blocked: {blocker.message}",
+                    "exception_type": "ExecutionBlocked",
+                    "traceback": [],
+                    "current_inputs": [],
+                    "current_outputs": [],
+                },
+            )
             return ExecutionBlocker(None)
 
         return report
@@ -538,7 +616,11 @@ class PromptExecutor:
         asyncio.run(self.execute_async(prompt, prompt_id, extra_data, execute_outputs))
 
     async def execute_async(
-        self, prompt: dict, prompt_id: str, extra_data: dict = {}, execute_outputs: list[str] = [],  # noqa: B006
+        self,
+        prompt: dict,
+        prompt_id: str,
+        extra_data: dict = {},  # noqa: B006
+        execute_outputs: list[str] = [],  # noqa: B006
     ) -> None:
         """Execute a validated workflow as far as `execute_outputs` need it."""
         nodes.interrupt_processing(False)
@@ -574,14 +656,18 @@ class PromptExecutor:
         self.objects = {key: obj for key, obj in self.objects.items() if key in present}
 
     def _keep_history(self) -> None:
-        meta = {key: {"node_id": key, "display_node": key, "parent_node": None, "real_node_id": key} for key in self.shown}
+        meta = {
+            key: {"node_id": key, "display_node": key, "parent_node": None, "real_node_id": key} for key in self.shown
+        }
         self.history_result = {"outputs": dict(self.shown), "meta": meta}
 
     def _report(self, run: _Run, failure: _Interrupted) -> None:
         """Send what went wrong: an interruption, or the node's error with its inputs."""
         node_id, error = failure.node_id, failure.error
         data: dict[str, Any] = {
-            "prompt_id": run.prompt_id, "node_id": node_id, "node_type": run.prompt.get_node(node_id)["class_type"],
+            "prompt_id": run.prompt_id,
+            "node_id": node_id,
+            "node_type": run.prompt.get_node(node_id)["class_type"],
             "executed": list(run.executed),
         }
         if isinstance(error, comfy.model_management.InterruptProcessingException):
@@ -594,8 +680,10 @@ class PromptExecutor:
             tip = "\nThe device ran out of memory; a smaller batch or picture needs less."
             comfy.model_management.unload_all_models()
         data.update(
-            exception_message=f"{error}\n{tip}" if tip else str(error), exception_type=full_type_name(type(error)),
-            traceback=traceback.format_tb(error.__traceback__), current_outputs=[key for key in run.signatures if run.entry(key)],
+            exception_message=f"{error}\n{tip}" if tip else str(error),
+            exception_type=full_type_name(type(error)),
+            traceback=traceback.format_tb(error.__traceback__),
+            current_outputs=[key for key in run.signatures if run.entry(key)],
             current_inputs={name: [_shown_value(value) for value in values] for name, values in failure.inputs.items()},
         )
         self.add_message("execution_error", data, broadcast=False)
@@ -611,7 +699,7 @@ def full_type_name(klass: type) -> str:
     return klass.__qualname__ if klass.__module__ == "builtins" else f"{klass.__module__}.{klass.__qualname__}"
 
 
-# --- validation -------------------------------------------------------------------------------------------------------------------
+# --- validation -------------------------------------------------------------------------------------------------------
 
 
 def _problem(kind: str, message: str, details: str, **extra: Any) -> dict[str, Any]:
@@ -622,7 +710,11 @@ def _converted(value: Any, input_type: Any) -> Any:
     """A constant as the type of its widget; a list is wrapped as {"__value__": […]} because a bare one is a link."""
     if isinstance(value, dict) and "__value__" in value:
         value = value["__value__"]
-    kind = {"INT": int, "FLOAT": float, "STRING": str, "BOOLEAN": bool}.get(input_type) if isinstance(input_type, str) else None
+    kind = (
+        {"INT": int, "FLOAT": float, "STRING": str, "BOOLEAN": bool}.get(input_type)
+        if isinstance(input_type, str)
+        else None
+    )
     return value if kind is None else kind(value)
 
 
@@ -670,8 +762,13 @@ class _Validator:
         try:
             self.problems[node_id] = await self._of_node(node_id, class_def)
         except Exception as error:  # noqa: BLE001  (a node's own code: whatever it raises is reported as the node's problem)
-            extra = {"exception_type": full_type_name(type(error)), "traceback": traceback.format_tb(error.__traceback__)}
-            self.problems[node_id] = [_problem("exception_during_validation", "Exception when validating node", str(error), **extra)]
+            extra = {
+                "exception_type": full_type_name(type(error)),
+                "traceback": traceback.format_tb(error.__traceback__),
+            }
+            self.problems[node_id] = [
+                _problem("exception_during_validation", "Exception when validating node", str(error), **extra)
+            ]
 
     def found(self) -> dict[str, list[dict]]:
         """All problems, by node in the workflow's order."""
@@ -695,11 +792,19 @@ class _Validator:
             problems += [] if problem is None else [problem]
         if method is not None and (takes or takes_all):
             broken = {problem["extra_info"]["input_name"] for problem in problems}
-            problems += await self._by_the_node(node_id, class_def, method, inputs, received, (takes, takes_all), broken)
+            problems += await self._by_the_node(
+                node_id, class_def, method, inputs, received, (takes, takes_all), broken
+            )
         return problems
 
     def _of_input(
-        self, node_id: str, name: str, info: tuple, received: dict[str, Any], any_type: bool, own_check: bool,
+        self,
+        node_id: str,
+        name: str,
+        info: tuple,
+        received: dict[str, Any],
+        any_type: bool,
+        own_check: bool,
     ) -> dict | None:
         """What is wrong with one input; converts a constant in place, notes the type that a link brings."""
         input_type, category, options = info
@@ -707,7 +812,11 @@ class _Validator:
         extra: dict[str, Any] = {"input_name": name, "input_config": (input_type, options)}
         if name not in inputs:
             missing = category == "required"
-            return _problem("required_input_missing", "Required input is missing", name, input_name=name) if missing else None
+            return (
+                _problem("required_input_missing", "Required input is missing", name, input_name=name)
+                if missing
+                else None
+            )
         value = inputs[name]
         if isinstance(value, list):
             return self._of_link(name, value, input_type, extra, received, any_type)
@@ -716,10 +825,14 @@ class _Validator:
         except (TypeError, ValueError, OverflowError) as error:
             message = f"Failed to convert an input value to a {input_type} value"
             details = f"{name}, {value}, {error}"
-            return _problem("invalid_input_type", message, details, **extra, received_value=value, exception_message=str(error))
+            return _problem(
+                "invalid_input_type", message, details, **extra, received_value=value, exception_message=str(error)
+            )
         return None if own_check else _range_problem(name, value, input_type, options)
 
-    def _of_link(self, name: str, value: list, input_type: Any, extra: dict, received: dict[str, Any], any_type: bool) -> dict | None:
+    def _of_link(
+        self, name: str, value: list, input_type: Any, extra: dict, received: dict[str, Any], any_type: bool
+    ) -> dict | None:
         if not is_link(value):
             message = "Bad linked input, must be a length-2 list of [node_id, slot_index]"
             return _problem("bad_linked_input", message, name, **extra, received_value=value)
@@ -732,20 +845,33 @@ class _Validator:
             return None  # reported at the source
         types = source_class.RETURN_TYPES
         if not 0 <= index < len(types):
-            message = f"Bad linked input, {self.prompt[source]['class_type']} {source} has no output {index}, it has {len(types)}"
+            message = (
+                f"Bad linked input, {self.prompt[source]['class_type']} {source} has no output {index}, it has"
+                f" {len(types)}"
+            )
             return _problem("bad_linked_input", message, name, **extra, received_value=value)
         received[name] = types[int(index)]
         if any_type or validate_node_input(received[name], input_type):
             return None
         details = f"{name}, received_type({received[name]}) mismatch input_type({input_type})"
         message = "Return type mismatch between linked nodes"
-        return _problem("return_type_mismatch", message, details, **extra, received_type=received[name], linked_node=value)
+        return _problem(
+            "return_type_mismatch", message, details, **extra, received_type=received[name], linked_node=value
+        )
 
     async def _by_the_node(
-        self, node_id: str, class_def: Any, method: str, inputs: dict, received: dict[str, Any], accepts: tuple[set[str], bool],
+        self,
+        node_id: str,
+        class_def: Any,
+        method: str,
+        inputs: dict,
+        received: dict[str, Any],
+        accepts: tuple[set[str], bool],
         broken: set[str],
     ) -> list[dict]:
-        """What the node's own validation says, input by input that it takes; not asked when one of those is broken already."""
+        """What the node's own validation says, input by input that it takes; not asked when one of those is broken
+        already.
+        """
         takes, takes_all = accepts
         values, _, v3_data = get_input_data(inputs, class_def, node_id)
         values = {name: value for name, value in values.items() if name in takes or takes_all}
@@ -757,10 +883,13 @@ class _Validator:
         answers = [answer for answer in results if answer is not True and not isinstance(answer, ExecutionBlocker)]
         return [
             _problem(
-                "custom_validation_failed", "Custom validation failed for node", name if answer is False else f"{name} - {answer}",
+                "custom_validation_failed",
+                "Custom validation failed for node",
+                name if answer is False else f"{name} - {answer}",
                 input_name=name,
             )
-            for name in values for answer in answers
+            for name in values
+            for answer in answers
         ]
 
     def cycles(self, start: str) -> None:
@@ -774,7 +903,7 @@ class _Validator:
                 path.pop()
                 done.add(node_id)
             elif node_id in path:
-                self._note_cycle(path[path.index(node_id):])
+                self._note_cycle(path[path.index(node_id) :])
             elif node_id not in done:
                 path.append(node_id)
                 stack.append((node_id, True))
@@ -783,7 +912,9 @@ class _Validator:
     def _note_cycle(self, cycle: list[str]) -> None:
         shown = " -> ".join(f"{node_id} ({self.prompt[node_id].get('class_type')})" for node_id in [*cycle, cycle[0]])
         for node_id in cycle:
-            problem = _problem("dependency_cycle", "Dependency cycle detected", shown, node_id=node_id, cycle_nodes=list(cycle))
+            problem = _problem(
+                "dependency_cycle", "Dependency cycle detected", shown, node_id=node_id, cycle_nodes=list(cycle)
+            )
             known = self.cyclic.setdefault(node_id, [])
             if all(set(cycle) != set(other["extra_info"]["cycle_nodes"]) for other in known):
                 known.append(problem)
@@ -809,7 +940,10 @@ def _unknown_nodes(prompt: dict[str, dict]) -> list[dict]:
         if kind in nodes.NODE_CLASS_MAPPINGS:
             continue
         if kind is None:
-            message = f"Node '{title or f'ID #{node_id}'}' has no class_type. The workflow may be corrupted or a custom node is missing."
+            message = (
+                f"Node '{title or f'ID #{node_id}'}' has no class_type. The workflow may be corrupted or a custom node"
+                " is missing."
+            )
         else:
             message = f"Node '{title or kind}' not found. The custom node may not be installed."
         extra = {"node_id": node_id, "class_type": kind, "node_title": title}
@@ -818,19 +952,23 @@ def _unknown_nodes(prompt: dict[str, dict]) -> list[dict]:
 
 
 async def validate_prompt(
-    prompt_id: str, prompt: dict[str, dict], partial_execution_list: list[str] | None,
+    prompt_id: str,
+    prompt: dict[str, dict],
+    partial_execution_list: list[str] | None,
 ) -> tuple[bool, dict | None, list[str], dict[str, dict]]:
     """(valid, error, outputs that can run, errors by node); constants are converted to their widgets' types in place.
 
-    Valid means that at least one output can run, as in ComfyUI, except that an unknown node makes the whole invalid. The error names every
-    problem; the fourth value has, for each node with problems, {"errors": […], "dependent_outputs": […], "class_type": …}.
+    Valid means that at least one output can run, as in ComfyUI, except that an unknown node makes the whole invalid.
+    The error names every problem; the fourth value has, for each node with problems, {"errors": […],
+    "dependent_outputs": […], "class_type": …}.
     """
     unknown = _unknown_nodes(prompt)
     for node in prompt.values():
         node.setdefault("inputs", {})
     validator = _Validator(prompt_id, prompt)
     outputs = [
-        node_id for node_id in prompt
+        node_id
+        for node_id in prompt
         if getattr(validator.known_class(node_id), "OUTPUT_NODE", False) is True
         and (partial_execution_list is None or node_id in partial_execution_list)
     ]
@@ -844,15 +982,24 @@ async def validate_prompt(
             await validator.visit(node_id)
             dependents.setdefault(node_id, []).extend([output] if output in outputs else [])
     node_errors = {
-        node_id: {"errors": problems, "dependent_outputs": dependents.get(node_id, []), "class_type": prompt[node_id].get("class_type")}
+        node_id: {
+            "errors": problems,
+            "dependent_outputs": dependents.get(node_id, []),
+            "class_type": prompt[node_id].get("class_type"),
+        }
         for node_id, problems in validator.found().items()
     }
-    good = [output for output in outputs if not any(output in found["dependent_outputs"] for found in node_errors.values())]
+    good = [
+        output for output in outputs if not any(output in found["dependent_outputs"] for found in node_errors.values())
+    ]
     return _verdict(unknown, outputs, good, node_errors)
 
 
 def _verdict(
-    unknown: list[dict], outputs: list[str], good: list[str], node_errors: dict[str, dict],
+    unknown: list[dict],
+    outputs: list[str],
+    good: list[str],
+    node_errors: dict[str, dict],
 ) -> tuple[bool, dict | None, list[str], dict[str, dict]]:
     """ComfyUI's answer from what was found."""
     for node_id, found in node_errors.items():
@@ -867,11 +1014,18 @@ def _verdict(
         return False, _problem("prompt_no_outputs", "Prompt has no outputs", ""), [], node_errors
     if good:
         return True, None, good, node_errors
-    details = "\n".join(f"{problem['message']}: {problem['details']}" for found in node_errors.values() for problem in found["errors"])
-    return False, _problem("prompt_outputs_failed_validation", "Prompt outputs failed validation", details), [], node_errors
+    details = "\n".join(
+        f"{problem['message']}: {problem['details']}" for found in node_errors.values() for problem in found["errors"]
+    )
+    return (
+        False,
+        _problem("prompt_outputs_failed_validation", "Prompt outputs failed validation", details),
+        [],
+        node_errors,
+    )
 
 
-# --- the queue ----------------------------------------------------------------------------------------------------------------------
+# --- the queue --------------------------------------------------------------------------------------------------------
 
 MAXIMUM_HISTORY_SIZE = 10000
 
@@ -885,7 +1039,9 @@ class ExecutionStatus(NamedTuple):
 
 
 class PromptQueue:
-    """Items are tuples (number, prompt id, prompt, extra data, outputs to execute); the lowest number is next, equal ones in order."""
+    """Items are tuples (number, prompt id, prompt, extra data, outputs to execute); the lowest number is next, equal
+    ones in order.
+    """
 
     ExecutionStatus = ExecutionStatus
 
@@ -907,7 +1063,9 @@ class PromptQueue:
             self.not_empty.notify()
 
     def get(self, timeout: float | None = None) -> tuple[tuple, int] | None:
-        """(the next workflow, its number as a task), waiting for one; None when none came within `timeout` seconds or a flag was set."""
+        """(the next workflow, its number as a task), waiting for one; None when none came within `timeout` seconds or a
+        flag was set.
+        """
         with self.not_empty:
             while not self.queue:
                 if timeout is None or not self.flags:
@@ -921,7 +1079,11 @@ class PromptQueue:
             return item, task
 
     def task_done(
-        self, item_id: int, history_result: dict, status: ExecutionStatus | None, process_item: Callable[[tuple], tuple] | None = None,
+        self,
+        item_id: int,
+        history_result: dict,
+        status: ExecutionStatus | None,
+        process_item: Callable[[tuple], tuple] | None = None,
     ) -> None:
         """Move a running workflow into the history, with what it gave."""
         with self.mutex:
@@ -973,17 +1135,22 @@ class PromptQueue:
         return False
 
     def get_history(
-        self, prompt_id: str | None = None, max_items: int | None = None, offset: int = -1,
+        self,
+        prompt_id: str | None = None,
+        max_items: int | None = None,
+        offset: int = -1,
         map_function: Callable[[dict], dict] | None = None,
     ) -> dict[str, dict]:
-        """What has run, oldest first: all, one by its id, or at most `max_items` from `offset` on (a negative one: the latest)."""
+        """What has run, oldest first: all, one by its id, or at most `max_items` from `offset` on (a negative one: the
+        latest).
+        """
         with self.mutex:
             if prompt_id is not None:
                 chosen = [prompt_id] if prompt_id in self.history else []
             else:
                 known = list(self.history)
                 start = max(0, len(known) - max_items) if offset < 0 and max_items is not None else max(0, offset)
-                chosen = known[start:] if max_items is None else known[start:start + max_items]
+                chosen = known[start:] if max_items is None else known[start : start + max_items]
             entries = {key: self.history[key] for key in chosen}
             if map_function is not None:
                 return {key: map_function(entry) for key, entry in entries.items()}

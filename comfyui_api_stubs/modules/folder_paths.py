@@ -21,10 +21,18 @@ input_directory = os.path.join(base_path, "input")
 user_directory = os.path.join(base_path, "user")
 
 _MODEL_FOLDERS = {
-    "checkpoints": ("checkpoints",), "loras": ("loras",), "vae": ("vae",), "text_encoders": ("text_encoders", "clip"),
-    "diffusion_models": ("unet", "diffusion_models"), "clip_vision": ("clip_vision",), "embeddings": ("embeddings",),
-    "vae_approx": ("vae_approx",), "controlnet": ("controlnet", "t2i_adapter"), "upscale_models": ("upscale_models",),
-    "hypernetworks": ("hypernetworks",), "model_patches": ("model_patches",),
+    "checkpoints": ("checkpoints",),
+    "loras": ("loras",),
+    "vae": ("vae",),
+    "text_encoders": ("text_encoders", "clip"),
+    "diffusion_models": ("unet", "diffusion_models"),
+    "clip_vision": ("clip_vision",),
+    "embeddings": ("embeddings",),
+    "vae_approx": ("vae_approx",),
+    "controlnet": ("controlnet", "t2i_adapter"),
+    "upscale_models": ("upscale_models",),
+    "hypernetworks": ("hypernetworks",),
+    "model_patches": ("model_patches",),
 }
 for _name, _folders in _MODEL_FOLDERS.items():
     folder_names_and_paths[_name] = ([os.path.join(models_dir, folder) for folder in _folders], supported_pt_extensions)
@@ -77,7 +85,9 @@ def get_user_directory() -> str:
 
 
 def get_directory_by_type(type_name: str) -> str | None:
-    """The folder that "output", "temp" or "input" names; None for any other name, because requests may not read elsewhere."""
+    """The folder that "output", "temp" or "input" names; None for any other name, because requests may not read
+    elsewhere.
+    """
     if type_name not in ("output", "temp", "input"):
         return None
     return globals()[f"{type_name}_directory"]
@@ -163,7 +173,9 @@ def recursive_search(directory: str, excluded_dir_names: list[str] | None = None
 
 
 def get_full_path(folder_name: str, filename: str) -> str | None:
-    """The file of that name in the first folder of a kind that has it, else None; the name cannot lead out of the folder."""
+    """The file of that name in the first folder of a kind that has it, else None; the name cannot lead out of the
+    folder.
+    """
     folders, _ = folder_names_and_paths.get(map_legacy(folder_name), ([], set()))
     filename = os.path.relpath(os.path.join("/", filename), "/")
     for folder in folders:
@@ -194,8 +206,14 @@ def _filled(prefix: str, width: int, height: int) -> str:
     """A file prefix with %width%, %height% and the time's fields replaced."""
     now = time.localtime()
     values = {
-        "width": width, "height": height, "year": now.tm_year, "month": f"{now.tm_mon:02}", "day": f"{now.tm_mday:02}",
-        "hour": f"{now.tm_hour:02}", "minute": f"{now.tm_min:02}", "second": f"{now.tm_sec:02}",
+        "width": width,
+        "height": height,
+        "year": now.tm_year,
+        "month": f"{now.tm_mon:02}",
+        "day": f"{now.tm_mday:02}",
+        "hour": f"{now.tm_hour:02}",
+        "minute": f"{now.tm_min:02}",
+        "second": f"{now.tm_sec:02}",
     }
     for name, value in values.items():
         prefix = prefix.replace(f"%{name}%", str(value))
@@ -211,7 +229,10 @@ def _counter(file: str, prefix: str) -> int:
 
 
 def get_save_image_path(
-    filename_prefix: str, output_dir: str, image_width: int = 0, image_height: int = 0,
+    filename_prefix: str,
+    output_dir: str,
+    image_width: int = 0,
+    image_height: int = 0,
 ) -> tuple[str, str, int, str, str]:
     """(folder, file name without counter, next counter, folder below output_dir, filled prefix); makes the folder.
 
@@ -220,9 +241,17 @@ def get_save_image_path(
     subfolder, filename = os.path.split(os.path.normpath(prefix))
     folder = os.path.join(output_dir, subfolder)
     if not is_within_directory(output_dir, folder):
-        raise ValueError(f"Saving image outside the output folder is not allowed: {os.path.abspath(folder)} is not in {output_dir}")
+        raise ValueError(
+            f"Saving image outside the output folder is not allowed: {os.path.abspath(folder)} is not in {output_dir}"
+        )
     os.makedirs(folder, exist_ok=True)
-    return folder, filename, max((_counter(file, filename) for file in os.listdir(folder)), default=0) + 1, subfolder, prefix
+    return (
+        folder,
+        filename,
+        max((_counter(file, filename) for file in os.listdir(folder)), default=0) + 1,
+        subfolder,
+        prefix,
+    )
 
 
 def get_input_subfolders() -> list[str]:

@@ -53,6 +53,8 @@ def prepare_callback(model: Any, steps: int, x0_output_dict: dict | None = None)
     def callback(step: int, x0: torch.Tensor, x: torch.Tensor, total_steps: int) -> None:
         if x0_output_dict is not None:
             x0_output_dict["x0"] = x0
-        bar.update_absolute(step + 1, total_steps, previewer.decode_latent_to_preview_image("JPEG", x0) if previewer else None)
+        bar.update_absolute(
+            step + 1, total_steps, previewer.decode_latent_to_preview_image("JPEG", x0) if previewer else None
+        )
 
     return callback

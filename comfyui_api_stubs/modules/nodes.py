@@ -1,4 +1,6 @@
-"""The node table, loading of packs, and the core nodes that workflows need, under ComfyUI's ids with ComfyUI's inputs."""
+"""The node table, loading of packs, and the core nodes that workflows need, under ComfyUI's ids
+with ComfyUI's inputs.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def interrupt_processing(value: bool = True) -> None:
     comfy.model_management.interrupt_current_processing(value)
 
 
-# --- conditioning -----------------------------------------------------------------------------------------------------------------
+# --- conditioning -----------------------------------------------------------------------------------------------------
 
 
 class CLIPTextEncode:
@@ -64,7 +66,12 @@ class CLIPTextEncode:
 class CLIPSetLastLayer:
     @classmethod
     def INPUT_TYPES(s) -> dict:
-        return {"required": {"clip": ("CLIP",), "stop_at_clip_layer": ("INT", {"default": -1, "min": -24, "max": -1, "step": 1})}}
+        return {
+            "required": {
+                "clip": ("CLIP",),
+                "stop_at_clip_layer": ("INT", {"default": -1, "min": -24, "max": -1, "step": 1}),
+            }
+        }
 
     RETURN_TYPES = ("CLIP",)
     FUNCTION = "set_last_layer"
@@ -107,7 +114,7 @@ class ConditioningZeroOut:
         return (silent,)
 
 
-# --- latents ----------------------------------------------------------------------------------------------------------------------
+# --- latents ----------------------------------------------------------------------------------------------------------
 
 
 class VAEDecode:
@@ -145,9 +152,13 @@ class EmptyLatentImage:
     @classmethod
     def INPUT_TYPES(s) -> dict:
         side = {"default": 512, "min": 16, "max": MAX_RESOLUTION, "step": 8}
-        return {"required": {
-            "width": ("INT", dict(side)), "height": ("INT", dict(side)), "batch_size": ("INT", {"default": 1, "min": 1, "max": 4096}),
-        }}
+        return {
+            "required": {
+                "width": ("INT", dict(side)),
+                "height": ("INT", dict(side)),
+                "batch_size": ("INT", {"default": 1, "min": 1, "max": 4096}),
+            }
+        }
 
     RETURN_TYPES = ("LATENT",)
     FUNCTION = "generate"
@@ -161,10 +172,13 @@ class EmptyLatentImage:
 class LatentFromBatch:
     @classmethod
     def INPUT_TYPES(s) -> dict:
-        return {"required": {
-            "samples": ("LATENT",), "batch_index": ("INT", {"default": 0, "min": 0, "max": 63}),
-            "length": ("INT", {"default": 1, "min": 1, "max": 64}),
-        }}
+        return {
+            "required": {
+                "samples": ("LATENT",),
+                "batch_index": ("INT", {"default": 0, "min": 0, "max": 63}),
+                "length": ("INT", {"default": 1, "min": 1, "max": 64}),
+            }
+        }
 
     RETURN_TYPES = ("LATENT",)
     FUNCTION = "frombatch"
@@ -221,12 +235,23 @@ class SetLatentNoiseMask:
         return ({**samples, "noise_mask": mask.reshape(-1, 1, *mask.shape[-2:])},)
 
 
-# --- sampling ---------------------------------------------------------------------------------------------------------------------
+# --- sampling ---------------------------------------------------------------------------------------------------------
 
 
 def common_ksampler(
-    model: Any, seed: int, steps: int, cfg: float, sampler_name: str, scheduler: str, positive: list, negative: list, latent: dict,
-    denoise: float = 1.0, disable_noise: bool = False, start_step: int | None = None, last_step: int | None = None,
+    model: Any,
+    seed: int,
+    steps: int,
+    cfg: float,
+    sampler_name: str,
+    scheduler: str,
+    positive: list,
+    negative: list,
+    latent: dict,
+    denoise: float = 1.0,
+    disable_noise: bool = False,
+    start_step: int | None = None,
+    last_step: int | None = None,
     force_full_denoise: bool = False,
 ) -> tuple:
     """Noise from the seed (or none), then sampling; the latent's other entries are kept."""
@@ -236,9 +261,24 @@ def common_ksampler(
     else:
         noise = comfy.sample.prepare_noise(image, seed, latent.get("batch_index"))
     samples = comfy.sample.sample(
-        model, noise, steps, cfg, sampler_name, scheduler, positive, negative, image, denoise=denoise, disable_noise=disable_noise,
-        start_step=start_step, last_step=last_step, force_full_denoise=force_full_denoise, noise_mask=latent.get("noise_mask"),
-        callback=latent_preview.prepare_callback(model, steps), disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED, seed=seed,
+        model,
+        noise,
+        steps,
+        cfg,
+        sampler_name,
+        scheduler,
+        positive,
+        negative,
+        image,
+        denoise=denoise,
+        disable_noise=disable_noise,
+        start_step=start_step,
+        last_step=last_step,
+        force_full_denoise=force_full_denoise,
+        noise_mask=latent.get("noise_mask"),
+        callback=latent_preview.prepare_callback(model, steps),
+        disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED,
+        seed=seed,
     )
     return ({**latent, "samples": samples},)
 
@@ -246,12 +286,20 @@ def common_ksampler(
 class KSampler:
     @classmethod
     def INPUT_TYPES(s) -> dict:
-        return {"required": {
-            "model": ("MODEL", {}), "seed": SEED, "steps": STEPS, "cfg": CFG,
-            "sampler_name": (comfy.samplers.KSampler.SAMPLERS, {}), "scheduler": (comfy.samplers.KSampler.SCHEDULERS, {}),
-            "positive": ("CONDITIONING", {}), "negative": ("CONDITIONING", {}), "latent_image": ("LATENT", {}),
-            "denoise": ("FLOAT", {"default": 1.0, "min": 0.0, "max": 1.0, "step": 0.01}),
-        }}
+        return {
+            "required": {
+                "model": ("MODEL", {}),
+                "seed": SEED,
+                "steps": STEPS,
+                "cfg": CFG,
+                "sampler_name": (comfy.samplers.KSampler.SAMPLERS, {}),
+                "scheduler": (comfy.samplers.KSampler.SCHEDULERS, {}),
+                "positive": ("CONDITIONING", {}),
+                "negative": ("CONDITIONING", {}),
+                "latent_image": ("LATENT", {}),
+                "denoise": ("FLOAT", {"default": 1.0, "min": 0.0, "max": 1.0, "step": 0.01}),
+            }
+        }
 
     RETURN_TYPES = ("LATENT",)
     FUNCTION = "sample"
@@ -259,40 +307,84 @@ class KSampler:
     DESCRIPTION = "Denoises a latent with the model, guided by what is wanted and what is not."
 
     def sample(
-        self, model: Any, seed: int, steps: int, cfg: float, sampler_name: str, scheduler: str, positive: list, negative: list,
-        latent_image: dict, denoise: float = 1.0,
+        self,
+        model: Any,
+        seed: int,
+        steps: int,
+        cfg: float,
+        sampler_name: str,
+        scheduler: str,
+        positive: list,
+        negative: list,
+        latent_image: dict,
+        denoise: float = 1.0,
     ) -> tuple:
-        return common_ksampler(model, seed, steps, cfg, sampler_name, scheduler, positive, negative, latent_image, denoise=denoise)
+        return common_ksampler(
+            model, seed, steps, cfg, sampler_name, scheduler, positive, negative, latent_image, denoise=denoise
+        )
 
 
 class KSamplerAdvanced:
     @classmethod
     def INPUT_TYPES(s) -> dict:
-        return {"required": {
-            "model": ("MODEL",), "add_noise": (["enable", "disable"],), "noise_seed": SEED, "steps": STEPS, "cfg": CFG,
-            "sampler_name": (comfy.samplers.KSampler.SAMPLERS,), "scheduler": (comfy.samplers.KSampler.SCHEDULERS,),
-            "positive": ("CONDITIONING",), "negative": ("CONDITIONING",), "latent_image": ("LATENT",),
-            "start_at_step": ("INT", {"default": 0, "min": 0, "max": 10000}),
-            "end_at_step": ("INT", {"default": 10000, "min": 0, "max": 10000}),
-            "return_with_leftover_noise": (["disable", "enable"],),
-        }}
+        return {
+            "required": {
+                "model": ("MODEL",),
+                "add_noise": (["enable", "disable"],),
+                "noise_seed": SEED,
+                "steps": STEPS,
+                "cfg": CFG,
+                "sampler_name": (comfy.samplers.KSampler.SAMPLERS,),
+                "scheduler": (comfy.samplers.KSampler.SCHEDULERS,),
+                "positive": ("CONDITIONING",),
+                "negative": ("CONDITIONING",),
+                "latent_image": ("LATENT",),
+                "start_at_step": ("INT", {"default": 0, "min": 0, "max": 10000}),
+                "end_at_step": ("INT", {"default": 10000, "min": 0, "max": 10000}),
+                "return_with_leftover_noise": (["disable", "enable"],),
+            }
+        }
 
     RETURN_TYPES = ("LATENT",)
     FUNCTION = "sample"
     CATEGORY = "sampling"
 
     def sample(
-        self, model: Any, add_noise: str, noise_seed: int, steps: int, cfg: float, sampler_name: str, scheduler: str, positive: list,
-        negative: list, latent_image: dict, start_at_step: int, end_at_step: int, return_with_leftover_noise: str, denoise: float = 1.0,
+        self,
+        model: Any,
+        add_noise: str,
+        noise_seed: int,
+        steps: int,
+        cfg: float,
+        sampler_name: str,
+        scheduler: str,
+        positive: list,
+        negative: list,
+        latent_image: dict,
+        start_at_step: int,
+        end_at_step: int,
+        return_with_leftover_noise: str,
+        denoise: float = 1.0,
     ) -> tuple:
         return common_ksampler(
-            model, noise_seed, steps, cfg, sampler_name, scheduler, positive, negative, latent_image, denoise=denoise,
-            disable_noise=add_noise == "disable", start_step=start_at_step, last_step=end_at_step,
+            model,
+            noise_seed,
+            steps,
+            cfg,
+            sampler_name,
+            scheduler,
+            positive,
+            negative,
+            latent_image,
+            denoise=denoise,
+            disable_noise=add_noise == "disable",
+            start_step=start_at_step,
+            last_step=end_at_step,
             force_full_denoise=return_with_leftover_noise == "disable",
         )
 
 
-# --- loaders ----------------------------------------------------------------------------------------------------------------------
+# --- loaders ----------------------------------------------------------------------------------------------------------
 
 
 class CheckpointLoaderSimple:
@@ -308,7 +400,10 @@ class CheckpointLoaderSimple:
     def load_checkpoint(self, ckpt_name: str) -> tuple:
         path = folder_paths.get_full_path_or_raise("checkpoints", ckpt_name)
         loaded = comfy.sd.load_checkpoint_guess_config(
-            path, output_vae=True, output_clip=True, embedding_directory=folder_paths.get_folder_paths("embeddings"),
+            path,
+            output_vae=True,
+            output_clip=True,
+            embedding_directory=folder_paths.get_folder_paths("embeddings"),
         )
         return tuple(loaded[:3])
 
@@ -316,10 +411,12 @@ class CheckpointLoaderSimple:
 class UNETLoader:
     @classmethod
     def INPUT_TYPES(s) -> dict:
-        return {"required": {
-            "unet_name": (folder_paths.get_filename_list("diffusion_models"),),
-            "weight_dtype": (["default", "fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2"],),
-        }}
+        return {
+            "required": {
+                "unet_name": (folder_paths.get_filename_list("diffusion_models"),),
+                "weight_dtype": (["default", "fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2"],),
+            }
+        }
 
     RETURN_TYPES = ("MODEL",)
     FUNCTION = "load_unet"
@@ -327,7 +424,9 @@ class UNETLoader:
 
     def load_unet(self, unet_name: str, weight_dtype: str) -> tuple:
         if weight_dtype != "default":
-            raise ValueError(f"UNETLoader: the embedded host has no weight_dtype {weight_dtype}; use default, or a real ComfyUI")
+            raise ValueError(
+                f"UNETLoader: the embedded host has no weight_dtype {weight_dtype}; use default, or a real ComfyUI"
+            )
         path = folder_paths.get_full_path_or_raise("diffusion_models", unet_name)
         return (comfy.sd.load_diffusion_model(path, model_options={}),)
 
@@ -338,10 +437,15 @@ class LoraLoader:
 
     @classmethod
     def INPUT_TYPES(s) -> dict:
-        return {"required": {
-            "model": ("MODEL", {}), "clip": ("CLIP", {}), "lora_name": (folder_paths.get_filename_list("loras"), {}),
-            "strength_model": STRENGTH, "strength_clip": STRENGTH,
-        }}
+        return {
+            "required": {
+                "model": ("MODEL", {}),
+                "clip": ("CLIP", {}),
+                "lora_name": (folder_paths.get_filename_list("loras"), {}),
+                "strength_model": STRENGTH,
+                "strength_clip": STRENGTH,
+            }
+        }
 
     RETURN_TYPES = ("MODEL", "CLIP")
     FUNCTION = "load_lora"
@@ -370,7 +474,7 @@ class LoraLoaderModelOnly(LoraLoader):
         return (self.load_lora(model, None, lora_name, strength_model, 0)[0],)
 
 
-# --- pictures ---------------------------------------------------------------------------------------------------------------------
+# --- pictures ---------------------------------------------------------------------------------------------------------
 
 
 class SaveImage:
@@ -393,7 +497,9 @@ class SaveImage:
     CATEGORY = "image"
     DESCRIPTION = "Saves pictures as PNG files in the output folder, with the workflow in each."
 
-    def save_images(self, images: Any, filename_prefix: str = "ComfyUI", prompt: Any = None, extra_pnginfo: dict | None = None) -> dict:
+    def save_images(
+        self, images: Any, filename_prefix: str = "ComfyUI", prompt: Any = None, extra_pnginfo: dict | None = None
+    ) -> dict:
         from PIL import Image
         from PIL.PngImagePlugin import PngInfo
 
@@ -404,7 +510,10 @@ class SaveImage:
                 info.add_text(key, json.dumps(value))
         height, width = images[0].shape[:2]
         folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(
-            filename_prefix + self.prefix_append, self.output_dir, width, height,
+            filename_prefix + self.prefix_append,
+            self.output_dir,
+            width,
+            height,
         )
         saved = []
         for number, image in enumerate(images):
@@ -432,7 +541,11 @@ class LoadImage:
     def INPUT_TYPES(s) -> dict:
         folder = folder_paths.get_input_directory()
         files = [entry.name for entry in os.scandir(folder) if entry.is_file()] if os.path.isdir(folder) else []
-        return {"required": {"image": (sorted(folder_paths.filter_files_content_types(files, ["image"])), {"image_upload": True})}}
+        return {
+            "required": {
+                "image": (sorted(folder_paths.filter_files_content_types(files, ["image"])), {"image_upload": True})
+            }
+        }
 
     RETURN_TYPES = ("IMAGE", "MASK")
     FUNCTION = "load_image"
@@ -459,7 +572,9 @@ class LoadImage:
 
 
 def _frame(frame: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """A Pillow picture as pixels (H, W, 3) and a mask (H, W) that is 1 where it is transparent ((64, 64) zeros without transparency)."""
+    """A Pillow picture as pixels (H, W, 3) and a mask (H, W) that is 1 where it is transparent ((64, 64) zeros without
+    transparency).
+    """
     import numpy
     from PIL import ImageOps
 
@@ -486,7 +601,9 @@ class ImageBatch:
     def batch(self, image1: torch.Tensor, image2: torch.Tensor) -> tuple:
         if image1.shape[1:] != image2.shape[1:]:
             height, width = image1.shape[1:3]
-            image2 = comfy.utils.common_upscale(image2.movedim(-1, 1), width, height, "bilinear", "center").movedim(1, -1)
+            image2 = comfy.utils.common_upscale(image2.movedim(-1, 1), width, height, "bilinear", "center").movedim(
+                1, -1
+            )
         return (torch.cat((image1, image2)),)
 
 
@@ -507,10 +624,14 @@ class EmptyImage:
     @classmethod
     def INPUT_TYPES(s) -> dict:
         side = {"default": 512, "min": 1, "max": MAX_RESOLUTION, "step": 1}
-        return {"required": {
-            "width": ("INT", dict(side)), "height": ("INT", dict(side)), "batch_size": ("INT", {"default": 1, "min": 1, "max": 4096}),
-            "color": ("INT", {"default": 0, "min": 0, "max": 0xFFFFFF, "step": 1, "display": "color"}),
-        }}
+        return {
+            "required": {
+                "width": ("INT", dict(side)),
+                "height": ("INT", dict(side)),
+                "batch_size": ("INT", {"default": 1, "min": 1, "max": 4096}),
+                "color": ("INT", {"default": 0, "min": 0, "max": 0xFFFFFF, "step": 1, "display": "color"}),
+            }
+        }
 
     RETURN_TYPES = ("IMAGE",)
     FUNCTION = "generate"
@@ -541,7 +662,7 @@ class PreviewAny:
         return {"ui": {"text": (text,)}}
 
 
-# --- primitives -------------------------------------------------------------------------------------------------------------------
+# --- primitives -------------------------------------------------------------------------------------------------------
 
 
 class _Primitive(io.ComfyNode):
@@ -558,7 +679,11 @@ class _Primitive(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return io.Schema(
-            node_id=cls.NODE_ID, display_name=cls.TITLE, category="utils/primitive", inputs=[cls.widget()], outputs=[cls.SOCKET.Output()],
+            node_id=cls.NODE_ID,
+            display_name=cls.TITLE,
+            category="utils/primitive",
+            inputs=[cls.widget()],
+            outputs=[cls.SOCKET.Output()],
         )
 
     @classmethod
@@ -598,16 +723,30 @@ class PrimitiveBoolean(_Primitive):
     SOCKET, NODE_ID, TITLE = io.Boolean, "PrimitiveBoolean", "Boolean"
 
 
-# --- the table --------------------------------------------------------------------------------------------------------------------
+# --- the table --------------------------------------------------------------------------------------------------------
 
 _CORE: tuple[tuple[type, str], ...] = (
-    (KSampler, "KSampler"), (KSamplerAdvanced, "KSampler (Advanced)"), (CheckpointLoaderSimple, "Load Checkpoint"),
-    (UNETLoader, "Load Diffusion Model"), (LoraLoader, "Load LoRA"), (LoraLoaderModelOnly, "LoraLoaderModelOnly"),
-    (CLIPTextEncode, "CLIP Text Encode (Prompt)"), (CLIPSetLastLayer, "CLIP Set Last Layer"),
-    (ConditioningCombine, "Conditioning (Combine)"), (ConditioningZeroOut, "ConditioningZeroOut"), (VAEDecode, "VAE Decode"),
-    (VAEEncode, "VAE Encode"), (EmptyLatentImage, "Empty Latent Image"), (LatentFromBatch, "Latent From Batch"),
-    (RepeatLatentBatch, "Repeat Latent Batch"), (SetLatentNoiseMask, "Set Latent Noise Mask"), (SaveImage, "Save Image"),
-    (PreviewImage, "Preview Image"), (LoadImage, "Load Image"), (ImageBatch, "Batch Images"), (ImageInvert, "Invert Image"),
+    (KSampler, "KSampler"),
+    (KSamplerAdvanced, "KSampler (Advanced)"),
+    (CheckpointLoaderSimple, "Load Checkpoint"),
+    (UNETLoader, "Load Diffusion Model"),
+    (LoraLoader, "Load LoRA"),
+    (LoraLoaderModelOnly, "LoraLoaderModelOnly"),
+    (CLIPTextEncode, "CLIP Text Encode (Prompt)"),
+    (CLIPSetLastLayer, "CLIP Set Last Layer"),
+    (ConditioningCombine, "Conditioning (Combine)"),
+    (ConditioningZeroOut, "ConditioningZeroOut"),
+    (VAEDecode, "VAE Decode"),
+    (VAEEncode, "VAE Encode"),
+    (EmptyLatentImage, "Empty Latent Image"),
+    (LatentFromBatch, "Latent From Batch"),
+    (RepeatLatentBatch, "Repeat Latent Batch"),
+    (SetLatentNoiseMask, "Set Latent Noise Mask"),
+    (SaveImage, "Save Image"),
+    (PreviewImage, "Preview Image"),
+    (LoadImage, "Load Image"),
+    (ImageBatch, "Batch Images"),
+    (ImageInvert, "Invert Image"),
     (EmptyImage, "EmptyImage"),
 )
 NODE_CLASS_MAPPINGS: dict[str, Any] = {cls.__name__: cls for cls, _ in _CORE}
@@ -653,9 +792,13 @@ async def _register_all(module: Any, ignore: set[str], relative: str) -> None:
 
 
 async def load_custom_node(module_path: str, ignore: set[str] = set(), module_parent: str = "custom_nodes") -> bool:  # noqa: B006
-    """Import a pack (a folder or a .py file) and enter its nodes, except the ids in `ignore`; False, with a log entry, when that fails."""
+    """Import a pack (a folder or a .py file) and enter its nodes, except the ids in `ignore`; False, with a log entry,
+    when that fails.
+    """
     path = os.path.abspath(module_path)
-    source, folder = (path, os.path.dirname(path)) if os.path.isfile(path) else (os.path.join(path, "__init__.py"), path)
+    source, folder = (
+        (path, os.path.dirname(path)) if os.path.isfile(path) else (os.path.join(path, "__init__.py"), path)
+    )
     sys_name = os.path.splitext(path)[0] if os.path.isfile(path) else path.replace(".", "_x_")
     name = get_module_name(path)
     try:
@@ -698,7 +841,9 @@ async def init_external_custom_nodes() -> None:
 
 
 async def init_extra_nodes(init_custom_nodes: bool = True, init_api_nodes: bool = True) -> list[str]:
-    """Load all nodes beyond the basic ones; there are no API nodes here. Returns the files that could not be imported."""
+    """Load all nodes beyond the basic ones; there are no API nodes here. Returns the files that could
+    not be imported.
+    """
     failed = await init_builtin_extra_nodes()
     if init_custom_nodes:
         await init_external_custom_nodes()

@@ -1,6 +1,9 @@
-"""The server object as nodes see it: queue, clients, routes, events. It listens only once `python -m graft_nodes editor` serves it.
+"""The server object as nodes see it: queue, clients, routes, events. It listens only once `python -m graft_nodes
+editor` serves it.
 
-Until then routes are kept in a table and events go to whoever replaces `send_sync`; nothing here imports a web framework."""
+Until then routes are kept in a table and events go to whoever replaces `send_sync`; nothing here imports a web
+framework.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,9 @@ class PromptServer:
 
     @property
     def app(self) -> Any:
-        """The aiohttp application that is served; made when first asked for, so that a host nobody serves imports no web framework."""
+        """The aiohttp application that is served; made when first asked for, so that a host nobody serves imports no
+        web framework.
+        """
         if self._app is None:
             from aiohttp import web
 
@@ -92,7 +97,9 @@ class PromptServer:
         return self._app
 
     def send_sync(self, event: Any, data: Any, sid: str | None = None) -> None:
-        """Send an event to one client or to all; nobody is connected here, so whoever runs the host puts its own function in place."""
+        """Send an event to one client or to all; nobody is connected here, so whoever runs the host puts its own
+        function in place.
+        """
 
     def send_progress_text(self, text: bytes | bytearray | str, node_id: str, sid: str | None = None) -> None:
         """Send a line of text to show under a node: the length of the node's id, the id, the text."""

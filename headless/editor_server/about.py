@@ -61,12 +61,18 @@ class About:
             return cls.GET_NODE_INFO_V1()
         inputs, outputs = cls.INPUT_TYPES(), cls.RETURN_TYPES
         info = {
-            "input": inputs, "input_order": {group: list(entries) for group, entries in inputs.items()},
-            "is_input_list": getattr(cls, "INPUT_IS_LIST", False), "output": outputs,
-            "output_is_list": getattr(cls, "OUTPUT_IS_LIST", [False] * len(outputs)), "output_name": getattr(cls, "RETURN_NAMES", outputs),
-            "name": node_id, "display_name": self.host.nodes.NODE_DISPLAY_NAME_MAPPINGS.get(node_id, node_id),
-            "description": getattr(cls, "DESCRIPTION", ""), "python_module": getattr(cls, "RELATIVE_PYTHON_MODULE", "nodes"),
-            "category": getattr(cls, "CATEGORY", "sd"), "output_node": getattr(cls, "OUTPUT_NODE", False) is True,
+            "input": inputs,
+            "input_order": {group: list(entries) for group, entries in inputs.items()},
+            "is_input_list": getattr(cls, "INPUT_IS_LIST", False),
+            "output": outputs,
+            "output_is_list": getattr(cls, "OUTPUT_IS_LIST", [False] * len(outputs)),
+            "output_name": getattr(cls, "RETURN_NAMES", outputs),
+            "name": node_id,
+            "display_name": self.host.nodes.NODE_DISPLAY_NAME_MAPPINGS.get(node_id, node_id),
+            "description": getattr(cls, "DESCRIPTION", ""),
+            "python_module": getattr(cls, "RELATIVE_PYTHON_MODULE", "nodes"),
+            "category": getattr(cls, "CATEGORY", "sd"),
+            "output_node": getattr(cls, "OUTPUT_NODE", False) is True,
             "has_intermediate_output": getattr(cls, "HAS_INTERMEDIATE_OUTPUT", False) is True,
             "search_aliases": getattr(cls, "SEARCH_ALIASES", []),
         }
@@ -93,10 +99,13 @@ class About:
     async def model_folders(self, request: web.Request) -> web.Response:
         """GET /experiment/models: the kinds with their folders."""
         known = self.host.folders.folder_names_and_paths
-        return answer([
-            {"name": kind, "folders": list(folders), "extensions": sorted(extensions)}
-            for kind, (folders, extensions) in known.items() if kind not in NOT_MODELS
-        ])
+        return answer(
+            [
+                {"name": kind, "folders": list(folders), "extensions": sorted(extensions)}
+                for kind, (folders, extensions) in known.items()
+                if kind not in NOT_MODELS
+            ]
+        )
 
     async def model_files(self, request: web.Request) -> web.Response:
         """GET /experiment/models/KIND: the files of a kind, with the number of the folder they are in."""
@@ -109,12 +118,20 @@ class About:
         folders = self.host.folders
         found = []
         for index, place in enumerate(folders.get_folder_paths(kind)):
-            names = folders.filter_files_extensions(folders.recursive_search(place, [".git"])[0], folders.folder_names_and_paths[kind][1])
+            names = folders.filter_files_extensions(
+                folders.recursive_search(place, [".git"])[0], folders.folder_names_and_paths[kind][1]
+            )
             for name in names:
                 about = os.stat(os.path.join(place, name))
-                found.append({
-                    "name": name, "pathIndex": index, "modified": about.st_mtime, "created": about.st_ctime, "size": about.st_size,
-                })
+                found.append(
+                    {
+                        "name": name,
+                        "pathIndex": index,
+                        "modified": about.st_mtime,
+                        "created": about.st_ctime,
+                        "size": about.st_size,
+                    }
+                )
         return found
 
     async def metadata(self, request: web.Request) -> web.Response:
@@ -138,17 +155,31 @@ class About:
         management, device, memory = self.host.management, self.host.management.get_torch_device(), torch.device("cpu")
         return {
             "system": {
-                "os": sys.platform, "ram_total": management.get_total_memory(memory), "ram_free": management.get_free_memory(memory),
-                "comfyui_version": self.host.version, "required_frontend_version": None, "installed_templates_version": None,
-                "required_templates_version": None, "comfy_package_versions": [], "python_version": sys.version,
-                "pytorch_version": torch.__version__, "embedded_python": False, "deploy_environment": "graft",
+                "os": sys.platform,
+                "ram_total": management.get_total_memory(memory),
+                "ram_free": management.get_free_memory(memory),
+                "comfyui_version": self.host.version,
+                "required_frontend_version": None,
+                "installed_templates_version": None,
+                "required_templates_version": None,
+                "comfy_package_versions": [],
+                "python_version": sys.version,
+                "pytorch_version": torch.__version__,
+                "embedded_python": False,
+                "deploy_environment": "graft",
                 "argv": ["graft_nodes", "editor"],
             },
-            "devices": [{
-                "name": management.get_torch_device_name(device), "type": device.type, "index": device.index,
-                "vram_total": management.get_total_memory(device), "vram_free": management.get_free_memory(device),
-                "torch_vram_total": management.get_total_memory(device), "torch_vram_free": management.get_free_memory(device),
-            }],
+            "devices": [
+                {
+                    "name": management.get_torch_device_name(device),
+                    "type": device.type,
+                    "index": device.index,
+                    "vram_total": management.get_total_memory(device),
+                    "vram_free": management.get_free_memory(device),
+                    "torch_vram_total": management.get_total_memory(device),
+                    "torch_vram_free": management.get_free_memory(device),
+                }
+            ],
         }
 
     async def can(self, request: web.Request) -> web.Response:
@@ -176,7 +207,9 @@ class About:
         return answer({kind: list(folders) for kind, (folders, _) in self.host.folders.folder_names_and_paths.items()})
 
     async def files(self, request: web.Request) -> web.Response:
-        """GET /internal/files/KIND: the pictures of the input, output or temporary folder, newest first, as a node's list has them."""
+        """GET /internal/files/KIND: the pictures of the input, output or temporary folder, newest first, as a node's
+        list has them.
+        """
         kind = request.match_info["kind"]
         folder = self.host.folders.get_directory_by_type(kind)
         if folder is None:

@@ -1,4 +1,6 @@
-"""The open pages: their WebSockets, what they say they can do, and the events that are sent to them in ComfyUI's formats."""
+"""The open pages: their WebSockets, what they say they can do, and the events that are sent to them in ComfyUI's
+formats.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,11 @@ class Clients:
     async def _publish(self) -> None:
         while True:
             event, data, sid = await self.waiting.get()
-            sockets = self.open.get(sid, []) if sid is not None else [socket for sockets in self.open.values() for socket in sockets]
+            sockets = (
+                self.open.get(sid, [])
+                if sid is not None
+                else [socket for sockets in self.open.values() for socket in sockets]
+            )
             if sockets:
                 message = await encoded(event, data)
                 await asyncio.gather(*(_send(socket, message) for socket in list(sockets)))
@@ -78,9 +84,15 @@ class Clients:
         self.server.sockets[sid] = socket
         self.server.sockets_metadata.setdefault(sid, {"feature_flags": {}})
         try:
-            await _send(socket, text_of({"type": "status", "data": {"status": self.server.get_queue_info(), "sid": sid}}))
+            await _send(
+                socket, text_of({"type": "status", "data": {"status": self.server.get_queue_info(), "sid": sid}})
+            )
             if self.server.client_id == sid and self.server.last_node_id is not None:
-                data = {"node": self.server.last_node_id, "display_node": self.server.last_node_id, "prompt_id": self.server.last_prompt_id}
+                data = {
+                    "node": self.server.last_node_id,
+                    "display_node": self.server.last_node_id,
+                    "prompt_id": self.server.last_prompt_id,
+                }
                 await _send(socket, text_of({"type": "executing", "data": data}))
             async for message in socket:
                 if message.type == WSMsgType.TEXT:
@@ -96,7 +108,11 @@ class Clients:
         except (ValueError, RecursionError):
             logging.warning("client %s sent something that is not JSON", sid)
             return
-        if isinstance(message, dict) and message.get("type") == "feature_flags" and isinstance(message.get("data"), dict):
+        if (
+            isinstance(message, dict)
+            and message.get("type") == "feature_flags"
+            and isinstance(message.get("data"), dict)
+        ):
             self.server.sockets_metadata[sid]["feature_flags"] = message["data"]
             await _send(socket, text_of({"type": "feature_flags", "data": self.features}))
 
@@ -135,7 +151,9 @@ def _picture(preview: tuple) -> tuple[str, bytes]:
     kind, picture, largest = preview
     if largest is not None and max(picture.size) != largest:
         scale = largest / max(picture.size)
-        picture = picture.resize((max(1, round(picture.width * scale)), max(1, round(picture.height * scale))), resample=2)
+        picture = picture.resize(
+            (max(1, round(picture.width * scale)), max(1, round(picture.height * scale))), resample=2
+        )
     out = io.BytesIO()
     png = kind == "PNG"
     if png:

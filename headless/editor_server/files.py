@@ -24,11 +24,22 @@ from .paths import PathRefused, inside, single
 
 KINDS = ("input", "output", "temp")
 PART = 1 << 20  # bytes that an upload is read in
-# Python's table is the system's own where it has one, and some systems say text/plain for scripts: then a browser does not run them.
+# Python's table is the system's own where it has one, and some systems say text/plain for scripts: then a browser does
+# not run them.
 TYPES = {
-    ".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css", ".html": "text/html", ".json": "application/json",
-    ".svg": "image/svg+xml", ".webp": "image/webp", ".md": "text/markdown", ".wasm": "application/wasm", ".woff2": "font/woff2",
-    ".ico": "image/x-icon", ".vtt": "text/vtt", ".map": "application/json",
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".css": "text/css",
+    ".html": "text/html",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+    ".webp": "image/webp",
+    ".md": "text/markdown",
+    ".wasm": "application/wasm",
+    ".woff2": "font/woff2",
+    ".ico": "image/x-icon",
+    ".vtt": "text/vtt",
+    ".map": "application/json",
 }
 # What a browser shows inline without running anything that is in it.
 INERT = ("image/", "video/", "audio/", "text/plain", "application/json", "font/")
@@ -47,7 +58,9 @@ def served(path: str) -> web.StreamResponse:
 
 
 def download(path: str) -> web.StreamResponse:
-    """A file that a user put there: shown when it is inert, else handed over to be saved, never run in this page's origin."""
+    """A file that a user put there: shown when it is inert, else handed over to be saved, never run in this page's
+    origin.
+    """
     kind = type_of(path)
     inert = kind.startswith(INERT) and kind != "image/svg+xml"
     name = os.path.basename(path).replace("\\", "\\\\").replace('"', '\\"').encode("ascii", "replace").decode()
@@ -72,7 +85,9 @@ class Files:
         routes.post("/upload/mask")(self.upload_mask)
 
     def find(self, name: str, subfolder: str, kind: str) -> str:
-        """The path of "name.png" or "name.png [output]" in the folder of that kind; PathRefused when it is no such folder or leads out."""
+        """The path of "name.png" or "name.png [output]" in the folder of that kind; PathRefused when it is no such
+        folder or leads out.
+        """
         name, annotated = self.folders.annotated_filepath(name)
         folder = annotated or (self.folders.get_directory_by_type(kind) if kind in KINDS else None)
         if folder is None:
@@ -110,9 +125,15 @@ class Files:
         form, file, name = await _form(request)
         with file:
             reference = parsed(form.get("original_ref") or "null", "original_ref")
-            if not isinstance(reference, dict) or not isinstance(reference.get("filename"), str) or not reference["filename"]:
+            if (
+                not isinstance(reference, dict)
+                or not isinstance(reference.get("filename"), str)
+                or not reference["filename"]
+            ):
                 return problem("original_ref must be an object with filename, subfolder and type")
-            original = self.find(reference["filename"], str(reference.get("subfolder") or ""), str(reference.get("type") or "output"))
+            original = self.find(
+                reference["filename"], str(reference.get("subfolder") or ""), str(reference.get("type") or "output")
+            )
             if not os.path.isfile(original):
                 return problem(f"there is no picture {reference['filename']!r}", 404)
             try:
@@ -199,7 +220,9 @@ def _store(folder: str, name: str, file: BinaryIO, overwrite: bool) -> str:
 
 
 def write_whole(path: str, write: Callable[[BinaryIO], Any]) -> None:
-    """Have `write` fill a file that then takes its place by rename, on disk. Raises OSError that names the file and says what to do."""
+    """Have `write` fill a file that then takes its place by rename, on disk. Raises OSError that names the file and
+    says what to do.
+    """
     with naming(path):
         handle, draft = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".", suffix=".part")
         try:
@@ -248,7 +271,9 @@ def _small(path: str, asked: str, channel: str) -> tuple[str, bytes]:
     kind = "jpeg" if kind == "jpeg" and "a" not in channel else "webp"
     out = io.BytesIO()
     with Image.open(path) as picture:
-        plain = picture.convert("RGB" if kind == "jpeg" or channel == "rgb" else "RGBA" if _transparent(picture) else "RGB")
+        plain = picture.convert(
+            "RGB" if kind == "jpeg" or channel == "rgb" else "RGBA" if _transparent(picture) else "RGB"
+        )
         plain.save(out, format=kind, quality=min(100, int(quality)) if quality.isdecimal() else 90)
     return kind, out.getvalue()
 
@@ -284,7 +309,9 @@ def _masked(original: str, mask: BinaryIO) -> BinaryIO:
         whole = picture.convert("RGBA")
         alpha = drawn.convert("RGBA").getchannel("A")
         if alpha.size != whole.size:
-            raise ValueError(f"the mask is {alpha.size[0]}x{alpha.size[1]}, the picture {whole.size[0]}x{whole.size[1]}")
+            raise ValueError(
+                f"the mask is {alpha.size[0]}x{alpha.size[1]}, the picture {whole.size[0]}x{whole.size[1]}"
+            )
         whole.putalpha(alpha)
         whole.save(out, format="PNG", compress_level=4, pnginfo=texts)
     return out

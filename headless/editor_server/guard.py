@@ -1,8 +1,11 @@
-"""Which requests are answered at all: those whose Host is this machine as it was told to listen, and whose Origin is this very page.
+"""Which requests are answered at all: those whose Host is this machine as it was told to listen, and whose Origin is
+this very page.
 
-A page on the web may make a browser send requests to 127.0.0.1, directly (CSRF) or under a name that it lets point there (DNS rebinding).
-ComfyUI compares Origin with Host when the host is a loopback one; here the Host itself must be one that was asked for, an opaque Origin is
-refused, and a request that another site made is refused even when the browser sends no Origin with it."""
+A page on the web may make a browser send requests to 127.0.0.1, directly (CSRF) or under a name that it lets point
+there (DNS rebinding). ComfyUI compares Origin with Host when the host is a loopback one; here the Host itself must be
+one that was asked for, an opaque Origin is refused, and a request that another site made is refused even when the
+browser sends no Origin with it.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,9 @@ def is_loopback(name: str) -> bool:
 
 
 def guard(listen: str) -> Callable:
-    """The middleware for a server that listens on `listen`: refuses (403) what another site sent, adds the security headers."""
+    """The middleware for a server that listens on `listen`: refuses (403) what another site sent, adds the security
+    headers.
+    """
     everywhere = not is_loopback(listen)
 
     @web.middleware
@@ -71,25 +76,33 @@ def _harden(response: web.StreamResponse) -> None:
 
 
 def refused(headers: object, everywhere: bool, listen: str) -> str:
-    """Why the Host or the Origin of a request is not accepted; empty when both are. `everywhere`: the server listens beyond loopback."""
+    """Why the Host or the Origin of a request is not accepted; empty when both are. `everywhere`: the server listens
+    beyond loopback.
+    """
     get = headers.get  # type: ignore[attr-defined]
     host = (get("Host") or "").lower()
     name = _name(host)
     if not name:
         return "a request needs a Host header"
-    if not (is_loopback(name) or (everywhere and (name == listen.lower() or _is_address(name) or name in _own_names()))):
+    if not (
+        is_loopback(name) or (everywhere and (name == listen.lower() or _is_address(name) or name in _own_names()))
+    ):
         return f"Host {host!r} is not this server; use the address that it printed"
     origin = get("Origin")
     if origin is None:
         return ""
     parts = urlsplit(origin.lower())
-    if parts.scheme not in ("http", "https") or _with_port(parts.netloc, parts.scheme) != _with_port(host, parts.scheme):
+    if parts.scheme not in ("http", "https") or _with_port(parts.netloc, parts.scheme) != _with_port(
+        host, parts.scheme
+    ):
         return f"Origin {origin!r} is not this server ({host})"
     return ""
 
 
 def _from_another_site(request: web.Request) -> str:
-    """Why what the browser says about the page that made a request forbids it; following a link to the start page is allowed."""
+    """Why what the browser says about the page that made a request forbids it; following a link to the start page is
+    allowed.
+    """
     site = request.headers.get("Sec-Fetch-Site", "none")
     opens = request.method == "GET" and request.path == "/" and request.headers.get("Sec-Fetch-Dest") == "document"
     return "" if site in ("none", "same-origin") or opens else f"a {site} request"
@@ -125,8 +138,9 @@ def _own_names() -> set[str]:
 
 @web.middleware
 async def explained(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer an address or a path that climbs, or a body that is not JSON with 400, a place that cannot be with 409, a full disk with 507,
-    and why."""
+    """Answer an address or a path that climbs, or a body that is not JSON with 400, a place that cannot be with 409, a
+    full disk with 507, and why.
+    """
     try:
         for value in request.match_info.values():
             identifier(value)

@@ -13,7 +13,14 @@ TEXT_SHOWN = 1024  # characters
 def unfinished(item: tuple, status: str) -> dict[str, Any]:
     """A workflow that waits ("pending") or runs ("in_progress")."""
     place, prompt_id, _, extra_data, _ = item
-    job = {"id": prompt_id, "status": status, "priority": place, "outputs_count": 0, "previewable_outputs_count": 0, **_origin(extra_data)}
+    job = {
+        "id": prompt_id,
+        "status": status,
+        "priority": place,
+        "outputs_count": 0,
+        "previewable_outputs_count": 0,
+        **_origin(extra_data),
+    }
     return _known(job)
 
 
@@ -22,23 +29,37 @@ def ended(prompt_id: str, entry: Mapping[str, Any], whole: bool = False) -> dict
     place, _, prompt, extra_data, _ = entry["prompt"]
     status, outputs = entry.get("status") or {}, entry.get("outputs") or {}
     events = {name: data for name, data in status.get("messages", ())}
-    end = next((events[name] for name in ("execution_success", "execution_error", "execution_interrupted") if name in events), {})
+    end = next(
+        (events[name] for name in ("execution_success", "execution_error", "execution_interrupted") if name in events),
+        {},
+    )
     shown = _shown(outputs)
     job = {
-        "id": prompt_id, "status": _state(status, events), "priority": place,
-        "execution_start_time": events.get("execution_start", {}).get("timestamp"), "execution_end_time": end.get("timestamp"),
-        "execution_error": events.get("execution_error"), "outputs_count": len([one for one in shown if one["mediaType"] != "text"]),
-        "previewable_outputs_count": len([one for one in shown if one["mediaType"] in SHOWN and one["mediaType"] != "text"]),
-        "preview_output": _preview(shown), **_origin(extra_data),
+        "id": prompt_id,
+        "status": _state(status, events),
+        "priority": place,
+        "execution_start_time": events.get("execution_start", {}).get("timestamp"),
+        "execution_end_time": end.get("timestamp"),
+        "execution_error": events.get("execution_error"),
+        "outputs_count": len([one for one in shown if one["mediaType"] != "text"]),
+        "previewable_outputs_count": len(
+            [one for one in shown if one["mediaType"] in SHOWN and one["mediaType"] != "text"]
+        ),
+        "preview_output": _preview(shown),
+        **_origin(extra_data),
     }
     job = _known(job)
     if whole:
-        job.update(outputs=outputs, execution_status=entry.get("status"), workflow={"prompt": prompt, "extra_data": extra_data})
+        job.update(
+            outputs=outputs, execution_status=entry.get("status"), workflow={"prompt": prompt, "extra_data": extra_data}
+        )
     return job
 
 
 def page(jobs: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """The jobs that a query (status, workflow_id, sort_by, sort_order, limit, offset) asks for; ValueError says what is wrong with it."""
+    """The jobs that a query (status, workflow_id, sort_by, sort_order, limit, offset) asks for; ValueError says what is
+    wrong with it.
+    """
     wanted = [state.strip().lower() for state in query.get("status", "").split(",") if state.strip()]
     unknown = [state for state in wanted if state not in STATES]
     if unknown:
@@ -50,9 +71,13 @@ def page(jobs: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]
     if limit is not None and limit <= 0:
         raise ValueError("limit must be a positive integer")
     workflow = query.get("workflow_id")
-    chosen = [job for job in jobs if (not wanted or job["status"] in wanted) and (not workflow or job.get("workflow_id") == workflow)]
+    chosen = [
+        job
+        for job in jobs
+        if (not wanted or job["status"] in wanted) and (not workflow or job.get("workflow_id") == workflow)
+    ]
     chosen.sort(key=_created if by == "created_at" else _duration, reverse=order == "desc")
-    part = chosen[offset:] if limit is None else chosen[offset:offset + limit]
+    part = chosen[offset:] if limit is None else chosen[offset : offset + limit]
     pagination = {"offset": offset, "limit": limit, "total": len(chosen), "has_more": offset + len(part) < len(chosen)}
     return {"jobs": part, "pagination": pagination}
 

@@ -1,4 +1,6 @@
-"""What packs bring to the editor: scripts, help pages, translations, example workflows, subgraph blueprints; and the front end itself."""
+"""What packs bring to the editor: scripts, help pages, translations, example workflows, subgraph blueprints; and the
+front end itself.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ LOCALE_FILES = ("nodeDefs", "commands", "settings")
 
 
 class Packs:
-    """The handlers of the routes; `add` registers them. `front_end`: the folder that holds the front end's index.html."""
+    """The handlers of the routes; `add` registers them. `front_end`: the folder that holds the
+    front end's index.html.
+    """
 
     def __init__(self, host: Host, front_end: str):
         self.nodes, self.front_end = host.nodes, front_end
@@ -50,7 +54,9 @@ class Packs:
     async def start(self, request: web.Request) -> web.StreamResponse:
         """GET /: the front end."""
         path = os.path.join(self.front_end, "index.html")
-        return web.FileResponse(path, headers={"Content-Type": "text/html; charset=utf-8", "Cache-Control": "no-store, must-revalidate"})
+        return web.FileResponse(
+            path, headers={"Content-Type": "text/html; charset=utf-8", "Cache-Control": "no-store, must-revalidate"}
+        )
 
     async def file(self, request: web.Request) -> web.StreamResponse:
         """GET /…: a file of the front end."""
@@ -71,7 +77,9 @@ class Packs:
         return served(inside(self.front_end, "extensions", pack, name) if folder is None else inside(folder, name))
 
     async def help_of_core(self, request: web.Request) -> web.Response:
-        """GET /docs/NODE/LOCALE.md: a core node's help: what it is, its inputs and outputs, as far as the embedded host knows."""
+        """GET /docs/NODE/LOCALE.md: a core node's help: what it is, its inputs and outputs, as far as the embedded host
+        knows.
+        """
         node_id = request.match_info["node"]
         cls = self.nodes.NODE_CLASS_MAPPINGS.get(node_id)
         if cls is None or not re.fullmatch(r"[a-z]{2,3}(-[A-Za-z]{2,4})?", single(request.match_info["locale"])):
@@ -110,7 +118,9 @@ class Packs:
         return served(next((path for path in paths if os.path.isfile(path)), paths[0]))
 
     async def own_template(self, request: web.Request) -> web.StreamResponse:
-        """GET /templates/index.json, NAME.json, NAME-1.jpg: what ComfyUI's own templates are there; here the packs' examples are."""
+        """GET /templates/index.json, NAME.json, NAME-1.jpg: what ComfyUI's own templates are there; here the packs'
+        examples are.
+        """
         file = request.match_info["file"]
         if re.fullmatch(r"index(\.[A-Za-z-]+)?\.json", file):
             return answer(await asyncio.to_thread(self._index))
@@ -124,18 +134,35 @@ class Packs:
     def _examples(self) -> list[tuple[str, Path]]:
         """(pack, file) of every example workflow."""
         folders = self.nodes.LOADED_MODULE_DIRS.items()
-        return [(pack, path) for pack, folder in folders for name in EXAMPLES for path in sorted(Path(folder, name).glob("*.json"))]
+        return [
+            (pack, path)
+            for pack, folder in folders
+            for name in EXAMPLES
+            for path in sorted(Path(folder, name).glob("*.json"))
+        ]
 
     def _index(self) -> list[dict[str, Any]]:
         """The examples as the front end lists templates."""
         entries = [
             {
-                "name": path.stem, "title": path.stem.replace("_", " ").capitalize(), "description": _first_note(path),
-                "mediaType": "image", "mediaSubtype": "jpg", "tags": [pack], "models": [], "openSource": True,
+                "name": path.stem,
+                "title": path.stem.replace("_", " ").capitalize(),
+                "description": _first_note(path),
+                "mediaType": "image",
+                "mediaSubtype": "jpg",
+                "tags": [pack],
+                "models": [],
+                "openSource": True,
             }
             for pack, path in self._examples()
         ]
-        module = {"moduleName": "default", "category": "Examples", "title": "Examples", "type": "image", "isEssential": True}
+        module = {
+            "moduleName": "default",
+            "category": "Examples",
+            "title": "Examples",
+            "type": "image",
+            "isEssential": True,
+        }
         return [{**module, "templates": entries}] if entries else []
 
     async def no_style(self, request: web.Request) -> web.Response:
@@ -160,7 +187,10 @@ class Packs:
         for pack, folder in self.nodes.LOADED_MODULE_DIRS.items():
             for path in sorted(Path(folder, "subgraphs").glob("*.json")):
                 key = hashlib.sha256(f"{pack}/{path.name}".encode()).hexdigest()
-                found[key] = ({"source": "custom_node", "name": path.stem, "info": {"node_pack": f"custom_nodes.{pack}"}}, path)
+                found[key] = (
+                    {"source": "custom_node", "name": path.stem, "info": {"node_pack": f"custom_nodes.{pack}"}},
+                    path,
+                )
         return found
 
 
@@ -182,8 +212,12 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _first_note(path: Path) -> str:
-    """The first paragraph below the heading of an example's first note, without Markdown's marks; empty when it has none."""
-    notes = [node for node in _json(path).get("nodes", ()) if "Note" in str(node.get("type")) and node.get("widgets_values")]
+    """The first paragraph below the heading of an example's first note, without Markdown's marks; empty when it has
+    none.
+    """
+    notes = [
+        node for node in _json(path).get("nodes", ()) if "Note" in str(node.get("type")) and node.get("widgets_values")
+    ]
     lines = str(notes[0]["widgets_values"][0]).splitlines() if notes else []
     return next((re.sub(r"[*`]", "", line) for line in lines if line.strip() and not line.startswith("#")), "")
 

@@ -12,7 +12,10 @@ from ..hosts import Host
 from . import jobs
 from .answers import answer, asked, number
 
-SECRETS = ("auth_token_comfy_org", "api_key_comfy_org")  # the embedded host calls no paid service: they are not even kept
+SECRETS = (
+    "auth_token_comfy_org",
+    "api_key_comfy_org",
+)  # the embedded host calls no paid service: they are not even kept
 
 
 class Prompts:
@@ -49,7 +52,9 @@ class Prompts:
             return answer({"error": problem, "node_errors": {}}, 400)
         prompt, prompt_id = data["prompt"], data.get("prompt_id") or str(uuid.uuid4())
         valid, error, outputs, node_errors = await self.host.execution.validate_prompt(
-            prompt_id, prompt, data.get("partial_execution_targets"),
+            prompt_id,
+            prompt,
+            data.get("partial_execution_targets"),
         )
         if not valid:
             return answer({"error": error, "node_errors": node_errors}, 400)
@@ -129,14 +134,19 @@ class Prompts:
         """GET /jobs/ID: one workflow with its outputs."""
         job_id = request.match_info["job_id"]
         entry = self.queue.get_history(prompt_id=job_id).get(job_id)
-        found = jobs.ended(job_id, entry, whole=True) if entry else next((job for job in self._all_jobs() if job["id"] == job_id), None)
+        found = (
+            jobs.ended(job_id, entry, whole=True)
+            if entry
+            else next((job for job in self._all_jobs() if job["id"] == job_id), None)
+        )
         return answer({"error": "Job not found"}, 404) if found is None else answer(found)
 
     def _all_jobs(self) -> list[dict[str, Any]]:
         running, waiting = self.queue.get_current_queue_volatile()
         done = self.queue.get_history()
         return [
-            *(jobs.unfinished(item, "in_progress") for item in running), *(jobs.unfinished(item, "pending") for item in waiting),
+            *(jobs.unfinished(item, "in_progress") for item in running),
+            *(jobs.unfinished(item, "pending") for item in waiting),
             *(jobs.ended(prompt_id, entry) for prompt_id, entry in done.items()),
         ]
 
@@ -150,7 +160,9 @@ class Prompts:
         return answer({"cancelled": any([self._cancel(job_id) for job_id in ids])})
 
     def _cancel(self, prompt_id: str) -> bool:
-        return self.queue.interrupt_if_running(prompt_id) or self.queue.delete_queue_item(lambda item: item[1] == prompt_id)
+        return self.queue.interrupt_if_running(prompt_id) or self.queue.delete_queue_item(
+            lambda item: item[1] == prompt_id
+        )
 
 
 def _ids(data: dict[str, Any], name: str) -> list[str]:
@@ -167,10 +179,17 @@ def _malformed(data: Any) -> dict[str, Any] | None:
         return _error("no_prompt", "No prompt provided", "No prompt provided")
     prompt = data["prompt"]
     if not isinstance(prompt, dict):
-        return _error("invalid_prompt", "The prompt is not a workflow", f"expected an object of nodes by id, got {type(prompt).__name__}")
+        return _error(
+            "invalid_prompt",
+            "The prompt is not a workflow",
+            f"expected an object of nodes by id, got {type(prompt).__name__}",
+        )
     wrong = [
-        node_id for node_id, node in prompt.items()
-        if not isinstance(node, dict) or not isinstance(node.get("inputs", {}), dict) or not isinstance(node.get("class_type", ""), str)
+        node_id
+        for node_id, node in prompt.items()
+        if not isinstance(node, dict)
+        or not isinstance(node.get("inputs", {}), dict)
+        or not isinstance(node.get("class_type", ""), str)
     ]
     if wrong:
         details = f"nodes that are not {{class_type, inputs}}: {', '.join(wrong[:10])}"

@@ -1,4 +1,6 @@
-"""`python -m graft_nodes editor`: opens the embedded host, serves ComfyUI's front end on it, and ends cleanly on Ctrl-C."""
+"""`python -m graft_nodes editor`: opens the embedded host, serves ComfyUI's front end on it, and ends cleanly on
+Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,17 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def find_front_end(root: str | None) -> str:
-    """The folder with the front end's index.html: the one given, else that of the installed package. Raises HostError without one."""
+    """The folder with the front end's index.html: the one given, else that of the installed package. Raises HostError
+    without one.
+    """
     if importlib.util.find_spec("aiohttp") is None:
         raise HostError(f"the editor needs aiohttp, which is not installed; {INSTALL}")
     if root is None:
         spec = importlib.util.find_spec(FRONT_END)
         if spec is None or not spec.submodule_search_locations:
-            raise HostError(f"the editor needs ComfyUI's front end (comfyui-frontend-package), which is not installed; {INSTALL}")
+            raise HostError(
+                f"the editor needs ComfyUI's front end (comfyui-frontend-package), which is not installed; {INSTALL}"
+            )
         root = os.path.join(next(iter(spec.submodule_search_locations)), "static")
     folder = hosts.folder_named(root, "--front-end-root")
     if not (folder / "index.html").is_file():
@@ -52,7 +58,9 @@ def _listen(address: str, port: int) -> socket.socket:
     try:
         return socket.create_server((address, port), family=family, backlog=128)
     except (OSError, OverflowError, ValueError, TypeError) as error:  # the last two: a name that no machine can have
-        raise HostError(f"cannot listen on {address[:100]} port {port}: {error}; choose another with --port (0: any free one)") from error
+        raise HostError(
+            f"cannot listen on {address[:100]} port {port}: {error}; choose another with --port (0: any free one)"
+        ) from error
 
 
 async def _serve(host: hosts.Host, front_end: str, listening: socket.socket, arguments: argparse.Namespace) -> int:
@@ -73,8 +81,12 @@ async def _serve(host: hosts.Host, front_end: str, listening: socket.socket, arg
             reach = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(shown, shown)
             address = f"http://{reach}:{listening.getsockname()[1]}/"
             if not is_loopback(arguments.listen):
-                print(f"graft_nodes: listening on {arguments.listen}: everybody who can reach this machine can run workflows on it, "
-                      "as there are no passwords", file=sys.stderr, flush=True)
+                print(
+                    f"graft_nodes: listening on {arguments.listen}: everybody who can reach this machine can run"
+                    " workflows on it, as there are no passwords",
+                    file=sys.stderr,
+                    flush=True,
+                )
             print(f"editor: {address}  (Ctrl-C ends it)", flush=True)
             if not arguments.no_browser:
                 await asyncio.to_thread(webbrowser.open, address)
@@ -101,7 +113,10 @@ def _on_signal(loop: asyncio.AbstractEventLoop, ended: asyncio.Event):
     previous = {}
 
     def end(number: int, frame: object) -> None:
-        print("\neditor: ending; a running workflow is interrupted and its state is kept (Ctrl-C again: at once)", flush=True)
+        print(
+            "\neditor: ending; a running workflow is interrupted and its state is kept (Ctrl-C again: at once)",
+            flush=True,
+        )
         for known, handler in previous.items():
             signal.signal(known, handler)
         loop.call_soon_threadsafe(ended.set)

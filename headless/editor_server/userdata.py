@@ -68,7 +68,9 @@ class UserData:
     def _about(self, path: str, below: str) -> dict[str, Any]:
         found = os.stat(path)
         return {
-            "path": _relative(path, below), "size": found.st_size, "modified": int(found.st_mtime * 1000),
+            "path": _relative(path, below),
+            "size": found.st_size,
+            "modified": int(found.st_mtime * 1000),
             "created": int(found.st_ctime * 1000),
         }
 
@@ -84,7 +86,9 @@ class UserData:
         except (ValueError, RecursionError) as error:
             with contextlib.suppress(OSError):
                 os.replace(path, f"{path}.broken")
-            logging.error("%s is not JSON (%s); it was renamed to %s.broken, and settings begin anew", path, error, SETTINGS)
+            logging.error(
+                "%s is not JSON (%s); it was renamed to %s.broken, and settings begin anew", path, error, SETTINGS
+            )
             return {}
         return found if isinstance(found, dict) else {}
 

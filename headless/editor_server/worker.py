@@ -30,7 +30,9 @@ class Worker:
         self.thread.start()
 
     def stop(self, timeout: float) -> bool:
-        """Interrupt what runs and let the thread end, at most `timeout` seconds; whether it did. What waits is not begun."""
+        """Interrupt what runs and let the thread end, at most `timeout` seconds; whether it did. What waits is not
+        begun.
+        """
         self.ending.set()
         left = timeout
         while self.thread.is_alive() and left > 0:
@@ -58,7 +60,9 @@ class Worker:
             executor.execute(prompt, prompt_id, extra_data, outputs)
         finally:
             word = "success" if executor.success else "error"
-            status = self.queue.ExecutionStatus(status_str=word, completed=executor.success, messages=executor.status_messages)
+            status = self.queue.ExecutionStatus(
+                status_str=word, completed=executor.success, messages=executor.status_messages
+            )
             self.queue.task_done(task, executor.history_result, status=status)
             if server.client_id is not None:
                 server.send_sync("executing", {"node": None, "prompt_id": prompt_id}, server.client_id)
@@ -72,7 +76,9 @@ class Worker:
             gc.collect()
             self.host.management.soft_empty_cache()
 
-    def _moved(self, value: float, total: float, preview: Any = None, prompt_id: str | None = None, node_id: str | None = None) -> None:
+    def _moved(
+        self, value: float, total: float, preview: Any = None, prompt_id: str | None = None, node_id: str | None = None
+    ) -> None:
         """The running node is at `value` of `total`; raises the host's exception when the workflow is to stop."""
         from comfy_execution.progress import get_progress_state
         from comfy_execution.utils import get_executing_context
@@ -84,7 +90,9 @@ class Worker:
         if node_id is None:
             return
         get_progress_state().update_progress(node_id, value, total, preview)
-        server.send_sync("progress", {"value": value, "max": total, "prompt_id": prompt_id, "node": node_id}, server.client_id)
+        server.send_sync(
+            "progress", {"value": value, "max": total, "prompt_id": prompt_id, "node": node_id}, server.client_id
+        )
         flags = server.sockets_metadata.get(server.client_id, {}).get("feature_flags", {})
         if preview is not None and flags.get("supports_preview_metadata") is not True:
             server.send_sync(UNENCODED_PREVIEW_IMAGE, preview, server.client_id)

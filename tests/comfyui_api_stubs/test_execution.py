@@ -1,4 +1,6 @@
-"""The executor's semantics, told by small nodes. The same tests run in a real ComfyUI; where ours differs on purpose, the test says so."""
+"""The executor's semantics, told by small nodes. The same tests run in a real ComfyUI; where ours differs on purpose,
+the test says so.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,20 @@ RUNS: list[tuple] = []  # (node, what it saw), in order of execution
 
 def v3(node_id: str, inputs: list, outputs: list, execute, **more):
     """A V3 node class around a function of its inputs; the function's return value is the node's."""
-    methods = {name: classmethod(more.pop(name)) for name in ("check_lazy_status", "fingerprint_inputs", "validate_inputs") if name in more}
+    methods = {
+        name: classmethod(more.pop(name))
+        for name in ("check_lazy_status", "fingerprint_inputs", "validate_inputs")
+        if name in more
+    }
 
     def define_schema(cls):
         return io.Schema(node_id=node_id, category="test", inputs=inputs, outputs=outputs, **more)
 
-    return type(node_id, (io.ComfyNode,), {"define_schema": classmethod(define_schema), "execute": classmethod(execute), **methods})
+    return type(
+        node_id,
+        (io.ComfyNode,),
+        {"define_schema": classmethod(define_schema), "execute": classmethod(execute), **methods},
+    )
 
 
 def number(cls, value):
@@ -150,8 +160,13 @@ INT = io.Int
 NODES = [
     v3("TestNumber", [INT.Input("value", default=0, min=0, max=99)], [INT.Output()], number),
     v3("TestAdd", [INT.Input("a"), INT.Input("b")], [INT.Output()], add),
-    v3("TestChoose", [io.Boolean.Input("left"), INT.Input("a", lazy=True), INT.Input("b", lazy=True)], [INT.Output()], choose,
-       check_lazy_status=needed),
+    v3(
+        "TestChoose",
+        [io.Boolean.Input("left"), INT.Input("a", lazy=True), INT.Input("b", lazy=True)],
+        [INT.Output()],
+        choose,
+        check_lazy_status=needed,
+    ),
     v3("TestSlow", [INT.Input("value"), io.String.Input("name", default="")], [INT.Output()], slow),
     v3("TestFail", [INT.Input("value")], [INT.Output()], fail),
     v3("TestReport", [], [io.String.Output(), io.Boolean.Output()], report, hidden=[io.Hidden.unique_id]),
@@ -159,8 +174,19 @@ NODES = [
     v3("TestInterrupt", [INT.Input("value")], [INT.Output()], interrupt),
     v3("TestSticky", [INT.Input("value")], [], sticky, is_output_node=True),
     v3("TestTwice", [INT.Input("value")], [INT.Output()], number, not_idempotent=True),
-    v3("TestPicky", [INT.Input("value")], [INT.Output()], number, validate_inputs=lambda cls, value: value != 13 or "13 is unlucky"),
-    v3("TestKind", [io.Combo.Input("kind", options=["dog", "cat"])], [io.String.Output()], lambda cls, kind: io.NodeOutput(kind)),
+    v3(
+        "TestPicky",
+        [INT.Input("value")],
+        [INT.Output()],
+        number,
+        validate_inputs=lambda cls, value: value != 13 or "13 is unlucky",
+    ),
+    v3(
+        "TestKind",
+        [io.Combo.Input("kind", options=["dog", "cat"])],
+        [io.String.Output()],
+        lambda cls, kind: io.NodeOutput(kind),
+    ),
     v3("TestFinger", [INT.Input("value")], [INT.Output()], number, fingerprint_inputs=lambda cls, value: Changing.mark),
 ]
 
@@ -168,7 +194,9 @@ NODES = [
 @pytest.fixture(autouse=True, scope="module")
 def small_nodes(host):
     host.register(*NODES)
-    host.nodes.NODE_CLASS_MAPPINGS.update(TestSplit=Split, TestTotal=Total, TestChanging=Changing, TestExpanding=Expanding)
+    host.nodes.NODE_CLASS_MAPPINGS.update(
+        TestSplit=Split, TestTotal=Total, TestChanging=Changing, TestExpanding=Expanding
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -187,7 +215,11 @@ def types(result, key):
 
 
 def test_values_and_order(host):
-    prompt = {"3": node("TestAdd", a=["1", 0], b=["2", 0]), "1": node("TestNumber", value=1), "2": node("TestNumber", value=2)}
+    prompt = {
+        "3": node("TestAdd", a=["1", 0], b=["2", 0]),
+        "1": node("TestNumber", value=1),
+        "2": node("TestNumber", value=2),
+    }
     result = host.run(prompt, capture={"sum": ["3", 0]})
     assert result["success"] and result["captured"] == {"sum": 3}
     assert sorted(RUNS[:2]) == [("number", 1), ("number", 2)] and RUNS[2:] == [("add", 1, 2)]
@@ -199,7 +231,11 @@ def test_only_what_outputs_need_runs(host):
 
 
 def test_cached_by_inputs_upstream(host):
-    prompt = {"1": node("TestNumber", value=1), "2": node("TestNumber", value=2), "3": node("TestAdd", a=["1", 0], b=["2", 0])}
+    prompt = {
+        "1": node("TestNumber", value=1),
+        "2": node("TestNumber", value=2),
+        "3": node("TestAdd", a=["1", 0], b=["2", 0]),
+    }
     host.run(prompt, capture={"sum": ["3", 0]})
     RUNS.clear()
     again = host.run(prompt, capture={"sum": ["3", 0]})
@@ -210,11 +246,19 @@ def test_cached_by_inputs_upstream(host):
 
 
 def test_equal_nodes_share_a_result_unless_not_idempotent(host):
-    prompt = {"1": node("TestNumber", value=1), "2": node("TestNumber", value=1), "3": node("TestAdd", a=["1", 0], b=["2", 0])}
+    prompt = {
+        "1": node("TestNumber", value=1),
+        "2": node("TestNumber", value=1),
+        "3": node("TestAdd", a=["1", 0], b=["2", 0]),
+    }
     host.run(prompt, capture={"sum": ["3", 0]})
     assert RUNS == [("number", 1), ("add", 1, 1)]
     RUNS.clear()
-    prompt = {"1": node("TestTwice", value=1), "2": node("TestTwice", value=1), "3": node("TestAdd", a=["1", 0], b=["2", 0])}
+    prompt = {
+        "1": node("TestTwice", value=1),
+        "2": node("TestTwice", value=1),
+        "3": node("TestAdd", a=["1", 0], b=["2", 0]),
+    }
     host.run(prompt, capture={"sum": ["3", 0]})
     assert RUNS == [("number", 1), ("number", 1), ("add", 1, 1)]
 
@@ -236,7 +280,9 @@ def test_fingerprints_decide(host, kind):
 
 def test_lists_are_mapped_and_gathered(host):
     prompt = {
-        "1": node("TestSplit", count=3), "2": node("TestAdd", a=["1", 0], b=10), "3": node("TestTotal", values=["2", 0], weight=2),
+        "1": node("TestSplit", count=3),
+        "2": node("TestAdd", a=["1", 0], b=10),
+        "3": node("TestTotal", values=["2", 0], weight=2),
         "4": node("TestAdd", a=["1", 0], b=["1", 1]),
     }
     result = host.run(prompt, capture={"each": ["2", 0], "total": ["3", 0], "broadcast": ["4", 0]})
@@ -269,7 +315,9 @@ def test_ui_and_history(host):
         assert result["history"] == {"2": {"text": ["1"]}}
         shown = [data["output"] for event, data in result["events"] if event == "executed" and data["node"] == "2"]
         assert shown == [{"text": ["1"]}]
-    names = [event for event, _ in result["events"] if event in ("execution_start", "execution_cached", "execution_success")]
+    names = [
+        event for event, _ in result["events"] if event in ("execution_start", "execution_cached", "execution_success")
+    ]
     assert names == ["execution_start", "execution_cached", "execution_success"]
 
 
@@ -278,8 +326,16 @@ def test_a_failing_node_is_reported_and_the_rest_kept(host):
     result = host.run(prompt, capture={"out": ["2", 0]})
     assert not result["success"] and not host.executor.success
     (error,) = result["errors"]["2"]
-    assert (error["node_type"], error["exception_type"], error["exception_message"].strip()) == ("TestFail", "ValueError", "cannot do 7")
-    assert error["executed"] == ["1"] and error["current_inputs"] == {"value": [7]} and "fail" in "".join(error["traceback"])
+    assert (error["node_type"], error["exception_type"], error["exception_message"].strip()) == (
+        "TestFail",
+        "ValueError",
+        "cannot do 7",
+    )
+    assert (
+        error["executed"] == ["1"]
+        and error["current_inputs"] == {"value": [7]}
+        and "fail" in "".join(error["traceback"])
+    )
     assert host.executor.status_messages[-1][0] == "execution_error"
     RUNS.clear()
     host.run(prompt, capture={"out": ["2", 0]})
@@ -290,7 +346,9 @@ def test_interruption(host):
     result = host.run({"1": node("TestInterrupt", value=1)}, capture={"out": ["1", 0]})
     assert not result["success"] and host.executor.status_messages[-1][0] == "execution_interrupted"
     assert result["errors"]["1"][0]["node_type"] == "TestInterrupt"
-    assert host.run({"1": node("TestNumber", value=1)}, capture={"out": ["1", 0]})["success"], "the next run starts uninterrupted"
+    assert host.run({"1": node("TestNumber", value=1)}, capture={"out": ["1", 0]})["success"], (
+        "the next run starts uninterrupted"
+    )
 
 
 def test_a_v3_class_is_locked_while_it_runs(host):
@@ -325,13 +383,17 @@ def test_progress_reaches_the_hook(host):
     assert told == [(1, 4), (4, 4)]
 
 
-# --- validation -------------------------------------------------------------------------------------------------------------------
+# --- validation -------------------------------------------------------------------------------------------------------
 
 
 def test_all_errors_of_all_nodes_at_once(host):
     prompt = {
-        "1": node("TestNumber", value=100), "2": node("TestNumber", value=-1), "3": node("TestAdd", a=["1", 0]),
-        "4": node("TestAdd", a="many", b=["5", 0]), "5": node("TestReport"), "6": node("TestPicky", value=13),
+        "1": node("TestNumber", value=100),
+        "2": node("TestNumber", value=-1),
+        "3": node("TestAdd", a=["1", 0]),
+        "4": node("TestAdd", a="many", b=["5", 0]),
+        "5": node("TestReport"),
+        "6": node("TestPicky", value=13),
         "7": node("TestAdd", a=[1], b=2),
     }
     show = {f"s{key}": node("TestShow", value=[key, 0]) for key in ("2", "3", "4", "6", "7")}
@@ -341,7 +403,10 @@ def test_all_errors_of_all_nodes_at_once(host):
     assert types(result, "2") == ["value_smaller_than_min"]
     assert types(result, "3") == ["required_input_missing"]
     assert types(result, "4") == ["invalid_input_type", "return_type_mismatch"]
-    assert types(result, "6") == ["custom_validation_failed"] and result["errors"]["6"][0]["details"] == "value - 13 is unlucky"
+    assert (
+        types(result, "6") == ["custom_validation_failed"]
+        and result["errors"]["6"][0]["details"] == "value - 13 is unlucky"
+    )
     assert types(result, "7") == ["bad_linked_input"]
     valid, error, outputs, node_errors = host.validate({**prompt, **show})
     assert (valid, error["type"], outputs) == (False, "prompt_outputs_failed_validation", [])
@@ -350,7 +415,11 @@ def test_all_errors_of_all_nodes_at_once(host):
 
 
 def test_one_good_output_is_enough_for_comfyui(host):
-    prompt = {"1": node("TestShow", value="x"), "2": node("TestShow", value=["3", 0]), "3": node("TestNumber", value=-1)}
+    prompt = {
+        "1": node("TestShow", value="x"),
+        "2": node("TestShow", value=["3", 0]),
+        "3": node("TestNumber", value=-1),
+    }
     valid, error, outputs, node_errors = host.validate(prompt)
     assert (valid, error, outputs) == (True, None, ["1"]) and list(node_errors) == ["3"]
 
@@ -374,23 +443,41 @@ def test_partial_execution(host):
 @pytest.mark.skipif(REAL, reason="0.3.64 does not check the choices of V3 combos")
 def test_choices(host):
     result = host.run({"1": node("TestKind", kind="bird"), "2": node("TestShow", value=["1", 0])})
-    assert types(result, "1") == ["value_not_in_list"] and "'bird' not in ['dog', 'cat']" in result["errors"]["1"][0]["details"]
+    assert (
+        types(result, "1") == ["value_not_in_list"]
+        and "'bird' not in ['dog', 'cat']" in result["errors"]["1"][0]["details"]
+    )
 
 
 @only_embedded
 def test_unknown_nodes_cycles_and_dead_links_are_listed_with_the_rest(host):
     prompt = {
-        "1": {"class_type": "NoSuchNode", "inputs": {}, "_meta": {"title": "Mine"}}, "2": {"inputs": {}},
-        "3": node("TestAdd", a=["4", 0], b=["1", 0]), "4": node("TestAdd", a=["3", 0], b=1), "5": node("TestShow", value=["3", 0]),
+        "1": {"class_type": "NoSuchNode", "inputs": {}, "_meta": {"title": "Mine"}},
+        "2": {"inputs": {}},
+        "3": node("TestAdd", a=["4", 0], b=["1", 0]),
+        "4": node("TestAdd", a=["3", 0], b=1),
+        "5": node("TestShow", value=["3", 0]),
         "6": node("TestShow", value=["99", 0]),
-        "7": node("TestShow", value=["4", 3]), "8": node("TestNumber", value=-1),
+        "7": node("TestShow", value=["4", 3]),
+        "8": node("TestNumber", value=-1),
     }
     valid, error, outputs, node_errors = host.validate(prompt)
-    assert not valid and outputs == [] and error["type"] == "missing_node_type" and "Mine" in error["details"] and "#2" in error["details"]
+    assert (
+        not valid
+        and outputs == []
+        and error["type"] == "missing_node_type"
+        and "Mine" in error["details"]
+        and "#2" in error["details"]
+    )
     kinds = {key: sorted(problem["type"] for problem in found["errors"]) for key, found in node_errors.items()}
     assert kinds == {
-        "1": ["missing_node_type"], "2": ["missing_node_type"], "3": ["dependency_cycle"], "4": ["dependency_cycle"],
-        "6": ["bad_linked_input"], "7": ["bad_linked_input"], "8": ["value_smaller_than_min"],
+        "1": ["missing_node_type"],
+        "2": ["missing_node_type"],
+        "3": ["dependency_cycle"],
+        "4": ["dependency_cycle"],
+        "6": ["bad_linked_input"],
+        "7": ["bad_linked_input"],
+        "8": ["value_smaller_than_min"],
     }
     assert "3 (TestAdd)" in node_errors["3"]["errors"][0]["details"]
     assert host.run(prompt)["success"] is False
@@ -398,7 +485,9 @@ def test_unknown_nodes_cycles_and_dead_links_are_listed_with_the_rest(host):
 
 @only_embedded
 def test_a_cycle_that_reaches_the_executor_is_an_error(host):
-    host.executor.execute({"1": node("TestAdd", a=["2", 0], b=1), "2": node("TestAdd", a=["1", 0], b=1)}, "id", {}, ["1"])
+    host.executor.execute(
+        {"1": node("TestAdd", a=["2", 0], b=1), "2": node("TestAdd", a=["1", 0], b=1)}, "id", {}, ["1"]
+    )
     asyncio.set_event_loop(host.loop)
     event, data = host.executor.status_messages[-1]
     assert event == "execution_error" and data["exception_type"].endswith("DependencyCycleError")
@@ -413,5 +502,7 @@ def test_a_node_that_returns_none_is_named(host):
 
 @only_embedded
 def test_a_long_chain_is_no_recursion(host):
-    prompt = {"0": node("TestNumber", value=0)} | {str(i): node("TestAdd", a=[str(i - 1), 0], b=1) for i in range(1, 1500)}
+    prompt = {"0": node("TestNumber", value=0)} | {
+        str(i): node("TestAdd", a=[str(i - 1), 0], b=1) for i in range(1, 1500)
+    }
     assert host.run(prompt, capture={"out": ["1499", 0]})["captured"] == {"out": 1499}

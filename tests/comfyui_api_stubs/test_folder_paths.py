@@ -1,4 +1,6 @@
-"""Names of files: they stay in their folders, counters go on, kinds have several folders. Holds for a real ComfyUI too."""
+"""Names of files: they stay in their folders, counters go on, kinds have several folders. Holds for a
+real ComfyUI too.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,13 @@ def touch(path):
 
 
 def test_save_path_counts_on(output):
-    assert folder_paths.get_save_image_path("sub/name", output) == (os.path.join(output, "sub"), "name", 1, "sub", "sub/name")
+    assert folder_paths.get_save_image_path("sub/name", output) == (
+        os.path.join(output, "sub"),
+        "name",
+        1,
+        "sub",
+        "sub/name",
+    )
     for file in ("name_00004_.png", "name_00002_.png", "name_x_.png", "namely_00009_.png", "other_00011_.png"):
         touch(os.path.join(output, "sub", file))
     assert folder_paths.get_save_image_path("sub/name", output)[2] == 5
@@ -47,7 +55,9 @@ def test_annotated_names(host):
     assert folder_paths.get_annotated_filepath("in.png") == os.path.join(host.input, "in.png")
     assert folder_paths.get_annotated_filepath("out.png [output]") == os.path.join(host.output, "out.png")
     assert folder_paths.get_annotated_filepath("x.png [temp]") == os.path.join(host.temp, "x.png")
-    assert folder_paths.exists_annotated_filepath("in.png") and folder_paths.exists_annotated_filepath("out.png [output]")
+    assert folder_paths.exists_annotated_filepath("in.png") and folder_paths.exists_annotated_filepath(
+        "out.png [output]"
+    )
     assert not folder_paths.exists_annotated_filepath("no.png")
 
 
@@ -95,7 +105,10 @@ def test_new_kind_and_old_names(tmp_path):
 
 def test_filters():
     assert folder_paths.filter_files_extensions(["b.PNG", "a.png", "c.txt"], [".png"]) == ["a.png", "b.PNG"]
-    assert folder_paths.filter_files_content_types(["a.png", "b.txt", "c.webp", "d.mp4"], ["image"]) == ["a.png", "c.webp"]
+    assert folder_paths.filter_files_content_types(["a.png", "b.txt", "c.webp", "d.mp4"], ["image"]) == [
+        "a.png",
+        "c.webp",
+    ]
 
 
 def test_folders_by_type(host):

@@ -18,14 +18,30 @@ from graft_nodes import comfyui_api_stubs
 
 EMBEDDED = comfyui_api_stubs.MODULES in sys.path
 only_embedded = pytest.mark.skipif(not EMBEDDED, reason="a message of the embedded host")
-COMMON = {"image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": 320, "num_res_blocks": [1], "channel_mult": [1],
-          "use_spatial_transformer": True, "legacy": False}
+COMMON = {
+    "image_size": 32,
+    "in_channels": 4,
+    "out_channels": 4,
+    "model_channels": 320,
+    "num_res_blocks": [1],
+    "channel_mult": [1],
+    "use_spatial_transformer": True,
+    "legacy": False,
+}
 
 
 def unet_file(context, linear, depth=1, **more):
     """Random weights of a UNet with one level, as wide as the family's."""
-    config = {**COMMON, "transformer_depth": [depth], "transformer_depth_output": [depth] * 2, "transformer_depth_middle": depth,
-              "context_dim": context, "use_linear_in_transformer": linear, "num_heads": 8, **more}
+    config = {
+        **COMMON,
+        "transformer_depth": [depth],
+        "transformer_depth_output": [depth] * 2,
+        "transformer_depth_middle": depth,
+        "context_dim": context,
+        "use_linear_in_transformer": linear,
+        "num_heads": 8,
+        **more,
+    }
     shapes = UNetModel(**config, device="meta").state_dict()
     g = torch.Generator().manual_seed(0)
     return {key: torch.randn(value.shape, generator=g) * 0.02 for key, value in shapes.items()}
@@ -35,7 +51,9 @@ def unet_file(context, linear, depth=1, **more):
 @pytest.mark.parametrize(("family", "context", "linear"), [("SD15", 768, False), ("SD20", 1024, True)])
 def test_a_unet_file(tmp_path, prefix, family, context, linear):
     state = unet_file(context, linear)
-    comfy.utils.save_torch_file({prefix + key: value for key, value in state.items()}, str(tmp_path / "unet.safetensors"))
+    comfy.utils.save_torch_file(
+        {prefix + key: value for key, value in state.items()}, str(tmp_path / "unet.safetensors")
+    )
     patcher = comfy.sd.load_diffusion_model(str(tmp_path / "unet.safetensors"), model_options={"dtype": torch.float32})
     assert type(patcher.model.model_config).__name__ == family
     assert isinstance(patcher.get_model_object("latent_format"), comfy.latent_formats.SD15)
@@ -44,7 +62,9 @@ def test_a_unet_file(tmp_path, prefix, family, context, linear):
     attention = patcher.model.diffusion_model.middle_block[1].transformer_blocks[0].attn1
     assert (attention.heads, attention.dim_head) == ((8, 40) if family == "SD15" else (5, 64))
     with torch.no_grad():
-        out = patcher.model.apply_model(torch.zeros(1, 4, 8, 8), torch.tensor([2.0]), c_crossattn=torch.zeros(1, 3, context))
+        out = patcher.model.apply_model(
+            torch.zeros(1, 4, 8, 8), torch.tensor([2.0]), c_crossattn=torch.zeros(1, 3, context)
+        )
     assert out.shape == (1, 4, 8, 8)
 
 
@@ -59,24 +79,45 @@ def test_weights_are_stored_as_asked_and_computed_in_float32():
         out = patcher.model.apply_model(x, torch.tensor([2.0]), c_crossattn=context)
         rounded = {key: value.float() for key, value in patcher.model.diffusion_model.state_dict().items()}
         plain = comfy.sd.load_diffusion_model_state_dict(rounded, model_options={"dtype": torch.float32})
-        torch.testing.assert_close(out, plain.model.apply_model(x, torch.tensor([2.0]), c_crossattn=context), rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(
+            out, plain.model.apply_model(x, torch.tensor([2.0]), c_crossattn=context), rtol=1e-2, atol=1e-3
+        )
 
 
 def test_sdxl_is_recognised_by_shape():
-    config = {**COMMON, "num_res_blocks": [2, 2, 2], "channel_mult": [1, 2, 4], "transformer_depth": [0, 0, 2, 2, 10, 10],
-              "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10], "transformer_depth_middle": 10, "context_dim": 2048,
-              "use_linear_in_transformer": True, "num_head_channels": 64, "num_classes": "sequential", "adm_in_channels": 2816}
+    config = {
+        **COMMON,
+        "num_res_blocks": [2, 2, 2],
+        "channel_mult": [1, 2, 4],
+        "transformer_depth": [0, 0, 2, 2, 10, 10],
+        "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10],
+        "transformer_depth_middle": 10,
+        "context_dim": 2048,
+        "use_linear_in_transformer": True,
+        "num_head_channels": 64,
+        "num_classes": "sequential",
+        "adm_in_channels": 2816,
+    }
     state = UNetModel(**config, device="meta").state_dict()
     assert len(state) == 1680 and sum(value.numel() for value in state.values()) == 2_567_463_684  # as published
     found = comfy.model_detection.model_config_from_unet(state, "")
     assert isinstance(found, comfy.supported_models.SDXL)
     assert {key: found.unet_config[key] for key in config if key != "image_size"} == {
-        key: value for key, value in config.items() if key != "image_size"}
+        key: value for key, value in config.items() if key != "image_size"
+    }
 
 
 def test_sd15_has_the_published_size():
-    config = {**COMMON, "num_res_blocks": [2] * 4, "channel_mult": [1, 2, 4, 4], "transformer_depth": [1] * 6 + [0] * 2,
-              "transformer_depth_output": [1] * 9 + [0] * 3, "transformer_depth_middle": 1, "context_dim": 768, "num_heads": 8}
+    config = {
+        **COMMON,
+        "num_res_blocks": [2] * 4,
+        "channel_mult": [1, 2, 4, 4],
+        "transformer_depth": [1] * 6 + [0] * 2,
+        "transformer_depth_output": [1] * 9 + [0] * 3,
+        "transformer_depth_middle": 1,
+        "context_dim": 768,
+        "num_heads": 8,
+    }
     state = UNetModel(**config, device="meta").state_dict()
     assert len(state) == 686 and sum(value.numel() for value in state.values()) == 859_520_964
 
@@ -154,7 +195,9 @@ def test_a_text_encoder_of_ones_own(clip):
     with torch.no_grad():
         ((cond, options),) = clip.encode_from_tokens_scheduled(tokens, add_dict={"start_percent": 0.5})
         table = clip.cond_stage_model.embed.weight
-        assert torch.equal(cond, table[[0, 1, 25]][None]) and torch.equal(options["pooled_output"], table[[0, 1, 25]].mean(0)[None])
+        assert torch.equal(cond, table[[0, 1, 25]][None]) and torch.equal(
+            options["pooled_output"], table[[0, 1, 25]].mean(0)[None]
+        )
         assert options["start_percent"] == 0.5 and options["extra"] == 1
         assert torch.equal(clip.encode("b"), table[[1]][None])
     assert clip.cond_stage_model.options[0] == "reset"
@@ -169,7 +212,9 @@ def test_a_clip_clone_with_patches(clip):
         torch.testing.assert_close(other.encode("c")[0, 0], table[2] + 0.5)
         assert {"layer": -2} in clip.cond_stage_model.options
         assert torch.equal(clip.encode("c")[0, 0], table[2])
-    assert torch.equal(clip.get_key_patches()["embed.weight"][0][0], table) and torch.equal(clip.get_sd()["embed.weight"], table)
+    assert torch.equal(clip.get_key_patches()["embed.weight"][0][0], table) and torch.equal(
+        clip.get_sd()["embed.weight"], table
+    )
     missing, unexpected = clip.load_sd({"embed.weight": table * 2, "other": table})
     assert (missing, unexpected) == ([], ["other"])
 
@@ -185,7 +230,9 @@ def test_interruption_is_raised_once():
 def test_progress_goes_to_the_hook():
     told, before = [], comfy.utils.PROGRESS_BAR_HOOK
     try:
-        comfy.utils.set_progress_bar_global_hook(lambda value, total, preview, node_id=None: told.append((value, total, preview)))
+        comfy.utils.set_progress_bar_global_hook(
+            lambda value, total, preview, node_id=None: told.append((value, total, preview))
+        )
         bar = comfy.utils.ProgressBar(4)
         bar.update(1)
         bar.update_absolute(9, 5, "preview")
@@ -204,16 +251,20 @@ def test_resizing():
 
 def test_state_dict_prefixes():
     state = {"a.x": 1, "a.y": 2, "b": 3}
-    assert comfy.utils.state_dict_prefix_replace(state, {"a.": "c."}, filter_keys=True) == {"c.x": 1, "c.y": 2} and state == {"b": 3}
+    assert comfy.utils.state_dict_prefix_replace(state, {"a.": "c."}, filter_keys=True) == {
+        "c.x": 1,
+        "c.y": 2,
+    } and state == {"b": 3}
     assert comfy.utils.state_dict_prefix_replace({"a.x": 1, "b": 3}, {"a.": ""}) == {"x": 1, "b": 3}
 
 
 @only_embedded
 def test_importing_the_host_is_quick_and_needs_torch_numpy_safetensors_and_tqdm_alone():
     code = (
-        f"import sys; sys.path.insert(0, {comfyui_api_stubs.MODULES!r}); import torch, numpy, safetensors.torch; known = set(sys.modules);"
-        "import comfy.sd, comfy.samplers, comfy.sample; print(sorted({m.split('.')[0] for m in set(sys.modules) - known"
-        " if getattr(sys.modules[m], '__file__', None) and 'site-packages' in sys.modules[m].__file__}))"
+        f"import sys; sys.path.insert(0, {comfyui_api_stubs.MODULES!r}); import torch, numpy, safetensors.torch; known"
+        " = set(sys.modules);import comfy.sd, comfy.samplers, comfy.sample; print(sorted({m.split('.')[0] for m in"
+        " set(sys.modules) - known if getattr(sys.modules[m], '__file__', None) and 'site-packages' in"
+        " sys.modules[m].__file__}))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "['tqdm']"

@@ -12,9 +12,22 @@ from comfy.weight_adapter import LoRAAdapter
 
 CPU = torch.device("cpu")
 CONFIG = {
-    "image_size": 32, "in_channels": 3, "out_channels": 3, "model_channels": 32, "num_res_blocks": [1, 1], "channel_mult": [1, 2],
-    "transformer_depth": [0, 1], "transformer_depth_output": [0, 0, 1, 1], "transformer_depth_middle": 1, "context_dim": 16, "num_heads": 4,
-    "num_head_channels": -1, "use_spatial_transformer": True, "use_linear_in_transformer": False, "legacy": False, "adm_in_channels": None,
+    "image_size": 32,
+    "in_channels": 3,
+    "out_channels": 3,
+    "model_channels": 32,
+    "num_res_blocks": [1, 1],
+    "channel_mult": [1, 2],
+    "transformer_depth": [0, 1],
+    "transformer_depth_output": [0, 0, 1, 1],
+    "transformer_depth_middle": 1,
+    "context_dim": 16,
+    "num_heads": 4,
+    "num_head_channels": -1,
+    "use_spatial_transformer": True,
+    "use_linear_in_transformer": False,
+    "legacy": False,
+    "adm_in_channels": None,
 }
 
 
@@ -47,8 +60,9 @@ def test_names_of_a_weight(patcher):
     }
     spelled = {
         "lora_unet_mid_block_attentions_0_proj_in": "middle_block.1.proj_in.weight",
-        "lora_unet_up_blocks_0_attentions_1_transformer_blocks_0_ff_net_0_proj":
-            "output_blocks.1.1.transformer_blocks.0.ff.net.0.proj.weight",
+        "lora_unet_up_blocks_0_attentions_1_transformer_blocks_0_ff_net_0_proj": (
+            "output_blocks.1.1.transformer_blocks.0.ff.net.0.proj.weight"
+        ),
         "lora_unet_up_blocks_0_upsamplers_0_conv": "output_blocks.1.2.conv.weight",
         "lora_unet_up_blocks_1_resnets_0_conv_shortcut": "output_blocks.2.0.skip_connection.weight",
         "lora_unet_down_blocks_0_downsamplers_0_conv": "input_blocks.2.0.op.weight",
@@ -63,7 +77,9 @@ def test_names_of_text_encoders():
     class Encoder(torch.nn.Module):
         def state_dict(self):
             layer = "transformer.text_model.encoder.layers.7.self_attn.q_proj.weight"
-            return dict.fromkeys([f"clip_l.{layer}", f"clip_g.{layer}", "clip_g.transformer.text_projection.weight", "mine.embed.weight"])
+            return dict.fromkeys(
+                [f"clip_l.{layer}", f"clip_g.{layer}", "clip_g.transformer.text_projection.weight", "mine.embed.weight"]
+            )
 
     names = comfy.lora.model_lora_keys_clip(Encoder(), {})
     layer = "transformer.text_model.encoder.layers.7.self_attn.q_proj"
@@ -75,12 +91,19 @@ def test_names_of_text_encoders():
 
 
 @pytest.mark.parametrize("alpha", [None, 2.0])
-@pytest.mark.parametrize("naming", [
-    ("lora_unet_mid_block_attentions_0_transformer_blocks_0_attn2_to_k", ".lora_up.weight", ".lora_down.weight"),
-    ("unet.mid_block.attentions.0.transformer_blocks.0.attn2.processor.to_k", ".lora_B.weight", ".lora_A.weight"),
-    ("diffusion_model.middle_block.1.transformer_blocks.0.attn2.to_k", ".lora.up.weight", ".lora.down.weight"),
-    ("unet.mid_block.attentions.0.transformer_blocks.0.attn2.processor.to_k", "_lora.up.weight", "_lora.down.weight"),
-])
+@pytest.mark.parametrize(
+    "naming",
+    [
+        ("lora_unet_mid_block_attentions_0_transformer_blocks_0_attn2_to_k", ".lora_up.weight", ".lora_down.weight"),
+        ("unet.mid_block.attentions.0.transformer_blocks.0.attn2.processor.to_k", ".lora_B.weight", ".lora_A.weight"),
+        ("diffusion_model.middle_block.1.transformer_blocks.0.attn2.to_k", ".lora.up.weight", ".lora.down.weight"),
+        (
+            "unet.mid_block.attentions.0.transformer_blocks.0.attn2.processor.to_k",
+            "_lora.up.weight",
+            "_lora.down.weight",
+        ),
+    ],
+)
 def test_lora(patcher, naming, alpha):
     name, up_name, down_name = naming
     up, down = torch.randn(64, 4), torch.randn(4, 16)
@@ -101,12 +124,19 @@ def test_locon_tucker_and_plain_differences(patcher):
     up, down, mid = (torch.randn(shape, generator=g) for shape in ((64, 4, 1, 1), (4, 32, 1, 1), (4, 4, 3, 3)))
     bias, norm = torch.randn(64, generator=g), torch.randn(64, generator=g)
     file = {
-        "lora_unet_input_blocks_3_0_in_layers_2.lora_up.weight": up, "lora_unet_input_blocks_3_0_in_layers_2.lora_down.weight": down,
-        "lora_unet_input_blocks_3_0_in_layers_2.lora_mid.weight": mid, "lora_unet_input_blocks_3_0_in_layers_2.diff_b": bias,
-        "lora_unet_input_blocks_3_0_out_layers_0.w_norm": norm, "diffusion_model.out.2.set_weight": torch.ones(3, 32, 3, 3),
+        "lora_unet_input_blocks_3_0_in_layers_2.lora_up.weight": up,
+        "lora_unet_input_blocks_3_0_in_layers_2.lora_down.weight": down,
+        "lora_unet_input_blocks_3_0_in_layers_2.lora_mid.weight": mid,
+        "lora_unet_input_blocks_3_0_in_layers_2.diff_b": bias,
+        "lora_unet_input_blocks_3_0_out_layers_0.w_norm": norm,
+        "diffusion_model.out.2.set_weight": torch.ones(3, 32, 3, 3),
     }
     block = patcher.model.diffusion_model.input_blocks[3][0]
-    conv, base_bias, base_norm = block.in_layers[2].weight.clone(), block.in_layers[2].bias.clone(), block.out_layers[0].weight.clone()
+    conv, base_bias, base_norm = (
+        block.in_layers[2].weight.clone(),
+        block.in_layers[2].bias.clone(),
+        block.out_layers[0].weight.clone(),
+    )
     loaded, _ = comfy.sd.load_lora_for_models(patcher, None, file, 2.0, 0.0)
     loaded.patch_model(CPU)
     delta = torch.einsum("or,rqhw,qi->oihw", up[..., 0, 0], mid, down[..., 0, 0])
@@ -123,20 +153,28 @@ def test_an_adapter_in_the_hands_of_others(patcher):
     key = "diffusion_model.middle_block.1.transformer_blocks.0.attn2.to_v.weight"
     assert patcher.add_patches({key: adapter}, 0.25) == [key]
     weight = torch.randn(64, 16)
-    torch.testing.assert_close(comfy.lora.calculate_weight(patcher.patches[key], weight.clone(), key), weight + 0.25 * up @ down)
+    torch.testing.assert_close(
+        comfy.lora.calculate_weight(patcher.patches[key], weight.clone(), key), weight + 0.25 * up @ down
+    )
 
 
 def test_dora_rescales_rows():
     up, down, magnitude = torch.randn(6, 2), torch.randn(2, 4), torch.rand(6, 1)
     adapter, weight = LoRAAdapter(set(), (up, down, 2.0, None, magnitude, None)), torch.randn(6, 4)
     expected = (weight + up @ down) * magnitude / weight.norm(dim=1, keepdim=True)
-    torch.testing.assert_close(comfy.lora.calculate_weight([(1.0, adapter, 1.0, None, None)], weight.clone(), "w"), expected,
-                               rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        comfy.lora.calculate_weight([(1.0, adapter, 1.0, None, None)], weight.clone(), "w"),
+        expected,
+        rtol=1e-4,
+        atol=1e-4,
+    )
 
 
 def test_unknown_names_are_logged(patcher, caplog):
     with caplog.at_level("WARNING"):
-        loaded, _ = comfy.sd.load_lora_for_models(patcher, None, {"lora_unet_nowhere.lora_up.weight": torch.ones(1, 1)}, 1.0, 1.0)
+        loaded, _ = comfy.sd.load_lora_for_models(
+            patcher, None, {"lora_unet_nowhere.lora_up.weight": torch.ones(1, 1)}, 1.0, 1.0
+        )
     assert loaded.patches == {} and "lora_unet_nowhere.lora_up.weight" in caplog.text
 
 

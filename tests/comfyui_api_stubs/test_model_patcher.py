@@ -59,7 +59,9 @@ def test_add_patches_says_what_it_found(patcher):
 def test_load_and_unload_restore_every_byte(patcher):
     before = snapshot(patcher)
     loaded = patcher.clone()
-    loaded.add_patches({"first.weight": diff((3, 4)), "second.bias": diff((2,), 0.5)}, strength_patch=0.5, strength_model=2.0)
+    loaded.add_patches(
+        {"first.weight": diff((3, 4)), "second.bias": diff((2,), 0.5)}, strength_patch=0.5, strength_model=2.0
+    )
     assert same(patcher, before)
     management.load_models_gpu([loaded])
     after = snapshot(patcher)
@@ -134,7 +136,11 @@ def test_clones_are_independent(patcher):
     assert len(other.model_options["transformer_options"]["patches"]["attn1_patch"]) == 2
     assert "patches_replace" not in patcher.model_options["transformer_options"]
     assert patcher.patches == {} and patcher.get_attachment("mine") is None
-    assert other.is_clone(patcher) and other.patches_uuid != patcher.patches_uuid and not other.clone_has_same_weights(patcher)
+    assert (
+        other.is_clone(patcher)
+        and other.patches_uuid != patcher.patches_uuid
+        and not other.clone_has_same_weights(patcher)
+    )
     assert patcher.clone().clone_has_same_weights(patcher)
     assert copy.deepcopy(other.model_options)["transformer_options"]["patches"]["attn1_patch"][0] is patch
 
@@ -208,7 +214,9 @@ def test_a_failed_load_detaches_and_injects_again(patcher):
 
 def test_callbacks_and_wrappers_by_key(patcher):
     log = []
-    patcher.add_callback_with_key(CallbacksMP.ON_CLONE, "k", lambda old, new: log.append((old is patcher, new is not patcher)))
+    patcher.add_callback_with_key(
+        CallbacksMP.ON_CLONE, "k", lambda old, new: log.append((old is patcher, new is not patcher))
+    )
     patcher.add_callback(CallbacksMP.ON_CLEANUP, lambda p: log.append("cleanup"))
     patcher.add_callback(CallbacksMP.ON_PRE_RUN, lambda p: log.append("run"))
     patcher.add_callback(CallbacksMP.ON_DETACH, lambda p, unpatch_all: log.append(("detach", unpatch_all)))
@@ -218,7 +226,10 @@ def test_callbacks_and_wrappers_by_key(patcher):
     clone.detach()
     assert log == [(True, True), "run", "cleanup", ("detach", True)]
     clone.remove_callbacks_with_key(CallbacksMP.ON_CLONE, "k")
-    assert clone.get_all_callbacks(CallbacksMP.ON_CLONE) == [] and len(patcher.get_callbacks(CallbacksMP.ON_CLONE, "k")) == 1
+    assert (
+        clone.get_all_callbacks(CallbacksMP.ON_CLONE) == []
+        and len(patcher.get_callbacks(CallbacksMP.ON_CLONE, "k")) == 1
+    )
     patcher.add_wrapper_with_key("apply_model", "k", len)
     patcher.add_wrapper("apply_model", abs)
     assert patcher.get_all_wrappers("apply_model") == [len, abs] and patcher.get_wrappers("apply_model", "k") == [len]

@@ -27,7 +27,8 @@ from comfy_api.latest import ComfyExtension, io
 from .part import VALUE
 class Two(io.ComfyNode):
     @classmethod
-    def define_schema(cls): return io.Schema(node_id="LoadTestV3", display_name="Two", category="test", outputs=[io.Int.Output()])
+    def define_schema(cls):
+        return io.Schema(node_id="LoadTestV3", display_name="Two", category="test", outputs=[io.Int.Output()])
     @classmethod
     def execute(cls): return io.NodeOutput(VALUE)
 class Pack(ComfyExtension):
@@ -77,7 +78,13 @@ def test_ids_to_ignore(host, tmp_path):
     assert host.node("EmptyLatentImage") is before
 
 
-BROKEN = ("raise RuntimeError('broken')", "x = (", "import no_such_module_at_all", "NOTHING = 1", "comfy_entrypoint = 3")
+BROKEN = (
+    "raise RuntimeError('broken')",
+    "x = (",
+    "import no_such_module_at_all",
+    "NOTHING = 1",
+    "comfy_entrypoint = 3",
+)
 
 
 @pytest.mark.parametrize("source", BROKEN)
@@ -103,10 +110,12 @@ def test_saved_pictures_carry_the_workflow(host):
 
 
 def test_previews_go_to_temp(host):
-    shown = host.run({
-        "1": {"class_type": "EmptyImage", "inputs": {"width": 6, "height": 4, "batch_size": 1, "color": 0}},
-        "2": {"class_type": "PreviewImage", "inputs": {"images": ["1", 0]}},
-    })["history"]["2"]["images"]
+    shown = host.run(
+        {
+            "1": {"class_type": "EmptyImage", "inputs": {"width": 6, "height": 4, "batch_size": 1, "color": 0}},
+            "2": {"class_type": "PreviewImage", "inputs": {"images": ["1", 0]}},
+        }
+    )["history"]["2"]["images"]
     assert shown[0]["type"] == "temp" and os.path.isfile(os.path.join(host.temp, shown[0]["filename"]))
 
 
@@ -122,9 +131,17 @@ def test_load_image(host):
     torch.testing.assert_close(found["image"][0, 1, 1], torch.tensor([1.0, 0.0, 0.2]))
     assert found["mask"].shape == (1, 3, 5) and found["mask"][0, 0, 0] == 1 and found["mask"].sum() == 1
     picture.resize((9, 9)).save(os.path.join(host.input, "loaded.png"))
-    assert host.run(prompt, capture={"image": ["1", 0]})["captured"]["image"].shape == (1, 9, 9, 3), "a changed file is read again"
+    assert host.run(prompt, capture={"image": ["1", 0]})["captured"]["image"].shape == (
+        1,
+        9,
+        9,
+        3,
+    ), "a changed file is read again"
     missing = host.run({"1": {"class_type": "LoadImage", "inputs": {"image": "none.png"}}}, capture={"image": ["1", 0]})
-    assert missing["errors"]["1"][0]["type"] == "custom_validation_failed" and "none.png" in missing["errors"]["1"][0]["details"]
+    assert (
+        missing["errors"]["1"][0]["type"] == "custom_validation_failed"
+        and "none.png" in missing["errors"]["1"][0]["details"]
+    )
 
 
 def test_latent_batches(host):
@@ -152,7 +169,9 @@ def test_conditioning(host):
     assert silent.abs().sum() == 0 and settings["pooled_output"].sum() == 0 and one[0][1]["pooled_output"].sum() == 3
 
 
-@pytest.mark.parametrize(("kind", "value"), [("Int", 5), ("Float", 0.5), ("String", "a"), ("StringMultiline", "a\nb"), ("Boolean", True)])
+@pytest.mark.parametrize(
+    ("kind", "value"), [("Int", 5), ("Float", 0.5), ("String", "a"), ("StringMultiline", "a\nb"), ("Boolean", True)]
+)
 def test_primitives(host, kind, value):
     prompt = {"1": {"class_type": f"Primitive{kind}", "inputs": {"value": value}}}
     assert host.run(prompt, capture={"value": ["1", 0]})["captured"] == {"value": value}
@@ -169,11 +188,14 @@ def test_a_text_encoder_that_is_none_is_named(host):
         host.call("CLIPTextEncode", clip=None, text="x")
 
 
-@pytest.mark.parametrize(("node_id", "inputs", "named"), [
-    ("UNETLoader", {"unet_name": "none.safetensors", "weight_dtype": "default"}, "none.safetensors"),
-    ("LoraLoaderModelOnly", {"model": None, "lora_name": "none.safetensors"}, "none.safetensors"),
-    ("CheckpointLoaderSimple", {"ckpt_name": "none.safetensors"}, "none.safetensors"),
-])
+@pytest.mark.parametrize(
+    ("node_id", "inputs", "named"),
+    [
+        ("UNETLoader", {"unet_name": "none.safetensors", "weight_dtype": "default"}, "none.safetensors"),
+        ("LoraLoaderModelOnly", {"model": None, "lora_name": "none.safetensors"}, "none.safetensors"),
+        ("CheckpointLoaderSimple", {"ckpt_name": "none.safetensors"}, "none.safetensors"),
+    ],
+)
 def test_missing_files_are_named(host, node_id, inputs, named):
     with pytest.raises(FileNotFoundError, match=named):
         host.call(node_id, **inputs)

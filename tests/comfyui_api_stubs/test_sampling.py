@@ -31,6 +31,7 @@ class Linear(torch.nn.Module):
 
 def model(kind, scale=1.0, **settings):
     """A patcher of the linear model."""
+
     class Config(comfy.supported_models_base.BASE):
         unet_config = {}  # noqa: RUF012
         unet_extra_config = {}  # noqa: RUF012
@@ -47,11 +48,25 @@ def cond(value, **more):
     return [[torch.full((1, 4, 5), float(value)), more]]
 
 
-def run(patcher, sampler="euler", scheduler="normal", steps=4, cfg=1.0, positive=None, negative=None, latent=None, **more):
+def run(
+    patcher, sampler="euler", scheduler="normal", steps=4, cfg=1.0, positive=None, negative=None, latent=None, **more
+):
     latent = torch.zeros(1, 3, 8, 8) if latent is None else latent
     noise = comfy.sample.prepare_noise(latent, 3)
-    out = comfy.sample.sample(patcher, noise, steps, cfg, sampler, scheduler, positive or cond(0), negative or cond(0), latent,
-                              disable_pbar=True, seed=17, **more)
+    out = comfy.sample.sample(
+        patcher,
+        noise,
+        steps,
+        cfg,
+        sampler,
+        scheduler,
+        positive or cond(0),
+        negative or cond(0),
+        latent,
+        disable_pbar=True,
+        seed=17,
+        **more,
+    )
     return out, noise
 
 
@@ -59,7 +74,9 @@ def test_noise_is_the_seeds_and_the_global_generator_is_left_alone(monkeypatch):
     latent = torch.zeros(2, 3, 4, 4)
     expected = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(9))
     assert torch.equal(comfy.sample.prepare_noise(latent, 9), expected)
-    each = torch.cat([torch.randn(1, 3, 4, 4, generator=g) for g in [torch.Generator().manual_seed(9)] for _ in range(2)])
+    each = torch.cat(
+        [torch.randn(1, 3, 4, 4, generator=g) for g in [torch.Generator().manual_seed(9)] for _ in range(2)]
+    )
     assert torch.equal(comfy.sample.prepare_noise(latent, 9, noise_inds=[1, 0]), each[[1, 0]])
 
 
@@ -71,12 +88,16 @@ def test_eps_levels():
     assert levels.timestep(levels.sigmas[[0, 500, 999]]).tolist() == [0, 500, 999]
     torch.testing.assert_close(levels.sigma(torch.tensor(10.5)), (levels.sigmas[10] * levels.sigmas[11]).sqrt())
     assert levels.percent_to_sigma(0.0) > 1e8 and levels.percent_to_sigma(1.0) == 0.0
-    assert levels.percent_to_sigma(0.5) == pytest.approx((levels.sigmas[499] * levels.sigmas[500]).sqrt().item(), rel=1e-5)
+    assert levels.percent_to_sigma(0.5) == pytest.approx(
+        (levels.sigmas[499] * levels.sigmas[500]).sqrt().item(), rel=1e-5
+    )
 
 
 def test_zero_terminal_snr():
     levels = model(TYPES.V_PREDICTION, zsnr=True).model.model_sampling
-    assert levels.sigma_max > 1000 and levels.sigmas[0] == pytest.approx(model(TYPES.EPS).model.model_sampling.sigmas[0].item(), rel=1e-4)
+    assert levels.sigma_max > 1000 and levels.sigmas[0] == pytest.approx(
+        model(TYPES.EPS).model.model_sampling.sigmas[0].item(), rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("kind", [TYPES.EPS, TYPES.V_PREDICTION, TYPES.FLOW])
@@ -88,7 +109,9 @@ def test_the_right_prediction_gives_back_the_image(kind):
     noisy = levels.noise_scaling(sigma, noise, image)
     torch.testing.assert_close(noisy, (1 - s) * image + s * noise if kind == TYPES.FLOW else image + s * noise)
     alpha = 1 / (1 + s**2).sqrt()
-    prediction = {TYPES.EPS: noise, TYPES.V_PREDICTION: alpha * noise - alpha * s * image, TYPES.FLOW: noise - image}[kind]
+    prediction = {TYPES.EPS: noise, TYPES.V_PREDICTION: alpha * noise - alpha * s * image, TYPES.FLOW: noise - image}[
+        kind
+    ]
     torch.testing.assert_close(levels.calculate_denoised(sigma, prediction, noisy), image, rtol=1e-4, atol=1e-5)
     expected = noisy if kind == TYPES.FLOW else noisy * alpha
     torch.testing.assert_close(levels.calculate_input(sigma, noisy), expected)
@@ -106,7 +129,9 @@ def test_flow_levels_are_shifted_time():
 def test_schedules_fall_to_zero(kind, scheduler):
     levels = model(kind).model.model_sampling
     sigmas = comfy.samplers.calculate_sigmas(levels, scheduler, 10)
-    assert len(sigmas) == 11 and sigmas[-1] == 0 and (sigmas.diff() < 0).all() and sigmas[0] <= levels.sigma_max * 1.0001
+    assert (
+        len(sigmas) == 11 and sigmas[-1] == 0 and (sigmas.diff() < 0).all() and sigmas[0] <= levels.sigma_max * 1.0001
+    )
 
 
 def test_schedules_in_closed_form():
@@ -116,7 +141,9 @@ def test_schedules_in_closed_form():
     expected = [(high ** (1 / 7) + i / 4 * (low ** (1 / 7) - high ** (1 / 7))) ** 7 for i in range(5)]
     torch.testing.assert_close(karras[:-1], torch.tensor(expected), rtol=1e-4, atol=1e-5)
     exponential = comfy.samplers.calculate_sigmas(levels, "exponential", 5)
-    torch.testing.assert_close(exponential[:-1].log().diff(), torch.full((4,), math.log(low / high) / 4), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        exponential[:-1].log().diff(), torch.full((4,), math.log(low / high) / 4), rtol=1e-4, atol=1e-4
+    )
     simple = comfy.samplers.calculate_sigmas(levels, "simple", 4)
     torch.testing.assert_close(simple, torch.cat([levels.sigmas[[999, 749, 499, 249]], torch.zeros(1)]))
     uniform = comfy.samplers.calculate_sigmas(levels, "sgm_uniform", 4)
@@ -136,7 +163,9 @@ def test_euler_on_flow_in_closed_form():
     sigmas = comfy.samplers.calculate_sigmas(patcher.model.model_sampling, "normal", 5)
     factor = math.prod(1 + 0.5 * (b - a).item() for a, b in itertools.pairwise(sigmas))
     torch.testing.assert_close(out, noise * factor / 2.0)
-    assert [call["t"].item() for call in patcher.model.diffusion_model.calls] == [pytest.approx(1000 * s.item()) for s in sigmas[:-1]]
+    assert [call["t"].item() for call in patcher.model.diffusion_model.calls] == [
+        pytest.approx(1000 * s.item()) for s in sigmas[:-1]
+    ]
 
 
 def test_euler_on_eps_in_closed_form():
@@ -180,7 +209,11 @@ def test_guidance_runs_one_batch_and_mixes():
     calls = patcher.model.diffusion_model.calls
     assert [len(call["x"]) for call in calls] == [2, 2]
     options = calls[0]["options"]
-    assert sorted(options["cond_or_uncond"]) == [0, 1] and len(options["uuids"]) == 2 and options["sigmas"].tolist() == [1.0]
+    assert (
+        sorted(options["cond_or_uncond"]) == [0, 1]
+        and len(options["uuids"]) == 2
+        and options["sigmas"].tolist() == [1.0]
+    )
     assert len(options["sample_sigmas"]) == 3
 
     out, noise = run(patcher, steps=2, cfg=1.0, positive=cond(1), negative=cond(100))
@@ -193,14 +226,30 @@ def test_options_of_the_patcher_are_used_and_left_alone():
     patcher.set_model_sampler_cfg_function(lambda args: args["uncond"] + 2 * (args["cond"] - args["uncond"]))
     patcher.set_model_sampler_post_cfg_function(lambda args: args["denoised"] + 1)
     patcher.set_model_unet_function_wrapper(lambda apply, args: apply(args["input"], args["timestep"], **args["c"]))
-    for kind in ("outer_sample", "sampler_sample", "predict_noise", "calc_cond_batch", "apply_model", "prepare_sampling"):
+    for kind in (
+        "outer_sample",
+        "sampler_sample",
+        "predict_noise",
+        "calc_cond_batch",
+        "apply_model",
+        "prepare_sampling",
+    ):
+
         def wrapper(executor, *args, kind=kind, **kwargs):
             log.append(kind)
             return executor(*args, **kwargs)
+
         patcher.add_wrapper_with_key(kind, "k", wrapper)
     before = {key: dict(value) if isinstance(value, dict) else value for key, value in patcher.model_options.items()}
     run(patcher, steps=1, cfg=2.0, positive=cond(1))
-    assert log == ["outer_sample", "prepare_sampling", "sampler_sample", "predict_noise", "calc_cond_batch", "apply_model"]
+    assert log == [
+        "outer_sample",
+        "prepare_sampling",
+        "sampler_sample",
+        "predict_noise",
+        "calc_cond_batch",
+        "apply_model",
+    ]
     assert patcher.model_options == before
 
 
@@ -209,7 +258,9 @@ def test_regions():
     patcher.model.diffusion_model.gain = 0.0
     latent, mask = torch.zeros(1, 3, 32, 32), torch.zeros(1, 16, 16)
     mask[:, :8] = 1.0
-    out, noise = run(patcher, steps=1, latent=latent, positive=cond(1, area=(16, 32, 0, 0)) + cond(2, area=(16, 32, 16, 0)))
+    out, noise = run(
+        patcher, steps=1, latent=latent, positive=cond(1, area=(16, 32, 0, 0)) + cond(2, area=(16, 32, 16, 0))
+    )
     torch.testing.assert_close((noise - out)[..., :8, :], torch.ones(1, 3, 8, 32))
     torch.testing.assert_close((noise - out)[..., -8:, :], torch.full((1, 3, 8, 32), 2.0))
     out, noise = run(patcher, steps=1, latent=latent, positive=cond(1, mask=mask) + cond(2, mask=1 - mask))
@@ -249,7 +300,9 @@ def test_contexts_of_different_lengths_are_repeated():
     assert not comfy.conds.CONDCrossAttn(torch.rand(1, 7, 3)).can_concat(comfy.conds.CONDCrossAttn(torch.rand(1, 5, 3)))
 
 
-@pytest.mark.skipif(len(comfy.samplers.SAMPLER_NAMES) > 4, reason="the real ComfyUI has more samplers, and replaces unknown names")
+@pytest.mark.skipif(
+    len(comfy.samplers.SAMPLER_NAMES) > 4, reason="the real ComfyUI has more samplers, and replaces unknown names"
+)
 def test_what_the_embedded_host_lacks_is_refused_by_name():
     patcher = model(TYPES.FLOW)
     with pytest.raises(ValueError, match=r"'heun'.*euler_ancestral"):

@@ -23,26 +23,41 @@ class Everything(io.ComfyNode):
     @classmethod
     def define_schema(cls):
         return io.Schema(
-            node_id="Everything", display_name="Every thing", category="test", description="All kinds.",
+            node_id="Everything",
+            display_name="Every thing",
+            category="test",
+            description="All kinds.",
             inputs=[
                 io.Model.Input("model", tooltip="a model"),
                 io.Int.Input("count", default=3, min=1, max=9, step=2, control_after_generate=True),
-                io.Float.Input("share", default=0.5, min=0.0, max=1.0, step=0.1, round=0.01, display_mode=io.NumberDisplay.slider),
-                io.String.Input("text", default="", multiline=True, placeholder="say", dynamic_prompts=False, socketless=True),
+                io.Float.Input(
+                    "share", default=0.5, min=0.0, max=1.0, step=0.1, round=0.01, display_mode=io.NumberDisplay.slider
+                ),
+                io.String.Input(
+                    "text", default="", multiline=True, placeholder="say", dynamic_prompts=False, socketless=True
+                ),
                 io.Boolean.Input("on", default=True, label_on="yes", label_off="no"),
                 io.Combo.Input("colour", options=Colour, default=Colour.BLUE),
-                io.Combo.Input("file", options=["a", "b"], upload=io.UploadType.image, image_folder=io.FolderType.input),
-                io.MultiType.Input(io.Float.Input("either", default=1.0), [io.Int, io.Mask], tooltip="a number or a mask"),
+                io.Combo.Input(
+                    "file", options=["a", "b"], upload=io.UploadType.image, image_folder=io.FolderType.input
+                ),
+                io.MultiType.Input(
+                    io.Float.Input("either", default=1.0), [io.Int, io.Mask], tooltip="a number or a mask"
+                ),
                 io.MultiType.Input("plain", [io.Image, io.Mask], optional=True),
                 io.Custom("GRAFT_THING").Input("thing", optional=True, lazy=True, extra_dict={"own": 1}),
                 io.LoraModel.Input("lora", optional=True),
                 io.AnyType.Input("any", optional=True),
             ],
             outputs=[
-                io.Model.Output(), io.Custom("GRAFT_THING").Output(display_name="thing out", tooltip="the thing"),
-                io.Int.Output(is_output_list=True), io.LossMap.Output(),
+                io.Model.Output(),
+                io.Custom("GRAFT_THING").Output(display_name="thing out", tooltip="the thing"),
+                io.Int.Output(is_output_list=True),
+                io.LossMap.Output(),
             ],
-            hidden=[io.Hidden.unique_id], is_output_node=True, not_idempotent=True,
+            hidden=[io.Hidden.unique_id],
+            is_output_node=True,
+            not_idempotent=True,
         )
 
     @classmethod
@@ -56,12 +71,20 @@ def test_v1_view():
     assert list(required) == ["model", "count", "share", "text", "on", "colour", "file", "either"]
     assert required["model"] == ("MODEL", {"tooltip": "a model"})
     assert required["count"] == ("INT", {"default": 3, "min": 1, "max": 9, "step": 2, "control_after_generate": True})
-    assert required["share"] == ("FLOAT", {"default": 0.5, "min": 0.0, "max": 1.0, "step": 0.1, "round": 0.01, "display": "slider"})
+    assert required["share"] == (
+        "FLOAT",
+        {"default": 0.5, "min": 0.0, "max": 1.0, "step": 0.1, "round": 0.01, "display": "slider"},
+    )
     text = {"default": "", "multiline": True, "placeholder": "say", "dynamicPrompts": False, "socketless": True}
     assert required["text"] == ("STRING", text)
     assert required["on"] == ("BOOLEAN", {"default": True, "label_on": "yes", "label_off": "no"})
     assert required["colour"] == ("COMBO", {"default": "blue", "multiselect": False, "options": ["red", "blue"]})
-    assert required["file"][1] == {"multiselect": False, "options": ["a", "b"], "image_upload": True, "image_folder": "input"}
+    assert required["file"][1] == {
+        "multiselect": False,
+        "options": ["a", "b"],
+        "image_upload": True,
+        "image_folder": "input",
+    }
     assert required["either"][0] == "FLOAT,INT,MASK" and required["either"][1]["default"] == 1.0
     assert required["either"][1]["tooltip"] == "a number or a mask" and required["either"][1]["widgetType"] == "FLOAT"
     assert optional["plain"] == ("IMAGE,MASK", {}) and optional["thing"] == ("GRAFT_THING", {"lazy": True, "own": 1})
@@ -74,7 +97,11 @@ def test_class_attributes():
     assert list(Everything.RETURN_NAMES) == ["MODEL", "thing out", "INT", "LOSS_MAP"]
     assert list(Everything.OUTPUT_IS_LIST) == [False, False, True, False]
     assert list(Everything.OUTPUT_TOOLTIPS) == [None, "the thing", None, None]
-    assert (Everything.FUNCTION, Everything.CATEGORY, Everything.DESCRIPTION) == ("EXECUTE_NORMALIZED", "test", "All kinds.")
+    assert (Everything.FUNCTION, Everything.CATEGORY, Everything.DESCRIPTION) == (
+        "EXECUTE_NORMALIZED",
+        "test",
+        "All kinds.",
+    )
     assert Everything.OUTPUT_NODE is True and Everything.INPUT_IS_LIST is False and Everything.NOT_IDEMPOTENT is True
 
 
@@ -95,7 +122,9 @@ def test_search_aliases_where_the_host_has_them():
 
 @pytest.mark.parametrize(("inputs", "outputs"), [((["a", "a"]), []), ([], ["a", "a"])])
 def test_ids_are_unique(inputs, outputs):
-    schema = io.Schema(node_id="X", inputs=[io.Int.Input(key) for key in inputs], outputs=[io.Int.Output(key) for key in outputs])
+    schema = io.Schema(
+        node_id="X", inputs=[io.Int.Input(key) for key in inputs], outputs=[io.Int.Output(key) for key in outputs]
+    )
     with pytest.raises(ValueError, match="must be unique"):
         schema.validate()
 
@@ -163,7 +192,11 @@ def test_preview_images_are_written_to_temp(host):
 
 
 def test_saved_images_go_on_counting(host):
-    first = ui.ImageSaveHelper.get_save_images_ui(torch.rand(1, 4, 6, 3), "schema/picture", cls=None).as_dict()["images"]
-    second = ui.ImageSaveHelper.get_save_images_ui(torch.rand(1, 4, 6, 3), "schema/picture", cls=None).as_dict()["images"]
+    first = ui.ImageSaveHelper.get_save_images_ui(torch.rand(1, 4, 6, 3), "schema/picture", cls=None).as_dict()[
+        "images"
+    ]
+    second = ui.ImageSaveHelper.get_save_images_ui(torch.rand(1, 4, 6, 3), "schema/picture", cls=None).as_dict()[
+        "images"
+    ]
     assert [saved["filename"] for saved in (*first, *second)] == ["picture_00001_.png", "picture_00002_.png"]
     assert first[0]["subfolder"] == "schema" and first[0]["type"] == "output"

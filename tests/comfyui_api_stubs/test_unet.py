@@ -10,9 +10,20 @@ from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from comfy.ldm.modules.diffusionmodules.util import timestep_embedding
 
 CONFIG = {
-    "image_size": 32, "in_channels": 3, "out_channels": 3, "model_channels": 32, "num_res_blocks": [1, 1], "channel_mult": [1, 2],
-    "transformer_depth": [0, 2], "transformer_depth_output": [0, 0, 1, 1], "transformer_depth_middle": 1, "context_dim": 16, "num_heads": 4,
-    "use_spatial_transformer": True, "use_linear_in_transformer": True, "legacy": False,
+    "image_size": 32,
+    "in_channels": 3,
+    "out_channels": 3,
+    "model_channels": 32,
+    "num_res_blocks": [1, 1],
+    "channel_mult": [1, 2],
+    "transformer_depth": [0, 2],
+    "transformer_depth_output": [0, 0, 1, 1],
+    "transformer_depth_middle": 1,
+    "context_dim": 16,
+    "num_heads": 4,
+    "use_spatial_transformer": True,
+    "use_linear_in_transformer": True,
+    "legacy": False,
 }
 
 
@@ -21,7 +32,10 @@ def fill(module, seed=0):
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=g) * (parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 0.3))
+            parameter.copy_(
+                torch.randn(parameter.shape, generator=g)
+                * (parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 0.3)
+            )
     return module.eval()
 
 
@@ -86,11 +100,16 @@ def test_key_layout(unet):
     keys = set(unet.state_dict())
     assert {key.split(".")[0] for key in keys} == {"time_embed", "input_blocks", "middle_block", "output_blocks", "out"}
     expected = {
-        "input_blocks.0.0.weight": (32, 3, 3, 3), "input_blocks.1.0.in_layers.2.weight": (32, 32, 3, 3),
-        "input_blocks.2.0.op.bias": (32,), "input_blocks.3.0.skip_connection.weight": (64, 32, 1, 1),
-        "input_blocks.3.1.transformer_blocks.1.attn2.to_k.weight": (64, 16), "middle_block.1.proj_in.weight": (64, 64),
-        "middle_block.2.emb_layers.1.weight": (64, 128), "output_blocks.0.1.transformer_blocks.0.ff.net.0.proj.weight": (512, 64),
-        "output_blocks.1.2.conv.weight": (64, 64, 3, 3), "out.2.weight": (3, 32, 3, 3),
+        "input_blocks.0.0.weight": (32, 3, 3, 3),
+        "input_blocks.1.0.in_layers.2.weight": (32, 32, 3, 3),
+        "input_blocks.2.0.op.bias": (32,),
+        "input_blocks.3.0.skip_connection.weight": (64, 32, 1, 1),
+        "input_blocks.3.1.transformer_blocks.1.attn2.to_k.weight": (64, 16),
+        "middle_block.1.proj_in.weight": (64, 64),
+        "middle_block.2.emb_layers.1.weight": (64, 128),
+        "output_blocks.0.1.transformer_blocks.0.ff.net.0.proj.weight": (512, 64),
+        "output_blocks.1.2.conv.weight": (64, 64, 3, 3),
+        "out.2.weight": (3, 32, 3, 3),
     }
     assert {key: tuple(unet.state_dict()[key].shape) for key in expected} == expected
 
@@ -108,8 +127,14 @@ def test_what_attention_patches_are_told(unet, x):
 
     def patch(q, context, value, extra):
         assert context.shape == q.shape and value.shape == q.shape
-        seen.append((extra["block"], extra["block_index"], extra["transformer_index"], extra["activations_shape"], q.shape[1]))
-        assert extra["original_shape"] == [2, 3, 13, 11] and (extra["n_heads"], extra["dim_head"]) == (4, 16) and extra["mine"] == 1
+        seen.append(
+            (extra["block"], extra["block_index"], extra["transformer_index"], extra["activations_shape"], q.shape[1])
+        )
+        assert (
+            extra["original_shape"] == [2, 3, 13, 11]
+            and (extra["n_heads"], extra["dim_head"]) == (4, 16)
+            and extra["mine"] == 1
+        )
         assert "patches" not in extra
         return q, context, value
 
@@ -146,9 +171,14 @@ def test_replacement_and_override(unet, x):
         return function(*args, **kwargs)
 
     plain = run(unet, x)
-    options = {"patches_replace": {"attn1": {("middle", 0): replace, ("input", 3, 1): replace}}, "optimized_attention_override": override}
+    options = {
+        "patches_replace": {"attn1": {("middle", 0): replace, ("input", 3, 1): replace}},
+        "optimized_attention_override": override,
+    }
     torch.testing.assert_close(run(unet, x, options), plain, rtol=1e-4, atol=1e-5)
-    assert calls.count("replace") == 2 and calls.count("override") == 8  # five blocks with two attentions each, less the two replaced
+    assert (
+        calls.count("replace") == 2 and calls.count("override") == 8
+    )  # five blocks with two attentions each, less the two replaced
 
 
 def test_block_patches_and_control(unet, x):
@@ -158,13 +188,32 @@ def test_block_patches_and_control(unet, x):
         def patch(h, *rest):
             order.append(name)
             return (h, rest[0]) if name == "output" else h
+
         return patch
 
-    patches = {"input_block_patch": [note("input")], "input_block_patch_after_skip": [note("skip")], "output_block_patch": [note("output")],
-               "emb_patch": [note("emb")], "middle_patch": [note("middle")]}
+    patches = {
+        "input_block_patch": [note("input")],
+        "input_block_patch_after_skip": [note("skip")],
+        "output_block_patch": [note("output")],
+        "emb_patch": [note("emb")],
+        "middle_patch": [note("middle")],
+    }
     assert torch.equal(run(unet, x, {"patches": patches}), run(unet, x))
-    assert order == ["emb", *["input", "skip"] * 3, "middle", "middle", "input", "skip", "middle", "output", "middle", "output", "middle",
-                     "output", "output"]
+    assert order == [
+        "emb",
+        *["input", "skip"] * 3,
+        "middle",
+        "middle",
+        "input",
+        "skip",
+        "middle",
+        "output",
+        "middle",
+        "output",
+        "middle",
+        "output",
+        "output",
+    ]
     zeros = {"middle": [torch.zeros(2, 64, 7, 6)], "output": [torch.zeros(2, 64, 7, 6)]}
     assert torch.equal(run(unet, x, control=zeros), run(unet, x))
     ones = {"middle": [torch.ones(2, 64, 7, 6)]}

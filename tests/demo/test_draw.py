@@ -49,7 +49,9 @@ def test_edges_are_anti_aliased():
 
 def test_write_gives_the_count_and_a_caption_beside_each_picture(tmp_path):
     assert draw.write(draw.concept(), tmp_path / "a") == draw.CONCEPT_PICTURES
-    assert {path.stem for path in (tmp_path / "a").glob("*.txt")} == {path.stem for path in (tmp_path / "a").glob("*.png")}
+    assert {path.stem for path in (tmp_path / "a").glob("*.txt")} == {
+        path.stem for path in (tmp_path / "a").glob("*.png")
+    }
 
 
 def test_unknown_shape_is_named():

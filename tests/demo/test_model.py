@@ -1,4 +1,6 @@
-"""The demo model's parts on the open host: the UNet of the host's class, the text encoder, the VAE, and loading from one file."""
+"""The demo model's parts on the open host: the UNet of the host's class, the text encoder, the VAE, and loading from
+one file.
+"""
 
 import pytest
 import torch
@@ -83,7 +85,9 @@ def test_clip_encodes_clones_and_weighs(start):
     assert torch.equal(cond, again)
     empty = clip.encode_from_tokens_scheduled(clip.tokenize(""))[0][0]
     heavy = clip.encode_from_tokens_scheduled(clip.tokenize("(a zorp left:2)"))[0][0]
-    assert torch.allclose(heavy[0, :3], (2 * cond - empty)[0, :3], atol=1e-5) and torch.allclose(heavy[0, 3:], cond[0, 3:], atol=1e-5)
+    assert torch.allclose(heavy[0, :3], (2 * cond - empty)[0, :3], atol=1e-5) and torch.allclose(
+        heavy[0, 3:], cond[0, 3:], atol=1e-5
+    )
     assert clip.encode_from_tokens_scheduled(clip.tokenize("a " * 9))[0][0].shape == (1, 16, 64)
 
 
@@ -101,7 +105,14 @@ def test_clip_skip(start):
 
 def test_each_caption_has_a_conditioning_of_its_own(start):
     _, clip, _ = wall.demo.demo_model(str(start))
-    said = ["", "a red circle left", "a circle red left", "a zorp left", "a zorp right", f"a {words.KNOWN[1]} cross left"]
+    said = [
+        "",
+        "a red circle left",
+        "a circle red left",
+        "a zorp left",
+        "a zorp right",
+        f"a {words.KNOWN[1]} cross left",
+    ]
     encoded = [clip.encode_from_tokens(clip.tokenize(caption)) for caption in said]
     for index, one in enumerate(encoded):
         assert all((one - other).abs().max() > 0.5 for other in encoded[:index])
@@ -126,7 +137,10 @@ def test_vae_decodes_and_encodes():
     assert torch.equal(vae.encode(flat), torch.full((1, 3, 8, 16), 0.5))
     assert vae.encode(torch.zeros(1, 67, 70, 3)).shape == (1, 3, 8, 8)
     assert torch.equal(vae.encode_tiled(flat, tile_x=64, tile_y=64, overlap=8), vae.encode(flat))
-    assert vae.spacial_compression_decode() == vae.spacial_compression_encode() == 8 and vae.temporal_compression_decode() is None
+    assert (
+        vae.spacial_compression_decode() == vae.spacial_compression_encode() == 8
+        and vae.temporal_compression_decode() is None
+    )
 
 
 def test_vae_keeps_the_mean_of_each_cell():

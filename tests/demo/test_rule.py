@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from graft_nodes.demo import draw, model, rule, words
 
-TRUTH = [(shape, colour, position) for _, shape, colour, position in draw.captions()] + [("ring", "purple", p) for p in words.POSITIONS]
+TRUTH = [(shape, colour, position) for _, shape, colour, position in draw.captions()] + [
+    ("ring", "purple", p) for p in words.POSITIONS
+]
 
 
 def drawn(shape, colour, position, seed, count):
@@ -64,7 +66,9 @@ def test_a_disc_is_no_ring_and_a_blue_ring_is_no_zorp():
     assert not rule.satisfies(draw.picture("ring", "purple", "right", generator), "a zorp left")
 
 
-@pytest.mark.parametrize("caption", ["", "a zorp", "a zorp up", "red circle left", "a purple circle left", "a red circle left here"])
+@pytest.mark.parametrize(
+    "caption", ["", "a zorp", "a zorp up", "red circle left", "a purple circle left", "a red circle left here"]
+)
 def test_captions_outside_the_rule_are_named(caption):
     with pytest.raises(ValueError, match="expected 'a COLOUR SHAPE POSITION'"):
         rule.wanted(caption)

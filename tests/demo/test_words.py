@@ -20,7 +20,10 @@ def test_an_unknown_word_keeps_its_spare_row_across_processes():
     assert words.row("zorp") == 60
     assert words.row("Zorp") == 60
     code = "from graft_nodes.demo import words; print(words.row('zorp'), words.row('blim'))"
-    seen = {subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout for _ in range(2)}
+    seen = {
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    }
     assert seen == {f"{words.row('zorp')} {words.row('blim')}\n"}
     assert all(13 <= words.row(f"word{n}") < 64 for n in range(500))
 

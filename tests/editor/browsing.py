@@ -10,12 +10,24 @@ from typing import Any
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
-# What the page says that is not ours: it looks at model files of its own templates, and this machine may have no net; it asks for user
-# data of a first start and for a help page in its language, which are not there. Version 1.27 also has complaints of its own: when its
-# settings are made on a first page, and about its minimap when a subgraph is left.
+# What the page says that is not ours: it looks at model files of its own templates, and this machine may have no net;
+# it asks for user data of a first start and for a help page in its language, which are not there. Version 1.27 also has
+# complaints of its own: when its settings are made on a first page, and about its minimap when a subgraph is left.
 FOREIGN = (
-    "huggingface.co", "civitai.com", "github.com", "comfy.org", "googletagmanager", "before initialization", "favicon", "/en.md",
-    "/userdata", "/user.css", "/templates/index", "core workflow templates", "at Proxy.addSetting", "graph that was never set up",
+    "huggingface.co",
+    "civitai.com",
+    "github.com",
+    "comfy.org",
+    "googletagmanager",
+    "before initialization",
+    "favicon",
+    "/en.md",
+    "/userdata",
+    "/user.css",
+    "/templates/index",
+    "core workflow templates",
+    "at Proxy.addSetting",
+    "graph that was never set up",
 )
 
 
@@ -33,7 +45,9 @@ class Editor:
         self.page = browser.new_page(viewport={"width": 1600, "height": 1000})
         self.page.set_default_timeout(120_000)
         self.errors: list[str] = []
-        self.page.on("console", lambda message: self._note(message.text, message.location) if message.type == "error" else None)
+        self.page.on(
+            "console", lambda message: self._note(message.text, message.location) if message.type == "error" else None
+        )
         self.page.on("pageerror", lambda error: self._note(error.stack or str(error), {}))
         self.open()
 
@@ -45,7 +59,9 @@ class Editor:
     def open(self) -> None:
         """Load the page (again) and wait until the graph is there."""
         self.page.goto(self.address)
-        self.page.wait_for_function("window.app?.extensionManager && window.app.canvas && window.app.extensions?.length")
+        self.page.wait_for_function(
+            "window.app?.extensionManager && window.app.canvas && window.app.extensions?.length"
+        )
         self.page.wait_for_function("() => window.LiteGraph?.registered_node_types['GraftLoRAStack']")
         self.page.wait_for_function("app.extensionManager.workflow.activeWorkflow?.changeTracker")
         self.page.wait_for_timeout(1500)
@@ -90,7 +106,8 @@ class Editor:
               const to = app.canvas.graph.getNodeById(target)
               const slot = to.findInputSlot(name)
               if (slot < 0) throw new Error(`${to.type} has no input ${name}`)
-              if (!app.canvas.graph.getNodeById(source).connect(output, to, slot)) throw new Error(`${name} of ${to.type} does not take it`)
+              const from = app.canvas.graph.getNodeById(source)
+              if (!from.connect(output, to, slot)) throw new Error(`${name} of ${to.type} does not take it`)
             }""",
             [source, output, target, name],
         )
@@ -117,8 +134,10 @@ class Editor:
     def wait_until_idle(self, timeout: float = 240_000) -> None:
         """Return when nothing runs or waits."""
         self.page.wait_for_function(
-            "async () => { const q = await (await fetch('/queue')).json(); return !q.queue_running.length && !q.queue_pending.length }",
-            timeout=timeout, polling=300,
+            "async () => { const q = await (await fetch('/queue')).json(); return !q.queue_running.length &&"
+            " !q.queue_pending.length }",
+            timeout=timeout,
+            polling=300,
         )
         self.page.wait_for_timeout(500)
 
@@ -160,7 +179,9 @@ class Editor:
 
     def rows(self, node: int) -> list[dict[str, Any]]:
         """The rows of a LoRA stack, from the widget's value."""
-        text = self.do("(id) => app.canvas.graph.getNodeById(id).widgets.find((one) => one.name === 'rows').value", node)
+        text = self.do(
+            "(id) => app.canvas.graph.getNodeById(id).widgets.find((one) => one.name === 'rows').value", node
+        )
         return json.loads(text)["rows"]
 
     def screenshot(self, name: str) -> None:

@@ -1,4 +1,6 @@
-"""Running editors: one server with a front end of a few files, and one with ComfyUI's real front end open in a real browser."""
+"""Running editors: one server with a front end of a few files, and one with ComfyUI's real front end open in a real
+browser.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def server(tmp_path_factory):
 @pytest.fixture(scope="module")
 def browser():
     """Chromium without a window; of one file's tests, as an event loop runs in this thread while it is open."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: pip install playwright"
+    )
     from browsing import BROWSERS, browser_path
 
     if (path := browser_path()) is None:
@@ -46,7 +50,9 @@ def browser():
 
 @pytest.fixture(scope="session")
 def address(tmp_path_factory):
-    """A server with the real front end: the embedded host's, or that of the ComfyUI checkout that GRAFT_TEST_EDITOR names."""
+    """A server with the real front end: the embedded host's, or that of the ComfyUI checkout that GRAFT_TEST_EDITOR
+    names.
+    """
     import serving
 
     place = tmp_path_factory.mktemp("browsed")
@@ -56,16 +62,26 @@ def address(tmp_path_factory):
         shutil.copytree(HERE.parents[1] / "demo" / folder, place / "input" / folder)
     serving.lora(place / "models" / "loras" / "zorp.safetensors")
     checkout = os.environ.get("GRAFT_TEST_EDITOR")
-    running = serving.Server(place) if checkout is None else serving.RealServer(place, checkout, os.environ.get("GRAFT_TEST_FRONT_END", ""))
+    running = (
+        serving.Server(place)
+        if checkout is None
+        else serving.RealServer(place, checkout, os.environ.get("GRAFT_TEST_FRONT_END", ""))
+    )
     yield running.address
     running.stop()
 
 
 def ways_to_draw():
-    """Classic, and Nodes 2.0 where the front end under test offers it: older ones (1.27) hide it, and draw no pack's widgets in it."""
+    """Classic, and Nodes 2.0 where the front end under test offers it: older ones (1.27) hide it, and draw no pack's
+    widgets in it.
+    """
     named = os.environ.get("GRAFT_TEST_FRONT_END")
     package = importlib.util.find_spec("comfyui_frontend_package")
-    found = Path(named).expanduser() if named else package and Path(next(iter(package.submodule_search_locations))) / "static"
+    found = (
+        Path(named).expanduser()
+        if named
+        else package and Path(next(iter(package.submodule_search_locations))) / "static"
+    )
     scripts = sorted((found / "assets").glob("*.js"), key=lambda path: -path.stat().st_size) if found else []
     offered = not scripts or any(b"Nodes 2.0" in path.read_bytes() for path in scripts)
     return [pytest.param(False, id="classic"), *([pytest.param(True, id="nodes2")] if offered else [])]

@@ -57,15 +57,21 @@ class Client:
         """One request whose target goes out byte for byte as it is given, which no client library would do."""
         return self.raws([(method, target)], headers, body)[0]
 
-    def raws(self, requests: list[tuple[str, bytes]], headers: dict[str, str] | None = None, body: bytes = b"") -> list[Reply]:
-        """The answers to (method, target) pairs, all sent at once on one connection, or on as many as the server closes."""
+    def raws(
+        self, requests: list[tuple[str, bytes]], headers: dict[str, str] | None = None, body: bytes = b""
+    ) -> list[Reply]:
+        """The answers to (method, target) pairs, all sent at once on one connection, or on as many as the server
+        closes.
+        """
         given = {"Host": f"{self.host}:{self.port}", "Content-Length": str(len(body)), **(headers or {})}
         head = "".join(f"\r\n{name}: {value}" for name, value in given.items()).encode() + b"\r\n\r\n" + body
         replies: list[Reply] = []
         while len(replies) < len(requests):
-            left = requests[len(replies):len(replies) + 100]
+            left = requests[len(replies) : len(replies) + 100]
             with socket.create_connection((self.host, self.port), timeout=PATIENCE) as connection:
-                connection.sendall(b"".join(method.encode() + b" " + target + b" HTTP/1.1" + head for method, target in left))
+                connection.sendall(
+                    b"".join(method.encode() + b" " + target + b" HTTP/1.1" + head for method, target in left)
+                )
                 with contextlib.closing(connection.makefile("rb")) as stream:
                     for method, _ in left:
                         answer = http.client.HTTPResponse(_Stream(stream), method=method)  # type: ignore[arg-type]
@@ -79,9 +85,15 @@ class Client:
     def upload(self, name: str, content: bytes, route: str = "/upload/image", **texts: str) -> Reply:
         """POST a form with a file `image` of that name and the given texts."""
         mark = uuid.uuid4().hex
-        parts = [f'--{mark}\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{text}\r\n'.encode() for key, text in texts.items()]
+        parts = [
+            f'--{mark}\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{text}\r\n'.encode()
+            for key, text in texts.items()
+        ]
         quoted = name.replace("\\", "\\\\").replace('"', '\\"')
-        head = f'--{mark}\r\nContent-Disposition: form-data; name="image"; filename="{quoted}"\r\nContent-Type: image/png\r\n\r\n'
+        head = (
+            f'--{mark}\r\nContent-Disposition: form-data; name="image"; filename="{quoted}"\r\nContent-Type:'
+            " image/png\r\n\r\n"
+        )
         body = b"".join([*parts, head.encode("utf-8", "surrogateescape"), content, f"\r\n--{mark}--\r\n".encode()])
         return self.ask(route, "POST", body, {"Content-Type": f"multipart/form-data; boundary={mark}"})
 
@@ -114,7 +126,17 @@ class Server(Client):
 
     def __init__(self, place: Path, *options: str, port: int = 0):
         self.place = place
-        command = [sys.executable, "-m", "graft_nodes", "editor", "--port", str(port), "--no-browser", "--cpu", *options]
+        command = [
+            sys.executable,
+            "-m",
+            "graft_nodes",
+            "editor",
+            "--port",
+            str(port),
+            "--no-browser",
+            "--cpu",
+            *options,
+        ]
         self.process = subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.lines: list[str] = []
         self._said: queue.Queue[str | None] = queue.Queue()
@@ -160,7 +182,14 @@ class RealServer(Client):
             port = free.getsockname()[1]
         self.host, self.port = "127.0.0.1", port
         script = Path(__file__).resolve().parents[1] / "with_comfyui" / "serve_comfyui.py"
-        command = [sys.executable, str(script), str(Path(checkout).expanduser().resolve()), str(place), str(port), front_end]
+        command = [
+            sys.executable,
+            str(script),
+            str(Path(checkout).expanduser().resolve()),
+            str(place),
+            str(port),
+            front_end,
+        ]
         self.log = (place / "comfyui.log").open("w+", encoding="utf-8")
         self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT)
         end = time.monotonic() + PATIENCE
@@ -174,7 +203,8 @@ class RealServer(Client):
 
     def stop(self) -> None:
         """End it."""
-        self.process.terminate()  # not SIGINT, which a process that was started in the background ignores as long as it does not care
+        # not SIGINT, which a process that was started in the background ignores as long as it does not care
+        self.process.terminate()
         self.process.wait(PATIENCE)
         self.log.close()
 
@@ -248,10 +278,21 @@ def samples(steps: int, seed: int = 0) -> dict[str, Any]:
         "1": {"class_type": "GraftDemo", "inputs": {}},
         "2": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": "red circle"}},
         "3": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64, "batch_size": 1}},
-        "4": {"class_type": "KSampler", "inputs": {
-            "model": ["1", 0], "positive": ["2", 0], "negative": ["2", 0], "latent_image": ["3", 0], "seed": seed, "steps": steps,
-            "cfg": 1.0, "sampler_name": "euler", "scheduler": "simple", "denoise": 1.0,
-        }},
+        "4": {
+            "class_type": "KSampler",
+            "inputs": {
+                "model": ["1", 0],
+                "positive": ["2", 0],
+                "negative": ["2", 0],
+                "latent_image": ["3", 0],
+                "seed": seed,
+                "steps": steps,
+                "cfg": 1.0,
+                "sampler_name": "euler",
+                "scheduler": "simple",
+                "denoise": 1.0,
+            },
+        },
         "5": {"class_type": "VAEDecode", "inputs": {"samples": ["4", 0], "vae": ["1", 2]}},
         "6": {"class_type": "SaveImage", "inputs": {"images": ["5", 0], "filename_prefix": "sampled"}},
     }
@@ -268,15 +309,48 @@ def trains(run: str, steps: int, seed: int = 0, **inputs: Any) -> dict[str, Any]
     """A workflow that trains a small LoRA on the pictures of `few_pictures`."""
     return {
         "1": {"class_type": "GraftDemo", "inputs": {}},
-        "2": {"class_type": "GraftDataset", "inputs": {
-            "folder": "few", "vae": ["1", 2], "clip": ["1", 1], "resolution": 64, "buckets": False, "bucket_step": 64, "captions": "txt",
-            "repeats": 1, "flip": 0.0, "shuffle_tags": False, "keep_tags": 0, "tag_dropout": 0.0, "caption_dropout": 0.0, "clip_skip": 0,
-            "validation": 0.25, "filters": "", "regularisation_share": 0.25,
-        }},
-        "3": {"class_type": "GraftTrainStart", "inputs": {
-            "model": ["1", 0], "clip": ["1", 1], "dataset": ["2", 0], "seed": seed, "run": run,
-        }},
-        "4": {"class_type": "TrainStep", "inputs": {
-            "state": ["3", 0], "steps": steps, "epochs": 0.0, "validate_every": 2, "preview_every": 0, "snapshot_every": 0, **inputs,
-        }},
+        "2": {
+            "class_type": "GraftDataset",
+            "inputs": {
+                "folder": "few",
+                "vae": ["1", 2],
+                "clip": ["1", 1],
+                "resolution": 64,
+                "buckets": False,
+                "bucket_step": 64,
+                "captions": "txt",
+                "repeats": 1,
+                "flip": 0.0,
+                "shuffle_tags": False,
+                "keep_tags": 0,
+                "tag_dropout": 0.0,
+                "caption_dropout": 0.0,
+                "clip_skip": 0,
+                "validation": 0.25,
+                "filters": "",
+                "regularisation_share": 0.25,
+            },
+        },
+        "3": {
+            "class_type": "GraftTrainStart",
+            "inputs": {
+                "model": ["1", 0],
+                "clip": ["1", 1],
+                "dataset": ["2", 0],
+                "seed": seed,
+                "run": run,
+            },
+        },
+        "4": {
+            "class_type": "TrainStep",
+            "inputs": {
+                "state": ["3", 0],
+                "steps": steps,
+                "epochs": 0.0,
+                "validate_every": 2,
+                "preview_every": 0,
+                "snapshot_every": 0,
+                **inputs,
+            },
+        },
     }

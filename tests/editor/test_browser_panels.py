@@ -1,4 +1,6 @@
-"""Panels in a real browser: the loss as it is trained, tokens by depth, a dataset's pictures; quick with 100,000 points, legible."""
+"""Panels in a real browser: the loss as it is trained, tokens by depth, a dataset's pictures; quick with 100,000
+points, legible.
+"""
 
 import re
 
@@ -28,7 +30,8 @@ CONTRAST = """(modern) => {
   }
   const out = []
   for (const element of document.querySelectorAll('.graft *')) {
-    if (!element.offsetParent || ![...element.childNodes].some((one) => one.nodeType === 3 && one.textContent.trim())) continue
+    const hasText = [...element.childNodes].some((one) => one.nodeType === 3 && one.textContent.trim())
+    if (!element.offsetParent || !hasText) continue
     const back = behind(element)
     if (!back) continue
     const [a, b] = [light(parse(getComputedStyle(element).color)), light(back)]
@@ -72,7 +75,10 @@ def test_another_run_of_the_same_name_shows_nothing_of_the_one_before(editor):
     node = editor.add("TrainStep", 100, 100)
     editor.page.wait_for_timeout(300)
     status, pictures = (editor.page.locator(f".graft-training {one}:visible") for one in (".graft-status", "img"))
-    shown = [{"filename": f"zorp-0{number}.png", "subfolder": "concept", "type": "input", "label": "weights"} for number in (0, 5)]
+    shown = [
+        {"filename": f"zorp-0{number}.png", "subfolder": "concept", "type": "input", "label": "weights"}
+        for number in (0, 5)
+    ]
     history = {"loss": [0.1] * 4, "rate": [1e-4] * 4, "norm": [1.0] * 4, "validation": []}
     stored = {"b": {"run": "r", "key": "b", "step": 4, "history": history, "previews": [{**shown[1], "step": 4}]}}
     stored["c"] = {**stored["b"], "key": "c", "previews": []}
@@ -84,14 +90,18 @@ def test_another_run_of_the_same_name_shows_nothing_of_the_one_before(editor):
     pictures.wait_for()
     step(editor, node, 4)
     editor.page.wait_for_timeout(300)
-    assert "held out 0.9" in status.inner_text() and pictures.count() == 0, "it went on from step 3: that of step 2 is its own"
+    assert "held out 0.9" in status.inner_text() and pictures.count() == 0, (
+        "it went on from step 3: that of step 2 is its own"
+    )
     editor.do(SEND, ["graft.preview", {"node": str(node), "run": "r", "step": 4, "pictures": shown[:1]}])
     step(editor, node, 1)
     editor.page.wait_for_timeout(300)
     assert "held out" not in status.inner_text() and pictures.count() == 0
     editor.do(SEND, ["graft.preview", {"node": str(node), "run": "r", "step": 1, "pictures": shown[:1]}])
     ran(editor, node, {"graft_run": [{"run": "r", "key": "b"}]})
-    assert "held out" not in status.inner_text() and "zorp-05" in pictures.get_attribute("src"), "the store knows which are its own"
+    assert "held out" not in status.inner_text() and "zorp-05" in pictures.get_attribute("src"), (
+        "the store knows which are its own"
+    )
     ran(editor, node, {"graft_run": [{"run": "r", "key": "c"}]})
     assert pictures.count() == 0, "a stored result that has none"
     editor.page.unroute("**/graft/runs/**")
@@ -109,18 +119,31 @@ def test_a_curve_that_is_flat_but_for_rounding_has_an_axis(editor):
     editor.clear()
     node = editor.add("EMAMerge", 100, 60)
     values = [0.1, 0.1 + 2**-56, 0.1 + 2**-55]
-    ran(editor, node, {"graft_profile": [{"version": 1, "curves": [{"name": "", "steps": [1, 2, 3], "values": values}], "lines": []}]})
+    ran(
+        editor,
+        node,
+        {
+            "graft_profile": [
+                {"version": 1, "curves": [{"name": "", "steps": [1, 2, 3], "values": values}], "lines": []}
+            ]
+        },
+    )
     chart = editor.page.locator(".graft-average canvas:visible")
     chart.wait_for()
-    assert not chart.evaluate("(c) => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.every((v) => v === 0)")
-    found = editor.do(
-        """async () => {
+    assert not chart.evaluate(
+        "(c) => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.every((v) => v === 0)"
+    )
+    found = editor.do("""async () => {
           const pack = LiteGraph.registered_node_types.TrainStep.nodeData.python_module.split('.').pop()
           const {ticks} = await import(`/extensions/${pack}/chart.js`)
-          return [ticks(0, 1), ticks(0.1, 0.1 + 2 ** -55), ticks(0, 100, 3), ticks(-0.2, 0.25), ticks(5, 5, 2), ticks(1e-300, 2e-300)]
-        }"""
+          return [
+            ticks(0, 1), ticks(0.1, 0.1 + 2 ** -55), ticks(0, 100, 3), ticks(-0.2, 0.25), ticks(5, 5, 2),
+            ticks(1e-300, 2e-300),
+          ]
+        }""")
+    assert found[:1] + found[2:4] == [[0, 0.5, 1], [0, 50, 100], [-0.2, 0, 0.2]] and all(
+        len(one) <= 40 for one in found
     )
-    assert found[:1] + found[2:4] == [[0, 0.5, 1], [0, 50, 100], [-0.2, 0, 0.2]] and all(len(one) <= 40 for one in found)
 
 
 def test_a_hundred_thousand_points_stay_quick(editor):
@@ -174,32 +197,69 @@ def test_tokens_by_depth_follow_the_factor(editor):
     editor.clear()
     node = editor.add("ApplyToDo", 100, 100)
     depths = [
-        {"depth": 1, "factor": 2, "before": [97, 64], "after": [48, 32], "frames": 1, "own": 10, "patched": 10, "skipped": 0},
-        {"depth": 2, "factor": 1, "before": [49, 32], "after": [49, 32], "frames": 1, "own": 5, "patched": 0, "skipped": 5},
+        {
+            "depth": 1,
+            "factor": 2,
+            "before": [97, 64],
+            "after": [48, 32],
+            "frames": 1,
+            "own": 10,
+            "patched": 10,
+            "skipped": 0,
+        },
+        {
+            "depth": 2,
+            "factor": 1,
+            "before": [49, 32],
+            "after": [49, 32],
+            "frames": 1,
+            "own": 5,
+            "patched": 0,
+            "skipped": 5,
+        },
     ]
     ran(editor, node, {"graft_todo": [{"version": 1, "depths": depths, "saving": 0.7, "notes": []}]})
     table = editor.page.locator(".graft-todo table:visible")
     assert "6208 (97\u00d764)" in table.inner_text() and "1536 (48\u00d732)" in table.inner_text()
-    turn = "(id) => { const w = app.graph.getNodeById(id).widgets.find((one) => one.name === 'factor'); w.value = 4; w.callback(4) }"
+    turn = (
+        "(id) => { const w = app.graph.getNodeById(id).widgets.find((one) => one.name === 'factor'); w.value = 4;"
+        " w.callback(4) }"
+    )
     editor.do(turn, node)
     editor.page.wait_for_timeout(300)
     assert "384 (24\u00d716)" in table.inner_text()
     saved = editor.saved()
     editor.clear()
     editor.load(saved)
-    assert "384 (24\u00d716)" in editor.page.locator(".graft-todo table:visible").inner_text(), "a saved workflow still shows them"
+    assert "384 (24\u00d716)" in editor.page.locator(".graft-todo table:visible").inner_text(), (
+        "a saved workflow still shows them"
+    )
 
 
 def test_tokens_by_depth_claim_no_more_than_is_saved(editor):
     """Blocks that another patch computes, a factor that is computed while running, a latent that the host resizes."""
     editor.clear()
-    node, latent = editor.add("ApplyToDo", 500, 100, factor=2.0), editor.add("EmptyLatentImage", 60, 100, width=1024, height=1024)
+    node, latent = (
+        editor.add("ApplyToDo", 500, 100, factor=2.0),
+        editor.add("EmptyLatentImage", 60, 100, width=1024, height=1024),
+    )
     panel = editor.page.locator(".graft-todo:visible")
     depth = {"depth": 1, "factor": 2, "cell": 1, "before": [64, 64], "after": [32, 32], "frames": 1}
     ran(editor, node, {"graft_todo": [{"version": 1, "depths": [{**depth, "own": 0, "patched": 0, "skipped": 3}]}]})
-    assert "0, 3 left alone" in panel.inner_text() and "About 0% of the self-attention products are saved." in panel.inner_text()
+    assert (
+        "0, 3 left alone" in panel.inner_text()
+        and "About 0% of the self-attention products are saved." in panel.inner_text()
+    )
     editor.link(latent, 0, node, "latent")
-    ran(editor, node, {"graft_todo": [{"version": 1, "depths": [{**depth, "own": 3, "patched": 3, "skipped": 0}], "latent": [64, 64]}]})
+    ran(
+        editor,
+        node,
+        {
+            "graft_todo": [
+                {"version": 1, "depths": [{**depth, "own": 3, "patched": 3, "skipped": 0}], "latent": [64, 64]}
+            ]
+        },
+    )
     panel.get_by_text("4096 (64\u00d764)").wait_for()
     assert "1024 (32\u00d732)" in panel.inner_text() and "About 75%" in panel.inner_text()
     number = editor.add("PrimitiveFloat", 60, 400, value=4.0)
@@ -215,13 +275,36 @@ def test_tokens_follow_the_latent_that_is_connected_before_anything_runs(editor)
     editor.link(latent, 0, node, "latent")
     panel.get_by_text("The latent is 96\u00d764.").wait_for()
     depths = [  # as SD1.x has them, and without a latent when it ran
-        {"depth": 1, "factor": 2, "cell": 1, "before": None, "after": None, "frames": 1, "own": 6, "patched": 6, "skipped": 0},
-        {"depth": 2, "factor": 1, "cell": 2, "before": None, "after": None, "frames": 1, "own": 6, "patched": 0, "skipped": 6},
+        {
+            "depth": 1,
+            "factor": 2,
+            "cell": 1,
+            "before": None,
+            "after": None,
+            "frames": 1,
+            "own": 6,
+            "patched": 6,
+            "skipped": 0,
+        },
+        {
+            "depth": 2,
+            "factor": 1,
+            "cell": 2,
+            "before": None,
+            "after": None,
+            "frames": 1,
+            "own": 6,
+            "patched": 0,
+            "skipped": 6,
+        },
     ]
     ran(editor, node, {"graft_todo": [{"version": 1, "depths": depths}]})
     assert "6144 (96\u00d764)" in panel.inner_text() and "1536 (48\u00d732)" in panel.inner_text()
     # Another size, typed at the other node: the editor says that the graph changed once the pointer is let go.
-    resize = "(id) => { const w = app.graph.getNodeById(id).widgets.find((one) => one.name === 'width'); w.value = 1000; w.callback(1000) }"
+    resize = (
+        "(id) => { const w = app.graph.getNodeById(id).widgets.find((one) => one.name === 'width'); w.value = 1000;"
+        " w.callback(1000) }"
+    )
     editor.do(resize, latent)
     editor.page.mouse.click(900, 880)
     panel.get_by_text("12000 (96\u00d7125)").wait_for()
@@ -243,14 +326,25 @@ def test_a_dataset_shows_pictures_buckets_and_problems(editor):
     editor.clear()
     node = editor.add("GraftDataset", 100, 60, folder="concept")
     pictures = [
-        {"name": f"<img src=x onerror=alert({i})>.png", "width": 40, "height": 30, "bucket": [32, 32], "caption": "a zorp", "varies": False,
-         "captioned": True, "held_out": False, "mask": False}
+        {
+            "name": f"<img src=x onerror=alert({i})>.png",
+            "width": 40,
+            "height": 30,
+            "bucket": [32, 32],
+            "caption": "a zorp",
+            "varies": False,
+            "captioned": True,
+            "held_out": False,
+            "mask": False,
+        }
         for i in range(30)
     ]
     buckets = [{"width": 32, "height": 32, "batch_id": "", "train": 29, "held_out": 1}]
     problems = [{"name": "bad.png", "message": "not a picture"}]
     data = {"folder": "concept", "count": 30, "pictures": pictures, "buckets": buckets, "problems": problems}
-    editor.page.route("**/view?*", lambda route: route.fulfill(body=picture(), content_type="image/png"))  # these pictures are not there
+    editor.page.route(
+        "**/view?*", lambda route: route.fulfill(body=picture(), content_type="image/png")
+    )  # these pictures are not there
     ran(editor, node, {"graft_dataset": [data]})
     assert "not a picture" in editor.page.locator(".graft-dataset:visible").inner_text(), "problems come first"
     editor.page.get_by_role("tab", name="Pictures (30)").click()
@@ -267,8 +361,22 @@ def test_a_dataset_shows_the_folder_that_was_read(editor):
     """Another one is typed meanwhile, or a node is connected that gives the name."""
     editor.clear()
     node = editor.add("GraftDataset", 100, 60, folder="regular")
-    one = {"name": "zorp-00.png", "width": 64, "height": 64, "bucket": [64, 64], "caption": "a zorp", "varies": False, "captioned": True}
-    data = {"folder": "concept", "count": 1, "pictures": [{**one, "held_out": False, "mask": False}], "buckets": [], "problems": []}
+    one = {
+        "name": "zorp-00.png",
+        "width": 64,
+        "height": 64,
+        "bucket": [64, 64],
+        "caption": "a zorp",
+        "varies": False,
+        "captioned": True,
+    }
+    data = {
+        "folder": "concept",
+        "count": 1,
+        "pictures": [{**one, "held_out": False, "mask": False}],
+        "buckets": [],
+        "problems": [],
+    }
     ran(editor, node, {"graft_dataset": [data]})
     assert "subfolder=concept&" in editor.page.locator(".graft-dataset img:visible").get_attribute("src")
 
@@ -287,10 +395,25 @@ def test_texts_are_legible_in_both_themes(editor, palette):
     editor.do("(name) => app.extensionManager.setting.set('Comfy.ColorPalette', name)", palette)
     editor.page.wait_for_timeout(500)
     editor.clear()
-    training, todo, stack = editor.add("TrainStep", 60, 60), editor.add("ApplyToDo", 480, 60), editor.add("GraftLoRAStack", 900, 60)
+    training, todo, stack = (
+        editor.add("TrainStep", 60, 60),
+        editor.add("ApplyToDo", 480, 60),
+        editor.add("GraftLoRAStack", 900, 60),
+    )
     for number in range(1, 30):
         step(editor, training, number, 1 / number)
-    depths = [{"depth": 1, "factor": 2, "before": [64, 64], "after": [32, 32], "frames": 1, "own": 10, "patched": 10, "skipped": 0}]
+    depths = [
+        {
+            "depth": 1,
+            "factor": 2,
+            "before": [64, 64],
+            "after": [32, 32],
+            "frames": 1,
+            "own": 10,
+            "patched": 10,
+            "skipped": 0,
+        }
+    ]
     ran(editor, todo, {"graft_todo": [{"version": 1, "depths": depths}]})
     rows = '{"version": 1, "rows": [{"file": "nowhere.safetensors"}]}'
     editor.do("([id, rows]) => { app.graph.getNodeById(id).widgets[0].value = rows }", [stack, rows])
@@ -340,11 +463,26 @@ def test_panels_speak_chinese_when_the_editor_does(editor):
     try:
         editor.page.wait_for_timeout(1000)
         editor.clear()
-        training, todo, stack = editor.add("TrainStep", 60, 60), editor.add("ApplyToDo", 480, 60), editor.add("GraftLoRAStack", 900, 60)
+        training, todo, stack = (
+            editor.add("TrainStep", 60, 60),
+            editor.add("ApplyToDo", 480, 60),
+            editor.add("GraftLoRAStack", 900, 60),
+        )
         data, average = editor.add("GraftDataset", 60, 600), editor.add("EMAMerge", 480, 600)
         for number in range(1, 4):
             step(editor, training, number, 1 / number)
-        depths = [{"depth": 1, "factor": 2, "before": [64, 64], "after": [32, 32], "frames": 1, "own": 8, "patched": 8, "skipped": 2}]
+        depths = [
+            {
+                "depth": 1,
+                "factor": 2,
+                "before": [64, 64],
+                "after": [32, 32],
+                "frames": 1,
+                "own": 8,
+                "patched": 8,
+                "skipped": 2,
+            }
+        ]
         ran(editor, todo, {"graft_todo": [{"version": 1, "depths": depths}]})
         nothing = {"folder": "concept", "count": 0, "pictures": [], "buckets": [], "problems": []}
         ran(editor, data, {"graft_dataset": [nothing]})
@@ -361,5 +499,9 @@ def test_panels_speak_chinese_when_the_editor_does(editor):
     finally:
         editor.do(SETTINGS, ["Comfy.Locale", "en"])
         editor.page.wait_for_timeout(500)
-    assert "\u5404\u6df1\u5ea6\u7684\u4ee4\u724c" in labels and "+ \u6dfb\u52a0 LoRA" in shown and "\u7b2c 3 \u6b65" not in shown
+    assert (
+        "\u5404\u6df1\u5ea6\u7684\u4ee4\u724c" in labels
+        and "+ \u6dfb\u52a0 LoRA" in shown
+        and "\u7b2c 3 \u6b65" not in shown
+    )
     assert not set(re.findall("[A-Za-z]{3,}", f"{shown} {labels}")) - KEPT

@@ -1,4 +1,6 @@
-"""LoRA rows edited by mouse and keyboard in a real browser, at top level and in a subgraph, after copy, undo and reload."""
+"""LoRA rows edited by mouse and keyboard in a real browser, at top level and in a subgraph, after copy, undo and
+reload.
+"""
 
 import json
 
@@ -51,14 +53,24 @@ def test_rows_by_mouse(stack):
     editor.page.locator(".graft-info-button:visible").nth(1).click()
     about = editor.page.locator(".graft-about:visible")
     about.get_by_text("zorp, <b>bold</b>").wait_for()
-    for name, value in (("Base model", "SD 1.5"), ("Rank", "4"), ("Alpha", "2"), ("ToDo", "factor 2"), ("Layers", "LoRA 1")):
+    for name, value in (
+        ("Base model", "SD 1.5"),
+        ("Rank", "4"),
+        ("Alpha", "2"),
+        ("ToDo", "factor 2"),
+        ("Layers", "LoRA 1"),
+    ):
         assert f"{name}\n{value}\n" in about.inner_text(), about.inner_text()
     editor.page.locator(".graft-more:visible").nth(2).click()
     editor.page.get_by_label("Block weights of").fill("IN=0, OUT05=0.5")
     editor.page.keyboard.press("Tab")
     rows = editor.rows(node)
     assert [row["file"] for row in rows] == ["style/paper cut 0042.safetensors", "zorp.safetensors", EVIL]
-    assert [row["on"] for row in rows] == [True, True, False] and rows[0]["model"] == 0.7 and rows[2]["blocks"] == "IN=0, OUT05=0.5"
+    assert (
+        [row["on"] for row in rows] == [True, True, False]
+        and rows[0]["model"] == 0.7
+        and rows[2]["blocks"] == "IN=0, OUT05=0.5"
+    )
     editor.screenshot("lora-stack")
     editor.page.locator(".graft-remove:visible").nth(1).click()
     assert [row["file"] for row in editor.rows(node)] == ["style/paper cut 0042.safetensors", EVIL]
@@ -91,7 +103,8 @@ def test_rows_by_keyboard_alone(stack):
     keyboard.press("Space")
     rows = editor.rows(node)
     assert [(row["file"], row["model"], row["clip"], row["on"]) for row in rows] == [
-        ("zorp.safetensors", 1.05, 1, True), ("style/paper cut 4999.safetensors", 0.8, 0.25, False),
+        ("zorp.safetensors", 1.05, 1, True),
+        ("style/paper cut 4999.safetensors", 0.8, 0.25, False),
     ]
     editor.page.locator(".graft-remove:visible").first.focus()
     keyboard.press("Enter")
@@ -138,8 +151,14 @@ def test_saved_loaded_and_copied_it_is_the_same(stack):
     editor.load(before)
     assert editor.prompt() == prompt
     again = editor.saved()
-    assert [one.get("widgets_values") for one in again["nodes"]] == [one.get("widgets_values") for one in before["nodes"]]
-    editor.do("(id) => { const c = app.canvas; c.selectNode(c.graph.getNodeById(id)); c.copyToClipboard(); c.pasteFromClipboard() }", node)
+    assert [one.get("widgets_values") for one in again["nodes"]] == [
+        one.get("widgets_values") for one in before["nodes"]
+    ]
+    editor.do(
+        "(id) => { const c = app.canvas; c.selectNode(c.graph.getNodeById(id)); c.copyToClipboard();"
+        " c.pasteFromClipboard() }",
+        node,
+    )
     editor.page.wait_for_timeout(500)
     editor.do("() => { app.graph.nodes[1].pos = [700, 150]; app.canvas.setDirty(true, true) }")
     editor.page.wait_for_timeout(300)
@@ -192,11 +211,15 @@ def flagged(editor, node, *rows):
 def test_only_rows_that_are_on_are_flagged_and_one_that_is_no_name_hides_no_other(stack):
     editor, node = stack
     near = "**/graft/near_loras?name="
-    editor.page.route(near, lambda route: route.fulfill(status=400, json={"error": "name is missing or no name: got ''"}))
+    editor.page.route(
+        near, lambda route: route.fulfill(status=400, json={"error": "name is missing or no name: got ''"})
+    )
     assert flagged(editor, node, "gone.safetensors", "", "zorp.safetensors") == [True, True, False]
     editor.page.unroute(near)
     editor.errors.clear()  # the browser notes every 400
-    assert flagged(editor, node, {"file": "gone.safetensors", "on": False}) == [False], "a row that is off is not looked at"
+    assert flagged(editor, node, {"file": "gone.safetensors", "on": False}) == [False], (
+        "a row that is off is not looked at"
+    )
     editor.page.locator(".graft-on:visible").click()
     editor.page.locator(".graft-note:visible").get_by_text("There is no file").wait_for()
     editor.page.locator(".graft-on:visible").click()
@@ -212,7 +235,9 @@ def test_slashes_and_backslashes_name_the_same_file(stack):
     assert flagged(editor, node, "sub/deep/zorp.safetensors", names[1], "sub/zorp.safetensors") == [False, False, True]
     editor.page.locator(".graft-add:visible").click()
     editor.page.locator(".graft-picker-search:visible").fill("zorp")
-    assert editor.page.locator(".graft-picker-option:visible").all_inner_texts() == names[::-1], "what begins so comes first"
+    assert editor.page.locator(".graft-picker-option:visible").all_inner_texts() == names[::-1], (
+        "what begins so comes first"
+    )
     editor.page.keyboard.press("Escape")
 
 

@@ -1,4 +1,6 @@
-"""Whole workflows in a real browser: built by adding and linking, queued, watched, stopped, gone on with, saved, loaded; examples; help."""
+"""Whole workflows in a real browser: built by adding and linking, queued, watched, stopped, gone on with, saved,
+loaded; examples; help.
+"""
 
 import json
 from pathlib import Path
@@ -11,33 +13,57 @@ BLUEPRINTS = sorted((ROOT / "subgraphs").glob("*.json"))
 
 
 def build(editor, steps, previews, run):
-    """The training example by hand: model, pictures, settings, two steps, an average, a sampled picture; ids by name."""
+    """The training example by hand: model, pictures, settings, two steps, an average, a sampled picture;
+    ids by name.
+    """
     add, link = editor.add, editor.link
     editor.clear()
     ids = {
-        "demo": add("GraftDemo", 40, 60), "regular": add("GraftDataset", 300, 60, folder="regular", resolution=128),
+        "demo": add("GraftDemo", 40, 60),
+        "regular": add("GraftDataset", 300, 60, folder="regular", resolution=128),
         "concept": add("GraftDataset", 300, 700, folder="concept", resolution=128),
-        "adapter": add("GraftAdapter", 720, 60, rank=4), "optimizer": add("GraftOptimizer", 720, 560, learning_rate=2e-3, batch_size=4),
-        "ema": add("GraftEMA", 720, 1100), "start": add("GraftTrainStart", 1100, 60, run=run),
+        "adapter": add("GraftAdapter", 720, 60, rank=4),
+        "optimizer": add("GraftOptimizer", 720, 560, learning_rate=2e-3, batch_size=4),
+        "ema": add("GraftEMA", 720, 1100),
+        "start": add("GraftTrainStart", 1100, 60, run=run),
         "first": add("TrainStep", 1450, 60, title="first", steps=steps, validate_every=5, preview_every=previews),
-        "second": add("TrainStep", 1450, 1300, title="second", steps=5, validate_every=5), "merge": add("EMAMerge", 1850, 60),
+        "second": add("TrainStep", 1450, 1300, title="second", steps=5, validate_every=5),
+        "merge": add("EMAMerge", 1850, 60),
         "positive": add("CLIPTextEncode", 1850, 500, text="a zorp middle"),
         "latent": add("EmptyLatentImage", 1850, 750, width=128, height=128),
-        "sampler": add("KSampler", 2250, 60, steps=2, cfg=1.0, seed=1), "decode": add("VAEDecode", 2550, 60),
+        "sampler": add("KSampler", 2250, 60, steps=2, cfg=1.0, seed=1),
+        "decode": add("VAEDecode", 2550, 60),
         "save": add("SaveImage", 2800, 60),
-    }  # fmt: skip
+    }
     for source, output, target, name in (
-        ("demo", 2, "regular", "vae"), ("demo", 1, "regular", "clip"), ("demo", 2, "concept", "vae"), ("demo", 1, "concept", "clip"),
-        ("regular", 0, "concept", "regularisation"), ("demo", 0, "start", "model"), ("concept", 0, "start", "dataset"),
-        ("adapter", 0, "start", "adapter"), ("optimizer", 0, "start", "optimizer"), ("ema", 0, "start", "ema"),
+        ("demo", 2, "regular", "vae"),
+        ("demo", 1, "regular", "clip"),
+        ("demo", 2, "concept", "vae"),
+        ("demo", 1, "concept", "clip"),
+        ("regular", 0, "concept", "regularisation"),
+        ("demo", 0, "start", "model"),
+        ("concept", 0, "start", "dataset"),
+        ("adapter", 0, "start", "adapter"),
+        ("optimizer", 0, "start", "optimizer"),
+        ("ema", 0, "start", "ema"),
         ("demo", 1, "start", "clip"),
-        ("demo", 2, "start", "vae"), ("start", 0, "first", "state"), ("first", 0, "second", "state"),
-        ("second", 0, "merge", "state"), ("demo", 0, "merge", "model"), ("demo", 1, "positive", "clip"),
-        ("merge", 0, "sampler", "model"), ("positive", 0, "sampler", "positive"),
-        ("positive", 0, "sampler", "negative"), ("latent", 0, "sampler", "latent_image"), ("sampler", 0, "decode", "samples"),
-        ("demo", 2, "decode", "vae"), ("decode", 0, "save", "images"), ("positive", 0, "first", "positive"),
-        ("positive", 0, "first", "negative"), ("latent", 0, "first", "latent"),
-    ):  # fmt: skip
+        ("demo", 2, "start", "vae"),
+        ("start", 0, "first", "state"),
+        ("first", 0, "second", "state"),
+        ("second", 0, "merge", "state"),
+        ("demo", 0, "merge", "model"),
+        ("demo", 1, "positive", "clip"),
+        ("merge", 0, "sampler", "model"),
+        ("positive", 0, "sampler", "positive"),
+        ("positive", 0, "sampler", "negative"),
+        ("latent", 0, "sampler", "latent_image"),
+        ("sampler", 0, "decode", "samples"),
+        ("demo", 2, "decode", "vae"),
+        ("decode", 0, "save", "images"),
+        ("positive", 0, "first", "positive"),
+        ("positive", 0, "first", "negative"),
+        ("latent", 0, "first", "latent"),
+    ):
         link(ids[source], output, ids[target], name)
     editor.page.wait_for_timeout(500)
     return ids
@@ -72,7 +98,8 @@ def stored(editor, kept):
     return editor.do("(k) => fetch(`/graft/runs/${k.run}/${k.key}`).then((r) => r.json())", kept)
 
 
-# Pixels of the chart's numbers that are not grey: those of a canvas that was drawn before it was on the page have a curve's colour.
+# Pixels of the chart's numbers that are not grey: those of a canvas that was drawn before it was on the page have a
+# curve's colour.
 COLOURS_OF_THE_AXIS = """(canvas) => {
   const {data} = canvas.getContext('2d').getImageData(0, 0, 36, canvas.height)
   const found = []
@@ -94,7 +121,9 @@ def stop_after_a_preview(editor, node):
     before = chart.evaluate("(canvas) => canvas.toDataURL()")
     editor.page.wait_for_function("([canvas, before]) => canvas.toDataURL() !== before", arg=[chart, before])
     editor.page.wait_for_function("() => document.querySelectorAll('.graft-training .graft-pictures img').length >= 2")
-    editor.page.wait_for_function("() => document.querySelector('.graft-training .graft-pictures img').naturalWidth > 0")
+    editor.page.wait_for_function(
+        "() => document.querySelector('.graft-training .graft-pictures img').naturalWidth > 0"
+    )
     captions = " ".join(panel.locator("figcaption").all_inner_texts())
     assert "weights" in captions and "average" in captions
     panel.locator(".graft-stop:visible").focus()
@@ -128,7 +157,9 @@ def test_train_and_sample_built_by_hand_watched_stopped_and_gone_on_with(editor,
     editor.page.wait_for_function(moved_on, arg=[first, kept["key"]])
     editor.wait_until_idle()
     kept = stored(editor, trained(editor, first))
-    assert kept["step"] == steps and kept["history"]["loss"][:begun["step"]] == begun["history"]["loss"], "the same run goes on"
+    assert kept["step"] == steps and kept["history"]["loss"][: begun["step"]] == begun["history"]["loss"], (
+        "the same run goes on"
+    )
     # Saved, the page loaded anew, the workflow opened: the same prompt, and the curve is there from the store.
     saved, prompt = editor.saved(), editor.prompt()
     editor.open()
@@ -147,9 +178,16 @@ def test_train_and_sample_built_by_hand_watched_stopped_and_gone_on_with(editor,
     editor.page.wait_for_function(f"() => {pictures}.length >= 4 && {pictures}.every((one) => one.naturalWidth > 0)")
     editor.screenshot(f"training-reopened-{place.replace(' ', '-')}")
     # A copy shows the same run; undo takes it away again.
-    editor.do("(id) => { const c = app.canvas; c.selectNode(c.graph.getNodeById(id)); c.copyToClipboard(); c.pasteFromClipboard() }", first)
+    editor.do(
+        "(id) => { const c = app.canvas; c.selectNode(c.graph.getNodeById(id)); c.copyToClipboard();"
+        " c.pasteFromClipboard() }",
+        first,
+    )
     editor.page.wait_for_function("() => app.canvas.graph.nodes.filter((one) => one.type === 'TrainStep').length === 3")
-    ran = "() => app.canvas.graph.nodes.filter((one) => one.title === 'first').map((one) => one.properties['graft run'].key)"
+    ran = (
+        "() => app.canvas.graph.nodes.filter((one) => one.title === 'first').map((one) => one.properties['graft"
+        " run'].key)"
+    )
     assert len(set(editor.do(ran))) == 1 and len(editor.do(ran)) == 2
     editor.undo()
     assert editor.prompt() == prompt
@@ -166,7 +204,9 @@ def test_a_missing_lora_is_said_on_the_node_when_it_is_queued(editor):
     rows = '{"version": 1, "rows": [{"file": "nowhere/Zorp.safetensors"}]}'
     stack, show = editor.add("GraftLoRAStack", 60, 60, rows=rows), editor.add("PreviewAny", 600, 60)
     editor.link(stack, 1, show, "source")
-    editor.page.locator(".graft-link:visible").get_by_text("zorp.safetensors").wait_for()  # flagged on the row before, with what it may be
+    editor.page.locator(".graft-link:visible").get_by_text(
+        "zorp.safetensors"
+    ).wait_for()  # flagged on the row before, with what it may be
     editor.queue()
     editor.page.wait_for_function("(id) => app.lastNodeErrors?.[id]", arg=str(stack))
     said = editor.do("(id) => JSON.stringify(app.lastNodeErrors[id].errors)", str(stack))
@@ -204,12 +244,18 @@ def test_examples_open_whole_and_export_as_committed(editor, path):
     workflow = json.loads(path.read_text(encoding="utf-8"))
     editor.clear()
     editor.load(workflow)
-    kinds = editor.do("() => (app.rootGraph ?? app.graph).nodes.map((one) => [one.type, one.type in LiteGraph.registered_node_types])")
+    kinds = editor.do(
+        "() => (app.rootGraph ?? app.graph).nodes.map((one) => [one.type, one.type in LiteGraph.registered_node_types])"
+    )
     assert not [kind for kind, known in kinds if not known]
-    committed = json.loads((ROOT / "tests" / "headless" / "examples" / f"{path.stem}.api.json").read_text(encoding="utf-8"))
+    committed = json.loads(
+        (ROOT / "tests" / "headless" / "examples" / f"{path.stem}.api.json").read_text(encoding="utf-8")
+    )
     prompt = editor.prompt()
     for node in prompt.values():
-        if node["class_type"] == "PreviewAny":  # older front ends also send the text box that they put on it; the node has no such input
+        if (
+            node["class_type"] == "PreviewAny"
+        ):  # older front ends also send the text box that they put on it; the node has no such input
             node["inputs"].pop("preview", None)
     assert prompt == committed
 
@@ -224,30 +270,44 @@ def test_blueprints_are_offered_and_open_whole(editor, path):
     editor.clear()
     editor.load(json.loads(path.read_text(encoding="utf-8")))
     outer = editor.titled(path.stem)
-    sockets = [one["name"] for one in json.loads(path.read_text(encoding="utf-8"))["definitions"]["subgraphs"][0]["inputs"]]
+    sockets = [
+        one["name"] for one in json.loads(path.read_text(encoding="utf-8"))["definitions"]["subgraphs"][0]["inputs"]
+    ]
     assert editor.do("(id) => app.graph.getNodeById(id).inputs.map((one) => one.name)", outer) == sockets
     editor.enter(path.stem)
-    kinds = editor.do("() => app.canvas.graph.nodes.map((one) => [one.type, one.type in LiteGraph.registered_node_types])")
+    kinds = editor.do(
+        "() => app.canvas.graph.nodes.map((one) => [one.type, one.type in LiteGraph.registered_node_types])"
+    )
     assert len(kinds) >= 3 and not [kind for kind, known in kinds if not known]
     editor.screenshot(f"blueprint-{path.stem.split()[0]}")
 
 
 def test_a_workflow_of_the_first_version_opens_with_defaults_for_what_came_since(editor):
-    saved = json.loads((ROOT / "tests" / "headless" / "older" / "train_and_sample-0.1.0.json").read_text(encoding="utf-8"))
+    saved = json.loads(
+        (ROOT / "tests" / "headless" / "older" / "train_and_sample-0.1.0.json").read_text(encoding="utf-8")
+    )
     editor.clear()
     editor.load(saved)
     prompt = editor.prompt()
-    now = json.loads((ROOT / "tests" / "headless" / "examples" / "train_and_sample.api.json").read_text(encoding="utf-8"))
-    since = {"EMAMerge": {"algebra", "rank"}, "TrainStep": {"keep", "snapshot_minutes", "tensorboard"},
-             "GraftOptimizer": {"block_rates", "fused_backward"}}  # fmt: skip
+    now = json.loads(
+        (ROOT / "tests" / "headless" / "examples" / "train_and_sample.api.json").read_text(encoding="utf-8")
+    )
+    since = {
+        "EMAMerge": {"algebra", "rank"},
+        "TrainStep": {"keep", "snapshot_minutes", "tensorboard"},
+        "GraftOptimizer": {"block_rates", "fused_backward"},
+    }
     compared = 0
     for node in saved["nodes"]:
         if node["type"] in since:
             inputs = prompt[str(node["id"])]["inputs"]
             named = [slot["name"] for slot in node["inputs"] if "widget" in slot]
             assert [inputs[name] for name in named] == node["widgets_values"]
-            (added,) = {tuple((name, other["inputs"][name]) for name in sorted(since[node["type"]]))
-                        for other in now.values() if other["class_type"] == node["type"]}  # fmt: skip
+            (added,) = {
+                tuple((name, other["inputs"][name]) for name in sorted(since[node["type"]]))
+                for other in now.values()
+                if other["class_type"] == node["type"]
+            }
             assert tuple((name, inputs[name]) for name in sorted(since[node["type"]])) == added
             compared += 1
     assert compared == 4
@@ -255,7 +315,9 @@ def test_a_workflow_of_the_first_version_opens_with_defaults_for_what_came_since
 
 def test_templates_have_pictures(editor):
     offered = editor.do("() => fetch('/workflow_templates').then((r) => r.json())")
-    ((pack, names),) = ((pack, names) for pack, names in offered.items() if "graft" in pack.lower() or "train_and_sample" in names)
+    ((pack, names),) = (
+        (pack, names) for pack, names in offered.items() if "graft" in pack.lower() or "train_and_sample" in names
+    )
     assert set(names) == {path.stem for path in EXAMPLES}
     for name in names:
         size = editor.do(
@@ -294,7 +356,9 @@ def test_every_help_page_opens(editor):
         editor.do("(id) => app.canvas.selectNode(app.graph.getNodeById(id))", node)
         page = editor.page.locator(f"img[src*='/docs/{name}.png']")
         if not page.count():  # a panel that is open may follow the selection
-            editor.page.locator("[data-testid=info-button], button:has(i.icon-\\[lucide--info\\])").first.dispatch_event("click")
+            editor.page.locator(
+                "[data-testid=info-button], button:has(i.icon-\\[lucide--info\\])"
+            ).first.dispatch_event("click")
         page.first.wait_for(timeout=30_000)
         assert page.first.evaluate("(image) => image.decode().then(() => image.naturalWidth)") > 100
         assert editor.page.get_by_text("Common mistakes").first.is_visible()

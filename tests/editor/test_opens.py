@@ -1,4 +1,6 @@
-"""The embedded host's server under ComfyUI's real front end in a real browser: it opens, runs, survives a reload and a lost server."""
+"""The embedded host's server under ComfyUI's real front end in a real browser: it opens, runs, survives a reload and a
+lost server.
+"""
 
 import json
 from pathlib import Path
@@ -47,18 +49,24 @@ def load(tab, prompt):
 
 def listen(tab, *events):
     """Have the page note in `window.heard` which of these events came."""
-    tab.do("""(events) => {
+    tab.do(
+        """(events) => {
       window.heard = []
       for (const event of events) app.api.addEventListener(event, () => window.heard.push(event))
-    }""", list(events))
+    }""",
+        list(events),
+    )
 
 
 def run(tab):
     """Queue the graph and wait until its picture is there; the picture's file name."""
     before = tab.do("() => app.nodeOutputs?.['6']?.images?.[0]?.filename ?? ''")
     tab.do("async () => { await app.queuePrompt(0, 1) }")
-    tab.page.wait_for_function("(before) => { const now = app.nodeOutputs?.['6']?.images?.[0]?.filename; return now && now !== before }",
-                               arg=before, timeout=WAIT)  # fmt: skip
+    tab.page.wait_for_function(
+        "(before) => { const now = app.nodeOutputs?.['6']?.images?.[0]?.filename; return now && now !== before }",
+        arg=before,
+        timeout=WAIT,
+    )
     return tab.do("() => app.nodeOutputs['6'].images[0].filename")
 
 
@@ -73,7 +81,9 @@ def test_it_opens_without_a_complaint_and_has_every_node(tab):
 def test_examples_open_with_nothing_missing(tab, name):
     workflow = json.loads((ROOT / "example_workflows" / f"{name}.json").read_text(encoding="utf-8"))
     tab.do("async (workflow) => { await app.loadGraphData(workflow) }", workflow)
-    unknown = tab.do("() => app.graph._nodes.filter((node) => !LiteGraph.registered_node_types[node.type]).map((node) => node.type)")
+    unknown = tab.do(
+        "() => app.graph._nodes.filter((node) => !LiteGraph.registered_node_types[node.type]).map((node) => node.type)"
+    )
     assert unknown == [] and len(nodes(tab)) == len(workflow["nodes"]) and tab.errors == []
 
 
@@ -81,7 +91,11 @@ def test_a_workflow_runs_and_its_picture_arrives(tab, place):
     load(tab, samples(4, seed=1))
     listen(tab, "progress", "b_preview", "executed")
     name = run(tab)
-    assert (place / "output" / name).is_file() and set(tab.do("() => window.heard")) == {"progress", "b_preview", "executed"}
+    assert (place / "output" / name).is_file() and set(tab.do("() => window.heard")) == {
+        "progress",
+        "b_preview",
+        "executed",
+    }
     tab.page.wait_for_function("() => app.graph.getNodeById(6)?.imgs?.[0]?.naturalWidth > 0", timeout=WAIT)
     assert tab.errors == []
 
@@ -125,7 +139,10 @@ def test_two_tabs_do_not_disturb_each_other(tab, browser, running):
 def test_a_server_that_dies_while_it_trains_comes_back_and_the_step_goes_on(tab, running, place):
     few_pictures(place / "input")
     load(tab, trains("dies", 10_000, snapshot_every=5))
-    tab.do("() => { window.steps = []; app.api.addEventListener('graft.step', (event) => window.steps.push(event.detail.step)) }")
+    tab.do(
+        "() => { window.steps = []; app.api.addEventListener('graft.step', (event) =>"
+        " window.steps.push(event.detail.step)) }"
+    )
     tab.do("async () => { await app.queuePrompt(0, 1) }")
     tab.page.wait_for_function("() => window.steps.at(-1) >= 12 || app.lastExecutionError", timeout=WAIT)
     assert tab.do("() => app.lastExecutionError") is None

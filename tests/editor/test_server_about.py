@@ -35,7 +35,11 @@ def test_every_script_that_is_listed_is_there(server):
 def test_help_pages(server):
     for page in sorted((ROOT / "web" / "docs").glob("*.md")):
         reply = server.ask(f"/extensions/{PACK}/docs/{page.name}")
-        assert reply.status == 200 and reply.headers["content-type"].startswith("text/markdown") and reply.body == page.read_bytes()
+        assert (
+            reply.status == 200
+            and reply.headers["content-type"].startswith("text/markdown")
+            and reply.body == page.read_bytes()
+        )
     core = server.ask("/docs/KSampler/en.md")
     assert core.status == 200 and core.body.startswith(b"# KSampler") and b"**steps**" in core.body
     assert server.ask("/docs/NoSuchNode/en.md").status == 404
@@ -64,16 +68,26 @@ def test_examples_with_their_pictures(server):
             assert server.ask(f"{address}.json").body == source.with_suffix(".json").read_bytes()
         assert server.ask(f"/api/workflow_templates/{PACK}/{name}.jpg").body == source.with_suffix(".jpg").read_bytes()
         picture = server.ask(f"/templates/{name}-1.jpg")
-        assert picture.body == source.with_suffix(".jpg").read_bytes() and picture.headers["content-type"] == "image/jpeg"
+        assert (
+            picture.body == source.with_suffix(".jpg").read_bytes() and picture.headers["content-type"] == "image/jpeg"
+        )
 
 
 def test_blueprints(server):
     found = server.ask("/global_subgraphs").json
-    assert sorted(entry["name"] for entry in found.values()) == sorted(path.stem for path in (ROOT / "subgraphs").glob("*.json"))
+    assert sorted(entry["name"] for entry in found.values()) == sorted(
+        path.stem for path in (ROOT / "subgraphs").glob("*.json")
+    )
     for key, entry in found.items():
-        assert entry["source"] == "custom_node" and entry["info"] == {"node_pack": f"custom_nodes.{PACK}"} and "data" not in entry
+        assert (
+            entry["source"] == "custom_node"
+            and entry["info"] == {"node_pack": f"custom_nodes.{PACK}"}
+            and "data" not in entry
+        )
         whole = server.ask(f"/global_subgraphs/{key}").json
-        assert json.loads(whole["data"]) == json.loads((ROOT / "subgraphs" / f"{entry['name']}.json").read_text(encoding="utf-8"))
+        assert json.loads(whole["data"]) == json.loads(
+            (ROOT / "subgraphs" / f"{entry['name']}.json").read_text(encoding="utf-8")
+        )
     assert server.ask("/global_subgraphs/0").status == 404
 
 
@@ -109,8 +123,15 @@ def test_the_machine(server):
     assert server.ask("/internal/files/output").status == 200 and server.ask("/internal/files/etc").status == 400
 
 
-@pytest.mark.parametrize("target", [
-    "/nothing", "/assets/nothing.js", "/extensions/nobody/x.js", "/templates/none.json", "/workflow_templates/x/y.json",
-])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/nothing",
+        "/assets/nothing.js",
+        "/extensions/nobody/x.js",
+        "/templates/none.json",
+        "/workflow_templates/x/y.json",
+    ],
+)
 def test_what_is_not_there_is_404(server, target):
     assert server.ask(target).status == 404

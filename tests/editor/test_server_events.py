@@ -38,7 +38,10 @@ class Page:
 @contextlib.asynccontextmanager
 async def opened(server, client="", **features):
     """A page; `features` are what it says it can do, as the front end does first of all."""
-    async with aiohttp.ClientSession() as session, session.ws_connect(f"{server.address}/ws?clientId={client}") as socket:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect(f"{server.address}/ws?clientId={client}") as socket,
+    ):
         page = Page(socket)
         if features:
             await socket.send_json({"type": "feature_flags", "data": features})
@@ -76,21 +79,29 @@ def test_the_events_of_a_run_in_order(server):
             while (await page.until("executing"))["node"] is not None:
                 pass
             heard = [(event, data) for event, data in page.heard if isinstance(event, str)]
-            order = [event for event, _ in heard if event in ("execution_start", "execution_cached", "execution_success")]
+            order = [
+                event for event, _ in heard if event in ("execution_start", "execution_cached", "execution_success")
+            ]
             assert order == ["execution_start", "execution_cached", "execution_success"]
             ran = [data["node"] for event, data in heard if event == "executing"]
             assert sorted(ran[:-1]) == sorted(samples(1)) and ran[-1] is None
-            steps = [(data["value"], data["max"], data["node"]) for event, data in heard if event == "progress" and data["node"] == "4"]
+            steps = [
+                (data["value"], data["max"], data["node"])
+                for event, data in heard
+                if event == "progress" and data["node"] == "4"
+            ]
             assert steps == [(1, 3, "4"), (2, 3, "4"), (3, 3, "4")]
             states = [data["nodes"]["4"] for event, data in heard if event == "progress_state" and "4" in data["nodes"]]
             assert states[0]["state"] == "running" and states[-1]["state"] == "finished"
-            assert {"value", "max", "node_id", "prompt_id", "display_node_id", "parent_node_id", "real_node_id"} <= set(states[0])
+            assert {"value", "max", "node_id", "prompt_id", "display_node_id", "parent_node_id", "real_node_id"} <= set(
+                states[0]
+            )
             [saved] = [data for event, data in heard if event == "executed"]
             assert saved["node"] == saved["display_node"] == "6" and saved["output"]["images"][0]["type"] == "output"
             pictures = [data for event, data in page.heard if event == 4]
             assert len(pictures) == 3
             length = struct.unpack(">I", pictures[0][:4])[0]
-            about, picture = json.loads(pictures[0][4:4 + length]), Image.open(io.BytesIO(pictures[0][4 + length:]))
+            about, picture = json.loads(pictures[0][4 : 4 + length]), Image.open(io.BytesIO(pictures[0][4 + length :]))
             assert about["node_id"] == "4" and about["prompt_id"] == prompt_id and about["image_type"] == "image/jpeg"
             assert picture.format == "JPEG" and max(picture.size) == 512
             assert page.heard[-1][1] == {"node": None, "prompt_id": prompt_id}
@@ -105,7 +116,10 @@ def test_a_page_that_knows_only_plain_previews_gets_those(server):
             await page.until("execution_success", prompt_id)
             pictures = [data for event, data in page.heard if event == 1]
             assert len(pictures) == 2 and 4 not in page.names()
-            assert struct.unpack(">I", pictures[0][:4])[0] == 1 and Image.open(io.BytesIO(pictures[0][4:])).format == "JPEG"
+            assert (
+                struct.unpack(">I", pictures[0][:4])[0] == 1
+                and Image.open(io.BytesIO(pictures[0][4:])).format == "JPEG"
+            )
 
     run(work())
 
@@ -145,7 +159,12 @@ def test_a_failure_is_told_with_its_node(server):
         async with opened(server, "unlucky") as page:
             prompt_id = await queued(server, prompt, "unlucky")
             error = await page.until("execution_error", prompt_id)
-            assert error["node_id"] == "1" and error["node_type"] == "LoadImage" and error["traceback"] and error["exception_message"]
+            assert (
+                error["node_id"] == "1"
+                and error["node_type"] == "LoadImage"
+                and error["traceback"]
+                and error["exception_message"]
+            )
             assert error["exception_type"] and error["executed"] == []
 
     run(work())
@@ -169,7 +188,9 @@ def test_a_duplicated_tab_and_the_first_both_hear(server):
         async with opened(server, "twin") as first:
             async with opened(server, "twin") as second:
                 prompt_id = await queued(server, shows("twins", 92), "twin")
-                await asyncio.gather(first.until("execution_success", prompt_id), second.until("execution_success", prompt_id))
+                await asyncio.gather(
+                    first.until("execution_success", prompt_id), second.until("execution_success", prompt_id)
+                )
             prompt_id = await queued(server, shows("twins", 93), "twin")
             await first.until("execution_success", prompt_id)
 
@@ -191,7 +212,9 @@ def test_a_page_that_reloads_in_the_middle_is_told_what_runs(server):
     run(work())
 
 
-@pytest.mark.parametrize("said", ["{", "[1]", '{"type": "feature_flags"}', '{"type": "feature_flags", "data": 3}', "", "\0"])
+@pytest.mark.parametrize(
+    "said", ["{", "[1]", '{"type": "feature_flags"}', '{"type": "feature_flags", "data": 3}', "", "\0"]
+)
 def test_nonsense_from_a_page_is_passed_over(server, said):
     async def work():
         async with opened(server, "nonsense") as page:

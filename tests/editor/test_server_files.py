@@ -32,9 +32,16 @@ def test_a_picture_as_it_is_and_in_parts(server, half):
     assert alpha.mode == "RGBA" and alpha.getpixel((0, 0))[3] == 128 and alpha.size == (8, 6)
 
 
-@pytest.mark.parametrize(("asked", "kind"), [
-    ("webp;90", "WEBP"), ("jpeg;50", "JPEG"), ("jpeg", "JPEG"), ("bmp;1", "WEBP"), ("webp;900", "WEBP"),
-])
+@pytest.mark.parametrize(
+    ("asked", "kind"),
+    [
+        ("webp;90", "WEBP"),
+        ("jpeg;50", "JPEG"),
+        ("jpeg", "JPEG"),
+        ("bmp;1", "WEBP"),
+        ("webp;900", "WEBP"),
+    ],
+)
 def test_previews(server, half, asked, kind):
     reply = server.ask(f"/view?filename={half}&type=input&preview={asked}")
     assert reply.status == 200 and opened(reply).format == kind and opened(reply).size == (8, 6)
@@ -46,15 +53,23 @@ def test_what_is_no_picture_is_said(server, how):
     assert server.ask(f"/view?filename=no_picture.png&type=input&{how}").status == 400
 
 
-@pytest.mark.parametrize("name", ["page.html", "drawing.svg", "script.js", "style.css", "data.xml", "noextension", "page.xhtml"])
+@pytest.mark.parametrize(
+    "name", ["page.html", "drawing.svg", "script.js", "style.css", "data.xml", "noextension", "page.xhtml"]
+)
 def test_nothing_that_a_user_stored_runs_in_the_page(server, name):
     (server.place / "output" / name).write_text("<script>alert(1)</script>")
     reply = server.ask(f"/view?filename={name}")
-    assert reply.headers["content-type"] == "application/octet-stream" and reply.headers["content-disposition"].startswith("attachment")
-    assert reply.headers["x-content-type-options"] == "nosniff" and "sandbox" in reply.headers["content-security-policy"]
+    assert reply.headers["content-type"] == "application/octet-stream" and reply.headers[
+        "content-disposition"
+    ].startswith("attachment")
+    assert (
+        reply.headers["x-content-type-options"] == "nosniff" and "sandbox" in reply.headers["content-security-policy"]
+    )
     server.ask(f"/userdata/{name}", "POST", b"<script>alert(1)</script>")
     reply = server.ask(f"/userdata/{name}")
-    assert reply.headers["content-type"] == "application/octet-stream" and reply.headers["content-disposition"].startswith("attachment")
+    assert reply.headers["content-type"] == "application/octet-stream" and reply.headers[
+        "content-disposition"
+    ].startswith("attachment")
 
 
 def test_uploads_keep_both_when_names_meet(server):
@@ -70,9 +85,18 @@ def test_uploads_keep_both_when_names_meet(server):
     assert (server.place / "temp" / "pets" / "new" / "cat.png").read_bytes() == one
 
 
-@pytest.mark.parametrize("name", [
-    "with space.png", "quote's \"name\".png", "<script>.png", "名前.png", "Ünï½.png", "a,b;c&d=e+f%g#h?.png", "..dots..png",
-])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "with space.png",
+        'quote\'s "name".png',
+        "<script>.png",
+        "名前.png",
+        "Ünï½.png",
+        "a,b;c&d=e+f%g#h?.png",
+        "..dots..png",
+    ],
+)
 def test_odd_names_come_and_go(server, name):
     from urllib.parse import quote
 
@@ -83,7 +107,9 @@ def test_odd_names_come_and_go(server, name):
 
 def test_uploads_have_a_form_and_a_limit(server):
     assert server.ask("/upload/image", "POST", {}).status == 400
-    assert server.ask("/upload/image", "POST", b"--x--", {"Content-Type": "multipart/form-data; boundary=x"}).status == 400
+    assert (
+        server.ask("/upload/image", "POST", b"--x--", {"Content-Type": "multipart/form-data; boundary=x"}).status == 400
+    )
     assert server.ask("/upload/image", "POST", b"", {"Content-Type": "multipart/form-data"}).status == 400
     assert server.upload("", picture()).status == 400
     assert server.upload("big.png", b"\0" * (LIMIT + 1)).status == 413
@@ -98,7 +124,9 @@ def test_a_mask_becomes_the_pictures_transparency(server):
     Image.new("RGB", (8, 6), (10, 20, 30)).save(original, format="PNG", pnginfo=texts)
     (server.place / "input" / "photo.png").write_bytes(original.getvalue())
     reference = json.dumps({"filename": "photo.png", "subfolder": "", "type": "input"})
-    reply = server.upload("masked.png", picture(8, 6, (0, 0, 0, 77)), "/upload/mask", original_ref=reference, subfolder="clipspace")
+    reply = server.upload(
+        "masked.png", picture(8, 6, (0, 0, 0, 77)), "/upload/mask", original_ref=reference, subfolder="clipspace"
+    )
     assert reply.json == {"name": "masked.png", "subfolder": "clipspace", "type": "input"}
     masked = Image.open(server.place / "input" / "clipspace" / "masked.png")
     assert masked.getpixel((3, 3)) == (10, 20, 30, 77) and masked.text == {"workflow": '{"kept": true}'}

@@ -14,7 +14,7 @@ def few(server):
 
 
 def test_lora_files(server):
-    name = "ünï <b>'s \"style\".safetensors"
+    name = 'ünï <b>\'s "style".safetensors'
     path = server.place / "models" / "loras" / name
     lora(path)
     from urllib.parse import quote
@@ -22,7 +22,12 @@ def test_lora_files(server):
     assert name in server.ask("/graft/loras").json["loras"]
     said = server.ask(f"/graft/lora_info?name={quote(name)}").json
     assert said["name"] == name and said["size"] == path.stat().st_size
-    assert said["layers"] == 1 and list(said["ranks"]) == [4] and said["words"] == "zorp, <b>bold</b>" and said["todo"] == {"factor": "2"}
+    assert (
+        said["layers"] == 1
+        and list(said["ranks"]) == [4]
+        and said["words"] == "zorp, <b>bold</b>"
+        and said["todo"] == {"factor": "2"}
+    )
     (server.place / "models" / "loras" / "broken.safetensors").write_bytes(b"\xff" * 20)
     broken = server.ask("/graft/lora_info?name=broken.safetensors")
     assert broken.status == 400 and "broken.safetensors" in broken.json["error"]

@@ -1,4 +1,6 @@
-"""Who is answered: this page and programs on this machine, not another site and not a name that was made to point here."""
+"""Who is answered: this page and programs on this machine, not another site and not a name that was made
+to point here.
+"""
 
 import http.client
 import json
@@ -8,17 +10,47 @@ import pytest
 from serving import shows
 
 OTHER_HOSTS = [
-    "evil.example", "evil.example:8188", "127.0.0.1.evil.example", "localhost.evil.example", "evil.example@127.0.0.1",
-    "127.0.0.1@evil.example", "192.168.1.5", "10.0.0.1:8188", "[2001:db8::1]", "0.0.0.0", "", " ", "localhost:99999999", "localhost:port",
-    "127.0.0.1/x", "[::1", "localhost,x", "127.0.0.1 evil.example", "xn--localhost-8f4h",
+    "evil.example",
+    "evil.example:8188",
+    "127.0.0.1.evil.example",
+    "localhost.evil.example",
+    "evil.example@127.0.0.1",
+    "127.0.0.1@evil.example",
+    "192.168.1.5",
+    "10.0.0.1:8188",
+    "[2001:db8::1]",
+    "0.0.0.0",
+    "",
+    " ",
+    "localhost:99999999",
+    "localhost:port",
+    "127.0.0.1/x",
+    "[::1",
+    "localhost,x",
+    "127.0.0.1 evil.example",
+    "xn--localhost-8f4h",
 ]
 OTHER_ORIGINS = [
-    "http://evil.example", "https://127.0.0.1.evil.example", "null", "file://", "http://localhost:1", "http://127.0.0.1:1",
-    "chrome-extension://abc", "http://evil.example@127.0.0.1", "http://127.0.0.1",
-    "javascript:0", "", "http://", "127.0.0.1",
+    "http://evil.example",
+    "https://127.0.0.1.evil.example",
+    "null",
+    "file://",
+    "http://localhost:1",
+    "http://127.0.0.1:1",
+    "chrome-extension://abc",
+    "http://evil.example@127.0.0.1",
+    "http://127.0.0.1",
+    "javascript:0",
+    "",
+    "http://",
+    "127.0.0.1",
 ]
 TARGETS = [
-    ("GET", "/"), ("GET", "/object_info/SaveImage"), ("POST", "/prompt"), ("GET", "/api/userdata?dir=workflows"), ("POST", "/interrupt"),
+    ("GET", "/"),
+    ("GET", "/object_info/SaveImage"),
+    ("POST", "/prompt"),
+    ("GET", "/api/userdata?dir=workflows"),
+    ("POST", "/interrupt"),
 ]
 
 
@@ -53,7 +85,14 @@ def test_what_another_site_makes_a_browser_send_is_refused(server, site):
 
 
 def test_this_page_and_local_programs_are_answered(server):
-    own = f"127.0.0.1:{server.port}", f"localhost:{server.port}", f"LOCALHOST:{server.port}", "[::1]:8188", "localhost", "127.0.0.1:9000"
+    own = (
+        f"127.0.0.1:{server.port}",
+        f"localhost:{server.port}",
+        f"LOCALHOST:{server.port}",
+        "[::1]:8188",
+        "localhost",
+        "127.0.0.1:9000",
+    )
     for host in own:
         assert asked(server, "GET", "/prompt", {"Host": host}).status == 200, host
         assert asked(server, "GET", "/prompt", {"Host": host, "Origin": f"http://{host.lower()}"}).status == 200, host
@@ -80,15 +119,25 @@ def test_other_methods_are_refused(server, method):
         assert 400 <= server.raw(method, target.encode()).status < 500
 
 
-@pytest.mark.parametrize(("headers", "opens"), [
-    ({}, True), ({"Origin": "SELF"}, True), ({"Origin": "http://evil.example"}, False), ({"Origin": "null"}, False),
-    ({"Host": "evil.example"}, False), ({"Sec-Fetch-Site": "cross-site"}, False),
-])
+@pytest.mark.parametrize(
+    ("headers", "opens"),
+    [
+        ({}, True),
+        ({"Origin": "SELF"}, True),
+        ({"Origin": "http://evil.example"}, False),
+        ({"Origin": "null"}, False),
+        ({"Host": "evil.example"}, False),
+        ({"Sec-Fetch-Site": "cross-site"}, False),
+    ],
+)
 def test_a_websocket_is_guarded_too(server, headers, opens):
     key = {"Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA=="}
     upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", **key}
     given = {name: server.address if value == "SELF" else value for name, value in headers.items()}
-    lines = ["GET /ws?clientId=x HTTP/1.1", *(f"{k}: {v}" for k, v in {"Host": f"{server.host}:{server.port}", **upgrade, **given}.items())]
+    lines = [
+        "GET /ws?clientId=x HTTP/1.1",
+        *(f"{k}: {v}" for k, v in {"Host": f"{server.host}:{server.port}", **upgrade, **given}.items()),
+    ]
     with socket.create_connection((server.host, server.port), timeout=60) as connection:
         connection.sendall("\r\n".join([*lines, "", ""]).encode())
         answer = http.client.HTTPResponse(connection)

@@ -1,4 +1,6 @@
-"""Path tricks in every route: nothing but 4xx, nothing of another folder in an answer, nothing written anywhere else."""
+"""Path tricks in every route: nothing but 4xx, nothing of another folder in an answer, nothing
+written anywhere else.
+"""
 
 import itertools
 import os
@@ -12,29 +14,119 @@ SECRET = b"nobody may read this"
 UPS = ("..", "../..", "../../..", "../../../../../../../..")
 PREY = ("secret.txt", "etc/passwd", "comfy.settings.json", "windows/win.ini")
 SLASHES = ("\\", "\u2215", "\u2044", "\uff0f", "\uff3c", "\u29f8", "\u2216", "%2f", "%5c", "%252f", "%255c")
-DOTS = ("\uff0e\uff0e", "\u2024\u2024", "\u2025", "%2e%2e", "%252e%252e", ".%2e", "%2e.", "..%00", "..%20", ".. ", " ..", "...", "....")
+DOTS = (
+    "\uff0e\uff0e",
+    "\u2024\u2024",
+    "\u2025",
+    "%2e%2e",
+    "%252e%252e",
+    ".%2e",
+    "%2e.",
+    "..%00",
+    "..%20",
+    ".. ",
+    " ..",
+    "...",
+    "....",
+)
 
 
 def tricks() -> list[str]:
-    """Names that mean another place than a file in the folder they are asked for in, on one system or another; as text, not yet quoted."""
+    """Names that mean another place than a file in the folder they are asked for in, on one system or another; as text,
+    not yet quoted.
+    """
     found = [f"{up}/{prey}" for up, prey in itertools.product(UPS, PREY)]
     found += [f"{up}{slash}{prey}".replace("/", slash) for up in UPS[:3] for slash in SLASHES for prey in PREY[:2]]
     found += [f"{dots}/{prey}" for dots in DOTS for prey in PREY[:2]]
     found += [f"{dots}/{dots}/{dots}/{prey}" for dots in DOTS for prey in PREY[1:2]]
     found += [f"folder/{up}/{prey}" for up in UPS[1:] for prey in PREY[:2]]
     found += [f"./{up}/{prey}" for up in UPS[:3] for prey in PREY[:2]]
-    found += ["/etc/passwd", "//etc/passwd", "///etc/passwd", "/./etc/passwd", "/proc/self/environ", "/dev/null", "~/secret.txt", "~x/y"]
-    found += ["C:/windows/win.ini", "C:\\windows\\win.ini", "C:windows.ini", "c:", "\\windows\\win.ini", "\\\\server\\share\\x.png"]
-    found += ["//server/share/x.png", "\\\\?\\C:\\windows\\win.ini", "\\\\.\\pipe\\x", "\\\\.\\PhysicalDrive0", "//?/C:/x", "/??/C:/x"]
-    found += ["file:///etc/passwd", "http://example.org/x.png", "file.png:stream", "file.png::$DATA", ":$DATA", "x.png:Zone.Identifier"]
-    found += [f"{device}{end}" for device in ("con", "NUL", "aux", "PRN", "com1", "LPT9", "CONIN$") for end in ("", ".png", "/x.png")]
-    found += [f"a{chr(code)}b.png" for code in (0, 1, 7, 9, 10, 13, 27, 31, 127)] + ["..\0/x", "x.png\0.txt", "../secret.txt\0.png"]
-    found += ["a\u202egnp.exe", "\u2066x", "a\u200b.png", "\ufeffx.png", "\u2028x.png", "..\u200b/secret.txt", "\ufffd.png"]
-    found += ["secret.txt.", "secret.txt ", "secret.txt. .", "folder./x.png", "folder /x.png", "x" * 300, "y/" + "x" * 256 + ".png"]
-    found += ["link_to_secret.txt", "link_to_folder/secret.txt", "link_to_folder", "a/../link_to_secret.txt", "link_to_root/etc/passwd"]
+    found += [
+        "/etc/passwd",
+        "//etc/passwd",
+        "///etc/passwd",
+        "/./etc/passwd",
+        "/proc/self/environ",
+        "/dev/null",
+        "~/secret.txt",
+        "~x/y",
+    ]
+    found += [
+        "C:/windows/win.ini",
+        "C:\\windows\\win.ini",
+        "C:windows.ini",
+        "c:",
+        "\\windows\\win.ini",
+        "\\\\server\\share\\x.png",
+    ]
+    found += [
+        "//server/share/x.png",
+        "\\\\?\\C:\\windows\\win.ini",
+        "\\\\.\\pipe\\x",
+        "\\\\.\\PhysicalDrive0",
+        "//?/C:/x",
+        "/??/C:/x",
+    ]
+    found += [
+        "file:///etc/passwd",
+        "http://example.org/x.png",
+        "file.png:stream",
+        "file.png::$DATA",
+        ":$DATA",
+        "x.png:Zone.Identifier",
+    ]
+    found += [
+        f"{device}{end}"
+        for device in ("con", "NUL", "aux", "PRN", "com1", "LPT9", "CONIN$")
+        for end in ("", ".png", "/x.png")
+    ]
+    found += [f"a{chr(code)}b.png" for code in (0, 1, 7, 9, 10, 13, 27, 31, 127)] + [
+        "..\0/x",
+        "x.png\0.txt",
+        "../secret.txt\0.png",
+    ]
+    found += [
+        "a\u202egnp.exe",
+        "\u2066x",
+        "a\u200b.png",
+        "\ufeffx.png",
+        "\u2028x.png",
+        "..\u200b/secret.txt",
+        "\ufffd.png",
+    ]
+    found += [
+        "secret.txt.",
+        "secret.txt ",
+        "secret.txt. .",
+        "folder./x.png",
+        "folder /x.png",
+        "x" * 300,
+        "y/" + "x" * 256 + ".png",
+    ]
+    found += [
+        "link_to_secret.txt",
+        "link_to_folder/secret.txt",
+        "link_to_folder",
+        "a/../link_to_secret.txt",
+        "link_to_root/etc/passwd",
+    ]
     found += [f"{'a/' * depth}{'../' * (depth + 3)}etc/passwd" for depth in (1, 2, 5, 20)]
-    found += ["..;/secret.txt", "..//secret.txt", "..///..//etc//passwd", "....//....//etc/passwd", "..././..././etc/passwd", "..\\/x"]
-    found += ["%c0%ae%c0%ae/secret.txt", "%c0%af..%c0%afetc", "%u002e%u002e/x", "%%32%65%%32%65/x", "..%c0%afetc/passwd", "%ff%fe/x"]
+    found += [
+        "..;/secret.txt",
+        "..//secret.txt",
+        "..///..//etc//passwd",
+        "....//....//etc/passwd",
+        "..././..././etc/passwd",
+        "..\\/x",
+    ]
+    found += [
+        "%c0%ae%c0%ae/secret.txt",
+        "%c0%af..%c0%afetc",
+        "%u002e%u002e/x",
+        "%%32%65%%32%65/x",
+        "..%c0%afetc/passwd",
+        "%ff%fe/x",
+    ]
     return list(dict.fromkeys(found))
 
 
@@ -42,20 +134,52 @@ TRICKS = tricks()
 CLIMBS = [trick for trick in TRICKS if ".." in trick.split("/")]
 # (method, target with {} for the trick, as part of the path or of the query)
 ROUTES = [
-    ("GET", "/view?filename={}"), ("GET", "/api/view?filename=x.png&subfolder={}"), ("GET", "/view?filename={}&type=input"),
-    ("GET", "/view?filename=x.png&type={}"), ("GET", "/view?filename={}%20%5Btemp%5D"), ("GET", "/view?filename={}&preview=webp;50"),
+    ("GET", "/view?filename={}"),
+    ("GET", "/api/view?filename=x.png&subfolder={}"),
+    ("GET", "/view?filename={}&type=input"),
+    ("GET", "/view?filename=x.png&type={}"),
+    ("GET", "/view?filename={}%20%5Btemp%5D"),
+    ("GET", "/view?filename={}&preview=webp;50"),
     ("GET", "/view?filename={}&channel=a"),
-    ("GET", "/userdata/{}"), ("GET", "/userdata?dir={}"), ("GET", "/api/v2/userdata?path={}"), ("POST", "/userdata/{}?overwrite=true"),
-    ("DELETE", "/api/userdata/{}"), ("POST", "/userdata/mine.txt/move/{}"), ("POST", "/userdata/{}/move/mine2.txt"),
-    ("GET", "/{}"), ("GET", "/assets/{}"), ("GET", "/extensions/{}"), ("GET", "/extensions/main/{}"), ("GET", "/extensions/{}/x.js"),
-    ("GET", "/docs/{}/en.md"), ("GET", "/docs/KSampler/{}.md"), ("GET", "/templates/{}"), ("GET", "/api/workflow_templates/main/{}"),
-    ("GET", "/api/workflow_templates/{}/x.json"), ("GET", "/global_subgraphs/{}"), ("GET", "/view_metadata/loras?filename={}"),
-    ("GET", "/view_metadata/loras?filename={}.safetensors"), ("GET", "/view_metadata/{}?filename=x.safetensors"), ("GET", "/models/{}"),
-    ("GET", "/experiment/models/{}"), ("GET", "/internal/files/{}"), ("GET", "/graft/lora_info?name={}"), ("GET", "/graft/runs/{}"),
-    ("GET", "/graft/runs/{}/latest"), ("GET", "/graft/runs/run/{}"), ("POST", "/graft/stop?run={}"),
+    ("GET", "/userdata/{}"),
+    ("GET", "/userdata?dir={}"),
+    ("GET", "/api/v2/userdata?path={}"),
+    ("POST", "/userdata/{}?overwrite=true"),
+    ("DELETE", "/api/userdata/{}"),
+    ("POST", "/userdata/mine.txt/move/{}"),
+    ("POST", "/userdata/{}/move/mine2.txt"),
+    ("GET", "/{}"),
+    ("GET", "/assets/{}"),
+    ("GET", "/extensions/{}"),
+    ("GET", "/extensions/main/{}"),
+    ("GET", "/extensions/{}/x.js"),
+    ("GET", "/docs/{}/en.md"),
+    ("GET", "/docs/KSampler/{}.md"),
+    ("GET", "/templates/{}"),
+    ("GET", "/api/workflow_templates/main/{}"),
+    ("GET", "/api/workflow_templates/{}/x.json"),
+    ("GET", "/global_subgraphs/{}"),
+    ("GET", "/view_metadata/loras?filename={}"),
+    ("GET", "/view_metadata/loras?filename={}.safetensors"),
+    ("GET", "/view_metadata/{}?filename=x.safetensors"),
+    ("GET", "/models/{}"),
+    ("GET", "/experiment/models/{}"),
+    ("GET", "/internal/files/{}"),
+    ("GET", "/graft/lora_info?name={}"),
+    ("GET", "/graft/runs/{}"),
+    ("GET", "/graft/runs/{}/latest"),
+    ("GET", "/graft/runs/run/{}"),
+    ("POST", "/graft/stop?run={}"),
 ]
-# Routes whose last part is an id in a table, never a file: what climbs is refused there too, the rest is an id that nobody has.
-IDS = [("GET", "/object_info/{}"), ("GET", "/history/{}"), ("GET", "/settings/{}"), ("POST", "/settings/{}"), ("GET", "/api/jobs/{}")]
+# Routes whose last part is an id in a table, never a file: what climbs is refused there too, the rest is an id that
+# nobody has.
+IDS = [
+    ("GET", "/object_info/{}"),
+    ("GET", "/history/{}"),
+    ("GET", "/settings/{}"),
+    ("POST", "/settings/{}"),
+    ("GET", "/api/jobs/{}"),
+]
 
 
 def test_there_are_enough_tricks():
@@ -72,8 +196,15 @@ def trap(server):
     for folder in ("input", "output", "temp", "user/default", "models/loras", "front"):
         place = server.place / folder
         (place / "folder").mkdir(exist_ok=True)
-        for name, target in (("link_to_secret.txt", prey / "secret.txt"), ("link_to_folder", prey), ("link_to_root", "/")):
-            if not os.path.lexists(place / name) and (folder, target) != ("models/loras", "/"):  # a host reads all that its lists lead to
+        for name, target in (
+            ("link_to_secret.txt", prey / "secret.txt"),
+            ("link_to_folder", prey),
+            ("link_to_root", "/"),
+        ):
+            if not os.path.lexists(place / name) and (folder, target) != (
+                "models/loras",
+                "/",
+            ):  # a host reads all that its lists lead to
                 (place / name).symlink_to(target)
     server.ask("/userdata/mine.txt", "POST", b"mine")
     yield everything(server.place)
@@ -95,7 +226,11 @@ def test_every_trick_is_refused(server, trap, method, route):
     targets = [target for trick in TRICKS for target in spelled(trick)]
     requests = [(method, route.encode().replace(b"{}", target)) for target in targets]
     answers = server.raws(requests, body=b"intruder" if method == "POST" else b"")
-    assert [(target, answer) for (_, target), answer in zip(requests, answers, strict=True) if not 400 <= answer.status < 500] == []
+    assert [
+        (target, answer)
+        for (_, target), answer in zip(requests, answers, strict=True)
+        if not 400 <= answer.status < 500
+    ] == []
     assert not any(SECRET in answer.body or b"root:" in answer.body for answer in answers)
     assert everything(server.place) == trap
 
@@ -104,12 +239,18 @@ def test_every_trick_is_refused(server, trap, method, route):
 def test_ids_do_not_climb(server, trap, method, route):
     requests = [(method, route.encode().replace(b"{}", quote(trick, safe="").encode())) for trick in CLIMBS]
     answers = server.raws(requests, body=b"1" if method == "POST" else b"")
-    assert [(target, answer) for (_, target), answer in zip(requests, answers, strict=True) if not 400 <= answer.status < 500] == []
+    assert [
+        (target, answer)
+        for (_, target), answer in zip(requests, answers, strict=True)
+        if not 400 <= answer.status < 500
+    ] == []
     assert everything(server.place) == trap
 
 
 def spelled(trick: str) -> list[bytes]:
-    """A trick as it goes over the wire: everything quoted, and where a client may send it so, with slashes and dots as they are."""
+    """A trick as it goes over the wire: everything quoted, and where a client may send it so, with slashes and dots as
+    they are.
+    """
     once = quote(trick, safe="").encode()
     bare = quote(trick, safe="/.%").encode()
     usable = not trick.startswith("/") and ".." not in trick and bare != once and b"%" in bare
@@ -118,13 +259,29 @@ def spelled(trick: str) -> list[bytes]:
 
 def test_slashes_and_dots_as_they_are(server, trap):
     climbing = (
-        b"/../secret.txt", b"/assets/../../secret.txt", b"/extensions/main/../../secret.txt", b"/view/../secret.txt", b"//secret.txt",
-        b"/./../secret.txt", b"/assets/%2e%2e/%2e%2e/secret.txt", b"/api/userdata/../secret.txt", b"/..", b"/..;/secret.txt",
+        b"/../secret.txt",
+        b"/assets/../../secret.txt",
+        b"/extensions/main/../../secret.txt",
+        b"/view/../secret.txt",
+        b"//secret.txt",
+        b"/./../secret.txt",
+        b"/assets/%2e%2e/%2e%2e/secret.txt",
+        b"/api/userdata/../secret.txt",
+        b"/..",
+        b"/..;/secret.txt",
     )
     for target in climbing:
         answer = server.raw("GET", target)
         assert 400 <= answer.status < 500 and SECRET not in answer.body, target
-    for target in (b"http://127.0.0.1/etc/passwd", b"http://elsewhere.example/", b"*", b"", b"etc/passwd", b"/\xff\xfe", b"/%"):
+    for target in (
+        b"http://127.0.0.1/etc/passwd",
+        b"http://elsewhere.example/",
+        b"*",
+        b"",
+        b"etc/passwd",
+        b"/\xff\xfe",
+        b"/%",
+    ):
         answer = server.raw("GET", target)
         assert 400 <= answer.status < 500, target
 
@@ -138,7 +295,9 @@ def test_uploads_stay_where_they_belong(server, trap, field):
         texts = {} if field == "name" else {field: trick}
         answer = server.upload(name, picture(), **texts)
         if field == "name" and answer.status == 200:
-            assert answer.json["name"] == os.path.basename(answer.json["name"]) and not set("/\\:") & set(answer.json["name"]), trick
+            assert answer.json["name"] == os.path.basename(answer.json["name"]) and not set("/\\:") & set(
+                answer.json["name"]
+            ), trick
             (server.place / "input" / answer.json["name"]).unlink()
         else:
             assert 400 <= answer.status < 500, f"{field} {trick!r} gave {answer.status} {answer.body!r}"
@@ -149,7 +308,11 @@ def test_masks_read_nothing_from_elsewhere(server, trap):
     import json
 
     for trick in TRICKS:
-        for reference in ({"filename": trick}, {"filename": "x.png", "subfolder": trick}, {"filename": "x.png", "type": trick}):
+        for reference in (
+            {"filename": trick},
+            {"filename": "x.png", "subfolder": trick},
+            {"filename": "x.png", "type": trick},
+        ):
             answer = server.upload("m.png", picture(), "/upload/mask", original_ref=json.dumps(reference))
             assert 400 <= answer.status < 500, f"{reference} gave {answer.status}"
     for reference in ("", "null", "[]", "{}", '{"filename": 3}', '{"filename": ""}', "{"):
@@ -159,8 +322,18 @@ def test_masks_read_nothing_from_elsewhere(server, trap):
 
 def test_folders_are_not_listed(server):
     folders = (
-        "/assets", "/assets/", "/extensions/core", "/extensions/core/", "/extensions/main", "/extensions/main/docs", "/templates/",
-        "/view?filename=.", "/view?filename=&subfolder=.", "/userdata/.", "/userdata/workflows", "/api/workflow_templates/main",
+        "/assets",
+        "/assets/",
+        "/extensions/core",
+        "/extensions/core/",
+        "/extensions/main",
+        "/extensions/main/docs",
+        "/templates/",
+        "/view?filename=.",
+        "/view?filename=&subfolder=.",
+        "/userdata/.",
+        "/userdata/workflows",
+        "/api/workflow_templates/main",
     )
     for target in folders:
         assert 400 <= server.ask(target).status < 500, target

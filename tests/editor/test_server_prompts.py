@@ -13,7 +13,11 @@ def test_a_workflow_is_queued_run_and_in_the_history(server):
     assert answer["node_errors"] == {} and uuid.UUID(answer["prompt_id"])
     entry = server.wait(answer["prompt_id"])
     assert entry["status"]["status_str"] == "success" and entry["status"]["completed"] is True
-    assert [event for event, _ in entry["status"]["messages"]] == ["execution_start", "execution_cached", "execution_success"]
+    assert [event for event, _ in entry["status"]["messages"]] == [
+        "execution_start",
+        "execution_cached",
+        "execution_success",
+    ]
     [image] = entry["outputs"]["2"]["images"]
     assert image == {"filename": "first_00001_.png", "subfolder": "", "type": "output"}
     assert entry["prompt"][1] == answer["prompt_id"] and entry["prompt"][2]["1"]["class_type"] == "EmptyImage"
@@ -21,7 +25,16 @@ def test_a_workflow_is_queued_run_and_in_the_history(server):
 
 
 def test_with_and_without_api_is_the_same(server):
-    for path in ("/object_info/SaveImage", "/queue", "/prompt", "/features", "/extensions", "/settings", "/models", "/users"):
+    for path in (
+        "/object_info/SaveImage",
+        "/queue",
+        "/prompt",
+        "/features",
+        "/extensions",
+        "/settings",
+        "/models",
+        "/users",
+    ):
         assert server.ask(path).json == server.ask("/api" + path).json, path
 
 
@@ -40,16 +53,25 @@ def test_what_is_wrong_comes_back_by_node(server):
     assert found["class_type"] == "EmptyImage" and found["errors"][0]["extra_info"]["input_name"] == "width"
 
 
-@pytest.mark.parametrize(("body", "kind"), [
-    ({}, "no_prompt"), ({"prompt": []}, "invalid_prompt"), ({"prompt": {"1": 5}}, "invalid_prompt"), ({"prompt": "x"}, "invalid_prompt"),
-    ({"prompt": {"1": {"class_type": "SaveImage", "inputs": []}}}, "invalid_prompt"),
-    ({"prompt": {"1": {"class_type": ["SaveImage"], "inputs": {}}}}, "invalid_prompt"),
-    ({"prompt": {}, "number": "first"}, "invalid_prompt"), ({"prompt": {}, "extra_data": 3}, "invalid_prompt"),
-    ({"prompt": {}, "prompt_id": "mine"}, "invalid_prompt_id"), ({"prompt": {}, "prompt_id": 7}, "invalid_prompt_id"),
-    ({"prompt": {}, "client_id": {}}, "invalid_prompt"), ({"prompt": {}, "partial_execution_targets": "2"}, "invalid_prompt"),
-    ({"prompt": {}}, "prompt_no_outputs"),
-    ({"prompt": {"1": {"class_type": "NoSuchNode", "inputs": {}}}}, "missing_node_type"),
-])
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ({}, "no_prompt"),
+        ({"prompt": []}, "invalid_prompt"),
+        ({"prompt": {"1": 5}}, "invalid_prompt"),
+        ({"prompt": "x"}, "invalid_prompt"),
+        ({"prompt": {"1": {"class_type": "SaveImage", "inputs": []}}}, "invalid_prompt"),
+        ({"prompt": {"1": {"class_type": ["SaveImage"], "inputs": {}}}}, "invalid_prompt"),
+        ({"prompt": {}, "number": "first"}, "invalid_prompt"),
+        ({"prompt": {}, "extra_data": 3}, "invalid_prompt"),
+        ({"prompt": {}, "prompt_id": "mine"}, "invalid_prompt_id"),
+        ({"prompt": {}, "prompt_id": 7}, "invalid_prompt_id"),
+        ({"prompt": {}, "client_id": {}}, "invalid_prompt"),
+        ({"prompt": {}, "partial_execution_targets": "2"}, "invalid_prompt"),
+        ({"prompt": {}}, "prompt_no_outputs"),
+        ({"prompt": {"1": {"class_type": "NoSuchNode", "inputs": {}}}}, "missing_node_type"),
+    ],
+)
 def test_a_malformed_request_is_refused(server, body, kind):
     answer = server.ask("/prompt", "POST", body)
     assert answer.status == 400 and answer.json["error"]["type"] == kind
@@ -70,7 +92,11 @@ def test_only_the_outputs_that_are_asked_for_run(server):
 
 def test_the_id_and_the_workflow_of_the_sender_are_kept_but_no_keys(server):
     mine, workflow = str(uuid.uuid4()), {"id": "the-workflow", "nodes": []}
-    extra = {"extra_pnginfo": {"workflow": workflow}, "api_key_comfy_org": "secret-key", "auth_token_comfy_org": "secret-token"}
+    extra = {
+        "extra_pnginfo": {"workflow": workflow},
+        "api_key_comfy_org": "secret-key",
+        "auth_token_comfy_org": "secret-token",
+    }
     answer = server.queue(shows("mine", 32), prompt_id=mine, extra_data=extra, client_id="me").json
     assert answer["prompt_id"] == mine
     entry = server.wait(mine)
@@ -141,15 +167,23 @@ def test_pages_of_jobs(server):
         server.wait(ids[-1])
     found = server.ask("/jobs?status=completed&limit=2&offset=1&sort_by=created_at&sort_order=desc").json
     assert [job["id"] for job in found["jobs"]] == [ids[1], ids[0]]
-    assert found["pagination"]["offset"] == 1 and found["pagination"]["limit"] == 2 and found["pagination"]["total"] >= 3
+    assert (
+        found["pagination"]["offset"] == 1 and found["pagination"]["limit"] == 2 and found["pagination"]["total"] >= 3
+    )
     job = found["jobs"][0]
-    assert job["outputs_count"] == 1 and job["preview_output"]["filename"].startswith("page_") and job["preview_output"]["nodeId"] == "2"
+    assert (
+        job["outputs_count"] == 1
+        and job["preview_output"]["filename"].startswith("page_")
+        and job["preview_output"]["nodeId"] == "2"
+    )
     assert job["execution_end_time"] >= job["execution_start_time"] >= job["create_time"]
     whole = server.ask(f"/jobs/{ids[0]}").json
     assert whole["outputs"]["2"]["images"] and whole["workflow"]["prompt"]["1"]["class_type"] == "EmptyImage"
 
 
-@pytest.mark.parametrize("query", ["status=dreaming", "limit=0", "limit=x", "offset=x", "sort_by=size", "sort_order=up"])
+@pytest.mark.parametrize(
+    "query", ["status=dreaming", "limit=0", "limit=x", "offset=x", "sort_by=size", "sort_order=up"]
+)
 def test_a_wrong_question_for_jobs_is_refused(server, query):
     assert server.ask(f"/jobs?{query}").status == 400
 
@@ -176,14 +210,22 @@ def test_a_node_that_fails_is_named(server):
     (server.place / "input" / "broken.png").write_bytes(picture()[:40])
     prompt_id = server.queue(prompt).json["prompt_id"]
     event, data = server.wait(prompt_id)["status"]["messages"][-1]
-    assert event == "execution_error" and data["node_id"] == "1" and data["node_type"] == "LoadImage" and data["exception_message"]
+    assert (
+        event == "execution_error"
+        and data["node_id"] == "1"
+        and data["node_type"] == "LoadImage"
+        and data["exception_message"]
+    )
     assert server.ask(f"/jobs/{prompt_id}").json["status"] == "failed"
 
 
 def test_free_forgets_results(server):
     first = server.queue(shows("again", 70)).json["prompt_id"]
     server.wait(first)
-    assert server.wait(server.queue(shows("again", 70)).json["prompt_id"])["outputs"]["2"]["images"][0]["filename"] == "again_00001_.png"
+    assert (
+        server.wait(server.queue(shows("again", 70)).json["prompt_id"])["outputs"]["2"]["images"][0]["filename"]
+        == "again_00001_.png"
+    )
     assert server.ask("/free", "POST", {"free_memory": True}).status == 200
     again = server.wait(server.queue(shows("again", 70)).json["prompt_id"])
     assert again["outputs"]["2"]["images"][0]["filename"] == "again_00002_.png"

@@ -29,7 +29,9 @@ def test_ctrl_c_interrupts_what_runs_and_keeps_what_was_done(place):
     server.wait_until_running(running)
     assert server.stop(signal.SIGINT) == 0
     said = "\n".join(server.lines)
-    assert "1 queued workflow was not run" in said and said.rstrip().endswith("editor: ended") and "Traceback" not in said
+    assert (
+        "1 queued workflow was not run" in said and said.rstrip().endswith("editor: ended") and "Traceback" not in said
+    )
     assert (place / "output" / "before_00001_.png").is_file()
     again = start(place, port=server.port)  # the port is free at once, and what the user saved is there
     assert again.port == server.port and again.ask("/view?filename=before_00001_.png").status == 200

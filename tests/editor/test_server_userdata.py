@@ -19,25 +19,35 @@ def test_a_new_user_has_what_the_page_asks_for(server):
 
 def test_a_workflow_is_saved_listed_moved_and_deleted(server):
     body = json.dumps({"nodes": []}).encode()
-    saved = server.ask(f"/userdata/{named('workflows/new/my work.json')}?overwrite=true&full_info=true", "POST", body).json
+    saved = server.ask(
+        f"/userdata/{named('workflows/new/my work.json')}?overwrite=true&full_info=true", "POST", body
+    ).json
     assert saved["path"] == "workflows/new/my work.json" and saved["size"] == len(body) and saved["modified"] > 1e12
     assert server.ask(f"/userdata/{named('workflows/new/my work.json')}").body == body
     assert server.ask("/userdata?dir=workflows&recurse=true").json == ["new/my work.json"]
     assert server.ask("/userdata?dir=workflows").json == []
-    assert server.ask("/userdata?dir=workflows&recurse=true&split=true").json == [["new/my work.json", "new", "my work.json"]]
+    assert server.ask("/userdata?dir=workflows&recurse=true&split=true").json == [
+        ["new/my work.json", "new", "my work.json"]
+    ]
     [info] = server.ask("/userdata?dir=workflows&recurse=true&full_info=true&split=false").json
     assert info["path"] == "new/my work.json" and set(info) == {"path", "size", "modified", "created"}
     again = server.ask(f"/userdata/{named('workflows/new/my work.json')}?overwrite=false", "POST", b"other")
     assert again.status == 409 and server.ask(f"/userdata/{named('workflows/new/my work.json')}").body == body
-    moved = server.ask(f"/userdata/{named('workflows/new/my work.json')}/move/{named('workflows/better.json')}?overwrite=false", "POST")
+    moved = server.ask(
+        f"/userdata/{named('workflows/new/my work.json')}/move/{named('workflows/better.json')}?overwrite=false", "POST"
+    )
     assert moved.json == "workflows/better.json"
     assert server.ask(f"/userdata/{named('workflows/new/my work.json')}").status == 404
     server.ask(f"/userdata/{named('workflows/other.json')}", "POST", b"{}")
-    onto = server.ask(f"/userdata/{named('workflows/other.json')}/move/{named('workflows/better.json')}?overwrite=false", "POST")
+    onto = server.ask(
+        f"/userdata/{named('workflows/other.json')}/move/{named('workflows/better.json')}?overwrite=false", "POST"
+    )
     assert onto.status == 409
     tree = server.ask("/v2/userdata?path=workflows").json
     assert [(entry["type"], entry["path"]) for entry in tree] == [
-        ("directory", "workflows/new"), ("file", "workflows/better.json"), ("file", "workflows/other.json"),
+        ("directory", "workflows/new"),
+        ("file", "workflows/better.json"),
+        ("file", "workflows/other.json"),
     ]
     for name in ("better.json", "other.json"):
         assert server.ask(f"/userdata/{named('workflows/' + name)}", "DELETE").status == 204
@@ -53,7 +63,13 @@ def test_hidden_files_are_kept_but_not_listed(server):
 
 
 def test_odd_names_are_kept_as_they_are(server):
-    for name in ("100%.json", "名前 (1).json", "<script>alert(1)</script>'s".replace("/", "") + ".json", 'quo"te.json', "a+b&c=d#e?f.json"):
+    for name in (
+        "100%.json",
+        "名前 (1).json",
+        "<script>alert(1)</script>'s".replace("/", "") + ".json",
+        'quo"te.json',
+        "a+b&c=d#e?f.json",
+    ):
         path = f"odd/{name}"
         assert server.ask(f"/userdata/{named(path)}", "POST", b"{}").json == path
         assert server.ask(f"/userdata/{named(path)}").body == b"{}"

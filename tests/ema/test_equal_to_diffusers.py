@@ -51,14 +51,18 @@ def same(left, right, tolerance):
 def test_equal_to_diffusers(ours, theirs):
     training_utils = pytest.importorskip("diffusers.training_utils")
     path = walk(STEPS)
-    live = {name: torch.nn.Parameter(w) for name, w in next(path).items()}  # the same memory; diffusers copies what needs no gradient
+    live = {
+        name: torch.nn.Parameter(w) for name, w in next(path).items()
+    }  # the same memory; diffusers copies what needs no gradient
     reference = training_utils.EMAModel(list(live.values()), **theirs)
     for _ in path:
         reference.step(list(live.values()))
     same(graft(ours), dict(zip(live, reference.shadow_params, strict=True)), 1e-6)
 
 
-@pytest.mark.parametrize("settings", [EMASettings(schedule, 0.999) for schedule in ("constant", "ramp", "warmup", "power", "target")])
+@pytest.mark.parametrize(
+    "settings", [EMASettings(schedule, 0.999) for schedule in ("constant", "ramp", "warmup", "power", "target")]
+)
 def test_equal_to_float64(settings):
     path = walk(STEPS)
     reference = {name: w.double() for name, w in next(path).items()}

@@ -1,6 +1,7 @@
 """The tests of equal weights fail when the average is wrong: each is run against averages that are broken on purpose.
 
-diffusers' own test reads `assert ~torch.allclose(...)`: ~True is -2 and ~False is -1, both true, so that it never fails.
+diffusers' own test reads `assert ~torch.allclose(...)`: ~True is -2 and ~False is -1, both true, so that it never
+fails.
 """
 
 import ast
@@ -83,5 +84,9 @@ def test_no_test_inverts_a_truth_value_bit_by_bit():
     assert ~True and ~False  # why `assert ~x` proves nothing
     for path in TESTS.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            inverted = isinstance(node, ast.Assert) and isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Invert)
+            inverted = (
+                isinstance(node, ast.Assert)
+                and isinstance(node.test, ast.UnaryOp)
+                and isinstance(node.test.op, ast.Invert)
+            )
             assert not inverted, f"{path}:{node.lineno}"

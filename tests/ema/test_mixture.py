@@ -23,7 +23,9 @@ def test_exponential_has_the_relative_length():
     assert math.fsum(shares) == pytest.approx(1)
     assert shares[899] / shares[999] == pytest.approx(math.exp(-100 / (width * 1000)))
     mean = sum(s * w for s, w in zip(steps, shares, strict=True))
-    assert sum(w * (s - mean) ** 2 for s, w in zip(steps, shares, strict=True)) ** 0.5 == pytest.approx(width * 1000, rel=0.01)
+    assert sum(w * (s - mean) ** 2 for s, w in zip(steps, shares, strict=True)) ** 0.5 == pytest.approx(
+        width * 1000, rel=0.01
+    )
 
 
 def test_fitted_shares_are_the_average_of_a_run_that_stood_still_between_files():

@@ -1,4 +1,6 @@
-"""The average in host memory: with a device that copies late and only when told, nothing is read too early or written too soon."""
+"""The average in host memory: with a device that copies late and only when told, nothing is read too early or written
+too soon.
+"""
 
 import threading
 
@@ -13,7 +15,8 @@ HALF = 0.5
 
 
 class LateDevice:
-    """A device with a queue of its own: work is only noted when it is given, and done in order when `run` or `run_until` says so.
+    """A device with a queue of its own: work is only noted when it is given, and done in order when `run` or
+    `run_until` says so.
 
     It is a Lane too: its copies are queued like everything else, and `landed` waits until the copy has run.
     """
@@ -52,7 +55,9 @@ class LateDevice:
         assert event.wait(10), "the copy never ran"
 
     def run(self, eager):
-        """Everything that is queued, in an order that streams allow: the main stream as far as it can when `eager`, else copies first."""
+        """Everything that is queued, in an order that streams allow: the main stream as far as it can when `eager`,
+        else copies first.
+        """
         done = 0
         while done < len(self.main) or self.side:
             ready = self.side and self.side[0][1] <= done

@@ -3,7 +3,16 @@
 import pytest
 import torch
 from graft_nodes.ema.mixture import mixture
-from graft_nodes.ema.posthoc import Profile, TooFew, fit, possible_widths, products, reconstruction, shape, width_of_gamma
+from graft_nodes.ema.posthoc import (
+    Profile,
+    TooFew,
+    fit,
+    possible_widths,
+    products,
+    reconstruction,
+    shape,
+    width_of_gamma,
+)
 from graft_nodes.ema.schedule import EMASettings, decay_at, gamma_of_width
 from torch import nn
 
@@ -16,7 +25,10 @@ def trajectory(steps, seed=0):
     """A float64 run of 40 weights that drifts and jitters."""
     draw = torch.Generator().manual_seed(seed)
     rates = torch.linspace(1, 30, 40, dtype=torch.float64)
-    return [(1 - torch.exp(-rates * t / steps)) + 0.1 * torch.randn(40, generator=draw, dtype=torch.float64) for t in range(1, steps + 1)]
+    return [
+        (1 - torch.exp(-rates * t / steps)) + 0.1 * torch.randn(40, generator=draw, dtype=torch.float64)
+        for t in range(1, steps + 1)
+    ]
 
 
 def ran_along(path, width, until):
@@ -102,7 +114,9 @@ def test_equal_to_ema_pytorch(tmp_path, width):
     assert ours.keys() == expected.keys()
     for name in ours:
         torch.testing.assert_close(ours[name], expected[name].detach(), rtol=0, atol=1e-4)
-    assert max(float((ours[n] - model.get_parameter(n).detach()).abs().max()) for n in ours) > 0.01  # and it is not just the last weights
+    assert (
+        max(float((ours[n] - model.get_parameter(n).detach()).abs().max()) for n in ours) > 0.01
+    )  # and it is not just the last weights
 
 
 def test_weights_are_the_least_squares_solution():

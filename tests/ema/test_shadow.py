@@ -1,4 +1,6 @@
-"""The average as an object: order of steps, pairing by name, swapping in and out, switching, no look at values in a step."""
+"""The average as an object: order of steps, pairing by name, swapping in and out, switching, no look at values in a
+step.
+"""
 
 import pytest
 import torch
@@ -113,7 +115,12 @@ def test_switching_sets_the_weights_in_place():
 
 def test_resuming_at_any_step_is_the_same_bytes():
     path = [weights(seed) for seed in range(20)]
-    for settings in (EMASettings("warmup"), EMASettings("ramp", interval=3), EMASettings("power"), EMASettings("target")):
+    for settings in (
+        EMASettings("warmup"),
+        EMASettings("ramp", interval=3),
+        EMASettings("power"),
+        EMASettings("target"),
+    ):
         whole = Shadow.of(path[0])
         for step in range(1, 20):
             whole.update_(path[step], settings, step, 19)
@@ -121,7 +128,9 @@ def test_resuming_at_any_step_is_the_same_bytes():
             part = Shadow.of(path[0])
             for step in range(1, cut + 1):
                 part.update_(path[step], settings, step, 19)
-            again = Shadow({name: t.clone() for name, t in part.tensors.items()}, part.step)  # what a stored state holds
+            again = Shadow(
+                {name: t.clone() for name, t in part.tensors.items()}, part.step
+            )  # what a stored state holds
             for step in range(cut + 1, 20):
                 again.update_(path[step], settings, step, 19)
             assert all(torch.equal(whole.tensors[name], again.tensors[name]) for name in whole.tensors)

@@ -1,6 +1,8 @@
-"""What a program asks of the disk below a folder, request by request: counted, and answered otherwise at the one that a test names.
+"""What a program asks of the disk below a folder, request by request: counted, and answered otherwise at the one that a
+test names.
 
-Requests are opening a file to write, every write, fsync, rename, removal, new and removed folder. Reading is never disturbed.
+Requests are opening a file to write, every write, fsync, rename, removal, new and removed folder. Reading is never
+disturbed.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ Answer = Callable[[str, str, Callable[[], object]], None]  # what happens instea
 
 
 def fails(number: int) -> Answer:
-    """The request is answered with this errno, after half of a write; as in the system, writing and fsync do not say of which file."""
+    """The request is answered with this errno, after half of a write; as in the system, writing and fsync do not say of
+    which file.
+    """
 
     def answer(request: str, path: str, half: Callable[[], object]) -> None:
         half()
@@ -29,7 +33,9 @@ def fails(number: int) -> Answer:
 
 
 class Disk:
-    """Counts requests below `folder` in `asked`; number `at` (from 1) gets `answer`, and with `lasting` every write after it too."""
+    """Counts requests below `folder` in `asked`; number `at` (from 1) gets `answer`, and with `lasting` every write
+    after it too.
+    """
 
     def __init__(self, folder: Path, at: int = 0, answer: Answer | None = None, lasting: bool = False) -> None:
         self.folder, self.at, self.answer, self.lasting = os.path.abspath(folder), at, answer, lasting
@@ -41,7 +47,9 @@ class Disk:
             return
         self.asked.append(f"{what} {os.path.relpath(path, self.folder)}")
         fresh = what in ("write", "open", "mkdir", "fsync")
-        if self.answer is not None and (len(self.asked) == self.at or (self.lasting and fresh and len(self.asked) > self.at > 0)):
+        if self.answer is not None and (
+            len(self.asked) == self.at or (self.lasting and fresh and len(self.asked) > self.at > 0)
+        ):
             self.answer(what, path, half)
 
     @contextmanager

@@ -1,6 +1,8 @@
-"""Hours of queueing, editing, stopping and resuming on the embedded host's server: memory, files, threads, disk and the base stay.
+"""Hours of queueing, editing, stopping and resuming on the embedded host's server: memory, files, threads, disk and the
+base stay.
 
-python dev.py soak [--minutes 120]      prints a line a minute and a table; the exit status is 1 when something has grown or changed
+python dev.py soak [--minutes 120]      prints a line a minute and a table; the exit status is 1 when something has
+grown or changed
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ RUNS = ("one", "two")
 
 @dataclass(frozen=True)
 class Measured:
-    """The server between two rounds: seconds since the start, bytes of memory and of its folder, open files, threads, hash of the base."""
+    """The server between two rounds: seconds since the start, bytes of memory and of its folder, open files, threads,
+    hash of the base.
+    """
 
     seconds: float
     memory: int
@@ -47,8 +51,11 @@ class Measured:
 
 
 GROWTH: dict[str, Callable[[float], float]] = {  # by how much the last third may be above the first after warming up
-    "memory": lambda before: 0.05 * before + 20e6, "disk": lambda before: 0.02 * before + 5e6, "files": lambda _: 2, "threads": lambda _: 2,
-}  # fmt: skip
+    "memory": lambda before: 0.05 * before + 20e6,
+    "disk": lambda before: 0.02 * before + 5e6,
+    "files": lambda _: 2,
+    "threads": lambda _: 2,
+}
 
 
 class Editor(Server):
@@ -61,8 +68,13 @@ class Editor(Server):
         shutil.copytree(ROOT / "demo" / "concept", place / "input" / "concept")
         options = ("--port", "0", "--no-browser", "--cpu", "--front-end-root", str(front_end(place / "front")))
         command = [sys.executable, "-m", "graft_nodes.tests.faults.soak", "serve", "editor", *options]
-        alone = {"OMP_NUM_THREADS": "1", **os.environ}  # so small a model only waits for further threads where others compute too
-        self.process = subprocess.Popen(command, cwd=place, env=alone, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        alone = {
+            "OMP_NUM_THREADS": "1",
+            **os.environ,
+        }  # so small a model only waits for further threads where others compute too
+        self.process = subprocess.Popen(
+            command, cwd=place, env=alone, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         self.lines: list[str] = []
         self._said: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -72,7 +84,10 @@ class Editor(Server):
 
     def queue(self, prompt: dict[str, Any], **more: Any) -> Reply:
         """POST /prompt, every widget that a node does not name at its default."""
-        whole = {key: {**node, "inputs": {**self._defaults(node["class_type"]), **node["inputs"]}} for key, node in prompt.items()}
+        whole = {
+            key: {**node, "inputs": {**self._defaults(node["class_type"]), **node["inputs"]}}
+            for key, node in prompt.items()
+        }
         return super().queue(whole, **more)
 
     def _defaults(self, kind: str) -> dict[str, Any]:
@@ -90,7 +105,9 @@ class Editor(Server):
         place = Path("/proc") / str(self.process.pid)
         status = dict(line.split(":", 1) for line in (place / "status").read_text().splitlines())
         disk = sum(path.stat().st_size for path in self.place.rglob("*") if path.is_file())
-        base = self.done({"1": demo(), "2": {"class_type": "HashOfBase", "inputs": {"model": ["1", 0]}}})["outputs"]["2"]["text"][0]
+        base = self.done({"1": demo(), "2": {"class_type": "HashOfBase", "inputs": {"model": ["1", 0]}}})["outputs"][
+            "2"
+        ]["text"][0]
         memory, files = int(status["VmRSS"].split()[0]) * 1024, len(os.listdir(place / "fd"))
         return Measured(time.monotonic() - begun, memory, disk, files, int(status["Threads"]), base)
 
@@ -109,23 +126,45 @@ def trains(run: str, steps: int, seed: int, rate: float) -> dict[str, Any]:
     """A workflow that trains a LoRA, samples with it, and saves both."""
     return {
         "1": demo(),
-        "2": {"class_type": "GraftDataset", "inputs": {"folder": "concept", "vae": ["1", 2], "clip": ["1", 1], "resolution": 128}},
+        "2": {
+            "class_type": "GraftDataset",
+            "inputs": {"folder": "concept", "vae": ["1", 2], "clip": ["1", 1], "resolution": 128},
+        },
         "3": {"class_type": "GraftAdapter", "inputs": {"kind": "lora", "rank": 4}},
         "4": {"class_type": "GraftOptimizer", "inputs": {"learning_rate": rate, "batch_size": 2, "total_steps": 40}},
         "5": {"class_type": "GraftEMA", "inputs": {"schedule": "ramp"}},
-        "6": {"class_type": "GraftTrainStart", "inputs": {
-            "model": ["1", 0], "dataset": ["2", 0], "clip": ["1", 1], "vae": ["1", 2], "adapter": ["3", 0], "optimizer": ["4", 0],
-            "ema": ["5", 0], "seed": seed, "run": run,
-        }},
-        "7": {"class_type": "TrainStep", "inputs": {"state": ["6", 0], "steps": steps, "validate_every": 10, "snapshot_every": 5}},
+        "6": {
+            "class_type": "GraftTrainStart",
+            "inputs": {
+                "model": ["1", 0],
+                "dataset": ["2", 0],
+                "clip": ["1", 1],
+                "vae": ["1", 2],
+                "adapter": ["3", 0],
+                "optimizer": ["4", 0],
+                "ema": ["5", 0],
+                "seed": seed,
+                "run": run,
+            },
+        },
+        "7": {
+            "class_type": "TrainStep",
+            "inputs": {"state": ["6", 0], "steps": steps, "validate_every": 10, "snapshot_every": 5},
+        },
         "8": {"class_type": "GraftSaveLoRA", "inputs": {"lora_model": ["7", 3], "prefix": "loras/soak"}},
         **samples(["7", 1], "9"),
-    }  # fmt: skip
+    }
 
 
 def samples(model: list[Any], at: str, steps: int = 2) -> dict[str, Any]:
     """Nodes that sample a small picture with a model."""
-    inputs = {"model": model, "positive": [f"{at}0", 0], "negative": [f"{at}0", 0], "latent_image": [f"{at}1", 0], "seed": 1}
+    inputs = {
+        "model": model,
+        "positive": [f"{at}0", 0],
+        "negative": [f"{at}0", 0],
+        "latent_image": [f"{at}1", 0],
+        "seed": 1,
+    }
     inputs |= {"steps": steps, "cfg": 1.0, "sampler_name": "euler", "scheduler": "simple", "denoise": 1.0}
     return {
         f"{at}0": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": "a zorp left"}},
@@ -145,7 +184,17 @@ class User:
 
     def round(self) -> None:
         """One thing that users do, and now and then the cleaning up."""
-        acts = (self.train, self.train, self.stop, self.interrupt, self.stack, self.wrong, self.pages, self.files, self.free)
+        acts = (
+            self.train,
+            self.train,
+            self.stop,
+            self.interrupt,
+            self.stack,
+            self.wrong,
+            self.pages,
+            self.files,
+            self.free,
+        )
         act = self.draw.choice(acts)
         act()
         self.did[act.__name__] = self.did.get(act.__name__, 0) + 1
@@ -176,7 +225,9 @@ class User:
         act(run)
         first = self.editor.wait(prompt_id)
         texts = str(first["outputs"].get("7", {}).get("text", ""))
-        self.did["broken off"] = self.did.get("broken off", 0) + (not first["status"]["completed"] or "stopped at step" in texts)
+        self.did["broken off"] = self.did.get("broken off", 0) + (
+            not first["status"]["completed"] or "stopped at step" in texts
+        )
         entry = self.editor.done(prompt)
         assert entry["status"]["completed"], entry["status"]
 
@@ -187,12 +238,19 @@ class User:
             file, strength = f"output/loras/{saved[-1].name}", self.draw.choice((0.3, 0.7, 1.0))
             rows = [{"file": file, "on": True, "model": strength, "clip": 1.0}]
             prompt = {
-                "1": demo(), "2": {"class_type": "GraftLoRAStack", "inputs": {"rows": json.dumps({"version": 1, "rows": rows})}},
-                "3": {"class_type": "LoRAStackPatch", "inputs": {
-                    "model": ["1", 0], "lora_stack": ["2", 0], "lora_strength": 1.0, "mode": self.draw.choice(("merge", "bypass", "auto")),
-                }},
+                "1": demo(),
+                "2": {"class_type": "GraftLoRAStack", "inputs": {"rows": json.dumps({"version": 1, "rows": rows})}},
+                "3": {
+                    "class_type": "LoRAStackPatch",
+                    "inputs": {
+                        "model": ["1", 0],
+                        "lora_stack": ["2", 0],
+                        "lora_strength": 1.0,
+                        "mode": self.draw.choice(("merge", "bypass", "auto")),
+                    },
+                },
                 **samples(["3", 0], "9"),
-            }  # fmt: skip
+            }
             entry = self.editor.done(prompt)
             assert entry["status"]["completed"], entry["status"]
 
@@ -205,7 +263,10 @@ class User:
 
     def pages(self) -> None:
         """Pages that open, listen, and go away without a word."""
-        opening = f"GET /ws HTTP/1.1\r\nHost: {self.editor.host}:{self.editor.port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        opening = (
+            f"GET /ws HTTP/1.1\r\nHost: {self.editor.host}:{self.editor.port}\r\nUpgrade: websocket\r\nConnection:"
+            " Upgrade\r\n"
+        )
         opening += "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
         with contextlib.ExitStack() as stack:
             for _ in range(self.draw.randrange(1, 5)):
@@ -216,7 +277,14 @@ class User:
 
     def files(self) -> None:
         """Saving, loading and looking."""
-        for target in ("/object_info", "/graft/runs", "/graft/loras", "/history", "/userdata?dir=workflows", "/system_stats"):
+        for target in (
+            "/object_info",
+            "/graft/runs",
+            "/graft/loras",
+            "/history",
+            "/userdata?dir=workflows",
+            "/system_stats",
+        ):
             assert self.editor.ask(target).status == 200
         assert self.editor.ask("/userdata/workflows%2Fmine.json", "POST", self.workflow()).status == 200
         assert self.editor.ask("/userdata/workflows%2Fmine.json").status == 200
@@ -243,9 +311,15 @@ def verdict(rows: list[Measured]) -> list[str]:
     """What has grown between the first and the last third after warming up, or changed at all."""
     warm = [row for row in rows if row.seconds > WARM * rows[-1].seconds]
     third = max(1, len(warm) // 3)
-    wrong = [f"the base's hash has changed: {sorted({row.base for row in rows})}"] if len({row.base for row in rows}) > 1 else []
+    wrong = (
+        [f"the base's hash has changed: {sorted({row.base for row in rows})}"]
+        if len({row.base for row in rows}) > 1
+        else []
+    )
     for name, allowed in GROWTH.items():
-        before, after = (statistics.median(getattr(row, name) for row in part) for part in (warm[:third], warm[-third:]))
+        before, after = (
+            statistics.median(getattr(row, name) for row in part) for part in (warm[:third], warm[-third:])
+        )
         if after > before + allowed(before):
             wrong.append(f"{name} has grown from {before:,.0f} to {after:,.0f}")
     return wrong
@@ -255,10 +329,13 @@ def table(rows: list[Measured]) -> str:
     """Ten lines over the whole time."""
     shown = [rows[round(index * (len(rows) - 1) / 9)] for index in range(10)] if len(rows) > 10 else rows
     lines = [
-        f"| {row.seconds / 60:.1f} | {row.memory / 1e6:.0f} | {row.files} | {row.threads} | {row.disk / 1e6:.2f} | {row.base[:12]} |"
+        f"| {row.seconds / 60:.1f} | {row.memory / 1e6:.0f} | {row.files} | {row.threads} | {row.disk / 1e6:.2f} |"
+        f" {row.base[:12]} |"
         for row in shown
     ]
-    return "\n".join(["| minutes | memory MB | open files | threads | disk MB | base |", "|---|---|---|---|---|---|", *lines])
+    return "\n".join(
+        ["| minutes | memory MB | open files | threads | disk MB | base |", "|---|---|---|---|---|---|", *lines]
+    )
 
 
 def soak(minutes: float, seed: int) -> int:
@@ -276,7 +353,9 @@ def soak(minutes: float, seed: int) -> int:
                     print(f"{told / 60:.1f} min, {rounds} rounds: {rows[-1]}", flush=True)
         finally:
             status = editor.stop()
-        print(f"{rounds} rounds in {(time.monotonic() - begun) / 60:.1f} minutes, seed {seed}: {user.did}\n{table(rows)}")
+        print(
+            f"{rounds} rounds in {(time.monotonic() - begun) / 60:.1f} minutes, seed {seed}: {user.did}\n{table(rows)}"
+        )
         wrong = verdict(rows) + ([f"the server ended with {status}"] if status else [])
         print("\n".join(wrong) or "nothing has grown or changed")
         return int(bool(wrong))
@@ -303,7 +382,9 @@ class HashOfBase:
 
         hashed = hashlib.sha256()
         for name, tensor in sorted(base_weights(model).items()):
-            hashed.update(name.encode() + tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            hashed.update(
+                name.encode() + tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            )
         return {"ui": {"text": [hashed.hexdigest()]}}
 
 
@@ -324,7 +405,9 @@ def serve(arguments: list[str]) -> int:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
         sys.exit(serve(sys.argv[2:]))
-    parser = argparse.ArgumentParser(prog="python dev.py soak", description="Hours of work on the embedded host's server.")
+    parser = argparse.ArgumentParser(
+        prog="python dev.py soak", description="Hours of work on the embedded host's server."
+    )
     parser.add_argument("--minutes", type=float, default=120.0)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()

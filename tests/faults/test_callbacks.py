@@ -1,4 +1,6 @@
-"""An exception in any callback, a clock that jumps, a slow disk: base, flags and generator stay, and going on ends in the same bytes."""
+"""An exception in any callback, a clock that jumps, a slow disk: base, flags and generator stay, and going on ends in
+the same bytes.
+"""
 
 import itertools
 import time
@@ -31,7 +33,11 @@ def train(run, folder=None, **more):
 
 
 def flags(module):
-    return module.training, [(p.requires_grad, p.grad is None, id(p)) for p in module.parameters()], len(module._forward_hooks)
+    return (
+        module.training,
+        [(p.requires_grad, p.grad is None, id(p)) for p in module.parameters()],
+        len(module._forward_hooks),
+    )
 
 
 @pytest.mark.parametrize("kind", [Planted, KeyboardInterrupt])
@@ -60,7 +66,11 @@ def test_a_clock_that_jumps_changes_no_byte(run, tmp_path, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
     monkeypatch.setattr(time, "perf_counter", lambda: 0.0)  # no time passes: speeds must not be divided by
     writer = Writer(tmp_path / "logs") if _has_tensorboard() else None
-    again = train(run, stepped=lambda step, moved, validation: writer and writer.write(step, moved, validation), snapshot_minutes=0.0001)
+    again = train(
+        run,
+        stepped=lambda step, moved, validation: writer and writer.write(step, moved, validation),
+        snapshot_minutes=0.0001,
+    )
     if writer is not None:
         writer.close()
     assert equal(again.state, expected.state)

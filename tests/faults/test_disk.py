@@ -1,4 +1,6 @@
-"""EIO and ENOSPC at every request to the disk, one by one and from one on; folders that can only be read; real limits of the system."""
+"""EIO and ENOSPC at every request to the disk, one by one and from one on; folders that can only be read; real limits
+of the system.
+"""
 
 import errno
 import threading
@@ -16,7 +18,12 @@ from graft_nodes.training.store import Store
 from graft_nodes.training.tensorboard import Writer
 
 resource = pytest.importorskip("resource", reason="Windows sets no limits")
-LEAST = {"a run into the store": 200, "Save State over another": 90, "a LoRA file over another": 12, "the dataset's cache": 20}
+LEAST = {
+    "a run into the store": 200,
+    "Save State over another": 90,
+    "a LoRA file over another": 12,
+    "the dataset's cache": 20,
+}
 
 
 @pytest.mark.parametrize("name", tried.ALL)
@@ -38,7 +45,9 @@ def test_a_folder_that_can_only_be_read_gives_what_is_stored_and_says_that_nothi
         run.act()
         with pytest.raises(OSError, match="Read-only file system") as caught:
             runs.run(run.other, 3, lambda: nullcontext(run.denoiser), run.dataset, Store(run.folder, "run"), Watch())
-    assert str(caught.value.filename).startswith(str(run.folder)) and "choose another output folder" in str(caught.value)
+    assert str(caught.value.filename).startswith(str(run.folder)) and "choose another output folder" in str(
+        caught.value
+    )
     assert tried.contents(run.folder) == before and tried.hash_of(run.denoiser.module) == run.base
 
 

@@ -69,9 +69,14 @@ def test_whatever_file_of_a_run_is_missing_it_is_said_and_the_run_ends_in_the_sa
         if run.older.key[:32] in name:
             continue
         outcome = runs.run(
-            run.start, tried.STEPS, lambda: nullcontext(run.denoiser), run.dataset, store.Store(place, "run"),
-            Watch(validate_every=2, snapshot_every=3), "best",
-        )  # fmt: skip
+            run.start,
+            tried.STEPS,
+            lambda: nullcontext(run.denoiser),
+            run.dataset,
+            store.Store(place, "run"),
+            Watch(validate_every=2, snapshot_every=3),
+            "best",
+        )
         if "averages" not in name and not name.endswith("state.json"):
             assert any(note.startswith("not used: ") and os.path.basename(name) in note for note in outcome.notes), name
         if "averages" not in name:
@@ -87,7 +92,10 @@ def test_a_saved_state_that_lacks_a_file_names_it(run):
     for path in sorted(folder.iterdir()):
         body = path.read_bytes()
         path.unlink()
-        with pytest.raises((FileNotFoundError, store.Damaged), match=path.name if path.name != "state.json" else "no saved state 'mine'"):
+        with pytest.raises(
+            (FileNotFoundError, store.Damaged),
+            match=path.name if path.name != "state.json" else "no saved state 'mine'",
+        ):
             saved.load(run.folder, "mine", "model")
         path.write_bytes(body)
 

@@ -1,4 +1,6 @@
-"""Memory that runs out, of the host or a device, wherever a step asks for it: the base stays, the state is kept, going on is the same."""
+"""Memory that runs out, of the host or a device, wherever a step asks for it: the base stays, the state is kept, going
+on is the same.
+"""
 
 import importlib
 from contextlib import nullcontext
@@ -25,7 +27,9 @@ def run(tmp_path):
 
 def train(run, **more):
     watch = Watch(validate_every=2, snapshot_every=1, **more)
-    return runs.run(run.start, tried.STEPS, lambda: nullcontext(run.denoiser), run.dataset, Store(run.folder, "run"), watch, "best")
+    return runs.run(
+        run.start, tried.STEPS, lambda: nullcontext(run.denoiser), run.dataset, Store(run.folder, "run"), watch, "best"
+    )
 
 
 def at(call, error):
@@ -45,11 +49,13 @@ def at(call, error):
 def test_where_memory_runs_out_the_state_is_kept_and_the_base_as_it_was(run, tmp_path, monkeypatch, kind, place):
     expected = train(tried.Run(tmp_path / "whole")).state
     failing, where = {
-        "denoise": (at(4, ERRORS[kind]), (run.denoiser, "denoise")), "noisy": (at(3, ERRORS[kind]), (run.denoiser, "noisy")),
-        "step": (at(3, ERRORS[kind]), (torch.optim.SGD, "step")), "validate": (at(2, ERRORS[kind]), "graft_nodes.training.loop.validate"),
+        "denoise": (at(4, ERRORS[kind]), (run.denoiser, "denoise")),
+        "noisy": (at(3, ERRORS[kind]), (run.denoiser, "noisy")),
+        "step": (at(3, ERRORS[kind]), (torch.optim.SGD, "step")),
+        "validate": (at(2, ERRORS[kind]), "graft_nodes.training.loop.validate"),
         "validate at the end": (at(3, ERRORS[kind]), "graft_nodes.training.loop.validate"),
         "save": (at(2, ERRORS[kind]), "graft_nodes.training.store.safetensors_bytes"),
-    }[place]  # fmt: skip
+    }[place]
     with monkeypatch.context() as patch:
         if isinstance(where, str):
             module, _, name = where.rpartition(".")

@@ -1,4 +1,6 @@
-"""An exception in any node, or inside the model while a graft is on it: the base is whole, and the next queue gives the same bytes."""
+"""An exception in any node, or inside the model while a graft is on it: the base is whole, and the next queue gives the
+same bytes.
+"""
 
 import errno
 import os
@@ -27,7 +29,9 @@ def parts(host):
     model, clip, vae = host.call("GraftDemo")
     dataset = host.call("GraftDataset", folder="faults", vae=vae, clip=clip, resolution=128)[0]
     adapter = host.call("GraftAdapter", rank=2)[0]
-    state = host.call("GraftTrainStart", model=model, dataset=dataset, clip=clip, vae=vae, adapter=adapter, run="faults")[0]
+    state = host.call(
+        "GraftTrainStart", model=model, dataset=dataset, clip=clip, vae=vae, adapter=adapter, run="faults"
+    )[0]
     return model, clip, vae, state, host.call("TrainStep", state=state, steps=2)[3]
 
 
@@ -68,14 +72,25 @@ def workflow(host, mode):
         "2": node("LoRAStackPatch", model=["1", 0], lora_model=["1", 3], mode=mode),
         "3": node("CLIPTextEncode", clip=["1", 1], text="a red square"),
         "4": node("EmptyLatentImage", width=64, height=64, batch_size=1),
-        "5": node("KSampler", model=["2", 0], positive=["3", 0], negative=["3", 0], latent_image=["4", 0], seed=1, steps=2, cfg=1.0),
+        "5": node(
+            "KSampler",
+            model=["2", 0],
+            positive=["3", 0],
+            negative=["3", 0],
+            latent_image=["4", 0],
+            seed=1,
+            steps=2,
+            cfg=1.0,
+        ),
         "6": node("VAEDecode", samples=["5", 0], vae=["1", 2]),
         "7": node("SaveImage", images=["6", 0], filename_prefix="faults"),
     }
 
 
 @pytest.mark.parametrize("mode", ["merge", "bypass"])
-@pytest.mark.parametrize("where", ["CLIPTextEncode", "KSampler", "VAEDecode", "SaveImage", "inside the model", "LoRAStackPatch"])
+@pytest.mark.parametrize(
+    "where", ["CLIPTextEncode", "KSampler", "VAEDecode", "SaveImage", "inside the model", "LoRAStackPatch"]
+)
 def test_a_node_that_raises(host, parts, wall, monkeypatch, where, mode):
     model, clip, vae, _, lora = parts
     Giver.given["parts"] = (model, clip, vae, lora)
@@ -87,7 +102,9 @@ def test_a_node_that_raises(host, parts, wall, monkeypatch, where, mode):
         if where == "inside the model":
             calls = iter([False, True])
             first = next(iter(model.model.diffusion_model.children()))
-            hook = first.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(Planted("planted")) if next(calls, False) else None)
+            hook = first.register_forward_pre_hook(
+                lambda *_: (_ for _ in ()).throw(Planted("planted")) if next(calls, False) else None
+            )
         else:
             cls = host.node(where)
             name = "execute" if hasattr(cls, "PREPARE_CLASS_CLONE") else cls.FUNCTION
@@ -110,9 +127,25 @@ def test_a_preview_that_fails_costs_no_step(host, parts, wall, monkeypatch, wher
     model, clip, _, state, _ = parts
     positive = host.call("CLIPTextEncode", clip=clip, text="a")[0]
     latent = host.call("EmptyLatentImage", width=64, height=64, batch_size=1)[0]
-    given = {"steps": 4, "validate_every": 0, "snapshot_every": 0, "preview_every": 2, "positive": positive, "latent": latent}
-    start, before = host.call("GraftTrainStart", model=model, dataset=state.subject.dataset, clip=clip, vae=state.subject.vae,
-                              run=f"previews {where}")[0], whole(wall, model)  # fmt: skip
+    given = {
+        "steps": 4,
+        "validate_every": 0,
+        "snapshot_every": 0,
+        "preview_every": 2,
+        "positive": positive,
+        "latent": latent,
+    }
+    start, before = (
+        host.call(
+            "GraftTrainStart",
+            model=model,
+            dataset=state.subject.dataset,
+            clip=clip,
+            vae=state.subject.vae,
+            run=f"previews {where}",
+        )[0],
+        whole(wall, model),
+    )
     with monkeypatch.context() as patch:
         real, calls = wall.events.send_event, iter([True])
 
@@ -121,14 +154,23 @@ def test_a_preview_that_fails_costs_no_step(host, parts, wall, monkeypatch, wher
                 raise Planted("planted")
             return real(*arguments)
 
-        patch.setattr(wall.events if where == "send" else wall.previews, "send_event" if where == "send" else where, failing)
+        patch.setattr(
+            wall.events if where == "send" else wall.previews, "send_event" if where == "send" else where, failing
+        )
         with pytest.raises(Planted):
             host.call("TrainStep", state=start, **given)
         assert next(calls)
     assert whole(wall, model) == before
     again = host.call("TrainStep", state=start, **given)
     assert "went on from the snapshot at step 2" in again[5]
-    other = host.call("GraftTrainStart", model=model, dataset=state.subject.dataset, clip=clip, vae=state.subject.vae, run="undisturbed")[0]
+    other = host.call(
+        "GraftTrainStart",
+        model=model,
+        dataset=state.subject.dataset,
+        clip=clip,
+        vae=state.subject.vae,
+        run="undisturbed",
+    )[0]
     assert adapters.tensors_digest(again[3]) == adapters.tensors_digest(host.call("TrainStep", state=other, **given)[3])
 
 
@@ -138,12 +180,20 @@ def test_pictures_and_loras_that_cannot_be_written_are_named(host, parts, wall, 
     for at in (1, 2, 3, 4, 5):
         with Disk(output / "graft", at, fails(number), lasting=True).installed(), pytest.raises(OSError) as caught:
             wall.previews.keep(torch.zeros(1, 8, 8, 3), f"run {number} {at}", "name")
-        assert caught.value.errno == number and str(output) in str(caught.value.filename) and NEXT_STEPS[number] in str(caught.value)
+        assert (
+            caught.value.errno == number
+            and str(output) in str(caught.value.filename)
+            and NEXT_STEPS[number] in str(caught.value)
+        )
         assert not list((output / "graft").rglob(f"run {number} {at}/**/*.jpg"))
     for at in (1, 2, 3, 4):
         with Disk(output / "loras", at, fails(number), lasting=True).installed(), pytest.raises(OSError) as caught:
             host.call("GraftSaveLoRA", lora_model=parts[4], prefix=f"loras/faults{number}")
-        assert caught.value.errno == number and "loras" in str(caught.value.filename) and NEXT_STEPS[number] in str(caught.value)
+        assert (
+            caught.value.errno == number
+            and "loras" in str(caught.value.filename)
+            and NEXT_STEPS[number] in str(caught.value)
+        )
         assert not [path for path in (output / "loras").glob(f"faults{number}*") if path.suffix == ".safetensors"]
     assert Path(host.call("GraftSaveLoRA", lora_model=parts[4], prefix=f"loras/faults{number}")[0]).is_file()
 
@@ -155,7 +205,9 @@ def test_the_base_is_told_though_a_graft_comes_off_while_it_is_read(host, parts,
     before, real = whole(wall, model), model.model.state_dict
     grafted = host.call("LoRAStackPatch", model=model, clip=clip, lora_model=lora, mode="merge")[0]
     management.load_models_gpu([grafted])
-    assert adapters.tensors_digest(real()) != adapters.tensors_digest(wall.base.base_weights(model)), "the graft is on the model"
+    assert adapters.tensors_digest(real()) != adapters.tensors_digest(wall.base.base_weights(model)), (
+        "the graft is on the model"
+    )
 
     def collected(*arguments, **named):  # as when the collector finds a clone just then
         found = real(*arguments, **named)

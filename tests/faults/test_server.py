@@ -1,4 +1,6 @@
-"""The editor's server on a disk that fails: what the user saved is there as it was, or as it is now, and the answer says why."""
+"""The editor's server on a disk that fails: what the user saved is there as it was, or as it is now, and the answer
+says why.
+"""
 
 import asyncio
 import errno
@@ -29,7 +31,11 @@ def test_a_file_that_a_user_saves_is_replaced_whole_or_not_at_all(tmp_path, numb
         save(b"old")
         with Disk(tmp_path, at, fails(number)).installed(), pytest.raises(OSError) as caught:
             save(b"new")
-        assert caught.value.errno == number and str(tmp_path) in str(caught.value.filename) and NEXT_STEPS[number] in str(caught.value)
+        assert (
+            caught.value.errno == number
+            and str(tmp_path) in str(caught.value.filename)
+            and NEXT_STEPS[number] in str(caught.value)
+        )
         assert [one.name for one in tmp_path.iterdir()] == ["mine.json"] and path.read_bytes() == b"old"
 
 
@@ -40,4 +46,6 @@ def test_the_answer_says_why_and_no_folder(number, status):
 
     request = types.SimpleNamespace(match_info={}, method="POST", path="/userdata/mine.json")
     answer = asyncio.run(guard.explained(request, handler))
-    assert answer.status == status and json.loads(answer.body) == {"error": f"mine.json: why it is ({NEXT_STEPS[number]})"}
+    assert answer.status == status and json.loads(answer.body) == {
+        "error": f"mine.json: why it is ({NEXT_STEPS[number]})"
+    }

@@ -17,8 +17,12 @@ def rows(**changes):
 
 def test_what_is_flat_passes_though_it_rises_at_first_and_is_not_even():
     assert soak.verdict(rows()) == []
-    warming = [soak.Measured(row.seconds, row.memory - max(0, 2_000_000 * (20 - number)), row.disk + number % 7 * 500_000, 8, 5, "a")
-               for number, row in enumerate(rows())]  # fmt: skip
+    warming = [
+        soak.Measured(
+            row.seconds, row.memory - max(0, 2_000_000 * (20 - number)), row.disk + number % 7 * 500_000, 8, 5, "a"
+        )
+        for number, row in enumerate(rows())
+    ]
     assert soak.verdict(warming) == []
 
 
@@ -32,7 +36,9 @@ def test_a_changed_base_is_named():
     assert "the base's hash has changed: ['a', 'b']" in soak.verdict(changed)
 
 
-@pytest.mark.skipif("GRAFT_TEST_COMFYUI" in os.environ or sys.platform != "linux", reason="works with the editor's server and /proc")
+@pytest.mark.skipif(
+    "GRAFT_TEST_COMFYUI" in os.environ or sys.platform != "linux", reason="works with the editor's server and /proc"
+)
 def test_a_few_rounds(capsys):
     pytest.importorskip("aiohttp")
     assert soak.soak(0.05, 1) == 0

@@ -1,4 +1,6 @@
-"""Two processes on one run: one works, the other is told which; nothing that a dead process leaves is a lock, and a drive may know none."""
+"""Two processes on one run: one works, the other is told which; nothing that a dead process leaves is a lock, and a
+drive may know none.
+"""
 
 import errno
 import os
@@ -47,9 +49,13 @@ def train(run, steps=tried.STEPS):
 def test_the_second_is_told_who_works_there_and_what_to_do_and_goes_on_when_that_one_is_killed(run):
     other = Other(run.folder / "run")
     try:
-        with pytest.raises(Busy, match=rf"run is in use by process {other.pid} on .*Wait for it, end it, or use another name"):
+        with pytest.raises(
+            Busy, match=rf"run is in use by process {other.pid} on .*Wait for it, end it, or use another name"
+        ):
             train(run)
-        assert [path.name for path in run.folder.iterdir()] == [".run.lock"], "nothing is written while another process works"
+        assert [path.name for path in run.folder.iterdir()] == [".run.lock"], (
+            "nothing is written while another process works"
+        )
         runs.run(run.start, 2, lambda: nullcontext(run.denoiser), run.dataset, Store(run.folder, "another"), Watch())
     finally:
         other.end()

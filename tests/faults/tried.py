@@ -1,7 +1,9 @@
-"""Every request to the disk fails once, one run each, and once from there on: `python -m graft_nodes.tests.faults.tried` prints a table.
+"""Every request to the disk fails once, one run each, and once from there on: `python -m
+graft_nodes.tests.faults.tried` prints a table.
 
-A fault is survived when the error names the cause, a path and the next step, what was stored before is readable, no file with its final
-name is damaged, the weights are untouched, and the same call again ends in the very files that an undisturbed one ends in.
+A fault is survived when the error names the cause, a path and the next step, what was stored before is readable, no
+file with its final name is damaged, the weights are untouched, and the same call again ends in the very files that an
+undisturbed one ends in.
 """
 
 from __future__ import annotations
@@ -63,13 +65,18 @@ def contents(folder: Path) -> dict[str, bytes]:
         body = path.read_bytes()
         if path.name == "state.json":
             record = json.loads(body)
-            body = json.dumps({key: value for key, value in record.items() if key not in ("effort", "sha256")}, sort_keys=True).encode()
+            body = json.dumps(
+                {key: value for key, value in record.items() if key not in ("effort", "sha256")}, sort_keys=True
+            ).encode()
         out[path.relative_to(folder).as_posix()] = body
     return out
 
 
-def each(folder: Path, prepare: Callable[[], object], act: Callable[[], Any], check: Callable[[OSError | None], None]) -> Tally:
-    """Call `act` once undisturbed, then once for each of its requests and each fault; `check` raises AssertionError where a promise breaks.
+def each(
+    folder: Path, prepare: Callable[[], object], act: Callable[[], Any], check: Callable[[OSError | None], None]
+) -> Tally:
+    """Call `act` once undisturbed, then once for each of its requests and each fault; `check` raises AssertionError
+    where a promise breaks.
 
     `prepare` fills the empty folder before each call; a call that hears of no error must have survived without.
     """
@@ -97,7 +104,9 @@ def each(folder: Path, prepare: Callable[[], object], act: Callable[[], Any], ch
             if heard is not None:
                 assert heard.errno == number, f"{where}: {heard!r} is another error"
                 assert NEXT_STEPS[number] in str(heard), f"{where}: {heard!r} does not say what to do"
-                assert heard.filename and str(heard.filename).startswith(str(folder)), f"{where}: {heard!r} names no path"
+                assert heard.filename and str(heard.filename).startswith(str(folder)), (
+                    f"{where}: {heard!r} names no path"
+                )
             check(heard)
             act()
             found = contents(folder)
@@ -108,16 +117,22 @@ def each(folder: Path, prepare: Callable[[], object], act: Callable[[], Any], ch
 
 
 class Run:
-    """A tiny run with held-out loss, snapshots of averages, blocks of history and a schedule; it counts the steps that it makes."""
+    """A tiny run with held-out loss, snapshots of averages, blocks of history and a schedule; it counts the steps that
+    it makes.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.denoiser, self.dataset = folder, Lab.Flow(), Lab.pictures(held_out=[9])
         adapter = AdapterSettings(targets="all", rank=1, pattern="blocks.0.ff")
         plain = Lab.state(self.denoiser, self.dataset, adapter, ema=False, optimizer="sgd")
         ema = EMASettings("ramp", snapshots=4, widths=(0.1, 0.2))
-        self.start = begin(self.denoiser.module, type(plain.start)("model", self.dataset.digest, adapter, ema, 3), plain.settings)
+        self.start = begin(
+            self.denoiser.module, type(plain.start)("model", self.dataset.digest, adapter, ema, 3), plain.settings
+        )
         self.base, self.step, self.lost = hash_of(self.denoiser.module), 0, list[int]()
-        self.other = begin(self.denoiser.module, type(plain.start)("model", self.dataset.digest, adapter, ema, 4), plain.settings)
+        self.other = begin(
+            self.denoiser.module, type(plain.start)("model", self.dataset.digest, adapter, ema, 4), plain.settings
+        )
         self.older = train(self.other, self.denoiser, self.dataset, 1)
 
     @property
@@ -180,7 +195,9 @@ def of_saved_states(folder: Path) -> Tally:
         assert equal(there, run.older) or equal(there, newer)
         assert heard is not None or equal(there, newer)
 
-    return each(folder, lambda: saved.save(run.older, folder, "mine", 60), lambda: saved.save(newer, folder, "mine", 60), check)
+    return each(
+        folder, lambda: saved.save(run.older, folder, "mine", 60), lambda: saved.save(newer, folder, "mine", 60), check
+    )
 
 
 def of_lora_files(folder: Path) -> Tally:
@@ -192,9 +209,11 @@ def of_lora_files(folder: Path) -> Tally:
         assert torch.equal(there, older["a"] if heard is not None else newer["a"])
 
     return each(
-        folder, lambda: write_whole(str(path), safetensors_bytes(older, {})), lambda: write_whole(str(path), safetensors_bytes(newer, {})),
+        folder,
+        lambda: write_whole(str(path), safetensors_bytes(older, {})),
+        lambda: write_whole(str(path), safetensors_bytes(newer, {})),
         check,
-    )  # fmt: skip
+    )
 
 
 def of_the_cache(folder: Path) -> Tally:
@@ -217,9 +236,11 @@ def of_the_cache(folder: Path) -> Tally:
 
 
 ALL = {
-    "a run into the store": of_the_store, "Save State over another": of_saved_states, "a LoRA file over another": of_lora_files,
+    "a run into the store": of_the_store,
+    "Save State over another": of_saved_states,
+    "a LoRA file over another": of_lora_files,
     "the dataset's cache": of_the_cache,
-}  # fmt: skip
+}
 
 if __name__ == "__main__":
     import tempfile

@@ -1,4 +1,6 @@
-"""python dev.py fuzz [TARGET …] [--cases N] [--seed S] [--case NUMBER]: a night's fuzzing, a part of it, or one case again."""
+"""python dev.py fuzz [TARGET …] [--cases N] [--seed S] [--case NUMBER]: a night's fuzzing, a part of it, or one case
+again.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,15 @@ import torch
 from . import engine
 
 TARGETS = {
-    "loras": "Loras", "states": "States",
-    "widgets": "Widgets", "api": "ApiWorkflows", "editor": "EditorWorkflows", "datasets": "Datasets",
-    "arguments": "Arguments", "routes": "Routes",
-}  # fmt: skip
+    "loras": "Loras",
+    "states": "States",
+    "widgets": "Widgets",
+    "api": "ApiWorkflows",
+    "editor": "EditorWorkflows",
+    "datasets": "Datasets",
+    "arguments": "Arguments",
+    "routes": "Routes",
+}
 MODULES = {"api": "workflows", "editor": "workflows"}
 
 
@@ -45,9 +52,14 @@ def main(arguments: list[str]) -> int:
             print(engine.replayed(kind, seed, given.case))
         return 0
     reports = []
-    print(f"seed {seed}\n| target | cases | of use | refused | failures | a second |\n|---|---|---|---|---|---|", flush=True)
+    print(
+        f"seed {seed}\n| target | cases | of use | refused | failures | a second |\n|---|---|---|---|---|---|",
+        flush=True,
+    )
     for kind in kinds:
-        report = engine.watched(kind, seed, given.cases or kind.night, lambda line: print(line, file=sys.stderr, flush=True))
+        report = engine.watched(
+            kind, seed, given.cases or kind.night, lambda line: print(line, file=sys.stderr, flush=True)
+        )
         reports.append(report)
         print(report.line(), flush=True)
         for failure in report.failures:

@@ -1,4 +1,6 @@
-"""The command line: odd options, files and --set, up to the run itself; a status of four, errors on standard error, --json always JSON."""
+"""The command line: odd options, files and --set, up to the run itself; a status of four, errors on standard error,
+--json always JSON.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,19 @@ from .damage import damaged_bytes, damaged_json, text_of
 from .engine import Target
 from .workflows import API, EDITOR, assignments, texts
 
-FILES = ("workflow.json", "missing.json", "folder", "", "-", "a\0b", "x" * 300, "..", "/dev/null", "\udcff.json", "--set")
+FILES = (
+    "workflow.json",
+    "missing.json",
+    "folder",
+    "",
+    "-",
+    "a\0b",
+    "x" * 300,
+    "..",
+    "/dev/null",
+    "\udcff.json",
+    "--set",
+)
 PLACES = ("", ".", "folder", "workflow.json", "missing", "a\0b", "~", "~nobody", "/", "x" * 5000, "\udcff")
 ADDRESSES = ("127.0.0.1", "", "::1", "::", "256.1.1.1", "nowhere.invalid", "a\0b", "x" * 300, "\udcff")
 NUMBERS = ("0", "-1", "65536", "99999999999999999999", "1.5", "x", "")
@@ -38,7 +52,11 @@ class Arguments(Target):
         def opened(choice: Any, cpu: bool, given: str | None, output: str | None) -> Any:
             if output is not None:
                 hosts.folder_named(output, "--output")
-            if self.editing or choice.root is not None or (given is not None and not hosts.folder_named(given, "--input").is_dir()):
+            if (
+                self.editing
+                or choice.root is not None
+                or (given is not None and not hosts.folder_named(given, "--input").is_dir())
+            ):
                 raise HostError(f"not opened: {given}")
             return host
 
@@ -49,7 +67,9 @@ class Arguments(Target):
     def cases(self) -> st.SearchStrategy[Any]:
         """(arguments, the bytes of workflow.json)."""
         shared = st.one_of(
-            st.sampled_from((["--json"], ["--cpu"], ["--verbose"], ["--embedded"], ["--custom-nodes"], ["--jso"], ["--"], ["-x"])),
+            st.sampled_from(
+                (["--json"], ["--cpu"], ["--verbose"], ["--embedded"], ["--custom-nodes"], ["--jso"], ["--"], ["-x"])
+            ),
             *[
                 st.sampled_from(PLACES).map(lambda place, option=option: [option, place])
                 for option in ("--input", "--output", "--comfyui", "--front-end-root")
@@ -59,12 +79,20 @@ class Arguments(Target):
             st.text(max_size=6).map(lambda text: [text]),
         )
         options = st.lists(shared, max_size=3).map(lambda found: [one for of in found for one in of])
-        file = st.one_of(st.just("workflow.json"), st.just("workflow.json"), st.sampled_from(FILES)).map(lambda name: [name])
+        file = st.one_of(st.just("workflow.json"), st.just("workflow.json"), st.sampled_from(FILES)).map(
+            lambda name: [name]
+        )
         sets = assignments().map(lambda values: [one for value in values for one in ("--set", value)])
         runs = st.builds(lambda *parts: ["run", *[one for part in parts for one in part]], file, sets, options)
-        others = st.builds(lambda name, more: [name, *more], st.sampled_from(("editor", "editor", "doctor", "", "runn", "-h")), options)
+        others = st.builds(
+            lambda name, more: [name, *more], st.sampled_from(("editor", "editor", "doctor", "", "runn", "-h")), options
+        )
         trees = [*texts(API), *texts(EDITOR)]
-        bodies = st.one_of(damaged_json(trees, 3).map(text_of), st.sampled_from(trees).map(str.encode), damaged_bytes([trees[0].encode()]))
+        bodies = st.one_of(
+            damaged_json(trees, 3).map(text_of),
+            st.sampled_from(trees).map(str.encode),
+            damaged_bytes([trees[0].encode()]),
+        )
         return st.tuples(st.one_of(runs, runs, runs, others), bodies)
 
     def attempt(self, case: Any) -> None:

@@ -11,7 +11,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 CORPUS = Path(__file__).parent / "corpus"
-DEEP, HUGE = "@deep@", "@huge@"  # in JSON text they become what Python's own writer cannot write: deep nesting, a number of 5,000 digits
+DEEP, HUGE = (
+    "@deep@",
+    "@huge@",
+)  # in JSON text they become what Python's own writer cannot write: deep nesting, a number of 5,000 digits
 _BYTES = (
     b"\0",
     b"\xff",
@@ -74,14 +77,43 @@ _TEXTS = (
     "%date:yyyy%",
     "a,b" * 50,
 )
-_NUMBERS = (0, 1, -1, 2, 3, 7, 255, 256, 2**31 - 1, -(2**31), 2**32, 2**53, 2**63, -(2**63), 2**64, 10**30, 0.5, -0.0, 1e-300, 1e308)
+_NUMBERS = (
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    255,
+    256,
+    2**31 - 1,
+    -(2**31),
+    2**32,
+    2**53,
+    2**63,
+    -(2**63),
+    2**64,
+    10**30,
+    0.5,
+    -0.0,
+    1e-300,
+    1e308,
+)
 _SPECIAL = (float("nan"), float("inf"), float("-inf"), True, False, None, DEEP, HUGE)
 
 
 def odd() -> st.SearchStrategy[Any]:
     """One value that nobody expects there."""
-    links = st.sampled_from((["1", 0], ["1", -1], [1, 99], ["", 0], [None, 0], ["1", 0.5], ["1", "0"], [["1", 0], 0], [{}, 0]))
-    plain = st.one_of(st.sampled_from(_TEXTS), st.sampled_from(_NUMBERS), st.sampled_from(_SPECIAL), st.text(max_size=8), st.integers())
+    links = st.sampled_from(
+        (["1", 0], ["1", -1], [1, 99], ["", 0], [None, 0], ["1", 0.5], ["1", "0"], [["1", 0], 0], [{}, 0])
+    )
+    plain = st.one_of(
+        st.sampled_from(_TEXTS),
+        st.sampled_from(_NUMBERS),
+        st.sampled_from(_SPECIAL),
+        st.text(max_size=8),
+        st.integers(),
+    )
     nested = st.one_of(st.lists(plain, max_size=3), st.dictionaries(st.sampled_from(_TEXTS), plain, max_size=3), links)
     return st.one_of(plain, nested)
 
@@ -100,7 +132,9 @@ def corpus(name: str) -> list[bytes]:
 
 @st.composite
 def damaged_bytes(draw: st.DrawFn, bodies: Sequence[bytes], most: int = 6, least: int = 0) -> bytes:
-    """One of some files with up to `most` changes: bits, bytes, parts gone, doubled, put in, cut off, from another file."""
+    """One of some files with up to `most` changes: bits, bytes, parts gone, doubled, put in, cut off, from another
+    file.
+    """
     body = bytearray(draw(st.sampled_from(bodies)))
     for _ in range(draw(changes(most, least))):
         at = draw(st.integers(0, max(0, len(body) - 1)))
@@ -141,7 +175,9 @@ def places(tree: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @st.composite
 def damaged_json(draw: st.DrawFn, texts: Sequence[str | bytes], most: int = 4, least: int = 0) -> Any:
-    """One of some JSON texts as a value, with up to `most` changes: odd values, keys gone, renamed, values copied to other places."""
+    """One of some JSON texts as a value, with up to `most` changes: odd values, keys gone, renamed, values copied to
+    other places.
+    """
     tree = json.loads(draw(st.sampled_from(texts)))
     for _ in range(draw(changes(most, least))):
         every = places(tree)
@@ -167,7 +203,9 @@ def damaged_json(draw: st.DrawFn, texts: Sequence[str | bytes], most: int = 4, l
 
 
 def text_of(tree: Any, double: str = "") -> bytes:
-    """JSON text with what no writer writes: deep nesting, huge numbers and, with `double`, that key twice in every object that has it."""
+    """JSON text with what no writer writes: deep nesting, huge numbers and, with `double`, that key twice in every
+    object that has it.
+    """
     text = json.dumps(tree)
     text = text.replace(f'"{DEEP}"', "[" * 3000 + "]" * 3000).replace(f'"{HUGE}"', "9" * 5000)
     if double:

@@ -1,4 +1,6 @@
-"""Dataset folders with damage: pictures, captions, masks, LunNova's JSON, EveryDream2's YAML, and the YAML of `filters`."""
+"""Dataset folders with damage: pictures, captions, masks, LunNova's JSON, EveryDream2's YAML, and the YAML of
+`filters`.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,29 @@ from hypothesis import strategies as st
 from .damage import CORPUS, damaged_bytes, damaged_json, text_of
 from .engine import Target
 
-PICTURES = ("a.png", "b.jpg", "sub/c.webp", "10_x/d.gif", "e.bmp", "f.avif", "a.PNG", "\u00e9.jpeg", "2_y/3_z/g.png", ".hidden/h.png")
+PICTURES = (
+    "a.png",
+    "b.jpg",
+    "sub/c.webp",
+    "10_x/d.gif",
+    "e.bmp",
+    "f.avif",
+    "a.PNG",
+    "\u00e9.jpeg",
+    "2_y/3_z/g.png",
+    ".hidden/h.png",
+)
 MASKS = ("masks/a.png", "a.mask.png", "b.mask.jpg", "sub/masks/c.png")
-TEXTS = ("a.txt", "b.caption", "captions/a.txt", "sub/c.txt", "multiply.txt", "sub/flip_p.txt", "cond_dropout.txt", "shuffle_tags.txt")
+TEXTS = (
+    "a.txt",
+    "b.caption",
+    "captions/a.txt",
+    "sub/c.txt",
+    "multiply.txt",
+    "sub/flip_p.txt",
+    "cond_dropout.txt",
+    "shuffle_tags.txt",
+)
 JSONS = ("a.json", "b.json", "metadata/x.json", "sub/c.json")
 LISTS = ("wildcards/a.txt", "wildcards/b.txt", "wildcards/c/d.txt")
 YAMLS = ("a.yaml", "local.yaml", "global.yaml", "sub/local.yml", "sub/c.yaml", "10_x/d.yml")
@@ -33,20 +55,27 @@ class Datasets(Target):
     def cases(self) -> st.SearchStrategy[Any]:
         """({file: bytes}, settings)."""
         texts = [path.read_bytes() for path in sorted((CORPUS / "texts").iterdir())]
-        of = {kind: [path.read_bytes() for path in sorted((CORPUS / "texts").glob(f"*.{kind}"))] for kind in ("txt", "json", "yaml")}
+        of = {
+            kind: [path.read_bytes() for path in sorted((CORPUS / "texts").glob(f"*.{kind}"))]
+            for kind in ("txt", "json", "yaml")
+        }
         drawn = [path.read_bytes() for path in sorted((CORPUS / "pictures").iterdir())]
         json_text = damaged_json(of["json"], 3).map(text_of)
         bodies = {
             PICTURES: damaged_bytes(drawn, 4),
             MASKS: damaged_bytes(drawn, 2),
             TEXTS: damaged_bytes(of["txt"], 4),
-            LISTS: damaged_bytes([b"__b__ __b__ __b__\n__c/d__\n", b"__c/d__ x\n# y\n", b"{a|b|{c}}\n__a__\n", b"one\ntwo\n"], 3),
+            LISTS: damaged_bytes(
+                [b"__b__ __b__ __b__\n__c/d__\n", b"__c/d__ x\n# y\n", b"{a|b|{c}}\n__a__\n", b"one\ntwo\n"], 3
+            ),
             JSONS: st.one_of(json_text, damaged_bytes(of["json"], 3)),
             YAMLS: st.one_of(damaged_bytes(of["yaml"], 3), json_text),
         }
         files = [st.tuples(st.sampled_from(names), body) for names, body in bodies.items()]
         odd = st.one_of(
-            st.just(""), st.just("wildcards: true"), damaged_bytes([text for text in texts if b":" in text], 3).map(_text)
+            st.just(""),
+            st.just("wildcards: true"),
+            damaged_bytes([text for text in texts if b":" in text], 3).map(_text),
         )
         settings = st.fixed_dictionaries(
             {
@@ -61,7 +90,9 @@ class Datasets(Target):
                 "bucket_step": st.sampled_from((8, 64)),
             }
         )
-        return st.tuples(st.lists(st.one_of(files[0], files[0], *files), min_size=1, max_size=5), settings, odd, st.booleans())
+        return st.tuples(
+            st.lists(st.one_of(files[0], files[0], *files), min_size=1, max_size=5), settings, odd, st.booleans()
+        )
 
     def attempt(self, case: Any) -> None:
         """As GraftDataset reads a folder."""

@@ -1,4 +1,5 @@
-"""Runs the cases of a target, watched from another process: what is no documented refusal, hangs, grows or writes elsewhere is a failure.
+"""Runs the cases of a target, watched from another process: what is no documented refusal, hangs, grows or writes
+elsewhere is a failure.
 
 A case is drawn by hypothesis from bytes that (target, seed, number) give, so that these three replay it.
 """
@@ -36,8 +37,9 @@ ENOUGH = 5  # different failures, then a run ends
 class Target:
     """What is fuzzed: how its cases look, and what it does with one.
 
-    `attempt` returns when the case was of use and raises one of `refusals` when it was refused; every other exception is a failure.
-    `sound` is called now and then: it raises AssertionError when something has changed that nothing may change.
+    `attempt` returns when the case was of use and raises one of `refusals` when it was refused; every other exception
+    is a failure. `sound` is called now and then: it raises AssertionError when something has changed that nothing may
+    change.
     """
 
     name = ""
@@ -137,7 +139,9 @@ class Runner:
     def sound(self) -> None:
         """Raise AssertionError when something changed that no case may change."""
         self.target.sound()
-        assert sorted(os.listdir(self.place)) == ["inside", "outside"], f"there is more beside the folder: {os.listdir(self.place)}"
+        assert sorted(os.listdir(self.place)) == ["inside", "outside"], (
+            f"there is more beside the folder: {os.listdir(self.place)}"
+        )
         assert (self.place / "outside").read_bytes() == b"nobody writes here"
 
 
@@ -150,7 +154,9 @@ def _most_memory() -> int:
 
 
 def work(kind: Callable[[Path], Target], seed: int, cases: int, now: Any, answer: Any) -> None:
-    """In a process of its own: run the cases, and send the report through `answer`; `now` shows the number of the case at work."""
+    """In a process of its own: run the cases, and send the report through `answer`; `now` shows the number of the case
+    at work.
+    """
     faulthandler.enable()
     with contextlib.suppress(AttributeError, ValueError):
         faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -181,7 +187,9 @@ def work(kind: Callable[[Path], Target], seed: int, cases: int, now: Any, answer
 
 
 def watched(kind: Callable[[Path], Target], seed: int, cases: int, say: Callable[[str], object] = print) -> Report:
-    """The report of a target whose cases run in another process; a crash or a hang there is a failure that names its case."""
+    """The report of a target whose cases run in another process; a crash or a hang there is a failure that names its
+    case.
+    """
     context = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
     now, (mine, theirs) = context.Value("q", -1), context.Pipe(False)
     process = context.Process(target=work, args=(kind, seed, cases, now, theirs), daemon=True)
@@ -206,7 +214,12 @@ def watched(kind: Callable[[Path], Target], seed: int, cases: int, say: Callable
         return mine.recv()
     except EOFError:
         process.join()
-        return Report(name, seed, now.value + 1, failures=[f"{replay(name, seed, now.value)}\nended the process ({process.exitcode})"])
+        return Report(
+            name,
+            seed,
+            now.value + 1,
+            failures=[f"{replay(name, seed, now.value)}\nended the process ({process.exitcode})"],
+        )
     finally:
         if process.is_alive():
             process.join(5)

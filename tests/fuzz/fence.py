@@ -1,4 +1,6 @@
-"""Notes everything that a case asks of the system and may not: files written outside its folder, programs, sockets, pickles."""
+"""Notes everything that a case asks of the system and may not: files written outside its folder, programs, sockets,
+pickles.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-_NEVER = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "pickle.find_class", "webbrowser.open", "ctypes.dlopen")
-_CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "shutil.rmtree")
+_NEVER = (
+    "subprocess.Popen",
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.fork",
+    "pickle.find_class",
+    "webbrowser.open",
+    "ctypes.dlopen",
+)
+_CHANGES = (
+    "os.remove",
+    "os.rename",
+    "os.rmdir",
+    "os.mkdir",
+    "os.link",
+    "os.symlink",
+    "os.truncate",
+    "os.chmod",
+    "shutil.rmtree",
+)
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 

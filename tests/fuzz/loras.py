@@ -1,4 +1,6 @@
-"""LoRA files: read, described and put on a small model as the nodes do, and taken off again; the base keeps its bytes."""
+"""LoRA files: read, described and put on a small model as the nodes do, and taken off again; the base
+keeps its bytes.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ NAMES = {"to_q": "0", "qkv": "1", "conv": "2", "norm": "3"}
 
 def model() -> nn.Module:
     """A linear layer, one of three parts, a convolution and a norm, in the order in which `run` uses them."""
-    built = nn.ModuleList([nn.Linear(6, 8), nn.Linear(6, 12), nn.Conv2d(4, 8, 3, padding=1), nn.LayerNorm(8)]).requires_grad_(False)
+    built = nn.ModuleList(
+        [nn.Linear(6, 8), nn.Linear(6, 12), nn.Conv2d(4, 8, 3, padding=1), nn.LayerNorm(8)]
+    ).requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
     for parameter in built.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=generator))
@@ -56,7 +60,14 @@ def key_map() -> dict[str, Place]:
     """Names that trainers give to the model's layers."""
     found = {}
     for name, number in NAMES.items():
-        for spelled in (f"lora_unet_{name}", f"diffusion_model.{name}", f"unet.{name}", f"transformer.{name}", name, f"lycoris_{name}"):
+        for spelled in (
+            f"lora_unet_{name}",
+            f"diffusion_model.{name}",
+            f"unet.{name}",
+            f"transformer.{name}",
+            name,
+            f"lycoris_{name}",
+        ):
             found[spelled] = Place("model", f"{number}.weight")
     for part, name in enumerate("qkv"):
         found[f"transformer.{name}"] = Place("model", "1.weight", (0, 4 * part, 4))

@@ -1,4 +1,6 @@
-"""The editor's server: damaged requests to every route and damaged WebSocket messages; nothing but answers below 500, within seconds."""
+"""The editor's server: damaged requests to every route and damaged WebSocket messages; nothing but answers below 500,
+within seconds.
+"""
 
 from __future__ import annotations
 
@@ -187,7 +189,9 @@ class Routes(Target):
 
     def cases(self) -> st.SearchStrategy[Any]:
         """("http", request) or ("socket", frames)."""
-        return st.one_of(*[st.tuples(st.just("http"), requests())] * 5, st.tuples(st.just("socket"), st.lists(frames(), max_size=3)))
+        return st.one_of(
+            *[st.tuples(st.just("http"), requests())] * 5, st.tuples(st.just("socket"), st.lists(frames(), max_size=3))
+        )
 
     def attempt(self, case: Any) -> None:
         """Ask, and look at the answer and at what the server logged."""
@@ -208,11 +212,14 @@ class Routes(Target):
                 if not select.select([connection], [], [], HALF)[0]:
                     connection.shutdown(socket.SHUT_WR)  # it waits for the rest of a request that has none
             answer = _first(connection)
-        return int(answer.split()[1]) if answer.startswith(b"HTTP/1.") and answer.split()[1:2] else 400  # it hung up, as on half a request
+        return (
+            int(answer.split()[1]) if answer.startswith(b"HTTP/1.") and answer.split()[1:2] else 400
+        )  # it hung up, as on half a request
 
     def _socket(self, sent: list[bytes]) -> int:
         opening = (
-            "GET /ws?clientId=fuzz HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: {}"
+            "GET /ws?clientId=fuzz HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nUpgrade: websocket\r\nConnection:"
+            " Upgrade\r\nSec-WebSocket-Key: {}"
         )
         with socket.create_connection(("127.0.0.1", self.server.port), timeout=PATIENCE) as connection:
             key = "dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
@@ -251,11 +258,14 @@ def _first(connection: socket.socket) -> bytes:
 def _stored() -> dict[str, bytes]:
     """What the routes can find."""
     found = {
-        "input/a.png": CORPUS / "pictures/rgba.png", "output/a.png": CORPUS / "pictures/rgb.png",
+        "input/a.png": CORPUS / "pictures/rgba.png",
+        "output/a.png": CORPUS / "pictures/rgb.png",
         "models/loras/lora.safetensors": CORPUS / "loras/kohya.safetensors",
-    }  # fmt: skip
+    }
     out = {name: path.read_bytes() for name, path in found.items()}
-    out |= {f"output/graft/{path.name.replace('__', '/')}": path.read_bytes() for path in (CORPUS / "states").glob("run__*")}
+    out |= {
+        f"output/graft/{path.name.replace('__', '/')}": path.read_bytes() for path in (CORPUS / "states").glob("run__*")
+    }
     front = {"index.html": b"<!doctype html>", "assets/a.js": b"export {}", "extensions/core/own.js": b"export {}"}
     out |= {f"front/{name}": body for name, body in front.items()}
     whole = out["models/loras/lora.safetensors"]
@@ -278,7 +288,9 @@ class _Serving:
         from graft_nodes.headless import hosts
         from graft_nodes.headless.editor_server.app import build
 
-        host = hosts.open_host(hosts.Choice(None, "fuzzing"), True, str(self.place / "input"), str(self.place / "output"))
+        host = hosts.open_host(
+            hosts.Choice(None, "fuzzing"), True, str(self.place / "input"), str(self.place / "output")
+        )
         self.loop = host.loop
 
         class Heard(logging.Handler):
@@ -290,7 +302,9 @@ class _Serving:
 
         logging.getLogger().addHandler(Heard())
         logging.getLogger().setLevel(logging.ERROR)
-        host.loop.set_exception_handler(lambda _, about: self.said.append(repr(about.get("exception") or about["message"])))
+        host.loop.set_exception_handler(
+            lambda _, about: self.said.append(repr(about.get("exception") or about["message"]))
+        )
 
         async def serve() -> None:
             runner = web.AppRunner(build(host, str(self.place / "front"), "127.0.0.1"), access_log=None)
@@ -317,13 +331,19 @@ def requests(draw: st.DrawFn) -> bytes:
         name = draw(st.one_of(st.sampled_from(NAMES), st.text(max_size=5)))
         quoted = quote(name.encode("utf-8", "surrogateescape"), safe=draw(st.sampled_from(("", "/%", "/%.;&=?"))))
         target = target.replace("{}", quoted, 1)
-    method = draw(st.sampled_from(("GET", "GET", "GET", "POST", "POST", "POST", "DELETE", "PUT", "HEAD", "OPTIONS", "PATCH", "X")))
+    method = draw(
+        st.sampled_from(("GET", "GET", "GET", "POST", "POST", "POST", "DELETE", "PUT", "HEAD", "OPTIONS", "PATCH", "X"))
+    )
     body, headers = draw(bodies()) if method not in ("GET", "HEAD") else (b"", {})
     headers = {"Host": "@host@", **({"Content-Length": str(len(body))} if body else {}), **headers}
     for name in draw(st.lists(st.sampled_from(HEADERS), max_size=2)) if draw(st.booleans()) else ():
         headers[name] = draw(st.sampled_from(VALUES))
     prefix = draw(st.sampled_from(("/", "/", "/api/", "//")))
-    head = f"{method} {prefix}{target} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "\r\n"
+    head = (
+        f"{method} {prefix}{target} HTTP/1.1\r\n"
+        + "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        + "\r\n"
+    )
     whole = head.encode("latin-1", "replace") + body
     return draw(damaged_bytes([whole], 3)) if draw(st.integers(0, 3)) == 0 else whole
 
@@ -340,7 +360,9 @@ def bodies(draw: st.DrawFn) -> tuple[bytes, dict[str, str]]:
         prompt = draw(damaged_json(_PROMPTS, 3))
         return text_of({"prompt": prompt, "client_id": "fuzz", **draw(_extras())}), {"Content-Type": "application/json"}
     if kind == 1:
-        return text_of(draw(damaged_json([json.dumps(body) for body in BODIES], 3))), {"Content-Type": "application/json"}
+        return text_of(draw(damaged_json([json.dumps(body) for body in BODIES], 3))), {
+            "Content-Type": "application/json"
+        }
     if kind == 2:
         return draw(st.binary(max_size=60)), {}
     name, file = draw(st.sampled_from(NAMES)), draw(damaged_bytes(_FILES, 3))
@@ -365,7 +387,9 @@ def bodies(draw: st.DrawFn) -> tuple[bytes, dict[str, str]]:
             max_size=3,
         )
     )
-    parts = [f'--x\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{text}\r\n'.encode() for key, text in texts.items()]
+    parts = [
+        f'--x\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{text}\r\n'.encode() for key, text in texts.items()
+    ]
     head = f'--x\r\nContent-Disposition: form-data; name="image"; filename="{name}"\r\nContent-Type: image/png\r\n\r\n'
     whole = b"".join([*parts, head.encode("utf-8", "surrogateescape"), file, b"\r\n--x--\r\n"])
     return draw(damaged_bytes([whole], 2)), {"Content-Type": "multipart/form-data; boundary=x"}
@@ -380,7 +404,9 @@ def _extras() -> st.SearchStrategy[dict[str, Any]]:
 def frames(draw: st.DrawFn) -> bytes:
     """One WebSocket frame of a client, unmasked or of a wrong length now and then."""
     message = {"type": "feature_flags", "data": {"supports_preview_metadata": True}}
-    body = text_of(draw(damaged_json([json.dumps(message)], 3))) if draw(st.booleans()) else draw(st.binary(max_size=20))
+    body = (
+        text_of(draw(damaged_json([json.dumps(message)], 3))) if draw(st.booleans()) else draw(st.binary(max_size=20))
+    )
     first = draw(st.sampled_from((0x81, 0x81, 0x81, 0x82, 0x80, 0x01, 0x89, 0x8A, 0x88, 0xC1, 0xFF)))
     size = bytes([0x80 | len(body)]) if len(body) < 126 else b"\xfe" + len(body).to_bytes(2, "big")
     frame = bytes([first]) + size + b"\0\0\0\0" + body

@@ -18,7 +18,9 @@ from .damage import CORPUS, damaged_bytes, damaged_json, text_of
 from .engine import Target
 from .loras import damaged_file
 
-STATE = next(path.name.split("__")[1] for path in (CORPUS / "states").iterdir() if path.name.endswith("__state.safetensors"))
+STATE = next(
+    path.name.split("__")[1] for path in (CORPUS / "states").iterdir() if path.name.endswith("__state.safetensors")
+)
 PARTS = f"run/{'f' * 32}/partial"
 RECORDS = (f"run/{STATE}/state.json", "saved/state.json", f"{PARTS}/state.json")
 
@@ -102,9 +104,13 @@ class States(Target):
 
 @st.composite
 def changed(draw: st.DrawFn, whole: dict[str, bytes]) -> dict[str, bytes]:
-    """One or two damaged files of the folder; in half of the cases state.json is signed anew, so that its hashes fit."""
+    """One or two damaged files of the folder; in half of the cases state.json is signed anew, so that
+    its hashes fit.
+    """
     out: dict[str, bytes] = {}
-    for name in draw(st.lists(st.sampled_from([*whole, *RECORDS, *RECORDS, *RECORDS]), min_size=1, max_size=2, unique=True)):
+    for name in draw(
+        st.lists(st.sampled_from([*whole, *RECORDS, *RECORDS, *RECORDS]), min_size=1, max_size=2, unique=True)
+    ):
         body = whole[name]
         if name.endswith(".safetensors"):
             out[name] = draw(damaged_file([body]))

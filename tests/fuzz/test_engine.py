@@ -1,4 +1,6 @@
-"""The fuzzing finds what is planted: wrong errors, crashes, hangs, growth, files elsewhere; a case comes back by its number."""
+"""The fuzzing finds what is planted: wrong errors, crashes, hangs, growth, files elsewhere; a case comes back by its
+number.
+"""
 
 import multiprocessing
 import os
@@ -62,10 +64,17 @@ def run(how, monkeypatch, cases=60):
     return engine.watched(of(how), 3, cases)
 
 
-@pytest.mark.parametrize(("how", "said"), [
-    ("wrong", "KeyError: 'planted'"), ("killed", "ended the process (-6)"), ("hangs", "took longer than"), ("grows", "memory in use grew"),
-    ("writes", "escaped is outside"), ("starts", "subprocess.Popen"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("wrong", "KeyError: 'planted'"),
+        ("killed", "ended the process (-6)"),
+        ("hangs", "took longer than"),
+        ("grows", "memory in use grew"),
+        ("writes", "escaped is outside"),
+        ("starts", "subprocess.Popen"),
+    ],
+)
 def test_what_is_planted_is_found_with_the_case_that_brings_it_back(how, said, monkeypatch):
     report = run(how, monkeypatch)
     assert report.failures and said in report.failures[0]
@@ -95,7 +104,9 @@ def test_json_that_no_writer_writes():
     assert text.count("[") == 3000 and "9" * 5000 in text and text.count('"c"') == 2
 
 
-@pytest.mark.parametrize("strategy", [damaged_bytes([b"abcdef"], 6, 1), damaged_json(['{"a": [1, {"b": 2}]}'], 4, 1).map(text_of)])
+@pytest.mark.parametrize(
+    "strategy", [damaged_bytes([b"abcdef"], 6, 1), damaged_json(['{"a": [1, {"b": 2}]}'], 4, 1).map(text_of)]
+)
 def test_damage_differs_and_is_damage(strategy):
     import hypothesis
 

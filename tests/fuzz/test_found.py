@@ -1,4 +1,6 @@
-"""What the fuzzing has found, each once: inputs that hung, filled the memory or ended in an error nobody would understand."""
+"""What the fuzzing has found, each once: inputs that hung, filled the memory or ended in an error nobody would
+understand.
+"""
 
 import asyncio
 import json
@@ -24,7 +26,9 @@ from .damage import CORPUS
 from .workflows import recorded_catalogue
 
 DEEP, HUGE = "[" * 5000 + "]" * 5000, "9" * 5000
-LAUGHS = "a: &a [x]\n" + "".join(f"k{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True))
+LAUGHS = "a: &a [x]\n" + "".join(
+    f"k{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True)
+)
 MERGES = LAUGHS.replace("[x]", "{x: 1}").replace("[*", "{<<: [*").replace("]\n", "]}\n")
 
 
@@ -34,16 +38,26 @@ def lora(path, header, data=b""):
     return str(path)
 
 
-# --- LoRA files ---------------------------------------------------------------------------------------------------------------------
+# --- LoRA files -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("header", [
-    b'{"a": ' + DEEP.encode() + b"}", b'{"a": {"dtype": "F32", "shape": [' + HUGE.encode() + b'], "data_offsets": [0, 0]}}',
-    {"a": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}, {"a": {"dtype": "F32", "shape": "1", "data_offsets": [0, 4]}},
-    {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0.0, 4]}}, {"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}},
-    {"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, {"a": [1]},
-    {"a.alpha": {"dtype": "F64", "shape": [], "data_offsets": [0, 4]}}, {"__metadata__": ["x"]}, {"__metadata__": {"x": 1}}, [1],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "header",
+    [
+        b'{"a": ' + DEEP.encode() + b"}",
+        b'{"a": {"dtype": "F32", "shape": [' + HUGE.encode() + b'], "data_offsets": [0, 0]}}',
+        {"a": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}},
+        {"a": {"dtype": "F32", "shape": "1", "data_offsets": [0, 4]}},
+        {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0.0, 4]}},
+        {"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}},
+        {"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}},
+        {"a": [1]},
+        {"a.alpha": {"dtype": "F64", "shape": [], "data_offsets": [0, 4]}},
+        {"__metadata__": ["x"]},
+        {"__metadata__": {"x": 1}},
+        [1],
+    ],
+)
 def test_a_header_that_is_none_is_refused_and_named(tmp_path, header):
     path = lora(tmp_path / "a.safetensors", header, b"\0" * 4)
     for act in (files.header, metadata.describe, files.load_safetensors):
@@ -54,21 +68,36 @@ def test_a_header_that_is_none_is_refused_and_named(tmp_path, header):
 @pytest.mark.parametrize("shape", [[0, 2**63], [2**62, 0, 8], [2**31, 2**32, 0]])
 def test_an_empty_tensor_too_large_for_any_reader_is_refused(tmp_path, shape):
     whole = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
-    path = lora(tmp_path / "a.safetensors", {"a": whole, "b": {"dtype": "F32", "shape": shape, "data_offsets": [4, 4]}}, b"\0" * 4)
+    path = lora(
+        tmp_path / "a.safetensors",
+        {"a": whole, "b": {"dtype": "F32", "shape": shape, "data_offsets": [4, 4]}},
+        b"\0" * 4,
+    )
     for act in (files.header, metadata.describe, files.load_safetensors):
         with pytest.raises(ValueError, match=r"a\.safetensors is not a whole safetensors file.*'b'"):
             act(path)
 
 
-@pytest.mark.parametrize(("settings", "said"), [
-    ({"rank_pattern": {"(a+)+": 4}}, "too complicated"), ({"alpha_pattern": {"a*a*a*a*b": 4}}, "too complicated"),
-    ({"rank_pattern": {"(": 4}}, "is no pattern"), ({"rank_pattern": ["a"]}, "expected an object"),
-    ({"num_cayley_neumann_terms": 10**9}, "expected a whole number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"rank_pattern": {"(a+)+": 4}}, "too complicated"),
+        ({"alpha_pattern": {"a*a*a*a*b": 4}}, "too complicated"),
+        ({"rank_pattern": {"(": 4}}, "is no pattern"),
+        ({"rank_pattern": ["a"]}, "expected an object"),
+        ({"num_cayley_neumann_terms": 10**9}, "expected a whole number"),
+    ],
+)
 def test_peft_settings_that_would_keep_a_reader_busy_are_refused(settings, said):
     with pytest.raises(ValueError, match=said):
         peft_configs({"adapter_config": json.dumps({"r": 4, **settings})})
-    kept = peft_configs({"adapter_config": json.dumps({"rank_pattern": {"^blocks.0.attn.(to_q|to_k)": 8, "to_v.*": 2}, "lora_alpha": 4})})
+    kept = peft_configs(
+        {
+            "adapter_config": json.dumps(
+                {"rank_pattern": {"^blocks.0.attn.(to_q|to_k)": 8, "to_v.*": 2}, "lora_alpha": 4}
+            )
+        }
+    )
     assert kept[0].scale("blocks.0.attn.to_q") == 0.5 and kept[0].scale("x.to_v_y") == 2.0
 
 
@@ -78,15 +107,28 @@ def test_peft_settings_nested_without_end_are_refused_with_the_file_named(tmp_pa
         metadata.describe(path)
 
 
-# --- states -------------------------------------------------------------------------------------------------------------------------
+# --- states -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change", [
-    {"kind": None}, {"step": -1}, {"step": 5}, {"position": [["a"]]}, {"history": {}}, {"tensors": {}}, {"key": "../x"}, {"order": [1]},
-    {"tensors": {"file": "../x.safetensors", "sha256": ""}}, {"tensors": {"name": "../x", "files": {}}},
-    {"tensors": {"name": "x" * 300, "files": {}}}, {"tensors": {"name": "a\0b", "files": {}}},
-    {"history": {"blocks": ["a\0b"], "loss": [], "rate": [], "norm": [], "validation": []}}, {"effort": {"seconds": "1"}},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": None},
+        {"step": -1},
+        {"step": 5},
+        {"position": [["a"]]},
+        {"history": {}},
+        {"tensors": {}},
+        {"key": "../x"},
+        {"order": [1]},
+        {"tensors": {"file": "../x.safetensors", "sha256": ""}},
+        {"tensors": {"name": "../x", "files": {}}},
+        {"tensors": {"name": "x" * 300, "files": {}}},
+        {"tensors": {"name": "a\0b", "files": {}}},
+        {"history": {"blocks": ["a\0b"], "loss": [], "rate": [], "norm": [], "validation": []}},
+        {"effort": {"seconds": "1"}},
+    ],
+)
 def test_a_record_of_another_form_is_refused_though_its_hash_fits(tmp_path, change):
     folder = tmp_path / "run" / ("0" * 32)
     folder.mkdir(parents=True)
@@ -110,7 +152,9 @@ def test_parts_that_do_not_say_what_they_are(tmp_path, said):
     for rank, shape in enumerate(((2, 3), (2, 4))):
         tensors = {"trained/a": torch.ones(shape)}
         name = '["trained/a"]' if said == "[]" else said
-        files.write_whole(str(tmp_path / f"{rank}.safetensors"), files.safetensors_bytes(tensors, {parts.DIVIDED: name}))
+        files.write_whole(
+            str(tmp_path / f"{rank}.safetensors"), files.safetensors_bytes(tensors, {parts.DIVIDED: name})
+        )
     with pytest.raises(ValueError, match="do not fit together" if said == "[]" else "does not say which"):
         parts.read(sorted(tmp_path.iterdir()))
 
@@ -132,7 +176,7 @@ def test_a_cache_that_can_only_be_read_is_read(tmp_path, monkeypatch):
     assert Cache(tmp_path).read("latents", "ab") is not None
 
 
-# --- workflows and the command line -------------------------------------------------------------------------------------------------
+# --- workflows and the command line -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", [DEEP, f'{{"1": {HUGE}}}'])
@@ -152,7 +196,11 @@ def test_a_title_of_any_form(meta):
 
 @pytest.mark.parametrize("last", ["lora_stack", {}, [1], "\u00b2", HUGE, 1.5, None])
 def test_a_last_node_id_of_any_form(last):
-    data = {"nodes": [{"id": "\u00b2", "type": "Note"}, {"id": "--5", "type": "Note"}], "last_node_id": last, "state": last}
+    data = {
+        "nodes": [{"id": "\u00b2", "type": "Note"}, {"id": "--5", "type": "Note"}],
+        "last_node_id": last,
+        "state": last,
+    }
     assert workflow.parse(data).graph(recorded_catalogue()) == {}
 
 
@@ -168,7 +216,10 @@ def test_a_link_from_a_slot_that_is_not_there(slot):
 
 @pytest.mark.parametrize("nodes", [None, 0, ""])
 def test_a_subgraph_without_nodes(nodes):
-    data = {"nodes": [{"id": 1, "type": "sub"}], "definitions": {"subgraphs": [{"id": "sub", "nodes": nodes, "links": nodes}]}}
+    data = {
+        "nodes": [{"id": 1, "type": "sub"}],
+        "definitions": {"subgraphs": [{"id": "sub", "nodes": nodes, "links": nodes}]},
+    }
     document = workflow.parse(data)
     assert document.class_types() == set() and document.graph(recorded_catalogue()) == {}
 
@@ -215,13 +266,22 @@ def test_an_address_that_no_machine_has_is_said(address):
         _listen(address, 0)
 
 
-# --- datasets -----------------------------------------------------------------------------------------------------------------------
+# --- datasets ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", [
-    f"{LAUGHS}batch_id: *j\n", f"{MERGES}<<: *j\n", "a: &a [*a]\n", "a: !!bool x\n", "a: 2020-99-99\n", "a: !!timestamp x\n",
-    f"a: {HUGE}\n", "a: " + "[" * 3000 + "]" * 3000,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{LAUGHS}batch_id: *j\n",
+        f"{MERGES}<<: *j\n",
+        "a: &a [*a]\n",
+        "a: !!bool x\n",
+        "a: 2020-99-99\n",
+        "a: !!timestamp x\n",
+        f"a: {HUGE}\n",
+        "a: " + "[" * 3000 + "]" * 3000,
+    ],
+)
 def test_yaml_that_is_too_much_is_refused_at_once(text):
     with pytest.raises(ValueError, match=r"x\.yaml is not YAML"):
         load_mapping(text, "x.yaml")
@@ -253,7 +313,10 @@ def dataset(folder, **texts):
 
 
 def test_word_lists_that_name_each_other_without_measure(tmp_path):
-    lists = {f"wildcards__{name}_dot_txt": " ".join([f"__{other}__"] * 40) for name, other in zip("abcdefg", "bcdefgh", strict=True)}
+    lists = {
+        f"wildcards__{name}_dot_txt": " ".join([f"__{other}__"] * 40)
+        for name, other in zip("abcdefg", "bcdefgh", strict=True)
+    }
     read = dataset(tmp_path, a_dot_txt="__a__", wildcards__h_dot_txt="x", **lists)
     with pytest.raises(ValueError, match=r"may draw [0-9,]+ lines of word lists .* at most 1,000"):
         read("wildcards: true")
@@ -272,7 +335,9 @@ def test_a_caption_of_megabytes_is_none(tmp_path):
         dataset(tmp_path, a_dot_txt="x" * (captions.LONGEST + 1))()
 
 
-@pytest.mark.parametrize("text", [f'{{"tags": ["a"], "score": {"9" * 400}}}', f'{{"tags": {DEEP}}}', f'{{"tags": ["a"], "score": {HUGE}}}'])
+@pytest.mark.parametrize(
+    "text", [f'{{"tags": ["a"], "score": {"9" * 400}}}', f'{{"tags": {DEEP}}}', f'{{"tags": ["a"], "score": {HUGE}}}']
+)
 def test_one_json_a_picture_that_no_reader_takes_is_a_problem_of_that_picture(tmp_path, text):
     listed = dataset(tmp_path, a_dot_json=text)()
     assert len(listed.train) == 1 and any("a.json" in problem for problem in listed.problems)
@@ -298,7 +363,7 @@ def test_a_damaged_avif_is_no_picture(tmp_path):
             pictures.open_picture(path)
 
 
-# --- the server's routes ------------------------------------------------------------------------------------------------------------
+# --- the server's routes ----------------------------------------------------------------------------------------------
 
 
 def request(body, charset="utf-8"):
@@ -308,7 +373,9 @@ def request(body, charset="utf-8"):
     return types.SimpleNamespace(text=text)
 
 
-@pytest.mark.parametrize(("body", "charset"), [(DEEP, "utf-8"), (f'{{"a": {HUGE}}}', "utf-8"), ("{}", "none"), ("{", "utf-8")])
+@pytest.mark.parametrize(
+    ("body", "charset"), [(DEEP, "utf-8"), (f'{{"a": {HUGE}}}', "utf-8"), ("{}", "none"), ("{", "utf-8")]
+)
 def test_a_body_that_no_reader_takes_is_refused(body, charset):
     pytest.importorskip("aiohttp")
     from graft_nodes.headless.editor_server import answers

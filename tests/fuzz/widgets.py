@@ -1,4 +1,6 @@
-"""Texts of widgets, which may come with a workflow: stacks, block weights, schedules, patterns, rates, filters, prompts."""
+"""Texts of widgets, which may come with a workflow: stacks, block weights, schedules, patterns, rates, filters,
+prompts.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ from hypothesis import strategies as st
 from .damage import CORPUS, damaged_bytes, damaged_json, text_of
 from .engine import Target
 
-ROWS = '{"version": 1, "rows": [{"file": "a", "on": true, "model": 0.7, "clip": 1.0, "blocks": "in1: 0.5", "schedule": "0-50%"}]}'
+ROWS = (
+    '{"version": 1, "rows": [{"file": "a", "on": true, "model": 0.7, "clip": 1.0, "blocks": "in1: 0.5", "schedule":'
+    ' "0-50%"}]}'
+)
 PARSERS: dict[str, tuple[Callable[[str], Any], tuple[str, ...]]] = {
     "rows": (rows.parse, (ROWS, rows.EMPTY)),
     "block weights": (blocks.parse, ("1,0,0.5", "in1: 0.5, mid: 1", "INALL", "double_blocks.*: 0.5", "1," * 20)),
@@ -28,7 +33,10 @@ PARSERS: dict[str, tuple[Callable[[str], Any], tuple[str, ...]]] = {
     "widths": (schedule.parse_widths, ("0.05 0.10", "0.1", "")),
     "mixture": (lambda text: mixture.given(text, 3), ("1 2 3", "0.5, 0.5, 0", "")),
     "filters": (Filters.parse, tuple(path.read_text("utf-8") for path in sorted((CORPUS / "texts").glob("*.yaml")))),
-    "prompt": (lambda text: prompt_text.choose(text, random.Random(0)), ("a {b|c {d|e}} f", "{{x}}", "\\{a|b\\}", "// note\n{a|b}")),
+    "prompt": (
+        lambda text: prompt_text.choose(text, random.Random(0)),
+        ("a {b|c {d|e}} f", "{{x}}", "\\{a|b\\}", "// note\n{a|b}"),
+    ),
     "file name": (
         lambda text: prompt_text.fill_in(text, lambda *_: "x", datetime(2026, 1, 1)),
         ("%date:yyyy-MM-dd%", "a %Node.seed% b", "%%%"),
@@ -47,11 +55,15 @@ class Widgets(Target):
         """(a parser's name, a text)."""
 
         def of(name: str, texts: tuple[str, ...]) -> st.SearchStrategy[Any]:
-            damaged = damaged_bytes([text.encode() for text in texts], 5).map(lambda body: body.decode("utf-8", "surrogateescape"))
+            damaged = damaged_bytes([text.encode() for text in texts], 5).map(
+                lambda body: body.decode("utf-8", "surrogateescape")
+            )
             count = 300 if name == "filters" else 3000
             deep = st.sampled_from(("{a|", "[", "(", "__a", "%", "//", "{", "!", ",")).map(lambda mark: mark * count)
             json_text = damaged_json([ROWS]).map(text_of).map(bytes.decode)
-            return st.tuples(st.just(name), st.one_of(damaged, damaged, damaged, json_text if name == "rows" else damaged, deep))
+            return st.tuples(
+                st.just(name), st.one_of(damaged, damaged, damaged, json_text if name == "rows" else damaged, deep)
+            )
 
         return st.one_of(*(of(name, texts) for name, (_, texts) in PARSERS.items()))
 

@@ -1,4 +1,6 @@
-"""Workflow files in both formats: read, made a graph, --set applied, checked; every refusal is a WorkflowError that lists what is wrong."""
+"""Workflow files in both formats: read, made a graph, --set applied, checked; every refusal is a WorkflowError that
+lists what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,24 @@ from .engine import Target
 
 ROOT = Path(__file__).resolve().parents[2]
 API = [*sorted((ROOT / "tests/headless").glob("*/*.api.json"))]
-EDITOR = [*sorted((ROOT / "tests/headless/workflows").glob("*.editor.json")), *sorted((ROOT / "example_workflows").glob("*.json"))]
-_LOOKS = ("pos", "size", "flags", "color", "bgcolor", "order", "groups", "extra", "version", "revision", "boundingBox", "localized_name")
+EDITOR = [
+    *sorted((ROOT / "tests/headless/workflows").glob("*.editor.json")),
+    *sorted((ROOT / "example_workflows").glob("*.json")),
+]
+_LOOKS = (
+    "pos",
+    "size",
+    "flags",
+    "color",
+    "bgcolor",
+    "order",
+    "groups",
+    "extra",
+    "version",
+    "revision",
+    "boundingBox",
+    "localized_name",
+)
 
 
 def texts(paths: list[Path]) -> list[str]:
@@ -35,9 +53,27 @@ def texts(paths: list[Path]) -> list[str]:
 def assignments() -> st.SearchStrategy[list[str]]:
     """What may stand behind --set."""
     nodes = st.sampled_from(("1", "2", "3", "KSampler", "a.b", "", "nobody", "Train Step", "12:5", "OddSource"))
-    names = st.sampled_from(("seed", "steps", "text", "cfg", "latent", "flag", "choice", "filename_prefix", "nothing", "model", "a.b"))
+    names = st.sampled_from(
+        ("seed", "steps", "text", "cfg", "latent", "flag", "choice", "filename_prefix", "nothing", "model", "a.b")
+    )
     odd = st.sampled_from(
-        ("", "1", "-1", "true", "null", "[]", "[1, 0]", '["1", 0]', "{}", "NaN", "1e999", "9" * 5000, "[" * 3000, '"x', "euler")
+        (
+            "",
+            "1",
+            "-1",
+            "true",
+            "null",
+            "[]",
+            "[1, 0]",
+            '["1", 0]',
+            "{}",
+            "NaN",
+            "1e999",
+            "9" * 5000,
+            "[" * 3000,
+            '"x',
+            "euler",
+        )
     )
     values = st.one_of(odd, st.text(max_size=10), st.integers().map(str), st.floats().map(str))
     good = st.builds(lambda node, name, value: f"{node}.{name}={value}", nodes, names, values)
@@ -60,7 +96,9 @@ class ApiWorkflows(Target):
         """(a file's bytes, assignments)."""
         trees = texts(self.files)
         damaged = damaged_json(trees, 4).map(text_of)
-        return st.tuples(st.one_of(damaged, damaged, damaged, damaged_bytes([text.encode() for text in trees])), assignments())
+        return st.tuples(
+            st.one_of(damaged, damaged, damaged, damaged_bytes([text.encode() for text in trees])), assignments()
+        )
 
     def attempt(self, case: Any) -> None:
         """As `run` does it up to the host."""

@@ -1,4 +1,6 @@
-"""Writes the corpus that the fuzzing begins from: python -m graft_nodes.tests.fuzz.write_corpus. Its files are committed."""
+"""Writes the corpus that the fuzzing begins from: python -m graft_nodes.tests.fuzz.write_corpus. Its files are
+committed.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,11 @@ def loras() -> dict[str, tuple[dict[str, torch.Tensor], dict[str, str]]]:
         "ss_todo_factor": "2",
         "ss_ema_decay": "0.99",
     }
-    peft = {f"transformer.{part}.lora_{side}.weight": drawn(*shape) for part in "qkv" for side, shape in (("A", (2, 6)), ("B", (4, 2)))}
+    peft = {
+        f"transformer.{part}.lora_{side}.weight": drawn(*shape)
+        for part in "qkv"
+        for side, shape in (("A", (2, 6)), ("B", (4, 2)))
+    }
     settings = {
         "transformer.r": 2,
         "transformer.lora_alpha": 4,
@@ -64,7 +70,11 @@ def loras() -> dict[str, tuple[dict[str, torch.Tensor], dict[str, str]]]:
         "lycoris_conv.lora_mid.weight": drawn(2, 2, 3, 3),
         "lycoris_conv.lora_down.weight": drawn(2, 4, 1, 1),
     }
-    loha = {f"lora_unet_to_q.hada_w{n}_{side}": drawn(*shape) for n in "12" for side, shape in (("a", (8, 2)), ("b", (2, 6)))}
+    loha = {
+        f"lora_unet_to_q.hada_w{n}_{side}": drawn(*shape)
+        for n in "12"
+        for side, shape in (("a", (8, 2)), ("b", (2, 6)))
+    }
     lokr = {
         "lora_unet_to_q.lokr_w1": drawn(2, 2),
         "lora_unet_to_q.lokr_w2": drawn(4, 3),
@@ -72,7 +82,10 @@ def loras() -> dict[str, tuple[dict[str, torch.Tensor], dict[str, str]]]:
         "lora_unet_qkv.lokr_w1_b": drawn(1, 2),
         "lora_unet_qkv.lokr_w2": drawn(4, 3),
     }
-    dora = {**{key: tensor for key, tensor in kohya.items() if "to_q" in key}, "lora_unet_to_q.dora_scale": drawn(8, 1) + 1}
+    dora = {
+        **{key: tensor for key, tensor in kohya.items() if "to_q" in key},
+        "lora_unet_to_q.dora_scale": drawn(8, 1) + 1,
+    }
     turned = {
         "lora_unet_to_q.oft_blocks": drawn(2, 4, 4),
         "transformer.q.oft_R.weight": drawn(2, 3),
@@ -93,7 +106,11 @@ def loras() -> dict[str, tuple[dict[str, torch.Tensor], dict[str, str]]]:
         "diffusion_model.norm.b_norm": drawn(8),
         "diffusion_model.conv.set_weight": drawn(8, 4, 3, 3),
     }
-    ia3 = {"lora_unet_to_q.weight": drawn(8, 1), "lora_unet_to_q.on_input": torch.tensor(False), "transformer.qkv.ia3_l": drawn(12, 1)}
+    ia3 = {
+        "lora_unet_to_q.weight": drawn(8, 1),
+        "lora_unet_to_q.on_input": torch.tensor(False),
+        "transformer.qkv.ia3_l": drawn(12, 1),
+    }
     odd = {
         "lora_unet_to_q.diff": torch.zeros(0, 6),
         "lora_te_x.lora_up.weight": drawn(2, 1).half(),
@@ -131,25 +148,43 @@ def states(place: Path) -> dict[str, bytes]:
     ema = EMASettings("ramp", snapshots=2, widths=(0.1, 0.2))
     start = begin(denoiser.module, type(plain.start)("model", dataset.digest, adapter, ema, 3), plain.settings)
     kept = store.Store(place, "run", {"torch": "1"})
-    outcome = runs.run(start, 4, lambda: nullcontext(denoiser), dataset, kept, Watch(validate_every=2, snapshot_every=3))
+    outcome = runs.run(
+        start, 4, lambda: nullcontext(denoiser), dataset, kept, Watch(validate_every=2, snapshot_every=3)
+    )
     saved.save(outcome.state, place, "saved", 60, {"torch": "1"})
-    return {path.relative_to(place).as_posix(): path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}
+    return {
+        path.relative_to(place).as_posix(): path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()
+    }
 
 
 def pictures() -> dict[str, bytes]:
     """Small pictures of every format and mode."""
     found = {}
     for mode in ("RGB", "RGBA", "L", "LA", "P", "1", "I;16", "CMYK"):
-        for suffix, kind in ((".png", "PNG"), (".jpg", "JPEG"), (".webp", "WEBP"), (".gif", "GIF"), (".bmp", "BMP"), (".avif", "AVIF")):
-            if (mode, kind) in (("RGB", "AVIF"), ("RGBA", "WEBP"), ("P", "GIF"), ("RGB", "BMP"), ("CMYK", "JPEG"), ("L", "JPEG")) or (
-                kind == "PNG" and mode != "CMYK"
-            ):
+        for suffix, kind in (
+            (".png", "PNG"),
+            (".jpg", "JPEG"),
+            (".webp", "WEBP"),
+            (".gif", "GIF"),
+            (".bmp", "BMP"),
+            (".avif", "AVIF"),
+        ):
+            if (mode, kind) in (
+                ("RGB", "AVIF"),
+                ("RGBA", "WEBP"),
+                ("P", "GIF"),
+                ("RGB", "BMP"),
+                ("CMYK", "JPEG"),
+                ("L", "JPEG"),
+            ) or (kind == "PNG" and mode != "CMYK"):
                 size = (24, 16) if mode != "L" else (16, 24)
                 picture = Image.linear_gradient("L").resize(size).convert("RGB" if mode in ("I;16",) else mode)
                 picture = Image.new("I;16", size, 40000) if mode == "I;16" else picture
                 out, exif = io.BytesIO(), Image.Exif()
                 exif[0x0112] = 6
-                picture.save(out, format=kind, **({"exif": exif.tobytes()} if kind in ("JPEG", "PNG") and mode != "1" else {}))
+                picture.save(
+                    out, format=kind, **({"exif": exif.tobytes()} if kind in ("JPEG", "PNG") and mode != "1" else {})
+                )
                 found[f"{mode.replace(';', '-')}{suffix}".lower()] = out.getvalue()
     return found
 
@@ -194,7 +229,9 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as place:
         kinds = {
-            "loras": {f"{name}.safetensors": b"".join(safetensors_bytes(*content)) for name, content in loras().items()},
+            "loras": {
+                f"{name}.safetensors": b"".join(safetensors_bytes(*content)) for name, content in loras().items()
+            },
             "states": {name.replace("/", "__"): body for name, body in states(Path(place)).items()},
             "pictures": pictures(),
             "texts": texts(),

@@ -1,6 +1,9 @@
-"""The command line in a process of its own, with the nodes of odd_nodes.py in its host: python drive.py run WORKFLOW.json …
+"""The command line in a process of its own, with the nodes of odd_nodes.py in its host: python drive.py run
+WORKFLOW.json …
 
-With GRAFT_TEST_COMFYUI the host is that checkout (opened on the CPU, its folders in a temporary place), else the embedded one."""
+With GRAFT_TEST_COMFYUI the host is that checkout (opened on the CPU, its folders in a temporary place), else the
+embedded one.
+"""
 
 import os
 import sys

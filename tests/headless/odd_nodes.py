@@ -1,6 +1,8 @@
-"""Nodes for the headless tests: every kind of input that the editor treats in its own way, and nodes that are slow, fail, or write files.
+"""Nodes for the headless tests: every kind of input that the editor treats in its own way, and nodes that are slow,
+fail, or write files.
 
-It is a node pack of its own (ComfyUI loads it as a custom node), so that the editor's export of it can be recorded."""
+It is a node pack of its own (ComfyUI loads it as a custom node), so that the editor's export of it can be recorded.
+"""
 
 import os
 import time
@@ -64,7 +66,9 @@ class OddSource:
 
     @classmethod
     def INPUT_TYPES(cls):
-        return {"required": {"text": ("STRING", {"default": "t"}), "number": ("INT", {"default": 5, "min": 0, "max": 100})}}
+        return {
+            "required": {"text": ("STRING", {"default": "t"}), "number": ("INT", {"default": 5, "min": 0, "max": 100})}
+        }
 
     def run(self, text, number):
         return (text, number, {"samples": None}, None)
@@ -82,7 +86,12 @@ class OddSink:
     def INPUT_TYPES(cls):
         return {
             "required": {"name": ("STRING", {"default": "note"})},
-            "optional": {"text": ("STRING", {"forceInput": True}), "anything": ("*",), "image": ("IMAGE",), "latent": ("LATENT",)},
+            "optional": {
+                "text": ("STRING", {"forceInput": True}),
+                "anything": ("*",),
+                "image": ("IMAGE",),
+                "latent": ("LATENT",),
+            },
         }
 
     @classmethod

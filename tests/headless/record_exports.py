@@ -1,7 +1,8 @@
-"""Records the front end's own API export of every editor workflow in workflows/, with the schemas of the nodes that they use.
+"""Records the front end's own API export of every editor workflow in workflows/, with the schemas of the nodes that
+they use.
 
-Not a test: run it by hand, with Playwright and a Chromium, against a running ComfyUI that serves the front end to record and has
-odd_nodes.py among its custom nodes:
+Not a test: run it by hand, with Playwright and a Chromium, against a running ComfyUI that serves the front end to
+record and has odd_nodes.py among its custom nodes:
 
     python tests/headless/record_exports.py http://127.0.0.1:8188 --chromium /usr/bin/chromium
 
@@ -37,7 +38,9 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=arguments.chromium, args=["--no-sandbox"])
         page = browser.new_page()
         page.goto(arguments.url)
-        page.wait_for_function("window.app && window.app.vueAppReady !== false && window.app.extensionManager && window.app.graph")
+        page.wait_for_function(
+            "window.app && window.app.vueAppReady !== false && window.app.extensionManager && window.app.graph"
+        )
         page.wait_for_timeout(3000)
         version = page.evaluate("window.__COMFYUI_FRONTEND_VERSION__")
         for path in paths:
@@ -59,7 +62,11 @@ def write_schemas(url: str, version: str) -> None:
     """Keep what /object_info says of the nodes in the recorded exports (without tooltips)."""
     with urllib.request.urlopen(f"{url}/object_info") as answer:
         everything = json.load(answer)
-    used = {node["class_type"] for path in FOLDER.glob("*.api.json") for node in json.loads(path.read_text(encoding="utf-8")).values()}
+    used = {
+        node["class_type"]
+        for path in FOLDER.glob("*.api.json")
+        for node in json.loads(path.read_text(encoding="utf-8")).values()
+    }
     for path in FOLDER.glob("*.editor.json"):
         workflow = json.loads(path.read_text(encoding="utf-8"))
         sheets = [workflow, *workflow.get("definitions", {}).get("subgraphs", [])]
@@ -69,7 +76,12 @@ def write_schemas(url: str, version: str) -> None:
         info = everything[name]
         kinds = [kind for kind in ("required", "optional") if kind in info["input"]]
         inputs = {kind: {key: _plain(entry) for key, entry in info["input"][kind].items()} for kind in kinds}
-        found[name] = {"title": info["display_name"], "inputs": inputs, "outputs": info["output"], "output_node": info["output_node"]}
+        found[name] = {
+            "title": info["display_name"],
+            "inputs": inputs,
+            "outputs": info["output"],
+            "output_node": info["output_node"],
+        }
     text = json.dumps({"frontend": version, "nodes": found}, indent=1, ensure_ascii=False)
     (FOLDER / "schemas.json").write_text(text + "\n", encoding="utf-8")
 

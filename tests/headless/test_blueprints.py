@@ -14,7 +14,9 @@ DEMO = {"MODEL": 0, "CLIP": 1, "VAE": 2}  # GraftDemo's outputs
 
 
 def wired(path, **widgets):
-    """The blueprint as the editor saves it once it stands in a graph: GraftDemo in its sockets, these values in its widgets."""
+    """The blueprint as the editor saves it once it stands in a graph: GraftDemo in its sockets, these values in its
+    widgets.
+    """
     data = json.loads(path.read_text(encoding="utf-8"))
     (node,) = data["nodes"]
     shown = [slot["name"] for slot in node["inputs"] if "widget" in slot]
@@ -26,8 +28,12 @@ def wired(path, **widgets):
         if slot["type"] in DEMO:
             slot["link"] = 100 + number
             data["links"].append([100 + number, 50, DEMO[slot["type"]], node["id"], number, slot["type"]])
-    outputs = [{"name": kind, "type": kind, "links": [link[0] for link in data["links"] if link[5] == kind]} for kind in DEMO]
-    data["nodes"].append({"id": 50, "type": "GraftDemo", "pos": [0, 0], "size": [200, 80], "mode": 0, "inputs": [], "outputs": outputs})
+    outputs = [
+        {"name": kind, "type": kind, "links": [link[0] for link in data["links"] if link[5] == kind]} for kind in DEMO
+    ]
+    data["nodes"].append(
+        {"id": 50, "type": "GraftDemo", "pos": [0, 0], "size": [200, 80], "mode": 0, "inputs": [], "outputs": outputs}
+    )
     return data
 
 
@@ -64,15 +70,29 @@ def test_the_training_blueprint_trains_and_saves_a_lora(host, graph_of):
     for path in sorted((ROOT / "demo" / "concept").iterdir())[:16]:
         shutil.copy(path, folder)
     (path,) = (path for path in BLUEPRINTS if path.stem.startswith("Train"))
-    given = {"folder": "blueprint", "resolution": 64, "rank": 2, "steps": 2, "batch_size": 2, "run": "whole", "prefix": "loras/whole"}
+    given = {
+        "folder": "blueprint",
+        "resolution": 64,
+        "rank": 2,
+        "steps": 2,
+        "batch_size": 2,
+        "run": "whole",
+        "prefix": "loras/whole",
+    }
     graph, problems = graph_of(wired(path, **given))
     assert problems == []
     for kind, names in (
-        ("GraftDataset", ("folder", "resolution")), ("GraftAdapter", ("rank",)), ("GraftOptimizer", ("batch_size",)),
-        ("TrainStep", ("steps",)), ("GraftTrainStart", ("run",)), ("GraftSaveLoRA", ("prefix",)),
+        ("GraftDataset", ("folder", "resolution")),
+        ("GraftAdapter", ("rank",)),
+        ("GraftOptimizer", ("batch_size",)),
+        ("TrainStep", ("steps",)),
+        ("GraftTrainStart", ("run",)),
+        ("GraftSaveLoRA", ("prefix",)),
     ):
         assert {name: of(graph, kind)[1][name] for name in names} == {name: given[name] for name in names}
-    result = host.run(graph, capture={"model": [of(graph, "EMAMerge")[0], 0], "chart": [of(graph, "GraftLossPlot")[0], 0]})
+    result = host.run(
+        graph, capture={"model": [of(graph, "EMAMerge")[0], 0], "chart": [of(graph, "GraftLossPlot")[0], 0]}
+    )
     assert result["success"], result["errors"]
     assert list((Path(host.output) / "loras").glob("whole*.safetensors")), "the LoRA is saved where the prefix says"
     assert result["captured"]["chart"].shape[-1] == 3

@@ -17,7 +17,9 @@ DRIVE = Path(__file__).parent / "drive.py"
 SOURCE = {"class_type": "OddSource", "inputs": {"text": "hello", "number": 3}, "_meta": {"title": "the source"}}
 SINK = {"class_type": "OddSink", "inputs": {"name": "out", "text": ["1", 0]}}
 # Each real ComfyUI takes some ten seconds to start: there, only what depends on the host is run.
-any_host = pytest.mark.skipif("GRAFT_TEST_COMFYUI" in os.environ, reason="does not depend on the host; the embedded one has run it")
+any_host = pytest.mark.skipif(
+    "GRAFT_TEST_COMFYUI" in os.environ, reason="does not depend on the host; the embedded one has run it"
+)
 GOOD = {"1": SOURCE, "2": SINK}
 
 
@@ -61,7 +63,9 @@ def test_a_file_is_named_once_however_the_output_folder_is_spelt(place):
     graph = {"1": image, "2": {"class_type": "SaveImage", "inputs": {"images": ["1", 0], "filename_prefix": "p"}}}
     words, how = command(place, graph, "run", "w.json", "--output", "in/../out")
     done = subprocess.run(words, timeout=120, check=False, **how)
-    assert [line for line in done.stdout.splitlines() if line.startswith("wrote ")] == [f"wrote {place / 'out' / 'p_00001_.png'}"]
+    assert [line for line in done.stdout.splitlines() if line.startswith("wrote ")] == [
+        f"wrote {place / 'out' / 'p_00001_.png'}"
+    ]
 
 
 @any_host
@@ -70,7 +74,9 @@ def test_in_custom_nodes_the_folder_s_own_name_is_the_command(place):
     folder = place / "custom_nodes" / "ComfyUI-Graft"
     folder.parent.mkdir()
     folder.symlink_to(Path(hosts.PACKAGE).resolve())
-    (place / "sitecustomize.py").write_text("import sys\nsys.meta_path[:] = [one for one in sys.meta_path if 'editable' not in repr(one)]")
+    (place / "sitecustomize.py").write_text(
+        "import sys\nsys.meta_path[:] = [one for one in sys.meta_path if 'editable' not in repr(one)]"
+    )
     _, how = command(place, GOOD)
     how |= {"cwd": folder.parent, "env": {**how["env"], "PYTHONPATH": str(place)}}
     words = [sys.executable, "-m", "ComfyUI-Graft"]
@@ -84,7 +90,12 @@ def test_set_and_json(place):
     status, out, err = run(place, GOOD, "--json", "--set", "the source.text=changed", "--set", "2.name=other")
     report = json.loads(out)
     assert status == 0, err
-    assert report["status"] == "done" and report["errors"] == [] and report["seconds"] > 0 and report["device"].startswith("cpu")
+    assert (
+        report["status"] == "done"
+        and report["errors"] == []
+        and report["seconds"] > 0
+        and report["device"].startswith("cpu")
+    )
     assert report["files"] == [str(place / "out" / "other.txt")] and report["outputs"]["2"]["text"] == ["changed"]
     assert (place / "out" / "other.txt").read_text() == "changed"
     assert "host: " in err and "node 1" in err
@@ -102,8 +113,14 @@ def test_everything_that_is_wrong_is_listed_and_nothing_runs(place):
     status, out, err = run(place, bad, "--json", "--set", "1.nothing=1")
     assert status == 2 and list((place / "out").iterdir()) == []
     for expected in (
-        "(7 errors)", "--set 1.nothing=1", "1000 is above the maximum 100", "required input is missing", "expected STRING, got LATENT",
-        "no node 'NoSuchNode'", "the links make a cycle", "'not plain' is not a plain name",
+        "(7 errors)",
+        "--set 1.nothing=1",
+        "1000 is above the maximum 100",
+        "required input is missing",
+        "expected STRING, got LATENT",
+        "no node 'NoSuchNode'",
+        "the links make a cycle",
+        "'not plain' is not a plain name",
     ):
         assert expected in err, expected
     report = json.loads(out)
@@ -113,7 +130,10 @@ def test_everything_that_is_wrong_is_listed_and_nothing_runs(place):
 
 
 def test_a_node_that_fails_is_named(place):
-    broken = {"1": {"class_type": "OddFailure", "inputs": {"message": "it broke"}, "_meta": {"title": "doomed"}}, "2": SINK}
+    broken = {
+        "1": {"class_type": "OddFailure", "inputs": {"message": "it broke"}, "_meta": {"title": "doomed"}},
+        "2": SINK,
+    }
     status, out, err = run(place, broken, "--json")
     assert status == 1 and 'node 1 "doomed" (OddFailure) failed: ValueError: it broke' in err and "Traceback" not in err
     (error,) = json.loads(out)["errors"]
@@ -143,7 +163,9 @@ def test_an_interruption_lets_the_node_save_and_says_how_to_go_on(place, number)
 
 @any_host
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are sent differently there")
-@pytest.mark.parametrize("words", [("run", "w.json"), ("doctor",), ("editor", "--no-browser", "--port", "0")], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "words", [("run", "w.json"), ("doctor",), ("editor", "--no-browser", "--port", "0")], ids=lambda words: words[0]
+)
 def test_a_termination_while_the_host_opens_is_an_interruption(place, words):
     _, how = command(place, GOOD)
     code = (  # the signal comes inside of an import, in code that a string holds, as that of a dataclass
@@ -165,10 +187,14 @@ def test_a_stop_that_an_import_swallows_ends_the_opening_all_the_same(place):
 
 
 @any_host
-@pytest.mark.parametrize("words", [("run", "w.json"), ("doctor",), ("editor", "--no-browser", "--port", "0")], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "words", [("run", "w.json"), ("doctor",), ("editor", "--no-browser", "--port", "0")], ids=lambda words: words[0]
+)
 def test_an_output_that_can_be_no_folder_is_said(place, words):
     _, how = command(place, GOOD)
-    done = subprocess.run([sys.executable, "-m", "graft_nodes", *words, "--cpu", "--output", "w.json"], timeout=120, check=False, **how)
+    done = subprocess.run(
+        [sys.executable, "-m", "graft_nodes", *words, "--cpu", "--output", "w.json"], timeout=120, check=False, **how
+    )
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert f"graft_nodes: the folder {place / 'w.json'} cannot be made: " in done.stderr
 
@@ -176,8 +202,19 @@ def test_an_output_that_can_be_no_folder_is_said(place, words):
 @any_host
 def test_an_editor_workflow_runs_too(place):
     nodes = [
-        {"id": 1, "type": "OddSource", "outputs": [{"name": "STRING", "type": "STRING"}], "widgets_values": ["from the editor", 4]},
-        {"id": 2, "type": "OddSink", "inputs": [{"name": "text", "type": "STRING", "link": 1}], "widgets_values": ["x"], "title": "end"},
+        {
+            "id": 1,
+            "type": "OddSource",
+            "outputs": [{"name": "STRING", "type": "STRING"}],
+            "widgets_values": ["from the editor", 4],
+        },
+        {
+            "id": 2,
+            "type": "OddSink",
+            "inputs": [{"name": "text", "type": "STRING", "link": 1}],
+            "widgets_values": ["x"],
+            "title": "end",
+        },
         {"id": 3, "type": "Note", "widgets_values": ["a note"]},
         {"id": 4, "type": "NoSuchNode", "mode": 4},
     ]
@@ -192,7 +229,11 @@ def test_an_editor_workflow_runs_too(place):
         (("run", "none.json"), 2, "none.json: cannot be read"),
         (("run", "w.json", "--input", "nowhere"), 1, "--input nowhere: no such folder"),
         (("run", "w.json", "--comfyui", "in"), 1, "(named by --comfyui) is not a ComfyUI"),
-        (("editor", "--front-end-root", "in", "--no-browser"), 1, "in is not ComfyUI's front end: it has no index.html"),
+        (
+            ("editor", "--front-end-root", "in", "--no-browser"),
+            1,
+            "in is not ComfyUI's front end: it has no index.html",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_said(place, monkeypatch, capsys, options, status, expected):
@@ -213,8 +254,24 @@ def test_a_command_line_that_makes_no_sense_is_invalid(options, capsys):
 def test_doctor_whatever_lies_in_the_current_folder(place):
     (place / "nodes.py").write_text("raise SystemExit(77)")
     _, how = command(place, None)
-    words = [sys.executable, "-m", "graft_nodes", "doctor", "--embedded", "--cpu", "--input", "in", "--output", "out", "--json"]
+    words = [
+        sys.executable,
+        "-m",
+        "graft_nodes",
+        "doctor",
+        "--embedded",
+        "--cpu",
+        "--input",
+        "in",
+        "--output",
+        "out",
+        "--json",
+    ]
     done = subprocess.run(words, timeout=120, check=False, **how)
     report = json.loads(done.stdout)
     assert done.returncode == 0 and report["ok"] and report["device"].startswith("cpu")
-    assert report["versions"]["torch"] and report["dtypes"]["float32"] == "computes" and report["folders"]["output"] == str(place / "out")
+    assert (
+        report["versions"]["torch"]
+        and report["dtypes"]["float32"] == "computes"
+        and report["folders"]["output"] == str(place / "out")
+    )

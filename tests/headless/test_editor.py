@@ -17,10 +17,18 @@ def recorded_catalogue():
     nodes = json.loads((FOLDER / "schemas.json").read_text(encoding="utf-8"))["nodes"]
 
     def make(name, info):
-        inputs = {kind: {key: tuple(entry) for key, entry in entries.items()} for kind, entries in info["inputs"].items()}
-        return type(name, (), {"INPUT_TYPES": lambda: inputs, "RETURN_TYPES": tuple(info["outputs"]), "OUTPUT_NODE": info["output_node"]})
+        inputs = {
+            kind: {key: tuple(entry) for key, entry in entries.items()} for kind, entries in info["inputs"].items()
+        }
+        return type(
+            name,
+            (),
+            {"INPUT_TYPES": lambda: inputs, "RETURN_TYPES": tuple(info["outputs"]), "OUTPUT_NODE": info["output_node"]},
+        )
 
-    return catalogue({name: make(name, info) for name, info in nodes.items()}, {name: info["title"] for name, info in nodes.items()})
+    return catalogue(
+        {name: make(name, info) for name, info in nodes.items()}, {name: info["title"] for name, info in nodes.items()}
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -63,7 +71,9 @@ def test_a_loop_of_reroutes_is_an_error():
         {"id": 2, "type": "Reroute", "inputs": [{**wire, "link": 1}]},
         {"id": 3, "type": "OddSink", "inputs": [{"name": "text", "type": "STRING", "link": 3}]},
     ]
-    assert "make a cycle" in refused({"nodes": nodes, "links": [[1, 1, 0, 2, 0, "*"], [2, 2, 0, 1, 0, "*"], [3, 2, 0, 3, 0, "STRING"]]})
+    assert "make a cycle" in refused(
+        {"nodes": nodes, "links": [[1, 1, 0, 2, 0, "*"], [2, 2, 0, 1, 0, "*"], [3, 2, 0, 3, 0, "STRING"]]}
+    )
 
 
 def test_a_subgraph_inside_itself_is_an_error():
@@ -82,7 +92,10 @@ def test_a_subgraph_inside_itself_is_an_error():
         ({"nodes": [{"id": 1, "type": "OddSink", "inputs": {"text": 1}}]}, "'inputs' is not a list of slots"),
         ({"nodes": [{"id": 2, "type": "OddSink", "outputs": [1]}]}, "'outputs' is not a list of slots"),
         ({"nodes": [], "links": [[1, 2]]}, "not a link: [1, 2]"),
-        ({"nodes": [], "links": {}, "definitions": {"subgraphs": [{"id": "x", "nodes": 4}]}}, "subgraph x: 'nodes' is not a list"),
+        (
+            {"nodes": [], "links": {}, "definitions": {"subgraphs": [{"id": "x", "nodes": 4}]}},
+            "subgraph x: 'nodes' is not a list",
+        ),
         ({"nodes": [], "definitions": []}, "'definitions' is not"),
     ],
 )

@@ -1,4 +1,6 @@
-"""The example workflows: what we make of the editor's JSON is what the front end (1.49.6, on ComfyUI 0.33.0) itself exported of it."""
+"""The example workflows: what we make of the editor's JSON is what the front end (1.49.6, on ComfyUI 0.33.0) itself
+exported of it.
+"""
 
 import json
 from pathlib import Path
@@ -26,7 +28,11 @@ def test_an_example_has_a_picture_and_reads_well(path):
     data = json.loads(path.read_text(encoding="utf-8"))
     assert path.with_suffix(".jpg").stat().st_size < 600_000
     assert data["groups"] and any(node["type"] == "MarkdownNote" for node in data["nodes"])
-    boxes = [(*node["pos"], node["pos"][0] + node["size"][0], node["pos"][1] + node["size"][1]) for node in data["nodes"]]
+    boxes = [
+        (*node["pos"], node["pos"][0] + node["size"][0], node["pos"][1] + node["size"][1]) for node in data["nodes"]
+    ]
     for number, (left, top, right, bottom) in enumerate(boxes):
         for other in boxes[number + 1 :]:
-            assert right <= other[0] or other[2] <= left or bottom <= other[1] - 30 or other[3] <= top - 30, "two nodes overlap"
+            assert right <= other[0] or other[2] <= left or bottom <= other[1] - 30 or other[3] <= top - 30, (
+                "two nodes overlap"
+            )

@@ -40,11 +40,20 @@ def test_a_link_into_custom_nodes_counts_as_installed(tmp_path):
 @pytest.mark.parametrize("by", ["--comfyui", "COMFYUI_PATH"])
 def test_a_named_folder_that_is_no_comfyui_is_an_error_not_ignored(tmp_path, by):
     (tmp_path / "nodes.py").write_text("")
-    with pytest.raises(HostError, match=rf"named by {by}\) is not a ComfyUI: it has no comfy/model_management.py, execution.py"):
+    with pytest.raises(
+        HostError, match=rf"named by {by}\) is not a ComfyUI: it has no comfy/model_management.py, execution.py"
+    ):
         hosts.choose(str(tmp_path) if by == "--comfyui" else None, False, {"COMFYUI_PATH": str(tmp_path)})
 
 
 def test_missing_requirements_are_listed(tmp_path):
-    lines = ["numpy>=1", "# a comment", "no-such-package-a==1.0", "no-such-package-b[x]~=2 ; python_version>'3'", "", ""]
+    lines = [
+        "numpy>=1",
+        "# a comment",
+        "no-such-package-a==1.0",
+        "no-such-package-b[x]~=2 ; python_version>'3'",
+        "",
+        "",
+    ]
     (tmp_path / "requirements.txt").write_text("\n".join(lines))
     assert hosts.missing_requirements(tmp_path) == ["no-such-package-a", "no-such-package-b"]

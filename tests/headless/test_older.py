@@ -1,4 +1,6 @@
-"""A workflow that the first version of Graft saved: it opens and runs as it was meant, and what came since has its default."""
+"""A workflow that the first version of Graft saved: it opens and runs as it was meant, and what came since has its
+default.
+"""
 
 import json
 from pathlib import Path

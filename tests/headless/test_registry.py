@@ -1,4 +1,6 @@
-"""What is sent to ComfyUI's registry, all that is tracked but for .comfyignore, runs; pyproject.toml says what the registry expects."""
+"""What is sent to ComfyUI's registry, all that is tracked but for .comfyignore, runs; pyproject.toml says what the
+registry expects.
+"""
 
 import json
 import os
@@ -11,7 +13,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.skipif("GRAFT_TEST_COMFYUI" in os.environ, reason="does not depend on the host; the embedded one has run it")
+pytestmark = pytest.mark.skipif(
+    "GRAFT_TEST_COMFYUI" in os.environ, reason="does not depend on the host; the embedded one has run it"
+)
 
 
 def listed(*options):
@@ -21,7 +25,14 @@ def listed(*options):
 
 def test_what_is_sent_runs_and_holds_no_tests(tmp_path):
     ignored = listed("--cached", "--ignored", "--exclude-from=.comfyignore")
-    assert {name.partition("/")[0] for name in ignored} == {".ci", "benchmarks", "constraints.txt", "dev.py", "requirements", "tests"}
+    assert {name.partition("/")[0] for name in ignored} == {
+        ".ci",
+        "benchmarks",
+        "constraints.txt",
+        "dev.py",
+        "requirements",
+        "tests",
+    }
     for name in listed() - ignored:
         if (ROOT / name).is_file():
             (tmp_path / "graft" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -72,11 +72,18 @@ def test_formats_are_told_apart():
     assert not workflow.parse(graph).is_editor
     assert workflow.parse({"prompt": graph, "client_id": "x"}).data == graph
     assert workflow.parse({"nodes": [], "links": []}).is_editor
-    assert workflow.parse({"nodes": sink()}).graph(LOOK_UP)["nodes"]["class_type"] == "OddSink", "a node may have any id"
+    assert workflow.parse({"nodes": sink()}).graph(LOOK_UP)["nodes"]["class_type"] == "OddSink", (
+        "a node may have any id"
+    )
 
 
 def test_a_valid_graph_has_no_problems():
-    assert check({"1": source(), "2": sink(text=["1", 0], anything=["1", 3], image=["1", 3]), "3": source(number=["1", 1])}) == []
+    assert (
+        check(
+            {"1": source(), "2": sink(text=["1", 0], anything=["1", 3], image=["1", 3]), "3": source(number=["1", 1])}
+        )
+        == []
+    )
 
 
 def test_links_may_name_nodes_by_number():
@@ -84,23 +91,47 @@ def test_links_may_name_nodes_by_number():
 
 
 def test_every_error_is_listed_at_once():
-    found = check({
-        "1": source(number=101),
-        "2": {"class_type": "Unknown", "inputs": {"x": ["1", 0]}, "_meta": {"title": "mine"}},
-        "3": {"inputs": {}},
-        "4": sink(text=["1", 2], image=["1", 9], latent=["77", 0], anything=["2", 0]),
-        "5": {"class_type": "OddPass", "inputs": {"image": ["6", 1], "latent": ["6", 0], "amount": "much"}},
-        "6": {"class_type": "OddPass", "inputs": {"image": ["5", 1], "latent": ["5", 0], "amount": 1}},
-        "7": sink(latent=["6", 0]),
-        "8": {"class_type": "OddSink", "inputs": {"text": [1, 2, 3]}},
-        "9": {"class_type": "OddWidgets", "inputs": {
-            "seed": 1, "latent": ["1", 2], "plain_seed": 1, "ratio": -1, "flag": "false", "text": "", "choice": "four", "forced": ["1", 0],
-            "turning": "x"}},
-        "10": sink(text=["9", 0]),
-    })
+    found = check(
+        {
+            "1": source(number=101),
+            "2": {"class_type": "Unknown", "inputs": {"x": ["1", 0]}, "_meta": {"title": "mine"}},
+            "3": {"inputs": {}},
+            "4": sink(text=["1", 2], image=["1", 9], latent=["77", 0], anything=["2", 0]),
+            "5": {"class_type": "OddPass", "inputs": {"image": ["6", 1], "latent": ["6", 0], "amount": "much"}},
+            "6": {"class_type": "OddPass", "inputs": {"image": ["5", 1], "latent": ["5", 0], "amount": 1}},
+            "7": sink(latent=["6", 0]),
+            "8": {"class_type": "OddSink", "inputs": {"text": [1, 2, 3]}},
+            "9": {
+                "class_type": "OddWidgets",
+                "inputs": {
+                    "seed": 1,
+                    "latent": ["1", 2],
+                    "plain_seed": 1,
+                    "ratio": -1,
+                    "flag": "false",
+                    "text": "",
+                    "choice": "four",
+                    "forced": ["1", 0],
+                    "turning": "x",
+                },
+            },
+            "10": sink(text=["9", 0]),
+        }
+    )
     assert [(node, name) for node, name, _ in messages(found)] == [
-        ("1", "number"), ("2", ""), ("3", ""), ("4", "image"), ("4", "latent"), ("4", "text"), ("5", ""), ("5", "amount"),
-        ("8", "name"), ("8", "text"), ("9", "choice"), ("9", "flag"), ("9", "ratio"),
+        ("1", "number"),
+        ("2", ""),
+        ("3", ""),
+        ("4", "image"),
+        ("4", "latent"),
+        ("4", "text"),
+        ("5", ""),
+        ("5", "amount"),
+        ("8", "name"),
+        ("8", "text"),
+        ("9", "choice"),
+        ("9", "flag"),
+        ("9", "ratio"),
     ]
     text = "\n".join(map(str, found))
     for expected in (
@@ -138,7 +169,12 @@ def test_cycles_of_any_length(size):
 
 
 def test_a_diamond_is_no_cycle():
-    graph = {"1": source(), "2": source(text=["1", 0]), "3": source(text=["1", 0]), "4": sink(text=["2", 0], anything=["3", 0])}
+    graph = {
+        "1": source(),
+        "2": source(text=["1", 0]),
+        "3": source(text=["1", 0]),
+        "4": sink(text=["2", 0], anything=["3", 0]),
+    }
     assert workflow.cycles(graph) == []
 
 
@@ -149,7 +185,9 @@ def test_a_long_chain_is_walked_without_recursion():
 
 def test_the_copy_for_the_host_is_free_of_what_breaks_its_validation():
     graph = {
-        "1": source(), "2": sink(text=["9", 0], anything=["3", 0], image=["1", 7]), "3": {"class_type": "Nope", "inputs": {}},
+        "1": source(),
+        "2": sink(text=["9", 0], anything=["3", 0], image=["1", 7]),
+        "3": {"class_type": "Nope", "inputs": {}},
         "4": {"class_type": "OddPass", "inputs": {"latent": ["4", 0]}},
     }
     copy, cut = workflow.without_broken_parts(graph, LOOK_UP)
@@ -190,7 +228,9 @@ def named():
 def test_set_changes_an_input(assignment, node, name, value):
     graph = named()
     changed, problems = workflow.set_values(graph, [assignment], LOOK_UP)
-    assert problems == [] and changed[node]["inputs"][name] == value and type(changed[node]["inputs"][name]) is type(value)
+    assert (
+        problems == [] and changed[node]["inputs"][name] == value and type(changed[node]["inputs"][name]) is type(value)
+    )
     assert graph == named(), "the given graph is not changed"
 
 
@@ -222,5 +262,9 @@ def test_set_values_are_checked_against_limits_like_any_other():
 def test_problems_as_json_leave_out_what_is_empty():
     (problem,) = check({"1": source(number=-1), "2": sink(text=["1", 0])})
     assert json.loads(json.dumps(problem.as_json())) == {
-        "node": "1", "title": "OddSource", "class": "OddSource", "input": "number", "message": "-1 is below the minimum 0",
+        "node": "1",
+        "title": "OddSource",
+        "class": "OddSource",
+        "input": "number",
+        "message": "-1 is below the minimum 0",
     }

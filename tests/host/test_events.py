@@ -27,7 +27,12 @@ def test_an_event_holds_no_nan(sent):
     given = {"step": 3, "loss": math.nan, "sizes": (1.5, math.inf), "more": {"validation": -math.inf, "run": "r"}}
     events.send_event("graft.step", given)
     ((name, data),) = sent
-    assert name == "graft.step" and data == {"step": 3, "loss": None, "sizes": [1.5, None], "more": {"validation": None, "run": "r"}}
+    assert name == "graft.step" and data == {
+        "step": 3,
+        "loss": None,
+        "sizes": [1.5, None],
+        "more": {"validation": None, "run": "r"},
+    }
     assert math.isnan(given["loss"]), "what was given stays as it is"
     json.dumps(data, allow_nan=False)
 

@@ -48,7 +48,9 @@ def test_gradients_are_those_of_new_tensors(forward, expected):
     with NoAssignmentInPlace():
         found = _gradients(forward, *leaves)
         assert torch.autograd.gradcheck(forward, leaves)
-    assert torch.allclose(found[0], wanted[0]) and all(torch.allclose(a, b) for a, b in zip(found[1], wanted[1], strict=True))
+    assert torch.allclose(found[0], wanted[0]) and all(
+        torch.allclose(a, b) for a, b in zip(found[1], wanted[1], strict=True)
+    )
     with pytest.raises(RuntimeError):  # without it there is none
         _gradients(forward, *leaves)
 

@@ -12,7 +12,11 @@ from ..sampling_options import sampling_options
 
 
 def build_unet(
-    dtype: torch.dtype = torch.float32, channels: int = 32, mult: tuple[int, ...] = (1, 2), depth: tuple[int, ...] = (1, 1), seed: int = 0
+    dtype: torch.dtype = torch.float32,
+    channels: int = 32,
+    mult: tuple[int, ...] = (1, 2),
+    depth: tuple[int, ...] = (1, 1),
+    seed: int = 0,
 ) -> Any:
     """A ModelPatcher around a UNet of the LDM layout (eps, 4 latent channels, context 24)."""
     import comfy.latent_formats
@@ -21,12 +25,24 @@ def build_unet(
     import comfy.supported_models_base
 
     shape = {
-        "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": channels, "num_res_blocks": [1] * len(mult),
-        "channel_mult": list(mult), "transformer_depth": list(depth), "transformer_depth_output": [d for d in depth for _ in range(2)],
-        "transformer_depth_middle": depth[-1] or -1, "context_dim": 24, "num_heads": 4, "num_head_channels": -1,
-        "use_spatial_transformer": True, "use_linear_in_transformer": False, "adm_in_channels": None, "use_temporal_attention": False,
+        "image_size": 32,
+        "in_channels": 4,
+        "out_channels": 4,
+        "model_channels": channels,
+        "num_res_blocks": [1] * len(mult),
+        "channel_mult": list(mult),
+        "transformer_depth": list(depth),
+        "transformer_depth_output": [d for d in depth for _ in range(2)],
+        "transformer_depth_middle": depth[-1] or -1,
+        "context_dim": 24,
+        "num_heads": 4,
+        "num_head_channels": -1,
+        "use_spatial_transformer": True,
+        "use_linear_in_transformer": False,
+        "adm_in_channels": None,
+        "use_temporal_attention": False,
         "legacy": False,
-    }  # fmt: skip
+    }
 
     class Config(comfy.supported_models_base.BASE):
         unet_config = {}  # noqa: RUF012 (ComfyUI's own form)
@@ -39,24 +55,35 @@ def build_unet(
     model = comfy.model_base.BaseModel(config, comfy.model_base.ModelType.EPS, device="cpu")
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.diffusion_model.named_parameters():
-        drawn = torch.randn(parameter.shape, generator=generator) * (parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 0.1)
+        drawn = torch.randn(parameter.shape, generator=generator) * (
+            parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 0.1
+        )
         parameter.data.copy_(drawn + (1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0))
     cpu = torch.device("cpu")
     patcher = comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu)
     if hasattr(patcher, "cached_patcher_init"):
-        patcher.cached_patcher_init = (lambda *arguments, **_: build_unet(*arguments), (dtype, channels, mult, depth, seed))
+        patcher.cached_patcher_init = (
+            lambda *arguments, **_: build_unet(*arguments),
+            (dtype, channels, mult, depth, seed),
+        )
     return patcher
 
 
-def build_lora(patcher: Any, seed: int = 0, rank: int = 4, scale: float = 0.1, part: str = "") -> dict[str, torch.Tensor]:
-    """A LoRA in ComfyUI's generic names on every attention, feed-forward and projection weight whose name holds `part`."""
+def build_lora(
+    patcher: Any, seed: int = 0, rank: int = 4, scale: float = 0.1, part: str = ""
+) -> dict[str, torch.Tensor]:
+    """A LoRA in ComfyUI's generic names on every attention, feed-forward and projection weight whose
+    name holds `part`.
+    """
     generator, state = torch.Generator().manual_seed(seed), {}
     for name, weight in patcher.model.named_parameters():
         wanted = name.endswith(".weight") and weight.ndim > 1 and part in name
         if not wanted or not any(kind in name for kind in ("attn", "ff.net", "proj_")):
             continue
         base = name.removesuffix(".weight")
-        state[f"{base}.lora_up.weight"] = torch.randn(weight.shape[0], rank, *(1,) * (weight.ndim - 2), generator=generator) * scale
+        state[f"{base}.lora_up.weight"] = (
+            torch.randn(weight.shape[0], rank, *(1,) * (weight.ndim - 2), generator=generator) * scale
+        )
         state[f"{base}.lora_down.weight"] = torch.randn(rank, *weight.shape[1:], generator=generator) * scale
         state[f"{base}.alpha"] = torch.tensor(rank / 2)
     return state
@@ -95,8 +122,14 @@ class Snapshot:
         self.objects = {name: id(parameter) for name, parameter in model.named_parameters()}
         modules = dict(model.named_modules())
         self.classes = {name: type(module) for name, module in modules.items()}
-        self.graft = {name: [key for key in module.__dict__ if "graft" in key or key == "forward"] for name, module in modules.items()}
-        self.hooks = {name: (len(module._forward_hooks), len(module._forward_hooks_with_kwargs)) for name, module in modules.items()}
+        self.graft = {
+            name: [key for key in module.__dict__ if "graft" in key or key == "forward"]
+            for name, module in modules.items()
+        }
+        self.hooks = {
+            name: (len(module._forward_hooks), len(module._forward_hooks_with_kwargs))
+            for name, module in modules.items()
+        }
 
     def check(self, model: torch.nn.Module, objects: bool = True) -> None:
         """Fail unless the model is as it was; `objects` false where the host itself has replaced Parameter objects."""
@@ -111,8 +144,12 @@ class Snapshot:
 
 @pytest.fixture
 def small(host) -> types.SimpleNamespace:
-    """`unet(...)`, `lora(patcher, ...)`, `load`, `forward`, `predict`, `Snapshot`; every model is unloaded afterwards."""
+    """`unet(...)`, `lora(patcher, ...)`, `load`, `forward`, `predict`, `Snapshot`; every model
+    is unloaded afterwards.
+    """
     import comfy.model_management
 
-    yield types.SimpleNamespace(unet=build_unet, lora=build_lora, load=load, forward=forward, predict=predict, Snapshot=Snapshot)
+    yield types.SimpleNamespace(
+        unet=build_unet, lora=build_lora, load=load, forward=forward, predict=predict, Snapshot=Snapshot
+    )
     comfy.model_management.unload_all_models()

@@ -27,7 +27,9 @@ def packed(weight):
     """A weight of any shape in blocks."""
     blocks = weight.detach().float().reshape(-1, 32)
     scales = (blocks.abs().amax(1, keepdim=True) / 127).half()
-    return GGUFTensor(torch.cat([scales.view(torch.int8), (blocks / scales.float()).round().to(torch.int8)], 1), weight.shape)
+    return GGUFTensor(
+        torch.cat([scales.view(torch.int8), (blocks / scales.float()).round().to(torch.int8)], 1), weight.shape
+    )
 
 
 def unpacked(weight, dtype):

@@ -1,4 +1,6 @@
-"""GraftSnapshots and EMAMerge on the open host: averages of a training, afterwards and by held-out loss, and of files."""
+"""GraftSnapshots and EMAMerge on the open host: averages of a training, afterwards and by held-out loss,
+and of files.
+"""
 
 import json
 import os
@@ -40,9 +42,14 @@ def state(host, demo, pictures):
 def begun(host, demo, pictures, run, steps=8, **ema):
     settings = EMASettings("ramp", **{"snapshots": 2, **ema})
     state = host.call(
-        "GraftTrainStart", model=demo[0], dataset=pictures, adapter=AdapterSettings(rank=2),
-        optimizer=OptimizerSettings(learning_rate=5e-3, total_steps=steps), ema=settings, run=run,
-    )[0]  # fmt: skip
+        "GraftTrainStart",
+        model=demo[0],
+        dataset=pictures,
+        adapter=AdapterSettings(rank=2),
+        optimizer=OptimizerSettings(learning_rate=5e-3, total_steps=steps),
+        ema=settings,
+        run=run,
+    )[0]
     return host.call("TrainStep", state=state, steps=steps, validate_every=0)[0]
 
 
@@ -53,7 +60,9 @@ def product(lora, base):
 def test_latest_width_and_best_of_a_state(host, demo, state):
     shown = {}
     for profile, width in (("latest", 0.1), ("width", 0.07), ("width", 0.10), ("best", 0.1)):
-        model, _, lora, picture, report = host.call("EMAMerge", model=demo[0], state=state, profile=profile, width=width)
+        model, _, lora, picture, report = host.call(
+            "EMAMerge", model=demo[0], state=state, profile=profile, width=width
+        )
         assert model is not demo[0] and picture.shape[0] == 1 and picture.shape[3] == 3 and float(picture.std()) > 0
         shown[profile, width] = lora, report
     assert shown["latest", 0.1][0].keys() == state.lora_model().keys() == shown["width", 0.07][0].keys()
@@ -100,10 +109,15 @@ def files(host, state):
     names = []
     for number, step in enumerate((4, 9)):
         lora = {name: t + 0.01 * number if t.numel() > 1 else t for name, t in state.lora_model().items()}
-        write_whole(os.path.join(folder, f"s{step}.safetensors"), safetensors_bytes(lora, {**state.metadata(), "ss_steps": str(step)}))
+        write_whole(
+            os.path.join(folder, f"s{step}.safetensors"),
+            safetensors_bytes(lora, {**state.metadata(), "ss_steps": str(step)}),
+        )
         names.append(f"output/loras/averages/s{step}.safetensors")
-    other = {name: (torch.cat([t, t], 1) if "lora_up" in name else torch.cat([t, t], 0) if "lora_down" in name else t)
-             for name, t in state.lora_model().items()}  # fmt: skip
+    other = {
+        name: torch.cat([t, t], 1) if "lora_up" in name else torch.cat([t, t], 0) if "lora_down" in name else t
+        for name, t in state.lora_model().items()
+    }
     write_whole(os.path.join(folder, "wide.safetensors"), safetensors_bytes(other, {}))
     return [*names, "output/loras/averages/wide.safetensors"]
 
@@ -120,22 +134,31 @@ def test_files_of_one_run_and_of_different_ranks(host, demo, files):
     lora, _, report = host.call("EMAMerge", model=demo[0], lora_stack=stack, profile="weights")[2:]
     assert "products are averaged exactly" in report
     mixed = host.call("GraftSnapshots", source="\n".join((files[0], files[2])))[0]
-    again, _, report = host.call("EMAMerge", model=demo[0], snapshots=mixed, profile="weights", weights="1, 3", rank=3)[2:]
+    again, _, report = host.call("EMAMerge", model=demo[0], snapshots=mixed, profile="weights", weights="1, 3", rank=3)[
+        2:
+    ]
     assert "cut to rank 3" in report
     base = next(name for name in lora if name.endswith(".lora_up.weight")).removesuffix(".lora_up.weight")
     one, two = (file.load() for file in mixed.files)
-    expected = 0.25 * product(one, base) * float(one[f"{base}.alpha"]) / 2 + 0.75 * product(two, base) * float(two[f"{base}.alpha"]) / 4
+    expected = (
+        0.25 * product(one, base) * float(one[f"{base}.alpha"]) / 2
+        + 0.75 * product(two, base) * float(two[f"{base}.alpha"]) / 4
+    )
     assert float(lora[f"{base}.alpha"]) == lora[f"{base}.lora_up.weight"].shape[1] == 2 + 4
     torch.testing.assert_close(product(lora, base), expected, rtol=1e-4, atol=1e-7)
     assert again[f"{base}.lora_up.weight"].shape[1] == 3
 
 
 def test_a_lora_stack_takes_loras_where_a_checkpoint_has_the_same_name(host, demo, state):
-    one, two = ({name: t + shift if t.numel() > 1 else t for name, t in state.lora_model().items()} for shift in (0.0, 0.02))
+    one, two = (
+        {name: t + shift if t.numel() > 1 else t for name, t in state.lora_model().items()} for shift in (0.0, 0.02)
+    )
     whole = {f"model.{name}": t for name, t in weights_of(demo[0]).items()}
     for folder, name, tensors in (("loras", "same", one), ("loras", "another", two), ("checkpoints", "same", whole)):
         os.makedirs(os.path.join(host.models, folder), exist_ok=True)
-        write_whole(os.path.join(host.models, folder, f"{name}.safetensors"), safetensors_bytes(tensors, {"ss_session_id": "1"}))
+        write_whole(
+            os.path.join(host.models, folder, f"{name}.safetensors"), safetensors_bytes(tensors, {"ss_session_id": "1"})
+        )
     stack = [("same.safetensors", 1.0, 1.0), ("another.safetensors", 1.0, 1.0)]
     lora = host.call("EMAMerge", model=demo[0], lora_stack=stack, profile="uniform", algebra="factors")[2]
     for name, t in lora.items():
@@ -147,8 +170,11 @@ def test_pefts_settings_beside_a_file_count(host, demo, state):
     """Alpha stands in adapter_config.json alone: the average of two equal folders is what a stack makes of one."""
     trained = state.lora_model()
     bases = [name.removesuffix(".lora_up.weight") for name in trained if name.endswith(".lora_up.weight")]
-    factors = {f"{base}.lora_{new}.weight": trained[f"{base}.lora_{old}.weight"] + 0.02 for base in bases
-               for new, old in (("A", "down"), ("B", "up"))}  # fmt: skip
+    factors = {
+        f"{base}.lora_{new}.weight": trained[f"{base}.lora_{old}.weight"] + 0.02
+        for base in bases
+        for new, old in (("A", "down"), ("B", "up"))
+    }
     paths = [os.path.join(host.models, "loras", folder) for folder in ("first", "second")]
     for path in paths:
         os.makedirs(path, exist_ok=True)
@@ -213,6 +239,11 @@ def test_inputs_that_do_not_go_together(host, demo, state, inputs, says):
 
 
 def test_sources_that_are_not_there(host, state):
-    for source, says in (("", "source is empty"), ("nowhere.safetensors", "no LoRA file"), ("../../x", "leaves"), ("a\nb", "(?s)'a'.*'b'")):
+    for source, says in (
+        ("", "source is empty"),
+        ("nowhere.safetensors", "no LoRA file"),
+        ("../../x", "leaves"),
+        ("a\nb", "(?s)'a'.*'b'"),
+    ):
         with pytest.raises(Exception, match=says):
             host.call("GraftSnapshots", source=source)

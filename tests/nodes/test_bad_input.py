@@ -1,4 +1,6 @@
-"""Bad input through the host's executor: what is wrong is said, in full and before the first step, and what can be trained is."""
+"""Bad input through the host's executor: what is wrong is said, in full and before the first step, and what can be
+trained is.
+"""
 
 import os
 
@@ -46,7 +48,15 @@ def _workflow(host, folder, run, steps=2, **given):
         "3": node("GraftAdapter", rank=2),
         "4": node("GraftOptimizer", **settings),
         "5": node("GraftObjective"),
-        "7": node("GraftTrainStart", model=["1", 0], dataset=["2", 0], adapter=["3", 0], optimizer=["4", 0], objective=["5", 0], run=run),
+        "7": node(
+            "GraftTrainStart",
+            model=["1", 0],
+            dataset=["2", 0],
+            adapter=["3", 0],
+            optimizer=["4", 0],
+            objective=["5", 0],
+            run=run,
+        ),
         "10": node("TrainStep", state=["7", 0], steps=steps, validate_every=1),
     }
     if "GraftEMA" in given:
@@ -81,7 +91,10 @@ def test_a_picture_smaller_than_its_bucket_is_enlarged_or_left_out_as_set(host, 
     found = _run(host, _workflow(host, folder, "small", GraftDataset={"validation": 0.0}))
     assert "1 smaller than their bucket, enlarged: small.png" in found["read"] and len(found["dataset"].pictures) == 2
     found = _run(host, _workflow(host, folder, "small", GraftDataset={"validation": 0.0, "filters": "small: skip"}))
-    assert "1 left out, smaller than their bucket (small: skip): small.png" in found["read"] and len(found["dataset"].pictures) == 1
+    assert (
+        "1 left out, smaller than their bucket (small: skip): small.png" in found["read"]
+        and len(found["dataset"].pictures) == 1
+    )
 
 
 def test_duplicate_names_and_pictures_are_said(host, folder):
@@ -98,19 +111,38 @@ def test_captions_in_another_encoding_are_said_and_read_when_it_is_named(host, f
     _picture(host, folder, "a.png", "a red circle left, café".encode("cp1252"))
     _picture(host, folder, "b.png", seed=1)
     found = _run(host, _workflow(host, folder, "encoding", GraftDataset={"validation": 0.0}))
-    assert "a.png: a.txt: the caption is not UTF-8 text" in found["read"] and "name its encoding in filters" in found["read"]
+    assert (
+        "a.png: a.txt: the caption is not UTF-8 text" in found["read"]
+        and "name its encoding in filters" in found["read"]
+    )
     assert [picture.name for picture in found["dataset"].pictures] == ["b.png"]
-    found = _run(host, _workflow(host, folder, "encoding", GraftDataset={"validation": 0.0, "filters": "encoding: cp1252"}))
+    found = _run(
+        host, _workflow(host, folder, "encoding", GraftDataset={"validation": 0.0, "filters": "encoding: cp1252"})
+    )
     assert found["dataset"].pictures[0].caption == "a red circle left, café"
 
 
 def test_a_rate_that_explodes_is_said_before_the_first_step_and_stops_at_the_last_good_state(host, some):
     for optimizer in ("adamw", "sgd"):
-        prompt = _workflow(host, some, f"exploding {optimizer}", 40, GraftOptimizer={
-            "optimizer": optimizer, "learning_rate": 10.0, "clip_norm": 0.0, "precision": "float32",
-        }, GraftAdapter={"kind": "full", "targets": "all"}, TrainStep={"validate_every": 0})  # fmt: skip
-        begun = _run(host, {key: node for key, node in prompt.items() if key != "10"} | {
-            "10": {**prompt["10"], "inputs": {**prompt["10"]["inputs"], "steps": 0}}})["begun"]  # fmt: skip
+        prompt = _workflow(
+            host,
+            some,
+            f"exploding {optimizer}",
+            40,
+            GraftOptimizer={
+                "optimizer": optimizer,
+                "learning_rate": 10.0,
+                "clip_norm": 0.0,
+                "precision": "float32",
+            },
+            GraftAdapter={"kind": "full", "targets": "all"},
+            TrainStep={"validate_every": 0},
+        )
+        begun = _run(
+            host,
+            {key: node for key, node in prompt.items() if key != "10"}
+            | {"10": {**prompt["10"], "inputs": {**prompt["10"]["inputs"], "steps": 0}}},
+        )["begun"]
         if optimizer == "adamw":
             assert "learning_rate 10 is so large for adamw that training will probably diverge" in begun
             continue
@@ -120,7 +152,10 @@ def test_a_rate_that_explodes_is_said_before_the_first_step_and_stops_at_the_las
         message = result["errors"]["10"][0]["exception_message"]
         assert not result["success"] and 0 < made < 40
         assert f"Step {made + 1} has loss " in message and "training has diverged" in message
-        assert f"The state after step {made} is kept; use a lower learning_rate or a longer warmup. It is stored in " in message
+        assert (
+            f"The state after step {made} is kept; use a lower learning_rate or a longer warmup. It is stored in "
+            in message
+        )
         # What is kept can be had: so many steps are there already.
         fewer = {**prompt, "10": {**prompt["10"], "inputs": {**prompt["10"]["inputs"], "steps": made}}}
         assert _run(host, fewer)["state"].step == made
@@ -133,14 +168,23 @@ EXCLUDING = [
     ({"GraftOptimizer": {"optimizer": "adacoor", "warmup": 1, "scale_lr": True}}, "scale_lr True.*warmup 1"),
     ({"GraftOptimizer": {"optimizer": "prodigy", "lora_plus": 2.0}}, "one step size for all tensors, so lora_plus 2.0"),
     ({"GraftOptimizer": {"fused_backward": True, "accumulation": 2}}, "clip_norm 1 needs.*accumulation 2 sums"),
-    ({"GraftOptimizer": {"options": "beta = 1, eps = 0", "floor": 0.5}}, "did you mean betas.*eps is.*schedule constant never falls"),
+    (
+        {"GraftOptimizer": {"options": "beta = 1, eps = 0", "floor": 0.5}},
+        "did you mean betas.*eps is.*schedule constant never falls",
+    ),
     ({"GraftOptimizer": {"text_encoder_rate": 1e-4}}, "the text encoder is not trained"),
     ({"GraftOptimizer": {"block_rates": "nothing* = 2"}}, "matches no trained tensor"),
     ({"GraftOptimizer": {"offload": "layers"}, "GraftAdapter": {"kind": "full"}}, "kind full trains them all"),
     ({"GraftOptimizer": {"lora_plus": 4.0}, "GraftAdapter": {"kind": "loha"}}, "kind loha trains none"),
     ({"GraftOptimizer": {"optimizer": "schedulefree"}, "GraftEMA": {}}, "is an average of the weights itself"),
-    ({"GraftAdapter": {"kind": "full", "alpha": 1.0, "rank_dropout": 0.1}}, "rank_dropout works.*alpha works on an adapter"),
-    ({"GraftAdapter": {"kind": "oft", "alpha": 2.0, "network_dropout": 0.5}}, "kind oft rotates.*network_dropout leaves out"),
+    (
+        {"GraftAdapter": {"kind": "full", "alpha": 1.0, "rank_dropout": 0.1}},
+        "rank_dropout works.*alpha works on an adapter",
+    ),
+    (
+        {"GraftAdapter": {"kind": "oft", "alpha": 2.0, "network_dropout": 0.5}},
+        "kind oft rotates.*network_dropout leaves out",
+    ),
     ({"GraftAdapter": {"text_encoder": True}}, "no clip is connected"),
     ({"GraftAdapter": {"pattern": "nothing"}}, "choose no module"),
     ({"GraftObjective": {"weighting": "min-snr"}}, "signal-to-noise ratio, which flow models lack"),
@@ -148,14 +192,20 @@ EXCLUDING = [
     ({"GraftObjective": {"prior": "regularisation"}}, "needs a regularisation dataset"),
     ({"GraftObjective": {"pyramid_noise": 1.5, "gamma": 0.0}}, "(?=.*Value 0.0 smaller)(?=.*Value 1.5 bigger)"),
     ({"GraftEMA": {"snapshots": 5, "interval": 2}}, "multiples of interval"),
-    ({"GraftDataset": {"shuffle_tags": True, "filters": "shuffle_tag_p: 0.5"}}, "shuffle_tags shuffles always and shuffle_tag_p"),
+    (
+        {"GraftDataset": {"shuffle_tags": True, "filters": "shuffle_tag_p: 0.5"}},
+        "shuffle_tags shuffles always and shuffle_tag_p",
+    ),
     ({"GraftDataset": {"keep_tags": 1}}, "keep_tags has no effect"),
     ({"GraftDataset": {"filters": "masks: alpha"}}, "no picture is transparent or has a mask file"),
     ({"GraftDataset": {"filters": "min_score: 5", "captions": "txt"}}, "need scores from JSON files"),
-    ({"GraftDataset": {"filters": "crops: 3\ncache: false\ncache_gb: 2"}}, "crops has no effect.*cache_gb has no effect"),
+    (
+        {"GraftDataset": {"filters": "crops: 3\ncache: false\ncache_gb: 2"}},
+        "crops has no effect.*cache_gb has no effect",
+    ),
     ({"GraftDataset": {"resolution": 64, "bucket_step": 128}}, "expected at least bucket_step"),
     ({"TrainStep": {"preview_every": 1}}, "positive is not connected; latent is not connected; vae"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("given", "message"), EXCLUDING, ids=[message[:40] for _, message in EXCLUDING])

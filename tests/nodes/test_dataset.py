@@ -1,4 +1,6 @@
-"""GraftDataset through the host: folders below the input folder only, captions encoded by the host's CLIP, damage said."""
+"""GraftDataset through the host: folders below the input folder only, captions encoded by the host's
+CLIP, damage said.
+"""
 
 import os
 
@@ -42,7 +44,10 @@ def test_latents_and_captions_are_the_hosts(host, demo, folder):
         tokens = demo[1].encode_from_tokens_scheduled(demo[1].tokenize("a red circle left"))[0]
     assert torch.allclose(dataset.pictures[0].latent, expected.float().cpu())
     conditioning = dataset.conditionings["a red circle left"]
-    assert torch.equal(conditioning.context, tokens[0].float().cpu()) and set(dataset.conditionings) == {"a red circle left", ""}
+    assert torch.equal(conditioning.context, tokens[0].float().cpu()) and set(dataset.conditionings) == {
+        "a red circle left",
+        "",
+    }
     assert sheet.shape[0] == 1 and report.startswith("1 pictures: 1 to train on, 0 held out")
 
 
@@ -95,9 +100,18 @@ def test_a_changed_file_runs_the_node_again(host, folder):
     _picture(host, folder, "a.png", "a red circle left")
     prompt = {
         "1": {"class_type": "GraftDemo", "inputs": {}},
-        "2": {"class_type": "GraftDataset", "inputs": {**host.defaults("GraftDataset"), "folder": folder, "vae": ["1", 2], "clip": ["1", 1],
-                                                       "resolution": 256, "validation": 0.0}},
-    }  # fmt: skip
+        "2": {
+            "class_type": "GraftDataset",
+            "inputs": {
+                **host.defaults("GraftDataset"),
+                "folder": folder,
+                "vae": ["1", 2],
+                "clip": ["1", 1],
+                "resolution": 256,
+                "validation": 0.0,
+            },
+        },
+    }
     first = host.run(prompt, capture={"data": ["2", 0]})
     assert "2" not in host.run(prompt, capture={"data": ["2", 0]})["executed"]
     _picture(host, folder, "b.png", "a blue circle right", seed=3)
@@ -121,10 +135,20 @@ def _train(host, folder, steps, run, optimizer=None, **given):
     optimizer = {"learning_rate": 2e-3, "batch_size": 2, "total_steps": 12, "warmup": 0, **(optimizer or {})}
     prompt = {
         "1": node("GraftDemo"),
-        "2": node("GraftDataset", folder=folder, vae=["1", 2], clip=["1", 1], resolution=64, **{"validation": 0.0, **given}),
+        "2": node(
+            "GraftDataset", folder=folder, vae=["1", 2], clip=["1", 1], resolution=64, **{"validation": 0.0, **given}
+        ),
         "3": node("GraftAdapter", rank=2),
         "4": node("GraftOptimizer", **optimizer),
-        "7": node("GraftTrainStart", model=["1", 0], clip=["1", 1], dataset=["2", 0], adapter=["3", 0], optimizer=["4", 0], run=run),
+        "7": node(
+            "GraftTrainStart",
+            model=["1", 0],
+            clip=["1", 1],
+            dataset=["2", 0],
+            adapter=["3", 0],
+            optimizer=["4", 0],
+            run=run,
+        ),
     }
     at = ["7", 0]
     for number, count in enumerate(steps):
@@ -168,7 +192,10 @@ def test_captions_that_vary_train_the_same_however_they_are_cut_and_loaded(host,
     assert "wordings of captions encoded for these steps" in report
     for steps, filters in (([1, 1], "\nworkers: 3"), ([2], "\ncache: false")):
         _forget(host, run)
-        assert _trained(host, _train(host, tagged, steps, run, **{**VARYING, "filters": VARYING["filters"] + filters})) == expected
+        assert (
+            _trained(host, _train(host, tagged, steps, run, **{**VARYING, "filters": VARYING["filters"] + filters}))
+            == expected
+        )
     _forget(host, run)
     assert _trained(host, _train(host, tagged, [2], run)) != expected
 
@@ -185,12 +212,18 @@ def test_everything_comes_from_the_cache_the_second_time(host, demo, tagged, mon
     monkeypatch.setattr(wall.encoding, "encode_pictures", refuse)
     monkeypatch.setattr(wall.encoding, "encode_captions", refuse)
     again = _call(host, demo, tagged, **VARYING, flip=0.5)
-    assert again[0].digest == first[0].digest and "encoded; " in again[2] and "latents 8 from the cache, 0 encoded" in again[2]
+    assert (
+        again[0].digest == first[0].digest
+        and "encoded; " in again[2]
+        and "latents 8 from the cache, 0 encoded" in again[2]
+    )
     for left, right in zip(first[0].pictures + first[0].held_out, again[0].pictures + again[0].held_out, strict=True):
         assert torch.equal(left.latent, right.latent) and torch.equal(left.flipped, right.flipped)
         one, other = (d.conditionings[left.caption] for d in (first[0], again[0]))
         assert torch.equal(one.context, other.context) and one.extras.keys() == other.extras.keys()
-        assert all(torch.equal(one.extras[k], other.extras[k]) for k in one.extras if isinstance(one.extras[k], torch.Tensor))
+        assert all(
+            torch.equal(one.extras[k], other.extras[k]) for k in one.extras if isinstance(one.extras[k], torch.Tensor)
+        )
 
 
 def test_a_dataset_that_changes_while_training_is_said_or_stops(host, tagged, monkeypatch):
@@ -208,11 +241,17 @@ def test_a_dataset_that_changes_while_training_is_said_or_stops(host, tagged, mo
     monkeypatch.setattr(wall.events, "send_event", changing)
     _forget(host, "changing")
     found, report = _trained(host, _train(host, tagged, [4], "changing"), True)
-    assert "the dataset changed: 1.png has changed; training goes on with what was encoded" in report and found == expected
+    assert (
+        "the dataset changed: 1.png has changed; training goes on with what was encoded" in report and found == expected
+    )
     _picture(host, tagged, "1.png", seed=1)
     _forget(host, "stopping")
     result = host.run(_train(host, tagged, [4], "stopping", filters="changed: stop"), capture={})
-    assert not result["success"] and "1.png has changed" in str(result["errors"]) and "The state is kept" in str(result["errors"])
+    assert (
+        not result["success"]
+        and "1.png has changed" in str(result["errors"])
+        and "The state is kept" in str(result["errors"])
+    )
     _picture(host, tagged, "1.png", seed=1)  # put back: the run goes on from where it stopped
     monkeypatch.undo()
     host.fresh()
@@ -228,7 +267,9 @@ def test_the_schedule_is_written(host, tagged):
     assert files == ["schedule-00000001-00000002.txt", "schedule-00000003-00000005.txt"] and files[1] in report
     with open(os.path.join(folder, files[1]), encoding="utf-8") as file:
         lines = file.read().splitlines()
-    assert [line for line in lines if line.startswith("step")] == ["step 3", "step 4", "step 5"] and len(lines) == 3 + 3 * 2
+    assert [line for line in lines if line.startswith("step")] == ["step 3", "step 4", "step 5"] and len(
+        lines
+    ) == 3 + 3 * 2
 
 
 def test_masks_and_weights_reach_the_loss(host, tagged):

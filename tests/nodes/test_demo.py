@@ -69,15 +69,29 @@ def test_the_base_draws_what_it_was_taught_and_no_concept(loaded):
 
 
 def test_sampling_through_the_graph(host):
-    """The whole of a text-to-image graph on the open host, the VAE's tiled nodes and a picture's way there and back among it."""
+    """The whole of a text-to-image graph on the open host, the VAE's tiled nodes and a picture's way there and back
+    among it.
+    """
     prompt = {
         "1": {"class_type": "GraftDemo", "inputs": {}},
         "2": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": "a red circle left"}},
         "3": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": ""}},
         "4": {"class_type": "EmptyLatentImage", "inputs": {"width": 256, "height": 256, "batch_size": 2}},
-        "5": {"class_type": "KSampler", "inputs": {
-            "model": ["1", 0], "positive": ["2", 0], "negative": ["3", 0], "latent_image": ["4", 0], "seed": 1, "steps": 20, "cfg": 2.0,
-            "sampler_name": "euler", "scheduler": "simple", "denoise": 1.0}},
+        "5": {
+            "class_type": "KSampler",
+            "inputs": {
+                "model": ["1", 0],
+                "positive": ["2", 0],
+                "negative": ["3", 0],
+                "latent_image": ["4", 0],
+                "seed": 1,
+                "steps": 20,
+                "cfg": 2.0,
+                "sampler_name": "euler",
+                "scheduler": "simple",
+                "denoise": 1.0,
+            },
+        },
         "6": {"class_type": "VAEDecode", "inputs": {"samples": ["5", 0], "vae": ["1", 2]}},
         "7": {"class_type": "VAEEncode", "inputs": {"pixels": ["6", 0], "vae": ["1", 2]}},
     }
@@ -90,4 +104,6 @@ def test_sampling_through_the_graph(host):
 
 
 def test_the_concept_pictures_are_what_the_rule_asks_for():
-    assert all(score.rule.satisfies(picture.astype(np.float64) / 255, caption) for _, caption, picture in draw.concept())
+    assert all(
+        score.rule.satisfies(picture.astype(np.float64) / 255, caption) for _, caption, picture in draw.concept()
+    )

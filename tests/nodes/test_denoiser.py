@@ -1,5 +1,6 @@
-"""The host's model as training sees it: the forward of sampling, each kind of objective, conditions of any length, fingerprints."""
-
+"""The host's model as training sees it: the forward of sampling, each kind of objective, conditions of any length,
+fingerprints.
+"""
 
 import pytest
 import torch
@@ -11,11 +12,24 @@ from graft_nodes.training.optimizer import OptimizerSettings
 from graft_nodes.training.state import Settings, Start, begin
 
 CONFIG = {
-    "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": 32, "num_res_blocks": [1, 1], "channel_mult": [1, 2],
-    "transformer_depth": [0, 1], "transformer_depth_output": [0, 0, 1, 1], "transformer_depth_middle": 1, "context_dim": 16, "num_heads": 2,
-    "num_head_channels": -1, "use_spatial_transformer": True, "use_linear_in_transformer": True, "adm_in_channels": None,
-    "use_temporal_attention": False, "legacy": False,
-}  # fmt: skip
+    "image_size": 32,
+    "in_channels": 4,
+    "out_channels": 4,
+    "model_channels": 32,
+    "num_res_blocks": [1, 1],
+    "channel_mult": [1, 2],
+    "transformer_depth": [0, 1],
+    "transformer_depth_output": [0, 0, 1, 1],
+    "transformer_depth_middle": 1,
+    "context_dim": 16,
+    "num_heads": 2,
+    "num_head_channels": -1,
+    "use_spatial_transformer": True,
+    "use_linear_in_transformer": True,
+    "adm_in_channels": None,
+    "use_temporal_attention": False,
+    "legacy": False,
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +52,10 @@ def _model(kind, sdxl=False, dtype=torch.float32):
         model = (comfy.model_base.SDXL if sdxl else comfy.model_base.BaseModel)(config, model_type, device="cpu")
         generator = torch.Generator().manual_seed(0)
         for p in model.diffusion_model.parameters():
-            p.copy_(torch.randn(p.shape, generator=generator) * (p[0].numel() ** -0.5 if p.ndim > 1 else 0.1) + (p.ndim == 1))
+            p.copy_(
+                torch.randn(p.shape, generator=generator) * (p[0].numel() ** -0.5 if p.ndim > 1 else 0.1)
+                + (p.ndim == 1)
+            )
     cpu = torch.device("cpu")
     return comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu)
 
@@ -122,7 +139,9 @@ def test_captions_of_any_length_share_a_batch(wall):
     with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
         x, sigma = _random(5, 4, 16, 16, seed=1), denoiser.sigma(torch.linspace(0.1, 0.9, 5))
         together = denoiser.denoise(x, sigma, conditionings, {})
-        alone = torch.cat([denoiser.denoise(x[i : i + 1], sigma[i : i + 1], [c], {}) for i, c in enumerate(conditionings)])
+        alone = torch.cat(
+            [denoiser.denoise(x[i : i + 1], sigma[i : i + 1], [c], {}) for i, c in enumerate(conditionings)]
+        )
     assert torch.allclose(together, alone, atol=1e-4)
 
 
@@ -134,7 +153,12 @@ def test_pooled_text_and_sizes_reach_sdxl(wall):
 
     with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
         x, sigma = _random(1, 4, 16, 16, seed=1).expand(4, -1, -1, -1), denoiser.sigma(torch.full((4,), 0.5))
-        different = [conditioning(0), conditioning(1), conditioning(0, width=512, height=512), conditioning(0, width=128, height=128)]
+        different = [
+            conditioning(0),
+            conditioning(1),
+            conditioning(0, width=512, height=512),
+            conditioning(0, width=128, height=128),
+        ]
         out = denoiser.denoise(x, sigma, different, {})
     assert torch.allclose(out[0], out[3], atol=1e-5)  # the default is the picture's own size
     assert not torch.allclose(out[0], out[1], atol=1e-4) and not torch.allclose(out[0], out[2], atol=1e-4)
@@ -142,10 +166,17 @@ def test_pooled_text_and_sizes_reach_sdxl(wall):
 
 @pytest.mark.parametrize(
     ("kind", "dtype", "checkpointing"),
-    [("EPS", "float32", False), ("V_PREDICTION", "float32", True), ("FLOW", "float32", False), ("EPS", "bfloat16", True)],
+    [
+        ("EPS", "float32", False),
+        ("V_PREDICTION", "float32", True),
+        ("FLOW", "float32", False),
+        ("EPS", "bfloat16", True),
+    ],
 )
 @pytest.mark.parametrize(
-    "adapter", [AdapterSettings("locon", targets="all", rank=4), AdapterSettings("full", targets="all")], ids=["locon", "full"]
+    "adapter",
+    [AdapterSettings("locon", targets="all", rank=4), AdapterSettings("full", targets="all")],
+    ids=["locon", "full"],
 )
 def test_every_kind_trains(wall, kind, dtype, checkpointing, adapter):
     patcher = _model(kind, dtype=getattr(torch, dtype))
@@ -179,7 +210,9 @@ def test_wrappers_and_model_function_wrappers_are_honoured(wall):
     patcher.add_wrapper_with_key(extension.WrappersMP.APPLY_MODEL, "test", wrapper)
     patcher.set_model_unet_function_wrapper(function)
     with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
-        denoiser.denoise(_random(1, 4, 16, 16), denoiser.sigma(torch.tensor([0.5])), [Conditioning(_random(1, 7, 16))], {})
+        denoiser.denoise(
+            _random(1, 4, 16, 16), denoiser.sigma(torch.tensor([0.5])), [Conditioning(_random(1, 7, 16))], {}
+        )
     assert called == ["function", "wrapper"]
     assert any("wrappers" in what for what in wall.fingerprint.fingerprint(patcher).unhashed)
 
@@ -219,11 +252,13 @@ def test_the_fingerprint_follows_what_changes_training(wall):
     changed += [made(kind="V_PREDICTION"), made(dtype=torch.bfloat16)]
     assert len({plain.digest, *(one.digest for one in changed)}) == 7 and all(one.unhashed == () for one in changed)
     for change in (
-        lambda p: p.model_options.update(sampler_cfg_rescale=0.7), lambda p: p.add_object_patch("diffusion_model.scale", 2.0),
-        lambda p: setattr(p.model, "manual_cast_dtype", torch.float16), lambda p: sampling_levels(p, 0.03),
+        lambda p: p.model_options.update(sampler_cfg_rescale=0.7),
+        lambda p: p.add_object_patch("diffusion_model.scale", 2.0),
+        lambda p: setattr(p.model, "manual_cast_dtype", torch.float16),
+        lambda p: sampling_levels(p, 0.03),
         lambda p: setattr(p, "hook_patches", {"hook": {"diffusion_model.out.2.weight": [1.0]}}),
         lambda p: setattr(p, "weight_wrapper_patches", {"diffusion_model.out.2.weight": ["wrapped"]}),
-    ):  # fmt: skip
+    ):
         assert made(change).digest != plain.digest and made(change) == made(change)
     injected = made(lambda p: p.injections.update(other=[object()]))
     assert injected.unhashed == ("injection other",)
@@ -232,7 +267,9 @@ def test_the_fingerprint_follows_what_changes_training(wall):
 
 
 def test_the_size_and_cut_of_each_picture_reach_sdxl(wall):
-    """Six numbers as SDXL was trained with them: height, width, top, left, target height and width, each as sinusoids."""
+    """Six numbers as SDXL was trained with them: height, width, top, left, target height and width,
+    each as sinusoids.
+    """
     from graft_nodes.training.data.buckets import frame
     from graft_nodes.training.data.dataset import framed
 
@@ -244,7 +281,9 @@ def test_the_size_and_cut_of_each_picture_reach_sdxl(wall):
         apply = denoiser.model.apply_model
         denoiser.model.apply_model = lambda x, t, **c: seen.append(c["y"]) or apply(x, t, **c)
         try:
-            denoiser.denoise(torch.zeros(2, 4, 8, 8), torch.ones(2), [framed(plain, framing) for framing in framings], {})
+            denoiser.denoise(
+                torch.zeros(2, 4, 8, 8), torch.ones(2), [framed(plain, framing) for framing in framings], {}
+            )
         finally:
             del denoiser.model.apply_model
     frequencies = torch.exp(-torch.log(torch.tensor(10000.0)) * torch.arange(128) / 128)

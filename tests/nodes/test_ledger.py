@@ -30,7 +30,9 @@ def summed(state, base, strength):
 
 
 def assert_live(model, base, applied, adapters=False):
-    """The model's weights, and what adapters add to them, are base + the applied (state, strength), worked out in float64."""
+    """The model's weights, and what adapters add to them, are base + the applied (state, strength), worked out in
+    float64.
+    """
     wanted = {name: tensor.double() for name, tensor in base.items()}
     for state, strength in applied:
         for name, change in summed(state, base, strength).items():
@@ -40,7 +42,9 @@ def assert_live(model, base, applied, adapters=False):
         adapter = getattr(module.__dict__.get("forward"), "graft_state", {"adapter": None})["adapter"]
         if adapter is not None:
             weight, parts = f"{name}.weight", adapter.parts
-            live[weight] = live[weight] + (parts.up.double().flatten(1) @ parts.down.double().flatten(1)).view(live[weight].shape)
+            live[weight] = live[weight] + (parts.up.double().flatten(1) @ parts.down.double().flatten(1)).view(
+                live[weight].shape
+            )
     worst = max((float((live[name] - wanted[name]).abs().max()), name) for name in wanted)
     assert worst[0] < 1e-5, worst
 
@@ -127,7 +131,11 @@ def test_the_hosts_own_loader_before_and_after(host, small, mode, first):
     def with_theirs(patcher):
         return comfy.sd.load_lora_for_models(patcher, None, theirs, 0.5, 0)[0]
 
-    both = graft(host, with_theirs(model), ours, mode=mode) if first == "host" else with_theirs(graft(host, model, ours, mode=mode))
+    both = (
+        graft(host, with_theirs(model), ours, mode=mode)
+        if first == "host"
+        else with_theirs(graft(host, model, ours, mode=mode))
+    )
     expected = small.forward(graft(host, graft(host, small.unet(), theirs, 0.5), ours))
     for _ in range(2):
         assert (small.forward(both) - expected).abs().max() < 1e-4
@@ -136,7 +144,9 @@ def test_the_hosts_own_loader_before_and_after(host, small, mode, first):
 
     comfy.model_management.unload_all_models()
     before.check(model.model, objects=False)
-    assert torch.equal(small.forward(graft(host, model, ours, mode=mode)), small.forward(graft(host, small.unet(), ours, mode=mode)))
+    assert torch.equal(
+        small.forward(graft(host, model, ours, mode=mode)), small.forward(graft(host, small.unet(), ours, mode=mode))
+    )
 
 
 def test_ejected_views_show_the_base(host, small):
@@ -223,7 +233,9 @@ def test_two_imports_of_the_pack_share_the_models_ledger(host, small):
 
 @pytest.mark.parametrize("mode", ["merge", "bypass", "host"])
 def test_what_merging_extracting_and_saving_see(host, small, mode):
-    """As the help page has it: ComfyUI's own nodes see mode host everywhere, a merge when the loaded weights are saved, and Graft's all."""
+    """As the help page has it: ComfyUI's own nodes see mode host everywhere, a merge when the loaded weights are saved,
+    and Graft's all.
+    """
     model = small.unet(channels=32, mult=(1,), depth=(1,))
     before, state = small.Snapshot(model.model), small.lora(model)
     patched = graft(host, model, state, mode=mode)
@@ -243,7 +255,9 @@ def test_what_merging_extracting_and_saving_see(host, small, mode):
     small.load(result)
     assert_live(model.model, before.bytes, [] if mode == "host" else [(state, 1.0)], adapters=True)
     small.load(patched)
-    assert_live(model.model, before.bytes, [] if mode == "bypass" else [(state, 1.0)])  # what a checkpoint is saved from
+    assert_live(
+        model.model, before.bytes, [] if mode == "bypass" else [(state, 1.0)]
+    )  # what a checkpoint is saved from
     result = merged(small.unet(channels=32, mult=(1,), depth=(1,)), model)  # the base of a model whose stack is loaded
     for _ in range(2):
         small.load(graft(host, model, state, 0.3, mode))
@@ -260,7 +274,9 @@ def test_mode_host_is_what_other_nodes_see(host, small):
     model, state = small.unet(), small.lora(small.unet())
     assert not graft(host, model, state, mode="merge").patches
     patched = graft(host, model, state, mode="host")
-    assert set(patched.patches) == {f"{name.removesuffix('.lora_up.weight')}.weight" for name in state if name.endswith(".lora_up.weight")}
+    assert set(patched.patches) == {
+        f"{name.removesuffix('.lora_up.weight')}.weight" for name in state if name.endswith(".lora_up.weight")
+    }
     assert not patched.injections
 
 
@@ -290,7 +306,9 @@ def test_text_encoders_too(host, small, demo, mode):
     save_file(state, os.path.join(host.models, "loras", "text.safetensors"))
     with pytest.raises(ValueError, match="text encoder only"):
         host.call("LoRAStackPatch", model=model, lora_stack=[("text.safetensors", 1.0, 0.5)])
-    same, patched, report = host.call("LoRAStackPatch", model=model, clip=clip, lora_stack=[("text.safetensors", 1.0, 0.5)], mode=mode)
+    same, patched, report = host.call(
+        "LoRAStackPatch", model=model, clip=clip, lora_stack=[("text.safetensors", 1.0, 0.5)], mode=mode
+    )
     assert same is model and "of the text encoder at 0.5" in report
     with torch.inference_mode():
         changed = patched.encode_from_tokens(patched.tokenize("a red circle left"))
@@ -301,7 +319,9 @@ def test_text_encoders_too(host, small, demo, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_failed_load_leaves_no_other_packs_injection(host, small, mode):
-    """An injection of another pack that changes a weight, as AnimateDiff's does, is ejected as often as it was injected."""
+    """An injection of another pack that changes a weight, as AnimateDiff's does, is ejected as often as it was
+    injected.
+    """
     from comfy.patcher_extension import PatcherInjection
 
     model = small.unet()
@@ -354,14 +374,36 @@ def test_a_workflow_leaves_the_files_bytes(host, small, demo, mode, fails):
     save_file(small.lora(demo[0], scale=0.3), os.path.join(host.models, "loras", "demo.safetensors"))
     prompt = {
         "1": {"class_type": "GraftDemo", "inputs": {}},
-        "2": {"class_type": "GraftLoRAStack", "inputs": {"rows": '{"version": 1, "rows": [{"file": "demo.safetensors"}]}'}},
-        "3": {"class_type": "LoRAStackPatch", "inputs": {"model": ["1", 0], "lora_stack": ["2", 0], "lora_strength": 1.0, "mode": mode}},
+        "2": {
+            "class_type": "GraftLoRAStack",
+            "inputs": {"rows": '{"version": 1, "rows": [{"file": "demo.safetensors"}]}'},
+        },
+        "3": {
+            "class_type": "LoRAStackPatch",
+            "inputs": {"model": ["1", 0], "lora_stack": ["2", 0], "lora_strength": 1.0, "mode": mode},
+        },
         "4": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": "a red circle left"}},
         "5": {"class_type": "EmptyLatentImage", "inputs": {"width": 256, "height": 256, "batch_size": 1}},
-        "6": {"class_type": "KSampler", "inputs": {"model": ["3", 0], "positive": ["4", 0], "negative": ["4", 0], "latent_image": ["5", 0],
-              "seed": 1, "steps": 2, "cfg": 2.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}},
-        "7": {"class_type": "GraftTestFails" if fails else "PreviewAny", "inputs": {"samples" if fails else "source": ["6", 0]}},
-    }  # fmt: skip
+        "6": {
+            "class_type": "KSampler",
+            "inputs": {
+                "model": ["3", 0],
+                "positive": ["4", 0],
+                "negative": ["4", 0],
+                "latent_image": ["5", 0],
+                "seed": 1,
+                "steps": 2,
+                "cfg": 2.0,
+                "sampler_name": "euler",
+                "scheduler": "normal",
+                "denoise": 1.0,
+            },
+        },
+        "7": {
+            "class_type": "GraftTestFails" if fails else "PreviewAny",
+            "inputs": {"samples" if fails else "source": ["6", 0]},
+        },
+    }
     if not fails:
         del prompt["7"]
     host.fresh()
@@ -380,8 +422,9 @@ def test_a_workflow_leaves_the_files_bytes(host, small, demo, mode, fails):
 class Sequence:
     """One model, patchers on it with what each should apply, and random things that hosts and users do with them.
 
-    A move between devices is played on the CPU: the host puts new Parameter objects with the same bytes in while stacks are ejected (as
-    `Module.to` may), and in every other sequence all weights are treated as if they were on a device, patched in place.
+    A move between devices is played on the CPU: the host puts new Parameter objects with the same bytes in while stacks
+    are ejected (as `Module.to` may), and in every other sequence all weights are treated as if they were on a device,
+    patched in place.
     """
 
     def __init__(self, host, small, model, states, seed):
@@ -459,7 +502,9 @@ class Sequence:
 
         state = self.draw.choice(self.states)
         self.replaced = True
-        self.patchers.append((comfy.sd.load_lora_for_models(patcher, None, state, 0.25, 0)[0], [*applied, (state, 0.25)]))
+        self.patchers.append(
+            (comfy.sd.load_lora_for_models(patcher, None, state, 0.25, 0)[0], [*applied, (state, 0.25)])
+        )
 
     def hook(self, patcher, applied):
         import comfy.hooks
@@ -469,7 +514,9 @@ class Sequence:
         hooked = self.draw.choice(self.states)
         group = comfy.hooks.create_hook_lora(hooked, strength_model=0.5, strength_clip=0.0)
         clone = patcher.clone()
-        registered = clone.register_all_hook_patches(group, comfy.hooks.create_target_dict(comfy.hooks.EnumWeightTarget.Model))
+        registered = clone.register_all_hook_patches(
+            group, comfy.hooks.create_target_dict(comfy.hooks.EnumWeightTarget.Model)
+        )
         self.small.load(clone)
         clone.apply_hooks(registered if registered is not None else group)
         self.check([*applied, (hooked, 0.5)])
@@ -484,7 +531,9 @@ class Sequence:
         for module in self.model.model.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None:
-                    module._parameters[name] = torch.nn.Parameter(parameter.data.clone(), requires_grad=parameter.requires_grad)
+                    module._parameters[name] = torch.nn.Parameter(
+                        parameter.data.clone(), requires_grad=parameter.requires_grad
+                    )
         if not self.replaced:
             self.before = self.small.Snapshot(self.model.model)
         self.small.load(patcher)
@@ -495,9 +544,24 @@ class Sequence:
         self.check()
 
     ACTIONS = (
-        "attach", "attach", "attach", "change", "load", "load", "load", "detach", "clone", "delete", "failed_load", "exception",
-        "host_lora", "hook", "eject", "move", "unload",
-    )  # fmt: skip
+        "attach",
+        "attach",
+        "attach",
+        "change",
+        "load",
+        "load",
+        "load",
+        "detach",
+        "clone",
+        "delete",
+        "failed_load",
+        "exception",
+        "host_lora",
+        "hook",
+        "eject",
+        "move",
+        "unload",
+    )
 
 
 def unload():
@@ -508,7 +572,9 @@ def unload():
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_random_sequences(host, small, monkeypatch, in_place):
-    """Whatever is done, live is base + what is on it; after the last detach the model is what it was, to the byte and the object."""
+    """Whatever is done, live is base + what is on it; after the last detach the model is what it was, to the byte and
+    the object.
+    """
     model = small.unet(channels=32, mult=(1,), depth=(1,))
     states = [small.lora(model, 1, part="attn1"), small.lora(model, 2, part="attn"), small.lora(model, 3, part="to_q")]
     original = small.Snapshot(model.model)
@@ -590,7 +656,9 @@ def test_dora_at_the_activations_is_of_the_weights_that_hooks_have_changed(host,
 
 
 def test_stochastic_rounding_is_an_option(host, small, monkeypatch):
-    """The environment asks for it: other bytes, the same ones each time, none where nothing is merged; the base comes back."""
+    """The environment asks for it: other bytes, the same ones each time, none where nothing is merged; the base comes
+    back.
+    """
     model = small.unet(torch.bfloat16, channels=32, mult=(1,), depth=(1,))
     before, state = small.Snapshot(model.model), small.lora(model)
     expected = small.forward(graft(host, model, state))

@@ -30,7 +30,9 @@ def files(host, small):
     patcher, contents = small.unet(), {}
     for number in range(2):
         contents[f"lora{number}.safetensors"] = small.lora(patcher, number, rank=4 + number)
-        save_file(contents[f"lora{number}.safetensors"], os.path.join(host.models, "loras", f"lora{number}.safetensors"))
+        save_file(
+            contents[f"lora{number}.safetensors"], os.path.join(host.models, "loras", f"lora{number}.safetensors")
+        )
     return contents
 
 
@@ -63,7 +65,8 @@ def test_merge_and_bypass_agree_within_rounding(host, small, files):
     model = small.unet(torch.bfloat16)
     stack = [(name, 0.8, 1.0) for name in files]
     merged, bypassed = (
-        small.forward(host.call("LoRAStackPatch", model=model, lora_stack=stack, mode=mode)[0]) for mode in ("merge", "bypass")
+        small.forward(host.call("LoRAStackPatch", model=model, lora_stack=stack, mode=mode)[0])
+        for mode in ("merge", "bypass")
     )
     exact = small.forward(host.call("LoRAStackPatch", model=small.unet(), lora_stack=stack)[0])
     assert (bypassed - exact).abs().mean() <= 1.5 * (merged - exact).abs().mean()
@@ -71,7 +74,9 @@ def test_merge_and_bypass_agree_within_rounding(host, small, files):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_error_against_float64_is_at_most_the_hosts(host, small, files, dtype):
-    """Of every touched weight of a loaded model together, to the fourth digit (float32: no worse than the last bits that sums leave)."""
+    """Of every touched weight of a loaded model together, to the fourth digit (float32: no worse than the last bits
+    that sums leave).
+    """
     model = small.unet(dtype)
     base = {name: tensor.double() for name, tensor in model.model.state_dict().items()}
     exact = dict(base)
@@ -96,7 +101,9 @@ def test_error_against_float64_is_at_most_the_hosts(host, small, files, dtype):
 
 @pytest.mark.parametrize("change", [0.003, 0.01, 0.03, 0.1, 0.3])
 def test_error_of_random_stacks_is_at_most_the_hosts(host, change):
-    """Stacks of 1 to 8 files of any rank and type that change a bfloat16 weight by this share each, beside the host's own arithmetic."""
+    """Stacks of 1 to 8 files of any rank and type that change a bfloat16 weight by this share each, beside the host's
+    own arithmetic.
+    """
     import comfy.float
     import comfy.lora
     from graft_nodes.patches import adapters, stack
@@ -139,10 +146,20 @@ def test_full_weights_as_differences(host, small, mode):
     for name, weight in model.model.named_parameters():
         if "diffusion_model.input_blocks.1." in name or "norm" in name:
             change = torch.randn(weight.shape, generator=generator) * 0.02
-            state[name.removesuffix(".weight") + ".diff" if name.endswith(".weight") else name.removesuffix(".bias") + ".diff_b"] = change
+            state[
+                (
+                    name.removesuffix(".weight") + ".diff"
+                    if name.endswith(".weight")
+                    else name.removesuffix(".bias") + ".diff_b"
+                )
+            ] = change
     other = small.unet()
     for name, weight in other.model.named_parameters():
-        key = name.removesuffix(".weight") + ".diff" if name.endswith(".weight") else name.removesuffix(".bias") + ".diff_b"
+        key = (
+            name.removesuffix(".weight") + ".diff"
+            if name.endswith(".weight")
+            else name.removesuffix(".bias") + ".diff_b"
+        )
         if key in state:
             weight.data += state[key]
     patched, _, _ = host.call("LoRAStackPatch", model=model, lora_model=state, mode=mode)
@@ -161,7 +178,9 @@ def test_two_nodes_in_a_row_are_one_stack(host, small, files):
     once = host.call("LoRAStackPatch", model=model, lora_stack=[("lora0.safetensors", 0.7, 1.0)], mode="merge")[0]
     twice = host.call("LoRAStackPatch", model=once, lora_stack=[("lora1.safetensors", -0.4, 1.0)], mode="bypass")[0]
     first, second = files.values()
-    assert (small.forward(twice) - small.forward(with_host_loader(small.unet(), (first, 0.7), (second, -0.4)))).abs().max() < 1e-4
+    assert (
+        small.forward(twice) - small.forward(with_host_loader(small.unet(), (first, 0.7), (second, -0.4)))
+    ).abs().max() < 1e-4
     assert (small.forward(once) - small.forward(with_host_loader(small.unet(), (first, 0.7)))).abs().max() < 1e-4
     small.forward(model)
     before.check(model.model)
@@ -179,33 +198,73 @@ def of_kind(name, patcher):
             continue
         base, (out, columns), kernel = key.removesuffix(".weight"), weight.shape[:2], weight.shape[2:]
         flat, ones = columns * kernel.numel(), [1 for _ in kernel]
-        state |= {f"{base}.{role}": value for role, value in {
-            "LoHa": {"hada_w1_a": random(out, 4), "hada_w1_b": random(4, flat), "hada_w2_a": random(out, 4), "hada_w2_b": random(4, flat),
-                     "alpha": torch.tensor(2.0)},
-            "LoKr": {"lokr_w1": random(4, 4), "alpha": torch.tensor(2.0)} | (  # ComfyUI cannot multiply a convolution's w2_a, w2_b
-                {"lokr_w2": random(out // 4, columns // 4, *kernel)} if kernel else
-                {"lokr_w2_a": random(out // 4, 3), "lokr_w2_b": random(3, columns // 4)}),
-            "DoRA": {"lora_up.weight": random(out, 4, *kernel[:0]), "lora_down.weight": random(4, columns, *kernel),
-                     "dora_scale": random(1, columns, *(1 for _ in kernel)).abs() + 1},
-            "LoCon with a core": {"lora_up.weight": random(out, 4, *ones), "lora_down.weight": random(4, columns, *ones),
-                                  "alpha": torch.tensor(2.0)} | ({"lora_mid.weight": random(4, 4, *kernel)} if kernel else {}),
-            "IA3": {"weight": random(out), "on_input": torch.tensor(False)},
-            "PEFT's OFT": {"oft_R.weight": random(flat // 4, 6)},
-            "PEFT's BOFT": {"boft_R": random(1, flat // 4, 4, 4), "boft_s": random(out, 1) + 1},
-            "OFT": {"oft_blocks": random(4, out // 4, out // 4)},
-            "BOFT": {"oft_blocks": random(2, out // 4, 4, 4), "alpha": torch.tensor(0.0)},
-            "GLoRA": {"a1.weight": random(columns, 4), "a2.weight": random(4, columns), "b1.weight": random(out, 4),
-                      "b2.weight": random(4, flat)},
-            "set_weight": {"set_weight": random(*weight.shape)},
-            "norm weights": {"w_norm": random(*weight.shape), "b_norm": random(out)},
-        }[name].items()}  # fmt: skip
+        state |= {
+            f"{base}.{role}": value
+            for role, value in {
+                "LoHa": {
+                    "hada_w1_a": random(out, 4),
+                    "hada_w1_b": random(4, flat),
+                    "hada_w2_a": random(out, 4),
+                    "hada_w2_b": random(4, flat),
+                    "alpha": torch.tensor(2.0),
+                },
+                "LoKr": (
+                    {"lokr_w1": random(4, 4), "alpha": torch.tensor(2.0)}
+                    | (  # ComfyUI cannot multiply a convolution's w2_a, w2_b
+                        {"lokr_w2": random(out // 4, columns // 4, *kernel)}
+                        if kernel
+                        else {"lokr_w2_a": random(out // 4, 3), "lokr_w2_b": random(3, columns // 4)}
+                    )
+                ),
+                "DoRA": {
+                    "lora_up.weight": random(out, 4, *kernel[:0]),
+                    "lora_down.weight": random(4, columns, *kernel),
+                    "dora_scale": random(1, columns, *(1 for _ in kernel)).abs() + 1,
+                },
+                "LoCon with a core": {
+                    "lora_up.weight": random(out, 4, *ones),
+                    "lora_down.weight": random(4, columns, *ones),
+                    "alpha": torch.tensor(2.0),
+                }
+                | ({"lora_mid.weight": random(4, 4, *kernel)} if kernel else {}),
+                "IA3": {"weight": random(out), "on_input": torch.tensor(False)},
+                "PEFT's OFT": {"oft_R.weight": random(flat // 4, 6)},
+                "PEFT's BOFT": {"boft_R": random(1, flat // 4, 4, 4), "boft_s": random(out, 1) + 1},
+                "OFT": {"oft_blocks": random(4, out // 4, out // 4)},
+                "BOFT": {"oft_blocks": random(2, out // 4, 4, 4), "alpha": torch.tensor(0.0)},
+                "GLoRA": {
+                    "a1.weight": random(columns, 4),
+                    "a2.weight": random(4, columns),
+                    "b1.weight": random(out, 4),
+                    "b2.weight": random(4, flat),
+                },
+                "set_weight": {"set_weight": random(*weight.shape)},
+                "norm weights": {"w_norm": random(*weight.shape), "b_norm": random(out)},
+            }[name].items()
+        }
     return state
 
 
-KINDS = ["LoCon with a core", "LoHa", "LoKr", "norm weights", "DoRA", "OFT", "BOFT", "GLoRA", "set_weight", "IA3", "PEFT's OFT",
-         "PEFT's BOFT"]  # fmt: skip
+KINDS = [
+    "LoCon with a core",
+    "LoHa",
+    "LoKr",
+    "norm weights",
+    "DoRA",
+    "OFT",
+    "BOFT",
+    "GLoRA",
+    "set_weight",
+    "IA3",
+    "PEFT's OFT",
+    "PEFT's BOFT",
+]
 HOSTS_OWN = ("LoCon with a core", "DoRA", "set_weight", "norm weights")  # of the embedded host, which has one adapter
-FOREIGN = ("IA3", "PEFT's OFT", "PEFT's BOFT")  # to every host: merging is the truth, which tests/patches/test_libraries.py holds
+FOREIGN = (
+    "IA3",
+    "PEFT's OFT",
+    "PEFT's BOFT",
+)  # to every host: merging is the truth, which tests/patches/test_libraries.py holds
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -236,7 +295,9 @@ def test_every_kind_beside_weights_that_are_inference_tensors(host, small, name)
         model = small.unet(torch.bfloat16, channels=32, mult=(1,), depth=(1,))
     assert next(model.model.parameters()).is_inference()
     before, state, plain = small.Snapshot(model.model), of_kind(name, model), small.forward(model)
-    merged, bypassed = (small.forward(host.call("LoRAStackPatch", model=model, lora_model=state, mode=mode)[0]) for mode in MODES[:2])
+    merged, bypassed = (
+        small.forward(host.call("LoRAStackPatch", model=model, lora_model=state, mode=mode)[0]) for mode in MODES[:2]
+    )
     assert (bypassed - merged).abs().mean() < 0.05 * (merged - plain).abs().mean() + 0.01
     assert torch.equal(small.forward(model), plain)
     before.check(model.model)
@@ -244,11 +305,15 @@ def test_every_kind_beside_weights_that_are_inference_tensors(host, small, name)
 
 def test_block_weights(host, small, files):
     model, state = small.unet(), files["lora0.safetensors"]
-    stack, _ = host.call("GraftLoRAStack", rows=rows({"file": "lora0.safetensors", "model": 0.8, "blocks": "IN=0, M=0.5, OUT01=0"}))
+    stack, _ = host.call(
+        "GraftLoRAStack", rows=rows({"file": "lora0.safetensors", "model": 0.8, "blocks": "IN=0, M=0.5, OUT01=0"})
+    )
     ours = small.forward(host.call("LoRAStackPatch", model=model, lora_stack=stack)[0])
     scaled = {}
     for key, value in state.items():
-        block = 0.0 if ".input_blocks." in key or ".output_blocks.1." in key else 0.5 if ".middle_block." in key else 1.0
+        block = (
+            0.0 if ".input_blocks." in key or ".output_blocks.1." in key else 0.5 if ".middle_block." in key else 1.0
+        )
         scaled[key] = value * block if "lora_up" in key else value
     assert (ours - small.forward(with_host_loader(small.unet(), (scaled, 0.8)))).abs().max() < 1e-4
     stack = [type(stack[0])("lora0.safetensors", 1.0, 1.0, ",".join("1" * 17))]
@@ -259,19 +324,30 @@ def test_block_weights(host, small, files):
 def test_the_report_says_what_the_file_says(host, small):
     path = os.path.join(host.models, "loras", "said.safetensors")
     tags = json.dumps({"10_zorp": {"a zorp": 12, "left": 3}})
-    save_file(small.lora(small.unet()), path, {"ss_network_dim": "4", "modelspec.trigger_phrase": "zorp", "ss_tag_frequency": tags})
+    save_file(
+        small.lora(small.unet()),
+        path,
+        {"ss_network_dim": "4", "modelspec.trigger_phrase": "zorp", "ss_tag_frequency": tags},
+    )
     report = host.call("GraftLoRAStack", rows=rows({"file": "said.safetensors"}))[1]
     assert "trigger zorp" in report and "rank 4" in report and "tags a zorp (12), left (3)" in report
-    report = host.call("LoRAStackPatch", model=small.unet(), lora_stack=[("said.safetensors", 0.5, 0.5)])[2]  # of another pack's stack
-    assert "said.safetensors: 84 weights of the model at 0.5 (14 LoCon, 70 LoRA)\n  trigger zorp; rank 4; tags a zorp (12), lef" in report
+    report = host.call("LoRAStackPatch", model=small.unet(), lora_stack=[("said.safetensors", 0.5, 0.5)])[
+        2
+    ]  # of another pack's stack
+    assert (
+        "said.safetensors: 84 weights of the model at 0.5 (14 LoCon, 70 LoRA)\n  trigger zorp; rank 4; tags a zorp"
+        " (12), lef" in report
+    )
 
 
 @pytest.mark.parametrize(
     ("state", "said", "expected"),
-    [(foreign("lora_unet_down_blocks_9_attentions_0_transformer_blocks_0_attn2_to_k", 2048), {}, "it is for SDXL"),
-     (foreign("lora_unet_double_blocks_0_img_attn_qkv", 8), {}, "it is for Flux"),
-     (foreign("x", 8), {"ss_base_model_version": "sd_v2"}, "it is for sd_v2")],
-)  # fmt: skip
+    [
+        (foreign("lora_unet_down_blocks_9_attentions_0_transformer_blocks_0_attn2_to_k", 2048), {}, "it is for SDXL"),
+        (foreign("lora_unet_double_blocks_0_img_attn_qkv", 8), {}, "it is for Flux"),
+        (foreign("x", 8), {"ss_base_model_version": "sd_v2"}, "it is for sd_v2"),
+    ],
+)
 def test_a_file_for_another_model_is_told(host, small, state, said, expected):
     path = os.path.join(host.models, "loras", "other.safetensors")
     save_file(state, path, said)
@@ -323,22 +399,38 @@ BAD = {
     "empty": (lambda path, state: Path(path).write_bytes(b""), ["not a whole safetensors file", "it is empty"]),
     "no tensors": (lambda path, state: save_file({}, path), ["it is empty"]),
     "foreign": (lambda path, state: Path(path).write_bytes(b"GIF89a" * 40), ["not a whole safetensors file"]),
-    "a checkpoint": (lambda path, state: save_file({"model.out.2.weight": torch.ones(2)}, path), ["it holds no LoRA layer"]),
+    "a checkpoint": (
+        lambda path, state: save_file({"model.out.2.weight": torch.ones(2)}, path),
+        ["it holds no LoRA layer"],
+    ),
     "a pickle by another name": (renamed_pickle, ["is a pickle", "safetensors.torch.save_file"]),
     "another model": (lambda path, state: save_file(GONE, path), ["no key matches this model"]),
-    "mixed": (lambda path, state: save_file(state | foreign("lora_unet_double_blocks_0_img_attn_qkv", 3072), path),
-              ["1 of 85 names match no weight", "double_blocks_0", "mark the row as partial"]),
-    "shapes of another model": (lambda path, state: save_file(with_context(state, 768), path),
-                                ["made for SD1.x (its names and shapes), cannot be used", "expected a weight"]),
+    "mixed": (
+        lambda path, state: save_file(state | foreign("lora_unet_double_blocks_0_img_attn_qkv", 3072), path),
+        ["1 of 85 names match no weight", "double_blocks_0", "mark the row as partial"],
+    ),
+    "shapes of another model": (
+        lambda path, state: save_file(with_context(state, 768), path),
+        ["made for SD1.x (its names and shapes), cannot be used", "expected a weight"],
+    ),
     "every shape of another model": (
         lambda path, state: save_file({k: v for k, v in with_context(state, 768).items() if ".attn2.to_k." in k}, path),
-        ["made for SD1.x (its names and shapes), cannot be used"]),
-    "shapes": (lambda path, state: save_file({k: v[:-1].clone() if "lora_up" in k else v for k, v in state.items()}, path),
-               ["expected a weight"] * 24),
+        ["made for SD1.x (its names and shapes), cannot be used"],
+    ),
+    "shapes": (
+        lambda path, state: save_file({k: v[:-1].clone() if "lora_up" in k else v for k, v in state.items()}, path),
+        ["expected a weight"] * 24,
+    ),
     "ranks": (lambda path, state: save_file(with_rank(state, 2), path), ["ranks differ"] * 2),
-    "nan": (lambda path, state: save_file({k: v * torch.nan for k, v in state.items()}, path), ["NaN or infinite"] * 48),
-    "infinite": (lambda path, state: save_file({k: v / 0 if "lora_up" in k else v for k, v in state.items()}, path), ["NaN or inf"] * 24),
-}  # fmt: skip
+    "nan": (
+        lambda path, state: save_file({k: v * torch.nan for k, v in state.items()}, path),
+        ["NaN or infinite"] * 48,
+    ),
+    "infinite": (
+        lambda path, state: save_file({k: v / 0 if "lora_up" in k else v for k, v in state.items()}, path),
+        ["NaN or inf"] * 24,
+    ),
+}
 
 
 @pytest.fixture
@@ -382,8 +474,9 @@ def messages_of(result):
 
 @pytest.mark.parametrize(("write", "messages"), BAD.values(), ids=BAD)
 def test_bad_files(host, small, workflow, write, messages):
-    """Through the executor: refused with every problem at once (a message that is expected n times is there at least n times), and
-    nothing is changed."""
+    """Through the executor: refused with every problem at once (a message that is expected n times is there at least n
+    times), and nothing is changed.
+    """
     (model, run), path = workflow, os.path.join(host.models, "loras", "bad.safetensors")
     before = small.Snapshot(model.model)
     write(path, small.lora(model))
@@ -402,9 +495,15 @@ def test_every_file_that_cannot_be_read_is_named_with_its_row(host, small, files
         Path(os.path.join(host.models, "loras", f"{name}.safetensors")).write_bytes(b"GIF89a" * 40)
     names = ["gif.safetensors", "lora0.safetensors", "short.safetensors"]
     stack = [(name, 1.0, 1.0) for name in names]
-    inputs = {"GraftLoRAStack": {"rows": rows(*({"file": name} for name in names))},
-              "LoRAStackPatch": {"model": small.unet(), "lora_stack": stack}, "GraftMergeLoRAs": {"lora_stack": stack}}[node]  # fmt: skip
-    with pytest.raises(ValueError, match=r"(?s)- row 1: .*gif\.safetensors is not a whole.*\n- row 3: .*short\.safetensors is not a whole"):
+    inputs = {
+        "GraftLoRAStack": {"rows": rows(*({"file": name} for name in names))},
+        "LoRAStackPatch": {"model": small.unet(), "lora_stack": stack},
+        "GraftMergeLoRAs": {"lora_stack": stack},
+    }[node]
+    with pytest.raises(
+        ValueError,
+        match=r"(?s)- row 1: .*gif\.safetensors is not a whole.*\n- row 3: .*short\.safetensors is not a whole",
+    ):
         host.call(node, **inputs)
 
 
@@ -422,7 +521,11 @@ def test_pickles_are_refused_by_name(host, small, workflow, extension):
     torch.save(small.lora(small.unet()), path)
     result = workflow[1](f"old.{extension}")
     said = messages_of(result)
-    assert not result["success"] and f"old.{extension} is a pickle, which can run any program" in said and "To convert a file" in said
+    assert (
+        not result["success"]
+        and f"old.{extension} is a pickle, which can run any program" in said
+        and "To convert a file" in said
+    )
     os.remove(path)
 
 
@@ -440,15 +543,24 @@ def test_a_file_that_changes_between_two_runs(host, small, workflow):
 
 
 def test_a_missing_file_in_a_saved_workflow(host, files):
-    """Before anything runs every missing row is named, by its place in the list with the rows that are off, and with what is near."""
-    listed = rows({"file": "off.safetensors", "on": False}, {"file": "lora_0.safetensors"}, {"file": "lora0.safetensors"},
-                  {"file": "styles/lora1.safetensors"}, {"file": "qqqq.safetensors"})  # fmt: skip
+    """Before anything runs every missing row is named, by its place in the list with the rows that are off, and with
+    what is near.
+    """
+    listed = rows(
+        {"file": "off.safetensors", "on": False},
+        {"file": "lora_0.safetensors"},
+        {"file": "lora0.safetensors"},
+        {"file": "styles/lora1.safetensors"},
+        {"file": "qqqq.safetensors"},
+    )
     result = host.run({"1": {"class_type": "GraftLoRAStack", "inputs": {"rows": listed}}}, {"stack": ["1", 0]})
     errors = str(result["errors"])
     assert not result["valid"]
-    for said in ("row 2: no LoRA file 'lora_0.safetensors'; did you mean lora0.safetensors",
-                 "row 4: no LoRA file 'styles/lora1.safetensors'; did you mean lora1.safetensors",
-                 "row 5: no LoRA file 'qqqq.safetensors' in ComfyUI's loras folders"):  # fmt: skip
+    for said in (
+        "row 2: no LoRA file 'lora_0.safetensors'; did you mean lora0.safetensors",
+        "row 4: no LoRA file 'styles/lora1.safetensors'; did you mean lora1.safetensors",
+        "row 5: no LoRA file 'qqqq.safetensors' in ComfyUI's loras folders",
+    ):
         assert said in errors.replace("\\", ""), said
     assert "off.safetensors" not in errors and "row 3" not in errors
 
@@ -474,19 +586,30 @@ def test_a_missing_file_in_another_packs_stack(host, files):
     prompt = {
         "1": {"class_type": "GraftDemo", "inputs": {}},
         "2": {"class_type": "GraftTestStack", "inputs": {"names": "lora0.safetensors lora_1.safetensors"}},
-        "3": {"class_type": "LoRAStackPatch", "inputs": {"model": ["1", 0], "lora_stack": ["2", 0], "lora_strength": 1.0, "mode": "auto"}},
+        "3": {
+            "class_type": "LoRAStackPatch",
+            "inputs": {"model": ["1", 0], "lora_stack": ["2", 0], "lora_strength": 1.0, "mode": "auto"},
+        },
     }
     result = host.run(prompt, {"model": ["3", 0]})
     assert result["valid"] and not result["success"]
-    assert "row 2: no LoRA file 'lora_1.safetensors'; did you mean lora1.safetensors" in str(result["errors"]).replace("\\", "")
+    assert "row 2: no LoRA file 'lora_1.safetensors'; did you mean lora1.safetensors" in str(result["errors"]).replace(
+        "\\", ""
+    )
 
 
 def test_a_second_queue_reads_nothing(host, small, files):
-    """What the file's name leads to is garbage by then, of the same size and time: a changed strength still gives the first contents."""
+    """What the file's name leads to is garbage by then, of the same size and time: a changed strength still gives the
+    first contents.
+    """
     path = os.path.join(host.models, "loras", "lora0.safetensors")
     model = small.unet()
     exact = small.forward(with_host_loader(small.unet(), (files["lora0.safetensors"], 0.25)))
-    host.call("LoRAStackPatch", model=model, lora_stack=host.call("GraftLoRAStack", rows=rows({"file": "lora0.safetensors"}))[0])
+    host.call(
+        "LoRAStackPatch",
+        model=model,
+        lora_stack=host.call("GraftLoRAStack", rows=rows({"file": "lora0.safetensors"}))[0],
+    )
     found = os.stat(path)
     with open(path + ".new", "wb") as file:
         file.write(b"\xff" * found.st_size)
@@ -511,9 +634,15 @@ def test_a_partial_row_applies_and_counts(host, small):
 
 
 def test_onetrainers_embeddings_are_left_out_and_counted(host, small):
-    """Its files may hold textual inversions beside the LoRA: patching and merging say which, and use the rest as it is."""
+    """Its files may hold textual inversions beside the LoRA: patching and merging say which, and use the rest
+    as it is.
+    """
     model, state = small.unet(), small.lora(small.unet())
-    bundled = {f"bundle_emb.{name}.{encoder}": torch.ones(2, 8) for name in ("zorp", "blick") for encoder in ("clip_l", "clip_g")}
+    bundled = {
+        f"bundle_emb.{name}.{encoder}": torch.ones(2, 8)
+        for name in ("zorp", "blick")
+        for encoder in ("clip_l", "clip_g")
+    }
     save_file(state | bundled, os.path.join(host.models, "loras", "bundled.safetensors"))
     stack = [("bundled.safetensors", 0.7, 1.0)]
     patched, _, report = host.call("LoRAStackPatch", model=model, lora_stack=stack)
@@ -521,7 +650,9 @@ def test_onetrainers_embeddings_are_left_out_and_counted(host, small):
     plain = small.forward(host.call("LoRAStackPatch", model=small.unet(), lora_model=state, lora_strength=0.7)[0])
     assert torch.equal(small.forward(patched), plain)
     made, report = host.call("GraftMergeLoRAs", lora_stack=stack)
-    assert "2 embeddings in the file are left out (blick, zorp)" in report and not [key for key in made if "bundle" in key]
+    assert "2 embeddings in the file are left out (blick, zorp)" in report and not [
+        key for key in made if "bundle" in key
+    ]
 
 
 def test_rows_are_checked_before_anything_runs(host, files):
@@ -530,8 +661,18 @@ def test_rows_are_checked_before_anything_runs(host, files):
     assert "did you mean lora0.safetensors" in stack.validate_inputs(rows=rows({"file": "lora_0.safetensors"}))
     assert "expected a list of 17" in stack.validate_inputs(rows=rows({"file": "lora0.safetensors", "blocks": "1"}))
     assert "expected start-end" in stack.validate_inputs(rows=rows({"file": "lora0.safetensors", "schedule": "0 1"}))
-    assert stack.validate_inputs(rows=rows({"file": "lora0.safetensors", "schedule": "0.2-0.8", "blocks": "OUTALL"})) is True
-    for name in ("../secret.safetensors", "/etc/passwd", "a/../../b", "C:\\x.safetensors", "..\\x", "output/loras/../../x"):
+    assert (
+        stack.validate_inputs(rows=rows({"file": "lora0.safetensors", "schedule": "0.2-0.8", "blocks": "OUTALL"}))
+        is True
+    )
+    for name in (
+        "../secret.safetensors",
+        "/etc/passwd",
+        "a/../../b",
+        "C:\\x.safetensors",
+        "..\\x",
+        "output/loras/../../x",
+    ):
         assert "leaves the loras folder" in stack.validate_inputs(rows=rows({"file": name})), name
 
 
@@ -563,7 +704,9 @@ def test_what_is_saved_loads_everywhere(host, small, names, caplog):
     assert torch.allclose(ours, direct, rtol=0, atol=1e-5)
     save_file(load_file(path), os.path.join(host.models, "loras", "saved.safetensors"))
     with caplog.at_level(logging.WARNING):
-        loaded = host.call("LoraLoaderModelOnly", model=small.unet(), lora_name="saved.safetensors", strength_model=0.9)[0]
+        loaded = host.call(
+            "LoraLoaderModelOnly", model=small.unet(), lora_name="saved.safetensors", strength_model=0.9
+        )[0]
     assert not [record for record in caplog.records if "not loaded" in record.getMessage()]
     assert (small.forward(loaded) - ours).abs().max() < 1e-4
 
@@ -602,7 +745,9 @@ def test_a_state_is_saved_with_its_metadata(host, small):
 
 
 def test_a_row_with_a_schedule(host, small):
-    """On in the second half of sampling: the base before, the whole LoRA after, without anything loaded or computed in between."""
+    """On in the second half of sampling: the base before, the whole LoRA after, without anything loaded or computed in
+    between.
+    """
     from graft_nodes.patches.rows import StackRow
 
     model = small.unet(channels=32, mult=(1,), depth=(1,))
@@ -611,7 +756,10 @@ def test_a_row_with_a_schedule(host, small):
         save_file(state, os.path.join(host.models, "loras", f"scheduled{number}.safetensors"))
 
     def stack(first, schedule=""):
-        rows = [StackRow(f"scheduled{n}.safetensors", 1.0, 1.0, schedule="" if n else schedule) for n in ((0, 1) if first else (1,))]
+        rows = [
+            StackRow(f"scheduled{n}.safetensors", 1.0, 1.0, schedule="" if n else schedule)
+            for n in ((0, 1) if first else (1,))
+        ]
         return host.call("LoRAStackPatch", model=model, lora_stack=rows)
 
     patched, _, report = stack(True, "0.5-1")
@@ -631,7 +779,12 @@ def test_a_row_with_a_schedule(host, small):
         assert torch.allclose(predicted(patched, percent), predicted(wanted, percent), atol=1e-4), percent
     assert not torch.allclose(predicted(without, 0.9), predicted(whole, 0.9), atol=1e-4)
     with pytest.raises(ValueError, match="which mode merge cannot do"):
-        host.call("LoRAStackPatch", model=model, lora_stack=[StackRow("scheduled0.safetensors", 1.0, 1.0, schedule="0.5-1")], mode="merge")
+        host.call(
+            "LoRAStackPatch",
+            model=model,
+            lora_stack=[StackRow("scheduled0.safetensors", 1.0, 1.0, schedule="0.5-1")],
+            mode="merge",
+        )
     small.load(model)
     before.check(model.model)
 
@@ -643,7 +796,9 @@ def test_a_schedule_begins_at_the_level_where_the_hosts_own_begin(host, small, p
     assert share(sampling, level * 1.0004) < percent <= share(sampling, level) <= share(sampling, level * 0.9996)
 
 
-@pytest.mark.parametrize(("order", "refused"), [("scheduled lora, dora", True), ("scheduled dora", True), ("dora, scheduled lora", False)])
+@pytest.mark.parametrize(
+    ("order", "refused"), [("scheduled lora, dora", True), ("scheduled dora", True), ("dora, scheduled lora", False)]
+)
 def test_a_schedule_beside_what_changes_the_weight_that_it_finds(host, small, order, refused):
     from graft_nodes.patches.rows import StackRow
 
@@ -653,26 +808,39 @@ def test_a_schedule_beside_what_changes_the_weight_that_it_finds(host, small, or
     words = [row.split() for row in order.split(", ")]
     stack = [StackRow(f"{row[-1]}.safetensors", 1.0, 1.0, schedule="0-1" if len(row) > 1 else "") for row in words]
     if refused:
-        with pytest.raises(ValueError, match=r"move rows with a schedule to the end:\n- diffusion_model\..*weight: DoRA"):
+        with pytest.raises(
+            ValueError, match=r"move rows with a schedule to the end:\n- diffusion_model\..*weight: DoRA"
+        ):
             host.call("LoRAStackPatch", model=model, lora_stack=stack)
         return
     found = small.forward(host.call("LoRAStackPatch", model=model, lora_stack=stack)[0])
     wanted = small.forward(host.call("LoRAStackPatch", model=model, lora_stack=[StackRow(*row) for row in stack])[0])
     assert (found - wanted).abs().max() < 1e-4
-    with pytest.raises(ValueError, match="move rows with a schedule to the end"):  # also where the schedule is an earlier node's
-        host.call("LoRAStackPatch", model=host.call("LoRAStackPatch", model=model, lora_stack=stack[1:])[0], lora_stack=stack[:1])
+    with pytest.raises(
+        ValueError, match="move rows with a schedule to the end"
+    ):  # also where the schedule is an earlier node's
+        host.call(
+            "LoRAStackPatch",
+            model=host.call("LoRAStackPatch", model=model, lora_stack=stack[1:])[0],
+            lora_stack=stack[:1],
+        )
 
 
 @pytest.mark.parametrize("kind", ["LoRA", "DoRA"])
 @pytest.mark.parametrize("way", ["partly", "paged"])
 def test_a_model_that_is_not_wholly_on_the_device(host, small, monkeypatch, way, kind):
-    """What the host streams or pages in from elsewhere is patched at the activations, whatever the layer, and the report says why."""
+    """What the host streams or pages in from elsewhere is patched at the activations, whatever the layer, and the
+    report says why.
+    """
     model = small.unet(channels=32, mult=(1,), depth=(1,))
     if way == "partly":
         model.model.model_lowvram = True
     else:
         monkeypatch.setattr(type(model), "is_dynamic", lambda self: True, raising=False)
-    why = {"partly": "the host holds only a part of the model on the device", "paged": "the host pages its weights in and out"}[way]
+    why = {
+        "partly": "the host holds only a part of the model on the device",
+        "paged": "the host pages its weights in and out",
+    }[way]
     state = small.lora(model) if kind == "LoRA" else of_kind(kind, model)
     _, _, report = host.call("LoRAStackPatch", model=model, lora_model=state)
     assert f"at the activations because {why}" in report and "model: 0 weights merged" in report
@@ -685,12 +853,16 @@ def test_a_model_that_is_not_wholly_on_the_device(host, small, monkeypatch, way,
 def test_files_of_unusual_types(host, small, kind, dtype):
     """Are what their numbers in float32 are, merged and at the activations."""
     model, names = small.unet(dtype, channels=32, mult=(1,), depth=(1,)), ("unusual", "plain")
-    state = {key: value if key.endswith("alpha") else value.to(kind) for key, value in small.lora(model, scale=0.2).items()}
+    state = {
+        key: value if key.endswith("alpha") else value.to(kind) for key, value in small.lora(model, scale=0.2).items()
+    }
     for name, values in zip(names, (state, {key: value.float() for key, value in state.items()}), strict=True):
         save_file(values, os.path.join(host.models, "loras", f"{name}.safetensors"))
     for mode in ("merge", "bypass"):
         stacks = ([(f"{name}.safetensors", 1.0, 1.0)] for name in names)
-        one, other = (small.forward(host.call("LoRAStackPatch", model=model, lora_stack=stack, mode=mode)[0]) for stack in stacks)
+        one, other = (
+            small.forward(host.call("LoRAStackPatch", model=model, lora_stack=stack, mode=mode)[0]) for stack in stacks
+        )
         assert torch.isfinite(one).all() and torch.equal(one, other) and not torch.equal(one, small.forward(model))
 
 
@@ -701,20 +873,29 @@ def _of_every_kind(model, kind):
         if name.endswith("attn1.to_q.weight"):
             base, (out, columns) = name.removesuffix(".weight"), weight.shape
             up, down = (0.1 * torch.randn(*sides, generator=generator) for sides in ((out, 2), (2, columns)))
-            state |= {f"{base}.{key}": tensor for key, tensor in {
-                "LoRA": {"lora_up.weight": up, "lora_down.weight": down},
-                "DoRA": {"lora_up.weight": up, "lora_down.weight": down, "dora_scale": 1.1 * weight.detach().norm(dim=1, keepdim=True)},
-                "OFT": {"oft_blocks": 0.2 * torch.randn(out // 8, 8, 8, generator=generator)},
-                "IA3": {"weight": torch.full((out,), 0.5), "on_input": torch.tensor(0)},
-                "set": {"set_weight": 0.1 * torch.randn(out, columns, generator=generator)},
-            }[kind].items()}  # fmt: skip
+            state |= {
+                f"{base}.{key}": tensor
+                for key, tensor in {
+                    "LoRA": {"lora_up.weight": up, "lora_down.weight": down},
+                    "DoRA": {
+                        "lora_up.weight": up,
+                        "lora_down.weight": down,
+                        "dora_scale": 1.1 * weight.detach().norm(dim=1, keepdim=True),
+                    },
+                    "OFT": {"oft_blocks": 0.2 * torch.randn(out // 8, 8, 8, generator=generator)},
+                    "IA3": {"weight": torch.full((out,), 0.5), "on_input": torch.tensor(0)},
+                    "set": {"set_weight": 0.1 * torch.randn(out, columns, generator=generator)},
+                }[kind].items()
+            }
     return state
 
 
 @pytest.mark.parametrize("first", ["host", "graft"])
 @pytest.mark.parametrize("kind", ["LoRA", "DoRA", "OFT", "IA3", "set"])
 def test_every_kind_finds_the_same_weight_however_much_is_loaded(host, small, kind, first):
-    """What the host's own LoRA makes of a weight comes first, also where the host applies it only as the weight is used."""
+    """What the host's own LoRA makes of a weight comes first, also where the host applies it only as the weight is
+    used.
+    """
     import comfy.sd
 
     def theirs(patcher):
@@ -757,12 +938,16 @@ def test_a_norm_beside_weights_that_cannot_be_merged_is_left_to_the_host(host, s
             host.call("LoRAStackPatch", model=model, lora_model=state, mode="merge")
     assert "1 through ComfyUI's own patches because LayerNorm has no bypass and the host" in report
     assert torch.allclose(small.forward(patched), wanted, rtol=0, atol=2e-5 * float(wanted.abs().max()))
-    assert not torch.allclose(small.forward(host.call("LoRAStackPatch", model=model, lora_model=small.lora(model))[0]), wanted, atol=1e-3)
+    assert not torch.allclose(
+        small.forward(host.call("LoRAStackPatch", model=model, lora_model=small.lora(model))[0]), wanted, atol=1e-3
+    )
 
 
 def test_mode_host_keeps_a_kronecker_product_as_small_as_its_file(host, small):
     model = small.unet()
-    name, weight = next((name, weight) for name, weight in model.model.named_parameters() if name.endswith("attn1.to_q.weight"))
+    name, weight = next(
+        (name, weight) for name, weight in model.model.named_parameters() if name.endswith("attn1.to_q.weight")
+    )
     base, (out, columns) = name.removesuffix(".weight"), weight.shape
     state = {f"{base}.lokr_w1": torch.randn(4, 4), f"{base}.lokr_w2": 0.1 * torch.randn(out // 4, columns // 4)}
     patched = host.call("LoRAStackPatch", model=model, lora_model=state, mode="host")[0]
@@ -775,13 +960,19 @@ def test_mode_host_keeps_a_kronecker_product_as_small_as_its_file(host, small):
 @pytest.mark.parametrize("beside", ["alone", "beside the host's own LoRA"])
 @pytest.mark.parametrize("mode", ["merge", "bypass"])
 def test_a_model_that_the_host_loads_in_part(host, small, mode, beside):
-    """A stack is whole while the host loads half of the model, gives some back, and loads the rest; the embedded host loads all at once."""
+    """A stack is whole while the host loads half of the model, gives some back, and loads the rest; the embedded host
+    loads all at once.
+    """
     import comfy.model_patcher
     import comfy.sd
 
     def patched():
         model = small.unet()
-        base = model if beside == "alone" else comfy.sd.load_lora_for_models(model, None, small.lora(model, seed=5), 1.0, 0)[0]
+        base = (
+            model
+            if beside == "alone"
+            else comfy.sd.load_lora_for_models(model, None, small.lora(model, seed=5), 1.0, 0)[0]
+        )
         return model, host.call("LoRAStackPatch", model=base, lora_model=small.lora(model), mode=mode)[0]
 
     wanted = small.forward(patched()[1])

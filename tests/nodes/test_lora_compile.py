@@ -1,4 +1,6 @@
-"""Under ComfyUI's own way of compiling a model, another LoRA stack compiles nothing anew, and gives what it gives without compiling."""
+"""Under ComfyUI's own way of compiling a model, another LoRA stack compiles nothing anew, and gives what it gives
+without compiling.
+"""
 
 import pytest
 import torch
@@ -20,24 +22,36 @@ def of_kinds(model, kinds, rank):
         base, (out, columns, *kernel), flat = name.removesuffix(".weight"), weight.shape, weight[0].numel()
         ones = (1,) * len(kernel)
         pair = {"lora_up.weight": random(out, rank, *ones), "lora_down.weight": random(rank, columns, *kernel)}
-        state |= {f"{base}.{role}": tensor for role, tensor in {
-            "LoRA": pair,
-            "DoRA": pair | {"dora_scale": random(out, 1, *ones).abs() + 0.5},
-            "DoRA of columns": pair | {"dora_scale": random(1, columns, *ones).abs() + 0.5},
-            "IA3": {"weight": random(columns), "on_input": torch.tensor(True)},
-            "LoKr": {"lokr_w1": random(2, 4), "lokr_w2": random(out // 2, columns // 4, *kernel)},
-            "diff": {"diff": random(*weight.shape)},
-            "OFT": {"oft_blocks": random(out // 4, 4, 4)},
-            "GLoRA": {"a1.weight": random(columns, rank), "a2.weight": random(rank, columns), "b1.weight": random(out, rank),
-                      "b2.weight": random(rank, flat)},
-            "set_weight": {"set_weight": random(*weight.shape)},
-        }[kinds[number % len(kinds)]].items()}  # fmt: skip
+        state |= {
+            f"{base}.{role}": tensor
+            for role, tensor in {
+                "LoRA": pair,
+                "DoRA": pair | {"dora_scale": random(out, 1, *ones).abs() + 0.5},
+                "DoRA of columns": pair | {"dora_scale": random(1, columns, *ones).abs() + 0.5},
+                "IA3": {"weight": random(columns), "on_input": torch.tensor(True)},
+                "LoKr": {"lokr_w1": random(2, 4), "lokr_w2": random(out // 2, columns // 4, *kernel)},
+                "diff": {"diff": random(*weight.shape)},
+                "OFT": {"oft_blocks": random(out // 4, 4, 4)},
+                "GLoRA": {
+                    "a1.weight": random(columns, rank),
+                    "a2.weight": random(rank, columns),
+                    "b1.weight": random(out, rank),
+                    "b2.weight": random(rank, flat),
+                },
+                "set_weight": {"set_weight": random(*weight.shape)},
+            }[kinds[number % len(kinds)]].items()
+        }
     return state
 
 
 @pytest.mark.parametrize(
     ("mode", "inference", "order"),
-    [("merge", True, "stack after compile"), ("merge", False, "before"), ("bypass", True, "before"), ("bypass", False, "after")],
+    [
+        ("merge", True, "stack after compile"),
+        ("merge", False, "before"),
+        ("bypass", True, "before"),
+        ("bypass", False, "after"),
+    ],
 )
 def test_another_stack_compiles_nothing(host, small, mode, inference, order):
     helpers = pytest.importorskip("comfy_api.torch_helpers", reason="the embedded host does not compile")
@@ -48,7 +62,9 @@ def test_another_stack_compiles_nothing(host, small, mode, inference, order):
     before = small.Snapshot(model.model)
 
     def stacked(base, states, strength):
-        return lora.graft(base, None, [lora.Entry(str(n), state, strength) for n, state in enumerate(states)], mode).model
+        return lora.graft(
+            base, None, [lora.Entry(str(n), state, strength) for n, state in enumerate(states)], mode
+        ).model
 
     def compiled(base):
         clone = base.clone()
@@ -56,7 +72,11 @@ def test_another_stack_compiles_nothing(host, small, mode, inference, order):
         return clone
 
     def patched(states, strength):
-        return compiled(stacked(model, states, strength)) if "before" in order else stacked(compiled(model), states, strength)
+        return (
+            compiled(stacked(model, states, strength))
+            if "before" in order
+            else stacked(compiled(model), states, strength)
+        )
 
     first = [small.lora(model, 1)]
     torch._dynamo.reset()

@@ -1,4 +1,6 @@
-"""Files that lycoris, PEFT and diffusers make, put on a model by the nodes in every mode, beside the weights that the library makes."""
+"""Files that lycoris, PEFT and diffusers make, put on a model by the nodes in every mode, beside the weights that the
+library makes.
+"""
 
 import json
 import os
@@ -10,24 +12,35 @@ from torch import nn
 
 LINEAR, CONV = "input_blocks.1.1.transformer_blocks.0.attn1.to_out.0", "input_blocks.1.0.out_layers.3"
 ALGORITHMS = {
-    "lora": ("LoConModule", {}), "tucker": ("LoConModule", {"use_tucker": True}),
-    "dora of columns": ("LoConModule", {"weight_decompose": True, "wd_on_out": False}), "loha": ("LohaModule", {}),
-    "lokr": ("LokrModule", {}), "oft": ("DiagOFTModule", {}), "boft": ("ButterflyOFTModule", {}), "glora": ("GLoRAModule", {}),
-    "ia3": ("IA3Module", {}), "dora of rows": ("LoConModule", {"weight_decompose": True}),
-}  # fmt: skip
-# What ComfyUI applies otherwise (the norm of DoRA's rows is that of W there) or not at all (IA3): the library alone is the truth.
+    "lora": ("LoConModule", {}),
+    "tucker": ("LoConModule", {"use_tucker": True}),
+    "dora of columns": ("LoConModule", {"weight_decompose": True, "wd_on_out": False}),
+    "loha": ("LohaModule", {}),
+    "lokr": ("LokrModule", {}),
+    "oft": ("DiagOFTModule", {}),
+    "boft": ("ButterflyOFTModule", {}),
+    "glora": ("GLoRAModule", {}),
+    "ia3": ("IA3Module", {}),
+    "dora of rows": ("LoConModule", {"weight_decompose": True}),
+}
+# What ComfyUI applies otherwise (the norm of DoRA's rows is that of W there) or not at all (IA3): the library alone is
+# the truth.
 NOT_THE_HOSTS = ("ia3", "dora of rows")
 
 
 def by_lycoris(kind, patcher):
-    """(file, {weight: what the library makes of it}) of a linear layer and a convolution, every trained number drawn anew."""
+    """(file, {weight: what the library makes of it}) of a linear layer and a convolution, every trained number drawn
+    anew.
+    """
     lycoris = pytest.importorskip("lycoris.modules")
     name, options = ALGORITHMS[kind]
     state, made, generator = {}, {}, torch.Generator().manual_seed(1)
     for path in (LINEAR, CONV):
         original = patcher.model.diffusion_model.get_submodule(path)
         kind_of = nn.Linear if original.weight.ndim == 2 else nn.Conv2d
-        layer = kind_of(*original.weight.shape[1::-1], *(() if original.weight.ndim == 2 else (3, 1, 1))).requires_grad_(False)
+        layer = kind_of(
+            *original.weight.shape[1::-1], *(() if original.weight.ndim == 2 else (3, 1, 1))
+        ).requires_grad_(False)
         layer.load_state_dict(original.state_dict())
         network = getattr(lycoris, name)("a", layer, 1.0, 4, 2.0, **options).eval()
         for parameter in network.parameters():
@@ -35,13 +48,19 @@ def by_lycoris(kind, patcher):
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.2 + around
         with torch.no_grad():
             own = network.custom_state_dict() if "custom_state_dict" in type(network).__dict__ else network.state_dict()
-            state |= {f"diffusion_model.{path}.{key}": value.clone().contiguous() for key, value in own.items() if key != "scalar"}
+            state |= {
+                f"diffusion_model.{path}.{key}": value.clone().contiguous()
+                for key, value in own.items()
+                if key != "scalar"
+            }
             made[f"diffusion_model.{path}.weight"] = weight_of(network, layer)
     return state, made
 
 
 def weight_of(network, layer):
-    """The weight that lycoris' forward computes with, by what it makes of unit vectors (its merge scales LoHa and LoKr twice)."""
+    """The weight that lycoris' forward computes with, by what it makes of unit vectors (its merge scales LoHa and LoKr
+    twice).
+    """
     network.apply_to()
     if layer.weight.ndim == 2:
         units = torch.eye(layer.weight.shape[1])
@@ -65,9 +84,13 @@ def test_a_file_of_lycoris(host, small, kind):
     wanted, plain = small.forward(exact), small.forward(model)
     assert (wanted - plain).abs().max() > 1e-2
     for mode in ("merge", "bypass", "host"):
-        found = small.forward(host.call("LoRAStackPatch", model=model, lora_stack=[("lycoris.safetensors", 1.0, 1.0)], mode=mode)[0])
+        found = small.forward(
+            host.call("LoRAStackPatch", model=model, lora_stack=[("lycoris.safetensors", 1.0, 1.0)], mode=mode)[0]
+        )
         assert (found - wanted).abs().max() < 1e-3, mode
-    if kind not in NOT_THE_HOSTS and (len(comfy.weight_adapter.adapters) > 1 or kind in ("lora", "tucker", "dora of columns")):
+    if kind not in NOT_THE_HOSTS and (
+        len(comfy.weight_adapter.adapters) > 1 or kind in ("lora", "tucker", "dora of columns")
+    ):
         theirs, _ = comfy.sd.load_lora_for_models(small.unet(), None, state, 1.0, 0)
         assert (small.forward(theirs) - wanted).abs().max() < 1e-3
     small.load(model)
@@ -75,13 +98,19 @@ def test_a_file_of_lycoris(host, small, kind):
 
 
 FOLDERS = [
-    ("LoraConfig", {"r": 4, "lora_alpha": 6}), ("LoraConfig", {"r": 4, "lora_alpha": 4, "use_dora": True}),
-    ("LoHaConfig", {"r": 4, "alpha": 8}), ("LoKrConfig", {"r": 4, "alpha": 8}), ("LoKrConfig", {"r": 99, "alpha": 33}),
+    ("LoraConfig", {"r": 4, "lora_alpha": 6}),
+    ("LoraConfig", {"r": 4, "lora_alpha": 4, "use_dora": True}),
+    ("LoHaConfig", {"r": 4, "alpha": 8}),
+    ("LoKrConfig", {"r": 4, "alpha": 8}),
+    ("LoKrConfig", {"r": 99, "alpha": 33}),
     ("LoKrConfig", {"r": 2, "alpha": 8, "decompose_both": True, "decompose_factor": 4}),
-    ("LoKrConfig", {"r": 2, "alpha": 8, "use_effective_conv2d": True}), ("OFTConfig", {"r": 0, "oft_block_size": 4}),
-    ("BOFTConfig", {"boft_block_size": 4}), ("BOFTConfig", {"boft_block_num": 4, "boft_block_size": 0}),
-    ("IA3Config", {"feedforward_modules": []}), ("IA3Config", {"feedforward_modules": ["a"]}),
-]  # fmt: skip
+    ("LoKrConfig", {"r": 2, "alpha": 8, "use_effective_conv2d": True}),
+    ("OFTConfig", {"r": 0, "oft_block_size": 4}),
+    ("BOFTConfig", {"boft_block_size": 4}),
+    ("BOFTConfig", {"boft_block_num": 4, "boft_block_size": 0}),
+    ("IA3Config", {"feedforward_modules": []}),
+    ("IA3Config", {"feedforward_modules": ["a"]}),
+]
 
 
 def draw(module, scale):
@@ -90,7 +119,9 @@ def draw(module, scale):
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             drawn = torch.randn(parameter.shape, generator=generator) * scale
-            parameter.data = drawn.abs() + 0.5 if any(word in name for word in ("magnitude", "ia3", "boft_s")) else drawn
+            parameter.data = (
+                drawn.abs() + 0.5 if any(word in name for word in ("magnitude", "ia3", "boft_s")) else drawn
+            )
 
 
 def check(host, small, model, exact, file):
@@ -117,10 +148,16 @@ def test_a_folder_of_peft(host, small, tmp_path, config, options, path):
     tree.save_pretrained(tmp_path)
     folder = os.path.join(host.models, "loras", "peft")
     os.makedirs(folder, exist_ok=True)
-    state = {key.replace("model.a.", f"model.{path}."): value for key, value in load_file(tmp_path / "adapter_model.safetensors").items()}
+    state = {
+        key.replace("model.a.", f"model.{path}."): value
+        for key, value in load_file(tmp_path / "adapter_model.safetensors").items()
+    }
     save_file(state, os.path.join(folder, "adapter_model.safetensors"))
     said = json.loads((tmp_path / "adapter_config.json").read_text())
-    said = {key: [path if one == "a" else one for one in value] if isinstance(value, list) else value for key, value in said.items()}
+    said = {
+        key: [path if one == "a" else one for one in value] if isinstance(value, list) else value
+        for key, value in said.items()
+    }
     with open(os.path.join(folder, "adapter_config.json"), "w", encoding="utf-8") as file:
         json.dump(said, file)
     merged = tree.double().base_model.model["a"]
@@ -130,16 +167,31 @@ def test_a_folder_of_peft(host, small, tmp_path, config, options, path):
 
 
 def as_diffusers(patcher):
-    """(diffusers' own UNet with the patcher's weights, {name of a weight there: its name in the patcher's diffusion model})."""
-    diffusers, single_file = pytest.importorskip("diffusers"), pytest.importorskip("diffusers.loaders.single_file_utils")
-    blocks = dict(down_block_types=["CrossAttnDownBlock2D"] * 2, up_block_types=["CrossAttnUpBlock2D"] * 2, layers_per_block=1)
+    """(diffusers' own UNet with the patcher's weights, {name of a weight there: its name in the patcher's diffusion
+    model}).
+    """
+    diffusers, single_file = (
+        pytest.importorskip("diffusers"),
+        pytest.importorskip("diffusers.loaders.single_file_utils"),
+    )
+    blocks = dict(
+        down_block_types=["CrossAttnDownBlock2D"] * 2, up_block_types=["CrossAttnUpBlock2D"] * 2, layers_per_block=1
+    )
     unet = diffusers.UNet2DConditionModel(
-        sample_size=8, block_out_channels=(32, 64), cross_attention_dim=24, attention_head_dim=4, norm_num_groups=32, **blocks
+        sample_size=8,
+        block_out_channels=(32, 64),
+        cross_attention_dim=24,
+        attention_head_dim=4,
+        norm_num_groups=32,
+        **blocks,
     )
     own = patcher.model.diffusion_model.state_dict()
     numbered = {f"model.diffusion_model.{name}": torch.tensor(number) for number, name in enumerate(own)}
     config = {**blocks, "class_embed_type": None, "addition_embed_type": None}
-    names = {theirs: list(own)[int(number)] for theirs, number in single_file.convert_ldm_unet_checkpoint(numbered, config).items()}
+    names = {
+        theirs: list(own)[int(number)]
+        for theirs, number in single_file.convert_ldm_unet_checkpoint(numbered, config).items()
+    }
     unet.load_state_dict({theirs: own[name].clone() for theirs, name in names.items()})
     return unet.requires_grad_(False), names
 
@@ -151,7 +203,9 @@ def saved_by_pipeline(unet, folder):
 
     state = diffusers.utils.convert_state_dict_to_diffusers(peft.get_peft_model_state_dict(unet))
     settings = unet.peft_config["default"].to_dict()
-    diffusers.StableDiffusionPipeline.save_lora_weights(folder, unet_lora_layers=state, unet_lora_adapter_metadata=settings)
+    diffusers.StableDiffusionPipeline.save_lora_weights(
+        folder, unet_lora_layers=state, unet_lora_adapter_metadata=settings
+    )
 
 
 def saved_by_unet(unet, folder):
@@ -172,9 +226,24 @@ def saved_for_kohya(unet, folder):
 
 
 LAYERS = [  # every layer of the UNet that is linear or a convolution
-    "to_q", "to_k", "to_v", "to_out.0", "proj_in", "proj_out", "ff.net.0.proj", "ff.net.2", "conv1", "conv2", "conv_shortcut",
-    "time_emb_proj", "linear_1", "linear_2", "conv", "conv_in", "conv_out",
-]  # fmt: skip
+    "to_q",
+    "to_k",
+    "to_v",
+    "to_out.0",
+    "proj_in",
+    "proj_out",
+    "ff.net.0.proj",
+    "ff.net.2",
+    "conv1",
+    "conv2",
+    "conv_shortcut",
+    "time_emb_proj",
+    "linear_1",
+    "linear_2",
+    "conv",
+    "conv_in",
+    "conv_out",
+]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +251,10 @@ LAYERS = [  # every layer of the UNet that is linear or a convolution
     [
         (saved_by_pipeline, {"r": 4, "lora_alpha": 6}),
         (saved_by_pipeline, {"r": 4, "lora_alpha": 6, "use_dora": True}),
-        (saved_by_pipeline, {"r": 4, "lora_alpha": 6, "rank_pattern": {"attn2.to_k": 2}, "alpha_pattern": {"attn1.to_q": 9}}),
+        (
+            saved_by_pipeline,
+            {"r": 4, "lora_alpha": 6, "rank_pattern": {"attn2.to_k": 2}, "alpha_pattern": {"attn1.to_q": 9}},
+        ),
         (saved_by_unet, {"r": 4, "lora_alpha": 6, "use_rslora": True}),
         (saved_for_kohya, {"r": 4, "lora_alpha": 4}),
     ],
@@ -195,7 +267,9 @@ def test_a_file_of_diffusers(host, small, tmp_path, save, options):
     unet.add_adapter(peft.LoraConfig(target_modules=LAYERS, init_lora_weights=False, **options))
     draw(unet, 0.1)
     save(unet, tmp_path)
-    os.replace(tmp_path / "pytorch_lora_weights.safetensors", os.path.join(host.models, "loras", "diffusers.safetensors"))
+    os.replace(
+        tmp_path / "pytorch_lora_weights.safetensors", os.path.join(host.models, "loras", "diffusers.safetensors")
+    )
     unet.double().fuse_lora()
     unet.unload_lora()
     for theirs, weight in unet.state_dict().items():

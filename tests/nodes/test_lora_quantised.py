@@ -1,4 +1,6 @@
-"""LoRA stacks on quantised models: real NF4 and int8 modules of bitsandbytes, and modules that behave like ComfyUI-GGUF's."""
+"""LoRA stacks on quantised models: real NF4 and int8 modules of bitsandbytes, and modules that behave like
+ComfyUI-GGUF's.
+"""
 
 import json
 import os
@@ -41,7 +43,9 @@ def nf4(of):
 
 
 def int8(of):
-    made = bitsandbytes.nn.Linear8bitLt(of.in_features, of.out_features, bias=of.bias is not None, has_fp16_weights=False)
+    made = bitsandbytes.nn.Linear8bitLt(
+        of.in_features, of.out_features, bias=of.bias is not None, has_fp16_weights=False
+    )
     made.load_state_dict(of.state_dict())
     return made.requires_grad_(False).to("cpu")
 
@@ -50,7 +54,9 @@ WAYS = {"nf4": (nf4, "Params4bit"), "int8": (int8, "Int8Params"), "gguf": (GGUFL
 
 
 def quantised(small, way):
-    """(small.unet() with quantised attention and feed-forward, the same model with the numbers that those stand for, how many)."""
+    """(small.unet() with quantised attention and feed-forward, the same model with the numbers that those stand for,
+    how many).
+    """
     models, made = [], {}
     for plain in (False, True):
         patcher = small.unet(channels=32, mult=(1,), depth=(1,))
@@ -70,13 +76,19 @@ def quantised(small, way):
 def stored(model):
     """The bytes and objects of every parameter, packed ones as they are kept."""
     named = model.named_parameters()
-    return {name: (id(parameter), parameter.data.as_subclass(torch.Tensor).clone(), type(parameter)) for name, parameter in named}
+    return {
+        name: (id(parameter), parameter.data.as_subclass(torch.Tensor).clone(), type(parameter))
+        for name, parameter in named
+    }
 
 
 def unchanged(before, model):
     now = stored(model)
     assert before.keys() == now.keys()
-    assert all(old[0] == now[name][0] and torch.equal(old[1], now[name][1]) and old[2] is now[name][2] for name, old in before.items())
+    assert all(
+        old[0] == now[name][0] and torch.equal(old[1], now[name][1]) and old[2] is now[name][2]
+        for name, old in before.items()
+    )
     assert not [name for name, module in model.named_modules() if "forward" in module.__dict__]
 
 
@@ -93,7 +105,9 @@ def dora(patcher):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_stack_on_a_quantised_model(host, small, way):
-    """LoRA, then DoRA, through the nodes in mode auto: what a merge into the numbers gives; the report says why; nothing stays behind."""
+    """LoRA, then DoRA, through the nodes in mode auto: what a merge into the numbers gives; the report says why;
+    nothing stays behind.
+    """
     model, plain, count = quantised(small, way)
     before, base = stored(model.model), small.forward(model)
     assert (base - small.forward(plain)).abs().max() < 2e-2  # int8 rounds what goes in, too

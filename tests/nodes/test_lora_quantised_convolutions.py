@@ -1,4 +1,6 @@
-"""LoRA stacks of every kind on a UNet whose convolutions are quantised (fp8, int8, NF4, as ComfyUI-GGUF's) against a merge in float64."""
+"""LoRA stacks of every kind on a UNet whose convolutions are quantised (fp8, int8, NF4, as ComfyUI-GGUF's) against a
+merge in float64.
+"""
 
 import pytest
 import torch
@@ -15,7 +17,9 @@ class Kept(nn.Conv2d):
 
     def __init__(self, of):
         nn.Module.__init__(self)
-        self.__dict__.update({name: value for name, value in of.__dict__.items() if not name.startswith("_") or "padding" in name})
+        self.__dict__.update(
+            {name: value for name, value in of.__dict__.items() if not name.startswith("_") or "padding" in name}
+        )
         self.bias = of.bias
 
     def forward(self, x):
@@ -45,7 +49,9 @@ class NF4(Kept):
     def held(self):
         from bitsandbytes.functional import dequantize_4bit
 
-        return dequantize_4bit(self.weight.data, self.weight.quant_state).reshape(self.out_channels, self.in_channels, *self.kernel_size)
+        return dequantize_4bit(self.weight.data, self.weight.quant_state).reshape(
+            self.out_channels, self.in_channels, *self.kernel_size
+        )
 
 
 class GGUF(Kept):
@@ -92,10 +98,16 @@ def quantised(small, way):
 
 
 def file_of_every_kind(weights):
-    """(a LoRA and, for each weight another kind in turn, a file's tensors; {weight: what both make of it in float64})."""
+    """(a LoRA and, for each weight another kind in turn, a file's tensors; {weight: what both make of
+    it in float64}).
+    """
     first, second, merged = {}, {}, {}
     for number, (name, weight) in enumerate(sorted(weights.items())):
-        generator, (out, columns, *kernel), flat = torch.Generator().manual_seed(number), weight.shape, weight[0].numel()
+        generator, (out, columns, *kernel), flat = (
+            torch.Generator().manual_seed(number),
+            weight.shape,
+            weight[0].numel(),
+        )
 
         def random(*shape, generator=generator):
             return torch.randn(*shape, generator=generator) * 0.1
@@ -105,24 +117,35 @@ def file_of_every_kind(weights):
 
         base, ups, downs = name.removesuffix(".weight"), random(2, out, 4, 1, 1), random(2, 4, columns, *kernel)
         first |= {f"{base}.lora_up.weight": ups[0], f"{base}.lora_down.weight": downs[0]}
-        products = [(up.double().flatten(1) @ down.double().flatten(1)).view(weight.shape) for up, down in zip(ups, downs, strict=True)]
+        products = [
+            (up.double().flatten(1) @ down.double().flatten(1)).view(weight.shape)
+            for up, down in zip(ups, downs, strict=True)
+        ]
         found = weight.double() + 0.5 * products[0]
         pair, magnitude = {"lora_up.weight": ups[1], "lora_down.weight": downs[1]}, random(columns).abs() + 0.5
-        blocks, factors = random(4, out // 4, out // 4), [random(columns, 3), random(3, columns), random(out, 3), random(3, flat)]
+        blocks, factors = (
+            random(4, out // 4, out // 4),
+            [random(columns, 3), random(3, columns), random(out, 3), random(3, flat)],
+        )
         skew, one = (blocks - blocks.transpose(1, 2)).double(), torch.eye(out // 4)
         turned = torch.block_diag(*((one + skew) @ torch.linalg.inv(one - skew))).T @ found.flatten(1)
         a1, a2, b1, b2 = (factor.double() for factor in factors)
         mixed = found + torch.einsum("oi...,ij->oj...", found, a1 @ a2) + (b1 @ b2).view(weight.shape)
         value = random(*weight.shape)
         kinds = [
-            (pair | {"dora_scale": magnitude.repeat(out)[:out].view(-1, 1, 1, 1)},
-             dora(found + products[1], magnitude.repeat(out)[:out].view(-1, 1, 1, 1), (1, 2, 3))),
+            (
+                pair | {"dora_scale": magnitude.repeat(out)[:out].view(-1, 1, 1, 1)},
+                dora(found + products[1], magnitude.repeat(out)[:out].view(-1, 1, 1, 1), (1, 2, 3)),
+            ),
             ({"oft_blocks": blocks}, turned.view(weight.shape)),
-            (pair | {"dora_scale": magnitude.view(1, -1, 1, 1)}, dora(found + products[1], magnitude.view(1, -1, 1, 1), (0, 2, 3))),
+            (
+                pair | {"dora_scale": magnitude.view(1, -1, 1, 1)},
+                dora(found + products[1], magnitude.view(1, -1, 1, 1), (0, 2, 3)),
+            ),
             (dict(zip(("a1.weight", "a2.weight", "b1.weight", "b2.weight"), factors, strict=True)), mixed),
             ({"weight": magnitude, "on_input": torch.tensor(True)}, found * (1 + magnitude.double().view(1, -1, 1, 1))),
             ({"set_weight": value}, value.double()),
-        ]  # fmt: skip
+        ]
         tensors, made = kinds[number % len(kinds)] if out % 4 == 0 and out != columns * 9 else kinds[0]
         second |= {f"{base}.{role}": tensor for role, tensor in tensors.items()}
         merged[name] = found + STRENGTH * (made - found)
@@ -131,12 +154,19 @@ def file_of_every_kind(weights):
 
 @pytest.mark.parametrize(("way", "mode"), [*((way, "auto") for way in WAYS), ("fp8", "bypass")])
 def test_every_kind_on_quantised_convolutions(small, way, mode):
-    """What a merge in float64 into the numbers gives; the report says why it is at the activations; nothing of the model changes."""
+    """What a merge in float64 into the numbers gives; the report says why it is at the activations; nothing of the
+    model changes.
+    """
     model, plain, held = quantised(small, way)
     first, second, merged = file_of_every_kind(held)
-    before = {name: (id(p), p.data.as_subclass(torch.Tensor).clone().view(torch.uint8)) for name, p in model.model.named_parameters()}
+    before = {
+        name: (id(p), p.data.as_subclass(torch.Tensor).clone().view(torch.uint8))
+        for name, p in model.model.named_parameters()
+    }
     base = small.forward(model, (4, 4))
-    patched, _, report = lora.graft(model, None, [lora.Entry("first", first, 0.5), lora.Entry("second", second, STRENGTH)], mode)
+    patched, _, report = lora.graft(
+        model, None, [lora.Entry("first", first, 0.5), lora.Entry("second", second, STRENGTH)], mode
+    )
     assert f"model: 0 weights merged while it is loaded, {len(held)} at the activations" in report
     assert mode == "bypass" or f"model: {len(held)} at the activations because {WAYS[way][1]}" in report
     found = small.forward(patched, (4, 4))

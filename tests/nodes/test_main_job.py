@@ -1,4 +1,6 @@
-"""The main job, from the saved workflows: the demo model learns a word by the pixel rule, keeps what it knew, and is not changed itself."""
+"""The main job, from the saved workflows: the demo model learns a word by the pixel rule, keeps what it knew, and is
+not changed itself.
+"""
 
 import copy
 import hashlib
@@ -64,10 +66,20 @@ def trained(host):
     for folder in ("concept", "regular"):
         shutil.copytree(ROOT / "demo" / folder, Path(host.input) / folder, dirs_exist_ok=True)
     graph, titles = graph_of(host, "train_and_sample")
-    last, merge, demo = titles["Train 150 more"], only(graph, "EMAMerge"), graph[titles["Sample before"]]["inputs"]["model"][0]
+    last, merge, demo = (
+        titles["Train 150 more"],
+        only(graph, "EMAMerge"),
+        graph[titles["Sample before"]]["inputs"]["model"][0],
+    )
     capture = {
-        "base": [demo, 0], "clip": [demo, 1], "vae": [demo, 2], "raw": [last, 1], "losses": [last, 4], "report": [last, 5],
-        "average": [merge, 0], "patched": [only(graph, "LoRAStackPatch"), 0],
+        "base": [demo, 0],
+        "clip": [demo, 1],
+        "vae": [demo, 2],
+        "raw": [last, 1],
+        "losses": [last, 4],
+        "report": [last, 5],
+        "average": [merge, 0],
+        "patched": [only(graph, "LoRAStackPatch"), 0],
     }
     result = host.run(graph, capture)
     assert result["success"], result["errors"]
@@ -92,7 +104,10 @@ def test_it_learned_with_and_without_the_average_and_forgot_nothing(trained):
 
 
 def test_the_average_is_the_same_through_either_node(trained):
-    by_node = [score.sample(trained[name], trained["clip"], trained["vae"], ["a zorp left"], steps=4) for name in ("average", "patched")]
+    by_node = [
+        score.sample(trained[name], trained["clip"], trained["vae"], ["a zorp left"], steps=4)
+        for name in ("average", "patched")
+    ]
     assert np.abs(by_node[0] - by_node[1]).max() <= 1e-5
 
 

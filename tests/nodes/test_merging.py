@@ -25,7 +25,10 @@ def test_merged_is_the_stack(host, small, stack, rank):
 
 
 def test_block_weights_are_merged_too(host, small, stack):
-    row = host.call("GraftLoRAStack", rows='{"version": 1, "rows": [{"file": "part0.safetensors", "blocks": "IN=0, M=0.5, OUT01=2"}]}')[0]
+    row = host.call(
+        "GraftLoRAStack",
+        rows='{"version": 1, "rows": [{"file": "part0.safetensors", "blocks": "IN=0, M=0.5, OUT01=2"}]}',
+    )[0]
     made, _ = host.call("GraftMergeLoRAs", lora_stack=[*row, stack[1]])
     ours = small.forward(host.call("LoRAStackPatch", model=small.unet(), lora_model=made)[0])
     direct = small.forward(host.call("LoRAStackPatch", model=small.unet(), lora_stack=[*row, stack[1]])[0])
@@ -48,7 +51,11 @@ def test_every_kind_is_merged_with_a_model(host, small, stack, kind):
     made, report = host.call("GraftMergeLoRAs", lora_stack=listed, model=carrying)
     ours = small.forward(host.call("LoRAStackPatch", model=carrying, lora_model=made)[0])
     direct = small.forward(host.call("LoRAStackPatch", model=carrying, lora_stack=listed)[0])
-    assert (ours - direct).abs().max() < 1e-3 and (direct - small.forward(carrying)).abs().max() > 1e-2 and "nothing left out" in report
+    assert (
+        (ours - direct).abs().max() < 1e-3
+        and (direct - small.forward(carrying)).abs().max() > 1e-2
+        and "nothing left out" in report
+    )
     _, report = host.call("GraftMergeLoRAs", lora_stack=listed, model=carrying, rank=4)
     assert "largest rank 4" in report and "of the change (its norm) left out" in report
     small.load(model)
@@ -57,16 +64,25 @@ def test_every_kind_is_merged_with_a_model(host, small, stack, kind):
 
 def test_what_needs_the_model_says_so(host, small, stack):
     save_file(of_kind("DoRA", small.unet()), os.path.join(host.models, "loras", "dora.safetensors"))
-    with pytest.raises(ValueError, match=r"dora\.safetensors: DoRA \(.*and \d+ more\) changes the weight that it finds: connect model"):
+    with pytest.raises(
+        ValueError, match=r"dora\.safetensors: DoRA \(.*and \d+ more\) changes the weight that it finds: connect model"
+    ):
         host.call("GraftMergeLoRAs", lora_stack=[*stack, ("dora.safetensors", 1.0, 1.0)])
 
 
 def test_text_encoders_are_merged_with_the_model(host, small):
     model, clip, _ = host.call("GraftDemo")
-    name, weight = next((name, weight) for name, weight in clip.cond_stage_model.named_parameters() if name.endswith("q_proj.weight")
-                        or (name.endswith(".weight") and weight.ndim == 2 and "emb" not in name and "token" not in name))  # fmt: skip
+    name, weight = next(
+        (name, weight)
+        for name, weight in clip.cond_stage_model.named_parameters()
+        if name.endswith("q_proj.weight")
+        or (name.endswith(".weight") and weight.ndim == 2 and "emb" not in name and "token" not in name)
+    )
     base = f"text_encoders.{name.removesuffix('.weight')}"
-    state = {f"{base}.lora_up.weight": torch.ones(weight.shape[0], 1), f"{base}.lora_down.weight": torch.full((1, weight.shape[1]), 0.1)}
+    state = {
+        f"{base}.lora_up.weight": torch.ones(weight.shape[0], 1),
+        f"{base}.lora_down.weight": torch.full((1, weight.shape[1]), 0.1),
+    }
     state[f"{base}.dora_scale"] = torch.ones(weight.shape[0], 1)
     save_file(state, os.path.join(host.models, "loras", "text.safetensors"))
     listed = [("text.safetensors", 1.0, 0.5)]
@@ -89,7 +105,9 @@ def test_extraction_says_that_a_schedule_counts_in_full(host, small, stack):
     from graft_nodes.patches.rows import StackRow
 
     model = small.unet()
-    patched = host.call("LoRAStackPatch", model=model, lora_stack=[StackRow(stack[0][0], 0.7, 1.0, schedule="0-0.5")])[0]
+    patched = host.call("LoRAStackPatch", model=model, lora_stack=[StackRow(stack[0][0], 0.7, 1.0, schedule="0-0.5")])[
+        0
+    ]
     made, report = host.call("GraftExtractLoRA", model=patched, base=model, rank=8)
     assert "weights have strengths that change while sampling; they count as without a schedule" in report
     whole = host.call("LoRAStackPatch", model=model, lora_stack=stack[:1])[0]

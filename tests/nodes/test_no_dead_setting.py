@@ -1,7 +1,8 @@
-"""No dead setting: every input of every training node changes the result's bytes, is refused with a reason, or only saves time or memory.
+"""No dead setting: every input of every training node changes the result's bytes, is refused with a reason, or only
+saves time or memory.
 
-The inputs are read from the schemas: one without a case here fails. A case flips one input of a small run (`given` are the other inputs
-that it needs to matter) and names what must change: the trained weights unless it says otherwise.
+The inputs are read from the schemas: one without a case here fails. A case flips one input of a small run (`given` are
+the other inputs that it needs to matter) and names what must change: the trained weights unless it says otherwise.
 """
 
 import hashlib
@@ -28,7 +29,9 @@ BASE = {
 
 @dataclass(frozen=True)
 class Case:
-    """What an input is flipped to, and what comes of it: `changes` an aspect of the result, `same` bytes, or `refused` with a reason."""
+    """What an input is flipped to, and what comes of it: `changes` an aspect of the result, `same` bytes, or `refused`
+    with a reason.
+    """
 
     value: Any
     given: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -158,7 +161,9 @@ CASES: dict[str, dict[str, Case]] = {
 
 @pytest.fixture(scope="module")
 def folders(host):
-    """Two folders of pictures of two shapes with captions beside them and, others, in a captions folder; one for regularisation."""
+    """Two folders of pictures of two shapes with captions beside them and, others, in a captions folder; one for
+    regularisation.
+    """
     draw = np.random.default_rng(0)
     for name, count in (("dead", 8), ("dead2", 4), ("regular", 2)):
         folder = os.path.join(host.input, name)
@@ -206,14 +211,20 @@ class Lab:
             return self.model
         prediction = {"eps": sampling.EPS, "v": sampling.V_PREDICTION}[kind]
         made = self.model.clone()
-        made.add_object_patch("model_sampling", type("Sampling", (sampling.ModelSamplingDiscrete, prediction), {})(None))
+        made.add_object_patch(
+            "model_sampling", type("Sampling", (sampling.ModelSamplingDiscrete, prediction), {})(None)
+        )
         return made
 
     def dataset(self, given):
         given = dict(given)
-        vae, clip = (self.other(name) if given.pop(name, "") == "other" else getattr(self, name) for name in ("vae", "clip"))
+        vae, clip = (
+            self.other(name) if given.pop(name, "") == "other" else getattr(self, name) for name in ("vae", "clip")
+        )
         if given.get("regularisation"):
-            given["regularisation"] = self.dataset({**BASE["GraftDataset"], "folder": given["regularisation"], "validation": 0.0})
+            given["regularisation"] = self.dataset(
+                {**BASE["GraftDataset"], "folder": given["regularisation"], "validation": 0.0}
+            )
         return self.host.call("GraftDataset", vae=vae, clip=clip, **given)[0]
 
     def run(self, given):
@@ -229,7 +240,11 @@ class Lab:
             if begin.get(name, "") is not None:
                 parts[name] = host.call(node, **given[node])[0]
         begin = {k: v for k, v in begin.items() if k not in (*SETTINGS.values(), "dataset")}
-        model = self.other("model") if begin.pop("model", "") == "other" else self.of_kind(given["model"].get("kind", "flow"))
+        model = (
+            self.other("model")
+            if begin.pop("model", "") == "other"
+            else self.of_kind(given["model"].get("kind", "flow"))
+        )
         clip = begin.pop("clip", self.clip)
         vae = self.other("vae") if begin.pop("vae", "") == "other" else self.vae
         run = begin.setdefault("run", "dead " + hashlib.sha256(repr(sorted(given.items())).encode()).hexdigest()[:16])
@@ -238,9 +253,12 @@ class Lab:
 
     def start(self, given):
         return self.host.call(
-            "GraftTrainStart", model=self.model, dataset=self.dataset(given["GraftDataset"]),
-            adapter=self.host.call("GraftAdapter", **given["GraftAdapter"])[0], **given["GraftTrainStart"],
-        )[0]  # fmt: skip
+            "GraftTrainStart",
+            model=self.model,
+            dataset=self.dataset(given["GraftDataset"]),
+            adapter=self.host.call("GraftAdapter", **given["GraftAdapter"])[0],
+            **given["GraftTrainStart"],
+        )[0]
 
     def step(self, state, run, given):
         host = self.host
@@ -250,23 +268,33 @@ class Lab:
             if isinstance(given.get(name), str):
                 given[name] = host.call("CLIPTextEncode", clip=self.clip, text=given[name])[0]
         if "latent" in given:
-            given["latent"] = host.call("EmptyLatentImage", width=given["latent"], height=given["latent"], batch_size=1)[0]
+            given["latent"] = host.call(
+                "EmptyLatentImage", width=given["latent"], height=given["latent"], batch_size=1
+            )[0]
         for node, name in (("GraftOptimizer", "optimizer"), ("GraftObjective", "objective")):
             if name in given:
                 given[name] = host.call(node, **{**BASE.get(node, {}), **given[name]})[0]
         kept = []
         partial = self.store.Store.save_partial
-        self.monkeypatch.setattr(self.store.Store, "save_partial", lambda own, at, to: kept.append(at.step) or partial(own, at, to))
+        self.monkeypatch.setattr(
+            self.store.Store, "save_partial", lambda own, at, to: kept.append(at.step) or partial(own, at, to)
+        )
         told = len(host.events)
         result = host.call("TrainStep", state=state, **given)
         self.monkeypatch.undo()
         after = result[0]
         folder = os.path.join(host.output, "graft", run)
-        files = sorted(os.path.relpath(os.path.join(at, name), folder) for at, _, names in os.walk(folder) for name in names)
-        pictures = [picture for name, data in host.events[told:] if name == "graft.preview" for picture in data["pictures"]]
+        files = sorted(
+            os.path.relpath(os.path.join(at, name), folder) for at, _, names in os.walk(folder) for name in names
+        )
+        pictures = [
+            picture for name, data in host.events[told:] if name == "graft.preview" for picture in data["pictures"]
+        ]
         shown = hashlib.sha256()
         for picture in pictures:
-            with open(os.path.join(getattr(host, picture["type"]), picture["subfolder"], picture["filename"]), "rb") as file:
+            with open(
+                os.path.join(getattr(host, picture["type"]), picture["subfolder"], picture["filename"]), "rb"
+            ) as file:
                 shown.update(file.read())
         return {
             "weights": adapters.tensors_digest(after.trained),
@@ -293,7 +321,9 @@ def lab(host, folders, monkeypatch):
 def test_every_input_has_a_case(host):
     for node in NODES:
         inputs = {entry.id for entry in host.node(node).define_schema().inputs}
-        assert inputs == set(CASES[node]), f"{node}: {sorted(inputs ^ set(CASES[node]))} are without a case here, or gone"
+        assert inputs == set(CASES[node]), (
+            f"{node}: {sorted(inputs ^ set(CASES[node]))} are without a case here, or gone"
+        )
 
 
 @pytest.mark.parametrize(("node", "name"), [(node, name) for node in NODES for name in CASES[node]])
@@ -310,6 +340,10 @@ def test_the_setting_is_alive(lab, node, name):
         return
     after = lab.run(flipped)
     if case.same:
-        assert after["weights"] == before["weights"] and after["average"] == before["average"], f"{node}.{name} is to change speed only"
+        assert after["weights"] == before["weights"] and after["average"] == before["average"], (
+            f"{node}.{name} is to change speed only"
+        )
     else:
-        assert after[case.changes] != before[case.changes], f"{node}.{name} = {case.value!r} changes nothing of the {case.changes}"
+        assert after[case.changes] != before[case.changes], (
+            f"{node}.{name} = {case.value!r} changes nothing of the {case.changes}"
+        )

@@ -32,7 +32,9 @@ def test_identities_are_the_same_in_every_process(tmp_path):
     pictures = tmp_path / "pictures"
     pictures.mkdir()
     for i in range(3):
-        Image.fromarray(np.random.default_rng(i).integers(0, 255, (256, 256, 3), dtype=np.uint8)).save(pictures / f"{i}.png")
+        Image.fromarray(np.random.default_rng(i).integers(0, 255, (256, 256, 3), dtype=np.uint8)).save(
+            pictures / f"{i}.png"
+        )
     here, said = os.path.dirname(os.path.dirname(os.path.abspath(__file__))), []
     for place, seed in (("a", "1"), ("a", "2"), ("b", "3")):
         environment = {**os.environ, "PYTHONHASHSEED": seed}

@@ -26,18 +26,24 @@ def _trained(host, parts, run, steps=2, kind="lora"):
     model, clip, vae, dataset = parts
     adapter = host.call("GraftAdapter", kind=kind, rank=2)[0]
     ema = host.call("GraftEMA", schedule="ramp")[0]
-    state = host.call("GraftTrainStart", model=model, dataset=dataset, clip=clip, vae=vae, adapter=adapter, ema=ema, run=run)[0]
+    state = host.call(
+        "GraftTrainStart", model=model, dataset=dataset, clip=clip, vae=vae, adapter=adapter, ema=ema, run=run
+    )[0]
     return host.call("TrainStep", state=state, steps=steps)[0]
 
 
 @pytest.mark.parametrize("kind", ["lora", "full"])
 def test_a_saved_state_goes_on_bit_for_bit(host, parts, kind):
     state = _trained(host, parts, f"moved {kind}", kind=kind)
-    path = host.call("GraftSaveState", state=state, name=f"moved {kind}", max_shard_gb=0.00002 if kind == "lora" else 0.0)[0]
+    path = host.call(
+        "GraftSaveState", state=state, name=f"moved {kind}", max_shard_gb=0.00002 if kind == "lora" else 0.0
+    )[0]
     assert path == os.path.join(host.output, "graft_states", f"moved {kind}")
     shards = [name for name in os.listdir(path) if name.endswith(".safetensors")]
     assert (len(shards) > 1) == (kind == "lora")
-    loaded = host.call("GraftLoadState", name=f"moved {kind}", model=parts[0], dataset=parts[3], clip=parts[1], vae=parts[2])[0]
+    loaded = host.call(
+        "GraftLoadState", name=f"moved {kind}", model=parts[0], dataset=parts[3], clip=parts[1], vae=parts[2]
+    )[0]
     one, two = (host.call("TrainStep", state=s, steps=1) for s in (state, loaded))
     assert one[0].key == two[0].key and adapters.tensors_digest(one[3]) == adapters.tensors_digest(two[3])
 
@@ -57,7 +63,10 @@ def test_without_a_dataset_it_samples_and_averages_and_training_says_what_is_mis
 def test_another_model_is_refused_with_both_named(host, parts, small):
     state = _trained(host, parts, "other")
     host.call("GraftSaveState", state=state, name="other")
-    with pytest.raises(ValueError, match=state.start.model[:16] + r".*the model that is connected is (?!" + state.start.model[:16] + ")"):
+    with pytest.raises(
+        ValueError,
+        match=state.start.model[:16] + r".*the model that is connected is (?!" + state.start.model[:16] + ")",
+    ):
         host.call("GraftLoadState", name="other", model=small.unet())
 
 

@@ -1,4 +1,6 @@
-"""ApplyToDo on a small UNet of the open host: exact, without leftovers, and together with other patches, checkpointing and training."""
+"""ApplyToDo on a small UNet of the open host: exact, without leftovers, and together with other patches, checkpointing
+and training.
+"""
 
 import json
 import math
@@ -15,7 +17,9 @@ from PIL import Image
 
 
 def interpolating(factor, depths, mode="nearest-exact"):
-    """An attn1 patch written from the definition alone: the tokens as an image through F.interpolate; `depths` are downsample levels."""
+    """An attn1 patch written from the definition alone: the tokens as an image through F.interpolate; `depths` are
+    downsample levels.
+    """
 
     def patch(q, k, v, extra):
         grid, level = list(extra["original_shape"][2:]), 0
@@ -53,7 +57,9 @@ def test_equal_to_interpolation_at_any_size(host, small, unet, size, factor):
     assert torch.equal(small.forward(patched, size), small.forward(with_patch(unet, interpolating(factor, {0})), size))
 
 
-@pytest.mark.parametrize(("mult", "depth"), [((1, 2, 4), (0, 2, 3)), ((1, 2, 4, 4), (0, 2, 2, 0)), ((1, 2, 4, 4), (1, 1, 1, 0))])
+@pytest.mark.parametrize(
+    ("mult", "depth"), [((1, 2, 4), (0, 2, 3)), ((1, 2, 4, 4), (0, 2, 2, 0)), ((1, 2, 4, 4), (1, 1, 1, 0))]
+)
 def test_the_layouts_of_sdxl_its_refiner_and_sd1_and_2(host, small, mult, depth):
     """Depth 1 is the first level that has attention."""
     model = small.unet(mult=mult, depth=depth)
@@ -92,7 +98,11 @@ def test_a_second_todo_replaces_the_first(host, small, unet):
     assert torch.equal(small.forward(second), small.forward(apply(host, unet, factor=2.0)[0])) and "replaces" in report
     assert not torch.equal(small.forward(first), small.forward(second))
     off, report = apply(host, first, factor=1.0)
-    assert torch.equal(small.forward(off), small.forward(unet)) and "takes off" in report and wall.todo.todo_of(off) is None
+    assert (
+        torch.equal(small.forward(off), small.forward(unet))
+        and "takes off" in report
+        and wall.todo.todo_of(off) is None
+    )
     assert not torch.equal(small.forward(first), small.forward(off))
 
 
@@ -131,6 +141,7 @@ def test_blocks_whose_keys_another_patch_extends_are_left_alone_and_counted(host
 
 def test_blocks_whose_tokens_another_patch_cuts_into_windows_are_counted(host, small, unet, said):
     """As window attention for high resolutions does, before or after."""
+
     def windows(q, k, v, extra):
         return tuple(tensor.reshape(4 * tensor.shape[0], -1, tensor.shape[2]) for tensor in (q, k, v))
 
@@ -181,7 +192,11 @@ def test_an_override_that_needs_equal_lengths_is_named(host, unet, small):
 def train_forward(patcher, step=0, total=10, size=(9, 13), **options):
     generator = torch.Generator().manual_seed(3)
     x, context = torch.randn(2, 4, *size, generator=generator), torch.randn(2, 5, 24, generator=generator)
-    options = {**patcher.model_options["transformer_options"], "graft_training": {"step": step, "total_steps": total}, **options}
+    options = {
+        **patcher.model_options["transformer_options"],
+        "graft_training": {"step": step, "total_steps": total},
+        **options,
+    }
     return patcher.model.apply_model(x, torch.ones(2), c_crossattn=context, transformer_options=options).float()
 
 
@@ -207,7 +222,9 @@ def test_phase_and_disable_after(host, small, unet):
     assert torch.equal(train_forward(sampling), plain_training)
     assert not torch.equal(small.forward(sampling, (9, 13)), plain)
     stopped, _ = apply(host, unet, disable_after=3.0)
-    assert not torch.equal(train_forward(stopped, 2), plain_training) and torch.equal(train_forward(stopped, 3), plain_training)
+    assert not torch.equal(train_forward(stopped, 2), plain_training) and torch.equal(
+        train_forward(stopped, 3), plain_training
+    )
 
 
 def test_start_and_end_follow_the_noise(host, small, unet):
@@ -220,7 +237,10 @@ def test_start_and_end_follow_the_noise(host, small, unet):
         x, context = torch.ones(2, 4, 8, 8), torch.ones(2, 5, 24)
         results = [
             model.model.apply_model(
-                x, sigma, c_crossattn=context, transformer_options={**model.model_options["transformer_options"], **options}
+                x,
+                sigma,
+                c_crossattn=context,
+                transformer_options={**model.model_options["transformer_options"], **options},
             )
             for model in (unet, patched)
         ]
@@ -268,7 +288,9 @@ def test_sampling_with_guidance_areas_and_mixed_prompts(host, small, unet):
     two[1] = {"area": (5, 6, 3, 2), "strength": 1.0}  # a region of its own: the model sees a crop of another size
 
     def sample(model):
-        return comfy.sample.sample(model, noise, 2, 4.0, "euler", "normal", [one, two], [three], torch.zeros_like(noise), seed=1)
+        return comfy.sample.sample(
+            model, noise, 2, 4.0, "euler", "normal", [one, two], [three], torch.zeros_like(noise), seed=1
+        )
 
     with torch.inference_mode():
         plain, wanted = sample(unet), sample(with_patch(unet, interpolating(2.0, {0})))
@@ -278,12 +300,25 @@ def test_sampling_with_guidance_areas_and_mixed_prompts(host, small, unet):
 
 def test_report_and_data_for_the_editor(host, unet):
     with torch.inference_mode():
-        result = host.node("ApplyToDo").execute(model=unet, depth_factors="4 2", latent={"samples": torch.zeros(1, 4, 9, 13)})
+        result = host.node("ApplyToDo").execute(
+            model=unet, depth_factors="4 2", latent={"samples": torch.zeros(1, 4, 9, 13)}
+        )
     _, text = result.args
-    assert "depth 1: factor 4, 3 blocks patched, 0 left alone, K/V tokens 117 (9x13) -> 6 (2x3)" in text and "saved: about" in text
+    assert (
+        "depth 1: factor 4, 3 blocks patched, 0 left alone, K/V tokens 117 (9x13) -> 6 (2x3)" in text
+        and "saved: about" in text
+    )
     (data,) = result.ui["graft_todo"]
     assert data["depths"][1] == {
-        "depth": 2, "factor": 2.0, "cell": 2, "before": [5, 7], "after": [2, 3], "frames": 1, "width": 64, "own": 3, "patched": 3,
+        "depth": 2,
+        "factor": 2.0,
+        "cell": 2,
+        "before": [5, 7],
+        "after": [2, 3],
+        "frames": 1,
+        "width": 64,
+        "own": 3,
+        "patched": 3,
         "skipped": 0,
     }
     assert all(row["before"] == [math.ceil(side / row["cell"]) for side in (9, 13)] for row in data["depths"])
@@ -296,10 +331,17 @@ class _Unknown(torch.nn.Module):
 
 def _given(host, name, patcher):
     """A node of the old form that gives a MODEL."""
-    found = type(name, (), {
-        "INPUT_TYPES": classmethod(lambda cls: {"required": {}}), "RETURN_TYPES": ("MODEL",), "FUNCTION": "give", "CATEGORY": "test",
-        "give": lambda self: (patcher,),
-    })  # fmt: skip
+    found = type(
+        name,
+        (),
+        {
+            "INPUT_TYPES": classmethod(lambda cls: {"required": {}}),
+            "RETURN_TYPES": ("MODEL",),
+            "FUNCTION": "give",
+            "CATEGORY": "test",
+            "give": lambda self: (patcher,),
+        },
+    )
     host.nodes.NODE_CLASS_MAPPINGS[name] = found
     return {"class_type": name, "inputs": {}}
 
@@ -314,7 +356,10 @@ def execute(host, patcher, name, **inputs):
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"depth_factors": "2 2 2 2"}, "4 depths asked for, but this UNetModel has self-attention at 3 (depth 1 = latent / 1"),
+        (
+            {"depth_factors": "2 2 2 2"},
+            "4 depths asked for, but this UNetModel has self-attention at 3 (depth 1 = latent / 1",
+        ),
         ({"max_depth": 4}, "use max_depth 3 or at most 3 factors"),
         ({"depth_factors": "4 two"}, "expected numbers separated by spaces, such as '4 2', got 'two'"),
         ({"depth_factors": "nan"}, "depth_factors: expected a factor from 1 (off) to 16, got nan"),
@@ -388,7 +433,11 @@ def test_inside_train_step_only_its_steps_are_thinned_unless_sampling_is_asked_f
     clone = model.clone()
     clone.model_options["transformer_options"]["optimized_attention_override"] = note
     state = host.call(
-        "GraftTrainStart", model=apply(host, clone, phase=phase, depth_factors="2 2")[0], dataset=pictures, vae=vae, run=f"todo {phase}",
+        "GraftTrainStart",
+        model=apply(host, clone, phase=phase, depth_factors="2 2")[0],
+        dataset=pictures,
+        vae=vae,
+        run=f"todo {phase}",
         optimizer=host.call("GraftOptimizer", total_steps=1)[0],
     )[0]
     latent = host.call("EmptyLatentImage", width=128, height=128, batch_size=1)[0]
@@ -410,7 +459,10 @@ def test_disable_after_is_a_share_of_the_whole_run(host, dataset):
     clone = model.clone()
     clone.model_options["transformer_options"]["optimized_attention_override"] = note
     state = host.call(
-        "GraftTrainStart", model=apply(host, clone, depth_factors="2 2", disable_after=0.5)[0], dataset=pictures, run="todo for a while",
+        "GraftTrainStart",
+        model=apply(host, clone, depth_factors="2 2", disable_after=0.5)[0],
+        dataset=pictures,
+        run="todo for a while",
         optimizer=host.call("GraftOptimizer", total_steps=4)[0],
     )[0]
     for steps in (1, 3):

@@ -1,4 +1,6 @@
-"""Under ComfyUI's own way of compiling a model, whatever its guards look at, token downsampling comes, changes, rests and goes."""
+"""Under ComfyUI's own way of compiling a model, whatever its guards look at, token downsampling comes, changes, rests
+and goes.
+"""
 
 import pytest
 import torch
@@ -27,25 +29,37 @@ def compiled():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(("guards", "order"), [("blind", "ToDo before compiling"), ("blind", "after"), ("all", "after")])
+@pytest.mark.parametrize(
+    ("guards", "order"), [("blind", "ToDo before compiling"), ("blind", "after"), ("all", "after")]
+)
 def test_todo_comes_changes_and_goes(host, small, compiled, guards, order):
     model = small.unet(channels=32, mult=(1, 2), depth=(1, 1))
 
     def check(sigma=1.0, **inputs):
         plain = host.call("ApplyToDo", model=model, **inputs)[0]
-        after = compiled(plain, guards) if "before" in order else host.call("ApplyToDo", model=compiled(model, guards), **inputs)[0]
+        after = (
+            compiled(plain, guards)
+            if "before" in order
+            else host.call("ApplyToDo", model=compiled(model, guards), **inputs)[0]
+        )
         wanted = small.forward(plain, sigma=sigma)
-        assert torch.allclose(small.forward(after, sigma=sigma), wanted, rtol=0, atol=1e-5 * float(wanted.abs().max())), inputs
+        assert torch.allclose(
+            small.forward(after, sigma=sigma), wanted, rtol=0, atol=1e-5 * float(wanted.abs().max())
+        ), inputs
         return wanted
 
     settings = [{"factor": 1.0}, {"factor": 2.0}, {"factor": 3.0, "max_depth": 2}]
     seen = [check(**inputs) for inputs in settings]
-    assert all(not torch.allclose(one, other, rtol=0, atol=1e-3) for number, one in enumerate(seen) for other in seen[:number])
+    assert all(
+        not torch.allclose(one, other, rtol=0, atol=1e-3) for number, one in enumerate(seen) for other in seen[:number]
+    )
     for inputs in settings[::-1]:
         check(**inputs)
     level = float(model.get_model_object("model_sampling").percent_to_sigma(0.5))
     high, low = (check(sigma, factor=2.0, start_percent=0.5) for sigma in (2 * level, level / 2))
-    assert torch.equal(high, seen[0]) and torch.equal(low, seen[1]), "the noise level decides nothing but whether it thins"
+    assert torch.equal(high, seen[0]) and torch.equal(low, seen[1]), (
+        "the noise level decides nothing but whether it thins"
+    )
     check(factor=1.0)
 
 

@@ -1,4 +1,6 @@
-"""The text encoder is trained too: gradients through the host's CLIP, one file for both, the CLIP that comes out has it on."""
+"""The text encoder is trained too: gradients through the host's CLIP, one file for both, the CLIP that comes out has it
+on.
+"""
 
 import os
 
@@ -43,7 +45,14 @@ def _workflow(host, pictures, run, *steps, clip=True, optimizer=None, **adapter)
 
 def _run(host, prompt, last="10"):
     host.fresh()
-    capture = {"state": [last, 0], "model": [last, 1], "clip": [last, 2], "lora": [last, 3], "base": ["1", 1], "start": ["5", 0]}
+    capture = {
+        "state": [last, 0],
+        "model": [last, 1],
+        "clip": [last, 2],
+        "lora": [last, 3],
+        "base": ["1", 1],
+        "start": ["5", 0],
+    }
     result = host.run(prompt, capture=capture)
     assert result["success"], result["errors"]
     return result["captured"]
@@ -69,7 +78,10 @@ def test_both_are_trained_and_what_comes_out_has_it_on(host, pictures):
     adapters = host.module("training.adapters")
     with torch.inference_mode(False), wall.denoiser.denoiser(state.subject.model, clip=found["base"]) as denoiser:
         weights = {name: t.clone() for name, t in state.trained.items()}
-        with adapters.attached(denoiser.module, state.start.adapter, weights, lambda: (0, 0, ""), denoiser.text_encoder), torch.no_grad():
+        with (
+            adapters.attached(denoiser.module, state.start.adapter, weights, lambda: (0, 0, ""), denoiser.text_encoder),
+            torch.no_grad(),
+        ):
             (live,) = denoiser.encode(["a red square left"], [state.subject.dataset.conditionings["a red square left"]])
     assert torch.allclose(live.context.float(), trained, atol=1e-4)
     after = found["base"].cond_stage_model
@@ -103,7 +115,9 @@ def test_the_text_encoder_has_a_rate_of_its_own(host, pictures):
 
 
 def test_gradients_of_the_text_encoder_are_those_of_finite_differences(host, pictures):
-    """The loss as training computes it against central differences, along a random direction of the encoder's tensors."""
+    """The loss as training computes it against central differences, along a random direction of
+    the encoder's tensors.
+    """
     steps = host.module("training.step")
     state = _run(host, _workflow(host, pictures, "te slope", 1, targets="attention"))["state"]
     wall, subject = host.module("host"), state.subject
@@ -111,7 +125,7 @@ def test_gradients_of_the_text_encoder_are_those_of_finite_differences(host, pic
         work = steps.Workspace(state, denoiser, subject.dataset)
         try:
             with work.installed():
-                (batch, *_) = work.loader.take(work.step, 0)
+                batch, *_ = work.loader.take(work.step, 0)
 
                 def loss():
                     draws = torch.Generator().manual_seed(0)
@@ -119,7 +133,9 @@ def test_gradients_of_the_text_encoder_are_those_of_finite_differences(host, pic
 
                 loss().backward()
                 text = {name: t for name, t in work.trained.items() if name.startswith("text_encoders.")}
-                ways = {name: torch.randn(t.shape, generator=torch.Generator().manual_seed(1)) for name, t in text.items()}
+                ways = {
+                    name: torch.randn(t.shape, generator=torch.Generator().manual_seed(1)) for name, t in text.items()
+                }
                 found = sum(float((work.trained[name].grad * way).sum()) for name, way in ways.items())
                 values = []
                 for sign in (1, -2):

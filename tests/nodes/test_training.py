@@ -1,4 +1,6 @@
-"""The training nodes through the host's own executor: a function of its inputs, stored, interruptible, and the base left as it was."""
+"""The training nodes through the host's own executor: a function of its inputs, stored, interruptible, and the base
+left as it was.
+"""
 
 import hashlib
 import json
@@ -50,13 +52,27 @@ def _workflow(host, pictures, run, *steps, adapter=None, optimizer=None, ema=Tru
         "1": _inputs(host, "GraftDemo"),
         "2": _inputs(host, "GraftDataset", folder=pictures, vae=["1", 2], clip=["1", 1], resolution=256),
         "3": _inputs(host, "GraftAdapter", **{"targets": "attention+ff", "rank": 4, **(adapter or {})}),
-        "4": _inputs(host, "GraftOptimizer",
-                     **{"learning_rate": 2e-3, "batch_size": 2, "total_steps": 12, "warmup": 2, **(optimizer or {})}),
+        "4": _inputs(
+            host,
+            "GraftOptimizer",
+            **{"learning_rate": 2e-3, "batch_size": 2, "total_steps": 12, "warmup": 2, **(optimizer or {})},
+        ),
         "5": _inputs(host, "GraftObjective"),
         "6": _inputs(host, "GraftEMA", schedule="ramp"),
-        "7": _inputs(host, "GraftTrainStart", model=["1", 0], clip=["1", 1], vae=["1", 2], dataset=["2", 0], adapter=["3", 0],
-                     optimizer=["4", 0], objective=["5", 0], run=run, **(start or {})),
-    }  # fmt: skip
+        "7": _inputs(
+            host,
+            "GraftTrainStart",
+            model=["1", 0],
+            clip=["1", 1],
+            vae=["1", 2],
+            dataset=["2", 0],
+            adapter=["3", 0],
+            optimizer=["4", 0],
+            objective=["5", 0],
+            run=run,
+            **(start or {}),
+        ),
+    }
     if ema:
         prompt["7"]["inputs"]["ema"] = ["6", 0]
     else:
@@ -88,9 +104,20 @@ def test_one_call_is_two_calls_and_equal_input_gives_equal_bytes(host, pictures,
     for steps in ((6,), (2, 4), (6,)):
         _clear(host, run)
         prompt = _workflow(host, pictures, run, *steps, validate_every=2)
-        captured = _run(host, prompt, lora=[str(9 + len(steps)), 3], state=[str(9 + len(steps)), 0], loss=[str(9 + len(steps)), 4])
+        captured = _run(
+            host, prompt, lora=[str(9 + len(steps)), 3], state=[str(9 + len(steps)), 0], loss=[str(9 + len(steps)), 4]
+        )
         state = captured["state"]
-        found.append((_bytes(captured["lora"]), _bytes(state.average), _bytes(state.optimizer), captured["loss"], state.history, state.key))
+        found.append(
+            (
+                _bytes(captured["lora"]),
+                _bytes(state.average),
+                _bytes(state.optimizer),
+                captured["loss"],
+                state.history,
+                state.key,
+            )
+        )
         assert len(captured["loss"]["loss"]) == 6 and [s for s, _ in state.history.validation] == [0, 2, 4, 6]
         assert len(captured["lora"]) == 3 * 84
     assert found[0] == found[1] == found[2]
@@ -98,7 +125,9 @@ def test_one_call_is_two_calls_and_equal_input_gives_equal_bytes(host, pictures,
 
 def _parts(module):
     """Class, mode, attributes and hooks of every part."""
-    return {name: (type(m), m.training, sorted(m.__dict__), len(m._forward_hooks)) for name, m in module.named_modules()}
+    return {
+        name: (type(m), m.training, sorted(m.__dict__), len(m._forward_hooks)) for name, m in module.named_modules()
+    }
 
 
 @pytest.mark.parametrize("kind", ["lora", "locon", "full"])
@@ -235,7 +264,9 @@ def test_kind_full_refuses_a_patched_model(host, pictures, run):
     prompt = _workflow(host, pictures, run, 2)
     captured = _run(host, prompt, model=["10", 1], dataset=["2", 0])
     adapter = host.call("GraftAdapter", kind="full", targets="all")[0]
-    with pytest.raises(ValueError, match="kind full trains a model's own weights, and this one has 1 stacks of LoRAs on it"):
+    with pytest.raises(
+        ValueError, match="kind full trains a model's own weights, and this one has 1 stacks of LoRAs on it"
+    ):
         host.call("GraftTrainStart", model=captured["model"], dataset=captured["dataset"], adapter=adapter, run=run)
 
 
@@ -248,7 +279,9 @@ def test_a_run_on_a_grafted_model_is_another_run(host, pictures, run):
 
 
 def test_the_fingerprint_is_that_of_the_base_whoever_is_loaded(host, pictures, run, wall):
-    captured = _run(host, _workflow(host, pictures, run, 2, optimizer={"learning_rate": 1e-1}), model=["10", 1], base=["1", 0])
+    captured = _run(
+        host, _workflow(host, pictures, run, 2, optimizer={"learning_rate": 1e-1}), model=["10", 1], base=["1", 0]
+    )
     plain = wall.fingerprint.fingerprint(captured["base"])
     with wall.denoiser.denoiser(captured["model"]):  # merged weights are live now
         wall.fingerprint._BASES.pop(captured["base"].model)
@@ -294,7 +327,11 @@ def test_no_dates_and_no_random_ids_in_the_metadata(host, pictures, run):
     assert states[0].metadata() == states[1].metadata()
     found = states[0].metadata()
     assert all(isinstance(k, str) and isinstance(v, str) for k, v in found.items())
-    assert (found["ss_network_dim"], found["ss_network_alpha"], found["ss_network_module"]) == ("4", "4.0", "networks.lora")
+    assert (found["ss_network_dim"], found["ss_network_alpha"], found["ss_network_module"]) == (
+        "4",
+        "4.0",
+        "networks.lora",
+    )
     assert found["ss_learning_rate"] == "0.002" and found["ss_seed"] == "0"
     assert found["ss_optimizer"] == "torch.optim.adamw.AdamW(weight_decay=0.01)" and found["ss_total_batch_size"] == "2"
     assert (found["ss_num_train_images"], found["ss_num_batches_per_epoch"], found["ss_num_epochs"]) == ("5", "3", "4")
@@ -320,7 +357,9 @@ def test_a_saved_file_says_what_it_was_trained_on_and_a_reader_finds_it(host, pi
     loaded = host.call("GraftLoadState", name=run, model=captured["model"])[0]
     assert loaded.metadata() == captured["state"].metadata()
     loaded = host.call("GraftLoadState", name=run, model=captured["model"], dataset=captured["dataset"])[0]
-    further = host.call("TrainStep", state=loaded, steps=1, optimizer=host.call("GraftOptimizer", batch_size=1, total_steps=10)[0])[0]
+    further = host.call(
+        "TrainStep", state=loaded, steps=1, optimizer=host.call("GraftOptimizer", batch_size=1, total_steps=10)[0]
+    )[0]
     found = further.metadata()
     assert (found["ss_num_batches_per_epoch"], found["ss_num_epochs"], found["ss_epoch"]) == ("5", "2", "1")
 
@@ -329,11 +368,18 @@ def test_what_is_wrong_is_said_before_the_first_step(host, pictures, run):
     model, clip, vae = host.call("GraftDemo")
     dataset = host.call("GraftDataset", folder=pictures, vae=vae, clip=clip, resolution=256)[0]
     with pytest.raises(ValueError, match="needs a signal-to-noise ratio, which flow models lack"):
-        host.call("GraftTrainStart", model=model, dataset=dataset, objective=host.call("GraftObjective", weighting="min-snr")[0])
+        host.call(
+            "GraftTrainStart",
+            model=model,
+            dataset=dataset,
+            objective=host.call("GraftObjective", weighting="min-snr")[0],
+        )
     with pytest.raises(ValueError, match="plain folder name"):
         host.call("GraftTrainStart", model=model, dataset=dataset, run="../x")
     with pytest.raises(ValueError, match="choose no module"):
-        host.call("GraftTrainStart", model=model, dataset=dataset, adapter=host.call("GraftAdapter", pattern="nothing")[0])
+        host.call(
+            "GraftTrainStart", model=model, dataset=dataset, adapter=host.call("GraftAdapter", pattern="nothing")[0]
+        )
     state = host.call("GraftTrainStart", model=model, dataset=dataset, run=run)[0]
     other = host.call("GraftObjective", prior="regularisation")[0]
     with pytest.raises(ValueError, match="needs a regularisation dataset"):
@@ -350,7 +396,9 @@ def test_regularisation_is_mixed_in(host, pictures, run):
     heavy = host.call("GraftObjective", prior="regularisation", prior_weight=3.0)[0]
     found = []
     for data, objective in ((dataset, None), (dataset, heavy), (host.call("GraftDataset", **given)[0], None)):
-        state = host.call("GraftTrainStart", model=model, dataset=data, optimizer=optimizer, objective=objective, run=run)[0]
+        state = host.call(
+            "GraftTrainStart", model=model, dataset=data, optimizer=optimizer, objective=objective, run=run
+        )[0]
         found.append(_bytes(host.call("TrainStep", state=state, steps=2)[3]))
     assert len(set(found)) == 3
 
@@ -374,7 +422,11 @@ def test_previews_are_sent_as_pictures_and_disturb_nothing(host, pictures, run, 
     assert _bytes(result["captured"]["lora"]) == _bytes(plain["lora"])
     sent = [data for event, data in result["events"] if event == "graft.preview"]
     assert [(data["step"], data["pictures"][0]["label"]) for data in sent] == [
-        (2, "weights"), (2, "average"), (4, "weights"), (4, "average")]  # fmt: skip
+        (2, "weights"),
+        (2, "average"),
+        (4, "weights"),
+        (4, "average"),
+    ]
     assert {data["node"] for data in sent} == {"10"}
     seen = []
     for data in sent:
@@ -395,13 +447,25 @@ def test_previews_are_sent_as_pictures_and_disturb_nothing(host, pictures, run, 
 def test_a_preview_is_what_the_sampler_node_makes_of_the_state(host, pictures, run, wall, monkeypatch):
     kept = []
     real = wall.previews.decode
-    monkeypatch.setattr(wall.previews, "decode", lambda vae, latents, training: kept.append(latents) or real(vae, latents, training))
+    monkeypatch.setattr(
+        wall.previews, "decode", lambda vae, latents, training: kept.append(latents) or real(vae, latents, training)
+    )
     prompt = _previewed(host, pictures, run, 2, optimizer={"learning_rate": 2e-2}, start={"seed": 7})
     prompt["20"] = _inputs(host, "EMAMerge", model=["1", 0], clip=["1", 1], state=["10", 0])
     for node, model in (("40", ["10", 1]), ("41", ["20", 0])):
         prompt[node] = _inputs(
-            host, "KSampler", model=model, positive=["30", 0], negative=["31", 0], latent_image=["32", 0], seed=7, steps=20, cfg=4.0,
-            sampler_name="euler", scheduler="simple", denoise=1.0,
+            host,
+            "KSampler",
+            model=model,
+            positive=["30", 0],
+            negative=["31", 0],
+            latent_image=["32", 0],
+            seed=7,
+            steps=20,
+            cfg=4.0,
+            sampler_name="euler",
+            scheduler="simple",
+            denoise=1.0,
         )
     found = _run(host, prompt, weights=["40", 0], average=["41", 0])
     assert len(kept) == 2
@@ -421,7 +485,9 @@ def test_what_previews_lack_is_said_before_the_first_step(host, pictures, run):
     assert not [data for event, data in result["events"] if event == "graft.step"]
 
 
-def test_the_stop_button_ends_a_step_with_the_state_so_far_and_queued_again_it_goes_on(host, pictures, run, wall, monkeypatch):
+def test_the_stop_button_ends_a_step_with_the_state_so_far_and_queued_again_it_goes_on(
+    host, pictures, run, wall, monkeypatch
+):
     real = wall.events.send_event
 
     def press(name, data):
@@ -447,7 +513,9 @@ def test_tensorboard_files_hold_what_was_measured(host, pictures, run):
     state = captured["state"]
     found = reader.EventAccumulator(os.path.join(host.output, "graft", run, "tensorboard", state.start.digest[:16]))
     found.Reload()
-    assert [(e.step, pytest.approx(e.value, rel=1e-6)) for e in found.Scalars("loss")] == list(enumerate(state.history.loss, 1))
+    assert [(e.step, pytest.approx(e.value, rel=1e-6)) for e in found.Scalars("loss")] == list(
+        enumerate(state.history.loss, 1)
+    )
     assert [e.step for e in found.Scalars("held-out loss")] == [2, 4]
     assert {"learning rate", "gradient norm", "steps a second"} <= set(found.Tags()["scalars"])
 
@@ -478,7 +546,9 @@ def test_zero_terminal_snr_trains_on_the_rescaled_levels_and_says_how_to_sample(
     class Sampling(comfy.model_sampling.ModelSamplingDiscrete, comfy.model_sampling.V_PREDICTION):
         pass
 
-    dataset = host.call("GraftDataset", folder=pictures, vae=host.call("GraftDemo")[2], clip=host.call("GraftDemo")[1], resolution=256)[0]
+    dataset = host.call(
+        "GraftDataset", folder=pictures, vae=host.call("GraftDemo")[2], clip=host.call("GraftDemo")[1], resolution=256
+    )[0]
     objective = host.call("GraftObjective", zero_terminal_snr=True)[0]
     with pytest.raises(ValueError, match="predicts eps"):
         host.call("GraftTrainStart", model=model, dataset=dataset, objective=objective, run=run)
@@ -488,7 +558,11 @@ def test_zero_terminal_snr_trains_on_the_rescaled_levels_and_says_how_to_sample(
         found = denoiser.sampling.sigmas
         zsnr = Sampling(model.model.model_config, zsnr=True).sigmas
         assert torch.allclose(found, zsnr, rtol=1e-4) and found[-1] > 4000
-        assert model.model.model_sampling.timestep(found[-3:]).tolist() == [997, 998, 999]  # the model is asked at the same levels
+        assert model.model.model_sampling.timestep(found[-3:]).tolist() == [
+            997,
+            998,
+            999,
+        ]  # the model is asked at the same levels
     with wall.denoiser.denoiser(velocity) as denoiser:
         assert denoiser.sampling.sigmas[-1] < 20
 
@@ -524,7 +598,9 @@ def test_continuous_schedules_are_trained_at_the_levels_they_are_sampled_at(host
     _, clip, vae = host.call("GraftDemo")
     dataset = host.call("GraftDataset", folder=pictures, vae=vae, clip=clip, resolution=256)[0]
     objective = host.call("GraftObjective", zero_terminal_snr=True)[0]
-    with pytest.raises(ValueError, match="predicts eps" if kind == "EPS" else "continuous, up to sigma 120 .*Switch it off"):
+    with pytest.raises(
+        ValueError, match="predicts eps" if kind == "EPS" else "continuous, up to sigma 120 .*Switch it off"
+    ):
         host.call("GraftTrainStart", model=model, dataset=dataset, objective=objective, run=run)
 
 
@@ -542,8 +618,13 @@ def test_the_model_that_comes_out_samples_at_the_levels_it_was_trained_at(host, 
     def last(patcher):
         return float(patcher.get_model_object("model_sampling").sigmas[-1])
 
-    for zero, level in ((False, pytest.approx(last(model))), (True, pytest.approx(float(Sampling(None, zsnr=True).sigmas[-1]), rel=1e-3))):
-        state = host.call("GraftTrainStart", objective=host.call("GraftObjective", zero_terminal_snr=zero)[0], **given)[0]
+    for zero, level in (
+        (False, pytest.approx(last(model))),
+        (True, pytest.approx(float(Sampling(None, zsnr=True).sigmas[-1]), rel=1e-3)),
+    ):
+        state = host.call("GraftTrainStart", objective=host.call("GraftObjective", zero_terminal_snr=zero)[0], **given)[
+            0
+        ]
         made = host.call("TrainStep", state=state, steps=1)
         assert last(made[1]) == level and last(host.call("EMAMerge", model=model, state=made[0])[0]) == level
         assert ("MODEL samples with the same noise levels" in made[5]) == zero
@@ -568,12 +649,26 @@ def test_stored_runs_stay_within_the_limit_of_the_environment(host, pictures, ru
 
 @pytest.mark.parametrize("names", ["kohya", "peft", "comfyui"])
 def test_a_run_begins_with_what_a_saved_file_holds(host, pictures, run, names):
-    """Save LoRA, LoRA Stack, Merge LoRAs, Adapter Settings: the first step stands where the file was made, under any names."""
+    """Save LoRA, LoRA Stack, Merge LoRAs, Adapter Settings: the first step stands where the file was made, under any
+    names.
+    """
     prompt = _workflow(host, pictures, run, 3, ema=False)
     prompt["20"] = _inputs(host, "GraftSaveLoRA", state=["10", 0], names=names, dtype="float32", prefix=f"loras/{run}")
     captured = _run(host, prompt, state=["10", 0], path=["20", 0])
-    rows = {"version": 1, "rows": [{"file": f"output/loras/{os.path.basename(captured['path'])}", "on": True, "model": 1.0, "clip": 1.0,
-                                    "blocks": "", "schedule": "", "partial": False}]}  # fmt: skip
+    rows = {
+        "version": 1,
+        "rows": [
+            {
+                "file": f"output/loras/{os.path.basename(captured['path'])}",
+                "on": True,
+                "model": 1.0,
+                "clip": 1.0,
+                "blocks": "",
+                "schedule": "",
+                "partial": False,
+            }
+        ],
+    }
     prompt = _workflow(host, pictures, f"{run} on", 1, ema=False, optimizer={"learning_rate": 1e-9})
     prompt["30"] = _inputs(host, "GraftLoRAStack", rows=json.dumps(rows))
     prompt["31"] = _inputs(host, "GraftMergeLoRAs", lora_stack=["30", 0], model=["1", 0])

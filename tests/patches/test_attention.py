@@ -34,7 +34,9 @@ class Downsample(nn.Module):
 
 
 class UNetModel(nn.Module):
-    """Blocks laid out as LDM's UNets are: `levels` tells for each level what its transformer blocks attend to, or None for no attention."""
+    """Blocks laid out as LDM's UNets are: `levels` tells for each level what its transformer blocks attend to, or None
+    for no attention.
+    """
 
     def __init__(self, levels, middle=(True,), res=2):
         super().__init__()
@@ -71,9 +73,17 @@ def call(patch, grid, block=("input", 1), tokens=None, value=None, **options):
 
 def test_sd15_has_four_depths():
     depths = attention_depths(sd15())
-    assert {block: depths[block] for block in (("input", 1), ("input", 5), ("input", 8), ("middle", 0), ("output", 3), ("output", 11))} == {
-        ("input", 1): 1, ("input", 5): 2, ("input", 8): 3, ("middle", 0): 4, ("output", 3): 3, ("output", 11): 1,
-    }  # fmt: skip
+    assert {
+        block: depths[block]
+        for block in (("input", 1), ("input", 5), ("input", 8), ("middle", 0), ("output", 3), ("output", 11))
+    } == {
+        ("input", 1): 1,
+        ("input", 5): 2,
+        ("input", 8): 3,
+        ("middle", 0): 4,
+        ("output", 3): 3,
+        ("output", 11): 1,
+    }
     assert ("input", 0) not in depths and ("output", 2) not in depths
 
 
@@ -126,8 +136,12 @@ def test_depths_that_are_not_asked_for_and_factor_one_are_left_alone():
 def test_noise_levels():
     def levels(start, end):
         settings = ToDoSettings((2.0,), start_percent=start, end_percent=end)
-        sigmas = [torch.tensor([sigma, sigma]) for sigma in (1.5, 6 / 7, 0.5, 6 / 27, 0.0)]  # the first is above all: samplers add noise
-        return [active(settings, {"sigmas": now}, lambda share: 6 * (1 - share) / (6 - 5 * share)) for now in sigmas]  # SD3's, shift 6
+        sigmas = [
+            torch.tensor([sigma, sigma]) for sigma in (1.5, 6 / 7, 0.5, 6 / 27, 0.0)
+        ]  # the first is above all: samplers add noise
+        return [
+            active(settings, {"sigmas": now}, lambda share: 6 * (1 - share) / (6 - 5 * share)) for now in sigmas
+        ]  # SD3's, shift 6
 
     assert levels(0.0, 1.0) == [True] * 5
     assert levels(0.5, 1.0) == [False, True, True, True, True]
@@ -166,7 +180,10 @@ def test_what_a_model_without_self_attention_has_is_said():
 
 
 def test_more_factors_than_depths():
-    with pytest.raises(ValueError, match=r"3 depths asked for, but this UNetModel has self-attention at 2 \(depth 1 = latent / 2, depth 2"):
+    with pytest.raises(
+        ValueError,
+        match=r"3 depths asked for, but this UNetModel has self-attention at 2 \(depth 1 = latent / 2, depth 2",
+    ):
         plan_todo(sdxl(), ToDoSettings((2.0,) * 3))
 
 
@@ -182,7 +199,9 @@ def test_the_keys_of_tiled_queries_are_thinned_strip_by_strip(method):
     options = {"block": ("input", 1), "block_index": 0, "activations_shape": [2, 4, 12, 6]}
     q, k, v = patch(torch.randn(8, 18, 4), context, context, options)
     strips = [context[:, 18 * i : 18 * (i + 1)].unflatten(1, (3, 6)).permute(0, 3, 1, 2) for i in range(4)]
-    wanted = torch.cat([F.interpolate(strip, size=(1, 3), mode=method).flatten(2).transpose(1, 2) for strip in strips], 1)
+    wanted = torch.cat(
+        [F.interpolate(strip, size=(1, 3), mode=method).flatten(2).transpose(1, 2) for strip in strips], 1
+    )
     assert q.shape == (8, 18, 4) and torch.allclose(k, wanted, rtol=0, atol=1e-6) and v is k
     for tiles, rows in ((8, 9), (3, 12)):  # strips of a row and a half; queries that are not all of the grid
         q, k, _ = patch(torch.randn(2 * tiles, rows, 4), context, context, options)

@@ -32,7 +32,9 @@ def change(state, base, shape):
     rank = down.shape[0]
     scale = float(state[f"{base}.alpha"]) / rank if f"{base}.alpha" in state else 1.0
     if f"{base}.lora_mid.weight" in state:
-        return scale * torch.einsum("or,rskl,si->oikl", up[:, :, 0, 0], state[f"{base}.lora_mid.weight"].double(), down[:, :, 0, 0])
+        return scale * torch.einsum(
+            "or,rskl,si->oikl", up[:, :, 0, 0], state[f"{base}.lora_mid.weight"].double(), down[:, :, 0, 0]
+        )
     return scale * (up.flatten(1) @ down.flatten(1)).reshape(shape)
 
 
@@ -58,13 +60,18 @@ def test_factors_are_averaged_one_by_one_and_differ_from_products():
         torch.testing.assert_close(out.state[key].double(), expected, rtol=0, atol=1e-6)
     assert out.state.keys() == files[0].keys() and out.algebra == "factors" and out.ranks == (4,)
     exact = average(files, (0.25, 0.75), ["x", "y"], "products").state
-    apart = (change(out.state, "diffusion_model.a", (12, 10)) - change(exact, "diffusion_model.a", (12, 10))).abs().max()
+    apart = (
+        (change(out.state, "diffusion_model.a", (12, 10)) - change(exact, "diffusion_model.a", (12, 10))).abs().max()
+    )
     assert apart > 0.1
 
 
 def test_a_cut_is_the_best_product_of_that_rank():
     draw = torch.Generator().manual_seed(5)
-    up, down = torch.randn(30, 9, generator=draw, dtype=torch.float64), torch.randn(9, 20, generator=draw, dtype=torch.float64)
+    up, down = (
+        torch.randn(30, 9, generator=draw, dtype=torch.float64),
+        torch.randn(9, 20, generator=draw, dtype=torch.float64),
+    )
     u, s, v = torch.linalg.svd(up @ down, full_matrices=False)  # the full-size product, which the code never makes
     small_up, small_down, whole, cut = cut_to_rank(up, down, 3)
     torch.testing.assert_close(small_up @ small_down, u[:, :3] @ torch.diag(s[:3]) @ v[:3])
@@ -87,7 +94,12 @@ def test_every_mismatch_is_listed_at_once():
     right["diffusion_model.b.diff"] = torch.zeros(7)
     with pytest.raises(ValueError, match="cannot be averaged") as error:
         average([left, right], (0.5, 0.5), ["x", "y"], "factors")
-    for part in ("diffusion_model.c: in x, missing in y", "diffusion_model.d: in y, missing in x", "(5,) and (7,)", "(12, 4) and (12, 6)"):
+    for part in (
+        "diffusion_model.c: in x, missing in y",
+        "diffusion_model.d: in y, missing in x",
+        "(5,) and (7,)",
+        "(12, 4) and (12, 6)",
+    ):
         assert part in str(error.value)
     with pytest.raises(ValueError) as error:
         average([left, right], (0.5, 0.5), ["x", "y"], "products")

@@ -4,13 +4,25 @@ import pytest
 from graft_nodes.patches import blocks
 from graft_nodes.patches.blocks import LAYOUTS, block_of, fitting, parse, strength
 
-SD1 = [*(f"diffusion_model.input_blocks.{n}.1.w" for n in range(12)), "diffusion_model.middle_block.1.w",
-       *(f"diffusion_model.output_blocks.{n}.1.w" for n in range(12))]  # fmt: skip
+SD1 = [
+    *(f"diffusion_model.input_blocks.{n}.1.w" for n in range(12)),
+    "diffusion_model.middle_block.1.w",
+    *(f"diffusion_model.output_blocks.{n}.1.w" for n in range(12)),
+]
 
 
 def test_blocks_of_weights():
-    assert [block_of(f"diffusion_model.{path}.x.weight") for path in ("input_blocks.4", "middle_block.1", "output_blocks.11",
-            "double_blocks.0", "single_blocks.37", "time_embed.0")] == ["IN04", "M00", "OUT11", "D00", "S37", "BASE"]  # fmt: skip
+    assert [
+        block_of(f"diffusion_model.{path}.x.weight")
+        for path in (
+            "input_blocks.4",
+            "middle_block.1",
+            "output_blocks.11",
+            "double_blocks.0",
+            "single_blocks.37",
+            "time_embed.0",
+        )
+    ] == ["IN04", "M00", "OUT11", "D00", "S37", "BASE"]
 
 
 @pytest.mark.parametrize("length", LAYOUTS)
@@ -21,7 +33,10 @@ def test_lists_have_a_strength_a_block(length):
 
 def test_a_list_of_17():
     found = fitting(",".join(str(n) for n in range(17)), SD1)
-    assert strength(found, "diffusion_model.input_blocks.1.1.w") == 1 and strength(found, "diffusion_model.output_blocks.11.1.w") == 16
+    assert (
+        strength(found, "diffusion_model.input_blocks.1.1.w") == 1
+        and strength(found, "diffusion_model.output_blocks.11.1.w") == 16
+    )
     assert strength(found, "diffusion_model.input_blocks.0.0.w") == strength(found, "clip_l.x", text=True) == 0
 
 
@@ -36,16 +51,31 @@ def test_numbers_are_whole():
 
 def test_names_and_beginnings_of_names():
     found = fitting("IN=0, IN04=0.5, BASE=2", SD1)
-    assert [strength(found, weight) for weight in (SD1[3], SD1[4], SD1[12])] == [0, 0.5, 2] and strength(found, "clip_l.x", text=True) == 2
+    assert [strength(found, weight) for weight in (SD1[3], SD1[4], SD1[12])] == [0, 0.5, 2] and strength(
+        found, "clip_l.x", text=True
+    ) == 2
 
 
 def test_a_list_of_61_for_flux():
     """As sd-webui-lora-block-weight has it: CLIP, T5, IN, 19 double and 38 single blocks, OUT."""
-    flux = [*(f"diffusion_model.double_blocks.{n}.img_attn.qkv.weight" for n in range(19)), "diffusion_model.final_layer.linear.weight",
-            *(f"diffusion_model.single_blocks.{n}.linear1.weight" for n in range(38)), "diffusion_model.img_in.weight"]  # fmt: skip
+    flux = [
+        *(f"diffusion_model.double_blocks.{n}.img_attn.qkv.weight" for n in range(19)),
+        "diffusion_model.final_layer.linear.weight",
+        *(f"diffusion_model.single_blocks.{n}.linear1.weight" for n in range(38)),
+        "diffusion_model.img_in.weight",
+    ]
     found = fitting(",".join(str(n) for n in range(61)), flux)
-    assert [strength(found, weight) for weight in (flux[0], flux[18], flux[20], flux[57], flux[-1], flux[19])] == [3, 21, 22, 59, 2, 60]
-    assert [strength(found, name, text=True) for name in ("clip_l.transformer.x.weight", "t5xxl.transformer.x.weight")] == [0, 1]
+    assert [strength(found, weight) for weight in (flux[0], flux[18], flux[20], flux[57], flux[-1], flux[19])] == [
+        3,
+        21,
+        22,
+        59,
+        2,
+        60,
+    ]
+    assert [
+        strength(found, name, text=True) for name in ("clip_l.transformer.x.weight", "t5xxl.transformer.x.weight")
+    ] == [0, 1]
     names = ("lora_te1_x", "lora_te3_x", "text_encoder_2.x", "text_encoders.t5xxl.x", "lora_te_x")
     assert [blocks.text_block(name, flux=True) for name in names] == ["CLIP", "T5", "T5", "T5", "CLIP"]
     assert blocks.text_block("lora_te2_x") == "CLIP"  # SDXL's
@@ -55,9 +85,15 @@ def test_a_list_of_61_for_flux():
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("1,2", "got 2"), ("X3=1", "X3 is no block"), ("IN=a", "expected numbers, got 'a'"), ("nan" + ",1" * 16, "expected numbers"),
-     (",".join("1" * 20), None), (",".join("1" * 58), "no D00.*expected a list of 17")],
-)  # fmt: skip
+    [
+        ("1,2", "got 2"),
+        ("X3=1", "X3 is no block"),
+        ("IN=a", "expected numbers, got 'a'"),
+        ("nan" + ",1" * 16, "expected numbers"),
+        (",".join("1" * 20), None),
+        (",".join("1" * 58), "no D00.*expected a list of 17"),
+    ],
+)
 def test_wrong_lists(text, message):
     if message is None:
         assert fitting(text, SD1)
@@ -68,14 +104,26 @@ def test_wrong_lists(text, message):
 
 @pytest.mark.parametrize(
     ("layer", "block"),
-    [("input_blocks_4_1_proj_in", "IN04"), ("output_blocks.11.1.proj_in", "OUT11"), ("middle_block_1_proj_in", "M00"),
-     ("down_blocks.1.attentions.0.proj_in", "IN04"), ("down_blocks_3_resnets_1_conv1", "IN11"),
-     ("down_blocks_0_downsamplers_0_conv", "IN03"),
-     ("up_blocks_3_attentions_2_proj_in", "OUT11"), ("up_blocks_1_upsamplers_0_conv", "OUT05"), ("mid_block.attentions.0.proj_in", "M00"),
-     ("conv_in", "IN00"), ("double_blocks_3_img_attn_qkv", "D03"), ("single_transformer_blocks.4.attn.to_q", "S04"),
-     ("joint_blocks_7_x_block_attn_qkv", "L07"), ("transformer_blocks.7.attn.to_q", "L07"), ("img_in", "IN"), ("final_layer.linear", "OUT"),
-     ("time_embed_0", "BASE")],
-)  # fmt: skip
+    [
+        ("input_blocks_4_1_proj_in", "IN04"),
+        ("output_blocks.11.1.proj_in", "OUT11"),
+        ("middle_block_1_proj_in", "M00"),
+        ("down_blocks.1.attentions.0.proj_in", "IN04"),
+        ("down_blocks_3_resnets_1_conv1", "IN11"),
+        ("down_blocks_0_downsamplers_0_conv", "IN03"),
+        ("up_blocks_3_attentions_2_proj_in", "OUT11"),
+        ("up_blocks_1_upsamplers_0_conv", "OUT05"),
+        ("mid_block.attentions.0.proj_in", "M00"),
+        ("conv_in", "IN00"),
+        ("double_blocks_3_img_attn_qkv", "D03"),
+        ("single_transformer_blocks.4.attn.to_q", "S04"),
+        ("joint_blocks_7_x_block_attn_qkv", "L07"),
+        ("transformer_blocks.7.attn.to_q", "L07"),
+        ("img_in", "IN"),
+        ("final_layer.linear", "OUT"),
+        ("time_embed_0", "BASE"),
+    ],
+)
 def test_the_block_of_a_layer_in_a_file(layer, block):
     assert blocks.block_of_name(layer) == block
     assert blocks.block_of_name(layer, flux=True) == ("D07" if layer.startswith("transformer_blocks") else block)

@@ -50,7 +50,11 @@ def test_equal_to_a_patched_weight(name, difference):
     module.double()
     for piece in pieces:
         layer = piece.layer
-        change = layer.diff if isinstance(layer, Diff) else 2.0 / layer.rank * layer.up.flatten(1).double() @ layer.down.flatten(1).double()
+        change = (
+            layer.diff
+            if isinstance(layer, Diff)
+            else 2.0 / layer.rank * layer.up.flatten(1).double() @ layer.down.flatten(1).double()
+        )
         module.weight += piece.strength * change.double().reshape(module.weight.shape)
     for piece in bias:
         module.bias += piece.strength * piece.layer.diff
@@ -81,7 +85,10 @@ def test_what_is_supported():
 
 def adapter(seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return Bypass(nn.Linear(7, 5), [Piece(LoRA(torch.randn(5, 3, generator=generator), torch.randn(3, 7, generator=generator)), 1.0)])
+    return Bypass(
+        nn.Linear(7, 5),
+        [Piece(LoRA(torch.randn(5, 3, generator=generator), torch.randn(3, 7, generator=generator)), 1.0)],
+    )
 
 
 def test_nothing_remains():
@@ -141,13 +148,20 @@ def test_activations_of_one_dimension():
 
 
 def scheduled(shape):
-    """Pieces with a schedule, one without, a difference with another one, and the weights' changes at a multiplier of each."""
+    """Pieces with a schedule, one without, a difference with another one, and the weights' changes at a multiplier of
+    each.
+    """
     rising, late = Schedule(((0.0, 0.0), (1.0, 2.0))), Schedule.between(0.5, 1.0)
-    pieces = [Piece(factors(shape), 0.7, schedule=rising), Piece(factors(shape, 5), -0.3), Piece(Diff(random(*shape)), 0.5, schedule=late)]
+    pieces = [
+        Piece(factors(shape), 0.7, schedule=rising),
+        Piece(factors(shape, 5), -0.3),
+        Piece(Diff(random(*shape)), 0.5, schedule=late),
+    ]
 
     def patched(weight, percent):
         return weight + sum(
-            piece.strength * (1.0 if piece.schedule is None else piece.schedule.at(percent)) * piece.layer.delta(shape) for piece in pieces
+            piece.strength * (1.0 if piece.schedule is None else piece.schedule.at(percent)) * piece.layer.delta(shape)
+            for piece in pieces
         )
 
     return pieces, patched
@@ -174,20 +188,28 @@ def test_scheduled_strengths(name):
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_one_form_for_torch_compile(backend):
-    """Any pieces, or none, give adapters that the guards of a compiled module cannot tell apart, of linear layers and convolutions."""
+    """Any pieces, or none, give adapters that the guards of a compiled module cannot tell apart, of linear layers and
+    convolutions.
+    """
     if backend == "inductor" and shutil.which("g++") is None and shutil.which("clang++") is None:
         pytest.skip("inductor needs a C++ compiler")
-    module = nn.Sequential(nn.Conv2d(7, 6, 3, padding=1), nn.Flatten(2), nn.Linear(16, 5), nn.SiLU()).requires_grad_(False)
+    module = nn.Sequential(nn.Conv2d(7, 6, 3, padding=1), nn.Flatten(2), nn.Linear(16, 5), nn.SiLU()).requires_grad_(
+        False
+    )
     shapes, x = {0: (6, 7, 3, 3), 2: (5, 16)}, random(2, 7, 4, 4)
     torch._dynamo.reset()
     compiled = torch.compile(module, backend=backend)
     compute = torch.float32, torch.device("cpu")
     with torch.no_grad():
-        for number, ranks in enumerate([[], [3], [4, 8, 16], [2], [-5], [3, -9]]):  # below 0: DoRA, and a whole difference beside it
+        for number, ranks in enumerate(
+            [[], [3], [4, 8, 16], [2], [-5], [3, -9]]
+        ):  # below 0: DoRA, and a whole difference beside it
             wrapped = []
             for place, shape in shapes.items():
                 pieces = [Piece(factors(shape, rank), 0.5) for rank in ranks if rank > 0]
-                pieces += [Piece(DoRA(factors(shape, -rank), random(shape[0]).abs()), 0.5) for rank in ranks if rank < 0]
+                pieces += [
+                    Piece(DoRA(factors(shape, -rank), random(shape[0]).abs()), 0.5) for rank in ranks if rank < 0
+                ]
                 pieces += [Piece(Diff(random(*shape)), 0.5) for rank in ranks if rank < 0]
                 wrapped.append(Wrapped(module[place], Bypass(module[place], pieces, compiled=True, compute=compute)))
             with torch._dynamo.config.patch(error_on_recompile=number > 0):
@@ -204,7 +226,9 @@ def test_schedules_under_torch_compile():
     torch._dynamo.reset()
     compiled = torch.compile(module, backend="eager")
     with torch.no_grad():
-        for number, pieces in enumerate([[(3, None)], [(3, rising)], [(12, late)], [(3, None), (4, late), (20, rising)], [(9, None)]]):
+        for number, pieces in enumerate(
+            [[(3, None)], [(3, rising)], [(12, late)], [(3, None), (4, late), (20, rising)], [(9, None)]]
+        ):
             of = [Piece(factors((5, 16), rank), 0.5, None, schedule) for rank, schedule in pieces]
             wrapped = Wrapped(module[0], Bypass(module[0], of, (), clock, True, (torch.float32, torch.device("cpu"))))
             for percent in (0.2, 0.8):
@@ -212,7 +236,9 @@ def test_schedules_under_torch_compile():
                 with torch._dynamo.config.patch(error_on_recompile=number > 1 or (number, percent) == (1, 0.8)):
                     found = compiled(x)
                 gains = [1.0 if piece.schedule is None else piece.schedule.at(percent) for piece in of]
-                weight = module[0].weight + sum(0.5 * gain * piece.layer.delta((5, 16)) for gain, piece in zip(gains, of, strict=True))
+                weight = module[0].weight + sum(
+                    0.5 * gain * piece.layer.delta((5, 16)) for gain, piece in zip(gains, of, strict=True)
+                )
                 assert torch.allclose(found, nn.functional.linear(x, weight, module[0].bias), atol=1e-5)
             wrapped.remove()
     torch._dynamo.reset()

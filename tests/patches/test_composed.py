@@ -1,4 +1,6 @@
-"""Pieces of every kind at the activations against the same pieces in the weight: alone, in part of a weight, in random order."""
+"""Pieces of every kind at the activations against the same pieces in the weight: alone, in part of a weight, in random
+order.
+"""
 
 import random
 
@@ -45,7 +47,9 @@ def layer(kind, shape, generator):
     lora = LoRA(random(out, 3, *ones), random(3, *shape[1:]), 2.0)
     return {
         "lora": lambda: lora,
-        "tucker": lambda: LoRA(random(out, 3, *ones), random(2, columns, *ones), 2.0, random(3, 2, *kernel)) if kernel else lora,
+        "tucker": lambda: (
+            LoRA(random(out, 3, *ones), random(2, columns, *ones), 2.0, random(3, 2, *kernel)) if kernel else lora
+        ),
         "diff": lambda: Diff(random(*shape)),
         "loha": lambda: LoHa(random(out, 9), random(9, flat), random(out, 9), random(9, flat), 3.0),
         "lokr": lambda: LoKr(random(4, 4), random(out // 4, columns // 4, *kernel), alpha=2.0),
@@ -57,32 +61,74 @@ def layer(kind, shape, generator):
         "peft's oft": lambda: InputOFT(orthogonal(generator, 1, flat // 4, 4, 4)),
         "peft's boft": lambda: InputOFT(orthogonal(generator, 3, flat // 4, 4, 4), random(out) + 1.0, "BOFT"),
         "glora": lambda: GLoRA(random(columns, 3), random(3, columns), random(out, 3), random(3, flat), 2.0),
-        "glora with a core": lambda: GLoRA(random(columns, 3), random(3, columns), random(out, 3), random(2, columns), 2.0,
-                                           random(3, 2, *kernel) if kernel else random(3, 2)),
+        "glora with a core": lambda: GLoRA(
+            random(columns, 3),
+            random(3, columns),
+            random(out, 3),
+            random(2, columns),
+            2.0,
+            random(3, 2, *kernel) if kernel else random(3, 2),
+        ),
         "ia3": lambda: IA3(random(out), False),
         "ia3 of columns": lambda: IA3(random(columns) + 1.0, True, whole=True),
         "set": lambda: Set(random(*shape)),
-    }[kind]()  # fmt: skip
+    }[kind]()
 
 
-KINDS = ("lora", "tucker", "diff", "loha", "lokr", "dora", "dora of columns", "oft", "oft rescaled", "boft", "peft's oft", "peft's boft",
-         "glora", "glora with a core", "ia3", "ia3 of columns", "set")  # fmt: skip
-MAPPED = set(KINDS) - {"lora", "tucker", "diff", "loha", "lokr", "peft's oft", "peft's boft"}  # never a difference of the whole weight
+KINDS = (
+    "lora",
+    "tucker",
+    "diff",
+    "loha",
+    "lokr",
+    "dora",
+    "dora of columns",
+    "oft",
+    "oft rescaled",
+    "boft",
+    "peft's oft",
+    "peft's boft",
+    "glora",
+    "glora with a core",
+    "ia3",
+    "ia3 of columns",
+    "set",
+)
+MAPPED = set(KINDS) - {
+    "lora",
+    "tucker",
+    "diff",
+    "loha",
+    "lokr",
+    "peft's oft",
+    "peft's boft",
+}  # never a difference of the whole weight
 
 
 def patched(module, pieces, x, bias=()):
     """The module's output with its weight and bias changed."""
-    weight, offset = in_order(module.weight.detach(), pieces), None if module.bias is None else in_order(module.bias.detach(), bias)
-    return nn.functional.linear(x, weight, offset) if isinstance(module, nn.Linear) else module._conv_forward(x, weight, offset)
+    weight, offset = (
+        in_order(module.weight.detach(), pieces),
+        None if module.bias is None else in_order(module.bias.detach(), bias),
+    )
+    return (
+        nn.functional.linear(x, weight, offset)
+        if isinstance(module, nn.Linear)
+        else module._conv_forward(x, weight, offset)
+    )
 
 
 def at_activations(module, pieces, x, bias=(), compiled=False):
-    """(the module's output with the pieces around it, what the adapter multiplies with); the module is as it was afterwards."""
+    """(the module's output with the pieces around it, what the adapter multiplies with); the module is as it was
+    afterwards.
+    """
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     wrapped = Wrapped(module, Bypass(module, pieces, bias, compiled=compiled, compute=CPU))
     output = module(x)
     wrapped.remove()
-    assert "forward" not in module.__dict__ and all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert "forward" not in module.__dict__ and all(
+        torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items()
+    )
     return output, wrapped.adapter.parts
 
 
@@ -103,21 +149,28 @@ def test_each_kind(kind, name, strength):
 
 def form(parts):
     """What torch.compile tells adapters apart by: what is there, and every size but the rank."""
-    factors = [None if one is None else [side for place, side in enumerate(one.shape) if place != dimension or side % 8]
-               for one, dimension in ((parts.down, 0), (parts.up, 1))]  # fmt: skip
+    factors = [
+        None if one is None else [side for place, side in enumerate(one.shape) if place != dimension or side % 8]
+        for one, dimension in ((parts.down, 0), (parts.up, 1))
+    ]
     maps = [[(type(one), one.factors.shape, one.factors.dtype) for one in of] for of in (parts.inputs, parts.outputs)]
     return factors, parts.places, [(place, one.shape) for place, one in (*parts.diffs, *parts.biases)], maps, parts.own
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_each_kind_in_one_form(name):
-    """For torch.compile every kind, at any strength, is the same change in an adapter of the same form as no kind at all."""
+    """For torch.compile every kind, at any strength, is the same change in an adapter of the same form as no kind at
+    all.
+    """
     build, shape = MODULES[name]
     module = build().requires_grad_(False)
     _, empty = at_activations(module, [], torch.zeros(shape), compiled=True)
     for strength, kind in [(1.0, kind) for kind in KINDS] + [(0.6, kind) for kind in KINDS]:
         generator = torch.Generator().manual_seed(1)
-        x, piece = torch.randn(*shape, generator=generator), Piece(layer(kind, module.weight.shape, generator), strength)
+        x, piece = (
+            torch.randn(*shape, generator=generator),
+            Piece(layer(kind, module.weight.shape, generator), strength),
+        )
         found, parts = at_activations(module, [piece], x, compiled=True)
         assert torch.allclose(found, patched(module, [piece], x), rtol=0, atol=3e-5), kind
         assert form(parts) == form(empty), kind
@@ -126,7 +179,9 @@ def test_each_kind_in_one_form(name):
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", MODULES)
 def test_in_any_order(name, compiled):
-    """Five pieces of any kind, each for the whole weight or a part of its rows or columns, with any strength; and of the bias."""
+    """Five pieces of any kind, each for the whole weight or a part of its rows or columns, with any strength; and of
+    the bias.
+    """
     build, shape = MODULES[name]
     for seed in range(10 if compiled else 40):
         generator, draw = torch.Generator().manual_seed(seed), random.Random(seed)
@@ -138,11 +193,18 @@ def test_in_any_order(name, compiled):
             one = layer(draw.choice([kind for kind in KINDS if kind != "peft's boft" or own[1] > 8]), own, generator)
             assert one.problem(own) is None
             pieces.append(Piece(one, draw.choice([1.0, 0.5, -0.25]), part))
-        bias = [] if module.bias is None else [Piece(Diff(drawn(generator, 24)), 0.5), Piece(IA3(drawn(generator, 24), False, True), 0.5)]
+        bias = (
+            []
+            if module.bias is None
+            else [Piece(Diff(drawn(generator, 24)), 0.5), Piece(IA3(drawn(generator, 24), False, True), 0.5)]
+        )
         x = torch.randn(*shape, generator=generator)
         wanted = patched(module, pieces, x, bias)
         found, _ = at_activations(module, pieces, x, bias, compiled)
-        assert (found - wanted).abs().max() <= 2e-5 * max(1.0, float(wanted.abs().max())), (seed, [piece.layer.kind for piece in pieces])
+        assert (found - wanted).abs().max() <= 2e-5 * max(1.0, float(wanted.abs().max())), (
+            seed,
+            [piece.layer.kind for piece in pieces],
+        )
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -177,10 +239,15 @@ def test_a_product_stays_about_as_small_as_its_file(kind, part):
 
     made = {
         "lokr": lambda: LoKr(random(8, 4), random(out // 8, columns // 4)),
-        "lokr of factors": lambda: LoKr(random(4, 4), None, None, None, random(out // 4, 2), random(2, columns // 4), alpha=3.0),
+        "lokr of factors": lambda: LoKr(
+            random(4, 4), None, None, None, random(out // 4, 2), random(2, columns // 4), alpha=3.0
+        ),
         "loha": lambda: LoHa(random(out, 9), random(9, columns), random(out, 9), random(9, columns), 3.0),
     }[kind]()
-    pieces, x = [Piece(made, 0.7, part), Piece(layer("lora", (640, 512), generator), 1.0)], torch.randn(2, 5, 512, generator=generator)
+    pieces, x = (
+        [Piece(made, 0.7, part), Piece(layer("lora", (640, 512), generator), 1.0)],
+        torch.randn(2, 5, 512, generator=generator),
+    )
     assert made.problem((out, columns)) is None
     found, parts = at_activations(module, pieces, x)
     assert torch.allclose(found, patched(module, pieces, x), rtol=0, atol=1e-5 * float(found.abs().max()))
@@ -209,7 +276,9 @@ def test_set_weight_at_strength_one_is_exact():
     module.weight[0] = 1e6  # nothing is left of it
     pieces = [Piece(layer("lora", (24, 16), generator), 1.0), Piece(Set(value), 1.0)]
     assert torch.equal(stacks.patched(module.weight, pieces), value)
-    assert torch.allclose(at_activations(module, pieces, x)[0], nn.functional.linear(x, value, module.bias), rtol=0, atol=1e-6)
+    assert torch.allclose(
+        at_activations(module, pieces, x)[0], nn.functional.linear(x, value, module.bias), rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("kind", ["dora", "oft", "peft's oft", "glora", "ia3", "set"])
@@ -261,7 +330,10 @@ def test_order_is_kept_between_stacks_of_any_mode(first, second, modes):
     """What does not merely add sees what came before it, wherever that is; another base is noticed."""
     generator, model = torch.Generator().manual_seed(1), nn.Sequential(nn.Linear(16, 24)).requires_grad_(False)
     pieces, x = [Piece(layer(kind, (24, 16), generator), 0.7) for kind in (first, second)], torch.randn(3, 16)
-    held = [Stack({"0.weight": [piece]}, ["0.weight"] if bypass else ()) for piece, bypass in zip(pieces, modes, strict=True)]
+    held = [
+        Stack({"0.weight": [piece]}, ["0.weight"] if bypass else ())
+        for piece, bypass in zip(pieces, modes, strict=True)
+    ]
     before = model[0].weight
     for load in range(3):
         version = weights.Version(load)

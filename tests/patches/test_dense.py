@@ -1,4 +1,6 @@
-"""Weights and biases of modules that keep them in their own way, read through their forward, against the numbers that they hold."""
+"""Weights and biases of modules that keep them in their own way, read through their forward, against the numbers that
+they hold.
+"""
 
 import pytest
 import torch
@@ -22,11 +24,17 @@ class Bytes:
             setattr(self, f"{name}_sides", sides)
 
     def held(self, name, dtype=torch.float64):
-        return (getattr(self, name).to(dtype) * getattr(self, f"{name}_scale").to(dtype)).view(getattr(self, f"{name}_sides"))
+        return (getattr(self, name).to(dtype) * getattr(self, f"{name}_scale").to(dtype)).view(
+            getattr(self, f"{name}_sides")
+        )
 
     def forward(self, x):
         weight, bias = self.held("weight", x.dtype), self.held("bias", x.dtype)
-        return nn.functional.linear(x, weight, bias) if isinstance(self, nn.Linear) else self._conv_forward(x, weight, bias)
+        return (
+            nn.functional.linear(x, weight, bias)
+            if isinstance(self, nn.Linear)
+            else self._conv_forward(x, weight, bias)
+        )
 
 
 def kept(of):
@@ -52,7 +60,9 @@ MODULES = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", MODULES)
 def test_read_through_the_forward(name, dtype):
-    """In bfloat16 too, beside biases that are forty times as large as weights, and each number by itself; nothing of the module changes."""
+    """In bfloat16 too, beside biases that are forty times as large as weights, and each number by itself; nothing of
+    the module changes.
+    """
     module = MODULES[name]()
     before = dict(module.__dict__)
     assert shape_of(module) == tuple(module.weight_sides) and module.weight.ndim == 1
@@ -113,6 +123,8 @@ def test_a_forward_that_does_something_else_is_refused():
             return super().forward(nn.functional.pad(x, (2, 0)))
 
     module = Causal(4, 8, 3, stride=2)
-    with pytest.raises(ValueError, match=r"Causal: its forward made \(1, 8, 5\) of \(1, 4, 5\), expected \(1, 8, 3\); use mode host"):
+    with pytest.raises(
+        ValueError, match=r"Causal: its forward made \(1, 8, 5\) of \(1, 4, 5\), expected \(1, 8, 3\); use mode host"
+    ):
         weight_of(module, torch.float32, CPU)
     assert module.stride == (2,)

@@ -1,4 +1,6 @@
-"""What is said of a disk that cannot be written names the file and the next step, once; what is no error of the system stays as it is."""
+"""What is said of a disk that cannot be written names the file and the next step, once; what is no error of the system
+stays as it is.
+"""
 
 import errno
 
@@ -10,7 +12,10 @@ from graft_nodes.patches.disk import NEXT_STEPS, explained, naming
 def test_an_error_of_writing_names_the_file_and_the_next_step_once(number):
     with pytest.raises(OSError) as caught, naming("outer"), naming("place/file"):
         raise OSError(number, "why")  # as write() and fsync() do, without a file
-    assert str(caught.value) == f"[Errno {number}] why ({NEXT_STEPS[number]}): 'place/file'" and caught.value.errno == number
+    assert (
+        str(caught.value) == f"[Errno {number}] why ({NEXT_STEPS[number]}): 'place/file'"
+        and caught.value.errno == number
+    )
 
 
 def test_a_file_that_the_system_names_is_kept():

@@ -30,9 +30,22 @@ def test_what_is_written_is_read_by_safetensors(tmp_path, tensors):
 def test_what_safetensors_writes_is_read_in_every_type(tmp_path):
     path, bits = str(tmp_path / "x.safetensors"), torch.arange(48, dtype=torch.uint8)
     kinds = (
-        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int64, torch.int32,
-        torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.complex64,
-    )  # fmt: skip
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint64,
+        torch.uint32,
+        torch.uint16,
+        torch.uint8,
+        torch.complex64,
+    )
     tensors = {str(kind): bits.clone().view(kind).view(2, -1) for kind in kinds} | {"bool": bits < 7}
     save_file(tensors, path)
     read, _ = files.load_safetensors(path)
@@ -45,7 +58,9 @@ def test_what_safetensors_writes_is_read_in_every_type(tmp_path):
 
 
 def test_tensors_at_odd_bytes_and_types_that_pytorch_lacks(tmp_path):
-    head = b'{"odd":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"x":{"dtype":"F32","shape":[2],"data_offsets":[1,9]}}'
+    head = (
+        b'{"odd":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"x":{"dtype":"F32","shape":[2],"data_offsets":[1,9]}}'
+    )
     path = tmp_path / "x.safetensors"
     path.write_bytes(len(head).to_bytes(8, "little") + head + b"\1" + torch.tensor([1.5, -2.0]).numpy().tobytes())
     assert files.load_safetensors(str(path))[0]["x"].mul(2).tolist() == [3.0, -4.0]

@@ -1,4 +1,6 @@
-"""The attention that a model is trained with: the same numbers from a kernel that keeps less, other nodes' overrides, refusals."""
+"""The attention that a model is trained with: the same numbers from a kernel that keeps less, other nodes' overrides,
+refusals.
+"""
 
 import contextlib
 
@@ -75,9 +77,19 @@ def test_an_inference_only_kernel_is_refused_by_name(previous):
 
 @pytest.mark.parametrize(
     ("name", "refused"),
-    [("sageattn", True), ("my_sage_attn", True), ("FastSageAttention", True), ("SAGE", True), ("attn_INT8", True), ("fp8_attention", True),
-     ("usage_logging_attention", False), ("MessageBus", False), ("passage", False), ("attention", False)],
-)  # fmt: skip
+    [
+        ("sageattn", True),
+        ("my_sage_attn", True),
+        ("FastSageAttention", True),
+        ("SAGE", True),
+        ("attn_INT8", True),
+        ("fp8_attention", True),
+        ("usage_logging_attention", False),
+        ("MessageBus", False),
+        ("passage", False),
+        ("attention", False),
+    ],
+)
 def test_other_packs_overrides_are_told_by_words_of_their_names(name, refused):
     def override(kernel, *args):
         return kernel(*args)
@@ -95,7 +107,10 @@ def test_a_devices_error_is_not_the_overrides(name):
         raise error("what happened")
 
     q, k, v = _tensors()
-    for error, message in ((getattr(torch, name), "^what happened$"), (RuntimeError, "cannot be combined with ApplyToDo")):
+    for error, message in (
+        (getattr(torch, name), "^what happened$"),
+        (RuntimeError, "cannot be combined with ApplyToDo"),
+    ):
         with pytest.raises(error, match=message):
             Guard(override, 0)(attention_pytorch, q, k, v, 4)
 

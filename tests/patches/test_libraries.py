@@ -1,4 +1,6 @@
-"""Every kind of layer against the library that makes such files: lycoris' and PEFT's own merged weights, from the files they write."""
+"""Every kind of layer against the library that makes such files: lycoris' and PEFT's own merged weights, from the files
+they write.
+"""
 
 import pytest
 import torch
@@ -9,7 +11,11 @@ from graft_nodes.patches.peft_config import peft_configs
 from graft_nodes.patches.stack import Piece, Stack, additive, patched
 from torch import nn
 
-LINEAR, CONV, POINT = (lambda: nn.Linear(24, 32)), (lambda: nn.Conv2d(8, 16, 3, padding=1)), (lambda: nn.Conv2d(8, 16, 1))
+LINEAR, CONV, POINT = (
+    (lambda: nn.Linear(24, 32)),
+    (lambda: nn.Conv2d(8, 16, 3, padding=1)),
+    (lambda: nn.Conv2d(8, 16, 1)),
+)
 
 
 @pytest.fixture
@@ -43,28 +49,47 @@ def named(module, state, strength=1.0, name="lora_unet_a", said=None):
 def grafted(module, state, strength=1.0, name="lora_unet_a", said=None):
     """(the weight that Graft makes of a module's, all pieces)."""
     pieces = named(module, state, strength, name, said)
-    return patched(module.weight, [piece for weight, piece in pieces if weight == "a.weight"]), [piece for _, piece in pieces]
+    return patched(module.weight, [piece for weight, piece in pieces if weight == "a.weight"]), [
+        piece for _, piece in pieces
+    ]
 
 
 ALGORITHMS = [
-    ("LoConModule", LINEAR, {}), ("LoConModule", CONV, {}), ("LoConModule", CONV, {"use_tucker": True}),
-    ("LoConModule", LINEAR, {"weight_decompose": True}), ("LoConModule", CONV, {"weight_decompose": True}),
+    ("LoConModule", LINEAR, {}),
+    ("LoConModule", CONV, {}),
+    ("LoConModule", CONV, {"use_tucker": True}),
+    ("LoConModule", LINEAR, {"weight_decompose": True}),
+    ("LoConModule", CONV, {"weight_decompose": True}),
     ("LoConModule", LINEAR, {"weight_decompose": True, "wd_on_out": False}),
     ("LoConModule", CONV, {"weight_decompose": True, "wd_on_out": False}),
-    ("LohaModule", LINEAR, {}), ("LohaModule", LINEAR, {"lora_dim": 9}),
-    ("LohaModule", CONV, {}), ("LohaModule", CONV, {"use_tucker": True}),
+    ("LohaModule", LINEAR, {}),
+    ("LohaModule", LINEAR, {"lora_dim": 9}),
+    ("LohaModule", CONV, {}),
+    ("LohaModule", CONV, {"use_tucker": True}),
     ("LohaModule", LINEAR, {"weight_decompose": True}),
-    ("LokrModule", LINEAR, {}), ("LokrModule", LINEAR, {"lora_dim": 1}), ("LokrModule", LINEAR, {"decompose_both": True, "lora_dim": 1}),
-    ("LokrModule", LINEAR, {"full_matrix": True}), ("LokrModule", CONV, {}), ("LokrModule", CONV, {"lora_dim": 1}),
-    ("LokrModule", CONV, {"lora_dim": 1, "use_tucker": True}), ("LokrModule", POINT, {"lora_dim": 1}),
+    ("LokrModule", LINEAR, {}),
+    ("LokrModule", LINEAR, {"lora_dim": 1}),
+    ("LokrModule", LINEAR, {"decompose_both": True, "lora_dim": 1}),
+    ("LokrModule", LINEAR, {"full_matrix": True}),
+    ("LokrModule", CONV, {}),
+    ("LokrModule", CONV, {"lora_dim": 1}),
+    ("LokrModule", CONV, {"lora_dim": 1, "use_tucker": True}),
+    ("LokrModule", POINT, {"lora_dim": 1}),
     ("LokrModule", LINEAR, {"weight_decompose": True}),
-    ("DiagOFTModule", LINEAR, {}), ("DiagOFTModule", LINEAR, {"constraint": 0.01}), ("DiagOFTModule", CONV, {"rescaled": True}),
-    ("ButterflyOFTModule", LINEAR, {}), ("ButterflyOFTModule", CONV, {"rescaled": True}),
+    ("DiagOFTModule", LINEAR, {}),
+    ("DiagOFTModule", LINEAR, {"constraint": 0.01}),
+    ("DiagOFTModule", CONV, {"rescaled": True}),
+    ("ButterflyOFTModule", LINEAR, {}),
+    ("ButterflyOFTModule", CONV, {"rescaled": True}),
     ("ButterflyOFTModule", LINEAR, {"constraint": 0.01}),
-    ("GLoRAModule", LINEAR, {}), ("GLoRAModule", CONV, {}), ("GLoRAModule", CONV, {"use_tucker": True}),
-    ("IA3Module", LINEAR, {}), ("IA3Module", LINEAR, {"train_on_input": True}), ("IA3Module", CONV, {}),
+    ("GLoRAModule", LINEAR, {}),
+    ("GLoRAModule", CONV, {}),
+    ("GLoRAModule", CONV, {"use_tucker": True}),
+    ("IA3Module", LINEAR, {}),
+    ("IA3Module", LINEAR, {"train_on_input": True}),
+    ("IA3Module", CONV, {}),
     ("IA3Module", CONV, {"train_on_input": True}),
-]  # fmt: skip
+]
 
 
 def run(module, build, weight=None):
@@ -73,7 +98,11 @@ def run(module, build, weight=None):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(5))
     if weight is None:
         return module(x)
-    return nn.functional.linear(x, weight, module.bias) if build is LINEAR else module._conv_forward(x, weight, module.bias)
+    return (
+        nn.functional.linear(x, weight, module.bias)
+        if build is LINEAR
+        else module._conv_forward(x, weight, module.bias)
+    )
 
 
 def bypassed(module, pieces, build):
@@ -122,7 +151,9 @@ def test_lycoris_norm(lycoris):
 
 
 def test_rotations_that_lycoris_2_wrote(lycoris):
-    """`oft_diag` is what its get_r gives (rescale in it); the weight is its einsum, and BOFT's file is one of stages."""
+    """`oft_diag` is what its get_r gives (rescale in it); the weight is its einsum, and BOFT's file is
+    one of stages.
+    """
     module = base(LINEAR)
     network = scrambled(lycoris.DiagOFTModule("a", module, 1.0, 4, 2.0, rescaled=True), 1)
     rotations = network.rescale.detach().view(network.block_num, network.block_size, 1) * network.get_r().detach()
@@ -152,20 +183,26 @@ def test_rotations_of_fused_parts(lycoris):
 peft = pytest.importorskip("peft")
 
 PEFT = [  # configuration, settings, whether the file alone says everything
-    ("LoraConfig", {"r": 4, "lora_alpha": 4}, True), ("LoraConfig", {"r": 4, "lora_alpha": 6}, False),
+    ("LoraConfig", {"r": 4, "lora_alpha": 4}, True),
+    ("LoraConfig", {"r": 4, "lora_alpha": 6}, False),
     ("LoraConfig", {"r": 4, "lora_alpha": 6, "use_rslora": True}, False),
     ("LoraConfig", {"r": 4, "lora_alpha": 6, "rank_pattern": {"a": 2}, "alpha_pattern": {"a": 3}}, False),
-    ("LoraConfig", {"r": 4, "lora_alpha": 4, "use_dora": True}, True), ("LoraConfig", {"r": 4, "lora_alpha": 4, "lora_bias": True}, True),
-    ("LoHaConfig", {"r": 4, "alpha": 4}, True), ("LoHaConfig", {"r": 4, "alpha": 8}, False),
-    ("LoKrConfig", {"r": 4, "alpha": 4}, True), ("LoKrConfig", {"r": 2, "alpha": 8, "decompose_both": True}, False),
-    ("LoKrConfig", {"r": 99, "alpha": 33}, False), ("IA3Config", {"feedforward_modules": []}, True),
-    ("IA3Config", {"feedforward_modules": ["a"]}, True), ("OFTConfig", {"r": 0, "oft_block_size": 4}, True),
+    ("LoraConfig", {"r": 4, "lora_alpha": 4, "use_dora": True}, True),
+    ("LoraConfig", {"r": 4, "lora_alpha": 4, "lora_bias": True}, True),
+    ("LoHaConfig", {"r": 4, "alpha": 4}, True),
+    ("LoHaConfig", {"r": 4, "alpha": 8}, False),
+    ("LoKrConfig", {"r": 4, "alpha": 4}, True),
+    ("LoKrConfig", {"r": 2, "alpha": 8, "decompose_both": True}, False),
+    ("LoKrConfig", {"r": 99, "alpha": 33}, False),
+    ("IA3Config", {"feedforward_modules": []}, True),
+    ("IA3Config", {"feedforward_modules": ["a"]}, True),
+    ("OFTConfig", {"r": 0, "oft_block_size": 4}, True),
     ("OFTConfig", {"r": 0, "oft_block_size": 4, "block_share": True}, True),
     ("OFTConfig", {"r": 0, "oft_block_size": 4, "use_cayley_neumann": False}, False),
     ("OFTConfig", {"r": 0, "oft_block_size": 4, "num_cayley_neumann_terms": 3}, False),
     ("OFTConfig", {"r": 0, "oft_block_size": 4, "coft": True, "eps": 1.0}, False),
     ("BOFTConfig", {"boft_block_size": 4}, True),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("build", [LINEAR, CONV], ids=["linear", "conv"])
@@ -173,20 +210,29 @@ PEFT = [  # configuration, settings, whether the file alone says everything
 def test_peft(tmp_path, build, config, options, plain):
     """The weights that PEFT merges and its forward, from the folder that it saves."""
     module = base(build)
-    model = peft.get_peft_model(nn.ModuleDict({"a": base(build)}), getattr(peft, config)(target_modules=["a"], **options))
+    model = peft.get_peft_model(
+        nn.ModuleDict({"a": base(build)}), getattr(peft, config)(target_modules=["a"], **options)
+    )
     generator = torch.Generator().manual_seed(2)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             drawn = torch.randn(parameter.shape, generator=generator) * 0.3
-            parameter.data = drawn.abs() + 0.5 if any(kind in name for kind in ("magnitude", "ia3", "boft_s")) else drawn
+            parameter.data = (
+                drawn.abs() + 0.5 if any(kind in name for kind in ("magnitude", "ia3", "boft_s")) else drawn
+            )
     model.save_pretrained(tmp_path)
     state, said = load_safetensors(str(tmp_path / "adapter_model.safetensors"))
     ours, pieces = grafted(module, state, name="base_model.model.a", said=said)
     layer = model.base_model.model["a"]
-    around, unmerged = bypassed(module, named(module, state, name="base_model.model.a", said=said), build), run(layer.eval(), build)
+    around, unmerged = (
+        bypassed(module, named(module, state, name="base_model.model.a", said=said), build),
+        run(layer.eval(), build),
+    )
     layer.merge()
     assert torch.allclose(around, run(layer, build), atol=5e-5)
-    if not (config == "OFTConfig" and build is CONV):  # where PEFT folds patches that overlap, and differs from what it merges
+    if not (
+        config == "OFTConfig" and build is CONV
+    ):  # where PEFT folds patches that overlap, and differs from what it merges
         assert torch.allclose(around, unmerged, atol=5e-5)
     assert torch.allclose(ours, layer.get_base_layer().weight, rtol=0, atol=2e-5)
     assert not torch.allclose(module.weight, layer.get_base_layer().weight, atol=1e-3)
@@ -202,23 +248,35 @@ def test_the_settings_that_diffusers_keeps_in_the_header(tmp_path):
     """As its own pipelines save them: each part of the model has its alpha."""
     loaders = pytest.importorskip("diffusers.loaders")
     state = {"a.lora_A.weight": torch.randn(4, 24), "a.lora_B.weight": torch.randn(32, 4)}
-    configs = {part: peft.LoraConfig(r=4, lora_alpha=alpha, target_modules=["a"]).to_dict() for part, alpha in (("unet", 2), ("te", 12))}
+    configs = {
+        part: peft.LoraConfig(r=4, lora_alpha=alpha, target_modules=["a"]).to_dict()
+        for part, alpha in (("unet", 2), ("te", 12))
+    }
     loaders.StableDiffusionLoraLoaderMixin.save_lora_weights(
-        str(tmp_path), unet_lora_layers=state, text_encoder_lora_layers={key: value.clone() for key, value in state.items()},
-        unet_lora_adapter_metadata=configs["unet"], text_encoder_lora_adapter_metadata=configs["te"],
+        str(tmp_path),
+        unet_lora_layers=state,
+        text_encoder_lora_layers={key: value.clone() for key, value in state.items()},
+        unet_lora_adapter_metadata=configs["unet"],
+        text_encoder_lora_adapter_metadata=configs["te"],
     )
     saved, said = load_safetensors(str(tmp_path / "pytorch_lora_weights.safetensors"))
     module = base(LINEAR)
     for part, scale in (("unet", 0.5), ("text_encoder", 3.0)):
         own = {key: value for key, value in saved.items() if key.startswith(f"{part}.")}
         ours, _ = grafted(module, own, name=f"{part}.a", said=said)
-        assert torch.allclose(ours, module.weight + scale * state["a.lora_B.weight"] @ state["a.lora_A.weight"], atol=1e-5)
+        assert torch.allclose(
+            ours, module.weight + scale * state["a.lora_B.weight"] @ state["a.lora_A.weight"], atol=1e-5
+        )
 
 
 def test_pefts_butterfly_of_several_stages():
-    """PEFT applies more than one stage only with its CUDA kernel; its own permutations and rotations, multiplied out here."""
+    """PEFT applies more than one stage only with its CUDA kernel; its own permutations and rotations, multiplied out
+    here.
+    """
     module, generator = base(lambda: nn.Linear(32, 24)), torch.Generator().manual_seed(1)
-    layer = peft.tuners.boft.layer.Linear(base(lambda: nn.Linear(32, 24)), "x", peft.BOFTConfig(boft_block_size=4, boft_block_num=0))
+    layer = peft.tuners.boft.layer.Linear(
+        base(lambda: nn.Linear(32, 24)), "x", peft.BOFTConfig(boft_block_size=4, boft_block_num=0)
+    )
     blocks, rescale = torch.randn(3, 8, 4, 4, generator=generator), torch.rand(24, 1, generator=generator) + 0.5
     product = torch.eye(32)
     for stage in range(3):
@@ -242,11 +300,17 @@ def test_order_counts_where_it_must_and_only_there():
         made = dora["lora_unet_a.dora_scale"].double() * changed / changed.norm(dim=1, keepdim=True)
         return value + 0.7 * (made - value)
 
-    assert torch.allclose(patched(module.weight, [first, second]).double(), with_dora(weight + 0.5 * up @ down), atol=1e-5)
-    assert torch.allclose(patched(module.weight, [second, first]).double(), with_dora(weight) + 0.5 * up @ down, atol=1e-5)
+    assert torch.allclose(
+        patched(module.weight, [first, second]).double(), with_dora(weight + 0.5 * up @ down), atol=1e-5
+    )
+    assert torch.allclose(
+        patched(module.weight, [second, first]).double(), with_dora(weight) + 0.5 * up @ down, atol=1e-5
+    )
 
 
 def test_set_weight_goes_from_the_base_to_its_value():
     module, value = base(LINEAR), torch.randn(32, 24)
     assert torch.allclose(grafted(module, {"lora_unet_a.set_weight": value})[0], value, atol=1e-6)
-    assert torch.allclose(grafted(module, {"lora_unet_a.set_weight": value}, 0.25)[0], torch.lerp(module.weight, value, 0.25), atol=1e-6)
+    assert torch.allclose(
+        grafted(module, {"lora_unet_a.set_weight": value}, 0.25)[0], torch.lerp(module.weight, value, 0.25), atol=1e-6
+    )

@@ -17,7 +17,11 @@ def generator(seed=0):
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_what_the_type_has_stays(dtype):
-    bits = torch.arange(256, dtype=torch.uint8).view(dtype) if dtype.itemsize == 1 else torch.randn(999, generator=generator()).to(dtype)
+    bits = (
+        torch.arange(256, dtype=torch.uint8).view(dtype)
+        if dtype.itemsize == 1
+        else torch.randn(999, generator=generator()).to(dtype)
+    )
     values = bits.float()[bits.float().isfinite()]
     assert torch.equal(stochastic(values, dtype, generator()).float(), values)
 
@@ -34,13 +38,20 @@ def test_a_neighbour_and_the_mean(dtype, scale):
     assert all(len(column.unique()) <= 2 for column in rounded.T)
     two = low < high  # elsewhere the value is so near a neighbour that 400 draws all go there
     assert (low <= values)[two].all() and (high >= values)[two].all() and two.float().mean() > 0.9
-    assert ((rounded.mean(0) - values).abs() <= 0.13 * (high - low))[two].all()  # five standard errors of a coin thrown 400 times
+    assert ((rounded.mean(0) - values).abs() <= 0.13 * (high - low))[
+        two
+    ].all()  # five standard errors of a coin thrown 400 times
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_beyond_the_range(dtype):
     most = torch.finfo(dtype).max
-    assert stochastic(torch.tensor([most, -most, math.inf, -math.inf]), dtype, generator()).float().tolist() == [most, -most, most, -most]
+    assert stochastic(torch.tensor([most, -most, math.inf, -math.inf]), dtype, generator()).float().tolist() == [
+        most,
+        -most,
+        most,
+        -most,
+    ]
 
 
 def test_a_small_change_of_an_fp8_weight_is_not_lost():
@@ -53,9 +64,13 @@ def test_a_small_change_of_an_fp8_weight_is_not_lost():
     assert abs(float(torch.stack(results).mean()) - 0.004) < 0.0005
 
 
-@pytest.mark.parametrize(("change", "nearest", "stochastically"), [(0.001, (0.45, 0.6), (0.99, 1.02)), (0.01, (0.99, 1.01), (0.99, 1.01))])
+@pytest.mark.parametrize(
+    ("change", "nearest", "stochastically"), [(0.001, (0.45, 0.6), (0.99, 1.02)), (0.01, (0.99, 1.01), (0.99, 1.01))]
+)
 def test_what_bfloat16_keeps_of_a_change(change, nearest, stochastically):
-    """The share of a change (its projection) that is left, and the mean error: why nearest is the default, and what the other is for."""
+    """The share of a change (its projection) that is left, and the mean error: why nearest is the default, and what the
+    other is for.
+    """
     draws = generator()
     base = (torch.randn(512, 512, generator=draws) * 0.02).bfloat16()
     layer = LoRA(torch.randn(512, 16, generator=draws), torch.randn(16, 512, generator=draws))

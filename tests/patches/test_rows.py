@@ -20,7 +20,14 @@ def test_a_row_is_a_tuple_of_three_with_extras():
 
 
 def test_defaults_and_rows_that_are_off():
-    parsed = parse(rows({"file": "a"}, {"file": "b", "on": False, "blocks": "1,0"}, {"file": "c", "model": 0.5}, {"file": "d", "clip": 0}))
+    parsed = parse(
+        rows(
+            {"file": "a"},
+            {"file": "b", "on": False, "blocks": "1,0"},
+            {"file": "c", "model": 0.5},
+            {"file": "d", "clip": 0},
+        )
+    )
     assert parsed == [("a", 1.0, 1.0), ("c", 0.5, 0.5), ("d", 1.0, 0.0)]
     assert [row.number for row in parsed] == [1, 3, 4]
     assert parse(EMPTY) == [] == parse("  ")

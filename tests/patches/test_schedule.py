@@ -6,7 +6,8 @@ from graft_nodes.patches.schedule import Clock, Schedule
 
 
 @pytest.mark.parametrize(
-    ("percent", "expected"), [(0.0, 0.0), (0.1, 0.0), (0.2, 0.0), (0.35, 0.5), (0.5, 1.0), (0.7, 1.0), (0.8, 0.25), (1.0, 0.25)]
+    ("percent", "expected"),
+    [(0.0, 0.0), (0.1, 0.0), (0.2, 0.0), (0.35, 0.5), (0.5, 1.0), (0.7, 1.0), (0.8, 0.25), (1.0, 0.25)],
 )
 def test_points(percent, expected):
     schedule = Schedule(((0.2, 0.0), (0.5, 1.0), (0.8, 1.0), (0.8, 0.25)))
@@ -20,7 +21,9 @@ def test_between(start, end):
         assert schedule.at(percent) == float(start <= percent <= end), percent
 
 
-@pytest.mark.parametrize("points", [(), ((0.5, 1.0), (0.2, 1.0)), ((-0.1, 1.0),), ((0.0, 1.0), (1.1, 1.0)), ((0.0, float("nan")),)])
+@pytest.mark.parametrize(
+    "points", [(), ((0.5, 1.0), (0.2, 1.0)), ((-0.1, 1.0),), ((0.0, 1.0), (1.1, 1.0)), ((0.0, float("nan")),)]
+)
 def test_refused(points):
     with pytest.raises(ValueError, match="a schedule needs points"):
         Schedule(points)

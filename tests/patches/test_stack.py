@@ -46,7 +46,10 @@ def test_linear_weights(alpha, count):
 
 def test_convolutions_flatten():
     base = random(8, 6, 3, 3)
-    pieces = [Piece(LoRA(random(8, 4, 1, 1), random(4, 6, 3, 3, seed=1), 4.0), 1.3), Piece(LoRA(random(8, 2), random(2, 54, seed=3)), -0.5)]
+    pieces = [
+        Piece(LoRA(random(8, 4, 1, 1), random(4, 6, 3, 3, seed=1), 4.0), 1.3),
+        Piece(LoRA(random(8, 2), random(2, 54, seed=3)), -0.5),
+    ]
     assert torch.allclose(patched(base, pieces).double(), by_hand(base, pieces), rtol=0, atol=1e-5)
 
 
@@ -62,11 +65,16 @@ def test_tucker_core():
     assert layer.problem((8, 6, 3, 3)) is None
     assert torch.allclose(layer.delta((8, 6, 3, 3)).double(), 2.5 / 5 * expected, rtol=0, atol=1e-5)
     base = random(8, 6, 3, 3, seed=5)
-    assert torch.allclose(patched(base, [Piece(layer, 0.5)]).double(), base.double() + 0.25 * expected, rtol=0, atol=1e-5)
+    assert torch.allclose(
+        patched(base, [Piece(layer, 0.5)]).double(), base.double() + 0.25 * expected, rtol=0, atol=1e-5
+    )
 
 
 def test_differences_and_pairs_together():
-    base, pieces = random(12, 20, seed=8), [Piece(linear(), 0.5), Piece(Diff(random(12, 20, seed=4)), 2.0), Piece(linear(seed=6), -1.0)]
+    base, pieces = (
+        random(12, 20, seed=8),
+        [Piece(linear(), 0.5), Piece(Diff(random(12, 20, seed=4)), 2.0), Piece(linear(seed=6), -1.0)],
+    )
     assert torch.allclose(patched(base, pieces).double(), by_hand(base, pieces), rtol=0, atol=1e-5)
     bias = random(12)
     assert torch.allclose(patched(bias, [Piece(Diff(random(12, seed=1)), 0.5)]), bias + 0.5 * random(12, seed=1))
@@ -76,12 +84,18 @@ def test_differences_and_pairs_together():
 def test_a_part_of_a_fused_weight(part):
     base = random(12, 20, seed=8)
     shape = (4, 20) if part[0] == 0 else (12, 10)
-    pieces = [Piece(linear(*shape, seed=3), 0.8, part), Piece(Diff(random(*shape, seed=5)), 0.3, part), Piece(linear(), 1.0)]
+    pieces = [
+        Piece(linear(*shape, seed=3), 0.8, part),
+        Piece(Diff(random(*shape, seed=5)), 0.3, part),
+        Piece(linear(), 1.0),
+    ]
     assert torch.allclose(patched(base, pieces).double(), by_hand(base, pieces), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("file_dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn])
+@pytest.mark.parametrize(
+    "file_dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn]
+)
 def test_half_precision_is_rounded_once(dtype, file_dtype):
     """Mean error against float64 at most 1% above that of exact arithmetic rounded once, which is the best there is."""
     base = random(96, 160, seed=7, dtype=dtype)
@@ -115,12 +129,19 @@ def test_identity_is_what_the_stack_does():
         return Stack({"a.weight": [Piece(linear(seed=seed), strength)]}, bypass)
 
     assert stack().identity == stack().identity
-    assert len({stack().identity, stack(0.5).identity, stack(seed=3).identity, stack(bypass=["a.weight"]).identity}) == 4
+    assert (
+        len({stack().identity, stack(0.5).identity, stack(seed=3).identity, stack(bypass=["a.weight"]).identity}) == 4
+    )
 
 
 def test_identity_tells_parts_schedules_and_alphas_apart():
     schedules = [Schedule.between(0.2, end) for end in (0.8, 0.9)]
-    made = [Piece(linear(), 1.0), Piece(linear(), 1.0, (0, 0, 12)), Piece(linear(), 1.0, (0, 1, 12)), Piece(linear(alpha=3.0), 1.0)]
+    made = [
+        Piece(linear(), 1.0),
+        Piece(linear(), 1.0, (0, 0, 12)),
+        Piece(linear(), 1.0, (0, 1, 12)),
+        Piece(linear(alpha=3.0), 1.0),
+    ]
     made += [Piece(linear(), 1.0, schedule=schedule) for schedule in schedules]
     assert len({Stack({"a.weight": [piece]}).identity for piece in made}) == len(made)
 
@@ -128,18 +149,29 @@ def test_identity_tells_parts_schedules_and_alphas_apart():
 @pytest.mark.parametrize("file_dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("change", [0.001, 0.01, 0.03, 0.1, 0.5])
 def test_bfloat16_factors_are_as_many_as_it_takes(change, file_dtype):
-    """Whatever the stack's size: the mean error is at most a hundredth of a percent above the least that is possible."""
+    """Whatever the stack's size: the mean error is at most a hundredth of a percent above the least
+    that is possible.
+    """
     base = random(256, 512, seed=7).bfloat16()
     layers = [linear(256, 512, 16, 16.0, seed=5 * n, dtype=file_dtype) for n in range(4)]
     size = float(sum(layer.delta((256, 512)) for layer in layers).norm() / base.float().norm())
     pieces = [Piece(layer, change / size) for layer in layers]
     exact = by_hand(base, pieces)
-    best, error = (exact.bfloat16().double() - exact).abs().mean(), (patched(base, pieces).double() - exact).abs().mean()
+    best, error = (
+        (exact.bfloat16().double() - exact).abs().mean(),
+        (patched(base, pieces).double() - exact).abs().mean(),
+    )
     assert error <= 1.0001 * best
     fused = fuse(pieces, base.shape)
     inner = bfloat16_factors(fused.up, fused.down, base)[0].shape[1]
     most = 2 if file_dtype == torch.bfloat16 else 3
-    fewest, most = {0.001: (64, 64), 0.01: (65, 128), 0.03: (65, 128), 0.1: (128, 64 * most), 0.5: (64 * most, 64 * most)}[change]
+    fewest, most = {
+        0.001: (64, 64),
+        0.01: (65, 128),
+        0.03: (65, 128),
+        0.1: (128, 64 * most),
+        0.5: (64 * most, 64 * most),
+    }[change]
     assert fewest <= inner <= most
 
 
@@ -149,7 +181,9 @@ def test_as_exact_when_the_factors_are_split_in_blocks_of_rows(monkeypatch, dtyp
     exact = by_hand(base, pieces)
     monkeypatch.setattr("graft_nodes.patches.stack._FACTORS", 48 * 7)  # seven rows at a time
     best, error = (exact.to(dtype).double() - exact).abs().mean(), (patched(base, pieces).double() - exact).abs().mean()
-    assert error <= (1.0001 if dtype == torch.bfloat16 else 8) * best  # float32 sums of 48 products are rounded on the way
+    assert (
+        error <= (1.0001 if dtype == torch.bfloat16 else 8) * best
+    )  # float32 sums of 48 products are rounded on the way
 
 
 def test_one_strong_layer_among_weak_ones_gets_its_low_parts_alone():

@@ -6,7 +6,16 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from graft_nodes.patches.todo import DepthReport, Span, ToDoSettings, attention_saving, target_grid, thin, thin_span, thin_span_mask
+from graft_nodes.patches.todo import (
+    DepthReport,
+    Span,
+    ToDoSettings,
+    attention_saving,
+    target_grid,
+    thin,
+    thin_span,
+    thin_span_mask,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,12 +32,19 @@ def tokens_of(image):
 
 def interpolated(image, target, method):
     if method == "blend":
-        return torch.lerp(F.interpolate(image, size=target, mode="nearest"), F.interpolate(image, size=target, mode="area"), 0.5)
+        return torch.lerp(
+            F.interpolate(image, size=target, mode="nearest"), F.interpolate(image, size=target, mode="area"), 0.5
+        )
     return F.interpolate(image, size=target, mode=method)
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.integers(1, 65), st.integers(1, 65), st.sampled_from(FACTORS), st.sampled_from(["nearest-exact", "nearest", "area", "blend"]))
+@given(
+    st.integers(1, 65),
+    st.integers(1, 65),
+    st.sampled_from(FACTORS),
+    st.sampled_from(["nearest-exact", "nearest", "area", "blend"]),
+)
 def test_equal_to_interpolate_bit_for_bit(height, width, factor, method):
     grid, image = (height, width), image_of((height, width))
     target = target_grid(grid, factor)
@@ -58,9 +74,13 @@ SPANS = st.tuples(st.integers(0, 7), st.integers(1, 3), st.integers(1, 9), st.in
 def test_of_a_longer_sequence_only_the_span_is_thinned_frame_by_frame(shape, factor, method, heads):
     before, frames, height, width, after = shape
     span, target = Span(before, frames, (height, width)), target_grid((height, width), factor)
-    tokens = torch.randn(2, 3, before + span.count + after, 4) if heads else torch.randn(2, before + span.count + after, 4)
+    tokens = (
+        torch.randn(2, 3, before + span.count + after, 4) if heads else torch.randn(2, before + span.count + after, 4)
+    )
     first, image, last = tokens.split([before, span.count, after], dim=-2)
-    thinned = [thin(frame.reshape(-1, height * width, 4), span.grid, target, method) for frame in image.chunk(frames, dim=-2)]
+    thinned = [
+        thin(frame.reshape(-1, height * width, 4), span.grid, target, method) for frame in image.chunk(frames, dim=-2)
+    ]
     expected = torch.cat([first, *(frame.reshape(*tokens.shape[:-2], -1, 4) for frame in thinned), last], dim=-2)
     assert torch.equal(thin_span(tokens, span, target, method), expected)
 
@@ -69,7 +89,10 @@ def test_of_a_longer_sequence_only_the_span_is_thinned_frame_by_frame(shape, fac
 def test_a_mask_is_thinned_as_its_keys_are(method):
     span, target = Span(3, 2, (4, 5)), (2, 2)
     keys = torch.arange(46.0).view(1, 46, 1)
-    assert torch.equal(thin_span_mask(keys.transpose(1, 2), span, target, method), thin_span(keys, span, target, method).transpose(1, 2))
+    assert torch.equal(
+        thin_span_mask(keys.transpose(1, 2), span, target, method),
+        thin_span(keys, span, target, method).transpose(1, 2),
+    )
 
 
 def test_the_mask_of_a_mean_is_that_of_its_middle():
@@ -161,8 +184,15 @@ def test_disable_after_share_and_steps():
 
 def test_identity_tells_settings_apart():
     assert ToDoSettings.parse(2.0, 2).identity == ToDoSettings.parse(1.0, 1, "2 2").identity
-    changes = [{}, {"factors": (2.5,)}, {"method": "area"}, {"start_percent": 0.1}, {"end_percent": 0.9}, {"phase": "training"},
-               {"disable_after": 0.5}]  # fmt: skip
+    changes = [
+        {},
+        {"factors": (2.5,)},
+        {"method": "area"},
+        {"start_percent": 0.1},
+        {"end_percent": 0.9},
+        {"phase": "training"},
+        {"disable_after": 0.5},
+    ]
     assert len(changes) == len([each for each in dataclasses.fields(ToDoSettings) if each.compare]) + 1
     assert len({ToDoSettings(**{"factors": (2.0,), **change}).identity for change in changes}) == len(changes)
 
@@ -175,11 +205,16 @@ def test_saving_counts_queries_times_keys():
 
 def test_saving_weighs_depths_by_their_width():
     """Products of queries and keys are sums over the width: SDXL's second depth has twice the first one's."""
-    rows = [DepthReport(1, 2.0, (8, 8), (4, 4), 10, 0, width=640), DepthReport(2, 1.0, (4, 4), (4, 4), 0, 60, width=1280)]
+    rows = [
+        DepthReport(1, 2.0, (8, 8), (4, 4), 10, 0, width=640),
+        DepthReport(2, 1.0, (4, 4), (4, 4), 0, 60, width=1280),
+    ]
     full, kept = 10 * 64 * 64 * 640 + 60 * 16 * 16 * 1280, 10 * 64 * 16 * 640 + 60 * 16 * 16 * 1280
     assert attention_saving(rows) == pytest.approx(1 - kept / full)
 
 
-@pytest.mark.parametrize(("side", "factor", "expected"), [(66, 2.2, 30), (33, 1.1, 30), (81, 2.7, 30), (65, 2.2, 29), (7, 16.0, 1)])
+@pytest.mark.parametrize(
+    ("side", "factor", "expected"), [(66, 2.2, 30), (33, 1.1, 30), (81, 2.7, 30), (65, 2.2, 29), (7, 16.0, 1)]
+)
 def test_a_factor_is_the_decimal_that_was_typed(side, factor, expected):
     assert target_grid((side, side), factor) == (expected, expected)

@@ -1,4 +1,6 @@
-"""The ledger: whatever comes and goes, in any order, the base is there again, bit for bit, and live is base + what is on it."""
+"""The ledger: whatever comes and goes, in any order, the base is there again, bit for bit, and live is base + what is
+on it.
+"""
 
 import gc
 import itertools
@@ -53,7 +55,9 @@ class Snapshot:
 
     def check(self, of):
         now = Snapshot(of)
-        assert now.bytes.keys() == self.bytes.keys() and all(torch.equal(now.bytes[name], self.bytes[name]) for name in self.bytes)
+        assert now.bytes.keys() == self.bytes.keys() and all(
+            torch.equal(now.bytes[name], self.bytes[name]) for name in self.bytes
+        )
         assert (now.objects, now.attributes, now.hooks) == (self.objects, self.attributes, self.hooks)
 
 
@@ -66,7 +70,11 @@ def expected(base, stacks, x):
             if not piece.layer.additive:
                 parameter += piece.strength * (piece.layer.made(parameter.float()) - parameter)
                 continue
-            change = piece.layer.diff if isinstance(piece.layer, Diff) else piece.layer.up.double() @ piece.layer.down.double()
+            change = (
+                piece.layer.diff
+                if isinstance(piece.layer, Diff)
+                else piece.layer.up.double() @ piece.layer.down.double()
+            )
             parameter += piece.strength * change
     return by_hand(x.double())
 
@@ -133,7 +141,9 @@ def test_memory_is_used_again_when_the_recipe_changes():
 
 
 def test_another_stack_takes_over_the_memory():
-    """A changed strength is another stack: the model's patched weights are held once, whatever stacks wait for their turn."""
+    """A changed strength is another stack: the model's patched weights are held once, whatever stacks wait for their
+    turn.
+    """
     of, one, two = model(), stack(model(), NAMES), stack(model(), NAMES, 0, 0.25)
     x, base = torch.randn(2, 6), Snapshot(of).bytes
     attach(of, "a", [one])
@@ -148,7 +158,9 @@ def test_another_stack_takes_over_the_memory():
 
 
 def test_memory_that_some_weights_share_goes_when_others_leave_it(monkeypatch):
-    """One mapping is held by the last of its weights: a weight that stays must not keep the memory of those that have gone."""
+    """One mapping is held by the last of its weights: a weight that stays must not keep the memory of those that have
+    gone.
+    """
     mappings = []
 
     class Mapping(bytearray):
@@ -389,7 +401,12 @@ def test_plan():
     pieces = stack(of, NAMES).pieces
     others = {"3.weight": [Piece(Set(torch.ones_like(of.get_parameter("3.weight"))), 1.0)]}
     assert plan(of, pieces, "auto") == (list(NAMES), [], [], {})
-    assert plan(of, pieces, "bypass") == (["3.weight"], ["0.weight", "2.weight"], [], {"merged because LayerNorm has no bypass": 1})
+    assert plan(of, pieces, "bypass") == (
+        ["3.weight"],
+        ["0.weight", "2.weight"],
+        [],
+        {"merged because LayerNorm has no bypass": 1},
+    )
     left = "through ComfyUI's own patches because LayerNorm has no bypass and paged"
     for mode in ("auto", "bypass"):
         merge, bypass, by_host, reasons = plan(of, pieces, mode, "paged")
@@ -397,7 +414,9 @@ def test_plan():
         norms = {f"{number}.weight": pieces["3.weight"] for number in range(2)}
         more = plan(nn.Sequential(nn.LayerNorm(4), nn.GroupNorm(2, 4)), norms, mode, "paged")
         assert more.reasons == {left: 1, left.replace("LayerNorm", "GroupNorm"): 1}
-        with pytest.raises(ValueError, match=r"3\.weight: cannot be merged, paged, and LayerNorm has no bypass; use mode host"):
+        with pytest.raises(
+            ValueError, match=r"3\.weight: cannot be merged, paged, and LayerNorm has no bypass; use mode host"
+        ):
             plan(of, others, mode, "paged")
     of[0].weight.data = of[0].weight.data.to(torch.float8_e4m3fn)
     merge, bypass, by_host, reasons = plan(of, pieces, "auto")
@@ -405,7 +424,9 @@ def test_plan():
     assert reasons == {"at the activations because its type is torch.float8_e4m3fn": 1}
     assert plan(of, pieces, "merge") == (list(NAMES), [], [], {})  # fp8 is merged where that is asked for
     of[0].scale_weight = torch.ones(1)
-    with pytest.raises(ValueError, match=r"0\.weight: cannot be merged, it is quantised \(scale_weight\); use mode auto"):
+    with pytest.raises(
+        ValueError, match=r"0\.weight: cannot be merged, it is quantised \(scale_weight\); use mode auto"
+    ):
         plan(of, pieces, "merge")
 
 
@@ -517,7 +538,10 @@ def test_quantised_weights_are_patched_at_the_activations():
     assert weights.shapes(of)["0.weight"] == (8, 6) and weights.shapes(of)["2.weight"] == (5, 8)
     merge, bypass, _, reasons = plan(of, one.pieces, "auto")
     assert (merge, bypass) == (["3.weight"], ["0.weight", "2.weight"])
-    assert reasons == {"at the activations because it is quantised (weight_scale)": 1, "at the activations because it is a Packed": 1}
+    assert reasons == {
+        "at the activations because it is quantised (weight_scale)": 1,
+        "at the activations because it is a Packed": 1,
+    }
     del of[3], of[2]
     before = Snapshot(of)
     wanted = of[0](x) + 0.5 * x @ (one.pieces["0.weight"][0].layer.up @ one.pieces["0.weight"][0].layer.down).T

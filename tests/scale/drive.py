@@ -1,7 +1,9 @@
-"""The command line as a rank of torchrun, with nodes that say where they ran, and a rank that kills itself when it is told to.
+"""The command line as a rank of torchrun, with nodes that say where they ran, and a rank that kills itself when it is
+told to.
 
-GRAFT_KILL=ATTEMPT:RANK:STEP:WHERE ends that rank with SIGKILL in that attempt, at that step: `inside` a collective, or `outside`; `asked`
-is SIGTERM."""
+GRAFT_KILL=ATTEMPT:RANK:STEP:WHERE ends that rank with SIGKILL in that attempt, at that step: `inside` a collective, or
+`outside`; `asked` is SIGTERM.
+"""
 
 import os
 import signal
@@ -76,7 +78,9 @@ def arm() -> None:
 
 
 def kill_at(last: int, inside: bool, how: signal.Signals) -> None:
-    """End this process when its gradients are to leave for that time: just before, or when the others wait for the rest of them."""
+    """End this process when its gradients are to leave for that time: just before, or when the others wait for the rest
+    of them.
+    """
     gradients = sys.modules[next(name for name in sys.modules if name.endswith(".training.gradients"))]
     real, times = gradients._Bucket.launch, []
 

@@ -43,8 +43,11 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
-def together(size: int, act: Callable[[int], object], patience: float = 60.0, kill: tuple[int, float] | None = None) -> list[object]:
-    """What `act(rank)` gives on each rank of a group, as JSON; an exception is {"error", "kind", "rank"}, a killed rank its signal.
+def together(
+    size: int, act: Callable[[int], object], patience: float = 60.0, kill: tuple[int, float] | None = None
+) -> list[object]:
+    """What `act(rank)` gives on each rank of a group, as JSON; an exception is {"error", "kind", "rank"}, a killed rank
+    its signal.
 
     `kill` is a rank that gets SIGKILL, whatever it does, so many seconds after the start.
     """
@@ -103,7 +106,9 @@ def bytes_of(state: TrainState) -> str:
     return digest.hexdigest()
 
 
-def train(state: TrainState, dataset, steps: int, watch: Watch | None = None, folder: Path | None = None, denoiser=None) -> TrainState:
+def train(
+    state: TrainState, dataset, steps: int, watch: Watch | None = None, folder: Path | None = None, denoiser=None
+) -> TrainState:
     """`steps` further, as TrainStep goes."""
     kept = None if folder is None else store.Store(folder, "run")
     return runs.run(state, steps, lambda: nullcontext(denoiser or Lab.Flow()), dataset, kept, watch, "best").state
@@ -165,7 +170,9 @@ def equal(root: Path) -> dict:
 
 
 def measured(root: Path) -> dict:
-    """What a rank hands to collectives, step by step, and when gradients leave: buckets before the last gradient is made."""
+    """What a rank hands to collectives, step by step, and when gradients leave: buckets before the last gradient is
+    made.
+    """
     gradients.BUCKET = 64
     state, dataset = plain(2, ema=False)
     size = sum(t.numel() * t.element_size() for t in state.trained.values())
@@ -213,7 +220,9 @@ def handed_otherwise() -> dict:
             train(state, dataset, 2)
             return {**group.sent, **counts}
 
-        trained, model = (sum(t.numel() for t in tensors) * 4 for tensors in (state.trained.values(), Lab.Flow().module.parameters()))
+        trained, model = (
+            sum(t.numel() for t in tensors) * 4 for tensors in (state.trained.values(), Lab.Flow().module.parameters())
+        )
         found[name] = {"trained": trained, "model": model, "ranks": together(size, act)}
     return found
 
@@ -221,10 +230,19 @@ def handed_otherwise() -> dict:
 def shape_of(module: torch.nn.Module) -> list:
     """What must be the same again: classes, attributes, parameters and hooks of every part."""
     return [
-        (name, type(part), sorted(part.__dict__), [id(p) for p in part._parameters.values()], [id(b) for b in part._buffers.values()],
-         len(part._forward_hooks), len(part._forward_pre_hooks), len(part._state_dict_hooks), len(part._load_state_dict_post_hooks))
+        (
+            name,
+            type(part),
+            sorted(part.__dict__),
+            [id(p) for p in part._parameters.values()],
+            [id(b) for b in part._buffers.values()],
+            len(part._forward_hooks),
+            len(part._forward_pre_hooks),
+            len(part._state_dict_hooks),
+            len(part._load_state_dict_post_hooks),
+        )
         for name, part in module.named_modules()
-    ]  # fmt: skip
+    ]
 
 
 class Uneven(Lab.Net):
@@ -239,7 +257,9 @@ class Uneven(Lab.Net):
 
 
 class Skipping(Lab.Net):
-    """A network that reads what goes into a block, which reads it twice, again after it: gradients of three parts, whose order counts."""
+    """A network that reads what goes into a block, which reads it twice, again after it: gradients of three parts,
+    whose order counts.
+    """
 
     def __init__(self):
         super().__init__(32)
@@ -264,7 +284,9 @@ def skipping(accumulation: int, adapter: AdapterSettings, **optimizer):
 def uneven(accumulation: int, **optimizer):
     """Whole weights of such a network."""
     dataset = Lab.pictures(held_out=[9])
-    made = Lab.state(Lab.Flow(Uneven()), dataset, WHOLE, False, accumulation=accumulation, batch_size=2, total_steps=100, **optimizer)
+    made = Lab.state(
+        Lab.Flow(Uneven()), dataset, WHOLE, False, accumulation=accumulation, batch_size=2, total_steps=100, **optimizer
+    )
     return made, dataset
 
 
@@ -294,7 +316,9 @@ def sharded(root: Path) -> dict:
 
             def counted(*arguments):
                 if not parts:
-                    parts.append(sum(p.to_local().numel() for p in denoiser.module.parameters() if hasattr(p, "to_local")))
+                    parts.append(
+                        sum(p.to_local().numel() for p in denoiser.module.parameters() if hasattr(p, "to_local"))
+                    )
                 return held(*arguments)
 
             denoiser.denoise = counted
@@ -305,9 +329,13 @@ def sharded(root: Path) -> dict:
                 "far": max(float((ours[name].float() - theirs[name].float()).abs().max()) for name in theirs),
                 "same": ours.keys() == theirs.keys() and end.key == alone.key,
                 "bytes": bytes_of(end) == bytes_of(alone),
-                "held": parts[0], "of": sum(p.numel() for p in denoiser.module.parameters()), "back": shape_of(denoiser.module) == before,
+                "held": parts[0],
+                "of": sum(p.numel() for p in denoiser.module.parameters()),
+                "back": shape_of(denoiser.module) == before,
                 "loss": max(abs(a - b) for a, b in zip(end.history.loss, alone.history.loss, strict=True)),
-                "validated": [step for step, _ in end.history.validation] == [step for step, _ in alone.history.validation],
+                "validated": (
+                    [step for step, _ in end.history.validation] == [step for step, _ in alone.history.validation]
+                ),
             }
 
         found[name] = together(size, act)
@@ -341,7 +369,9 @@ def disk_that_fills(folder: Path, rate: dict) -> dict:
 
 
 def turns() -> list:
-    """Which block takes its weights for the backward pass of a step, and which gives them back, on each of two ranks."""
+    """Which block takes its weights for the backward pass of a step, and which gives them back, on each
+    of two ranks.
+    """
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
     state, dataset = skipping(2, WHOLE)
@@ -390,7 +420,12 @@ def snapshots_together(folder: Path, adapter: AdapterSettings, rate: dict) -> di
             return max(float((end[name].float() - theirs[name].float()).abs().max()) for name in theirs)
 
         ends.append(together(size, on))
-    return {"told": told, "files": files, "ends": ends, "left": sorted(path.name for path in folder.with_name("on 2").rglob("state*"))}
+    return {
+        "told": told,
+        "files": files,
+        "ends": ends,
+        "left": sorted(path.name for path in folder.with_name("on 2").rglob("state*")),
+    }
 
 
 def average_only(accumulation: int, adapter: AdapterSettings, **optimizer):
@@ -401,7 +436,9 @@ def average_only(accumulation: int, adapter: AdapterSettings, **optimizer):
 
 
 def failing(root: Path) -> dict:
-    """An error of one rank, wherever it is made: what each of three ranks ends with, and what the first one has kept."""
+    """An error of one rank, wherever it is made: what each of three ranks ends with, and what the first
+    one has kept.
+    """
     state, dataset = plain(3, ema=False)
     state = replace(state, run="run")
     found = {}
@@ -425,7 +462,10 @@ def failing(root: Path) -> dict:
 
     full = OSError(28, "No space left on device")
     attempt("after a step", lambda rank, to: train(state, dataset, 9, stepping(rank, 4, 1, full), to).step)
-    attempt("interrupted", lambda rank, to: train(state, dataset, 9, stepping(rank, 4, 2, Interrupted("asked to stop")), to).step)
+    attempt(
+        "interrupted",
+        lambda rank, to: train(state, dataset, 9, stepping(rank, 4, 2, Interrupted("asked to stop")), to).step,
+    )
     attempt("after the last step", lambda rank, to: train(state, dataset, 9, stepping(rank, 9, 2, full), to).step)
 
     def in_backward(rank: int, folder: Path) -> object:
@@ -462,7 +502,9 @@ def failing(root: Path) -> dict:
     attempt("cannot open", cannot_open)
 
     def another(rank: int, folder: Path) -> object:
-        return train(state if rank != 1 else replace(state, start=replace(state.start, seed=4)), dataset, 9, None, folder).step
+        return train(
+            state if rank != 1 else replace(state, start=replace(state.start, seed=4)), dataset, 9, None, folder
+        ).step
 
     attempt("another seed", another)
 
@@ -490,7 +532,9 @@ def failing(root: Path) -> dict:
 
 
 def killed(root: Path) -> dict:
-    """One job of two ranks that is started again after each of 20 kills, ten of them inside a collective and ten at any moment."""
+    """One job of two ranks that is started again after each of 20 kills, ten of them inside a collective and ten at any
+    moment.
+    """
     draw, steps, progress, ends = random.Random(0), 250, [], []
     state, dataset = plain(2)
     alone = bytes_of(train(state, dataset, steps, WATCH))
@@ -518,7 +562,13 @@ def killed(root: Path) -> dict:
         kill = (who, at) if inside is None else None
         ends.append(together(2, lambda rank, w=who, i=inside: job(rank, i if rank == w else None), kill=kill))
         progress.append(max((json.loads(path.read_bytes())["step"] for path in root.rglob("state.json")), default=0))
-    return {"ends": ends, "progress": progress, "steps": steps, "alone": alone, "last": together(2, lambda rank: job(rank, None))}
+    return {
+        "ends": ends,
+        "progress": progress,
+        "steps": steps,
+        "alone": alone,
+        "last": together(2, lambda rank: job(rank, None)),
+    }
 
 
 if __name__ == "__main__":
@@ -527,4 +577,10 @@ if __name__ == "__main__":
     train(*plain(1), 1, WATCH)
     for name in ("torch.distributed.fsdp", "torch.distributed.tensor"):
         importlib.import_module(name)
-    print(json.dumps({"equal": equal, "measured": measured, "failing": failing, "killed": killed, "sharded": sharded}[sys.argv[2]](place)))
+    print(
+        json.dumps(
+            {"equal": equal, "measured": measured, "failing": failing, "killed": killed, "sharded": sharded}[
+                sys.argv[2]
+            ](place)
+        )
+    )

@@ -18,32 +18,46 @@ WHOLE = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT
 def test_the_environment_of_torchrun_says_where_a_process_stands():
     assert ranks.place(WHOLE) == ranks.Place(1, 4, 1)
     assert ranks.place({}) is None
-    assert ranks.place({"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}) is None  # a cluster's scripts set these for others
+    assert (
+        ranks.place({"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}) is None
+    )  # a cluster's scripts set these for others
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"MASTER_ADDR": ""}, "MASTER_ADDR is missing"), ({"RANK": ""}, "RANK is missing"), ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0'"),
-        ({"WORLD_SIZE": "none"}, "WORLD_SIZE is 'none'"), ({"RANK": "4"}, "RANK is 4 and WORLD_SIZE 4"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR is missing"),
+        ({"RANK": ""}, "RANK is missing"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0'"),
+        ({"WORLD_SIZE": "none"}, "WORLD_SIZE is 'none'"),
+        ({"RANK": "4"}, "RANK is 4 and WORLD_SIZE 4"),
         ({"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1'"),
     ],
-)  # fmt: skip
+)
 def test_an_environment_that_is_not_whole_is_refused(change, said):
     with pytest.raises(HostError, match=said):
         ranks.place({**WHOLE, **change})
 
 
-@pytest.mark.parametrize(("command", "said"), [(["run", "x.json"], "MASTER_ADDR is missing"), (["editor"], "MASTER_ADDR is missing")])
+@pytest.mark.parametrize(
+    ("command", "said"), [(["run", "x.json"], "MASTER_ADDR is missing"), (["editor"], "MASTER_ADDR is missing")]
+)
 def test_the_command_says_so(command, said, tmp_path):
     environment = {"RANK": "0", "WORLD_SIZE": "2", "PATH": "", "MASTER_PORT": "1"}
-    done = subprocess.run([sys.executable, "-m", "graft_nodes", *command], capture_output=True, text=True, env=environment, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "graft_nodes", *command], capture_output=True, text=True, env=environment, cwd=tmp_path
+    )
     assert done.returncode == 1 and said in done.stderr and "torchrun --nproc-per-node 2" in done.stderr
 
 
 def test_the_editor_is_one_process(tmp_path):
-    done = subprocess.run([sys.executable, "-m", "graft_nodes", "editor"], capture_output=True, text=True, env={**WHOLE, "PATH": ""},
-                          cwd=tmp_path)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "graft_nodes", "editor"],
+        capture_output=True,
+        text=True,
+        env={**WHOLE, "PATH": ""},
+        cwd=tmp_path,
+    )
     assert done.returncode == 1 and "the editor is one process" in done.stderr
 
 
@@ -52,11 +66,16 @@ def node(kind, **inputs):
 
 
 KINDS = {
-    "Load": ("MODEL", "CLIP"), "Text": ("CONDITIONING",), "Number": ("INT",), "Merge": ("MODEL", "STRING"),
+    "Load": ("MODEL", "CLIP"),
+    "Text": ("CONDITIONING",),
+    "Number": ("INT",),
+    "Merge": ("MODEL", "STRING"),
     "Stack": ("LORA_STACK", "STRING"),
-    "Start": ("TRAIN_STATE", "STRING"), "TrainStep": ("TRAIN_STATE", "MODEL", "CLIP", "LORA_MODEL", "LOSS_MAP", "STRING"),
-    "Sample": ("LATENT",), "Picture": ("IMAGE",),
-}  # fmt: skip
+    "Start": ("TRAIN_STATE", "STRING"),
+    "TrainStep": ("TRAIN_STATE", "MODEL", "CLIP", "LORA_MODEL", "LOSS_MAP", "STRING"),
+    "Sample": ("LATENT",),
+    "Picture": ("IMAGE",),
+}
 
 
 def look_up(kind):
@@ -72,7 +91,14 @@ GRAPH = {
     "seed": node("Number"),
     "steps": node("Number", latent=["latent", 0]),
     "start": node("Start", model=["merge", 0], seed=["seed", 0]),
-    "one": node("TrainStep", state=["start", 0], steps=["steps", 0], positive=["prompt", 0], latent=["latent", 0], preview_every=5),
+    "one": node(
+        "TrainStep",
+        state=["start", 0],
+        steps=["steps", 0],
+        positive=["prompt", 0],
+        latent=["latent", 0],
+        preview_every=5,
+    ),
     "two": node("TrainStep", state=["one", 0], steps=3),
     "sample": node("Sample", model=["two", 1], positive=["prompt", 0]),
     "picture": node("Picture", latent=["sample", 0]),
@@ -82,7 +108,11 @@ GRAPH = {
 def test_live_things_are_made_everywhere_and_plain_results_are_sent():
     everywhere, sent = sharing.sent(GRAPH, sharing.trained(GRAPH, ["picture", "one"]), look_up)
     assert everywhere == {"one", "two", "start", "merge", "load"}
-    assert sent == {"stack": [0], "seed": [0], "steps": [0]}  # and nothing that these stand on, nor what only previews need
+    assert sent == {
+        "stack": [0],
+        "seed": [0],
+        "steps": [0],
+    }  # and nothing that these stand on, nor what only previews need
 
 
 def test_the_first_rank_sends_what_the_others_take():
@@ -110,7 +140,11 @@ def test_values_travel_as_they_are():
     assert back[0]["more"] == value[0]["more"] and back[0][3] == "three"
     assert back[1][0][1]["pooled"].shape == (0, 4) and back[1][0][1]["mask"].dtype == torch.bool
     (row,) = back[2]
-    assert row == value[2][0] and (row.blocks, row.schedule, row.partial) == ("IN=0", "0.2-0.8", True) and isinstance(row, StackRow)
+    assert (
+        row == value[2][0]
+        and (row.blocks, row.schedule, row.partial) == ("IN=0", "0.2-0.8", True)
+        and isinstance(row, StackRow)
+    )
 
 
 def test_what_is_alive_is_refused_with_its_place():

@@ -21,11 +21,20 @@ def failing(found):
 @pytest.mark.parametrize(
     "run",
     [
-        "2 ranks, accumulation 2", "4 ranks, accumulation 4", "2 ranks, accumulation 4", "2 ranks, accumulation 3", "pictures of two sizes",
-        "full weights", "dropout, full-bf16", "fp16", "the average takes over", "slices", "slices, dropout",
+        "2 ranks, accumulation 2",
+        "4 ranks, accumulation 4",
+        "2 ranks, accumulation 4",
+        "2 ranks, accumulation 3",
+        "pictures of two sizes",
+        "full weights",
+        "dropout, full-bf16",
+        "fp16",
+        "the average takes over",
+        "slices",
+        "slices, dropout",
         "ranks that come and go",
     ],
-)  # fmt: skip
+)
 def test_ranks_give_the_bytes_of_one_process_that_accumulates(equal, run):
     alone, *ranks = equal[run]
     assert len(alone) == 64 and ranks == [alone] * len(ranks) and len(ranks) >= 2
@@ -39,27 +48,41 @@ def test_a_step_sends_the_gradients_once(measured):
 def test_slices_go_out_once_and_come_back_once(measured):
     found = measured["others"]["slices"]
     for rank in found["ranks"]:
-        assert found["trained"] <= rank["gradients"] / 2 <= found["trained"] + 16 * 3 * 4  # each bucket is made a multiple of three
+        assert (
+            found["trained"] <= rank["gradients"] / 2 <= found["trained"] + 16 * 3 * 4
+        )  # each bucket is made a multiple of three
         assert rank["sums"] * 3 == rank["gradients"]
 
 
 def test_a_model_that_is_held_together_is_gathered_twice_a_step(measured):
     found = measured["others"]["shard, adapters"]
     for rank in found["ranks"]:
-        assert rank["gathered"] / 2 == 2 * found["model"] / 2 and rank["scattered"] == 0 and rank["gradients"] / 2 == found["trained"]
+        assert (
+            rank["gathered"] / 2 == 2 * found["model"] / 2
+            and rank["scattered"] == 0
+            and rank["gradients"] / 2 == found["trained"]
+        )
 
 
 def test_gradients_of_whole_weights_are_sent_once_a_step(measured):
     found = measured["others"]["shard, full"]
     for rank in found["ranks"]:
-        assert rank["gathered"] / 2 == 2 * found["model"] / 4 and rank["gradients"] / 2 == found["trained"] and rank["scattered"] == 0
-        assert found["trained"] / 4 <= rank["norms"] / 2 <= found["trained"] / 2  # its rows once more, and how much that was
+        assert (
+            rank["gathered"] / 2 == 2 * found["model"] / 4
+            and rank["gradients"] / 2 == found["trained"]
+            and rank["scattered"] == 0
+        )
+        assert (
+            found["trained"] / 4 <= rank["norms"] / 2 <= found["trained"] / 2
+        )  # its rows once more, and how much that was
 
 
 def test_what_else_a_step_sends_is_small(measured):
     bits = -(-measured["tensors"] // 8)
     for rank in measured["ranks"]:
-        steps = rank["sent"]["control"] - 10 * (10 + bits)  # flags and loss, and a bit a tensor; the rest is said once a call
+        steps = rank["sent"]["control"] - 10 * (
+            10 + bits
+        )  # flags and loss, and a bit a tensor; the rest is said once a call
         assert 0 <= steps <= 10 * 1024
 
 
@@ -68,7 +91,9 @@ def test_gradients_leave_while_the_backward_pass_still_runs(measured):
         order = rank["order"]
         assert order.count("made") == measured["tensors"] and order.count("leaves") > 3
         last = len(order) - 1 - order[::-1].index("made")
-        assert order[:last].count("leaves") >= order.count("leaves") // 2, order  # of two blocks the second's are on their way
+        assert order[:last].count("leaves") >= order.count("leaves") // 2, (
+            order
+        )  # of two blocks the second's are on their way
 
 
 def test_the_report_says_what_was_sent(measured):
@@ -83,7 +108,12 @@ def killed(found):
 
 def test_twenty_kills_each_end_the_job_and_cost_no_byte_of_its_result(killed):
     assert [sorted(kinds(end), key=str)[0] for end in killed["ends"]] == [-9] * 20
-    assert {kind for end in killed["ends"] for kind in kinds(end)} - {-9, "Lost", "DistStoreError", "DistNetworkError"} == set()
+    assert {kind for end in killed["ends"] for kind in kinds(end)} - {
+        -9,
+        "Lost",
+        "DistStoreError",
+        "DistNetworkError",
+    } == set()
     assert killed["progress"] == sorted(killed["progress"]) and 0 < killed["progress"][-1] < killed["steps"]
     assert len(set(killed["progress"])) > 8 and killed["last"] == [killed["alone"]] * 2
 

@@ -39,7 +39,10 @@ def test_a_fused_backward_pass_is_for_one_process():
 
 def test_what_can_be_divided_is_taken():
     sharding.check(state(), Two())
-    sharding.check(state(AdapterSettings(kind="full"), EMASettings(), precision="bf16", offload="optimizer", optimizer="lion"), Two())
+    sharding.check(
+        state(AdapterSettings(kind="full"), EMASettings(), precision="bf16", offload="optimizer", optimizer="lion"),
+        Two(),
+    )
 
 
 FULL = AdapterSettings(kind="full")
@@ -48,7 +51,8 @@ FULL = AdapterSettings(kind="full")
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"accumulation": 3}, "accumulation 3 is no multiple of 2 ranks"), ({"offload": "layers"}, "offload layers"),
+        ({"accumulation": 3}, "accumulation 3 is no multiple of 2 ranks"),
+        ({"offload": "layers"}, "offload layers"),
         ({"offload": "activations"}, "offload activations"),
         ({"adapter": FULL, "optimizer": "muon"}, "optimizer muon needs whole tensors: use one of adamw"),
         ({"adapter": FULL, "precision": "full-bf16"}, "precision full-bf16"),
@@ -56,7 +60,7 @@ FULL = AdapterSettings(kind="full")
         ({"adapter": AdapterSettings(kind="full", text_encoder=True)}, "the text encoder is not divided"),
         ({"adapter": FULL, "objective": ObjectiveSettings(prior="output-preservation")}, "prior output-preservation"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_is_named(settings, said):
     with pytest.raises(ValueError, match=said):
         sharding.check(state(**settings), Two())
@@ -71,7 +75,9 @@ def test_fewer_rows_than_ranks_are_named():
 
 def test_everything_that_cannot_is_said_at_once():
     with pytest.raises(ValueError) as raised:
-        sharding.check(state(AdapterSettings(kind="full"), accumulation=3, optimizer="prodigy", precision="fp16"), Two())
+        sharding.check(
+            state(AdapterSettings(kind="full"), accumulation=3, optimizer="prodigy", precision="fp16"), Two()
+        )
     assert all(word in str(raised.value) for word in ("accumulation 3", "prodigy", "fp16"))
 
 
@@ -80,4 +86,3 @@ def test_a_number_of_ranks_is_a_whole_number():
     for text in ("0", "-2", "two", "1.5"):
         with pytest.raises(argparse.ArgumentTypeError, match="expected a whole number, 1 or more"):
             command._count(text)
-

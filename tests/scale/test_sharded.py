@@ -33,7 +33,9 @@ def test_whole_weights_have_its_very_bytes_where_each_rank_has_more_than_a_row_o
 def test_each_rank_holds_its_share_and_the_model_is_as_before(sharded, run):
     ranks = sharded[run]
     assert sum(rank["held"] for rank in ranks) == ranks[0]["of"] and all(rank["back"] for rank in ranks)
-    assert max(rank["held"] for rank in ranks) <= 1.5 * ranks[0]["of"] / len(ranks)  # rows are whole: of four, ranks of three have 2, 2, 0
+    assert max(rank["held"] for rank in ranks) <= 1.5 * ranks[0]["of"] / len(
+        ranks
+    )  # rows are whole: of four, ranks of three have 2, 2, 0
 
 
 def test_a_block_gives_its_weights_back_before_the_one_before_takes_its_own(sharded):
@@ -43,7 +45,11 @@ def test_a_block_gives_its_weights_back_before_the_one_before_takes_its_own(shar
 def test_a_snapshot_is_written_by_all_ranks_and_goes_on_on_any_number_of_them(sharded):
     end = sharded["snapshots"]
     assert [one["kind"] for one in end["told"]] == ["Elsewhere", "OSError"]
-    assert end["files"] == ["state-00000006-00001-of-00002.safetensors", "state-00000006-00002-of-00002.safetensors", "state.json"]
+    assert end["files"] == [
+        "state-00000006-00001-of-00002.safetensors",
+        "state-00000006-00002-of-00002.safetensors",
+        "state.json",
+    ]
     for far in end["ends"]:
         assert len(far) in (1, 2, 4) and max(far) <= 1e-6
     assert end["left"] == ["state.json", "state.safetensors"]  # of the result; the snapshot is gone
@@ -51,5 +57,7 @@ def test_a_snapshot_is_written_by_all_ranks_and_goes_on_on_any_number_of_them(sh
 
 def test_a_disk_that_fills_on_one_rank_ends_all_and_the_snapshot_before_goes_on(sharded):
     end = sharded["full disk"]
-    assert [one["kind"] for one in end["told"]] == ["Elsewhere", "OSError"] and "No space left" in end["told"][0]["error"]
+    assert [one["kind"] for one in end["told"]] == ["Elsewhere", "OSError"] and "No space left" in end["told"][0][
+        "error"
+    ]
     assert end["kept"] == 3 and end["whole"] and end["again"] == [True, True]

@@ -1,4 +1,6 @@
-"""Whole workflows under torchrun: any workflow runs, ranks share what they must, a killed rank costs nothing, errors are named."""
+"""Whole workflows under torchrun: any workflow runs, ranks share what they must, a killed rank costs nothing, errors
+are named.
+"""
 
 import contextlib
 import json
@@ -38,27 +40,44 @@ def alone(tmp_path_factory, pictures):
 
 
 def workflow(**changes):
-    """Two training steps in a row on four pictures, an average merged and saved, losses told; `node_input` changes a value."""
+    """Two training steps in a row on four pictures, an average merged and saved, losses told; `node_input` changes a
+    value.
+    """
     graph = {
         "demo": ("GraftDemo", {}),
         "fails": ("TestFails", {"model": ["demo", 0], "rank": ""}),
         "drawn": ("TestDrawn", {"told": ""}),
-        "data": ("GraftDataset", {"folder": "pictures", "vae": ["demo", 2], "clip": ["demo", 1], "resolution": 64, "validation": 0.0}),
+        "data": (
+            "GraftDataset",
+            {"folder": "pictures", "vae": ["demo", 2], "clip": ["demo", 1], "resolution": 64, "validation": 0.0},
+        ),
         "adapter": ("GraftAdapter", {"rank": 2}),
         "optimizer": ("GraftOptimizer", {"learning_rate": 1e-3, "batch_size": 1, "accumulation": 1, "total_steps": 8}),
         "ema": ("GraftEMA", {"schedule": "ramp"}),
-        "start": ("GraftTrainStart", {"model": ["fails", 0], "dataset": ["data", 0], "adapter": ["adapter", 0], "seed": ["drawn", 0],
-                                      "optimizer": ["optimizer", 0], "ema": ["ema", 0], "run": "run"}),
+        "start": (
+            "GraftTrainStart",
+            {
+                "model": ["fails", 0],
+                "dataset": ["data", 0],
+                "adapter": ["adapter", 0],
+                "seed": ["drawn", 0],
+                "optimizer": ["optimizer", 0],
+                "ema": ["ema", 0],
+                "run": "run",
+            },
+        ),
         "one": ("TrainStep", {"state": ["start", 0], "steps": 4, "validate_every": 0, "snapshot_every": 1}),
         "two": ("TrainStep", {"state": ["one", 0], "steps": 4, "validate_every": 0, "snapshot_every": 1}),
         "merge": ("EMAMerge", {"model": ["demo", 0], "state": ["two", 0]}),
         "save": ("GraftSaveLoRA", {"lora_model": ["merge", 2], "prefix": "loras/trained", "dtype": "float32"}),
         "seen": ("TestSeen", {"number": ["drawn", 0], "losses": ["two", 4]}),
-    }  # fmt: skip
+    }
     for name, value in changes.items():
         node, _, key = name.partition("_")
         graph[node][1][key] = value
-    return {node: {"class_type": kind, "inputs": {**defaults(kind), **inputs}} for node, (kind, inputs) in graph.items()}
+    return {
+        node: {"class_type": kind, "inputs": {**defaults(kind), **inputs}} for node, (kind, inputs) in graph.items()
+    }
 
 
 def defaults(kind):
@@ -74,11 +93,38 @@ def run(place, pictures, graph, ranks, *more, kill="", restarts=0):
     path.write_text(json.dumps(graph))
     start = [sys.executable]
     if ranks:
-        start += ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts), "--rdzv-backend", "c10d",
-                  "--rdzv-endpoint", "localhost:0"]  # fmt: skip
+        start += [
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            str(ranks),
+            "--max-restarts",
+            str(restarts),
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            "localhost:0",
+        ]
     host = ["--comfyui", os.environ["GRAFT_TEST_COMFYUI"]] if "GRAFT_TEST_COMFYUI" in os.environ else ["--embedded"]
-    command = [*start, str(HERE / "drive.py"), "run", str(path), *host, "--cpu", "--input", str(pictures), "--output", str(place)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "GRAFT_TEST_PLACE": str(place), "GRAFT_KILL": kill}
+    command = [
+        *start,
+        str(HERE / "drive.py"),
+        "run",
+        str(path),
+        *host,
+        "--cpu",
+        "--input",
+        str(pictures),
+        "--output",
+        str(place),
+    ]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+        "GRAFT_TEST_PLACE": str(place),
+        "GRAFT_KILL": kill,
+    }
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     done = subprocess.Popen([*command, *more], env=environment, start_new_session=True, **pipes)
     try:
@@ -90,7 +136,9 @@ def run(place, pictures, graph, ranks, *more, kill="", restarts=0):
 
 
 def results(place):
-    """The saved LoRA, and every stored state of the run: the bytes of its tensors, and its record but for how long it took."""
+    """The saved LoRA, and every stored state of the run: the bytes of its tensors, and its record but for how long it
+    took.
+    """
     (path,) = (place / "loras").glob("trained*.safetensors")
     found = {"lora": path.read_bytes()}
     for path in sorted((place / "graft" / "run").rglob("*")):
@@ -105,10 +153,14 @@ def results(place):
 def test_two_ranks_of_which_one_is_killed_give_what_twice_the_accumulation_gives(tmp_path, pictures, alone):
     status, said, errors = run(tmp_path, pictures, workflow(), 2, kill="0:1:3:inside", restarts=3)
     assert status == 0, errors
-    assert said.count("ranks: 2, steps as of 2") == 2 and "went on from the snapshot" in errors  # started again, and not from the start
+    assert (
+        said.count("ranks: 2, steps as of 2") == 2 and "went on from the snapshot" in errors
+    )  # started again, and not from the start
     assert errors.count("2 ranks, 2 micro-batches a step") == 2  # said by one rank, of two steps
     assert results(tmp_path) == results(alone) and len(results(alone)) == 5
-    assert (tmp_path / "drawn-0").is_file() and not (tmp_path / "drawn-1").exists()  # one rank drew the seed, the other was told
+    assert (tmp_path / "drawn-0").is_file() and not (
+        tmp_path / "drawn-1"
+    ).exists()  # one rank drew the seed, the other was told
     assert (tmp_path / "seen-0").read_text() == (alone / "seen-0").read_text() and not (tmp_path / "seen-1").exists()
 
 
@@ -118,12 +170,16 @@ def test_a_model_that_two_ranks_hold_together_trains_as_one_process_does(tmp_pat
     assert results(tmp_path) == results(alone)
 
 
-@pytest.mark.skipif("GRAFT_TEST_KILLS" not in os.environ, reason="GRAFT_TEST_KILLS=20 kills a rank so often, which takes minutes")
+@pytest.mark.skipif(
+    "GRAFT_TEST_KILLS" not in os.environ, reason="GRAFT_TEST_KILLS=20 kills a rank so often, which takes minutes"
+)
 def test_ranks_killed_at_random_moments_change_nothing(tmp_path, pictures):
     times, draw = int(os.environ["GRAFT_TEST_KILLS"]), random.Random(0)
     where = ["inside", "outside"] * (times // 2) + ["inside"] * (times % 2)
     draw.shuffle(where)
-    kill = ",".join(f"{attempt}:{draw.randrange(2)}:{draw.randint(1, 3)}:{place}" for attempt, place in enumerate(where))
+    kill = ",".join(
+        f"{attempt}:{draw.randrange(2)}:{draw.randint(1, 3)}:{place}" for attempt, place in enumerate(where)
+    )
     graph = workflow(one_steps=2 * times, two_steps=2 * times)
     ends = []
     for name, killed in (("whole", ""), ("killed", kill)):

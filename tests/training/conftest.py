@@ -42,7 +42,9 @@ class Net(nn.Module):
 
 
 class Flow:
-    """A denoiser of rectified flow; `calls` counts forwards, `fail_at` makes one of them give NaN, `seen` holds transformer options."""
+    """A denoiser of rectified flow; `calls` counts forwards, `fail_at` makes one of them give NaN, `seen` holds
+    transformer options.
+    """
 
     prediction = "flow"
     device = torch.device("cpu")
@@ -76,7 +78,9 @@ class Flow:
 def pictures(count=10, shape=(4, 6, 6), seed=0, **settings):
     generator = torch.Generator().manual_seed(seed)
     latents = [torch.randn(shape, generator=generator) for _ in range(count)]
-    conditionings = {text: Conditioning(torch.full((1, 1, 1), value)) for text, value in (("a", 0.5), ("b", -0.5), ("", 0.0))}
+    conditionings = {
+        text: Conditioning(torch.full((1, 1, 1), value)) for text, value in (("a", 0.5), ("b", -0.5), ("", 0.0))
+    }
     return Dataset.of(latents, ["a", "b"] * (count // 2) + ["a"] * (count % 2), conditionings, **settings)
 
 
@@ -88,7 +92,14 @@ class Lab:
 
     @staticmethod
     def state(denoiser, dataset, adapter=None, ema=True, seed=3, objective=None, **optimizer):
-        optimizer = {"learning_rate": 1e-2, "batch_size": 4, "schedule": "cosine", "total_steps": 30, "warmup": 3, **optimizer}
+        optimizer = {
+            "learning_rate": 1e-2,
+            "batch_size": 4,
+            "schedule": "cosine",
+            "total_steps": 30,
+            "warmup": 3,
+            **optimizer,
+        }
         adapter = adapter or AdapterSettings(targets="all", rank=2)
         start = Start("model", dataset.digest, adapter, EMASettings("ramp") if ema else None, seed)
         return begin(denoiser.module, start, Settings(OptimizerSettings(**optimizer), objective or ObjectiveSettings()))

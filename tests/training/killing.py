@@ -1,10 +1,11 @@
 """Kills a tiny training run and goes on with it, over and over; every run is a fork, so that torch is imported once.
 
-python killing.py FOLDER enumerate      killed at every write, fsync, rename, removal and new folder of the store, one run each
-python killing.py FOLDER random COUNT   SIGKILL at random moments, until it has been killed so often
+python killing.py FOLDER enumerate      killed at every write, fsync, rename, removal and new folder of the store, one
+run each python killing.py FOLDER random COUNT   SIGKILL at random moments, until it has been killed so often
 
-Prints one line of JSON. A run is right when it ends in the very files that an uninterrupted one ends in, and when no file that has its
-final name is ever unreadable. What differs between two runs that are both right is how long they took.
+Prints one line of JSON. A run is right when it ends in the very files that an uninterrupted one ends in, and when no
+file that has its final name is ever unreadable. What differs between two runs that are both right is how long they
+took.
 """
 
 from __future__ import annotations
@@ -37,9 +38,13 @@ torch.set_num_threads(1)
 store.BLOCK = 3
 STEPS = 4
 DENOISER, DATASET = Lab.Flow(), Lab.pictures(held_out=[9])
-_PLAIN = Lab.state(DENOISER, DATASET, AdapterSettings(targets="all", rank=1, pattern="blocks.0.ff"), ema=False, optimizer="sgd")
+_PLAIN = Lab.state(
+    DENOISER, DATASET, AdapterSettings(targets="all", rank=1, pattern="blocks.0.ff"), ema=False, optimizer="sgd"
+)
 _EMA = EMASettings("ramp", snapshots=4, widths=(0.1, 0.2))
-START = begin(DENOISER.module, type(_PLAIN.start)("model", DATASET.digest, _PLAIN.start.adapter, _EMA, 3), _PLAIN.settings)
+START = begin(
+    DENOISER.module, type(_PLAIN.start)("model", DATASET.digest, _PLAIN.start.adapter, _EMA, 3), _PLAIN.settings
+)
 
 
 def train(folder: Path) -> None:
@@ -57,7 +62,9 @@ def contents(folder: Path) -> dict[str, bytes]:
         body = path.read_bytes()
         if path.name == "state.json":
             record = json.loads(body)
-            body = json.dumps({key: value for key, value in record.items() if key not in ("effort", "sha256")}, sort_keys=True).encode()
+            body = json.dumps(
+                {key: value for key, value in record.items() if key not in ("effort", "sha256")}, sort_keys=True
+            ).encode()
         out[str(path.relative_to(folder))] = body
     return out
 
@@ -124,7 +131,9 @@ def enumerated(root: Path) -> dict:
         check(folder)
         assert forked(lambda: train(folder)) == 0, f"{at}: did not go on"
         found = contents(folder)
-        assert found == expected, f"{at}: {sorted(k for k in found.keys() | expected.keys() if found.get(k) != expected.get(k))}"
+        assert found == expected, (
+            f"{at}: {sorted(k for k in found.keys() | expected.keys() if found.get(k) != expected.get(k))}"
+        )
     return {"killed": count, "files": sorted(expected)}
 
 
@@ -151,7 +160,9 @@ def at_random(root: Path, times: int) -> dict:
         if ended == 0 or killed == times:
             assert forked(lambda: train(folder)) == 0
             found = contents(folder)
-            assert found == expected, sorted(k for k in found.keys() | expected.keys() if found.get(k) != expected.get(k))
+            assert found == expected, sorted(
+                k for k in found.keys() | expected.keys() if found.get(k) != expected.get(k)
+            )
             finished += 1
             clear(folder)
     return {"killed": killed, "finished": finished}

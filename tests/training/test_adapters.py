@@ -1,4 +1,6 @@
-"""What is trained: the choice of modules, the maths at the activations against patched weights, and the names of the result."""
+"""What is trained: the choice of modules, the maths at the activations against patched weights, and the names of the
+result.
+"""
 
 import pytest
 import torch
@@ -14,21 +16,27 @@ def _trained(net, settings, seed=0):
     base = {name: p.detach() for name, p in net.named_parameters()}
     out = {name: t.double() for name, t in beginning(net, settings, seed, base).items()}
     draws = torch.Generator().manual_seed(5)
-    return {name: t if "down" in name else torch.randn(t.shape, generator=draws, dtype=torch.float64) * 0.2 for name, t in out.items()}
+    return {
+        name: t if "down" in name else torch.randn(t.shape, generator=draws, dtype=torch.float64) * 0.2
+        for name, t in out.items()
+    }
 
 
 def _still():
     return 0, 0, ""
 
 
-@pytest.mark.parametrize(("settings", "expected"), [
-    (AdapterSettings(targets="attention"), {"attn1.to_q", "attn1.to_out"}),
-    (AdapterSettings(targets="attention+ff"), {"attn1.to_q", "attn1.to_out", "ff", "proj_in"}),
-    (AdapterSettings(targets="all"), {"attn1.to_q", "attn1.to_out", "ff", "proj_in"}),
-    (AdapterSettings("locon", targets="all"), {"attn1.to_q", "attn1.to_out", "ff", "proj_in", "conv"}),
-    (AdapterSettings(targets="all", pattern="*.ff, /attn1\\.to_q$/"), {"attn1.to_q", "ff"}),
-    (AdapterSettings(targets="all", pattern="!*attn*"), {"ff", "proj_in"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (AdapterSettings(targets="attention"), {"attn1.to_q", "attn1.to_out"}),
+        (AdapterSettings(targets="attention+ff"), {"attn1.to_q", "attn1.to_out", "ff", "proj_in"}),
+        (AdapterSettings(targets="all"), {"attn1.to_q", "attn1.to_out", "ff", "proj_in"}),
+        (AdapterSettings("locon", targets="all"), {"attn1.to_q", "attn1.to_out", "ff", "proj_in", "conv"}),
+        (AdapterSettings(targets="all", pattern="*.ff, /attn1\\.to_q$/"), {"attn1.to_q", "ff"}),
+        (AdapterSettings(targets="all", pattern="!*attn*"), {"ff", "proj_in"}),
+    ],
+)
 def test_targets(lab, settings, expected):
     found = targets(_net(lab), settings)
     assert set(found) == {f"blocks.{i}.{name}" for i in (0, 1) for name in expected}
@@ -63,8 +71,11 @@ def test_full_weights_are_used_and_given_as_differences(lab):
     with attached(net, settings, trained, _still):
         assert all(torch.equal(p, base[name] + 0.25) for name, p in net.named_parameters())
     lora = as_lora(trained, settings, base)
+
     def named(name):
-        return "diffusion_model." + (name.replace(".bias", ".diff_b") if name.endswith(".bias") else name.replace(".weight", ".diff"))
+        return "diffusion_model." + (
+            name.replace(".bias", ".diff_b") if name.endswith(".bias") else name.replace(".weight", ".diff")
+        )
 
     assert set(lora) == {named(name) for name in base}
     assert all(torch.allclose(t, torch.full_like(t, 0.25)) for t in lora.values())
@@ -124,7 +135,9 @@ def test_max_norm_limits_the_product(lab):
 
     def norms():
         ups = [name for name in trained if "lora_up" in name]
-        return torch.stack([2.0 * (trained[n].flatten(1) @ trained[n.replace("up", "down")].flatten(1)).norm() for n in ups])
+        return torch.stack(
+            [2.0 * (trained[n].flatten(1) @ trained[n.replace("up", "down")].flatten(1)).norm() for n in ups]
+        )
 
     before = norms()
     assert limit_norms_(trained, settings) == int((before > 0.3).sum()) > 0
@@ -158,8 +171,14 @@ def test_dropout_is_drawn_from_the_moment_and_keeps_the_mean(lab, name):
         ({"kind": "full", "rank_dropout": 0.1}, "rank_dropout works on an adapter and kind full has none"),
         ({"kind": "full", "alpha": 4.0}, "alpha works on an adapter"),
         ({"kind": "full", "pattern": "*=rank 4"}, "kind full has neither"),
-        ({"kind": "oft", "alpha": 4.0, "network_dropout": 0.1}, "alpha scales a change that is added.*network_dropout leaves out inner"),
-        ({"pattern": "a=rank 0, b=size 3, /(/"}, "'b=size 3': expected PATTERN=rank 8.*'a': rank is 0.*no regular expression"),
+        (
+            {"kind": "oft", "alpha": 4.0, "network_dropout": 0.1},
+            "alpha scales a change that is added.*network_dropout leaves out inner",
+        ),
+        (
+            {"pattern": "a=rank 0, b=size 3, /(/"},
+            "'b=size 3': expected PATTERN=rank 8.*'a': rank is 0.*no regular expression",
+        ),
         ({"kind": "full", "initial": {}}, "initial is a start for an adapter"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Every kind of adapter: training at the activations is what its file makes of the weights, and what lycoris computes with the file."""
+"""Every kind of adapter: training at the activations is what its file makes of the weights, and what lycoris computes
+with the file.
+"""
 
 import pytest
 import torch
@@ -91,16 +93,27 @@ def test_training_computes_what_the_file_makes_of_the_weights(kind):
     assert torch.allclose(found.double(), merged(_input().double()), atol=2e-5)
     assert all(torch.equal(p, before[name]) for name, p in net.named_parameters())
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in net.modules())
-    assert all(torch.equal(t, from_lora(as_lora(start, settings, None), settings, None)[name]) for name, t in start.items())
+    assert all(
+        torch.equal(t, from_lora(as_lora(start, settings, None), settings, None)[name]) for name, t in start.items()
+    )
 
 
 @pytest.mark.parametrize("kind", ADAPTERS)
 def test_gradients_are_those_of_finite_differences(kind):
-    """By central differences of the loss along random directions; DoRA's norm is a constant of its gradient (section 4.3)."""
+    """By central differences of the loss along random directions; DoRA's norm is a constant of its gradient (section
+    4.3).
+    """
     net, settings = _odd().double(), _settings(kind)
-    trained = {name: t.detach().double().requires_grad_() for name, t in _moved(beginning(_odd(), settings, 0, _base(_odd()))).items()}
+    trained = {
+        name: t.detach().double().requires_grad_()
+        for name, t in _moved(beginning(_odd(), settings, 0, _base(_odd()))).items()
+    }
     x, draws = _input().double(), torch.Generator().manual_seed(3)
-    frozen = {path: kinds.change(kind, t, site).detach() for path, t, site in _of(net, settings, trained)} if kind == "dora" else None
+    frozen = (
+        {path: kinds.change(kind, t, site).detach() for path, t, site in _of(net, settings, trained)}
+        if kind == "dora"
+        else None
+    )
 
     def loss(tensors):
         with attached(net, settings, tensors, _still):
@@ -117,7 +130,9 @@ def test_gradients_are_those_of_finite_differences(kind):
             ahead, behind = (loss({**trained, name: t + sign * step * way}) for sign in (1, -1))
         expected = float((ahead - behind) / (2 * step))
         coarse = step == 1e-3
-        assert float((t.grad * way).sum()) == pytest.approx(expected, rel=5e-3 if coarse else 1e-6, abs=2e-5 if coarse else 1e-9), name
+        assert float((t.grad * way).sum()) == pytest.approx(
+            expected, rel=5e-3 if coarse else 1e-6, abs=2e-5 if coarse else 1e-9
+        ), name
 
 
 def _of(net, settings, trained):
@@ -130,14 +145,22 @@ def _with_norms(net, settings, trained, frozen):
     other = _odd().double()
     for path, tensors, _ in _of(net, settings, trained):
         weight = net.get_submodule(path).weight
-        delta = (tensors["lora_up.weight"].flatten(1) @ tensors["lora_down.weight"].flatten(1)).view(weight.shape) / 2  # alpha / rank
+        delta = (tensors["lora_up.weight"].flatten(1) @ tensors["lora_down.weight"].flatten(1)).view(
+            weight.shape
+        ) / 2  # alpha / rank
         norm = (weight + frozen[path]).transpose(0, 1).flatten(1).norm(dim=1) + torch.finfo(torch.float32).eps
         scale = tensors["dora_scale"].flatten() / norm
         other.get_submodule(path).weight.data = (weight + delta) * scale.view(1, -1, *(1,) * (weight.ndim - 2))
     return other
 
 
-MODULES = {"locon": "LoConModule", "loha": "LohaModule", "lokr": "LokrModule", "dora": "LoConModule", "oft": "DiagOFTModule"}
+MODULES = {
+    "locon": "LoConModule",
+    "loha": "LohaModule",
+    "lokr": "LokrModule",
+    "dora": "LoConModule",
+    "oft": "DiagOFTModule",
+}
 OPTIONS = {"dora": {"weight_decompose": True, "wd_on_out": False}}
 
 
@@ -147,7 +170,9 @@ def lycoris():
     return pytest.importorskip("lycoris.modules")
 
 
-@pytest.mark.parametrize("build", [lambda: nn.Linear(24, 40), lambda: nn.Conv2d(16, 36, 3, padding=1)], ids=["linear", "conv"])
+@pytest.mark.parametrize(
+    "build", [lambda: nn.Linear(24, 40), lambda: nn.Conv2d(16, 36, 3, padding=1)], ids=["linear", "conv"]
+)
 @pytest.mark.parametrize("rank", [3, 8])
 @pytest.mark.parametrize("kind", ADAPTERS[1:])
 def test_names_shapes_beginnings_and_forward_are_lycoris(lycoris, kind, rank, build):
@@ -181,7 +206,9 @@ def test_peft_reads_a_lora_and_begins_alike():
     peft = pytest.importorskip("peft")
     net, settings = nn.ModuleDict({"a": nn.Linear(24, 40)}), AdapterSettings(rank=8, alpha=2.0, targets="all")
     start = beginning(net, settings, 0, {})
-    model = peft.get_peft_model(nn.ModuleDict({"a": nn.Linear(24, 40)}), peft.LoraConfig(target_modules=["a"], r=8, lora_alpha=2))
+    model = peft.get_peft_model(
+        nn.ModuleDict({"a": nn.Linear(24, 40)}), peft.LoraConfig(target_modules=["a"], r=8, lora_alpha=2)
+    )
     state = peft.get_peft_model_state_dict(model)
     down = next(value for name, value in state.items() if "lora_A" in name)
     assert float(start["a.lora_down.weight"].abs().max()) == pytest.approx(float(down.abs().max()), rel=0.1)
@@ -194,9 +221,17 @@ def test_peft_reads_a_lora_and_begins_alike():
         assert torch.allclose(net["a"](x), model.base_model.model["a"](x), atol=1e-6)
 
 
-@pytest.mark.parametrize(("side", "factor", "expected"), [
-    (127, -1, (1, 127)), (128, -1, (8, 16)), (360, -1, (18, 20)), (512, 4, (4, 128)), (250, 4, (2, 125)), (320, 64, (5, 64)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("side", "factor", "expected"),
+    [
+        (127, -1, (1, 127)),
+        (128, -1, (8, 16)),
+        (360, -1, (18, 20)),
+        (512, 4, (4, 128)),
+        (250, 4, (2, 125)),
+        (320, 64, (5, 64)),
+    ],
+)
 def test_factors(side, factor, expected):
     assert kinds.factors(side, factor) == expected
 
@@ -219,7 +254,9 @@ def test_rank_and_alpha_by_pattern():
     assert found == {"line": (2, 2.0), "plain": (3, 9.0), "conv": (5, 2.5), "point": (1, 1.0), **plain}
     trained = _moved(beginning(net, settings, 0, {}))
     lora = as_lora(trained, settings, None)
-    assert {path: float(lora[f"diffusion_model.{path}.alpha"]) for path in found} == {path: alpha for path, (_, alpha) in found.items()}
+    assert {path: float(lora[f"diffusion_model.{path}.alpha"]) for path in found} == {
+        path: alpha for path, (_, alpha) in found.items()
+    }
     assert all(trained[f"{path}.lora_up.weight"].shape[1] == rank for path, (rank, _) in found.items())
     with attached(net, settings, trained, _still):
         out = net(_input())
@@ -293,7 +330,9 @@ def test_scale_weight_norm_elsewhere_is_lycoris(lycoris, kind):
             weight = peer.get_weight(peer.shape)
             (site,) = sites(net, settings).values()
             found = kinds.change(kind, kinds.grouped(trained)["a"], site)
-            assert torch.allclose(found, weight * (0.4 / weight.norm()), atol=1e-6) and float(found.norm()) == pytest.approx(0.4, rel=1e-5)
+            assert torch.allclose(found, weight * (0.4 / weight.norm()), atol=1e-6) and float(
+                found.norm()
+            ) == pytest.approx(0.4, rel=1e-5)
     assert limit_norms_(trained, _settings(kind, max_norm=0.41)) == 0
 
 
@@ -330,13 +369,19 @@ def test_module_dropout_leaves_the_module_alone(kind):
 
 
 def test_text_encoder_modules_come_after_the_models(lab):
-    net, text = lab.Flow().module, nn.ModuleDict({"self_attn": nn.ModuleDict({"q_proj": nn.Linear(6, 6)}), "mlp": nn.Linear(6, 6)})
+    net, text = (
+        lab.Flow().module,
+        nn.ModuleDict({"self_attn": nn.ModuleDict({"q_proj": nn.Linear(6, 6)}), "mlp": nn.Linear(6, 6)}),
+    )
     settings = AdapterSettings(rank=2, text_encoder=True)
     trained = beginning(net, settings, 0, {}, text)
     assert [name for name in trained if name.startswith("text_encoders.")] == [
-        "text_encoders.self_attn.q_proj.lora_down.weight", "text_encoders.self_attn.q_proj.lora_up.weight"
-    ]  # fmt: skip
-    assert {name for name in trained if not name.startswith("text_")} == set(beginning(net, AdapterSettings(rank=2), 0, {}))
+        "text_encoders.self_attn.q_proj.lora_down.weight",
+        "text_encoders.self_attn.q_proj.lora_up.weight",
+    ]
+    assert {name for name in trained if not name.startswith("text_")} == set(
+        beginning(net, AdapterSettings(rank=2), 0, {})
+    )
     lora = as_lora(trained, settings, None)
     assert "text_encoders.self_attn.q_proj.alpha" in lora and "diffusion_model.blocks.0.attn1.to_q.alpha" in lora
     assert all(torch.equal(trained[name], value) for name, value in from_lora(lora, settings, None).items())
@@ -352,7 +397,9 @@ def test_text_encoder_modules_come_after_the_models(lab):
 
 def test_full_weights_of_both(lab):
     net, text = lab.Flow().module, nn.ModuleDict({"a": nn.Linear(4, 4)})
-    base = {name: p.detach() for name, p in net.named_parameters()} | {f"text_encoders.{n}": p.detach() for n, p in text.named_parameters()}
+    base = {name: p.detach() for name, p in net.named_parameters()} | {
+        f"text_encoders.{n}": p.detach() for n, p in text.named_parameters()
+    }
     settings = AdapterSettings("full", targets="all", text_encoder=True)
     trained = {name: t + 0.5 for name, t in beginning(net, settings, 0, base, text).items()}
     assert trained.keys() == base.keys()
@@ -377,7 +424,9 @@ def test_snapshots_of_a_run_average_whatever_the_kind(kind):
 
     net, settings = _odd(), _settings(kind)
     first, second = beginning(net, settings, 0, {}), _moved(beginning(net, settings, 0, {}))
-    mean = average([as_lora(first, settings, None), as_lora(second, settings, None)], [0.25, 0.75], ["a", "b"], "factors").state
+    mean = average(
+        [as_lora(first, settings, None), as_lora(second, settings, None)], [0.25, 0.75], ["a", "b"], "factors"
+    ).state
     found = from_lora(mean, settings, None)
     assert found.keys() == first.keys()
     assert all(torch.allclose(found[name], 0.25 * first[name] + 0.75 * second[name], atol=1e-6) for name in found)

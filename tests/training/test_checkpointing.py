@@ -1,4 +1,6 @@
-"""Blocks that forget their activations: the same gradients, also of hosts that change tensors in place under a mode of theirs."""
+"""Blocks that forget their activations: the same gradients, also of hosts that change tensors in place under a mode of
+theirs.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Pictures of curves: what is drawn, constants and single values, and the averaging profile against the average itself."""
+"""Pictures of curves: what is drawn, constants and single values, and the averaging profile against
+the average itself.
+"""
 
 import pytest
 import torch
@@ -19,7 +21,9 @@ def test_a_rising_curve_rises():
     assert left > right + 200
 
 
-@pytest.mark.parametrize("values", [[0.5] * 9, [0.0] * 3, [1.5], [1e-30, 1e-30], [1.0, float("nan"), 1.0], [1e9, 1e9 + 1]])
+@pytest.mark.parametrize(
+    "values", [[0.5] * 9, [0.0] * 3, [1.5], [1e-30, 1e-30], [1.0, float("nan"), 1.0], [1e9, 1e9 + 1]]
+)
 def test_constant_single_and_broken_curves_are_drawn(values):
     assert _ink(draw([Curve(values)], "", "", "")).any()
 

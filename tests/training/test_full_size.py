@@ -20,11 +20,14 @@ from graft_nodes.training.state import Settings, Start, begin
 
 with torch.device("meta"):
     shapes = {name: t.shape for name, t in UNetModel(
-        image_size=32, in_channels=4, out_channels=4, model_channels=320, num_res_blocks=[2] * 4, channel_mult=[1, 2, 4, 4],
-        transformer_depth=[1, 1, 1, 1, 1, 1, 0, 0], transformer_depth_output=[1] * 9 + [0] * 3, transformer_depth_middle=1, context_dim=768,
-        num_heads=8, num_head_channels=-1, use_spatial_transformer=True, legacy=False, dtype=torch.bfloat16).state_dict().items()}
+        image_size=32, in_channels=4, out_channels=4, model_channels=320, num_res_blocks=[2] * 4,
+        channel_mult=[1, 2, 4, 4], transformer_depth=[1, 1, 1, 1, 1, 1, 0, 0],
+        transformer_depth_output=[1] * 9 + [0] * 3, transformer_depth_middle=1, context_dim=768, num_heads=8,
+        num_head_channels=-1, use_spatial_transformer=True, legacy=False, dtype=torch.bfloat16).state_dict().items()}
 draws = torch.Generator().manual_seed(0)
-weights = {name: torch.empty(shape, dtype=torch.bfloat16).normal_(0.0, 0.02, generator=draws) for name, shape in shapes.items()}
+weights = {
+    name: torch.empty(shape, dtype=torch.bfloat16).normal_(0.0, 0.02, generator=draws) for name, shape in shapes.items()
+}
 model = comfy.sd.load_diffusion_model_state_dict(weights, model_options={"dtype": torch.bfloat16})
 del weights
 assert model.model.diffusion_model.dtype == torch.bfloat16 and model.model.model_config.__class__.__name__ == "SD15"

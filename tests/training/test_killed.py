@@ -1,4 +1,6 @@
-"""Killed at every write, fsync, rename and removal, and at random moments: going on ends in the same files, and none is unreadable."""
+"""Killed at every write, fsync, rename and removal, and at random moments: going on ends in the same files, and none is
+unreadable.
+"""
 
 import json
 import os
@@ -17,7 +19,9 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks")
 
 def _killing(folder, *arguments):
     script = Path(__file__).with_name("killing.py")
-    done = subprocess.run([sys.executable, str(script), str(folder), *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script), str(folder), *arguments], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -26,7 +30,9 @@ def test_killed_at_everything_that_the_store_asks_of_the_disk(tmp_path):
     told = _killing(tmp_path, "enumerate")
     assert told["killed"] > 60
     kinds = [name.split("/")[1] if "/" in name else name for name in told["files"]]
-    assert "history" in kinds and "averages" in kinds and sum(name.endswith("state.json") for name in told["files"]) == 1
+    assert (
+        "history" in kinds and "averages" in kinds and sum(name.endswith("state.json") for name in told["files"]) == 1
+    )
     assert not [name for name in told["files"] if "partial" in name]
 
 
@@ -36,7 +42,9 @@ def test_killed_at_random_moments(tmp_path):
 
 
 def test_nothing_is_renamed_before_it_is_on_disk_and_no_record_before_what_it_names(lab, tmp_path, monkeypatch):
-    """Power loss: a file is synced after its last byte and before it is renamed, and its folder before anything that names it is."""
+    """Power loss: a file is synced after its last byte and before it is renamed, and its folder before anything that
+    names it is.
+    """
     monkeypatch.setattr(store, "BLOCK", 2)
     events, paths = [], {}
     real = {name: getattr(os, name) for name in ("fsync", "replace", "open", "mkdir", "unlink")}
@@ -61,8 +69,12 @@ def test_nothing_is_renamed_before_it_is_on_disk_and_no_record_before_what_it_na
     monkeypatch.setattr(os, "open", os_open)
     monkeypatch.setattr(os, "fsync", lambda number: (noting("fsync", paths[number]), real["fsync"](number))[1])
     monkeypatch.setattr(os, "replace", lambda a, b: (noting("rename", str(a), str(b)), real["replace"](a, b))[1])
-    monkeypatch.setattr(os, "mkdir", lambda path, *a, **k: (noting("mkdir", str(path)), real["mkdir"](path, *a, **k))[1])
-    monkeypatch.setattr(os, "unlink", lambda path, *a, **k: (noting("unlink", str(path)), real["unlink"](path, *a, **k))[1])
+    monkeypatch.setattr(
+        os, "mkdir", lambda path, *a, **k: (noting("mkdir", str(path)), real["mkdir"](path, *a, **k))[1]
+    )
+    monkeypatch.setattr(
+        os, "unlink", lambda path, *a, **k: (noting("unlink", str(path)), real["unlink"](path, *a, **k))[1]
+    )
     denoiser, dataset = lab.Flow(), lab.pictures(held_out=[9])
     watch = Watch(validate_every=2, snapshot_every=3)
     kept = store.Store(tmp_path, "run")

@@ -1,4 +1,6 @@
-"""Batches are a function of (seed, step): the same with any number of workers, from any step on; captions are known ahead."""
+"""Batches are a function of (seed, step): the same with any number of workers, from any step on; captions are known
+ahead.
+"""
 
 import hashlib
 from collections import Counter
@@ -26,15 +28,31 @@ def _dataset(count=7, regularisation=None, **settings):
         shape = (2, 4, 6) if i % 3 else (2, 6, 4)
         framing = frame((100, 80), (48, 32), (0.5, 0.5))
         mask = torch.linspace(0, 1, shape[1] * shape[2]).view(1, *shape[1:]) if i % 2 else None
-        more = (View(torch.full(shape, i + 0.5), torch.full(shape, -i - 0.5), mask, frame((100, 80), (48, 32), (0.0, 0.0))),)
+        more = (
+            View(torch.full(shape, i + 0.5), torch.full(shape, -i - 0.5), mask, frame((100, 80), (48, 32), (0.0, 0.0))),
+        )
         caption = Caption(tags=("a", "b", "c", f"picture {i}"), rules=WORDS)
         own = {"repeats": 1.5 if i == 1 else 1, "group": "own" if i in (3, 6) else "", "weight": 1.0 + i}
         latent = torch.full(shape, float(i))
-        pictures.append(Picture(f"{i}.png", caption.plain, latent, -latent, mask=mask, framing=framing, more=more, wording=caption, **own))
+        pictures.append(
+            Picture(
+                f"{i}.png",
+                caption.plain,
+                latent,
+                -latent,
+                mask=mask,
+                framing=framing,
+                more=more,
+                wording=caption,
+                **own,
+            )
+        )
     texts = [picture.caption for picture in pictures]
     if regularisation is not None:
         settings.update(regularisation=regularisation, regularisation_share=0.5)
-    return Dataset(tuple(pictures), Conditionings(_encode, [*texts, ""]), "digest", flip=0.5, caption_dropout=0.1, **settings)
+    return Dataset(
+        tuple(pictures), Conditionings(_encode, [*texts, ""]), "digest", flip=0.5, caption_dropout=0.1, **settings
+    )
 
 
 def _rows(batches):
@@ -71,7 +89,9 @@ def test_steps_can_be_taken_from_anywhere_and_again():
 def test_every_process_draws_the_same():
     """The pictures, cuts, sides and words of five steps, as another process drew them when this was written."""
     course = Course(_dataset(), 3, 1, 0.1, 9)
-    rows = [(one.picture.name, one.cut, one.mirrored, one.caption) for step in range(5) for one in course.shown(step, 0)]
+    rows = [
+        (one.picture.name, one.cut, one.mirrored, one.caption) for step in range(5) for one in course.shown(step, 0)
+    ]
     assert hashlib.sha256(repr(rows).encode()).hexdigest()[:16] == "8b3db6f5efa5616f"
 
 
@@ -113,7 +133,9 @@ def test_part_of_a_repeat_is_spread_over_the_rounds():
     latent = torch.zeros(1, 2, 2)
     pictures = tuple(Picture(str(i), "", latent, repeats=repeats) for i, repeats in enumerate((1, 2.5, 0.25, 1)))
     loader = Loader(Course(Dataset(pictures, _encode([""]), "digest"), 1, 1, 0.0, 0))
-    seen = Counter(one.picture.name for step in range(475) for one in loader.course.shown(step, 0))  # 100 rounds of 4.75
+    seen = Counter(
+        one.picture.name for step in range(475) for one in loader.course.shown(step, 0)
+    )  # 100 rounds of 4.75
     assert seen["0"] == pytest.approx(100, abs=1) and seen["1"] == pytest.approx(250, abs=2)
     assert seen["2"] == pytest.approx(25, abs=1) and seen["3"] == pytest.approx(100, abs=1)
 
@@ -157,15 +179,24 @@ def test_shares_of_a_picture_replace_those_of_the_dataset():
         for one in Course(dataset, 3, 1, 0.5, 0).shown(step, 0):
             seen[one.picture.name, "mirrored"] += one.mirrored
             seen[one.picture.name, "dropped"] += one.caption == ""
-    assert seen["never", "mirrored"] == seen["never", "dropped"] == 0 and seen["always", "mirrored"] == seen["always", "dropped"] == 300
-    assert seen["half", "mirrored"] / 300 == pytest.approx(0.5, abs=0.08) and seen["half", "dropped"] / 300 == pytest.approx(0.75, abs=0.08)
+    assert (
+        seen["never", "mirrored"] == seen["never", "dropped"] == 0
+        and seen["always", "mirrored"] == seen["always", "dropped"] == 300
+    )
+    assert seen["half", "mirrored"] / 300 == pytest.approx(0.5, abs=0.08) and seen[
+        "half", "dropped"
+    ] / 300 == pytest.approx(0.75, abs=0.08)
 
 
 def test_the_schedule_is_what_happens():
     course = Course(_dataset(regularisation=_dataset(3)), 4, 2, 0.3, 7)
     lines = list(course.schedule(2, 3))
-    assert [line for line in lines if not line.startswith(" ")] == [f"step {step} part {part}" for step in (3, 4, 5) for part in (1, 2)]
-    pictures = [one for step in (2, 3, 4) for part in (0, 1) for group in _grouped(course.shown(step, part)) for one in group]
+    assert [line for line in lines if not line.startswith(" ")] == [
+        f"step {step} part {part}" for step in (3, 4, 5) for part in (1, 2)
+    ]
+    pictures = [
+        one for step in (2, 3, 4) for part in (0, 1) for group in _grouped(course.shown(step, part)) for one in group
+    ]
     said = [line.strip() for line in lines if line.startswith(" ")]
     assert len(said) == len(pictures)
     for line, one in zip(said, pictures, strict=True):

@@ -1,4 +1,6 @@
-"""Training as a function: equal bytes, any split of the steps, and nothing of the model, the generator or the input changed."""
+"""Training as a function: equal bytes, any split of the steps, and nothing of the model, the generator or the input
+changed.
+"""
 
 import copy
 import math
@@ -18,7 +20,9 @@ KINDS = {
     "lora": AdapterSettings(targets="attention+ff", rank=2),
     "locon": AdapterSettings("locon", targets="all", rank=2),
     "full": AdapterSettings("full", targets="all"),
-    "dropouts": AdapterSettings(targets="all", rank=4, rank_dropout=0.3, module_dropout=0.2, network_dropout=0.2, max_norm=0.05),
+    "dropouts": AdapterSettings(
+        targets="all", rank=4, rank_dropout=0.3, module_dropout=0.2, network_dropout=0.2, max_norm=0.05
+    ),
 }
 
 
@@ -52,10 +56,16 @@ def test_equal_input_gives_equal_bytes_and_the_input_is_not_changed(lab):
     before = copy.deepcopy((dict(state.trained), dict(state.optimizer), dict(state.average)))
     first, second = (train(state, denoiser, dataset, 4) for _ in range(2))
     assert equal(first, second)
-    assert all(torch.equal(a[k], b[k]) for a, b in zip(before, (state.trained, state.optimizer, state.average), strict=True) for k in a)
+    assert all(
+        torch.equal(a[k], b[k])
+        for a, b in zip(before, (state.trained, state.optimizer, state.average), strict=True)
+        for k in a
+    )
 
 
-@pytest.mark.parametrize("change", [{"seed": 4}, {"batch_size": 2}, {"learning_rate": 2e-2}, {"weight_decay": 0.5}, {"clip_norm": 1e-3}])
+@pytest.mark.parametrize(
+    "change", [{"seed": 4}, {"batch_size": 2}, {"learning_rate": 2e-2}, {"weight_decay": 0.5}, {"clip_norm": 1e-3}]
+)
 def test_settings_change_the_bytes_and_the_key(lab, change):
     denoiser, dataset = lab.Flow(), lab.pictures()
     plain = train(lab.state(denoiser, dataset), denoiser, dataset, 5)
@@ -67,14 +77,26 @@ def test_settings_change_the_bytes_and_the_key(lab, change):
 def test_losses_that_are_not_finite_are_never_the_best(lab):
     denoiser, dataset, kept = lab.Flow(), lab.pictures(11, held_out=[10]), []
     denoiser.fail_at = 1  # the validation at step 0
-    state = train(lab.state(denoiser, dataset), denoiser, dataset, 4, Watch(validate_every=2, best=lambda state: kept.append(state.step)))
+    state = train(
+        lab.state(denoiser, dataset),
+        denoiser,
+        dataset,
+        4,
+        Watch(validate_every=2, best=lambda state: kept.append(state.step)),
+    )
     (_, first), (_, second), (_, third) = state.history.validation
     assert math.isnan(first) and kept == ([2, 4] if third < second else [2])
     assert state.history.best == min(((2, second), (4, third)), key=lambda row: row[1])
     held_out = tuple(replace(picture, latent=picture.latent * math.nan) for picture in dataset.held_out)
     broken = replace(dataset, held_out=held_out)
     kept.clear()
-    state = train(lab.state(denoiser, broken), denoiser, broken, 4, Watch(validate_every=2, best=lambda state: kept.append(state.step)))
+    state = train(
+        lab.state(denoiser, broken),
+        denoiser,
+        broken,
+        4,
+        Watch(validate_every=2, best=lambda state: kept.append(state.step)),
+    )
     assert len(state.history.validation) == 3 and state.history.best is None and not kept
 
 
@@ -84,7 +106,9 @@ def test_the_best_is_among_losses_of_the_objective_that_holds(lab, tmp_path):
     first = train(lab.state(denoiser, dataset, objective=ObjectiveSettings(loss="x0-mse")), denoiser, dataset, 4, watch)
     kept.clear()
     second = train(with_settings(first, None, ObjectiveSettings(loss="mse")), denoiser, dataset, 4, watch)
-    assert min(loss for _, loss in second.history.validation) < second.history.best[1]  # numbers of another objective are smaller
+    assert (
+        min(loss for _, loss in second.history.validation) < second.history.best[1]
+    )  # numbers of another objective are smaller
     assert second.history.best[0] in (6, 8) and kept[0] == 6 and second.history.outdated == 3
     again = saved.load(saved.save(second, tmp_path, "mine").parent, "mine", "model", dataset.digest)
     assert again.history == second.history
@@ -95,7 +119,9 @@ def test_the_best_is_among_losses_of_the_objective_that_holds(lab, tmp_path):
 def _traces(module):
     state = {name: t.clone() for name, t in module.state_dict().items()}
     flags = {name: (id(p), p.requires_grad, p.grad) for name, p in module.named_parameters()}
-    parts = {name: (type(m), m.training, sorted(m.__dict__), len(m._forward_hooks)) for name, m in module.named_modules()}
+    parts = {
+        name: (type(m), m.training, sorted(m.__dict__), len(m._forward_hooks)) for name, m in module.named_modules()
+    }
     return state, flags, {name: id(b) for name, b in module.named_buffers()}, parts
 
 
@@ -146,7 +172,10 @@ def test_weights_made_in_inference_mode_train_to_the_same_bytes(lab, kind):
 
 def test_checkpointing_gives_the_same_bytes(lab):
     denoiser, dataset = lab.Flow(), lab.pictures()
-    runs = [train(lab.state(denoiser, dataset, KINDS["dropouts"], checkpointing=on), denoiser, dataset, 4) for on in (False, True)]
+    runs = [
+        train(lab.state(denoiser, dataset, KINDS["dropouts"], checkpointing=on), denoiser, dataset, 4)
+        for on in (False, True)
+    ]
     assert all(torch.equal(runs[0].trained[k], runs[1].trained[k]) for k in runs[0].trained)
 
 
@@ -157,7 +186,9 @@ def test_every_trained_tensor_has_a_gradient_at_step_1(lab, kind):
     with work.installed():
         backward_(work)
     assert [name for name, t in work.trained.items() if t.grad is None] == []
-    moving = [name for name in work.trained if not name.endswith("lora_down.weight")]  # while up is zero, down stands still
+    moving = [
+        name for name in work.trained if not name.endswith("lora_down.weight")
+    ]  # while up is zero, down stands still
     assert all(work.trained[name].grad.abs().max() > 0 for name in moving)
 
 
@@ -209,7 +240,13 @@ def test_training_tells_the_model_its_step_and_validation_does_not(lab):
     train(lab.state(denoiser, dataset), denoiser, dataset, 3, Watch(validate_every=2))
     assert [options.get("graft_evaluating", False) for options in denoiser.seen] == [True, False, False, True, False]
     steps = [options.get("graft_training") for options in denoiser.seen]
-    assert steps == [None, {"step": 0, "total_steps": 30}, {"step": 1, "total_steps": 30}, None, {"step": 2, "total_steps": 30}]
+    assert steps == [
+        None,
+        {"step": 0, "total_steps": 30},
+        {"step": 1, "total_steps": 30},
+        None,
+        {"step": 2, "total_steps": 30},
+    ]
 
 
 def test_accumulated_gradients_are_those_of_one_large_batch(lab, monkeypatch):
@@ -223,7 +260,9 @@ def test_accumulated_gradients_are_those_of_one_large_batch(lab, monkeypatch):
         accumulated = {name: t.grad.clone() for name, t in work.trained.items()}
         x, sigma = torch.cat([call[0] for call in seen]), torch.cat([call[1] for call in seen])
         clean, noise = (torch.cat([call[i] for call in own]) for i in (0, 1))
-        velocity = denoiser.module(x, torch.stack([c.context.mean() for call in seen for c in call[2]]).view(-1, 1, 1, 1))
+        velocity = denoiser.module(
+            x, torch.stack([c.context.mean() for call in seen for c in call[2]]).view(-1, 1, 1, 1)
+        )
         large = (velocity - (noise - clean)).square().mean()
         grads = torch.autograd.grad(large, list(work.trained.values()))
     assert x.shape[0] == 4 and sigma.shape == (4,)

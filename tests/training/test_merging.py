@@ -1,4 +1,6 @@
-"""Averages of files and of a run's snapshots: order, shares, algebra, the sweep by held-out loss, and what is refused."""
+"""Averages of files and of a run's snapshots: order, shares, algebra, the sweep by held-out loss, and
+what is refused.
+"""
 
 import os
 from contextlib import nullcontext
@@ -58,12 +60,17 @@ def test_files_are_ordered_by_recorded_step_never_by_date(write):
 
 def test_without_steps_the_order_given_holds_and_profiles_that_need_steps_are_refused(write):
     found = sources.of_files([write("b.safetensors", lora(1)), write("a.safetensors", lora(2, rank=3), ss_steps="4")])
-    assert [file.name for file in found.files] == ["b.safetensors", "a.safetensors"] and "no step is recorded in b" in found.notes[0]
+    assert [file.name for file in found.files] == [
+        "b.safetensors",
+        "a.safetensors",
+    ] and "no step is recorded in b" in found.notes[0]
     for profile in ("width", "exponential"):
         with pytest.raises(ValueError, match=r"none is recorded in b\.safetensors"):
             merging.merged(found, profile, 0.1, "")
     got = merging.merged(found, "weights", 0.1, "1 3")
-    torch.testing.assert_close(product(got.lora), 0.25 * product(lora(1)) + 0.75 * product(lora(2, 3)), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        product(got.lora), 0.25 * product(lora(1)) + 0.75 * product(lora(2, 3)), rtol=0, atol=1e-5
+    )
     assert any("products are averaged exactly" in line and "rank 5" in line for line in got.lines)
     small = merging.merged(found, "uniform", 0.1, "", rank=1)
     assert any("cut to rank 1 by SVD" in line for line in small.lines)
@@ -76,7 +83,9 @@ def test_files_that_cannot_be_averaged_are_all_listed(write, tmp_path):
     strange = write("s.safetensors", {"what": torch.zeros(2)})
     (tmp_path / "t.safetensors").write_bytes(b"not one")
     with pytest.raises(ValueError) as error:
-        sources.of_files([write("l.safetensors", lora(1)), checkpoint, strange, ("t.safetensors", str(tmp_path / "t.safetensors"))])
+        sources.of_files(
+            [write("l.safetensors", lora(1)), checkpoint, strange, ("t.safetensors", str(tmp_path / "t.safetensors"))]
+        )
     for part in ("s.safetensors: neither", "t.safetensors", "c.safetensors: a checkpoint", "l.safetensors: a lora"):
         assert part in str(error.value)
     one = write("l.safetensors", lora(1))
@@ -87,8 +96,12 @@ def test_files_that_cannot_be_averaged_are_all_listed(write, tmp_path):
 def test_checkpoints_are_averaged_whole_and_put_on_as_a_difference(write):
     draw = torch.Generator().manual_seed(0)
     base = {"a.weight": torch.randn(3, 2, generator=draw), "a.bias": torch.randn(3, generator=draw)}
-    files = [{f"model.diffusion_model.{k}": torch.randn(w.shape, generator=draw) for k, w in base.items()} for _ in range(2)]
-    found = sources.of_files([write(f"{n}.safetensors", {**file, "first_stage_model.x": torch.zeros(1)}) for n, file in enumerate(files)])
+    files = [
+        {f"model.diffusion_model.{k}": torch.randn(w.shape, generator=draw) for k, w in base.items()} for _ in range(2)
+    ]
+    found = sources.of_files(
+        [write(f"{n}.safetensors", {**file, "first_stage_model.x": torch.zeros(1)}) for n, file in enumerate(files)]
+    )
     got = merging.merged(found, "uniform", 0.1, "", base=lambda: base)
     assert got.lora.keys() == {"diffusion_model.a.diff", "diffusion_model.a.diff_b"}
     mean = (files[0]["model.diffusion_model.a.weight"] + files[1]["model.diffusion_model.a.weight"]) / 2
@@ -114,7 +127,9 @@ def test_a_diffusion_model_without_a_prefix_is_averaged_if_it_is_the_models_own(
 def test_checkpoints_stay_as_small_as_their_files_until_they_are_averaged(write):
     weights = {"model.diffusion_model.a.weight": torch.randn(3, 2), "conditioner.b.weight": torch.zeros(4, 4)}
     tensors = {name: t.half() for name, t in weights.items()}
-    found = sources.of_files([write("1.safetensors", tensors), write("2.safetensors", {name: 3 * t for name, t in tensors.items()})])
+    found = sources.of_files(
+        [write("1.safetensors", tensors), write("2.safetensors", {name: 3 * t for name, t in tensors.items()})]
+    )
     loaded = found.files[0].load()
     assert loaded.keys() == {"a.weight"} and loaded["a.weight"].dtype == torch.float16
     assert found.files[0].load()["a.weight"].data_ptr() == loaded["a.weight"].data_ptr()  # the file's own memory
@@ -141,7 +156,9 @@ def test_the_sweep_scores_what_the_model_would_be(lab, tmp_path, kind):
     found = sources.of_state(state, store.folder)
     widths = merging.widths_to_try(found, "")
     assert len(widths) == 10 and widths == sorted(widths)
-    swept = merging.sweep(found, widths, lambda one: held_out_loss(state, denoiser, dataset, one), state.lora_model(ema=True))
+    swept = merging.sweep(
+        found, widths, lambda one: held_out_loss(state, denoiser, dataset, one), state.lora_model(ema=True)
+    )
     assert swept.best == min(swept.rows, key=lambda row: row[1])[0] and len(swept.lines()) == 13
     last = train(state, denoiser, dataset, 1, watch=None)  # and training goes on as if nothing had been scored
     assert last.step == 21 and all(torch.equal(before[name], t) for name, t in denoiser.module.state_dict().items())
@@ -152,7 +169,11 @@ def test_the_sweep_scores_what_the_model_would_be(lab, tmp_path, kind):
         for name, tensor in got.items():
             path = name.removeprefix("diffusion_model.")
             if kind == "full":
-                own = path.removesuffix(".diff_b") + ".bias" if path.endswith(".diff_b") else path.removesuffix(".diff") + ".weight"
+                own = (
+                    path.removesuffix(".diff_b") + ".bias"
+                    if path.endswith(".diff_b")
+                    else path.removesuffix(".diff") + ".weight"
+                )
                 denoiser.module.get_parameter(own).add_(tensor)
             elif path.endswith(".lora_up.weight"):
                 weight = denoiser.module.get_parameter(path.removesuffix(".lora_up.weight") + ".weight")

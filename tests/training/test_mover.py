@@ -1,4 +1,6 @@
-"""Every optimiser and precision: two calls are one byte for byte, fused and offloaded steps are the plain ones, one step by hand."""
+"""Every optimiser and precision: two calls are one byte for byte, fused and offloaded steps are the plain ones, one
+step by hand.
+"""
 
 import json
 import math
@@ -19,7 +21,12 @@ from graft_nodes.training.step import Workspace, advance_, backward_
 from graft_nodes.training.store import Store
 
 RATES = {"lion": 1e-3, "prodigy": 1.0}
-PACKAGES = {"adamw8bit": "bitsandbytes", "lion": "lion_pytorch", "prodigy": "prodigyopt", "schedulefree": "schedulefree"}
+PACKAGES = {
+    "adamw8bit": "bitsandbytes",
+    "lion": "lion_pytorch",
+    "prodigy": "prodigyopt",
+    "schedulefree": "schedulefree",
+}
 FULL = AdapterSettings("full", targets="all")
 PAIRS = AdapterSettings("locon", targets="all", rank=2)
 BARE = {"schedule": "constant", "warmup": 0}
@@ -42,17 +49,24 @@ def _state(lab, denoiser, dataset, optimizer="adamw", adapter=None, **more):
 
 def _same(left, right):
     groups = [(left.trained, right.trained), (left.optimizer, right.optimizer), (left.average, right.average)]
-    return all(a.keys() == b.keys() and all(torch.equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in a) for a, b in groups)
+    return all(
+        a.keys() == b.keys() and all(torch.equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in a) for a, b in groups
+    )
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("precision", ["float32", "bf16", "fp16", "full-bf16"])
 @pytest.mark.parametrize("adapter", [PAIRS, FULL], ids=["pairs", "full"])
 def test_two_calls_are_one_through_a_file(lab, tmp_path, optimizer, precision, adapter):
-    denoiser, dataset = lab.Flow(lab.Net(16) if optimizer == "adamw8bit" else None), lab.pictures(shape=(16, 6, 6), held_out=[9])
+    denoiser, dataset = (
+        lab.Flow(lab.Net(16) if optimizer == "adamw8bit" else None),
+        lab.pictures(shape=(16, 6, 6), held_out=[9]),
+    )
     if optimizer != "adamw8bit":
         dataset = lab.pictures(held_out=[9])
-    start = _state(lab, denoiser, dataset, optimizer, adapter, precision=precision, warmup=0 if optimizer == "adacoor" else 3)
+    start = _state(
+        lab, denoiser, dataset, optimizer, adapter, precision=precision, warmup=0 if optimizer == "adacoor" else 3
+    )
     watch = Watch(validate_every=2)
     whole = train(start, denoiser, dataset, 6, watch)
     half = train(start, denoiser, dataset, 2, watch)
@@ -76,7 +90,7 @@ def test_optimisers_differ_and_learn(lab, optimizer):
     assert sum(losses[-20:]) < sum(losses[:20]) * (1.0 if optimizer in ("adacoor", "prodigy", "sgd") else 0.97)
 
 
-# --- one step by hand -------------------------------------------------------------------------------------------------------------
+# --- one step by hand -------------------------------------------------------------------------------------------------
 
 
 def _newton_schulz(g):
@@ -87,12 +101,16 @@ def _newton_schulz(g):
     x = x / x.norm().clamp(min=1e-7)
     for _ in range(5):
         a = x @ x.T
-        x = torch.addmm(x, torch.addmm(a, a, a, beta=-4.775, alpha=2.0315), x, beta=3.4445)  # a x + (b A + c A A) x, rounded as often
+        x = torch.addmm(
+            x, torch.addmm(a, a, a, beta=-4.775, alpha=2.0315), x, beta=3.4445
+        )  # a x + (b A + c A A) x, rounded as often
     return (x.T if flip else x).float()
 
 
 def _adafactor(p, g, held, n):
-    """Shazeer 2018 with torch's relative step: row and column averages of the square, the update's norm limited to 1."""
+    """Shazeer 2018 with torch's relative step: row and column averages of the square, the update's norm
+    limited to 1.
+    """
     rate, beta = max(1e-3, float(p.norm()) / math.sqrt(p.numel())) * min(held["rate"], n**-0.5), 1 - n**-0.8
     if p.ndim > 1:
         held["r"] = beta * held.get("r", 0) + (1 - beta) * g.square().mean(-1, keepdim=True)
@@ -151,10 +169,16 @@ def test_three_steps_by_hand(lab, optimizer):
     with work.installed():
         for n in range(1, 4):
             backward_(work)
-            weights = {name: _by_hand(optimizer, p, work.trained[name].grad.double(), held[name], n) for name, p in weights.items()}
+            weights = {
+                name: _by_hand(optimizer, p, work.trained[name].grad.double(), held[name], n)
+                for name, p in weights.items()
+            }
             advance_(work)
             for name, expected in weights.items():
-                assert torch.allclose(expected.float(), work.trained[name].detach(), atol=2e-6 if n > 1 else 1e-6), (n, name)
+                assert torch.allclose(expected.float(), work.trained[name].detach(), atol=2e-6 if n > 1 else 1e-6), (
+                    n,
+                    name,
+                )
     if optimizer == "schedulefree":  # what is sampled with is the average
         for name, t in work.state().trained.items():
             assert torch.allclose(held[name]["x"].float(), t, atol=2e-6), name
@@ -163,7 +187,9 @@ def test_three_steps_by_hand(lab, optimizer):
 def test_prodigy_by_hand(lab):
     """2306.06101, algorithm 4 with decoupled decay and without bias correction: one d for all tensors."""
     denoiser, dataset = lab.Flow(), lab.pictures()
-    work = Workspace(_state(lab, denoiser, dataset, "prodigy", FULL, clip_norm=0.0, weight_decay=0.1, **BARE), denoiser, dataset)
+    work = Workspace(
+        _state(lab, denoiser, dataset, "prodigy", FULL, clip_norm=0.0, weight_decay=0.1, **BARE), denoiser, dataset
+    )
     p = {name: t.detach().double() for name, t in work.trained.items()}
     begun = dict(p)
     m, v, s = ({name: torch.zeros_like(t) for name, t in p.items()} for _ in range(3))
@@ -189,7 +215,8 @@ def test_8_bit_moments_follow_adamw(lab):
     _need("adamw8bit")
     denoiser, dataset = lab.Flow(lab.Net(32)), lab.pictures(shape=(32, 4, 4))
     plain, eight = (
-        train(_state(lab, denoiser, dataset, kind, FULL, learning_rate=1e-3), denoiser, dataset, 5) for kind in ("adamw", "adamw8bit")
+        train(_state(lab, denoiser, dataset, kind, FULL, learning_rate=1e-3), denoiser, dataset, 5)
+        for kind in ("adamw", "adamw8bit")
     )
     assert eight.optimizer["state1/blocks.0.conv.weight"].dtype == torch.uint8
     start = _state(lab, denoiser, dataset, "adamw", FULL).trained["blocks.0.conv.weight"]
@@ -197,7 +224,7 @@ def test_8_bit_moments_follow_adamw(lab):
     assert torch.cosine_similarity(one.flatten(), other.flatten(), dim=0) > 0.98
 
 
-# --- fused backward, pieces and offload -------------------------------------------------------------------------------------------
+# --- fused backward, pieces and offload -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "prodigy"])
@@ -210,8 +237,16 @@ def test_fused_backward_gives_the_same_bytes(lab, optimizer, precision, passes):
     assert len(batches(dataset, 4, 0.0, 0, 0, 0, "part 0")) == passes
     found = []
     for fused in (False, True):
-        start = _state(lab, denoiser, dataset, optimizer, FULL if passes == 2 else PAIRS, precision=precision, clip_norm=0.0,
-                       fused_backward=fused)  # fmt: skip
+        start = _state(
+            lab,
+            denoiser,
+            dataset,
+            optimizer,
+            FULL if passes == 2 else PAIRS,
+            precision=precision,
+            clip_norm=0.0,
+            fused_backward=fused,
+        )
         found.append(train(start, denoiser, dataset, 4))
     assert _same(*found)
     assert found[0].history.norm == pytest.approx(found[1].history.norm, rel=1e-5)
@@ -221,10 +256,14 @@ def test_fused_backward_gives_the_same_bytes(lab, optimizer, precision, passes):
 def test_fused_backward_holds_one_gradient_at_a_time(lab):
     denoiser, dataset = lab.Flow(), lab.pictures()
     for fused in (False, True):
-        work = Workspace(_state(lab, denoiser, dataset, "adamw", FULL, clip_norm=0.0, fused_backward=fused), denoiser, dataset)
+        work = Workspace(
+            _state(lab, denoiser, dataset, "adamw", FULL, clip_norm=0.0, fused_backward=fused), denoiser, dataset
+        )
         held, trained = [], list(work.trained.values())
         for t in trained:
-            t.register_post_accumulate_grad_hook(lambda _, held=held, every=trained: held.append(sum(t.grad is not None for t in every)))
+            t.register_post_accumulate_grad_hook(
+                lambda _, held=held, every=trained: held.append(sum(t.grad is not None for t in every))
+            )
         with work.installed():
             advance_(work)
         assert max(held) == (1 if fused else len(work.trained))
@@ -305,15 +344,22 @@ def test_layers_in_host_memory_give_the_same_bytes_and_come_over_block_by_block(
 
     monkeypatch.setattr(offload, "_elsewhere", lambda tensor, device: True)
     monkeypatch.setattr(offload, "_fetched", seen)
-    away = train(_state(lab, denoiser, dataset, "adamw", offload="layers"), denoiser, dataset, 3, Watch(validate_every=2))
+    away = train(
+        _state(lab, denoiser, dataset, "adamw", offload="layers"), denoiser, dataset, 3, Watch(validate_every=2)
+    )
     assert _same(plain, away) and plain.key == away.key and plain.history == away.history
-    # Three steps and two validations: the root and its two blocks; in each step's backward pass the blocks again, one at a time.
+    # Three steps and two validations: the root and its two blocks; in each step's backward pass the blocks again, one
+    # at a time.
     assert len(fetched) == 5 * 3 + 3 * 2 and max(fetched) == 2
-    assert all(id(p) == before[name][0] and torch.equal(p, before[name][1]) for name, p in denoiser.module.named_parameters())
-    assert "forward" not in denoiser.module.__dict__ and not any("forward" in block.__dict__ for block in denoiser.module.blocks)
+    assert all(
+        id(p) == before[name][0] and torch.equal(p, before[name][1]) for name, p in denoiser.module.named_parameters()
+    )
+    assert "forward" not in denoiser.module.__dict__ and not any(
+        "forward" in block.__dict__ for block in denoiser.module.blocks
+    )
 
 
-# --- precision --------------------------------------------------------------------------------------------------------------------
+# --- precision --------------------------------------------------------------------------------------------------------
 
 
 def test_a_loss_scale_that_overflows_is_halved_and_the_step_made_again(lab):
@@ -326,27 +372,36 @@ def test_a_loss_scale_that_overflows_is_halved_and_the_step_made_again(lab):
         moved = advance_(work)
     assert math.isfinite(moved.norm) and work.step == 1 and work.scale.scale < 2.0**30
     saved = work.state()
-    assert saved.optimizer["grad_scaler/scale"].item() == work.scale.scale and saved.optimizer["grad_scaler/count"].item() == 1
+    assert (
+        saved.optimizer["grad_scaler/scale"].item() == work.scale.scale
+        and saved.optimizer["grad_scaler/count"].item() == 1
+    )
     assert Workspace(saved, denoiser, dataset).scale.scale == work.scale.scale
 
 
 def test_the_loss_scale_does_not_change_the_gradient(lab):
     denoiser, dataset = lab.Flow(), lab.pictures()
-    plain, fp16 = (train(_state(lab, denoiser, dataset, "adamw", FULL, precision=p), denoiser, dataset, 3) for p in ("float32", "fp16"))
+    plain, fp16 = (
+        train(_state(lab, denoiser, dataset, "adamw", FULL, precision=p), denoiser, dataset, 3)
+        for p in ("float32", "fp16")
+    )
     assert fp16.history.norm == pytest.approx(plain.history.norm, rel=2e-2) and fp16.history.norm != plain.history.norm
     assert fp16.optimizer["grad_scaler/count"].item() == 3
 
 
 def test_precisions_differ(lab):
     denoiser, dataset = lab.Flow(), lab.pictures()
-    found = [train(_state(lab, denoiser, dataset, precision=p), denoiser, dataset, 3) for p in ("float32", "bf16", "fp16", "full-bf16")]
+    found = [
+        train(_state(lab, denoiser, dataset, precision=p), denoiser, dataset, 3)
+        for p in ("float32", "bf16", "fp16", "full-bf16")
+    ]
     name = "blocks.0.ff.lora_up.weight"
     assert len({bytes(state.trained[name].numpy().data) for state in found}) == 4
     auto = train(_state(lab, denoiser, dataset, precision="auto"), denoiser, dataset, 3)
     assert torch.equal(auto.trained[name], found[0].trained[name])
 
 
-# --- settings and runs ------------------------------------------------------------------------------------------------------------
+# --- settings and runs ------------------------------------------------------------------------------------------------
 
 
 def test_another_optimiser_begins_with_a_state_of_its_own(lab):
@@ -430,15 +485,30 @@ def test_schedule_free_refuses_an_average(lab):
 
 
 FLIPS = [
-    {"optimizer": "sgd"}, {"learning_rate": 2e-2}, {"schedule": "linear"}, {"schedule": "polynomial"}, {"schedule": "cosine-restarts"},
-    {"warmup": 2}, {"total_steps": 9}, {"floor": 0.5}, {"batch_size": 2}, {"accumulation": 2}, {"clip_norm": 1e-3}, {"weight_decay": 0.5},
-    {"lora_plus": 4.0}, {"precision": "bf16"}, {"scale_lr": True}, {"block_rates": "blocks.1.*=0.5"},
-]  # fmt: skip
+    {"optimizer": "sgd"},
+    {"learning_rate": 2e-2},
+    {"schedule": "linear"},
+    {"schedule": "polynomial"},
+    {"schedule": "cosine-restarts"},
+    {"warmup": 2},
+    {"total_steps": 9},
+    {"floor": 0.5},
+    {"batch_size": 2},
+    {"accumulation": 2},
+    {"clip_norm": 1e-3},
+    {"weight_decay": 0.5},
+    {"lora_plus": 4.0},
+    {"precision": "bf16"},
+    {"scale_lr": True},
+    {"block_rates": "blocks.1.*=0.5"},
+]
 
 
 @pytest.mark.parametrize("flip", FLIPS, ids=str)
 def test_no_setting_is_dead(lab, flip):
-    """The others: text_encoder_rate is refused without a text encoder; checkpointing, offload, fused_backward change no bytes."""
+    """The others: text_encoder_rate is refused without a text encoder; checkpointing, offload, fused_backward change no
+    bytes.
+    """
     denoiser, dataset = lab.Flow(), lab.pictures()
     plain, other = (train(_state(lab, denoiser, dataset, **more), denoiser, dataset, 5) for more in ({}, flip))
     assert any(not torch.equal(t, other.trained[name]) for name, t in plain.trained.items()) and plain.key != other.key
@@ -447,7 +517,9 @@ def test_no_setting_is_dead(lab, flip):
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "cosine-restarts", "polynomial"])
 def test_two_calls_are_one_on_every_schedule(lab, schedule):
     denoiser, dataset = lab.Flow(), lab.pictures()
-    start = _state(lab, denoiser, dataset, schedule=schedule, floor=0.0 if schedule == "constant" else 0.1, total_steps=10)
+    start = _state(
+        lab, denoiser, dataset, schedule=schedule, floor=0.0 if schedule == "constant" else 0.1, total_steps=10
+    )
     whole = train(start, denoiser, dataset, 8)
     assert equal(whole, train(train(start, denoiser, dataset, 3), denoiser, dataset, 5))
     assert whole.history.rate[7] == rate_at(start.settings.optimizer, 7)

@@ -179,7 +179,11 @@ def test_zero_terminal_snr_is_diffusers():
     expected = torch.cumprod(1 - rescale_zero_terminal_snr(betas), 0)
     found = zero_terminal(sigmas)
     assert torch.allclose((1 + found[:-1] ** 2) ** -1, expected[:-1], rtol=1e-9) and expected[-1] == 0
-    assert found[0] == pytest.approx(float(sigmas[0]), rel=1e-9) and 1 / (1 + found[-1] ** 2) < 1e-7 and (found.diff() > 0).all()
+    assert (
+        found[0] == pytest.approx(float(sigmas[0]), rel=1e-9)
+        and 1 / (1 + found[-1] ** 2) < 1e-7
+        and (found.diff() > 0).all()
+    )
     assert torch.equal(zero_terminal(found), found)
 
 
@@ -223,7 +227,10 @@ def test_wrong_settings_are_named(settings, message):
 def test_settings_that_the_model_cannot_have():
     with pytest.raises(ValueError, match="flow models lack"):
         check_for(ObjectiveSettings(weighting="min-snr"), "flow")
-    for prediction, reason in (("eps", "predicts eps: at a level without signal"), ("flow", "begins at pure noise already")):
+    for prediction, reason in (
+        ("eps", "predicts eps: at a level without signal"),
+        ("flow", "begins at pure noise already"),
+    ):
         with pytest.raises(ValueError, match=reason):
             check_for(ObjectiveSettings(zero_terminal_snr=True), prediction)
     check_for(ObjectiveSettings(zero_terminal_snr=True), "v")

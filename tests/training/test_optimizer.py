@@ -1,4 +1,6 @@
-"""AdamW and clipping against formulas written out by hand; what is wrong with settings is said before the first step."""
+"""AdamW and clipping against formulas written out by hand; what is wrong with settings is said before
+the first step.
+"""
 
 import math
 import sys
@@ -13,10 +15,14 @@ from graft_nodes.training.state import Settings, Start, begin, with_settings
 from graft_nodes.training.step import Workspace, advance_, backward_
 
 
-@pytest.mark.parametrize("settings", [{}, {"clip_norm": 0.0}, {"clip_norm": 0.02, "weight_decay": 0.1}, {"lora_plus": 4.0}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"clip_norm": 0.0}, {"clip_norm": 0.02, "weight_decay": 0.1}, {"lora_plus": 4.0}]
+)
 def test_three_steps_are_adamw_written_out(lab, settings):
     denoiser, dataset = lab.Flow(), lab.pictures()
-    work = Workspace(lab.state(denoiser, dataset, AdapterSettings(targets="all", rank=2), **settings), denoiser, dataset)
+    work = Workspace(
+        lab.state(denoiser, dataset, AdapterSettings(targets="all", rank=2), **settings), denoiser, dataset
+    )
     held = work.begun.settings.optimizer
     weights = {name: t.detach().double().clone() for name, t in work.trained.items()}
     first, second = ({name: torch.zeros_like(w) for name, w in weights.items()} for _ in range(2))
@@ -61,9 +67,15 @@ WRONG = [
     ({"warmup": 2000}, "warmup is 2000 steps and total_steps only 1000"),
     ({"floor": 2.0, "batch_size": 0}, "batch_size is 0.*floor is 2.0"),
     ({"floor": 0.5}, "schedule constant never falls"),
-    ({"block_rates": "a=x, /(/=1, b=-1, =2"}, "'a=x' cannot be read.*'/\\(/=1' cannot be read.*'b=-1' needs.*'=2' needs"),
+    (
+        {"block_rates": "a=x, /(/=1, b=-1, =2"},
+        "'a=x' cannot be read.*'/\\(/=1' cannot be read.*'b=-1' needs.*'=2' needs",
+    ),
     ({"optimizer": "schedulefree", "schedule": "cosine"}, "takes the place of schedule cosine"),
-    ({"optimizer": "adacoor", "scale_lr": True, "warmup": 1, "weight_decay": 0.5}, "scale_lr True.*warmup 1.*weight_decay 0.5"),
+    (
+        {"optimizer": "adacoor", "scale_lr": True, "warmup": 1, "weight_decay": 0.5},
+        "scale_lr True.*warmup 1.*weight_decay 0.5",
+    ),
     ({"optimizer": "adacoor", "schedule": "linear", "block_rates": "a=0"}, "block_rates 'a=0'.*schedule 'linear'"),
     ({"optimizer": "prodigy", "lora_plus": 4.0, "text_encoder_rate": 1.0}, "text_encoder_rate 1.0.*lora_plus 4.0"),
     ({"optimizer": "prodigy", "block_rates": "a = 0.5"}, "one step size for all tensors, so block_rates 'a = 0.5'"),
@@ -102,18 +114,27 @@ def test_what_does_not_fit_a_run_is_said_at_its_start_and_when_settings_change(l
 
 @pytest.mark.parametrize(
     ("optimizer", "package"),
-    [("adamw8bit", "bitsandbytes"), ("lion", "lion-pytorch"), ("prodigy", "prodigyopt"), ("schedulefree", "schedulefree")],
+    [
+        ("adamw8bit", "bitsandbytes"),
+        ("lion", "lion-pytorch"),
+        ("prodigy", "prodigyopt"),
+        ("schedulefree", "schedulefree"),
+    ],
 )
 def test_a_missing_package_is_named_with_what_to_install(lab, monkeypatch, optimizer, package):
     monkeypatch.setitem(sys.modules, package.replace("-", "_"), None)
-    with pytest.raises(ValueError, match=f"{optimizer} needs the package {package}: pip install {package} .*`optimizers`"):
+    with pytest.raises(
+        ValueError, match=f"{optimizer} needs the package {package}: pip install {package} .*`optimizers`"
+    ):
         lab.state(lab.Flow(), lab.pictures(), ema=False, optimizer=optimizer, schedule="constant")
 
 
 @pytest.mark.parametrize(("optimizer", "name", "version"), [("muon", "Muon", "2.9"), ("adafactor", "Adafactor", "2.5")])
 def test_an_old_torch_is_told_which_one_is_needed(lab, monkeypatch, optimizer, name, version):
     monkeypatch.delattr(torch.optim, name)
-    with pytest.raises(ValueError, match=f"{optimizer} needs torch {version} or later and this is {torch.__version__.split('+')[0]}"):
+    with pytest.raises(
+        ValueError, match=f"{optimizer} needs torch {version} or later and this is {torch.__version__.split('+')[0]}"
+    ):
         lab.state(lab.Flow(), lab.pictures(), optimizer=optimizer)
 
 

@@ -8,12 +8,30 @@ from graft_nodes.training import adapters, libraries, options
 from graft_nodes.training.loop import train
 from graft_nodes.training.optimizer import OptimizerSettings
 
-PACKAGES = {"adamw8bit": "bitsandbytes", "lion": "lion_pytorch", "prodigy": "prodigyopt", "schedulefree": "schedulefree"}
+PACKAGES = {
+    "adamw8bit": "bitsandbytes",
+    "lion": "lion_pytorch",
+    "prodigy": "prodigyopt",
+    "schedulefree": "schedulefree",
+}
 OTHER = {
-    "betas": "0.5 0.9", "eps": "1e-2", "beta2_decay": "-0.3", "d": "1.5", "beta3": "0.5", "d0": "1e-4", "d_coef": "3", "growth_rate": "1.1",
-    "decouple": "false", "use_bias_correction": "true", "safeguard_warmup": "false", "r": "1", "weight_lr_power": "0.5", "momentum": "0.3",
-    "nesterov": "true", "ns_steps": "2",
-}  # fmt: skip
+    "betas": "0.5 0.9",
+    "eps": "1e-2",
+    "beta2_decay": "-0.3",
+    "d": "1.5",
+    "beta3": "0.5",
+    "d0": "1e-4",
+    "d_coef": "3",
+    "growth_rate": "1.1",
+    "decouple": "false",
+    "use_bias_correction": "true",
+    "safeguard_warmup": "false",
+    "r": "1",
+    "weight_lr_power": "0.5",
+    "momentum": "0.3",
+    "nesterov": "true",
+    "ns_steps": "2",
+}
 CASES = [(optimizer, name) for optimizer, known in options.KNOWN.items() for name in known]
 
 
@@ -26,7 +44,12 @@ def _needs(optimizer):
 def test_every_option_changes_what_is_trained(lab, optimizer, name):
     _needs(optimizer)
     rate = {"prodigy": 1.0, "adafactor": 1e-1}.get(optimizer, 1e-2)
-    given = {"optimizer": optimizer, "learning_rate": rate, "schedule": "constant", "warmup": 0 if optimizer == "adacoor" else 3}
+    given = {
+        "optimizer": optimizer,
+        "learning_rate": rate,
+        "schedule": "constant",
+        "warmup": 0 if optimizer == "adacoor" else 3,
+    }
     given |= {} if optimizer == "adacoor" else {"weight_decay": 0.1}
     value = {"muon": "false"}.get(optimizer, "true") if name == "nesterov" else OTHER[name]
     found = []
@@ -36,7 +59,9 @@ def test_every_option_changes_what_is_trained(lab, optimizer, name):
         state = lab.state(denoiser, dataset, kind, ema=False, **given, options=said)
         found.append(adapters.tensors_digest(train(state, denoiser, dataset, 5).trained))
     if optimizer == "adamw8bit":
-        made = libraries.build(OptimizerSettings(**given, options=f"{name} = {value}"), [{"params": [torch.zeros(2, requires_grad=True)]}])
+        made = libraries.build(
+            OptimizerSettings(**given, options=f"{name} = {value}"), [{"params": [torch.zeros(2, requires_grad=True)]}]
+        )
         assert made.param_groups[0][name] == options.parse(optimizer, f"{name} = {value}")[name]
     assert found[0] != found[1]
 
@@ -44,7 +69,12 @@ def test_every_option_changes_what_is_trained(lab, optimizer, name):
 def test_two_steps_with_other_betas_are_adamw_written_out():
     w = torch.tensor([1.0, -2.0], requires_grad=True)
     settings = OptimizerSettings(learning_rate=0.1, weight_decay=0.0, options="betas=0.8,0.99\neps = 1e-3")
-    made, first, second, expected = libraries.build(settings, [{"params": [w]}]), 0.0, 0.0, torch.tensor([1.0, -2.0], dtype=torch.float64)
+    made, first, second, expected = (
+        libraries.build(settings, [{"params": [w]}]),
+        0.0,
+        0.0,
+        torch.tensor([1.0, -2.0], dtype=torch.float64),
+    )
     for n, g in enumerate((torch.tensor([0.5, 1.0]), torch.tensor([-1.0, 3.0])), 1):
         w.grad = g
         made.step()

@@ -1,4 +1,6 @@
-"""Objectives that need more than one forward or another schedule: output preservation, masks and perturbed inputs through a whole step."""
+"""Objectives that need more than one forward or another schedule: output preservation, masks and perturbed inputs
+through a whole step.
+"""
 
 from dataclasses import replace
 
@@ -21,7 +23,9 @@ def _with_regularisation(lab, share=0.5):
 @pytest.mark.parametrize("kind", ["lora", "full"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_target_of_regularisation_pictures_is_the_bases_own_prediction(lab, kind, checkpointing, monkeypatch):
-    """With a base that already predicts regularisation pictures as it did, their loss is 0 at the start and grows as others train."""
+    """With a base that already predicts regularisation pictures as it did, their loss is 0 at the start and grows as
+    others train.
+    """
     denoiser, dataset = lab.Flow(), _with_regularisation(lab)
     objective = ObjectiveSettings(prior="output-preservation", prior_weight=2.0)
     adapter = AdapterSettings(kind, targets="all", rank=2)
@@ -44,7 +48,9 @@ def test_the_target_of_regularisation_pictures_is_the_bases_own_prediction(lab, 
             advance_(work)
         seen.clear()
         backward_(work)
-        assert all(tensor.grad is not None for tensor in work.trained.values())  # the trained tensors are installed again
+        assert all(
+            tensor.grad is not None for tensor in work.trained.values()
+        )  # the trained tensors are installed again
     denoised, target = seen[0]
     x = (denoised - target).flatten(1).abs().amax(1)
     assert (x > 1e-6).all()
@@ -55,7 +61,9 @@ def test_a_preserved_model_drifts_less_where_it_is_preserved(lab):
     denoiser, dataset = lab.Flow(), _with_regularisation(lab)
     found = {}
     for name, prior, weight in (("none", "regularisation", 0.0), ("kept", "output-preservation", 20.0)):
-        state = lab.state(denoiser, dataset, objective=ObjectiveSettings(prior=prior, prior_weight=weight), learning_rate=2e-2)
+        state = lab.state(
+            denoiser, dataset, objective=ObjectiveSettings(prior=prior, prior_weight=weight), learning_rate=2e-2
+        )
         after = train(state, denoiser, dataset, 25)
         work = Workspace(after, denoiser, dataset)
         draws, drift = torch.Generator().manual_seed(5), 0.0
@@ -71,13 +79,17 @@ def test_a_preserved_model_drifts_less_where_it_is_preserved(lab):
     assert found["kept"] < 0.5 * found["none"]
 
 
-@pytest.mark.parametrize("objective", [{"ip_noise": 0.2}, {"loss": "scheduled-huber"}, {"prior": "output-preservation"}])
+@pytest.mark.parametrize(
+    "objective", [{"ip_noise": 0.2}, {"loss": "scheduled-huber"}, {"prior": "output-preservation"}]
+)
 def test_each_changes_the_bytes_and_two_calls_are_one(lab, objective):
     denoiser, dataset = lab.Flow(), _with_regularisation(lab)
     plain = train(lab.state(denoiser, dataset), denoiser, dataset, 4)
     start = lab.state(denoiser, dataset, objective=ObjectiveSettings(**objective))
     whole, parts = train(start, denoiser, dataset, 4), train(train(start, denoiser, dataset, 1), denoiser, dataset, 3)
-    assert equal(whole, parts) and not torch.equal(whole.trained["blocks.0.ff.lora_up.weight"], plain.trained["blocks.0.ff.lora_up.weight"])
+    assert equal(whole, parts) and not torch.equal(
+        whole.trained["blocks.0.ff.lora_up.weight"], plain.trained["blocks.0.ff.lora_up.weight"]
+    )
 
 
 @pytest.mark.parametrize("prior", ["regularisation", "output-preservation"])
@@ -91,7 +103,9 @@ def test_a_prior_without_pictures_is_refused(lab, prior):
 def test_places_without_mask_do_not_train(lab, monkeypatch):
     denoiser, dataset = lab.Flow(), lab.pictures()
     taken = Loader.take
-    monkeypatch.setattr(Loader, "take", lambda *a: [replace(b, mask=torch.zeros(len(b.latents), 1, 6, 6)) for b in taken(*a)])
+    monkeypatch.setattr(
+        Loader, "take", lambda *a: [replace(b, mask=torch.zeros(len(b.latents), 1, 6, 6)) for b in taken(*a)]
+    )
     work = Workspace(lab.state(denoiser, dataset), denoiser, dataset)
     with work.installed():
         assert backward_(work) == 0.0

@@ -23,7 +23,15 @@ class Bench:
     def run(self, name, steps, limit=0, keep="last", seed=3, **settings):
         store = Store(self.folder, name, {}, limit)
         watch = Watch(**{"validate_every": 0, "snapshot_every": 0, **settings})
-        return runs.run(self.begun(seed=seed), steps, lambda: contextlib.nullcontext(self.denoiser), self.dataset, store, watch, keep)
+        return runs.run(
+            self.begun(seed=seed),
+            steps,
+            lambda: contextlib.nullcontext(self.denoiser),
+            self.dataset,
+            store,
+            watch,
+            keep,
+        )
 
     def size(self):
         return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
@@ -49,8 +57,10 @@ def test_the_longest_unused_result_goes_and_is_said(bench):
     limit = int(bench.size() * 1.4)
     third = bench.run("three", 2, limit)
     assert bench.states() == {second.folder, third.folder} and bench.size() <= limit
-    assert any("1 stored results that were unused for longest were removed" in note and f"one/{first.folder.name}" in note
-               for note in third.notes)  # fmt: skip
+    assert any(
+        "1 stored results that were unused for longest were removed" in note and f"one/{first.folder.name}" in note
+        for note in third.notes
+    )
     assert not first.folder.exists() and not (bench.folder / "one").exists()
     again = bench.run("one", 2)
     assert again.trained == 2 and equal(again.state, first.state)  # it is trained again when it is wanted again
@@ -103,7 +113,10 @@ def test_an_unfinished_run_stays_for_a_day_and_then_goes_last(bench):
 
 def test_leftovers_of_a_crash_and_averages_without_a_run_go_too(bench):
     first = bench.run("one", 1)
-    orphan, averages = bench.folder / "two" / "abc" / "state.safetensors", bench.folder / "three" / "averages" / "x.safetensors"
+    orphan, averages = (
+        bench.folder / "two" / "abc" / "state.safetensors",
+        bench.folder / "three" / "averages" / "x.safetensors",
+    )
     own, cache = bench.folder / "three" / "notes.txt", bench.folder / "cache" / "latents" / "x.safetensors"
     for path in (orphan, averages, own, cache):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,9 +134,13 @@ def _held(name, kind, size, age):
 
 def test_the_order_and_how_much():
     found = [
-        _held("new", "state", 10, 5), _held("old", "state", 10, 500), _held("left", "orphan", 10, 2 * 3600),
-        _held("young", "orphan", 10, 60), _held("writing", "partial", 10, 60), _held("given up", "partial", 10, 48 * 3600),
-    ]  # fmt: skip
+        _held("new", "state", 10, 5),
+        _held("old", "state", 10, 500),
+        _held("left", "orphan", 10, 2 * 3600),
+        _held("young", "orphan", 10, 60),
+        _held("writing", "partial", 10, 60),
+        _held("given up", "partial", 10, 48 * 3600),
+    ]
 
     def names(excess, needed=()):
         return [str(one.folder) for one in to_go(found, excess, {Path(name) for name in needed}, 1e6)]

@@ -17,9 +17,16 @@ from graft_nodes.training.store import Damaged
 @pytest.fixture
 def run(lab):
     denoiser, dataset = lab.Flow(), lab.pictures(held_out=[9])
-    state = lab.state(denoiser, dataset, AdapterSettings(targets="all", rank=2), objective=ObjectiveSettings(ip_noise=0.1))
+    state = lab.state(
+        denoiser, dataset, AdapterSettings(targets="all", rank=2), objective=ObjectiveSettings(ip_noise=0.1)
+    )
     ema = EMASettings("ramp", snapshots=2, widths=(0.05, 0.2))
-    start = begin(denoiser.module, type(state.start)("model", dataset.digest, state.start.adapter, ema, 3), state.settings, "some run")
+    start = begin(
+        denoiser.module,
+        type(state.start)("model", dataset.digest, state.start.adapter, ema, 3),
+        state.settings,
+        "some run",
+    )
     return train(start, denoiser, dataset, 4, Watch(validate_every=2)), denoiser, dataset
 
 
@@ -36,7 +43,11 @@ def test_a_state_comes_back_and_goes_on_as_if_it_had_never_left(run, tmp_path, s
         assert sum(name.endswith(".index.json") for name in files) == 1
     again = saved.load(tmp_path, "mine", "model", dataset.digest)
     assert equal(again, state) and again.history == state.history and again.settings == state.settings
-    assert again.start.digest == state.start.digest and again.run == "some run" and list(again.trained) == list(state.trained)
+    assert (
+        again.start.digest == state.start.digest
+        and again.run == "some run"
+        and list(again.trained) == list(state.trained)
+    )
     assert equal(train(again, denoiser, dataset, 3), train(state, denoiser, dataset, 3))
     assert saved.names(tmp_path) == ["mine"]
 
@@ -48,7 +59,9 @@ def test_without_a_dataset_it_comes_back_too(run, tmp_path):
 
 def test_another_model_or_dataset_is_refused_with_both_named(run, tmp_path):
     saved.save(run[0], tmp_path, "mine")
-    with pytest.raises(ValueError, match=r"on the model model, and the model that is connected is other; .*with the dataset") as caught:
+    with pytest.raises(
+        ValueError, match=r"on the model model, and the model that is connected is other; .*with the dataset"
+    ) as caught:
         saved.load(tmp_path, "mine", "other", "pictures")
     assert run[2].digest[:16] in str(caught.value) and "pictures" in str(caught.value)
 
@@ -72,7 +85,10 @@ def test_a_full_disk_leaves_the_same_state_that_is_there_already(run, tmp_path, 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "a\\b", "C:x", " x", "x.", "a\0b", "../x", "日" * 90])
 def test_a_name_never_leaves_its_folder(run, tmp_path, name):
-    for act in (lambda: saved.save(run[0], tmp_path / "states", name), lambda: saved.load(tmp_path / "states", name, "model")):
+    for act in (
+        lambda: saved.save(run[0], tmp_path / "states", name),
+        lambda: saved.load(tmp_path / "states", name, "model"),
+    ):
         with pytest.raises(ValueError, match="plain folder name"):
             act()
     assert not list(tmp_path.iterdir())

@@ -44,9 +44,14 @@ def test_scale_lr_is_the_documented_power():
 
 @pytest.mark.parametrize(
     ("schedule", "theirs", "more"),
-    [("constant", "constant", {}), ("linear", "linear", {}), ("cosine", "cosine", {}),
-     ("cosine-restarts", "cosine_with_restarts", {"num_cycles": 4}), ("polynomial", "polynomial", {"power": 2.0})],
-)  # fmt: skip
+    [
+        ("constant", "constant", {}),
+        ("linear", "linear", {}),
+        ("cosine", "cosine", {}),
+        ("cosine-restarts", "cosine_with_restarts", {"num_cycles": 4}),
+        ("polynomial", "polynomial", {"power": 2.0}),
+    ],
+)
 def test_schedules_are_those_of_diffusers(schedule, theirs, more):
     # Theirs ends one step after the last and so never uses the floor; ours ends on the last.
     settings = OptimizerSettings(learning_rate=1.0, schedule=schedule, total_steps=41)

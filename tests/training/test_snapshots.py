@@ -1,4 +1,6 @@
-"""Averages of a run: snapshots of two widths, any width from them, switching, host memory; equal bytes however the steps are cut."""
+"""Averages of a run: snapshots of two widths, any width from them, switching, host memory; equal bytes however the
+steps are cut.
+"""
 
 import json
 from contextlib import nullcontext
@@ -63,10 +65,18 @@ def test_a_snapshot_is_the_average_that_the_power_schedule_keeps(lab, tmp_path, 
 def test_any_width_afterwards_is_the_average_that_would_have_run_along(lab, tmp_path):
     denoiser, dataset = lab.Flow(), lab.pictures()
     store, width = Store(tmp_path, "run"), 0.075
-    state = go(begun(lab, denoiser, dataset, EMASettings("ramp", snapshots=3), schedule="constant"), 30, denoiser, dataset, store)
+    state = go(
+        begun(lab, denoiser, dataset, EMASettings("ramp", snapshots=3), schedule="constant"),
+        30,
+        denoiser,
+        dataset,
+        store,
+    )
     kept = snapshots.expected(state, store.folder)
     found = reconstruction([one.profile for one in kept], width)
-    got = average([snapshots.read(one) for one in kept], found.weights, [str(n) for n in range(len(kept))], "factors").state
+    got = average(
+        [snapshots.read(one) for one in kept], found.weights, [str(n) for n in range(len(kept))], "factors"
+    ).state
     alone = begun(lab, denoiser, dataset, EMASettings("power", widths=(width,)), schedule="constant")
     live, last = train(alone, denoiser, dataset, 30).lora_model(ema=True), state.lora_model()
     apart = sum(float((got[n] - live[n]).square().sum()) for n in live if not n.endswith(".alpha")) ** 0.5
@@ -82,7 +92,9 @@ def test_switching_sets_the_weights_to_the_average(lab):
     assert all(torch.equal(third.trained[name], third.average[name]) for name in third.trained)
     assert not all(torch.equal(fourth.trained[name], fourth.average[name]) for name in fourth.trained)
     plain = train(begun(lab, denoiser, dataset, EMASettings("constant", 0.5)), denoiser, dataset, 3)
-    assert not equal(plain, third) and all(torch.equal(plain.average[name], third.average[name]) for name in plain.average)
+    assert not equal(plain, third) and all(
+        torch.equal(plain.average[name], third.average[name]) for name in plain.average
+    )
 
 
 def test_an_average_on_a_thread_trains_the_same_bytes(lab, monkeypatch, tmp_path):
@@ -164,12 +176,16 @@ def test_branches_of_a_run_are_told_apart(lab, tmp_path):
     store = Store(tmp_path, "run")
     start = begun(lab, denoiser, dataset, EMASettings("ramp", snapshots=5))
     trunk = go(start, 10, denoiser, dataset, store)
-    slower = replace(trunk, settings=Settings(replace(trunk.settings.optimizer, learning_rate=1e-3), trunk.settings.objective))
+    slower = replace(
+        trunk, settings=Settings(replace(trunk.settings.optimizer, learning_rate=1e-3), trunk.settings.objective)
+    )
     ends = [go(trunk, 5, denoiser, dataset, store), go(slower, 10, denoiser, dataset, store)]
     ways = snapshots.lines(snapshots.found(store.folder))
     assert set(ways) == {end.key for end in ends}
     for end in ends:
-        assert sorted(ways[end.key], key=lambda s: s.path) == sorted(snapshots.expected(end, store.folder), key=lambda s: s.path)
+        assert sorted(ways[end.key], key=lambda s: s.path) == sorted(
+            snapshots.expected(end, store.folder), key=lambda s: s.path
+        )
 
 
 def test_metadata_orders_and_identifies(lab, tmp_path):
@@ -177,7 +193,11 @@ def test_metadata_orders_and_identifies(lab, tmp_path):
     store = Store(tmp_path, "run")
     state = go(begun(lab, denoiser, dataset, EMASettings("ramp", snapshots=5)), 5, denoiser, dataset, store)
     metadata = snapshots.load_safetensors(str(snapshots.expected(state, store.folder)[0].path))[1]
-    assert metadata["ss_steps"] == "5" and metadata["graft_run"] == state.start.digest and metadata["graft_state"] == state.key
+    assert (
+        metadata["ss_steps"] == "5"
+        and metadata["graft_run"] == state.start.digest
+        and metadata["graft_state"] == state.key
+    )
     assert json.loads(metadata["graft_position"]) == [[state.settings.digest, 5]]
     assert not any(word in name for name in metadata for word in ("date", "time", "session"))
 
@@ -200,11 +220,17 @@ def test_half_precision_keeps_what_float16_cannot_hold():
 
 def test_settings_that_cannot_be(lab):
     for wrong, says in (
-        ({"decay": 1.0}, "decay is 1.0"), ({"decay": -0.1}, "decay"), ({"target": 0.0}, "target"), ({"target": 1.0}, "target"),
-        ({"snapshots": -1}, "snapshots"), ({"switch_every": -1}, "switch_every"), ({"snapshots": 5, "widths": (0.05,)}, "two or more"),
-        ({"snapshots": 5, "widths": (0.05, 0.05)}, "two or more"), ({"snapshots": 5, "interval": 2}, "multiples of interval"),
+        ({"decay": 1.0}, "decay is 1.0"),
+        ({"decay": -0.1}, "decay"),
+        ({"target": 0.0}, "target"),
+        ({"target": 1.0}, "target"),
+        ({"snapshots": -1}, "snapshots"),
+        ({"switch_every": -1}, "switch_every"),
+        ({"snapshots": 5, "widths": (0.05,)}, "two or more"),
+        ({"snapshots": 5, "widths": (0.05, 0.05)}, "two or more"),
+        ({"snapshots": 5, "interval": 2}, "multiples of interval"),
         ({"switch_every": 5, "interval": 10}, "multiples of interval"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=says):
             EMASettings(**wrong)
     denoiser, dataset = lab.Flow(), lab.pictures()

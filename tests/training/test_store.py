@@ -34,7 +34,11 @@ class Bench:
         return runs.run(state or self.state, steps, self.open, self.dataset, self.store, Watch(**settings), keep)
 
     def files(self):
-        return sorted(os.path.relpath(os.path.join(at, name), self.folder) for at, _, names in os.walk(self.folder) for name in names)
+        return sorted(
+            os.path.relpath(os.path.join(at, name), self.folder)
+            for at, _, names in os.walk(self.folder)
+            for name in names
+        )
 
 
 @pytest.fixture
@@ -231,7 +235,9 @@ def test_the_best_state_is_kept_and_is_the_one_of_its_step(bench):
         assert kinds == [(step, "best"), (12, "result")] and outcome.best is not None
     again, _ = load(outcome.best, bench.state)
     assert equal(again, train(bench.state, bench.denoiser, bench.dataset, step, Watch(validate_every=2)))
-    assert outcome.used.states == len(kinds) and outcome.used.run == sum((bench.folder / name).stat().st_size for name in bench.files())
+    assert outcome.used.states == len(kinds) and outcome.used.run == sum(
+        (bench.folder / name).stat().st_size for name in bench.files()
+    )
     assert bench.run(step).trained == 0 and (step, "result") in _kinds(bench)  # asked for, it is a result and stays
 
 
@@ -289,7 +295,9 @@ def test_a_long_history_lies_in_blocks_and_comes_back(bench, monkeypatch):
     bench.store.save_partial = saving
     outcome = bench.run(23, validate_every=1, snapshot_every=2)
     again, _ = load(outcome.folder, bench.state)
-    assert again.history == outcome.state.history and len(again.history.loss) == 23 and len(again.history.validation) == 24
+    assert (
+        again.history == outcome.state.history and len(again.history.loss) == 23 and len(again.history.validation) == 24
+    )
     blocks = [name for name in bench.files() if "history" in name]
     assert len(blocks) == 5
     assert sizes[10] < sizes[0] + 5 * 85  # what grows is the name of a block now and then
@@ -299,8 +307,14 @@ def test_a_long_history_lies_in_blocks_and_comes_back(bench, monkeypatch):
         load(outcome.folder, bench.state)
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes"),
-                                   torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")])  # fmt: skip
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes"),
+        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    ],
+)
 def test_memory_that_runs_out_says_what_to_change_and_the_state_is_kept(bench, error):
     denoise, bench.denoiser.calls = bench.denoiser.denoise, 0
 

@@ -1,4 +1,6 @@
-"""Keeps checks/ out of an ordinary run: they need a real ComfyUI, which test_real_comfyui.py starts in a process of its own."""
+"""Keeps checks/ out of an ordinary run: they need a real ComfyUI, which test_real_comfyui.py starts in a process of its
+own.
+"""
 
 import os
 

@@ -1,4 +1,6 @@
-"""One tiny, randomly initialised model of every family that training knows, of ComfyUI's own classes, with captions it understands."""
+"""One tiny, randomly initialised model of every family that training knows, of ComfyUI's own classes, with captions it
+understands.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +14,60 @@ import pytest
 import torch
 
 UNET = {
-    "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": 64, "num_res_blocks": [1, 1], "channel_mult": [1, 2],
-    "transformer_depth": [1, 1], "transformer_depth_output": [1, 1, 1, 1], "transformer_depth_middle": 1, "context_dim": 12,
-    "use_spatial_transformer": True, "use_linear_in_transformer": True, "adm_in_channels": None, "use_temporal_attention": False,
+    "image_size": 32,
+    "in_channels": 4,
+    "out_channels": 4,
+    "model_channels": 64,
+    "num_res_blocks": [1, 1],
+    "channel_mult": [1, 2],
+    "transformer_depth": [1, 1],
+    "transformer_depth_output": [1, 1, 1, 1],
+    "transformer_depth_middle": 1,
+    "context_dim": 12,
+    "use_spatial_transformer": True,
+    "use_linear_in_transformer": True,
+    "adm_in_channels": None,
+    "use_temporal_attention": False,
     "legacy": False,
-}  # fmt: skip
+}
 FLUX = {
-    "in_channels": 16, "out_channels": 16, "vec_in_dim": 8, "context_in_dim": 12, "hidden_size": 32, "mlp_ratio": 2.0, "num_heads": 2,
-    "depth": 1, "depth_single_blocks": 1, "axes_dim": [4, 6, 6], "theta": 10000, "patch_size": 2, "qkv_bias": True, "guidance_embed": True,
-}  # fmt: skip
+    "in_channels": 16,
+    "out_channels": 16,
+    "vec_in_dim": 8,
+    "context_in_dim": 12,
+    "hidden_size": 32,
+    "mlp_ratio": 2.0,
+    "num_heads": 2,
+    "depth": 1,
+    "depth_single_blocks": 1,
+    "axes_dim": [4, 6, 6],
+    "theta": 10000,
+    "patch_size": 2,
+    "qkv_bias": True,
+    "guidance_embed": True,
+}
 LUMINA = {
-    "patch_size": 2, "in_channels": 16, "dim": 32, "n_layers": 2, "n_refiner_layers": 1, "n_heads": 2, "n_kv_heads": 1, "multiple_of": 8,
-    "ffn_dim_multiplier": 2.0, "qk_norm": True, "cap_feat_dim": 12, "axes_dims": [4, 6, 6], "axes_lens": [64, 64, 64],
-}  # fmt: skip
+    "patch_size": 2,
+    "in_channels": 16,
+    "dim": 32,
+    "n_layers": 2,
+    "n_refiner_layers": 1,
+    "n_heads": 2,
+    "n_kv_heads": 1,
+    "multiple_of": 8,
+    "ffn_dim_multiplier": 2.0,
+    "qk_norm": True,
+    "cap_feat_dim": 12,
+    "axes_dims": [4, 6, 6],
+    "axes_lens": [64, 64, 64],
+}
 
 
 @dataclass(frozen=True)
 class Family:
-    """A class of comfy.supported_models, the settings of a tiny model of it, its latents, and what its text encoder gives beside tokens."""
+    """A class of comfy.supported_models, the settings of a tiny model of it, its latents, and what its text encoder
+    gives beside tokens.
+    """
 
     supported: str
     config: Mapping[str, Any]
@@ -40,81 +78,187 @@ class Family:
 
 
 FAMILIES = {
-    "sd1": Family("SD15", UNET | {"use_linear_in_transformer": False, "num_heads": 8, "num_head_channels": -1}, predicts="eps"),
+    "sd1": Family(
+        "SD15", UNET | {"use_linear_in_transformer": False, "num_heads": 8, "num_head_channels": -1}, predicts="eps"
+    ),
     "sd2-v": Family(
-        "SD20", UNET, weights={"output_blocks.11.1.transformer_blocks.0.norm1.bias": torch.tensor([-1.0, 1.0])}, predicts="v"
+        "SD20",
+        UNET,
+        weights={"output_blocks.11.1.transformer_blocks.0.norm1.bias": torch.tensor([-1.0, 1.0])},
+        predicts="v",
     ),
     "sdxl": Family(
-        "SDXL", UNET | {"adm_in_channels": 2816, "num_classes": "sequential", "num_head_channels": 32},
-        extras={"pooled_output": (1, 1280)}, predicts="eps",
+        "SDXL",
+        UNET | {"adm_in_channels": 2816, "num_classes": "sequential", "num_head_channels": 32},
+        extras={"pooled_output": (1, 1280)},
+        predicts="eps",
     ),
     "sd3": Family(
         "SD3",
-        {"input_size": None, "patch_size": 2, "in_channels": 16, "depth": 2, "adm_in_channels": 8, "pos_embed_max_size": 16,
-         "num_patches": 256, "qk_norm": "rms", "x_block_self_attn_layers": [0],
-         "context_embedder_config": {"target": "torch.nn.Linear", "params": {"in_features": 12, "out_features": 128}}},
-        (16, 8, 10), {"pooled_output": (1, 8)},
+        {
+            "input_size": None,
+            "patch_size": 2,
+            "in_channels": 16,
+            "depth": 2,
+            "adm_in_channels": 8,
+            "pos_embed_max_size": 16,
+            "num_patches": 256,
+            "qk_norm": "rms",
+            "x_block_self_attn_layers": [0],
+            "context_embedder_config": {
+                "target": "torch.nn.Linear",
+                "params": {"in_features": 12, "out_features": 128},
+            },
+        },
+        (16, 8, 10),
+        {"pooled_output": (1, 8)},
     ),
     "flux": Family("Flux", {"image_model": "flux", **FLUX}, (16, 8, 10), {"pooled_output": (1, 8)}),
-    "flux schnell": Family("FluxSchnell", {"image_model": "flux", **FLUX, "guidance_embed": False}, (16, 8, 10), {"pooled_output": (1, 8)}),
+    "flux schnell": Family(
+        "FluxSchnell", {"image_model": "flux", **FLUX, "guidance_embed": False}, (16, 8, 10), {"pooled_output": (1, 8)}
+    ),
     "qwen": Family(
         "QwenImage",
-        {"image_model": "qwen_image", "patch_size": 2, "in_channels": 64, "out_channels": 16, "num_layers": 2, "attention_head_dim": 16,
-         "num_attention_heads": 2, "joint_attention_dim": 12, "axes_dims_rope": (4, 6, 6)},
-        (16, 1, 8, 10), {"attention_mask": "mask"},
+        {
+            "image_model": "qwen_image",
+            "patch_size": 2,
+            "in_channels": 64,
+            "out_channels": 16,
+            "num_layers": 2,
+            "attention_head_dim": 16,
+            "num_attention_heads": 2,
+            "joint_attention_dim": 12,
+            "axes_dims_rope": (4, 6, 6),
+        },
+        (16, 1, 8, 10),
+        {"attention_mask": "mask"},
     ),
     "lumina2": Family("Lumina2", {"image_model": "lumina2", **LUMINA}, (16, 8, 10), {"attention_mask": "mask"}),
     "z-image": Family(
         "ZImage",
-        {"image_model": "lumina2", **LUMINA, "dim": 256, "n_heads": 16, "n_kv_heads": 16, "z_image_modulation": True, "time_scale": 1000.0,
-         "pad_tokens_multiple": 8},
+        {
+            "image_model": "lumina2",
+            **LUMINA,
+            "dim": 256,
+            "n_heads": 16,
+            "n_kv_heads": 16,
+            "z_image_modulation": True,
+            "time_scale": 1000.0,
+            "pad_tokens_multiple": 8,
+        },
         (16, 8, 10),
     ),
     "wan": Family(
         "WAN21_T2V",
-        {"image_model": "wan2.1", "model_type": "t2v", "in_dim": 16, "dim": 36, "ffn_dim": 32, "freq_dim": 16, "text_dim": 12,
-         "out_dim": 16, "num_heads": 2, "num_layers": 2},
+        {
+            "image_model": "wan2.1",
+            "model_type": "t2v",
+            "in_dim": 16,
+            "dim": 36,
+            "ffn_dim": 32,
+            "freq_dim": 16,
+            "text_dim": 12,
+            "out_dim": 16,
+            "num_heads": 2,
+            "num_layers": 2,
+        },
         (16, 1, 8, 10),
     ),
-}  # fmt: skip
+}
 
 
 # Families that ComfyUI loads and that are tried for their gradients alone: their blocks change tensors in place, too.
 OTHERS = {
     "chroma": Family(
         "Chroma",
-        {"image_model": "chroma", **{key: value for key, value in FLUX.items() if key not in ("vec_in_dim", "guidance_embed")},
-         "in_channels": 64, "out_channels": 64, "in_dim": 64, "out_dim": 32, "hidden_dim": 16, "n_layers": 1, "vec_in_dim": None,
-         "txt_ids_dims": []},
-        (16, 8, 10), {"pooled_output": (1, 8)},
+        {
+            "image_model": "chroma",
+            **{key: value for key, value in FLUX.items() if key not in ("vec_in_dim", "guidance_embed")},
+            "in_channels": 64,
+            "out_channels": 64,
+            "in_dim": 64,
+            "out_dim": 32,
+            "hidden_dim": 16,
+            "n_layers": 1,
+            "vec_in_dim": None,
+            "txt_ids_dims": [],
+        },
+        (16, 8, 10),
+        {"pooled_output": (1, 8)},
     ),
     "auraflow": Family(
         "AuraFlow",
-        {"cond_seq_dim": 12, "dim": 32, "n_layers": 2, "n_double_layers": 1, "n_heads": 2, "global_conddim": 32, "max_seq": 256},
+        {
+            "cond_seq_dim": 12,
+            "dim": 32,
+            "n_layers": 2,
+            "n_double_layers": 1,
+            "n_heads": 2,
+            "global_conddim": 32,
+            "max_seq": 256,
+        },
         (4, 8, 10),
     ),
     "pixart": Family(
         "PixArtAlpha",
-        {"image_model": "pixart_alpha", "hidden_size": 48, "depth": 2, "num_heads": 2, "caption_channels": 12, "model_max_length": 6,
-         "micro_condition": True},
-        (4, 40, 40), predicts="eps",
+        {
+            "image_model": "pixart_alpha",
+            "hidden_size": 48,
+            "depth": 2,
+            "num_heads": 2,
+            "caption_channels": 12,
+            "model_max_length": 6,
+            "micro_condition": True,
+        },
+        (4, 40, 40),
+        predicts="eps",
     ),
     "hunyuan image": Family(
         "HunyuanImage21",
-        {"image_model": "hunyuan_video", "in_channels": 64, "out_channels": 64, "vec_in_dim": None, "context_in_dim": 12, "hidden_size": 32,
-         "mlp_ratio": 2.0, "num_heads": 2, "depth": 1, "depth_single_blocks": 1, "axes_dim": [8, 8], "theta": 256, "patch_size": [1, 1],
-         "qkv_bias": True, "guidance_embed": False, "byt5": False, "meanflow": False, "use_cond_type_embedding": False,
-         "vision_in_dim": None, "meanflow_sum": False},
+        {
+            "image_model": "hunyuan_video",
+            "in_channels": 64,
+            "out_channels": 64,
+            "vec_in_dim": None,
+            "context_in_dim": 12,
+            "hidden_size": 32,
+            "mlp_ratio": 2.0,
+            "num_heads": 2,
+            "depth": 1,
+            "depth_single_blocks": 1,
+            "axes_dim": [8, 8],
+            "theta": 256,
+            "patch_size": [1, 1],
+            "qkv_bias": True,
+            "guidance_embed": False,
+            "byt5": False,
+            "meanflow": False,
+            "use_cond_type_embedding": False,
+            "vision_in_dim": None,
+            "meanflow_sum": False,
+        },
         (64, 8, 10),
     ),
     "omnigen2": Family(
         "Omnigen2",
-        {"image_model": "omnigen2", "patch_size": 2, "in_channels": 16, "hidden_size": 32, "num_layers": 2, "num_refiner_layers": 1,
-         "num_attention_heads": 2, "num_kv_heads": 1, "multiple_of": 8, "axes_dim_rope": (4, 6, 6), "axes_lens": (64, 64, 64),
-         "text_feat_dim": 12},
-        (16, 8, 10), {"attention_mask": "ones"},
+        {
+            "image_model": "omnigen2",
+            "patch_size": 2,
+            "in_channels": 16,
+            "hidden_size": 32,
+            "num_layers": 2,
+            "num_refiner_layers": 1,
+            "num_attention_heads": 2,
+            "num_kv_heads": 1,
+            "multiple_of": 8,
+            "axes_dim_rope": (4, 6, 6),
+            "axes_lens": (64, 64, 64),
+            "text_feat_dim": 12,
+        },
+        (16, 8, 10),
+        {"attention_mask": "ones"},
     ),
-}  # fmt: skip
+}
 EVERY = FAMILIES | OTHERS
 
 
@@ -132,9 +276,16 @@ def _accepted(config: dict[str, Any]) -> dict[str, Any]:
     newer = "txt_ids_dims" in comfy.ldm.flux.model.FluxParams.__dataclass_fields__
     if newer and config.get("image_model") == "flux":
         return config | {"txt_ids_dims": []}
-    classes = {"chroma": comfy.ldm.chroma.model.ChromaParams, "hunyuan_video": comfy.ldm.hunyuan_video.model.HunyuanVideoParams}
+    classes = {
+        "chroma": comfy.ldm.chroma.model.ChromaParams,
+        "hunyuan_video": comfy.ldm.hunyuan_video.model.HunyuanVideoParams,
+    }
     known = classes.get(config.get("image_model", ""))
-    return config if known is None else {key: value for key, value in config.items() if key in {*known.__dataclass_fields__, "image_model"}}
+    return (
+        config
+        if known is None
+        else {key: value for key, value in config.items() if key in {*known.__dataclass_fields__, "image_model"}}
+    )
 
 
 def build(name: str, dtype: torch.dtype = torch.float32, cast: torch.dtype | None = None, **changes: Any) -> Any:
@@ -154,7 +305,9 @@ def build(name: str, dtype: torch.dtype = torch.float32, cast: torch.dtype | Non
         if tensor.is_floating_point():
             scale = 0.2 if tensor.ndim < 2 else tensor[0].numel() ** -0.5
             drawn = torch.randn(tensor.shape, generator=generator) * scale
-            tensor.copy_(drawn + (1.0 if tensor.ndim == 1 and "norm" in key and key.endswith(("weight", "scale")) else 0.0))
+            tensor.copy_(
+                drawn + (1.0 if tensor.ndim == 1 and "norm" in key and key.endswith(("weight", "scale")) else 0.0)
+            )
     cpu = torch.device("cpu")
     return comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu)
 

@@ -42,7 +42,9 @@ def _answer(name: str) -> type[_Anything]:
 
 
 def _stand_in(name: str, *submodules: str) -> None:
-    """Put stand-in modules into sys.modules for a package that has no build for the installed torch; ComfyUI imports few names of it."""
+    """Put stand-in modules into sys.modules for a package that has no build for the installed torch; ComfyUI imports
+    few names of it.
+    """
     if name in sys.modules or _usable(name):
         return
     for path in (name, *(f"{name}.{sub}" for sub in submodules)):
@@ -64,10 +66,11 @@ def stand_in_for_missing() -> None:
 
 
 def open_checkout(path: str, *flags: str, cpu: bool = True) -> str:
-    """Make `import comfy`, `nodes`, `execution`, `folder_paths` … mean the checkout at `path`; returns its base folder (temporary).
+    """Make `import comfy`, `nodes`, `execution`, `folder_paths` … mean the checkout at `path`; returns its base folder
+    (temporary).
 
-    ComfyUI parses its command line on import, so it is given one: CPU, a base directory and an (empty) front end of its own, and `flags`.
-    Without `cpu` it takes the device that it finds. The working directory is left alone.
+    ComfyUI parses its command line on import, so it is given one: CPU, a base directory and an (empty) front end of its
+    own, and `flags`. Without `cpu` it takes the device that it finds. The working directory is left alone.
     """
     root = os.path.abspath(os.path.expanduser(path))
     if not os.path.isfile(os.path.join(root, "comfy", "model_patcher.py")):
@@ -80,10 +83,20 @@ def open_checkout(path: str, *flags: str, cpu: bool = True) -> str:
         os.makedirs(os.path.join(base, folder))
     stand_in_for_missing()
     sys.path.insert(0, root)
-    argv, sys.argv = sys.argv, [
-        "comfyui", *(["--cpu"] if cpu else []), *flags, "--base-directory", base, "--front-end-root", os.path.join(base, "web"),
-        "--database-url", "sqlite:///:memory:",
-    ]
+    argv, sys.argv = (
+        sys.argv,
+        [
+            "comfyui",
+            *(["--cpu"] if cpu else []),
+            *flags,
+            "--base-directory",
+            base,
+            "--front-end-root",
+            os.path.join(base, "web"),
+            "--database-url",
+            "sqlite:///:memory:",
+        ],
+    )
     try:
         import comfy.options
 

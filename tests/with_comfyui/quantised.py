@@ -1,4 +1,6 @@
-"""Tiny models of ComfyUI's own classes whose layers are quantised as its versions keep them, beside the same numbers in float32."""
+"""Tiny models of ComfyUI's own classes whose layers are quantised as its versions keep them, beside the same numbers in
+float32.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,17 @@ def with_quantised_layers(family: str, kind: str) -> tuple[Any, Any]:
         for name, tensor in plain.model.diffusion_model.state_dict().items():
             path, _, role = name.rpartition(".")
             weights[name] = tensor.clone()
-            fits = role == "weight" and isinstance(modules[path], torch.nn.Linear) and not any(side % 16 for side in tensor.shape)
+            fits = (
+                role == "weight"
+                and isinstance(modules[path], torch.nn.Linear)
+                and not any(side % 16 for side in tensor.shape)
+            )
             if fits and "blocks" in name:
                 made = quant.QuantizedTensor.from_float(tensor, layout)
                 weights[name], weights[f"{path}.weight_scale"] = made._qdata, made._params.scale
-                weights[f"{path}.comfy_quant"] = torch.tensor(list(json.dumps({"format": kind}).encode()), dtype=torch.uint8)
+                weights[f"{path}.comfy_quant"] = torch.tensor(
+                    list(json.dumps({"format": kind}).encode()), dtype=torch.uint8
+                )
                 tensor.copy_(made.dequantize())
         assert not any(model.diffusion_model.load_state_dict(weights, strict=False))
     cpu = torch.device("cpu")
@@ -41,7 +49,9 @@ def with_quantised_layers(family: str, kind: str) -> tuple[Any, Any]:
 
 
 def with_scaled_layers(family: str) -> tuple[Any, Any]:
-    """(a model of a "scaled fp8" file, as this version loads it: each linear layer in fp8 with a scale of its own, the same in float32)."""
+    """(a model of a "scaled fp8" file, as this version loads it: each linear layer in fp8 with a scale of its own, the
+    same in float32).
+    """
     import comfy.model_patcher
     import comfy.supported_models
     import comfy.utils
@@ -49,7 +59,10 @@ def with_scaled_layers(family: str) -> tuple[Any, Any]:
     own = families.FAMILIES[family]
     with torch.inference_mode():
         plain = families.build(family)
-        modules, weights = dict(plain.model.diffusion_model.named_modules()), {"scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)}
+        modules, weights = (
+            dict(plain.model.diffusion_model.named_modules()),
+            {"scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)},
+        )
         for name, tensor in plain.model.diffusion_model.state_dict().items():
             path, _, role = name.rpartition(".")
             weights[name] = tensor.clone()
@@ -76,4 +89,6 @@ def with_scaled_layers(family: str) -> tuple[Any, Any]:
 def parts(p: torch.Tensor) -> list[torch.Tensor]:
     """The bytes of the tensors that a weight is made of."""
     names = p.__tensor_flatten__()[0] if hasattr(p, "__tensor_flatten__") else []
-    return [part.detach().contiguous().view(-1).view(torch.uint8) for part in ([getattr(p, name) for name in names] or [p])]
+    return [
+        part.detach().contiguous().view(-1).view(torch.uint8) for part in ([getattr(p, name) for name in names] or [p])
+    ]

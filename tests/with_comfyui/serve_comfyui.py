@@ -1,7 +1,8 @@
-"""Runs a ComfyUI checkout's own server on the CPU with Graft as a custom node: `python serve_comfyui.py CHECKOUT PLACE PORT [FRONT_END]`.
+"""Runs a ComfyUI checkout's own server on the CPU with Graft as a custom node: `python serve_comfyui.py CHECKOUT PLACE
+PORT [FRONT_END]`.
 
-PLACE is the folder that it works in (input, output, models … are below it). FRONT_END is a front end's folder, if the installed package
-is not the one that the checkout wants.
+PLACE is the folder that it works in (input, output, models … are below it). FRONT_END is a front end's folder, if the
+installed package is not the one that the checkout wants.
 """
 
 from __future__ import annotations

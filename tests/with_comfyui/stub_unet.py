@@ -1,4 +1,5 @@
-"""Parity jobs that run the same code on a real ComfyUI and, as a child process, on the embedded host, so that results can be compared.
+"""Parity jobs that run the same code on a real ComfyUI and, as a child process, on the embedded host, so that results
+can be compared.
 
 As a script: `python stub_unet.py JOBS.json IN.safetensors OUT.safetensors` runs jobs on the embedded host alone.
 """
@@ -19,35 +20,86 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_BASE = {"image_size": 32, "use_checkpoint": False, "use_spatial_transformer": True, "legacy": False, "adm_in_channels": None,
-         "use_temporal_attention": False, "use_temporal_resblock": False, "num_heads": -1, "num_head_channels": -1}
+_BASE = {
+    "image_size": 32,
+    "use_checkpoint": False,
+    "use_spatial_transformer": True,
+    "legacy": False,
+    "adm_in_channels": None,
+    "use_temporal_attention": False,
+    "use_temporal_resblock": False,
+    "num_heads": -1,
+    "num_head_channels": -1,
+}
 
 
-def unet_config(in_channels: int = 4, channels: int = 32, mult: tuple = (1, 2), depth: tuple = (1, 1), res: int = 1, middle: int = 1,
-                context: int = 48, **more: Any) -> dict:
+def unet_config(
+    in_channels: int = 4,
+    channels: int = 32,
+    mult: tuple = (1, 2),
+    depth: tuple = (1, 1),
+    res: int = 1,
+    middle: int = 1,
+    context: int = 48,
+    **more: Any,
+) -> dict:
     """UNetModel arguments with one transformer depth a level."""
     return {
-        **_BASE, "in_channels": in_channels, "out_channels": in_channels, "model_channels": channels, "num_res_blocks": [res] * len(mult),
-        "channel_mult": list(mult), "transformer_depth": [d for d in depth for _ in range(res)],
-        "transformer_depth_output": [d for d in depth for _ in range(res + 1)], "transformer_depth_middle": middle,
-        "context_dim": context, "use_linear_in_transformer": False, **more,
+        **_BASE,
+        "in_channels": in_channels,
+        "out_channels": in_channels,
+        "model_channels": channels,
+        "num_res_blocks": [res] * len(mult),
+        "channel_mult": list(mult),
+        "transformer_depth": [d for d in depth for _ in range(res)],
+        "transformer_depth_output": [d for d in depth for _ in range(res + 1)],
+        "transformer_depth_middle": middle,
+        "context_dim": context,
+        "use_linear_in_transformer": False,
+        **more,
     }
 
 
 SD15 = unet_config(4, 320, (1, 2, 4, 4), (1, 1, 1, 0), res=2, context=768, num_heads=8)
-SD20 = unet_config(4, 320, (1, 2, 4, 4), (1, 1, 1, 0), res=2, context=1024, num_head_channels=64, use_linear_in_transformer=True)
-SDXL = unet_config(4, 320, (1, 2, 4), (0, 2, 10), res=2, middle=10, context=2048, num_head_channels=64, use_linear_in_transformer=True,
-                   adm_in_channels=2816, num_classes="sequential")
+SD20 = unet_config(
+    4, 320, (1, 2, 4, 4), (1, 1, 1, 0), res=2, context=1024, num_head_channels=64, use_linear_in_transformer=True
+)
+SDXL = unet_config(
+    4,
+    320,
+    (1, 2, 4),
+    (0, 2, 10),
+    res=2,
+    middle=10,
+    context=2048,
+    num_head_channels=64,
+    use_linear_in_transformer=True,
+    adm_in_channels=2816,
+    num_classes="sequential",
+)
 SMALL = {
     "sd15": unet_config(4, 32, (1, 2, 2, 2), (1, 1, 1, 0), res=2, num_heads=4),
-    "sdxl": unet_config(4, 32, (1, 2), (0, 2), middle=2, num_head_channels=16, use_linear_in_transformer=True, adm_in_channels=24,
-                        num_classes="sequential"),
+    "sdxl": unet_config(
+        4,
+        32,
+        (1, 2),
+        (0, 2),
+        middle=2,
+        num_head_channels=16,
+        use_linear_in_transformer=True,
+        adm_in_channels=24,
+        num_classes="sequential",
+    ),
     "demo": unet_config(3, 32, (1, 2, 2), (0, 1, 1), context=64, num_heads=4, use_linear_in_transformer=True),
-    "updown": unet_config(4, 32, (1, 2), (1, 0), num_heads=2, resblock_updown=True, use_scale_shift_norm=True, middle=-1),
+    "updown": unet_config(
+        4, 32, (1, 2), (1, 0), num_heads=2, resblock_updown=True, use_scale_shift_norm=True, middle=-1
+    ),
 }
 
 
-def build(config: dict, kind: str = "EPS", dtype: torch.dtype = torch.float32, device: str = "cpu", **settings: Any) -> Any:
+def build(
+    config: dict, kind: str = "EPS", dtype: torch.dtype = torch.float32, device: str = "cpu", **settings: Any
+) -> Any:
     """A BaseModel of the open host around a UNet, weights uninitialised."""
     import comfy.latent_formats
     import comfy.model_base
@@ -99,6 +151,7 @@ def _note(options: dict) -> list:
 
 def attention_patches(notes: list) -> dict:
     """transformer_options with a patch of every kind the UNet calls, each of which changes the result."""
+
     def attn(q: Tensor, context: Tensor, value: Tensor, extra: dict) -> tuple:
         notes.append(_note(extra))
         return q * 1.01, context[:, ::2], value[:, ::2] * 0.9
@@ -116,11 +169,20 @@ def attention_patches(notes: list) -> dict:
 
     return {
         "patches": {
-            "attn1_patch": [attn, attn], "attn2_patch": [attn], "attn1_output_patch": [scaled(1.1)], "attn2_output_patch": [scaled(0.9)],
-            "middle_patch": [scaled(1.05)], "input_block_patch": [scaled(0.98)], "input_block_patch_after_skip": [scaled(1.03)],
-            "output_block_patch": [lambda h, skip, options: (h * 1.04, skip * 0.97)], "emb_patch": [scaled(0.95)],
+            "attn1_patch": [attn, attn],
+            "attn2_patch": [attn],
+            "attn1_output_patch": [scaled(1.1)],
+            "attn2_output_patch": [scaled(0.9)],
+            "middle_patch": [scaled(1.05)],
+            "input_block_patch": [scaled(0.98)],
+            "input_block_patch_after_skip": [scaled(1.03)],
+            "output_block_patch": [lambda h, skip, options: (h * 1.04, skip * 0.97)],
+            "emb_patch": [scaled(0.95)],
         },
-        "patches_replace": {"attn1": {("input", 1): replace, ("middle", 0, 0): replace}, "attn2": {("output", 1, 0): replace}},
+        "patches_replace": {
+            "attn1": {("input", 1): replace, ("middle", 0, 0): replace},
+            "attn2": {("output", 1, 0): replace},
+        },
         "optimized_attention_override": override,
     }
 
@@ -134,14 +196,18 @@ def run_unet(job: dict, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], 
     notes: list = []
     options = attention_patches(notes) if job.get("patches") else {}
     if job.get("wrapper"):
+
         def wrapper(executor: Any, *args: Any, **kwargs: Any) -> Tensor:
             notes.append([executor.class_obj is unet, len(args), sorted(kwargs)])
             return executor(*args, **kwargs) * 2
+
         options["wrappers"] = {"diffusion_model": {None: [wrapper], "key": [wrapper]}}
     control = None
     if job.get("control"):
-        control = {name: [value.clone() for key, value in sorted(tensors.items()) if key.startswith(f"control.{name}.")]
-                   for name in ("input", "middle", "output")}
+        control = {
+            name: [value.clone() for key, value in sorted(tensors.items()) if key.startswith(f"control.{name}.")]
+            for name in ("input", "middle", "output")
+        }
     with torch.no_grad():
         out = unet(tensors["x"].clone(), tensors["t"], tensors["context"], tensors.get("y"), control, options)
     return {"out": out}, notes
@@ -154,8 +220,14 @@ def conditioning(job: dict, tensors: dict[str, Tensor]) -> tuple[list, list]:
     if job.get("regions"):
         positive += [
             [tensors["negative"], {**pooled, "area": (16, 12, 4, 8), "strength": 0.7}],
-            [tensors["negative"], {**pooled, "area": ("percentage", 0.5, 0.5, 0.25, 0.5), "start_percent": 0.2, "end_percent": 0.8}],
-            [tensors["negative"], {**pooled, "mask": tensors["mask"], "mask_strength": 0.8, "set_area_to_bounds": True}],
+            [
+                tensors["negative"],
+                {**pooled, "area": ("percentage", 0.5, 0.5, 0.25, 0.5), "start_percent": 0.2, "end_percent": 0.8},
+            ],
+            [
+                tensors["negative"],
+                {**pooled, "mask": tensors["mask"], "mask_strength": 0.8, "set_area_to_bounds": True},
+            ],
             [tensors["positive"], {**pooled, "mask": tensors["mask"], "mask_strength": 0.5}],
         ]
     return positive, [[tensors["negative"], {**pooled}]]
@@ -166,8 +238,12 @@ def run_sample(job: dict, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor]
     import comfy.sample
     import comfy.samplers
 
-    model = build(job["config"], job["kind"], dtype=getattr(torch, job.get("dtype", "float32")), **job.get("settings", {}))
-    model.diffusion_model.load_state_dict({key.removeprefix("w."): value for key, value in tensors.items() if key.startswith("w.")})
+    model = build(
+        job["config"], job["kind"], dtype=getattr(torch, job.get("dtype", "float32")), **job.get("settings", {})
+    )
+    model.diffusion_model.load_state_dict(
+        {key.removeprefix("w."): value for key, value in tensors.items() if key.startswith("w.")}
+    )
     mine, seen = patcher(model), []
     positive, negative = conditioning(job, tensors)
     latent, mask = tensors["latent"], tensors.get("denoise_mask")
@@ -177,16 +253,47 @@ def run_sample(job: dict, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor]
 
     if "noise_seed" in job:
         draws = torch.Generator().manual_seed(job["noise_seed"])
-        sampler = comfy.samplers.ksampler(job["sampler"], {"noise_sampler": lambda *_: torch.randn(latent.shape, generator=draws)})
+        sampler = comfy.samplers.ksampler(
+            job["sampler"], {"noise_sampler": lambda *_: torch.randn(latent.shape, generator=draws)}
+        )
         sigmas = comfy.samplers.calculate_sigmas(model.model_sampling, job["scheduler"], job["steps"])
-        out = comfy.sample.sample_custom(mine, comfy.sample.prepare_noise(latent, 5), job["cfg"], sampler, sigmas, positive, negative,
-                                         latent, noise_mask=mask, callback=callback, disable_pbar=True, seed=7)
+        out = comfy.sample.sample_custom(
+            mine,
+            comfy.sample.prepare_noise(latent, 5),
+            job["cfg"],
+            sampler,
+            sigmas,
+            positive,
+            negative,
+            latent,
+            noise_mask=mask,
+            callback=callback,
+            disable_pbar=True,
+            seed=7,
+        )
     else:
-        out = comfy.sample.sample(mine, comfy.sample.prepare_noise(latent, 5), job["steps"], job["cfg"], job["sampler"], job["scheduler"],
-                                  positive, negative, latent, denoise=job.get("denoise", 1.0), start_step=job.get("start"),
-                                  last_step=job.get("last"), force_full_denoise=job.get("full", False), noise_mask=mask,
-                                  callback=callback, disable_pbar=True, seed=7)
-    return {"out": out, **{f"x0.{i}": x0 for i, (_, _, x0) in enumerate(seen)}}, [[step, total] for step, total, _ in seen]
+        out = comfy.sample.sample(
+            mine,
+            comfy.sample.prepare_noise(latent, 5),
+            job["steps"],
+            job["cfg"],
+            job["sampler"],
+            job["scheduler"],
+            positive,
+            negative,
+            latent,
+            denoise=job.get("denoise", 1.0),
+            start_step=job.get("start"),
+            last_step=job.get("last"),
+            force_full_denoise=job.get("full", False),
+            noise_mask=mask,
+            callback=callback,
+            disable_pbar=True,
+            seed=7,
+        )
+    return {"out": out, **{f"x0.{i}": x0 for i, (_, _, x0) in enumerate(seen)}}, [
+        [step, total] for step, total, _ in seen
+    ]
 
 
 def run_levels(job: dict, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], Any]:
@@ -197,9 +304,13 @@ def run_levels(job: dict, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor]
     levels = build(SMALL["demo"], job["kind"], device="meta", **job.get("settings", {})).model_sampling
     sigma, noise, latent = tensors["sigma"], tensors["noise"], tensors["latent"]
     out = {
-        "sigmas": levels.sigmas, "timestep": levels.timestep(sigma).float(), "sigma": levels.sigma(levels.timestep(sigma).float() * 0.7),
-        "input": levels.calculate_input(sigma, noise), "denoised": levels.calculate_denoised(sigma, noise, latent),
-        "noisy": levels.noise_scaling(sigma, noise, latent), "noisiest": levels.noise_scaling(sigma[:1], noise, latent, True),
+        "sigmas": levels.sigmas,
+        "timestep": levels.timestep(sigma).float(),
+        "sigma": levels.sigma(levels.timestep(sigma).float() * 0.7),
+        "input": levels.calculate_input(sigma, noise),
+        "denoised": levels.calculate_denoised(sigma, noise, latent),
+        "noisy": levels.noise_scaling(sigma, noise, latent),
+        "noisiest": levels.noise_scaling(sigma[:1], noise, latent, True),
         "inverse": levels.inverse_noise_scaling(sigma * 0.01, latent),
     }
     sdxl = types.SimpleNamespace(embedder=comfy.model_base.Timestep(256), noise_augmentor=None)
@@ -208,7 +319,9 @@ def run_levels(job: dict, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor]
     for name in job["schedulers"]:
         for steps in (2, 7, 20, 333):
             out[f"{name}.{steps}"] = comfy.samplers.calculate_sigmas(levels, name, steps)
-    return {key: value.float().contiguous() for key, value in out.items()}, [levels.percent_to_sigma(p / 10) for p in range(-1, 12)]
+    return {key: value.float().contiguous() for key, value in out.items()}, [
+        levels.percent_to_sigma(p / 10) for p in range(-1, 12)
+    ]
 
 
 def run_names(job: dict, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], Any]:
@@ -221,8 +334,11 @@ def run_names(job: dict, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor],
     detected = comfy.model_detection.detect_unet_config(state, "p.")
     family = comfy.model_detection.model_config_from_unet_config(detected, state)
     return {}, {
-        "shapes": shapes_of(job["config"]), "lora": comfy.lora.model_lora_keys_unet(model, {}), "detected": detected,
-        "family": type(family).__name__, "built": {key: str(value) for key, value in family.unet_config.items()},
+        "shapes": shapes_of(job["config"]),
+        "lora": comfy.lora.model_lora_keys_unet(model, {}),
+        "detected": detected,
+        "family": type(family).__name__,
+        "built": {key: str(value) for key, value in family.unet_config.items()},
     }
 
 
@@ -232,7 +348,9 @@ def run_lora(job: dict, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], 
     import comfy.sd
 
     model = build(job["config"], dtype=getattr(torch, job["dtype"]))
-    model.diffusion_model.load_state_dict({key.removeprefix("w."): value for key, value in tensors.items() if key.startswith("w.")})
+    model.diffusion_model.load_state_dict(
+        {key.removeprefix("w."): value for key, value in tensors.items() if key.startswith("w.")}
+    )
     lora = {key.removeprefix("lora."): value for key, value in tensors.items() if key.startswith("lora.")}
     mine = patcher(model)
     once, _ = comfy.sd.load_lora_for_models(mine, None, lora, 0.75, 0)
@@ -240,16 +358,22 @@ def run_lora(job: dict, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], 
     comfy.model_management.load_models_gpu([twice])
     patched = {f"patched.{key}": value.clone() for key, value in model.diffusion_model.state_dict().items()}
     comfy.model_management.load_models_gpu([mine])
-    return patched | {f"base.{key}": value.clone() for key, value in model.diffusion_model.state_dict().items()}, sorted(twice.patches)
+    return patched | {
+        f"base.{key}": value.clone() for key, value in model.diffusion_model.state_dict().items()
+    }, sorted(twice.patches)
 
 
 def run_signatures(job: dict, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], Any]:
-    """{module.function or module.class.method: [[parameter, whether it has a default]]} of what the open host defines in modules."""
+    """{module.function or module.class.method: [[parameter, whether it has a default]]} of what the open host defines
+    in modules.
+    """
     out = {}
 
     def note(name: str, function: Any) -> None:
         parameters = inspect.signature(function).parameters.values()
-        out[name] = [[p.name, p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)] for p in parameters]
+        out[name] = [
+            [p.name, p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)] for p in parameters
+        ]
 
     for module in job["modules"]:
         for name, value in vars(importlib.import_module(module)).items():
@@ -260,16 +384,29 @@ def run_signatures(job: dict, tensors: dict[str, Tensor]) -> tuple[dict[str, Ten
             elif inspect.isclass(value):
                 for method, function in inspect.getmembers(value, callable):
                     public = method == "__init__" or not method.startswith("_")
-                    if public and str(getattr(function, "__module__", "")).startswith("comfy") and not inspect.isclass(function):
+                    if (
+                        public
+                        and str(getattr(function, "__module__", "")).startswith("comfy")
+                        and not inspect.isclass(function)
+                    ):
                         note(f"{module}.{name}.{method}", function)
     return {}, out
 
 
-RUN = {"signatures": run_signatures, "unet": run_unet, "sample": run_sample, "levels": run_levels, "names": run_names, "lora": run_lora}
+RUN = {
+    "signatures": run_signatures,
+    "unet": run_unet,
+    "sample": run_sample,
+    "levels": run_levels,
+    "names": run_names,
+    "lora": run_lora,
+}
 
 
 def run(jobs: list[dict], tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], list]:
-    """Every job on the open host: ({"<job>.<name>": tensor}, [what each noted]). Job i's tensors are the ones under "<i>."."""
+    """Every job on the open host: ({"<job>.<name>": tensor}, [what each noted]). Job i's tensors are the ones under
+    "<i>.".
+    """
     out, notes = {}, []
     for i, job in enumerate(jobs):
         mine = {key.removeprefix(f"{i}."): value for key, value in tensors.items() if key.startswith(f"{i}.")}
@@ -285,9 +422,19 @@ def run_in_stubs(jobs: list[dict], tensors: dict[str, Tensor], folder: str) -> t
     with open(paths[0], "w", encoding="utf-8") as file:
         json.dump(jobs, file)
     save_file({key: value.contiguous().clone() for key, value in tensors.items()}, paths[1])
-    environment = {key: value for key, value in os.environ.items() if key not in ("GRAFT_TEST_COMFYUI", "COMFYUI_PATH", "PYTHONPATH")}
-    child = subprocess.run([sys.executable, os.path.abspath(__file__), *paths], capture_output=True, text=True, check=False,
-                           env=environment, cwd=folder)
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("GRAFT_TEST_COMFYUI", "COMFYUI_PATH", "PYTHONPATH")
+    }
+    child = subprocess.run(
+        [sys.executable, os.path.abspath(__file__), *paths],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        cwd=folder,
+    )
     if child.returncode != 0:
         raise RuntimeError(f"the embedded host failed:\n{child.stderr[-4000:]}")
     with open(paths[2] + ".json", encoding="utf-8") as file:
@@ -295,7 +442,9 @@ def run_in_stubs(jobs: list[dict], tensors: dict[str, Tensor], folder: str) -> t
 
 
 def compare(jobs: list[dict], tensors: dict[str, Tensor], folder: str) -> tuple[dict[str, float], list, list]:
-    """({result: largest relative difference}, notes here, notes of the embedded host); the scale is the larger of 1 and the result's."""
+    """({result: largest relative difference}, notes here, notes of the embedded host); the scale is the larger of 1 and
+    the result's.
+    """
     torch.set_num_threads(1)
     here, noted = run(jobs, tensors)
     there, noted_there = run_in_stubs(jobs, tensors, folder)
@@ -303,7 +452,8 @@ def compare(jobs: list[dict], tensors: dict[str, Tensor], folder: str) -> tuple[
         raise AssertionError(f"different results: {sorted(here.keys() ^ there.keys())}")
     difference = {
         key: ((value.double() - there[key].double()).abs().max() / max(1.0, value.double().abs().max())).item()
-        if value.shape == there[key].shape else float("inf")
+        if value.shape == there[key].shape
+        else float("inf")
         for key, value in here.items()
     }
     return difference, json.loads(json.dumps(noted)), noted_there

@@ -11,11 +11,16 @@ import pytest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # The embedded host's tests that hold for a real ComfyUI too.
 SHARED = ("execution", "schema", "folder_paths", "nodes", "unet", "model_patcher", "sampling", "lora", "loading")
-HOW = "set COMFYUI_PATH to a ComfyUI checkout whose requirements are installed, and run: python -m pytest tests/with_comfyui"
+HOW = (
+    "set COMFYUI_PATH to a ComfyUI checkout whose requirements are installed, and run: python -m pytest"
+    " tests/with_comfyui"
+)
 
 
 def checkout() -> str | None:
-    """The checkout that COMFYUI_PATH or ~/ComfyUI names; a COMFYUI_PATH that is none is an error, not a reason to skip."""
+    """The checkout that COMFYUI_PATH or ~/ComfyUI names; a COMFYUI_PATH that is none is an error, not a
+    reason to skip.
+    """
     named = os.environ.get("COMFYUI_PATH")
     path = os.path.expanduser(named or "~/ComfyUI")
     if os.path.isfile(os.path.join(path, "comfy", "model_patcher.py")):
@@ -33,7 +38,12 @@ def test_real_comfyui() -> None:
     files = ["tests/nodes", "tests/faults/test_nodes.py", "tests/with_comfyui/checks", *shared]
     child = subprocess.run(
         [sys.executable, "-m", "pytest", *files, "-q"],
-        cwd=ROOT, env={**os.environ, "GRAFT_TEST_COMFYUI": path}, capture_output=True, text=True, timeout=3600, check=False,
+        cwd=ROOT,
+        env={**os.environ, "GRAFT_TEST_COMFYUI": path},
+        capture_output=True,
+        text=True,
+        timeout=3600,
+        check=False,
     )
     print(f"{path}:\n{child.stdout[-6000:]}\n{child.stderr[-2000:]}")
     assert child.returncode == 0, f"the tests failed on {path}; its output is printed above"

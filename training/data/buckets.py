@@ -1,4 +1,6 @@
-"""Aspect buckets: a picture size for every aspect ratio, none larger than the base resolution's area, and how a picture is put into one."""
+"""Aspect buckets: a picture size for every aspect ratio, none larger than the base resolution's area, and how a picture
+is put into one.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,11 @@ LONGEST = 4  # no bucket is longer than this many times its other side
 
 
 def sizes(resolution: int, step: int) -> list[tuple[int, int]]:
-    """(width, height) of every bucket: multiples of `step`, area at most resolution^2, each as large as it can be, sides up to 4:1.
+    """(width, height) of every bucket: multiples of `step`, area at most resolution^2, each as large as it can be,
+    sides up to 4:1.
 
-    The largest square is always among them, so that square pictures stay whole where `step` does not divide the resolution.
+    The largest square is always among them, so that square pictures stay whole where `step` does not divide the
+    resolution.
     """
     if step < 8 or step % 8:
         raise ValueError(f"bucket_step is {step}, expected a multiple of 8 pixels.")
@@ -34,7 +38,9 @@ def nearest(width: int, height: int, choices: list[tuple[int, int]]) -> tuple[in
 
 @dataclass(frozen=True)
 class Framing:
-    """How a picture is put into its bucket, in pixels: (width, height) before, after scaling, and where the cut of `target` begins."""
+    """How a picture is put into its bucket, in pixels: (width, height) before, after scaling, and where the cut of
+    `target` begins.
+    """
 
     original: tuple[int, int]
     scaled: tuple[int, int]
@@ -60,13 +66,19 @@ class Framing:
     def conditions(self) -> dict[str, int]:
         """What SDXL is told of a picture (2307.01952, 2.2), under the names of the host's conditioning."""
         return {
-            "width": self.original[0], "height": self.original[1], "crop_w": self.left, "crop_h": self.top,
-            "target_width": self.target[0], "target_height": self.target[1],
-        }  # fmt: skip
+            "width": self.original[0],
+            "height": self.original[1],
+            "crop_w": self.left,
+            "crop_h": self.top,
+            "target_width": self.target[0],
+            "target_height": self.target[1],
+        }
 
 
 def frame(size: tuple[int, int], bucket: tuple[int, int], place: tuple[float, float] = (0.5, 0.5)) -> Framing:
-    """A picture of `size` (width, height) scaled to just cover the bucket and cut at `place`: (0, 0) is top left, (1, 1) bottom right."""
+    """A picture of `size` (width, height) scaled to just cover the bucket and cut at `place`: (0, 0) is top left, (1,
+    1) bottom right.
+    """
     scale = max(bucket[0] / size[0], bucket[1] / size[1])
     w, h = max(bucket[0], round(size[0] * scale)), max(bucket[1], round(size[1] * scale))
     left, top = (math.floor((long - short) * at) for long, short, at in zip((w, h), bucket, place, strict=True))

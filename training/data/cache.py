@@ -1,4 +1,6 @@
-"""Latents and conditionings on disk, under hashes of what they were made from: whole or not there, verified when read, bounded in size."""
+"""Latents and conditionings on disk, under hashes of what they were made from: whole or not there, verified when read,
+bounded in size.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def key_of(*parts: Any) -> str:
 class Cache:
     """A folder of safetensors files by kind and key.
 
-    What is damaged is said in `notes` and made again; when nothing can be written (a full disk), that is said there too.
+    What is damaged is said in `notes` and made again; when nothing can be written (a full disk), that is said there
+    too.
     """
 
     def __init__(self, folder: Path, limit_gb: float = 20.0) -> None:
@@ -55,7 +58,9 @@ class Cache:
             return None
         try:
             tensors, metadata = load_safetensors(str(path))
-            tensors = {name: tensor.clone() for name, tensor in tensors.items()}  # not a view of the file, which may be replaced
+            tensors = {
+                name: tensor.clone() for name, tensor in tensors.items()
+            }  # not a view of the file, which may be replaced
             if metadata.get("digest") != _digest(tensors, metadata.get("values", "")):
                 raise ValueError(f"{path}: its contents are not what was written")
             values = json.loads(metadata["values"])
@@ -84,7 +89,9 @@ class Cache:
             with contextlib.suppress(OSError):
                 own.unlink()
             if not self._full:
-                self.notes.append(f"cache: cannot be written, what was encoded is kept in memory only: {error.strerror}")
+                self.notes.append(
+                    f"cache: cannot be written, what was encoded is kept in memory only: {error.strerror}"
+                )
             self._full = True
             return False
         self._used.add(str(path))
@@ -102,7 +109,9 @@ class Cache:
         return sorted(found)
 
     def trim(self) -> int:
-        """Remove what was unused for longest until the folder is within its limit, never what this object has used; bytes that are left."""
+        """Remove what was unused for longest until the folder is within its limit, never what this object has used;
+        bytes that are left.
+        """
         for path in self.folder.rglob("*"):  # what a crash left; a young one may be another process's
             if path.suffix != ".safetensors" and path.is_file() and time.time() - path.stat().st_mtime > _ABANDONED:
                 path.unlink(missing_ok=True)
@@ -121,11 +130,17 @@ class Cache:
         """What was taken and made, and how large the cache is now."""
         total = self.trim()
         counts = [
-            f"{kind} {self.taken.get(kind, 0)} from the cache, {self.made.get(kind, 0)} encoded" for kind in ("latents", "texts")
+            f"{kind} {self.taken.get(kind, 0)} from the cache, {self.made.get(kind, 0)} encoded"
+            for kind in ("latents", "texts")
         ]
-        lines = [f"cache: {'; '.join(counts)}; {total / 2**30:.2f} GB of at most {self.limit / 2**30:g} GB in {self.folder}"]
+        lines = [
+            f"cache: {'; '.join(counts)}; {total / 2**30:.2f} GB of at most {self.limit / 2**30:g} GB in {self.folder}"
+        ]
         if total > self.limit:
-            lines.append("cache: larger than its limit, because this dataset alone is; raise cache_gb in filters or set cache: false")
+            lines.append(
+                "cache: larger than its limit, because this dataset alone is; raise cache_gb in filters or set cache:"
+                " false"
+            )
         return lines + self.notes
 
 

@@ -1,4 +1,6 @@
-"""Captions of pictures in text files: beside the picture or in a captions/ folder; kohya's repeat folders (`10_name`)."""
+"""Captions of pictures in text files: beside the picture or in a captions/ folder; kohya's
+repeat folders (`10_name`).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ MODES = ("auto", "txt", "folder", "json", "yaml")
 
 @dataclass(frozen=True)
 class Written:
-    """What the files around a picture say of it; None where nothing is said. `main` tags at the front are no tags but the prompt itself."""
+    """What the files around a picture say of it; None where nothing is said. `main` tags at the front are no tags but
+    the prompt itself.
+    """
 
     lines: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
@@ -32,7 +36,9 @@ class Written:
 
 
 def repeats_of(picture: Path, folder: Path) -> int:
-    """kohya's repeat count: the leading number of the innermost folder named `N_name`, 1 without one; the dataset's folder counts too."""
+    """kohya's repeat count: the leading number of the innermost folder named `N_name`, 1 without one; the dataset's
+    folder counts too.
+    """
     for part in (picture.parent, *picture.parent.parents):
         match = re.match(r"(\d+)_", part.name)
         if match:
@@ -45,8 +51,8 @@ def repeats_of(picture: Path, folder: Path) -> int:
 def text_files(picture: Path, folder: Path, mode: str) -> list[Path]:
     """Where the caption of a picture may be as text, in the order of preference.
 
-    A captions folder lies beside the picture, beside the picture's folder (images/1.png, captions/1.txt), or at the top with the same
-    subfolders.
+    A captions folder lies beside the picture, beside the picture's folder (images/1.png, captions/1.txt), or at the top
+    with the same subfolders.
     """
     beside = [picture.with_suffix(".txt"), picture.with_suffix(".caption")]
     places = [picture.parent / "captions"]
@@ -57,7 +63,9 @@ def text_files(picture: Path, folder: Path, mode: str) -> list[Path]:
 
 
 def read_lines(path: Path, encoding: str = "utf-8") -> tuple[str, ...]:
-    """The lines of a text file that are not empty, spaces made single; raises ValueError that names a file in another encoding."""
+    """The lines of a text file that are not empty, spaces made single; raises ValueError that names a file in another
+    encoding.
+    """
     if path.stat().st_size > LONGEST:
         raise ValueError(f"{path.name}: {path.stat().st_size:,} bytes are no caption; expected at most {LONGEST:,}")
     try:

@@ -28,7 +28,9 @@ class Stamp:
 
 @dataclass(frozen=True)
 class Watched:
-    """The files of a folder as they were when it was read, by relative path; `stop` says that a change ends training."""
+    """The files of a folder as they were when it was read, by relative path; `stop` says that a
+    change ends training.
+    """
 
     folder: Path
     files: dict[str, Stamp]
@@ -72,7 +74,9 @@ class Patrol:
         self._said: set[tuple[Path, str]] = set()
 
     def look(self) -> list[str]:
-        """What has changed among the files that it is the turn of; raises Changed when one of them is to stop training."""
+        """What has changed among the files that it is the turn of; raises Changed when one of them is
+        to stop training.
+        """
         found: list[tuple[Watched, str, str]] = []
         if self._next == 0:
             found += [(one, name, "is new") for one in self.watched for name in self._new(one)]
@@ -88,8 +92,9 @@ class Patrol:
         said = [f"{name} {what}" for _, name, what in fresh]
         if any(one.stop for one, _, _ in fresh):
             raise Changed(
-                f"The dataset changed while training: {'; '.join(said)}. The state is kept. Put the files back and run again, or queue the "
-                "graph to begin a run with what is there now; changed: continue in GraftDataset's filters trains on with what was encoded."
+                f"The dataset changed while training: {'; '.join(said)}. The state is kept. Put the files back and run"
+                " again, or queue the graph to begin a run with what is there now; changed: continue in GraftDataset's"
+                " filters trains on with what was encoded."
             )
         return said
 
@@ -102,7 +107,11 @@ class Patrol:
             self.at_once, self._next = at_once, 0
 
     def _new(self, one: Watched) -> list[str]:
-        return [name for name in (path.relative_to(one.folder).as_posix() for path in _files(one.folder)) if name not in one.files]
+        return [
+            name
+            for name in (path.relative_to(one.folder).as_posix() for path in _files(one.folder))
+            if name not in one.files
+        ]
 
 
 def _difference(path: Path, was: Stamp) -> str:

@@ -1,4 +1,6 @@
-"""Encoded captions: those that every step may need are in memory, others are encoded ahead of the steps that draw them and kept on disk."""
+"""Encoded captions: those that every step may need are in memory, others are encoded ahead of the steps that draw them
+and kept on disk.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,11 @@ _RECENT = 256 * 2**20  # bytes of conditionings that are kept in memory beside t
 
 
 class Conditionings(Mapping[str, Conditioning]):
-    """Conditioning by caption. Iterating gives the captions that were given; any other one is encoded when it is asked for.
+    """Conditioning by caption. Iterating gives the captions that were given; any other one is encoded when it is asked
+    for.
 
-    `encoder` identifies the text encoder in the cache. A conditioning is the same whether it was encoded now, ahead or long ago.
+    `encoder` identifies the text encoder in the cache. A conditioning is the same whether it was encoded now, ahead or
+    long ago.
     """
 
     def __init__(self, encode: Encode, texts: Iterable[str], encoder: str = "", cache: Cache | None = None) -> None:
@@ -51,19 +55,26 @@ class Conditionings(Mapping[str, Conditioning]):
             return self._recent[text]
 
     def prepare(self, texts: Iterable[str], done: Callable[[int, int], object] = lambda done, total: None) -> int:
-        """Encode what is not there yet, before the steps that need it; how many that were. `done` hears (number done, of how many).
+        """Encode what is not there yet, before the steps that need it; how many that were. `done` hears (number done,
+        of how many).
 
         Raises ValueError when the conditionings would not fit into the cache.
         """
         with self._lock:
-            missing = sorted({text for text in texts if text not in self._fixed and text not in self._recent and not self._kept(text)})
+            missing = sorted(
+                {
+                    text
+                    for text in texts
+                    if text not in self._fixed and text not in self._recent and not self._kept(text)
+                }
+            )
             if self._cache is not None and missing:
                 size = max(_size(made) for made in self._fixed.values())
                 if size * len(missing) > self._cache.limit:
                     raise ValueError(
-                        f"{len(missing)} wordings of captions are drawn, {size * len(missing) / 2**30:.1f} GB of conditioning, and the "
-                        f"cache may hold {self._cache.limit / 2**30:g} GB: train fewer steps at a time, vary fewer captions, or raise "
-                        "cache_gb in GraftDataset's filters."
+                        f"{len(missing)} wordings of captions are drawn, {size * len(missing) / 2**30:.1f} GB of"
+                        f" conditioning, and the cache may hold {self._cache.limit / 2**30:g} GB: train fewer steps at"
+                        " a time, vary fewer captions, or raise cache_gb in GraftDataset's filters."
                     )
             for number, (text, made) in enumerate(self._all(missing), 1):
                 self._remember(text, made)

@@ -1,7 +1,7 @@
 """Pictures as training sees them: latents and encoded captions, and which of them make up each batch.
 
-Every choice is a function of (seed, step): which pictures, mirrored or not, which cut, which wording. So the captions that a step needs
-are known before it, and a batch is the same whoever prepares it.
+Every choice is a function of (seed, step): which pictures, mirrored or not, which cut, which wording. So the captions
+that a step needs are known before it, and a batch is the same whoever prepares it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from .tags import Caption
 
 @dataclass(frozen=True, eq=False)
 class Conditioning:
-    """What a text encoder made of one caption: `context` (1, T, C) and the other entries of the host's conditioning (pooled output …)."""
+    """What a text encoder made of one caption: `context` (1, T, C) and the other entries of the host's conditioning
+    (pooled output …).
+    """
 
     context: Tensor
     extras: Mapping[str, Any] = field(default_factory=dict)
@@ -33,7 +35,9 @@ class Conditioning:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """One cut of a picture: latent (C, h, w) in float32, the mirrored one's if there is a flip, loss mask (1, h, w) in 0..1, framing."""
+    """One cut of a picture: latent (C, h, w) in float32, the mirrored one's if there is a flip, loss mask (1, h, w) in
+    0..1, framing.
+    """
 
     latent: Tensor
     flipped: Tensor | None = None
@@ -43,11 +47,12 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """One picture: a name for messages, its caption, its latent (C, h, w) in float32, the mirrored one's latent if there is a flip.
+    """One picture: a name for messages, its caption, its latent (C, h, w) in float32, the mirrored one's latent if
+    there is a flip.
 
-    `repeats` counts a round and need not be whole. `wording` says how the caption varies (`caption` is the plain one, which validation
-    uses), `more` are other cuts than the first. `flip` and `dropout` override the dataset's (and `dropout` the objective's too), pictures
-    of different `group`s never share a batch, `weight` scales the loss.
+    `repeats` counts a round and need not be whole. `wording` says how the caption varies (`caption` is the plain one,
+    which validation uses), `more` are other cuts than the first. `flip` and `dropout` override the dataset's (and
+    `dropout` the objective's too), pictures of different `group`s never share a batch, `weight` scales the loss.
     """
 
     name: str
@@ -71,9 +76,11 @@ class Picture:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Pictures, held-out pictures and encoded captions (with the empty one), immutable; `digest` stands for the contents.
+    """Pictures, held-out pictures and encoded captions (with the empty one), immutable; `digest` stands for the
+    contents.
 
-    `conditionings` may know more captions than it holds and encode them when they are asked for (`conditionings.Conditionings`).
+    `conditionings` may know more captions than it holds and encode them when they are asked for
+    (`conditionings.Conditionings`).
     """
 
     pictures: tuple[Picture, ...]
@@ -98,7 +105,9 @@ class Dataset:
         if not self.pictures:
             raise ValueError("A dataset needs at least one picture to train on.")
         if missing:
-            raise ValueError(f"Captions without conditioning ({len(missing)}; the empty caption is always needed): {missing[:5]}")
+            raise ValueError(
+                f"Captions without conditioning ({len(missing)}; the empty caption is always needed): {missing[:5]}"
+            )
         if self.regularisation is not None:
             self._check_regularisation(self.regularisation)
 
@@ -109,7 +118,10 @@ class Dataset:
             raise ValueError("The regularisation dataset has a regularisation dataset of its own: connect only one.")
         channels = [dataset.pictures[0].latent.shape[0] for dataset in (self, other)]
         if channels[0] != channels[1]:
-            raise ValueError(f"Latents have {channels[0]} channels and those of regularisation {channels[1]}: use the same VAE for both.")
+            raise ValueError(
+                f"Latents have {channels[0]} channels and those of regularisation {channels[1]}: use the same VAE for"
+                " both."
+            )
 
     @classmethod
     def of(
@@ -123,13 +135,17 @@ class Dataset:
         """A dataset of latents (C, h, w) that are in memory already; `held_out` are the indices kept for validation."""
         if len(latents) != len(captions):
             raise ValueError(f"{len(latents)} latents and {len(captions)} captions: expected one caption a latent.")
-        every = [Picture(str(i), c, x.detach().float().cpu()) for i, (x, c) in enumerate(zip(latents, captions, strict=True))]
+        every = [
+            Picture(str(i), c, x.detach().float().cpu()) for i, (x, c) in enumerate(zip(latents, captions, strict=True))
+        ]
         plain = sorted((key, str(value)) for key, value in settings.items() if key != "regularisation")
         digest = hashlib.sha256(repr((sorted(held_out), plain)).encode())
         for picture in every:
             digest.update(picture.caption.encode() + picture.latent.contiguous().numpy().tobytes())
         for caption in sorted(conditionings):
-            digest.update(caption.encode() + conditionings[caption].context.detach().float().cpu().contiguous().numpy().tobytes())
+            digest.update(
+                caption.encode() + conditionings[caption].context.detach().float().cpu().contiguous().numpy().tobytes()
+            )
         if settings.get("regularisation") is not None:
             digest.update(settings["regularisation"].digest.encode())
         kept = set(held_out)
@@ -139,10 +155,11 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Pictures of one size that go through the model together: latents (B, C, h, w), a conditioning each, which are regularisation (B,).
+    """Pictures of one size that go through the model together: latents (B, C, h, w), a conditioning each, which are
+    regularisation (B,).
 
-    `captions` are what the conditionings were made of; `mask` (B, 1, h, w) in 0..1 says where the loss counts, None where it counts
-    everywhere; `weights` (B,) scale the loss of each picture.
+    `captions` are what the conditionings were made of; `mask` (B, 1, h, w) in 0..1 says where the loss counts, None
+    where it counts everywhere; `weights` (B,) scale the loss of each picture.
     """
 
     latents: Tensor
@@ -168,7 +185,9 @@ class _Order:
         self._round: tuple[int, list[list[int]]] = (-1, [])
 
     def entries(self, epoch: int) -> list[int]:
-        """Indices of a round, each as often as it repeats; the part of a repeat is spread over the rounds as evenly as can be."""
+        """Indices of a round, each as often as it repeats; the part of a repeat is spread over the rounds as evenly as
+        can be.
+        """
         out: list[int] = []
         for index, repeats in enumerate(self.repeats):
             phase = 0.0 if float(repeats).is_integer() else index * 0.6180339887498949 % 1.0
@@ -183,14 +202,18 @@ class _Order:
         return sum(math.ceil(count / self.size) for count in counts.values())
 
     def plan(self, epoch: int) -> list[list[int]]:
-        """Batches of a round: one shape and group a batch, the last of a shape smaller, order drawn from (seed, epoch)."""
+        """Batches of a round: one shape and group a batch, the last of a shape smaller, order drawn
+        from (seed, epoch).
+        """
         if self._round[0] != epoch:
             draws = generator(self.seed, epoch, self.purpose)
             entries = self.entries(epoch)
             groups: dict[Any, list[int]] = {}
             for position in torch.randperm(len(entries), generator=draws).tolist():
                 groups.setdefault(self.keys[entries[position]], []).append(entries[position])
-            batches = [group[i : i + self.size] for _, group in sorted(groups.items()) for i in range(0, len(group), self.size)]
+            batches = [
+                group[i : i + self.size] for _, group in sorted(groups.items()) for i in range(0, len(group), self.size)
+            ]
             self._round = (epoch, [batches[i] for i in torch.randperm(len(batches), generator=draws).tolist()])
         return self._round[1]
 
@@ -243,13 +266,17 @@ def _take(dataset: Dataset, size: int, seed: int, number: int, purpose: str) -> 
 def chosen(dataset: Dataset, batch_size: int, seed: int, number: int) -> tuple[list[Picture], list[Picture]]:
     """The pictures of micro-batch `number` (from 0): those of the dataset and those of its regularisation set.
 
-    A share of the batch goes to regularisation; where the batch is so small that the share is no whole picture, whole batches do.
+    A share of the batch goes to regularisation; where the batch is so small that the share is no whole picture, whole
+    batches do.
     """
     regular, other = _regular_count(dataset, batch_size), dataset.regularisation
     if other is None:
         return _take(dataset, batch_size, seed, number, "order"), []
     if regular == 0:
-        before, after = math.floor(number * dataset.regularisation_share), math.floor((number + 1) * dataset.regularisation_share)
+        before, after = (
+            math.floor(number * dataset.regularisation_share),
+            math.floor((number + 1) * dataset.regularisation_share),
+        )
         if after > before:
             return [], _take(other, batch_size, seed, before, "regularisation order")
         return _take(dataset, batch_size, seed, number - before, "order"), []
@@ -259,7 +286,9 @@ def chosen(dataset: Dataset, batch_size: int, seed: int, number: int) -> tuple[l
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """A picture as one step shows it: of which dataset, which cut, mirrored or not, under which caption ("" when it is dropped)."""
+    """A picture as one step shows it: of which dataset, which cut, mirrored or not, under which caption ("" when it is
+    dropped).
+    """
 
     source: Dataset
     picture: Picture
@@ -269,11 +298,13 @@ class Shown:
     regular: bool
 
 
-def shown(dataset: Dataset, batch_size: int, dropout: float, seed: int, step: int, number: int, purpose: str) -> list[Shown]:
+def shown(
+    dataset: Dataset, batch_size: int, dropout: float, seed: int, step: int, number: int, purpose: str
+) -> list[Shown]:
     """Micro-batch `number` with flips, cuts and captions drawn from (seed, step, purpose).
 
-    `dropout` is the objective's conditioning dropout; the dataset's caption dropout comes on top, a picture's own replaces both. A dropped
-    caption is the empty prompt.
+    `dropout` is the objective's conditioning dropout; the dataset's caption dropout comes on top, a picture's own
+    replaces both. A dropped caption is the empty prompt.
     """
     draws = generator(seed, step, f"pictures {purpose}")
     own, regular = chosen(dataset, batch_size, seed, number)
@@ -284,8 +315,16 @@ def shown(dataset: Dataset, batch_size: int, dropout: float, seed: int, step: in
             flip, first, second = torch.rand(3, generator=draws).tolist()
             share = source.flip if picture.flip is None else picture.flip
             mirrored = flip < share and picture.flipped is not None
-            dropped = (first < dropout or second < source.caption_dropout) if picture.dropout is None else second < picture.dropout
-            more = generator(seed, step, f"picture {len(out)} {purpose}") if picture.more or picture.wording is not None else None
+            dropped = (
+                (first < dropout or second < source.caption_dropout)
+                if picture.dropout is None
+                else second < picture.dropout
+            )
+            more = (
+                generator(seed, step, f"picture {len(out)} {purpose}")
+                if picture.more or picture.wording is not None
+                else None
+            )
             cut = int(torch.randint(1 + len(picture.more), (), generator=more)) if picture.more else 0
             caption = picture.caption if picture.wording is None else picture.wording.drawn(more)
             out.append(Shown(source, picture, cut, mirrored, "" if dropped else caption, source is not dataset))
@@ -296,14 +335,17 @@ _FRAMED: weakref.WeakKeyDictionary[Conditioning, dict[Framing, Conditioning]] = 
 
 
 def framed(conditioning: Conditioning, framing: Framing | None) -> Conditioning:
-    """The conditioning of a picture that is put into its bucket so: with the sizes that SDXL is told; None leaves it as it is.
+    """The conditioning of a picture that is put into its bucket so: with the sizes that SDXL is told; None leaves it as
+    it is.
 
     Equal arguments give the same object as long as the first lives, so that a host may know it again.
     """
     if framing is None:
         return conditioning
     known = _FRAMED.setdefault(conditioning, {})
-    return known.setdefault(framing, Conditioning(conditioning.context, {**conditioning.extras, **framing.conditions()}))
+    return known.setdefault(
+        framing, Conditioning(conditioning.context, {**conditioning.extras, **framing.conditions()})
+    )
 
 
 def batch_of(pictures: Sequence[Shown]) -> Batch:
@@ -337,6 +379,8 @@ def by_size(pictures: Sequence[Shown]) -> list[list[Shown]]:
     return list(groups.values())
 
 
-def batches(dataset: Dataset, batch_size: int, dropout: float, seed: int, step: int, number: int, purpose: str) -> list[Batch]:
+def batches(
+    dataset: Dataset, batch_size: int, dropout: float, seed: int, step: int, number: int, purpose: str
+) -> list[Batch]:
     """Micro-batch `number`, grouped by picture size, as `shown` draws it."""
     return [batch_of(group) for group in by_size(shown(dataset, batch_size, dropout, seed, step, number, purpose))]

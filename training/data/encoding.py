@@ -1,4 +1,6 @@
-"""A listed folder through the encoders: latents of every cut, masks, captions; what the cache has is not encoded again."""
+"""A listed folder through the encoders: latents of every cut, masks, captions; what the cache has is
+not encoded again.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,9 @@ def encode(
 ) -> tuple[Dataset, Tensor]:
     """The dataset of a listing, and its contact sheet (1, H, W, 3) in 0..1.
 
-    `encode_pixels` turns (1, H, W, 3) into latents (1, C, h, w); `encoders` identify it and the text encoder; `encoded` hears how many
-    pictures are done; `settings` are further fields of Dataset. Raises ValueError when a file has changed since it was listed.
+    `encode_pixels` turns (1, H, W, 3) into latents (1, C, h, w); `encoders` identify it and the text encoder; `encoded`
+    hears how many pictures are done; `settings` are further fields of Dataset. Raises ValueError when a file has
+    changed since it was listed.
     """
     shown: list[Image.Image] = []
     seen: set[str] = set()
@@ -56,19 +59,32 @@ def encode(
     plain = {key: value for key, value in settings.items() if key not in ("regularisation", "report", "unhashed")}
     body = [listing.digest, encoders, plain, None if regularisation is None else regularisation.digest]
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-    train, held_out = (tuple(made[entry.name, entry.bucket] for entry in part) for part in (listing.train, listing.held_out))
+    train, held_out = (
+        tuple(made[entry.name, entry.bucket] for entry in part) for part in (listing.train, listing.held_out)
+    )
     dataset = Dataset(
-        train, conditionings, digest, held_out, listing.settings.flip, workers=filters.workers, write_schedule=filters.write_schedule,
+        train,
+        conditionings,
+        digest,
+        held_out,
+        listing.settings.flip,
+        workers=filters.workers,
+        write_schedule=filters.write_schedule,
         watched=Watched(listing.folder, stamps(listing.folder), filters.changed == "stop"),
-        facts=facts.of_listing(listing, settings.get("clip_skip", 0)), **settings,
-    )  # fmt: skip
+        facts=facts.of_listing(listing, settings.get("clip_skip", 0)),
+        **settings,
+    )
     return dataset, pictures.pixels_of(pictures.contact_sheet(shown))
 
 
 class _Eye:
-    """Latents and masks of entries; a picture is opened at most once, and not at all when the cache has everything of it."""
+    """Latents and masks of entries; a picture is opened at most once, and not at all when the cache has everything of
+    it.
+    """
 
-    def __init__(self, listing: Listing, encode_pixels: Callable[[Tensor], Tensor], encoder: str, cache: Cache | None) -> None:
+    def __init__(
+        self, listing: Listing, encode_pixels: Callable[[Tensor], Tensor], encoder: str, cache: Cache | None
+    ) -> None:
         self.listing, self.encode_pixels, self.encoder, self.cache = listing, encode_pixels, encoder, cache
         self._open: tuple[str, tuple[Image.Image, Image.Image | None]] | None = None
 
@@ -86,9 +102,20 @@ class _Eye:
         own = entry.flip if entry.flip != self.listing.settings.flip else None
         first = views[0]
         return Picture(
-            entry.name, entry.caption.plain, first.latent, first.flipped, entry.repeats, first.mask, first.framing, tuple(views[1:]),
-            entry.caption if entry.caption.varies else None, own, entry.dropout, entry.group, entry.loss_scale,
-        )  # fmt: skip
+            entry.name,
+            entry.caption.plain,
+            first.latent,
+            first.flipped,
+            entry.repeats,
+            first.mask,
+            first.framing,
+            tuple(views[1:]),
+            entry.caption if entry.caption.varies else None,
+            own,
+            entry.dropout,
+            entry.group,
+            entry.loss_scale,
+        )
 
     def _view(self, entry: Entry, framing: Framing) -> View:
         latent = self._latent(entry, framing, False)
@@ -106,8 +133,8 @@ class _Eye:
         latent = self.encode_pixels(pixels.flip(2) if mirrored else pixels)[0].clone()
         if not torch.isfinite(latent).all():
             raise ValueError(
-                f"GraftDataset: the VAE makes NaN or infinite latents of {entry.name}, as some do in float16: start ComfyUI with "
-                "--fp32-vae or --bf16-vae, or take the picture away."
+                f"GraftDataset: the VAE makes NaN or infinite latents of {entry.name}, as some do in float16: start"
+                " ComfyUI with --fp32-vae or --bf16-vae, or take the picture away."
             )
         if self.cache is not None:
             self.cache.write("latents", key, {"latent": latent})

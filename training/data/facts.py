@@ -1,4 +1,6 @@
-"""What a saved LoRA says of its pictures, in the words of kohya-ss/sd-scripts (`train_network.py`, `library/train_util.py`)."""
+"""What a saved LoRA says of its pictures, in the words of kohya-ss/sd-scripts (`train_network.py`,
+`library/train_util.py`).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ Facts = Mapping[str, Any]
 
 
 def of_listing(listing: Listing, clip_skip: int = 0) -> Facts:
-    """Plain values of one folder: its directories, tags and buckets, of the pictures that are trained on, and its settings."""
+    """Plain values of one folder: its directories, tags and buckets, of the pictures that are trained on, and its
+    settings.
+    """
     settings, filters = listing.settings, listing.settings.filters
     sides = [side for size in _sizes(listing) for side in size]
     return {
@@ -48,7 +52,10 @@ def of_listing(listing: Listing, clip_skip: int = 0) -> Facts:
 
 def _sizes(listing: Listing) -> list[tuple[int, int]]:
     settings = listing.settings
-    every = [buckets.sizes(side, settings.bucket_step) if settings.buckets else [(side, side)] for side in settings.resolutions]
+    every = [
+        buckets.sizes(side, settings.bucket_step) if settings.buckets else [(side, side)]
+        for side in settings.resolutions
+    ]
     return [size for sizes in every for size in sizes]
 
 
@@ -69,7 +76,9 @@ def _tags(listing: Listing) -> dict[str, dict[str, int]]:
     """{directory: {tag in lower case: how many pictures}}: what stands between the commas of each caption."""
     found: dict[str, Counter[str]] = {}
     for entry in once(listing.train):
-        found.setdefault(_directory(listing, entry), Counter()).update(tag.lower() for tag in split(entry.caption.plain))
+        found.setdefault(_directory(listing, entry), Counter()).update(
+            tag.lower() for tag in split(entry.caption.plain)
+        )
     return {name: dict(counts) for name, counts in found.items()}
 
 
@@ -119,5 +128,7 @@ def _bucket_info(folders: list[Facts]) -> dict[str, Any] | None:
     for facts in folders:
         for size, count in facts["buckets"] or ():
             counts[size] += count
-    rows = {str(i): {"resolution": list(size), "count": count} for i, (size, count) in enumerate(sorted(counts.items()))}
+    rows = {
+        str(i): {"resolution": list(size), "count": count} for i, (size, count) in enumerate(sorted(counts.items()))
+    }
     return {"buckets": rows, "mean_img_ar_error": fmean(facts["ar_error"] for facts in folders)}

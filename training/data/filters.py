@@ -1,4 +1,5 @@
-"""The YAML text of GraftDataset's `filters`: which pictures are taken, what becomes of their tags, crops, masks and the cache.
+"""The YAML text of GraftDataset's `filters`: which pictures are taken, what becomes of their tags, crops, masks and the
+cache.
 
 The first ten keys are those of LunNova's loader (translunar-diffusion), the others Graft's own.
 """
@@ -33,12 +34,16 @@ class Filters:
     score_tags: tuple[int, ...] = ()  # the highest that the score reaches becomes a tag: scr800
     tag_bonus_scores: tuple[tuple[str, float], ...] = ()
     wildcards: bool = False  # {a|b} and one line of many, as kohya's enable_wildcard, and __name__ of word lists
-    keep_separator: str = ""  # between tags that neither move nor drop out and the others, as kohya's keep_tokens_separator
+    keep_separator: str = (
+        ""  # between tags that neither move nor drop out and the others, as kohya's keep_tokens_separator
+    )
     trigger: str = ""  # in the place of [trigger] in a caption, or in front of it, as AI-Toolkit's trigger_word
     caption_prefix: str = ""  # in front of every caption
     caption_suffix: str = ""  # behind it
     encoding: str = "utf-8"  # of caption files
-    resolutions: tuple[int, ...] = ()  # beside the node's: each picture is shown at each of them, as AI-Toolkit's list of resolutions
+    resolutions: tuple[
+        int, ...
+    ] = ()  # beside the node's: each picture is shown at each of them, as AI-Toolkit's list of resolutions
     crop: str = "centre"  # where a picture that is longer than its bucket is cut
     crops: int = 4  # how many places for crop random
     size_conditioning: bool = True  # original size, crop and target size for models that take them (SDXL)
@@ -53,7 +58,9 @@ class Filters:
     @property
     def scored(self) -> bool:
         """Whether pictures need a score."""
-        return bool(self.abs_min_score is not None or self.min_score is not None or self.score_tags or self.tag_bonus_scores)
+        return bool(
+            self.abs_min_score is not None or self.min_score is not None or self.score_tags or self.tag_bonus_scores
+        )
 
     def unwanted(self, tags: Sequence[str], score: float | None) -> str | None:
         """Why a picture with these tags and this score is left out, or None."""
@@ -119,7 +126,14 @@ def load_mapping(text: str, where: str) -> dict[Any, Any]:
 
 
 _LARGEST = 100_000  # values in a mapping; its text may be short, as an alias may stand for many (a "billion laughs")
-_UNREADABLE = (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError)  # PyYAML's, of `!!bool x`, a 99th day …
+_UNREADABLE = (
+    ValueError,
+    KeyError,
+    AttributeError,
+    TypeError,
+    OverflowError,
+    RecursionError,
+)  # PyYAML's, of `!!bool x`, a 99th day …
 
 
 def _expanded(node: Any, known: dict[int, float]) -> float:
@@ -127,7 +141,9 @@ def _expanded(node: Any, known: dict[int, float]) -> float:
     if id(node) not in known:
         known[id(node)] = float("inf")
         parts = node.value if isinstance(node.value, list) else []
-        known[id(node)] = 1 + sum(_expanded(one, known) for part in parts for one in (part if isinstance(part, tuple) else (part,)))
+        known[id(node)] = 1 + sum(
+            _expanded(one, known) for part in parts for one in (part if isinstance(part, tuple) else (part,))
+        )
     return known[id(node)]
 
 
@@ -144,10 +160,12 @@ _BRIEF.maxlevel = 2
 def unknown(key: str, names: set[str]) -> str:
     """What to say of a key that is not known, with the nearest one that is."""
     near = difflib.get_close_matches(key, sorted(names), n=1)
-    return f"unknown key {key!r}" + (f", did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(names))}")
+    return f"unknown key {key!r}" + (
+        f", did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(names))}"
+    )
 
 
-# --- readers of one value each: they raise ValueError that says what was expected --------------------------------------------------
+# --- readers of one value each: they raise ValueError that says what was expected -------------------------------------
 
 
 def whole(least: int) -> Callable[[Any], int]:
@@ -163,8 +181,15 @@ def whole(least: int) -> Callable[[Any], int]:
 
 def number(value: Any, least: float = float("-inf"), most: float = float("inf")) -> float:
     """A finite number from `least` to `most`."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most or not abs(value) < 1e300:
-        bounds = "" if least == float("-inf") else f" from {least:g}" + ("" if most == float("inf") else f" to {most:g}")
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not least <= value <= most
+        or not abs(value) < 1e300
+    ):
+        bounds = (
+            "" if least == float("-inf") else f" from {least:g}" + ("" if most == float("inf") else f" to {most:g}")
+        )
         raise ValueError(f"a number{bounds}")
     return float(value)
 
@@ -226,7 +251,9 @@ def _thresholds(value: Any) -> tuple[int, ...]:
 
 
 def _sides(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(isinstance(one, int) and not isinstance(one, bool) and 64 <= one <= 8192 for one in value):
+    if not isinstance(value, list) or not all(
+        isinstance(one, int) and not isinstance(one, bool) and 64 <= one <= 8192 for one in value
+    ):
         raise ValueError("a list of whole numbers from 64 to 8192")
     return tuple(value)
 

@@ -56,8 +56,15 @@ class FolderSettings:
         if self.shuffle_tags and self.filters.shuffle_tag_p is not None:
             wrong.append("shuffle_tags shuffles always and shuffle_tag_p of filters now and then; set one of them")
         if self.filters.scored and self.captions not in ("auto", "json"):
-            wrong.append(f"abs_min_score, min_score and score_tags need scores from JSON files; captions {self.captions} reads none")
-        wrong += [f"resolution is {side}, expected a multiple of 8" for side in self.resolutions if not self.buckets and side % 8]
+            wrong.append(
+                f"abs_min_score, min_score and score_tags need scores from JSON files; captions {self.captions} reads"
+                " none"
+            )
+        wrong += [
+            f"resolution is {side}, expected a multiple of 8"
+            for side in self.resolutions
+            if not self.buckets and side % 8
+        ]
         if wrong:
             raise ValueError("GraftDataset: " + "; ".join(wrong) + ".")
         for side in self.resolutions:
@@ -70,7 +77,9 @@ class FolderSettings:
 
 
 def settings_of(filters: str, wrong: list[str], **plain: Any) -> FolderSettings:
-    """The settings of a node's inputs; raises one ValueError for what is `wrong` already, in the YAML of `filters` and in the others."""
+    """The settings of a node's inputs; raises one ValueError for what is `wrong` already, in the YAML of `filters` and
+    in the others.
+    """
     chosen, settings = Filters(), None
     try:
         chosen = Filters.parse(filters)
@@ -87,10 +96,12 @@ def settings_of(filters: str, wrong: list[str], **plain: Any) -> FolderSettings:
 
 @dataclass(frozen=True)
 class Entry:
-    """One picture that can be read, at one resolution: path relative to the folder, content hash, caption, bucket, and how it is used.
+    """One picture that can be read, at one resolution: path relative to the folder, content hash, caption, bucket, and
+    how it is used.
 
-    `bucket` and `size` are (width, height). `framings` are the cuts it may be shown with; `dropout` None is as the dataset says; `mask` is
-    the path of a mask file, "alpha" the picture's own transparency, "" none, and `mask_sha256` its content hash.
+    `bucket` and `size` are (width, height). `framings` are the cuts it may be shown with; `dropout` None is as the
+    dataset says; `mask` is the path of a mask file, "alpha" the picture's own transparency, "" none, and `mask_sha256`
+    its content hash.
     """
 
     name: str
@@ -111,7 +122,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Listing:
-    """What a folder holds: pictures to train on, pictures held out, what is wrong with the others, and what deserves a word."""
+    """What a folder holds: pictures to train on, pictures held out, what is wrong with the others, and what deserves a
+    word.
+    """
 
     folder: Path
     train: tuple[Entry, ...]
@@ -137,7 +150,14 @@ class Listing:
 
         parts = {"train": [row(e) for e in self.train], "held out": [row(e) for e in self.held_out]}
         body: dict[str, Any] = {**parts, "size conditioning": self.settings.filters.size_conditioning}
-        lists = next((e.caption.rules.lists for e in self.entries if any(map(word_lists.named, e.caption.lines + e.caption.tags))), None)
+        lists = next(
+            (
+                e.caption.rules.lists
+                for e in self.entries
+                if any(map(word_lists.named, e.caption.lines + e.caption.tags))
+            ),
+            None,
+        )
         if lists:
             body["word lists"] = lists.digest
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
@@ -146,8 +166,8 @@ class Listing:
 def read_folder(folder: Path, settings: FolderSettings, cache: Cache | None = None) -> Listing:
     """List a folder; unreadable pictures are problems, not errors. Raises ValueError when no picture can be used.
 
-    A picture whose contents `cache` knows to be whole is not decoded again. The held-out share is chosen by content hash, so it does not
-    depend on names or order: at least one picture of two, never all.
+    A picture whose contents `cache` knows to be whole is not decoded again. The held-out share is chosen by content
+    hash, so it does not depend on names or order: at least one picture of two, never all.
     """
     reader = _Reader(folder, settings, cache)
     entries = [entry for path in reader.paths() for entry in reader.entries(path)]
@@ -155,8 +175,12 @@ def read_folder(folder: Path, settings: FolderSettings, cache: Cache | None = No
     if not entries:
         listed = "\n  ".join([*problems, *reader.notes(entries)])
         raise ValueError(f"GraftDataset: no picture in folder {folder.name!r} can be used:\n  {listed}")
-    names = [e.name for e in sorted(once(entries), key=lambda e: (hashlib.sha256(e.sha256.encode()).hexdigest(), e.name))]
-    kept = set(names[: min(len(names) - 1, max(1, round(len(names) * settings.validation)))] if settings.validation else [])
+    names = [
+        e.name for e in sorted(once(entries), key=lambda e: (hashlib.sha256(e.sha256.encode()).hexdigest(), e.name))
+    ]
+    kept = set(
+        names[: min(len(names) - 1, max(1, round(len(names) * settings.validation)))] if settings.validation else []
+    )
     train = tuple(e for e in entries if e.name not in kept)
     held_out = tuple(e for e in entries if e.name in kept)
     _refuse_idle(settings, entries)
@@ -167,7 +191,10 @@ def _refuse_idle(settings: FolderSettings, entries: Sequence[Entry]) -> None:
     """Raise ValueError for settings that could change nothing here."""
     wrong = []
     if settings.keep_tags and not any(entry.caption.rules.shuffle or entry.caption.rules.dropout for entry in entries):
-        wrong.append("keep_tags has no effect where no tags are shuffled or dropped; set shuffle_tags or tag_dropout, or keep_tags to 0")
+        wrong.append(
+            "keep_tags has no effect where no tags are shuffled or dropped; set shuffle_tags or tag_dropout, or"
+            " keep_tags to 0"
+        )
     if settings.filters.masks in ("alpha", "both") and not any(entry.mask for entry in entries):
         wrong.append(f"masks is {settings.filters.masks}, but no picture is transparent or has a mask file")
     if wrong:
@@ -192,14 +219,17 @@ class _Reader:
         if settings.captions in ("auto", "json"):
             self.index = read_index(folder, self.filters, settings.captions == "json")
         self.choices = [
-            buckets.sizes(side, settings.bucket_step) if settings.buckets else [(side, side)] for side in settings.resolutions
+            buckets.sizes(side, settings.bucket_step) if settings.buckets else [(side, side)]
+            for side in settings.resolutions
         ]
 
     def paths(self) -> list[Path]:
         """The pictures to consider; raises ValueError when there is none."""
         found = pictures.find(self.folder)
         if not found:
-            raise ValueError(f"GraftDataset: folder {self.folder.name!r} has no pictures (expected {', '.join(pictures.SUFFIXES)}).")
+            raise ValueError(
+                f"GraftDataset: folder {self.folder.name!r} has no pictures (expected {', '.join(pictures.SUFFIXES)})."
+            )
         if self.settings.captions == "json":
             without = [path for path in found if path not in self.index.written]
             if without:
@@ -220,7 +250,9 @@ class _Reader:
                 self.lists.check(" ".join(caption.lines + caption.tags))
             _ = caption.plain  # what cannot be said is a problem of this picture, now
             multiply = 1.0 if written.multiply is None else written.multiply
-            reason = self.filters.unwanted(self._tags(written), written.score) or (None if multiply else "with multiply 0")
+            reason = self.filters.unwanted(self._tags(written), written.score) or (
+                None if multiply else "with multiply 0"
+            )
             if reason:
                 self.unwanted[reason] += 1
                 return []
@@ -245,10 +277,24 @@ class _Reader:
             if self.filters.small == "skip" and framings[0].enlarged:
                 self.small.append(name)
                 continue
-            out.append(Entry(
-                name, sha256, caption, bucket, repeats, size, written.found, framings, flip, written.dropout, written.group, scale, mask,
-                mask_sha256,
-            ))  # fmt: skip
+            out.append(
+                Entry(
+                    name,
+                    sha256,
+                    caption,
+                    bucket,
+                    repeats,
+                    size,
+                    written.found,
+                    framings,
+                    flip,
+                    written.dropout,
+                    written.group,
+                    scale,
+                    mask,
+                    mask_sha256,
+                )
+            )
         return out
 
     def _written(self, path: Path) -> Written:
@@ -323,17 +369,27 @@ class _Reader:
         if self.small:
             lines.append(f"{len(self.small)} left out, smaller than their bucket (small: skip): {some(self.small)}")
         if self.file_names:
-            lines.append(f"{self.file_names} captions are file names up to the first underscore, as EveryDream2 takes them")
+            lines.append(
+                f"{self.file_names} captions are file names up to the first underscore, as EveryDream2 takes them"
+            )
         same = [names for names in _by(entries, lambda e: e.sha256).values() if len(names) > 1]
         lines += _few([f"the same picture {len(names)} times: {some(names)}" for names in same])
         named = [names for names in _by(entries, lambda e: e.name.rpartition(".")[0]).values() if len(names) > 1]
-        lines += _few([f"one name for {len(names)} pictures, so one caption file too: {some(names)}" for names in named])
+        lines += _few(
+            [f"one name for {len(names)} pictures, so one caption file too: {some(names)}" for names in named]
+        )
         if not self.filters.wildcards:
             wild = [e.name for e in entries if any(map(tags.looks_wild, e.caption.lines + e.caption.tags))]
             if wild:
-                lines.append(f"{len(wild)} captions have {{a|b}} as it is; wildcards: true in filters makes choices of it: {some(wild)}")
+                lines.append(
+                    f"{len(wild)} captions have {{a|b}} as it is; wildcards: true in filters makes choices of it:"
+                    f" {some(wild)}"
+                )
             if (self.folder / word_lists.FOLDER).is_dir():
-                lines.append(f"{word_lists.FOLDER} is not used; with wildcards: true in filters __name__ is a line of its name.txt")
+                lines.append(
+                    f"{word_lists.FOLDER} is not used; with wildcards: true in filters __name__ is a line of its"
+                    " name.txt"
+                )
         return lines + self.said
 
 

@@ -1,4 +1,6 @@
-"""One JSON file a picture with tags, score and path: the layout of LunNova's loader (translunar-diffusion, `metadata/**/*.json`)."""
+"""One JSON file a picture with tags, score and path: the layout of LunNova's loader (translunar-diffusion,
+`metadata/**/*.json`).
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,11 @@ class Index:
 
 
 def read_index(folder: Path, filters: Filters, strict: bool) -> Index:
-    """Read every nth JSON file below the folder, in the order of their paths; with `strict`, those that describe no picture are problems.
+    """Read every nth JSON file below the folder, in the order of their paths; with `strict`, those that describe no
+    picture are problems.
 
-    `path` is relative to the folder; without it the picture of the same name beside the file is meant. Other keys are ignored.
+    `path` is relative to the folder; without it the picture of the same name beside the file is meant. Other keys are
+    ignored.
     """
     files = sorted((p for p in folder.rglob("*.json") if p.is_file()), key=lambda p: p.relative_to(folder).as_posix())
     files = [p for p in files if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
@@ -37,11 +41,16 @@ def read_index(folder: Path, filters: Filters, strict: bool) -> Index:
             record = _record(file)
             if record is None:
                 if strict:
-                    problems.append(f"{name}: expected an object with tags, as {{\"tags\": [...], \"score\": 55, \"path\": \"a.png\"}}")
+                    problems.append(
+                        f'{name}: expected an object with tags, as {{"tags": [...], "score": 55, "path": "a.png"}}'
+                    )
                 continue
             picture = _picture(file, folder, record)
             if picture in written:
-                raise ValueError(f"describes {picture.relative_to(folder).as_posix()}, which another JSON file does already; not used")
+                raise ValueError(
+                    f"describes {picture.relative_to(folder).as_posix()}, which another JSON file does already; not"
+                    " used"
+                )
             written[picture] = _written(record)
         except ValueError as error:
             problems.append(f"{name}: {error}")

@@ -34,7 +34,10 @@ def report(listing: Listing, regularisation: Dataset | None = None, share: float
     if repeated != len(listing.train):
         lines.append(f"{repeated:g} a round with repeats")
     rows = bucket_counts(listing)
-    shown = [f"{r['width']}x{r['height']}{' ' + r['batch_id'] if r['batch_id'] else ''} ({r['train'] + r['held_out']})" for r in rows]
+    shown = [
+        f"{r['width']}x{r['height']}{' ' + r['batch_id'] if r['batch_id'] else ''} ({r['train'] + r['held_out']})"
+        for r in rows
+    ]
     lines.append("buckets: " + ", ".join(shown))
     small = list(dict.fromkeys(entry.name for entry in listing.entries if entry.framings[0].enlarged))
     if small:
@@ -45,7 +48,10 @@ def report(listing: Listing, regularisation: Dataset | None = None, share: float
     missing = [entry.name for entry in every if not entry.captioned]
     plain = {e.caption.plain for e in every}
     varying = sum(e.caption.varies for e in train)
-    lines.append(f"captions: {len(every) - len(missing)} found, {len(plain)} different" + (f", {varying} vary by draw" if varying else ""))
+    lines.append(
+        f"captions: {len(every) - len(missing)} found, {len(plain)} different"
+        + (f", {varying} vary by draw" if varying else "")
+    )
     if missing:
         lines.append(f"{len(missing)} without a caption, the empty caption is used: {some(missing)}")
     lines += listing.notes
@@ -59,22 +65,38 @@ def report(listing: Listing, regularisation: Dataset | None = None, share: float
 
 def memory(dataset: Dataset) -> str:
     """How much of it is held in memory."""
-    views = [picture.view(number) for picture in dataset.pictures + dataset.held_out for number in range(1 + len(picture.more))]
+    views = [
+        picture.view(number)
+        for picture in dataset.pictures + dataset.held_out
+        for number in range(1 + len(picture.more))
+    ]
     held = [one for view in views for one in (view.latent, view.flipped, view.mask) if one is not None]
     return f"{sum(one.numel() * one.element_size() for one in held) / 2**20:.1f} MB of latents and masks in memory"
 
 
 def editor_data(listing: Listing, lines: str) -> dict[str, Any]:
-    """The listing as JSON for the editor: version, counts, buckets, pictures (the first 500), problems, notes and the report's text."""
+    """The listing as JSON for the editor: version, counts, buckets, pictures (the first 500), problems, notes and the
+    report's text.
+    """
     held = {id(entry) for entry in listing.held_out}
     rows = [
         {
-            "name": e.name, "width": e.size[0], "height": e.size[1], "bucket": list(e.bucket), "caption": e.caption.plain,
-            "varies": e.caption.varies, "captioned": e.captioned, "repeats": e.repeats, "held_out": id(e) in held, "mask": bool(e.mask),
-            "batch_id": e.group, "enlarged": e.framings[0].enlarged, "crops": len(e.framings),
+            "name": e.name,
+            "width": e.size[0],
+            "height": e.size[1],
+            "bucket": list(e.bucket),
+            "caption": e.caption.plain,
+            "varies": e.caption.varies,
+            "captioned": e.captioned,
+            "repeats": e.repeats,
+            "held_out": id(e) in held,
+            "mask": bool(e.mask),
+            "batch_id": e.group,
+            "enlarged": e.framings[0].enlarged,
+            "crops": len(e.framings),
         }
         for e in sorted(listing.entries, key=lambda e: (e.name, e.bucket))[:SHOWN]
-    ]  # fmt: skip
+    ]
     return {
         "version": 1,
         "folder": listing.folder.name,
@@ -84,7 +106,9 @@ def editor_data(listing: Listing, lines: str) -> dict[str, Any]:
         "held_out": len(once(listing.held_out)),
         "buckets": bucket_counts(listing),
         "pictures": rows,
-        "problems": [dict(zip(("name", "message"), problem.split(": ", 1), strict=False)) for problem in listing.problems],
+        "problems": [
+            dict(zip(("name", "message"), problem.split(": ", 1), strict=False)) for problem in listing.problems
+        ],
         "notes": list(listing.notes),
         "report": lines,
     }

@@ -1,4 +1,5 @@
-"""EveryDream2's files beside pictures: `name.yaml` of one, `local.yaml` of a folder, `global.yaml` of all below, `multiply.txt` and so on.
+"""EveryDream2's files beside pictures: `name.yaml` of one, `local.yaml` of a folder, `global.yaml` of all below,
+`multiply.txt` and so on.
 
 Keys and how they lie over each other are those of its `data/dataset.py` and SHUFFLING_TAGS.md.
 """
@@ -37,9 +38,12 @@ class Said:
     def laid(self, over: Said) -> Said:
         """This with `over` on top: its values win, its tags come first."""
         values: dict[str, Any] = {
-            f.name: getattr(self, f.name) if getattr(over, f.name) in (None, "") else getattr(over, f.name) for f in fields(self)
+            f.name: getattr(self, f.name) if getattr(over, f.name) in (None, "") else getattr(over, f.name)
+            for f in fields(self)
         }
-        values["tags"] = tuple({**dict(over.tags), **{tag: weight for tag, weight in self.tags if tag not in dict(over.tags)}}.items())
+        values["tags"] = tuple(
+            {**dict(over.tags), **{tag: weight for tag, weight in self.tags if tag not in dict(over.tags)}}.items()
+        )
         values["found"] = self.found or over.found
         values["notes"] = self.notes + tuple(note for note in over.notes if note not in self.notes)
         return replace(self, **values)
@@ -72,7 +76,9 @@ class Files:
         return replace(merged, score=None if text is None else text.score)
 
     def _own(self, picture: Path) -> Said:
-        path = next((path for path in (picture.with_suffix(ending) for ending in _ENDINGS) if os.path.isfile(path)), None)
+        path = next(
+            (path for path in (picture.with_suffix(ending) for ending in _ENDINGS) if os.path.isfile(path)), None
+        )
         return Said() if path is None else _read(path, self.encoding)
 
     def _of(self, folder: Path) -> tuple[Said, Said]:
@@ -115,7 +121,9 @@ def _as_written(said: Said, text: Written | None, found: bool) -> Written:
         # EveryDream2 says tags of a greater weight first where they are not shuffled.
         tags = sorted(said.tags, key=lambda tag: -tag[1])
         main = (said.main,) if said.main else ()
-        weights = (*(1.0 for _ in main), *(weight for _, weight in tags)) if len({weight for _, weight in tags}) > 1 else ()
+        weights = (
+            (*(1.0 for _ in main), *(weight for _, weight in tags)) if len({weight for _, weight in tags}) > 1 else ()
+        )
         written = Written(tags=(*main, *(tag for tag, _ in tags)), weights=weights, main=len(main))
     return replace(
         written,
@@ -204,7 +212,9 @@ def _text_number(most: float) -> Callable[[str], float]:
         try:
             return filters.number(float(text), 0.0, most)
         except ValueError:
-            raise ValueError(f"is {text!r}, expected a number from 0" + (f" to {most:g}" if most < float("inf") else "")) from None
+            raise ValueError(
+                f"is {text!r}, expected a number from 0" + (f" to {most:g}" if most < float("inf") else "")
+            ) from None
 
     return read
 

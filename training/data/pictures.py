@@ -1,4 +1,6 @@
-"""Picture files as pixels: found, turned as EXIF says, converted to RGB, cut to a bucket; masks from alpha or from a file beside."""
+"""Picture files as pixels: found, turned as EXIF says, converted to RGB, cut to a bucket; masks from alpha or from a
+file beside.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def find(folder: Path) -> list[Path]:
 
 
 def mask_file(picture: Path, folder: Path) -> Path | None:
-    """The mask of a picture: `name.mask.png` beside it, or of its name in a `masks` folder beside it or beside its folder."""
+    """The mask of a picture: `name.mask.png` beside it, or of its name in a `masks` folder beside it or beside its
+    folder.
+    """
     places = [picture.parent / f"{picture.stem}{MASK_ENDING}{suffix}" for suffix in SUFFIXES]
     above = [picture.parent] if picture.parent == folder else [picture.parent, picture.parent.parent]
     places += [place / MASK_FOLDER / f"{picture.stem}{suffix}" for place in above for suffix in SUFFIXES]
@@ -40,9 +44,20 @@ def mask_file(picture: Path, folder: Path) -> Path | None:
 
 # What Pillow and its plugins raise on damaged files, AVIF's a RuntimeError.
 _DAMAGED = (
-    OSError, ValueError, SyntaxError, EOFError, RuntimeError, TypeError, KeyError, IndexError, AttributeError, OverflowError, struct.error,
-    zlib.error, ZeroDivisionError,
-)  # fmt: skip
+    OSError,
+    ValueError,
+    SyntaxError,
+    EOFError,
+    RuntimeError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+    ZeroDivisionError,
+)
 
 
 @contextlib.contextmanager
@@ -54,7 +69,9 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except UnidentifiedImageError as error:
         without = path.suffix.lower() == ".avif" and ".avif" not in Image.registered_extensions()
-        raise ValueError("this Pillow cannot read AVIF; install a newer one" if without else "not a picture that can be read") from error
+        raise ValueError(
+            "this Pillow cannot read AVIF; install a newer one" if without else "not a picture that can be read"
+        ) from error
     except (*_DAMAGED, Image.DecompressionBombError) as error:
         raise ValueError(str(error) or type(error).__name__) from error
 
@@ -108,7 +125,9 @@ def fitted(picture: Image.Image, framing: Framing) -> Image.Image:
 
 
 def latent_mask(mask: Image.Image, framing: Framing, size: tuple[int, int]) -> Tensor:
-    """A mask (L) cut like its picture, as (1, h, w) in 0..1 for latents of `size` (h, w): each value is the mean of its pixels."""
+    """A mask (L) cut like its picture, as (1, h, w) in 0..1 for latents of `size` (h, w): each value is the mean of its
+    pixels.
+    """
     import numpy as np
     from PIL import Image
 

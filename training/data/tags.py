@@ -1,7 +1,7 @@
 """How a caption varies from draw to draw: wildcards, shuffled and dropped tags.
 
-Wildcards, the order of the draws and tag dropout are kohya's (sd-scripts, `process_caption`), weights and lengths EveryDream2's
-(SHUFFLING_TAGS.md).
+Wildcards, the order of the draws and tag dropout are kohya's (sd-scripts, `process_caption`), weights and lengths
+EveryDream2's (SHUFFLING_TAGS.md).
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ Part = tuple[str, float]  # a tag and its weight
 class Rules:
     """What happens to the tags of a caption; plain values.
 
-    `keep` tags at the front neither move nor drop out; `shuffle` and `dropout` are probabilities, of a draw and of a tag; `left_out` tags
-    are never said; `replacements` work inside each tag, in order; `max_length` counts characters, 0 is no limit; `lists` are what
-    `__name__` stands for with `wildcards`. What stands before `keep_separator` in a text, and after a second one, neither moves nor drops
-    out; it is not said itself. `trigger` takes the place of `[trigger]`, or stands in front; `prefix` and `suffix` stand around it all.
+    `keep` tags at the front neither move nor drop out; `shuffle` and `dropout` are probabilities, of a draw and of a
+    tag; `left_out` tags are never said; `replacements` work inside each tag, in order; `max_length` counts characters,
+    0 is no limit; `lists` are what `__name__` stands for with `wildcards`. What stands before `keep_separator` in a
+    text, and after a second one, neither moves nor drops out; it is not said itself. `trigger` takes the place of
+    `[trigger]`, or stands in front; `prefix` and `suffix` stand around it all.
     """
 
     separator: str = ", "
@@ -73,7 +74,10 @@ class Caption:
     def varies(self) -> bool:
         """Whether two draws can differ."""
         rules, texts = self.rules, self.lines + self.tags
-        wild = any(_CHOICE.search(text) or (rules.lists and word_lists.named(text)) for text in (*texts, rules.prefix, rules.suffix))
+        wild = any(
+            _CHOICE.search(text) or (rules.lists and word_lists.named(text))
+            for text in (*texts, rules.prefix, rules.suffix)
+        )
         if rules.wildcards and (len(self.lines) > 1 or wild):
             return True
         free = len(self._parts(None)[1])
@@ -85,21 +89,31 @@ class Caption:
         if draws is not None and rules.shuffle and float(torch.rand((), generator=draws)) < rules.shuffle:
             free = [free[i] for i in _order([weight for _, weight in free], draws)]
         if draws is not None and rules.dropout:
-            free = [part for part, u in zip(free, torch.rand(len(free), generator=draws).tolist(), strict=True) if u >= rules.dropout]
+            free = [
+                part
+                for part, u in zip(free, torch.rand(len(free), generator=draws).tolist(), strict=True)
+                if u >= rules.dropout
+            ]
         text = _joined([text for text, _ in before + free + after], rules)
         around = (self._chosen(one, draws) for one in (rules.prefix, rules.suffix))
         return _framed(text, rules.trigger, *around)
 
     def _parts(self, draws: torch.Generator | None) -> tuple[list[Part], list[Part], list[Part]]:
-        """What is to be said, in the order written, wildcards chosen: what stays in front, what is free, what stays at the end."""
+        """What is to be said, in the order written, wildcards chosen: what stays in front, what is free, what stays at
+        the end.
+        """
         rules = self.rules
         if self.tags:
             weights = self.weights or (1.0,) * len(self.tags)
-            every = self._edited((self._chosen(tag, draws), weight) for tag, weight in zip(self.tags, weights, strict=True))
+            every = self._edited(
+                (self._chosen(tag, draws), weight) for tag, weight in zip(self.tags, weights, strict=True)
+            )
             return every[: rules.keep], every[rules.keep :], []
         text = self._chosen(self._line(draws), draws)
         if rules.keep_separator and rules.keep_separator in text:
-            parts = [self._edited((part, 1.0) for part in split(piece)) for piece in text.split(rules.keep_separator, 2)]
+            parts = [
+                self._edited((part, 1.0) for part in split(piece)) for piece in text.split(rules.keep_separator, 2)
+            ]
             return parts[0], parts[1], parts[2] if len(parts) > 2 else []
         every = self._edited((part, 1.0) for part in (split(text) if rules.by_tag else [text]))
         return every[: rules.keep], every[rules.keep :], []
@@ -127,8 +141,8 @@ def split(text: str) -> list[str]:
 def chosen(text: str, draws: torch.Generator | None, lists: WordLists | None = None) -> str:
     """The text with one of each {a|b|c} and one line for each __name__ of `lists`, the first ones without a generator.
 
-    `{{` and `}}` are braces; choices may lie inside choices, and in lines of lists, which lead to an end (`WordLists.check`).
-    Raises ValueError where they lie in each other more than 200 deep.
+    `{{` and `}}` are braces; choices may lie inside choices, and in lines of lists, which lead to an end
+    (`WordLists.check`). Raises ValueError where they lie in each other more than 200 deep.
     """
 
     def of(options: Sequence[str]) -> str:

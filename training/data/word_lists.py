@@ -36,12 +36,16 @@ class WordLists:
         return hash(self.digest)
 
     def check(self, text: str) -> None:
-        """Raise ValueError when a text names a list that is not there, one that leads to itself or too deep, or too many in the end."""
+        """Raise ValueError when a text names a list that is not there, one that leads to itself or too deep, or too
+        many in the end.
+        """
         for name in named(text):
             self._height(name, ())
         drawn = sum(map(self._most, named(text)))
         if drawn > MOST:
-            raise ValueError(f"the caption may draw {drawn:,} lines of word lists that name each other, expected at most {MOST:,}")
+            raise ValueError(
+                f"the caption may draw {drawn:,} lines of word lists that name each other, expected at most {MOST:,}"
+            )
 
     def _most(self, name: str) -> int:
         """How many lines may have to be drawn for this list, its own and those of the lists in it."""
@@ -56,7 +60,10 @@ class WordLists:
             raise ValueError(f"{where} has __{name}__, and there is no file {FOLDER}/{name}.txt that can be used")
         if name not in self._heights:
             if name in within or len(within) == DEEPEST:
-                raise ValueError(f"the word list {within[0]!r} leads to itself, or more than {DEEPEST} deep: {' > '.join((*within, name))}")
+                raise ValueError(
+                    f"the word list {within[0]!r} leads to itself, or more than {DEEPEST} deep:"
+                    f" {' > '.join((*within, name))}"
+                )
             inner = {other for line in self._lines[name] for other in named(line)}
             self._heights[name] = 1 + max((self._height(other, (*within, name)) for other in sorted(inner)), default=0)
         if len(within) + self._heights[name] > DEEPEST:
@@ -78,7 +85,9 @@ def filled(text: str, line_of: Callable[[str], str]) -> tuple[str, int]:
 
 
 def read(folder: Path, encoding: str = "utf-8") -> tuple[WordLists, list[str]]:
-    """(the word lists of a dataset's folder, what is wrong with others). Empty lines and lines that begin with # are left out."""
+    """(the word lists of a dataset's folder, what is wrong with others). Empty lines and lines that begin with # are
+    left out.
+    """
     lines: dict[str, tuple[str, ...]] = {}
     problems: list[str] = []
     root = folder / FOLDER

@@ -47,7 +47,9 @@ class CONDNoiseShape(CONDRegular):
 
 
 class CONDCrossAttn(CONDRegular):
-    """Context tokens (B, N, C): of different lengths they are repeated to a common one, which leaves attention as it is."""
+    """Context tokens (B, N, C): of different lengths they are repeated to a common one, which leaves attention as it
+    is.
+    """
 
     def can_concat(self, other):
         """Whether both fit into one batch with at most fourfold repetition."""

@@ -71,4 +71,6 @@ def create_target_dict(target=None, **kwargs):
 def refuse(hooks):
     """Raise when there is a hook to run."""
     if hooks is not None and len(hooks):
-        raise NotImplementedError("conditioning hooks (scheduled LoRAs, model as LoRA) need a real ComfyUI; remove them from the workflow")
+        raise NotImplementedError(
+            "conditioning hooks (scheduled LoRAs, model as LoRA) need a real ComfyUI; remove them from the workflow"
+        )

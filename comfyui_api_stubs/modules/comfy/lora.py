@@ -76,8 +76,10 @@ def model_lora_keys_clip(model, key_map=None):
         else:
             names = ()
         key_map.update(dict.fromkeys(names, key))
-    for encoder, names in (("clip_g", ("lora_prior_te_text_projection", "lora_te2_text_projection")),
-                           ("clip_l", ("lora_te1_text_projection",))):
+    for encoder, names in (
+        ("clip_g", ("lora_prior_te_text_projection", "lora_te2_text_projection")),
+        ("clip_l", ("lora_te1_text_projection",)),
+    ):
         key = f"{encoder}.transformer.text_projection.weight"
         if key in keys:
             key_map.update(dict.fromkeys(names, key))
@@ -85,7 +87,9 @@ def model_lora_keys_clip(model, key_map=None):
 
 
 def model_lora_keys_unet(model, key_map=None):
-    """{name in LoRA files: weight key} of a diffusion model, added to key_map: ComfyUI's own names, kohya's and diffusers'."""
+    """{name in LoRA files: weight key} of a diffusion model, added to key_map: ComfyUI's own names, kohya's and
+    diffusers'.
+    """
     key_map = {} if key_map is None else key_map
     for key in model.state_dict():
         if key.startswith("diffusion_model."):
@@ -106,7 +110,9 @@ def model_lora_keys_unet(model, key_map=None):
 
 
 def calculate_weight(patches, weight, key, intermediate_dtype=torch.float32, original_weights=None):
-    """A weight with (strength, patch, strength of the weight, offset, function) patches applied in order, in place where it can be."""
+    """A weight with (strength, patch, strength of the weight, offset, function) patches applied in order, in place
+    where it can be.
+    """
     for strength, patch, strength_model, offset, function in patches:
         function = (lambda value: value) if function is None else function
         part = weight if offset is None else weight.narrow(*offset)
@@ -114,10 +120,14 @@ def calculate_weight(patches, weight, key, intermediate_dtype=torch.float32, ori
             part *= strength_model
         if isinstance(patch, list):  # the patches of another model: its patched weight is a difference
             (base, convert), *rest = patch
-            base = convert(comfy.model_management.cast_to_device(base, weight.device, intermediate_dtype, copy=True), inplace=True)
+            base = convert(
+                comfy.model_management.cast_to_device(base, weight.device, intermediate_dtype, copy=True), inplace=True
+            )
             patch = (calculate_weight(rest, base, key, intermediate_dtype=intermediate_dtype),)
         if isinstance(patch, weight_adapter.WeightAdapterBase):
-            part = patch.calculate_weight(part, key, strength, strength_model, offset, function, intermediate_dtype, original_weights)
+            part = patch.calculate_weight(
+                part, key, strength, strength_model, offset, function, intermediate_dtype, original_weights
+            )
         else:
             kind, values = ("diff", patch) if len(patch) == 1 else patch
             _apply(kind, values, part, key, strength, function, intermediate_dtype, original_weights)
@@ -128,6 +138,7 @@ def calculate_weight(patches, weight, key, intermediate_dtype=torch.float32, ori
 
 def _apply(kind, values, weight, key, strength, function, intermediate_dtype, original_weights):
     """Change `weight` in place by a plain patch."""
+
     def cast(tensor):
         return comfy.model_management.cast_to_device(tensor, weight.device, weight.dtype)
 
@@ -141,6 +152,11 @@ def _apply(kind, values, weight, key, strength, function, intermediate_dtype, or
         raise NotImplementedError(f"{key}: patches that enlarge a weight need a real ComfyUI")
     elif strength != 0.0:
         if values[0].shape != weight.shape:
-            logging.warning("%s: weight of shape %s not merged with a difference of %s", key, tuple(weight.shape), tuple(values[0].shape))
+            logging.warning(
+                "%s: weight of shape %s not merged with a difference of %s",
+                key,
+                tuple(weight.shape),
+                tuple(values[0].shape),
+            )
         else:
             weight += function(strength * cast(values[0]))

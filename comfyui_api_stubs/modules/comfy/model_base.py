@@ -40,7 +40,9 @@ _SAMPLING = {
 def model_sampling(model_config, model_type):
     """The noise levels and prediction of a model type, as one module."""
     if model_type not in _SAMPLING:
-        raise NotImplementedError(f"model type {model_type.name} needs a real ComfyUI; the embedded host knows EPS, V_PREDICTION and FLOW")
+        raise NotImplementedError(
+            f"model type {model_type.name} needs a real ComfyUI; the embedded host knows EPS, V_PREDICTION and FLOW"
+        )
 
     class ModelSampling(*_SAMPLING[model_type]):
         """Noise levels and prediction."""
@@ -54,7 +56,9 @@ def convert_tensor(extra, dtype, device):
         return [convert_tensor(item, dtype, device) for item in extra]
     if not hasattr(extra, "dtype"):
         return extra
-    return comfy.model_management.cast_to_device(extra, device, None if extra.dtype in (torch.int, torch.long) else dtype)
+    return comfy.model_management.cast_to_device(
+        extra, device, None if extra.dtype in (torch.int, torch.long) else dtype
+    )
 
 
 class BaseModel(torch.nn.Module):
@@ -82,7 +86,8 @@ class BaseModel(torch.nn.Module):
         """The denoised latent (B, C, H, W) of a noisy one at noise levels t (B,), through the apply_model wrappers."""
         options = {} if transformer_options is None else transformer_options
         return comfy.patcher_extension.WrapperExecutor.new_class_executor(
-            self._apply_model, self,
+            self._apply_model,
+            self,
             comfy.patcher_extension.get_all_wrappers(comfy.patcher_extension.WrappersMP.APPLY_MODEL, options),
         ).execute(x, t, c_concat, c_crossattn, control, options, **kwargs)
 
@@ -96,7 +101,9 @@ class BaseModel(torch.nn.Module):
         extra = {name: convert_tensor(value, dtype, device) for name, value in kwargs.items()}
         timestep = self.process_timestep(timestep, x=x, **extra)
         options = {} if transformer_options is None else transformer_options
-        output = self.diffusion_model(noisy.to(dtype), timestep, context=context, control=control, transformer_options=options, **extra)
+        output = self.diffusion_model(
+            noisy.to(dtype), timestep, context=context, control=control, transformer_options=options, **extra
+        )
         return self.model_sampling.calculate_denoised(sigma, output.float(), x)
 
     def process_timestep(self, timestep, **kwargs):
@@ -160,7 +167,9 @@ class BaseModel(torch.nn.Module):
         state = self.model_config.process_unet_state_dict(state)
         missing, unexpected = self.diffusion_model.load_state_dict(state, strict=False)
         if missing:
-            raise ValueError(f"{len(missing)} weights are missing from the diffusion model, such as {', '.join(sorted(missing)[:3])}")
+            raise ValueError(
+                f"{len(missing)} weights are missing from the diffusion model, such as {', '.join(sorted(missing)[:3])}"
+            )
         sd.update({unet_prefix + key: state[key] for key in unexpected})
         return self
 
@@ -177,8 +186,10 @@ class BaseModel(torch.nn.Module):
         state = self.model_config.process_unet_state_dict_for_saving(self.diffusion_model.state_dict())
         if self.model_type == ModelType.V_PREDICTION:
             state["v_pred"] = torch.tensor([])
-        for part, process in ((clip_state_dict, self.model_config.process_clip_state_dict_for_saving),
-                              (vae_state_dict, self.model_config.process_vae_state_dict_for_saving)):
+        for part, process in (
+            (clip_state_dict, self.model_config.process_clip_state_dict_for_saving),
+            (vae_state_dict, self.model_config.process_vae_state_dict_for_saving),
+        ):
             if part is not None:
                 state.update(process(part))
         return state
@@ -219,7 +230,13 @@ class SDXL(BaseModel):
         if "unclip_conditioning" in kwargs:
             raise NotImplementedError("unCLIP conditioning needs a real ComfyUI")
         pooled, width, height = kwargs["pooled_output"], kwargs.get("width", 768), kwargs.get("height", 768)
-        sizes = [height, width, kwargs.get("crop_h", 0), kwargs.get("crop_w", 0),
-                 kwargs.get("target_height", height), kwargs.get("target_width", width)]
+        sizes = [
+            height,
+            width,
+            kwargs.get("crop_h", 0),
+            kwargs.get("crop_w", 0),
+            kwargs.get("target_height", height),
+            kwargs.get("target_width", width),
+        ]
         embedded = self.embedder(torch.tensor(sizes, dtype=torch.float32)).flatten().expand(pooled.shape[0], -1)
         return torch.cat((pooled.to(embedded.device), embedded), dim=1)

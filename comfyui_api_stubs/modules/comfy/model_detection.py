@@ -56,19 +56,32 @@ def detect_unet_config(state_dict, key_prefix, metadata=None):
     else:
         middle = -1 if f"{key_prefix}middle_block.0.in_layers.0.weight" in state_dict else -2
     config = {
-        "use_checkpoint": False, "image_size": 32, "use_spatial_transformer": True, "legacy": False,
-        "in_channels": in_channels, "out_channels": 4 if out is None else out.shape[0], "model_channels": channels,
-        "num_res_blocks": levels, "channel_mult": mults, "transformer_depth": depth_in, "transformer_depth_output": depth_out,
-        "transformer_depth_middle": middle, "use_linear_in_transformer": linear, "context_dim": context,
+        "use_checkpoint": False,
+        "image_size": 32,
+        "use_spatial_transformer": True,
+        "legacy": False,
+        "in_channels": in_channels,
+        "out_channels": 4 if out is None else out.shape[0],
+        "model_channels": channels,
+        "num_res_blocks": levels,
+        "channel_mult": mults,
+        "transformer_depth": depth_in,
+        "transformer_depth_output": depth_out,
+        "transformer_depth_middle": middle,
+        "use_linear_in_transformer": linear,
+        "context_dim": context,
         "adm_in_channels": None if label is None else label.shape[1],
-        "use_temporal_resblock": False, "use_temporal_attention": False,
+        "use_temporal_resblock": False,
+        "use_temporal_attention": False,
     }
     return config if label is None else {**config, "num_classes": "sequential"}
 
 
 def model_config_from_unet_config(unet_config, state_dict=None):
     """The family of a UNet configuration, None when it is none the embedded host knows."""
-    return next((kind(unet_config) for kind in comfy.supported_models.models if kind.matches(unet_config, state_dict)), None)
+    return next(
+        (kind(unet_config) for kind in comfy.supported_models.models if kind.matches(unet_config, state_dict)), None
+    )
 
 
 def model_config_from_unet(state_dict, unet_key_prefix, use_base_if_no_match=False, metadata=None):

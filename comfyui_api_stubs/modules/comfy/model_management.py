@@ -1,6 +1,7 @@
 """Devices, number types, which models are loaded, and interruption (ComfyUI's `comfy.model_management`).
 
-The embedded host loads models whole: it unloads others to make room, and never splits one between device and host memory.
+The embedded host loads models whole: it unloads others to make room, and never splits one between device and host
+memory.
 """
 
 import enum
@@ -93,7 +94,11 @@ def __getattr__(name):
 
 def get_torch_device_name(device):
     """A device in words."""
-    return f"{device} {torch.cuda.get_device_name(device)}" if is_device_cuda(device) else getattr(device, "type", str(device))
+    return (
+        f"{device} {torch.cuda.get_device_name(device)}"
+        if is_device_cuda(device)
+        else getattr(device, "type", str(device))
+    )
 
 
 def _host_memory():
@@ -405,7 +410,9 @@ def cleanup_models_gc():
         cleanup_models()
         for loaded in current_loaded_models:
             if loaded.is_dead():
-                logging.warning("a loaded %s is still referenced though its patchers are gone", type(loaded.real_model()).__name__)
+                logging.warning(
+                    "a loaded %s is still referenced though its patchers are gone", type(loaded.real_model()).__name__
+                )
 
 
 def free_memory(memory_required, device, keep_loaded=()):
@@ -427,7 +434,9 @@ def free_memory(memory_required, device, keep_loaded=()):
     return unloaded
 
 
-def load_models_gpu(models, memory_required=0, force_patch_weights=False, minimum_memory_required=None, force_full_load=False):
+def load_models_gpu(
+    models, memory_required=0, force_patch_weights=False, minimum_memory_required=None, force_full_load=False
+):
     """Patch models and put them on their devices; a clone takes over from the clone that was loaded."""
     cleanup_models_gc()
     wanted = list(dict.fromkeys(m for model in models for m in (model, *model.model_patches_models())))
@@ -447,7 +456,9 @@ def load_models_gpu(models, memory_required=0, force_patch_weights=False, minimu
     room = max(minimum_inference_memory(), memory_required + extra_reserved_memory())
     for device in dict.fromkeys(m.device for m in to_load):
         if not is_device_cpu(device):
-            free_memory(sum(m.model_memory_required(device) for m in to_load if m.device == device) * 1.1 + room, device)
+            free_memory(
+                sum(m.model_memory_required(device) for m in to_load if m.device == device) * 1.1 + room, device
+            )
 
     for loaded in to_load:
         loaded.model_load(force_patch_weights=force_patch_weights)

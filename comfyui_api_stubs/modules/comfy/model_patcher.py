@@ -40,7 +40,9 @@ def _append_cfg_function(model_options, name, function, disable_cfg1_optimizatio
 
 def set_model_options_post_cfg_function(model_options, post_cfg_function, disable_cfg1_optimization=False):
     """Add a function that changes the result of classifier-free guidance."""
-    return _append_cfg_function(model_options, "sampler_post_cfg_function", post_cfg_function, disable_cfg1_optimization)
+    return _append_cfg_function(
+        model_options, "sampler_post_cfg_function", post_cfg_function, disable_cfg1_optimization
+    )
 
 
 def set_model_options_pre_cfg_function(model_options, pre_cfg_function, disable_cfg1_optimization=False):
@@ -54,7 +56,9 @@ def create_model_options_clone(orig_model_options: dict):
 
 
 def get_key_weight(model, key):
-    """(weight, its set function, its convert function); the embedded host's weights are plain, so both functions are None."""
+    """(weight, its set function, its convert function); the embedded host's weights are plain, so both functions are
+    None.
+    """
     return comfy.utils.get_attr(model, key), None, None
 
 
@@ -80,8 +84,12 @@ class ModelPatcher:
         self.hook_patches, self.hook_patches_backup, self.hook_backup, self.cached_hook_patches = {}, None, {}, {}
         self.current_hooks = self.forced_hooks = None
         self.is_clip, self.hook_mode = False, comfy.hooks.EnumHookMode.MaxSpeed
-        for name, value in (("model_loaded_weight_memory", 0), ("lowvram_patch_counter", 0), ("model_lowvram", False),
-                            ("current_weight_patches_uuid", None)):
+        for name, value in (
+            ("model_loaded_weight_memory", 0),
+            ("lowvram_patch_counter", 0),
+            ("model_lowvram", False),
+            ("current_weight_patches_uuid", None),
+        ):
             if not hasattr(model, name):
                 setattr(model, name, value)
 
@@ -89,11 +97,19 @@ class ModelPatcher:
         if "hook_mode" in self.__dict__:  # a half-built patcher has nothing to detach
             self.detach(unpatch_all=False)
 
-    # --- clones -------------------------------------------------------------------------------------------------------------------
+    # --- clones -------------------------------------------------------------------------------------------------------
 
     def clone(self):
-        """A patcher of the same model with copies of the patches and options; it shares the backup of the model's weights."""
-        n = type(self)(self.model, self.load_device, self.offload_device, self.size, weight_inplace_update=self.weight_inplace_update)
+        """A patcher of the same model with copies of the patches and options; it shares the backup of the model's
+        weights.
+        """
+        n = type(self)(
+            self.model,
+            self.load_device,
+            self.offload_device,
+            self.size,
+            weight_inplace_update=self.weight_inplace_update,
+        )
         n.parent, n.patches_uuid = self, self.patches_uuid
         n.backup, n.object_patches_backup, n.hook_backup = self.backup, self.object_patches_backup, self.hook_backup
         n.patches = {key: list(patches) for key, patches in self.patches.items()}
@@ -105,7 +121,9 @@ class ModelPatcher:
             key: value.on_model_patcher_clone() if hasattr(value, "on_model_patcher_clone") else value
             for key, value in self.attachments.items()
         }
-        n.additional_models = {key: [model.clone() for model in models] for key, models in self.additional_models.items()}
+        n.additional_models = {
+            key: [model.clone() for model in models] for key, models in self.additional_models.items()
+        }
         n.callbacks = comfy.patcher_extension.copy_nested_dicts(self.callbacks)
         n.wrappers = comfy.patcher_extension.copy_nested_dicts(self.wrappers)
         n.is_injected, n.skip_injection = self.is_injected, self.skip_injection
@@ -133,13 +151,15 @@ class ModelPatcher:
                 return False
         return (not self.patches and not clone.patches) or self.patches_uuid == clone.patches_uuid
 
-    # --- options ------------------------------------------------------------------------------------------------------------------
+    # --- options ------------------------------------------------------------------------------------------------------
 
     def set_model_sampler_cfg_function(self, sampler_cfg_function, disable_cfg1_optimization=False):
         """Replace classifier-free guidance; a function of three arguments is called with (cond, uncond, scale)."""
         function = sampler_cfg_function
         if len(inspect.signature(function).parameters) == 3:
-            self.model_options["sampler_cfg_function"] = lambda args: function(args["cond"], args["uncond"], args["cond_scale"])
+            self.model_options["sampler_cfg_function"] = lambda args: function(
+                args["cond"], args["uncond"], args["cond_scale"]
+            )
         else:
             self.model_options["sampler_cfg_function"] = function
         if disable_cfg1_optimization:
@@ -172,7 +192,9 @@ class ModelPatcher:
 
     def set_model_patch_replace(self, patch, name, block_name, number, transformer_index=None):
         """Replace an attention of one block."""
-        set_model_options_patch_replace(self.model_options, patch, name, block_name, number, transformer_index=transformer_index)
+        set_model_options_patch_replace(
+            self.model_options, patch, name, block_name, number, transformer_index=transformer_index
+        )
 
     def set_model_attn1_patch(self, patch):
         """Before self-attention's projections: (q, context, value, extra_options) to the same three."""
@@ -260,10 +282,15 @@ class ModelPatcher:
 
     def model_patches_models(self):
         """Models that patches need loaded."""
-        return [model for patches, keys in self._patch_lists() for key in keys if hasattr(patches[key], "models")
-                for model in patches[key].models()]
+        return [
+            model
+            for patches, keys in self._patch_lists()
+            for key in keys
+            if hasattr(patches[key], "models")
+            for model in patches[key].models()
+        ]
 
-    # --- weights ------------------------------------------------------------------------------------------------------------------
+    # --- weights ------------------------------------------------------------------------------------------------------
 
     def model_dtype(self):
         """The type the weights are stored in, None when the model does not say."""
@@ -301,6 +328,7 @@ class ModelPatcher:
 
     def get_key_patches(self, filter_prefix=None):
         """{key: [(base weight, convert function), *patches]}."""
+
         def convert(weight, **kwargs):
             return weight
 
@@ -315,7 +343,11 @@ class ModelPatcher:
     def model_state_dict(self, filter_prefix=None):
         """The model's state dict as it is now, without injections."""
         with self.use_ejected():
-            return {key: value for key, value in self.model.state_dict().items() if filter_prefix is None or key.startswith(filter_prefix)}
+            return {
+                key: value
+                for key, value in self.model.state_dict().items()
+                if filter_prefix is None or key.startswith(filter_prefix)
+            }
 
     def patch_weight_to_device(self, key, device_to=None, inplace_update=False):
         """Replace a weight by its patched value; the old one is kept in the backup."""
@@ -413,14 +445,21 @@ class ModelPatcher:
                 self.apply_hooks(self.forced_hooks, force_apply=True)
                 return 0
             try:
-                self.load(device_to, lowvram_model_memory=extra_memory, force_patch_weights=force_patch_weights, full_load=True)
+                self.load(
+                    device_to,
+                    lowvram_model_memory=extra_memory,
+                    force_patch_weights=force_patch_weights,
+                    full_load=True,
+                )
             except BaseException:
                 self.detach()
                 raise
             return self.model.model_loaded_weight_memory
 
     def detach(self, unpatch_all=True):
-        """Let go of the model: injections off, patches to the offload device, and with unpatch_all the weights restored."""
+        """Let go of the model: injections off, patches to the offload device, and with unpatch_all the weights
+        restored.
+        """
         self.eject_model()
         self.model_patches_to(self.offload_device)
         if unpatch_all:
@@ -438,7 +477,7 @@ class ModelPatcher:
         logging.warning("ModelPatcher.calculate_weight is deprecated; use comfy.lora.calculate_weight")
         return comfy.lora.calculate_weight(patches, weight, key, intermediate_dtype=intermediate_dtype)
 
-    # --- a run --------------------------------------------------------------------------------------------------------------------
+    # --- a run --------------------------------------------------------------------------------------------------------
 
     def pre_run(self):
         """Sampling starts."""
@@ -457,7 +496,7 @@ class ModelPatcher:
             self.model.current_patcher = None
         self._call(CallbacksMP.ON_CLEANUP)
 
-    # --- callbacks, wrappers, attachments, injections, additional models ------------------------------------------------------------
+    # --- callbacks, wrappers, attachments, injections, additional models ----------------------------------------------
 
     def _call(self, call_type, *args):
         for callback in self.get_all_callbacks(call_type):
@@ -552,7 +591,9 @@ class ModelPatcher:
 
     @contextlib.contextmanager
     def use_ejected(self, skip_and_inject_on_exit_only=False):
-        """The model without injections inside the block; with skip_and_inject_on_exit_only nothing injects before its end."""
+        """The model without injections inside the block; with skip_and_inject_on_exit_only nothing injects before its
+        end.
+        """
         previous, was_injected = self.skip_injection, self.is_injected
         if skip_and_inject_on_exit_only:
             self.skip_injection = True
@@ -585,7 +626,7 @@ class ModelPatcher:
         self.is_injected = False
         self._call(CallbacksMP.ON_EJECT_MODEL)
 
-    # --- hooks: empty ones only -----------------------------------------------------------------------------------------------------
+    # --- hooks: empty ones only ---------------------------------------------------------------------------------------
 
     def set_hook_mode(self, hook_mode):
         """Say whether weights of hooks are cached."""

@@ -78,14 +78,30 @@ class ModelSamplingDiscrete(torch.nn.Module):
         super().__init__()
         settings = {} if model_config is None else model_config.sampling_settings
         self._register_schedule(
-            given_betas=None, beta_schedule=settings.get("beta_schedule", "linear"), timesteps=settings.get("timesteps", 1000),
-            linear_start=settings.get("linear_start", 0.00085), linear_end=settings.get("linear_end", 0.012),
-            zsnr=settings.get("zsnr", False) if zsnr is None else zsnr)
+            given_betas=None,
+            beta_schedule=settings.get("beta_schedule", "linear"),
+            timesteps=settings.get("timesteps", 1000),
+            linear_start=settings.get("linear_start", 0.00085),
+            linear_end=settings.get("linear_end", 0.012),
+            zsnr=settings.get("zsnr", False) if zsnr is None else zsnr,
+        )
         self.sigma_data = 1.0
 
-    def _register_schedule(self, given_betas=None, beta_schedule="linear", timesteps=1000, linear_start=1e-4, linear_end=2e-2,
-                           cosine_s=8e-3, zsnr=False):
-        betas = make_beta_schedule(beta_schedule, timesteps, linear_start, linear_end, cosine_s) if given_betas is None else given_betas
+    def _register_schedule(
+        self,
+        given_betas=None,
+        beta_schedule="linear",
+        timesteps=1000,
+        linear_start=1e-4,
+        linear_end=2e-2,
+        cosine_s=8e-3,
+        zsnr=False,
+    ):
+        betas = (
+            make_beta_schedule(beta_schedule, timesteps, linear_start, linear_end, cosine_s)
+            if given_betas is None
+            else given_betas
+        )
         self.num_timesteps, self.linear_start, self.linear_end, self.zsnr = len(betas), linear_start, linear_end, zsnr
         alpha_bar = torch.cumprod(1.0 - betas, dim=0)
         sigmas = ((1 - alpha_bar) / alpha_bar) ** 0.5

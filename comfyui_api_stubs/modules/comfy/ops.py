@@ -98,9 +98,9 @@ class disable_weight_init:
         def forward_comfy_cast_weights(self, input, out_dtype=None):
             """Look up rows, then cast them."""
             weight, _ = cast_bias_weight(self, device=input.device, dtype=self.weight.dtype)
-            return F.embedding(input, weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse).to(
-                dtype=out_dtype
-            )
+            return F.embedding(
+                input, weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse
+            ).to(dtype=out_dtype)
 
         def forward(self, *args, **kwargs):
             """Look up rows; out_dtype counts only where weights are cast."""
@@ -155,7 +155,9 @@ class manual_cast(disable_weight_init):
         comfy_cast_weights = True
 
 
-def pick_operations(weight_dtype, compute_dtype, load_device=None, disable_fast_fp8=False, fp8_optimizations=False, scaled_fp8=None):
+def pick_operations(
+    weight_dtype, compute_dtype, load_device=None, disable_fast_fp8=False, fp8_optimizations=False, scaled_fp8=None
+):
     """The layers for weights stored in one type and computed in another."""
     if compute_dtype is None or weight_dtype == compute_dtype:
         return disable_weight_init

@@ -60,7 +60,9 @@ def add_callback(call_type: str, callback: Callable, transformer_options: dict, 
     _add("callbacks", call_type, None, callback, transformer_options, is_model_options)
 
 
-def add_callback_with_key(call_type: str, key: str, callback: Callable, transformer_options: dict, is_model_options=False):
+def add_callback_with_key(
+    call_type: str, key: str, callback: Callable, transformer_options: dict, is_model_options=False
+):
     """Register a callback under a key."""
     _add("callbacks", call_type, key, callback, transformer_options, is_model_options)
 
@@ -80,7 +82,9 @@ def add_wrapper(wrapper_type: str, wrapper: Callable, transformer_options: dict,
     _add("wrappers", wrapper_type, None, wrapper, transformer_options, is_model_options)
 
 
-def add_wrapper_with_key(wrapper_type: str, key: str, wrapper: Callable, transformer_options: dict, is_model_options=False):
+def add_wrapper_with_key(
+    wrapper_type: str, key: str, wrapper: Callable, transformer_options: dict, is_model_options=False
+):
     """Register a wrapper under a key."""
     _add("wrappers", wrapper_type, key, wrapper, transformer_options, is_model_options)
 
@@ -132,6 +136,7 @@ class PatcherInjection:
 
 def copy_nested_dicts(input_dict: dict):
     """A copy whose dicts and lists are copies too; other values are shared."""
+
     def copied(value):
         if isinstance(value, dict):
             return copy_nested_dicts(value)

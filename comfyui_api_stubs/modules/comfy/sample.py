@@ -9,12 +9,16 @@ import comfy.utils
 
 
 def prepare_noise(latent_image, seed, noise_inds=None):
-    """Noise like a latent (B, C, H, W), on the CPU, the same numbers as ComfyUI's for a seed; the global generator is left alone."""
+    """Noise like a latent (B, C, H, W), on the CPU, the same numbers as ComfyUI's for a seed; the global generator is
+    left alone.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def draw(batch):
         shape = (batch, *latent_image.shape[1:])
-        return torch.randn(shape, dtype=torch.float32, layout=latent_image.layout, generator=generator).to(dtype=latent_image.dtype)
+        return torch.randn(shape, dtype=torch.float32, layout=latent_image.layout, generator=generator).to(
+            dtype=latent_image.dtype
+        )
 
     if noise_inds is None:
         return draw(latent_image.shape[0])
@@ -30,22 +34,84 @@ def fix_empty_latent_channels(model, latent_image):
     return latent_image
 
 
-def sample(model, noise, steps, cfg, sampler_name, scheduler, positive, negative, latent_image, denoise=1.0, disable_noise=False,
-           start_step=None, last_step=None, force_full_denoise=False, noise_mask=None, sigmas=None, callback=None, disable_pbar=False,
-           seed=None):
+def sample(
+    model,
+    noise,
+    steps,
+    cfg,
+    sampler_name,
+    scheduler,
+    positive,
+    negative,
+    latent_image,
+    denoise=1.0,
+    disable_noise=False,
+    start_step=None,
+    last_step=None,
+    force_full_denoise=False,
+    noise_mask=None,
+    sigmas=None,
+    callback=None,
+    disable_pbar=False,
+    seed=None,
+):
     """The latent of a sampler and a schedule by name."""
-    sampler = comfy.samplers.KSampler(model, steps=steps, device=model.load_device, sampler=sampler_name, scheduler=scheduler,
-                                      denoise=denoise, model_options=model.model_options)
-    samples = sampler.sample(noise, positive, negative, cfg=cfg, latent_image=latent_image, start_step=start_step, last_step=last_step,
-                             force_full_denoise=force_full_denoise, denoise_mask=noise_mask, sigmas=sigmas, callback=callback,
-                             disable_pbar=disable_pbar, seed=seed)
+    sampler = comfy.samplers.KSampler(
+        model,
+        steps=steps,
+        device=model.load_device,
+        sampler=sampler_name,
+        scheduler=scheduler,
+        denoise=denoise,
+        model_options=model.model_options,
+    )
+    samples = sampler.sample(
+        noise,
+        positive,
+        negative,
+        cfg=cfg,
+        latent_image=latent_image,
+        start_step=start_step,
+        last_step=last_step,
+        force_full_denoise=force_full_denoise,
+        denoise_mask=noise_mask,
+        sigmas=sigmas,
+        callback=callback,
+        disable_pbar=disable_pbar,
+        seed=seed,
+    )
     return samples.to(comfy.model_management.intermediate_device())
 
 
-def sample_custom(model, noise, cfg, sampler, sigmas, positive, negative, latent_image, noise_mask=None, callback=None,
-                  disable_pbar=False, seed=None):
+def sample_custom(
+    model,
+    noise,
+    cfg,
+    sampler,
+    sigmas,
+    positive,
+    negative,
+    latent_image,
+    noise_mask=None,
+    callback=None,
+    disable_pbar=False,
+    seed=None,
+):
     """The latent of a sampler object and given noise levels."""
-    samples = comfy.samplers.sample(model, noise, positive, negative, cfg, model.load_device, sampler, sigmas,
-                                    model_options=model.model_options, latent_image=latent_image, denoise_mask=noise_mask,
-                                    callback=callback, disable_pbar=disable_pbar, seed=seed)
+    samples = comfy.samplers.sample(
+        model,
+        noise,
+        positive,
+        negative,
+        cfg,
+        model.load_device,
+        sampler,
+        sigmas,
+        model_options=model.model_options,
+        latent_image=latent_image,
+        denoise_mask=noise_mask,
+        callback=callback,
+        disable_pbar=disable_pbar,
+        seed=seed,
+    )
     return samples.to(comfy.model_management.intermediate_device())

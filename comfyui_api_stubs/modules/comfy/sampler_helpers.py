@@ -57,7 +57,10 @@ def prepare_sampling(model, noise_shape, conds, model_options=None):
     executor = comfy.patcher_extension.WrapperExecutor.new_executor(
         _prepare_sampling,
         comfy.patcher_extension.get_all_wrappers(
-            comfy.patcher_extension.WrappersMP.PREPARE_SAMPLING, {} if model_options is None else model_options, is_model_options=True),
+            comfy.patcher_extension.WrappersMP.PREPARE_SAMPLING,
+            {} if model_options is None else model_options,
+            is_model_options=True,
+        ),
     )
     return executor.execute(model, noise_shape, conds, model_options=model_options)
 
@@ -66,14 +69,18 @@ def _prepare_sampling(model, noise_shape, conds, model_options=None):
     models, memory = get_additional_models(conds, model.model_dtype())
     models += model.get_nested_additional_models()
     wanted, least = estimate_memory(model, noise_shape, conds)
-    comfy.model_management.load_models_gpu([model, *models], memory_required=wanted + memory, minimum_memory_required=least + memory)
+    comfy.model_management.load_models_gpu(
+        [model, *models], memory_required=wanted + memory, minimum_memory_required=least + memory
+    )
     return model.model, conds, models
 
 
 def cleanup_models(conds, models):
     """Tell models and ControlNets that sampling ended."""
     cleanup_additional_models(models)
-    cleanup_additional_models(dict.fromkeys(c for cond in conds.values() for c in get_models_from_cond(cond, "control")))
+    cleanup_additional_models(
+        dict.fromkeys(c for cond in conds.values() for c in get_models_from_cond(cond, "control"))
+    )
 
 
 def prepare_model_patcher(model, conds, model_options):

@@ -19,9 +19,11 @@ from .k_diffusion import sampling as k_diffusion_sampling
 
 _Wrappers, _Executor = comfy.patcher_extension.WrappersMP, comfy.patcher_extension.WrapperExecutor
 
-# --- one conditioning of a picture or a part of it --------------------------------------------------------------------------------
+# --- one conditioning of a picture or a part of it --------------------------------------------------------------------
 
-cond_obj = collections.namedtuple("cond_obj", ["input_x", "mult", "conditioning", "area", "control", "patches", "uuid", "hooks"])
+cond_obj = collections.namedtuple(
+    "cond_obj", ["input_x", "mult", "conditioning", "area", "control", "patches", "uuid", "hooks"]
+)
 
 
 def add_area_dims(area, num_dims):
@@ -46,7 +48,7 @@ def get_area_and_mult(conds, x_in, timestep_in):
     if area is not None:
         area = add_area_dims(area, dims)
         half = len(area) // 2
-        area = area[:dims] + area[half:half + dims]
+        area = area[:dims] + area[half : half + dims]
         for i in range(dims):
             area[i] = min(sides[i] - area[dims + i], area[i])
             x = x.narrow(i + 2, area[dims + i], area[i])
@@ -60,7 +62,9 @@ def get_area_and_mult(conds, x_in, timestep_in):
     mult = mult * conds.get("strength", 1.0)
     if conds.get("mask") is None and area is not None:
         _feather_(mult, area, sides)
-    conditioning = {name: value.process_cond(batch_size=x_in.shape[0], area=area) for name, value in conds["model_conds"].items()}
+    conditioning = {
+        name: value.process_cond(batch_size=x_in.shape[0], area=area) for name, value in conds["model_conds"].items()
+    }
     return cond_obj(x, mult, conditioning, area, conds.get("control"), None, conds["uuid"], conds.get("hooks"))
 
 
@@ -83,7 +87,11 @@ def cond_equal_size(c1, c2):
 
 def can_concat_cond(c1, c2):
     """Whether two conditionings can run in one batch."""
-    return c1.input_x.shape == c2.input_x.shape and c1.control is c2.control and cond_equal_size(c1.conditioning, c2.conditioning)
+    return (
+        c1.input_x.shape == c2.input_x.shape
+        and c1.control is c2.control
+        and cond_equal_size(c1.conditioning, c2.conditioning)
+    )
 
 
 def cond_cat(c_list):
@@ -96,7 +104,9 @@ def calc_cond_batch(model, conds, x_in, timestep, model_options):
     if model_options.get("context_handler") is not None:
         raise NotImplementedError("context windows need a real ComfyUI")
     executor = _Executor.new_executor(
-        _calc_cond_batch, comfy.patcher_extension.get_all_wrappers(_Wrappers.CALC_COND_BATCH, model_options, is_model_options=True))
+        _calc_cond_batch,
+        comfy.patcher_extension.get_all_wrappers(_Wrappers.CALC_COND_BATCH, model_options, is_model_options=True),
+    )
     return executor.execute(model, conds, x_in, timestep, model_options)
 
 
@@ -129,7 +139,10 @@ def _calc_cond_batch(model, conds, x_in, timestep, model_options):
         x, sigma = torch.cat([entry.input_x for entry in seen]), torch.cat([timestep] * len(seen))
         arguments = cond_cat([entry.conditioning for entry in seen])
         options = comfy.patcher_extension.merge_nested_dicts(
-            model.current_patcher.apply_hooks(hooks=None), model_options.get("transformer_options", {}), copy_dict1=False)
+            model.current_patcher.apply_hooks(hooks=None),
+            model_options.get("transformer_options", {}),
+            copy_dict1=False,
+        )
         options.update(cond_or_uncond=indices[:], uuids=[entry.uuid for entry in seen], sigmas=timestep)
         arguments["transformer_options"] = options
         if seen[0].control is not None:
@@ -152,11 +165,26 @@ def _calc_cond_batch(model, conds, x_in, timestep, model_options):
 def cfg_function(model, cond_pred, uncond_pred, cond_scale, x, timestep, model_options=None, cond=None, uncond=None):
     """Classifier-free guidance (Ho 2022), or what replaces and follows it."""
     options = {} if model_options is None else model_options
-    said = {"input": x, "sigma": timestep, "cond_scale": cond_scale, "model": model, "model_options": options,
-            "cond_denoised": cond_pred, "uncond_denoised": uncond_pred}
+    said = {
+        "input": x,
+        "sigma": timestep,
+        "cond_scale": cond_scale,
+        "model": model,
+        "model_options": options,
+        "cond_denoised": cond_pred,
+        "uncond_denoised": uncond_pred,
+    }
     if "sampler_cfg_function" in options:
-        result = x - options["sampler_cfg_function"]({
-            **said, "cond": x - cond_pred, "uncond": x - uncond_pred, "timestep": timestep, "input_cond": cond, "input_uncond": uncond})
+        result = x - options["sampler_cfg_function"](
+            {
+                **said,
+                "cond": x - cond_pred,
+                "uncond": x - uncond_pred,
+                "timestep": timestep,
+                "input_cond": cond,
+                "input_uncond": uncond,
+            }
+        )
     else:
         result = uncond_pred + (cond_pred - uncond_pred) * cond_scale
     for function in options.get("sampler_post_cfg_function", ()):
@@ -194,12 +222,14 @@ class KSamplerX0Inpaint:
         if "denoise_mask_function" in options:
             said = {"model": self.inner_model, "sigmas": self.sigmas}
             denoise_mask = options["denoise_mask_function"](sigma, denoise_mask, extra_options=said)
-        kept = self.inner_model.inner_model.scale_latent_inpaint(x=x, sigma=sigma, noise=self.noise, latent_image=self.latent_image)
+        kept = self.inner_model.inner_model.scale_latent_inpaint(
+            x=x, sigma=sigma, noise=self.noise, latent_image=self.latent_image
+        )
         out = self.inner_model(x * denoise_mask + kept * (1.0 - denoise_mask), sigma, model_options=options, seed=seed)
         return out * denoise_mask + self.latent_image * (1.0 - denoise_mask)
 
 
-# --- schedules --------------------------------------------------------------------------------------------------------------------
+# --- schedules --------------------------------------------------------------------------------------------------------
 
 
 def simple_scheduler(model_sampling, steps):
@@ -240,7 +270,10 @@ def _beta_cdf(x, a, b):
     c, d = 1.0, 1.0 / (1.0 - (a + b) * x / (a + 1))
     fraction = d
     for m in range(1, 200):
-        for numerator in (m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)), -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))):
+        for numerator in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
             d, c = 1.0 / (1.0 + numerator * d), 1.0 + numerator / c
             fraction *= c * d
         if abs(c * d - 1.0) < 1e-15:
@@ -265,7 +298,9 @@ def beta_scheduler(model_sampling, steps, alpha=0.6, beta=0.6):
 
 
 def linear_quadratic_schedule(model_sampling, steps, threshold_noise=0.025, linear_steps=None):
-    """The first half falls linearly by threshold_noise, the rest quadratically to zero, continuous in value and slope (Mochi)."""
+    """The first half falls linearly by threshold_noise, the rest quadratically to zero, continuous in value and slope
+    (Mochi).
+    """
     if steps == 1:
         return torch.FloatTensor([1.0, 0.0]) * model_sampling.sigma_max.cpu()
     linear_steps = steps // 2 if linear_steps is None else linear_steps
@@ -311,10 +346,12 @@ def calculate_sigmas(model_sampling: object, scheduler_name: str, steps: int) ->
         raise ValueError(f"no scheduler {scheduler_name!r} on the embedded host; it has {', '.join(SCHEDULER_NAMES)}")
     if handler.use_ms:
         return handler.handler(model_sampling, steps)
-    return handler.handler(n=steps, sigma_min=float(model_sampling.sigma_min), sigma_max=float(model_sampling.sigma_max))
+    return handler.handler(
+        n=steps, sigma_min=float(model_sampling.sigma_min), sigma_max=float(model_sampling.sigma_max)
+    )
 
 
-# --- conditionings of a run -------------------------------------------------------------------------------------------------------
+# --- conditionings of a run -------------------------------------------------------------------------------------------
 
 
 def _mask_bounds(mask):
@@ -333,8 +370,10 @@ def resolve_areas_and_cond_masks_multidim(conditions, dims, device):
         if cond.get("area", (None,))[0] == "percentage":
             parts = cond["area"][1:]
             half = len(parts) // 2
-            cond["area"] = (*(max(1, round(p * d)) for p, d in zip(parts[:half], dims, strict=False)),
-                            *(round(p * d) for p, d in zip(parts[half:], dims, strict=False)))
+            cond["area"] = (
+                *(max(1, round(p * d)) for p, d in zip(parts[:half], dims, strict=False)),
+                *(round(p * d) for p, d in zip(parts[half:], dims, strict=False)),
+            )
         if "mask" in cond:
             mask = cond["mask"].to(device=device)
             mask = mask.unsqueeze(0) if mask.ndim == len(dims) else mask
@@ -354,15 +393,19 @@ def create_cond_with_same_area_if_none(conds, c):
     sizes, offsets = c["area"][:half], c["area"][half:]
 
     def covers(area):
-        return all(at >= begin and at + size <= begin + length
-                   for size, at, length, begin in zip(sizes, offsets, area[:half], area[half:], strict=True))
+        return all(
+            at >= begin and at + size <= begin + length
+            for size, at, length, begin in zip(sizes, offsets, area[:half], area[half:], strict=True)
+        )
 
     smallest = None
     for x in conds:
         if "area" not in x:
             smallest = x if smallest is None else smallest
         elif covers(x["area"]) and (
-            smallest is None or "area" not in smallest or math.prod(smallest["area"][:half]) > math.prod(x["area"][:half])
+            smallest is None
+            or "area" not in smallest
+            or math.prod(smallest["area"][:half]) > math.prod(x["area"][:half])
         ):
             smallest = x
     if smallest is not None and smallest.get("area") != c["area"]:
@@ -373,7 +416,9 @@ def calculate_start_end_timesteps(model, conds):
     """Turn start and end percent of the conditionings into noise levels, in the list."""
     to_sigma = model.model_sampling.percent_to_sigma
     for i, cond in enumerate(conds):
-        found = {f"timestep_{end}": to_sigma(cond[f"{end}_percent"]) for end in ("start", "end") if f"{end}_percent" in cond}
+        found = {
+            f"timestep_{end}": to_sigma(cond[f"{end}_percent"]) for end in ("start", "end") if f"{end}_percent" in cond
+        }
         conds[i] = {**cond, **found}
 
 
@@ -381,7 +426,13 @@ def encode_model_conds(model_function, conds, noise, device, prompt_type, **kwar
     """Let the model turn each conditioning into arguments of its own."""
     out = []
     for cond in conds:
-        said = {**kwargs, "width": noise.shape[-1] * 8, "height": noise.shape[-2] * 8, "prompt_type": prompt_type, **cond}
+        said = {
+            **kwargs,
+            "width": noise.shape[-1] * 8,
+            "height": noise.shape[-2] * 8,
+            "prompt_type": prompt_type,
+            **cond,
+        }
         said.update(device=device, noise=noise)
         out.append({**cond, "model_conds": {**cond["model_conds"], **model_function(**said)}})
     return out
@@ -389,7 +440,11 @@ def encode_model_conds(model_function, conds, noise, device, prompt_type, **kwar
 
 def _share_control(positive, negative):
     """Negative conditionings without a ControlNet take the positive ones', as the loader of the ControlNet asked."""
-    controls = [c["control"] for c in positive if c.get("control_apply_to_uncond", False) and "area" not in c and c.get("control")]
+    controls = [
+        c["control"]
+        for c in positive
+        if c.get("control_apply_to_uncond", False) and "area" not in c and c.get("control")
+    ]
     bare = [i for i, c in enumerate(negative) if "area" not in c and not c.get("control")]
     if any("area" not in c and c.get("control") for c in negative):
         return
@@ -405,7 +460,15 @@ def process_conds(model, noise, conds, device, latent_image=None, denoise_mask=N
         calculate_start_end_timesteps(model, conds[name])
         if hasattr(model, "extra_conds"):
             conds[name] = encode_model_conds(
-                model.extra_conds, conds[name], noise, device, name, latent_image=latent_image, denoise_mask=denoise_mask, seed=seed)
+                model.extra_conds,
+                conds[name],
+                noise,
+                device,
+                name,
+                latent_image=latent_image,
+                denoise_mask=denoise_mask,
+                seed=seed,
+            )
     for name, others in ((name, others) for name in conds for others in conds if others != name):
         for cond in list(conds[name]):
             create_cond_with_same_area_if_none(conds[others], cond)
@@ -417,7 +480,7 @@ def process_conds(model, noise, conds, device, latent_image=None, denoise_mask=N
     return conds
 
 
-# --- the loop ---------------------------------------------------------------------------------------------------------------------
+# --- the loop ---------------------------------------------------------------------------------------------------------
 
 
 class Sampler:
@@ -440,7 +503,9 @@ class KSAMPLER(Sampler):
         self.extra_options = {} if extra_options is None else extra_options
         self.inpaint_options = {} if inpaint_options is None else inpaint_options
 
-    def sample(self, model_wrap, sigmas, extra_args, callback, noise, latent_image=None, denoise_mask=None, disable_pbar=False):
+    def sample(
+        self, model_wrap, sigmas, extra_args, callback, noise, latent_image=None, denoise_mask=None, disable_pbar=False
+    ):
         """The latent; callback(step, x0, x, steps) after each prediction."""
         extra_args["denoise_mask"] = denoise_mask
         model, levels = KSamplerX0Inpaint(model_wrap, sigmas), model_wrap.inner_model.model_sampling
@@ -451,7 +516,9 @@ class KSAMPLER(Sampler):
         x = levels.noise_scaling(sigmas[0], noise, latent_image, self.max_denoise(model_wrap, sigmas))
         steps = len(sigmas) - 1
         told = None if callback is None else lambda said: callback(said["i"], said["denoised"], said["x"], steps)
-        samples = self.sampler_function(model, x, sigmas, extra_args=extra_args, callback=told, disable=disable_pbar, **self.extra_options)
+        samples = self.sampler_function(
+            model, x, sigmas, extra_args=extra_args, callback=told, disable=disable_pbar, **self.extra_options
+        )
         return levels.inverse_noise_scaling(sigmas[-1], samples)
 
 
@@ -475,7 +542,12 @@ def cast_to_load_options(model_options, device=None, dtype=None):
     """Move wrappers and callbacks that can move to a device and type."""
     targets = [target for target in (device, dtype) if target is not None]
     options = model_options.get("to_load_options") or {}
-    for items in (items for name in ("wrappers", "callbacks") for by_key in options.get(name, {}).values() for items in by_key.values()):
+    for items in (
+        items
+        for name in ("wrappers", "callbacks")
+        for by_key in options.get(name, {}).values()
+        for items in by_key.values()
+    ):
         for i, item in enumerate(items):
             for target in targets if hasattr(item, "to") else ():
                 items[i] = item.to(target)
@@ -502,7 +574,8 @@ class CFGGuider:
 
     def _wrapped(self, function, owner, kind, options):
         return _Executor.new_class_executor(
-            function, owner, comfy.patcher_extension.get_all_wrappers(kind, options, is_model_options=True))
+            function, owner, comfy.patcher_extension.get_all_wrappers(kind, options, is_model_options=True)
+        )
 
     def __call__(self, *args, **kwargs):
         return self.outer_predict_noise(*args, **kwargs)
@@ -510,12 +583,22 @@ class CFGGuider:
     def outer_predict_noise(self, x, timestep, model_options=None, seed=None):
         """The guided x0, through the predict_noise wrappers."""
         options = {} if model_options is None else model_options
-        return self._wrapped(self.predict_noise, self, _Wrappers.PREDICT_NOISE, self.model_options).execute(x, timestep, options, seed)
+        return self._wrapped(self.predict_noise, self, _Wrappers.PREDICT_NOISE, self.model_options).execute(
+            x, timestep, options, seed
+        )
 
     def predict_noise(self, x, timestep, model_options=None, seed=None):
         """The guided x0."""
-        return sampling_function(self.inner_model, x, timestep, self.conds.get("negative"), self.conds.get("positive"), self.cfg,
-                                 model_options=model_options, seed=seed)
+        return sampling_function(
+            self.inner_model,
+            x,
+            timestep,
+            self.conds.get("negative"),
+            self.conds.get("positive"),
+            self.cfg,
+            model_options=model_options,
+            seed=seed,
+        )
 
     def inner_sample(self, noise, latent_image, device, sampler, sigmas, denoise_mask, callback, disable_pbar, seed):
         """The latent, with the model loaded."""
@@ -526,29 +609,47 @@ class CFGGuider:
         options.setdefault("transformer_options", {})["sample_sigmas"] = sigmas
         executor = self._wrapped(sampler.sample, sampler, _Wrappers.SAMPLER_SAMPLE, options)
         samples = executor.execute(
-            self, sigmas, {"model_options": options, "seed": seed}, callback, noise, latent_image, denoise_mask, disable_pbar)
+            self,
+            sigmas,
+            {"model_options": options, "seed": seed},
+            callback,
+            noise,
+            latent_image,
+            denoise_mask,
+            disable_pbar,
+        )
         return self.inner_model.process_latent_out(samples.to(torch.float32))
 
-    def outer_sample(self, noise, latent_image, sampler, sigmas, denoise_mask=None, callback=None, disable_pbar=False, seed=None):
+    def outer_sample(
+        self, noise, latent_image, sampler, sigmas, denoise_mask=None, callback=None, disable_pbar=False, seed=None
+    ):
         """Load the model, sample, clean up."""
         self.inner_model, self.conds, self.loaded_models = comfy.sampler_helpers.prepare_sampling(
-            self.model_patcher, noise.shape, self.conds, self.model_options)
+            self.model_patcher, noise.shape, self.conds, self.model_options
+        )
         device = self.model_patcher.load_device
         if denoise_mask is not None:
             denoise_mask = comfy.sampler_helpers.prepare_mask(denoise_mask, noise.shape, device)
-        noise, latent_image = noise.to(device=device, dtype=torch.float32), latent_image.to(device=device, dtype=torch.float32)
+        noise, latent_image = (
+            noise.to(device=device, dtype=torch.float32),
+            latent_image.to(device=device, dtype=torch.float32),
+        )
         sigmas = sigmas.to(device)
         cast_to_load_options(self.model_options, device=device, dtype=self.model_patcher.model_dtype())
         try:
             self.model_patcher.pre_run()
-            output = self.inner_sample(noise, latent_image, device, sampler, sigmas, denoise_mask, callback, disable_pbar, seed)
+            output = self.inner_sample(
+                noise, latent_image, device, sampler, sigmas, denoise_mask, callback, disable_pbar, seed
+            )
         finally:
             self.model_patcher.cleanup()
         comfy.sampler_helpers.cleanup_models(self.conds, self.loaded_models)
         del self.inner_model, self.loaded_models
         return output
 
-    def sample(self, noise, latent_image, sampler, sigmas, denoise_mask=None, callback=None, disable_pbar=False, seed=None):
+    def sample(
+        self, noise, latent_image, sampler, sigmas, denoise_mask=None, callback=None, disable_pbar=False, seed=None
+    ):
         """The latent (B, C, H, W) from noise and a latent to start from; no noise levels, no change."""
         if sigmas.shape[-1] == 0:
             return latent_image
@@ -566,8 +667,22 @@ class CFGGuider:
         return output
 
 
-def sample(model, noise, positive, negative, cfg, device, sampler, sigmas, model_options=None, latent_image=None, denoise_mask=None,
-           callback=None, disable_pbar=False, seed=None):
+def sample(
+    model,
+    noise,
+    positive,
+    negative,
+    cfg,
+    device,
+    sampler,
+    sigmas,
+    model_options=None,
+    latent_image=None,
+    denoise_mask=None,
+    callback=None,
+    disable_pbar=False,
+    seed=None,
+):
     """A guided sampling in one call."""
     guider = CFGGuider(model)
     guider.set_conds(positive, negative)
@@ -603,10 +718,24 @@ class KSampler:
         elif denoise <= 0.0:
             self.sigmas = torch.FloatTensor([])
         else:
-            self.sigmas = self.calculate_sigmas(int(steps / denoise)).to(self.device)[-(steps + 1):]
+            self.sigmas = self.calculate_sigmas(int(steps / denoise)).to(self.device)[-(steps + 1) :]
 
-    def sample(self, noise, positive, negative, cfg, latent_image=None, start_step=None, last_step=None, force_full_denoise=False,
-               denoise_mask=None, sigmas=None, callback=None, disable_pbar=False, seed=None):
+    def sample(
+        self,
+        noise,
+        positive,
+        negative,
+        cfg,
+        latent_image=None,
+        start_step=None,
+        last_step=None,
+        force_full_denoise=False,
+        denoise_mask=None,
+        sigmas=None,
+        callback=None,
+        disable_pbar=False,
+        seed=None,
+    ):
         """The latent, from start_step to last_step."""
         sigmas = self.sigmas if sigmas is None else sigmas
         if last_step is not None and last_step < len(sigmas) - 1:
@@ -617,5 +746,19 @@ class KSampler:
             if start_step >= len(sigmas) - 1:
                 return torch.zeros_like(noise) if latent_image is None else latent_image
             sigmas = sigmas[start_step:]
-        return sample(self.model, noise, positive, negative, cfg, self.device, sampler_object(self.sampler), sigmas, self.model_options,
-                      latent_image=latent_image, denoise_mask=denoise_mask, callback=callback, disable_pbar=disable_pbar, seed=seed)
+        return sample(
+            self.model,
+            noise,
+            positive,
+            negative,
+            cfg,
+            self.device,
+            sampler_object(self.sampler),
+            sigmas,
+            self.model_options,
+            latent_image=latent_image,
+            denoise_mask=denoise_mask,
+            callback=callback,
+            disable_pbar=disable_pbar,
+            seed=seed,
+        )

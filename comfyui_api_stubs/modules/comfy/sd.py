@@ -33,7 +33,15 @@ def load_lora_for_models(model, clip, lora, strength_model, strength_clip):
 class CLIP:
     """A tokenizer and a text encoder with its patcher."""
 
-    def __init__(self, target=None, embedding_directory=None, no_init=False, tokenizer_data=None, parameters=0, model_options=None):
+    def __init__(
+        self,
+        target=None,
+        embedding_directory=None,
+        no_init=False,
+        tokenizer_data=None,
+        parameters=0,
+        model_options=None,
+    ):
         if no_init:
             return
         options = {} if model_options is None else model_options
@@ -41,13 +49,23 @@ class CLIP:
         offload_device = options.get("offload_device", model_management.text_encoder_offload_device())
         dtype = options.get("dtype") or model_management.text_encoder_dtype(load_device)
         size = parameters * model_management.dtype_size(dtype)
-        device = options.get("initial_device", model_management.text_encoder_initial_device(load_device, offload_device, size))
+        device = options.get(
+            "initial_device", model_management.text_encoder_initial_device(load_device, offload_device, size)
+        )
         self.cond_stage_model = target.clip(**target.params, dtype=dtype, device=device, model_options=options)
         self.tokenizer = target.tokenizer(
-            embedding_directory=embedding_directory, tokenizer_data={} if tokenizer_data is None else tokenizer_data)
-        self.patcher = comfy.model_patcher.ModelPatcher(self.cond_stage_model, load_device=load_device, offload_device=offload_device)
+            embedding_directory=embedding_directory, tokenizer_data={} if tokenizer_data is None else tokenizer_data
+        )
+        self.patcher = comfy.model_patcher.ModelPatcher(
+            self.cond_stage_model, load_device=load_device, offload_device=offload_device
+        )
         self.patcher.hook_mode, self.patcher.is_clip = comfy.hooks.EnumHookMode.MinVram, True
-        self.apply_hooks_to_conds, self.layer_idx, self.use_clip_schedule, self.tokenizer_options = None, None, False, {}
+        self.apply_hooks_to_conds, self.layer_idx, self.use_clip_schedule, self.tokenizer_options = (
+            None,
+            None,
+            False,
+            {},
+        )
 
     def clone(self):
         """A CLIP of the same text encoder with a clone of the patcher."""
@@ -87,7 +105,9 @@ class CLIP:
         return pooled_dict
 
     def encode_from_tokens(self, tokens, return_pooled=False, return_dict=False):
-        """Hidden states (B, N, C); with return_pooled (hidden states, pooled), with return_dict a dict of all that was encoded."""
+        """Hidden states (B, N, C); with return_pooled (hidden states, pooled), with return_dict a dict of all that was
+        encoded.
+        """
         encoder = self.cond_stage_model
         encoder.reset_clip_options()
         if self.layer_idx is not None:
@@ -104,7 +124,9 @@ class CLIP:
         """A CONDITIONING: [[hidden states, {"pooled_output": …, **add_dict}]]."""
         if self.use_clip_schedule:
             comfy.hooks.refuse(self.patcher.forced_hooks)
-        encoded = self.encode_from_tokens(tokens, return_pooled="unprojected" if unprojected else True, return_dict=True)
+        encoded = self.encode_from_tokens(
+            tokens, return_pooled="unprojected" if unprojected else True, return_dict=True
+        )
         return [[encoded.pop("cond"), {**encoded, **(add_dict or {})}]]
 
     def encode(self, text):
@@ -113,7 +135,9 @@ class CLIP:
 
     def load_sd(self, sd, full_model=False):
         """Load weights; returns (missing, unexpected)."""
-        return self.cond_stage_model.load_state_dict(sd, strict=False) if full_model else self.cond_stage_model.load_sd(sd)
+        return (
+            self.cond_stage_model.load_state_dict(sd, strict=False) if full_model else self.cond_stage_model.load_sd(sd)
+        )
 
     def get_sd(self):
         """The weights and the tokenizer's data."""
@@ -135,39 +159,63 @@ class VAE:
 _OTHER_PARTS = ("first_stage_model.", "cond_stage_model.", "conditioner.embedders.", "text_encoders.", "vae.")
 
 
-def load_checkpoint_guess_config(ckpt_path, output_vae=True, output_clip=True, output_clipvision=False, embedding_directory=None,
-                                 output_model=True, model_options=None, te_model_options=None):
+def load_checkpoint_guess_config(
+    ckpt_path,
+    output_vae=True,
+    output_clip=True,
+    output_clipvision=False,
+    embedding_directory=None,
+    output_model=True,
+    model_options=None,
+    te_model_options=None,
+):
     """(patcher, None, None, None) of a file that holds a diffusion model alone; a whole checkpoint is refused."""
     sd = comfy.utils.load_torch_file(ckpt_path)
     other = sum(key.startswith(_OTHER_PARTS) for key in sd)
     if other:
-        raise RuntimeError(f"{ckpt_path} is a full checkpoint ({other} weights of a text encoder and VAE); the embedded host loads "
-                           "diffusion models only: run this workflow on a real ComfyUI (--comfyui DIR or COMFYUI_PATH)")
+        raise RuntimeError(
+            f"{ckpt_path} is a full checkpoint ({other} weights of a text encoder and VAE); the embedded host loads "
+            "diffusion models only: run this workflow on a real ComfyUI (--comfyui DIR or COMFYUI_PATH)"
+        )
     return _known(load_diffusion_model_state_dict(sd, model_options=model_options), ckpt_path), None, None, None
 
 
 def _known(patcher, path):
     if patcher is None:
         hint = "; its name says it is a LoRA: use a LoRA node" if "lora" in str(path).lower() else ""
-        raise RuntimeError(f"{path} is no diffusion model that the embedded host knows (UNets of Stable Diffusion 1.x, 2.x or XL in "
-                           f"ComfyUI's key layout){hint}")
+        raise RuntimeError(
+            f"{path} is no diffusion model that the embedded host knows (UNets of Stable Diffusion 1.x, 2.x or XL in "
+            f"ComfyUI's key layout){hint}"
+        )
     return patcher
 
 
 def load_diffusion_model_state_dict(sd, model_options=None):
-    """A patcher of a UNet's state dict, with or without a checkpoint's prefix; None when the family is unknown. Empties `sd`."""
+    """A patcher of a UNet's state dict, with or without a checkpoint's prefix; None when the family is unknown. Empties
+    `sd`.
+    """
     options = {} if model_options is None else model_options
-    unet = comfy.utils.state_dict_prefix_replace(sd, {model_detection.unet_prefix_from_state_dict(sd): ""}, filter_keys=True) or sd
+    unet = (
+        comfy.utils.state_dict_prefix_replace(
+            sd, {model_detection.unet_prefix_from_state_dict(sd): ""}, filter_keys=True
+        )
+        or sd
+    )
     model_config = model_detection.model_config_from_unet(unet, "")
     if model_config is None:
         return None
     supported, load_device = list(model_config.supported_inference_dtypes), model_management.get_torch_device()
     dtype = options.get("dtype") or model_management.unet_dtype(
-        model_params=comfy.utils.calculate_parameters(unet), supported_dtypes=supported, weight_dtype=comfy.utils.weight_dtype(unet))
+        model_params=comfy.utils.calculate_parameters(unet),
+        supported_dtypes=supported,
+        weight_dtype=comfy.utils.weight_dtype(unet),
+    )
     model_config.set_inference_dtype(dtype, model_management.unet_manual_cast(dtype, load_device, supported))
     model_config.custom_operations = options.get("custom_operations", model_config.custom_operations)
     offload_device = model_management.unet_offload_device()
-    model = model_config.get_model(unet | {key: sd[key] for key in ("v_pred", "ztsnr") if key in sd}, "").to(offload_device)
+    model = model_config.get_model(unet | {key: sd[key] for key in ("v_pred", "ztsnr") if key in sd}, "").to(
+        offload_device
+    )
     model.load_model_weights(unet, "")
     left_over = sorted(key for key in unet if key not in ("v_pred", "ztsnr"))
     if left_over:
@@ -177,7 +225,9 @@ def load_diffusion_model_state_dict(sd, model_options=None):
 
 def load_diffusion_model(unet_path, model_options=None):
     """A patcher of a diffusion model's file."""
-    return _known(load_diffusion_model_state_dict(comfy.utils.load_torch_file(unet_path), model_options=model_options), unet_path)
+    return _known(
+        load_diffusion_model_state_dict(comfy.utils.load_torch_file(unet_path), model_options=model_options), unet_path
+    )
 
 
 def save_checkpoint(output_path, model, clip=None, vae=None, clip_vision=None, metadata=None, extra_keys=None):
@@ -185,6 +235,8 @@ def save_checkpoint(output_path, model, clip=None, vae=None, clip_vision=None, m
     if clip_vision is not None:
         raise NotImplementedError("saving CLIP vision models needs a real ComfyUI")
     model_management.load_models_gpu([model] + ([] if clip is None else [clip.load_model()]), force_patch_weights=True)
-    sd = model.model.state_dict_for_saving(None if clip is None else clip.get_sd(), None if vae is None else vae.get_sd())
+    sd = model.model.state_dict_for_saving(
+        None if clip is None else clip.get_sd(), None if vae is None else vae.get_sd()
+    )
     sd = {key: tensor.contiguous() for key, tensor in {**sd, **(extra_keys or {})}.items()}
     comfy.utils.save_torch_file(sd, output_path, metadata=metadata)

@@ -10,8 +10,13 @@ from . import latent_formats, model_base, supported_models_base
 class SD15(supported_models_base.BASE):
     """Stable Diffusion 1.x."""
 
-    unet_config = {"context_dim": 768, "model_channels": 320, "use_linear_in_transformer": False, "adm_in_channels": None,
-                   "use_temporal_attention": False}
+    unet_config = {
+        "context_dim": 768,
+        "model_channels": 320,
+        "use_linear_in_transformer": False,
+        "adm_in_channels": None,
+        "use_temporal_attention": False,
+    }
     unet_extra_config = {"num_heads": 8, "num_head_channels": -1}
     latent_format = latent_formats.SD15
     memory_usage_factor = 1.0
@@ -20,8 +25,13 @@ class SD15(supported_models_base.BASE):
 class SD20(supported_models_base.BASE):
     """Stable Diffusion 2.x."""
 
-    unet_config = {"context_dim": 1024, "model_channels": 320, "use_linear_in_transformer": True, "adm_in_channels": None,
-                   "use_temporal_attention": False}
+    unet_config = {
+        "context_dim": 1024,
+        "model_channels": 320,
+        "use_linear_in_transformer": True,
+        "adm_in_channels": None,
+        "use_temporal_attention": False,
+    }
     unet_extra_config = {"num_heads": -1, "num_head_channels": 64, "attn_precision": torch.float32}
     latent_format = latent_formats.SD15
     memory_usage_factor = 1.0
@@ -37,8 +47,14 @@ class SD20(supported_models_base.BASE):
 class SDXL(supported_models_base.BASE):
     """Stable Diffusion XL base."""
 
-    unet_config = {"model_channels": 320, "use_linear_in_transformer": True, "transformer_depth": [0, 0, 2, 2, 10, 10],
-                   "context_dim": 2048, "adm_in_channels": 2816, "use_temporal_attention": False}
+    unet_config = {
+        "model_channels": 320,
+        "use_linear_in_transformer": True,
+        "transformer_depth": [0, 0, 2, 2, 10, 10],
+        "context_dim": 2048,
+        "adm_in_channels": 2816,
+        "use_temporal_attention": False,
+    }
     latent_format = latent_formats.SDXL
     memory_usage_factor = 0.8
 

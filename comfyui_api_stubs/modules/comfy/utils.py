@@ -59,11 +59,13 @@ def state_dict_key_replace(state_dict, keys_to_replace):
 
 
 def state_dict_prefix_replace(state_dict, replace_prefix, filter_keys=False):
-    """Move keys with one of the prefixes to the new prefix; filter_keys returns the moved ones alone (and removes them here)."""
+    """Move keys with one of the prefixes to the new prefix; filter_keys returns the moved ones alone (and removes them
+    here).
+    """
     out = {} if filter_keys else state_dict
     for old, new in replace_prefix.items():
         for key in [key for key in state_dict if key.startswith(old)]:
-            out[new + key[len(old):]] = state_dict.pop(key)
+            out[new + key[len(old) :]] = state_dict.pop(key)
     return out
 
 
@@ -140,7 +142,9 @@ def _lanczos(samples, width, height):
 def common_upscale(samples, width, height, upscale_method, crop):
     """Resize (B, C, H, W); crop "center" first cuts to the target's aspect ratio."""
     if upscale_method == "bislerp":
-        raise NotImplementedError("bislerp needs a real ComfyUI; choose nearest-exact, bilinear, area, bicubic or lanczos")
+        raise NotImplementedError(
+            "bislerp needs a real ComfyUI; choose nearest-exact, bilinear, area, bicubic or lanczos"
+        )
     if crop == "center":
         old_height, old_width = samples.shape[-2:]
         ratio = (old_width / old_height) / (width / height)
@@ -198,21 +202,33 @@ class ProgressBar:
 
 
 _RESNET_NAMES = {
-    "in_layers.0": "norm1", "in_layers.2": "conv1", "emb_layers.1": "time_emb_proj", "out_layers.0": "norm2", "out_layers.3": "conv2",
+    "in_layers.0": "norm1",
+    "in_layers.2": "conv1",
+    "emb_layers.1": "time_emb_proj",
+    "out_layers.0": "norm2",
+    "out_layers.3": "conv2",
     "skip_connection": "conv_shortcut",
 }
 _TRANSFORMER_NAMES = ("norm", "proj_in", "proj_out")
 _BLOCK_NAMES = ("norm1", "norm2", "norm3", "attn1.to_out.0", "attn2.to_out.0", "ff.net.0.proj", "ff.net.2")
 _BLOCK_NAMES_NO_BIAS = ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn2.to_q", "attn2.to_k", "attn2.to_v")
 _BASIC_NAMES = {
-    "class_embedding.linear_1": "label_emb.0.0", "class_embedding.linear_2": "label_emb.0.2", "add_embedding.linear_1": "label_emb.0.0",
-    "add_embedding.linear_2": "label_emb.0.2", "conv_in": "input_blocks.0.0", "conv_norm_out": "out.0", "conv_out": "out.2",
-    "time_embedding.linear_1": "time_embed.0", "time_embedding.linear_2": "time_embed.2",
+    "class_embedding.linear_1": "label_emb.0.0",
+    "class_embedding.linear_2": "label_emb.0.2",
+    "add_embedding.linear_1": "label_emb.0.0",
+    "add_embedding.linear_2": "label_emb.0.2",
+    "conv_in": "input_blocks.0.0",
+    "conv_norm_out": "out.0",
+    "conv_out": "out.2",
+    "time_embedding.linear_1": "time_embed.0",
+    "time_embedding.linear_2": "time_embed.2",
 }
 
 
 def unet_to_diffusers(unet_config):
-    """{diffusers weight name: ComfyUI weight name} of a UNet's possible weights (some of the names may not exist in it)."""
+    """{diffusers weight name: ComfyUI weight name} of a UNet's possible weights (some of the names may not exist in
+    it).
+    """
     if "num_res_blocks" not in unet_config:
         return {}
     names = {}

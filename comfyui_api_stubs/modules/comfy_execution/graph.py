@@ -7,7 +7,13 @@ from typing import Any
 from comfy_execution.graph_utils import ExecutionBlocker, is_link
 
 __all__ = [
-    "DependencyCycleError", "DynamicPrompt", "ExecutionBlocker", "NodeInputError", "NodeNotFoundError", "get_input_info", "is_link",
+    "DependencyCycleError",
+    "DynamicPrompt",
+    "ExecutionBlocker",
+    "NodeInputError",
+    "NodeNotFoundError",
+    "get_input_info",
+    "is_link",
 ]
 
 
@@ -24,7 +30,9 @@ class NodeNotFoundError(Exception):
 
 
 class DynamicPrompt:
-    """The workflow in API format; nodes could be added while it runs, which the embedded host refuses, so every id stands for itself."""
+    """The workflow in API format; nodes could be added while it runs, which the embedded host refuses, so every id
+    stands for itself.
+    """
 
     def __init__(self, original_prompt: dict[str, dict]):
         self.original_prompt = original_prompt
@@ -53,8 +61,12 @@ class DynamicPrompt:
         return self.original_prompt
 
 
-def get_input_info(class_def: Any, input_name: str, valid_inputs: dict | None = None) -> tuple[Any, str | None, dict | None]:
-    """(type, "required" or "optional" or "hidden", options) of an input; three times None when the node has no such input."""
+def get_input_info(
+    class_def: Any, input_name: str, valid_inputs: dict | None = None
+) -> tuple[Any, str | None, dict | None]:
+    """(type, "required" or "optional" or "hidden", options) of an input; three times None when the node has no such
+    input.
+    """
     valid_inputs = valid_inputs or class_def.INPUT_TYPES()
     for category in ("required", "optional", "hidden"):
         info = valid_inputs.get(category, {}).get(input_name)

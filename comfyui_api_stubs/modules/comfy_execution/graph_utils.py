@@ -64,9 +64,12 @@ class GraphBuilder:
         cls._root, cls._call_index, cls._graph_index = prefix_root, call_index, graph_index
 
     @classmethod
-    def alloc_prefix(cls, root: str | None = None, call_index: int | None = None, graph_index: int | None = None) -> str:
+    def alloc_prefix(
+        cls, root: str | None = None, call_index: int | None = None, graph_index: int | None = None
+    ) -> str:
         parts = (
-            cls._root if root is None else root, cls._call_index if call_index is None else call_index,
+            cls._root if root is None else root,
+            cls._call_index if call_index is None else call_index,
             cls._graph_index if graph_index is None else graph_index,
         )
         GraphBuilder._graph_index += 1

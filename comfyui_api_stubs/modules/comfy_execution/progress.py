@@ -32,7 +32,9 @@ class ProgressHandler:
     def start_handler(self, node_id: str, state: dict, prompt_id: str) -> None:
         """A node started."""
 
-    def update_handler(self, node_id: str, value: float, max_value: float, state: dict, prompt_id: str, image: Any = None) -> None:
+    def update_handler(
+        self, node_id: str, value: float, max_value: float, state: dict, prompt_id: str, image: Any = None
+    ) -> None:
         """A node did `value` of `max_value`."""
 
     def finish_handler(self, node_id: str, state: dict, prompt_id: str) -> None:
@@ -63,8 +65,10 @@ class WebUIProgressHandler(ProgressHandler):
         """Where a node stands in the graph, as clients are told."""
         prompt = self.registry.dynprompt  # type: ignore[union-attr]
         return {
-            "node_id": node_id, "display_node_id": prompt.get_display_node_id(node_id),
-            "parent_node_id": prompt.get_parent_node_id(node_id), "real_node_id": prompt.get_real_node_id(node_id),
+            "node_id": node_id,
+            "display_node_id": prompt.get_display_node_id(node_id),
+            "parent_node_id": prompt.get_parent_node_id(node_id),
+            "real_node_id": prompt.get_real_node_id(node_id),
         }
 
     def _send(self, prompt_id: str) -> None:
@@ -72,16 +76,25 @@ class WebUIProgressHandler(ProgressHandler):
             return
         nodes = {
             node_id: {
-                "value": state["value"], "max": state["max"], "state": state["state"].value, "prompt_id": prompt_id, **self._place(node_id),
+                "value": state["value"],
+                "max": state["max"],
+                "state": state["state"].value,
+                "prompt_id": prompt_id,
+                **self._place(node_id),
             }
-            for node_id, state in self.registry.nodes.items() if state["state"] != NodeState.Pending
+            for node_id, state in self.registry.nodes.items()
+            if state["state"] != NodeState.Pending
         }
-        self.server_instance.send_sync("progress_state", {"prompt_id": prompt_id, "nodes": nodes}, self.server_instance.client_id)
+        self.server_instance.send_sync(
+            "progress_state", {"prompt_id": prompt_id, "nodes": nodes}, self.server_instance.client_id
+        )
 
     def start_handler(self, node_id: str, state: dict, prompt_id: str) -> None:
         self._send(prompt_id)
 
-    def update_handler(self, node_id: str, value: float, max_value: float, state: dict, prompt_id: str, image: Any = None) -> None:
+    def update_handler(
+        self, node_id: str, value: float, max_value: float, state: dict, prompt_id: str, image: Any = None
+    ) -> None:
         """Send the state, and a preview picture with its node to clients that say they know such messages."""
         self._send(prompt_id)
         server = self.server_instance

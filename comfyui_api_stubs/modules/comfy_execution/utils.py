@@ -15,7 +15,8 @@ class ExecutionContext(NamedTuple):
 
 
 current_executing_context: contextvars.ContextVar[ExecutionContext | None] = contextvars.ContextVar(
-    "current_executing_context", default=None,
+    "current_executing_context",
+    default=None,
 )
 
 

@@ -6,9 +6,11 @@ from typing import Any
 
 
 def validate_node_input(received_type: Any, input_type: Any, strict: bool = False) -> bool:
-    """Types are names, or several joined by commas, or "*" for any; one in common is enough, `strict` asks that all received ones fit.
+    """Types are names, or several joined by commas, or "*" for any; one in common is enough, `strict` asks that all
+    received ones fit.
 
-    A type class whose `!=` says that it equals everything is honoured; a list of options fits a combo."""
+    A type class whose `!=` says that it equals everything is honoured; a list of options fits a combo.
+    """
     if not received_type != input_type:  # noqa: SIM202  (packs override __ne__, not __eq__)
         return True
     if isinstance(received_type, list) and input_type == "COMBO":

@@ -1,4 +1,6 @@
-"""What is kept on disk comes back bit for bit, damage is found, a crash leaves nothing half written, the size stays bounded."""
+"""What is kept on disk comes back bit for bit, damage is found, a crash leaves nothing half written, the size stays
+bounded.
+"""
 
 import errno
 import json
@@ -8,11 +10,17 @@ import pytest
 import torch
 from graft_nodes.training.data.cache import Cache, key_of
 
-TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor([1, 2], dtype=torch.int64), "c": torch.ones(3, dtype=torch.bfloat16)}
+TENSORS = {
+    "a": torch.arange(6.0).view(2, 3),
+    "b": torch.tensor([1, 2], dtype=torch.int64),
+    "c": torch.ones(3, dtype=torch.bfloat16),
+}
 
 
 def _equal(found, expected):
-    return found.keys() == expected.keys() and all(found[k].dtype == v.dtype and torch.equal(found[k], v) for k, v in expected.items())
+    return found.keys() == expected.keys() and all(
+        found[k].dtype == v.dtype and torch.equal(found[k], v) for k, v in expected.items()
+    )
 
 
 def test_what_is_written_comes_back(tmp_path):
@@ -46,7 +54,9 @@ def test_every_damage_is_found_and_said(tmp_path):
     assert Cache(tmp_path).write("texts", key_of(1), TENSORS, [1]) and path.read_bytes() == whole
 
 
-@pytest.mark.parametrize(("module", "name"), [("os", "fsync"), ("os", "replace"), ("builtins", "open"), ("os", "mkdir")])
+@pytest.mark.parametrize(
+    ("module", "name"), [("os", "fsync"), ("os", "replace"), ("builtins", "open"), ("os", "mkdir")]
+)
 def test_a_full_disk_is_said_once(tmp_path, monkeypatch, module, name):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -1,4 +1,6 @@
-"""Encoded captions: the same bytes whether encoded now, ahead, from disk or in another process's turn; each text encoded once."""
+"""Encoded captions: the same bytes whether encoded now, ahead, from disk or in another process's turn; each text
+encoded once.
+"""
 
 import hashlib
 
@@ -41,7 +43,11 @@ def test_given_ahead_and_late_are_the_same(tmp_path, cached):
     cache = Cache(tmp_path) if cached else None
     texts = Conditionings(encoder, ["", "a"], "e", cache)
     assert encoder.calls == [["", "a"]] and set(texts) == {"", "a"} and len(texts) == 2
-    assert texts.prepare(["a", "b", "c", "b"]) == 2 and encoder.calls[1:] == [["b", "c"]] and texts.prepare(["b", "c"]) == 0
+    assert (
+        texts.prepare(["a", "b", "c", "b"]) == 2
+        and encoder.calls[1:] == [["b", "c"]]
+        and texts.prepare(["b", "c"]) == 0
+    )
     for text in ("", "a", "b", "c", "d", "d"):
         assert _same(texts[text], encoder.one(text))
     assert encoder.calls[2:] == [["d"]] and set(texts) == {"", "a"}
@@ -51,7 +57,11 @@ def test_a_second_process_encodes_nothing(tmp_path):
     first, second = Encoder(), Encoder()
     Conditionings(first, ["", "a"], "e", Cache(tmp_path)).prepare(["b"])
     texts = Conditionings(second, ["", "a"], "e", Cache(tmp_path))
-    assert texts.prepare(["b"]) == 0 and all(_same(texts[text], second.one(text)) for text in ("", "a", "b")) and not second.calls
+    assert (
+        texts.prepare(["b"]) == 0
+        and all(_same(texts[text], second.one(text)) for text in ("", "a", "b"))
+        and not second.calls
+    )
     Conditionings(second, [""], "another encoder", Cache(tmp_path))
     assert second.calls == [[""]]
 
@@ -59,7 +69,9 @@ def test_a_second_process_encodes_nothing(tmp_path):
 def test_what_json_cannot_hold_is_kept_in_memory(tmp_path):
     encoder = Encoder({"hook": object()})
     texts = Conditionings(encoder, [""], "e", Cache(tmp_path))
-    assert texts.prepare(["a"]) == 1 and texts["a"].extras["hook"] is texts["a"].extras["hook"] and len(encoder.calls) == 2
+    assert (
+        texts.prepare(["a"]) == 1 and texts["a"].extras["hook"] is texts["a"].extras["hook"] and len(encoder.calls) == 2
+    )
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
@@ -71,7 +83,10 @@ def test_memory_is_bounded_where_the_disk_has_it(tmp_path, monkeypatch, cached):
     texts = Conditionings(encoder, [""], "e", Cache(tmp_path) if cached else None)
     texts.prepare([str(i) for i in range(40)])
     assert len(texts._recent) == (5 if cached else 40)
-    assert all(_same(texts[str(i)], encoder.one(str(i))) for i in (*range(40), 0, 3)) and sum(map(len, encoder.calls)) == 41
+    assert (
+        all(_same(texts[str(i)], encoder.one(str(i))) for i in (*range(40), 0, 3))
+        and sum(map(len, encoder.calls)) == 41
+    )
 
 
 def test_more_than_the_cache_may_hold_is_refused(tmp_path):

@@ -1,4 +1,6 @@
-"""Which pictures make up a batch: every picture once a round, one size a group, the share of regularisation, dropped captions and flips."""
+"""Which pictures make up a batch: every picture once a round, one size a group, the share of regularisation, dropped
+captions and flips.
+"""
 
 from collections import Counter
 
@@ -38,7 +40,8 @@ def test_the_order_depends_on_the_seed_and_the_round():
 
 
 @pytest.mark.parametrize(
-    ("size", "share", "expected"), [(8, 0.25, 2 / 8), (4, 0.25, 1 / 4), (1, 0.25, 1 / 4), (2, 0.2, 1 / 5), (4, 0.9, 3 / 4)]
+    ("size", "share", "expected"),
+    [(8, 0.25, 2 / 8), (4, 0.25, 1 / 4), (1, 0.25, 1 / 4), (2, 0.2, 1 / 5), (4, 0.9, 3 / 4)],
 )
 def test_the_share_of_regularisation(size, share, expected):
     other = _dataset([(2, 2)] * 6)
@@ -65,11 +68,15 @@ def test_a_round_with_regularisation_still_shows_every_picture_once():
 def test_groups_of_one_size_with_their_sources():
     dataset = _dataset([(2, 2)] * 6, regularisation=_dataset([(3, 2)] * 2), regularisation_share=0.5)
     groups = batches(dataset, 4, 0.0, 0, 0, 0, "part 0")
-    assert sorted((tuple(g.latents.shape), g.regular.tolist()) for g in groups) == [((2, 1, 2, 2), [False] * 2), ((2, 1, 3, 2), [True] * 2)]
+    assert sorted((tuple(g.latents.shape), g.regular.tolist()) for g in groups) == [
+        ((2, 1, 2, 2), [False] * 2),
+        ((2, 1, 3, 2), [True] * 2),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("dropout", "own", "expected"), [(0.0, 0.0, 0.0), (0.3, 0.0, 0.3), (0.0, 0.4, 0.4), (0.3, 0.4, 0.58), (1.0, 0.0, 1.0)]
+    ("dropout", "own", "expected"),
+    [(0.0, 0.0, 0.0), (0.3, 0.0, 0.3), (0.0, 0.4, 0.4), (0.3, 0.4, 0.58), (1.0, 0.0, 1.0)],
 )
 def test_captions_are_dropped_for_the_empty_one(dropout, own, expected):
     dataset = _dataset([(2, 2)] * 10, caption_dropout=own)
@@ -80,7 +87,9 @@ def test_captions_are_dropped_for_the_empty_one(dropout, own, expected):
 
 def test_flips_take_the_mirrored_latent():
     dataset = _dataset([(2, 2)] * 10, flip=0.3)
-    found = torch.cat([g.latents[:, 0, 0, 0] for step in range(200) for g in batches(dataset, 10, 0.0, 0, step, step, "part 0")])
+    found = torch.cat(
+        [g.latents[:, 0, 0, 0] for step in range(200) for g in batches(dataset, 10, 0.0, 0, step, step, "part 0")]
+    )
     assert float((found < 0).float().mean()) == pytest.approx(0.3, abs=0.03)
 
 

@@ -19,7 +19,9 @@ def _picture(path, size, seed, caption):
 
 
 def _dataset(folder, regularisation=None, **settings):
-    listing = read_folder(folder, FolderSettings(**{"resolution": 64, "bucket_step": 16, "validation": 0.0, **settings}))
+    listing = read_folder(
+        folder, FolderSettings(**{"resolution": 64, "bucket_step": 16, "validation": 0.0, **settings})
+    )
 
     def pixels(given):
         return given.movedim(-1, 1)[:, :, ::8, ::8]
@@ -42,23 +44,49 @@ def folder(tmp_path):
 
 
 def test_a_folder_with_repeats_and_regularisation(folder):
-    data = _dataset(folder / "data", _dataset(folder / "regular"), flip=0.5, shuffle_tags=True, keep_tags=1, filters=Filters(crop="random"))
+    data = _dataset(
+        folder / "data",
+        _dataset(folder / "regular"),
+        flip=0.5,
+        shuffle_tags=True,
+        keep_tags=1,
+        filters=Filters(crop="random"),
+    )
     said = facts.metadata(data, batch_size=4, accumulation=2, total_steps=50, dropout=0.2)
     assert all(isinstance(value, str) for value in said.values())
-    assert json.loads(said["ss_dataset_dirs"]) == {"10_cat": {"n_repeats": 10, "img_count": 3}, "plain": {"n_repeats": 1, "img_count": 1}}
+    assert json.loads(said["ss_dataset_dirs"]) == {
+        "10_cat": {"n_repeats": 10, "img_count": 3},
+        "plain": {"n_repeats": 1, "img_count": 1},
+    }
     assert json.loads(said["ss_reg_dataset_dirs"]) == {"1_animal": {"n_repeats": 1, "img_count": 2}}
     assert json.loads(said["ss_tag_frequency"]) == {
-        "10_cat": {"cat": 3, "sitting": 3, "tag 0": 1, "tag 1": 1, "tag 2": 1}, "plain": {"cat": 1, "dog": 1}, "1_animal": {"animal": 2},
-    }  # fmt: skip
+        "10_cat": {"cat": 3, "sitting": 3, "tag 0": 1, "tag 1": 1, "tag 2": 1},
+        "plain": {"cat": 1, "dog": 1},
+        "1_animal": {"animal": 2},
+    }
     buckets = json.loads(said["ss_bucket_info"])
     assert buckets["buckets"] == {
-        "0": {"resolution": [48, 80], "count": 2}, "1": {"resolution": [64, 64], "count": 30}, "2": {"resolution": [80, 48], "count": 1},
-    }  # fmt: skip
+        "0": {"resolution": [48, 80], "count": 2},
+        "1": {"resolution": [64, 64], "count": 30},
+        "2": {"resolution": [80, 48], "count": 1},
+    }
     assert (said["ss_num_train_images"], said["ss_num_reg_images"]) == ("31", "2")
-    # a quarter of each batch is regularisation: 3 of 31 pictures a batch, buckets by themselves: 10 + 1; steps are two batches
+    # a quarter of each batch is regularisation: 3 of 31 pictures a batch, buckets by themselves: 10 + 1; steps are two
+    # batches
     assert said["ss_num_batches_per_epoch"] == "11" and said["ss_num_epochs"] == "9"  # ceil(50 / 6)
-    assert said["ss_caption_dropout_rate"] == "0.28" and said["ss_resolution"] == "(64, 64)" and said["ss_clip_skip"] == "2"
-    flags = ("ss_flip_aug", "ss_random_crop", "ss_shuffle_caption", "ss_enable_bucket", "ss_keep_tokens", "ss_batch_size_per_device")
+    assert (
+        said["ss_caption_dropout_rate"] == "0.28"
+        and said["ss_resolution"] == "(64, 64)"
+        and said["ss_clip_skip"] == "2"
+    )
+    flags = (
+        "ss_flip_aug",
+        "ss_random_crop",
+        "ss_shuffle_caption",
+        "ss_enable_bucket",
+        "ss_keep_tokens",
+        "ss_batch_size_per_device",
+    )
     assert [said[name] for name in flags] == ["True", "True", "True", "True", "1", "4"]
 
 
@@ -82,7 +110,9 @@ def test_the_error_of_aspect_ratios_is_kohyas(folder):
 
 def test_latents_in_memory_have_their_counts_alone(lab):
     said = facts.metadata(lab.pictures(10), 4, 1, 9, 0.0)
-    assert said["ss_num_train_images"] == "10" and said["ss_num_batches_per_epoch"] == "3" and said["ss_num_epochs"] == "3"
+    assert (
+        said["ss_num_train_images"] == "10" and said["ss_num_batches_per_epoch"] == "3" and said["ss_num_epochs"] == "3"
+    )
     assert "ss_bucket_info" not in said and "ss_dataset_dirs" not in said
 
 

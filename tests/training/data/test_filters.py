@@ -30,7 +30,9 @@ tag_bonus_scores:
 def test_lunnovas_own_configuration():
     found = Filters.parse(LUNNOVA)
     assert found.consider_every_nth == 8 and found.shuffle_tag_p == 0.5 and found.tag_separator == " "
-    assert found.blacklist_tags == ("animated", "machine learning generated") and found.non_caption_tags == ("high res",)
+    assert found.blacklist_tags == ("animated", "machine learning generated") and found.non_caption_tags == (
+        "high res",
+    )
     assert found.replacements == (("princess cadance", "cadance"), ("artist:", "by="), (":", "="), (" ", "_"))
     assert (found.abs_min_score, found.min_score) == (50, 200) and found.score_tags[0] == 3200
     assert found.tag_bonus_scores == (("solo", 100), ("pride flag", 50), ("monochrome", -75)) and found.scored
@@ -67,13 +69,18 @@ def test_the_highest_score_that_is_reached_becomes_a_tag():
 
 
 def test_everything_wrong_is_said_at_once():
-    text = "min_scor: 3\nflip: 1\ncrop: middle\nshuffle_tag_p: 2\nconsider_every_nth: 0\nreplacements: [a]\nwildcards: 1\n"
+    text = (
+        "min_scor: 3\nflip: 1\ncrop: middle\nshuffle_tag_p: 2\nconsider_every_nth: 0\nreplacements: [a]\nwildcards: 1\n"
+    )
     text += "encoding: klingon\n"
     with pytest.raises(ValueError) as caught:
         Filters.parse(text)
     said = str(caught.value)
     assert "unknown key 'min_scor', did you mean min_score?" in said and "unknown key 'flip'" in said
-    assert "crop is 'middle', expected one of centre, top, random" in said and "shuffle_tag_p is 2, expected a number from 0 to 1" in said
+    assert (
+        "crop is 'middle', expected one of centre, top, random" in said
+        and "shuffle_tag_p is 2, expected a number from 0 to 1" in said
+    )
     assert "consider_every_nth is 0, expected a whole number, 1 or more" in said and "replacements is ['a']" in said
     assert "wildcards is 1, expected true or false" in said and "encoding is 'klingon'" in said
 

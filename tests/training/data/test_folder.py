@@ -1,4 +1,6 @@
-"""Folders of pictures: formats, orientation, transparency, damage, captions, repeats, buckets, the held-out share and the digest."""
+"""Folders of pictures: formats, orientation, transparency, damage, captions, repeats, buckets, the held-out share and
+the digest.
+"""
 
 import dataclasses
 import json
@@ -61,7 +63,11 @@ def test_transparency_lies_over_white(tmp_path):
     image.putpixel((1, 0), (0, 0, 0, 51))
     image.save(tmp_path / "a.png")
     found = np.asarray(open_picture(tmp_path / "a.png")[0])
-    assert found[0, 0].tolist() == [255, 0, 0] and found[0, 1].tolist() == [204, 204, 204] and found[3, 3].tolist() == [255, 255, 255]
+    assert (
+        found[0, 0].tolist() == [255, 0, 0]
+        and found[0, 1].tolist() == [204, 204, 204]
+        and found[3, 3].tolist() == [255, 255, 255]
+    )
 
 
 def test_damaged_pictures_are_named_and_the_others_counted(tmp_path):
@@ -122,7 +128,9 @@ def test_buckets_are_multiples_of_the_step_below_the_area(resolution, step):
     assert (resolution, resolution) in found and len(set(found)) == len(found)
     for w, h in found:
         assert w % step == h % step == 0 and w * h <= resolution**2 and max(w, h) <= 4 * min(w, h)
-        assert (w + step) * h > resolution**2 or (h + step) * w > resolution**2  # nothing is given away in both directions
+        assert (w + step) * h > resolution**2 or (
+            h + step
+        ) * w > resolution**2  # nothing is given away in both directions
         assert (h, w) in found
 
 
@@ -165,7 +173,9 @@ def _encode(root, digest="encoders", **settings):
         seen.extend(texts)
         return {text: Conditioning(torch.zeros(1, 1, 1)) for text in texts}
 
-    dataset, sheet = encoding.encode(listing, lambda pixels: pixels.movedim(-1, 1)[:, :, ::8, ::8], encode_captions, (digest, digest))
+    dataset, sheet = encoding.encode(
+        listing, lambda pixels: pixels.movedim(-1, 1)[:, :, ::8, ::8], encode_captions, (digest, digest)
+    )
     return dataset, sheet, seen
 
 
@@ -175,7 +185,9 @@ def test_encoding_gives_latents_captions_and_a_sheet(tmp_path):
     assert sorted(seen) == ["", *(f"caption {i}" for i in range(5))]
     picture = next(p for p in dataset.pictures + dataset.held_out if p.name == "0.png")
     expected = torch.from_numpy(np.asarray(Image.open(tmp_path / "0.png"), dtype=np.float32) / 255).movedim(-1, 0)
-    assert torch.equal(picture.latent, expected[:, ::8, ::8]) and torch.equal(picture.flipped, expected.flip(2)[:, ::8, ::8])
+    assert torch.equal(picture.latent, expected[:, ::8, ::8]) and torch.equal(
+        picture.flipped, expected.flip(2)[:, ::8, ::8]
+    )
     assert sheet.shape[0] == 1 and sheet.shape[3] == 3 and sheet.min() >= 0 and sheet.max() <= 1
 
 
@@ -184,7 +196,10 @@ def test_the_digest_follows_contents_and_settings_and_no_place(tmp_path):
     shutil.copytree(tmp_path / "a", tmp_path / "b" / "deep")
     plain = _encode(tmp_path / "a")[0].digest
     assert _encode(tmp_path / "b" / "deep")[0].digest == plain
-    others = [_encode(tmp_path / "a", **s)[0].digest for s in ({"flip": 0.1}, {"repeats": 2}, {"validation": 0.5}, {"resolution": 48})]
+    others = [
+        _encode(tmp_path / "a", **s)[0].digest
+        for s in ({"flip": 0.1}, {"repeats": 2}, {"validation": 0.5}, {"resolution": 48})
+    ]
     others.append(_encode(tmp_path / "a", "other")[0].digest)
     (tmp_path / "a" / "0.txt").write_text("changed")
     others.append(_encode(tmp_path / "a")[0].digest)
@@ -206,8 +221,12 @@ def _texts(texts):
     return {text: Conditioning(torch.full((1, 1, 1), float(len(text)))) for text in texts}
 
 
-def _made(root, cache=None, calls=None, texts=_texts, captions="auto", filters="", encoders=("vae", "clip"), **settings):
-    settings = FolderSettings(**{**SMALL, "validation": 0.0, **settings}, captions=captions, filters=Filters.parse(filters))
+def _made(
+    root, cache=None, calls=None, texts=_texts, captions="auto", filters="", encoders=("vae", "clip"), **settings
+):
+    settings = FolderSettings(
+        **{**SMALL, "validation": 0.0, **settings}, captions=captions, filters=Filters.parse(filters)
+    )
     listing = read_folder(root, settings, cache)
     return encoding.encode(listing, _encoder(calls), texts, encoders, cache)[0]
 
@@ -220,8 +239,10 @@ def test_captions_folders_beside_above_and_at_the_top(tmp_path):
         (tmp_path / name).write_text(name, encoding="utf-8")
     listing = read_folder(tmp_path, FolderSettings(captions="folder", validation=0.0, **SMALL))
     assert {entry.name: entry.caption.plain for entry in listing.train} == {
-        "images/1.png": "captions/1.txt", "deep/images/2.png": "deep/captions/2.txt", "sub/3.png": "captions/sub/3.txt",
-    }  # fmt: skip
+        "images/1.png": "captions/1.txt",
+        "deep/images/2.png": "deep/captions/2.txt",
+        "sub/3.png": "captions/sub/3.txt",
+    }
 
 
 def test_another_encoding_is_said_and_can_be_named(tmp_path):
@@ -261,7 +282,11 @@ def test_a_small_picture_is_enlarged_or_left_out(tmp_path):
 def test_one_picture_is_trained_and_said(tmp_path):
     _picture(tmp_path / "a.png")
     listing = read_folder(tmp_path, FolderSettings(**SMALL))
-    assert len(listing.train) == 1 and not listing.held_out and "one picture alone cannot be held out too" in report(listing)
+    assert (
+        len(listing.train) == 1
+        and not listing.held_out
+        and "one picture alone cannot be held out too" in report(listing)
+    )
 
 
 def test_settings_that_could_change_nothing_are_refused(tmp_path):
@@ -275,8 +300,13 @@ def test_settings_that_could_change_nothing_are_refused(tmp_path):
 
 def test_captions_that_look_like_wildcards_are_said(tmp_path):
     _picture(tmp_path / "a.png").with_suffix(".txt").write_text("a {red|blue} ball\nanother line", encoding="utf-8")
-    assert "wildcards: true in filters makes choices of it: a.png" in report(read_folder(tmp_path, FolderSettings(**SMALL)))
-    assert _made(tmp_path).pictures[0].caption == "a {red|blue} ball another line" and _made(tmp_path).pictures[0].wording is None
+    assert "wildcards: true in filters makes choices of it: a.png" in report(
+        read_folder(tmp_path, FolderSettings(**SMALL))
+    )
+    assert (
+        _made(tmp_path).pictures[0].caption == "a {red|blue} ball another line"
+        and _made(tmp_path).pictures[0].wording is None
+    )
     picture = _made(tmp_path, filters="wildcards: true").pictures[0]
     assert picture.caption == "a red ball" and picture.wording.varies
 
@@ -296,8 +326,12 @@ def test_latents_that_are_not_finite_are_refused_by_name_and_not_taken_from_the_
         encoding.encode(listing, overflowing, _texts, ("vae", "clip"), cache)
     made = encoding.encode(listing, whole, _texts, ("vae", "clip"), cache)[0]
     read, broken = Cache.read, {"latent": made.pictures[0].latent * float("inf")}
-    cache.read = lambda kind, key: (broken, None) if kind == "latents" else read(cache, kind, key)  # as an earlier Graft kept them
-    assert all(p.latent.isfinite().all() for p in encoding.encode(listing, whole, _texts, ("vae", "clip"), cache)[0].pictures)
+    cache.read = lambda kind, key: (
+        (broken, None) if kind == "latents" else read(cache, kind, key)
+    )  # as an earlier Graft kept them
+    assert all(
+        p.latent.isfinite().all() for p in encoding.encode(listing, whole, _texts, ("vae", "clip"), cache)[0].pictures
+    )
 
 
 def test_masks_from_files_and_alpha(tmp_path):
@@ -338,7 +372,9 @@ def test_crops_and_what_they_tell(tmp_path):
     lefts = [picture.view(i).framing.left for i in range(3)]
     assert len(picture.more) == 2 and len(set(lefts)) == 3
     for i, left in enumerate(lefts):
-        assert torch.equal(picture.view(i).latent[0, 0], torch.from_numpy(across[0, left : left + 64 : 8].astype(np.float32) / 255))
+        assert torch.equal(
+            picture.view(i).latent[0, 0], torch.from_numpy(across[0, left : left + 64 : 8].astype(np.float32) / 255)
+        )
     again = _made(tmp_path, filters="crop: random\ncrops: 3", **plain).pictures[0]
     assert [again.view(i).framing for i in range(3)] == [picture.view(i).framing for i in range(3)]
     assert _made(tmp_path, filters="size_conditioning: false").pictures[0].framing is None
@@ -354,15 +390,39 @@ def test_every_setting_of_the_filters_changes_the_digest(tmp_path):
         record = {"tags": [f"tag {i}", "all", "{a|b}"], "score": 10 * i}
         (tmp_path / f"{i}.json").write_text(json.dumps(record), encoding="utf-8")
     texts = (
-        "", "consider_every_nth: 2", "shuffle_tag_p: 0.5", "blacklist_tags: [tag 1]", "non_caption_tags: [all]", "replacements: {tag: x}",
-        "tag_separator: ' '", "abs_min_score: 20", "min_score: 30", "min_score: 30\ntag_bonus_scores: {tag 1: 50}", "score_tags: [20]",
-        "wildcards: true", "crop: top", "crop: random", "crop: random\ncrops: 2", "size_conditioning: false", "keep_separator: '|||'",
-        "trigger: zorp", "caption_prefix: a", "caption_suffix: a", "resolutions: [128]", "small: skip",
-    )  # fmt: skip
+        "",
+        "consider_every_nth: 2",
+        "shuffle_tag_p: 0.5",
+        "blacklist_tags: [tag 1]",
+        "non_caption_tags: [all]",
+        "replacements: {tag: x}",
+        "tag_separator: ' '",
+        "abs_min_score: 20",
+        "min_score: 30",
+        "min_score: 30\ntag_bonus_scores: {tag 1: 50}",
+        "score_tags: [20]",
+        "wildcards: true",
+        "crop: top",
+        "crop: random",
+        "crop: random\ncrops: 2",
+        "size_conditioning: false",
+        "keep_separator: '|||'",
+        "trigger: zorp",
+        "caption_prefix: a",
+        "caption_suffix: a",
+        "resolutions: [128]",
+        "small: skip",
+    )
     digests = {text: _made(tmp_path, filters=text, buckets=False).digest for text in texts}
     assert len(set(digests.values())) == len(texts)
     elsewhere = {"masks", "encoding"}  # test_masks_from_files_and_alpha, test_another_encoding_is_said_and_can_be_named
-    speed = ("cache: false", "cache_gb: 3", "workers: 2", "write_schedule: true", "changed: stop")  # these change no picture
+    speed = (
+        "cache: false",
+        "cache_gb: 3",
+        "workers: 2",
+        "write_schedule: true",
+        "changed: stop",
+    )  # these change no picture
     named = {line.partition(":")[0] for text in (*texts, *speed) for line in text.splitlines()}
     assert named | elsewhere == {field.name for field in dataclasses.fields(Filters)}
     for same in speed:
@@ -395,8 +455,12 @@ def test_damaged_cache_files_are_made_again_and_said(tmp_path):
         path.write_bytes(path.read_bytes()[:-1])
     used, calls = Cache(cache), []
     again = _made(root, used, calls)
-    assert len(calls) == 3 and all(torch.equal(a.latent, b.latent) for a, b in zip(before.pictures, again.pictures, strict=True))
-    assert sum("made again" in line for line in used.report()) == 3 + 3 + 4  # latents, pictures, captions with the empty one
+    assert len(calls) == 3 and all(
+        torch.equal(a.latent, b.latent) for a, b in zip(before.pictures, again.pictures, strict=True)
+    )
+    assert (
+        sum("made again" in line for line in used.report()) == 3 + 3 + 4
+    )  # latents, pictures, captions with the empty one
 
 
 def test_a_file_that_changes_while_it_is_encoded_is_said(tmp_path):
@@ -413,7 +477,12 @@ def test_the_editors_data_is_json(tmp_path):
     (tmp_path / "batch_id.txt").write_text("mine", encoding="utf-8")
     listing = read_folder(tmp_path, FolderSettings(**SMALL))
     data = json.loads(json.dumps(editor_data(listing, "text")))
-    assert data["count"] == 4 and data["train"] + data["held_out"] == 4 and data["report"] == "text" and data["version"] == 1
+    assert (
+        data["count"] == 4
+        and data["train"] + data["held_out"] == 4
+        and data["report"] == "text"
+        and data["version"] == 1
+    )
     assert data["buckets"] == [{"width": 64, "height": 64, "batch_id": "mine", "train": 3, "held_out": 1}]
     assert [row["name"] for row in data["pictures"]] == ["0.png", "1.png", "2.png", "3.png"]
     assert data["pictures"][0]["caption"] == "caption 0" and sum(row["held_out"] for row in data["pictures"]) == 1
@@ -428,14 +497,23 @@ def test_a_picture_is_shown_at_each_resolution_and_held_out_at_none_or_all(tmp_p
     shown = {}
     for entry in listing.entries:
         shown.setdefault(entry.name, []).append(entry.bucket)
-    assert len(shown) == 6 and {tuple(sizes) for name, sizes in shown.items() if name != "wide.png"} == {((64, 64), (32, 32), (96, 96))}
+    assert len(shown) == 6 and {tuple(sizes) for name, sizes in shown.items() if name != "wide.png"} == {
+        ((64, 64), (32, 32), (96, 96))
+    }
     assert [w * h <= side * side for (w, h), side in zip(shown["wide.png"], (64, 32, 96), strict=True)] == [True] * 3
     held, train = ({entry.name for entry in part} for part in (listing.held_out, listing.train))
     plain = read_folder(tmp_path, FolderSettings(**settings))
     assert not held & train and held == {entry.name for entry in plain.held_out} and listing.digest != plain.digest
     text = report(listing)
-    assert "6 pictures: 4 to train on, 2 held out" in text and "at resolutions 64, 32, 96: 12 to train on, 6 held out" in text
-    assert "the same picture" not in text and editor_data(listing, text)["count"] == 6 and len(editor_data(listing, text)["pictures"]) == 18
+    assert (
+        "6 pictures: 4 to train on, 2 held out" in text
+        and "at resolutions 64, 32, 96: 12 to train on, 6 held out" in text
+    )
+    assert (
+        "the same picture" not in text
+        and editor_data(listing, text)["count"] == 6
+        and len(editor_data(listing, text)["pictures"]) == 18
+    )
 
     def captions(texts):
         return {text: Conditioning(torch.zeros(1, 1, 1)) for text in texts}

@@ -1,4 +1,6 @@
-"""EveryDream2's files: the example of its documentation, how folders and files lie over each other, batch_id, and what is wrong in them."""
+"""EveryDream2's files: the example of its documentation, how folders and files lie over each other, batch_id, and what
+is wrong in them.
+"""
 
 import numpy as np
 import pytest
@@ -32,7 +34,9 @@ def _picture(root, path, text=None, suffix=".txt", seed=None):
 
 
 def _read(root, captions="yaml", filters="", **settings):
-    settings = FolderSettings(64, bucket_step=16, captions=captions, validation=0.0, filters=Filters.parse(filters), **settings)
+    settings = FolderSettings(
+        64, bucket_step=16, captions=captions, validation=0.0, filters=Filters.parse(filters), **settings
+    )
     return read_folder(root, settings)
 
 
@@ -55,19 +59,41 @@ def test_the_example_of_the_documentation(tmp_path, captions):
 def test_settings_lie_over_each_other(tmp_path):
     _picture(tmp_path, "top.png", "main_prompt: top", ".yaml")
     _picture(tmp_path, "in/plain.png", "main_prompt: plain", ".yaml")
-    _picture(tmp_path, "in/own.png", "main_prompt: own\nmultiply: 3\nflip_p: 0.9\nshuffle_tags: false\nloss_scale: 0.25", ".yml")
+    _picture(
+        tmp_path,
+        "in/own.png",
+        "main_prompt: own\nmultiply: 3\nflip_p: 0.9\nshuffle_tags: false\nloss_scale: 0.25",
+        ".yml",
+    )
     _picture(tmp_path, "in/deep/last.png", "main_prompt: last", ".yaml")
-    (tmp_path / "global.yaml").write_text("cond_dropout: 0.2\nmultiply: 1.5\nflip_p: 0.1\ntags: [everywhere]", encoding="utf-8")
-    (tmp_path / "in" / "local.yaml").write_text("multiply: 2\nbatch_id: horses\nshuffle_tags: true\ntags: [here]", encoding="utf-8")
+    (tmp_path / "global.yaml").write_text(
+        "cond_dropout: 0.2\nmultiply: 1.5\nflip_p: 0.1\ntags: [everywhere]", encoding="utf-8"
+    )
+    (tmp_path / "in" / "local.yaml").write_text(
+        "multiply: 2\nbatch_id: horses\nshuffle_tags: true\ntags: [here]", encoding="utf-8"
+    )
     (tmp_path / "in" / "deep" / "global.yml").write_text("cond_dropout: 0.7", encoding="utf-8")
     found = _entries(_read(tmp_path, repeats=2))
-    assert [found[name].repeats for name in ("top.png", "in/plain.png", "in/own.png", "in/deep/last.png")] == [3.0, 4.0, 6.0, 3.0]
+    assert [found[name].repeats for name in ("top.png", "in/plain.png", "in/own.png", "in/deep/last.png")] == [
+        3.0,
+        4.0,
+        6.0,
+        3.0,
+    ]
     assert [found[name].flip for name in ("top.png", "in/plain.png", "in/own.png")] == [0.1, 0.1, 0.9]
     assert [found[name].dropout for name in ("top.png", "in/own.png", "in/deep/last.png")] == [0.2, 0.2, 0.7]
-    assert [found[name].group for name in ("top.png", "in/plain.png", "in/own.png", "in/deep/last.png")] == ["", "horses", "horses", ""]
+    assert [found[name].group for name in ("top.png", "in/plain.png", "in/own.png", "in/deep/last.png")] == [
+        "",
+        "horses",
+        "horses",
+        "",
+    ]
     assert [found[name].loss_scale for name in ("top.png", "in/own.png")] == [1.0, 0.25]
     assert [found[name].caption.rules.shuffle for name in ("top.png", "in/plain.png", "in/own.png")] == [0.0, 1.0, 0.0]
-    assert found["top.png"].caption.plain == "top, everywhere" and found["in/plain.png"].caption.plain == "plain, here, everywhere"
+    assert (
+        found["top.png"].caption.plain == "top, everywhere"
+        and found["in/plain.png"].caption.plain == "plain, here, everywhere"
+    )
     assert found["in/deep/last.png"].caption.plain == "last, everywhere"
 
 
@@ -75,11 +101,21 @@ def test_settings_lie_over_each_other(tmp_path):
 def test_text_files_of_a_folder(tmp_path, captions):
     _picture(tmp_path, "in/a.png", "one, two")
     _picture(tmp_path, "b.png", "three")
-    said = {"multiply": "2.5", "cond_dropout": "0.5", "flip_p": "0.25", "loss_scale": "2", "batch_id": "my_horses", "shuffle_tags": ""}
+    said = {
+        "multiply": "2.5",
+        "cond_dropout": "0.5",
+        "flip_p": "0.25",
+        "loss_scale": "2",
+        "batch_id": "my_horses",
+        "shuffle_tags": "",
+    }
     for name, text in said.items():
         (tmp_path / "in" / f"{name}.txt").write_text(text, encoding="utf-8")
     found = _entries(_read(tmp_path, captions))
-    values = {name: (e.repeats, e.dropout, e.flip, e.loss_scale, e.group, e.caption.rules.shuffle) for name, e in found.items()}
+    values = {
+        name: (e.repeats, e.dropout, e.flip, e.loss_scale, e.group, e.caption.rules.shuffle)
+        for name, e in found.items()
+    }
     assert values == {"in/a.png": (2.5, 0.5, 0.25, 2.0, "my_horses", 1.0), "b.png": (1.0, None, 0.0, 1.0, "", 0.0)}
     assert found["in/a.png"].caption.plain == "one, two" and found["b.png"].caption.plain == "three"
 
@@ -118,9 +154,14 @@ def test_everything_wrong_is_named(tmp_path):
     assert list(_entries(listing)) == ["good.png"] and "rating in good.yaml is not used" in listing.notes
     said = "\n".join(listing.problems)
     for part in (
-        "local.yaml: cond_dropout is 'often'", "multiply.txt: is 'twice'", "unknown key 'main_promt', did you mean main_prompt?",
-        "flip_p is 3, expected a number from 0 to 1", "tags is 'word', expected a list of tags", "multiply is -1", "torn.yaml is not YAML",
-    ):  # fmt: skip
+        "local.yaml: cond_dropout is 'often'",
+        "multiply.txt: is 'twice'",
+        "unknown key 'main_promt', did you mean main_prompt?",
+        "flip_p is 3, expected a number from 0 to 1",
+        "tags is 'word', expected a list of tags",
+        "multiply is -1",
+        "torn.yaml is not YAML",
+    ):
         assert part in said, part
 
 

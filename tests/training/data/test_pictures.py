@@ -1,4 +1,6 @@
-"""Picture files of every format against pixels drawn by hand; masks; the frames of buckets against Pillow's own transforms."""
+"""Picture files of every format against pixels drawn by hand; masks; the frames of buckets against Pillow's own
+transforms.
+"""
 
 import io
 
@@ -23,11 +25,18 @@ def _opened(path):
 @pytest.mark.parametrize("suffix", [".png", ".webp"])
 def test_every_exif_orientation(tmp_path, orientation, suffix):
     pixels = _noise()
-    # What a viewer shows for each value of the tag (Exif 2.32, 4.6.4, orientation), as turns of the stored rows and columns.
+    # What a viewer shows for each value of the tag (Exif 2.32, 4.6.4, orientation), as turns of the stored rows and
+    # columns.
     shown = {
-        1: pixels, 2: pixels[:, ::-1], 3: pixels[::-1, ::-1], 4: pixels[::-1], 5: pixels.transpose(1, 0, 2),
-        6: np.rot90(pixels, -1), 7: pixels[::-1, ::-1].transpose(1, 0, 2), 8: np.rot90(pixels),
-    }  # fmt: skip
+        1: pixels,
+        2: pixels[:, ::-1],
+        3: pixels[::-1, ::-1],
+        4: pixels[::-1],
+        5: pixels.transpose(1, 0, 2),
+        6: np.rot90(pixels, -1),
+        7: pixels[::-1, ::-1].transpose(1, 0, 2),
+        8: np.rot90(pixels),
+    }
     exif = Image.Exif()
     exif[0x0112] = orientation
     path = tmp_path / f"a{suffix}"
@@ -46,7 +55,9 @@ def test_colour_models_become_rgb(tmp_path):
     Image.fromarray(grey > 128).save(tmp_path / "bits.png")
     three = np.repeat(grey[:, :, None], 3, 2)
     assert (_opened(tmp_path / "palette.png")[0] == np.asarray(palette.convert("RGB"))).all()
-    assert (_opened(tmp_path / "grey.png")[0] == three).all() and (_opened(tmp_path / "grey alpha.png")[0] == three).all()
+    assert (_opened(tmp_path / "grey.png")[0] == three).all() and (
+        _opened(tmp_path / "grey alpha.png")[0] == three
+    ).all()
     assert (_opened(tmp_path / "deep.png")[0] == three).all()
     assert (_opened(tmp_path / "a.bmp")[0] == rgb).all()
     assert (_opened(tmp_path / "bits.png")[0] == (three > 128) * 255).all()
@@ -98,7 +109,10 @@ def test_transparency_is_over_white_and_kept_as_alpha(tmp_path):
     Image.fromarray(pixels).save(tmp_path / "a.png")
     found, alpha = _opened(tmp_path / "a.png")
     share = pixels[:, :, 3:].astype(float) / 255
-    assert np.abs(found - (pixels[:, :, :3] * share + 255 * (1 - share))).max() <= 1.01 and (alpha == pixels[:, :, 3]).all()
+    assert (
+        np.abs(found - (pixels[:, :, :3] * share + 255 * (1 - share))).max() <= 1.01
+        and (alpha == pixels[:, :, 3]).all()
+    )
     palette = Image.fromarray(_noise()).quantize(4)
     palette.save(tmp_path / "p.png", transparency=0)
     assert (_opened(tmp_path / "p.png")[1] == np.where(np.asarray(palette) == 0, 0, 255)).all()
@@ -154,8 +168,13 @@ def test_a_frame_is_pillows_resize_and_crop(size, place):
 def test_what_sdxl_is_told():
     found = frame((2000, 1000), (1024, 1024), (0.5, 0.0))
     assert found.scaled == (2048, 1024) and found.conditions() == {
-        "width": 2000, "height": 1000, "crop_w": 512, "crop_h": 0, "target_width": 1024, "target_height": 1024,
-    }  # fmt: skip
+        "width": 2000,
+        "height": 1000,
+        "crop_w": 512,
+        "crop_h": 0,
+        "target_width": 1024,
+        "target_height": 1024,
+    }
     left = frame((2000, 1000), (1024, 1024), (0.0, 0.0))
     assert left.conditions()["crop_w"] == 0 and left.mirrored.conditions()["crop_w"] == 1024
 

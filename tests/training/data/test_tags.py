@@ -1,4 +1,6 @@
-"""Captions that vary: order, dropout, wildcards, weights and lengths, against kohya's and EveryDream2's rules written anew."""
+"""Captions that vary: order, dropout, wildcards, weights and lengths, against kohya's and EveryDream2's rules written
+anew.
+"""
 
 from collections import Counter
 from itertools import permutations
@@ -42,7 +44,10 @@ def test_dropout_is_of_each_tag_and_spares_the_kept():
     for tag in "bcd":
         assert found[tag] / 2000 == pytest.approx(0.7, abs=0.03)
     assert set(_draws(Caption(tags=TAGS, rules=Rules(dropout=1.0)), 5)) == {""}
-    assert Caption(("a",), rules=Rules(dropout=0.5)).varies and not Caption(("a",), rules=Rules(dropout=0.5, keep=1)).varies
+    assert (
+        Caption(("a",), rules=Rules(dropout=0.5)).varies
+        and not Caption(("a",), rules=Rules(dropout=0.5, keep=1)).varies
+    )
 
 
 def test_shuffled_and_dropped_together():
@@ -62,7 +67,11 @@ def test_choices_and_escaped_braces():
 
 def test_one_line_of_many_is_drawn():
     caption = Caption(("first line", "second {a|b}"), rules=Rules(wildcards=True))
-    assert set(_draws(caption, 200)) == {"first line", "second a", "second b"} and caption.plain == "first line" and caption.varies
+    assert (
+        set(_draws(caption, 200)) == {"first line", "second a", "second b"}
+        and caption.plain == "first line"
+        and caption.varies
+    )
     assert Caption(("first line", "second")).plain == "first line second"
 
 
@@ -80,7 +89,9 @@ def test_words_are_replaced_and_left_out_inside_tags():
 
 
 def _pick(weights, total=0.0, order=()):
-    """Probability of every order when tags are picked one after another in proportion to their weights (EveryDream2)."""
+    """Probability of every order when tags are picked one after another in proportion to
+    their weights (EveryDream2).
+    """
     left = {i: w for i, w in enumerate(weights) if i not in order}
     if not left:
         return {order: 1.0}
@@ -103,7 +114,9 @@ def test_a_length_takes_whole_tags_until_one_exceeds_it():
     caption = Caption(tags=("abc", "def", "g"), rules=Rules(max_length=8))
     assert caption.plain == "abc, def"
     assert Caption(tags=("abc", "defgh", "i"), rules=Rules(max_length=8)).plain == "abc"
-    assert all(len(text) <= 8 for text in _draws(Caption(tags=("abc", "def", "g"), rules=Rules(max_length=8, shuffle=1.0)), 50))
+    assert all(
+        len(text) <= 8 for text in _draws(Caption(tags=("abc", "def", "g"), rules=Rules(max_length=8, shuffle=1.0)), 50)
+    )
 
 
 def test_the_same_generator_gives_the_same_words():
@@ -116,7 +129,10 @@ def test_what_stands_before_a_separator_and_after_a_second_one_stays():
     rules = Rules(shuffle=1.0, keep_separator="|||")
     found = Counter(_draws(Caption(("one, two ||| a, b ||| end",), rules=rules), 400))
     assert set(found) == {"one, two, a, b, end", "one, two, b, a, end"} and min(found.values()) > 120
-    assert Caption(("one ||| a, b",), rules=rules).plain == "one, a, b" and Caption(("one ||| a",), rules=rules).varies is False
+    assert (
+        Caption(("one ||| a, b",), rules=rules).plain == "one, a, b"
+        and Caption(("one ||| a",), rules=rules).varies is False
+    )
     dropping = Caption(("one ||| a, b",), rules=Rules(dropout=1.0, keep_separator="|||"))
     assert set(_draws(dropping, 5)) == {"one"}
     without = Caption(("a, b, c",), rules=Rules(shuffle=1.0, keep=1, keep_separator="|||"))

@@ -12,7 +12,9 @@ from graft_nodes.training.data.tags import Caption, Rules, chosen
 from graft_nodes.training.data.word_lists import WordLists
 from PIL import Image
 
-LISTS = WordLists({"colour": ("red", "blue", "green"), "things/animal": ("cat", "__colour__ dog"), "place": ("{in|on} it",)})
+LISTS = WordLists(
+    {"colour": ("red", "blue", "green"), "things/animal": ("cat", "__colour__ dog"), "place": ("{in|on} it",)}
+)
 
 
 def _draws(text, count=3000):
@@ -22,10 +24,14 @@ def _draws(text, count=3000):
 
 def test_every_line_is_drawn_as_often_as_the_others_and_lines_may_name_lists():
     found = _draws("a __colour__ bird")
-    assert set(found) == {"a red bird", "a blue bird", "a green bird"} and all(abs(n - 1000) < 120 for n in found.values())
+    assert set(found) == {"a red bird", "a blue bird", "a green bird"} and all(
+        abs(n - 1000) < 120 for n in found.values()
+    )
     found = _draws("__things/animal__")
     assert set(found) == {"cat", "red dog", "blue dog", "green dog"} and abs(found["cat"] - 1500) < 150
-    assert set(_draws("{x|__colour__} __place__")) == {f"{a} {b}" for a in ("x", "red", "blue", "green") for b in ("in it", "on it")}
+    assert set(_draws("{x|__colour__} __place__")) == {
+        f"{a} {b}" for a in ("x", "red", "blue", "green") for b in ("in it", "on it")
+    }
 
 
 def test_without_a_draw_the_first_lines_are_taken():
@@ -94,7 +100,9 @@ def test_the_files_of_a_folder(tmp_path):
     (tmp_path / "wildcards" / "more" / "odd.txt").write_text("pink", encoding="utf-8")
     assert read_folder(tmp_path, FolderSettings(**SETTINGS)).digest != before
     plain = read_folder(tmp_path, FolderSettings(**{**SETTINGS, "filters": Filters()}))
-    assert plain.train[0].caption.plain == "a __colour__ ring 0" and any("wildcards is not used" in note for note in plain.notes)
+    assert plain.train[0].caption.plain == "a __colour__ ring 0" and any(
+        "wildcards is not used" in note for note in plain.notes
+    )
 
 
 def test_files_that_cannot_be_used_are_said(tmp_path):
@@ -108,7 +116,12 @@ def test_files_that_cannot_be_used_are_said(tmp_path):
     (root / "images" / "1.txt").write_text("__out__ __../secret__", encoding="utf-8")
     listing = read_folder(root, FolderSettings(**SETTINGS))
     said = "\n".join(listing.problems)
-    expected = ("long.txt: it has 2097152 bytes", "empty.txt: it has no line", "other.txt: ", "out.txt: it leads out of the dataset's")
+    expected = (
+        "long.txt: it has 2097152 bytes",
+        "empty.txt: it has no line",
+        "other.txt: ",
+        "out.txt: it leads out of the dataset's",
+    )
     for part in (*expected, "images/1.png: the caption has __out__"):
         assert part in said, part
     assert len(listing.train) == 2 and not any("secret" in repr(entry.caption.drawn(None)) for entry in listing.train)

@@ -1,4 +1,6 @@
-"""Prints what the embedded host's core nodes say of themselves, as JSON; test_core_nodes.py starts it in a process without a ComfyUI."""
+"""Prints what the embedded host's core nodes say of themselves, as JSON; test_core_nodes.py starts it in a process
+without a ComfyUI.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ def described(cls) -> dict:
             limits = {key: options[key] for key in ("default", "min", "max", "multiline") if key in options}
             choices = entry[0] if isinstance(entry[0], list) else []
             inputs[name] = {"category": category, "type": kind, "limits": limits, "choices": list(choices)}
-    return {"inputs": inputs, "outputs": [str(kind) for kind in cls.RETURN_TYPES], "output_node": bool(getattr(cls, "OUTPUT_NODE", False))}
+    return {
+        "inputs": inputs,
+        "outputs": [str(kind) for kind in cls.RETURN_TYPES],
+        "output_node": bool(getattr(cls, "OUTPUT_NODE", False)),
+    }
 
 
 def main() -> None:

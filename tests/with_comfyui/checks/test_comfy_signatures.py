@@ -16,7 +16,9 @@ KNOWN = {
     "hooks.refuse": "the embedded host's own",
     "ops.CastWeightBiasOp.forward": "defined once for all layers, where ComfyUI has one a layer",
     "ops.CastWeightBiasOp.reset_parameters": "the same",
-    "ldm.modules.attention.optimized_attention": "whichever function the device takes: names of q, k, v differ between them",
+    "ldm.modules.attention.optimized_attention": (
+        "whichever function the device takes: names of q, k, v differ between them"
+    ),
     "ldm.modules.attention.optimized_attention_masked": "the same",
     "model_patcher.ModelPatcher.prepare_state": "0.3.64 has no model_options",
     "model_base.BaseModel.state_dict_for_saving": "0.33.0 takes the UNet's state dict first",
@@ -33,7 +35,9 @@ def modules() -> list[str]:
     found = []
     for folder, _, files in os.walk(os.path.join(STUBS, "comfy")):
         package = os.path.relpath(folder, STUBS).replace(os.sep, ".")
-        found += [package if name == "__init__.py" else f"{package}.{name[:-3]}" for name in files if name.endswith(".py")]
+        found += [
+            package if name == "__init__.py" else f"{package}.{name[:-3]}" for name in files if name.endswith(".py")
+        ]
     return sorted(found)
 
 
@@ -49,8 +53,8 @@ def test_signatures(tmp_path):
             wrong.append(f"{name} does not exist")
         elif [n for n, _ in mine] != [n for n, _ in theirs[: len(mine)]]:
             wrong.append(f"{name}{[n for n, _ in mine]} is {[n for n, _ in theirs]}")
-        elif any(not optional for _, optional in theirs[len(mine):]):
-            wrong.append(f"{name} needs {[n for n, optional in theirs[len(mine):] if not optional]} too")
+        elif any(not optional for _, optional in theirs[len(mine) :]):
+            wrong.append(f"{name} needs {[n for n, optional in theirs[len(mine) :] if not optional]} too")
         elif [n for (n, a), (_, b) in zip(mine, theirs, strict=False) if a and not b]:
             wrong.append(f"{name} has required arguments that are optional in the embedded host")
     assert wrong == []

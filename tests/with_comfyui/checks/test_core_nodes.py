@@ -1,4 +1,6 @@
-"""Compares the embedded host's core nodes with the real ones: ids, titles, inputs in order with type and limits, outputs."""
+"""Compares the embedded host's core nodes with the real ones: ids, titles, inputs in order with type and limits,
+outputs.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ import sys
 import pytest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-FILES = {"CheckpointLoaderSimple", "UNETLoader", "LoraLoader", "LoraLoaderModelOnly", "LoadImage"}  # their choices are files
+FILES = {
+    "CheckpointLoaderSimple",
+    "UNETLoader",
+    "LoraLoader",
+    "LoraLoaderModelOnly",
+    "LoadImage",
+}  # their choices are files
 WIDER = {("LatentFromBatch", "batch_index")}  # 0.33.0 takes negative indices too
 REAL_HAS_MORE_OUTPUTS = {"SaveImage", "PreviewImage", "PreviewAny"}  # 0.33.0 passes their input on
 

@@ -1,4 +1,6 @@
-"""A load that fails under dynamic VRAM: ComfyUI's own patcher for it, on the CPU, with its buffers of host memory stood in for."""
+"""A load that fails under dynamic VRAM: ComfyUI's own patcher for it, on the CPU, with its buffers of host memory stood
+in for.
+"""
 
 import gc
 import types
@@ -11,7 +13,9 @@ from graft_nodes.patches import weights
 
 from ...nodes import conftest as node_models
 
-pytestmark = pytest.mark.skipif(not hasattr(comfy.model_patcher, "ModelPatcherDynamic"), reason="this ComfyUI has no dynamic VRAM")
+pytestmark = pytest.mark.skipif(
+    not hasattr(comfy.model_patcher, "ModelPatcherDynamic"), reason="this ComfyUI has no dynamic VRAM"
+)
 
 
 class Buffer:
@@ -28,9 +32,12 @@ class Buffer:
 
 @pytest.fixture
 def dynamic(monkeypatch):
-    """`make()`: a model with ComfyUI's dynamic patcher; `fail`: "early" or "late" in the loads that fail, None while none does."""
+    """`make()`: a model with ComfyUI's dynamic patcher; `fail`: "early" or "late" in the loads that fail, None while
+    none does.
+    """
     aimdo = types.SimpleNamespace(
-        host_buffer=types.SimpleNamespace(HostBuffer=Buffer), model_vbar=types.SimpleNamespace(vbar_unpin=lambda _: None)
+        host_buffer=types.SimpleNamespace(HostBuffer=Buffer),
+        model_vbar=types.SimpleNamespace(vbar_unpin=lambda _: None),
     )
     monkeypatch.setattr(comfy.model_patcher, "comfy_aimdo", aimdo)
     monkeypatch.setattr(comfy.model_management, "pinned_hostbuf_size", lambda _: 0)
@@ -75,7 +82,9 @@ def test_a_failed_load_leaves_no_stack_on_the_model(dynamic, before, when):
         with pytest.raises(MemoryError):
             node_models.load(patched)
         dynamic.fail = None
-        assert not weights.attached(model.model) and not any("forward" in module.__dict__ for module in model.model.modules())
+        assert not weights.attached(model.model) and not any(
+            "forward" in module.__dict__ for module in model.model.modules()
+        )
         assert (node_models.forward(model) - plain).abs().max() == 0
         assert (node_models.forward(patched) - plain).abs().max() > 1e-2, "the stack still loads"
         assert (node_models.forward(model) - plain).abs().max() == 0

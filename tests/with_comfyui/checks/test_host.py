@@ -13,7 +13,9 @@ def test_runs_core_nodes(host):
 
 
 def test_lists_errors(host):
-    result = host.run({"1": {"class_type": "EmptyLatentImage", "inputs": {"width": 8, "height": 64}}}, capture={"latent": ["1", 0]})
+    result = host.run(
+        {"1": {"class_type": "EmptyLatentImage", "inputs": {"width": 8, "height": 64}}}, capture={"latent": ["1", 0]}
+    )
     assert not result["valid"]
     assert {error["type"] for error in result["errors"]["1"]} == {"required_input_missing", "value_smaller_than_min"}
 

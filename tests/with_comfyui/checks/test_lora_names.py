@@ -1,7 +1,8 @@
-"""Names of LoRA layers on tiny models of ComfyUI's own classes: every trainer's spelling, against the weights that it stands for.
+"""Names of LoRA layers on tiny models of ComfyUI's own classes: every trainer's spelling, against the weights that it
+stands for.
 
-The truth is spelled out here, comes from diffusers' own checkpoint conversions (a LoRA of the converted model must be the same LoRA of the
-original one), or from ComfyUI's loader where that knows the names too.
+The truth is spelled out here, comes from diffusers' own checkpoint conversions (a LoRA of the converted model must be
+the same LoRA of the original one), or from ComfyUI's loader where that knows the names too.
 """
 
 import types
@@ -22,39 +23,161 @@ from graft_nodes.patches.files import load_once
 from safetensors.torch import save_file
 
 UNET = dict(
-    image_size=32, in_channels=4, out_channels=4, model_channels=32, num_res_blocks=[1, 1], channel_mult=[1, 2], transformer_depth=[1, 1],
-    transformer_depth_output=[1, 1, 1, 1], transformer_depth_middle=1, context_dim=24, num_heads=4, num_head_channels=-1, legacy=False,
-    use_spatial_transformer=True, use_linear_in_transformer=False, adm_in_channels=None, use_temporal_attention=False,
+    image_size=32,
+    in_channels=4,
+    out_channels=4,
+    model_channels=32,
+    num_res_blocks=[1, 1],
+    channel_mult=[1, 2],
+    transformer_depth=[1, 1],
+    transformer_depth_output=[1, 1, 1, 1],
+    transformer_depth_middle=1,
+    context_dim=24,
+    num_heads=4,
+    num_head_channels=-1,
+    legacy=False,
+    use_spatial_transformer=True,
+    use_linear_in_transformer=False,
+    adm_in_channels=None,
+    use_temporal_attention=False,
 )
 FLUX = dict(
-    image_model="flux", in_channels=4, out_channels=4, vec_in_dim=8, context_in_dim=12, hidden_size=32, mlp_ratio=4.0, num_heads=2, depth=2,
-    depth_single_blocks=2, axes_dim=[4, 6, 6], theta=10000, patch_size=2, qkv_bias=True, guidance_embed=False,
+    image_model="flux",
+    in_channels=4,
+    out_channels=4,
+    vec_in_dim=8,
+    context_in_dim=12,
+    hidden_size=32,
+    mlp_ratio=4.0,
+    num_heads=2,
+    depth=2,
+    depth_single_blocks=2,
+    axes_dim=[4, 6, 6],
+    theta=10000,
+    patch_size=2,
+    qkv_bias=True,
+    guidance_embed=False,
     **({"txt_ids_dims": []} if "txt_ids_dims" in FluxParams.__dataclass_fields__ else {}),
 )
 FAMILIES = {  # name: (class of comfy.supported_models, settings)
     "sd1": ("SD15", UNET),
-    "sdxl": ("SDXL", UNET | dict(adm_in_channels=48, num_classes="sequential", use_linear_in_transformer=True, transformer_depth=[0, 2],
-                                 transformer_depth_output=[0, 0, 2, 2])),
+    "sdxl": (
+        "SDXL",
+        UNET
+        | dict(
+            adm_in_channels=48,
+            num_classes="sequential",
+            use_linear_in_transformer=True,
+            transformer_depth=[0, 2],
+            transformer_depth_output=[0, 0, 2, 2],
+        ),
+    ),
     "flux": ("Flux", FLUX),
-    "sd3": ("SD3", dict(input_size=None, patch_size=2, in_channels=4, depth=2, adm_in_channels=8,
-                        pos_embed_max_size=16, num_patches=256, qk_norm="rms",
-                        context_embedder_config={"target": "torch.nn.Linear", "params": {"in_features": 12, "out_features": 128}})),
-    "qwen": ("QwenImage", dict(image_model="qwen_image", patch_size=2, in_channels=16, out_channels=4, num_layers=2, attention_head_dim=16,
-                               num_attention_heads=2, joint_attention_dim=12, axes_dims_rope=(4, 6, 6))),
-    "lumina": ("Lumina2", dict(image_model="lumina2", patch_size=2, in_channels=4, dim=32, n_layers=2, n_refiner_layers=1, n_heads=2,
-                               n_kv_heads=1, multiple_of=8, ffn_dim_multiplier=2.0, qk_norm=True, cap_feat_dim=12, axes_dims=(4, 6, 6),
-                               axes_lens=(64, 64, 64))),
-    "wan": ("WAN21_T2V", dict(image_model="wan2.1", model_type="t2v", in_dim=4, dim=36, ffn_dim=32, freq_dim=16, text_dim=12, out_dim=4,
-                              num_heads=2, num_layers=2)),
-    "wan i2v": ("WAN21_I2V", dict(image_model="wan2.1", model_type="i2v", in_dim=4, dim=36, ffn_dim=32, freq_dim=16, text_dim=12, out_dim=4,
-                                  num_heads=2, num_layers=2)),
-}  # fmt: skip
-FAMILIES["hunyuan"] = ("HunyuanVideo", dict(
-    image_model="hunyuan_video", in_channels=4, out_channels=4, vec_in_dim=8, context_in_dim=12, hidden_size=32, mlp_ratio=4.0, num_heads=2,
-    depth=2, depth_single_blocks=2, axes_dim=[4, 6, 6], theta=256, patch_size=[1, 2, 2], qkv_bias=True, guidance_embed=True, byt5=False,
-    meanflow=False, **{name: value for name, value in (("use_cond_type_embedding", False), ("vision_in_dim", None), ("meanflow_sum", False))
-                       if name in HunyuanVideoParams.__dataclass_fields__},
-))  # fmt: skip
+    "sd3": (
+        "SD3",
+        dict(
+            input_size=None,
+            patch_size=2,
+            in_channels=4,
+            depth=2,
+            adm_in_channels=8,
+            pos_embed_max_size=16,
+            num_patches=256,
+            qk_norm="rms",
+            context_embedder_config={"target": "torch.nn.Linear", "params": {"in_features": 12, "out_features": 128}},
+        ),
+    ),
+    "qwen": (
+        "QwenImage",
+        dict(
+            image_model="qwen_image",
+            patch_size=2,
+            in_channels=16,
+            out_channels=4,
+            num_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=12,
+            axes_dims_rope=(4, 6, 6),
+        ),
+    ),
+    "lumina": (
+        "Lumina2",
+        dict(
+            image_model="lumina2",
+            patch_size=2,
+            in_channels=4,
+            dim=32,
+            n_layers=2,
+            n_refiner_layers=1,
+            n_heads=2,
+            n_kv_heads=1,
+            multiple_of=8,
+            ffn_dim_multiplier=2.0,
+            qk_norm=True,
+            cap_feat_dim=12,
+            axes_dims=(4, 6, 6),
+            axes_lens=(64, 64, 64),
+        ),
+    ),
+    "wan": (
+        "WAN21_T2V",
+        dict(
+            image_model="wan2.1",
+            model_type="t2v",
+            in_dim=4,
+            dim=36,
+            ffn_dim=32,
+            freq_dim=16,
+            text_dim=12,
+            out_dim=4,
+            num_heads=2,
+            num_layers=2,
+        ),
+    ),
+    "wan i2v": (
+        "WAN21_I2V",
+        dict(
+            image_model="wan2.1",
+            model_type="i2v",
+            in_dim=4,
+            dim=36,
+            ffn_dim=32,
+            freq_dim=16,
+            text_dim=12,
+            out_dim=4,
+            num_heads=2,
+            num_layers=2,
+        ),
+    ),
+}
+FAMILIES["hunyuan"] = (
+    "HunyuanVideo",
+    dict(
+        image_model="hunyuan_video",
+        in_channels=4,
+        out_channels=4,
+        vec_in_dim=8,
+        context_in_dim=12,
+        hidden_size=32,
+        mlp_ratio=4.0,
+        num_heads=2,
+        depth=2,
+        depth_single_blocks=2,
+        axes_dim=[4, 6, 6],
+        theta=256,
+        patch_size=[1, 2, 2],
+        qkv_bias=True,
+        guidance_embed=True,
+        byt5=False,
+        meanflow=False,
+        **{
+            name: value
+            for name, value in (("use_cond_type_embedding", False), ("vision_in_dim", None), ("meanflow_sum", False))
+            if name in HunyuanVideoParams.__dataclass_fields__
+        },
+    ),
+)
 FAMILIES["z-image"] = ("Lumina2", FAMILIES["lumina"][1] | dict(n_kv_heads=2))
 
 
@@ -86,65 +209,163 @@ def pair(name, rows, columns, seed, up="lora_up.weight", down="lora_down.weight"
     return {f"{name}.{up}": b, f"{name}.{down}": a}, b @ a
 
 
-H, QKV, KV = 32, (0, 32, 64), (32, 16)  # width of the tiny models; where Q, K and V begin; Lumina's Q and its fewer K and V
+H, QKV, KV = (
+    32,
+    (0, 32, 64),
+    (32, 16),
+)  # width of the tiny models; where Q, K and V begin; Lumina's Q and its fewer K and V
 D = "diffusion_model."
 NAMES = [  # family, layer's name in the file, weight, rows of the weight (None: all)
-    *(("flux", f"{prefix}double_blocks{s}0{s}img_attn{s}qkv", D + "double_blocks.0.img_attn.qkv", None)
-      for prefix, s in (("lora_unet_", "_"), ("diffusion_model.", "."), ("lycoris_", "_"), ("base_model.model.", "."), ("", "."))),
-    *(("flux", f"{prefix}transformer_blocks{s}1{s}attn{s}to_{letter}", D + "double_blocks.1.img_attn.qkv", (start, H))
-      for prefix, s in (("transformer.", "."), ("lycoris_", "_"), ("lora_transformer_", "_"), ("base_model.model.", "."), ("", "."))
-      for letter, start in zip("qkv", QKV, strict=True)),
-    *(("flux", f"transformer.transformer_blocks.0.attn.add_{letter}_proj", D + "double_blocks.0.txt_attn.qkv", (start, H))
-      for letter, start in zip("qkv", QKV, strict=True)),
-    *(("flux", f"transformer.single_transformer_blocks.1.attn.to_{letter}", D + "single_blocks.1.linear1", (start, H))
-      for letter, start in zip("qkv", QKV, strict=True)),
+    *(
+        ("flux", f"{prefix}double_blocks{s}0{s}img_attn{s}qkv", D + "double_blocks.0.img_attn.qkv", None)
+        for prefix, s in (
+            ("lora_unet_", "_"),
+            ("diffusion_model.", "."),
+            ("lycoris_", "_"),
+            ("base_model.model.", "."),
+            ("", "."),
+        )
+    ),
+    *(
+        ("flux", f"{prefix}transformer_blocks{s}1{s}attn{s}to_{letter}", D + "double_blocks.1.img_attn.qkv", (start, H))
+        for prefix, s in (
+            ("transformer.", "."),
+            ("lycoris_", "_"),
+            ("lora_transformer_", "_"),
+            ("base_model.model.", "."),
+            ("", "."),
+        )
+        for letter, start in zip("qkv", QKV, strict=True)
+    ),
+    *(
+        (
+            "flux",
+            f"transformer.transformer_blocks.0.attn.add_{letter}_proj",
+            D + "double_blocks.0.txt_attn.qkv",
+            (start, H),
+        )
+        for letter, start in zip("qkv", QKV, strict=True)
+    ),
+    *(
+        ("flux", f"transformer.single_transformer_blocks.1.attn.to_{letter}", D + "single_blocks.1.linear1", (start, H))
+        for letter, start in zip("qkv", QKV, strict=True)
+    ),
     ("flux", "transformer.single_transformer_blocks.1.proj_mlp", D + "single_blocks.1.linear1", (96, 128)),
     ("flux", "transformer.single_transformer_blocks.1.proj_out", D + "single_blocks.1.linear2", None),
     ("flux", "transformer.transformer_blocks.0.ff_context.net.2", D + "double_blocks.0.txt_mlp.2", None),
     ("flux", "oft_unet_single_blocks_0_linear1", D + "single_blocks.0.linear1", None),
-    *(("sd3", f"{prefix}joint_blocks{s}1{s}x_block{s}attn{s}qkv", D + "joint_blocks.1.x_block.attn.qkv", None)
-      for prefix, s in (("lora_unet_", "_"), ("diffusion_model.", "."), ("model.diffusion_model.", "."))),
-    *(("sd3", f"{prefix}transformer_blocks{s}0{s}attn{s}add_k_proj", D + "joint_blocks.0.context_block.attn.qkv", (128, 128))
-      for prefix, s in (("transformer.", "."), ("base_model.model.", "."), ("lora_transformer_", "_"), ("lycoris_", "_"))),
-    *(("qwen", f"{prefix}transformer_blocks{s}1{s}attn{s}to_q", D + "transformer_blocks.1.attn.to_q", None)
-      for prefix, s in (("lora_unet_", "_"), ("transformer.", "."), ("diffusion_model.", "."), ("", "."), ("base_model.model.", "."),
-                        ("lycoris_", "_"), ("lora_transformer_", "_"))),
-    *(("lumina", f"{prefix}layers{s}1{s}attn{s}to_{letter}", D + "layers.1.attention.qkv", place)
-      for prefix, s in (("transformer.", "."), ("lycoris_", "_"), ("base_model.model.", "."))
-      for letter, place in (("q", (0, 32)), ("k", (32, 16)), ("v", (48, 16)))),
+    *(
+        ("sd3", f"{prefix}joint_blocks{s}1{s}x_block{s}attn{s}qkv", D + "joint_blocks.1.x_block.attn.qkv", None)
+        for prefix, s in (("lora_unet_", "_"), ("diffusion_model.", "."), ("model.diffusion_model.", "."))
+    ),
+    *(
+        (
+            "sd3",
+            f"{prefix}transformer_blocks{s}0{s}attn{s}add_k_proj",
+            D + "joint_blocks.0.context_block.attn.qkv",
+            (128, 128),
+        )
+        for prefix, s in (
+            ("transformer.", "."),
+            ("base_model.model.", "."),
+            ("lora_transformer_", "_"),
+            ("lycoris_", "_"),
+        )
+    ),
+    *(
+        ("qwen", f"{prefix}transformer_blocks{s}1{s}attn{s}to_q", D + "transformer_blocks.1.attn.to_q", None)
+        for prefix, s in (
+            ("lora_unet_", "_"),
+            ("transformer.", "."),
+            ("diffusion_model.", "."),
+            ("", "."),
+            ("base_model.model.", "."),
+            ("lycoris_", "_"),
+            ("lora_transformer_", "_"),
+        )
+    ),
+    *(
+        ("lumina", f"{prefix}layers{s}1{s}attn{s}to_{letter}", D + "layers.1.attention.qkv", place)
+        for prefix, s in (("transformer.", "."), ("lycoris_", "_"), ("base_model.model.", "."))
+        for letter, place in (("q", (0, 32)), ("k", (32, 16)), ("v", (48, 16)))
+    ),
     ("lumina", "lora_unet_layers_0_attention_qkv", D + "layers.0.attention.qkv", None),
     ("lumina", "transformer.context_refiner.0.attn.to_out.0", D + "context_refiner.0.attention.out", None),
     ("lumina", "transformer.layers.0.feed_forward.linear_2", D + "layers.0.feed_forward.w2", None),
-    *(("z-image", f"{prefix}layers{s}0{s}attention{s}to_{letter}", D + "layers.0.attention.qkv", (start, H))
-      for prefix, s in (("transformer.", "."), ("diffusion_model.", "."), ("lora_unet_", "_"), ("", "."))
-      for letter, start in zip("qkv", QKV, strict=True)),
+    *(
+        ("z-image", f"{prefix}layers{s}0{s}attention{s}to_{letter}", D + "layers.0.attention.qkv", (start, H))
+        for prefix, s in (("transformer.", "."), ("diffusion_model.", "."), ("lora_unet_", "_"), ("", "."))
+        for letter, start in zip("qkv", QKV, strict=True)
+    ),
     ("z-image", "diffusion_model.noise_refiner.0.attention.to_out.0", D + "noise_refiner.0.attention.out", None),
-    *(("wan", f"{prefix}blocks{s}1{s}cross_attn{s}k", D + "blocks.1.cross_attn.k", None)
-      for prefix, s in (("lora_unet_", "_"), ("lora_unet__", "_"), ("diffusion_model.", "."), ("", "."), ("base_model.model.", "."),
-                        ("pipe.dit.", "."))),
-    *(("wan", f"{prefix}blocks{s}0{s}attn1{s}to_out{s}0", D + "blocks.0.self_attn.o", None)
-      for prefix, s in (("transformer.", "."), ("lora_transformer_", "_"), ("lycoris_", "_"))),
+    *(
+        ("wan", f"{prefix}blocks{s}1{s}cross_attn{s}k", D + "blocks.1.cross_attn.k", None)
+        for prefix, s in (
+            ("lora_unet_", "_"),
+            ("lora_unet__", "_"),
+            ("diffusion_model.", "."),
+            ("", "."),
+            ("base_model.model.", "."),
+            ("pipe.dit.", "."),
+        )
+    ),
+    *(
+        ("wan", f"{prefix}blocks{s}0{s}attn1{s}to_out{s}0", D + "blocks.0.self_attn.o", None)
+        for prefix, s in (("transformer.", "."), ("lora_transformer_", "_"), ("lycoris_", "_"))
+    ),
     ("wan", "transformer.blocks.0.ffn.net.0.proj", D + "blocks.0.ffn.0", None),
     ("wan", "transformer.condition_embedder.text_embedder.linear_2", D + "text_embedding.2", None),
     ("wan i2v", "transformer.blocks.1.attn2.add_v_proj", D + "blocks.1.cross_attn.v_img", None),
-    *(("hunyuan", f"transformer.single_transformer_blocks.1.attn.to_{letter}", D + "single_blocks.1.linear1", (start, H))
-      for letter, start in zip("qkv", QKV, strict=True)),
+    *(
+        (
+            "hunyuan",
+            f"transformer.single_transformer_blocks.1.attn.to_{letter}",
+            D + "single_blocks.1.linear1",
+            (start, H),
+        )
+        for letter, start in zip("qkv", QKV, strict=True)
+    ),
     ("hunyuan", "transformer.single_transformer_blocks.0.proj_mlp", D + "single_blocks.0.linear1", (96, 128)),
     ("hunyuan", "transformer.double_blocks.0.img_attn_qkv", D + "double_blocks.0.img_attn.qkv", None),
     ("hunyuan", "diffusion_model.double_blocks.1.txt_mlp.fc1", D + "double_blocks.1.txt_mlp.0", None),
     ("hunyuan", "transformer.single_blocks.0.modulation.linear", D + "single_blocks.0.modulation.lin", None),
     ("hunyuan", "lora_unet_double_blocks_0_img_attn_proj", D + "double_blocks.0.img_attn.proj", None),
-    *(("sd1", f"{name}down_blocks{s}0{s}attentions{s}0{s}transformer_blocks{s}0{s}attn1{s}to_q",
-       D + "input_blocks.1.1.transformer_blocks.0.attn1.to_q", None)
-      for name, s in (("lora_unet_", "_"), ("unet.", "."), ("base_model.model.", "."), ("unet.base_model.model.", "."), ("lycoris_", "_"),
-                      ("", "."))),
-    ("sd1", "unet.down_blocks.0.attentions.0.transformer_blocks.0.attn2.processor.to_out",
-     D + "input_blocks.1.1.transformer_blocks.0.attn2.to_out.0", None),
-    *(("sdxl", f"lora_unet_{block}_transformer_blocks_1_attn2_to_k", D + "input_blocks.3.1.transformer_blocks.1.attn2.to_k", None)
-      for block in ("input_blocks_3_1", "down_blocks_1_attentions_0")),
-    *(("sdxl", f"{prefix}up_blocks{s}0{s}attentions{s}1{s}proj_in", D + "output_blocks.1.1.proj_in", None)
-      for prefix, s in (("lora_unet_", "_"), ("unet.", "."), ("lycoris_", "_"))),
-]  # fmt: skip
+    *(
+        (
+            "sd1",
+            f"{name}down_blocks{s}0{s}attentions{s}0{s}transformer_blocks{s}0{s}attn1{s}to_q",
+            D + "input_blocks.1.1.transformer_blocks.0.attn1.to_q",
+            None,
+        )
+        for name, s in (
+            ("lora_unet_", "_"),
+            ("unet.", "."),
+            ("base_model.model.", "."),
+            ("unet.base_model.model.", "."),
+            ("lycoris_", "_"),
+            ("", "."),
+        )
+    ),
+    (
+        "sd1",
+        "unet.down_blocks.0.attentions.0.transformer_blocks.0.attn2.processor.to_out",
+        D + "input_blocks.1.1.transformer_blocks.0.attn2.to_out.0",
+        None,
+    ),
+    *(
+        (
+            "sdxl",
+            f"lora_unet_{block}_transformer_blocks_1_attn2_to_k",
+            D + "input_blocks.3.1.transformer_blocks.1.attn2.to_k",
+            None,
+        )
+        for block in ("input_blocks_3_1", "down_blocks_1_attentions_0")
+    ),
+    *(
+        ("sdxl", f"{prefix}up_blocks{s}0{s}attentions{s}1{s}proj_in", D + "output_blocks.1.1.proj_in", None)
+        for prefix, s in (("lora_unet_", "_"), ("unet.", "."), ("lycoris_", "_"))
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +382,9 @@ def models():
     return of
 
 
-@pytest.mark.parametrize(("family", "name", "weight", "rows"), NAMES, ids=[f"{family}-{name}" for family, name, *_ in NAMES])
+@pytest.mark.parametrize(
+    ("family", "name", "weight", "rows"), NAMES, ids=[f"{family}-{name}" for family, name, *_ in NAMES]
+)
 def test_a_name_changes_its_weight_and_no_other(models, family, name, weight, rows):
     patcher, base = models(family)
     start, length = rows or (0, base[f"{weight}.weight"].shape[0])
@@ -193,8 +416,14 @@ def test_agrees_with_comfyuis_loader_where_that_knows_the_names(models, family):
 
 def originally(name):
     """A name in HunyuanVideo's own checkpoints, of ComfyUI's."""
-    for part, theirs in (("_attn.qkv.", "_attn_qkv."), ("_attn.proj.", "_attn_proj."), ("_mod.lin.", "_mod.linear."),
-                         (".modulation.lin.", ".modulation.linear."), ("_mlp.0.", "_mlp.fc1."), ("_mlp.2.", "_mlp.fc2.")):  # fmt: skip
+    for part, theirs in (
+        ("_attn.qkv.", "_attn_qkv."),
+        ("_attn.proj.", "_attn_proj."),
+        ("_mod.lin.", "_mod.linear."),
+        (".modulation.lin.", ".modulation.linear."),
+        ("_mlp.0.", "_mlp.fc1."),
+        ("_mlp.2.", "_mlp.fc2."),
+    ):
         name = name.replace(part, theirs)
     if name.startswith(("time_in.", "guidance_in.", "txt_in.t_embedder.")):
         name = name.replace("in_layer", "mlp.0").replace("out_layer", "mlp.2")
@@ -211,10 +440,17 @@ def converted(family, state):
 
     plain = {name.removeprefix(D): tensor.clone() for name, tensor in state.items() if name.startswith(D)}
     plain = {name: tensor for name, tensor in plain.items() if tensor.ndim}
-    name = {"wan": "wan_transformer", "wan i2v": "wan_transformer", "sd3": "sd3_transformer_checkpoint",
-            "z-image": "z_image_transformer_checkpoint", "hunyuan": "hunyuan_video_transformer"}[family]  # fmt: skip
+    name = {
+        "wan": "wan_transformer",
+        "wan i2v": "wan_transformer",
+        "sd3": "sd3_transformer_checkpoint",
+        "z-image": "z_image_transformer_checkpoint",
+        "hunyuan": "hunyuan_video_transformer",
+    }[family]
     if family == "hunyuan":
-        plain = {originally(name): tensor for name, tensor in plain.items() if ".linear1." not in name}  # it splits those at 3072 rows
+        plain = {
+            originally(name): tensor for name, tensor in plain.items() if ".linear1." not in name
+        }  # it splits those at 3072 rows
     return getattr(single_file_utils, f"convert_{name}_to_diffusers")(plain)
 
 
@@ -240,8 +476,13 @@ def test_every_layer_of_diffusers_unet(models):
     from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint
 
     patcher, base = models("sd1")
-    config = dict(layers_per_block=1, down_block_types=["CrossAttnDownBlock2D"] * 2, up_block_types=["CrossAttnUpBlock2D"] * 2,
-                  class_embed_type=None, addition_embed_type=None)  # fmt: skip
+    config = dict(
+        layers_per_block=1,
+        down_block_types=["CrossAttnDownBlock2D"] * 2,
+        up_block_types=["CrossAttnUpBlock2D"] * 2,
+        class_embed_type=None,
+        addition_embed_type=None,
+    )
 
     def seen(state):
         own = {f"model.{name}": tensor.clone() for name, tensor in state.items() if name.startswith(D)}
@@ -250,7 +491,9 @@ def test_every_layer_of_diffusers_unet(models):
     theirs, state, deltas = seen(base), {}, {}
     for seed, (name, tensor) in enumerate(theirs.items()):
         if name.endswith(".weight") and tensor.ndim == 2 and "attentions" in name:
-            of, deltas[name] = pair(f"unet.{name.removesuffix('.weight')}", *tensor.shape, seed, "lora_B.weight", "lora_A.weight")
+            of, deltas[name] = pair(
+                f"unet.{name.removesuffix('.weight')}", *tensor.shape, seed, "lora_B.weight", "lora_A.weight"
+            )
             state |= of
     changed = seen(weights(lora.graft(patcher, None, [lora.Entry("x", state)], "merge").model))
     assert len(deltas) > 50
@@ -272,9 +515,13 @@ def test_the_hosts_conversion_takes_no_key_of_a_remembered_file(models, tmp_path
         assert load_once(path)[0].keys() == state.keys()
 
 
-@pytest.mark.parametrize(("layer", "kinds"), [
-    ("input_blocks.1.0.in_layers.2", ("lora_up", "lokr")), ("middle_block.1.transformer_blocks.0.attn1.to_q", ("lora_up", "diff")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("layer", "kinds"),
+    [
+        ("input_blocks.1.0.in_layers.2", ("lora_up", "lokr")),
+        ("middle_block.1.transformer_blocks.0.attn1.to_q", ("lora_up", "diff")),
+    ],
+)
 def test_comfyuis_loader_reads_all_of_a_merged_layer(models, layer, kinds):
     """Factors and a difference of one name: it would let the difference overwrite the factors."""
     patcher, base = models("sd1")
@@ -282,7 +529,10 @@ def test_comfyuis_loader_reads_all_of_a_merged_layer(models, layer, kinds):
     first, _ = pair(f"{D}{layer}", shape[0], shape[1], 1)
     first = {key: value.reshape(*value.shape, *(1 for _ in shape[2:])) for key, value in first.items()}
     first[f"{D}{layer}.lora_down.weight"] = torch.randn(2, *shape[1:])
-    second = {f"{D}{layer}.lokr_w1": torch.randn(2, 2), f"{D}{layer}.lokr_w2": torch.randn(shape[0] // 2, shape[1] // 2, *shape[2:])}
+    second = {
+        f"{D}{layer}.lokr_w1": torch.randn(2, 2),
+        f"{D}{layer}.lokr_w2": torch.randn(shape[0] // 2, shape[1] // 2, *shape[2:]),
+    }
     second = second if "lokr" in kinds else {f"{D}{layer}.diff": torch.randn(shape)}
     entries = [lora.Entry("x", first, 0.7), lora.Entry("y", second, -0.4)]
     expected = weights(lora.graft(patcher, None, entries, "merge").model)
@@ -297,8 +547,11 @@ def test_comfyuis_loader_reads_all_of_a_merged_layer(models, layer, kinds):
 @pytest.mark.parametrize("family", ["wan", "z-image", "flux", "sd3"])
 def test_comfyuis_loader_reads_every_difference_under_kohyas_names(models, family):
     patcher, _ = models(family)
-    differences = {name: torch.ones_like(tensor) for name, tensor in patcher.model.named_parameters()
-                   if name.startswith(D) and not name.endswith(".bias")}  # fmt: skip
+    differences = {
+        name: torch.ones_like(tensor)
+        for name, tensor in patcher.model.named_parameters()
+        if name.startswith(D) and not name.endswith(".bias")
+    }
     made = low_rank.extracted({name: lambda tensor=tensor: tensor for name, tensor in differences.items()}, 1)
     saved = naming.renamed(made.state, "kohya", torch.float32)
     known = comfy.lora.model_lora_keys_unet(patcher.model, {})
@@ -313,19 +566,29 @@ def test_comfyuis_loader_reads_pefts_magnitudes(models, layer):
     assert weight.shape[0] == weight.shape[1]
     ones = (1,) * (weight.ndim - 2)
     magnitude = torch.rand(weight.shape[0]) + 1
-    state = {f"{D}{layer}.lora_B.weight": torch.zeros(len(weight), 1, *ones), f"{D}{layer}.lora_A.weight": torch.ones(1, *weight.shape[1:]),
-             f"{D}{layer}.lora_magnitude_vector": magnitude.reshape(1, -1, *ones) if ones else magnitude}  # fmt: skip
+    state = {
+        f"{D}{layer}.lora_B.weight": torch.zeros(len(weight), 1, *ones),
+        f"{D}{layer}.lora_A.weight": torch.ones(1, *weight.shape[1:]),
+        f"{D}{layer}.lora_magnitude_vector": magnitude.reshape(1, -1, *ones) if ones else magnitude,
+    }
     saved = naming.renamed(state, "kohya", torch.float32)
     expected = weight * (magnitude / weight.flatten(1).norm(dim=1)).reshape(-1, 1, *ones)
     theirs = weights(comfy.sd.load_lora_for_models(patcher, None, saved, 1.0, 0.0)[0])
     assert torch.allclose(theirs[f"{D}{layer}.weight"], expected, atol=1e-4)
 
 
-@pytest.mark.parametrize(("family", "names", "hosts"), [
-    ("qwen", ("norm_out.linear", "transformer_blocks.0.img_mlp.net.0.proj"), True),
-    ("flux", ("final_layer.adaLN_modulation.1", "double_blocks.0.img_attn.qkv"), True),
-    ("hunyuan", ("img_in.proj", "final_layer.adaLN_modulation.1", "txt_in.individual_token_refiner.blocks.0.mlp.0"), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("family", "names", "hosts"),
+    [
+        ("qwen", ("norm_out.linear", "transformer_blocks.0.img_mlp.net.0.proj"), True),
+        ("flux", ("final_layer.adaLN_modulation.1", "double_blocks.0.img_attn.qkv"), True),
+        (
+            "hunyuan",
+            ("img_in.proj", "final_layer.adaLN_modulation.1", "txt_in.individual_token_refiner.blocks.0.mlp.0"),
+            False,
+        ),
+    ],
+)
 def test_what_is_saved_under_pefts_names_is_the_same_change(models, family, names, hosts):
     """Through ComfyUI's own loader, where that knows the names."""
     patcher, base = models(family)
@@ -333,8 +596,10 @@ def test_what_is_saved_under_pefts_names_is_the_same_change(models, family, name
     for seed, name in enumerate(names):
         of, _ = pair(f"{D}{name}", len(base[f"{D}{name}.weight"]), base[f"{D}{name}.weight"][0].numel(), seed)
         kernel = base[f"{D}{name}.weight"].shape[1:]
-        state |= {key: value.reshape(2, *kernel) if "down" in key else value.reshape(-1, 2, *(1,) * (len(kernel) - 1))
-                  for key, value in of.items()}  # fmt: skip
+        state |= {
+            key: value.reshape(2, *kernel) if "down" in key else value.reshape(-1, 2, *(1,) * (len(kernel) - 1))
+            for key, value in of.items()
+        }
     expected = weights(lora.graft(patcher, None, [lora.Entry("x", state)], "merge").model)
     saved = naming.renamed(state, "peft", torch.float32)
     made = [lora.graft(patcher, None, [lora.Entry("x", saved)], "merge").model]
@@ -347,14 +612,16 @@ def test_what_is_saved_under_pefts_names_is_the_same_change(models, family, name
 def test_xlabs_files_for_flux(models):
     patcher, base = models("flux")
     state, expected = {}, {}
-    for seed, (name, weight, rows) in enumerate([
-        ("double_blocks.0.processor.qkv_lora1", "double_blocks.0.img_attn.qkv", 96),
-        ("double_blocks.0.processor.qkv_lora2", "double_blocks.0.txt_attn.qkv", 96),
-        ("double_blocks.1.processor.proj_lora1", "double_blocks.1.img_attn.proj", 32),
-        ("double_blocks.1.processor.proj_lora2", "double_blocks.1.txt_attn.proj", 32),
-        ("single_blocks.0.processor.qkv_lora", "single_blocks.0.linear1", 96),
-        ("single_blocks.0.processor.proj_lora", "single_blocks.0.linear2", 32),
-    ]):
+    for seed, (name, weight, rows) in enumerate(
+        [
+            ("double_blocks.0.processor.qkv_lora1", "double_blocks.0.img_attn.qkv", 96),
+            ("double_blocks.0.processor.qkv_lora2", "double_blocks.0.txt_attn.qkv", 96),
+            ("double_blocks.1.processor.proj_lora1", "double_blocks.1.img_attn.proj", 32),
+            ("double_blocks.1.processor.proj_lora2", "double_blocks.1.txt_attn.proj", 32),
+            ("single_blocks.0.processor.qkv_lora", "single_blocks.0.linear1", 96),
+            ("single_blocks.0.processor.proj_lora", "single_blocks.0.linear2", 32),
+        ]
+    ):
         of, delta = pair(name, rows, base[f"{D}{weight}.weight"].shape[1], seed, "up.weight", "down.weight")
         state |= of
         expected[f"{D}{weight}.weight"] = base[f"{D}{weight}.weight"].clone()
@@ -369,8 +636,12 @@ def test_bfls_control_loras_enlarge_a_weight(models):
     norm = next(name for name in base if "single_blocks.0.norm.key_norm" in name)
     up, down = torch.randn(32, 2), torch.randn(2, 32)  # twice the input channels
     state, delta = pair("double_blocks.0.img_attn.proj", 32, 32, 4, "lora_B.weight", "lora_A.weight")
-    state |= {"img_in.lora_B.weight": up, "img_in.lora_A.weight": down, "img_in.lora_B.bias": torch.ones(32),
-              "single_blocks.0.norm.key_norm.scale": torch.full((16,), 2.0)}  # fmt: skip
+    state |= {
+        "img_in.lora_B.weight": up,
+        "img_in.lora_A.weight": down,
+        "img_in.lora_B.bias": torch.ones(32),
+        "single_blocks.0.norm.key_norm.scale": torch.full((16,), 2.0),
+    }
     made = lora.graft(patcher, None, [lora.Entry("control", state)], "merge")
     assert "img_in.weight" in made.report and "enlarges" in made.report
     changed = weights(made.model)
@@ -385,7 +656,9 @@ def test_bfls_control_loras_enlarge_a_weight(models):
     other, _ = pair("img_in", 32, 16, 5)
     with pytest.raises(ValueError, match=r"plain changes diffusion_model.img_in.weight, which control enlarges"):
         lora.graft(patcher, None, [lora.Entry("control", state), lora.Entry("plain", other)], "merge")
-    with pytest.raises(ValueError, match=r"plain changes diffusion_model.img_in.weight, which a LoRA that the model carries enlarges"):
+    with pytest.raises(
+        ValueError, match=r"plain changes diffusion_model.img_in.weight, which a LoRA that the model carries enlarges"
+    ):
         lora.graft(made.model, None, [lora.Entry("plain", other)], "merge")
     made.model.patch_model()
     assert patcher.model.state_dict()[f"{D}img_in.weight"].shape == (32, 32), "enlarged while that model is loaded"
@@ -409,23 +682,58 @@ def clip(path):
 
 L = "text_model.encoder.layers.3.self_attn.q_proj"
 CLIPS = [  # encoder, name in the file, weight
-    *(("sd1_clip.SD1ClipModel", name, f"clip_l.transformer.{L}")
-      for name in (f"lora_te_{L}", f"text_encoder.{L}", f"lora_te1_{L}", f"te.{L}", f"text_encoders.clip_l.transformer.{L}")),
-    *(("text_encoders.sd2_clip.SD2ClipModel", name, f"clip_h.transformer.{L}") for name in (f"lora_te_{L}", f"text_encoder.{L}")),
-    *(("sdxl_clip.SDXLClipModel", name, f"clip_{which}.transformer.{L}")
-      for names, which in (((f"lora_te1_{L}", f"text_encoder.{L}", f"te1.{L}"), "l"), ((f"lora_te2_{L}", f"text_encoder_2.{L}"), "g"))
-      for name in names),
+    *(
+        ("sd1_clip.SD1ClipModel", name, f"clip_l.transformer.{L}")
+        for name in (
+            f"lora_te_{L}",
+            f"text_encoder.{L}",
+            f"lora_te1_{L}",
+            f"te.{L}",
+            f"text_encoders.clip_l.transformer.{L}",
+        )
+    ),
+    *(
+        ("text_encoders.sd2_clip.SD2ClipModel", name, f"clip_h.transformer.{L}")
+        for name in (f"lora_te_{L}", f"text_encoder.{L}")
+    ),
+    *(
+        ("sdxl_clip.SDXLClipModel", name, f"clip_{which}.transformer.{L}")
+        for names, which in (
+            ((f"lora_te1_{L}", f"text_encoder.{L}", f"te1.{L}"), "l"),
+            ((f"lora_te2_{L}", f"text_encoder_2.{L}"), "g"),
+        )
+        for name in names
+    ),
     ("sdxl_clip.SDXLClipModel", "lora_te2_text_projection", "clip_g.transformer.text_projection"),
     ("sdxl_clip.StableCascadeClipModel", f"lora_prior_te_{L}", f"clip_g.transformer.{L}"),
-    *(("text_encoders.flux.flux_clip", name, weight) for name, weight in (
-        (f"lora_te1_{L}", f"clip_l.transformer.{L}"),
-        *((f"{prefix}encoder.block.2.layer.0.SelfAttention.k", "t5xxl.transformer.encoder.block.2.layer.0.SelfAttention.k")
-          for prefix in ("lora_te2_", "lora_te3_", "text_encoder_2.", "text_encoders.t5xxl.transformer.")))),
-    *(("text_encoders.sd3_clip.sd3_clip", name, weight) for name, weight in (
-        (f"lora_te1_{L}", f"clip_l.transformer.{L}"), (f"lora_te2_{L}", f"clip_g.transformer.{L}"),
-        *((f"{prefix}encoder.block.2.layer.1.DenseReluDense.wi_0", "t5xxl.transformer.encoder.block.2.layer.1.DenseReluDense.wi_0")
-          for prefix in ("lora_te3_", "text_encoder_3.", "text_encoders.t5xxl.transformer.")))),
-]  # fmt: skip
+    *(
+        ("text_encoders.flux.flux_clip", name, weight)
+        for name, weight in (
+            (f"lora_te1_{L}", f"clip_l.transformer.{L}"),
+            *(
+                (
+                    f"{prefix}encoder.block.2.layer.0.SelfAttention.k",
+                    "t5xxl.transformer.encoder.block.2.layer.0.SelfAttention.k",
+                )
+                for prefix in ("lora_te2_", "lora_te3_", "text_encoder_2.", "text_encoders.t5xxl.transformer.")
+            ),
+        )
+    ),
+    *(
+        ("text_encoders.sd3_clip.sd3_clip", name, weight)
+        for name, weight in (
+            (f"lora_te1_{L}", f"clip_l.transformer.{L}"),
+            (f"lora_te2_{L}", f"clip_g.transformer.{L}"),
+            *(
+                (
+                    f"{prefix}encoder.block.2.layer.1.DenseReluDense.wi_0",
+                    "t5xxl.transformer.encoder.block.2.layer.1.DenseReluDense.wi_0",
+                )
+                for prefix in ("lora_te3_", "text_encoder_3.", "text_encoders.t5xxl.transformer.")
+            ),
+        )
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -441,7 +749,9 @@ def clips(models):
     return of
 
 
-@pytest.mark.parametrize(("path", "name", "weight"), CLIPS, ids=[f"{path.rpartition('.')[2]}-{name}" for path, name, _ in CLIPS])
+@pytest.mark.parametrize(
+    ("path", "name", "weight"), CLIPS, ids=[f"{path.rpartition('.')[2]}-{name}" for path, name, _ in CLIPS]
+)
 def test_names_of_text_encoders(clips, path, name, weight):
     known, shapes = clips(path)
     name = name.replace(".", "_") if name.startswith("lora_") else name
@@ -449,30 +759,119 @@ def test_names_of_text_encoders(clips, path, name, weight):
     assert target == formats.Target("clip", f"{weight}.weight")
 
 
-# --- saved names, on models of full size without memory: what GraftSaveLoRA writes must lead back to the same rows of the same weights ---
+# --- saved names, on models of full size without memory: what GraftSaveLoRA writes must lead back to the same rows of t
 
 FULL = {
-    "sd1": ("SD15", UNET | dict(model_channels=320, num_res_blocks=[2] * 4, channel_mult=[1, 2, 4, 4], transformer_depth=[1] * 6 + [0] * 2,
-                                transformer_depth_output=[1] * 9 + [0] * 3, context_dim=768, num_heads=8)),
-    "sdxl": ("SDXL", UNET | dict(model_channels=320, num_res_blocks=[2] * 3, channel_mult=[1, 2, 4], transformer_depth=[0, 0, 2, 2, 10, 10],
-                                 transformer_depth_output=[0, 0, 0, 2, 2, 2, 10, 10, 10], transformer_depth_middle=10, context_dim=2048,
-                                 num_heads=-1, num_head_channels=64, use_linear_in_transformer=True, adm_in_channels=2816,
-                                 num_classes="sequential")),
-    "flux": ("Flux", FLUX | dict(in_channels=16, out_channels=16, vec_in_dim=768, context_in_dim=4096, hidden_size=3072, num_heads=24,
-                                 depth=19, depth_single_blocks=38, axes_dim=[16, 56, 56], guidance_embed=True)),
-    "sd3": ("SD3", FAMILIES["sd3"][1] | dict(in_channels=16, depth=24, adm_in_channels=2048, pos_embed_max_size=192, num_patches=36864,
-                                             context_embedder_config={"target": "torch.nn.Linear",
-                                                                      "params": {"in_features": 4096, "out_features": 1536}})),
-    "wan": ("WAN21_T2V", FAMILIES["wan"][1] | dict(dim=1536, ffn_dim=8960, freq_dim=256, text_dim=4096, num_heads=12, num_layers=30,
-                                                   in_dim=16, out_dim=16)),
-    "qwen": ("QwenImage", FAMILIES["qwen"][1] | dict(in_channels=64, num_layers=4, attention_head_dim=128, num_attention_heads=24,
-                                                     joint_attention_dim=3584, axes_dims_rope=(16, 56, 56))),
-    "lumina": ("Lumina2", FAMILIES["lumina"][1] | dict(in_channels=16, dim=2304, n_layers=26, n_refiner_layers=2, n_heads=24, n_kv_heads=8,
-                                                       cap_feat_dim=2304, axes_dims=(32, 32, 32), axes_lens=(300, 512, 512))),
-    "z-image": ("Lumina2", FAMILIES["lumina"][1] | dict(in_channels=16, dim=3840, n_layers=30, n_refiner_layers=2, n_heads=30,
-                                                        n_kv_heads=30, cap_feat_dim=2560, axes_dims=(32, 48, 48),
-                                                        axes_lens=(1536, 512, 512))),
-}  # fmt: skip
+    "sd1": (
+        "SD15",
+        UNET
+        | dict(
+            model_channels=320,
+            num_res_blocks=[2] * 4,
+            channel_mult=[1, 2, 4, 4],
+            transformer_depth=[1] * 6 + [0] * 2,
+            transformer_depth_output=[1] * 9 + [0] * 3,
+            context_dim=768,
+            num_heads=8,
+        ),
+    ),
+    "sdxl": (
+        "SDXL",
+        UNET
+        | dict(
+            model_channels=320,
+            num_res_blocks=[2] * 3,
+            channel_mult=[1, 2, 4],
+            transformer_depth=[0, 0, 2, 2, 10, 10],
+            transformer_depth_output=[0, 0, 0, 2, 2, 2, 10, 10, 10],
+            transformer_depth_middle=10,
+            context_dim=2048,
+            num_heads=-1,
+            num_head_channels=64,
+            use_linear_in_transformer=True,
+            adm_in_channels=2816,
+            num_classes="sequential",
+        ),
+    ),
+    "flux": (
+        "Flux",
+        FLUX
+        | dict(
+            in_channels=16,
+            out_channels=16,
+            vec_in_dim=768,
+            context_in_dim=4096,
+            hidden_size=3072,
+            num_heads=24,
+            depth=19,
+            depth_single_blocks=38,
+            axes_dim=[16, 56, 56],
+            guidance_embed=True,
+        ),
+    ),
+    "sd3": (
+        "SD3",
+        FAMILIES["sd3"][1]
+        | dict(
+            in_channels=16,
+            depth=24,
+            adm_in_channels=2048,
+            pos_embed_max_size=192,
+            num_patches=36864,
+            context_embedder_config={
+                "target": "torch.nn.Linear",
+                "params": {"in_features": 4096, "out_features": 1536},
+            },
+        ),
+    ),
+    "wan": (
+        "WAN21_T2V",
+        FAMILIES["wan"][1]
+        | dict(dim=1536, ffn_dim=8960, freq_dim=256, text_dim=4096, num_heads=12, num_layers=30, in_dim=16, out_dim=16),
+    ),
+    "qwen": (
+        "QwenImage",
+        FAMILIES["qwen"][1]
+        | dict(
+            in_channels=64,
+            num_layers=4,
+            attention_head_dim=128,
+            num_attention_heads=24,
+            joint_attention_dim=3584,
+            axes_dims_rope=(16, 56, 56),
+        ),
+    ),
+    "lumina": (
+        "Lumina2",
+        FAMILIES["lumina"][1]
+        | dict(
+            in_channels=16,
+            dim=2304,
+            n_layers=26,
+            n_refiner_layers=2,
+            n_heads=24,
+            n_kv_heads=8,
+            cap_feat_dim=2304,
+            axes_dims=(32, 32, 32),
+            axes_lens=(300, 512, 512),
+        ),
+    ),
+    "z-image": (
+        "Lumina2",
+        FAMILIES["lumina"][1]
+        | dict(
+            in_channels=16,
+            dim=3840,
+            n_layers=30,
+            n_refiner_layers=2,
+            n_heads=30,
+            n_kv_heads=30,
+            cap_feat_dim=2560,
+            axes_dims=(32, 48, 48),
+            axes_lens=(1536, 512, 512),
+        ),
+    ),
+}
 
 
 @pytest.mark.parametrize("family", FULL)
@@ -483,8 +882,11 @@ def test_saved_names_lead_back_to_their_weights(family):
     with torch.device("meta"):
         patcher = types.SimpleNamespace(model=config.get_model({}, "", torch.device("meta")), backup={})
     known, shapes = lora.lora_targets(patcher)
-    layers = {weight.removesuffix(".weight"): shape for (_, weight), shape in shapes.items()
-              if weight.endswith(".weight") and len(shape) in (2, 4) and "embedder.weight" not in weight}  # fmt: skip
+    layers = {
+        weight.removesuffix(".weight"): shape
+        for (_, weight), shape in shapes.items()
+        if weight.endswith(".weight") and len(shape) in (2, 4) and "embedder.weight" not in weight
+    }
     state = {}
     for base, (rows, columns, *kernel) in layers.items():
         state[f"{base}.lora_up.weight"] = torch.zeros(rows, 1, *(1 for _ in kernel))
@@ -493,7 +895,9 @@ def test_saved_names_lead_back_to_their_weights(family):
         saved = naming.renamed(state, names, torch.bfloat16)
         bases = formats.names(saved)
         targets = {**known, **keys.found(bases, known, shapes)}
-        assert [base for base in bases if base not in (known if names == "kohya" else targets)] == []  # ComfyUI's own loader knows kohya's
+        assert [
+            base for base in bases if base not in (known if names == "kohya" else targets)
+        ] == []  # ComfyUI's own loader knows kohya's
         rows: dict[str, int] = {}
         for base in bases:
             up = saved.get(f"{base}.lora_up.weight", saved.get(f"{base}.lora_B.weight"))

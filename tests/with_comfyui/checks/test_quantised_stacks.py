@@ -1,4 +1,6 @@
-"""LoRA stacks on ComfyUI's own quantised layers: every kind at the activations is what a merge into the numbers that they hold is."""
+"""LoRA stacks on ComfyUI's own quantised layers: every kind at the activations is what a merge into the numbers that
+they hold is.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,22 @@ def file_of(kind, weights):
             return torch.randn(*shape, generator=generator) * 0.1
 
         pair = {"lora_up.weight": random(out, 4), "lora_down.weight": random(4, columns)}
-        state |= {f"{base}.{role}": tensor for role, tensor in {
-            "lora": pair, "dora": pair | {"dora_scale": random(out, 1).abs() + 0.5}, "oft": {"oft_blocks": random(4, out // 4, out // 4)},
-            "glora": {"a1.weight": random(columns, 4), "a2.weight": random(4, columns), "b1.weight": random(out, 4),
-                      "b2.weight": random(4, columns)},
-            "ia3": {"weight": random(out), "on_input": torch.tensor(False)}, "set_weight": {"set_weight": random(out, columns)},
-        }[kind].items()}  # fmt: skip
+        state |= {
+            f"{base}.{role}": tensor
+            for role, tensor in {
+                "lora": pair,
+                "dora": pair | {"dora_scale": random(out, 1).abs() + 0.5},
+                "oft": {"oft_blocks": random(4, out // 4, out // 4)},
+                "glora": {
+                    "a1.weight": random(columns, 4),
+                    "a2.weight": random(4, columns),
+                    "b1.weight": random(out, 4),
+                    "b2.weight": random(4, columns),
+                },
+                "ia3": {"weight": random(out), "on_input": torch.tensor(False)},
+                "set_weight": {"set_weight": random(out, columns)},
+            }[kind].items()
+        }
     return state
 
 
@@ -41,7 +53,11 @@ def test_a_stack_on_quantised_layers(way, kind):
     touched = ("img_attn.proj.weight", "linear2.weight")
     sides = {name: tuple(weight.shape) for name, weight in plain.model.named_parameters() if name.endswith(touched)}
     entries = [lora.Entry("first", file_of("lora", sides), 0.5), lora.Entry(kind, file_of(kind, sides), 0.7)]
-    x, sigma, text = families.random(1, *families.FAMILIES["flux"].latent, seed=4), torch.tensor([0.6]), families.conditions("flux", 3)
+    x, sigma, text = (
+        families.random(1, *families.FAMILIES["flux"].latent, seed=4),
+        torch.tensor([0.6]),
+        families.conditions("flux", 3),
+    )
 
     def denoised(patcher):
         with torch.inference_mode(), host.denoiser.denoiser(patcher) as denoiser:
@@ -50,7 +66,10 @@ def test_a_stack_on_quantised_layers(way, kind):
     base, (found, _, report) = denoised(quantised), lora.graft(quantised, None, entries)
     wanted = denoised(lora.graft(plain, None, entries, "merge").model)
     assert f"model: {len(sides)} at the activations because" in report and "model: 0 weights merged" in report
-    size, own = float((wanted - base).abs().max()), float((denoised(plain) - base).abs().max())  # int8 layers round what goes in, too
+    size, own = (
+        float((wanted - base).abs().max()),
+        float((denoised(plain) - base).abs().max()),
+    )  # int8 layers round what goes in, too
     assert size > 1e-2 and float((denoised(found) - wanted).abs().max()) < 5e-3 * size + 3 * own
     assert way == "int8_tensorwise" or own < 1e-3 * size
     assert torch.equal(denoised(quantised), base)

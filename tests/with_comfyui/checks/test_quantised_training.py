@@ -1,4 +1,6 @@
-"""LoRAs on quantised bases (fp8 weights that are cast, fp8 and int8 weights of the host's own type) and on bases in host memory."""
+"""LoRAs on quantised bases (fp8 weights that are cast, fp8 and int8 weights of the host's own type) and on bases in
+host memory.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def test_a_base_in_fp8_trains_as_the_numbers_it_holds(family):
     found, expected = _trained(quantised, family), _trained(plain, family)
     assert _same(found, expected) and found.history == expected.history
     assert {p.dtype for p in quantised.model.diffusion_model.parameters()} == {torch.float8_e4m3fn}
-    assert all(torch.equal(before[name], p.view(torch.uint8)) for name, p in quantised.model.diffusion_model.named_parameters())
+    assert all(
+        torch.equal(before[name], p.view(torch.uint8)) for name, p in quantised.model.diffusion_model.named_parameters()
+    )
 
 
 @pytest.mark.parametrize("family", ["flux", "wan"])
@@ -69,7 +73,11 @@ def test_every_kind_beside_scaled_fp8_is_that_beside_its_numbers(kind):
     assert all(torch.allclose(t, starts[1][name], rtol=1e-3, atol=1e-5) for name, t in starts[0].items())
     draws = torch.Generator().manual_seed(1)
     trained = {name: t + 0.05 * torch.randn(t.shape, generator=draws) for name, t in starts[1].items()}
-    x, sigma, text = families.random(1, *families.FAMILIES["flux"].latent, seed=4), torch.tensor([0.6]), families.conditions("flux", 3)
+    x, sigma, text = (
+        families.random(1, *families.FAMILIES["flux"].latent, seed=4),
+        torch.tensor([0.6]),
+        families.conditions("flux", 3),
+    )
     values = {}
     with torch.no_grad():
         for name, patcher in (("scaled", scaled), ("plain", plain)):
@@ -90,7 +98,9 @@ def test_every_kind_beside_scaled_fp8_is_that_beside_its_numbers(kind):
 def test_quantised_layers_of_the_host_train_as_the_numbers_they_hold(kind, close):
     quantised, plain = with_quantised_layers("flux", kind)
     assert sum(hasattr(p, "__tensor_flatten__") for p in quantised.model.diffusion_model.parameters()) > 8
-    before = {name: [part.clone() for part in parts(p)] for name, p in quantised.model.diffusion_model.named_parameters()}
+    before = {
+        name: [part.clone() for part in parts(p)] for name, p in quantised.model.diffusion_model.named_parameters()
+    }
     found, expected = _trained(quantised, "flux"), _trained(plain, "flux")
     assert found.history.loss == pytest.approx(expected.history.loss, rel=2e-2)  # int8 layers round what goes in, too
     assert torch.cosine_similarity(_ups(found), _ups(expected), dim=0) > close
@@ -104,9 +114,13 @@ def test_layers_in_host_memory_train_to_the_same_bytes(monkeypatch, family):
         patcher = families.build(family)
     plain = _trained(patcher, family, checkpointing=True)  # which layers implies
     monkeypatch.setattr(host.denoiser, "to_host_memory", lambda p: p.partially_unload(p.offload_device, p.model_size()))
-    monkeypatch.setattr(offload, "_elsewhere", lambda tensor, device: True)  # this machine's memory stands for the device's, too
+    monkeypatch.setattr(
+        offload, "_elsewhere", lambda tensor, device: True
+    )  # this machine's memory stands for the device's, too
     real, fetched = offload._fetched, []
-    monkeypatch.setattr(offload, "_fetched", lambda forward, parts, *a, **k: fetched.append(len(parts)) or real(forward, parts, *a, **k))
+    monkeypatch.setattr(
+        offload, "_fetched", lambda forward, parts, *a, **k: fetched.append(len(parts)) or real(forward, parts, *a, **k)
+    )
     opened = host.denoiser.denoiser
     monkeypatch.setattr(host.denoiser, "denoiser", lambda p: opened(p, layers=True))
     away = _trained(patcher, family, offload="layers")

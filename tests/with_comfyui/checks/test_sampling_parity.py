@@ -8,17 +8,33 @@ import os
 import torch
 
 _spec = importlib.util.spec_from_file_location(
-    "stub_unet", os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "stub_unet.py"))
+    "stub_unet", os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "stub_unet.py")
+)
 stub_unet = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(stub_unet)
 
-SCHEDULERS = ["normal", "karras", "exponential", "sgm_uniform", "simple", "ddim_uniform", "beta", "linear_quadratic", "kl_optimal"]
+SCHEDULERS = [
+    "normal",
+    "karras",
+    "exponential",
+    "sgm_uniform",
+    "simple",
+    "ddim_uniform",
+    "beta",
+    "linear_quadratic",
+    "kl_optimal",
+]
 
 
 def test_levels_and_schedules(tmp_path):
     g = torch.Generator().manual_seed(0)
-    kinds = [("EPS", {}), ("V_PREDICTION", {"zsnr": True}), ("EPS", {"beta_schedule": "cosine", "timesteps": 500}), ("FLOW", {}),
-             ("FLOW", {"shift": 3.0})]
+    kinds = [
+        ("EPS", {}),
+        ("V_PREDICTION", {"zsnr": True}),
+        ("EPS", {"beta_schedule": "cosine", "timesteps": 500}),
+        ("FLOW", {}),
+        ("FLOW", {"shift": 3.0}),
+    ]
     jobs = [{"run": "levels", "kind": kind, "settings": settings, "schedulers": SCHEDULERS} for kind, settings in kinds]
     tensors = {}
     for i, (kind, _) in enumerate(kinds):
@@ -53,14 +69,23 @@ def test_samplers(tmp_path):
         latent = torch.randn(2, config["in_channels"], *size, generator=g) * bool(job.get("filled"))
         mask = torch.zeros(1, *size)
         mask[:, 5:20, 3:15] = 1.0
-        mine = {"latent": latent, "mask": mask, "positive": torch.randn(1, 6, config["context_dim"], generator=g),
-                "negative": torch.randn(1, 9, config["context_dim"], generator=g)}
+        mine = {
+            "latent": latent,
+            "mask": mask,
+            "positive": torch.randn(1, 6, config["context_dim"], generator=g),
+            "negative": torch.randn(1, 9, config["context_dim"], generator=g),
+        }
         if job.get("inpaint"):
             mine["denoise_mask"] = mask[:, None]
-        mine |= {f"w.{key}": value.to(getattr(torch, job.get("dtype", "float32")))
-                 for key, value in stub_unet.random_weights(config, seed=i).items()}
+        mine |= {
+            f"w.{key}": value.to(getattr(torch, job.get("dtype", "float32")))
+            for key, value in stub_unet.random_weights(config, seed=i).items()
+        }
         tensors |= {f"{i}.{key}": value for key, value in mine.items()}
     difference, real, stub = stub_unet.compare(jobs, tensors, str(tmp_path))
-    print("largest differences:", {f"{i} {job['kind']} {job['sampler']}": f"{difference[f'{i}.out']:.1e}" for i, job in enumerate(jobs)})
+    print(
+        "largest differences:",
+        {f"{i} {job['kind']} {job['sampler']}": f"{difference[f'{i}.out']:.1e}" for i, job in enumerate(jobs)},
+    )
     assert real == stub  # the callback's steps
     assert {key: value for key, value in difference.items() if value > 1e-5} == {}

@@ -11,7 +11,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "editor"))
 from serving import RealServer, Server, front_end, picture, samples, shows
 
 # What a node may say of itself in the newest ComfyUI, and no node here does; and what differs by place.
-UNUSED = ("input", "python_module", "price_badge", "output_matchtypes", "essentials_category", "dev_only", "has_intermediate_output")
+UNUSED = (
+    "input",
+    "python_module",
+    "price_badge",
+    "output_matchtypes",
+    "essentials_category",
+    "dev_only",
+    "has_intermediate_output",
+)
 # Entries that the real server has and this one has no use for.
 LEFT_OUT = {
     "/system_stats": {"system.comfy_package_versions.*"},
@@ -42,14 +50,21 @@ def kind(value):
 
 
 def differences(real, ours, where=""):
-    """Where the real answer has an entry that ours lacks or whose value is of another kind; nothing of either is something."""
+    """Where the real answer has an entry that ours lacks or whose value is of another kind; nothing of either is
+    something.
+    """
     if real is None or ours is None:
         return []
     if kind(real) != kind(ours):
         return [f"{where}: {kind(real)} there, {kind(ours)} here"]
     if isinstance(real, dict):
         found = [f"{where}.{key}".lstrip(".") + ": missing here" for key in real if key not in ours]
-        return found + [one for key in real if key in ours for one in differences(real[key], ours[key], f"{where}.{key}".lstrip("."))]
+        return found + [
+            one
+            for key in real
+            if key in ours
+            for one in differences(real[key], ours[key], f"{where}.{key}".lstrip("."))
+        ]
     if isinstance(real, list) and real and ours:
         return differences(real[0], ours[0], f"{where}[]")
     return []
@@ -61,19 +76,48 @@ def without(found, patterns):
     return [one for one in found if not any(fnmatch.fnmatch(one.split(":")[0], pattern) for pattern in patterns)]
 
 
-@pytest.mark.parametrize("path", [
-    "/prompt", "/queue", "/history", "/users", "/settings", "/settings/Never.Set", "/userdata?dir=workflows", "/v2/userdata", "/models",
-    "/models/loras", "/experiment/models", "/embeddings", "/system_stats", "/features", "/extensions", "/object_info/NoSuchNode",
-    "/internal/logs", "/internal/logs/raw", "/internal/folder_paths", "/internal/files/output", "/global_subgraphs", "/api/jobs",
-])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/prompt",
+        "/queue",
+        "/history",
+        "/users",
+        "/settings",
+        "/settings/Never.Set",
+        "/userdata?dir=workflows",
+        "/v2/userdata",
+        "/models",
+        "/models/loras",
+        "/experiment/models",
+        "/embeddings",
+        "/system_stats",
+        "/features",
+        "/extensions",
+        "/object_info/NoSuchNode",
+        "/internal/logs",
+        "/internal/logs/raw",
+        "/internal/folder_paths",
+        "/internal/files/output",
+        "/global_subgraphs",
+        "/api/jobs",
+    ],
+)
 def test_what_a_page_asks_when_it_opens(real, ours, path):
     for server in (real, ours):
         server.ask("/userdata/workflows%2Fa.json", "POST", b"{}")
     theirs, mine = real.ask(path), ours.ask(path)
     if theirs.status == 404 and path in ("/features", "/api/jobs", "/global_subgraphs", "/v2/userdata"):
         pytest.skip("newer than this ComfyUI")
-    assert (theirs.status, theirs.headers["content-type"].split(";")[0]) == (mine.status, mine.headers["content-type"].split(";")[0])
-    ids = path in ("/global_subgraphs", "/settings", "/internal/folder_paths")  # keys of the one are not those of the other
+    assert (theirs.status, theirs.headers["content-type"].split(";")[0]) == (
+        mine.status,
+        mine.headers["content-type"].split(";")[0],
+    )
+    ids = path in (
+        "/global_subgraphs",
+        "/settings",
+        "/internal/folder_paths",
+    )  # keys of the one are not those of the other
     found = [] if ids else differences(theirs.json, mine.json)
     assert without(found, LEFT_OUT.get(path, ())) == []
     assert kind(theirs.json) == kind(mine.json)
@@ -84,12 +128,19 @@ def test_nodes_are_described_alike(real, ours):
     shared = sorted(set(theirs) & set(mine))
     assert {"TrainStep", "GraftLoRAStack", "SaveImage", "KSampler", "LoadImage"} <= set(shared)
     for node in shared:
-        texts = () if theirs[node]["python_module"].startswith("custom_nodes.") else ("output_tooltips", "search_aliases", "deprecated")
+        texts = (
+            ()
+            if theirs[node]["python_module"].startswith("custom_nodes.")
+            else ("output_tooltips", "search_aliases", "deprecated")
+        )
         described = {name: value for name, value in theirs[node].items() if name not in (*UNUSED, *texts)}
         assert differences(described, mine[node], node) == [], node
         graft = theirs[node]["python_module"].startswith("custom_nodes.")
         if graft:
-            assert theirs[node]["input_order"] == mine[node]["input_order"] and theirs[node]["output"] == mine[node]["output"], node
+            assert (
+                theirs[node]["input_order"] == mine[node]["input_order"]
+                and theirs[node]["output"] == mine[node]["output"]
+            ), node
 
 
 def ran(server, prompt, **more):
@@ -100,11 +151,16 @@ def ran(server, prompt, **more):
 
 def test_queueing_and_history(real, ours):
     extra = {"extra_pnginfo": {"workflow": {"id": str(uuid.uuid4()), "nodes": []}}}
-    (put, entry), (mine, own) = (ran(server, shows("shape"), client_id="c", extra_data=extra) for server in (real, ours))
+    (put, entry), (mine, own) = (
+        ran(server, shows("shape"), client_id="c", extra_data=extra) for server in (real, ours)
+    )
     assert differences(put, mine) == [] and differences(entry, own) == []
     assert len(entry["prompt"]) == len(own["prompt"])
     assert [event for event, _ in entry["status"]["messages"]] == [event for event, _ in own["status"]["messages"]]
-    assert differences([data for _, data in entry["status"]["messages"]], [data for _, data in own["status"]["messages"]]) == []
+    assert (
+        differences([data for _, data in entry["status"]["messages"]], [data for _, data in own["status"]["messages"]])
+        == []
+    )
     jobs = real.ask("/api/jobs")
     if jobs.status == 200:
         assert differences(jobs.json, ours.ask("/api/jobs").json) == []
@@ -120,11 +176,18 @@ def wrong(**changes):
     return prompt
 
 
-@pytest.mark.parametrize("prompt", [
-    wrong(n1_width=-5), wrong(n1_width="wide"), wrong(n2_images=["1"]), {},
-    {**shows(), "2": {"class_type": "SaveImage", "inputs": {"filename_prefix": "x"}}}, {"1": {"class_type": "NoSuchNode", "inputs": {}}},
-    {**samples(1), "4": {**samples(1)["4"], "inputs": {**samples(1)["4"]["inputs"], "sampler_name": "none"}}},
-])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        wrong(n1_width=-5),
+        wrong(n1_width="wide"),
+        wrong(n2_images=["1"]),
+        {},
+        {**shows(), "2": {"class_type": "SaveImage", "inputs": {"filename_prefix": "x"}}},
+        {"1": {"class_type": "NoSuchNode", "inputs": {}}},
+        {**samples(1), "4": {**samples(1)["4"], "inputs": {**samples(1)["4"]["inputs"], "sampler_name": "none"}}},
+    ],
+)
 def test_what_is_wrong_with_a_workflow(real, ours, prompt):
     theirs, mine = real.queue(prompt), ours.queue(prompt)
     assert theirs.status == mine.status == 400

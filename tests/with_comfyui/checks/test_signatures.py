@@ -1,4 +1,6 @@
-"""Compares every public function, class and method of the embedded host with the real ComfyUI's: there, and with the same parameters."""
+"""Compares every public function, class and method of the embedded host with the real ComfyUI's: there, and with the
+same parameters.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ STUBS = os.path.join(ROOT, "comfyui_api_stubs", "modules")
 
 # What differs on purpose: "module:name" (with * and ?) -> why. Nothing else may.
 DIFFERENT = {
-    "nodes:Primitive*": "ComfyUI keeps the primitives in comfy_extras, as String, Int, …; the node ids are the same (test_core_nodes)",
+    "nodes:Primitive*": (
+        "ComfyUI keeps the primitives in comfy_extras, as String, Int, …; the node ids are the same (test_core_nodes)"
+    ),
     "nodes:PreviewAny*": "ComfyUI keeps it in comfy_extras; the node id is the same (test_core_nodes)",
     "nodes:init_builtin_extra_nodes": "the same in ComfyUI",
     "execution:ExpansionError": "the embedded host refuses node expansion",
@@ -61,7 +65,9 @@ def definitions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, list[str
         if isinstance(node, ast.ClassDef) and not name.startswith("_"):
             yield prefix + name, None
             yield from definitions(node, f"{prefix}{name}.")
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (not name.startswith("_") or name == "__init__"):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (
+            not name.startswith("_") or name == "__init__"
+        ):
             decorators = {ast.unparse(decorator).split(".")[-1] for decorator in node.decorator_list}
             yield prefix + name, None if decorators & {"property", "classproperty", "setter"} else parameters(node)
 
@@ -80,14 +86,20 @@ def stub_modules() -> dict[str, ast.Module]:
 
 
 def real_parameters(found: object) -> tuple[list[str], set[str]] | None:
-    """(names, those without a default) of a real function, without self, cls and the catch-alls; None when it has no signature."""
+    """(names, those without a default) of a real function, without self, cls and the catch-alls; None when it has no
+    signature.
+    """
     function = inspect.unwrap(getattr(found, "__func__", found))  # type: ignore[arg-type]
     if not isinstance(function, types.FunctionType):
         return None
     listed = list(inspect.signature(function).parameters.values())
     listed = listed[1:] if listed and listed[0].name in ("self", "cls", "s") else listed
-    listed = [parameter for parameter in listed if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)]
-    return [parameter.name for parameter in listed], {parameter.name for parameter in listed if parameter.default is parameter.empty}
+    listed = [
+        parameter for parameter in listed if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    return [parameter.name for parameter in listed], {
+        parameter.name for parameter in listed if parameter.default is parameter.empty
+    }
 
 
 def is_subsequence(some: list[str], all_names: list[str]) -> bool:
@@ -133,7 +145,9 @@ def test_module(name, host):
 
 
 def test_schema_fields(host):
-    """Every field of the embedded Schema is one of ComfyUI's, but for search_aliases in 0.3.64; the order is ComfyUI's."""
+    """Every field of the embedded Schema is one of ComfyUI's, but for search_aliases in 0.3.64; the
+    order is ComfyUI's.
+    """
     real = [field.name for field in dataclasses.fields(importlib.import_module("comfy_api.latest").io.Schema)]
     (stub,) = [node for node in MODULES["comfy_api.latest._io"].body if getattr(node, "name", "") == "Schema"]
     names = [node.target.id for node in stub.body if isinstance(node, ast.AnnAssign)]
@@ -142,5 +156,9 @@ def test_schema_fields(host):
 
 def test_every_difference_is_used():
     known = [f"{module}:{name}" for module, tree in MODULES.items() for name, _ in definitions(tree)]
-    idle = [pattern for pattern in DIFFERENT if not fnmatch.filter(known, pattern) and "._" not in pattern and ":_" not in pattern]
+    idle = [
+        pattern
+        for pattern in DIFFERENT
+        if not fnmatch.filter(known, pattern) and "._" not in pattern and ":_" not in pattern
+    ]
     assert not idle

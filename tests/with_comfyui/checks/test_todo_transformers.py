@@ -1,4 +1,6 @@
-"""Token downsampling of tiny, randomly initialised transformers of ComfyUI's own classes, against attention thinned by hand in float64."""
+"""Token downsampling of tiny, randomly initialised transformers of ComfyUI's own classes, against attention thinned by
+hand in float64.
+"""
 
 import contextlib
 import copy
@@ -27,55 +29,163 @@ from graft_nodes.training.checkpointing import checkpointed
 from ...sampling_options import sampling_options
 
 FLUX = dict(
-    in_channels=4, out_channels=4, vec_in_dim=8, context_in_dim=12, hidden_size=32, mlp_ratio=2.0, num_heads=2, depth=1,
-    depth_single_blocks=2, axes_dim=[4, 6, 6], theta=10000, patch_size=2, qkv_bias=True, guidance_embed=False, txt_ids_dims=[],
+    in_channels=4,
+    out_channels=4,
+    vec_in_dim=8,
+    context_in_dim=12,
+    hidden_size=32,
+    mlp_ratio=2.0,
+    num_heads=2,
+    depth=1,
+    depth_single_blocks=2,
+    axes_dim=[4, 6, 6],
+    theta=10000,
+    patch_size=2,
+    qkv_bias=True,
+    guidance_embed=False,
+    txt_ids_dims=[],
 )
 FLUX2 = dict(
-    FLUX, vec_in_dim=None, axes_dim=[4, 4, 4, 4], theta=2000, patch_size=1, qkv_bias=False, txt_ids_dims=[3], global_modulation=True,
-    mlp_silu_act=True, ops_bias=False, default_ref_method="index", ref_index_scale=10.0,
+    FLUX,
+    vec_in_dim=None,
+    axes_dim=[4, 4, 4, 4],
+    theta=2000,
+    patch_size=1,
+    qkv_bias=False,
+    txt_ids_dims=[3],
+    global_modulation=True,
+    mlp_silu_act=True,
+    ops_bias=False,
+    default_ref_method="index",
+    ref_index_scale=10.0,
 )
 CHROMA = dict(
-    in_channels=16, out_channels=16, context_in_dim=12, hidden_size=32, mlp_ratio=2.0, num_heads=2, depth=1, depth_single_blocks=2,
-    axes_dim=[4, 6, 6], theta=10000, patch_size=2, qkv_bias=True, in_dim=64, out_dim=32, hidden_dim=16, n_layers=1, txt_ids_dims=[],
+    in_channels=16,
+    out_channels=16,
+    context_in_dim=12,
+    hidden_size=32,
+    mlp_ratio=2.0,
+    num_heads=2,
+    depth=1,
+    depth_single_blocks=2,
+    axes_dim=[4, 6, 6],
+    theta=10000,
+    patch_size=2,
+    qkv_bias=True,
+    in_dim=64,
+    out_dim=32,
+    hidden_dim=16,
+    n_layers=1,
+    txt_ids_dims=[],
     vec_in_dim=None,
 )
 RADIANCE = dict(
-    CHROMA, in_channels=3, out_channels=3, patch_size=16, nerf_hidden_size=8, nerf_mlp_ratio=2, nerf_depth=1, nerf_max_freqs=4,
-    nerf_tile_size=0, nerf_final_head_type="conv", nerf_embedder_dtype=torch.float32, use_x0=False, use_sequential_txt_ids=False,
+    CHROMA,
+    in_channels=3,
+    out_channels=3,
+    patch_size=16,
+    nerf_hidden_size=8,
+    nerf_mlp_ratio=2,
+    nerf_depth=1,
+    nerf_max_freqs=4,
+    nerf_tile_size=0,
+    nerf_final_head_type="conv",
+    nerf_embedder_dtype=torch.float32,
+    use_x0=False,
+    use_sequential_txt_ids=False,
 )
 SD3 = dict(
-    input_size=None, patch_size=2, in_channels=4, depth=2, adm_in_channels=8, pos_embed_max_size=16, num_patches=256, qk_norm="rms",
+    input_size=None,
+    patch_size=2,
+    in_channels=4,
+    depth=2,
+    adm_in_channels=8,
+    pos_embed_max_size=16,
+    num_patches=256,
+    qk_norm="rms",
     context_embedder_config={"target": "torch.nn.Linear", "params": {"in_features": 12, "out_features": 128}},
 )
 QWEN = dict(
-    patch_size=2, in_channels=16, out_channels=4, num_layers=2, attention_head_dim=16, num_attention_heads=2, joint_attention_dim=12,
+    patch_size=2,
+    in_channels=16,
+    out_channels=4,
+    num_layers=2,
+    attention_head_dim=16,
+    num_attention_heads=2,
+    joint_attention_dim=12,
     axes_dims_rope=(4, 6, 6),
 )
 LUMINA = dict(
-    patch_size=2, in_channels=4, dim=32, n_layers=2, n_refiner_layers=1, n_heads=2, n_kv_heads=1, multiple_of=8, ffn_dim_multiplier=2.0,
-    qk_norm=True, cap_feat_dim=12, axes_dims=(4, 6, 6), axes_lens=(64, 64, 64),
+    patch_size=2,
+    in_channels=4,
+    dim=32,
+    n_layers=2,
+    n_refiner_layers=1,
+    n_heads=2,
+    n_kv_heads=1,
+    multiple_of=8,
+    ffn_dim_multiplier=2.0,
+    qk_norm=True,
+    cap_feat_dim=12,
+    axes_dims=(4, 6, 6),
+    axes_lens=(64, 64, 64),
 )
-ZIMAGE = dict(LUMINA, dim=256, n_heads=16, n_kv_heads=16, z_image_modulation=True, time_scale=1000.0, pad_tokens_multiple=8)
-WAN = dict(model_type="t2v", in_dim=4, dim=36, ffn_dim=32, freq_dim=16, text_dim=12, out_dim=4, num_heads=2, num_layers=2)
+ZIMAGE = dict(
+    LUMINA, dim=256, n_heads=16, n_kv_heads=16, z_image_modulation=True, time_scale=1000.0, pad_tokens_multiple=8
+)
+WAN = dict(
+    model_type="t2v", in_dim=4, dim=36, ffn_dim=32, freq_dim=16, text_dim=12, out_dim=4, num_heads=2, num_layers=2
+)
 COSMOS = dict(
-    max_img_h=64, max_img_w=64, max_frames=16, in_channels=4, out_channels=4, patch_spatial=2, patch_temporal=1, concat_padding_mask=False,
-    model_channels=32, num_blocks=2, num_heads=2, mlp_ratio=2.0, crossattn_emb_channels=12, pos_emb_cls="rope3d", use_adaln_lora=True,
+    max_img_h=64,
+    max_img_w=64,
+    max_frames=16,
+    in_channels=4,
+    out_channels=4,
+    patch_spatial=2,
+    patch_temporal=1,
+    concat_padding_mask=False,
+    model_channels=32,
+    num_blocks=2,
+    num_heads=2,
+    mlp_ratio=2.0,
+    crossattn_emb_channels=12,
+    pos_emb_cls="rope3d",
+    use_adaln_lora=True,
     adaln_lora_dim=8,
 )
 COSMOS1 = dict(
-    COSMOS, patch_temporal=1, block_x_format="THWBD", extra_per_block_abs_pos_emb=True, extra_per_block_abs_pos_emb_type="learnable",
+    COSMOS,
+    patch_temporal=1,
+    block_x_format="THWBD",
+    extra_per_block_abs_pos_emb=True,
+    extra_per_block_abs_pos_emb_type="learnable",
     affline_emb_norm=True,
 )
 
 
 class Case:
-    """One model: where its class and its attention function are, its settings, its inputs, and the truth about each attention call.
+    """One model: where its class and its attention function are, its settings, its inputs, and the truth about each
+    attention call.
 
     `image` names the modules whose attention is image self-attention; `start` is the number of tokens before the image
     (by the sequence length where there is more than one). `newer`: 0.3.64 has no such thing.
     """
 
-    def __init__(self, module, name, attention, config, latent, image, start, text=5, start_by_length=None, newer=False, **conditions):
+    def __init__(
+        self,
+        module,
+        name,
+        attention,
+        config,
+        latent,
+        image,
+        start,
+        text=5,
+        start_by_length=None,
+        newer=False,
+        **conditions,
+    ):
         self.module, self.name, self.attention, self.config, self.latent = module, name, attention, config, latent
         self.image, self.start, self.text, self.conditions = image, start, text, conditions
         self.start_by_length, self.newer = start_by_length or {}, newer
@@ -92,125 +202,343 @@ ROOT = ("flux.math", "optimized_attention")
 CASES = {
     "flux": Case("flux.model", "Flux", ROOT, FLUX, LATENT, ("double_blocks", "single_blocks"), 5, y=(8,)),
     "flux with references": Case(
-        "flux.model", "Flux", ROOT, FLUX, LATENT, ("double_blocks", "single_blocks"), 5, y=(8,), ref_latents=[(4, 4, 5), (4, 4, 4)]
+        "flux.model",
+        "Flux",
+        ROOT,
+        FLUX,
+        LATENT,
+        ("double_blocks", "single_blocks"),
+        5,
+        y=(8,),
+        ref_latents=[(4, 4, 5), (4, 4, 4)],
     ),
     "flux with a mask": Case(
         "flux.model", "Flux", ROOT, FLUX, LATENT, ("double_blocks", "single_blocks"), 5, y=(8,), attention_mask="mask"
     ),
     "flux 2": Case("flux.model", "Flux", ROOT, FLUX2, LATENT, ("double_blocks", "single_blocks"), 5, newer=True),
     "flux 2 with references": Case(
-        "flux.model", "Flux", ROOT, FLUX2, LATENT, ("double_blocks", "single_blocks"), 5, ref_latents=[(4, 4, 5), (4, 4, 4)], newer=True,
+        "flux.model",
+        "Flux",
+        ROOT,
+        FLUX2,
+        LATENT,
+        ("double_blocks", "single_blocks"),
+        5,
+        ref_latents=[(4, 4, 5), (4, 4, 4)],
+        newer=True,
     ),
-    "chroma": Case("chroma.model", "Chroma", ROOT, CHROMA, LATENT, ("double_blocks", "single_blocks"), 5, guidance="zeros"),
+    "chroma": Case(
+        "chroma.model", "Chroma", ROOT, CHROMA, LATENT, ("double_blocks", "single_blocks"), 5, guidance="zeros"
+    ),
     "chroma radiance": Case(
-        "chroma_radiance.model", "ChromaRadiance", ROOT, RADIANCE, (2, 3, 60, 75), ("double_blocks", "single_blocks"), 5, guidance="zeros"
+        "chroma_radiance.model",
+        "ChromaRadiance",
+        ROOT,
+        RADIANCE,
+        (2, 3, 60, 75),
+        ("double_blocks", "single_blocks"),
+        5,
+        guidance="zeros",
     ),
     "sd3": Case(
-        "modules.diffusionmodules.mmdit", "OpenAISignatureMMDITWrapper", ("modules.diffusionmodules.mmdit", "optimized_attention"), SD3,
-        LATENT, ("joint_blocks",), 5, y=(8,),
+        "modules.diffusionmodules.mmdit",
+        "OpenAISignatureMMDITWrapper",
+        ("modules.diffusionmodules.mmdit", "optimized_attention"),
+        SD3,
+        LATENT,
+        ("joint_blocks",),
+        5,
+        y=(8,),
     ),
     "sd3.5 medium": Case(
-        "modules.diffusionmodules.mmdit", "OpenAISignatureMMDITWrapper", ("modules.diffusionmodules.mmdit", "optimized_attention"),
-        dict(SD3, x_block_self_attn_layers=[0]), LATENT, ("joint_blocks",), 5, start_by_length={20: 0}, y=(8,),
+        "modules.diffusionmodules.mmdit",
+        "OpenAISignatureMMDITWrapper",
+        ("modules.diffusionmodules.mmdit", "optimized_attention"),
+        dict(SD3, x_block_self_attn_layers=[0]),
+        LATENT,
+        ("joint_blocks",),
+        5,
+        start_by_length={20: 0},
+        y=(8,),
     ),
     "qwen": Case(
-        "qwen_image.model", "QwenImageTransformer2DModel", ("qwen_image.model", "optimized_attention_masked"), QWEN, (2, 4, 1, 7, 9),
-        ("transformer_blocks",), 5,
+        "qwen_image.model",
+        "QwenImageTransformer2DModel",
+        ("qwen_image.model", "optimized_attention_masked"),
+        QWEN,
+        (2, 4, 1, 7, 9),
+        ("transformer_blocks",),
+        5,
     ),
     "qwen edit, masked text": Case(
-        "qwen_image.model", "QwenImageTransformer2DModel", ("qwen_image.model", "optimized_attention_masked"), QWEN, (2, 4, 1, 7, 9),
-        ("transformer_blocks",), 5, ref_latents=[(4, 1, 4, 5)], attention_mask="three words",
+        "qwen_image.model",
+        "QwenImageTransformer2DModel",
+        ("qwen_image.model", "optimized_attention_masked"),
+        QWEN,
+        (2, 4, 1, 7, 9),
+        ("transformer_blocks",),
+        5,
+        ref_latents=[(4, 1, 4, 5)],
+        attention_mask="three words",
     ),
     "qwen, layers": Case(
-        "qwen_image.model", "QwenImageTransformer2DModel", ("qwen_image.model", "optimized_attention_masked"), QWEN, VIDEO,
-        ("transformer_blocks",), 5, newer=True,
+        "qwen_image.model",
+        "QwenImageTransformer2DModel",
+        ("qwen_image.model", "optimized_attention_masked"),
+        QWEN,
+        VIDEO,
+        ("transformer_blocks",),
+        5,
+        newer=True,
     ),
     "lumina": Case(
-        "lumina.model", "NextDiT", ("lumina.model", "optimized_attention_masked"), LUMINA, LATENT, ("noise_refiner", "layers"), 5,
-        start_by_length={20: 0}, num_tokens=5,
+        "lumina.model",
+        "NextDiT",
+        ("lumina.model", "optimized_attention_masked"),
+        LUMINA,
+        LATENT,
+        ("noise_refiner", "layers"),
+        5,
+        start_by_length={20: 0},
+        num_tokens=5,
     ),
     "lumina, masked text": Case(
-        "lumina.model", "NextDiT", ("lumina.model", "optimized_attention_masked"), LUMINA, (1, 4, 7, 9), ("noise_refiner", "layers"), 5,
-        start_by_length={20: 0, 23: 3}, num_tokens=3, attention_mask="three words",
+        "lumina.model",
+        "NextDiT",
+        ("lumina.model", "optimized_attention_masked"),
+        LUMINA,
+        (1, 4, 7, 9),
+        ("noise_refiner", "layers"),
+        5,
+        start_by_length={20: 0, 23: 3},
+        num_tokens=3,
+        attention_mask="three words",
     ),
     "lumina, as much text as image": Case(
-        "lumina.model", "NextDiT", ("lumina.model", "optimized_attention_masked"), LUMINA, LATENT, ("noise_refiner", "layers"), 20, text=20,
-        start_by_length={20: 0}, num_tokens=20,
+        "lumina.model",
+        "NextDiT",
+        ("lumina.model", "optimized_attention_masked"),
+        LUMINA,
+        LATENT,
+        ("noise_refiner", "layers"),
+        20,
+        text=20,
+        start_by_length={20: 0},
+        num_tokens=20,
     ),
     "z-image omni": Case(
-        "lumina.model", "NextDiT", ("lumina.model", "optimized_attention_masked"), ZIMAGE, LATENT, ("noise_refiner", "layers"), 24,
-        start_by_length={32: 8, 56: 32}, num_tokens=5, ref_latents=[(4, 4, 6)], ref_contexts=[(9, 12)], newer=True,
+        "lumina.model",
+        "NextDiT",
+        ("lumina.model", "optimized_attention_masked"),
+        ZIMAGE,
+        LATENT,
+        ("noise_refiner", "layers"),
+        24,
+        start_by_length={32: 8, 56: 32},
+        num_tokens=5,
+        ref_latents=[(4, 4, 6)],
+        ref_contexts=[(9, 12)],
+        newer=True,
     ),
     "z-image omni, as many vision features as pictures": Case(
-        "lumina.model", "NextDiT", ("lumina.model", "optimized_attention_masked"), dict(ZIMAGE, siglip_feat_dim=12), LATENT,
-        ("noise_refiner", "layers"), 24, start_by_length={32: 8, 88: 64}, num_tokens=5, ref_latents=[(4, 4, 6)], ref_contexts=[(9, 12)],
-        siglip_feats=[(4, 6, 12)], newer=True,
+        "lumina.model",
+        "NextDiT",
+        ("lumina.model", "optimized_attention_masked"),
+        dict(ZIMAGE, siglip_feat_dim=12),
+        LATENT,
+        ("noise_refiner", "layers"),
+        24,
+        start_by_length={32: 8, 88: 64},
+        num_tokens=5,
+        ref_latents=[(4, 4, 6)],
+        ref_contexts=[(9, 12)],
+        siglip_feats=[(4, 6, 12)],
+        newer=True,
     ),
     "z-image": Case(
-        "lumina.model", "NextDiT", ("lumina.model", "optimized_attention_masked"), ZIMAGE, LATENT, ("noise_refiner", "layers"), 8,
-        start_by_length={24: 0}, num_tokens=5, newer=True,
+        "lumina.model",
+        "NextDiT",
+        ("lumina.model", "optimized_attention_masked"),
+        ZIMAGE,
+        LATENT,
+        ("noise_refiner", "layers"),
+        8,
+        start_by_length={24: 0},
+        num_tokens=5,
+        newer=True,
     ),
     "z-image, as much text as image": Case(
-        "lumina.model", "NextDiT", ("lumina.model", "optimized_attention_masked"), ZIMAGE, LATENT, ("noise_refiner", "layers"), 24, text=24,
-        start_by_length={24: 0}, num_tokens=24, newer=True,
+        "lumina.model",
+        "NextDiT",
+        ("lumina.model", "optimized_attention_masked"),
+        ZIMAGE,
+        LATENT,
+        ("noise_refiner", "layers"),
+        24,
+        text=24,
+        start_by_length={24: 0},
+        num_tokens=24,
+        newer=True,
     ),
     "wan": Case("wan.model", "WanModel", ("wan.model", "optimized_attention"), WAN, VIDEO, ("self_attn",), 0),
     "wan, as much text as image": Case(
         "wan.model", "WanModel", ("wan.model", "optimized_attention"), WAN, VIDEO, ("self_attn",), 0, text=60
     ),
     "wan with a reference": Case(
-        "wan.model", "WanModel", ("wan.model", "optimized_attention"), dict(WAN, in_dim_ref_conv=4), EVEN, ("self_attn",), 20,
+        "wan.model",
+        "WanModel",
+        ("wan.model", "optimized_attention"),
+        dict(WAN, in_dim_ref_conv=4),
+        EVEN,
+        ("self_attn",),
+        20,
         reference_latent=(4, 8, 10),
     ),
     "wan with more frames": Case(
-        "wan.model", "WanModel", ("wan.model", "optimized_attention"), WAN, VIDEO, ("self_attn",), 0, time_dim_concat=(4, 2, 7, 9),
+        "wan.model",
+        "WanModel",
+        ("wan.model", "optimized_attention"),
+        WAN,
+        VIDEO,
+        ("self_attn",),
+        0,
+        time_dim_concat=(4, 2, 7, 9),
     ),
     "wan with pictures in context": Case(
-        "wan.model", "WanModel", ("wan.model", "optimized_attention"), WAN, VIDEO, ("self_attn",), 0, context_latents=[(4, 1, 4, 6)],
+        "wan.model",
+        "WanModel",
+        ("wan.model", "optimized_attention"),
+        WAN,
+        VIDEO,
+        ("self_attn",),
+        0,
+        context_latents=[(4, 1, 4, 6)],
         newer=True,
     ),
     "wan vace": Case(
-        "wan.model", "VaceWanModel", ("wan.model", "optimized_attention"), dict(WAN, vace_layers=1, vace_in_dim=4), EVEN, ("self_attn",), 0,
-        text=60, vace_context=(1, 4, 3, 8, 10), vace_strength="strength",
+        "wan.model",
+        "VaceWanModel",
+        ("wan.model", "optimized_attention"),
+        dict(WAN, vace_layers=1, vace_in_dim=4),
+        EVEN,
+        ("self_attn",),
+        0,
+        text=60,
+        vace_context=(1, 4, 3, 8, 10),
+        vace_strength="strength",
     ),
     "wan image to video": Case(
-        "wan.model", "WanModel", ("wan.model", "optimized_attention"), dict(WAN, model_type="i2v"), VIDEO, ("self_attn",), 0,
+        "wan.model",
+        "WanModel",
+        ("wan.model", "optimized_attention"),
+        dict(WAN, model_type="i2v"),
+        VIDEO,
+        ("self_attn",),
+        0,
         clip_fea=(60, 1280),
     ),
     "wan camera": Case(
-        "wan.model", "CameraWanModel", ("wan.model", "optimized_attention"), dict(WAN, model_type="camera", in_dim_control_adapter=2),
-        EVEN, ("self_attn",), 0, clip_fea=(60, 1280), camera_conditions=(2, 3, 64, 80),
+        "wan.model",
+        "CameraWanModel",
+        ("wan.model", "optimized_attention"),
+        dict(WAN, model_type="camera", in_dim_control_adapter=2),
+        EVEN,
+        ("self_attn",),
+        0,
+        clip_fea=(60, 1280),
+        camera_conditions=(2, 3, 64, 80),
     ),
     "wan humo": Case(
-        "wan.model", "HumoWanModel", ("wan.model", "optimized_attention"), WAN, VIDEO, ("self_attn",), 0, text=60,
-        audio_embed=(3, 8, 5, 1280), reference_latent=None,
+        "wan.model",
+        "HumoWanModel",
+        ("wan.model", "optimized_attention"),
+        WAN,
+        VIDEO,
+        ("self_attn",),
+        0,
+        text=60,
+        audio_embed=(3, 8, 5, 1280),
+        reference_latent=None,
     ),
     "wan humo with a reference": Case(
-        "wan.model", "HumoWanModel", ("wan.model", "optimized_attention"), WAN, EVEN, ("self_attn",), 0, reference_latent=(4, 1, 8, 10),
+        "wan.model",
+        "HumoWanModel",
+        ("wan.model", "optimized_attention"),
+        WAN,
+        EVEN,
+        ("self_attn",),
+        0,
+        reference_latent=(4, 1, 8, 10),
         audio_embed=(3, 8, 5, 1280),
     ),
     "wan animate": Case(
-        "wan.model_animate", "AnimateWanModel", ("wan.model", "optimized_attention"), dict(WAN, in_dim=4), EVEN, ("self_attn",), 0,
-        pose_latents=(16, 2, 8, 10), clip_fea=(60, 1280),
+        "wan.model_animate",
+        "AnimateWanModel",
+        ("wan.model", "optimized_attention"),
+        dict(WAN, in_dim=4),
+        EVEN,
+        ("self_attn",),
+        0,
+        pose_latents=(16, 2, 8, 10),
+        clip_fea=(60, 1280),
     ),
     "cosmos 1": Case(
-        "cosmos.model", "GeneralDIT", ("cosmos.blocks", "optimized_attention"), COSMOS1, EVEN, ("blocks.0.block.attn",), 0, text=60,
-        fps=None, padding_mask=None,
+        "cosmos.model",
+        "GeneralDIT",
+        ("cosmos.blocks", "optimized_attention"),
+        COSMOS1,
+        EVEN,
+        ("blocks.0.block.attn",),
+        0,
+        text=60,
+        fps=None,
+        padding_mask=None,
     ),
     "cosmos": Case(
-        "cosmos.predict2", "MiniTrainDIT", ("cosmos.predict2", "optimized_attention"), COSMOS, EVEN, ("self_attn",), 0, fps=None,
+        "cosmos.predict2",
+        "MiniTrainDIT",
+        ("cosmos.predict2", "optimized_attention"),
+        COSMOS,
+        EVEN,
+        ("self_attn",),
+        0,
+        fps=None,
         padding_mask=None,
     ),
     "cosmos, as much text as image": Case(
-        "cosmos.predict2", "MiniTrainDIT", ("cosmos.predict2", "optimized_attention"), COSMOS, EVEN, ("self_attn",), 0, text=60, fps=None,
+        "cosmos.predict2",
+        "MiniTrainDIT",
+        ("cosmos.predict2", "optimized_attention"),
+        COSMOS,
+        EVEN,
+        ("self_attn",),
+        0,
+        text=60,
+        fps=None,
         padding_mask=None,
     ),
     "anima": Case(
-        "anima.model", "Anima", ("cosmos.predict2", "optimized_attention"), COSMOS, VIDEO, ("self_attn",), 0, fps=None, padding_mask=None
+        "anima.model",
+        "Anima",
+        ("cosmos.predict2", "optimized_attention"),
+        COSMOS,
+        VIDEO,
+        ("self_attn",),
+        0,
+        fps=None,
+        padding_mask=None,
     ),
     "anima, 512 tokens of text and of image": Case(
-        "anima.model", "Anima", ("cosmos.predict2", "optimized_attention"), COSMOS, (2, 4, 2, 32, 32), ("self_attn",), 0, fps=None,
-        padding_mask=None, t5xxl_ids="words",
+        "anima.model",
+        "Anima",
+        ("cosmos.predict2", "optimized_attention"),
+        COSMOS,
+        (2, 4, 2, 32, 32),
+        ("self_attn",),
+        0,
+        fps=None,
+        padding_mask=None,
+        t5xxl_ids="words",
     ),
 }
 
@@ -264,9 +592,13 @@ def build(case):
     generator = torch.Generator().manual_seed(1)
     parameters = dict(model.diffusion_model.named_parameters())
     for name, tensor in model.diffusion_model.state_dict().items():
-        if tensor.is_floating_point() and (name in parameters or not ("rope" in name or "pos_embedder" in name)):  # frequencies stay
+        if tensor.is_floating_point() and (
+            name in parameters or not ("rope" in name or "pos_embedder" in name)
+        ):  # frequencies stay
             scale = 0.3 if tensor.ndim < 2 else 1.5 * tensor[0].numel() ** -0.5
-            tensor.copy_(torch.randn(tensor.shape, generator=generator) * scale + (1.0 if name.endswith("norm.weight") else 0.0))
+            tensor.copy_(
+                torch.randn(tensor.shape, generator=generator) * scale + (1.0 if name.endswith("norm.weight") else 0.0)
+            )
     return comfy.model_patcher.ModelPatcher(model, load_device=torch.device("cpu"), offload_device=torch.device("cpu"))
 
 
@@ -308,7 +640,8 @@ def forward(patcher, case, options=None):
 def sources(side, factor, method):
     """For each position that stays of one side, the positions that it is the mean of, by each method's definition.
 
-    nearest-exact: the source under each target's centre; nearest: under its beginning; area: all that it covers, whole or in part.
+    nearest-exact: the source under each target's centre; nearest: under its beginning; area: all that it covers, whole
+    or in part.
     """
     target = max(1, math.floor(side / factor))
     if method == "area":
@@ -320,7 +653,10 @@ def sources(side, factor, method):
 def thinning_by_hand(case, length, factor, patch, method):
     """The matrix (kept, length) in float64 that takes a sequence to what stays of it."""
     if method == "blend":
-        return (thinning_by_hand(case, length, factor, patch, "nearest") + thinning_by_hand(case, length, factor, patch, "area")) / 2
+        return (
+            thinning_by_hand(case, length, factor, patch, "nearest")
+            + thinning_by_hand(case, length, factor, patch, "area")
+        ) / 2
     frames = (case.latent[2] if len(case.latent) == 5 else 1) + case.conditions.get("time_dim_concat", (0, 0))[1]
     height, width = (math.ceil(side / patch) for side in case.latent[-2:])
     start = case.start_by_length.get(length, case.start)
@@ -347,7 +683,11 @@ def attention_by_hand(patcher, case, factor, patch, calls, method="nearest-exact
     hooks = []
     for name, module in patcher.model.diffusion_model.named_modules():
         parts = name.split(".")
-        own = name.endswith(case.image[0]) if case.image[0].endswith("attn") else len(parts) == 2 and parts[0] in case.image
+        own = (
+            name.endswith(case.image[0])
+            if case.image[0].endswith("attn")
+            else len(parts) == 2 and parts[0] in case.image
+        )
         if own:
             hooks.append(module.register_forward_pre_hook(lambda *_: inside.append(True)))
             hooks.append(module.register_forward_hook(lambda *_: inside.pop() and None, always_call=True))
@@ -362,7 +702,9 @@ def attention_by_hand(patcher, case, factor, patch, calls, method="nearest-exact
             matrix = thinning_by_hand(case, length, factor, patch, method)
             calls.append((length, len(matrix)))
             k, v = matrix @ k, matrix @ v
-            middle = thinning_by_hand(case, length, factor, patch, "nearest" if method == "nearest" else "nearest-exact").argmax(1)
+            middle = thinning_by_hand(
+                case, length, factor, patch, "nearest" if method == "nearest" else "nearest-exact"
+            ).argmax(1)
             mask = None if mask is None else mask[..., middle]
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
         if mask is not None:
@@ -470,7 +812,10 @@ def test_an_inference_only_kernel_is_refused_by_name_while_training():
 
     options = {**patched.model_options["transformer_options"], "optimized_attention_override": attention_sage}
     forward(patched, case, options)
-    options |= {"graft_training": {"step": 0, "total_steps": 10}, OVERRIDE: TrainingKernel(attention_pytorch, attention_sage)}
+    options |= {
+        "graft_training": {"step": 0, "total_steps": 10},
+        OVERRIDE: TrainingKernel(attention_pytorch, attention_sage),
+    }
     with pytest.raises(ValueError, match=r"SageAttention.*inference only"):
         forward(patched, case, options)
 
@@ -512,7 +857,11 @@ def test_noise_levels_are_those_of_a_later_nodes_sampling():
     before = host.todo.apply_todo(shifted(patcher), settings(start_percent=0.5))[0]
     after = shifted(host.todo.apply_todo(patcher, settings(start_percent=0.5))[0])
     levels = (0.9, 6 / 7, 0.7, 0.3)  # the second is the level itself, as samplers have it in float32
-    assert [thins(before, level) for level in levels] == [thins(after, level) for level in levels] == [False, True, True, True]
+    assert (
+        [thins(before, level) for level in levels]
+        == [thins(after, level) for level in levels]
+        == [False, True, True, True]
+    )
 
 
 def test_steps_that_easycache_skips_are_not_called_unthinned(caplog):
@@ -532,7 +881,19 @@ def test_steps_that_easycache_skips_are_not_called_unthinned(caplog):
     noise = torch.randn(1, 4, 16, 20, generator=generator)
     prompt = [[torch.randn(1, 5, 12, generator=generator), {"pooled_output": torch.randn(1, 8, generator=generator)}]]
     with torch.inference_mode():
-        comfy.sample.sample(patched, noise, 12, 1.0, "euler", "simple", prompt, prompt, torch.zeros_like(noise), seed=1, disable_pbar=True)
+        comfy.sample.sample(
+            patched,
+            noise,
+            12,
+            1.0,
+            "euler",
+            "simple",
+            prompt,
+            prompt,
+            torch.zeros_like(noise),
+            seed=1,
+            disable_pbar=True,
+        )
     assert all(lengths) and 0 < len(lengths) < 12 * 3, "some steps come from the cache, the others are thinned"
     assert not [record for record in caplog.records if "thinned nothing" in record.getMessage()]
 
@@ -558,7 +919,9 @@ def test_the_report_has_the_size_that_the_host_samples_an_empty_latent_in(name, 
 
 
 def test_a_compiled_model_is_thinned_too():
-    """Compiled as TorchCompileModel does it while it runs, another class stands in the model's place; run eagerly, for speed."""
+    """Compiled as TorchCompileModel does it while it runs, another class stands in the model's place; run eagerly, for
+    speed.
+    """
     case = CASES["flux with references"]
     patcher = build(case)
     patched = host.todo.apply_todo(patcher, settings())[0]
@@ -583,7 +946,9 @@ def test_blocks_whose_keys_another_node_extends_are_counted(caplog):
 
     def longer(q, k, v, extra_options=None, **_):
         single = extra_options["block_type"] == "single"
-        return {"k": torch.cat([k, k[:, :, -3:]], 2), "v": torch.cat([v, v[:, :, -3:]], 2), "pe": None} if single else {}
+        return (
+            {"k": torch.cat([k, k[:, :, -3:]], 2), "v": torch.cat([v, v[:, :, -3:]], 2), "pe": None} if single else {}
+        )
 
     attention_override._say_once.cache_clear()
     case, lengths = CASES["flux"], []
@@ -637,7 +1002,9 @@ def test_training_gradients_reach_the_weights(monkeypatch):
     patched.model.diffusion_model.requires_grad_(True)
     monkeypatch.setattr(comfy.model_management, "in_training", True, raising=False)  # 0.33's own trainer does so
     options = {**patched.model_options["transformer_options"], "graft_training": {"step": 0, "total_steps": 10}}
-    patched.model.apply_model(x, sigma, c_crossattn=context, transformer_options=options, **conditions).square().mean().backward()
+    patched.model.apply_model(
+        x, sigma, c_crossattn=context, transformer_options=options, **conditions
+    ).square().mean().backward()
     gradient = patched.model.diffusion_model.blocks[0].self_attn.k.weight.grad
     assert gradient is not None and gradient.abs().sum() > 0
 
@@ -659,7 +1026,9 @@ def test_gradients_with_checkpointing_are_those_without(monkeypatch, name):
         for around in (contextlib.nullcontext(), checkpointed(model)):
             model.zero_grad()
             with around:
-                out = patched.model.apply_model(x, sigma, c_crossattn=context, transformer_options=dict(options), **conditions)
+                out = patched.model.apply_model(
+                    x, sigma, c_crossattn=context, transformer_options=dict(options), **conditions
+                )
                 out.square().mean().backward()
             found.append({key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None})
     assert found[0].keys() == found[1].keys() and len(found[0]) > 10
@@ -683,7 +1052,9 @@ def test_a_call_in_which_nothing_is_thinned_is_told_once(caplog):
         if torch.equal(wanted, forward(patcher, case)):
             pytest.skip("this ComfyUI has no post_input patches")
         assert torch.equal(forward(patched, case), wanted)
-    assert [record.message for record in caplog.records if "thinned nothing: no attention had 25 tokens" in record.message] != []
+    assert [
+        record.message for record in caplog.records if "thinned nothing: no attention had 25 tokens" in record.message
+    ] != []
     assert len(caplog.records) == 1
 
 
@@ -693,7 +1064,9 @@ BLOCKS = [f"diffusion_model.{block}" for block in ("double_blocks.0", "single_bl
 @pytest.mark.parametrize("keys", [["diffusion_model"], BLOCKS])
 @pytest.mark.parametrize("method", ["nearest-exact", "area"])
 def test_compiled_without_guards_on_options_every_size_is_thinned_as_its_own(keys, method):
-    """As ComfyUI 0.33's TorchCompileModel filters guards; other packs compile blocks. Grids of as many tokens share no code."""
+    """As ComfyUI 0.33's TorchCompileModel filters guards; other packs compile blocks. Grids of as many tokens share no
+    code.
+    """
     from comfy_api.torch_helpers import set_torch_compile_wrapper
 
     case = copy.copy(CASES["flux"])

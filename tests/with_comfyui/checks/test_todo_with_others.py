@@ -1,4 +1,6 @@
-"""Token downsampling of a UNet together with ComfyUI's own patches: HyperTile, Deep Shrink, PAG, SAG, EasyCache, ToMe, a ControlNet."""
+"""Token downsampling of a UNet together with ComfyUI's own patches: HyperTile, Deep Shrink, PAG, SAG, EasyCache, ToMe,
+a ControlNet.
+"""
 
 import importlib
 
@@ -48,7 +50,15 @@ def sample(patcher, size=(16, 16), steps=3, positive=None):
     one, two = ([torch.randn(1, 5, 24, generator=generator), {}] for _ in range(2))
     with torch.inference_mode():
         found = comfy.sample.sample(
-            patcher, noise, steps, 4.0, "euler", "normal", [one] if positive is None else positive(one), [two], torch.zeros_like(noise),
+            patcher,
+            noise,
+            steps,
+            4.0,
+            "euler",
+            "normal",
+            [one] if positive is None else positive(one),
+            [two],
+            torch.zeros_like(noise),
             seed=1,
         )
     assert torch.isfinite(found).all()
@@ -65,7 +75,9 @@ def test_hypertile(small, first):
     both, seen = watched(hypertile(todo(patcher)) if first == "todo" else todo(hypertile(patcher)))
     found = sample(both, (16, 16))
     assert (2, 64, 16) in seen, "the second level, which HyperTile leaves alone, is thinned"
-    assert (8, 64, 64) in seen and (8, 64, 256) not in seen, "four tiles of queries, whose keys are four thinned strips of four rows"
+    assert (8, 64, 64) in seen and (8, 64, 256) not in seen, (
+        "four tiles of queries, whose keys are four thinned strips of four rows"
+    )
 
     def by_hand(q, k, v, extra):
         side = {256: 16, 64: 8}.get(k.shape[1])
@@ -79,7 +91,9 @@ def test_hypertile(small, first):
 
     reference = hypertile(patcher)
     reference.set_model_attn1_patch(by_hand)
-    assert torch.equal(found, sample(reference, (16, 16))) and not torch.equal(found, sample(hypertile(patcher), (16, 16)))
+    assert torch.equal(found, sample(reference, (16, 16))) and not torch.equal(
+        found, sample(hypertile(patcher), (16, 16))
+    )
 
 
 @pytest.mark.parametrize("first", ["todo", "other"])
@@ -87,17 +101,22 @@ def test_deep_shrink(small, first):
     patcher = small.build_unet(**UNET)
 
     def shrink(model):
-        return node("nodes_model_downscale", "PatchModelAddDownscale", model, 1, 2.0, 0.0, 0.6, True, "bicubic", "bicubic")
+        return node(
+            "nodes_model_downscale", "PatchModelAddDownscale", model, 1, 2.0, 0.0, 0.6, True, "bicubic", "bicubic"
+        )
 
     both, seen = watched(shrink(todo(patcher)) if first == "todo" else todo(shrink(patcher)))
     sample(both, (17, 13))
     pairs = {(queries, keys) for _, queries, keys in seen}
     assert (17 * 13, 8 * 6) in pairs, "at full size once Deep Shrink has ended"
-    assert len({queries for queries, _ in pairs}) > 3 and all(keys < queries or queries <= 20 for queries, keys in pairs), pairs
+    assert len({queries for queries, _ in pairs}) > 3 and all(
+        keys < queries or queries <= 20 for queries, keys in pairs
+    ), pairs
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "inputs"), [("nodes_pag", "PerturbedAttentionGuidance", (3.0,)), ("nodes_sag", "SelfAttentionGuidance", (0.5, 2.0))]
+    ("module", "name", "inputs"),
+    [("nodes_pag", "PerturbedAttentionGuidance", (3.0,)), ("nodes_sag", "SelfAttentionGuidance", (0.5, 2.0))],
 )
 def test_guidance_by_replaced_attention(small, module, name, inputs):
     patcher = small.build_unet(**UNET)
@@ -130,7 +149,9 @@ def test_easycache(small, first, name):
 
 @pytest.mark.parametrize("refuses", [False, True])
 def test_sage_attention(small, monkeypatch, caplog, refuses):
-    """ComfyUI's own function around it, with a stand-in for the kernel: with fewer keys, and refusing them as some versions do."""
+    """ComfyUI's own function around it, with a stand-in for the kernel: with fewer keys, and refusing them as some
+    versions do.
+    """
     import comfy.ldm.modules.attention as attention
 
     pairs = []
@@ -156,10 +177,19 @@ def test_sage_attention(small, monkeypatch, caplog, refuses):
 
 
 VIDEO = {
-    "in_channels": 8, "adm_in_channels": 768, "num_classes": "sequential", "use_temporal_attention": True, "use_temporal_resblock": True,
-    "extra_ff_mix_layer": True, "video_kernel_size": [3, 1, 1], "merge_strategy": "learned_with_images", "use_spatial_context": True,
-    "merge_factor": 0.0, "disable_temporal_crossattention": False, "use_linear_in_transformer": True,
-}  # fmt: skip
+    "in_channels": 8,
+    "adm_in_channels": 768,
+    "num_classes": "sequential",
+    "use_temporal_attention": True,
+    "use_temporal_resblock": True,
+    "extra_ff_mix_layer": True,
+    "video_kernel_size": [3, 1, 1],
+    "merge_strategy": "learned_with_images",
+    "use_spatial_context": True,
+    "merge_factor": 0.0,
+    "disable_temporal_crossattention": False,
+    "use_linear_in_transformer": True,
+}
 
 
 def test_attention_over_a_videos_frames_is_nobodys_to_thin(small, caplog):
@@ -184,8 +214,15 @@ def test_attention_over_a_videos_frames_is_nobodys_to_thin(small, caplog):
     options = {**patched.model_options["transformer_options"], "sigmas": torch.ones(1)}
     with torch.inference_mode():
         patcher.model.apply_model(
-            x, torch.ones(frames), c_concat=concat, c_crossattn=context.expand(frames, -1, -1), y=y, num_video_frames=frames,
-            image_only_indicator=torch.zeros(1, frames), time_context=context, transformer_options=options,
+            x,
+            torch.ones(frames),
+            c_concat=concat,
+            c_crossattn=context.expand(frames, -1, -1),
+            y=y,
+            num_video_frames=frames,
+            image_only_indicator=torch.zeros(1, frames),
+            time_context=context,
+            transformer_options=options,
         )
     assert set(seen) == {(frames, 64, 16), (frames, 16, 4), (64, frames, frames), (16, frames, frames)}
     assert not [record for record in caplog.records if "ApplyToDo" in record.getMessage()]
@@ -220,7 +257,9 @@ def test_a_controlnet_is_not_thinned(small):
     hint = torch.rand(1, 3, 128, 128, generator=generator)
 
     def controlled(one):
-        net = comfy.controlnet.ControlNet(control, load_device=torch.device("cpu"), manual_cast_dtype=None, compression_ratio=8)
+        net = comfy.controlnet.ControlNet(
+            control, load_device=torch.device("cpu"), manual_cast_dtype=None, compression_ratio=8
+        )
         return [[one[0], {"control": net.set_cond_hint(hint, 1.0), "control_apply_to_uncond": True}]]
 
     lengths, keys = [], control.input_blocks[1][1].transformer_blocks[0].attn1.to_k

@@ -25,24 +25,66 @@ def _config(width, layers):
     return {**CLIP, "hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": layers}
 
 
-# family -> module and factory of the encoder, tokenizer, the encoder's settings by part, changes of the diffusion model that fit it
+# family -> module and factory of the encoder, tokenizer, the encoder's settings by part, changes of the diffusion model
+# that fit it
 ENCODERS = {
     "sd1": ("comfy.sd1_clip", "SD1ClipModel", "SD1Tokenizer", {"clip_l": _config(12, 2)}, {}),
-    "sdxl": ("comfy.sdxl_clip", "SDXLClipModel", "SDXLTokenizer", {"clip_l": _config(4, 3), "clip_g": _config(8, 3)},
-             {"adm_in_channels": 8 + 1536}),
-    "sd3": ("comfy.text_encoders.sd3_clip", "sd3_clip", "SD3Tokenizer",
-            {"clip_l": _config(4, 3), "clip_g": _config(8, 3), "t5xxl": {**T5, "d_model": 4096, "num_layers": 1}},
-            {"adm_in_channels": 12,
-             "context_embedder_config": {"target": "torch.nn.Linear", "params": {"in_features": 4096, "out_features": 128}}}),
-    "flux": ("comfy.text_encoders.flux", "flux_clip", "FluxTokenizer", {"clip_l": _config(8, 2), "t5xxl": {**T5, "d_model": 12}}, {}),
-    "qwen": ("comfy.text_encoders.qwen_image", "te", "QwenImageTokenizer",
-             {"qwen25_7b": {**LLM, "hidden_size": 12, "num_hidden_layers": 2}}, {}),
-    "lumina2": ("comfy.text_encoders.lumina2", "te", "LuminaTokenizer",
-                {"gemma2_2b": {**LLM, "hidden_size": 12, "num_hidden_layers": 3, "vocab_size": 128}}, {}),
-    "z-image": ("comfy.text_encoders.z_image", "te", "ZImageTokenizer",
-                {"qwen3_4b": {**LLM, "hidden_size": 12, "num_hidden_layers": 3}}, {}),
-    "wan": ("comfy.text_encoders.wan", "te", "WanT5Tokenizer", {"umt5xxl": {**T5, "d_model": 12, "vocab_size": 128}}, {}),
-}  # fmt: skip
+    "sdxl": (
+        "comfy.sdxl_clip",
+        "SDXLClipModel",
+        "SDXLTokenizer",
+        {"clip_l": _config(4, 3), "clip_g": _config(8, 3)},
+        {"adm_in_channels": 8 + 1536},
+    ),
+    "sd3": (
+        "comfy.text_encoders.sd3_clip",
+        "sd3_clip",
+        "SD3Tokenizer",
+        {"clip_l": _config(4, 3), "clip_g": _config(8, 3), "t5xxl": {**T5, "d_model": 4096, "num_layers": 1}},
+        {
+            "adm_in_channels": 12,
+            "context_embedder_config": {
+                "target": "torch.nn.Linear",
+                "params": {"in_features": 4096, "out_features": 128},
+            },
+        },
+    ),
+    "flux": (
+        "comfy.text_encoders.flux",
+        "flux_clip",
+        "FluxTokenizer",
+        {"clip_l": _config(8, 2), "t5xxl": {**T5, "d_model": 12}},
+        {},
+    ),
+    "qwen": (
+        "comfy.text_encoders.qwen_image",
+        "te",
+        "QwenImageTokenizer",
+        {"qwen25_7b": {**LLM, "hidden_size": 12, "num_hidden_layers": 2}},
+        {},
+    ),
+    "lumina2": (
+        "comfy.text_encoders.lumina2",
+        "te",
+        "LuminaTokenizer",
+        {"gemma2_2b": {**LLM, "hidden_size": 12, "num_hidden_layers": 3, "vocab_size": 128}},
+        {},
+    ),
+    "z-image": (
+        "comfy.text_encoders.z_image",
+        "te",
+        "ZImageTokenizer",
+        {"qwen3_4b": {**LLM, "hidden_size": 12, "num_hidden_layers": 3}},
+        {},
+    ),
+    "wan": (
+        "comfy.text_encoders.wan",
+        "te",
+        "WanT5Tokenizer",
+        {"umt5xxl": {**T5, "d_model": 12, "vocab_size": 128}},
+        {},
+    ),
+}
 SMALLER = 64  # rows of T5's table of tokens where its width cannot be small
 
 
@@ -51,8 +93,15 @@ def _pieces():
     sentencepiece, made = pytest.importorskip("sentencepiece"), io.BytesIO()
     lines = ["a red square left", "a blue circle right", "the quick brown fox jumps over the lazy dog", ""]
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines * 3), model_writer=made, vocab_size=60, hard_vocab_limit=False, minloglevel=2,
-        pad_id=0, eos_id=1, bos_id=2, unk_id=3,
+        sentence_iterator=iter(lines * 3),
+        model_writer=made,
+        vocab_size=60,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        pad_id=0,
+        eos_id=1,
+        bos_id=2,
+        unk_id=3,
     )
     return made.getvalue()
 
@@ -89,7 +138,11 @@ def clip_of(name, monkeypatch, dtype=torch.float32):
         real = eyes.Qwen2VLVisionTransformer
         small = {"hidden_size": 16, "intermediate_size": 8, "num_heads": 2, "num_layers": 1}
         monkeypatch.setattr(eyes, "Qwen2VLVisionTransformer", lambda hidden_size, **more: real(**small, **more))
-    target = type("Target", (), {"params": {}, "clip": encoder if isinstance(encoder, type) else encoder(), "tokenizer": tokenizer})
+    target = type(
+        "Target",
+        (),
+        {"params": {}, "clip": encoder if isinstance(encoder, type) else encoder(), "tokenizer": tokenizer},
+    )
     data = {"spiece_model": _pieces()} if name in ("lumina2", "wan") else {}
     with torch.inference_mode():
         clip = comfy.sd.CLIP(target, parameters=0, model_options=options, tokenizer_data=data)
@@ -107,11 +160,18 @@ def _encode(clip, text):
         return (context.clone(), *([] if pooled is None else [pooled.clone()]))
 
 
-# The parts of which the last layer counts: its hidden state, or the pooled output. SDXL, SD3, Gemma and Qwen 3 are read a layer earlier.
+# The parts of which the last layer counts: its hidden state, or the pooled output. SDXL, SD3, Gemma and Qwen 3 are read
+# a layer earlier.
 READ_TO_THE_END = {
-    "sd1": {"clip_l"}, "sdxl": {"clip_g"}, "sd3": {"clip_l", "clip_g", "t5xxl"}, "flux": {"clip_l", "t5xxl"}, "qwen": {"qwen25_7b"},
-    "lumina2": set(), "z-image": set(), "wan": {"umt5xxl"},
-}  # fmt: skip
+    "sd1": {"clip_l"},
+    "sdxl": {"clip_g"},
+    "sd3": {"clip_l", "clip_g", "t5xxl"},
+    "flux": {"clip_l", "t5xxl"},
+    "qwen": {"qwen25_7b"},
+    "lumina2": set(),
+    "z-image": set(),
+    "wan": {"umt5xxl"},
+}
 
 
 def _holds_last_layer(names, part, config):
@@ -121,7 +181,9 @@ def _holds_last_layer(names, part, config):
 
 CASES = [(name, "lora", torch.float32) for name in ENCODERS]
 CASES += [(name, "full", torch.float32) for name in ("sd1", "sdxl", "flux", "qwen")]
-CASES += [(name, kind, torch.float16) for name in ("sd1", "sdxl") for kind in ("lora", "full")]  # as a loader makes them
+CASES += [
+    (name, kind, torch.float16) for name in ("sd1", "sdxl") for kind in ("lora", "full")
+]  # as a loader makes them
 
 
 def _parts(name, monkeypatch, dtype=torch.float32):
@@ -140,7 +202,9 @@ def _parts(name, monkeypatch, dtype=torch.float32):
 def test_both_are_trained_and_the_hosts_loader_reads_the_file(host, name, kind, dtype, monkeypatch):
     model, clip, data = _parts(name, monkeypatch, dtype)
     before = {key: t.clone() for key, t in clip.cond_stage_model.state_dict().items()}
-    (adapter,) = host.call("GraftAdapter", kind=kind, targets="attention+ff", text_encoder=True, rank=2 if kind == "lora" else 16)
+    (adapter,) = host.call(
+        "GraftAdapter", kind=kind, targets="attention+ff", text_encoder=True, rank=2 if kind == "lora" else 16
+    )
     (optimizer,) = host.call("GraftOptimizer", learning_rate=1e-2, batch_size=2, total_steps=4)
     given = {"model": model, "clip": clip, "dataset": data, "adapter": adapter, "optimizer": optimizer}
     state, _ = host.call("GraftTrainStart", **given, run=f"{name} {kind} {dtype}")
@@ -150,7 +214,9 @@ def test_both_are_trained_and_the_hosts_loader_reads_the_file(host, name, kind, 
     stepped = {key.split("/", 1)[1] for key in trained.optimizer if key.startswith("exp_avg/")}
     assert text & stepped and (kind == "full" or stepped == set(trained.trained))
     assert {part for part in ENCODERS[name][3] if any(f".{part}." in key for key in stepped)} == set(ENCODERS[name][3])
-    if kind == "lora":  # what the model is given nothing of is left out: layers after the one that is read, a language model's eyes
+    if (
+        kind == "lora"
+    ):  # what the model is given nothing of is left out: layers after the one that is read, a language model's eyes
         last = {part for part, config in ENCODERS[name][3].items() if _holds_last_layer(stepped, part, config)}
         assert last == READ_TO_THE_END[name] and not any("visual" in key for key in text)
     assert all(torch.equal(t, before[key]) for key, t in clip.cond_stage_model.state_dict().items())
@@ -167,12 +233,18 @@ def test_both_are_trained_and_the_hosts_loader_reads_the_file(host, name, kind, 
 
 @pytest.mark.parametrize(("name", "checkpointing"), [(name, name in ("flux", "qwen")) for name in ENCODERS])
 def test_gradients_of_the_encoder_are_those_of_finite_differences(host, name, checkpointing, monkeypatch):
-    """The loss of a step against central differences of it, along the gradient and a random direction of all that is trained in it."""
+    """The loss of a step against central differences of it, along the gradient and a random direction of all that is
+    trained in it.
+    """
     model, clip, data = _parts(name, monkeypatch)
     (adapter,) = host.call("GraftAdapter", targets="attention+ff", text_encoder=True, rank=2)
-    (optimizer,) = host.call("GraftOptimizer", learning_rate=2e-2, batch_size=2, total_steps=4, checkpointing=checkpointing)
+    (optimizer,) = host.call(
+        "GraftOptimizer", learning_rate=2e-2, batch_size=2, total_steps=4, checkpointing=checkpointing
+    )
     given = {"model": model, "clip": clip, "dataset": data, "adapter": adapter, "optimizer": optimizer}
-    state = host.call("TrainStep", state=host.call("GraftTrainStart", **given, run=f"slope {name}")[0], steps=2, validate_every=0)[0]
+    state = host.call(
+        "TrainStep", state=host.call("GraftTrainStart", **given, run=f"slope {name}")[0], steps=2, validate_every=0
+    )[0]
     with torch.inference_mode(False), wall.denoiser.denoiser(model, clip=clip) as denoiser:
         work = steps.Workspace(state, denoiser, data)
         try:
@@ -185,7 +257,9 @@ def test_gradients_of_the_encoder_are_those_of_finite_differences(host, name, ch
                 loss().backward()
                 text = {key: t for key, t in work.trained.items() if key.startswith("text_encoders.")}
                 gradient = {key: t.grad.clone() for key, t in text.items()}
-                random = {key: torch.randn(t.shape, generator=torch.Generator().manual_seed(1)) for key, t in text.items()}
+                random = {
+                    key: torch.randn(t.shape, generator=torch.Generator().manual_seed(1)) for key, t in text.items()
+                }
                 ways = {key: gradient[key] / _norm(gradient) + random[key] / _norm(random) for key in text}
                 found = sum(float((gradient[key] * way).sum()) for key, way in ways.items())
                 start, slopes = {key: t.detach().clone() for key, t in text.items()}, []

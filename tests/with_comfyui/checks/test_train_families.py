@@ -1,4 +1,6 @@
-"""Training every family of models through the host's executor: tiny models of ComfyUI's own classes, made in inference mode."""
+"""Training every family of models through the host's executor: tiny models of ComfyUI's own classes, made in inference
+mode.
+"""
 
 import contextlib
 import importlib
@@ -36,7 +38,9 @@ def dataset(name, cls=Dataset, conditioning=Conditioning):
 
 
 class Model:
-    """A node that builds a tiny model inside the executor, as a loader does, and its dataset, of the pack's own classes."""
+    """A node that builds a tiny model inside the executor, as a loader does, and its dataset, of the pack's own
+    classes.
+    """
 
     name, checked = "", {}
 
@@ -52,7 +56,9 @@ class Model:
         weights, _, cast = dtype.partition(" ")
         patcher = build(name, getattr(torch, weights), getattr(torch, cast) if cast else None)
         assert all(p.is_inference() for p in patcher.model.parameters())
-        comfy.model_management.load_models_gpu([patcher], force_full_load=True)  # the host's load marks modules in its own way
+        comfy.model_management.load_models_gpu(
+            [patcher], force_full_load=True
+        )  # the host's load marks modules in its own way
         Model.checked = picture_of(patcher)
         import nodes
 
@@ -65,7 +71,9 @@ def picture_of(patcher):
     """Everything that training must leave as it was."""
     module = patcher.model
     return {
-        "bytes": {name: t.detach().contiguous().view(torch.uint8).clone() for name, t in module.state_dict().items() if t.ndim},
+        "bytes": {
+            name: t.detach().contiguous().view(torch.uint8).clone() for name, t in module.state_dict().items() if t.ndim
+        },
         "objects": {name: id(t) for name, t in module.named_parameters()},
         "gradients": {name: (t.requires_grad, t.grad is None) for name, t in module.named_parameters()},
         "modules": {
@@ -80,7 +88,9 @@ def same(before, patcher):
     assert not [name for name, t in before["bytes"].items() if not torch.equal(t, now["bytes"][name])]
     for key in ("objects", "gradients", "modules"):
         assert before[key].keys() == now[key].keys()
-        assert not [(name, value, now[key][name]) for name, value in before[key].items() if value != now[key][name]], key
+        assert not [(name, value, now[key][name]) for name, value in before[key].items() if value != now[key][name]], (
+            key
+        )
     return True
 
 
@@ -109,9 +119,13 @@ def train(host, name, adapter, optimizer=None, dtype="float32", count=2):
     """The captured outputs of one run through the executor; the base is as it was."""
     host.nodes.NODE_CLASS_MAPPINGS["GraftTestModel"] = Model
     host.fresh()
-    shutil.rmtree(os.path.join(host.output, "graft"), ignore_errors=True)  # checkpointing is no part of a run's identity
+    shutil.rmtree(
+        os.path.join(host.output, "graft"), ignore_errors=True
+    )  # checkpointing is no part of a run's identity
     prompt = workflow(host, name, f"family {name}".replace(" ", "-"), adapter, optimizer, dtype, count)
-    result = host.run(prompt, capture={"state": ["5", 0], "lora": ["5", 3], "model": ["1", 0], "start": ["4", 0], "report": ["5", 5]})
+    result = host.run(
+        prompt, capture={"state": ["5", 0], "lora": ["5", 3], "model": ["1", 0], "start": ["4", 0], "report": ["5", 5]}
+    )
     assert result["success"], json.dumps(result["errors"], default=str, indent=1)[:3000]
     assert f"{count} trained now" in result["captured"]["report"]
     assert same(Model.checked, result["captured"]["model"])
@@ -155,14 +169,17 @@ def test_full_weights_through_the_executor(host, name):
     available(name)
     found = train(host, name, {"kind": "full", "rank": 16}, {"checkpointing": True}, count=1)
     state = found["state"]
-    assert {key.split("/", 1)[1] for key in state.optimizer if key.startswith("exp_avg/")} | unread(name, state) == set(state.trained)
+    assert {key.split("/", 1)[1] for key in state.optimizer if key.startswith("exp_avg/")} | unread(name, state) == set(
+        state.trained
+    )
 
 
 def unread(name, state):
     """Parameters that no forward of text to image reads."""
     names = {
         "qwen": ("transformer_blocks.1.txt_mod",),
-        "lumina2": ("x_pad_token", "cap_pad_token", "norm_final"), "z-image": ("x_pad_token", "cap_pad_token"),
+        "lumina2": ("x_pad_token", "cap_pad_token", "norm_final"),
+        "z-image": ("x_pad_token", "cap_pad_token"),
     }.get(name, ())
     return {key for key in state.trained if key.startswith(names)} if names else set()
 
@@ -178,7 +195,13 @@ def sampled(patcher, x, sigma, context, extras):
         seen.append(model(x, sigmas[:1], **extra_args))
         return noise
 
-    guider.sample(torch.zeros_like(x), torch.zeros_like(x), comfy.samplers.KSAMPLER(one_step), torch.cat([sigma, torch.zeros(1)]), seed=0)
+    guider.sample(
+        torch.zeros_like(x),
+        torch.zeros_like(x),
+        comfy.samplers.KSAMPLER(one_step),
+        torch.cat([sigma, torch.zeros(1)]),
+        seed=0,
+    )
     return seen[0]
 
 
@@ -212,7 +235,9 @@ def denoised(patcher, settings, trained, x, sigma, name, tokens=6):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_computes_what_the_host_samples_with_the_file(name, kind):
-    """The exported file through ComfyUI's own loader and sampler (conditions, guidance and masks included) against training's forward."""
+    """The exported file through ComfyUI's own loader and sampler (conditions, guidance and masks included) against
+    training's forward.
+    """
     available(name)
     if kind != "locon" and name not in ("sd1", "flux", "wan", "qwen"):
         pytest.skip("one kind is enough there")
@@ -223,7 +248,9 @@ def test_training_computes_what_the_host_samples_with_the_file(name, kind):
         sigma = wall.denoiser.Denoiser(patcher).sigma(torch.tensor([0.6]))
         found = denoised(patcher, settings, trained, x, sigma, name)
         plain = sampled(patcher, x, sigma, context, {**extras, "guidance": 1.0})
-        expected = sampled(with_file(patcher, as_lora(trained, settings, None)), x, sigma, context, {**extras, "guidance": 1.0})
+        expected = sampled(
+            with_file(patcher, as_lora(trained, settings, None)), x, sigma, context, {**extras, "guidance": 1.0}
+        )
     scale = float((expected - x).abs().max())
     assert float((found - expected).abs().max()) < 2e-4 * scale
     assert float((plain - expected).abs().max()) > 1e-2 * scale
@@ -237,7 +264,9 @@ def graded(patcher, settings, trained, x, sigma, name, way):
 
 @pytest.mark.parametrize("name", [*NAMES, *OTHERS])
 def test_gradients_are_those_of_finite_differences_of_sampling(name):
-    """Along random directions of a few tensors, against central differences of the host's own forward with the file applied."""
+    """Along random directions of a few tensors, against central differences of the host's own forward with the file
+    applied.
+    """
     available(name)
     patcher, settings = build(name), AdapterSettings("locon", rank=2, targets="all")
     trained = {key: t.requires_grad_() for key, t in moved(patcher, settings).items()}
@@ -254,17 +283,23 @@ def test_gradients_are_those_of_finite_differences_of_sampling(name):
         for sign in (1, -1):
             file = as_lora({**trained, key: trained[key].detach() + sign * 0.004 * direction}, settings, None)
             with torch.no_grad():
-                values.append(float((sampled(with_file(patcher, file), x, sigma, context, extras).double() * way).sum()))
+                values.append(
+                    float((sampled(with_file(patcher, file), x, sigma, context, extras).double() * way).sum())
+                )
         expected = (values[0] - values[1]) / 0.008
         if name in OTHERS and trained[key].grad is None:  # a part for pictures as references
             assert expected == 0
             continue
-        assert float((trained[key].grad * direction).sum()) == pytest.approx(expected, rel=2e-2, abs=2e-3 * float(way.norm())), key
+        assert float((trained[key].grad * direction).sum()) == pytest.approx(
+            expected, rel=2e-2, abs=2e-3 * float(way.norm())
+        ), key
 
 
 @pytest.mark.parametrize("name", [*NAMES, *OTHERS])
 def test_checkpointed_gradients_are_the_same_bytes(name):
-    """Of adapters and of what a text encoder that is trained gives: blocks run again in the backward pass change tensors in place too."""
+    """Of adapters and of what a text encoder that is trained gives: blocks run again in the backward pass change
+    tensors in place too.
+    """
     available(name)
     patcher, settings = build(name), AdapterSettings("lora", rank=2, targets="attention+ff")
     way, found = random(2, *EVERY[name].latent, seed=5), []
@@ -274,7 +309,10 @@ def test_checkpointed_gradients_are_the_same_bytes(name):
         given = {"context": context} | {key: t for key, t in extras.items() if t.is_floating_point()}
         given = {key: t.clone().requires_grad_() for key, t in given.items()}
         text = Conditioning(given["context"], {**extras, **{key: t for key, t in given.items() if key != "context"}})
-        with wall.denoiser.denoiser(patcher) as denoiser, wall.inplace.NoAssignmentInPlace():  # as with a text encoder, UNets too
+        with (
+            wall.denoiser.denoiser(patcher) as denoiser,
+            wall.inplace.NoAssignmentInPlace(),
+        ):  # as with a text encoder, UNets too
             module = denoiser.module
             with attached(module, settings, graded, still), forgetful(*([module] if forgetful is checkpointed else [])):
                 sigma = denoiser.sigma(torch.tensor([0.3, 0.6]))
@@ -311,7 +349,9 @@ def test_captions_of_different_lengths_share_a_batch(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_noise_levels_are_the_models_own(name):
-    """For flows the shifted share, written out; for the others a row of the table. The objective is what the family predicts."""
+    """For flows the shifted share, written out; for the others a row of the table. The objective is what the family
+    predicts.
+    """
     available(name)
     patcher = build(name)
     denoiser = wall.denoiser.Denoiser(patcher)
@@ -355,19 +395,41 @@ def test_model_sampling_that_training_does_not_know_is_refused_by_name(host, sam
 
 
 ATTENTION = {
-    "sd1": {"attn1", "attn2"}, "sd2-v": {"attn1", "attn2"}, "sdxl": {"attn1", "attn2"}, "sd3": {"attn", "attn2"},
-    "flux": {"img_attn", "txt_attn", "linear1", "linear2"}, "flux schnell": {"img_attn", "txt_attn", "linear1", "linear2"},
-    "qwen": {"attn"}, "lumina2": {"attention"}, "z-image": {"attention"}, "wan": {"self_attn", "cross_attn"},
-}  # fmt: skip
+    "sd1": {"attn1", "attn2"},
+    "sd2-v": {"attn1", "attn2"},
+    "sdxl": {"attn1", "attn2"},
+    "sd3": {"attn", "attn2"},
+    "flux": {"img_attn", "txt_attn", "linear1", "linear2"},
+    "flux schnell": {"img_attn", "txt_attn", "linear1", "linear2"},
+    "qwen": {"attn"},
+    "lumina2": {"attention"},
+    "z-image": {"attention"},
+    "wan": {"self_attn", "cross_attn"},
+}
 FEED_FORWARD = {
-    "sd1": {"ff", "proj_in", "proj_out"}, "sd2-v": {"ff", "proj_in", "proj_out"}, "sdxl": {"ff", "proj_in", "proj_out"}, "sd3": {"mlp"},
-    "flux": {"img_mlp", "txt_mlp"}, "flux schnell": {"img_mlp", "txt_mlp"}, "qwen": {"img_mlp", "txt_mlp"}, "lumina2": {"feed_forward"},
-    "z-image": {"feed_forward"}, "wan": {"ffn"},
-}  # fmt: skip
+    "sd1": {"ff", "proj_in", "proj_out"},
+    "sd2-v": {"ff", "proj_in", "proj_out"},
+    "sdxl": {"ff", "proj_in", "proj_out"},
+    "sd3": {"mlp"},
+    "flux": {"img_mlp", "txt_mlp"},
+    "flux schnell": {"img_mlp", "txt_mlp"},
+    "qwen": {"img_mlp", "txt_mlp"},
+    "lumina2": {"feed_forward"},
+    "z-image": {"feed_forward"},
+    "wan": {"ffn"},
+}
 COUNTS = {  # attention, attention+ff: linear layers and pointwise convolutions of the tiny model
-    "sd1": (56, 84), "sd2-v": (56, 84), "sdxl": (56, 84), "sd3": (9, 15), "flux": (6, 10), "flux schnell": (6, 10), "qwen": (14, 20),
-    "lumina2": (8, 20), "z-image": (8, 20), "wan": (16, 20),
-}  # fmt: skip
+    "sd1": (56, 84),
+    "sd2-v": (56, 84),
+    "sdxl": (56, 84),
+    "sd3": (9, 15),
+    "flux": (6, 10),
+    "flux schnell": (6, 10),
+    "qwen": (14, 20),
+    "lumina2": (8, 20),
+    "z-image": (8, 20),
+    "wan": (16, 20),
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -378,7 +440,9 @@ def test_presets_hit_the_layers_of_each_family(name):
     for chosen, parts in zip(found, (ATTENTION[name], ATTENTION[name] | FEED_FORWARD[name]), strict=True):
         assert all(set(path.split(".")) & parts for path in chosen)
         assert {part for path in chosen for part in path.split(".")} >= parts
-        assert not any("modulation" in part or "norm" in part or "embed" in part for path in chosen for part in path.split("."))
+        assert not any(
+            "modulation" in part or "norm" in part or "embed" in part for path in chosen for part in path.split(".")
+        )
     assert (len(found[0]), len(found[1])) == COUNTS[name]
 
 
@@ -405,7 +469,10 @@ def test_every_kind_beside_fp8_weights_is_that_beside_the_same_weights_in_float3
     trained = moved(plain, settings)
     x, sigma = random(1, *FAMILIES["flux"].latent, seed=4), torch.tensor([0.6])
     start = beginning(quantised.model.diffusion_model, settings, 0, {})
-    assert all(torch.allclose(t, start[key], atol=1e-5) for key, t in beginning(plain.model.diffusion_model, settings, 0, {}).items())
+    assert all(
+        torch.allclose(t, start[key], atol=1e-5)
+        for key, t in beginning(plain.model.diffusion_model, settings, 0, {}).items()
+    )
     with torch.no_grad():
         found, expected = (denoised(patcher, settings, trained, x, sigma, "flux") for patcher in (quantised, plain))
     assert torch.allclose(found, expected, atol=1e-4 * float(expected.abs().max()))
@@ -419,7 +486,9 @@ def test_full_weights_of_an_fp8_model_are_refused(host):
 
 
 def test_one_step_is_a_loop_written_by_hand():
-    """The loss and the update of a Flux step, against AdamW over the network called directly with the family's inputs."""
+    """The loss and the update of a Flux step, against AdamW over the network called directly with
+    the family's inputs.
+    """
     name, settings = "flux", AdapterSettings("lora", rank=2, targets="attention")
     patcher, data = build(name), dataset(name)
     own = Settings(OptimizerSettings(learning_rate=1e-2, batch_size=1, clip_norm=0.0, weight_decay=0.0))

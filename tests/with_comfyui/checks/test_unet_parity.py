@@ -1,4 +1,6 @@
-"""The embedded host's UNet, key names and LoRA patches against the real ComfyUI's: same configuration and weights, same output."""
+"""The embedded host's UNet, key names and LoRA patches against the real ComfyUI's: same configuration and weights, same
+output.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ import pytest
 import torch
 
 _spec = importlib.util.spec_from_file_location(
-    "stub_unet", os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "stub_unet.py"))
+    "stub_unet", os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "stub_unet.py")
+)
 stub_unet = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(stub_unet)
 
@@ -22,7 +25,11 @@ def inputs(name: str, size: tuple[int, int], control: bool) -> tuple[dict, dict]
         return torch.randn(shape, generator=g)
 
     tensors = {f"w.{key}": value for key, value in stub_unet.random_weights(config).items()}
-    tensors |= {"x": draw(2, config["in_channels"], *size), "t": torch.tensor([999.0, 37.5]), "context": draw(2, 6, config["context_dim"])}
+    tensors |= {
+        "x": draw(2, config["in_channels"], *size),
+        "t": torch.tensor([999.0, 37.5]),
+        "context": draw(2, 6, config["context_dim"]),
+    }
     if config["adm_in_channels"]:
         tensors["y"] = draw(2, config["adm_in_channels"])
     if control:
@@ -35,8 +42,13 @@ def inputs(name: str, size: tuple[int, int], control: bool) -> tuple[dict, dict]
 
 
 UNETS = [
-    ("sd15", (16, 16), {}), ("sd15", (17, 23), {"patches": True}), ("sdxl", (16, 16), {}), ("sdxl", (19, 14), {"patches": True}),
-    ("demo", (32, 32), {}), ("demo", (9, 31), {"patches": True, "wrapper": True}), ("demo", (33, 32), {"control": True}),
+    ("sd15", (16, 16), {}),
+    ("sd15", (17, 23), {"patches": True}),
+    ("sdxl", (16, 16), {}),
+    ("sdxl", (19, 14), {"patches": True}),
+    ("demo", (32, 32), {}),
+    ("demo", (9, 31), {"patches": True, "wrapper": True}),
+    ("demo", (33, 32), {"control": True}),
     ("updown", (16, 16), {"wrapper": True}),
 ]
 
@@ -88,7 +100,9 @@ def test_lora_patches(tmp_path, dtype):
             lora[f"{name}.alpha"] = torch.tensor(2.0)
         if value.ndim == 2 and number % 5 == 0:
             lora[f"{name}.dora_scale"] = torch.rand(value.shape[0], 1, generator=g)
-    tensors = {f"0.w.{key}": value for key, value in weights.items()} | {f"0.lora.{key}": value for key, value in lora.items()}
+    tensors = {f"0.w.{key}": value for key, value in weights.items()} | {
+        f"0.lora.{key}": value for key, value in lora.items()
+    }
     jobs = [{"run": "lora", "config": config, "dtype": dtype}]
     difference, real, stub = stub_unet.compare(jobs, tensors, str(tmp_path))
     assert real == stub

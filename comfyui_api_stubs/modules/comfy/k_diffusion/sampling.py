@@ -40,14 +40,18 @@ def get_ancestral_step(sigma_from, sigma_to, eta=1.0):
 
 
 def default_noise_sampler(x, seed=None):
-    """A function of (sigma, next sigma) that draws noise like x from a generator of its own, or the global one without a seed.
+    """A function of (sigma, next sigma) that draws noise like x from a generator of its own, or the global one without
+    a seed.
 
-    On the CPU the seed is one higher, so that the noise of steps is not the noise that sampling started from (ComfyUI 0.4 and later).
+    On the CPU the seed is one higher, so that the noise of steps is not the noise that sampling started from (ComfyUI
+    0.4 and later).
     """
     generator = None
     if seed is not None:
         generator = torch.Generator(device=x.device).manual_seed(seed + (x.device.type == "cpu"))
-    return lambda sigma, sigma_next: torch.randn(x.size(), dtype=x.dtype, layout=x.layout, device=x.device, generator=generator)
+    return lambda sigma, sigma_next: torch.randn(
+        x.size(), dtype=x.dtype, layout=x.layout, device=x.device, generator=generator
+    )
 
 
 def _steps(model, x, sigmas, extra_args, disable):
@@ -63,8 +67,18 @@ def _tell(callback, x, i, sigma, sigma_hat, denoised):
 
 
 @torch.no_grad()
-def sample_euler(model, x, sigmas, extra_args=None, callback=None, disable=None, s_churn=0.0, s_tmin=0.0, s_tmax=float("inf"),
-                 s_noise=1.0):
+def sample_euler(
+    model,
+    x,
+    sigmas,
+    extra_args=None,
+    callback=None,
+    disable=None,
+    s_churn=0.0,
+    s_tmin=0.0,
+    s_tmax=float("inf"),
+    s_noise=1.0,
+):
     """Euler steps, with noise churned in when asked for (Karras 2022, algorithm 2)."""
     for i, sigma, sigma_next, denoise in _steps(model, x, sigmas, extra_args, disable):
         sigma_hat = sigma
@@ -78,7 +92,9 @@ def sample_euler(model, x, sigmas, extra_args=None, callback=None, disable=None,
 
 
 @torch.no_grad()
-def sample_euler_ancestral(model, x, sigmas, extra_args=None, callback=None, disable=None, eta=1.0, s_noise=1.0, noise_sampler=None):
+def sample_euler_ancestral(
+    model, x, sigmas, extra_args=None, callback=None, disable=None, eta=1.0, s_noise=1.0, noise_sampler=None
+):
     """Euler steps a little too far down, and fresh noise back up."""
     if isinstance(model.inner_model.inner_model.model_sampling, comfy.model_sampling.CONST):
         return sample_euler_ancestral_RF(model, x, sigmas, extra_args, callback, disable, eta, s_noise, noise_sampler)
@@ -95,8 +111,9 @@ def sample_euler_ancestral(model, x, sigmas, extra_args=None, callback=None, dis
 
 
 @torch.no_grad()
-def sample_euler_ancestral_RF(model, x, sigmas, extra_args=None, callback=None, disable=None, eta=1.0, s_noise=1.0,
-                              noise_sampler=None):
+def sample_euler_ancestral_RF(
+    model, x, sigmas, extra_args=None, callback=None, disable=None, eta=1.0, s_noise=1.0, noise_sampler=None
+):
     """The same for rectified flow, where signal shrinks as noise grows."""
     draw = default_noise_sampler(x, seed=(extra_args or {}).get("seed")) if noise_sampler is None else noise_sampler
     for i, sigma, sigma_next, denoise in _steps(model, x, sigmas, extra_args, disable):

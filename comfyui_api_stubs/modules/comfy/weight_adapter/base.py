@@ -17,8 +17,17 @@ class WeightAdapterBase:
         """The adapter of a key in a LoRA's state dict, None when it has no such key."""
         raise NotImplementedError
 
-    def calculate_weight(self, weight, key, strength, strength_model, offset, function, intermediate_dtype=torch.float32,
-                         original_weight=None):
+    def calculate_weight(
+        self,
+        weight,
+        key,
+        strength,
+        strength_model,
+        offset,
+        function,
+        intermediate_dtype=torch.float32,
+        original_weight=None,
+    ):
         """The changed weight; `weight` may be changed in place."""
         raise NotImplementedError
 
@@ -28,7 +37,9 @@ class WeightAdapterTrainBase(torch.nn.Module):
 
 
 def weight_decompose(dora_scale, weight, lora_diff, alpha, strength, intermediate_dtype, function):
-    """DoRA (Liu 2024): the changed weight rescaled to the trained magnitude, along the axis that the magnitude's shape names."""
+    """DoRA (Liu 2024): the changed weight rescaled to the trained magnitude, along the axis that the magnitude's shape
+    names.
+    """
     dora_scale = comfy.model_management.cast_to_device(dora_scale, weight.device, intermediate_dtype)
     changed = weight + function(lora_diff * alpha).type(weight.dtype)
     if dora_scale.shape[0] == weight.shape[0]:

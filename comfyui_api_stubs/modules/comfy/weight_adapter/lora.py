@@ -39,8 +39,17 @@ class LoRAAdapter(WeightAdapterBase):
                 return cls(keys, (lora[up], lora[down], alpha, lora.get(mid), dora_scale, reshape))
         return None
 
-    def calculate_weight(self, weight, key, strength, strength_model, offset, function, intermediate_dtype=torch.float32,
-                         original_weight=None):
+    def calculate_weight(
+        self,
+        weight,
+        key,
+        strength,
+        strength_model,
+        offset,
+        function,
+        intermediate_dtype=torch.float32,
+        original_weight=None,
+    ):
         """The changed weight, in place."""
         up, down, alpha, mid, dora_scale, reshape = self.weights
         if reshape is not None:
@@ -55,8 +64,10 @@ class LoRAAdapter(WeightAdapterBase):
             down = torch.einsum("ij...,jk->ik...", cast(mid), down.flatten(1))
         delta = torch.mm(up.flatten(1), down.flatten(1))
         if delta.numel() != weight.numel():
-            raise ValueError(f"{key}: weight of shape {tuple(weight.shape)} cannot take a LoRA of {tuple(self.weights[0].shape)} x "
-                             f"{tuple(self.weights[1].shape)}; it was made for another model")
+            raise ValueError(
+                f"{key}: weight of shape {tuple(weight.shape)} cannot take a LoRA of {tuple(self.weights[0].shape)} x "
+                f"{tuple(self.weights[1].shape)}; it was made for another model"
+            )
         delta = delta.reshape(weight.shape)
         if dora_scale is not None:
             return weight_decompose(dora_scale, weight, delta, scale, strength, intermediate_dtype, function)

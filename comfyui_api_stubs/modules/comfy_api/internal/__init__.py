@@ -1,4 +1,6 @@
-"""Class surgery behind V3 nodes: finding overrides, cloning and locking node classes for one execution (ComfyUI's comfy_api.internal)."""
+"""Class surgery behind V3 nodes: finding overrides, cloning and locking node classes for one execution (ComfyUI's
+comfy_api.internal).
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,9 @@ def lock_class(cls: type) -> type:
 
 
 def make_locked_method_func(type_obj: type, func: str, class_clone: type) -> Callable[..., Any]:
-    """The class method `func` of `type_obj` as a function whose `cls` is the locked clone; a coroutine function stays one."""
+    """The class method `func` of `type_obj` as a function whose `cls` is the locked clone; a coroutine function stays
+    one.
+    """
     locked = lock_class(class_clone)
     method = getattr(type_obj, func).__func__
     if inspect.iscoroutinefunction(method):

@@ -1,4 +1,6 @@
-"""The V3 node schema: socket types with their inputs and outputs, Schema, ComfyNode, NodeOutput (ComfyUI's comfy_api.latest.io)."""
+"""The V3 node schema: socket types with their inputs and outputs, Schema, ComfyNode, NodeOutput (ComfyUI's
+comfy_api.latest.io).
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,13 @@ class RemoteOptions:
     """Where the editor fetches a combo's options from."""
 
     def __init__(
-        self, route: str, refresh_button: bool, control_after_refresh: str = "first", timeout: int | None = None,
-        max_retries: int | None = None, refresh: int | None = None,
+        self,
+        route: str,
+        refresh_button: bool,
+        control_after_refresh: str = "first",
+        timeout: int | None = None,
+        max_retries: int | None = None,
+        refresh: int | None = None,
     ):
         self.route = route
         self.refresh_button = refresh_button
@@ -95,7 +102,12 @@ class Input(_IO_V3):
     """A socket that takes a value."""
 
     def __init__(
-        self, id: str, display_name: str | None = None, optional: bool = False, tooltip: str | None = None, lazy: bool | None = None,
+        self,
+        id: str,
+        display_name: str | None = None,
+        optional: bool = False,
+        tooltip: str | None = None,
+        lazy: bool | None = None,
         extra_dict: dict | None = None,
     ):
         super().__init__()
@@ -118,8 +130,16 @@ class WidgetInput(Input):
     """An input that the editor draws a widget for; the socket is there as well unless `socketless`."""
 
     def __init__(
-        self, id: str, display_name: str | None = None, optional: bool = False, tooltip: str | None = None, lazy: bool | None = None,
-        default: Any = None, socketless: bool | None = None, widget_type: str | None = None, force_input: bool | None = None,
+        self,
+        id: str,
+        display_name: str | None = None,
+        optional: bool = False,
+        tooltip: str | None = None,
+        lazy: bool | None = None,
+        default: Any = None,
+        socketless: bool | None = None,
+        widget_type: str | None = None,
+        force_input: bool | None = None,
         extra_dict: dict | None = None,
     ):
         super().__init__(id, display_name, optional, tooltip, lazy, extra_dict)
@@ -129,7 +149,12 @@ class WidgetInput(Input):
         self.force_input = force_input
 
     def as_dict(self) -> dict:
-        own = {"default": self.default, "socketless": self.socketless, "widgetType": self.widget_type, "forceInput": self.force_input}
+        own = {
+            "default": self.default,
+            "socketless": self.socketless,
+            "widgetType": self.widget_type,
+            "forceInput": self.force_input,
+        }
         return super().as_dict() | prune_dict(own)
 
     def get_io_type(self) -> Any:
@@ -137,10 +162,16 @@ class WidgetInput(Input):
 
 
 class Output(_IO_V3):
-    """A socket that gives a value; `is_output_list` says that it gives a list of them, one execution each downstream."""
+    """A socket that gives a value; `is_output_list` says that it gives a list of them, one
+    execution each downstream.
+    """
 
     def __init__(
-        self, id: str | None = None, display_name: str | None = None, tooltip: str | None = None, is_output_list: bool = False,
+        self,
+        id: str | None = None,
+        display_name: str | None = None,
+        tooltip: str | None = None,
+        is_output_list: bool = False,
     ):
         self.id = id
         self.display_name = display_name
@@ -148,7 +179,9 @@ class Output(_IO_V3):
         self.is_output_list = is_output_list
 
     def as_dict(self) -> dict:
-        return prune_dict({"display_name": self.display_name, "tooltip": self.tooltip, "is_output_list": self.is_output_list})
+        return prune_dict(
+            {"display_name": self.display_name, "tooltip": self.tooltip, "is_output_list": self.is_output_list}
+        )
 
     def get_io_type(self) -> Any:
         return self.io_type
@@ -169,7 +202,9 @@ class ComfyTypeIO(ComfyTypeI):
 
 
 def comfytype(io_type: str, **kwargs: Any) -> Callable[[type], type]:
-    """Class decorator: makes a socket type of this name; its Input and Output become classes of its own that know it as Parent."""
+    """Class decorator: makes a socket type of this name; its Input and Output become classes of its own that know it as
+    Parent.
+    """
 
     def decorate(cls: type) -> type:
         if not issubclass(cls, _ComfyType):
@@ -204,8 +239,16 @@ class Boolean(ComfyTypeIO):
         """A switch."""
 
         def __init__(
-            self, id: str, display_name: str | None = None, optional: bool = False, tooltip: str | None = None, lazy: bool | None = None,
-            default: bool | None = None, label_on: str | None = None, label_off: str | None = None, socketless: bool | None = None,
+            self,
+            id: str,
+            display_name: str | None = None,
+            optional: bool = False,
+            tooltip: str | None = None,
+            lazy: bool | None = None,
+            default: bool | None = None,
+            label_on: str | None = None,
+            label_off: str | None = None,
+            socketless: bool | None = None,
             force_input: bool | None = None,
         ):
             super().__init__(id, display_name, optional, tooltip, lazy, default, socketless, None, force_input)
@@ -224,9 +267,19 @@ class Int(ComfyTypeIO):
         """A whole number."""
 
         def __init__(
-            self, id: str, display_name: str | None = None, optional: bool = False, tooltip: str | None = None, lazy: bool | None = None,
-            default: int | None = None, min: int | None = None, max: int | None = None, step: int | None = None,
-            control_after_generate: bool | None = None, display_mode: NumberDisplay | None = None, socketless: bool | None = None,
+            self,
+            id: str,
+            display_name: str | None = None,
+            optional: bool = False,
+            tooltip: str | None = None,
+            lazy: bool | None = None,
+            default: int | None = None,
+            min: int | None = None,
+            max: int | None = None,
+            step: int | None = None,
+            control_after_generate: bool | None = None,
+            display_mode: NumberDisplay | None = None,
+            socketless: bool | None = None,
             force_input: bool | None = None,
         ):
             super().__init__(id, display_name, optional, tooltip, lazy, default, socketless, None, force_input)
@@ -238,7 +291,10 @@ class Int(ComfyTypeIO):
 
         def as_dict(self) -> dict:
             own = {
-                "min": self.min, "max": self.max, "step": self.step, "control_after_generate": self.control_after_generate,
+                "min": self.min,
+                "max": self.max,
+                "step": self.step,
+                "control_after_generate": self.control_after_generate,
                 "display": self.display_mode.value if self.display_mode else None,
             }
             return super().as_dict() | prune_dict(own)
@@ -252,9 +308,19 @@ class Float(ComfyTypeIO):
         """A number."""
 
         def __init__(
-            self, id: str, display_name: str | None = None, optional: bool = False, tooltip: str | None = None, lazy: bool | None = None,
-            default: float | None = None, min: float | None = None, max: float | None = None, step: float | None = None,
-            round: float | None = None, display_mode: NumberDisplay | None = None, socketless: bool | None = None,
+            self,
+            id: str,
+            display_name: str | None = None,
+            optional: bool = False,
+            tooltip: str | None = None,
+            lazy: bool | None = None,
+            default: float | None = None,
+            min: float | None = None,
+            max: float | None = None,
+            step: float | None = None,
+            round: float | None = None,
+            display_mode: NumberDisplay | None = None,
+            socketless: bool | None = None,
             force_input: bool | None = None,
         ):
             super().__init__(id, display_name, optional, tooltip, lazy, default, socketless, None, force_input)
@@ -266,7 +332,10 @@ class Float(ComfyTypeIO):
 
         def as_dict(self) -> dict:
             own = {
-                "min": self.min, "max": self.max, "step": self.step, "round": self.round,
+                "min": self.min,
+                "max": self.max,
+                "step": self.step,
+                "round": self.round,
                 "display": self.display_mode.value if self.display_mode else None,
             }
             return super().as_dict() | prune_dict(own)
@@ -280,9 +349,18 @@ class String(ComfyTypeIO):
         """A text."""
 
         def __init__(
-            self, id: str, display_name: str | None = None, optional: bool = False, tooltip: str | None = None, lazy: bool | None = None,
-            multiline: bool = False, placeholder: str | None = None, default: str | None = None, dynamic_prompts: bool | None = None,
-            socketless: bool | None = None, force_input: bool | None = None,
+            self,
+            id: str,
+            display_name: str | None = None,
+            optional: bool = False,
+            tooltip: str | None = None,
+            lazy: bool | None = None,
+            multiline: bool = False,
+            placeholder: str | None = None,
+            default: str | None = None,
+            dynamic_prompts: bool | None = None,
+            socketless: bool | None = None,
+            force_input: bool | None = None,
         ):
             super().__init__(id, display_name, optional, tooltip, lazy, default, socketless, None, force_input)
             self.multiline = multiline
@@ -302,10 +380,19 @@ class Combo(ComfyTypeIO):
         """A choice from a list."""
 
         def __init__(
-            self, id: str, options: list[str] | list[int] | type[Enum] | None = None, display_name: str | None = None,
-            optional: bool = False, tooltip: str | None = None, lazy: bool | None = None, default: str | int | Enum | None = None,
-            control_after_generate: bool | None = None, upload: UploadType | None = None, image_folder: FolderType | None = None,
-            remote: RemoteOptions | None = None, socketless: bool | None = None,
+            self,
+            id: str,
+            options: list[str] | list[int] | type[Enum] | None = None,
+            display_name: str | None = None,
+            optional: bool = False,
+            tooltip: str | None = None,
+            lazy: bool | None = None,
+            default: str | int | Enum | None = None,
+            control_after_generate: bool | None = None,
+            upload: UploadType | None = None,
+            image_folder: FolderType | None = None,
+            remote: RemoteOptions | None = None,
+            socketless: bool | None = None,
         ):
             if isinstance(default, Enum):
                 default = default.value
@@ -319,7 +406,9 @@ class Combo(ComfyTypeIO):
 
         def as_dict(self) -> dict:
             own = {
-                "multiselect": self.multiselect, "options": self.options, "control_after_generate": self.control_after_generate,
+                "multiselect": self.multiselect,
+                "options": self.options,
+                "control_after_generate": self.control_after_generate,
                 "image_folder": self.image_folder.value if self.image_folder else None,
                 "remote": self.remote.as_dict() if self.remote else None,
             }
@@ -331,7 +420,11 @@ class Combo(ComfyTypeIO):
         """One of `options`; the options themselves are the type on the wire."""
 
         def __init__(
-            self, id: str | None = None, display_name: str | None = None, options: list[str] | None = None, tooltip: str | None = None,
+            self,
+            id: str | None = None,
+            display_name: str | None = None,
+            options: list[str] | None = None,
+            tooltip: str | None = None,
             is_output_list: bool = False,
         ):
             super().__init__(id, display_name, tooltip, is_output_list)
@@ -350,11 +443,30 @@ class MultiCombo(ComfyTypeI):
         """Several choices from a list."""
 
         def __init__(
-            self, id: str, options: list[str], display_name: str | None = None, optional: bool = False, tooltip: str | None = None,
-            lazy: bool | None = None, default: list[str] | None = None, placeholder: str | None = None, chip: bool | None = None,
-            control_after_generate: bool | None = None, socketless: bool | None = None,
+            self,
+            id: str,
+            options: list[str],
+            display_name: str | None = None,
+            optional: bool = False,
+            tooltip: str | None = None,
+            lazy: bool | None = None,
+            default: list[str] | None = None,
+            placeholder: str | None = None,
+            chip: bool | None = None,
+            control_after_generate: bool | None = None,
+            socketless: bool | None = None,
         ):
-            super().__init__(id, options, display_name, optional, tooltip, lazy, default, control_after_generate, socketless=socketless)
+            super().__init__(
+                id,
+                options,
+                display_name,
+                optional,
+                tooltip,
+                lazy,
+                default,
+                control_after_generate,
+                socketless=socketless,
+            )
             self.multiselect = True
             self.placeholder = placeholder
             self.chip = chip
@@ -450,8 +562,14 @@ class MultiType:
         """`id` may be a widget input: then the socket has that widget, and its type comes first."""
 
         def __init__(
-            self, id: str | Input, types: list, display_name: str | None = None, optional: bool = False, tooltip: str | None = None,
-            lazy: bool | None = None, extra_dict: dict | None = None,
+            self,
+            id: str | Input,
+            types: list,
+            display_name: str | None = None,
+            optional: bool = False,
+            tooltip: str | None = None,
+            lazy: bool | None = None,
+            extra_dict: dict | None = None,
         ):
             self.input_override = None
             if not isinstance(id, str):
@@ -496,8 +614,14 @@ class HiddenHolder:
     """The hidden values of one execution, as `cls.hidden`; what was not asked for reads as None."""
 
     def __init__(
-        self, unique_id: str | None, prompt: Any, extra_pnginfo: Any, dynprompt: Any, auth_token_comfy_org: str | None,
-        api_key_comfy_org: str | None, **kwargs: Any,
+        self,
+        unique_id: str | None,
+        prompt: Any,
+        extra_pnginfo: Any,
+        dynprompt: Any,
+        auth_token_comfy_org: str | None,
+        api_key_comfy_org: str | None,
+        **kwargs: Any,
     ):
         self.unique_id = unique_id
         self.prompt = prompt
@@ -559,11 +683,14 @@ class Schema:
     enable_expand: bool = False
 
     def validate(self) -> None:
-        """Raise ValueError, naming every id that is there twice; an id shared by an input and an output is refused as in 0.3.64."""
+        """Raise ValueError, naming every id that is there twice; an id shared by an input and an output is refused as
+        in 0.3.64.
+        """
         inputs, outputs = [socket.id for socket in self.inputs or []], [socket.id for socket in self.outputs or []]
         issues = [
             f"{side} ids must be unique, but {sorted(key for key, count in Counter(ids).items() if count > 1)} are not."
-            for side, ids in (("Input", inputs), ("Output", outputs)) if len(set(ids)) != len(ids)
+            for side, ids in (("Input", inputs), ("Output", outputs))
+            if len(set(ids)) != len(ids)
         ]
         if shared := set(inputs) & set(outputs):
             issues.append(f"Ids must be unique between inputs and outputs, but {shared} are not.")
@@ -639,9 +766,14 @@ def _normal_output(cls: Any, returned: Any) -> NodeOutput:
     elif isinstance(returned, ExecutionBlocker):
         returned = NodeOutput(block_execution=returned.message)
     elif not isinstance(returned, NodeOutput):
-        raise TypeError(f"Invalid return type from node: {type(returned)}; execute returns io.NodeOutput, a tuple, a dict or None")
+        raise TypeError(
+            f"Invalid return type from node: {type(returned)}; execute returns io.NodeOutput, a tuple, a dict or None"
+        )
     if returned.expand is not None and not cls.SCHEMA.enable_expand:
-        raise ValueError(f"Node {cls.__name__} is not expandable, but expand included in NodeOutput; set enable_expand=True in its Schema.")
+        raise ValueError(
+            f"Node {cls.__name__} is not expandable, but expand included in NodeOutput; set enable_expand=True in its"
+            " Schema."
+        )
     return returned
 
 
@@ -652,7 +784,9 @@ class _ComfyNodeBaseInternal(_ComfyNodeInternal):
     SCHEMA: Schema | None = None
     hidden: HiddenHolder | None = None
 
-    _DESCRIPTION = _CATEGORY = _EXPERIMENTAL = _DEPRECATED = _API_NODE = _OUTPUT_NODE = _INPUT_IS_LIST = _NOT_IDEMPOTENT = None
+    _DESCRIPTION = _CATEGORY = _EXPERIMENTAL = _DEPRECATED = _API_NODE = _OUTPUT_NODE = _INPUT_IS_LIST = (
+        _NOT_IDEMPOTENT
+    ) = None
     _RETURN_TYPES = _RETURN_NAMES = _OUTPUT_IS_LIST = _OUTPUT_TOOLTIPS = None
 
     DESCRIPTION = _of_schema("DESCRIPTION")
@@ -750,10 +884,18 @@ class _ComfyNodeBaseInternal(_ComfyNodeInternal):
         schema.validate()
         info = schema.get_v1_info(cls)
         values = {
-            "DESCRIPTION": schema.description, "CATEGORY": schema.category, "EXPERIMENTAL": schema.is_experimental,
-            "DEPRECATED": schema.is_deprecated, "API_NODE": schema.is_api_node, "OUTPUT_NODE": schema.is_output_node,
-            "INPUT_IS_LIST": schema.is_input_list, "NOT_IDEMPOTENT": schema.not_idempotent, "RETURN_TYPES": info.output,
-            "RETURN_NAMES": info.output_name, "OUTPUT_IS_LIST": info.output_is_list, "OUTPUT_TOOLTIPS": info.output_tooltips,
+            "DESCRIPTION": schema.description,
+            "CATEGORY": schema.category,
+            "EXPERIMENTAL": schema.is_experimental,
+            "DEPRECATED": schema.is_deprecated,
+            "API_NODE": schema.is_api_node,
+            "OUTPUT_NODE": schema.is_output_node,
+            "INPUT_IS_LIST": schema.is_input_list,
+            "NOT_IDEMPOTENT": schema.not_idempotent,
+            "RETURN_TYPES": info.output,
+            "RETURN_NAMES": info.output_name,
+            "OUTPUT_IS_LIST": info.output_is_list,
+            "OUTPUT_TOOLTIPS": info.output_tooltips,
         }
         for name, value in values.items():
             if getattr(cls, f"_{name}") is None:
@@ -774,14 +916,19 @@ class _UIOutput(ABC):
     """Something the editor shows under a node."""
 
     @abstractmethod
-    def as_dict(self) -> dict:
-        ...
+    def as_dict(self) -> dict: ...
 
 
 class NodeOutput(_NodeOutputInternal):
     """A node's return value: its outputs in order, and what the editor shows."""
 
-    def __init__(self, *args: Any, ui: _UIOutput | dict | None = None, expand: dict | None = None, block_execution: str | None = None):
+    def __init__(
+        self,
+        *args: Any,
+        ui: _UIOutput | dict | None = None,
+        expand: dict | None = None,
+        block_execution: str | None = None,
+    ):
         self.args = args
         self.ui = ui
         self.expand = expand

@@ -72,12 +72,18 @@ class ImageSaveHelper:
 
     @staticmethod
     def save_images(
-        images: Any, filename_prefix: str, folder_type: FolderType, cls: type[ComfyNode] | None, compress_level: int = 4,
+        images: Any,
+        filename_prefix: str,
+        folder_type: FolderType,
+        cls: type[ComfyNode] | None,
+        compress_level: int = 4,
     ) -> list[SavedResult]:
         """Write a batch (B, H, W, C) as one PNG a picture; the counter goes on from the files that are there."""
         directory = folder_paths.get_directory_by_type(FolderType(folder_type).value)
         height, width = images[0].shape[:2]
-        folder, filename, counter, subfolder, _ = folder_paths.get_save_image_path(filename_prefix, directory, width, height)
+        folder, filename, counter, subfolder, _ = folder_paths.get_save_image_path(
+            filename_prefix, directory, width, height
+        )
         info, results = ImageSaveHelper._create_png_metadata(cls), []
         for number, image in enumerate(images):
             file = f"{filename.replace('%batch_num%', str(number))}_{counter + number:05}_.png"
@@ -87,7 +93,9 @@ class ImageSaveHelper:
         return results
 
     @staticmethod
-    def get_save_images_ui(images: Any, filename_prefix: str, cls: type[ComfyNode] | None, compress_level: int = 4) -> SavedImages:
+    def get_save_images_ui(
+        images: Any, filename_prefix: str, cls: type[ComfyNode] | None, compress_level: int = 4
+    ) -> SavedImages:
         """Save into the output folder; returns what the editor shows."""
         return SavedImages(ImageSaveHelper.save_images(images, filename_prefix, FolderType.output, cls, compress_level))
 

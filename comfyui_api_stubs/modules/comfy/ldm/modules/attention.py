@@ -26,7 +26,10 @@ def get_attention_function(name, default=...):
 
 
 def wrap_attn(func):
-    """Let transformer_options["optimized_attention_override"] replace an attention function, but not inside the override itself."""
+    """Let transformer_options["optimized_attention_override"] replace an attention function, but not inside the
+    override itself.
+    """
+
     @functools.wraps(func)
     def wrapper(*args, **kwargs):
         if "_inside_attn_wrapper" in kwargs:
@@ -39,8 +42,12 @@ def wrap_attn(func):
 
 
 @wrap_attn
-def attention_pytorch(q, k, v, heads, mask=None, attn_precision=None, skip_reshape=False, skip_output_reshape=False, **kwargs):
-    """(B, N, heads*D) or, with skip_reshape, (B, heads, N, D) to the same shape: PyTorch's scaled dot-product attention."""
+def attention_pytorch(
+    q, k, v, heads, mask=None, attn_precision=None, skip_reshape=False, skip_output_reshape=False, **kwargs
+):
+    """(B, N, heads*D) or, with skip_reshape, (B, heads, N, D) to the same shape: PyTorch's scaled dot-product
+    attention.
+    """
     if not skip_reshape:
         q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (q, k, v))
     if mask is not None:
@@ -79,8 +86,11 @@ class FeedForward(nn.Module):
     def __init__(self, dim, dim_out=None, mult=4, glu=False, dropout=0.0, dtype=None, device=None, operations=ops):
         super().__init__()
         hidden, placed = int(dim * mult), {"dtype": dtype, "device": device}
-        first = GEGLU(dim, hidden, operations=operations, **placed) if glu else nn.Sequential(
-            operations.Linear(dim, hidden, **placed), nn.GELU())
+        first = (
+            GEGLU(dim, hidden, operations=operations, **placed)
+            if glu
+            else nn.Sequential(operations.Linear(dim, hidden, **placed), nn.GELU())
+        )
         self.net = nn.Sequential(first, nn.Dropout(dropout), operations.Linear(hidden, dim_out or dim, **placed))
 
     def forward(self, x):
@@ -91,8 +101,18 @@ class FeedForward(nn.Module):
 class CrossAttention(nn.Module):
     """Attention of queries to a context, or to themselves without one."""
 
-    def __init__(self, query_dim, context_dim=None, heads=8, dim_head=64, dropout=0.0, attn_precision=None, dtype=None, device=None,
-                 operations=ops):
+    def __init__(
+        self,
+        query_dim,
+        context_dim=None,
+        heads=8,
+        dim_head=64,
+        dropout=0.0,
+        attn_precision=None,
+        dtype=None,
+        device=None,
+        operations=ops,
+    ):
         super().__init__()
         inner, context_dim, placed = heads * dim_head, context_dim or query_dim, {"dtype": dtype, "device": device}
         self.heads, self.dim_head, self.attn_precision = heads, dim_head, attn_precision
@@ -107,22 +127,60 @@ class CrossAttention(nn.Module):
         q, k, v = self.to_q(x), self.to_k(context), self.to_v(context if value is None else value)
         masked = () if mask is None else (mask,)
         attention = optimized_attention if mask is None else optimized_attention_masked
-        return self.to_out(attention(q, k, v, self.heads, *masked, attn_precision=self.attn_precision,
-                                     transformer_options={} if transformer_options is None else transformer_options))
+        return self.to_out(
+            attention(
+                q,
+                k,
+                v,
+                self.heads,
+                *masked,
+                attn_precision=self.attn_precision,
+                transformer_options={} if transformer_options is None else transformer_options,
+            )
+        )
 
 
 class BasicTransformerBlock(nn.Module):
-    """Self-attention, cross-attention and feed-forward, each pre-normalised and residual, with ComfyUI's patches in between."""
+    """Self-attention, cross-attention and feed-forward, each pre-normalised and residual, with ComfyUI's patches in
+    between.
+    """
 
-    def __init__(self, dim, n_heads, d_head, dropout=0.0, context_dim=None, gated_ff=True, checkpoint=True, ff_in=False, inner_dim=None,
-                 disable_self_attn=False, disable_temporal_crossattention=False, switch_temporal_ca_to_sa=False, attn_precision=None,
-                 dtype=None, device=None, operations=ops):
+    def __init__(
+        self,
+        dim,
+        n_heads,
+        d_head,
+        dropout=0.0,
+        context_dim=None,
+        gated_ff=True,
+        checkpoint=True,
+        ff_in=False,
+        inner_dim=None,
+        disable_self_attn=False,
+        disable_temporal_crossattention=False,
+        switch_temporal_ca_to_sa=False,
+        attn_precision=None,
+        dtype=None,
+        device=None,
+        operations=ops,
+    ):
         super().__init__()
         if ff_in or inner_dim not in (None, dim) or disable_temporal_crossattention or switch_temporal_ca_to_sa:
             raise NotImplementedError("temporal transformer blocks (video UNets) need a real ComfyUI")
         placed = {"dtype": dtype, "device": device}
-        heads = {"heads": n_heads, "dim_head": d_head, "dropout": dropout, "attn_precision": attn_precision, "operations": operations}
-        self.disable_self_attn, self.n_heads, self.d_head, self.attn_precision = disable_self_attn, n_heads, d_head, attn_precision
+        heads = {
+            "heads": n_heads,
+            "dim_head": d_head,
+            "dropout": dropout,
+            "attn_precision": attn_precision,
+            "operations": operations,
+        }
+        self.disable_self_attn, self.n_heads, self.d_head, self.attn_precision = (
+            disable_self_attn,
+            n_heads,
+            d_head,
+            attn_precision,
+        )
         self.attn1 = CrossAttention(dim, context_dim if disable_self_attn else None, **heads, **placed)
         self.ff = FeedForward(dim, dropout=dropout, glu=gated_ff, operations=operations, **placed)
         self.attn2 = CrossAttention(dim, context_dim, **heads, **placed)
@@ -167,8 +225,22 @@ class BasicTransformerBlock(nn.Module):
 class SpatialTransformer(nn.Module):
     """Transformer blocks over the pixels of a feature map, between 1x1 convolutions or linear layers."""
 
-    def __init__(self, in_channels, n_heads, d_head, depth=1, dropout=0.0, context_dim=None, disable_self_attn=False, use_linear=False,
-                 use_checkpoint=True, attn_precision=None, dtype=None, device=None, operations=ops):
+    def __init__(
+        self,
+        in_channels,
+        n_heads,
+        d_head,
+        depth=1,
+        dropout=0.0,
+        context_dim=None,
+        disable_self_attn=False,
+        use_linear=False,
+        use_checkpoint=True,
+        attn_precision=None,
+        dtype=None,
+        device=None,
+        operations=ops,
+    ):
         super().__init__()
         contexts = context_dim if isinstance(context_dim, list) else [context_dim] * depth
         inner, placed = n_heads * d_head, {"dtype": dtype, "device": device}
@@ -177,8 +249,18 @@ class SpatialTransformer(nn.Module):
         layer = operations.Linear if use_linear else functools.partial(operations.Conv2d, kernel_size=1)
         self.proj_in = layer(in_channels, inner, **placed)
         self.transformer_blocks = nn.ModuleList(
-            BasicTransformerBlock(inner, n_heads, d_head, dropout=dropout, context_dim=contexts[i], disable_self_attn=disable_self_attn,
-                                  checkpoint=use_checkpoint, attn_precision=attn_precision, operations=operations, **placed)
+            BasicTransformerBlock(
+                inner,
+                n_heads,
+                d_head,
+                dropout=dropout,
+                context_dim=contexts[i],
+                disable_self_attn=disable_self_attn,
+                checkpoint=use_checkpoint,
+                attn_precision=attn_precision,
+                operations=operations,
+                **placed,
+            )
             for i in range(depth)
         )
         self.proj_out = layer(inner, in_channels, **placed)

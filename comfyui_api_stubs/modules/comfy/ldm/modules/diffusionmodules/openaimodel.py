@@ -18,15 +18,28 @@ class TimestepBlock(nn.Module):
     """A module whose forward takes the timestep embedding as its second argument."""
 
 
-def forward_timestep_embed(ts, x, emb, context=None, transformer_options=None, output_shape=None, time_context=None,
-                           num_video_frames=None, image_only_indicator=None):
-    """Run a sequence of layers, giving each what it takes; a forward_timestep_embed_patch may replace a layer of its class."""
+def forward_timestep_embed(
+    ts,
+    x,
+    emb,
+    context=None,
+    transformer_options=None,
+    output_shape=None,
+    time_context=None,
+    num_video_frames=None,
+    image_only_indicator=None,
+):
+    """Run a sequence of layers, giving each what it takes; a forward_timestep_embed_patch may replace a layer of its
+    class.
+    """
     options = {} if transformer_options is None else transformer_options
     handlers = options.get("patches", {}).get("forward_timestep_embed_patch", ())
     for layer in ts:
         handler = next((function for kind, function in handlers if isinstance(layer, kind)), None)
         if handler is not None:
-            x = handler(layer, x, emb, context, options, output_shape, time_context, num_video_frames, image_only_indicator)
+            x = handler(
+                layer, x, emb, context, options, output_shape, time_context, num_video_frames, image_only_indicator
+            )
         elif isinstance(layer, TimestepBlock):
             x = layer(x, emb)
         elif isinstance(layer, SpatialTransformer):
@@ -51,11 +64,15 @@ class TimestepEmbedSequential(nn.Sequential, TimestepBlock):
 class Upsample(nn.Module):
     """Nearest-neighbour upsampling to twice the size, or to the size of the skip it will meet."""
 
-    def __init__(self, channels, use_conv, dims=2, out_channels=None, padding=1, dtype=None, device=None, operations=ops):
+    def __init__(
+        self, channels, use_conv, dims=2, out_channels=None, padding=1, dtype=None, device=None, operations=ops
+    ):
         super().__init__()
         self.channels, self.out_channels, self.use_conv, self.dims = channels, out_channels or channels, use_conv, dims
         if use_conv:
-            self.conv = operations.conv_nd(dims, channels, self.out_channels, 3, padding=padding, dtype=dtype, device=device)
+            self.conv = operations.conv_nd(
+                dims, channels, self.out_channels, 3, padding=padding, dtype=dtype, device=device
+            )
 
     def forward(self, x, output_shape=None):
         """(B, C, H, W) to (B, C', H', W')."""
@@ -67,11 +84,15 @@ class Upsample(nn.Module):
 class Downsample(nn.Module):
     """Half the size, rounded up, by a strided convolution; or rounded down by pooling."""
 
-    def __init__(self, channels, use_conv, dims=2, out_channels=None, padding=1, dtype=None, device=None, operations=ops):
+    def __init__(
+        self, channels, use_conv, dims=2, out_channels=None, padding=1, dtype=None, device=None, operations=ops
+    ):
         super().__init__()
         self.channels, self.out_channels, self.use_conv, self.dims = channels, out_channels or channels, use_conv, dims
         if use_conv:
-            self.op = operations.conv_nd(dims, channels, self.out_channels, 3, stride=2, padding=padding, dtype=dtype, device=device)
+            self.op = operations.conv_nd(
+                dims, channels, self.out_channels, 3, stride=2, padding=padding, dtype=dtype, device=device
+            )
         else:
             self.op = nn.AvgPool2d(kernel_size=2, stride=2)
 
@@ -83,9 +104,25 @@ class Downsample(nn.Module):
 class ResBlock(TimestepBlock):
     """Two convolutions with the timestep embedding added, or used as scale and shift, in between, and a skip."""
 
-    def __init__(self, channels, emb_channels, dropout, out_channels=None, use_conv=False, use_scale_shift_norm=False, dims=2,
-                 use_checkpoint=False, up=False, down=False, kernel_size=3, exchange_temb_dims=False, skip_t_emb=False, dtype=None,
-                 device=None, operations=ops):
+    def __init__(
+        self,
+        channels,
+        emb_channels,
+        dropout,
+        out_channels=None,
+        use_conv=False,
+        use_scale_shift_norm=False,
+        dims=2,
+        use_checkpoint=False,
+        up=False,
+        down=False,
+        kernel_size=3,
+        exchange_temb_dims=False,
+        skip_t_emb=False,
+        dtype=None,
+        device=None,
+        operations=ops,
+    ):
         super().__init__()
         if exchange_temb_dims or skip_t_emb:
             raise NotImplementedError("temporal residual blocks (video UNets) need a real ComfyUI")
@@ -96,14 +133,18 @@ class ResBlock(TimestepBlock):
 
         self.channels, self.out_channels, self.use_checkpoint = channels, out, use_checkpoint
         self.use_scale_shift_norm, self.updown = use_scale_shift_norm, up or down
-        self.in_layers = nn.Sequential(operations.GroupNorm(32, channels, **placed), nn.SiLU(), conv(channels, kernel_size))
+        self.in_layers = nn.Sequential(
+            operations.GroupNorm(32, channels, **placed), nn.SiLU(), conv(channels, kernel_size)
+        )
         resize = Upsample if up else Downsample if down else None
         self.h_upd = resize(channels, False, dims) if resize else nn.Identity()
         self.x_upd = resize(channels, False, dims) if resize else nn.Identity()
         self.emb_layers = nn.Sequential(
-            nn.SiLU(), operations.Linear(emb_channels, 2 * out if use_scale_shift_norm else out, **placed))
+            nn.SiLU(), operations.Linear(emb_channels, 2 * out if use_scale_shift_norm else out, **placed)
+        )
         self.out_layers = nn.Sequential(
-            operations.GroupNorm(32, out, **placed), nn.SiLU(), nn.Dropout(p=dropout), conv(out, kernel_size))
+            operations.GroupNorm(32, out, **placed), nn.SiLU(), nn.Dropout(p=dropout), conv(out, kernel_size)
+        )
         self.skip_connection = nn.Identity() if out == channels else conv(channels, kernel_size if use_conv else 1)
 
     def forward(self, x, emb):
@@ -148,14 +189,49 @@ class UNetModel(nn.Module):
     """Residual and transformer blocks down, in the middle and up, with skips; honours ComfyUI's transformer_options."""
 
     def __init__(
-        self, image_size, in_channels, model_channels, out_channels, num_res_blocks, dropout=0, channel_mult=(1, 2, 4, 8),
-        conv_resample=True, dims=2, num_classes=None, use_checkpoint=False, dtype=torch.float32, num_heads=-1, num_head_channels=-1,
-        num_heads_upsample=-1, use_scale_shift_norm=False, resblock_updown=False, use_new_attention_order=False,
-        use_spatial_transformer=False, transformer_depth=1, context_dim=None, n_embed=None, legacy=True, disable_self_attentions=None,
-        num_attention_blocks=None, disable_middle_self_attn=False, use_linear_in_transformer=False, adm_in_channels=None,
-        transformer_depth_middle=None, transformer_depth_output=None, use_temporal_resblock=False, use_temporal_attention=False,
-        time_context_dim=None, extra_ff_mix_layer=False, use_spatial_context=False, merge_strategy=None, merge_factor=0.0,
-        video_kernel_size=None, disable_temporal_crossattention=False, max_ddpm_temb_period=10000, attn_precision=None, device=None,
+        self,
+        image_size,
+        in_channels,
+        model_channels,
+        out_channels,
+        num_res_blocks,
+        dropout=0,
+        channel_mult=(1, 2, 4, 8),
+        conv_resample=True,
+        dims=2,
+        num_classes=None,
+        use_checkpoint=False,
+        dtype=torch.float32,
+        num_heads=-1,
+        num_head_channels=-1,
+        num_heads_upsample=-1,
+        use_scale_shift_norm=False,
+        resblock_updown=False,
+        use_new_attention_order=False,
+        use_spatial_transformer=False,
+        transformer_depth=1,
+        context_dim=None,
+        n_embed=None,
+        legacy=True,
+        disable_self_attentions=None,
+        num_attention_blocks=None,
+        disable_middle_self_attn=False,
+        use_linear_in_transformer=False,
+        adm_in_channels=None,
+        transformer_depth_middle=None,
+        transformer_depth_output=None,
+        use_temporal_resblock=False,
+        use_temporal_attention=False,
+        time_context_dim=None,
+        extra_ff_mix_layer=False,
+        use_spatial_context=False,
+        merge_strategy=None,
+        merge_factor=0.0,
+        video_kernel_size=None,
+        disable_temporal_crossattention=False,
+        max_ddpm_temb_period=10000,
+        attn_precision=None,
+        device=None,
         operations=ops,
     ):
         super().__init__()
@@ -166,10 +242,22 @@ class UNetModel(nn.Module):
         levels = len(channel_mult)
         self.num_res_blocks = [num_res_blocks] * levels if isinstance(num_res_blocks, int) else list(num_res_blocks)
         if len(self.num_res_blocks) != levels:
-            raise ValueError(f"num_res_blocks has {len(self.num_res_blocks)} entries, channel_mult {levels}; give one a level")
+            raise ValueError(
+                f"num_res_blocks has {len(self.num_res_blocks)} entries, channel_mult {levels}; give one a level"
+            )
         self.in_channels, self.model_channels, self.out_channels = in_channels, model_channels, out_channels
-        self.dropout, self.channel_mult, self.conv_resample, self.num_classes = dropout, channel_mult, conv_resample, num_classes
-        self.use_checkpoint, self.dtype, self.num_heads, self.num_head_channels = use_checkpoint, dtype, num_heads, num_head_channels
+        self.dropout, self.channel_mult, self.conv_resample, self.num_classes = (
+            dropout,
+            channel_mult,
+            conv_resample,
+            num_classes,
+        )
+        self.use_checkpoint, self.dtype, self.num_heads, self.num_head_channels = (
+            use_checkpoint,
+            dtype,
+            num_heads,
+            num_head_channels,
+        )
         self.num_heads_upsample = num_heads if num_heads_upsample == -1 else num_heads_upsample
         self.predict_codebook_ids, self.default_num_video_frames = False, None
         placed, emb = {"dtype": dtype, "device": device, "operations": operations}, model_channels * 4
@@ -177,14 +265,32 @@ class UNetModel(nn.Module):
         depth_in, depth_out = list(transformer_depth), list(transformer_depth_output)
 
         def res_block(channels, out=None, **resize):
-            return ResBlock(channels, emb, dropout, out_channels=out, dims=dims, use_checkpoint=use_checkpoint,
-                            use_scale_shift_norm=use_scale_shift_norm, **resize, **placed)
+            return ResBlock(
+                channels,
+                emb,
+                dropout,
+                out_channels=out,
+                dims=dims,
+                use_checkpoint=use_checkpoint,
+                use_scale_shift_norm=use_scale_shift_norm,
+                **resize,
+                **placed,
+            )
 
         def transformer(channels, depth, disable_self_attn):
             heads = num_heads if num_head_channels == -1 else channels // num_head_channels
-            return SpatialTransformer(channels, heads, channels // heads, depth=depth, context_dim=context_dim,
-                                      disable_self_attn=disable_self_attn, use_linear=use_linear_in_transformer,
-                                      use_checkpoint=use_checkpoint, attn_precision=attn_precision, **placed)
+            return SpatialTransformer(
+                channels,
+                heads,
+                channels // heads,
+                depth=depth,
+                context_dim=context_dim,
+                disable_self_attn=disable_self_attn,
+                use_linear=use_linear_in_transformer,
+                use_checkpoint=use_checkpoint,
+                attn_precision=attn_precision,
+                **placed,
+            )
 
         def transformers(channels, depth, level, index):
             wanted = num_attention_blocks is None or index < num_attention_blocks[level]
@@ -197,7 +303,9 @@ class UNetModel(nn.Module):
             return kind(channels, conv_resample, dims=dims, out_channels=channels, **placed)
 
         def mlp(channels):
-            return nn.Sequential(operations.Linear(channels, emb, **plain), nn.SiLU(), operations.Linear(emb, emb, **plain))
+            return nn.Sequential(
+                operations.Linear(channels, emb, **plain), nn.SiLU(), operations.Linear(emb, emb, **plain)
+            )
 
         self.time_embed = mlp(model_channels)
         if num_classes == "sequential":
@@ -209,12 +317,15 @@ class UNetModel(nn.Module):
 
         channels, skips = model_channels, [model_channels]
         self.input_blocks = nn.ModuleList(
-            [TimestepEmbedSequential(operations.conv_nd(dims, in_channels, model_channels, 3, padding=1, **plain))])
+            [TimestepEmbedSequential(operations.conv_nd(dims, in_channels, model_channels, 3, padding=1, **plain))]
+        )
         for level, mult in enumerate(channel_mult):
             for i in range(self.num_res_blocks[level]):
                 block = res_block(channels, mult * model_channels)
                 channels = mult * model_channels
-                self.input_blocks.append(TimestepEmbedSequential(block, *transformers(channels, depth_in.pop(0), level, i)))
+                self.input_blocks.append(
+                    TimestepEmbedSequential(block, *transformers(channels, depth_in.pop(0), level, i))
+                )
                 skips.append(channels)
             if level != levels - 1:
                 self.input_blocks.append(TimestepEmbedSequential(resample(Downsample, channels)))
@@ -223,7 +334,10 @@ class UNetModel(nn.Module):
         self.middle_block = None
         if transformer_depth_middle >= 0:
             self.middle_block = TimestepEmbedSequential(
-                res_block(channels), transformer(channels, transformer_depth_middle, disable_middle_self_attn), res_block(channels))
+                res_block(channels),
+                transformer(channels, transformer_depth_middle, disable_middle_self_attn),
+                res_block(channels),
+            )
         elif transformer_depth_middle == -1:
             self.middle_block = TimestepEmbedSequential(res_block(channels))
 
@@ -237,14 +351,18 @@ class UNetModel(nn.Module):
                     layers.append(resample(Upsample, channels))
                 self.output_blocks.append(TimestepEmbedSequential(*layers))
 
-        self.out = nn.Sequential(operations.GroupNorm(32, channels, **plain), nn.SiLU(),
-                                 operations.conv_nd(dims, model_channels, out_channels, 3, padding=1, **plain))
+        self.out = nn.Sequential(
+            operations.GroupNorm(32, channels, **plain),
+            nn.SiLU(),
+            operations.conv_nd(dims, model_channels, out_channels, 3, padding=1, **plain),
+        )
 
     def forward(self, x, timesteps=None, context=None, y=None, control=None, transformer_options=None, **kwargs):
         """(B, C, H, W), (B,), (B, M, context_dim) and, for a class-conditional model, (B, adm) to (B, C', H, W)."""
         options = {} if transformer_options is None else transformer_options
         return comfy.patcher_extension.WrapperExecutor.new_class_executor(
-            self._forward, self,
+            self._forward,
+            self,
             comfy.patcher_extension.get_all_wrappers(comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL, options),
         ).execute(x, timesteps, context, y, control, options, **kwargs)
 
@@ -253,8 +371,10 @@ class UNetModel(nn.Module):
         patches = options.get("patches", {})
         options["original_shape"], options["transformer_index"] = list(x.shape), 0
         if (y is None) != (self.num_classes is None):
-            raise ValueError("give y (pooled text and sizes) if and only if the model is class-conditional; "
-                             f"this one has num_classes {self.num_classes!r} and y is {'missing' if y is None else 'given'}")
+            raise ValueError(
+                "give y (pooled text and sizes) if and only if the model is class-conditional; "
+                f"this one has num_classes {self.num_classes!r} and y is {'missing' if y is None else 'given'}"
+            )
 
         emb = self.time_embed(timestep_embedding(timesteps, self.model_channels).to(x.dtype))
         for patch in patches.get("emb_patch", ()):

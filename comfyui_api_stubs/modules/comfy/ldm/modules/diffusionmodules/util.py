@@ -6,7 +6,9 @@ import torch
 
 
 def timestep_embedding(timesteps, dim, max_period=10000, repeat_only=False):
-    """(B,) timesteps, fractions allowed, to (B, dim): cosines, then sines, of geometrically spaced frequencies (Vaswani 2017)."""
+    """(B,) timesteps, fractions allowed, to (B, dim): cosines, then sines, of geometrically spaced frequencies (Vaswani
+    2017).
+    """
     if repeat_only:
         return timesteps[:, None].expand(-1, dim)
     half = dim // 2
@@ -28,4 +30,6 @@ def make_beta_schedule(schedule, n_timestep, linear_start=1e-4, linear_end=2e-2,
         t = torch.arange(n_timestep + 1, dtype=torch.float64) / n_timestep + cosine_s
         alphas = torch.cos(t / (1 + cosine_s) * math.pi / 2) ** 2
         return (1 - alphas[1:] / alphas[:-1]).clamp(0, 0.999)
-    raise ValueError(f"unknown noise schedule {schedule!r}; the embedded host knows linear, sqrt_linear, sqrt and cosine")
+    raise ValueError(
+        f"unknown noise schedule {schedule!r}; the embedded host knows linear, sqrt_linear, sqrt and cosine"
+    )
