@@ -18,11 +18,11 @@ def begun(
     """
     from graft_nodes.demo import draw
     from graft_nodes.demo.pictures import encoded
-    from graft_nodes.ema.schedule import EMASettings
-    from graft_nodes.training.adapters import AdapterSettings
-    from graft_nodes.training.objective import ObjectiveSettings
-    from graft_nodes.training.optimizer import OptimizerSettings
+    from graft_nodes.ema.decay import EMASettings
+    from graft_nodes.training.objective.loss import ObjectiveSettings
+    from graft_nodes.training.optimizers.settings import OptimizerSettings
     from graft_nodes.training.state import Settings, Start, begin
+    from graft_nodes.training.trainable.install import AdapterSettings
 
     regular = encoded(clip, vae, draw.regular())
     data = encoded(clip, vae, draw.concept(), regularisation=regular, regularisation_share=REGULAR, held_out=held_out)

@@ -168,15 +168,16 @@ def training(steps: int) -> list[dict]:
 
     comfyui_api_stubs.install()
     from graft_nodes import host
-    from graft_nodes.ema.schedule import EMASettings
+    from graft_nodes.demo import host_model
+    from graft_nodes.ema.decay import EMASettings
     from graft_nodes.nodes.demo import BASE
-    from graft_nodes.training.adapters import AdapterSettings
     from graft_nodes.training.data.dataset import Dataset
-    from graft_nodes.training.optimizer import OptimizerSettings
+    from graft_nodes.training.optimizers.settings import OptimizerSettings
+    from graft_nodes.training.run.step import Workspace, advance_
     from graft_nodes.training.state import Settings, Start, begin
-    from graft_nodes.training.step import Workspace, advance_
+    from graft_nodes.training.trainable.install import AdapterSettings
 
-    patcher, clip, _ = host.demo.demo_model(str(BASE))
+    patcher, clip, _ = host_model.demo_model(str(BASE))
     with torch.inference_mode():
         conditionings = host.encoding.encode_captions(clip, ["a red circle left", ""])
     draw = torch.Generator().manual_seed(0)

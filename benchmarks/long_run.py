@@ -41,18 +41,18 @@ def run(steps: int, batch: int) -> dict[str, list[float]]:
     """
     comfyui_api_stubs.install()
     from graft_nodes import host
-    from graft_nodes.demo import draw
+    from graft_nodes.demo import draw, host_model
     from graft_nodes.demo.pictures import encoded
-    from graft_nodes.ema.schedule import EMASettings
+    from graft_nodes.ema.decay import EMASettings
     from graft_nodes.nodes.demo import BASE
-    from graft_nodes.training import memory, runs
-    from graft_nodes.training.adapters import AdapterSettings
-    from graft_nodes.training.loop import Watch
-    from graft_nodes.training.optimizer import OptimizerSettings
+    from graft_nodes.training.optimizers.settings import OptimizerSettings
+    from graft_nodes.training.run import call, out_of_memory
+    from graft_nodes.training.run.loop import Watch
     from graft_nodes.training.state import Settings, Start, begin
-    from graft_nodes.training.store import Store
+    from graft_nodes.training.store.store import Store
+    from graft_nodes.training.trainable.install import AdapterSettings
 
-    patcher, clip, vae = host.demo.demo_model(str(BASE))
+    patcher, clip, vae = host_model.demo_model(str(BASE))
     data = encoded(clip, vae, draw.concept(), held_out=(3, 8))
     settings = Settings(OptimizerSettings(learning_rate=1e-4, batch_size=batch, total_steps=steps))
     start = Start("demo", data.digest, AdapterSettings(rank=4), EMASettings("ramp"))
@@ -73,7 +73,7 @@ def run(steps: int, batch: int) -> dict[str, list[float]]:
         def stepped(step: int, moved: Any, validation: float | None) -> None:
             spent.append(moved.seconds)
             if step % 100 == 0:
-                columns["memory"].append(memory.used(torch.device("cpu")))
+                columns["memory"].append(out_of_memory.used(torch.device("cpu")))
                 columns["tensors"].append(tensor_bytes())
                 columns["step"].append(statistics.median(spent[-100:]))
                 print(
@@ -84,7 +84,7 @@ def run(steps: int, batch: int) -> dict[str, list[float]]:
         begun = time.perf_counter()
         state = begin(patcher.model.diffusion_model, start, settings, "long")
         watch = Watch(stepped, validate_every=100, snapshot_every=100)
-        runs.run(state, steps, lambda: host.denoiser.denoiser(patcher), data, store, watch, "best")
+        call.run(state, steps, lambda: host.denoiser.denoiser(patcher), data, store, watch, "best")
         print(f"{time.perf_counter() - begun:.0f} s in all")
     return columns
 

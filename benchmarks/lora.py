@@ -176,10 +176,10 @@ class Bench:
 
     def first(self, strengths: Sequence[float]) -> float:
         """Seconds of an application into fresh memory."""
-        from graft_nodes.patches import weights
+        from graft_nodes.patches.patching import ledger
 
         load(self.base)
-        weights.forget(self.base.model)
+        ledger.forget(self.base.model)
         patched = self.ours(strengths)
         return seconds(lambda: load(patched))
 
@@ -187,10 +187,10 @@ class Bench:
         """Bytes that are alive at the worst moment of two applications after one another, over those of the touched
         weights.
         """
-        from graft_nodes.patches import weights
+        from graft_nodes.patches.patching import ledger
 
         load(self.base)
-        weights.forget(self.base.model)
+        ledger.forget(self.base.model)
         stacks = [self.ours([strength] * count) for strength in (0.5, 0.25)]
         files = (tensor for state in self.states for tensor in state.values())
         with Peak([*self.base.model.state_dict().values(), *files]) as peak:

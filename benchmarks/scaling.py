@@ -4,8 +4,9 @@ whole weights.
 python benchmarks/scaling.py --comfyui DIR [--ranks 1,2,4,8,16,64,256] [--rank 16] [--json FILE]
 
 Models are ComfyUI's own classes without memory (device meta), what an adapter trains is what Graft chooses on them;
-nothing is computed. The formulas are those of docs/scaling.md; tests/scale hold them against what two to four ranks on
-one machine really hand to collectives. Activations are not counted: they do not depend on how many ranks there are.
+nothing is computed. The formulas are those of docs/scaling.md; tests/training/distributed hold them against what two to
+four ranks on one machine really hand to collectives. Activations are not counted: they do not depend on how many ranks
+there are.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ FLUX = {
     "guidance_embed": True,
     "txt_ids_dims": [],
 }
-FEW = 4  # training.gradients.FEW
+FEW = 4  # training.distributed.gradient_sum.FEW
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,10 @@ def measured(checkout: str, rank: int) -> dict[str, Model]:
     import todo
     from comfy.ldm.flux.model import Flux
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
-    from graft_nodes.training.adapters import AdapterSettings
-    from graft_nodes.training.checkpointing import blocks
-    from graft_nodes.training.kinds import shapes
-    from graft_nodes.training.targets import sites
+    from graft_nodes.training.memory.checkpointing import blocks
+    from graft_nodes.training.trainable.adapter_forward import shapes
+    from graft_nodes.training.trainable.install import AdapterSettings
+    from graft_nodes.training.trainable.targets import sites
 
     common = {"dtype": torch.bfloat16, "device": "meta", "operations": comfy.ops.disable_weight_init}
     made = {name: UNetModel(**todo.SHAPES[name], **common) for name in ("sd15", "sdxl")}

@@ -207,7 +207,7 @@ class Runner:
 @contextlib.contextmanager
 def lora(unet: nn.Module, checkpointing: bool, rank: int = 16) -> Iterator[torch.optim.Optimizer]:
     """For the block a LoRA is on every attention projection; its optimizer."""
-    from graft_nodes.training.checkpointing import checkpointed
+    from graft_nodes.training.memory.checkpointing import checkpointed
 
     hooks, trained = [], []
     for name, module in unet.named_modules():
@@ -236,8 +236,8 @@ def lora(unet: nn.Module, checkpointing: bool, rank: int = 16) -> Iterator[torch
 
 def graft(patcher: Any, factors: str) -> dict:
     """transformer_options of the model with Graft's ToDo."""
-    from graft_nodes.host.todo import apply_todo
-    from graft_nodes.patches.todo import ToDoSettings
+    from graft_nodes.host.token_downsampling import apply_todo
+    from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
 
     return apply_todo(patcher, ToDoSettings.parse(depth_factors=factors))[0].model_options["transformer_options"]
 
@@ -313,7 +313,7 @@ def overhead(runner: Runner, patcher: Any, name: str, size: int, rounds: int) ->
     """Self-attention of the finest level through the patch, against the same attention fed with a ready-made thinned
     context.
     """
-    from graft_nodes.patches.todo import target_grid, thin
+    from graft_nodes.patches.token_downsampling.tokens import target_grid, thin
 
     side, clock = size // 8 // LEVELS[name][0], runner.clock
     block = ("input", 4 if name == "sdxl" else 1)
@@ -360,7 +360,7 @@ def timed(unet: nn.Module, runner: Runner) -> Iterator[dict[str, float]]:
     """For the block {part of the network: seconds} is added up: self-attention by depth, cross-attention, feed-forward,
     ResBlocks.
     """
-    from graft_nodes.patches.attention import attention_depths
+    from graft_nodes.patches.token_downsampling.unet import attention_depths
 
     parts: dict[str, float] = defaultdict(float)
     hooks: list[Any] = []

@@ -29,7 +29,7 @@ NOISE_SEEDS = (0, 1)
 def held_out_loss(model: Any, state: Any, pictures: Any) -> float:
     """Mean loss of pictures that the run has not seen, with the weights of a TrainState on a plain MODEL."""
     from graft_nodes import host
-    from graft_nodes.training.step import Workspace, validate
+    from graft_nodes.training.run.step import Workspace, validate
 
     with torch.inference_mode(False), host.denoiser.denoiser(model) as denoiser:
         work = Workspace(state, denoiser, pictures)
@@ -46,12 +46,12 @@ def trial(demo: tuple[Any, Any, Any], factors: str, steps: int, seed: int, unsee
     """Train one LoRA and measure it without ToDo."""
     from graft_nodes import host
     from graft_nodes.demo import score
-    from graft_nodes.patches.todo import ToDoSettings
-    from graft_nodes.training.loop import train
+    from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
+    from graft_nodes.training.run.loop import train
 
     model, clip, vae = demo
     thinned = (
-        host.todo.apply_todo(model, ToDoSettings.parse(depth_factors=factors, phase="training"))[0]
+        host.token_downsampling.apply_todo(model, ToDoSettings.parse(depth_factors=factors, phase="training"))[0]
         if factors
         else model
     )
@@ -82,10 +82,9 @@ def main() -> None:
     comfyui_api_stubs.install()
     from dataclasses import replace
 
-    from graft_nodes import host
-    from graft_nodes.demo import draw, pictures, score
+    from graft_nodes.demo import draw, host_model, pictures, score
 
-    demo = host.demo.demo_model(str(score.BASE))
+    demo = host_model.demo_model(str(score.BASE))
     unseen = pictures.encoded(demo[1], demo[2], draw.concept(seed=1))
     unseen = replace(unseen, held_out=unseen.pictures)
     rows: list[dict[str, Any]] = []

@@ -129,14 +129,14 @@ def graft(size: str, steps: int, checkout: str) -> dict[str, Any]:
     import torch.nn.functional as F
     from comfy.ldm.modules.attention import attention_pytorch
     from graft_nodes import host
-    from graft_nodes.patches.attention_override import OVERRIDE
-    from graft_nodes.patches.kernels import TrainingKernel
-    from graft_nodes.training import adapters
-    from graft_nodes.training.adapters import AdapterSettings
+    from graft_nodes.patches.models.attention_kernels import TrainingKernel
+    from graft_nodes.patches.token_downsampling.attention_override import OVERRIDE
     from graft_nodes.training.data.dataset import Conditioning, Dataset
-    from graft_nodes.training.loop import Watch, train
-    from graft_nodes.training.optimizer import OptimizerSettings
+    from graft_nodes.training.optimizers.settings import OptimizerSettings
+    from graft_nodes.training.run.loop import Watch, train
     from graft_nodes.training.state import Settings, Start, begin
+    from graft_nodes.training.trainable import install
+    from graft_nodes.training.trainable.install import AdapterSettings
 
     patcher, draws = unet(size), torch.Generator().manual_seed(0)
     conditionings = {
@@ -176,7 +176,7 @@ def graft(size: str, steps: int, checkout: str) -> dict[str, Any]:
             state = train(state, denoiser, data, 3, Watch(lambda *_, marks=marks: marks.append(time.perf_counter())))
             if turn:
                 ours += [marks[1] - marks[0], marks[2] - marks[1]]
-            with adapters.attached(module, adapter, trained, lambda: (0, 0, "")), torch.enable_grad():
+            with install.attached(module, adapter, trained, lambda: (0, 0, "")), torch.enable_grad():
                 bare_step()
                 for _ in range(2):
                     with stopwatch(bare):

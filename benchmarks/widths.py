@@ -23,9 +23,9 @@ def trained(
     host: Any, model: Any, clip: Any, vae: Any, steps: int, every: int, seed: int, folder: Path
 ) -> tuple[Any, Any, Any]:
     """(state, dataset, snapshots) of the demo's run with snapshots of two averages every `every` steps."""
-    from graft_nodes.training import sources
-    from graft_nodes.training.runs import run
-    from graft_nodes.training.store import Store
+    from graft_nodes.training.averages import sources
+    from graft_nodes.training.run.call import run
+    from graft_nodes.training.store.store import Store
 
     begun, data = concept.begun(model, clip, vae, steps, seed, HELD_OUT, every)
     store = Store(folder, "zorp")
@@ -37,13 +37,12 @@ def trained(
 def measured(host: Any, model: Any, clip: Any, vae: Any, state: Any, data: Any, found: Any, known: bool) -> list[dict]:
     """A row for the last weights, the running average and each of ten widths."""
     from graft_nodes.demo import score
-    from graft_nodes.training import merging
-    from graft_nodes.training.score import held_out_loss
+    from graft_nodes.training.averages import merge
+    from graft_nodes.training.averages.held_out_loss import held_out_loss
 
     loras = {"last weights": state.lora_model(), "running average (ramp, 0.99)": state.lora_model(ema=True)}
     loras |= {
-        f"width {width:.4f}": merging.merged(found, "width", width, "").lora
-        for width in merging.widths_to_try(found, "")
+        f"width {width:.4f}": merge.merged(found, "width", width, "").lora for width in merge.widths_to_try(found, "")
     }
     rows = []
     for name, lora in loras.items():
@@ -80,9 +79,10 @@ def main() -> None:
     options = parser.parse_args()
     comfyui_api_stubs.install()
     from graft_nodes import host
+    from graft_nodes.demo import host_model
     from graft_nodes.demo.score import BASE
 
-    model, clip, vae = host.demo.demo_model(str(BASE))
+    model, clip, vae = host_model.demo_model(str(BASE))
     with tempfile.TemporaryDirectory() as folder:
         state, data, found = trained(host, model, clip, vae, options.steps, options.every, options.seed, Path(folder))
         rows = measured(host, model, clip, vae, state, data, found, options.known)

@@ -74,9 +74,9 @@ def main(argv: list[str] | None = None) -> int:
     from .. import comfyui_api_stubs
 
     comfyui_api_stubs.install()
-    from .. import host
+    from . import host_model
 
-    model, clip, vae = host.demo.demo_model(str(given.file))
+    model, clip, vae = host_model.demo_model(str(given.file))
     for seed in range(given.seeds):
         known, concept = base_score(model, clip, vae, seed), concept_score(model, clip, vae, seed)
         print(

@@ -27,10 +27,10 @@ RUN = "demo base"
 
 def start_weights(seed: int = 0) -> dict[str, Tensor]:
     """The first weights of the whole file: a UNet to be trained and the text encoder, which stays as it is."""
-    from .. import host
+    from . import host_model
 
     with torch.random.fork_rng(devices=[]):  # modules draw weights of their own when they are built
-        unet, encoder = host.demo.demo_unet(), model.TextEncoder()
+        unet, encoder = host_model.demo_unet(), model.TextEncoder()
     model.initialise_(unet, seed)
     model.initialise_text_(encoder, seed)
     weights = {UNET + key: tensor.contiguous() for key, tensor in unet.state_dict().items()}
@@ -58,8 +58,8 @@ def write(weights: dict[str, Tensor], path: Path) -> str:
 
 def settings(steps: int) -> Any:
     """How the base is trained for `steps` steps."""
-    from ..training.objective import ObjectiveSettings
-    from ..training.optimizer import OptimizerSettings
+    from ..training.objective.loss import ObjectiveSettings
+    from ..training.optimizers.settings import OptimizerSettings
     from ..training.state import Settings
 
     optimizer = OptimizerSettings(
@@ -84,18 +84,19 @@ def train(steps: int, seed: int) -> dict[str, Tensor]:
     one.
     """
     from .. import host
-    from ..ema.schedule import EMASettings
-    from ..training.adapters import AdapterSettings
-    from ..training.loop import Watch
-    from ..training.runs import run
+    from ..ema.decay import EMASettings
+    from ..training.run.call import run
+    from ..training.run.loop import Watch
     from ..training.state import Start, begin
-    from ..training.store import Store
+    from ..training.store.store import Store
+    from ..training.trainable.install import AdapterSettings
+    from . import host_model
     from .pictures import encoded
 
     with tempfile.TemporaryDirectory() as folder:
         first = start_weights(seed)
         digest = write(first, Path(folder) / "start.safetensors")
-        patcher, clip, vae = host.demo.demo_model(str(Path(folder) / "start.safetensors"))
+        patcher, clip, vae = host_model.demo_model(str(Path(folder) / "start.safetensors"))
     pictures = encoded(clip, vae, draw.base(seed))
     start = Start(
         digest,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .offload import Offload, lane_for
-from .schedule import EMASettings, decay_over
+from .decay import EMASettings, decay_over
+from .host_offload import Offload, lane_for
 from .update import average_, check_pairs
 
 

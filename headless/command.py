@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, TextIO
 
-from . import doctor, hosts, log, ranks, run, workflow
+from . import doctor, hosts, log, run, torchrun, workflow
 from .problem import HostError, Problem, WorkflowError
 from .schema import catalogue
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
                 return _edit(arguments)
             if arguments.command == "doctor":
                 return doctor.main(arguments)
-            return _follow(arguments) if ranks.follows(os.environ) else _run(arguments, argv)
+            return _follow(arguments) if torchrun.follows(os.environ) else _run(arguments, argv)
     except KeyboardInterrupt:
         print("graft_nodes: stopped", file=sys.stderr)
         return INTERRUPTED
@@ -129,7 +129,7 @@ def _edit(arguments: argparse.Namespace) -> int:
     from .editor_server import serve
 
     try:
-        if ranks.place(os.environ) is not None:
+        if torchrun.place(os.environ) is not None:
             raise HostError(
                 "the editor is one process: start it without torchrun; `run` is what several ranks can do together"
             )
@@ -161,9 +161,9 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
 def _run_reported(arguments: argparse.Namespace, argv: Sequence[str], report: dict[str, Any], stream: TextIO) -> int:
     """Do the work of `run`, filling in the report as it becomes known."""
     try:
-        at = ranks.place(os.environ)
+        at = torchrun.place(os.environ)
         if at is not None:
-            ranks.take_device(at, arguments.cpu)
+            torchrun.take_device(at, arguments.cpu)
         document = workflow.read(arguments.workflow)
         choice = hosts.choose(arguments.comfyui, arguments.embedded, os.environ)
         print(f"host: {choice}", file=stream, flush=True)
@@ -171,12 +171,12 @@ def _run_reported(arguments: argparse.Namespace, argv: Sequence[str], report: di
         report["host"] = {"name": host.name, "version": host.version, "path": str(choice.root) if choice.root else None}
         report["device"] = doctor.device(host)
         print(f"device: {report['device']}", file=stream, flush=True)
-        with ranks.joined(host, at, arguments.as_ranks, arguments.shard) as group:
+        with torchrun.joined(host, at, arguments.as_ranks, arguments.shard) as group:
             if group.size > 1:
                 report["ranks"] = group.size
                 print(f"ranks: {group.size}, steps as of {group.meant}", file=stream, flush=True)
             status = _run_opened(arguments, argv, report, stream, host, document, group)
-            ranks.finish(group, status)
+            torchrun.finish(group, status)
             return status
     except WorkflowError as error:
         return _invalid(error.problems, report)
@@ -207,7 +207,7 @@ def _run_opened(
         problems += run.validate(host, graph, look_up)
     if problems:
         return _invalid(problems, report)
-    spread = partial(ranks.spread, host, group, look_up)
+    spread = partial(torchrun.spread, host, group, look_up)
     with log.quiet("execution"):
         result = run.execute(
             host, graph, document.data if document.is_editor else None, stream, spread, insist=group.size == 1
@@ -218,15 +218,15 @@ def _run_opened(
 def _follow(arguments: argparse.Namespace) -> int:
     """Run as a rank after the first: what it says is the first one's business, but for its errors."""
     try:
-        at = ranks.place(os.environ)
+        at = torchrun.place(os.environ)
         assert at is not None
-        ranks.take_device(at, arguments.cpu)
+        torchrun.take_device(at, arguments.cpu)
         choice = hosts.choose(arguments.comfyui, arguments.embedded, os.environ)
         host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output)
         if not arguments.verbose:
             logging.getLogger().setLevel(logging.WARNING)  # what this rank does, the first one says
-        with log.quiet("execution"), ranks.joined(host, at, arguments.as_ranks, arguments.shard) as group:
-            return ranks.Follower(host, group).follow(STATUS)
+        with log.quiet("execution"), torchrun.joined(host, at, arguments.as_ranks, arguments.shard) as group:
+            return torchrun.Follower(host, group).follow(STATUS)
     except HostError as error:
         print(f"graft_nodes: {error}", file=sys.stderr)
         return FAILED

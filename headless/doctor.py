@@ -130,7 +130,7 @@ def _features(host: hosts.Host, place: Any, dtypes: dict[str, str]) -> tuple[lis
         "sampling and training in"
         f" {', '.join(name for name in dtypes if dtypes[name] == 'computes' and 'float8' not in name)}"
     ]
-    from ..host.extras import missing_packages
+    from ..host.missing_packages import missing_packages
 
     works.append("training: every adapter, objective and schedule; optimizers, previews, averages, saved states")
     fails = missing_packages()

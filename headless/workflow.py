@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import editor
+from . import editor_json
 from .problem import Problem, WorkflowError
 from .schema import COMBO, NUMBERS, Input, Schema
 
@@ -31,13 +31,13 @@ class Document:
         among them).
         """
         if self.is_editor:
-            return editor.class_types(self.data)
+            return editor_json.class_types(self.data)
         return {str(node["class_type"]) for node in self.data.values() if node.get("class_type")}
 
     def graph(self, look_up: Catalogue) -> Graph:
         """The API graph. Raises WorkflowError with everything that cannot be translated."""
         if self.is_editor:
-            return editor.to_api(self.data, look_up)
+            return editor_json.to_api(self.data, look_up)
         return {str(node_id): _api_node(node) for node_id, node in self.data.items()}
 
 

@@ -3,33 +3,31 @@ policy.
 """
 
 from . import (
-    base,
-    demo,
+    autograd_inplace,
+    base_weights,
     denoiser,
     encoding,
     events,
     fingerprint,
     folders,
-    inplace,
     latents,
     lora,
     previews,
     routes,
-    todo,
+    token_downsampling,
 )
 
 __all__ = [
-    "base",
-    "demo",
+    "autograd_inplace",
+    "base_weights",
     "denoiser",
     "encoding",
     "events",
     "fingerprint",
     "folders",
-    "inplace",
     "latents",
     "lora",
     "previews",
     "routes",
-    "todo",
+    "token_downsampling",
 ]

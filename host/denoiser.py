@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..patches.attention_override import OVERRIDE
-from ..patches.kernels import TrainingKernel
-from ..training.noise import zero_terminal
+from ..patches.models.attention_kernels import TrainingKernel
+from ..patches.token_downsampling.attention_override import OVERRIDE
+from ..training.objective.noise import zero_terminal
+from .autograd_inplace import NoAssignmentInPlace
 from .encoding import LiveEncoder
-from .inplace import NoAssignmentInPlace
 
 if TYPE_CHECKING:
     from ..training.data.dataset import Conditioning
@@ -24,8 +24,8 @@ KEPT_CONDITIONS = 64  # on the device; captions that vary by draw would fill it 
 
 
 class Denoiser:
-    """A loaded ModelPatcher as `training.objective.Denoiser`: the host's own forward, with patches, wrappers and size
-    conditions.
+    """A loaded ModelPatcher as `training.objective.loss.Denoiser`: the host's own forward, with patches, wrappers and
+    size conditions.
     """
 
     def __init__(self, patcher: Any, encode: LiveEncoder | None = None) -> None:
@@ -237,8 +237,8 @@ def denoiser(
     """Load a MODEL and hand out its Denoiser for the block; afterwards the host is told that the run is over.
 
     `terminal` rescales the noise levels of a v model to zero terminal SNR. With `layers` the weights stay in host
-    memory, for `training.offload.layers_on_host` to bring over. With a `clip` its text encoder is loaded too, to be
-    trained.
+    memory, for `training.memory.offload.layers_on_host` to bring over. With a `clip` its text encoder is loaded too, to
+    be trained.
     """
     import comfy.model_management as management
 

@@ -82,10 +82,10 @@ def read_parts(clip: Any, model: Any, clip_skip: int = 0) -> set[str]:
     """
     import comfy.model_management as management
 
-    from ..training.aliases import standing_in
     from ..training.data.dataset import Conditioning
+    from ..training.memory.inference_tensors import standing_in
+    from .autograd_inplace import NoAssignmentInPlace
     from .denoiser import Denoiser
-    from .inplace import NoAssignmentInPlace
 
     if getattr(clip.patcher, "is_dynamic", lambda: False)():
         clip = clip.clone(disable_dynamic=True)

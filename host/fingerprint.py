@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..training.adapters import tensors_digest
-from .base import base_weights
+from ..training.trainable.install import tensors_digest
+from .base_weights import base_weights
 from .lora import grafted_stacks
 
 

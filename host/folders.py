@@ -5,8 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 
-from ..patches.disk import explained as explained  # for the editor's server too
-from ..patches.disk import naming as naming
+from ..storage.disk_errors import naming
 
 OUTPUT_LORAS = "output/loras/"  # prefix of the names of LoRAs that were saved under ComfyUI's output folder
 

@@ -13,21 +13,23 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..patches import blocks, formats, keys, low_rank, metadata, weights
-from ..patches.adapters import packed, unpacked
-from ..patches.compiled import is_compiled
-from ..patches.peft_config import peft_configs
-from ..patches.schedule import Schedule
-from ..patches.stack import Piece, Stack, additive, effective, fuse, in_order
-from .base import base_weights
+from ..patches.adapters.layer import packed, unpacked
+from ..patches.lora_files import block_weights, layer_names, metadata, parse
+from ..patches.lora_files import merge as low_rank
+from ..patches.lora_files.peft_config import peft_configs
+from ..patches.models.compiled import is_compiled
+from ..patches.patching import ledger
+from ..patches.patching.fuse import Piece, Stack, additive, effective, fuse, in_order
+from ..patches.patching.strength_schedule import Schedule
+from .base_weights import base_weights
 
 
 class Entry(NamedTuple):
     """One LoRA for `graft`: a name for messages, a state dict, strengths for model and CLIP, and whether a partial
     match will do.
 
-    `blocks` are block weights as `patches.blocks` reads them, `metadata` is the file's own; `schedule` multiplies the
-    model's strength while sampling.
+    `blocks` are block weights as `patches.lora_files.block_weights` reads them, `metadata` is the file's own;
+    `schedule` multiplies the model's strength while sampling.
     """
 
     name: str
@@ -94,26 +96,26 @@ def graft(model: Any, clip: Any, entries: Sequence[Entry], mode: str = "auto") -
 def _read(
     entries: Sequence[Entry],
     model: Any,
-    targets: Mapping[str, formats.Target],
+    targets: Mapping[str, parse.Target],
     shapes: Mapping[tuple[str, str], Sequence[int]],
-) -> tuple[list[tuple[Entry, formats.ParsedLora]], list[tuple[Entry, dict[str, Any]]], list[str]]:
+) -> tuple[list[tuple[Entry, parse.ParsedLora]], list[tuple[Entry, dict[str, Any]]], list[str]]:
     """(what each entry holds for these weights, the host's own patches of those that enlarge a weight, everything wrong
     with any).
     """
-    parsed: list[tuple[Entry, formats.ParsedLora]] = []
+    parsed: list[tuple[Entry, parse.ParsedLora]] = []
     grown: list[tuple[Entry, dict[str, Any]]] = []
     problems: list[str] = []
     for entry in entries:
         try:
             if entry.blocks:
-                blocks.fitting(entry.blocks, (weight for space, weight in shapes if space == "model"))
+                block_weights.fitting(entry.blocks, (weight for space, weight in shapes if space == "model"))
             state, growing = _growing(_converted(entry.state))
-            names = {**targets, **keys.found(formats.names(state), targets, shapes)}
+            names = {**targets, **layer_names.found(parse.names(state), targets, shapes)}
             if growing:
                 grown.append((entry, _host_adapters(growing, names, entry.name)))
             hint, configs = metadata.made_for(entry.state, entry.metadata), peft_configs(entry.metadata)
             if state or not growing:
-                parsed.append((entry, formats.read(state, names, shapes, entry.name, entry.partial, hint, configs)))
+                parsed.append((entry, parse.read(state, names, shapes, entry.name, entry.partial, hint, configs)))
         except ValueError as error:
             problems.append(str(error))
     return parsed, grown, problems + _grown_and_fused(model, grown, parsed)
@@ -162,7 +164,8 @@ def _converted(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
     """
     import comfy.lora_convert
 
-    return comfy.lora_convert.convert_lora(dict(keys.renamed(state)))  # which may take keys out of what it is given
+    # which may take keys out of what it is given
+    return comfy.lora_convert.convert_lora(dict(layer_names.renamed(state)))
 
 
 def _growing(state: Mapping[str, torch.Tensor]) -> tuple[Mapping[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -176,9 +179,7 @@ def _growing(state: Mapping[str, torch.Tensor]) -> tuple[Mapping[str, torch.Tens
     )
 
 
-def _host_adapters(
-    growing: Mapping[str, torch.Tensor], names: Mapping[str, formats.Target], name: str
-) -> dict[str, Any]:
+def _host_adapters(growing: Mapping[str, torch.Tensor], names: Mapping[str, parse.Target], name: str) -> dict[str, Any]:
     """The host's own patches, by weight, of layers that enlarge their weight; ValueError when the model or the host has
     no such thing.
     """
@@ -203,7 +204,7 @@ def _host_adapters(
 
 
 def _grown_and_fused(
-    model: Any, grown: Sequence[tuple[Entry, dict[str, Any]]], parsed: Sequence[tuple[Entry, formats.ParsedLora]]
+    model: Any, grown: Sequence[tuple[Entry, dict[str, Any]]], parsed: Sequence[tuple[Entry, parse.ParsedLora]]
 ) -> list[str]:
     """Weights that one LoRA, of these or of those that the model carries, enlarges and another one changes at its old
     size.
@@ -236,8 +237,8 @@ def _with_host_adapters(model: Any, grown: Sequence[tuple[Entry, dict[str, Any]]
         return model
     clone = model.clone()
     for entry, patches in grown:
-        strength = entry.model * blocks.strength(
-            blocks.parse(entry.blocks) if entry.blocks else {}, next(iter(patches))
+        strength = entry.model * block_weights.strength(
+            block_weights.parse(entry.blocks) if entry.blocks else {}, next(iter(patches))
         )
         clone.add_patches(patches, strength)
         lines.append(
@@ -249,24 +250,24 @@ def _with_host_adapters(model: Any, grown: Sequence[tuple[Entry, dict[str, Any]]
 
 def lora_targets(
     model: Any, clip: Any = None
-) -> tuple[dict[str, formats.Target], dict[tuple[str, str], tuple[int, ...]]]:
+) -> tuple[dict[str, parse.Target], dict[tuple[str, str], tuple[int, ...]]]:
     """(target of every LoRA name that the host knows for this MODEL and CLIP, shape of every weight by ("model" or
     "clip", name)).
     """
     import comfy.lora
 
-    targets: dict[str, formats.Target] = {}
+    targets: dict[str, parse.Target] = {}
     shapes: dict[tuple[str, str], tuple[int, ...]] = {}
     patchers = [("model", model, comfy.lora.model_lora_keys_unet)]
     if clip is not None:
         patchers.append(("clip", clip.patcher, comfy.lora.model_lora_keys_clip))
     for space, patcher, names in patchers:
         shapes.update(
-            ((space, name), shape) for name, shape in {**weights.shapes(patcher.model), **_enlarged(patcher)}.items()
+            ((space, name), shape) for name, shape in {**ledger.shapes(patcher.model), **_enlarged(patcher)}.items()
         )
         for name, target in names(patcher.model, {}).items():
             parts = (target,) if isinstance(target, str) else tuple(target)
-            targets[name] = formats.Target(space, *parts)
+            targets[name] = parse.Target(space, *parts)
     return targets, shapes
 
 
@@ -278,14 +279,14 @@ def _enlarged(patcher: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _pieces(
-    parsed: Sequence[tuple[Entry, formats.ParsedLora]], space: str, shapes: Mapping[tuple[str, str], Sequence[int]]
+    parsed: Sequence[tuple[Entry, parse.ParsedLora]], space: str, shapes: Mapping[tuple[str, str], Sequence[int]]
 ) -> dict[str, list[Piece]]:
     pieces: dict[str, list[Piece]] = {}
     for entry, lora in parsed:
         strength = entry.model if space == "model" else entry.clip
-        by_block = blocks.parse(entry.blocks) if entry.blocks else {}
-        for weight, layer, part in formats.pieces_of(lora, space, shapes) if strength != 0.0 else ():
-            own = strength * blocks.strength(by_block, weight, text=space == "clip")
+        by_block = block_weights.parse(entry.blocks) if entry.blocks else {}
+        for weight, layer, part in parse.pieces_of(lora, space, shapes) if strength != 0.0 else ():
+            own = strength * block_weights.strength(by_block, weight, text=space == "clip")
             if own != 0.0:
                 pieces.setdefault(weight, []).append(
                     Piece(layer, own, part, entry.schedule if space == "model" else None)
@@ -293,7 +294,7 @@ def _pieces(
     return pieces
 
 
-def _entry_report(entry: Entry, lora: formats.ParsedLora, clip: bool) -> str:
+def _entry_report(entry: Entry, lora: parse.ParsedLora, clip: bool) -> str:
     counts = {space: sum(target.model == space for target in lora.layers) for space in ("model", "clip")}
     line = f"{entry.name}: {counts['model']} weights of the model at {entry.model:g}"
     if clip:
@@ -307,7 +308,7 @@ def _entry_report(entry: Entry, lora: formats.ParsedLora, clip: bool) -> str:
     return "; ".join([line, *_left_out(lora)]) + (f"\n  {said}" if said else "")
 
 
-def _left_out(lora: formats.ParsedLora) -> list[str]:
+def _left_out(lora: parse.ParsedLora) -> list[str]:
     """What of a file is not used, and why."""
     left = []
     if lora.text_encoder:
@@ -339,7 +340,7 @@ def _put(patcher: Any, pieces: Mapping[str, Sequence[Piece]], mode: str, space: 
         return _host_patched(patcher, pieces)
     _refuse_after_scheduled(patcher, pieces)
     constant, scheduled = _by_schedule(pieces)
-    merge, bypass, by_host, reasons = weights.plan(patcher.model, constant, mode, _why_not_merge(patcher))
+    merge, bypass, by_host, reasons = ledger.plan(patcher.model, constant, mode, _why_not_merge(patcher))
     if by_host:
         patcher = _host_patched(patcher, {weight: constant.pop(weight) for weight in by_host})
     if merge and _rounds_stochastically():
@@ -373,7 +374,7 @@ def _by_schedule(pieces: Mapping[str, Sequence[Piece]]) -> tuple[dict[str, list[
 
 def _scheduled(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> Stack:
     """Scheduled pieces at the activations; ValueError that lists the weights where that cannot be."""
-    planned = weights.plan(patcher.model, pieces, "bypass", _why_not_merge(patcher))
+    planned = ledger.plan(patcher.model, pieces, "bypass", _why_not_merge(patcher))
     if planned.merge or planned.host:
         listed = "\n".join(f"- {weight}" for weight in (*planned.merge, *planned.host))
         raise ValueError(
@@ -452,7 +453,7 @@ def _injected(patcher: Any, more: Sequence[Stack]) -> Any:
         _unpin(owner, stacks)
         try:
             with _bases_shown(owner):
-                weights.attach(
+                ledger.attach(
                     owner.model, id(owner), [_in_turn(owner.model, stack) for stack in stacks], _version(owner)
                 )
         except (
@@ -463,7 +464,7 @@ def _injected(patcher: Any, more: Sequence[Stack]) -> Any:
 
     def eject(owner: Any) -> None:
         with _bases_shown(owner):
-            weights.detach(
+            ledger.detach(
                 owner.model, id(owner), _version(owner)
             )  # imports nothing: patchers also end while Python does
 
@@ -478,7 +479,7 @@ def _injected(patcher: Any, more: Sequence[Stack]) -> Any:
 
     def detached(owner: Any, unpatch_all: bool) -> None:
         if unpatch_all:
-            weights.forget(owner.model)
+            ledger.forget(owner.model)
             if getattr(owner, "is_dynamic", bool)():
                 _unloaded.add(owner)
 
@@ -486,7 +487,7 @@ def _injected(patcher: Any, more: Sequence[Stack]) -> Any:
         _unloaded.discard(owner)
 
     def left(parent: Any) -> None:
-        if weights.is_kept(parent.model):
+        if ledger.is_kept(parent.model):
             parent.remove_callbacks_with_key(events.ON_DETACH, _KEY)
             parent.add_callback_with_key(events.ON_DETACH, _KEY, detached)
 
@@ -535,7 +536,7 @@ def _bases_shown(owner: Any) -> Iterator[None]:
     for name in [name for name, saved in owner.backup.items() if hasattr(saved, "graft_stack")]:
         del owner.backup[name]
     yield
-    for name, base in weights.bases(owner.model).items():
+    for name, base in ledger.bases(owner.model).items():
         owner.backup.setdefault(name, _Shown(base, False))
 
 
@@ -569,13 +570,13 @@ def _patched_in_use(model: Any, weight: str) -> bool:
     path, _, attribute = weight.rpartition(".")
     module = model.get_submodule(path)
     functions = (getattr(module, f"{attribute}_{kind}", None) for kind in ("function", "lowvram_function"))
-    return weights.has_bypass(module, attribute) and any(functions)
+    return ledger.has_bypass(module, attribute) and any(functions)
 
 
 def _ticking(executor: Any, x: torch.Tensor, t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """Around one prediction of the model: scheduled strengths are set to what holds at its noise level."""
     model = executor.class_obj
-    weights.tick(model, sampled_share(model.model_sampling, float(t.flatten()[0])))
+    ledger.tick(model, sampled_share(model.model_sampling, float(t.flatten()[0])))
     return executor(x, t, *args, **kwargs)
 
 
@@ -621,12 +622,12 @@ def patched(patcher: Any) -> list[str]:
     return found + [f"{len(stacks)} stacks of LoRAs" for stacks in [grafted_stacks(patcher)] if stacks]
 
 
-def _version(patcher: Any) -> weights.Version:
+def _version(patcher: Any) -> ledger.Version:
     model, compute = patcher.model, None
     if hasattr(model, "manual_cast_dtype"):
         compute = (model.manual_cast_dtype or model.get_dtype(), torch.device(patcher.load_device))
     hooked = frozenset(patcher.hook_backup)
-    return weights.Version(
+    return ledger.Version(
         model.current_weight_patches_uuid, hooked, compute, is_compiled(patcher.wrappers), _rounds_stochastically()
     )
 

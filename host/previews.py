@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from ..patches.attention import EVALUATING
-from ..patches.files import make_folders, write_whole
+from ..patches.token_downsampling.unet import EVALUATING
+from ..storage.safetensors import make_folders, write_whole
 from . import folders
 from .latents import sampled
 

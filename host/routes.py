@@ -54,7 +54,7 @@ def _handler(ask: Callable[[Any], Answer]) -> Callable[[Any], Awaitable[Any]]:
 
 
 def _answered(ask: Callable[[Any], Answer], request: Any) -> Answer:
-    from ..training.store import Damaged
+    from ..training.store.store import Damaged
 
     try:
         return ask(request)
@@ -86,7 +86,7 @@ def _near_loras(request: Any) -> Answer:
 
 
 def _lora_info(request: Any) -> Answer:
-    from ..patches import metadata
+    from ..patches.lora_files import metadata
 
     name = _named(request, "name")
     if not folders.listed(name):
@@ -98,13 +98,13 @@ def _lora_info(request: Any) -> Answer:
 
 
 def _runs(request: Any) -> Answer:
-    from ..training import listing
+    from ..training.store import listing
 
     return 200, {"runs": listing.runs(folders.training_folder())}
 
 
 def _run(request: Any) -> Answer:
-    from ..training import listing
+    from ..training.store import listing
 
     run = request.match_info["run"]
     held = listing.states(folders.training_folder(), run)
@@ -112,7 +112,7 @@ def _run(request: Any) -> Answer:
 
 
 def _state(request: Any) -> Answer:
-    from ..training import listing
+    from ..training.store import listing
 
     run = request.match_info["run"]
     found = listing.shown(folders.training_folder(), run, request.match_info["key"])

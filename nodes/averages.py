@@ -12,8 +12,8 @@ from typing import Any
 from comfy_api.latest import io
 
 from .. import host
-from ..patches import files
-from ..patches.rows import rows_of
+from ..patches.lora_files.stack_rows import rows_of
+from ..storage import safetensors
 from .aliases import aliases
 from .sockets import LoraModel, LoraStack, Snapshots, TrainState
 from .training import opened
@@ -27,7 +27,7 @@ def _lines(source: str) -> list[str]:
 
 def _run_folder(line: str) -> tuple[Path, str] | None:
     """(folder, beginning of a way's key) when the line names a run below output/graft."""
-    from ..training.store import Store
+    from ..training.store.store import Store
 
     run, _, way = line.replace("\\", "/").partition("/")
     folder = Path(host.folders.training_folder()) / run
@@ -87,12 +87,12 @@ class GraftSnapshots(io.ComfyNode):
             else sorted(map(str, (run[0] / "averages").glob("*.safetensors")))
         )
         for path in paths:
-            digest.update(repr((path, files.version(path))).encode())
+            digest.update(repr((path, safetensors.version(path))).encode())
         return digest.hexdigest()
 
     @classmethod
     def execute(cls, source="run") -> io.NodeOutput:
-        from ..training import sources
+        from ..training.averages import sources
 
         lines = _lines(source)
         if not lines:
@@ -215,7 +215,7 @@ class EMAMerge(io.ComfyNode):
         algebra="auto",
         rank=0,
     ) -> io.NodeOutput:
-        from ..training.curves import draw, editor_data
+        from ..training.reports.curves import draw, editor_data
 
         _check(state, snapshots, lora_stack, profile, weights, algebra, rank)
         if state is not None and profile == "latest":
@@ -225,7 +225,9 @@ class EMAMerge(io.ComfyNode):
             if lora_stack is not None and profile == "weights" and not weights.strip():
                 strengths = {row[0]: row[1] for row in rows_of(lora_stack)}
                 weights = " ".join(repr(strengths[file.name]) for file in found.files)
-            made = _made(state, found, profile, width, weights, algebra, rank, lambda: host.base.unet_weights(model))
+            made = _made(
+                state, found, profile, width, weights, algebra, rank, lambda: host.base_weights.unet_weights(model)
+            )
             left_out = sum(file.text_encoder for file in found.files)
             if clip is not None and left_out:
                 line = (
@@ -272,8 +274,8 @@ def _check(state: Any, snapshots: Any, lora_stack: Any, profile: str, weights: s
 
 
 def _sources(state: Any, snapshots: Any, lora_stack: Any) -> Any:
-    from ..training import sources
-    from ..training.store import Store
+    from ..training.averages import sources
+    from ..training.store.store import Store
 
     if snapshots is not None:
         return snapshots
@@ -293,8 +295,8 @@ def _sources(state: Any, snapshots: Any, lora_stack: Any) -> Any:
 
 def _running(state: Any) -> Any:
     """The average that ran along."""
-    from ..training.curves import Curve, averaging_profile
-    from ..training.merging import Merged
+    from ..training.averages.merge import Merged
+    from ..training.reports.curves import Curve, averaging_profile
 
     shares = averaging_profile(state.start.ema, state.step, state.settings.optimizer.total_steps)
     line = (
@@ -306,20 +308,20 @@ def _running(state: Any) -> Any:
 
 def _made(state: Any, found: Any, profile: str, width: float, weights: str, algebra: str, rank: int, base: Any) -> Any:
     """The average of files or snapshots; profile best chooses the width by the held-out loss first."""
-    from ..training import merging
-    from ..training.score import held_out_loss
+    from ..training.averages import merge
+    from ..training.averages.held_out_loss import held_out_loss
 
     lines: list[str] = []
     if profile == "best":
         if state.subject.dataset is None:
             raise ValueError("EMAMerge: profile best measures the held-out loss: connect the dataset to Load State.")
-        widths = merging.widths_to_try(found, weights)
+        widths = merge.widths_to_try(found, weights)
         with opened(state) as denoiser:
             score = partial(held_out_loss, state, denoiser, state.subject.dataset)
-            swept = merging.sweep(found, widths, score, state.lora_model(ema=True))
+            swept = merge.sweep(found, widths, score, state.lora_model(ema=True))
         profile, width, weights, lines = "width", swept.best, "", swept.lines()
-    made = merging.merged(found, profile, width, weights, algebra, rank, base)
-    return merging.Merged(made.lora, made.curves, (*lines, *made.lines))
+    made = merge.merged(found, profile, width, weights, algebra, rank, base)
+    return merge.Merged(made.lora, made.curves, (*lines, *made.lines))
 
 
 NODES = [GraftSnapshots, EMAMerge]

@@ -185,7 +185,7 @@ class GraftDataset(io.ComfyNode):
     ) -> io.NodeOutput:
         from ..training.data import encoding, folder_report
         from ..training.data.cache import Cache
-        from ..training.data.folder import read_folder, settings_of
+        from ..training.data.layouts.folder import read_folder, settings_of
 
         wrong = [
             f"{name} is empty: this model has none; connect one"

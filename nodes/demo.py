@@ -7,7 +7,7 @@ from pathlib import Path
 
 from comfy_api.latest import io
 
-from .. import host
+from ..demo import host_model
 
 BASE = Path(__file__).resolve().parents[1] / "demo" / "base.safetensors"
 
@@ -39,7 +39,7 @@ class GraftDemo(io.ComfyNode):
             raise FileNotFoundError(
                 f"{BASE} is missing: get it from Graft's repository, or run `python -m graft_nodes.demo.train_base`"
             )
-        return io.NodeOutput(*host.demo.demo_model(str(BASE)))
+        return io.NodeOutput(*host_model.demo_model(str(BASE)))
 
 
 NODES = [GraftDemo]

@@ -13,8 +13,9 @@ from comfy_api.latest import io
 from torch import Tensor
 
 from .. import host
-from ..patches import files, metadata, naming
-from ..patches.rows import EMPTY, StackRow, parse, rows_of, schedule_of
+from ..patches.lora_files import metadata, save
+from ..patches.lora_files.stack_rows import EMPTY, StackRow, parse, rows_of, schedule_of
+from ..storage import safetensors
 from .aliases import aliases
 from .sockets import LoraModel, LoraStack, TrainState
 
@@ -31,7 +32,7 @@ def read_files(listed: list[StackRow]) -> list[tuple[dict[str, Tensor], dict[str
     """(tensors, metadata) of the files of rows; raises one ValueError that lists every row whose file is missing or
     cannot be read.
     """
-    return _of_each(listed, lambda name: files.load_once(host.folders.lora_path(name)))
+    return _of_each(listed, lambda name: safetensors.load_once(host.folders.lora_path(name)))
 
 
 def _of_each(listed: list[StackRow], find: Callable[[str], T]) -> list[T]:
@@ -106,7 +107,7 @@ class GraftLoRAStack(io.ComfyNode):
         """
         digest = hashlib.sha256(rows.encode())
         for path in found_files(parse(rows)):
-            digest.update(repr((path, files.version(path))).encode())
+            digest.update(repr((path, safetensors.version(path))).encode())
         return digest.hexdigest()
 
     @classmethod
@@ -207,15 +208,15 @@ class GraftSaveLoRA(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "names",
-                    options=list(naming.NAMES),
-                    default=naming.NAMES[0],
+                    options=list(save.NAMES),
+                    default=save.NAMES[0],
                     tooltip=(
                         "Key names: kohya (lora_unet_..., read by most tools), peft (lora_A and lora_B, alpha"
                         " multiplied in) or ComfyUI's own."
                     ),
                 ),
                 io.Combo.Input(
-                    "dtype", options=list(naming.DTYPES), default="bf16", tooltip="Type of the saved tensors."
+                    "dtype", options=list(save.DTYPES), default="bf16", tooltip="Type of the saved tensors."
                 ),
                 io.String.Input(
                     "prefix",
@@ -238,11 +239,11 @@ class GraftSaveLoRA(io.ComfyNode):
                 + " connected"
             )
         lora = lora_model if state is None else state.lora_model()
-        said = naming.saved_metadata(lora, os.path.basename(prefix), {} if state is None else state.metadata())
-        tensors = naming.renamed(lora, names, naming.DTYPES[dtype])
-        said |= naming.hashes(tensors, said)
+        said = save.saved_metadata(lora, os.path.basename(prefix), {} if state is None else state.metadata())
+        tensors = save.renamed(lora, names, save.DTYPES[dtype])
+        said |= save.hashes(tensors, said)
         path, entry = host.folders.output_file(prefix, ".safetensors")
-        files.write_whole(path, files.safetensors_bytes(tensors, said))
+        safetensors.write_whole(path, safetensors.safetensors_bytes(tensors, said))
         return io.NodeOutput(path, ui={"loras": [entry]})
 
 

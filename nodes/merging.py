@@ -7,14 +7,14 @@ from collections.abc import Callable
 from comfy_api.latest import io
 
 from .. import host
-from ..patches import blocks, formats, low_rank
-from ..patches.rows import rows_of
+from ..patches.lora_files import block_weights, merge, parse
+from ..patches.lora_files.stack_rows import rows_of
 from .aliases import aliases
 from .lora import read_files
 from .sockets import LoraModel, LoraStack
 
 
-def _said(made: low_rank.Made, what: str) -> str:
+def _said(made: merge.Made, what: str) -> str:
     layers = sum(key.endswith((".lora_up.weight", ".diff", ".diff_b")) for key in made.state)
     error = f"{made.lost:.2%} of the change (its norm) left out" if made.lost else "nothing left out"
     return f"{what}: {layers} layers, largest rank {made.rank}, {error}"
@@ -88,14 +88,14 @@ class GraftMergeLoRAs(io.ComfyNode):
         read = list(zip(listed, read_files(listed), strict=True))
         if model is None:
             sources = [
-                low_rank.Source(row[0], state, row[1], row[2], blocks.parse(row.blocks) if row.blocks else {}, said)
+                merge.Source(row[0], state, row[1], row[2], block_weights.parse(row.blocks) if row.blocks else {}, said)
                 for row, (state, said) in read
             ]
-            made = low_rank.merged(sources, rank, host.events.raise_if_interrupted)
+            made = merge.merged(sources, rank, host.events.raise_if_interrupted)
             left_out = [
                 f"{row[0]}: {len(left)} embeddings in the file are left out ({', '.join(left)})"
                 for row, (state, _) in read
-                if (left := formats.embeddings(state))
+                if (left := parse.embeddings(state))
             ]
         else:
             entries = [
@@ -103,7 +103,7 @@ class GraftMergeLoRAs(io.ComfyNode):
                 for row, (state, said) in read
             ]
             changes, left_out = host.lora.changes(model, clip, entries)
-            made = low_rank.combined(changes, rank, _advancing(len(changes)))
+            made = merge.combined(changes, rank, _advancing(len(changes)))
         said = _said(made, " + ".join(f"{row[0]} at {row[1]:g}" for row in listed))
         return io.NodeOutput(made.state, "\n".join([said, *left_out]))
 
@@ -134,7 +134,7 @@ class GraftExtractLoRA(io.ComfyNode):
     @classmethod
     def execute(cls, model, base, rank=16) -> io.NodeOutput:
         changes = host.lora.differences(model, base)
-        made = low_rank.extracted(changes, rank, _advancing(len(changes)))
+        made = merge.extracted(changes, rank, _advancing(len(changes)))
         lines = [_said(made, f"difference of {len(changes)} weights")]
         for name, patcher in (("model", model), ("base", base)):
             if count := host.lora.scheduled(patcher):

@@ -35,7 +35,7 @@ class GraftLossPlot(io.ComfyNode):
 
     @classmethod
     def execute(cls, loss, smoothing=0.9) -> io.NodeOutput:
-        from ..training.curves import PALE, Curve, draw, smoothed
+        from ..training.reports.curves import PALE, Curve, draw, smoothed
 
         values = [float(value) for value in loss.get("loss", ())]
         if not values:

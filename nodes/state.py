@@ -52,10 +52,10 @@ class GraftSaveState(io.ComfyNode):
 
     @classmethod
     def execute(cls, state, name="state", max_shard_gb=0.0) -> io.NodeOutput:
-        from ..training import saved
+        from ..training.store import saved_states
 
         versions = host.fingerprint.versions(state.subject.model)
-        folder = saved.save(state, _root(), name, int(max_shard_gb * 1e9), versions)
+        folder = saved_states.save(state, _root(), name, int(max_shard_gb * 1e9), versions)
         files = [path for path in folder.iterdir() if path.is_file()]
         size = sum(path.stat().st_size for path in files)
         said = (
@@ -70,7 +70,7 @@ class GraftLoadState(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        from ..training import saved
+        from ..training.store import saved_states
 
         return io.Schema(
             node_id="GraftLoadState",
@@ -82,7 +82,9 @@ class GraftLoadState(io.ComfyNode):
             ),
             **aliases("resume", "load training", "continue training"),
             inputs=[
-                io.Combo.Input("name", options=saved.names(_root()) or [""], tooltip="Below output/graft_states."),
+                io.Combo.Input(
+                    "name", options=saved_states.names(_root()) or [""], tooltip="Below output/graft_states."
+                ),
                 io.Model.Input("model", tooltip="The model it was trained on; another one is refused."),
                 Dataset.Input("dataset", optional=True, tooltip="The dataset it was trained with, to train further."),
                 io.Clip.Input("clip", optional=True, tooltip="Goes through to Train Step's CLIP output."),
@@ -94,10 +96,10 @@ class GraftLoadState(io.ComfyNode):
     @classmethod
     def validate_inputs(cls, name="") -> bool | str:
         """Names are looked up when the node runs: a state may be saved after the list was made."""
-        from ..training import saved
+        from ..training.store import saved_states
 
         try:
-            saved.folder_of(_root(), name)
+            saved_states.folder_of(_root(), name)
         except ValueError as error:
             return str(error)
         return True
@@ -112,15 +114,17 @@ class GraftLoadState(io.ComfyNode):
     def execute(cls, name, model, dataset=None, clip=None, vae=None) -> io.NodeOutput:
         from dataclasses import replace
 
-        from ..training import saved
+        from ..training.store import saved_states
 
         pictures = None if dataset is None else dataset.digest
-        both = saved.trains_text_encoder(_root(), name)
+        both = saved_states.trains_text_encoder(_root(), name)
         if both and clip is None:
             raise ValueError(f"GraftLoadState: {name} trains the text encoder too, and no clip is connected.")
         trained_clip = clip if both else None
         identity, unhashed = host.fingerprint.of_trained(model, trained_clip)
-        state = saved.load(_root(), name, identity, pictures, lambda: host.base.trained_weights(model, trained_clip))
+        state = saved_states.load(
+            _root(), name, identity, pictures, lambda: host.base_weights.trained_weights(model, trained_clip)
+        )
         unhashed += () if dataset is None else dataset.unhashed
         return io.NodeOutput(replace(state, subject=Subject(model, clip, vae, dataset, unhashed)))
 

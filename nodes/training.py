@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 from comfy_api.latest import io
 
 from .. import host
-from ..training import adapters, parallel
-from ..training import objective as objectives
-from ..training import optimizer as optimizers
-from ..training.store import KEEPS
+from ..training.distributed import process_group
+from ..training.objective import loss as objectives
+from ..training.optimizers import settings as optimizers
+from ..training.store.store import KEEPS
+from ..training.trainable import install
 from .aliases import aliases
 from .sockets import EMA, Adapter, Dataset, LoraModel, LossMap, Objective, Optimizer, TrainState
 
@@ -90,15 +91,15 @@ class GraftTrainStart(io.ComfyNode):
         seed=0,
         run="run",
     ) -> io.NodeOutput:
-        from ..training import reports
         from ..training import state as states
-        from ..training.store import Store
+        from ..training.reports import text
+        from ..training.store.store import Store
 
         Store(
             host.folders.training_folder(), run, limit=host.folders.store_limit()
         )  # what is wrong there is said before anything else
-        adapter = adapter or adapters.AdapterSettings()
-        optimizer = optimizers.of_ranks(optimizer or optimizers.OptimizerSettings(), parallel.group().meant)
+        adapter = adapter or install.AdapterSettings()
+        optimizer = optimizers.of_ranks(optimizer or optimizers.OptimizerSettings(), process_group.group().meant)
         settings = states.Settings(optimizer, objective or objectives.ObjectiveSettings())
         levels = host.denoiser.at_levels(model, settings.objective.zero_terminal_snr)
         objectives.check_for(settings.objective, host.denoiser.prediction(levels.get_model_object("model_sampling")))
@@ -116,12 +117,12 @@ class GraftTrainStart(io.ComfyNode):
         unhashed += dataset.unhashed
         start = states.Start(identity, dataset.digest, adapter, ema, seed)
         text_encoder = clip.cond_stage_model if adapter.text_encoder else None
-        base = partial(host.base.trained_weights, model, clip if adapter.text_encoder else None)
+        base = partial(host.base_weights.trained_weights, model, clip if adapter.text_encoder else None)
         adapted = adapter.text_encoder and adapter.kind != "full"
         read = host.encoding.read_parts(clip, model, dataset.clip_skip) if adapted else None
         begun = states.begin(model.model.diffusion_model, start, settings, run, base, text_encoder, read)
         begun = _noted(replace(begun, subject=Subject(model, clip, vae, dataset, unhashed)))
-        return io.NodeOutput(begun, reports.beginning(begun, dataset, unhashed))
+        return io.NodeOutput(begun, text.beginning(begun, dataset, unhashed))
 
 
 class TrainStep(io.ComfyNode):
@@ -244,9 +245,9 @@ class TrainStep(io.ComfyNode):
     ) -> io.NodeOutput:
         from ..training import state as states
         from ..training.data.dataset import batches_per_epoch
-        from ..training.loop import Watch
+        from ..training.run.loop import Watch
 
-        group, node = parallel.group(), cls.hidden.unique_id if cls.hidden else None
+        group, node = process_group.group(), cls.hidden.unique_id if cls.hidden else None
         if optimizer is not None:
             optimizer = optimizers.of_ranks(optimizer, group.meant)
         subject, state = state.subject, _noted(states.with_settings(state, optimizer, objective))
@@ -268,7 +269,7 @@ class TrainStep(io.ComfyNode):
         call = _Call(state, state.step + steps, node, (positive, negative, latent))
         try:
             result, report = call.trained(steps, watch, keep, tensorboard)
-        except parallel.Elsewhere as error:
+        except process_group.Elsewhere as error:
             host.events.interrupt_as(error.kind)
             raise
         lora = result.lora_model()
@@ -290,15 +291,15 @@ def _noted(state: Any) -> Any:
     """The state with what its LoRA is to say of the pictures and of ToDo; one without its dataset keeps
     what it says.
     """
-    from ..training.data import facts
+    from ..training.data import kohya_metadata
 
     subject, settings = state.subject, state.settings
     if subject.dataset is None:
         return state
     optimizer = settings.optimizer
     sizes = optimizer.batch_size, optimizer.accumulation, optimizer.total_steps
-    said = facts.metadata(subject.dataset, *sizes, settings.objective.conditioning_dropout)
-    return replace(state, notes={**host.todo.todo_metadata(subject.model), **said})
+    said = kohya_metadata.metadata(subject.dataset, *sizes, settings.objective.conditioning_dropout)
+    return replace(state, notes={**host.token_downsampling.todo_metadata(subject.model), **said})
 
 
 def opened(state: Any, layers: bool = False) -> Any:
@@ -320,7 +321,7 @@ def _check(
     if preview_every:
         host.previews.check(positive, negative, latent, subject.vae)
     if tensorboard:
-        from ..training.tensorboard import check
+        from ..training.reports.tensorboard import check
 
         check()
 
@@ -329,7 +330,7 @@ class _Call:
     """One execution of TrainStep: what it tells the front end while it trains."""
 
     def __init__(self, state: Any, until: int, node: str | None, sampled: tuple[Any, Any, Any]) -> None:
-        from ..training.pace import Pace
+        from ..training.reports.throughput import Pace
 
         self.state, self.until, self.node, self.sampled = state, until, node, sampled
         self.bar, self.pace = host.events.progress(until - state.step), Pace(until)
@@ -340,10 +341,11 @@ class _Call:
         """The state after `steps` more steps and the report, with progress, events, previews, stopping and interruption
         of the host.
         """
-        from ..ema.offload import note_on
-        from ..training import reports, runs
-        from ..training.store import Store
-        from ..training.tensorboard import Writer
+        from ..ema.host_offload import note_on
+        from ..training.reports import text
+        from ..training.reports.tensorboard import Writer
+        from ..training.run import call as runs
+        from ..training.store.store import Store
 
         state, subject = self.state, self.state.subject
         if (
@@ -356,7 +358,7 @@ class _Call:
         store = None
         if not subject.unhashed:
             store = Store(folder, state.run, host.fingerprint.versions(subject.model), host.folders.store_limit())
-        forward = partial(opened, state, state.settings.optimizer.offload == "layers" or parallel.group().shard)
+        forward = partial(opened, state, state.settings.optimizer.offload == "layers" or process_group.group().shard)
         if tensorboard:
             self.writer = Writer(Store(folder, state.run).folder / "tensorboard" / state.start.digest[:16])
         try:
@@ -366,11 +368,11 @@ class _Call:
         finally:
             if self.writer is not None:
                 self.writer.close()
-        return outcome.state, reports.step(state, outcome, subject.unhashed, self.pictures)
+        return outcome.state, text.step(state, outcome, subject.unhashed, self.pictures)
 
     def stepped(self, step: int, moved: Any, validation: float | None) -> None:
         """Tell of a step; raises the host's exception when the user interrupts."""
-        from ..training.memory import used
+        from ..training.run.out_of_memory import used
 
         self.bar(step - self.state.step)
         speed, left = self.pace(step, moved.seconds)

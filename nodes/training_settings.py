@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from ..ema import schedule as averages
-from ..training import adapters
-from ..training import objective as objectives
-from ..training import optimizer as optimizers
+from ..ema import decay as averages
+from ..training.objective import loss as objectives
+from ..training.optimizers import settings as optimizers
+from ..training.trainable import install
 from .aliases import aliases
 from .sockets import EMA, Adapter, LoraModel, Objective, Optimizer
 
@@ -55,7 +55,7 @@ class GraftAdapter(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "targets",
-                    options=list(adapters.TARGETS),
+                    options=list(install.TARGETS),
                     default="attention",
                     tooltip=(
                         "attention: its projections. attention+ff: feed-forward and the transformers' in and out"
@@ -133,7 +133,7 @@ class GraftAdapter(io.ComfyNode):
         initial=None,
     ) -> io.NodeOutput:
         return io.NodeOutput(
-            adapters.AdapterSettings(
+            install.AdapterSettings(
                 kind=kind,
                 rank=rank,
                 alpha=alpha,

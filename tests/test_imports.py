@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("host", "nodes", "patches", "ema", "training", "headless", "demo")
+ROOMS = ("storage", "host", "nodes", "patches", "ema", "training", "headless", "demo")
 HOST_MODULES = {
     "comfy",
     "comfy_api",
@@ -20,13 +20,14 @@ HOST_MODULES = {
     "latent_preview",
 }
 MAY_IMPORT = {
-    "patches": set(),
-    "ema": set(),
-    "training": {"patches", "ema"},
-    "nodes": {"host", "training", "patches", "ema"},
-    "headless": {"host", "comfyui_api_stubs"},
-    "host": {"patches", "training", "demo"},
-    "demo": {"host", "training", "ema", "comfyui_api_stubs"},
+    "storage": set(),
+    "patches": {"storage"},
+    "ema": {"storage"},
+    "training": {"storage", "patches", "ema"},
+    "nodes": {"storage", "host", "training", "patches", "ema", "demo"},
+    "headless": {"storage", "host", "comfyui_api_stubs"},
+    "host": {"storage", "patches", "training"},
+    "demo": {"storage", "host", "training", "ema", "comfyui_api_stubs"},
     "__init__": {"nodes"},
     "__main__": {"headless"},
 }

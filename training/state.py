@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ema.schedule import EMASettings, check_horizon
-from .adapters import AdapterSettings, as_lora, beginning
-from .objective import ObjectiveSettings
-from .optimizer import SPEED_ONLY, OptimizerSettings, check_run, same_state
-from .targets import TEXT_ENCODER
+from ..ema.decay import EMASettings, check_horizon
+from .objective.loss import ObjectiveSettings
+from .optimizers.settings import SPEED_ONLY, OptimizerSettings, check_run, same_state
+from .trainable.install import AdapterSettings, as_lora, beginning
+from .trainable.targets import TEXT_ENCODER
 
 
 def digest_of(value: Any) -> str:
@@ -98,9 +98,10 @@ class TrainState:
     """A run at one step. Tensors are on the CPU and never changed; `base` gives the model's own weights for kind full.
 
     `trained` (the weights to sample with) and `average` (the EMA, empty when there is none) go by name and are float32,
-    `optimizer` goes by `<slot>/<name>` and has its library's types (`training.mover`), `powers` (the power-function
-    averages that snapshots are taken of) by `<number of the width>/<name>`. `subject` is the host's: models and dataset
-    that the nodes carry along; the core does not look into it, and it is not part of the state's identity.
+    `optimizer` goes by `<slot>/<name>` and has its library's types (`training.optimizers.stepper`), `powers` (the
+    power-function averages that snapshots are taken of) by `<number of the width>/<name>`. `subject` is the host's:
+    models and dataset that the nodes carry along; the core does not look into it, and it is not part of the state's
+    identity.
     """
 
     start: Start
@@ -135,10 +136,10 @@ class TrainState:
         return as_lora(self.weights(ema), self.start.adapter, base)
 
     def metadata(self) -> dict[str, str]:
-        """Metadata for a saved LoRA in kohya's and modelspec's words (`training.metadata`)."""
-        from . import metadata
+        """Metadata for a saved LoRA in kohya's and modelspec's words (`training.lora_metadata`)."""
+        from . import lora_metadata
 
-        return metadata.of_state(self)
+        return lora_metadata.of_state(self)
 
 
 def key_of(start: str, position: tuple[tuple[str, int], ...]) -> str:

@@ -3,5 +3,5 @@ and WebSocket API.
 
 `serve` starts and ends it; `app` puts the routes together; `guard` and `paths` decide what may be asked for and which
 files may be touched; `worker` executes what is queued; `clients` are the open pages. (The translator of the editor's
-workflow files is `headless/editor.py`.)
+workflow files is `headless/editor_json.py`.)
 """

@@ -4,8 +4,7 @@ one file.
 
 import pytest
 import torch
-from graft_nodes import host as wall
-from graft_nodes.demo import model, train_base, words
+from graft_nodes.demo import host_model, model, train_base, words
 from safetensors.torch import save_file
 
 
@@ -17,7 +16,7 @@ def start(tmp_path_factory):
 
 
 def test_the_unet_is_small_and_starts_by_predicting_zero():
-    unet = wall.demo.demo_unet()
+    unet = host_model.demo_unet()
     model.initialise_(unet, seed=0)
     assert sum(parameter.numel() for parameter in unet.parameters()) == 1_687_075
     x, context = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.ones(2, 8, 64)
@@ -39,7 +38,7 @@ def test_first_weights_depend_on_the_seed_alone():
 
 def test_a_whole_model_from_one_file(start):
     state = torch.random.get_rng_state()
-    patcher, clip, vae = wall.demo.demo_model(str(start))
+    patcher, clip, vae = host_model.demo_model(str(start))
     assert torch.equal(torch.random.get_rng_state(), state)
     weights = train_base.start_weights(seed=3)
     for prefix, module in (("model.diffusion_model.", patcher.model.diffusion_model), ("text.", clip.cond_stage_model)):
@@ -56,7 +55,7 @@ def test_a_whole_model_from_one_file(start):
 
 
 def test_hosts_that_rebuild_models_are_told_how(start):
-    patcher, clip, _ = wall.demo.demo_model(str(start))
+    patcher, clip, _ = host_model.demo_model(str(start))
     if not hasattr(patcher, "cached_patcher_init"):
         pytest.skip("this host has no cached_patcher_init")
     for one in (patcher, clip.patcher):
@@ -73,11 +72,11 @@ def test_a_file_that_does_not_fit_lists_every_key(start, tmp_path):
     weights["model.diffusion_model.spare"] = torch.zeros(1)
     save_file(weights, tmp_path / "broken.safetensors")
     with pytest.raises(ValueError, match=r"(?s)out\.2\.bias.*spare.*out\.2\.weight"):
-        wall.demo.demo_model(str(tmp_path / "broken.safetensors"))
+        host_model.demo_model(str(tmp_path / "broken.safetensors"))
 
 
 def test_clip_encodes_clones_and_weighs(start):
-    _, clip, _ = wall.demo.demo_model(str(start))
+    _, clip, _ = host_model.demo_model(str(start))
     plain = clip.encode_from_tokens_scheduled(clip.tokenize("a zorp left"))
     cond, extra = plain[0][0], plain[0][1]
     assert cond.shape == (1, 8, 64) and cond.dtype == torch.float32 and extra["pooled_output"].shape == (1, 64)
@@ -92,7 +91,7 @@ def test_clip_encodes_clones_and_weighs(start):
 
 
 def test_clip_skip(start):
-    _, clip, _ = wall.demo.demo_model(str(start))
+    _, clip, _ = host_model.demo_model(str(start))
     tokens = clip.tokenize("a zorp left")
     last = clip.encode_from_tokens(tokens)
     clip.clip_layer(-2)
@@ -104,7 +103,7 @@ def test_clip_skip(start):
 
 
 def test_each_caption_has_a_conditioning_of_its_own(start):
-    _, clip, _ = wall.demo.demo_model(str(start))
+    _, clip, _ = host_model.demo_model(str(start))
     said = [
         "",
         "a red circle left",
@@ -119,7 +118,7 @@ def test_each_caption_has_a_conditioning_of_its_own(start):
 
 
 def test_a_text_lora_lands_by_the_generic_key(start):
-    _, clip, _ = wall.demo.demo_model(str(start))
+    _, clip, _ = host_model.demo_model(str(start))
     weight = clip.cond_stage_model.state_dict()["ff1.weight"]
     clone = clip.clone()
     assert clone.add_patches({"ff1.weight": (torch.ones_like(weight),)}, 1.0) == ["ff1.weight"]

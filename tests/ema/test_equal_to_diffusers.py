@@ -3,7 +3,7 @@
 import pytest
 import torch
 from graft_nodes.ema import shadow as shadows
-from graft_nodes.ema.schedule import EMASettings, decay_at
+from graft_nodes.ema.decay import EMASettings, decay_at
 
 STEPS = 5000
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from graft_nodes.ema import shadow, update
-from graft_nodes.ema.schedule import EMASettings, decay_at, decay_over
+from graft_nodes.ema.decay import EMASettings, decay_at, decay_over
 
 TESTS = Path(__file__).resolve().parents[1]
 

@@ -4,7 +4,7 @@ step.
 
 import pytest
 import torch
-from graft_nodes.ema.schedule import EMASettings
+from graft_nodes.ema.decay import EMASettings
 from graft_nodes.ema.shadow import Shadow
 from graft_nodes.ema.update import average_
 from torch.utils._python_dispatch import TorchDispatchMode

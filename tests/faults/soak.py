@@ -378,7 +378,7 @@ class HashOfBase:
         return float("nan")
 
     def run(self, model: Any) -> dict[str, Any]:
-        from graft_nodes.host.base import base_weights
+        from graft_nodes.host.base_weights import base_weights
 
         hashed = hashlib.sha256()
         for name, tensor in sorted(base_weights(model).items()):

@@ -10,11 +10,11 @@ import pytest
 import torch
 from graft_nodes.tests.faults import tried
 from graft_nodes.tests.faults.disk import Disk
-from graft_nodes.training import runs
-from graft_nodes.training.loop import Watch
+from graft_nodes.training.reports.tensorboard import Writer
+from graft_nodes.training.run import call as runs
+from graft_nodes.training.run.loop import Watch
 from graft_nodes.training.state import equal
-from graft_nodes.training.store import Store
-from graft_nodes.training.tensorboard import Writer
+from graft_nodes.training.store.store import Store
 
 
 class Planted(Exception):

@@ -8,14 +8,15 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
-from graft_nodes.ema import shards
+from graft_nodes.storage import shards
 from graft_nodes.tests.faults import tried
 from graft_nodes.tests.faults.disk import Disk, fails
-from graft_nodes.training import runs, saved
-from graft_nodes.training.loop import Watch, train
+from graft_nodes.training.reports.tensorboard import Writer
+from graft_nodes.training.run import call
+from graft_nodes.training.run.loop import Watch, train
 from graft_nodes.training.state import equal
-from graft_nodes.training.store import Store
-from graft_nodes.training.tensorboard import Writer
+from graft_nodes.training.store import saved_states
+from graft_nodes.training.store.store import Store
 
 resource = pytest.importorskip("resource", reason="Windows sets no limits")
 LEAST = {
@@ -44,7 +45,7 @@ def test_a_folder_that_can_only_be_read_gives_what_is_stored_and_says_that_nothi
     with Disk(run.folder, 1, fails(errno.EROFS), lasting=True).installed():
         run.act()
         with pytest.raises(OSError, match="Read-only file system") as caught:
-            runs.run(run.other, 3, lambda: nullcontext(run.denoiser), run.dataset, Store(run.folder, "run"), Watch())
+            call.run(run.other, 3, lambda: nullcontext(run.denoiser), run.dataset, Store(run.folder, "run"), Watch())
     assert str(caught.value.filename).startswith(str(run.folder)) and "choose another output folder" in str(
         caught.value
     )
@@ -63,11 +64,11 @@ def files_of_at_most(size):
 
 
 def test_what_a_library_writes_fails_as_an_error_of_the_disk_that_names_the_file(run, tmp_path):
-    saved.save(run.older, tmp_path, "mine")
+    saved_states.save(run.older, tmp_path, "mine")
     newer = train(run.start, run.denoiser, run.dataset, 2)
     with files_of_at_most(100), pytest.raises(OSError, match=r"File too large \(.*raise the limit\): '.*tensors-"):
-        saved.save(newer, tmp_path, "mine")
-    assert equal(saved.load(tmp_path, "mine", "model"), run.older)
+        saved_states.save(newer, tmp_path, "mine")
+    assert equal(saved_states.load(tmp_path, "mine", "model"), run.older)
     with files_of_at_most(100), pytest.raises(OSError, match=r"one\.safetensors"):
         shards.save({"a": torch.zeros(100)}, tmp_path / "shards", "one")
     assert not list((tmp_path / "shards").iterdir())

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from graft_nodes.patches import files, metadata
+from graft_nodes.patches.lora_files import metadata
+from graft_nodes.storage import safetensors
 from graft_nodes.tests.faults import tried
 from graft_nodes.tests.fuzz.damage import CORPUS
-from graft_nodes.training import listing, runs, saved, snapshots, store
-from graft_nodes.training.loop import Watch
+from graft_nodes.training.averages import snapshots
+from graft_nodes.training.run import call
+from graft_nodes.training.run.loop import Watch
 from graft_nodes.training.state import equal
+from graft_nodes.training.store import listing, saved_states, store
 
 
 @pytest.fixture
@@ -24,18 +27,20 @@ def run(tmp_path):
 
 
 def lora(path, value):
-    files.write_whole(str(path), files.safetensors_bytes({"a.lora_up.weight": torch.full((4096,), value)}, {}))
+    safetensors.write_whole(
+        str(path), safetensors.safetensors_bytes({"a.lora_up.weight": torch.full((4096,), value)}, {})
+    )
 
 
 def test_a_lora_file_that_is_replaced_or_removed_while_it_is_in_use_stays_as_it_was_read(tmp_path):
     path = tmp_path / "a.safetensors"
     lora(path, 1.0)
-    read = files.load_once(str(path))[0]["a.lora_up.weight"]
+    read = safetensors.load_once(str(path))[0]["a.lora_up.weight"]
     lora(path, 2.0)
-    assert bool((read == 1.0).all()) and bool((files.load_once(str(path))[0]["a.lora_up.weight"] == 2.0).all())
+    assert bool((read == 1.0).all()) and bool((safetensors.load_once(str(path))[0]["a.lora_up.weight"] == 2.0).all())
     path.unlink()
     assert bool((read == 1.0).all())
-    for act in (files.load_once, files.header, metadata.describe):
+    for act in (safetensors.load_once, safetensors.header, metadata.describe):
         with pytest.raises(FileNotFoundError, match=r"a\.safetensors"):
             act(str(path))
 
@@ -68,7 +73,7 @@ def test_whatever_file_of_a_run_is_missing_it_is_said_and_the_run_ends_in_the_sa
         (place / name).unlink()
         if run.older.key[:32] in name:
             continue
-        outcome = runs.run(
+        outcome = call.run(
             run.start,
             tried.STEPS,
             lambda: nullcontext(run.denoiser),
@@ -87,8 +92,8 @@ def test_whatever_file_of_a_run_is_missing_it_is_said_and_the_run_ends_in_the_sa
 
 def test_a_saved_state_that_lacks_a_file_names_it(run):
     state, _ = store.load(run.folder / "run" / run.start_key, run.start)
-    folder = saved.save(state, run.folder, "mine", 60)
-    assert equal(saved.load(run.folder, "mine", "model"), state)
+    folder = saved_states.save(state, run.folder, "mine", 60)
+    assert equal(saved_states.load(run.folder, "mine", "model"), state)
     for path in sorted(folder.iterdir()):
         body = path.read_bytes()
         path.unlink()
@@ -96,7 +101,7 @@ def test_a_saved_state_that_lacks_a_file_names_it(run):
             (FileNotFoundError, store.Damaged),
             match=path.name if path.name != "state.json" else "no saved state 'mine'",
         ):
-            saved.load(run.folder, "mine", "model")
+            saved_states.load(run.folder, "mine", "model")
         path.write_bytes(body)
 
 
@@ -110,7 +115,7 @@ def test_averages_that_are_missing_are_named(run):
 def test_a_picture_that_goes_away_or_changes_between_listing_and_encoding_is_named(tmp_path):
     from graft_nodes.tests.fuzz.datasets import _pixels, _texts
     from graft_nodes.training.data.encoding import encode
-    from graft_nodes.training.data.folder import read_folder, settings_of
+    from graft_nodes.training.data.layouts.folder import read_folder, settings_of
 
     for name in ("rgb.png", "l.jpg"):
         shutil.copy(CORPUS / "pictures" / name, tmp_path / name)

@@ -8,10 +8,10 @@ from contextlib import nullcontext
 import pytest
 import torch
 from graft_nodes.tests.faults import tried
-from graft_nodes.training import runs
-from graft_nodes.training.loop import Stopped, Watch
+from graft_nodes.training.run import call as runs
+from graft_nodes.training.run.loop import Stopped, Watch
 from graft_nodes.training.state import equal
-from graft_nodes.training.store import Store
+from graft_nodes.training.store.store import Store
 
 ERRORS = {
     "host": MemoryError(),
@@ -52,9 +52,9 @@ def test_where_memory_runs_out_the_state_is_kept_and_the_base_as_it_was(run, tmp
         "denoise": (at(4, ERRORS[kind]), (run.denoiser, "denoise")),
         "noisy": (at(3, ERRORS[kind]), (run.denoiser, "noisy")),
         "step": (at(3, ERRORS[kind]), (torch.optim.SGD, "step")),
-        "validate": (at(2, ERRORS[kind]), "graft_nodes.training.loop.validate"),
-        "validate at the end": (at(3, ERRORS[kind]), "graft_nodes.training.loop.validate"),
-        "save": (at(2, ERRORS[kind]), "graft_nodes.training.store.safetensors_bytes"),
+        "validate": (at(2, ERRORS[kind]), "graft_nodes.training.run.loop.validate"),
+        "validate at the end": (at(3, ERRORS[kind]), "graft_nodes.training.run.loop.validate"),
+        "save": (at(2, ERRORS[kind]), "graft_nodes.training.store.store.safetensors_bytes"),
     }[place]
     with monkeypatch.context() as patch:
         if isinstance(where, str):

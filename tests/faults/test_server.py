@@ -8,7 +8,7 @@ import json
 import types
 
 import pytest
-from graft_nodes.patches.disk import NEXT_STEPS
+from graft_nodes.storage.disk_errors import NEXT_STEPS
 from graft_nodes.tests.faults.disk import Disk, fails
 
 pytest.importorskip("aiohttp")

@@ -9,11 +9,13 @@ import time
 from contextlib import nullcontext
 
 import pytest
+from graft_nodes.storage import lock
+from graft_nodes.storage.lock import Busy, alone
 from graft_nodes.tests.faults import tried
-from graft_nodes.training import lock, runs, saved
-from graft_nodes.training.lock import Busy, alone
-from graft_nodes.training.loop import Watch
-from graft_nodes.training.store import Store
+from graft_nodes.training.run import call
+from graft_nodes.training.run.loop import Watch
+from graft_nodes.training.store import saved_states
+from graft_nodes.training.store.store import Store
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the other process is a fork")
 
@@ -43,7 +45,7 @@ class Other:
 
 
 def train(run, steps=tried.STEPS):
-    return runs.run(run.start, steps, lambda: nullcontext(run.denoiser), run.dataset, Store(run.folder, "run"), Watch())
+    return call.run(run.start, steps, lambda: nullcontext(run.denoiser), run.dataset, Store(run.folder, "run"), Watch())
 
 
 def test_the_second_is_told_who_works_there_and_what_to_do_and_goes_on_when_that_one_is_killed(run):
@@ -56,7 +58,7 @@ def test_the_second_is_told_who_works_there_and_what_to_do_and_goes_on_when_that
         assert [path.name for path in run.folder.iterdir()] == [".run.lock"], (
             "nothing is written while another process works"
         )
-        runs.run(run.start, 2, lambda: nullcontext(run.denoiser), run.dataset, Store(run.folder, "another"), Watch())
+        call.run(run.start, 2, lambda: nullcontext(run.denoiser), run.dataset, Store(run.folder, "another"), Watch())
     finally:
         other.end()
     assert (run.folder / ".run.lock").exists(), "what a killed process leaves"
@@ -65,15 +67,15 @@ def test_the_second_is_told_who_works_there_and_what_to_do_and_goes_on_when_that
 
 
 def test_a_saved_state_has_one_writer_and_any_number_of_readers(run):
-    saved.save(run.older, run.folder, "mine")
+    saved_states.save(run.older, run.folder, "mine")
     other = Other(run.folder / "mine")
     try:
         with pytest.raises(Busy, match="mine is in use"):
-            saved.save(run.older, run.folder, "mine")
-        assert saved.load(run.folder, "mine", "model").step == run.older.step
+            saved_states.save(run.older, run.folder, "mine")
+        assert saved_states.load(run.folder, "mine", "model").step == run.older.step
     finally:
         other.end()
-    saved.save(run.older, run.folder, "mine")
+    saved_states.save(run.older, run.folder, "mine")
 
 
 def test_of_many_processes_one_is_inside_at_a_time(tmp_path, monkeypatch):

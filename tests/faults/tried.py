@@ -20,16 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from graft_nodes.ema.schedule import EMASettings
-from graft_nodes.patches.disk import NEXT_STEPS
-from graft_nodes.patches.files import load_safetensors, safetensors_bytes, write_whole
+from graft_nodes.ema.decay import EMASettings
+from graft_nodes.storage.disk_errors import NEXT_STEPS
+from graft_nodes.storage.safetensors import load_safetensors, safetensors_bytes, write_whole
 from graft_nodes.tests.faults.disk import Disk, fails
 from graft_nodes.tests.training.conftest import Lab
-from graft_nodes.training import runs, saved, store
-from graft_nodes.training.adapters import AdapterSettings
 from graft_nodes.training.data.cache import Cache
-from graft_nodes.training.loop import Watch, train
+from graft_nodes.training.run import call
+from graft_nodes.training.run.loop import Watch, train
 from graft_nodes.training.state import TrainState, advanced, begin, equal, key_of
+from graft_nodes.training.store import saved_states, store
+from graft_nodes.training.trainable.install import AdapterSettings
 from torch import nn
 
 STEPS = 4
@@ -154,7 +155,7 @@ class Run:
         before, self.step = self.step, 0
         watch = Watch(validate_every=2, snapshot_every=3, stepped=stepped)
         kept = store.Store(self.folder, "run")
-        outcome = runs.run(self.start, STEPS, lambda: nullcontext(self.denoiser), self.dataset, kept, watch, "best")
+        outcome = call.run(self.start, STEPS, lambda: nullcontext(self.denoiser), self.dataset, kept, watch, "best")
         if before:
             self.lost.append(outcome.trained - (STEPS - before))
         self.step = STEPS
@@ -191,12 +192,15 @@ def of_saved_states(folder: Path) -> Tally:
 
     def check(heard: OSError | None) -> None:
         dataset = run.dataset.digest
-        there: TrainState = saved.load(folder, "mine", "model", dataset)
+        there: TrainState = saved_states.load(folder, "mine", "model", dataset)
         assert equal(there, run.older) or equal(there, newer)
         assert heard is not None or equal(there, newer)
 
     return each(
-        folder, lambda: saved.save(run.older, folder, "mine", 60), lambda: saved.save(newer, folder, "mine", 60), check
+        folder,
+        lambda: saved_states.save(run.older, folder, "mine", 60),
+        lambda: saved_states.save(newer, folder, "mine", 60),
+        check,
     )
 
 

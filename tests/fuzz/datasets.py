@@ -13,7 +13,7 @@ from graft_nodes.training.data import captions, folder_report
 from graft_nodes.training.data.cache import Cache
 from graft_nodes.training.data.dataset import Conditioning
 from graft_nodes.training.data.encoding import encode
-from graft_nodes.training.data.folder import read_folder, settings_of
+from graft_nodes.training.data.layouts.folder import read_folder, settings_of
 from hypothesis import strategies as st
 
 from .damage import CORPUS, damaged_bytes, damaged_json, text_of

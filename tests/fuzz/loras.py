@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from graft_nodes.patches import files, formats, keys, metadata, naming, weights
-from graft_nodes.patches.formats import Target as Place
-from graft_nodes.patches.peft_config import peft_configs
-from graft_nodes.patches.stack import Piece, Stack
+from graft_nodes.patches.lora_files import layer_names, metadata, parse, save
+from graft_nodes.patches.lora_files.parse import Target as Place
+from graft_nodes.patches.lora_files.peft_config import peft_configs
+from graft_nodes.patches.patching import ledger
+from graft_nodes.patches.patching.fuse import Piece, Stack
+from graft_nodes.storage import safetensors
 from hypothesis import strategies as st
 from torch import nn
 
@@ -102,7 +104,7 @@ class Loras(Target):
         super().__init__(place)
         self.path = place / "lora.safetensors"
         self.model = model()
-        self.shapes = {("model", name): shape for name, shape in weights.shapes(self.model).items()}
+        self.shapes = {("model", name): shape for name, shape in ledger.shapes(self.model).items()}
         self.base, self.targets = hash_of(self.model), key_map()
 
     def cases(self) -> st.SearchStrategy[Any]:
@@ -120,27 +122,27 @@ class Loras(Target):
         except ValueError as error:
             assert str(self.path) in str(error), f"the error does not name the file: {error}"
             refused = error
-        state, said = files.load_safetensors(str(self.path))
+        state, said = safetensors.load_safetensors(str(self.path))
         metadata.about(said)
         metadata.contents(state)
-        names = {**self.targets, **keys.found(formats.names(state), self.targets, self.shapes)}
+        names = {**self.targets, **layer_names.found(parse.names(state), self.targets, self.shapes)}
         hint, configs = metadata.made_for(state, said), peft_configs(said)
-        parsed = formats.read(keys.renamed(state), names, self.shapes, "lora", True, hint, configs)
+        parsed = parse.read(layer_names.renamed(state), names, self.shapes, "lora", True, hint, configs)
         pieces: dict[str, list[Piece]] = {}
-        for weight, layer, part in formats.pieces_of(parsed, "model", self.shapes):
+        for weight, layer, part in parse.pieces_of(parsed, "model", self.shapes):
             pieces.setdefault(weight, []).append(Piece(layer, 0.5, part))
         stack = Stack(pieces, [name for name in pieces if name in AT_ACTIVATIONS] if bypass else ())
         try:
-            weights.attach(self.model, "fuzz", [stack])
+            ledger.attach(self.model, "fuzz", [stack])
             run(self.model)
         finally:
-            weights.detach(self.model, "fuzz")
-        naming.saved_metadata(state, "lora", said)
+            ledger.detach(self.model, "fuzz")
+        save.saved_metadata(state, "lora", said)
         if refused is not None:
             raise refused
 
     def sound(self) -> None:
         """The base is what it was, byte for byte, and nothing is on it."""
-        weights.forget(self.model)
+        ledger.forget(self.model)
         assert hash_of(self.model) == self.base, "the base's bytes have changed"
-        assert not hasattr(self.model, weights.ATTRIBUTE), "something is still on the model"
+        assert not hasattr(self.model, ledger.ATTRIBUTE), "something is still on the model"

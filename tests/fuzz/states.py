@@ -8,9 +8,10 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from graft_nodes.patches.files import load_safetensors
-from graft_nodes.training import listing, parts, saved, snapshots, store
+from graft_nodes.storage.safetensors import load_safetensors
+from graft_nodes.training.averages import snapshots
 from graft_nodes.training.state import TrainState, digest_of, equal
+from graft_nodes.training.store import listing, rank_files, saved_states, store
 from hypothesis import strategies as st
 
 from ..faults.tried import Run, hash_of
@@ -53,7 +54,7 @@ class States(Target):
         files = []
         for rank in (0, 1):
             halves = {name: tensor.chunk(2)[rank] if name in rows else tensor for name, tensor in tensors.items()}
-            files.append(dict(zip(("file", "sha256"), parts.write(folder, 4, rank, 2, halves, rows), strict=True)))
+            files.append(dict(zip(("file", "sha256"), rank_files.write(folder, 4, rank, 2, halves, rows), strict=True)))
         body = {key: value for key, value in record.items() if key != "sha256"}
         store.write_record(folder, {**body, "kind": "partial", "tensors": {"parts": files}})
 
@@ -79,8 +80,8 @@ class States(Target):
                 lambda: store.load(self.place / "run" / STATE, self.like),
                 lambda: store.load(self.place / PARTS, self.like),
                 lambda: listing.shown(self.place, "run", "latest"),
-                lambda: saved.load(self.place, "saved", "model"),
-                lambda: saved.trains_text_encoder(self.place, "saved"),
+                lambda: saved_states.load(self.place, "saved", "model"),
+                lambda: saved_states.trains_text_encoder(self.place, "saved"),
                 lambda: [snapshots.read(one) for one in snapshots.found(self.place / "run")],
             ):
                 try:
@@ -98,7 +99,7 @@ class States(Target):
         """The files are back, so the states can be read; the model is what it was."""
         one, two = (store.load(self.place / where, self.like)[0] for where in (f"run/{STATE}", PARTS))
         assert equal(one, two)
-        assert saved.load(self.place, "saved", "model").step == 4
+        assert saved_states.load(self.place, "saved", "model").step == 4
         assert hash_of(self.run.denoiser.module) == self.run.base
 
 

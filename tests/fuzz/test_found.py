@@ -12,15 +12,16 @@ import pytest
 import torch
 from graft_nodes.headless import hosts, workflow
 from graft_nodes.headless.problem import HostError, WorkflowError
-from graft_nodes.patches import files, metadata, rows
-from graft_nodes.patches.peft_config import peft_configs
-from graft_nodes.training import listing, parts, store
-from graft_nodes.training.data import captions, pictures
+from graft_nodes.patches.lora_files import metadata, stack_rows
+from graft_nodes.patches.lora_files.peft_config import peft_configs
+from graft_nodes.storage import safetensors
+from graft_nodes.training.data import captions, images
 from graft_nodes.training.data.cache import Cache
 from graft_nodes.training.data.filters import Filters, load_mapping
-from graft_nodes.training.data.folder import read_folder, settings_of
+from graft_nodes.training.data.layouts.folder import read_folder, settings_of
 from graft_nodes.training.data.tags import chosen
 from graft_nodes.training.state import digest_of
+from graft_nodes.training.store import listing, rank_files, store
 
 from .damage import CORPUS
 from .workflows import recorded_catalogue
@@ -60,7 +61,7 @@ def lora(path, header, data=b""):
 )
 def test_a_header_that_is_none_is_refused_and_named(tmp_path, header):
     path = lora(tmp_path / "a.safetensors", header, b"\0" * 4)
-    for act in (files.header, metadata.describe, files.load_safetensors):
+    for act in (safetensors.header, metadata.describe, safetensors.load_safetensors):
         with pytest.raises(ValueError, match=r"a\.safetensors is not a whole safetensors file"):
             act(path)
 
@@ -73,7 +74,7 @@ def test_an_empty_tensor_too_large_for_any_reader_is_refused(tmp_path, shape):
         {"a": whole, "b": {"dtype": "F32", "shape": shape, "data_offsets": [4, 4]}},
         b"\0" * 4,
     )
-    for act in (files.header, metadata.describe, files.load_safetensors):
+    for act in (safetensors.header, metadata.describe, safetensors.load_safetensors):
         with pytest.raises(ValueError, match=r"a\.safetensors is not a whole safetensors file.*'b'"):
             act(path)
 
@@ -152,11 +153,11 @@ def test_parts_that_do_not_say_what_they_are(tmp_path, said):
     for rank, shape in enumerate(((2, 3), (2, 4))):
         tensors = {"trained/a": torch.ones(shape)}
         name = '["trained/a"]' if said == "[]" else said
-        files.write_whole(
-            str(tmp_path / f"{rank}.safetensors"), files.safetensors_bytes(tensors, {parts.DIVIDED: name})
+        safetensors.write_whole(
+            str(tmp_path / f"{rank}.safetensors"), safetensors.safetensors_bytes(tensors, {rank_files.DIVIDED: name})
         )
     with pytest.raises(ValueError, match="do not fit together" if said == "[]" else "does not say which"):
-        parts.read(sorted(tmp_path.iterdir()))
+        rank_files.read(sorted(tmp_path.iterdir()))
 
 
 @pytest.mark.parametrize("text", ["[" * 5000, f'{{"format": {HUGE}}}'])
@@ -238,9 +239,9 @@ def test_choices_in_a_prompt_and_rows_nested_without_end():
         workflow.parse({"nodes": [node]}).graph(recorded_catalogue())
     for text in (DEEP, HUGE, f'{{"version": 1, "rows": [{{"file": "a", "model": {"9" * 400}}}]}}'):
         with pytest.raises(ValueError, match="rows"):
-            rows.parse(text)
+            stack_rows.parse(text)
     with pytest.raises(ValueError, match="schedule: expected points"):
-        rows.schedule_of(",")
+        stack_rows.schedule_of(",")
 
 
 def test_a_set_value_nested_without_end_is_a_text():
@@ -360,7 +361,7 @@ def test_a_damaged_avif_is_no_picture(tmp_path):
     for body in (whole[:-60], whole[:-30] + b"\0" * 30, whole[:200]):
         path.write_bytes(body)
         with pytest.raises(ValueError, match=r"\w"):
-            pictures.open_picture(path)
+            images.open_picture(path)
 
 
 # --- the server's routes ----------------------------------------------------------------------------------------------

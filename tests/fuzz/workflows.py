@@ -12,7 +12,7 @@ from graft_nodes.headless import workflow
 from graft_nodes.headless.problem import WorkflowError
 from hypothesis import strategies as st
 
-from ..headless.test_editor import recorded_catalogue
+from ..headless.test_editor_json import recorded_catalogue
 from .damage import damaged_bytes, damaged_json, text_of
 from .engine import Target
 

@@ -10,13 +10,14 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from graft_nodes.ema.schedule import EMASettings
-from graft_nodes.patches.files import safetensors_bytes
+from graft_nodes.ema.decay import EMASettings
+from graft_nodes.storage.safetensors import safetensors_bytes
 from graft_nodes.tests.training.conftest import Lab
-from graft_nodes.training import runs, saved, store
-from graft_nodes.training.adapters import AdapterSettings
-from graft_nodes.training.loop import Watch
+from graft_nodes.training.run import call
+from graft_nodes.training.run.loop import Watch
 from graft_nodes.training.state import begin
+from graft_nodes.training.store import saved_states, store
+from graft_nodes.training.trainable.install import AdapterSettings
 from PIL import Image
 
 from .damage import CORPUS
@@ -148,10 +149,10 @@ def states(place: Path) -> dict[str, bytes]:
     ema = EMASettings("ramp", snapshots=2, widths=(0.1, 0.2))
     start = begin(denoiser.module, type(plain.start)("model", dataset.digest, adapter, ema, 3), plain.settings)
     kept = store.Store(place, "run", {"torch": "1"})
-    outcome = runs.run(
+    outcome = call.run(
         start, 4, lambda: nullcontext(denoiser), dataset, kept, Watch(validate_every=2, snapshot_every=3)
     )
-    saved.save(outcome.state, place, "saved", 60, {"torch": "1"})
+    saved_states.save(outcome.state, place, "saved", 60, {"torch": "1"})
     return {
         path.relative_to(place).as_posix(): path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()
     }

@@ -107,5 +107,5 @@ def test_the_stack_blueprint_puts_todo_and_the_stack_on_the_model(host, graph_of
     assert settings["factor"] == 4 and inputs["model"] == [todo, 0] and inputs["mode"] == "auto"
     result = host.run(graph, capture={"model": [patch, 0], "clip": [patch, 1]})
     assert result["success"], result["errors"]
-    assert wall.todo.todo_of(result["captured"]["model"]).settings.factors == (4.0,)
+    assert wall.token_downsampling.todo_of(result["captured"]["model"]).settings.factors == (4.0,)
     assert result["captured"]["clip"] is not None

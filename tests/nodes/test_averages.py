@@ -7,13 +7,13 @@ import os
 
 import pytest
 import torch
-from graft_nodes.ema.posthoc import possible_widths
-from graft_nodes.ema.schedule import EMASettings
-from graft_nodes.patches.files import safetensors_bytes, write_whole
-from graft_nodes.patches.rows import StackRow
-from graft_nodes.training.adapters import AdapterSettings
+from graft_nodes.ema.decay import EMASettings
+from graft_nodes.ema.post_hoc import possible_widths
+from graft_nodes.patches.lora_files.stack_rows import StackRow
+from graft_nodes.storage.safetensors import safetensors_bytes, write_whole
 from graft_nodes.training.data.dataset import Dataset
-from graft_nodes.training.optimizer import OptimizerSettings
+from graft_nodes.training.optimizers.settings import OptimizerSettings
+from graft_nodes.training.trainable.install import AdapterSettings
 
 
 @pytest.fixture(scope="module")

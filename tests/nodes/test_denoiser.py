@@ -4,12 +4,12 @@ fingerprints.
 
 import pytest
 import torch
-from graft_nodes.training.adapters import AdapterSettings
 from graft_nodes.training.data.dataset import Conditioning, Dataset
-from graft_nodes.training.loop import train
-from graft_nodes.training.objective import ObjectiveSettings, losses
-from graft_nodes.training.optimizer import OptimizerSettings
+from graft_nodes.training.objective.loss import ObjectiveSettings, losses
+from graft_nodes.training.optimizers.settings import OptimizerSettings
+from graft_nodes.training.run.loop import train
 from graft_nodes.training.state import Settings, Start, begin
+from graft_nodes.training.trainable.install import AdapterSettings
 
 CONFIG = {
     "image_size": 32,

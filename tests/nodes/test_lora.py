@@ -106,7 +106,8 @@ def test_error_of_random_stacks_is_at_most_the_hosts(host, change):
     """
     import comfy.float
     import comfy.lora
-    from graft_nodes.patches import adapters, stack
+    from graft_nodes.patches.adapters import layer
+    from graft_nodes.patches.patching import fuse
 
     for seed in range(10):
         generator = torch.Generator().manual_seed(seed)
@@ -121,12 +122,12 @@ def test_error_of_random_stacks_is_at_most_the_hosts(host, change):
             down = torch.randn(rank, *shape[1:], generator=generator) * base[0].numel() ** -0.5
             up *= change * base.float().norm() / (up.flatten(1) @ down.flatten(1)).norm()
             up, down = up.to(dtype), down.to(dtype)
-            pieces.append(stack.Piece(adapters.LoRA(up, down, float(rank)), strength))
+            pieces.append(fuse.Piece(layer.LoRA(up, down, float(rank)), strength))
             exact = exact + strength * (up.double().flatten(1) @ down.double().flatten(1)).view(shape)
             state = {"a.lora_up.weight": up, "a.lora_down.weight": down, "a.alpha": torch.tensor(float(rank))}
             patch = comfy.lora.load_lora(state, {"a": "a.weight"})["a.weight"]
             theirs = comfy.lora.calculate_weight([(strength, patch, 1.0, None, None)], theirs, "a.weight")
-        found = comfy.float.stochastic_rounding(theirs, torch.bfloat16, seed=1), stack.patched(base, pieces)
+        found = comfy.float.stochastic_rounding(theirs, torch.bfloat16, seed=1), fuse.patched(base, pieces)
         core, ours = ((one.double() - exact).abs().mean() for one in found)
         assert 0 < ours <= 1.0001 * core, (seed, shape, len(pieces), float(ours / core))
 
@@ -264,7 +265,7 @@ FOREIGN = (
     "IA3",
     "PEFT's OFT",
     "PEFT's BOFT",
-)  # to every host: merging is the truth, which tests/patches/test_libraries.py holds
+)  # to every host: merging is the truth, which tests/patches/adapters/test_against_libraries.py holds
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -748,7 +749,7 @@ def test_a_row_with_a_schedule(host, small):
     """On in the second half of sampling: the base before, the whole LoRA after, without anything loaded or computed in
     between.
     """
-    from graft_nodes.patches.rows import StackRow
+    from graft_nodes.patches.lora_files.stack_rows import StackRow
 
     model = small.unet(channels=32, mult=(1,), depth=(1,))
     before, states = small.Snapshot(model.model), [small.lora(model, seed) for seed in (1, 2)]
@@ -800,7 +801,7 @@ def test_a_schedule_begins_at_the_level_where_the_hosts_own_begin(host, small, p
     ("order", "refused"), [("scheduled lora, dora", True), ("scheduled dora", True), ("dora, scheduled lora", False)]
 )
 def test_a_schedule_beside_what_changes_the_weight_that_it_finds(host, small, order, refused):
-    from graft_nodes.patches.rows import StackRow
+    from graft_nodes.patches.lora_files.stack_rows import StackRow
 
     model = small.unet(channels=32, mult=(1,), depth=(1,))
     for name, state in (("lora", small.lora(model, part="to_out")), ("dora", of_kind("DoRA", model))):

@@ -102,7 +102,7 @@ def test_text_encoders_are_merged_with_the_model(host, small):
 
 
 def test_extraction_says_that_a_schedule_counts_in_full(host, small, stack):
-    from graft_nodes.patches.rows import StackRow
+    from graft_nodes.patches.lora_files.stack_rows import StackRow
 
     model = small.unet()
     patched = host.call("LoRAStackPatch", model=model, lora_stack=[StackRow(stack[0][0], 0.7, 1.0, schedule="0-0.5")])[

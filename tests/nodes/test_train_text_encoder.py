@@ -75,7 +75,7 @@ def test_both_are_trained_and_what_comes_out_has_it_on(host, pictures):
     trained, base = _encode(found["clip"], "a red square left"), _encode(found["base"], "a red square left")
     assert not torch.allclose(trained, base, atol=1e-4)
     wall = host.module("host")
-    adapters = host.module("training.adapters")
+    adapters = host.module("training.trainable.install")
     with torch.inference_mode(False), wall.denoiser.denoiser(state.subject.model, clip=found["base"]) as denoiser:
         weights = {name: t.clone() for name, t in state.trained.items()}
         with (
@@ -118,7 +118,7 @@ def test_gradients_of_the_text_encoder_are_those_of_finite_differences(host, pic
     """The loss as training computes it against central differences, along a random direction of
     the encoder's tensors.
     """
-    steps = host.module("training.step")
+    steps = host.module("training.run.step")
     state = _run(host, _workflow(host, pictures, "te slope", 1, targets="attention"))["state"]
     wall, subject = host.module("host"), state.subject
     with torch.inference_mode(False), wall.denoiser.denoiser(subject.model, clip=subject.clip) as denoiser:

@@ -10,7 +10,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from graft_nodes.training import adapters, listing
+from graft_nodes.training.store import listing
+from graft_nodes.training.trainable import install
 from PIL import Image
 
 COLOURS = [(200, 30, 30), (30, 30, 200), (30, 160, 30), (220, 200, 30), (120, 30, 160), (20, 20, 20)]
@@ -91,7 +92,7 @@ def _run(host, prompt, **capture):
 
 
 def _bytes(tensors):
-    return adapters.tensors_digest(tensors)
+    return install.tensors_digest(tensors)
 
 
 def _clear(host, run):
@@ -239,9 +240,9 @@ def test_the_model_output_has_the_lora_and_the_average_is_emamerges(host, pictur
         averaged = denoiser.denoise(x, sigma, [conditioning], {})
     with wall.denoiser.denoiser(state.subject.model) as denoiser, torch.inference_mode(False), torch.no_grad():
         base = denoiser.denoise(x, sigma, [conditioning], {})
-        with adapters.attached(denoiser.module, state.start.adapter, state.trained, lambda: (0, 0, "")):
+        with install.attached(denoiser.module, state.start.adapter, state.trained, lambda: (0, 0, "")):
             expected = denoiser.denoise(x, sigma, [conditioning], {})
-        with adapters.attached(denoiser.module, state.start.adapter, state.average, lambda: (0, 0, "")):
+        with install.attached(denoiser.module, state.start.adapter, state.average, lambda: (0, 0, "")):
             expected_average = denoiser.denoise(x, sigma, [conditioning], {})
     assert torch.allclose(patched, expected, atol=1e-4) and torch.allclose(averaged, expected_average, atol=1e-4)
     assert not torch.allclose(patched, base, atol=1e-3) and not torch.allclose(patched, averaged, atol=1e-4)
@@ -340,7 +341,7 @@ def test_no_dates_and_no_random_ids_in_the_metadata(host, pictures, run):
 
 def test_a_saved_file_says_what_it_was_trained_on_and_a_reader_finds_it(host, pictures, run):
     """Through Save LoRA, also after a state was saved, loaded and trained on with another batch size."""
-    from graft_nodes.patches import metadata
+    from graft_nodes.patches.lora_files import metadata
     from safetensors import safe_open
 
     prompt = _workflow(host, pictures, run, 2)
@@ -674,7 +675,7 @@ def test_a_run_begins_with_what_a_saved_file_holds(host, pictures, run, names):
     prompt["31"] = _inputs(host, "GraftMergeLoRAs", lora_stack=["30", 0], model=["1", 0])
     prompt["3"]["inputs"]["initial"] = ["31", 0]
     begun = _run(host, prompt, state=["7", 0])["state"]
-    kept, found = (adapters.as_lora(dict(one.trained), one.start.adapter, None) for one in (captured["state"], begun))
+    kept, found = (install.as_lora(dict(one.trained), one.start.adapter, None) for one in (captured["state"], begun))
 
     def delta(lora, path):
         return lora[f"{path}.lora_up.weight"].flatten(1) @ lora[f"{path}.lora_down.weight"].flatten(1)

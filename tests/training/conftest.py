@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from graft_nodes.ema.schedule import EMASettings
-from graft_nodes.training.adapters import AdapterSettings
+from graft_nodes.ema.decay import EMASettings
 from graft_nodes.training.data.dataset import Conditioning, Dataset
-from graft_nodes.training.objective import ObjectiveSettings
-from graft_nodes.training.optimizer import OptimizerSettings
+from graft_nodes.training.objective.loss import ObjectiveSettings
+from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.state import Settings, Start, begin
+from graft_nodes.training.trainable.install import AdapterSettings
 from torch import nn
 
 

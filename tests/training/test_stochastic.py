@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from graft_nodes.training.adacoor import AdaCoor
-from graft_nodes.training.draws import generator
+from graft_nodes.training.optimizers.adacoor import AdaCoor
+from graft_nodes.training.random_draws import generator
 from graft_nodes.training.stochastic import round_into_
 
 

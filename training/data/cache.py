@@ -16,9 +16,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ...patches.disk import naming
-from ...patches.files import load_safetensors, safetensors_bytes, write_whole
-from ..adapters import tensors_digest
+from ...storage.disk_errors import naming
+from ...storage.safetensors import load_safetensors, safetensors_bytes, write_whole
+from ..trainable.install import tensors_digest
 
 FORMAT = 1
 _ABANDONED = 3600.0  # seconds

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..draws import generator
+from ..random_draws import generator
 from .buckets import Framing
-from .changes import Watched
+from .changed_files import Watched
 from .tags import Caption
 
 

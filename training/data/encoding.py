@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import facts, pictures
+from . import images, kohya_metadata
 from .buckets import Framing
 from .cache import Cache, key_of
-from .changes import Watched, content_hash, stamps
+from .changed_files import Watched, content_hash, stamps
 from .conditionings import Conditionings
 from .dataset import Conditioning, Dataset, Picture, View
-from .folder import Entry, Listing
+from .layouts.folder import Entry, Listing
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -49,7 +49,7 @@ def encode(
     for entry in listing.entries:
         made[entry.name, entry.bucket] = eye.picture(entry)
         if entry.name not in seen and len(shown) < _SHEET:
-            shown.append(pictures.fitted(eye.opened(entry)[0], entry.framings[0]))
+            shown.append(images.fitted(eye.opened(entry)[0], entry.framings[0]))
         seen.add(entry.name)
         encoded(len(made))
     filters = listing.settings.filters
@@ -71,10 +71,10 @@ def encode(
         workers=filters.workers,
         write_schedule=filters.write_schedule,
         watched=Watched(listing.folder, stamps(listing.folder), filters.changed == "stop"),
-        facts=facts.of_listing(listing, settings.get("clip_skip", 0)),
+        facts=kohya_metadata.of_listing(listing, settings.get("clip_skip", 0)),
         **settings,
     )
-    return dataset, pictures.pixels_of(pictures.contact_sheet(shown))
+    return dataset, images.pixels_of(images.contact_sheet(shown))
 
 
 class _Eye:
@@ -94,7 +94,7 @@ class _Eye:
             path = self.listing.folder / entry.name
             if content_hash(path) != entry.sha256:
                 raise ValueError(f"GraftDataset: {entry.name} changed while the folder was read; run again.")
-            self._open = (entry.name, pictures.open_picture(path))
+            self._open = (entry.name, images.open_picture(path))
         return self._open[1]
 
     def picture(self, entry: Entry) -> Picture:
@@ -129,7 +129,7 @@ class _Eye:
         found = None if self.cache is None else self.cache.read("latents", key)
         if found is not None and torch.isfinite(found[0]["latent"]).all():
             return found[0]["latent"]
-        pixels = pictures.pixels_of(pictures.fitted(self.opened(entry)[0], framing))
+        pixels = images.pixels_of(images.fitted(self.opened(entry)[0], framing))
         latent = self.encode_pixels(pixels.flip(2) if mirrored else pixels)[0].clone()
         if not torch.isfinite(latent).all():
             raise ValueError(
@@ -142,8 +142,8 @@ class _Eye:
 
     def _mask(self, entry: Entry, framing: Framing, latent: Tensor) -> Tensor:
         picture, alpha = self.opened(entry)
-        mask = alpha if entry.mask == "alpha" else pictures.open_mask(self.listing.folder / entry.mask)
+        mask = alpha if entry.mask == "alpha" else images.open_mask(self.listing.folder / entry.mask)
         assert mask is not None
         if mask.size != picture.size:
             mask = mask.resize(picture.size)
-        return pictures.latent_mask(mask, framing, (latent.shape[-2], latent.shape[-1]))
+        return images.latent_mask(mask, framing, (latent.shape[-2], latent.shape[-1]))

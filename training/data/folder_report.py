@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from .dataset import Dataset
-from .folder import Listing, once, some
+from .layouts.folder import Listing, once, some
 
 SHOWN = 500  # pictures that the editor's data lists
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from . import word_lists
-from .word_lists import NO_LISTS, WordLists
+from . import wildcards as word_lists
+from .wildcards import NO_LISTS, WordLists
 
 _CHOICE = re.compile(r"\{([^{}]*)\}")
 _DEEPEST, _LONGEST = 200, 100_000

@@ -7,7 +7,7 @@ from itertools import permutations
 
 import pytest
 from graft_nodes.training.data.tags import Caption, Rules, chosen, looks_wild, split
-from graft_nodes.training.draws import generator
+from graft_nodes.training.random_draws import generator
 
 TAGS = ("a", "b", "c", "d")
 

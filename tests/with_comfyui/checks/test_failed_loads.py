@@ -9,7 +9,7 @@ import comfy.model_management
 import comfy.model_patcher
 import pytest
 from graft_nodes.host import lora
-from graft_nodes.patches import weights
+from graft_nodes.patches.patching import ledger
 
 from ...nodes import conftest as node_models
 
@@ -82,7 +82,7 @@ def test_a_failed_load_leaves_no_stack_on_the_model(dynamic, before, when):
         with pytest.raises(MemoryError):
             node_models.load(patched)
         dynamic.fail = None
-        assert not weights.attached(model.model) and not any(
+        assert not ledger.attached(model.model) and not any(
             "forward" in module.__dict__ for module in model.model.modules()
         )
         assert (node_models.forward(model) - plain).abs().max() == 0

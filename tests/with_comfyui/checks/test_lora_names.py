@@ -18,8 +18,8 @@ import torch
 from comfy.ldm.flux.model import FluxParams
 from comfy.ldm.hunyuan_video.model import HunyuanVideoParams
 from graft_nodes.host import lora
-from graft_nodes.patches import formats, keys, low_rank, naming
-from graft_nodes.patches.files import load_once
+from graft_nodes.patches.lora_files import layer_names, merge, parse, save
+from graft_nodes.storage.safetensors import load_once
 from safetensors.torch import save_file
 
 UNET = dict(
@@ -537,9 +537,9 @@ def test_comfyuis_loader_reads_all_of_a_merged_layer(models, layer, kinds):
     entries = [lora.Entry("x", first, 0.7), lora.Entry("y", second, -0.4)]
     expected = weights(lora.graft(patcher, None, entries, "merge").model)
     changes, _ = lora.changes(patcher, None, entries)
-    files = [low_rank.Source(one.name, one.state, one.model) for one in entries]
-    for made in (low_rank.merged(files), low_rank.combined(changes)):
-        state = naming.renamed(made.state, "kohya", torch.float32)
+    files = [merge.Source(one.name, one.state, one.model) for one in entries]
+    for made in (merge.merged(files), merge.combined(changes)):
+        state = save.renamed(made.state, "kohya", torch.float32)
         theirs = weights(comfy.sd.load_lora_for_models(patcher, None, state, 1.0, 0.0)[0])
         assert all(torch.allclose(theirs[name], expected[name], atol=1e-4) for name in base)
 
@@ -552,8 +552,8 @@ def test_comfyuis_loader_reads_every_difference_under_kohyas_names(models, famil
         for name, tensor in patcher.model.named_parameters()
         if name.startswith(D) and not name.endswith(".bias")
     }
-    made = low_rank.extracted({name: lambda tensor=tensor: tensor for name, tensor in differences.items()}, 1)
-    saved = naming.renamed(made.state, "kohya", torch.float32)
+    made = merge.extracted({name: lambda tensor=tensor: tensor for name, tensor in differences.items()}, 1)
+    saved = save.renamed(made.state, "kohya", torch.float32)
     known = comfy.lora.model_lora_keys_unet(patcher.model, {})
     assert set(comfy.lora.load_lora(saved, known, log_missing=False)) == set(differences)
 
@@ -571,7 +571,7 @@ def test_comfyuis_loader_reads_pefts_magnitudes(models, layer):
         f"{D}{layer}.lora_A.weight": torch.ones(1, *weight.shape[1:]),
         f"{D}{layer}.lora_magnitude_vector": magnitude.reshape(1, -1, *ones) if ones else magnitude,
     }
-    saved = naming.renamed(state, "kohya", torch.float32)
+    saved = save.renamed(state, "kohya", torch.float32)
     expected = weight * (magnitude / weight.flatten(1).norm(dim=1)).reshape(-1, 1, *ones)
     theirs = weights(comfy.sd.load_lora_for_models(patcher, None, saved, 1.0, 0.0)[0])
     assert torch.allclose(theirs[f"{D}{layer}.weight"], expected, atol=1e-4)
@@ -601,7 +601,7 @@ def test_what_is_saved_under_pefts_names_is_the_same_change(models, family, name
             for key, value in of.items()
         }
     expected = weights(lora.graft(patcher, None, [lora.Entry("x", state)], "merge").model)
-    saved = naming.renamed(state, "peft", torch.float32)
+    saved = save.renamed(state, "peft", torch.float32)
     made = [lora.graft(patcher, None, [lora.Entry("x", saved)], "merge").model]
     made += [comfy.sd.load_lora_for_models(patcher, None, saved, 1.0, 0.0)[0]] if hosts else []
     assert all(not torch.equal(expected[f"{D}{name}.weight"], base[f"{D}{name}.weight"]) for name in names)
@@ -755,8 +755,8 @@ def clips(models):
 def test_names_of_text_encoders(clips, path, name, weight):
     known, shapes = clips(path)
     name = name.replace(".", "_") if name.startswith("lora_") else name
-    target = {**known, **keys.found([name], known, shapes)}.get(name)
-    assert target == formats.Target("clip", f"{weight}.weight")
+    target = {**known, **layer_names.found([name], known, shapes)}.get(name)
+    assert target == parse.Target("clip", f"{weight}.weight")
 
 
 # --- saved names, on models of full size without memory: what GraftSaveLoRA writes must lead back to the same rows of t
@@ -892,9 +892,9 @@ def test_saved_names_lead_back_to_their_weights(family):
         state[f"{base}.lora_up.weight"] = torch.zeros(rows, 1, *(1 for _ in kernel))
         state[f"{base}.lora_down.weight"] = torch.zeros(1, columns, *kernel)
     for names in ("kohya", "peft"):
-        saved = naming.renamed(state, names, torch.bfloat16)
-        bases = formats.names(saved)
-        targets = {**known, **keys.found(bases, known, shapes)}
+        saved = save.renamed(state, names, torch.bfloat16)
+        bases = parse.names(saved)
+        targets = {**known, **layer_names.found(bases, known, shapes)}
         assert [
             base for base in bases if base not in (known if names == "kohya" else targets)
         ] == []  # ComfyUI's own loader knows kohya's
@@ -906,7 +906,7 @@ def test_saved_names_lead_back_to_their_weights(family):
             rows[targets[base].weight] = rows.get(targets[base].weight, 0) + up.shape[0]
         assert rows == {f"{base}.weight": shape[0] for base, shape in layers.items()}
     styles = {"sd1": "lora_unet_down_blocks_", "sdxl": "lora_unet_input_blocks_", "flux": "lora_unet_double_blocks_"}
-    kohya = naming.renamed(state, "kohya", torch.bfloat16)
+    kohya = save.renamed(state, "kohya", torch.bfloat16)
     assert any(key.startswith(styles.get(family, "lora_unet_")) for key in kohya)
     expected = "unet." if family in ("sd1", "sdxl") else "transformer."
-    assert all(key.startswith(expected) for key in naming.renamed(state, "peft", torch.bfloat16))
+    assert all(key.startswith(expected) for key in save.renamed(state, "peft", torch.bfloat16))

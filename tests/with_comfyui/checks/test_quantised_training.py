@@ -8,12 +8,12 @@ import families
 import pytest
 import torch
 from graft_nodes import host
-from graft_nodes.training import offload
-from graft_nodes.training.adapters import AdapterSettings, as_lora, attached, beginning
 from graft_nodes.training.data.dataset import Conditioning, Dataset
-from graft_nodes.training.loop import train
-from graft_nodes.training.optimizer import OptimizerSettings
+from graft_nodes.training.memory import offload
+from graft_nodes.training.optimizers.settings import OptimizerSettings
+from graft_nodes.training.run.loop import train
 from graft_nodes.training.state import Settings, Start, begin
+from graft_nodes.training.trainable.install import AdapterSettings, as_lora, attached, beginning
 from quantised import parts, with_quantised_layers, with_scaled_layers
 
 

@@ -20,11 +20,11 @@ import pytest
 import torch
 from comfy.ldm.modules.attention import attention_pytorch
 from graft_nodes import host
-from graft_nodes.patches import attention_override
-from graft_nodes.patches.attention_override import OVERRIDE
-from graft_nodes.patches.kernels import TrainingKernel
-from graft_nodes.patches.todo import ToDoSettings
-from graft_nodes.training.checkpointing import checkpointed
+from graft_nodes.patches.models.attention_kernels import TrainingKernel
+from graft_nodes.patches.token_downsampling import attention_override
+from graft_nodes.patches.token_downsampling.attention_override import OVERRIDE
+from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
+from graft_nodes.training.memory.checkpointing import checkpointed
 
 from ...sampling_options import sampling_options
 
@@ -737,7 +737,7 @@ def test_equal_to_attention_thinned_by_hand(name, factor):
     case = CASES[name]
     patcher = build(case)
     plain = forward(patcher, case)
-    patched, todo, _ = host.todo.apply_todo(patcher, settings(factor))
+    patched, todo, _ = host.token_downsampling.apply_todo(patcher, settings(factor))
     result, calls = forward(patched, case), []
     with attention_by_hand(patcher, case, factor, todo.patch, calls):
         wanted = forward(patcher, case)
@@ -752,7 +752,7 @@ def test_equal_to_attention_thinned_by_hand(name, factor):
 @pytest.mark.parametrize("name", CASES)
 def test_factor_one_is_the_model_itself(name):
     patcher = build(CASES[name])
-    assert host.todo.apply_todo(patcher, settings(1.0))[0] is patcher
+    assert host.token_downsampling.apply_todo(patcher, settings(1.0))[0] is patcher
 
 
 @pytest.mark.parametrize("name", ["flux with a mask", "lumina, masked text", "wan", "sd3.5 medium"])
@@ -761,8 +761,11 @@ def test_factor_one_is_the_model_itself(name):
 def test_other_methods_are_equal_to_attention_thinned_by_hand(name, method, factor):
     case = CASES[name]
     patcher = build(case)
-    patched, todo, _ = host.todo.apply_todo(patcher, settings(factor, method=method))
-    result, exact = forward(patched, case), forward(host.todo.apply_todo(patcher, settings(factor))[0], case)
+    patched, todo, _ = host.token_downsampling.apply_todo(patcher, settings(factor, method=method))
+    result, exact = (
+        forward(patched, case),
+        forward(host.token_downsampling.apply_todo(patcher, settings(factor))[0], case),
+    )
     with attention_by_hand(patcher, case, factor, todo.patch, [], method):
         assert close(result, forward(patcher, case)) and not close(result, exact)
 
@@ -779,13 +782,13 @@ def test_another_override_is_kept_whether_set_before_or_after(name):
 
     before = patcher.clone()
     before.model_options["transformer_options"]["optimized_attention_override"] = counting
-    one = host.todo.apply_todo(before, settings())[0]
-    two = host.todo.apply_todo(patcher, settings())[0].clone()
+    one = host.token_downsampling.apply_todo(before, settings())[0]
+    two = host.token_downsampling.apply_todo(patcher, settings())[0].clone()
     two.model_options["transformer_options"]["optimized_attention_override"] = counting
     first, count = forward(one, case), len(seen)
     assert count and any(keys < queries for queries, keys in seen)
     assert torch.equal(forward(two, case), first) and len(seen) == 2 * count
-    assert torch.equal(first, forward(host.todo.apply_todo(patcher, settings())[0], case))
+    assert torch.equal(first, forward(host.token_downsampling.apply_todo(patcher, settings())[0], case))
 
 
 def test_an_override_that_needs_equal_lengths_is_named():
@@ -800,12 +803,12 @@ def test_an_override_that_needs_equal_lengths_is_named():
     patcher.model_options["transformer_options"]["optimized_attention_override"] = picky_kernel
     forward(patcher, case)
     with pytest.raises(RuntimeError, match=r"picky_kernel.*fewer keys than queries.*same length"):
-        forward(host.todo.apply_todo(patcher, settings())[0], case)
+        forward(host.token_downsampling.apply_todo(patcher, settings())[0], case)
 
 
 def test_an_inference_only_kernel_is_refused_by_name_while_training():
     case = CASES["flux"]
-    patched = host.todo.apply_todo(build(case), settings())[0]
+    patched = host.token_downsampling.apply_todo(build(case), settings())[0]
 
     def attention_sage(kernel, *args, **kwargs):
         return kernel(*args, **kwargs)
@@ -828,10 +831,10 @@ def test_noise_levels_phase_and_disable_after():
     def with_options(patched, **options):
         return forward(patched, case, {**patched.model_options["transformer_options"], **options})
 
-    late = host.todo.apply_todo(patcher, settings(start_percent=0.5))[0]
+    late = host.token_downsampling.apply_todo(patcher, settings(start_percent=0.5))[0]
     assert torch.equal(with_options(late, sigmas=torch.tensor([0.9])), plain)
     assert not torch.equal(with_options(late, sigmas=torch.tensor([0.2])), plain)
-    only = host.todo.apply_todo(patcher, settings(phase="training", disable_after=0.5))[0]
+    only = host.token_downsampling.apply_todo(patcher, settings(phase="training", disable_after=0.5))[0]
     assert torch.equal(forward(only, case), plain)
     assert not torch.equal(with_options(only, graft_training={"step": 4, "total_steps": 10}), plain)
     assert torch.equal(with_options(only, graft_training={"step": 5, "total_steps": 10}), plain)
@@ -854,8 +857,8 @@ def test_noise_levels_are_those_of_a_later_nodes_sampling():
         found, plain = forward(patched, case, {**options, "sigmas": torch.tensor([sigma])}), forward(patcher, case)
         return not torch.equal(found, plain)
 
-    before = host.todo.apply_todo(shifted(patcher), settings(start_percent=0.5))[0]
-    after = shifted(host.todo.apply_todo(patcher, settings(start_percent=0.5))[0])
+    before = host.token_downsampling.apply_todo(shifted(patcher), settings(start_percent=0.5))[0]
+    after = shifted(host.token_downsampling.apply_todo(patcher, settings(start_percent=0.5))[0])
     levels = (0.9, 6 / 7, 0.7, 0.3)  # the second is the level itself, as samplers have it in float32
     assert (
         [thins(before, level) for level in levels]
@@ -870,7 +873,7 @@ def test_steps_that_easycache_skips_are_not_called_unthinned(caplog):
     attention_override._say_once.cache_clear()
     case = CASES["flux"]
     cached = EasyCacheNode.execute(build(case), 10.0, 0.15, 0.95, False).args[0]
-    patched = host.todo.apply_todo(cached, settings())[0]
+    patched = host.token_downsampling.apply_todo(cached, settings())[0]
     generator, lengths = torch.Generator().manual_seed(1), []
 
     def note(kernel, q, k, v, *args, **kwargs):
@@ -901,7 +904,7 @@ def test_steps_that_easycache_skips_are_not_called_unthinned(caplog):
 @pytest.mark.parametrize(("name", "kind"), [("flux 2", "Flux2"), ("wan", "Wan22")])
 def test_the_report_has_the_size_that_the_host_samples_an_empty_latent_in(name, kind):
     """EmptyLatentImage makes cells of 8 pixels; newer ComfyUIs resize them to those of the model."""
-    from graft_nodes.nodes.todo import ApplyToDo
+    from graft_nodes.nodes.apply_todo import ApplyToDo
 
     import nodes
 
@@ -924,7 +927,7 @@ def test_a_compiled_model_is_thinned_too():
     """
     case = CASES["flux with references"]
     patcher = build(case)
-    patched = host.todo.apply_todo(patcher, settings())[0]
+    patched = host.token_downsampling.apply_todo(patcher, settings())[0]
     thinned, plain = forward(patched, case), forward(patcher, case)
     patcher.model.diffusion_model = torch.compile(patcher.model.diffusion_model, backend="eager")
     with torch.compiler.set_stance("force_eager"):
@@ -934,15 +937,15 @@ def test_a_compiled_model_is_thinned_too():
 def test_a_model_that_another_clone_has_compiled_is_planned_as_what_it_is():
     """An object patch puts the compiled module in the place of the shared model's while that clone is loaded."""
     patcher = build(CASES["flux with references"])
-    plain = host.todo.apply_todo(patcher, settings())[1]
+    plain = host.token_downsampling.apply_todo(patcher, settings())[1]
     patcher.model.diffusion_model = torch.compile(patcher.model.diffusion_model, backend="eager")
-    found = host.todo.apply_todo(patcher, settings())[1]
+    found = host.token_downsampling.apply_todo(patcher, settings())[1]
     assert (found.name, found.depths, found.patch) == (plain.name, plain.depths, plain.patch)
 
 
 def test_blocks_whose_keys_another_node_extends_are_counted(caplog):
     """In the single blocks only: the double block is thinned all the same."""
-    from graft_nodes.patches import attention_override
+    from graft_nodes.patches.token_downsampling import attention_override
 
     def longer(q, k, v, extra_options=None, **_):
         single = extra_options["block_type"] == "single"
@@ -959,7 +962,7 @@ def test_blocks_whose_keys_another_node_extends_are_counted(caplog):
 
     other = build(case).clone()
     other.set_model_attn1_patch(longer)
-    patched = host.todo.apply_todo(other, settings())[0]
+    patched = host.token_downsampling.apply_todo(other, settings())[0]
     patched.model_options["transformer_options"]["optimized_attention_override"] = counting
     forward(patched, case)
     left = sum(keys > queries for queries, keys in lengths)
@@ -973,15 +976,17 @@ def test_blocks_whose_keys_another_node_extends_are_counted(caplog):
 def test_a_second_todo_replaces_the_first():
     case = CASES["wan"]
     patcher = build(case)
-    first = host.todo.apply_todo(patcher, settings(4.0))[0]
-    second, _, notes = host.todo.apply_todo(first, settings(2.0))
-    assert torch.equal(forward(second, case), forward(host.todo.apply_todo(patcher, settings(2.0))[0], case))
+    first = host.token_downsampling.apply_todo(patcher, settings(4.0))[0]
+    second, _, notes = host.token_downsampling.apply_todo(first, settings(2.0))
+    assert torch.equal(
+        forward(second, case), forward(host.token_downsampling.apply_todo(patcher, settings(2.0))[0], case)
+    )
     assert not torch.equal(forward(second, case), forward(first, case)) and any("replaces" in note for note in notes)
 
 
 def test_more_than_one_depth_is_refused_with_what_the_model_has():
     with pytest.raises(ValueError, match="this Flux is a transformer: all its 3 blocks"):
-        host.todo.apply_todo(build(CASES["flux"]), ToDoSettings.parse(depth_factors="4 2"))
+        host.token_downsampling.apply_todo(build(CASES["flux"]), ToDoSettings.parse(depth_factors="4 2"))
 
 
 def test_an_unknown_transformer_is_named():
@@ -992,12 +997,12 @@ def test_an_unknown_transformer_is_named():
     torch.nn.Module.__init__(model)
     patcher.model.diffusion_model = model
     with pytest.raises(TypeError, match=r"does not know where HunyuanVideo keeps its image tokens.*Flux.*WanModel"):
-        host.todo.apply_todo(patcher, settings())
+        host.token_downsampling.apply_todo(patcher, settings())
 
 
 def test_training_gradients_reach_the_weights(monkeypatch):
     case = CASES["wan, as much text as image"]
-    patched = host.todo.apply_todo(build(case), settings())[0]
+    patched = host.token_downsampling.apply_todo(build(case), settings())[0]
     x, sigma, context, conditions = inputs(case)
     patched.model.diffusion_model.requires_grad_(True)
     monkeypatch.setattr(comfy.model_management, "in_training", True, raising=False)  # 0.33's own trainer does so
@@ -1018,7 +1023,7 @@ def test_gradients_with_checkpointing_are_those_without(monkeypatch, name):
     monkeypatch.setattr(comfy.model_management, "in_training", True, raising=False)  # 0.33's own trainer does so
     with torch.inference_mode(False):
         patcher = build(case)
-        patched = host.todo.apply_todo(patcher, settings())[0]
+        patched = host.token_downsampling.apply_todo(patcher, settings())[0]
         model = patcher.model.diffusion_model.requires_grad_(True)
         x, sigma, context, conditions = inputs(case)
         options = {**patched.model_options["transformer_options"], "graft_training": {"step": 0, "total_steps": 10}}
@@ -1046,7 +1051,7 @@ def test_a_call_in_which_nothing_is_thinned_is_told_once(caplog):
 
     more = patcher.clone()
     more.model_options["transformer_options"]["patches"] = {"post_input": [longer]}
-    wanted, patched = forward(more, case), host.todo.apply_todo(more, settings())[0]
+    wanted, patched = forward(more, case), host.token_downsampling.apply_todo(more, settings())[0]
     assert not caplog.records
     for _ in range(2):
         if torch.equal(wanted, forward(patcher, case)):
@@ -1075,8 +1080,8 @@ def test_compiled_without_guards_on_options_every_size_is_thinned_as_its_own(key
     compiled = patcher.clone()
     blind = {"guard_filter_fn": lambda guards: ["transformer_options" not in guard.name for guard in guards]}
     set_torch_compile_wrapper(model=compiled, backend="eager", options=blind, keys=keys)
-    patched = host.todo.apply_todo(compiled, settings(method=method))[0]
-    plain = host.todo.apply_todo(patcher, settings(method=method))[0]
+    patched = host.token_downsampling.apply_todo(compiled, settings(method=method))[0]
+    plain = host.token_downsampling.apply_todo(patcher, settings(method=method))[0]
     for size in ((8, 12), (12, 8), (4, 24), (8, 12)):
         case.latent = (2, 4, *size)
         for on, off in ((patched, plain), (compiled, patcher)):

@@ -8,7 +8,7 @@ import comfy.sample
 import pytest
 import torch
 from graft_nodes import host as wall
-from graft_nodes.patches.todo import ToDoSettings
+from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
 
 from ...nodes import conftest as node_models
 
@@ -22,7 +22,7 @@ def small():
 
 
 def todo(patcher, factors="2 2"):
-    return wall.todo.apply_todo(patcher, ToDoSettings.parse(depth_factors=factors))[0]
+    return wall.token_downsampling.apply_todo(patcher, ToDoSettings.parse(depth_factors=factors))[0]
 
 
 def node(module, name, *arguments):
@@ -169,7 +169,7 @@ def test_sage_attention(small, monkeypatch, caplog, refuses):
     monkeypatch.setattr(attention, "sageattn", sageattn, raising=False)
     monkeypatch.setattr(attention, "SAGE_ATTENTION_SUPPORTS_MASK", True, raising=False)
     monkeypatch.setattr(attention, "optimized_attention", attention.attention_sage)
-    patched, _, notes = wall.todo.apply_todo(patcher, ToDoSettings.parse(depth_factors="2 2"))
+    patched, _, notes = wall.token_downsampling.apply_todo(patcher, ToDoSettings.parse(depth_factors="2 2"))
     found = small.forward(patched)
     assert (found - wanted).abs().max() < 1e-3 < (found - plain).abs().max()
     assert any("SageAttention is on: some of its versions refuse fewer keys" in note for note in notes)
@@ -195,7 +195,7 @@ VIDEO = {
 def test_attention_over_a_videos_frames_is_nobodys_to_thin(small, caplog):
     """Stable Video Diffusion's blocks attend to the picture, then, place by place, to its frames."""
     import comfy.model_base
-    from graft_nodes.patches import attention_override
+    from graft_nodes.patches.token_downsampling import attention_override
 
     class Video(comfy.model_base.SVD_img2vid):
         def __init__(self, config, *arguments, device=None):

@@ -20,13 +20,13 @@ import pytest
 import torch
 from families import EVERY, FAMILIES, OTHERS, build, conditions, latent, random
 from graft_nodes import host as wall
-from graft_nodes.training import step as steps
-from graft_nodes.training.adapters import AdapterSettings, as_lora, attached, beginning
-from graft_nodes.training.checkpointing import blocks, checkpointed
 from graft_nodes.training.data.dataset import Conditioning, Dataset
-from graft_nodes.training.optimizer import OptimizerSettings
+from graft_nodes.training.memory.checkpointing import blocks, checkpointed
+from graft_nodes.training.optimizers.settings import OptimizerSettings
+from graft_nodes.training.run import step as steps
 from graft_nodes.training.state import Settings, Start, begin
-from graft_nodes.training.targets import targets
+from graft_nodes.training.trainable.install import AdapterSettings, as_lora, attached, beginning
+from graft_nodes.training.trainable.targets import targets
 
 NAMES = list(FAMILIES)
 KINDS = ("lora", "locon", "loha", "lokr", "dora", "oft")
@@ -311,7 +311,7 @@ def test_checkpointed_gradients_are_the_same_bytes(name):
         text = Conditioning(given["context"], {**extras, **{key: t for key, t in given.items() if key != "context"}})
         with (
             wall.denoiser.denoiser(patcher) as denoiser,
-            wall.inplace.NoAssignmentInPlace(),
+            wall.autograd_inplace.NoAssignmentInPlace(),
         ):  # as with a text encoder, UNets too
             module = denoiser.module
             with attached(module, settings, graded, still), forgetful(*([module] if forgetful is checkpointed else [])):

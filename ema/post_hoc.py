@@ -1,0 +1,193 @@
+"""Averages after the fact: any relative width from snapshots of a few, by least squares (Karras 2024, arXiv 2312.02696,
+section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .decay import gamma_of_width
+
+TOLERANCE = 0.05  # of the profile's L2 norm that a reconstruction may miss
+WIDEST = 0.28  # gamma 0 (a plain mean) has 12^-0.5 = 0.2887; beyond, no power function has that width
+NARROWEST = 0.001
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The power-function average of relative width `width` (sigma_rel) as it stands after step `step`: p(t) = (g+1)/T
+    (t/T)^g on 0..T.
+    """
+
+    step: int
+    width: float
+
+    @property
+    def gamma(self) -> float:
+        """The exponent g."""
+        return gamma_of_width(self.width)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How snapshots add up to a profile: one weight a snapshot, and what they miss as a share (0 to 1) of the profile's
+    L2 norm.
+    """
+
+    weights: tuple[float, ...]
+    miss: float
+
+
+class TooFew(ValueError):
+    """There are not enough snapshots for a reconstruction."""
+
+
+def width_of_gamma(gamma: float) -> float:
+    """Relative width (sigma_rel) of the power-function average with exponent `gamma`: its standard deviation over its
+    length.
+    """
+    return ((gamma + 1) / ((gamma + 2) ** 2 * (gamma + 3))) ** 0.5
+
+
+def products(left: Sequence[Profile], right: Sequence[Profile]) -> Tensor:
+    """Inner products (len(left), len(right)) of profiles, float64: the integral over all t of their product."""
+    t_a, g_a = _columns(left)
+    t_b, g_b = (row[None, :] for row in _columns(right))
+    t_a, g_a = t_a[:, None], g_a[:, None]
+    early, late = torch.minimum(t_a, t_b), torch.maximum(t_a, t_b)
+    exponent = torch.where(t_a < t_b, g_b, g_a)  # of the profile that ends later
+    return (g_a + 1) * (g_b + 1) / (g_a + g_b + 1) * (early / late) ** exponent / late
+
+
+class _System:
+    """The normal equations of a list of snapshots, decomposed once: a range of widths asks it many times."""
+
+    def __init__(self, snapshots: Sequence[Profile]) -> None:
+        wrong = [
+            f"{snapshot} is there twice"
+            for snapshot in sorted(set(snapshots), key=repr)
+            if snapshots.count(snapshot) > 1
+        ]
+        wrong += [f"{snapshot}: expected step 1 or later" for snapshot in snapshots if snapshot.step < 1]
+        if wrong:
+            raise ValueError("Snapshots: " + "; ".join(wrong) + ".")
+        if not snapshots:
+            raise TooFew("Snapshots: there is none to reconstruct an average from.")
+        self.snapshots, self.gram = snapshots, products(snapshots, snapshots)
+        self.scale = self.gram.diagonal().sqrt()  # unit diagonal: early snapshots have far larger norms
+        values, self.vectors = torch.linalg.eigh(self.gram / self.scale[:, None] / self.scale)
+        # Dense snapshots make the system nearly singular: of the solutions that are equal to float64 the one of least
+        # norm is taken.
+        self.inverse = torch.where(values > 1e-13 * values.max(), 1 / values, 0.0)
+
+    def fit(self, target: Profile) -> Fit:
+        """Weights for `target`, and what they miss."""
+        right = products(self.snapshots, [target])[:, 0]
+        weights = self.vectors @ (self.inverse * (self.vectors.T @ (right / self.scale))) / self.scale
+        whole = float(products([target], [target]))
+        missed = whole - 2 * float(weights @ right) + float(weights @ self.gram @ weights)
+        return Fit(tuple(weights.tolist()), (max(0.0, missed) / whole) ** 0.5)
+
+
+def fit(snapshots: Sequence[Profile], target: Profile) -> Fit:
+    """The least-squares weights of `snapshots` for `target` (algorithm 3 of the paper), whatever they miss."""
+    return _System(snapshots).fit(target)
+
+
+def reconstruction(
+    snapshots: Sequence[Profile], width: float, step: int | None = None, tolerance: float = TOLERANCE
+) -> Fit:
+    """Weights of `snapshots` for the average of relative width `width` at `step` (default: the last snapshot's).
+
+    Raises TooFew below two snapshots (unless one is the very average), and ValueError with the possible range for a
+    width that misses more than `tolerance` of its profile.
+    """
+    if not snapshots:
+        raise TooFew(
+            "There is no snapshot to reconstruct an average from: set snapshots on GraftEMA and train further."
+        )
+    last = max(snapshot.step for snapshot in snapshots)
+    step = last if step is None else step
+    if Profile(step, width) in snapshots:
+        return Fit(tuple(float(snapshot == Profile(step, width)) for snapshot in snapshots), 0.0)
+    if len(snapshots) < 2:
+        only = f"step {last}, width {snapshots[0].width:g}"
+        raise TooFew(f"One snapshot ({only}) holds that average alone; two or more are needed for width {width:g}.")
+    if step > last:
+        raise ValueError(
+            f"The last snapshot is of step {last}; an average at step {step} cannot be reconstructed from it."
+        )
+    found = fit(snapshots, Profile(step, width)) if 0.0 < width <= WIDEST else None
+    if found is None or found.miss > tolerance:
+        why = (
+            f"expected above 0 and at most {WIDEST}" if found is None else f"{found.miss:.0%} of its profile is missed"
+        )
+        raise ValueError(
+            f"Width {width:g} at step {step} is beyond these {len(snapshots)} snapshots ({why}); they express "
+            f"{_range_text(snapshots, step, tolerance)}."
+        )
+    return found
+
+
+def possible_widths(
+    snapshots: Sequence[Profile], step: int, tolerance: float = TOLERANCE
+) -> tuple[float, float] | None:
+    """(narrowest, widest) relative width that the snapshots express at `step` without a gap between; None when they
+    express none.
+    """
+
+    system = _System(snapshots)
+
+    def good(width: float) -> bool:
+        return system.fit(Profile(step, width)).miss <= tolerance
+
+    grid = [NARROWEST * (WIDEST / NARROWEST) ** (k / 60) for k in range(61)]
+    grid = sorted({*grid, *(s.width for s in snapshots if NARROWEST <= s.width <= WIDEST)})
+    able = [good(width) for width in grid]
+    start = max(
+        (k for k, yes in enumerate(able) if yes),
+        key=lambda k: (grid[k] in {s.width for s in snapshots}, -k),
+        default=None,
+    )
+    if start is None:
+        return None
+    low = high = start
+    while low > 0 and able[low - 1]:
+        low -= 1
+    while high < len(grid) - 1 and able[high + 1]:
+        high += 1
+    narrow = grid[low] if low == 0 else _edge(good, grid[low], grid[low - 1])
+    wide = grid[high] if high == len(grid) - 1 else _edge(good, grid[high], grid[high + 1])
+    return narrow, wide
+
+
+def shape(profiles: Sequence[Profile], weights: Sequence[float], points: Tensor) -> Tensor:
+    """Density (len(points)) at steps `points` of the weighted sum of profiles: how much of the average each training
+    step makes.
+    """
+    total = torch.zeros_like(points, dtype=torch.float64)
+    for profile, weight in zip(profiles, weights, strict=True):
+        gamma, share = profile.gamma, points.double() / profile.step
+        total += torch.where(share <= 1, weight * (gamma + 1) / profile.step * share.clamp(max=1.0) ** gamma, 0.0)
+    return total
+
+
+def _columns(profiles: Sequence[Profile]) -> tuple[Tensor, Tensor]:
+    steps = torch.tensor([float(profile.step) for profile in profiles], dtype=torch.float64)
+    return steps, torch.tensor([profile.gamma for profile in profiles], dtype=torch.float64)
+
+
+def _edge(good: Callable[[float], bool], inside: float, outside: float) -> float:
+    for _ in range(20):
+        middle = (inside * outside) ** 0.5
+        inside, outside = (middle, outside) if good(middle) else (inside, middle)
+    return inside
+
+
+def _range_text(snapshots: Sequence[Profile], step: int, tolerance: float) -> str:
+    found = possible_widths(snapshots, step, tolerance)
+    return "no width there; take snapshots more often" if found is None else f"widths {found[0]:.4f} to {found[1]:.4f}"

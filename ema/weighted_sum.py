@@ -1,0 +1,124 @@
+"""Averages of stored weights: the share of each file, and their weighted sum (uniform: arXiv 2203.05482; power
+function: 2312.02696).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from .decay import gamma_of_width
+
+
+def uniform(count: int) -> tuple[float, ...]:
+    """Equal shares."""
+    if count < 1:
+        raise ValueError("There is no file to average.")
+    return (1 / count,) * count
+
+
+def exponential(steps: Sequence[int], width: float) -> tuple[float, ...]:
+    """Shares of files saved after `steps` (rising): exp(-age / (width * last step)), so that `width` is the average's
+    relative length.
+    """
+    _check_steps(steps)
+    if not (width > 0 and math.isfinite(width)):
+        raise ValueError(f"Width {width}: expected above 0.")
+    raw = [math.exp((step - steps[-1]) / (width * steps[-1])) for step in steps]
+    return tuple(one / math.fsum(raw) for one in raw)
+
+
+def fitted(steps: Sequence[int], width: float) -> tuple[float, ...]:
+    """Shares of files saved after `steps` (rising) for the power-function average of relative width `width` after the
+    last of them.
+
+    A file stands for the steps since the file before it, the first for all steps up to its own: its share is what the
+    profile has there.
+    """
+    _check_steps(steps)
+    exponent = gamma_of_width(width) + 1
+    reached = [0.0, *((step / steps[-1]) ** exponent for step in steps)]
+    return tuple(after - before for before, after in itertools.pairwise(reached))
+
+
+def given(text: str, count: int) -> tuple[float, ...]:
+    """Shares from numbers separated by spaces or commas, one a file, divided by their sum. Raises ValueError saying
+    what is wrong.
+    """
+    words = text.replace(",", " ").split()
+    try:
+        numbers = [float(word) for word in words]
+    except ValueError as error:
+        raise ValueError(f"weights {text!r}: expected numbers separated by spaces or commas ({error}).") from error
+    if len(numbers) != count:
+        raise ValueError(
+            f"weights {text!r}: {len(numbers)} numbers for {count} files; give one a file, in the order of the list."
+        )
+    total = math.fsum(numbers)
+    if not all(map(math.isfinite, numbers)) or abs(total) < 1e-9:
+        raise ValueError(f"weights {text!r}: expected finite numbers with a sum other than 0.")
+    return tuple(number / total for number in numbers)
+
+
+def check_equal(sources: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> None:
+    """Raise ValueError that lists every key and shape in which a source differs from the first."""
+    wrong = []
+    for source, name in zip(sources[1:], names[1:], strict=True):
+        wrong += [f"{key}: in {names[0]}, missing in {name}" for key in sorted(sources[0].keys() - source.keys())]
+        wrong += [f"{key}: in {name}, missing in {names[0]}" for key in sorted(source.keys() - sources[0].keys())]
+        for key in sorted(sources[0].keys() & source.keys()):
+            if sources[0][key].shape != source[key].shape:
+                wrong.append(
+                    f"{key}: {tuple(sources[0][key].shape)} in {names[0]}, {tuple(source[key].shape)} in {name}"
+                )
+    if wrong:
+        raise ValueError(
+            f"The weights to average do not fit each other ({len(wrong)}):\n" + "\n".join(f"- {one}" for one in wrong)
+        )
+
+
+@torch.no_grad()
+def mixture(
+    sources: Sequence[Mapping[str, Tensor]], shares: Sequence[float], names: Sequence[str] | None = None
+) -> dict[str, Tensor]:
+    """The weighted sum of sources of equal keys and shapes, float32, added up in float64 one tensor at a time.
+
+    What is not a float is the last source's. Raises ValueError that lists every mismatch (see `check_equal`) or every
+    tensor that holds NaN or infinite values.
+    """
+    if not sources or len(sources) != len(shares):
+        raise ValueError(f"Expected one share a source, got {len(shares)} for {len(sources)}.")
+    names = names or [f"number {k + 1}" for k in range(len(sources))]
+    check_equal(sources, names)
+    out, broken = {}, []
+    for key, like in sources[0].items():
+        if not like.is_floating_point():
+            out[key] = sources[-1][key].clone()
+            continue
+        total = torch.zeros(like.shape, dtype=torch.float64)
+        for source, share in zip(sources, shares, strict=True):
+            if share:
+                total.add_(source[key].to("cpu", torch.float64), alpha=share)
+        if not bool(torch.isfinite(total).all()):
+            broken += [
+                f"{key} of {n}"
+                for s, n in zip(sources, names, strict=True)
+                if not bool(torch.isfinite(s[key].float()).all())
+            ]
+        out[key] = total.to(torch.float32)
+    if broken:
+        raise ValueError(f"NaN or infinite values ({len(broken)}):\n" + "\n".join(f"- {one}" for one in broken))
+    return out
+
+
+def _check_steps(steps: Sequence[int]) -> None:
+    if not steps:
+        raise ValueError("There is no file to average.")
+    if steps[0] < 1 or any(later <= earlier for earlier, later in itertools.pairwise(steps)):
+        raise ValueError(
+            f"The files' steps are {', '.join(map(str, steps))}: expected rising numbers from 1, one file a step."
+        )

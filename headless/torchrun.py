@@ -1,0 +1,310 @@
+"""A workflow under torchrun: which rank this process is, how it meets the others, and what the ranks after the first
+do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from . import hosts, rank_placement, run, signals
+from .problem import HostError
+from .workflow import Catalogue, Graph
+
+NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+GOODBYE = 60.0  # seconds for the first rank to save what it has before this one ends
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process stands among the ranks of a job: its number, their number, and its number on this machine."""
+
+    rank: int
+    size: int
+    local: int
+
+
+def place(environment: Mapping[str, str]) -> Place | None:
+    """What torchrun (or whoever else starts ranks) says; None when this is a process by itself. Raises HostError with
+    what is wrong.
+    """
+    given = {name: environment[name] for name in NAMES if environment.get(name)}
+    if not given.keys() & {"RANK", "WORLD_SIZE"}:
+        return None
+    wrong = [f"{name} is missing" for name in NAMES if name not in given]
+    numbers: dict[str, int] = {}
+    for name, least in (("RANK", 0), ("WORLD_SIZE", 1), ("MASTER_PORT", 1), ("LOCAL_RANK", 0)):
+        text = environment.get(name) or ("0" if name == "LOCAL_RANK" else "")
+        if text and not (text.isdecimal() and int(text) >= least):
+            wrong.append(f"{name} is {text!r}, expected a whole number, {least} or more")
+        elif text:
+            numbers[name] = int(text)
+    if not wrong and numbers["RANK"] >= numbers["WORLD_SIZE"]:
+        wrong.append(f"RANK is {numbers['RANK']} and WORLD_SIZE {numbers['WORLD_SIZE']}: ranks count from 0")
+    if wrong:
+        raise HostError(
+            f"the environment says that this is one rank of several, and is not whole: {'; '.join(wrong)}. Start ranks"
+            " with torchrun: `torchrun --nproc-per-node 2 -m graft_nodes run WORKFLOW.json`, or unset RANK and"
+            " WORLD_SIZE to run one process"
+        )
+    return Place(numbers["RANK"], numbers["WORLD_SIZE"], numbers["LOCAL_RANK"])
+
+
+def follows(environment: Mapping[str, str]) -> bool:
+    """Whether this is a rank after the first."""
+    return environment.get("RANK", "0") != "0"
+
+
+def take_device(at: Place, cpu: bool) -> None:
+    """Make the GPU of this rank the current one, before a host asks which that is."""
+    import torch
+
+    if cpu or not torch.cuda.is_available():
+        return
+    count = torch.cuda.device_count()
+    if at.local >= count:
+        raise HostError(
+            f"this machine has {count} GPUs and this is its rank {at.local}, counted from 0: use --nproc-per-node"
+            f" {count}"
+        )
+    torch.cuda.set_device(at.local)
+
+
+@contextlib.contextmanager
+def joined(host: hosts.Host, at: Place | None, meant: int | None, shard: bool) -> Iterator[Any]:
+    """For the block the pack that the host loaded trains in the group of all ranks, or alone; gives that group."""
+    parallel = of_pack(host, "training.distributed.process_group")
+    if shard and (at is None or at.size == 1):
+        raise HostError(
+            "--shard divides weights among ranks, and this is one process: start several with torchrun, or leave it out"
+        )
+    if at is None or at.size == 1:
+        parallel.join(parallel.Alone(meant or 1))
+        try:
+            yield parallel.group()
+        finally:
+            parallel.join(parallel.Alone())
+        return
+    import torch.distributed as distributed
+
+    if not distributed.is_available():
+        raise HostError("this torch is built without torch.distributed, so it cannot run ranks; install another build")
+    device = host.management.get_torch_device().type
+    if device not in ("cuda", "cpu") or (device == "cuda" and not distributed.is_nccl_available()):
+        raise HostError(
+            f"ranks train on CUDA GPUs (NCCL) or on CPUs (gloo), and this device is {device}: add --cpu or use one"
+            " process"
+        )
+    try:
+        store, rank, size = next(distributed.rendezvous("env://", timeout=parallel.PATIENCE))
+        store = distributed.PrefixStore(_start(store, rank, size, parallel.PATIENCE.total_seconds()), store)
+        distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
+            store=distributed.PrefixStore("group", store),
+            rank=rank,
+            world_size=size,
+            timeout=parallel.PATIENCE,
+        )
+    except (RuntimeError, ValueError) as error:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise HostError(f"rank {at.rank} of {at.size} did not meet the others at {where}: {error}") from error
+    parallel.join(parallel.Ranks(distributed.PrefixStore("graft", store), meant, shard))
+    try:
+        yield parallel.group()
+    finally:
+        broken = parallel.group().broken
+        parallel.join(parallel.Alone())
+        if not broken:  # else it would wait for those that are gone
+            distributed.destroy_process_group()
+
+
+def _start(store: Any, rank: int, size: int, patience: float) -> str:
+    """A name for this start of the job that all its ranks know and no earlier one had: ranks that are started again may
+    find the store as those before them left it. The first rank gives the name to whoever says hello now.
+    """
+    name, until = uuid.uuid4().hex, time.monotonic() + patience
+    if rank:
+        store.set(f"hello/{rank}", name)
+        _await(store, f"welcome/{rank}/{name}", until)
+        given = store.get(f"welcome/{rank}/{name}").decode()
+        store.set(f"ready/{given}/{rank}", "yes")
+        return given
+    for other in range(1, size):
+        while not store.check([f"ready/{name}/{other}"]):
+            if store.check([f"hello/{other}"]):
+                store.set(f"welcome/{other}/{store.get(f'hello/{other}').decode()}", name)
+            _await(store, f"ready/{name}/{other}", min(until, time.monotonic() + 0.2), last=time.monotonic() > until)
+    return name
+
+
+def _await(store: Any, key: str, until: float, last: bool = True) -> None:
+    """Wait for a key; past `until` raises RuntimeError, or gives up for now."""
+    while not store.check([key]):
+        if time.monotonic() > until:
+            if last:
+                raise RuntimeError(f"{key} did not come in time")
+            return
+        time.sleep(0.02)
+
+
+def of_pack(host: hosts.Host, name: str) -> Any:
+    """A module of the pack as the host loaded it, which may be another copy than the one that runs the command."""
+    home = host.nodes.NODE_CLASS_MAPPINGS[rank_placement.TRAINS].__module__.partition(".nodes.")[0]
+    return importlib.import_module(f"{home}.{name}")
+
+
+# --- the first rank ---------------------------------------------------------------------------------------------------
+
+
+def spread(host: hosts.Host, group: Any, look_up: Catalogue, graph: Graph, outputs: list[str]) -> Graph:
+    """Send the other ranks their graph; the first rank's own."""
+    if group.size == 1:
+        return graph
+    steps = rank_placement.trained(graph, outputs)
+    everywhere, sent = rank_placement.sent(graph, steps, look_up)
+    types = {source: [_types(host, graph, source)[slot] for slot in slots] for source, slots in sent.items()}
+    for source, kinds in types.items():
+        host.nodes.NODE_CLASS_MAPPINGS[rank_placement.carrier(source)] = rank_placement.carrying(
+            kinds, _putting(group, source), inputs=True
+        )
+    counts = {source: len(slots) for source, slots in sent.items()}
+    group.say({"graph": rank_placement.others(graph, everywhere, sent, steps), "taken": counts})
+    return rank_placement.first(graph, everywhere, sent)
+
+
+def _types(host: hosts.Host, graph: Graph, node_id: str) -> Any:
+    return host.nodes.NODE_CLASS_MAPPINGS[graph[node_id]["class_type"]].RETURN_TYPES
+
+
+def _putting(group: Any, source: str) -> Any:
+    def put(values: rank_placement.Values) -> rank_placement.Values:
+        group.put(source, values)
+        return values
+
+    return put
+
+
+def finish(group: Any, status: int) -> None:
+    """The first rank is done: the others end too, and it waits for them."""
+    if group.size == 1 or group.broken:
+        return
+    group.patience = timedelta(seconds=10)
+    with contextlib.suppress(RuntimeError):  # a rank that failed has said so, one that is gone needs nothing
+        group.say({"end": status})
+        for rank in range(1, group.size):
+            group.awaited(f"left/{rank}")
+
+
+# --- the others -------------------------------------------------------------------------------------------------------
+
+
+class Follower:
+    """A rank after the first: it runs the TrainSteps that the first one says, and what they stand on, and writes
+    nothing.
+    """
+
+    def __init__(self, host: hosts.Host, group: Any) -> None:
+        self.host, self.group = host, group
+        self.executor = run.new_executor(host)
+        self.graph: Graph = {}
+        self.results: dict[str, rank_placement.Values] = {}
+        self.busy = False
+
+    def follow(self, codes: Mapping[str, int]) -> int:
+        """Do what the first rank says until it says that it is done; the exit status."""
+        try:
+            with self._interruptible():
+                for message in self.group.messages():
+                    if "packs" in message:
+                        hosts.load_other_packs(self.host)
+                    if "graph" in message:
+                        self._prepare(message["graph"], message["taken"])
+                    if "run" in message:
+                        status = self._run(message["run"])
+                        if status != "done":
+                            return codes[status]
+                    if "end" in message:
+                        return int(message["end"])
+        except KeyboardInterrupt as error:
+            self._failed(error)
+            return codes["interrupted"]
+        except RuntimeError as error:  # another rank failed, or the connection broke
+            self._say(str(error))
+            return codes["failed"]
+        finally:
+            with contextlib.suppress(RuntimeError):
+                self.group.leave(GOODBYE)
+        raise AssertionError("the first rank's messages have no end")
+
+    def _prepare(self, graph: Graph, taken: Mapping[str, int]) -> None:
+        self.graph = graph
+        for source, count in taken.items():
+            act = _taking(self.group, source)
+            self.host.nodes.NODE_CLASS_MAPPINGS[rank_placement.carrier(source)] = rank_placement.carrying(
+                ["*"] * count, act, inputs=False
+            )
+
+    def _run(self, node_id: str) -> str:
+        """Run one TrainStep; "done", "failed" or "interrupted". Its results are kept: it never runs a second time."""
+        kinds = _types(self.host, self.graph, node_id)
+        keeper, classes = f"{node_id} kept", self.host.nodes.NODE_CLASS_MAPPINGS
+        classes[keeper] = rank_placement.carrying(
+            kinds, lambda values: self.results.setdefault(node_id, values), inputs=True, output=True
+        )
+        inputs = {f"value{number}": [node_id, number] for number in range(len(kinds))}
+        graph = {**self.graph, keeper: {"class_type": keeper, "inputs": inputs}}
+        self.busy = True
+        try:
+            self.host.loop.run_until_complete(self.executor.execute_async(graph, str(uuid.uuid4()), {}, [keeper]))
+        finally:
+            self.busy = False
+        for event, data in self.executor.status_messages:
+            if event == "execution_interrupted":
+                self._failed(KeyboardInterrupt())
+                return "interrupted"
+            if event == "execution_error":
+                error = run.outcome(data, self.graph)
+                kind = error["exception"].rpartition(".")[2]
+                if kind == "Elsewhere":  # whoever failed says so
+                    self._say(error["message"])
+                else:
+                    self._failed(f"{kind}\nnode {error['node']} ({error['class']}): {error['message']}")
+                return "failed"
+        classes[keeper] = rank_placement.carrying(kinds, lambda _: self.results[node_id], inputs=False)
+        self.graph = {**self.graph, node_id: {"class_type": keeper, "inputs": {}}}
+        return "done"
+
+    def _failed(self, error: BaseException | str) -> None:
+        """Say what went wrong here, to whoever reads and to the other ranks."""
+        self._say(error if isinstance(error, str) else type(error).__name__)
+        with contextlib.suppress(RuntimeError):
+            self.group.fail(error)
+
+    def _say(self, text: str) -> None:
+        print(f"graft_nodes: rank {self.group.rank}: {': '.join(text.splitlines())}", file=sys.stderr)
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """A signal asks the running node to stop after its step, which every rank then does; between nodes it ends this
+        rank.
+        """
+
+        def ask(number: int, frame: Any) -> None:
+            if not self.busy:
+                raise KeyboardInterrupt
+            self.host.nodes.interrupt_processing(True)
+
+        with signals.listening(ask):
+            yield
+
+
+def _taking(group: Any, source: str) -> Any:
+    return lambda _: group.take(source)

@@ -1,0 +1,35 @@
+"""The weights of a model as its file had them, whoever has patched it by now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..patches.patching import ledger
+
+
+def base_weights(patcher: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a model as its file had them (after the loader's cast), by reference, whoever has patched it by
+    now.
+    """
+    # Before the state dict: a clone that is collected while that is made takes off what it had put on, and the patched
+    # tensors are in it.
+    bases: dict[str, torch.Tensor] = dict(ledger.bases(patcher.model))
+    bases.update({key: saved.weight for key, saved in patcher.backup.items()})
+    bases.update({key: saved[0] for key, saved in patcher.hook_backup.items()})
+    found = dict(patcher.model.state_dict())
+    found.update({key: base for key, base in bases.items() if key in found})
+    return found
+
+
+def trained_weights(patcher: Any, clip: Any) -> dict[str, torch.Tensor]:
+    """`unet_weights`, and with a CLIP (not None) the weights of its text encoder under `text_encoders.`."""
+    text = {} if clip is None else base_weights(clip.patcher)
+    return {**unet_weights(patcher), **{f"text_encoders.{key}": value for key, value in text.items()}}
+
+
+def unet_weights(patcher: Any) -> dict[str, torch.Tensor]:
+    """`base_weights` of the diffusion model alone, by parameter name inside it."""
+    prefix = "diffusion_model."
+    return {key.removeprefix(prefix): value for key, value in base_weights(patcher).items() if key.startswith(prefix)}

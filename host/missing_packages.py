@@ -1,0 +1,17 @@
+"""What of training needs a package that is not installed here."""
+
+from __future__ import annotations
+
+
+def missing_packages() -> list[str]:
+    """A sentence for each feature that lacks its package: what it is and what to install."""
+    from ..training.optimizers import build
+    from ..training.optimizers.settings import OPTIMIZERS
+    from ..training.reports import tensorboard
+
+    found = [sentence for optimizer in OPTIMIZERS for sentence in build.missing(optimizer)]
+    try:
+        tensorboard.check()
+    except ValueError:
+        found.append("TensorBoard files of TrainStep need the package tensorboard: pip install tensorboard")
+    return found

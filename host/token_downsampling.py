@@ -1,0 +1,94 @@
+"""Token downsampling on a ModelPatcher: the attn1 patch or the attention override, and the wrapper that plans each
+call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..patches.models import attention_kernels
+from ..patches.token_downsampling.attention_override import ToDo, ToDoCall, plan_todo
+from ..patches.token_downsampling.tokens import ToDoSettings
+from ..patches.token_downsampling.unet import ToDoPatch
+
+TODO_KEY = "graft_todo"  # of the wrapper
+
+
+def apply_todo(patcher: Any, settings: ToDoSettings) -> tuple[Any, ToDo, list[str]]:
+    """(a clone of a ModelPatcher whose self-attention thins K and V, the plan, notes); the patcher itself when every
+    factor is 1.
+
+    A ToDo that the patcher carries already is replaced, or taken off when every factor is 1. Notes say what of this
+    host and this model deserves a word in the report.
+    """
+    from comfy.patcher_extension import WrappersMP
+
+    replaced = patcher.model_options["transformer_options"].get("patches_replace", {}).get("attn1", {})
+    todo = plan_todo(patcher.model.diffusion_model, settings, replaced.keys())
+    earlier = todo_of(patcher)
+    if settings.changes_nothing and earlier is None:
+        return patcher, todo, []
+    clone, others = _without_todo(patcher)
+    if settings.changes_nothing:
+        return clone, todo, ["takes off the token downsampling that the model had"]
+    options = clone.model_options["transformer_options"]
+    if isinstance(todo, ToDoPatch):
+        options["patches"]["attn1_patch"] = [*others, todo]
+    options["wrappers"].setdefault(WrappersMP.APPLY_MODEL, {})[TODO_KEY] = [ToDoCall(todo)]
+    return clone, todo, _todo_notes(todo, len(others), earlier is not None)
+
+
+def _without_todo(patcher: Any) -> tuple[Any, list[Any]]:
+    """(a clone without token downsampling, whose patches and wrappers are mappings of its own; its other attn1
+    patches).
+    """
+    from comfy.patcher_extension import WrappersMP
+
+    clone = patcher.clone()
+    options = clone.model_options["transformer_options"] = dict(clone.model_options["transformer_options"])
+    patches = options["patches"] = dict(options.get("patches", {}))
+    others = [patch for patch in patches.get("attn1_patch", ()) if not _is_todo(patch)]
+    if "attn1_patch" in patches:
+        patches["attn1_patch"] = others
+    wrappers = options["wrappers"] = {kind: dict(keyed) for kind, keyed in options.get("wrappers", {}).items()}
+    wrappers.get(WrappersMP.APPLY_MODEL, {}).pop(TODO_KEY, None)
+    return clone, others
+
+
+def todo_of(patcher: Any) -> ToDo | None:
+    """The token downsampling that a ModelPatcher carries."""
+    from comfy.patcher_extension import WrappersMP
+
+    wrappers = patcher.model_options.get("transformer_options", {}).get("wrappers", {})
+    calls = wrappers.get(WrappersMP.APPLY_MODEL, {}).get(TODO_KEY)
+    return calls[0].todo if calls else None
+
+
+def todo_metadata(patcher: Any) -> dict[str, str]:
+    """`ss_todo_*` of what was trained on a MODEL: empty without token downsampling, and where it works while sampling
+    only.
+    """
+    todo = todo_of(patcher)
+    return {} if todo is None or todo.settings.phase == "sampling" else todo.settings.metadata()
+
+
+def attention_kernel() -> str:
+    """The name of this host's attention function."""
+    from comfy.ldm.modules import attention as host_attention
+
+    return host_attention.optimized_attention.__name__
+
+
+def _is_todo(patch: Any) -> bool:
+    return str(getattr(patch, "identity", "")).startswith("todo ")  # by name: the pack may be imported twice
+
+
+def _todo_notes(todo: ToDo, others: int, replaced: bool) -> list[str]:
+    notes = ["replaces the token downsampling that the model had"] if replaced else []
+    if others and isinstance(todo, ToDoPatch):
+        notes.append(
+            f"other attn1 patches on the model: {others}; where they change the number of keys, the block is left"
+            " alone; tiled queries (HyperTile) are thinned within each tile whose keys are whole rows of the picture"
+        )
+    kernel = attention_kernels.FEWER_KEYS.get(attention_kernel())
+    return [*notes, *([kernel] if kernel else [])]

@@ -1,0 +1,1 @@
+"""LoRA files: opening, parsing, layer names, saving, merging and averaging."""

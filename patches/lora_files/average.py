@@ -1,0 +1,172 @@
+"""Averages of LoRAs: of factors, which holds for states of one run, or of products, for any ranks, exact or cut to a
+rank by SVD.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..adapters.layer import LoRA
+from .merge import cut_to_rank
+from .parse import Group, grouped
+
+ALGEBRAS = ("factors", "products")
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """An average as a LoRA state dict, how it was made, its ranks, and the share of the change's norm that a cut left
+    out.
+    """
+
+    state: dict[str, Tensor]
+    algebra: str
+    ranks: tuple[int, ...] = ()
+    lost: float = 0.0
+
+
+def average(
+    states: Sequence[Mapping[str, Tensor]], shares: Sequence[float], names: Sequence[str], algebra: str, rank: int = 0
+) -> Averaged:
+    """The weighted average of LoRA state dicts of one spelling; `algebra` is "factors" or "products", `rank` 0 keeps
+    products exact.
+
+    Raises ValueError that lists every layer, shape and key in which the files differ and every form that cannot be
+    averaged.
+    """
+    if algebra not in ALGEBRAS:
+        raise ValueError(f"Averaging LoRAs: expected one of {', '.join(ALGEBRAS)}, got {algebra!r}.")
+    if rank < 0 or (rank and algebra == "factors"):
+        why = "factors keep their own rank, use 0" if rank > 0 else "expected 0 or more"
+        raise ValueError(f"Averaging LoRAs: rank is {rank}; {why}.")
+    if not states or not len(states) == len(shares) == len(names):
+        raise ValueError(
+            f"Averaging LoRAs: expected a share and a name for each file, got {len(states)}, {len(shares)},"
+            f" {len(names)}."
+        )
+    files = _read(states, names, plain=algebra == "products")
+    _check(files, names, same_rank=algebra == "factors")
+    return _factors(files, shares) if algebra == "factors" else _products(files, shares, rank)
+
+
+def _read(states: Sequence[Mapping[str, Tensor]], names: Sequence[str], plain: bool) -> list[dict[str, Group]]:
+    """Layers of each file: with `plain` factor pairs and differences alone, else whatever they are, as factors of one
+    run average.
+    """
+    files, wrong = [], []
+    for state, name in zip(states, names, strict=True):
+        groups, strangers, problems = grouped(state, plain)
+        wrong += [f"{name}: {problem}" for problem in problems]
+        wrong += [f"{name}: {key} is no LoRA tensor" for key in strangers]
+        wrong += [f"{name}: it holds no layer"] if not groups else []
+        for base, group in groups.items():
+            if ("up" in group) != ("down" in group) or ("mid" in group and "up" not in group):
+                wrong.append(f"{name}: {base} is half a pair ({', '.join(sorted(key for key, _ in group.values()))})")
+            broken = [key for key, tensor in group.values() if not bool(torch.isfinite(tensor.float()).all())]
+            wrong += [f"{name}: {key} holds NaN or infinite values" for key in broken]
+        files.append(groups)
+    _raise(wrong)
+    return files
+
+
+def _check(files: Sequence[Mapping[str, Group]], names: Sequence[str], same_rank: bool) -> None:
+    wrong = []
+    first, name = files[0], names[0]
+    for groups, other in zip(files[1:], names[1:], strict=True):
+        wrong += [f"{base}: in {name}, missing in {other}" for base in sorted(first.keys() - groups.keys())]
+        wrong += [f"{base}: in {other}, missing in {name}" for base in sorted(groups.keys() - first.keys())]
+        for base in sorted(first.keys() & groups.keys()):
+            wrong += [
+                f"{base}: {problem} ({name}, {other})" for problem in _differences(first[base], groups[base], same_rank)
+            ]
+    _raise(wrong)
+
+
+def _differences(left: Group, right: Group, same_rank: bool) -> list[str]:
+    keys = left.keys() | right.keys()
+    if not same_rank:
+        keys -= {"alpha", "mid"}
+    wrong = []
+    for role in sorted(keys):
+        if (role in left) != (role in right):
+            wrong.append(f"{role} only in one")
+            continue
+        a, b = left[role][1], right[role][1]
+        if role == "alpha" and float(a) != float(b):
+            wrong.append(f"alpha {float(a):g} and {float(b):g}")
+        elif same_rank and a.shape != b.shape:
+            wrong.append(f"{role} {tuple(a.shape)} and {tuple(b.shape)}; average products for different ranks")
+        elif not same_rank and role in ("diff", "diff_b") and a.shape != b.shape:
+            wrong.append(f"{role} {tuple(a.shape)} and {tuple(b.shape)}")
+    if not same_rank and not wrong and "up" in left and _pair(left).sides() != _pair(right).sides():
+        wrong.append(f"weights {_pair(left).sides()} and {_pair(right).sides()}")
+    return wrong
+
+
+def _factors(files: Sequence[Mapping[str, Group]], shares: Sequence[float]) -> Averaged:
+    out: dict[str, Tensor] = {}
+    for base, group in files[0].items():
+        for role, (key, tensor) in group.items():
+            out[key] = (
+                tensor.float().clone() if role == "alpha" else _sum([groups[base][role][1] for groups in files], shares)
+            )
+    return Averaged(out, "factors", _ranks(files[0]))
+
+
+def _products(files: Sequence[Mapping[str, Group]], shares: Sequence[float], rank: int) -> Averaged:
+    out: dict[str, Tensor] = {}
+    ranks: set[int] = set()
+    whole = lost = 0.0
+    for base, group in files[0].items():
+        for role in sorted(group.keys() & {"diff", "diff_b"}):
+            out[group[role][0]] = _sum([groups[base][role][1] for groups in files], shares)
+        if "up" not in group:
+            continue
+        up, down = concatenated([_pair(groups[base]) for groups in files], shares)
+        if rank:
+            up, down, all_of_it, left = cut_to_rank(up, down, rank)
+            whole, lost = whole + all_of_it, lost + left
+        shape = _pair(group).sides()
+        convolution = group["down"][1].ndim > 2
+        out[f"{base}.lora_up.weight"] = (up.reshape(*up.shape, *(1,) * (len(shape) - 2)) if convolution else up).float()
+        out[f"{base}.lora_down.weight"] = (down.reshape(down.shape[0], *shape[1:]) if convolution else down).float()
+        out[f"{base}.alpha"] = torch.tensor(float(up.shape[1]))  # scale 1
+        ranks.add(up.shape[1])
+    return Averaged(out, "products", tuple(sorted(ranks)), (lost / whole) ** 0.5 if whole else 0.0)
+
+
+def concatenated(layers: Sequence[LoRA], shares: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """(up (out, all ranks), down (all ranks, columns)), float64, whose product is the weighted sum of the layers'
+    products.
+    """
+    ups, downs = [], []
+    for layer, share in zip(layers, shares, strict=True):
+        up, down = layer.factors()
+        ups.append(up.double() * (share * layer.scale))
+        downs.append(down.double())
+    return torch.cat(ups, 1), torch.cat(downs, 0)
+
+
+def _pair(group: Group) -> LoRA:
+    alpha = float(group["alpha"][1]) if "alpha" in group else None
+    return LoRA(group["up"][1], group["down"][1], alpha, group["mid"][1] if "mid" in group else None)
+
+
+def _sum(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    total = torch.zeros(tensors[0].shape, dtype=torch.float64)
+    for tensor, share in zip(tensors, shares, strict=True):
+        total.add_(tensor.to("cpu", torch.float64), alpha=share)
+    return total.float()
+
+
+def _ranks(groups: Mapping[str, Group]) -> tuple[int, ...]:
+    return tuple(sorted({group["down"][1].shape[0] for group in groups.values() if "down" in group}))
+
+
+def _raise(wrong: Sequence[str]) -> None:
+    if wrong:
+        raise ValueError(f"The LoRAs cannot be averaged ({len(wrong)}):\n" + "\n".join(f"- {one}" for one in wrong))

@@ -1,0 +1,164 @@
+"""What a LoRA file says about itself: trigger words and training settings (kohya-ss/sd-scripts' `ss_*`, `modelspec.*`),
+and its model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...storage import safetensors
+from ..models import recognise
+from . import layer_names, parse
+from .peft_config import peft_configs
+
+_FACTS = (  # (label, keys of which the first that is there counts)
+    ("title", ("modelspec.title", "ss_output_name")),
+    ("trigger", ("modelspec.trigger_phrase", "ss_trigger_words")),
+    ("for", ("ss_base_model_version", "modelspec.architecture")),
+    ("rank", ("ss_network_dim",)),
+    ("alpha", ("ss_network_alpha",)),
+    ("steps", ("ss_steps", "ss_max_train_steps")),
+    ("resolution", ("modelspec.resolution", "ss_resolution")),
+    ("rate", ("ss_unet_lr", "ss_learning_rate")),
+    ("trained on", ("ss_sd_model_name",)),
+)
+_LONGEST = 80
+
+
+def about(metadata: Mapping[str, str], words: int = 8) -> str:
+    """One line: title, trigger words, the most frequent training tags, model, rank, steps …; empty without metadata."""
+    facts = []
+    for label, entries in _FACTS:
+        value = _first(metadata, entries)
+        if value:
+            facts.append(f"{label} {_short(value)}")
+    tags = _tags(metadata.get("ss_tag_frequency", ""))
+    if tags:
+        facts.append("tags " + ", ".join(f"{_short(tag)} ({count})" for tag, count in tags.most_common(words)))
+    return "; ".join(facts)
+
+
+def contents(state: Mapping[str, Tensor]) -> str:
+    """One line from names and shapes: kinds of layers and how many, ranks, and the model that they are for."""
+    shapes = layer_names.renamed({name: tuple(tensor.shape) for name, tensor in state.items()})
+    kinds, ranks = parse.summary(shapes)
+    family = recognise.recognised(shapes.items())
+    parts = [", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))] if kinds else ["no LoRA layers"]
+    if ranks:
+        parts.append(f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}")
+    return ", ".join([*parts, *([f"for {family.title}"] if family else [])])
+
+
+def _short(text: str) -> str:
+    plain = " ".join(text.split())
+    return plain if len(plain) <= _LONGEST else plain[: _LONGEST - 1] + "…"
+
+
+def _tags(text: str) -> Counter[str]:
+    """Tags and their counts over all folders of kohya's `ss_tag_frequency`; none when it is not what it should be."""
+    try:
+        folders = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return Counter()
+    counts: Counter[str] = Counter()
+    for tags in folders.values() if isinstance(folders, dict) else ():
+        counts.update(
+            {tag.strip(): count for tag, count in tags.items() if isinstance(count, int)}
+            if isinstance(tags, dict)
+            else {}
+        )
+    return counts
+
+
+_WORDS = ("modelspec.trigger_phrase", "ss_trigger_words", "trained_words", "modelspec.usage_hint")
+
+
+def describe(path: str) -> dict[str, Any]:
+    """What the editor shows of a LoRA file, as plain JSON values, from its header alone (and a few bytes where only
+    alphas say the scale).
+
+    file, size (bytes), layers, kinds {kind: layers}, ranks, alphas, types {type: tensors}, family and base (its model,
+    "" when nothing tells), title, words (trigger words), tags [[tag, count]] (the most frequent), steps, resolution,
+    todo, ema, text_encoder (whether it has layers for one), from_graft. Raises ValueError for pickles and damaged
+    files, OSError without one.
+    """
+    tensors, said = safetensors.header(path)
+    shapes = layer_names.renamed({name: tensor.shape for name, tensor in tensors.items()})
+    kinds, ranks = parse.summary(shapes)
+    family = recognise.recognised(shapes.items())
+    said_base = said.get("ss_base_model_version") or said.get("modelspec.architecture") or ""
+    types = Counter(tensor.kind for tensor in tensors.values())
+    return {
+        "file": os.path.basename(path),
+        "size": os.path.getsize(path),
+        "layers": len(parse.names(shapes)),
+        "kinds": kinds,
+        "ranks": ranks,
+        "alphas": _alphas(path, tensors, said),
+        "types": dict(sorted(types.items())),
+        "family": family.key if family else "",
+        "base": said_base or (family.title if family else ""),
+        "title": _first(said, ("modelspec.title", "ss_output_name")),
+        "words": _first(said, _WORDS),
+        "tags": [list(tag) for tag in _tags(said.get("ss_tag_frequency", "")).most_common(20)],
+        "steps": _first(said, ("ss_steps", "ss_max_train_steps")),
+        "resolution": _first(said, ("modelspec.resolution", "ss_resolution")),
+        "todo": {key.removeprefix("ss_todo_"): value for key, value in said.items() if key.startswith("ss_todo_")},
+        "ema": {key.removeprefix("ss_ema_"): value for key, value in said.items() if key.startswith("ss_ema_")},
+        "text_encoder": any(name.startswith(parse.TEXT_ENCODER) for name in shapes),
+        "from_graft": "graft_state" in said,
+    }
+
+
+def _first(metadata: Mapping[str, str], entries: Sequence[str]) -> str:
+    return next((metadata[key] for key in entries if metadata.get(key, "None") not in ("", "None")), "")
+
+
+def _alphas(path: str, tensors: Mapping[str, safetensors.TensorInfo], metadata: Mapping[str, str]) -> list[float]:
+    """Every alpha of a file: the few bytes of each, else what its metadata says."""
+    found = set()
+    with open(path, "rb") as file:
+        for name, tensor in tensors.items():
+            if name.endswith(".alpha") and tensor.kind in _ALPHAS and 0 < tensor.end - tensor.start <= 8:
+                file.seek(tensor.start)
+                kind = _ALPHAS[tensor.kind]
+                found.add(float(torch.frombuffer(bytearray(file.read(tensor.end - tensor.start)), dtype=kind)[0]))
+    if not found:
+        try:
+            configs = peft_configs(metadata)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        said = [metadata.get("ss_network_alpha", "")] + [str(config.alpha) for config in configs]
+        found = {float(text) for text in said if re.fullmatch(r"\d+(\.\d+)?", text)}
+    return sorted(found)
+
+
+_ALPHAS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+}
+
+
+def made_for(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """The model family that a LoRA is for, from its metadata, else from names and shapes; empty when neither tells."""
+    shapes = layer_names.renamed({name: tuple(tensor.shape) for name, tensor in state.items()})
+    said = metadata.get("ss_base_model_version") or metadata.get("modelspec.architecture")
+    if said:
+        return f"{_short(said)} (its metadata)"
+    family = recognise.recognised(shapes.items())
+    if family is not None:
+        return f"{family.title} (its names and shapes)"
+    width = recognise.context(shapes.items())
+    return f"a model with a context of {width} (its cross-attention)" if width is not None else ""

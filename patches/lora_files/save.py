@@ -1,0 +1,301 @@
+"""LoRAs for saving: the names, metadata and hashes of kohya-ss/sd-scripts, the names of PEFT and diffusers, or
+ComfyUI's generic form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ...storage.safetensors import safetensors_bytes
+from ..adapters.layer import LoRA
+from ..models.recognise import Family, recognised
+from .layer_names import theirs, with_processors_gone
+from .parse import Group, grouped
+
+NAMES = ("kohya", "peft", "comfyui")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": torch.float32}
+_OWN = "diffusion_model."
+
+
+def renamed(lora: Mapping[str, Tensor], names: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """A LORA_MODEL (ComfyUI's generic names) under the names of `names`, factors and differences as `dtype`, alpha as
+    float32.
+
+    kohya: `lora_unet_<path with underscores>.lora_up.weight`, `.alpha`; SD1.x and SD2 with diffusers' block names, as
+    sd-scripts writes them; text encoders `lora_te…`. peft: diffusers' own `unet.…` and `transformer.….lora_B.weight`
+    where the family is known (a fused weight in its parts), alpha / rank multiplied into B and factors filled up with
+    zeros to the largest rank, because PEFT keeps alpha outside the file and diffusers takes one for all. comfyui: names
+    unchanged. Layers that were merged without a model have their first file's names: kohya's and diffusers' of a UNet
+    become kohya's, with which ComfyUI reads them too. Raises ValueError listing what cannot be named so, and tensors
+    with NaN, infinite numbers, or numbers that `dtype` cannot hold.
+    """
+    if names not in NAMES:
+        raise ValueError(f"names: expected one of {', '.join(NAMES)}, got {names!r}")
+    groups, strangers, problems = grouped(lora, plain=False)
+    problems += [f"{key}: not a LoRA tensor" for key in strangers]
+    problems += [f"{key}: holds NaN or infinite values" for key, tensor in lora.items() if not _finite(tensor)]
+    if names == "peft":
+        problems += [
+            f"{base}: PEFT has no name for {', '.join(sorted(set(group) - {'up', 'down', 'alpha'}))}; save with kohya"
+            " or comfyui names"
+            for base, group in groups.items()
+            if set(group) - {"up", "down", "alpha"}
+        ]
+        underscored = [base for base in groups if _UNDERSCORED.match(base)]
+        if underscored:
+            problems.append(
+                f"{len(underscored)} layers have a file's names, of which PEFT's are not known"
+                f" ({', '.join(sorted(underscored)[:3])}); connect model to Merge LoRAs, or save with kohya or comfyui"
+                " names"
+            )
+    if problems or not groups:
+        raise ValueError(
+            "the LoRA cannot be saved:\n" + "\n".join(f"- {problem}" for problem in problems or ["it is empty"])
+        )
+    family = _family(lora)
+    out: dict[str, Tensor] = {}
+    for base, group in groups.items():
+        if names == "peft":
+            out.update(_peft(base, group, dtype, family))
+        else:
+            out.update(
+                _plain(_kohya(base, family, groups) if names == "kohya" else _foreign(base, groups), group, dtype)
+            )
+    if names == "peft":
+        out = _one_rank(out)
+    large = [
+        f"{key}: holds numbers above {torch.finfo(dtype).max:g}, the largest of {dtype}"
+        for key, of in out.items()
+        if not _finite(of)
+    ]
+    if large:
+        raise ValueError(
+            "the LoRA cannot be saved in this dtype, use bf16 or float32:\n" + "\n".join(f"- {each}" for each in large)
+        )
+    return out
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor.float() if tensor.element_size() == 1 else tensor).all())
+
+
+def _family(lora: Mapping[str, Tensor]) -> Family | None:
+    return recognised((name, tuple(tensor.shape)) for name, tensor in lora.items())
+
+
+_WRITTEN = {
+    "up": ".lora_up.weight",
+    "down": ".lora_down.weight",
+    "mid": ".lora_mid.weight",
+    "factor": ".weight",
+    "up_bias": ".lora_up.bias",
+    "magnitude": ".dora_scale",
+    "oft_R": ".oft_R.weight",
+    **{name: f".{name}.weight" for name in ("a1", "a2", "b1", "b2", "bm")},
+}  # fmt: skip; every other role is its own suffix
+_ENCODER = re.compile(r"text_encoders\.(clip_l|clip_g|clip_h|t5xxl)\.transformer\.(.+)")
+_PARAMETER = re.compile(  # last words of what is no module's weight, but a parameter of the model's own
+    r"\.(modulation|modulate_table|\w*shift_table|scale|gamma|beta|positional_\w+|\w*(tokens?|registers?|pos_embed|_embedding|padding))$"
+)
+_UNDERSCORED = re.compile(r"lora_|lycoris_|oft_unet_")  # what names begin with that have underscores for every point
+_DIFFUSERS = re.compile(
+    r"(?:base_model\.model\.)?(?:unet\.)?((?:(?:down|up)_blocks\.|mid_block\.|conv_|time_embedding\.|add_embedding\.).+)"
+)
+_DIFFUSERS_ENCODER = re.compile(r"text_encoder(?:_([23]))?\.(.+)")
+_NUMBERS = {"clip_l": "1", "clip_g": "2", "t5xxl": "3"}  # of kohya's; diffusers counts the encoders that a family has
+
+
+def _kohya(base: str, family: Family | None, groups: Mapping[str, Group]) -> str:
+    """sd-scripts' name of a layer; what has none keeps the generic form: text encoders of one's own kind, a model's own
+    parameters.
+    """
+    encoder = _ENCODER.fullmatch(base)
+    if encoder is not None:
+        return f"lora_te{_number(encoder[1], family, groups)}_{encoder[2].replace('.', '_')}"
+    path = base.removeprefix(_OWN)
+    if path == base:
+        return _foreign(base, groups)
+    if "diff" in groups[base] and _PARAMETER.search(base):
+        return base
+    if family is not None and family.key in ("sd1", "sd2"):
+        path = _diffusers_block(path)
+    return "lora_unet_" + path.replace(".", "_")
+
+
+def _foreign(base: str, groups: Iterable[str]) -> str:
+    """kohya's name of a layer that has diffusers' one of a UNet or a text encoder; every other name as it is."""
+    encoder, unet = _DIFFUSERS_ENCODER.fullmatch(base), _DIFFUSERS.fullmatch(base)
+    if encoder is not None:
+        number = encoder[1] or ("1" if any(name.startswith("text_encoder_2.") for name in groups) else "")
+        return f"lora_te{number}_{encoder[2].replace('.', '_')}"
+    return base if unet is None else f"lora_unet_{with_processors_gone(unet[1]).replace('.', '_')}"
+
+
+def _number(encoder: str, family: Family | None, groups: Mapping[str, Group]) -> str:
+    """kohya's number of a text encoder: none where the model has only one."""
+    others = {found[1] for found in map(_ENCODER.fullmatch, groups) if found is not None} - {encoder}
+    single = encoder == "clip_l" if family is None else family.key in ("sd1", "sd2", "refiner")
+    alone = encoder == "clip_h" or (not others and single)
+    return "" if alone and encoder != "t5xxl" else _NUMBERS[encoder]
+
+
+def _diffusers_block(path: str) -> str:
+    """diffusers' name of a layer of a UNet with two residual blocks a level (SD1.x, SD2, SDXL), from LDM's."""
+    match = re.fullmatch(r"(input_blocks|output_blocks)\.(\d+)\.(\d)\.(.+)|middle_block\.(\d)\.(.+)", path)
+    if match is None:
+        return _outside(path)
+    if match[5] is not None:
+        middle = {"0": "resnets.0", "1": "attentions.0", "2": "resnets.1"}[match[5]]
+        return f"mid_block.{middle}.{_inside(match[6])}"
+    number, place, rest = int(match[2]), int(match[3]), match[4]
+    if match[1] == "input_blocks":
+        level, index = divmod(number - 1, 3)
+        kind = f"downsamplers.0.{'conv' if rest == 'op' else rest}" if index == 2 else ""
+        return f"down_blocks.{level}." + (kind or f"{('resnets', 'attentions')[place]}.{index}.{_inside(rest)}")
+    level, index = divmod(number, 3)
+    if rest == "conv":
+        return f"up_blocks.{level}.upsamplers.0.conv"
+    return f"up_blocks.{level}.{('resnets', 'attentions')[place]}.{index}.{_inside(rest)}"
+
+
+def _inside(rest: str) -> str:
+    """A layer inside a residual block; those of transformers have the same name in both."""
+    names = {
+        "in_layers.0": "norm1",
+        "in_layers.2": "conv1",
+        "emb_layers.1": "time_emb_proj",
+        "out_layers.0": "norm2",
+        "out_layers.3": "conv2",
+        "skip_connection": "conv_shortcut",
+    }
+    return names.get(rest, rest)
+
+
+def _outside(path: str) -> str:
+    """A layer outside the blocks."""
+    names = {
+        "input_blocks.0.0": "conv_in",
+        "out.0": "conv_norm_out",
+        "out.2": "conv_out",
+        "time_embed.0": "time_embedding.linear_1",
+        "time_embed.2": "time_embedding.linear_2",
+        "label_emb.0.0": "add_embedding.linear_1",
+        "label_emb.0.2": "add_embedding.linear_2",
+    }
+    return names.get(path, path)
+
+
+def _plain(base: str, group: Group, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    for role, (_, tensor) in group.items():
+        kind = torch.float32 if role == "alpha" else dtype if tensor.is_floating_point() else tensor.dtype
+        if role == "magnitude":  # PEFT's (out) or (1, out, 1, 1), of which every other reader expects (out, 1, …)
+            tensor = tensor.reshape(-1, *(1,) * (group["down"][1].ndim - 1 if "down" in group else 1))
+        yield base + _WRITTEN.get(role, f".{role}"), tensor.to(kind)
+
+
+def _peft(base: str, group: Group, dtype: torch.dtype, family: Family | None) -> Iterator[tuple[str, Tensor]]:
+    layer = LoRA(group["up"][1], group["down"][1], float(group["alpha"][1]) if "alpha" in group else None)
+    up = layer.up if layer.scale == 1.0 else layer.up.float() * layer.scale
+    rows, columns = layer.up.shape[0], layer.down.shape[1]
+    for name, start, length in _parts(base, family, rows, columns):
+        last = (
+            name == "transformer.norm_out.linear" and "final_layer" in base
+        )  # Qwen-Image's own one has diffusers' order
+        if last or (name.endswith("norm1_context.linear") and rows == 2 * columns):
+            up = up.roll(rows // 2, 0)  # diffusers' last norms have scale before shift
+        yield f"{name}.lora_B.weight", up[start : start + length].to(dtype).contiguous()
+        yield f"{name}.lora_A.weight", layer.down.to(dtype)
+
+
+def _one_rank(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """PEFT's factors with zeros up to the largest rank of their part of the model (`unet.`, `text_encoder.`)."""
+    ranks: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        if name.endswith(".lora_A.weight"):
+            part = name.partition(".")[0]
+            ranks[part] = max(ranks.get(part, 0), len(tensor))
+    out = {}
+    for name, tensor in tensors.items():
+        more, rank_first = ranks[name.partition(".")[0]], name.endswith(".lora_A.weight")
+        shape = (more, *tensor.shape[1:]) if rank_first else (len(tensor), more, *tensor.shape[2:])
+        if shape != tuple(tensor.shape):
+            full = tensor.new_zeros(shape)
+            (full[: len(tensor)] if rank_first else full[:, : tensor.shape[1]]).copy_(tensor)
+            tensor = full
+        out[name] = tensor
+    return out
+
+
+def _parts(base: str, family: Family | None, rows: int, columns: int) -> Sequence[tuple[str, int, int]]:
+    """(diffusers' name, first row, rows) of a layer: several for a fused weight; its own name where the family is not
+    known.
+    """
+    encoder = _ENCODER.fullmatch(base)
+    key = None if family is None else family.key
+    if encoder is not None:
+        place = {"clip_l": "", "clip_g": "_2", "clip_h": "", "t5xxl": "_3" if key == "sd3" else "_2"}[encoder[1]]
+        return [(f"text_encoder{place}.{encoder[2]}", 0, rows)]
+    path = base.removeprefix(_OWN)
+    if path == base or key in (None, "flux2", "cascade"):
+        return [(with_processors_gone(base), 0, rows)]
+    if key in ("sd1", "sd2", "sdxl", "refiner"):
+        return [(f"unet.{_diffusers_block(path)}", 0, rows)]
+    key = "flux" if key == "chroma" else key
+    return [(f"transformer.{name}", start, length) for name, start, length in theirs(path, key, rows, columns)]
+
+
+def hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, str]:
+    """`sshs_model_hash` and `sshs_legacy_hash` as sd-scripts computes them, of the file with only its `ss_*` metadata.
+
+    The first is sha256 of everything behind the header; the second the first 8 digits of sha256 of 64 KiB from 1 MiB
+    on.
+    """
+    whole, legacy, place = hashlib.sha256(), hashlib.sha256(), 0
+    chunks = safetensors_bytes(tensors, {key: value for key, value in metadata.items() if key.startswith("ss_")})
+    for number, chunk in enumerate(chunks):
+        if number:
+            whole.update(chunk)
+        legacy.update(chunk[max(0, 0x100000 - place) : max(0, 0x110000 - place)])
+        place += len(chunk)
+    return {"sshs_model_hash": whole.hexdigest(), "sshs_legacy_hash": legacy.hexdigest()[:8]}
+
+
+def saved_metadata(lora: Mapping[str, Tensor], title: str, more: Mapping[str, str]) -> dict[str, str]:
+    """`ss_*` and `modelspec.*` entries of a LoRA, without dates or random ids; `more` (of the training) goes on top."""
+    groups, _, _ = grouped(lora, plain=False)
+    ranks = sorted({group["down"][1].shape[0] for group in groups.values() if "down" in group})
+    alphas = sorted({float(group["alpha"][1]) for group in groups.values() if "alpha" in group})
+    lycoris = any(set(group) - {"up", "down", "alpha"} for group in groups.values())
+    entries = {
+        "format": "pt",
+        "modelspec.sai_model_spec": "1.0.0",
+        "modelspec.title": title,
+        "modelspec.implementation": "https://github.com/comfyanonymous/ComfyUI",
+        "ss_network_module": "lycoris.kohya" if lycoris else "networks.lora",
+        "ss_output_name": title,
+    }
+    if ranks:
+        entries["ss_network_dim"] = str(ranks[0]) if len(ranks) == 1 else "Dynamic"
+    if alphas:
+        entries["ss_network_alpha"] = f"{alphas[0]:g}" if len(alphas) == 1 else "Dynamic"
+    return {**entries, **more, **_family_metadata(_family(lora))}
+
+
+def _family_metadata(family: Family | None) -> dict[str, str]:
+    """What modelspec and kohya say of the model that a LoRA is for; nothing where it is not known."""
+    if family is None:
+        return {}
+    said: dict[str, str] = {}
+    if family.architecture:
+        said |= {
+            "modelspec.architecture": f"{family.architecture}/lora",
+            "modelspec.implementation": family.implementation,
+        }
+    if family.version:
+        said["ss_base_model_version"] = family.version
+    return {**said, "ss_v2": str(family.key == "sd2")} if family.key in ("sd1", "sd2", "sdxl") else said

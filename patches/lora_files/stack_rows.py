@@ -1,0 +1,182 @@
+"""Rows of a LoRA stack: the elements of a LORA_STACK, and the JSON that GraftLoRAStack's widget holds."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+from ..patching.strength_schedule import Schedule
+from . import block_weights
+
+VERSION = 1
+LIMIT = 100.0  # of strengths, as on ComfyUI's own loaders and on the widget
+EMPTY = '{"version": 1, "rows": []}'
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "file": (str,),
+    "on": (bool,),
+    "model": (Real,),
+    "clip": (Real,),
+    "blocks": (str,),
+    "schedule": (str,),
+    "partial": (bool,),
+}
+_SAID = {str: "text", bool: "true or false", Real: "a number"}
+_RANGE = re.compile(r"([\d.]+%?)\s*-\s*([\d.]+%?)")
+
+
+class StackRow(tuple):
+    """One row of a LORA_STACK: a tuple (file name, model strength, clip strength) that other packs can unpack, with
+    Graft's extras.
+
+    `number` is its place in the list that it was read from, for messages, counted from 1 and rows that are off
+    included.
+    """
+
+    blocks: str
+    schedule: str
+    partial: bool
+    number: int = 0
+
+    def __new__(
+        cls, name: str, model: float, clip: float, blocks: str = "", schedule: str = "", partial: bool = False
+    ) -> StackRow:
+        row = super().__new__(cls, (name, model, clip))
+        row.blocks, row.schedule, row.partial = blocks, schedule, partial
+        return row
+
+    def __getnewargs__(self) -> tuple:
+        return (*self, self.blocks, self.schedule, self.partial)
+
+
+def rows_of(stack: Iterable[Sequence]) -> list[StackRow]:
+    """The rows of a LORA_STACK of any pack, as StackRows; raises ValueError that lists every element that cannot be
+    used.
+    """
+    rows, problems = [], []
+    for number, element in enumerate(stack, start=1):
+        if not (isinstance(element, (tuple, list)) and len(element) == 3 and isinstance(element[0], str)):
+            problems.append(f"row {number}: expected (file name, model strength, clip strength), got {element!r}")
+            continue
+        row: dict[str, Any] = {"file": element[0], "model": element[1], "clip": element[2]}
+        row.update(
+            (name, getattr(element, name)) for name in ("blocks", "schedule", "partial") if hasattr(element, name)
+        )
+        found = list(_row_problems(row))
+        problems += [f"row {number} ({element[0]}): {problem}" for problem in found]
+        if not found:
+            rows.append(_row(row, number))
+    if problems:
+        raise ValueError("LORA_STACK:\n" + "\n".join(f"- {problem}" for problem in problems))
+    return rows
+
+
+def parse(text: str) -> list[StackRow]:
+    """The rows that are on, of `{"version": 1, "rows": [{"file", "on", "model", "clip", "blocks", "schedule",
+    "partial"}]}`.
+
+    Only "file" must be there; clip defaults to the model's strength. Raises ValueError that lists everything wrong.
+    """
+    try:
+        content = json.loads(text.strip() or EMPTY)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"rows: not JSON ({error}); expected {EMPTY}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
+        raise ValueError(f"rows: expected an object such as {EMPTY}, got {text[:80]!r}")
+    if content.get("version") != VERSION:
+        raise ValueError(
+            f"rows: expected version {VERSION}, got {content.get('version')!r}; a newer Graft may have saved this"
+            " workflow"
+        )
+    rows, problems = [], []
+    for number, row in enumerate(content["rows"], start=1):
+        if not isinstance(row, dict) or not isinstance(row.get("file"), str):
+            problems.append(f"row {number}: expected an object with a file, got {row!r}")
+            continue
+        found = (
+            [f"row {number} ({row['file']}): {problem}" for problem in _row_problems(row)]
+            if row.get("on", True)
+            else []
+        )
+        problems += found
+        if not found and row.get("on", True):
+            rows.append(_row(row, number))
+    if problems:
+        raise ValueError("rows:\n" + "\n".join(f"- {problem}" for problem in problems))
+    return rows
+
+
+def _row_problems(row: Mapping[str, Any]) -> Iterable[str]:
+    for name, value in row.items():
+        if name not in _FIELDS:
+            yield f"unknown field {name!r}; known are {', '.join(_FIELDS)}"
+        elif not isinstance(value, _FIELDS[name]) or (bool not in _FIELDS[name] and isinstance(value, bool)):
+            yield f"{name}: expected {_SAID[_FIELDS[name][0]]}, got {value!r}"
+        elif name in ("model", "clip") and not abs(row[name]) <= LIMIT:  # NaN fails this too
+            yield f"{name}: expected a strength from {-LIMIT:g} to {LIMIT:g}, got {value}"
+        elif name in ("blocks", "schedule") and isinstance(value, str) and value.strip():
+            try:
+                (block_weights.parse if name == "blocks" else schedule_of)(value)
+            except ValueError as error:
+                yield str(error)
+
+
+def schedule_of(text: str) -> Schedule | None:
+    """The schedule of a row: "0.2-0.8" (on from start to end), or points "0:1, 0.5:0.3, 1:0" (share of sampling:
+    strength); None of "".
+
+    Shares are from 0 (all noise) to 1, or in percent ("20%-80%"). Raises ValueError that says what is wrong.
+    """
+    if not text.strip():
+        return None
+    span = _RANGE.fullmatch(text.strip())
+    if span is not None:
+        start, end = _share(span[1]), _share(span[2])
+        if not 0.0 <= start < end <= 1.0:
+            raise ValueError(f"schedule: expected a start before an end, both from 0 to 1, got {text.strip()!r}")
+        return Schedule.between(start, end)
+    points = []
+    for part in filter(None, (part.strip() for part in text.replace("\n", ",").split(","))):
+        share, found, strength = part.partition(":")
+        if not found:
+            raise ValueError(
+                "schedule: expected start-end such as 0.2-0.8, or points such as 0:1, 0.5:0.3, 1:0; got"
+                f" {text.strip()!r}"
+            )
+        points.append((_share(share.strip()), _strength(strength.strip())))
+    shares = [share for share, _ in points]
+    if not shares or shares != sorted(shares) or shares[0] < 0.0 or shares[-1] > 1.0:
+        raise ValueError(f"schedule: expected points in order, from 0 to 1, got {text.strip()!r}")
+    return Schedule(tuple(points))
+
+
+def _share(text: str) -> float:
+    return _number(text[:-1]) / 100.0 if text.endswith("%") else _number(text)
+
+
+def _strength(text: str) -> float:
+    value = _number(text)
+    if abs(value) > LIMIT:
+        raise ValueError(f"schedule: expected strengths from {-LIMIT:g} to {LIMIT:g}, got {text!r}")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"schedule: expected numbers, got {text!r}")
+    return value
+
+
+def _row(row: dict[str, Any], number: int) -> StackRow:
+    model = float(row.get("model", 1.0))
+    extras = (row.get("blocks", ""), row.get("schedule", ""), row.get("partial", False))
+    made = StackRow(row["file"], model, float(row.get("clip", model)), *extras)
+    made.number = number
+    return made

@@ -1,0 +1,1 @@
+"""What Graft knows of each model family: one file a family, and the registry that lists them."""

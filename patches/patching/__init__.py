@@ -1,0 +1,1 @@
+"""Putting LoRA stacks on weights and activations, and taking them off again."""

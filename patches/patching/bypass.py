@@ -1,0 +1,260 @@
+"""A stack applied at the activations, y = f(x) + h(x), touching no weight: one fused adapter a module, whatever the
+number of LoRAs.
+
+Layers that do not merely add (DoRA, rotations, IA3 …) are maps of what goes into f and of what comes out.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..adapters.channel_maps import Map, along, in_one
+from ..models.layers import bias_of, is_conv, is_linear, shape_of, weight_of
+from .compose import Kron, compose, uniform
+from .fuse import Piece
+from .strength_schedule import Clock
+
+_CONV: dict[int, Any] = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
+
+
+def _convolution(
+    x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+) -> Tensor:
+    return _CONV[weight.ndim](x, weight, None, stride, padding, dilation, groups)
+
+
+# The same as an operation that torch.compile does not look into: it would compile its own kernel for every rank, and
+# refuse dynamic ones.
+_opaque = torch.library.custom_op(re.sub(r"\W", "_", __name__) + "::convolution", _convolution, mutates_args=())
+_opaque.register_fake(_convolution)
+
+
+def supports(module: nn.Module) -> bool:
+    """Whether a module's output is linear in its weight in a way that is known here: Linear, or a convolution."""
+    return is_linear(module) or is_conv(module)
+
+
+class Wrapped:
+    """An adapter around one module's forward, until `remove`.
+
+    An instance's `forward`, not a forward hook: torch.compile looks for a changed forward, and misses hooks that come
+    and go. Another wrapper may have been put around this one and taken off in any order; then what remains of this one
+    passes everything through.
+    """
+
+    def __init__(self, module: nn.Module, adapter: Bypass):
+        self.module, self.adapter = module, adapter
+        self._previous = _without_remains(module.__dict__.get("forward"))
+        inner = self._previous if self._previous is not None else type(module).forward.__get__(module)
+        self._state = state = {"adapter": adapter}
+        self._key = key = str(id(module))
+
+        def forward(*args: Any, **kwargs: Any) -> Tensor:
+            adapter = state["adapter"]
+            if adapter is None:
+                return inner(*args, **kwargs)
+            name = None if args else next(iter(kwargs))
+            x = args[0] if name is None else kwargs[name]
+
+            def own(x: Tensor) -> Tensor:
+                return inner(x, *args[1:], **kwargs) if name is None else inner(**{**kwargs, name: x})
+
+            return adapter.run(module, x, own, _COMPILED[key]) if adapter.compiled else adapter(module, x, own)
+
+        if adapter.compiled:
+            _COMPILED[key] = adapter.parts
+        forward.graft_state, forward.graft_inner = state, self._previous  # type: ignore[attr-defined]
+        self._forward = forward
+        module.forward = forward
+
+    def remove(self) -> None:
+        """Put the forward back that was there before."""
+        self._state["adapter"] = None  # type: ignore[assignment]
+        if _COMPILED.get(self._key) is self.adapter.parts:
+            del _COMPILED[self._key]
+        if self.module.__dict__.get("forward") is not self._forward:
+            return
+        if self._previous is None:
+            del self.module.forward
+        else:
+            self.module.forward = self._previous
+
+
+def _without_remains(forward: Any) -> Any:
+    """An instance's forward without removed wrappers of ours that another pack's wrapper had kept."""
+    while getattr(forward, "graft_state", {"adapter": True})["adapter"] is None:
+        forward = forward.graft_inner
+    return forward
+
+
+class Bypass:
+    """What all pieces of a module's weight and bias make of its output.
+
+    `module` is read where a piece needs its weight (DoRA's norms) or its bias, in the type and on the device of the
+    activations (`compute`; float32 on the CPU where that is not known). Factors are cast once to the activations' type
+    and device. `compiled` gives every adapter the same form, so that torch.compile sees no difference between them: one
+    scale of what goes in and one of what comes out, factors whose rank is a multiple of 8 and marked as dynamic, and
+    always a bias. Scheduled pieces take their multipliers from `clock`.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        weight: Sequence[Piece],
+        bias: Sequence[Piece] = (),
+        clock: Clock | None = None,
+        compiled: bool = False,
+        compute: tuple[torch.dtype, torch.device] | None = None,
+    ):
+        self.clock, self.compiled = clock or Clock(), compiled
+        self.schedules = {piece.schedule for piece in (*weight, *bias) if piece.schedule is not None}
+        self.clock.users.add(self)
+        self._cast: tuple[tuple[torch.dtype, torch.device], Parts] | None = None
+        seen = compute or (torch.float32, torch.device("cpu"))
+        shape, groups = shape_of(module), getattr(module, "groups", 1)
+        with torch.inference_mode(False), torch.no_grad():
+            read = functools.partial(weight_of, module, *seen)
+            made = compose(weight, shape, read, self.clock.place, groups)
+            made = uniform(made, weight, read, self.clock.place, groups) if compiled else made
+            made.bias(bias, lambda: bias_of(module, *seen), self.clock.place)
+            up, down, places = made.joined()
+            if compiled and groups == 1:
+                more = max(8, -(-up.shape[1] // 8) * 8) - up.shape[1]
+                up, down, places = F.pad(up, (0, more)), F.pad(down, (0, 0, 0, more)), places + [0] * more
+            biases = made.biases or ([(0, torch.zeros(shape[0]))] if compiled else [])
+            inputs = (in_one(made.inputs, shape[1] * groups),) if compiled else made.inputs
+            outputs = (in_one(made.outputs, shape[0]),) if compiled else made.outputs
+            self.parts = Parts(
+                down.reshape(-1, *shape[1:]) if up.shape[1] else None,
+                up.reshape(*up.shape, *(1,) * (len(shape) - 2)) if up.shape[1] else None,
+                torch.tensor(places) if any(places) else None,
+                tuple(made.diffs),
+                tuple(made.krons),
+                tuple(biases),
+                inputs,
+                outputs,
+                made.own,
+            )
+        if compute is not None:
+            self._prepare(*compute)
+
+    def __call__(self, module: nn.Module, x: Tensor, own: Callable[[Tensor], Tensor]) -> Tensor:
+        """The module's output for x with this adapter's change; `own` is what it is without."""
+        key = (x.dtype, x.device)
+        if self._cast is None or self._cast[0] != key:
+            with torch.inference_mode(False), torch.no_grad():
+                self._cast = (key, self.parts.to(x.dtype, x.device))
+        return self.run(module, x, own, self._cast[1])
+
+    def _prepare(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Cast to the activations' type, and move to their device, before the first call."""
+        with torch.inference_mode(False), torch.no_grad():
+            self.parts = self.parts.to(dtype, device)
+        if self.compiled and self.parts.down is not None:
+            torch._dynamo.mark_dynamic(self.parts.down, 0)
+            torch._dynamo.mark_dynamic(self.parts.up, 1)
+            if self.parts.places is not None:
+                torch._dynamo.mark_dynamic(self.parts.places, 0)
+
+    def run(self, module: nn.Module, x: Tensor, own: Callable[[Tensor], Tensor], parts: Parts) -> Tensor:
+        """`__call__` with given parts."""
+        if not parts.own:
+            return self._added(module, x, None, parts)
+        channels = -1 if is_linear(module) else 1
+        output = own(along(parts.inputs, x.float(), channels).to(x.dtype) if parts.inputs else x)
+        if not parts.outputs:
+            return self._added(module, x, output, parts)
+        return self._added(module, x, along(parts.outputs, output.float(), channels), parts).to(output.dtype)
+
+    def _added(self, module: nn.Module, x: Tensor, output: Tensor | None, parts: Parts) -> Tensor:
+        down, up, places = parts.down, parts.up, parts.places
+        scheduled = places is not None or any(place for place, _ in (*parts.diffs, *parts.krons, *parts.biases))
+        gains = self.clock.values.to(x.device, x.dtype) if scheduled else None
+        for place, diff in parts.diffs:
+            diff = diff.to(x.device, x.dtype)
+            change = (
+                F.linear(x, diff)
+                if diff.ndim == 2
+                else convolve(module, x, diff, getattr(module, "groups", 1), self.compiled)
+            )
+            change = change if not place or gains is None else change * gains[place]
+            output = change if output is None else output + change
+        for place, kron in parts.krons:
+            change = kron.to(x.dtype, x.device)(x)
+            change = change if not place or gains is None else change * gains[place]
+            output = change if output is None else output + change
+        assert output is not None  # where nothing of the module's own is left, a difference stands in for it
+        if down is not None and up is not None:
+            down, up = down.to(x.device, x.dtype), up.to(x.device, x.dtype)
+            hidden = F.linear(x, down) if down.ndim == 2 else convolve(module, x, down, compiled=self.compiled)
+            if places is not None and gains is not None:
+                hidden = hidden * gains[places].view(-1, *(1,) * (down.ndim - 2))
+            output = _plus(output, hidden, up, self.compiled)
+        for place, bias in parts.biases:
+            change = bias.to(x.device, x.dtype).view(-1, *(1,) * (output.ndim - 2 if is_conv(module) else 0))
+            output = output + (change if not place or gains is None else change * gains[place])
+        return output
+
+
+class Parts(NamedTuple):
+    """What an adapter multiplies with: factors, the place of each component's multiplier, (place, difference) of the
+    weight, (place, Kronecker product), (place, difference) of the bias, maps of what goes into the module and of what
+    comes out, and whether any of the module's own output is left.
+    """
+
+    down: Tensor | None
+    up: Tensor | None
+    places: Tensor | None
+    diffs: tuple[tuple[int, Tensor], ...]
+    krons: tuple[tuple[int, Kron], ...]
+    biases: tuple[tuple[int, Tensor], ...]
+    inputs: tuple[Map, ...]
+    outputs: tuple[Map, ...]
+    own: bool
+
+    def to(self, dtype: torch.dtype, device: torch.device) -> Parts:
+        """These parts in another type, on another device; maps stay float32, so that their output is rounded once."""
+        return Parts(
+            None if self.down is None else self.down.to(device, dtype),
+            None if self.up is None else self.up.to(device, dtype),
+            None if self.places is None else self.places.to(device),
+            tuple((place, diff.to(device, dtype)) for place, diff in self.diffs),
+            tuple((place, kron.to(dtype, device)) for place, kron in self.krons),
+            tuple((place, bias.to(device, dtype)) for place, bias in self.biases),
+            tuple(one.to(device) for one in self.inputs),
+            tuple(one.to(device) for one in self.outputs),
+            self.own,
+        )
+
+
+# The parts of attached adapters under torch.compile, by module. What hangs on a module has fixed shapes for
+# torch.compile; what is found here may have a dynamic one.
+_COMPILED: dict[str, Parts] = {}
+
+
+def _plus(output: Tensor, hidden: Tensor, up: Tensor, compiled: bool) -> Tensor:
+    """output + up of hidden, in one pass and one rounding where the types allow it."""
+    if up.ndim > 2:
+        one, nothing = [1] * (up.ndim - 2), [0] * (up.ndim - 2)
+        return output + (_opaque if compiled else _convolution)(hidden, up, one, nothing, one, 1)
+    if output.dtype != hidden.dtype or output.ndim < 2:
+        return output + F.linear(hidden, up)
+    return torch.addmm(output.flatten(0, -2), hidden.flatten(0, -2), up.t()).view(output.shape)
+
+
+def convolve(module: Any, x: Tensor, weight: Tensor, groups: int = 1, compiled: bool = False) -> Tensor:
+    """A convolution with another weight in place of the module's (no bias), with its stride, dilation and kind of
+    padding.
+    """
+    padding = module.padding
+    if module.padding_mode != "zeros" or isinstance(padding, str):
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        x, padding = F.pad(x, module._reversed_padding_repeated_twice, mode=mode), (0,) * (weight.ndim - 2)
+    return (_opaque if compiled else _convolution)(x, weight, module.stride, padding, module.dilation, groups)

@@ -1,0 +1,250 @@
+"""All pieces of one weight at the activations: maps of what goes into a module and of what comes out, and what is added
+beside it.
+
+y = outputs(W @ inputs(x)) + sum of multiplier * up @ down @ x + sum of multiplier * difference @ x + bias: the same as
+the weight that `stack.in_order` makes, for every order of pieces. A Kronecker product stays one, as small as its file.
+What has no such form (rotated patches of pixels, both sides of a part) becomes a difference of the whole weight.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..adapters.channel_maps import Map, Scale, Within, along, backwards, is_scale
+from ..adapters.layer import FEW, Around
+from .fuse import Piece, Slice, additive, fuse, in_order
+from .strength_schedule import Schedule
+
+Place = Callable[[Schedule | None], int]  # of a schedule's multiplier
+
+
+@dataclass(frozen=True, eq=False)
+class Kron:
+    """x (..., in) to kron(first (a, b), second (c, d)) @ x, for a part of a weight (out, in); `second` may be two
+    factors of it.
+    """
+
+    shape: tuple[int, ...]
+    first: Tensor
+    second: tuple[Tensor, ...]
+    part: Slice | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        side, start, length = self.part or (0, 0, self.shape[0])
+        columns = self.first.shape[1]
+        hidden = (x if side == 0 else x.narrow(-1, start, length)).unflatten(-1, (columns, -1))
+        for factor in reversed(self.second):
+            hidden = F.linear(hidden, factor)
+        made = torch.matmul(self.first, hidden).flatten(-2)
+        return F.pad(made, (start, self.shape[0] - start - length)) if self.part and side == 0 else made
+
+    def to(self, dtype: torch.dtype, device: torch.device) -> Kron:
+        """This product in another type, on another device."""
+        return replace(
+            self, first=self.first.to(device, dtype), second=tuple(factor.to(device, dtype) for factor in self.second)
+        )
+
+    def dense(self) -> Tensor:
+        """The difference (shape) that this is."""
+        return self(torch.eye(self.shape[1], dtype=self.first.dtype)).T
+
+
+@dataclass
+class Composed:
+    """What pieces make of a module: maps, factor pairs (place, up, down), differences and changes of the bias (place,
+    tensor).
+
+    `own` is false where nothing of the module's own output is left.
+    """
+
+    shape: tuple[int, ...]
+    inputs: tuple[Map, ...] = ()
+    outputs: tuple[Map, ...] = ()
+    own: bool = True
+    pairs: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
+    diffs: list[tuple[int, Tensor]] = field(default_factory=list)
+    krons: list[tuple[int, Kron]] = field(default_factory=list)
+    biases: list[tuple[int, Tensor]] = field(default_factory=list)
+
+    def add(self, pieces: Sequence[Piece], place: Place, groups: int = 1) -> None:
+        """Pieces that add to what is there."""
+        for schedule, of in _by_schedule(pieces):
+            index, kept = place(schedule), []
+            for piece in of:
+                kron = self._kron(piece)
+                if kron is None:
+                    kept.append(piece)
+                else:
+                    self.krons.append((index, kron))
+            fused = fuse(kept, self.shape, few=max(FEW, min(self.shape[0], torch.Size(self.shape[1:]).numel()) // 4))
+            diff = fused.diff
+            if (
+                groups > 1 and fused.up.shape[1]
+            ):  # the factors of a grouped convolution mix groups: their product is the small thing here
+                product = (fused.up @ fused.down.float()).reshape(self.shape)
+                diff = product if diff is None else diff + product
+            elif fused.up.shape[1]:
+                self.pairs.append((index, fused.up, fused.down.float()))
+            if diff is not None:
+                self.diffs.append((index, diff))
+
+    def _kron(self, piece: Piece) -> Kron | None:
+        """A piece as a Kronecker product of its own, None where it is none or not a matrix's."""
+        layer: Any = piece.layer
+        found = layer.kron() if hasattr(layer, "kron") and len(self.shape) == 2 else None
+        return None if found is None else Kron(self.shape, piece.strength * found[0], found[1], piece.part)
+
+    def put(self, around: Around, part: Slice | None) -> None:
+        """Maps around what is there, and a layer beside it (of a part of the weight)."""
+        if around.own:
+            self.inputs, self.outputs = (*around.inputs, *self.inputs), (*self.outputs, *around.outputs)
+            self._through(around.inputs, around.outputs)
+        else:
+            self.inputs, self.outputs, self.own, self.pairs, self.diffs, self.krons = (), (), False, [], [], []
+        if around.layer is not None:
+            beside = Composed(self.shape)
+            beside.add([Piece(around.layer, around.strength, part)], lambda _: 0)
+            beside._through(around.layer_inputs, around.layer_outputs)
+            self.pairs, self.diffs, self.krons = (
+                self.pairs + beside.pairs,
+                self.diffs + beside.diffs,
+                self.krons + beside.krons,
+            )
+
+    def _through(self, inputs: Sequence[Map], outputs: Sequence[Map]) -> None:
+        """What is added goes through the maps too."""
+        if not inputs and not outputs:
+            return
+        self.expand()
+        columns = backwards(inputs)
+
+        def mapped(down: Tensor) -> Tensor:
+            return along(columns, down.view(-1, *self.shape[1:]), 1).reshape(down.shape)
+
+        self.pairs = [(place, along(outputs, up, 0), mapped(down)) for place, up, down in self.pairs]
+        self.diffs = [(place, mapped(along(outputs, diff, 0))) for place, diff in self.diffs]
+
+    def expand(self) -> None:
+        """Kronecker products become differences of the whole weight."""
+        self.diffs, self.krons = self.diffs + [(place, kron.dense()) for place, kron in self.krons], []
+
+    def bias(self, pieces: Sequence[Piece], read: Callable[[], Tensor | None], place: Place) -> None:
+        """Changes of the bias, which no map of the weight concerns."""
+        constant = [piece for piece in pieces if piece.schedule is None]
+        changed = self.outputs or not self.own or not additive(constant)
+        own = read() if changed else None
+        if own is None:
+            added = pieces
+        else:
+            seen = along(self.outputs, own, 0) if self.own else torch.zeros_like(own)  # of it in the mapped output
+            self.biases.append((0, in_order(own, constant) - seen))
+            added = [piece for piece in pieces if piece.schedule is not None]
+        for schedule, of in _by_schedule(added):
+            self.biases += [(place(schedule), diff) for diff in [fuse(of, self.shape[:1]).diff] if diff is not None]
+
+    def joined(self) -> tuple[Tensor, Tensor, list[int]]:
+        """(up (out, R), down (R, columns), the place of every component's multiplier) of all pairs."""
+        columns = torch.Size(self.shape[1:]).numel()
+        ups = [torch.zeros(self.shape[0], 0), *(up for _, up, _ in self.pairs)]
+        downs = [torch.zeros(0, columns), *(down for _, _, down in self.pairs)]
+        return (
+            torch.cat(ups, 1),
+            torch.cat(downs, 0),
+            [place for place, up, _ in self.pairs for _ in range(up.shape[1])],
+        )
+
+
+def compose(
+    pieces: Sequence[Piece],
+    shape: Sequence[int],
+    read: Callable[[], Tensor],
+    place: Place = lambda _: 0,
+    groups: int = 1,
+) -> Composed:
+    """Pieces of a weight (out, in / groups, ...), in order; `read` gives its values in float32, where a piece needs
+    them.
+    """
+    made, done = Composed(tuple(shape)), []  # type: Composed, list[Piece]
+    for adds, run in itertools.groupby(pieces, lambda piece: piece.layer.additive):
+        if adds:
+            own = list(run)
+            made.add(own, place, groups)
+            done += own
+            continue
+        for piece in run:
+            around = _around(piece, made.shape, lambda: in_order(read(), done)) if groups == 1 else None  # noqa: B023 (called at once)
+            done.append(piece)
+            if around is None:
+                base = read()
+                made = Composed(made.shape, diffs=[(0, (in_order(base, done) - base).cpu())])
+            else:
+                made.put(around, piece.part)
+    return made
+
+
+def uniform(
+    made: Composed, pieces: Sequence[Piece], read: Callable[[], Tensor], place: Place, groups: int = 1
+) -> Composed:
+    """What `compose` made of these pieces, with scales for its only maps and a part of the module's own output:
+    torch.compile's one form.
+
+    What is no scale (a rotation, a mixture) becomes a difference of the whole weight, and a difference becomes factors,
+    one of them a unit matrix; a convolution of groups has no factors, and one difference that holds at any time.
+    """
+    if not all(map(is_scale, (*made.inputs, *made.outputs))):
+        base = read()
+        change = in_order(base, [piece for piece in pieces if piece.schedule is None]) - base
+        made = Composed(made.shape, diffs=[(0, change.cpu())])
+        made.add([piece for piece in pieces if piece.schedule is not None], place, groups)
+    made.expand()
+    outputs = made.outputs if made.own else (Scale(torch.zeros(made.shape[0])),)
+    whole = [diff for index, diff in made.diffs if not index]
+    if groups > 1:
+        diffs = [(0, sum(whole, torch.zeros(made.shape))), *(one for one in made.diffs if one[0])]
+        return Composed(made.shape, made.inputs, outputs, diffs=diffs)
+    summed = [(0, sum(whole, torch.zeros(made.shape)))] if whole else []
+    factors = [(index, *_factors(diff)) for index, diff in (*summed, *(one for one in made.diffs if one[0]))]
+    return Composed(made.shape, made.inputs, outputs, pairs=made.pairs + factors)
+
+
+def _factors(diff: Tensor) -> tuple[Tensor, Tensor]:
+    """(up, down) whose product is a difference, exactly."""
+    rows = diff.flatten(1)
+    return (torch.eye(len(rows)), rows) if len(rows) <= rows.shape[1] else (rows, torch.eye(rows.shape[1]))
+
+
+def _around(piece: Piece, shape: Sequence[int], read: Callable[[], Tensor]) -> Around | None:
+    """A piece's maps, of a part's channels where it is for a part of a fused weight; None where maps cannot say it."""
+    layer: Any = piece.layer
+    if piece.part is None:
+        return layer.around(piece.strength, shape, read)
+    side, start, length = piece.part
+    own = [length if dimension == side else size for dimension, size in enumerate(shape)]
+    around = layer.around(piece.strength, own, lambda: read().narrow(side, start, length))
+    if around is None or (around.inputs if side == 0 else around.outputs):
+        return None
+
+    def within(maps: Sequence[Any]) -> tuple[Map, ...]:
+        return tuple(Within(one, start, length) for one in maps)
+
+    return around._replace(
+        inputs=within(around.inputs),
+        outputs=within(around.outputs),
+        own=True,
+        layer_inputs=within(around.layer_inputs),
+        layer_outputs=within(around.layer_outputs),
+    )
+
+
+def _by_schedule(pieces: Sequence[Piece]) -> list[tuple[Schedule | None, list[Piece]]]:
+    groups: dict[Schedule | None, list[Piece]] = {}
+    for piece in pieces:
+        groups.setdefault(piece.schedule, []).append(piece)
+    return list(groups.items())

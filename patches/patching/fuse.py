@@ -1,0 +1,302 @@
+"""A stack of LoRAs as one change: the factor pairs of a weight concatenate into one product, accumulated in float32,
+rounded once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..adapters.layer import FEW, Layer, settings
+from .rounding import stochastic
+from .strength_schedule import Schedule
+
+Slice = tuple[int, int, int]  # (dimension, start, length): the part of a fused weight that a layer is for
+
+_serial = itertools.count(1)
+_BLOCK = 2**21  # elements that are worked on at once where float32 copies are needed
+_FACTORS = 2**20  # elements of `up` that are split at once
+_NOISE = 3e-5  # of the energy of rounding: raises the mean error by less than a hundredth of a percent
+# part of the components, so many times in the rank, that must get off more cheaply before picking them out is worth it
+_WORTH = 8
+_LEFT = 1 / 400  # of the noise of rounding both factors is what two products leave
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """One layer of one LoRA on one weight; a schedule multiplies its strength while sampling, and works at the
+    activations only.
+    """
+
+    layer: Layer
+    strength: float
+    part: Slice | None = None
+    schedule: Schedule | None = None
+
+
+class Stack:
+    """What one node puts on one model: pieces by weight name, in order; `bypass` names the weights that are handled at
+    the activations.
+    """
+
+    def __init__(self, pieces: Mapping[str, Sequence[Piece]], bypass: Iterable[str] = ()):
+        self.pieces = {name: tuple(of) for name, of in pieces.items()}
+        self.bypass = frozenset(bypass)
+        self.serial = next(_serial)
+        self._identity: str | None = None
+
+    def __deepcopy__(self, memo: dict) -> Stack:
+        return self
+
+    @property
+    def identity(self) -> str:
+        """sha256 of everything the stack does (weights, strengths, tensors): equal in every
+        process, for fingerprints.
+        """
+        if self._identity is None:
+            digest = hashlib.sha256()
+            for name in sorted(self.pieces):
+                for piece in self.pieces[name]:
+                    layer = piece.layer
+                    what = (name, name in self.bypass, piece.strength, piece.part, piece.schedule, settings(layer))
+                    digest.update(repr((what, [(str(t.dtype), tuple(t.shape)) for t in layer.tensors()])).encode())
+                    for tensor in layer.tensors():
+                        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            self._identity = digest.hexdigest()
+        return self._identity
+
+
+@dataclass(frozen=True, eq=False)
+class Fused:
+    """All pieces of one weight: delta = up @ down + diff, with R components.
+
+    `ups` are (out, r) of the files' types, `scale` (R,) in float32 is their components' strengths and scales, and `up`
+    (out, R) in float32 is both. `down` (R, columns) has the files' common type; R may be 0. `diff` is float32 of the
+    weight's shape, or None.
+    """
+
+    ups: Sequence[Tensor]
+    scale: Tensor
+    down: Tensor
+    diff: Tensor | None
+
+    @property
+    def up(self) -> Tensor:
+        return self.up_of(slice(None))
+
+    def up_of(self, rows: slice) -> Tensor:
+        """Some rows of `up`."""
+        return _joined([up[rows] for up in self.ups], 1).to(torch.float32, copy=True).mul_(self.scale)
+
+
+def fuse(pieces: Sequence[Piece], shape: Sequence[int], device: torch.device | str = "cpu", few: int = FEW) -> Fused:
+    """Concatenate the factor pairs of one weight of `shape`, and sum the full differences; every piece is additive.
+
+    A LoHa is a pair of factors where these have at most `few` components.
+    """
+    ups, downs, scales, diff = [], [], [], None
+    out, columns, kernel = shape[0], torch.Size(shape[1:]).numel(), torch.Size(shape[2:]).numel()
+    for piece in pieces:
+        layer: Any = piece.layer  # told apart by what it has, not by class: the package may be imported twice
+        factors = layer.factors(few)
+        if factors is not None:
+            up, down = (factor.to(device, non_blocking=True) for factor in factors)
+            ups.append(_placed(up, piece.part, 0, out))
+            downs.append(_placed(down, piece.part, 1, columns, kernel))
+            scales += [piece.strength * layer.scale] * up.shape[1]
+        else:
+            diff = torch.zeros(tuple(shape), device=device) if diff is None else diff
+            into = diff.narrow(*(piece.part or (0, 0, out)))
+            into.add_(layer.delta(into.shape, device), alpha=piece.strength)
+    if not ups:
+        ups, downs = [torch.zeros(out, 0, device=device)], [torch.zeros(0, columns, device=device)]
+    return Fused(ups, torch.tensor(scales, dtype=torch.float32, device=device), _joined(downs, 0), diff)
+
+
+def _joined(factors: Sequence[Tensor], dimension: int) -> Tensor:
+    """Factors side by side in their common type, float32 when they have none."""
+    if len(factors) == 1:
+        return factors[0]
+    one = len({factor.dtype for factor in factors}) == 1
+    return torch.cat(list(factors) if one else [factor.float() for factor in factors], dimension)
+
+
+def _placed(factor: Tensor, part: Slice | None, dimension: int, size: int, kernel: int = 1) -> Tensor:
+    """A factor of a part of the weight, with zeros where the rest of the weight is; a convolution has `kernel` columns
+    a channel.
+    """
+    if part is None or part[0] != dimension:
+        return factor
+    shape = list(factor.shape)
+    shape[dimension] = size
+    placed = torch.zeros(shape, dtype=factor.dtype, device=factor.device)
+    placed.narrow(dimension, part[1] * kernel, part[2] * kernel).copy_(factor)
+    return placed
+
+
+def patched(base: Tensor, pieces: Sequence[Piece], out: Tensor | None = None, seed: int | None = None) -> Tensor:
+    """base with every piece on it, in order: one product accumulated in float32 and rounded once to base's type, into
+    `out` when given.
+
+    `base` is a floating weight (out, ...) of any shape but a scalar; `out` is of its shape, type and device, and may be
+    `base` itself. Pieces that do not merely add (DoRA, OFT, set_weight …) see what the pieces before them made. With a
+    `seed` the rounding is stochastic.
+    """
+    result = torch.empty(base.shape, dtype=base.dtype, device=base.device) if out is None else out
+    if not result.is_contiguous():  # a convolution's weight in channels_last, changed where it is
+        return result.copy_(patched(base, pieces, seed=seed))
+    draws = None if seed is None else torch.Generator(base.device).manual_seed(seed)
+    if not additive(pieces):
+        return result.copy_(_rounded(in_order(base.float(), pieces), base.dtype, draws))
+    fused = fuse(pieces, base.shape, base.device)
+    rows, target = base.reshape(base.shape[0], -1), result.view(base.shape[0], -1)
+    diff = None if fused.diff is None else fused.diff.reshape(target.shape)
+    if diff is None and draws is None and base.dtype in (torch.float32, torch.bfloat16):
+        half = base.dtype == torch.bfloat16
+        down = fused.down if half and fused.down.dtype == torch.bfloat16 else fused.down.float()
+        for some in _blocks(len(rows), _FACTORS // max(1, len(fused.scale))):
+            up = fused.up_of(some)
+            torch.addmm(rows[some], *(bfloat16_factors(up, down, rows[some]) if half else (up, down)), out=target[some])
+        return result
+    down = fused.down.float()
+    for some in _blocks(len(rows), _BLOCK // rows.shape[1]):  # float32 copies of a few rows at a time
+        total = rows[some].to(torch.float32, copy=True)
+        if diff is not None:
+            total += diff[some]
+        target[some] = _rounded(total.addmm_(fused.up_of(some), down), base.dtype, draws)
+    return result
+
+
+def _blocks(rows: int, step: int) -> Iterator[slice]:
+    return (slice(start, start + step) for step in [max(1, step)] for start in range(0, rows, step))
+
+
+def _rounded(values: Tensor, dtype: torch.dtype, draws: torch.Generator | None) -> Tensor:
+    return values.to(dtype) if draws is None else stochastic(values, dtype, draws)
+
+
+def additive(pieces: Iterable[Piece]) -> bool:
+    """Whether all of these add to the weight, whatever it is; then their order does not matter and they work at the
+    activations too.
+    """
+    return all(piece.layer.additive for piece in pieces)
+
+
+def in_order(weight: Tensor, pieces: Sequence[Piece]) -> Tensor:
+    """A float32 weight (which stays as it is) with pieces of any kind on it, one after the other; runs of additive ones
+    in one product.
+    """
+    result = weight
+    for adds, run in itertools.groupby(pieces, lambda piece: piece.layer.additive):
+        if adds:
+            result = patched(result, list(run))
+            continue
+        for piece in run:
+            layer: Any = piece.layer
+            result = result.clone() if result is weight else result
+            part = result.narrow(*(piece.part or (0, 0, result.shape[0])))
+            part.lerp_(layer.made(part.clone()), piece.strength)
+    return result
+
+
+def bfloat16_factors(up: Tensor, down: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
+    """bfloat16 factors (out, K), (K, columns) of the product `up` (out, R) float32 @ `down` (R, columns), precise
+    enough to add to `base`.
+
+    Rounding both factors of component r to bfloat16 adds noise of energy 2 |up_r|^2 |down_r|^2 e^2 to the result, where
+    rounding the result itself adds |base|^2 e^2 whatever is done. All noise together stays below _NOISE of that: each
+    component takes the cheapest way that allows it. On devices other than a CPU, where asking costs more than
+    multiplying, every component takes the most precise one.
+    """
+    exact = down.dtype == torch.bfloat16
+    down = down if exact else down.float()
+    ways = (_once, _high_and_low) if exact else (_once, _twice, _high_and_low)
+    shares = _shared_out(up, down, base, (1.0,) if exact else (2.0, 2.0 * _LEFT))
+    made = [way(up[:, some], down[some]) for way, some in zip(ways, shares, strict=True) if some is not None]
+    ups, downs = zip(*made, strict=True)
+    return _joined(ups, 1), _joined(downs, 0)
+
+
+def _once(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+    """Each component as one product of rounded factors."""
+    return up.bfloat16(), down.bfloat16()
+
+
+def _twice(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+    """Each component as two products that take back each other's rounding: B A = (B h + (B - B h)) A with h = 31/32.
+
+    With e = bf16(h B) - h B and f = bf16(A) - A the second product is (B / 32 - e) (A - 31 f); what is left in the sum
+    is 32 e f and the rounding of the second, which is 32 times smaller: _LEFT of the noise of `_once`.
+    """
+    rank = up.shape[1]
+    ups, downs = (
+        torch.empty(shape, dtype=torch.bfloat16, device=up.device)
+        for shape in ((len(up), 2 * rank), (2 * rank, down.shape[1]))
+    )
+    ups[:, :rank] = up * (31 / 32)
+    ups[:, rank:] = up - ups[:, :rank]
+    downs[:rank] = down
+    downs[rank:] = (32.0 * down).sub_(downs[:rank], alpha=31.0)
+    return ups, downs
+
+
+def _high_and_low(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+    """Each component as the products of its factors' high and low parts (but for low with low), exact beside the
+    result's rounding.
+    """
+    high, coarse = _once(up, down)
+    ups, downs = [high, (up - high).bfloat16()], [coarse, coarse]
+    if down.dtype != torch.bfloat16:
+        ups.append(high)
+        downs.append((down - coarse).bfloat16())
+    return torch.cat(ups, 1), torch.cat(downs, 0)
+
+
+def _shared_out(up: Tensor, down: Tensor, base: Tensor, left: Sequence[float]) -> list[slice | Tensor | None]:
+    """Components by way of multiplying them: way n leaves left[n] |up_r|^2 |down_r|^2 e^2 of noise, a last one leaves
+    none.
+    """
+    everything = slice(None)
+    if up.device.type != "cpu":
+        return [*(None for _ in left), everything]
+    noise = up.square().sum(0) * down.float().square().sum(1)
+    some = base[:: max(1, base.shape[0] // 64)]
+    size = 1.25 * float(some.float().abs().sum()) / some.numel()  # a normal weight's root mean square
+    allowed = _NOISE * size * size * base.numel()
+    whole = float(noise.sum())
+    for way, share in enumerate(left):
+        if share * whole <= allowed:
+            return [everything if place == way else None for place in range(len(left) + 1)]
+    noise, order = noise.sort()
+    ends = [int((share * noise.cumsum(0) <= allowed / len(left)).sum()) for share in left]  # the weakest go first
+    if sum(ends) < len(order) // _WORTH:
+        return [*(None for _ in left), everything]
+    return [order[start:end] if start < end else None for start, end in itertools.pairwise([0, *ends, len(order)])]
+
+
+def shared_out(stacks: Iterable[Stack], weight: str) -> tuple[list[Stack], list[Stack]]:
+    """(stacks that are merged into a weight, stacks that work at the activations), each in order.
+
+    What is at the activations comes after what is merged. Where that would turn the order of pieces that do not merely
+    add, a merge that comes after a stack at the activations goes there too.
+    """
+    merged: list[Stack] = []
+    activations: list[Stack] = []
+    for stack in stacks:
+        if weight in stack.pieces:
+            late = bool(activations) and not additive(
+                piece for one in (*activations, stack) for piece in one.pieces[weight]
+            )
+            (activations if weight in stack.bypass or late else merged).append(stack)
+    return merged, activations
+
+
+def effective(stacks: Iterable[Stack], weight: str, bypass: bool) -> list[Piece]:
+    """The pieces of all stacks for one weight, in order, of those that are (or are not) handled at the activations."""
+    return [piece for stack in shared_out(stacks, weight)[bypass] for piece in stack.pieces[weight]]

@@ -1,0 +1,463 @@
+"""One ledger per model: the base weights by reference and the stacks on them; what is live is always computed anew from
+the base.
+"""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..models.layers import COARSE, obstacle, shape_of
+from .bypass import Bypass, Wrapped, supports
+from .fuse import Piece, Stack, additive, effective, patched, shared_out
+from .huge_pages import empty
+from .strength_schedule import Clock
+
+ATTRIBUTE = "_graft_ledger"  # on the model while anything is attached; two imports of this package share it
+_kept: weakref.WeakKeyDictionary[nn.Module, Kept] = (
+    weakref.WeakKeyDictionary()
+)  # until `forget`, or the end of the model
+
+
+@dataclass(eq=False)
+class _Kept:
+    """Memory for one patched weight, and what its contents were computed from."""
+
+    base: weakref.ReferenceType[nn.Parameter]
+    origin: Hashable  # the base's memory and the host's version of it
+    recipe: tuple[int, ...]
+    live: nn.Parameter
+
+    def fits(self, base: nn.Parameter) -> bool:
+        """Whether the memory can take another result for this base; a compiled model's guards see no difference between
+        the two.
+        """
+        return all(of(self.live) == of(base) for of in (_kind, lambda parameter: parameter.requires_grad))
+
+
+@dataclass(eq=False)
+class _Saved:
+    """A copy, in the host's memory, of a weight that is patched in place on a device."""
+
+    base: weakref.ReferenceType[nn.Parameter]
+    origin: Hashable
+    copy: Tensor
+
+
+@dataclass(eq=False)
+class Kept:
+    """Memory and results of one model that wait for the next attach, of whatever stack: a changed strength is another
+    stack.
+
+    `weights` are patched parameters, one a weight whatever the number of stacks that come and go; `saved` the bases of
+    weights on a device; `bypasses` adapters by module, `clock` their scheduled multipliers.
+    """
+
+    weights: dict[str, _Kept] = field(default_factory=dict)
+    saved: dict[str, _Saved] = field(default_factory=dict)
+    bypasses: dict[str, tuple[Hashable, Bypass]] = field(default_factory=dict)
+    clock: Clock = field(default_factory=Clock)
+
+
+@dataclass(eq=False)
+class _Slot:
+    """One weight that is replaced now: another parameter stands in its place, or, with `saved`, its own contents are
+    changed.
+    """
+
+    module: nn.Module
+    name: str
+    base: nn.Parameter
+    live: nn.Parameter
+    saved: Tensor | None = None
+
+    def restore(self) -> None:
+        if (
+            self.module._parameters.get(self.name) is not self.live
+        ):  # someone else's later replacement is not ours to undo
+            return
+        self.module._parameters[self.name] = self.base
+        if self.saved is not None:
+            _write(self.base, self.saved)
+
+
+@dataclass(frozen=True)
+class Version:
+    """What the host says about the base: `load` changes with each load, weights in `transient` hold passing contents
+    (LoRA hooks).
+
+    `compute` is the activations' type and device where it is known. `compiled`: torch.compile has (or will have) seen
+    the model, so every module of the kinds that a bypass is for carries an adapter of one form, and another layer set
+    compiles nothing anew. `stochastic`: bfloat16 and float16 weights are rounded so too, not fp8 ones alone.
+    """
+
+    load: Hashable = None
+    transient: frozenset[str] = frozenset()
+    compute: tuple[torch.dtype, torch.device] | None = None
+    compiled: bool = False
+    stochastic: bool = False
+
+
+class Ledger:
+    """The stacks that are on one model, by owner, in the order they came; a stack that two owners hold is applied once.
+
+    `attach` and `detach` may come in any order. After the last detach the model has the same parameter objects with the
+    same bytes, and no wrapper or attribute of ours. If computing fails, everything that is on the model comes off and
+    the error is raised.
+
+    A weight in the host's memory is replaced by another parameter, so that its base is never written to and restoring
+    is pointing back at it. A weight on a device is patched in place, so that the device holds it once: its base is
+    copied to (pinned) host memory at the first touch, kept there, and copied back.
+    """
+
+    def __init__(self) -> None:
+        self.owners: dict[Hashable, tuple[Stack, ...]] = {}
+        self.slots: dict[str, _Slot] = {}
+        self.wrapped: dict[str, Wrapped] = {}
+        self.kept = Kept()
+
+    @property
+    def stacks(self) -> list[Stack]:
+        """Every attached stack once, in order."""
+        return list(dict.fromkeys(stack for stacks in self.owners.values() for stack in stacks))
+
+    def attach(self, model: nn.Module, owner: Hashable, stacks: Iterable[Stack], version: Version) -> None:
+        """Put an owner's stacks on the model, in place of what the same owner had on it."""
+        self.owners.pop(owner, None)
+        self.owners[owner] = tuple(stacks)
+        self._realize(model, version)
+
+    def detach(self, model: nn.Module, owner: Hashable, version: Version) -> None:
+        """Take an owner's stacks off; nothing happens when it has none here."""
+        if self.owners.pop(owner, None) is not None:
+            self._realize(model, version)
+
+    def _realize(self, model: nn.Module, version: Version) -> None:
+        stacks = self.stacks
+        self._adopt(model)
+        try:
+            self._weights(model, stacks, version)
+            self._bypasses(model, stacks, version)
+        except BaseException:
+            self._clear(model)
+            raise
+        if not stacks:
+            self._clear(model)
+
+    def _adopt(self, model: nn.Module) -> None:
+        """Go on with the memory that was kept for this model."""
+        if not self.slots and not self.wrapped:
+            self.kept = _kept.setdefault(model, self.kept)
+
+    def _weights(self, model: nn.Module, stacks: Sequence[Stack], version: Version) -> None:
+        wanted = {name for name in {name for stack in stacks for name in stack.pieces} if shared_out(stacks, name)[0]}
+        for name in [name for name in self.slots if name not in wanted]:
+            self.slots.pop(name).restore()
+        bases = {name: self._base(model, name) for name in sorted(wanted)}
+        fresh = self._fresh(
+            {
+                name: base
+                for name, (_, _, base) in bases.items()
+                if name not in version.transient and not _in_place(base)
+            }
+        )
+        for name, (module, attribute, base) in bases.items():
+            if _in_place(base):
+                self.slots[name] = self._on_device(name, module, attribute, base, stacks, version)
+                continue
+            live = self._patched(name, base, stacks, version, fresh.get(name))
+            self.slots[name] = _Slot(module, attribute, base, live)
+            module._parameters[attribute] = live
+
+    def _base(self, model: nn.Module, name: str) -> tuple[nn.Module, str, nn.Parameter]:
+        slot = self.slots.get(name)
+        module, attribute = _place(model, name)
+        current = module._parameters[attribute]
+        base = slot.base if slot is not None and current is slot.live else current
+        if base is None:
+            raise ValueError(f"{name}: the model has no such weight any more")
+        return module, attribute, base
+
+    def _fresh(self, bases: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        """Memory for the weights whose kept memory does not fit; where others have no use for theirs any more, for all:
+        they share it.
+        """
+        kept = self.kept.weights
+        new = [name for name, base in bases.items() if name not in kept or not kept[name].fits(base)]
+        if new and any(name not in bases or name in new for name in kept):
+            for name in [name for name in self.slots if name in kept]:
+                self.slots.pop(name).restore()
+            kept.clear()
+            new = list(bases)
+        memory: dict[str, Tensor] = {}
+        for inference in (False, True):
+            names = [name for name in new if bases[name].is_inference() == inference]
+            with torch.inference_mode(inference):
+                memory.update(zip(names, empty([bases[name] for name in names]), strict=True))
+        return memory
+
+    def _patched(
+        self, name: str, base: nn.Parameter, stacks: Sequence[Stack], version: Version, memory: Tensor | None
+    ) -> nn.Parameter:
+        recipe = _recipe(stacks, name)
+        origin = _origin(base, version)
+        pieces = effective(stacks, name, bypass=False)
+        if name in version.transient:
+            return _computed(base, pieces, None, _seed(name, base, version))
+        kept = self.kept.weights.pop(
+            name, None
+        )  # put back when it is right: a failure must not leave half-written memory behind
+        if kept is None or kept.base() is not base or (kept.origin, kept.recipe) != (origin, recipe):
+            live = _computed(base, pieces, memory if kept is None else kept.live, _seed(name, base, version))
+            kept = _Kept(weakref.ref(base), origin, recipe, live)
+        self.kept.weights[name] = kept
+        return kept.live
+
+    def _on_device(
+        self,
+        name: str,
+        module: nn.Module,
+        attribute: str,
+        base: nn.Parameter,
+        stacks: Sequence[Stack],
+        version: Version,
+    ) -> _Slot:
+        """Patch a weight in place, from a copy of its base in the host's memory."""
+        slot = self.slots.pop(name, None)
+        if slot is not None:
+            slot.restore()
+        saved, origin = self.kept.saved.get(name), _origin(base, version)
+        if name in version.transient or saved is None or saved.base() is not base or saved.origin != origin:
+            saved = _Saved(weakref.ref(base), origin, _host_copy(base))
+            if name not in version.transient:
+                self.kept.saved[name] = saved
+        made = _Slot(module, attribute, base, base, saved.copy)
+        self.slots[name] = made  # before the first byte changes: a failure restores it
+        with torch.inference_mode(base.is_inference()), torch.no_grad():
+            patched(base.data, effective(stacks, name, bypass=False), out=base.data, seed=_seed(name, base, version))
+        return made
+
+    def _bypasses(self, model: nn.Module, stacks: Sequence[Stack], version: Version) -> None:
+        wanted = {name.rpartition(".")[0] for stack in stacks for name in stack.bypass}
+        if version.compiled and wanted:
+            parts = {name.partition(".")[0] for name in wanted}
+            wanted |= {
+                name for name, module in model.named_modules() if name.partition(".")[0] in parts and supports(module)
+            }
+        for name in [name for name in self.wrapped if name not in wanted]:
+            self.wrapped.pop(name).remove()
+        for name in sorted(wanted):
+            adapter = self._bypass(model, name, stacks, version)
+            current = self.wrapped.get(name)
+            if current is None or current.adapter is not adapter:
+                if current is not None:
+                    current.remove()
+                self.wrapped[name] = Wrapped(model.get_submodule(name), adapter)
+
+    def _bypass(self, model: nn.Module, name: str, stacks: Sequence[Stack], version: Version) -> Bypass:
+        module, names = model.get_submodule(name), (f"{name}.weight", f"{name}.bias")
+        on_weight, on_bias = (effective(stacks, of, bypass=True) for of in names)
+        serials = tuple(tuple(stack.serial for stack in shared_out(stacks, of)[1]) for of in names)
+        recipe: Hashable = serials, version.compute, version.compiled
+        passing = False
+        if not additive([*on_weight, *on_bias]):  # then it is made from the module's weight and bias
+            recipe = (
+                recipe,
+                version.load,
+                tuple((_recipe(stacks, of), id(module._parameters.get(of.rpartition(".")[2]))) for of in names),
+            )
+            passing = bool(version.transient & set(names))
+        kept = self.kept.bypasses.pop(name, None)
+        if kept is None or passing or kept[0] != recipe:
+            if not supports(module):
+                raise ValueError(
+                    f"{name}: bypass works on Linear and convolution modules, not on {type(module).__name__}; use mode"
+                    " merge"
+                )
+            kept = recipe, Bypass(module, on_weight, on_bias, self.kept.clock, version.compiled, version.compute)
+        if not passing:
+            self.kept.bypasses[name] = kept
+        return kept[1]
+
+    def _clear(self, model: nn.Module) -> None:
+        for slot in self.slots.values():
+            slot.restore()
+        for wrapped in self.wrapped.values():
+            wrapped.remove()
+        self.slots, self.wrapped, self.owners = {}, {}, {}
+        model.__dict__.pop(ATTRIBUTE, None)
+
+
+def _computed(base: nn.Parameter, pieces: Sequence[Piece], memory: Tensor | None, seed: int | None) -> nn.Parameter:
+    """A parameter base + pieces, in `memory` when given (a parameter itself is used again); an inference tensor where
+    the base is one.
+    """
+    with torch.inference_mode(base.is_inference()), torch.no_grad():
+        result = patched(base.detach(), pieces, out=None if memory is None else memory.detach(), seed=seed)
+        return memory if isinstance(memory, nn.Parameter) else nn.Parameter(result, requires_grad=base.requires_grad)
+
+
+def _seed(name: str, base: nn.Parameter, version: Version) -> int | None:
+    """Of the stochastic rounding that a weight needs whose steps are wider than most changes; the same for the same
+    weight everywhere.
+    """
+    coarse = base.dtype in COARSE or (version.stochastic and base.dtype in (torch.bfloat16, torch.float16))
+    return zlib.crc32(name.encode()) if coarse else None
+
+
+def _in_place(base: nn.Parameter) -> bool:
+    """Whether a weight is on a device, where a second copy of it would cost what is scarce."""
+    return base.device.type != "cpu"
+
+
+def _host_copy(base: nn.Parameter) -> Tensor:
+    with torch.inference_mode(False), torch.no_grad():
+        copy = torch.empty(base.shape, dtype=base.dtype, pin_memory=base.device.type == "cuda")
+        return copy.copy_(base.data)
+
+
+def _write(parameter: nn.Parameter, contents: Tensor) -> None:
+    with torch.inference_mode(parameter.is_inference()), torch.no_grad():
+        parameter.data.copy_(contents, non_blocking=True)
+
+
+def _kind(tensor: Tensor) -> Hashable:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.is_inference()
+
+
+def _origin(base: nn.Parameter, version: Version) -> Hashable:
+    return base.data_ptr(), base.dtype, base.device, base.shape, version.load, version.stochastic
+
+
+def _recipe(stacks: Iterable[Stack], name: str) -> tuple[int, ...]:
+    return tuple(stack.serial for stack in shared_out(stacks, name)[0])
+
+
+def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, attribute = name.rpartition(".")
+    module = model.get_submodule(path)
+    if attribute not in module._parameters:
+        raise ValueError(f"{name}: the model has no such weight any more")
+    return module, attribute
+
+
+def attach(model: nn.Module, owner: Hashable, stacks: Iterable[Stack], version: Version | None = None) -> None:
+    """Put an owner's stacks on a model, through the one ledger that the model carries."""
+    ledger = model.__dict__.get(ATTRIBUTE)
+    if ledger is None:
+        ledger = model.__dict__[ATTRIBUTE] = Ledger()
+    ledger.attach(model, owner, stacks, version or Version())
+
+
+def detach(model: nn.Module, owner: Hashable, version: Version | None = None) -> None:
+    """Take an owner's stacks off a model; nothing happens when it has none on it."""
+    ledger = model.__dict__.get(ATTRIBUTE)
+    if ledger is not None:
+        ledger.detach(model, owner, version or Version())
+
+
+def attached(model: nn.Module) -> list[Stack]:
+    """The stacks that are on a model now, in order."""
+    ledger = model.__dict__.get(ATTRIBUTE)
+    return [] if ledger is None else ledger.stacks
+
+
+def bases(model: nn.Module) -> dict[str, Tensor]:
+    """What the weights that are replaced on a model now are without the stacks, by name."""
+    ledger = model.__dict__.get(ATTRIBUTE)
+    return (
+        {}
+        if ledger is None
+        else {name: slot.base if slot.saved is None else slot.saved for name, slot in ledger.slots.items()}
+    )
+
+
+def tick(model: nn.Module, percent: float) -> None:
+    """Set the scheduled strengths of what is attached to what holds when `percent` (0 to 1) of sampling is done."""
+    ledger = model.__dict__.get(ATTRIBUTE)
+    if ledger is not None:
+        ledger.kept.clock.tick(percent)
+
+
+def forget(model: nn.Module) -> None:
+    """Free what is kept for this model's next attach, unless something is attached."""
+    if ATTRIBUTE not in model.__dict__:
+        _kept.pop(model, None)
+
+
+def is_kept(model: nn.Module) -> bool:
+    """Whether memory waits for this model's next attach."""
+    return model in _kept
+
+
+class Plan(NamedTuple):
+    """Weights to merge, weights for bypass, weights that the host's own patches are left, and {reason: number of
+    weights} where that is not what the mode says.
+    """
+
+    merge: list[str]
+    bypass: list[str]
+    host: list[str]
+    reasons: dict[str, int]
+
+
+def plan(model: nn.Module, pieces: Mapping[str, Sequence[Piece]], mode: str, no_merge: str | None = None) -> Plan:
+    """What becomes of each weight of a stack.
+
+    "auto" merges plain floating weights and bypasses the others (quantised ones); "merge" merges plain fp8 too, with
+    stochastic rounding, because most changes are smaller than its steps. `no_merge` says why nothing may be merged:
+    what has no bypass (norms, embeddings) and is merely added to is then left to the host, but not in "merge". Raises
+    ValueError listing the weights for which the mode, or any mode, is impossible.
+    """
+    merge: list[str] = []
+    bypass: list[str] = []
+    host: list[str] = []
+    reasons: Counter[str] = Counter()
+    problems: list[str] = []
+    for name, of in pieces.items():
+        module, attribute = _place(model, name)
+        why = no_merge or obstacle(module, attribute, coarse=mode == "merge")
+        no_bypass = None if has_bypass(module, attribute) else f"{type(module).__name__} has no bypass"
+        if mode == "merge" and why is not None:
+            problems.append(f"{name}: cannot be merged, {why}; use mode auto, bypass or host")
+        elif why is not None and no_bypass and obstacle(module, attribute) is None and additive(of):
+            host.append(name)
+            reasons[f"through ComfyUI's own patches because {no_bypass} and {why}"] += 1
+        elif why is not None and no_bypass:
+            problems.append(f"{name}: cannot be merged, {why}, and {no_bypass}; use mode host")
+        elif why is not None or (mode == "bypass" and not no_bypass):
+            bypass.append(name)
+            if mode != "bypass":
+                reasons[f"at the activations because {why}"] += 1
+        else:
+            merge.append(name)
+            if mode == "bypass":
+                reasons[f"merged because {no_bypass}"] += 1
+    if problems:
+        raise ValueError("\n".join(problems))
+    return Plan(merge, bypass, host, reasons)
+
+
+def has_bypass(module: nn.Module, attribute: str) -> bool:
+    """Whether a weight can be patched at the activations."""
+    return supports(module) and attribute in ("weight", "bias")
+
+
+def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shape that every weight stands for, by name; a quantised one may be packed into another."""
+    found = {name: tuple(weight.shape) for name, weight in module.named_parameters(remove_duplicate=False)}
+    for name, part in module.named_modules():
+        if (
+            part._parameters.get("weight") is not None
+            and supports(part)
+            and obstacle(part, "weight", coarse=True) is not None
+        ):
+            found[f"{name}.weight" if name else "weight"] = shape_of(part)
+    return found

@@ -1,0 +1,1 @@
+"""Token downsampling (ToDo): thins the keys and values of self-attention."""

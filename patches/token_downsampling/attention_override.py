@@ -1,0 +1,301 @@
+"""Token downsampling around one call of a model: transformers through `optimized_attention_override`, UNets behind
+other patches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..models.attention_kernels import InferenceOnly, TrainingKernel
+from ..models.compiled import is_compiled, own_code, uncompiled
+from ..models.family import Family, Layout, Place, block_count, family_of, token_grid
+from .tokens import Grid, Span, ToDoSettings, target_grid, thin_span, thin_span_mask
+from .unet import CHANGED, LEFT, REPLACED, ToDoPatch, active, plan_unet
+
+OVERRIDE = "optimized_attention_override"
+Kernel = Callable[..., Tensor]
+_OF_THE_DEVICE = tuple(
+    getattr(torch, name) for name in ("OutOfMemoryError", "AcceleratorError") if hasattr(torch, name)
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class TransformerToDo:
+    """What token downsampling does to one transformer: image tokens of K and V are thinned in every block (depth 1).
+
+    It holds plain values and the family's functions only, so that clones of a model share it.
+    """
+
+    settings: ToDoSettings
+    family: Family
+    name: str
+    depths: Mapping[int, tuple[int, int]]  # depth -> (self-attention blocks, other blocks)
+    patch: int
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TransformerToDo:
+        return self
+
+    @property
+    def identity(self) -> str:
+        """The same text for an equal patch, in every process; fingerprints hash it."""
+        return self.settings.identity
+
+    def grid_at(self, depth: int, latent: Any) -> Grid:
+        """The token grid of a frame for a latent's (..., height, width)."""
+        return token_grid(latent, self.patch)
+
+
+ToDo = ToDoPatch | TransformerToDo
+
+
+def plan_todo(model: nn.Module, settings: ToDoSettings, replaced: Collection[tuple[Any, ...]] = ()) -> ToDo:
+    """What token downsampling does to this diffusion model; `replaced` are a UNet's blocks that `plan_unet` counts as
+    left alone.
+
+    Raises TypeError naming a class it does not know, and ValueError when the model has no self-attention or fewer
+    depths than factors.
+    """
+    model = uncompiled(model)
+    if isinstance(getattr(model, "input_blocks", None), nn.Module):
+        return plan_unet(model, settings, replaced)
+    family, name = family_of(model), type(model).__name__
+    if len(settings.factors) > 1:
+        raise ValueError(
+            f"{len(settings.factors)} depths asked for, but this {name} is a transformer: all its"
+            f" {block_count(model, family)} blocks see the same token grid, which is one depth: use max_depth 1 or one"
+            " factor"
+        )
+    return TransformerToDo(settings, family, name, {1: (block_count(model, family), 0)}, family.patch(model))
+
+
+@dataclass(frozen=True, eq=False)
+class ToDoCall:
+    """ComfyUI `APPLY_MODEL` wrapper: sets token downsampling up for one call of the model, in a copy of that call's
+    options.
+
+    For a transformer it chains its override in front of whatever override the call brings, so that no other node's is
+    lost, and none set later loses it. For a UNet it moves the patch behind all other attn1 patches, and tells it which
+    blocks' attention is replaced. A compiled model runs code that was compiled for these settings.
+    """
+
+    todo: ToDo
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ToDoCall:
+        return self
+
+    @property
+    def identity(self) -> str:
+        """The same text for an equal wrapper, in every process; fingerprints hash it."""
+        return self.todo.identity
+
+    def __call__(
+        self,
+        executor: Any,
+        x: Tensor,
+        t: Tensor,
+        c_concat: Tensor | None = None,
+        c_crossattn: Tensor | None = None,
+        control: Any = None,
+        transformer_options: Mapping[str, Any] | None = None,
+        **conditions: Any,
+    ) -> Tensor:
+        options, code = self._options(executor.class_obj, x, c_crossattn, conditions, dict(transformer_options or {}))
+        compiled = is_compiled(options.get("wrappers", {}))
+        left: dict[tuple[str, int, int], str] = {}
+        if not compiled:
+            options[LEFT] = left
+        with own_code(code) if compiled else contextlib.nullcontext():
+            out = executor(x, t, c_concat, c_crossattn, control, options, **conditions)
+        set_up = options.get(OVERRIDE)
+        reasons = Counter(why for why in left.values() if why)
+        if isinstance(set_up, Thinning):
+            reasons[CHANGED] += set_up.left
+        if reasons.total():  # in the node's report are those that were known before the model ran
+            said = ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
+            _say_once(f"ApplyToDo left {reasons.total()} self-attention blocks alone: {said}")
+        elif isinstance(set_up, Thinning) and set_up.met and not set_up.thinned:
+            lengths = " or ".join(map(str, sorted(set_up.layout.places)))
+            _say_once(
+                f"ApplyToDo thinned nothing: no attention had {lengths} tokens. Another node adds tokens, or keeps keys"
+                " of its own"
+            )
+        return out
+
+    def _options(
+        self, whole: Any, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any], options: dict[str, Any]
+    ) -> tuple[dict[str, Any], str]:
+        """(the options of one call, a name for all of them that compiled code may take as it is)."""
+        unet = self.todo if isinstance(self.todo, ToDoPatch) else None
+        if not active(self.todo.settings, options, whole.model_sampling.percent_to_sigma):
+            return options if unet is None else without(unet, options), f"{self.identity} rests"
+        code, override = f"{self.identity} on {tuple(x.shape[2:])}", options.get(OVERRIDE)
+        if isinstance(self.todo, TransformerToDo):
+            layout = self.todo.family.layout(uncompiled(whole.diffusion_model), x, context, conditions)
+            override = thinning(self.todo, layout, override)
+            code = f"{code} {layout}"
+        else:
+            options = last_in_line(self.todo, options)
+            override = None if override is None else Guard(override, 0 if context is None else context.shape[1])
+        if override is not None:
+            options[OVERRIDE] = override
+        return options, code
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    log.warning(text)
+
+
+def last_in_line(patch: ToDoPatch, options: Mapping[str, Any]) -> dict[str, Any]:
+    """transformer_options of a UNet in which the patch comes after every other attn1 patch and knows the replaced
+    blocks.
+    """
+    found = without(patch, options)
+    others, before = (each.get("patches", {}).get("attn1_patch", []) for each in (found, options))
+    if len(others) < len(before):  # else the patch was taken off for this call
+        found["patches"]["attn1_patch"] = [*others, patch]
+    return {**found, REPLACED: frozenset(options.get("patches_replace", {}).get("attn1", {}))}
+
+
+def without(patch: ToDoPatch, options: Mapping[str, Any]) -> dict[str, Any]:
+    """transformer_options of a UNet in which the patch is none of the attn1 patches."""
+    patches = dict(options.get("patches", {}))
+    if "attn1_patch" in patches:
+        patches["attn1_patch"] = [other for other in patches["attn1_patch"] if other is not patch]
+    return {**options, "patches": patches}
+
+
+def thinning(todo: TransformerToDo, layout: Layout, previous: Kernel | None) -> Thinning | Kernel | None:
+    """The override for one call with this layout; `previous` itself when the grid is too small to thin."""
+    target = target_grid(layout.grid, todo.settings.factors[0])
+    return previous if target == layout.grid else Thinning(layout, target, todo.settings.method, previous)
+
+
+class Thinning:
+    """`optimized_attention_override(kernel, q, k, v, heads, mask, …)` of one call of one model: K, V and mask lose
+    image tokens, Q none.
+
+    It works behind the rotary embedding, so each key keeps its own position. It lives as long as the call; it counts
+    calls only where other attention of the model happens to have the image's sequence length. `met` says whether it has
+    met attention, `thinned` whether the image's, `left` in how many blocks the keys of text and image were not as many
+    as the queries.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        target: Grid,
+        method: str,
+        previous: Kernel | None,
+        seen: Mapping[int, int] = MappingProxyType({}),
+    ):
+        self.layout, self.target, self.method, self.previous = layout, target, method, previous
+        self._seen, self.met, self.thinned, self.left = Counter(seen), False, False, 0
+
+    def as_it_is(self) -> Thinning:
+        """One that goes on counting from here, for a block that runs again later."""
+        return Thinning(self.layout, self.target, self.method, self.previous, self._seen)
+
+    def __call__(self, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        axis, self.met = _axis(args, kwargs), True
+        place = self._place(q, k, v, axis)
+        if place is not None:
+            self.thinned = True
+            length = k.shape[axis]
+            k, v = self._thin(k, axis, place), self._thin(v, axis, place)
+            if len(args) > 1:  # heads, mask
+                args = (args[0], self._thin_mask(args[1], length, place), *args[2:])
+            elif kwargs.get("mask") is not None:
+                kwargs["mask"] = self._thin_mask(kwargs["mask"], length, place)
+        if self.previous is None:
+            return kernel(q, k, v, *args, **kwargs)
+        if place is None:
+            return self.previous(kernel, q, k, v, *args, **kwargs)
+        return _with_fewer_keys(self.previous, kernel, q, k, v, *args, **kwargs)
+
+    def _place(self, q: Tensor, k: Tensor, v: Tensor, axis: int) -> Place | None:
+        length = q.shape[axis]
+        place = self.layout.places.get(length)
+        if place is None:
+            return None
+        if k.shape[axis] != length or v.shape[axis] != length:
+            joint = length > self._span(place).count  # text and image attend together, so this is no cross-attention
+            self.left += joint and k.shape[axis] > length
+            return None
+        if place.skip == 0 and place.period == 1:
+            return place
+        number = self._seen[length] - place.skip
+        self._seen[length] += 1
+        return place if number >= 0 and number % place.period == 0 else None
+
+    def _span(self, place: Place) -> Span:
+        return Span(place.start, self.layout.frames, self.layout.grid)
+
+    def _thin(self, tokens: Tensor, axis: int, place: Place) -> Tensor:
+        if axis == 1 and tokens.ndim == 4:
+            thinned = self._thin(tokens.flatten(2), axis, place)
+            return thinned.reshape(*thinned.shape[:2], *tokens.shape[2:])
+        return thin_span(tokens, self._span(place), self.target, self.method)
+
+    def _thin_mask(self, mask: Tensor | None, length: int, place: Place) -> Tensor | None:
+        if mask is None or mask.shape[-1] != length:  # broadcast over the keys
+            return mask
+        return thin_span_mask(mask, self._span(place), self.target, self.method)
+
+
+class Guard:
+    """A UNet's `optimized_attention_override` while it is thinned: another node's, which is named when it fails at
+    thinned attention.
+
+    `text` is how many tokens cross-attention has.
+    """
+
+    def __init__(self, override: Kernel, text: int):
+        self.override, self.text = override, text
+
+    def __call__(self, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        axis = _axis(args, kwargs)
+        thinned = k.shape[axis] != self.text and k.shape[axis] < q.shape[axis]
+        if thinned:
+            return _with_fewer_keys(self.override, kernel, q, k, v, *args, **kwargs)
+        return self.override(kernel, q, k, v, *args, **kwargs)
+
+
+def _axis(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """Which axis of an attention call's tensors counts tokens: (B, heads, N, D), or (B, N, C), or (B, N, heads, D) as
+    SD3 passes v.
+    """
+    return 2 if (args[3] if len(args) > 3 else kwargs.get("skip_reshape", False)) else 1
+
+
+def _with_fewer_keys(override: Kernel, kernel: Kernel, *args: Any, **kwargs: Any) -> Tensor:
+    """Call an override with fewer keys than queries; another node's is named when it fails."""
+    foreign = override.previous if isinstance(override, TrainingKernel) else override
+    if foreign is None:
+        return override(kernel, *args, **kwargs)
+    try:
+        return override(kernel, *args, **kwargs)
+    except (*_OF_THE_DEVICE, InferenceOnly):
+        raise
+    except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+        raise RuntimeError(
+            f"the attention override {_name(foreign)} of another node failed in a model with token downsampling, where"
+            f" self-attention has fewer keys than queries ({error}). A kernel that needs as many of both cannot be"
+            " combined with ApplyToDo: take one of the two nodes off"
+        ) from error
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__qualname__", type(function).__name__)

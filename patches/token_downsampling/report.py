@@ -1,0 +1,114 @@
+"""What token downsampling will do to a model, in numbers for the editor and in words: tokens before and after, blocks,
+estimated saving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .attention_override import ToDo, TransformerToDo
+from .tokens import DepthReport, Grid, attention_saving, target_grid
+from .unet import ToDoPatch
+
+
+def report_rows(todo: ToDo, latent: Sequence[int] | None = None) -> list[DepthReport]:
+    """One row a depth that the model has; grids are given when the latent's shape (..., [frames,] height, width) is."""
+    rows = []
+    for depth, (own, foreign) in sorted(todo.depths.items()):
+        factor = todo.settings.factors[depth - 1] if depth <= len(todo.settings.factors) else 1.0
+        before = None if latent is None else todo.grid_at(depth, latent)
+        after = None if before is None else target_grid(before, factor)
+        patched = own if factor != 1.0 else 0
+        frames = int(latent[2]) if latent is not None and len(latent) == 5 else 1
+        width = todo.widths[depth] if isinstance(todo, ToDoPatch) else 1
+        rows.append(DepthReport(depth, factor, before, after, patched, own - patched + foreign, frames, width))
+    return rows
+
+
+def report_data(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """The report as JSON values, which the node sends to the editor as `output.graft_todo[0]`.
+
+    - `version`: 1.
+    - `depths`: one entry a depth that the model has, finest first: `depth` (from 1), `factor`, `cell` (the latent's
+    sides divided by it,
+      rounded up, are the token grid's), `before` and `after` (token grids [height, width], null without a latent),
+        `frames` (grids a
+      sequence has), `width` (of queries and keys), `own` (self-attention blocks that a factor thins), `patched` and
+        `skipped` (those and
+      others, at the factor given).
+    - `latent`: [height, width] of the latent, null without one.
+    - `saving`: share of the self-attention's products that is saved, 0 to 1; null without a latent.
+    - `method`, `phase`, `start_percent`, `end_percent`, `disable_after`: as given.
+    - `transformer`: the class's name, null for a UNet.
+    - `notes`: sentences. `text`: the whole report in words.
+    """
+    rows, settings = report_rows(todo, latent), todo.settings
+    return {
+        "version": 1,
+        "depths": [
+            {
+                "depth": row.depth,
+                "factor": row.factor,
+                "cell": _cell(todo, row.depth),
+                "before": row.before and list(row.before),
+                "after": row.after and list(row.after),
+                "frames": row.frames,
+                "width": row.width,
+                "own": todo.depths[row.depth][0],
+                "patched": row.patched,
+                "skipped": row.skipped,
+            }
+            for row in rows
+        ],
+        "latent": None if latent is None else list(latent[-2:]),
+        "saving": None if latent is None else attention_saving(rows),
+        "method": settings.method,
+        "phase": settings.phase,
+        "start_percent": settings.start_percent,
+        "end_percent": settings.end_percent,
+        "disable_after": settings.disable_after,
+        "transformer": todo.name if isinstance(todo, TransformerToDo) else None,
+        "notes": list(notes),
+        "text": report_text(todo, latent, notes),
+    }
+
+
+def _cell(todo: ToDo, depth: int) -> int:
+    """How many of the latent's values a token of a depth stands for, a side."""
+    return todo.patch if isinstance(todo, TransformerToDo) else 2 ** todo.levels[depth]
+
+
+def report_text(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence[str] = ()) -> str:
+    """The report in words: per depth the tokens before and after, blocks patched and left alone, and the estimated
+    saving.
+    """
+    rows, settings = report_rows(todo, latent), todo.settings
+    lines = [_row_text(row) for row in rows]
+    if isinstance(todo, TransformerToDo):
+        lines.append(f"{todo.name}: the image's keys and values are thinned, those of text and reference images stay")
+    if latent is not None:
+        of = " among the image's tokens" if isinstance(todo, TransformerToDo) else ""
+        lines.append(f"self-attention products saved{of}: about {100 * attention_saving(rows):.0f}%")
+    lines.append(
+        f"method {settings.method}, phase {settings.phase}, {100 * settings.start_percent:g}% to"
+        f" {100 * settings.end_percent:g}%"
+    )
+    if settings.disable_after:
+        unit = "of the training run" if settings.disable_after < 1 else "training steps"
+        amount = f"{100 * settings.disable_after:g}%" if settings.disable_after < 1 else f"{settings.disable_after:g}"
+        lines.append(f"off after {amount} {unit}")
+    return "\n".join([*lines, *notes])
+
+
+def _row_text(row: DepthReport) -> str:
+    line = f"depth {row.depth}: factor {row.factor:g}, {row.patched} blocks patched, {row.skipped} left alone"
+    if row.before is None or row.after is None:
+        return line
+    frames = f"{row.frames} frames of " if row.frames > 1 else ""
+    before, after = (row.frames * grid[0] * grid[1] for grid in (row.before, row.after))
+    return f"{line}, K/V tokens {before} ({frames}{_sides(row.before)}) -> {after} ({_sides(row.after)})"
+
+
+def _sides(grid: Grid) -> str:
+    return f"{grid[0]}x{grid[1]}"

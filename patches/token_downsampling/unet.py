@@ -1,0 +1,264 @@
+"""Token downsampling of LDM-layout UNets: which of their self-attention blocks, and the patch on ComfyUI's
+`attn1_patch` contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from .tokens import Grid, ToDoSettings, target_grid, thin
+
+Block = tuple[str, int]
+TRAINING = (  # transformer_options key: {"step", "total_steps"} while a training step runs, absent otherwise
+    "graft_training"
+)
+EVALUATING = (  # transformer_options key: True while TrainStep validates or draws previews, absent otherwise
+    "graft_evaluating"
+)
+REPLACED = "graft_replaced"  # transformer_options key: the blocks whose attn1 computation another patch replaces
+# transformer_options key: {block: why a call left it alone, "" where it did not}, absent when nobody asks
+LEFT = "graft_left"
+COMPUTED = "whose attention another node computes"
+CHANGED = "whose keys another node changed"
+ROUNDING = 1e-6  # between noise levels that were worked out in different precisions
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One place of a UNet that has attention: its level (0 = full resolution) and its self-attention and other
+    transformer blocks.
+    """
+
+    level: int
+    own: tuple[int, ...]  # block_index of the blocks whose attn1 attends to its own tokens
+    foreign: tuple[int, ...]  # those whose attn1 has a context of its own
+    width: int  # of the queries and keys, all heads together
+
+
+def attention_blocks(unet: nn.Module) -> dict[Block, Attention]:
+    """Every place of an LDM-layout UNet that has attention, in forward order; raises TypeError naming
+    any other class.
+    """
+    for name in ("input_blocks", "middle_block", "output_blocks"):
+        if not isinstance(getattr(unet, name, None), nn.Module):
+            raise TypeError(
+                f"expected an LDM-layout UNet (input_blocks, middle_block, output_blocks), got {type(unet).__name__},"
+                f" which has no {name}"
+            )
+    inputs, outputs = list(unet.input_blocks), list(unet.output_blocks)  # type: ignore[arg-type]
+    levels, level = [], 0
+    for block in inputs:
+        level += any(_halves(module) for module in block)
+        levels.append(level)
+    places: list[tuple[Block, int, nn.Module]] = [(("input", i), levels[i], block) for i, block in enumerate(inputs)]
+    places.append((("middle", 0), level, unet.middle_block))  # type: ignore[arg-type]
+    # output block i is joined with the skip of input block n-1-i, hence runs at its level
+    places += [(("output", i), levels[-1 - i], block) for i, block in enumerate(outputs)]
+    found = {block: _attention(level, module) for block, level, module in places}
+    return {block: attention for block, attention in found.items() if attention.own or attention.foreign}
+
+
+def _halves(module: nn.Module) -> bool:
+    """Whether a module of an input block halves the sides: a Downsample, or a ResBlock with `updown`."""
+    return type(module).__name__ == "Downsample" or bool(getattr(module, "updown", False))
+
+
+def _attention(level: int, block: nn.Module) -> Attention:
+    own: list[int] = []
+    foreign: list[int] = []
+    width = 0
+    for module in block.children():
+        if isinstance(getattr(module, "transformer_blocks", None), nn.ModuleList):
+            for index, transformer in enumerate(module.transformer_blocks):  # type: ignore[arg-type]
+                (foreign if getattr(transformer, "disable_self_attn", False) else own).append(index)
+                width = transformer.attn1.heads * transformer.attn1.dim_head
+    return Attention(level, tuple(own), tuple(foreign), width)
+
+
+def attention_depths(unet: nn.Module) -> dict[Block, int]:
+    """{(block type, index): depth}; depth 1 is the first level that has self-attention (SD1.x has 4 depths, SDXL 2)."""
+    blocks = {block: attention for block, attention in attention_blocks(unet).items() if attention.own}
+    depth = {
+        level: number
+        for number, level in enumerate(sorted({attention.level for attention in blocks.values()}), start=1)
+    }
+    return {block: depth[attention.level] for block, attention in blocks.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class ToDoPatch:
+    """`attn1_patch(q, context, value, extra_options)` of one UNet: thins the tokens of K and V, leaves Q as it is.
+
+    It holds plain values only, so that clones of a model share it. Whether it works in a call is decided once, around
+    the whole call (`active`), and it is there only where it does. The grid comes from
+    `extra_options["activations_shape"]`, so odd sizes, tiles and mixed batches need no memory of earlier calls, and
+    gradient checkpointing may call it again.
+    """
+
+    settings: ToDoSettings
+    factors: Mapping[Block, float]
+    foreign: frozenset[tuple[str, int, int]] = frozenset()
+    depths: Mapping[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  # depth -> (self-attention blocks, blocks left alone)
+    levels: Mapping[int, int] = field(default_factory=dict)  # depth -> halvings of the latent's sides
+    widths: Mapping[int, int] = field(default_factory=dict)  # depth -> width of queries and keys
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ToDoPatch:
+        return self
+
+    @property
+    def identity(self) -> str:
+        """The same text for an equal patch, in every process; fingerprints hash it."""
+        return self.settings.identity
+
+    def __call__(
+        self, q: Tensor, context: Tensor, value: Tensor, extra_options: Mapping[str, Any]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        factor = self._factor(extra_options)
+        if factor is None:
+            return q, context, value
+        place, left = _place(extra_options), extra_options.get(LEFT)
+        if (
+            context.shape[0] != extra_options["activations_shape"][0]
+        ):  # windows of another node's, or a video's frames, place by place
+            if left is not None:
+                left.setdefault(place, CHANGED)  # a video's spatial attention of the same place came before
+            return q, context, value
+        replaced = extra_options.get(REPLACED, ())
+        taken = place in replaced or place[:2] in replaced
+        grid = None if taken else _strip(q, context, value, extra_options["activations_shape"])
+        if grid is None:
+            if left is not None:
+                left[place] = COMPUTED if taken else CHANGED
+            return q, context, value
+        if left is not None:
+            left[place] = ""
+        target = target_grid(grid, factor)
+        thinned = self._thinned(context, grid, target)
+        return q, thinned, thinned if value is context else self._thinned(value, grid, target)
+
+    def _thinned(self, tokens: Tensor, grid: Grid, target: Grid) -> Tensor:
+        strips = tokens.shape[1] // (grid[0] * grid[1])
+        if strips == 1:
+            return thin(tokens, grid, target, self.settings.method)
+        each = tokens.reshape(tokens.shape[0] * strips, -1, tokens.shape[2])
+        return thin(each, grid, target, self.settings.method).reshape(tokens.shape[0], -1, tokens.shape[2])
+
+    def _factor(self, options: Mapping[str, Any]) -> float | None:
+        """The factor of the block that runs, None where nothing is asked for or the context is not its own."""
+        block, shape = options.get("block"), options.get("activations_shape")
+        if block is None or shape is None or len(shape) != 4 or _place(options) in self.foreign:
+            return None
+        return self.factors.get((block[0], block[1]))
+
+    def grid_at(self, depth: int, latent: Sequence[int]) -> Grid:
+        """The token grid of a depth for a latent's (..., height, width)."""
+        return _halved((latent[-2], latent[-1]), self.levels[depth])
+
+
+def _place(options: Mapping[str, Any]) -> tuple[str, int, int]:
+    """The transformer block that runs: (type, index, number)."""
+    block = options["block"]
+    return block[0], block[1], options.get("block_index", 0)
+
+
+def _strip(q: Tensor, context: Tensor, value: Tensor, shape: Sequence[int]) -> Grid | None:
+    """The grid (height, width) of the keys that one query sees: all of (B, C, height, width), or a strip of it; None
+    when not known.
+
+    ComfyUI's HyperTile cuts the queries into tiles, which become more of the batch, and leaves keys and values whole:
+    its attention then deals them out to the tiles in order, as strips of whole rows where the rows divide.
+    """
+    height, width = int(shape[2]), int(shape[3])
+    if context.shape[1] != height * width or value.shape[:2] != context.shape[:2]:
+        return None  # extended, cut, or tiled by another patch
+    if q.shape[0] == context.shape[0]:
+        return height, width
+    tiles, rest = divmod(q.shape[0], context.shape[0])
+    if rest or q.shape[1] * tiles != height * width or height % tiles:
+        return None
+    return height // tiles, width
+
+
+def active(settings: ToDoSettings, options: Mapping[str, Any], level: Callable[[float], float]) -> bool:
+    """Whether a call with these transformer_options thins: its phase, its place in the run, its noise level.
+
+    `level` gives the noise level at a share of sampling, from 0 (the noisiest) to 1, as the model's sampling has it
+    during the call.
+    """
+    training = options.get(TRAINING)
+    if (
+        training is not None
+    ):  # each sample of a training batch has its own noise level, so start and end percent do not apply
+        return settings.active_while_training(training["step"], training["total_steps"])
+    if settings.phase == "training" or (settings.phase == "both" and options.get(EVALUATING)):
+        return False  # what a training run measures of itself stays comparable with runs without token downsampling
+    if (settings.start_percent, settings.end_percent) == (0.0, 1.0) or options.get("sigmas") is None:
+        return True
+    now = float(options["sigmas"].max())
+    # The ends are open where all of sampling is asked for: samplers that add noise go beyond them. Levels come in
+    # float32.
+    begun = settings.start_percent == 0.0 or now <= level(settings.start_percent) * (1 + ROUNDING)
+    return begun and (settings.end_percent == 1.0 or now >= level(settings.end_percent) * (1 - ROUNDING))
+
+
+def plan_unet(unet: nn.Module, settings: ToDoSettings, replaced: Collection[tuple[Any, ...]] = ()) -> ToDoPatch:
+    """The patch for one UNet; raises ValueError when it has no self-attention or fewer depths than factors, TypeError
+    for another class.
+
+    `replaced` are the blocks, (type, index) or (type, index, transformer), whose attention another patch computes:
+    these are counted as left alone.
+    """
+    blocks = attention_blocks(unet)
+    depths = attention_depths(unet)
+    count = max(depths.values(), default=0)
+    name = type(unet).__name__
+    if count == 0:
+        raise ValueError(f"token downsampling needs self-attention; this {name} has {_what(blocks)}")
+    if len(settings.factors) > count:
+        raise ValueError(
+            f"{len(settings.factors)} depths asked for, but this {name} has self-attention at {count} "
+            f"({', '.join(_levels(blocks, depths))}): use max_depth {count} or at most {count} factors"
+        )
+    wanted = {depth: factor for depth, factor in enumerate(settings.factors, start=1) if factor != 1.0}
+    at: dict[int, list[Block]] = {}
+    for block, depth in depths.items():
+        at.setdefault(depth, []).append(block)
+    return ToDoPatch(
+        settings=settings,
+        factors={block: wanted[depth] for block, depth in depths.items() if depth in wanted},
+        foreign=frozenset((*block, index) for block, attention in blocks.items() for index in attention.foreign),
+        depths={depth: _counted(places, blocks, replaced) for depth, places in at.items()},
+        levels={depth: blocks[places[0]].level for depth, places in at.items()},
+        widths={depth: blocks[places[0]].width for depth, places in at.items()},
+    )
+
+
+def _counted(
+    places: Sequence[Block], blocks: Mapping[Block, Attention], replaced: Collection[tuple[Any, ...]]
+) -> tuple[int, int]:
+    """(self-attention blocks that can be thinned, others) at some places of a UNet."""
+    own = [(*place, index) for place in places for index in blocks[place].own]
+    taken = sum(block in replaced or block[:2] in replaced for block in own)
+    return len(own) - taken, taken + sum(len(blocks[place].foreign) for place in places)
+
+
+def _what(blocks: Mapping[Block, Attention]) -> str:
+    return f"{len(blocks)} attention places, each with a context of its own" if blocks else "no attention at all"
+
+
+def _levels(blocks: Mapping[Block, Attention], depths: Mapping[Block, int]) -> Iterator[str]:
+    for depth in sorted(set(depths.values())):
+        level = next(blocks[block].level for block, at in depths.items() if at == depth)
+        yield f"depth {depth} = latent / {2**level}"
+
+
+def _halved(grid: Grid, times: int) -> Grid:
+    for _ in range(times):
+        grid = ((grid[0] + 1) // 2, (grid[1] + 1) // 2)  # the UNet rounds up
+    return grid

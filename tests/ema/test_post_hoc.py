@@ -1,0 +1,156 @@
+"""Post-hoc reconstruction against ema-pytorch, numerical integration and averages that ran along in float64."""
+
+import pytest
+import torch
+from graft_nodes.ema.decay import EMASettings, decay_at, gamma_of_width
+from graft_nodes.ema.post_hoc import (
+    Profile,
+    TooFew,
+    fit,
+    possible_widths,
+    products,
+    reconstruction,
+    shape,
+    width_of_gamma,
+)
+from graft_nodes.ema.weighted_sum import mixture
+from torch import nn
+
+
+def every(step, until, widths=(0.05, 0.10)):
+    return [Profile(at, width) for at in range(step, until + 1, step) for width in widths]
+
+
+def trajectory(steps, seed=0):
+    """A float64 run of 40 weights that drifts and jitters."""
+    draw = torch.Generator().manual_seed(seed)
+    rates = torch.linspace(1, 30, 40, dtype=torch.float64)
+    return [
+        (1 - torch.exp(-rates * t / steps)) + 0.1 * torch.randn(40, generator=draw, dtype=torch.float64)
+        for t in range(1, steps + 1)
+    ]
+
+
+def ran_along(path, width, until):
+    """The power-function average as a float64 recursion, written out: beta_t = (1 - 1/t)^(gamma + 1)."""
+    exponent, average = gamma_of_width(width) + 1, torch.zeros(40, dtype=torch.float64)
+    for t, weights in enumerate(path[:until], 1):
+        beta = (1 - 1 / t) ** exponent
+        average = beta * average + (1 - beta) * weights
+    return average
+
+
+@pytest.mark.parametrize("width", [0.005, 0.05, 0.1, 0.25])
+def test_width_is_the_standard_deviation_of_the_profile(width):
+    gamma = gamma_of_width(width)
+    assert width_of_gamma(gamma) == pytest.approx(width, rel=1e-9)
+    t = (torch.arange(2_000_000, dtype=torch.float64) + 0.5) / 2_000_000
+    density = (gamma + 1) * t**gamma / 2_000_000
+    mean = float((density * t).sum())
+    assert float((density * (t - mean) ** 2).sum()) ** 0.5 == pytest.approx(width, rel=1e-5)
+
+
+def test_inner_products_are_integrals():
+    left, right = [Profile(100, 0.05), Profile(250, 0.1)], [Profile(170, 0.2), Profile(250, 0.07)]
+    t = (torch.arange(1_000_000, dtype=torch.float64) + 0.5) * 250 / 1_000_000
+    for a in range(2):
+        for b in range(2):
+            integral = (shape([left[a]], [1.0], t) * shape([right[b]], [1.0], t)).mean() * 250
+            assert float(products(left, right)[a, b]) == pytest.approx(float(integral), rel=1e-4)
+
+
+def test_the_power_schedule_is_the_profile():
+    settings = EMASettings(schedule="power", widths=(0.08,))
+    share, gamma = torch.zeros(50, dtype=torch.float64), gamma_of_width(0.08)
+    for step in range(1, 51):
+        beta = decay_at(settings, step, 50)
+        share *= beta
+        share[step - 1] += 1 - beta
+    t = torch.arange(51, dtype=torch.float64) / 50
+    torch.testing.assert_close(share, (t ** (gamma + 1)).diff(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("width", [0.03, 0.07, 0.15, 0.2])
+def test_a_reconstruction_is_the_average_that_ran_along(width):
+    path = trajectory(1000)
+    snapshots = every(20, 1000)
+    found = reconstruction(snapshots, width)
+    taken = [{"w": ran_along(path, s.width, s.step)} for s in snapshots]
+    exact = sum(weight * one["w"] for weight, one in zip(found.weights, taken, strict=True))
+    torch.testing.assert_close(mixture(taken, found.weights)["w"].double(), exact, rtol=0, atol=1e-6)
+    torch.testing.assert_close(exact, ran_along(path, width, 1000), rtol=0, atol=4 * found.miss * 0.1 + 1e-6)
+
+
+def test_a_snapshot_of_the_width_is_taken_as_it_is():
+    found = reconstruction(every(50, 250), 0.10)
+    assert found.miss == 0 and sum(found.weights) == 1 and found.weights[-1] == 1.0
+    for step in (100, 230):
+        assert reconstruction(every(10, 250), 0.08, step).miss < 0.05
+
+
+@pytest.mark.parametrize("width", [0.04, 0.07, 0.12, 0.18])
+def test_equal_to_ema_pytorch(tmp_path, width):
+    ema_pytorch = pytest.importorskip("ema_pytorch")
+    draw = torch.Generator().manual_seed(3)
+    model = nn.Linear(6, 5)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=draw))
+    kept = {"checkpoint_every_num_steps": 20, "checkpoint_folder": str(tmp_path), "checkpoint_dtype": torch.float32}
+    theirs = ema_pytorch.PostHocEMA(model, sigma_rels=(0.05, 0.10), update_every=1, **kept)
+    for _ in range(200):
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(0.99).add_(0.03 * torch.randn(p.shape, generator=draw))
+        theirs.update()
+    expected = dict(theirs.synthesize_ema_model(sigma_rel=width).ema_model.named_parameters())
+    snapshots, taken = [], []
+    for file in tmp_path.glob("*.pt"):
+        which, step = map(int, file.stem.split("."))
+        stored = torch.load(file, weights_only=True)
+        snapshots.append(Profile(step, (0.05, 0.10)[which]))
+        taken.append({name: stored[f"ema_model.{name}"] for name in expected})
+    ours = mixture(taken, reconstruction(snapshots, width).weights)
+    assert ours.keys() == expected.keys()
+    for name in ours:
+        torch.testing.assert_close(ours[name], expected[name].detach(), rtol=0, atol=1e-4)
+    assert (
+        max(float((ours[n] - model.get_parameter(n).detach()).abs().max()) for n in ours) > 0.01
+    )  # and it is not just the last weights
+
+
+def test_weights_are_the_least_squares_solution():
+    snapshots, target = every(50, 250), Profile(250, 0.07)
+    t = (torch.arange(200_000, dtype=torch.float64) + 0.5) * 250 / 200_000
+    columns = torch.stack([shape([s], [1.0], t) for s in snapshots], 1)
+    direct = torch.linalg.lstsq(columns, shape([target], [1.0], t)[:, None]).solution[:, 0]
+    found = fit(snapshots, target)
+    torch.testing.assert_close(torch.tensor(found.weights), direct.float(), rtol=1e-3, atol=1e-4)
+    missed = shape(snapshots, found.weights, t) - shape([target], [1.0], t)
+    assert found.miss == pytest.approx(float(missed.norm() / shape([target], [1.0], t).norm()), rel=1e-2)
+
+
+def test_the_possible_range_is_said_and_true():
+    snapshots = every(25, 250)
+    narrow, wide = possible_widths(snapshots, 250)
+    assert narrow < 0.05 and wide > 0.10
+    for width in (narrow * 1.001, 0.07, wide * 0.999):
+        assert reconstruction(snapshots, width).miss <= 0.0501
+    for width in (narrow * 0.99, wide * 1.01, 0.0, -1.0, 0.3):
+        with pytest.raises(ValueError, match=rf"widths {narrow:.4f} to {wide:.4f}"):
+            reconstruction(snapshots, width)
+    denser = possible_widths(every(5, 250), 250)
+    assert denser[0] < narrow and denser[1] > wide
+
+
+def test_too_few_and_wrong_snapshots():
+    with pytest.raises(TooFew, match="no snapshot"):
+        reconstruction([], 0.1)
+    with pytest.raises(TooFew, match="two or more"):
+        reconstruction([Profile(100, 0.05)], 0.1)
+    with pytest.raises(ValueError, match="last snapshot is of step 200"):
+        reconstruction(every(50, 200), 0.07, 250)
+    with pytest.raises(ValueError, match="twice"):
+        fit([Profile(100, 0.05), Profile(100, 0.05)], Profile(100, 0.06))
+    with pytest.raises(ValueError, match="step 1"):
+        fit([Profile(0, 0.05), Profile(100, 0.05)], Profile(100, 0.06))

@@ -1,0 +1,316 @@
+"""Every kind of layer against the library that makes such files: lycoris' and PEFT's own merged weights, from the files
+they write.
+"""
+
+import pytest
+import torch
+from graft_nodes.patches.lora_files.parse import Target, pieces_of, read
+from graft_nodes.patches.lora_files.peft_config import peft_configs
+from graft_nodes.patches.patching import ledger
+from graft_nodes.patches.patching.fuse import Piece, Stack, additive, patched
+from graft_nodes.storage.safetensors import load_safetensors
+from torch import nn
+
+LINEAR, CONV, POINT = (
+    (lambda: nn.Linear(24, 32)),
+    (lambda: nn.Conv2d(8, 16, 3, padding=1)),
+    (lambda: nn.Conv2d(8, 16, 1)),
+)
+
+
+@pytest.fixture
+def lycoris():
+    """Its layers; whoever has not installed it runs the other tests."""
+    return pytest.importorskip("lycoris.modules")
+
+
+def scrambled(module, seed, scale=0.3):
+    """Every trainable number of a module drawn anew, so that nothing is zero."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        around = 1.0 if parameter.min() == parameter.max() == 1.0 else 0.0
+        parameter.data = torch.randn(parameter.shape, generator=generator) * scale + around
+    return module
+
+
+def base(build, seed=0):
+    torch.manual_seed(seed)
+    return build().requires_grad_(False)
+
+
+def named(module, state, strength=1.0, name="lora_unet_a", said=None):
+    """(weight, piece) of a file's tensors and what its metadata says."""
+    keys = {name: Target("model", "a.weight")}
+    shapes = {("model", f"a.{key}"): tuple(value.shape) for key, value in module.named_parameters()}
+    found = pieces_of(read(state, keys, shapes, "file", configs=peft_configs(said or {})), "model", shapes)
+    return [(weight, Piece(layer, strength, part)) for weight, layer, part in found]
+
+
+def grafted(module, state, strength=1.0, name="lora_unet_a", said=None):
+    """(the weight that Graft makes of a module's, all pieces)."""
+    pieces = named(module, state, strength, name, said)
+    return patched(module.weight, [piece for weight, piece in pieces if weight == "a.weight"]), [
+        piece for _, piece in pieces
+    ]
+
+
+ALGORITHMS = [
+    ("LoConModule", LINEAR, {}),
+    ("LoConModule", CONV, {}),
+    ("LoConModule", CONV, {"use_tucker": True}),
+    ("LoConModule", LINEAR, {"weight_decompose": True}),
+    ("LoConModule", CONV, {"weight_decompose": True}),
+    ("LoConModule", LINEAR, {"weight_decompose": True, "wd_on_out": False}),
+    ("LoConModule", CONV, {"weight_decompose": True, "wd_on_out": False}),
+    ("LohaModule", LINEAR, {}),
+    ("LohaModule", LINEAR, {"lora_dim": 9}),
+    ("LohaModule", CONV, {}),
+    ("LohaModule", CONV, {"use_tucker": True}),
+    ("LohaModule", LINEAR, {"weight_decompose": True}),
+    ("LokrModule", LINEAR, {}),
+    ("LokrModule", LINEAR, {"lora_dim": 1}),
+    ("LokrModule", LINEAR, {"decompose_both": True, "lora_dim": 1}),
+    ("LokrModule", LINEAR, {"full_matrix": True}),
+    ("LokrModule", CONV, {}),
+    ("LokrModule", CONV, {"lora_dim": 1}),
+    ("LokrModule", CONV, {"lora_dim": 1, "use_tucker": True}),
+    ("LokrModule", POINT, {"lora_dim": 1}),
+    ("LokrModule", LINEAR, {"weight_decompose": True}),
+    ("DiagOFTModule", LINEAR, {}),
+    ("DiagOFTModule", LINEAR, {"constraint": 0.01}),
+    ("DiagOFTModule", CONV, {"rescaled": True}),
+    ("ButterflyOFTModule", LINEAR, {}),
+    ("ButterflyOFTModule", CONV, {"rescaled": True}),
+    ("ButterflyOFTModule", LINEAR, {"constraint": 0.01}),
+    ("GLoRAModule", LINEAR, {}),
+    ("GLoRAModule", CONV, {}),
+    ("GLoRAModule", CONV, {"use_tucker": True}),
+    ("IA3Module", LINEAR, {}),
+    ("IA3Module", LINEAR, {"train_on_input": True}),
+    ("IA3Module", CONV, {}),
+    ("IA3Module", CONV, {"train_on_input": True}),
+]
+
+
+def run(module, build, weight=None):
+    """The output for fixed input, of a module's forward or of a weight in its place."""
+    shape = (2, 24) if build is LINEAR else (2, 8, 5, 5)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(5))
+    if weight is None:
+        return module(x)
+    return (
+        nn.functional.linear(x, weight, module.bias)
+        if build is LINEAR
+        else module._conv_forward(x, weight, module.bias)
+    )
+
+
+def bypassed(module, pieces, build):
+    """The module's own output with (weight, piece) pairs at its activations; the module is as it was afterwards."""
+    model, of = nn.ModuleDict({"a": module}), {}
+    for weight, piece in pieces:
+        of.setdefault(weight, []).append(piece)
+    ledger.attach(model, "test", [Stack(of, bypass=of)])
+    output = run(module, build)
+    ledger.detach(model, "test")
+    assert "forward" not in module.__dict__
+    return output
+
+
+IDS = [f"{name}-{build().__class__.__name__}-{'-'.join(options)}" for name, build, options in ALGORITHMS]
+
+
+@pytest.mark.parametrize(("name", "build", "options"), ALGORITHMS, ids=IDS)
+def test_lycoris(lycoris, name, build, options):
+    """Against the forward that lycoris trains (its merge scales LoHa and LoKr twice)."""
+    module, trained = base(build), base(build)
+    others = {key: value for key, value in options.items() if key != "lora_dim"}
+    network = scrambled(getattr(lycoris, name)("a", trained, 1.0, options.get("lora_dim", 4), 2.0, **others), 1).eval()
+    with torch.no_grad():
+        state = network.custom_state_dict() if "custom_state_dict" in type(network).__dict__ else network.state_dict()
+        state = {f"lora_unet_a.{key}": value.clone() for key, value in state.items() if key != "scalar"}
+        network.apply_to()
+        expected = run(trained, build)
+        ours, pieces = grafted(module, state)
+        assert torch.allclose(run(module, build, ours), expected, rtol=0, atol=5e-5)
+        assert torch.allclose(bypassed(module, named(module, state), build), expected, rtol=0, atol=5e-5)
+        half, weight = bypassed(module, named(module, state, 0.5), build), grafted(module, state, 0.5)[0]
+        assert torch.allclose(half, run(module, build, weight), rtol=0, atol=5e-5)
+        assert not torch.allclose(run(module, build), expected, atol=1e-2)
+        if additive(pieces):  # then half the strength is half the change
+            assert torch.allclose(grafted(module, state, 0.5)[0], (ours + module.weight) / 2, rtol=0, atol=2e-5)
+
+
+def test_lycoris_norm(lycoris):
+    norm = nn.LayerNorm(12)
+    network = scrambled(lycoris.NormModule("a", norm, 1.0), 1)
+    state = {f"lora_unet_a.{key}": value for key, value in network.state_dict().items()}
+    assert {"lora_unet_a.w_norm", "lora_unet_a.b_norm"} <= state.keys()
+    ours, pieces = grafted(norm, state)
+    assert torch.allclose(ours, norm.weight + state["lora_unet_a.w_norm"]) and len(pieces) == 2
+
+
+def test_rotations_that_lycoris_2_wrote(lycoris):
+    """`oft_diag` is what its get_r gives (rescale in it); the weight is its einsum, and BOFT's file is
+    one of stages.
+    """
+    module = base(LINEAR)
+    network = scrambled(lycoris.DiagOFTModule("a", module, 1.0, 4, 2.0, rescaled=True), 1)
+    rotations = network.rescale.detach().view(network.block_num, network.block_size, 1) * network.get_r().detach()
+    rows = module.weight.unflatten(0, (network.block_num, network.block_size))
+    expected = torch.einsum("k n m, k n ... -> k m ...", rotations, rows).flatten(0, 1)
+    assert torch.allclose(grafted(module, {"lora_unet_a.oft_diag": rotations})[0], expected, atol=1e-5)
+    butterfly = scrambled(lycoris.ButterflyOFTModule("a", module, 1.0, 4, 2.0), 1)
+    made = butterfly.make_weight(scale=1, device=module.weight.device).detach()
+    assert torch.allclose(grafted(module, {"lora_unet_a.oft_diag": butterfly.get_r().detach()})[0], made, atol=1e-5)
+
+
+def test_rotations_of_fused_parts(lycoris):
+    """kohya's OFT for Flux: Q, K and V have blocks of their own."""
+    module, generator = base(lambda: nn.Linear(24, 48)), torch.Generator().manual_seed(3)
+    state = {f"lora_unet_a.oft_blocks.{n}": torch.randn(4, 4, 4, generator=generator) * 0.2 for n in range(3)}
+    state["lora_unet_a.alpha"] = torch.tensor(0.02)
+    pieces = grafted(module, state)[0]
+    for number, rows in enumerate(module.weight.split(16)):
+        part = nn.Linear(24, 16)
+        part.weight.data = rows.data.clone()
+        network = lycoris.DiagOFTModule("a", part, 1.0, 4, 2.0, constraint=0.02)
+        network.oft_blocks.data = state[f"lora_unet_a.oft_blocks.{number}"]
+        made = network.make_weight(scale=1).detach() + 0.0
+        assert torch.allclose(pieces[number * 16 : number * 16 + 16], made, atol=1e-5)
+
+
+peft = pytest.importorskip("peft")
+
+PEFT = [  # configuration, settings, whether the file alone says everything
+    ("LoraConfig", {"r": 4, "lora_alpha": 4}, True),
+    ("LoraConfig", {"r": 4, "lora_alpha": 6}, False),
+    ("LoraConfig", {"r": 4, "lora_alpha": 6, "use_rslora": True}, False),
+    ("LoraConfig", {"r": 4, "lora_alpha": 6, "rank_pattern": {"a": 2}, "alpha_pattern": {"a": 3}}, False),
+    ("LoraConfig", {"r": 4, "lora_alpha": 4, "use_dora": True}, True),
+    ("LoraConfig", {"r": 4, "lora_alpha": 4, "lora_bias": True}, True),
+    ("LoHaConfig", {"r": 4, "alpha": 4}, True),
+    ("LoHaConfig", {"r": 4, "alpha": 8}, False),
+    ("LoKrConfig", {"r": 4, "alpha": 4}, True),
+    ("LoKrConfig", {"r": 2, "alpha": 8, "decompose_both": True}, False),
+    ("LoKrConfig", {"r": 99, "alpha": 33}, False),
+    ("IA3Config", {"feedforward_modules": []}, True),
+    ("IA3Config", {"feedforward_modules": ["a"]}, True),
+    ("OFTConfig", {"r": 0, "oft_block_size": 4}, True),
+    ("OFTConfig", {"r": 0, "oft_block_size": 4, "block_share": True}, True),
+    ("OFTConfig", {"r": 0, "oft_block_size": 4, "use_cayley_neumann": False}, False),
+    ("OFTConfig", {"r": 0, "oft_block_size": 4, "num_cayley_neumann_terms": 3}, False),
+    ("OFTConfig", {"r": 0, "oft_block_size": 4, "coft": True, "eps": 1.0}, False),
+    ("BOFTConfig", {"boft_block_size": 4}, True),
+]
+
+
+@pytest.mark.parametrize("build", [LINEAR, CONV], ids=["linear", "conv"])
+@pytest.mark.parametrize(("config", "options", "plain"), PEFT)
+def test_peft(tmp_path, build, config, options, plain):
+    """The weights that PEFT merges and its forward, from the folder that it saves."""
+    module = base(build)
+    model = peft.get_peft_model(
+        nn.ModuleDict({"a": base(build)}), getattr(peft, config)(target_modules=["a"], **options)
+    )
+    generator = torch.Generator().manual_seed(2)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            drawn = torch.randn(parameter.shape, generator=generator) * 0.3
+            parameter.data = (
+                drawn.abs() + 0.5 if any(kind in name for kind in ("magnitude", "ia3", "boft_s")) else drawn
+            )
+    model.save_pretrained(tmp_path)
+    state, said = load_safetensors(str(tmp_path / "adapter_model.safetensors"))
+    ours, pieces = grafted(module, state, name="base_model.model.a", said=said)
+    layer = model.base_model.model["a"]
+    around, unmerged = (
+        bypassed(module, named(module, state, name="base_model.model.a", said=said), build),
+        run(layer.eval(), build),
+    )
+    layer.merge()
+    assert torch.allclose(around, run(layer, build), atol=5e-5)
+    if not (
+        config == "OFTConfig" and build is CONV
+    ):  # where PEFT folds patches that overlap, and differs from what it merges
+        assert torch.allclose(around, unmerged, atol=5e-5)
+    assert torch.allclose(ours, layer.get_base_layer().weight, rtol=0, atol=2e-5)
+    assert not torch.allclose(module.weight, layer.get_base_layer().weight, atol=1e-3)
+    assert torch.allclose(grafted(module, state, name="base_model.model.a")[0], ours, atol=1e-5) == plain
+    if config == "IA3Config" and not options["feedforward_modules"]:
+        assert torch.allclose(pieces[1].layer.made(module.bias), layer.get_base_layer().bias, atol=1e-6)
+    if options.get("lora_bias"):
+        (bias,) = [piece for piece in pieces if piece.layer.kind == "diff"]
+        assert torch.allclose(module.bias + bias.layer.delta(module.bias.shape), layer.get_base_layer().bias, atol=1e-6)
+
+
+def test_the_settings_that_diffusers_keeps_in_the_header(tmp_path):
+    """As its own pipelines save them: each part of the model has its alpha."""
+    loaders = pytest.importorskip("diffusers.loaders")
+    state = {"a.lora_A.weight": torch.randn(4, 24), "a.lora_B.weight": torch.randn(32, 4)}
+    configs = {
+        part: peft.LoraConfig(r=4, lora_alpha=alpha, target_modules=["a"]).to_dict()
+        for part, alpha in (("unet", 2), ("te", 12))
+    }
+    loaders.StableDiffusionLoraLoaderMixin.save_lora_weights(
+        str(tmp_path),
+        unet_lora_layers=state,
+        text_encoder_lora_layers={key: value.clone() for key, value in state.items()},
+        unet_lora_adapter_metadata=configs["unet"],
+        text_encoder_lora_adapter_metadata=configs["te"],
+    )
+    saved, said = load_safetensors(str(tmp_path / "pytorch_lora_weights.safetensors"))
+    module = base(LINEAR)
+    for part, scale in (("unet", 0.5), ("text_encoder", 3.0)):
+        own = {key: value for key, value in saved.items() if key.startswith(f"{part}.")}
+        ours, _ = grafted(module, own, name=f"{part}.a", said=said)
+        assert torch.allclose(
+            ours, module.weight + scale * state["a.lora_B.weight"] @ state["a.lora_A.weight"], atol=1e-5
+        )
+
+
+def test_pefts_butterfly_of_several_stages():
+    """PEFT applies more than one stage only with its CUDA kernel; its own permutations and rotations, multiplied out
+    here.
+    """
+    module, generator = base(lambda: nn.Linear(32, 24)), torch.Generator().manual_seed(1)
+    layer = peft.tuners.boft.layer.Linear(
+        base(lambda: nn.Linear(32, 24)), "x", peft.BOFTConfig(boft_block_size=4, boft_block_num=0)
+    )
+    blocks, rescale = torch.randn(3, 8, 4, 4, generator=generator), torch.rand(24, 1, generator=generator) + 0.5
+    product = torch.eye(32)
+    for stage in range(3):
+        mixed = layer.perm2mat(layer.block_butterfly_perm(32, 8 // 2**stage, 2, 2))
+        product = mixed @ torch.block_diag(*layer.cayley_batch(blocks[stage])) @ mixed.T @ product
+    ours, _ = grafted(module, {"lora_unet_a.boft_R": blocks, "lora_unet_a.boft_s": rescale})
+    assert torch.allclose(ours, (product @ module.weight.T).T * rescale, atol=1e-5)
+
+
+def test_order_counts_where_it_must_and_only_there():
+    """A LoRA before a DoRA is inside its norm, one after it is not; two LoRAs commute."""
+    module = base(LINEAR)
+    lora = {"lora_unet_a.lora_up.weight": torch.randn(32, 2), "lora_unet_a.lora_down.weight": torch.randn(2, 24)}
+    dora = lora | {"lora_unet_a.dora_scale": torch.rand(32, 1) + 1}
+    (_, (first,)), (_, (second,)) = grafted(module, lora, 0.5), grafted(module, dora, 0.7)
+    weight = module.weight.double()
+    up, down = lora["lora_unet_a.lora_up.weight"].double(), lora["lora_unet_a.lora_down.weight"].double()
+
+    def with_dora(value):
+        changed = value + up @ down
+        made = dora["lora_unet_a.dora_scale"].double() * changed / changed.norm(dim=1, keepdim=True)
+        return value + 0.7 * (made - value)
+
+    assert torch.allclose(
+        patched(module.weight, [first, second]).double(), with_dora(weight + 0.5 * up @ down), atol=1e-5
+    )
+    assert torch.allclose(
+        patched(module.weight, [second, first]).double(), with_dora(weight) + 0.5 * up @ down, atol=1e-5
+    )
+
+
+def test_set_weight_goes_from_the_base_to_its_value():
+    module, value = base(LINEAR), torch.randn(32, 24)
+    assert torch.allclose(grafted(module, {"lora_unet_a.set_weight": value})[0], value, atol=1e-6)
+    assert torch.allclose(
+        grafted(module, {"lora_unet_a.set_weight": value}, 0.25)[0], torch.lerp(module.weight, value, 0.25), atol=1e-6
+    )

@@ -1,0 +1,112 @@
+"""Names of layers beyond a host's own map; on models of ComfyUI's own classes see
+tests/with_comfyui/checks/test_lora_names.py.
+"""
+
+import pytest
+from graft_nodes.patches.lora_files.layer_names import found, renamed
+from graft_nodes.patches.lora_files.parse import Target
+
+D = "diffusion_model."
+WAN = {
+    ("model", f"{D}blocks.0.{attention}.{letter}.weight"): (8, 8)
+    for attention in ("self_attn", "cross_attn")
+    for letter in "qkvo"
+}
+LUMINA = {
+    ("model", f"{D}layers.0.attention.qkv.weight"): (16, 8),
+    ("model", f"{D}layers.0.attention.out.weight"): (8, 8),
+}
+CLIP = {
+    ("clip", f"{name}.weight"): (4, 4) for name in ("clip_l.transformer.a.b", "t5xxl.transformer.a.b", "clip_l.x.c.d")
+}
+
+TWO = {
+    ("clip", f"clip_{which}.x.m.{name}.weight"): (4, 4) for which, names in (("l", "a"), ("g", "ab")) for name in names
+}
+SD3_WITHOUT_G = {("clip", f"{name}.weight"): (4, 4) for name in ("clip_l.x.text_model.a", "t5xxl.x.e")}
+LLAMA_FIRST = {("clip", f"{name}.weight"): (4, 4) for name in ("llama.x.e", "clip_l.x.text_model.a")}
+G_ALONE = {("clip", "clip_g.x.text_model.a.weight"): (4, 4)}
+HUNYUAN = {
+    ("model", f"{D}{name}.weight"): shape
+    for name, shape in (("img_in.proj", (8, 4, 1, 2, 2)), ("txt_in.individual_token_refiner.blocks.0.mlp.0", (8, 8)))
+}
+
+
+def generic(shapes):
+    return {name.removesuffix(".weight"): Target(space, name) for space, name in shapes if space == "model"}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "name", "target"),
+    [
+        *(
+            (WAN, f"{prefix}blocks{s}0{s}cross_attn{s}q", Target("model", f"{D}blocks.0.cross_attn.q.weight"))
+            for prefix, s in (
+                ("lora_unet_", "_"),
+                ("lora_unet__", "_"),
+                ("base_model.model.", "."),
+                ("unet.base_model.model.", "."),
+                ("model.diffusion_model.", "."),
+                ("lycoris_", "_"),
+                ("", "."),
+            )
+        ),
+        (WAN, "transformer.blocks.0.attn2.to_out.0", Target("model", f"{D}blocks.0.cross_attn.o.weight")),
+        (LUMINA, "transformer.layers.0.attn.to_q", Target("model", f"{D}layers.0.attention.qkv.weight", (0, 0, 8))),
+        (LUMINA, "lora_unet_layers_0_attention_to_v", Target("model", f"{D}layers.0.attention.qkv.weight", (0, 12, 4))),
+        (CLIP, "lora_te1_c_d", Target("clip", "clip_l.x.c.d.weight")),
+        (CLIP, "text_encoder.c.d", Target("clip", "clip_l.x.c.d.weight")),
+        (WAN, "lora_unet_blocks_1_cross_attn_q", None),
+        (CLIP, "lora_te1_a_b", None),  # two encoders have it, and nothing says which
+        (WAN, "whatever", None),
+        *(
+            (shapes, f"{second}text_model{s}a", None)
+            for second, s in (("lora_te2_", "_"), ("text_encoder_2.", "."))
+            for shapes in (
+                SD3_WITHOUT_G,
+                SD3_WITHOUT_G | LLAMA_FIRST,
+                {("clip", "clip_l.x.text_model.a.weight"): (4, 4)},
+            )
+        ),
+        *(
+            (SD3_WITHOUT_G, f"{first}text_model{s}a", Target("clip", "clip_l.x.text_model.a.weight"))
+            for first, s in (
+                ("lora_te1_", "_"),
+                ("lora_te_", "_"),
+                ("text_encoder.", "."),
+                ("base_model.model.", "."),
+                ("", "."),
+            )
+        ),
+        (LLAMA_FIRST, "text_encoder_2.text_model.a", Target("clip", "clip_l.x.text_model.a.weight")),
+        *(
+            (G_ALONE, f"lora_te{number}_text_model_a", Target("clip", "clip_g.x.text_model.a.weight"))
+            for number in ("", "1", "2")
+        ),
+        (TWO, "lora_te1_m_a", Target("clip", "clip_l.x.m.a.weight")),
+        (TWO, "lora_te2_m_a", Target("clip", "clip_g.x.m.a.weight")),
+        (TWO, "lora_te1_m_b", None),
+        (SD3_WITHOUT_G | G_ALONE, "base_model.model.text_model.a", None),
+        (HUNYUAN, "transformer.x_embedder.proj", Target("model", f"{D}img_in.proj.weight")),
+    ],
+)
+def test_found(shapes, name, target):
+    assert found([name], generic(shapes), shapes).get(name) == target
+
+
+def test_the_hosts_own_names_go_first():
+    shapes = {("model", f"{D}a.weight"): (2, 2), ("model", f"{D}b.weight"): (2, 2)}
+    known = {"lora_unet_a": Target("model", f"{D}b.weight")}
+    assert found(["lora_unet_a"], known, shapes) == {}
+    assert found(["lycoris_a"], known, shapes) == {}  # claimed by two: the host's name and the weight's own
+    assert found(["lycoris_b"], known, shapes) == {"lycoris_b": Target("model", f"{D}b.weight")}
+
+
+def test_xlabs_names():
+    state = {"double_blocks.3.processor.qkv_lora2.down.weight": 1, "single_blocks.4.processor.proj_lora.up.weight": 2}
+    assert renamed(state) == {
+        f"{D}double_blocks.3.txt_attn.qkv.lora_down.weight": 1,
+        f"{D}single_blocks.4.linear2.lora_up.weight": 2,
+    }
+    other = {"a.lora_up.weight": 1}
+    assert renamed(other) is other

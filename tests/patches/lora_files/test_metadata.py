@@ -1,0 +1,160 @@
+"""What a LoRA file says about itself, and which model it is for, from its header."""
+
+import json
+import os
+
+import pytest
+import torch
+from graft_nodes.patches.lora_files import metadata
+from graft_nodes.patches.models.recognise import recognised
+from graft_nodes.storage.safetensors import header
+from safetensors.torch import save_file
+
+SDXL = "lora_unet_input_blocks_4_1_transformer_blocks_0_attn2_to_k"
+
+
+def factors(name, columns=8, rank=4, kind=torch.bfloat16):
+    return {
+        f"{name}.lora_up.weight": torch.ones(6, rank, dtype=kind),
+        f"{name}.lora_down.weight": torch.ones(rank, columns, dtype=kind),
+    }
+
+
+def test_describe(tmp_path):
+    path = str(tmp_path / "a.safetensors")
+    conv = {
+        "lora_unet_conv.lora_up.weight": torch.ones(6, 3, 1, 1),
+        "lora_unet_conv.lora_down.weight": torch.ones(3, 4, 3, 3),
+    }
+    dora = {**factors("lora_te1_a"), "lora_te1_a.dora_scale": torch.ones(6, 1)}
+    state = {
+        **factors(SDXL, 2048),
+        f"{SDXL}.alpha": torch.tensor(2.0),
+        **conv,
+        **dora,
+        "lora_unet_n.diff": torch.ones(3),
+    }
+    state["odd"] = torch.ones(1)
+    said = {
+        "ss_todo_factor": "4 2",
+        "ss_ema_decay": "0.99",
+        "ss_tag_frequency": json.dumps({"10_x": {"zorp": 12, "b": 3}}),
+        "graft_state": "k",
+        "modelspec.trigger_phrase": "zorp",
+        "modelspec.title": "Zorp",
+        "ss_steps": "250",
+        "ss_resolution": "(512, 512)",
+    }
+    save_file(state, path, said)
+    found = metadata.describe(path)
+    assert (
+        json.loads(json.dumps(found))
+        == found
+        == {
+            "file": "a.safetensors",
+            "size": os.path.getsize(path),
+            "layers": 4,
+            "kinds": {"LoRA": 2, "LoCon": 1, "DoRA": 1, "diff": 1},
+            "ranks": [3, 4],
+            "alphas": [2.0],
+            "types": {"BF16": 4, "F32": 6},
+            "family": "sdxl",
+            "base": "SDXL",
+            "title": "Zorp",
+            "words": "zorp",
+            "tags": [["zorp", 12], ["b", 3]],
+            "steps": "250",
+            "resolution": "(512, 512)",
+            "todo": {"factor": "4 2"},
+            "ema": {"decay": "0.99"},
+            "text_encoder": True,
+            "from_graft": True,
+        }
+    )
+
+
+def test_contents():
+    assert (
+        metadata.contents({**factors(SDXL, 2048), **factors("lora_unet_x", rank=8)}) == "2 LoRA, ranks 4 to 8, for SDXL"
+    )
+    assert metadata.contents({"a": torch.ones(1)}) == "no LoRA layers"
+
+
+def test_contents_of_xlabs(tmp_path):
+    layer = "double_blocks.0.processor.qkv_lora1"
+    state = {f"{layer}.up.weight": torch.ones(9216, 16), f"{layer}.down.weight": torch.ones(16, 3072)}
+    assert metadata.contents(state) == "1 LoRA, rank 16, for Flux"
+    save_file(state, path := str(tmp_path / "x.safetensors"))
+    found = metadata.describe(path)
+    assert (found["layers"], found["kinds"], found["ranks"], found["family"]) == (1, {"LoRA": 1}, [16], "flux")
+
+
+def test_describe_reads_no_tensor(tmp_path):
+    """A file whose tensors were never written: sparse, with only its header and one alpha."""
+    path = str(tmp_path / "big.safetensors")
+    save_file({**factors("lora_unet_x"), "lora_unet_x.alpha": torch.tensor(1.0)}, path)
+    with open(path, "rb") as file:
+        text = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    end = max(of["data_offsets"][1] for of in text.values())
+    text["lora_unet_y.diff"] = {"dtype": "F32", "shape": [1 << 38], "data_offsets": [end, end + (1 << 40)]}
+    encoded = json.dumps(text).encode()
+    with open(path, "wb") as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        try:
+            file.truncate(8 + len(encoded) + end + (1 << 40))
+        except OSError:
+            pytest.skip("this file system has no sparse files of 1 TB")
+    assert metadata.describe(path)["kinds"] == {"LoRA": 1, "diff": 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "it is empty"),
+        (b"\x80\x04abc", "is a pickle"),
+        (b"PK\x03\x04" + b"x" * 40, "is a pickle"),
+        (b"\xff" * 30, "a header of"),
+        ((20).to_bytes(8, "little") + b"not json at all.....", "its header cannot be read"),
+        ((14).to_bytes(8, "little") + b'{"a": [1, 2]} ', "its header cannot be read"),
+        (
+            (62).to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}       ' + b"12",
+            "speaks of 86 bytes, it has 72",
+        ),
+    ],
+)
+def test_a_header_that_cannot_be_read(tmp_path, content, message):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        header(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "family"),
+    [
+        ("lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn2_to_k", 768, "sd1"),
+        (SDXL, 2048, "sdxl"),
+        (SDXL, 1024, "sd2"),
+        ("unet.down_blocks.1.attentions.0.transformer_blocks.0.attn2.processor.to_v", 2048, "sdxl"),
+        ("lora_unet_input_blocks_4_1_transformer_blocks_5_attn1_to_k", 640, "sdxl"),
+        (SDXL, 24, None),
+        ("lora_unet_double_blocks_0_img_attn_qkv", 3072, "flux"),
+        ("transformer.single_transformer_blocks.0.attn.to_q", 3072, "flux"),
+        ("transformer.transformer_blocks.0.attn.to_q", 3072, "flux"),
+        ("transformer.transformer_blocks.0.attn.to_q", 1536, "sd3"),
+        ("diffusion_model.joint_blocks.0.x_block.attn.qkv", 1536, "sd3"),
+        ("diffusion_model.blocks.0.self_attn.q", 1536, "wan"),
+        ("transformer.blocks.0.attn2.to_k", 5120, "wan"),
+        ("lora_unet_blocks_0_cross_attn_k_img", 5120, "wan"),
+        ("transformer.transformer_blocks.0.img_mlp.net.2", 12288, "qwen"),
+        ("diffusion_model.layers.0.attention.qkv", 3840, "z-image"),
+        ("transformer.layers.0.attn.to_q", 2304, "lumina"),
+        ("diffusion_model.blocks.0.self_attn.q_proj", 2048, "cosmos"),
+        ("transformer.transformer_blocks.3.attn1.to_q", 2048, "ltx"),
+        ("lora_prior_unet_down_blocks_0_1_attention_attn", 2048, "cascade"),
+        ("lora_te_text_model_encoder_layers_0_mlp_fc1", 768, None),
+    ],
+)
+def test_families(name, columns, family):
+    found = recognised([(f"{name}.lora_down.weight", (4, columns)), (f"{name}.lora_up.weight", (9, 4))])
+    assert (found.key if found else None) == family

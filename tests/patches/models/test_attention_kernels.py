@@ -1,0 +1,126 @@
+"""The attention that a model is trained with: the same numbers from a kernel that keeps less, other nodes' overrides,
+refusals.
+"""
+
+import contextlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+from graft_nodes.patches.models.attention_kernels import TrainingKernel
+from graft_nodes.patches.token_downsampling.attention_override import Guard
+
+
+def attention_sub_quad(q, k, v, heads):
+    """Attention written out, under the name of a kernel of ComfyUI that keeps every score."""
+    q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (q, k, v))
+    return ((q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def attention_pytorch(q, k, v, heads):
+    q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+def attention_xformers(q, k, v, heads):
+    return torch.full_like(q, 7.0)
+
+
+def attention_sage(q, k, v, heads):
+    raise AssertionError("it was called")
+
+
+def _tensors(dtype=torch.float64):
+    draws = torch.Generator().manual_seed(0)
+    return [torch.randn(2, n, 16, generator=draws, dtype=dtype).requires_grad_() for n in (12, 5, 5)]
+
+
+def test_a_kernel_that_keeps_every_score_gives_way_to_the_same_numbers():
+    names = []
+
+    def sdpa(q, k, v, heads):
+        names.append("pytorch")
+        return attention_pytorch(q, k, v, heads)
+
+    given, reference = _tensors(), _tensors()
+    out = TrainingKernel(sdpa)(attention_sub_quad, *given, 4)
+    expected = attention_sub_quad(*reference, 4)
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+    found = torch.autograd.grad(out.square().sum(), given)
+    torch.testing.assert_close(found, torch.autograd.grad(expected.square().sum(), reference), rtol=1e-11, atol=1e-11)
+    assert names == ["pytorch"]
+
+
+def test_a_kernel_with_a_backward_of_its_own_stays():
+    assert (TrainingKernel(attention_pytorch)(attention_xformers, *_tensors(), 4) == 7).all()
+
+
+def test_another_nodes_override_is_called_with_the_kernel_that_trains():
+    seen = []
+
+    def theirs(kernel, q, k, v, heads):
+        seen.append(kernel)
+        return kernel(q, k, v, heads) * 2
+
+    given = _tensors()
+    out = TrainingKernel(attention_pytorch, theirs)(attention_sub_quad, *given, 4)
+    assert seen == [attention_pytorch]
+    torch.testing.assert_close(out, 2 * attention_sub_quad(*given, 4), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("previous", [None, attention_sage])
+def test_an_inference_only_kernel_is_refused_by_name(previous):
+    kernel = attention_sub_quad if previous else attention_sage
+    with pytest.raises(ValueError, match=r"SageAttention .* has no backward pass"):
+        TrainingKernel(attention_pytorch, previous)(kernel, *_tensors(), 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        ("sageattn", True),
+        ("my_sage_attn", True),
+        ("FastSageAttention", True),
+        ("SAGE", True),
+        ("attn_INT8", True),
+        ("fp8_attention", True),
+        ("usage_logging_attention", False),
+        ("MessageBus", False),
+        ("passage", False),
+        ("attention", False),
+    ],
+)
+def test_other_packs_overrides_are_told_by_words_of_their_names(name, refused):
+    def override(kernel, *args):
+        return kernel(*args)
+
+    override.__qualname__ = name
+    with pytest.raises(ValueError, match="inference only") if refused else contextlib.nullcontext():
+        TrainingKernel(attention_pytorch, override)(attention_sub_quad, *_tensors(), 4)
+
+
+@pytest.mark.parametrize("name", ["OutOfMemoryError", "AcceleratorError"])
+def test_a_devices_error_is_not_the_overrides(name):
+    """The host frees memory on it; any other error in an override beside token downsampling is explained."""
+
+    def override(kernel, *args):
+        raise error("what happened")
+
+    q, k, v = _tensors()
+    for error, message in (
+        (getattr(torch, name), "^what happened$"),
+        (RuntimeError, "cannot be combined with ApplyToDo"),
+    ):
+        with pytest.raises(error, match=message):
+            Guard(override, 0)(attention_pytorch, q, k, v, 4)
+
+
+def test_an_override_that_fails_where_nothing_is_thinned_fails_as_it_is():
+    def override(kernel, *args):
+        raise RuntimeError("heads of 64 only")
+
+    q, k, v = _tensors()
+    with pytest.raises(RuntimeError, match=r"^heads of 64 only$"):
+        Guard(override, 0)(attention_pytorch, q, q, q, 4)
+    with pytest.raises(RuntimeError, match=r"^heads of 64 only$"):  # the text's
+        Guard(override, k.shape[1])(attention_pytorch, q, k, v, 4)

@@ -1,0 +1,244 @@
+"""Bypass adapters against the same module with its weight patched in float64."""
+
+import shutil
+
+import pytest
+import torch
+from graft_nodes.patches.adapters.layer import Diff, DoRA, LoRA
+from graft_nodes.patches.patching.bypass import Bypass, Wrapped, supports
+from graft_nodes.patches.patching.fuse import Piece
+from graft_nodes.patches.patching.strength_schedule import Clock, Schedule
+from torch import nn
+
+G = torch.Generator().manual_seed(0)
+
+
+def random(*shape):
+    return torch.randn(*shape, generator=G)
+
+
+def factors(shape, rank=3):
+    """A pair for a weight of `shape`: convolutional factors for a convolution."""
+    ones = (1,) * (len(shape) - 2)
+    return LoRA(random(shape[0], rank, *ones), random(rank, *shape[1:]), 2.0)
+
+
+MODULES = {
+    "linear": (lambda: nn.Linear(7, 5), (2, 4, 7)),
+    "linear without bias": (lambda: nn.Linear(7, 5, bias=False), (2, 7)),
+    "conv 1x1": (lambda: nn.Conv2d(6, 4, 1), (2, 6, 5, 5)),
+    "conv stride": (lambda: nn.Conv2d(6, 4, 3, stride=2, padding=1), (2, 6, 9, 8)),
+    "conv dilation": (lambda: nn.Conv2d(6, 4, 3, padding="same", dilation=2), (1, 6, 9, 8)),
+    "conv circular": (lambda: nn.Conv2d(6, 4, 3, padding=1, padding_mode="circular"), (1, 6, 9, 8)),
+    "conv groups": (lambda: nn.Conv2d(6, 4, 3, padding=1, groups=2), (1, 6, 5, 5)),
+    "conv 1d": (lambda: nn.Conv1d(6, 4, 3), (1, 6, 9)),
+    "conv 3d": (lambda: nn.Conv3d(2, 4, 3, padding=1), (1, 2, 5, 5, 5)),
+}
+
+
+@pytest.mark.parametrize("difference", [False, True])
+@pytest.mark.parametrize("name", MODULES)
+def test_equal_to_a_patched_weight(name, difference):
+    build, shape = MODULES[name]
+    module, x = build().requires_grad_(False), random(*shape)
+    pieces = [Piece(factors(module.weight.shape), 0.7), Piece(factors(module.weight.shape, 5), -0.3)]
+    pieces += [Piece(Diff(random(*module.weight.shape)), 0.5)] if difference else []
+    bias = [Piece(Diff(random(*module.bias.shape)), 2.0)] if difference and module.bias is not None else []
+    wrapped = Wrapped(module, Bypass(module, pieces, bias))
+    result = module(x)
+    wrapped.remove()
+    module.double()
+    for piece in pieces:
+        layer = piece.layer
+        change = (
+            layer.diff
+            if isinstance(layer, Diff)
+            else 2.0 / layer.rank * layer.up.flatten(1).double() @ layer.down.flatten(1).double()
+        )
+        module.weight += piece.strength * change.double().reshape(module.weight.shape)
+    for piece in bias:
+        module.bias += piece.strength * piece.layer.diff
+    assert torch.allclose(result.double(), module(x.double()), rtol=0, atol=1e-5)
+
+
+def test_activations_of_another_type_and_a_keyword_argument():
+    module = nn.Linear(7, 5).bfloat16().requires_grad_(False)
+    Wrapped(module, Bypass(module, [Piece(factors((5, 7)), 1.0)]))
+    assert module(input=random(2, 7).bfloat16()).dtype == torch.bfloat16
+
+
+def test_gradients_pass_through():
+    module, x = nn.Linear(7, 5).requires_grad_(False), random(2, 7).requires_grad_()
+    with torch.inference_mode():
+        adapter = Bypass(module, [Piece(factors((5, 7)), 1.0)])
+    Wrapped(module, adapter)
+    with torch.inference_mode():
+        module(random(2, 7))
+    module(x).sum().backward()
+    assert x.grad is not None
+
+
+def test_what_is_supported():
+    assert supports(nn.Linear(1, 1)) and supports(nn.Conv2d(1, 1, 1))
+    assert not supports(nn.LayerNorm(2)) and not supports(nn.Embedding(2, 2))
+
+
+def adapter(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return Bypass(
+        nn.Linear(7, 5),
+        [Piece(LoRA(torch.randn(5, 3, generator=generator), torch.randn(3, 7, generator=generator)), 1.0)],
+    )
+
+
+def test_nothing_remains():
+    module, x = nn.Linear(7, 5), random(2, 7)
+    attributes, before = set(module.__dict__), module(x)
+    wrapped = Wrapped(module, adapter())
+    assert not torch.equal(module(x), before)
+    wrapped.remove()
+    assert set(module.__dict__) == attributes and torch.equal(module(x), before)
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_among_other_wrappers_that_go_in_the_order_they_came(ours_first):
+    """Hosts eject in injection order: each wrapper puts back what it found, whatever has come on top of it since."""
+    module, x = nn.Linear(7, 5), random(2, 7)
+    before = module(x)
+
+    class Other:
+        def on(self):
+            self.found = module.forward
+            module.forward = lambda *args: self.found(*args) + 1
+
+        def off(self):
+            module.forward = self.found
+
+    for _ in range(2):
+        other = Other()
+        if ours_first:
+            wrapped = Wrapped(module, adapter())
+            other.on()
+        else:
+            other.on()
+            wrapped = Wrapped(module, adapter())
+        alone = adapter()
+        assert torch.allclose(module(x), alone(module, x, lambda _: before) + 1, atol=1e-5)
+        for each in (wrapped.remove, other.off) if ours_first else (other.off, wrapped.remove):
+            each()
+        assert torch.equal(module(x), before)
+
+
+def test_under_torch_compile_a_change_is_seen():
+    module, x = nn.Sequential(nn.Linear(7, 5), nn.SiLU()).requires_grad_(False), random(2, 7)
+    compiled = torch.compile(module, backend="eager")
+    with torch.no_grad():
+        for seed in range(3):
+            wrapped = Wrapped(module[0], adapter(seed))
+            assert torch.allclose(compiled(x), module(x))
+            wrapped.remove()
+            assert torch.allclose(compiled(x), module(x))
+
+
+def test_activations_of_one_dimension():
+    module, x = nn.Linear(7, 5).requires_grad_(False), random(7)
+    alone, before = adapter(), module(x)
+    Wrapped(module, alone)
+    assert torch.allclose(module(x), alone(module, x[None], lambda _: before[None])[0], atol=1e-5)
+
+
+def scheduled(shape):
+    """Pieces with a schedule, one without, a difference with another one, and the weights' changes at a multiplier of
+    each.
+    """
+    rising, late = Schedule(((0.0, 0.0), (1.0, 2.0))), Schedule.between(0.5, 1.0)
+    pieces = [
+        Piece(factors(shape), 0.7, schedule=rising),
+        Piece(factors(shape, 5), -0.3),
+        Piece(Diff(random(*shape)), 0.5, schedule=late),
+    ]
+
+    def patched(weight, percent):
+        return weight + sum(
+            piece.strength * (1.0 if piece.schedule is None else piece.schedule.at(percent)) * piece.layer.delta(shape)
+            for piece in pieces
+        )
+
+    return pieces, patched
+
+
+@pytest.mark.parametrize("name", ["linear", "conv stride", "conv groups"])
+def test_scheduled_strengths(name):
+    build, shape = MODULES[name]
+    module, x, clock = build().requires_grad_(False), random(*shape), Clock()
+    pieces, patched = scheduled(module.weight.shape)
+    bias = [Piece(Diff(random(*module.bias.shape)), 2.0, schedule=pieces[0].schedule)]
+    wrapped = Wrapped(module, Bypass(module, pieces, bias, clock))
+    found = {}
+    for percent in (0.0, 0.25, 0.75):
+        clock.tick(percent)
+        found[percent] = module(x)
+    wrapped.remove()
+    base, offset = module.weight.clone(), module.bias.clone()
+    for percent, result in found.items():
+        module.weight.copy_(patched(base, percent))
+        module.bias.copy_(offset + 2.0 * bias[0].layer.diff * percent * 2.0)
+        assert torch.allclose(result, module(x), rtol=0, atol=1e-4), percent
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_one_form_for_torch_compile(backend):
+    """Any pieces, or none, give adapters that the guards of a compiled module cannot tell apart, of linear layers and
+    convolutions.
+    """
+    if backend == "inductor" and shutil.which("g++") is None and shutil.which("clang++") is None:
+        pytest.skip("inductor needs a C++ compiler")
+    module = nn.Sequential(nn.Conv2d(7, 6, 3, padding=1), nn.Flatten(2), nn.Linear(16, 5), nn.SiLU()).requires_grad_(
+        False
+    )
+    shapes, x = {0: (6, 7, 3, 3), 2: (5, 16)}, random(2, 7, 4, 4)
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend=backend)
+    compute = torch.float32, torch.device("cpu")
+    with torch.no_grad():
+        for number, ranks in enumerate(
+            [[], [3], [4, 8, 16], [2], [-5], [3, -9]]
+        ):  # below 0: DoRA, and a whole difference beside it
+            wrapped = []
+            for place, shape in shapes.items():
+                pieces = [Piece(factors(shape, rank), 0.5) for rank in ranks if rank > 0]
+                pieces += [
+                    Piece(DoRA(factors(shape, -rank), random(shape[0]).abs()), 0.5) for rank in ranks if rank < 0
+                ]
+                pieces += [Piece(Diff(random(*shape)), 0.5) for rank in ranks if rank < 0]
+                wrapped.append(Wrapped(module[place], Bypass(module[place], pieces, compiled=True, compute=compute)))
+            with torch._dynamo.config.patch(error_on_recompile=number > 0):
+                assert torch.allclose(compiled(x), module(x), atol=1e-5)
+            for one in wrapped:
+                one.remove()
+    torch._dynamo.reset()
+
+
+def test_schedules_under_torch_compile():
+    """The first one compiles anew, once; other ranks, schedules and moments of sampling do not."""
+    module, x, clock = nn.Sequential(nn.Linear(16, 5)).requires_grad_(False), random(2, 16), Clock()
+    rising, late = Schedule(((0.0, 0.0), (1.0, 2.0))), Schedule.between(0.5, 1.0)
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend="eager")
+    with torch.no_grad():
+        for number, pieces in enumerate(
+            [[(3, None)], [(3, rising)], [(12, late)], [(3, None), (4, late), (20, rising)], [(9, None)]]
+        ):
+            of = [Piece(factors((5, 16), rank), 0.5, None, schedule) for rank, schedule in pieces]
+            wrapped = Wrapped(module[0], Bypass(module[0], of, (), clock, True, (torch.float32, torch.device("cpu"))))
+            for percent in (0.2, 0.8):
+                clock.tick(percent)
+                with torch._dynamo.config.patch(error_on_recompile=number > 1 or (number, percent) == (1, 0.8)):
+                    found = compiled(x)
+                gains = [1.0 if piece.schedule is None else piece.schedule.at(percent) for piece in of]
+                weight = module[0].weight + sum(
+                    0.5 * gain * piece.layer.delta((5, 16)) for gain, piece in zip(gains, of, strict=True)
+                )
+                assert torch.allclose(found, nn.functional.linear(x, weight, module[0].bias), atol=1e-5)
+            wrapped.remove()
+    torch._dynamo.reset()

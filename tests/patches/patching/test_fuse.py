@@ -1,0 +1,195 @@
+"""Fused stacks against deltas worked out by hand in float64."""
+
+import pytest
+import torch
+from graft_nodes.patches.adapters.layer import Diff, LoRA
+from graft_nodes.patches.patching.fuse import Piece, Stack, bfloat16_factors, fuse, patched
+from graft_nodes.patches.patching.strength_schedule import Schedule
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def random(*shape, seed=0, dtype=torch.float32, scale=1.0):
+    return (torch.randn(*shape, generator=generator(seed)) * scale).to(dtype)
+
+
+def linear(out=12, columns=20, rank=4, alpha=2.0, seed=0, dtype=torch.float32):
+    return LoRA(random(out, rank, seed=seed, dtype=dtype), random(rank, columns, seed=seed + 1, dtype=dtype), alpha)
+
+
+def by_hand(base, pieces):
+    """base + sum of strength * alpha / rank * up @ down, all in float64."""
+    total = base.double()
+    for piece in pieces:
+        if isinstance(piece.layer, Diff):
+            change = piece.strength * piece.layer.diff.double()
+        else:
+            up, down, alpha = piece.layer.up.double(), piece.layer.down.double(), piece.layer.alpha
+            rank = down.shape[0]
+            change = piece.strength * (1.0 if alpha is None else alpha / rank) * (up.flatten(1) @ down.flatten(1))
+        if piece.part is None:
+            total = total + change.reshape(total.shape)
+        else:
+            total.narrow(*piece.part).add_(change)
+    return total
+
+
+@pytest.mark.parametrize("alpha", [None, 2.0, 4.0])
+@pytest.mark.parametrize("count", [1, 3])
+def test_linear_weights(alpha, count):
+    base = random(12, 20, seed=9)
+    pieces = [Piece(linear(seed=2 * n, alpha=alpha, rank=n + 2), 0.7 - 0.5 * n) for n in range(count)]
+    assert torch.allclose(patched(base, pieces).double(), by_hand(base, pieces), rtol=0, atol=1e-5)
+
+
+def test_convolutions_flatten():
+    base = random(8, 6, 3, 3)
+    pieces = [
+        Piece(LoRA(random(8, 4, 1, 1), random(4, 6, 3, 3, seed=1), 4.0), 1.3),
+        Piece(LoRA(random(8, 2), random(2, 54, seed=3)), -0.5),
+    ]
+    assert torch.allclose(patched(base, pieces).double(), by_hand(base, pieces), rtol=0, atol=1e-5)
+
+
+def test_tucker_core():
+    up, mid, down = random(8, 4, 1, 1), random(4, 5, 3, 3, seed=1), random(5, 6, 1, 1, seed=2)
+    expected = torch.zeros(8, 6, 3, 3, dtype=torch.float64)
+    for o in range(8):
+        for i in range(6):
+            for a in range(4):
+                for b in range(5):
+                    expected[o, i] += up[o, a, 0, 0].double() * mid[a, b].double() * down[b, i, 0, 0].double()
+    layer = LoRA(up, down, alpha=2.5, mid=mid)
+    assert layer.problem((8, 6, 3, 3)) is None
+    assert torch.allclose(layer.delta((8, 6, 3, 3)).double(), 2.5 / 5 * expected, rtol=0, atol=1e-5)
+    base = random(8, 6, 3, 3, seed=5)
+    assert torch.allclose(
+        patched(base, [Piece(layer, 0.5)]).double(), base.double() + 0.25 * expected, rtol=0, atol=1e-5
+    )
+
+
+def test_differences_and_pairs_together():
+    base, pieces = (
+        random(12, 20, seed=8),
+        [Piece(linear(), 0.5), Piece(Diff(random(12, 20, seed=4)), 2.0), Piece(linear(seed=6), -1.0)],
+    )
+    assert torch.allclose(patched(base, pieces).double(), by_hand(base, pieces), rtol=0, atol=1e-5)
+    bias = random(12)
+    assert torch.allclose(patched(bias, [Piece(Diff(random(12, seed=1)), 0.5)]), bias + 0.5 * random(12, seed=1))
+
+
+@pytest.mark.parametrize("part", [(0, 4, 4), (1, 5, 10)])
+def test_a_part_of_a_fused_weight(part):
+    base = random(12, 20, seed=8)
+    shape = (4, 20) if part[0] == 0 else (12, 10)
+    pieces = [
+        Piece(linear(*shape, seed=3), 0.8, part),
+        Piece(Diff(random(*shape, seed=5)), 0.3, part),
+        Piece(linear(), 1.0),
+    ]
+    assert torch.allclose(patched(base, pieces).double(), by_hand(base, pieces), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "file_dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn]
+)
+def test_half_precision_is_rounded_once(dtype, file_dtype):
+    """Mean error against float64 at most 1% above that of exact arithmetic rounded once, which is the best there is."""
+    base = random(96, 160, seed=7, dtype=dtype)
+    pieces = [Piece(linear(96, 160, 16, 16.0, seed=5 * n, dtype=file_dtype), 0.1 * (n + 1)) for n in range(4)]
+    exact = by_hand(base, pieces)
+    best, error = (exact.to(dtype).double() - exact).abs().mean(), (patched(base, pieces).double() - exact).abs().mean()
+    assert error <= 1.01 * best
+
+
+def test_writes_into_the_memory_it_is_given():
+    base, out = random(12, 20), torch.empty(12, 20)
+    assert patched(base, [Piece(linear(), 1.0)], out=out) is out
+    assert torch.equal(base, random(12, 20))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_writes_over_a_weight_in_channels_last(dtype):
+    base, pieces = random(8, 6, 3, 3).to(dtype), [Piece(LoRA(random(8, 4, 1, 1), random(4, 6, 3, 3, seed=1), 4.0), 0.3)]
+    wanted, weight = patched(base, pieces), base.contiguous(memory_format=torch.channels_last)
+    assert patched(weight, pieces, out=weight) is weight and weight.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(weight, wanted)
+
+
+def test_ranks_add_up_in_one_product():
+    fused = fuse([Piece(linear(rank=3), 1.0), Piece(linear(rank=5, seed=4), 1.0)], (12, 20))
+    assert fused.up.shape == (12, 8) and fused.down.shape == (8, 20) and fused.diff is None
+
+
+def test_identity_is_what_the_stack_does():
+    def stack(strength=1.0, seed=0, bypass=()):
+        return Stack({"a.weight": [Piece(linear(seed=seed), strength)]}, bypass)
+
+    assert stack().identity == stack().identity
+    assert (
+        len({stack().identity, stack(0.5).identity, stack(seed=3).identity, stack(bypass=["a.weight"]).identity}) == 4
+    )
+
+
+def test_identity_tells_parts_schedules_and_alphas_apart():
+    schedules = [Schedule.between(0.2, end) for end in (0.8, 0.9)]
+    made = [
+        Piece(linear(), 1.0),
+        Piece(linear(), 1.0, (0, 0, 12)),
+        Piece(linear(), 1.0, (0, 1, 12)),
+        Piece(linear(alpha=3.0), 1.0),
+    ]
+    made += [Piece(linear(), 1.0, schedule=schedule) for schedule in schedules]
+    assert len({Stack({"a.weight": [piece]}).identity for piece in made}) == len(made)
+
+
+@pytest.mark.parametrize("file_dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("change", [0.001, 0.01, 0.03, 0.1, 0.5])
+def test_bfloat16_factors_are_as_many_as_it_takes(change, file_dtype):
+    """Whatever the stack's size: the mean error is at most a hundredth of a percent above the least
+    that is possible.
+    """
+    base = random(256, 512, seed=7).bfloat16()
+    layers = [linear(256, 512, 16, 16.0, seed=5 * n, dtype=file_dtype) for n in range(4)]
+    size = float(sum(layer.delta((256, 512)) for layer in layers).norm() / base.float().norm())
+    pieces = [Piece(layer, change / size) for layer in layers]
+    exact = by_hand(base, pieces)
+    best, error = (
+        (exact.bfloat16().double() - exact).abs().mean(),
+        (patched(base, pieces).double() - exact).abs().mean(),
+    )
+    assert error <= 1.0001 * best
+    fused = fuse(pieces, base.shape)
+    inner = bfloat16_factors(fused.up, fused.down, base)[0].shape[1]
+    most = 2 if file_dtype == torch.bfloat16 else 3
+    fewest, most = {
+        0.001: (64, 64),
+        0.01: (65, 128),
+        0.03: (65, 128),
+        0.1: (128, 64 * most),
+        0.5: (64 * most, 64 * most),
+    }[change]
+    assert fewest <= inner <= most
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_as_exact_when_the_factors_are_split_in_blocks_of_rows(monkeypatch, dtype):
+    base, pieces = random(300, 64, seed=7).to(dtype), [Piece(linear(300, 64, 16, 16.0, seed=n), 0.3) for n in range(3)]
+    exact = by_hand(base, pieces)
+    monkeypatch.setattr("graft_nodes.patches.patching.fuse._FACTORS", 48 * 7)  # seven rows at a time
+    best, error = (exact.to(dtype).double() - exact).abs().mean(), (patched(base, pieces).double() - exact).abs().mean()
+    assert (
+        error <= (1.0001 if dtype == torch.bfloat16 else 8) * best
+    )  # float32 sums of 48 products are rounded on the way
+
+
+def test_one_strong_layer_among_weak_ones_gets_its_low_parts_alone():
+    base = random(128, 256, seed=7).bfloat16()
+    weak, strong = [linear(128, 256, 8, 8.0, seed=5 * n, dtype=torch.bfloat16) for n in (1, 2)]
+    fused = fuse([Piece(weak, 1e-4), Piece(strong, 0.1)], base.shape)
+    up, down = bfloat16_factors(fused.up, fused.down, base)
+    assert 16 < up.shape[1] <= 24 and down.shape[0] == up.shape[1]
+    assert torch.allclose(up.double() @ down.double(), fused.up.double() @ fused.down.double(), rtol=0, atol=1e-4)

@@ -1,0 +1,186 @@
+"""Safetensors files: read whole or refused, written whole or not at all."""
+
+import gc
+import os
+import sys
+
+import pytest
+import torch
+from graft_nodes.storage import safetensors
+from safetensors.torch import load_file, save_file
+
+
+@pytest.fixture
+def tensors():
+    g = torch.Generator().manual_seed(0)
+    half = torch.randn(3, 5, generator=g).bfloat16()
+    return {"b": half, "a": torch.randn(2, generator=g), "c": torch.tensor(1.5), "d": torch.zeros(0, 4)}
+
+
+def test_what_is_written_is_read_by_safetensors(tmp_path, tensors):
+    path = str(tmp_path / "x.safetensors")
+    safetensors.write_whole(path, safetensors.safetensors_bytes(tensors, {"k": "ü", "a": "1"}))
+    read = load_file(path)
+    assert read.keys() == tensors.keys() and all(torch.equal(read[name], tensors[name]) for name in tensors)
+    again, metadata = safetensors.load_safetensors(path)
+    assert metadata == {"k": "ü", "a": "1"} and all(torch.equal(again[name], tensors[name]) for name in tensors)
+    assert os.listdir(tmp_path) == ["x.safetensors"]
+
+
+def test_what_safetensors_writes_is_read_in_every_type(tmp_path):
+    path, bits = str(tmp_path / "x.safetensors"), torch.arange(48, dtype=torch.uint8)
+    kinds = (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint64,
+        torch.uint32,
+        torch.uint16,
+        torch.uint8,
+        torch.complex64,
+    )
+    tensors = {str(kind): bits.clone().view(kind).view(2, -1) for kind in kinds} | {"bool": bits < 7}
+    save_file(tensors, path)
+    read, _ = safetensors.load_safetensors(path)
+    assert read.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert (read[name].dtype, read[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(read[name].contiguous().view(torch.uint8), tensor.contiguous().view(torch.uint8))
+    read["torch.uint8"].zero_()  # a private mapping: the file stays as it is
+    assert torch.equal(load_file(path)["torch.uint8"], tensors["torch.uint8"])
+
+
+def test_tensors_at_odd_bytes_and_types_that_pytorch_lacks(tmp_path):
+    head = (
+        b'{"odd":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"x":{"dtype":"F32","shape":[2],"data_offsets":[1,9]}}'
+    )
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(head).to_bytes(8, "little") + head + b"\1" + torch.tensor([1.5, -2.0]).numpy().tobytes())
+    assert safetensors.load_safetensors(str(path))[0]["x"].mul(2).tolist() == [3.0, -4.0]
+    other = head.replace(b'"F32","shape":[2]', b'"F4","shape":[16] ')
+    path.write_bytes(len(other).to_bytes(8, "little") + other + bytes(9))
+    with pytest.raises(ValueError, match=r"x\.safetensors: x is of type F4, expected one of F64, "):
+        safetensors.load_safetensors(str(path))
+
+
+def test_reading_a_file_again_and_again_keeps_nothing(tmp_path):
+    path = str(tmp_path / "x.safetensors")
+    save_file({str(number): torch.zeros(300) for number in range(100)}, path)
+    safetensors.load_safetensors(path)
+    gc.collect()
+    before = sys.getallocatedblocks()
+    for _ in range(30):
+        safetensors.load_safetensors(path)
+    gc.collect()
+    assert sys.getallocatedblocks() - before < 1000  # safetensors itself keeps two for each tensor: 6,000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
+def test_tensors_that_are_held_hold_no_file_open(tmp_path, tensors):
+    path, before = str(tmp_path / "x.safetensors"), len(os.listdir("/proc/self/fd"))
+    save_file(tensors, path)
+    held = [safetensors.load_safetensors(path)[0] for _ in range(10)]
+    os.remove(path)
+    assert len(os.listdir("/proc/self/fd")) == before and all(torch.equal(one["a"], tensors["a"]) for one in held)
+
+
+@pytest.mark.parametrize("size", [3, 300])
+def test_a_file_that_another_replaces_while_it_is_read_is_one_of_the_two(tmp_path, monkeypatch, size):
+    path, other, maps = str(tmp_path / "x.safetensors"), str(tmp_path / "other"), torch.from_file
+    save_file({"x": torch.zeros(100)}, path)
+    save_file({"x": torch.ones(size)}, other)
+
+    def replaced(*arguments, **named):
+        if os.path.exists(other):
+            os.replace(other, path)
+        return maps(*arguments, **named)
+
+    monkeypatch.setattr(torch, "from_file", replaced)
+    try:
+        assert torch.equal(safetensors.load_safetensors(path)[0]["x"], torch.ones(size))
+    except ValueError as error:  # too short for what the first one's header says
+        assert size == 3 and "it changed while it was read" in str(error)
+
+
+def test_equal_input_gives_equal_bytes_in_any_order(tensors):
+    turned = dict(reversed(tensors.items()))
+    first = b"".join(safetensors.safetensors_bytes(tensors, {"a": "1", "b": "2"}))
+    assert first == b"".join(safetensors.safetensors_bytes(turned, {"b": "2", "a": "1"}))
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, tensors):
+    def chunks():
+        yield next(safetensors.safetensors_bytes(tensors, {}))
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        safetensors.write_whole(str(tmp_path / "x.safetensors"), chunks())
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("keep", [0, 4, 60, 200])
+def test_truncated(tmp_path, tensors, keep):
+    path = tmp_path / "x.safetensors"
+    save_file(tensors, str(path))
+    path.write_bytes(path.read_bytes()[:keep] if keep < 200 else path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"x\.safetensors is not a whole safetensors file"):
+        safetensors.load_safetensors(str(path))
+
+
+@pytest.mark.parametrize("name", ["x.ckpt", "x.safetensors"])
+def test_pickles_are_refused_whatever_they_are_called(tmp_path, tensors, name):
+    path = str(tmp_path / name)
+    torch.save(tensors, path)
+    with pytest.raises(ValueError, match=r"is a pickle.*To convert"):
+        safetensors.load_safetensors(path)
+
+
+@pytest.mark.parametrize("first", [0x50, 0x80])
+def test_a_header_length_that_begins_like_a_pickle(tmp_path, first):
+    path = tmp_path / "x.safetensors"
+    padding = next(
+        n for n in range(600) if len(next(safetensors.safetensors_bytes({}, {"a": "b" * n}))) - 8 & 0xFF == first
+    )
+    safetensors.write_whole(str(path), safetensors.safetensors_bytes({}, {"a": "b" * padding}))
+    assert path.read_bytes()[0] == first
+    assert safetensors.load_safetensors(str(path))[1] == {"a": "b" * padding}
+
+
+def test_a_file_is_read_once_until_it_changes(tmp_path, tensors):
+    path = str(tmp_path / "x.safetensors")
+    save_file(tensors, path)
+    first = safetensors.load_once(path)[0]
+    assert safetensors.load_once(path)[0] is first
+    save_file({"z": torch.ones(9)}, path)
+    assert safetensors.load_once(path)[0].keys() == {"z"}
+
+
+def test_a_long_stack_is_read_once_too(tmp_path, monkeypatch):
+    paths, read, real = (
+        [str(tmp_path / f"{number}.safetensors") for number in range(100)],
+        [],
+        safetensors.load_safetensors,
+    )
+    monkeypatch.setattr(safetensors, "load_safetensors", lambda path: read.append(path) or real(path))
+    for path in paths:
+        save_file({"a": torch.ones(1)}, path)
+    for path in paths * 2:
+        safetensors.load_once(path)
+    assert read == paths
+
+
+def test_pefts_settings_that_change_beside_a_file_are_noticed(tmp_path):
+    path, config = str(tmp_path / "adapter_model.safetensors"), tmp_path / "adapter_config.json"
+    save_file({"a": torch.ones(1)}, path)
+    before = safetensors.version(path)
+    for text in ('{"r": 4}', '{"r": 16}'):
+        config.write_text(text, encoding="utf-8")
+        assert text in safetensors.load_once(path)[1].values() and safetensors.version(path) != before
+        before = safetensors.version(path)

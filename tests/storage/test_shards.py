@@ -1,0 +1,65 @@
+"""Shards against the size asked for, read back whole, with other libraries' index."""
+
+import json
+
+import pytest
+import torch
+from graft_nodes.storage import shards
+
+
+def tensors():
+    draw = torch.Generator().manual_seed(0)
+    return {f"t{n}": torch.randn(n + 1, 100, generator=draw) for n in range(10)}
+
+
+@pytest.mark.parametrize("most", [0, 1, 2000, 5000, 10**9])
+def test_shards_come_back_and_keep_to_the_size(tmp_path, most):
+    saved, whole = tensors(), {}
+    files = [path for path in shards.save(saved, tmp_path, "average", most) if path.suffix == ".safetensors"]
+    for path in files:
+        from safetensors.torch import load_file
+
+        part = load_file(path)
+        size = sum(t.numel() * 4 for t in part.values())
+        assert not most or size <= most or len(part) == 1
+        whole |= part
+    back = shards.load(tmp_path, "average")
+    assert back.keys() == saved.keys() == whole.keys() and all(torch.equal(back[name], saved[name]) for name in saved)
+    assert (len(files) == 1) == (most in (0, 10**9))
+    if len(files) > 1:
+        index = json.loads((tmp_path / "average.safetensors.index.json").read_text())
+        assert index["metadata"]["total_size"] == sum(t.numel() * 4 for t in saved.values())
+        assert set(index["weight_map"].values()) == {path.name for path in files}
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_missing_and_damaged_shards_are_all_named(tmp_path):
+    first, second, *_ = shards.save(tensors(), tmp_path, "average", 5000)
+    first.unlink()
+    second.unlink()
+    with pytest.raises(ValueError, match=f"(?s){first.name}: missing.*{second.name}: missing"):
+        shards.load(tmp_path, "average")
+    with pytest.raises(ValueError, match=r"other\.safetensors: missing"):
+        shards.load(tmp_path, "other")
+    whole = shards.save(tensors(), tmp_path, "one")[0]
+    whole.write_bytes(whole.read_bytes()[:-8])
+    with pytest.raises(ValueError, match="not a whole safetensors"):
+        shards.load(tmp_path, "one")
+    with pytest.raises(ValueError, match="-1 bytes"):
+        shards.save(tensors(), tmp_path, "x", -1)
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+    calls = []
+
+    def full(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        return saves(*args)
+
+    saves = shards.save_file
+    monkeypatch.setattr(shards, "save_file", full)
+    with pytest.raises(OSError, match="No space"):
+        shards.save(tensors(), tmp_path, "average", 5000)
+    assert list(tmp_path.iterdir()) == []

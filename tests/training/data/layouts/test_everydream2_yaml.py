@@ -1,0 +1,171 @@
+"""EveryDream2's files: the example of its documentation, how folders and files lie over each other, batch_id, and what
+is wrong in them.
+"""
+
+import numpy as np
+import pytest
+from graft_nodes.training.data.filters import Filters
+from graft_nodes.training.data.layouts.folder import FolderSettings, read_folder
+from graft_nodes.training.random_draws import generator
+from PIL import Image
+
+EXAMPLE = """
+main_prompt: A portrait of Cloud Strife
+tags:
+  - tag: low angle shot
+  - tag: looking to the side
+  - tag: holding buster sword
+    weight: 1.5
+  - tag: clouds in background
+    weight: 0.5
+  - tag: smiling
+    weight: 0.8
+max_caption_length: 60
+"""
+
+
+def _picture(root, path, text=None, suffix=".txt", seed=None):
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    seed = sum(path.encode()) if seed is None else seed
+    Image.fromarray(np.random.default_rng(seed).integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(file)
+    if text is not None:
+        file.with_suffix(suffix).write_text(text, encoding="utf-8")
+
+
+def _read(root, captions="yaml", filters="", **settings):
+    settings = FolderSettings(
+        64, bucket_step=16, captions=captions, validation=0.0, filters=Filters.parse(filters), **settings
+    )
+    return read_folder(root, settings)
+
+
+def _entries(listing):
+    return {entry.name: entry for entry in listing.train}
+
+
+@pytest.mark.parametrize("captions", ["yaml", "auto"])
+def test_the_example_of_the_documentation(tmp_path, captions):
+    _picture(tmp_path, "a.png", EXAMPLE, ".yaml")
+    caption = _read(tmp_path, captions, shuffle_tags=True).train[0].caption
+    # Heavier tags first where nothing is drawn; whole tags while the text is at most 60 characters.
+    assert caption.plain == "A portrait of Cloud Strife, holding buster sword"
+    drawn = [caption.drawn(generator(0, i, "")) for i in range(400)]
+    assert all(text.startswith("A portrait of Cloud Strife, ") and len(text) <= 60 for text in drawn)
+    first = [text.split(", ")[1] for text in drawn if text.count(",")]
+    assert first.count("holding buster sword") > 1.8 * first.count("clouds in background") > 0
+
+
+def test_settings_lie_over_each_other(tmp_path):
+    _picture(tmp_path, "top.png", "main_prompt: top", ".yaml")
+    _picture(tmp_path, "in/plain.png", "main_prompt: plain", ".yaml")
+    _picture(
+        tmp_path,
+        "in/own.png",
+        "main_prompt: own\nmultiply: 3\nflip_p: 0.9\nshuffle_tags: false\nloss_scale: 0.25",
+        ".yml",
+    )
+    _picture(tmp_path, "in/deep/last.png", "main_prompt: last", ".yaml")
+    (tmp_path / "global.yaml").write_text(
+        "cond_dropout: 0.2\nmultiply: 1.5\nflip_p: 0.1\ntags: [everywhere]", encoding="utf-8"
+    )
+    (tmp_path / "in" / "local.yaml").write_text(
+        "multiply: 2\nbatch_id: horses\nshuffle_tags: true\ntags: [here]", encoding="utf-8"
+    )
+    (tmp_path / "in" / "deep" / "global.yml").write_text("cond_dropout: 0.7", encoding="utf-8")
+    found = _entries(_read(tmp_path, repeats=2))
+    assert [found[name].repeats for name in ("top.png", "in/plain.png", "in/own.png", "in/deep/last.png")] == [
+        3.0,
+        4.0,
+        6.0,
+        3.0,
+    ]
+    assert [found[name].flip for name in ("top.png", "in/plain.png", "in/own.png")] == [0.1, 0.1, 0.9]
+    assert [found[name].dropout for name in ("top.png", "in/own.png", "in/deep/last.png")] == [0.2, 0.2, 0.7]
+    assert [found[name].group for name in ("top.png", "in/plain.png", "in/own.png", "in/deep/last.png")] == [
+        "",
+        "horses",
+        "horses",
+        "",
+    ]
+    assert [found[name].loss_scale for name in ("top.png", "in/own.png")] == [1.0, 0.25]
+    assert [found[name].caption.rules.shuffle for name in ("top.png", "in/plain.png", "in/own.png")] == [0.0, 1.0, 0.0]
+    assert (
+        found["top.png"].caption.plain == "top, everywhere"
+        and found["in/plain.png"].caption.plain == "plain, here, everywhere"
+    )
+    assert found["in/deep/last.png"].caption.plain == "last, everywhere"
+
+
+@pytest.mark.parametrize("captions", ["auto", "txt", "yaml"])
+def test_text_files_of_a_folder(tmp_path, captions):
+    _picture(tmp_path, "in/a.png", "one, two")
+    _picture(tmp_path, "b.png", "three")
+    said = {
+        "multiply": "2.5",
+        "cond_dropout": "0.5",
+        "flip_p": "0.25",
+        "loss_scale": "2",
+        "batch_id": "my_horses",
+        "shuffle_tags": "",
+    }
+    for name, text in said.items():
+        (tmp_path / "in" / f"{name}.txt").write_text(text, encoding="utf-8")
+    found = _entries(_read(tmp_path, captions))
+    values = {
+        name: (e.repeats, e.dropout, e.flip, e.loss_scale, e.group, e.caption.rules.shuffle)
+        for name, e in found.items()
+    }
+    assert values == {"in/a.png": (2.5, 0.5, 0.25, 2.0, "my_horses", 1.0), "b.png": (1.0, None, 0.0, 1.0, "", 0.0)}
+    assert found["in/a.png"].caption.plain == "one, two" and found["b.png"].caption.plain == "three"
+
+
+def test_text_and_yaml_together(tmp_path):
+    _picture(tmp_path, "a.png", "from text, with tags")
+    (tmp_path / "a.yaml").write_text("tags: [more]\nbatch_id: x", encoding="utf-8")
+    _picture(tmp_path, "b.png", "only settings")
+    (tmp_path / "b.yaml").write_text("batch_id: y", encoding="utf-8")
+    found = _entries(_read(tmp_path, "auto"))
+    assert found["a.png"].caption.plain == "from text, more, with tags" and found["a.png"].group == "x"
+    assert found["b.png"].caption.plain == "only settings" and found["b.png"].group == "y"
+
+
+def test_the_file_name_is_the_last_resort(tmp_path):
+    _picture(tmp_path, "john smith on a boat_999.png")
+    listing = _read(tmp_path)
+    assert listing.train[0].caption.plain == "john smith on a boat" and "1 captions are file names" in listing.notes[0]
+    assert _read(tmp_path, "auto").train[0].caption.plain == ""
+
+
+def test_multiply_0_leaves_out(tmp_path):
+    _picture(tmp_path, "a.png", "multiply: 0\nmain_prompt: a", ".yaml")
+    _picture(tmp_path, "b.png", "main_prompt: b", ".yaml")
+    listing = _read(tmp_path)
+    assert list(_entries(listing)) == ["b.png"] and "1 left out with multiply 0" in listing.notes
+
+
+def test_everything_wrong_is_named(tmp_path):
+    _picture(tmp_path, "good.png", "main_prompt: good\nrating: 3", ".yaml")
+    _picture(tmp_path, "bad.png", "main_promt: x\nflip_p: 3\ntags: word\nmultiply: -1", ".yaml")
+    _picture(tmp_path, "torn.png", "tags: [", ".yaml")
+    (tmp_path / "local.yaml").write_text("cond_dropout: often", encoding="utf-8")
+    (tmp_path / "multiply.txt").write_text("twice", encoding="utf-8")
+    listing = _read(tmp_path)
+    assert list(_entries(listing)) == ["good.png"] and "rating in good.yaml is not used" in listing.notes
+    said = "\n".join(listing.problems)
+    for part in (
+        "local.yaml: cond_dropout is 'often'",
+        "multiply.txt: is 'twice'",
+        "unknown key 'main_promt', did you mean main_prompt?",
+        "flip_p is 3, expected a number from 0 to 1",
+        "tags is 'word', expected a list of tags",
+        "multiply is -1",
+        "torn.yaml is not YAML",
+    ):
+        assert part in said, part
+
+
+def test_yaml_cannot_run_anything(tmp_path):
+    _picture(tmp_path, "a.png", "main_prompt: !!python/object/apply:os.getcwd []", ".yaml")
+    with pytest.raises(ValueError, match="is not YAML"):
+        _read(tmp_path)

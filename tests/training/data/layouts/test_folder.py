@@ -1,0 +1,533 @@
+"""Folders of pictures: formats, orientation, transparency, damage, captions, repeats, buckets, the held-out share and
+the digest.
+"""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from graft_nodes.training.data import buckets, captions, encoding
+from graft_nodes.training.data.cache import Cache
+from graft_nodes.training.data.dataset import Conditioning
+from graft_nodes.training.data.filters import Filters
+from graft_nodes.training.data.folder_report import editor_data, report
+from graft_nodes.training.data.images import fitted, open_picture
+from graft_nodes.training.data.layouts.folder import FolderSettings, read_folder
+from PIL import Image
+
+SMALL = {"resolution": 64, "bucket_step": 16}
+
+
+def _picture(path, size=(64, 64), seed=0, **save):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path, **save)
+    return path
+
+
+def _pictures(root, count=10):
+    for i in range(count):
+        _picture(root / f"{i}.png", seed=i).with_suffix(".txt").write_text(f"caption {i}", encoding="utf-8")
+    return root
+
+
+def test_an_exif_orientation_turns_the_picture(tmp_path):
+    image = Image.new("RGB", (40, 20), (0, 0, 255))
+    image.paste((255, 0, 0), (0, 0, 10, 20))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # rows run right to left from the top: shown turned clockwise
+    image.save(tmp_path / "a.jpg", exif=exif, quality=95)
+    found = np.asarray(open_picture(tmp_path / "a.jpg")[0])
+    assert found.shape == (40, 20, 3)
+    assert found[2, 10, 0] > 200 > 60 > found[30, 10, 0]
+
+
+def test_cmyk_grey_palette_and_16_bit_become_rgb(tmp_path):
+    Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(tmp_path / "cmyk.jpg", quality=95)
+    Image.new("L", (8, 8), 77).save(tmp_path / "grey.png")
+    Image.new("P", (8, 8), 0).save(tmp_path / "palette.png")
+    Image.fromarray(np.full((8, 8), 257 * 100, dtype=np.uint16)).save(tmp_path / "deep.png")
+    _picture(tmp_path / "web.webp", lossless=True)
+    found = {path.stem: np.asarray(open_picture(path)[0]) for path in tmp_path.iterdir()}
+    assert all(pixels.shape[2] == 3 for pixels in found.values())
+    assert found["cmyk"][4, 4, 0] > 200 > 60 > found["cmyk"][4, 4, 1]
+    assert (found["grey"] == 77).all() and (found["deep"] == 100).all()
+
+
+def test_transparency_lies_over_white(tmp_path):
+    image = Image.new("RGBA", (4, 4), (255, 0, 0, 0))
+    image.putpixel((0, 0), (255, 0, 0, 255))
+    image.putpixel((1, 0), (0, 0, 0, 51))
+    image.save(tmp_path / "a.png")
+    found = np.asarray(open_picture(tmp_path / "a.png")[0])
+    assert (
+        found[0, 0].tolist() == [255, 0, 0]
+        and found[0, 1].tolist() == [204, 204, 204]
+        and found[3, 3].tolist() == [255, 255, 255]
+    )
+
+
+def test_damaged_pictures_are_named_and_the_others_counted(tmp_path):
+    _pictures(tmp_path, 4)
+    whole = (tmp_path / "0.png").read_bytes()
+    (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "text.jpg").write_text("no picture")
+    (tmp_path / "empty.webp").write_bytes(b"")
+    (tmp_path / "3.txt").write_bytes(b"\xff\xfe caption")
+    listing = read_folder(tmp_path, FolderSettings(**SMALL))
+    assert len(listing.train) + len(listing.held_out) == 3
+    assert [problem.split(":")[0] for problem in listing.problems] == ["3.png", "cut.png", "empty.webp", "text.jpg"]
+    assert "3.txt: the caption is not UTF-8" in listing.problems[0]
+    text = report(listing)
+    assert "4 left out" in text and "cut.png" in text and "3 pictures: 2 to train on, 1 held out" in text
+
+
+def test_a_folder_without_a_usable_picture(tmp_path):
+    with pytest.raises(ValueError, match="has no pictures"):
+        read_folder(tmp_path, FolderSettings(**SMALL))
+    (tmp_path / "a.png").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"no picture in folder[\s\S]*a\.png"):
+        read_folder(tmp_path, FolderSettings(**SMALL))
+
+
+def test_captions_beside_apart_and_missing(tmp_path):
+    for name in "abc":
+        _picture(tmp_path / f"{name}.png")
+    (tmp_path / "captions").mkdir()
+    (tmp_path / "a.txt").write_text("\ufeff beside,\n two lines ", encoding="utf-8")
+    for name in "ab":
+        (tmp_path / "captions" / f"{name}.txt").write_text("apart", encoding="utf-8")
+
+    def read(mode):
+        listing = read_folder(tmp_path, FolderSettings(captions=mode, validation=0.0, **SMALL))
+        return {entry.name[0]: entry.caption.plain for entry in listing.train}, report(listing)
+
+    assert read("auto")[0] == {"a": "beside, two lines", "b": "apart", "c": ""}
+    assert read("txt")[0] == {"a": "beside, two lines", "b": "", "c": ""}
+    assert read("folder")[0] == {"a": "apart", "b": "apart", "c": ""}
+    assert "1 without a caption, the empty caption is used: c.png" in read("auto")[1]
+    with pytest.raises(ValueError, match=r"captions is 'pdf', expected one of auto, txt, folder, json, yaml"):
+        FolderSettings(captions="pdf")
+
+
+def test_repeats_multiply_with_kohyas_folders(tmp_path):
+    _picture(tmp_path / "data" / "3_cats" / "a.png")
+    _picture(tmp_path / "data" / "plain" / "b.png")
+    listing = read_folder(tmp_path / "data", FolderSettings(repeats=2, validation=0.0, **SMALL))
+    assert {entry.name: entry.repeats for entry in listing.train} == {"3_cats/a.png": 6, "plain/b.png": 2}
+    assert captions.repeats_of(tmp_path / "4_dogs" / "x.png", tmp_path / "4_dogs") == 4
+
+
+@pytest.mark.parametrize("resolution", [256, 512, 640, 1024])
+@pytest.mark.parametrize("step", [8, 64])
+def test_buckets_are_multiples_of_the_step_below_the_area(resolution, step):
+    found = buckets.sizes(resolution, step)
+    assert (resolution, resolution) in found and len(set(found)) == len(found)
+    for w, h in found:
+        assert w % step == h % step == 0 and w * h <= resolution**2 and max(w, h) <= 4 * min(w, h)
+        assert (w + step) * h > resolution**2 or (
+            h + step
+        ) * w > resolution**2  # nothing is given away in both directions
+        assert (h, w) in found
+
+
+def test_the_bucket_is_the_nearest_in_log_ratio():
+    choices = buckets.sizes(512, 64)
+    for w, h in [(512, 512), (1000, 500), (500, 1000), (3000, 400), (640, 480), (7, 9)]:
+        best = min(abs(np.log(a / b) - np.log(w / h)) for a, b in choices)
+        a, b = buckets.nearest(w, h, choices)
+        assert abs(np.log(a / b) - np.log(w / h)) == pytest.approx(best)
+
+
+@pytest.mark.parametrize("size", [(100, 50), (50, 100), (64, 64), (640, 630), (31, 200)])
+def test_fitting_scales_to_cover_and_crops_the_middle(size):
+    bucket = (64, 48)
+    across, down = np.meshgrid(np.linspace(0, 255, size[0]), np.linspace(0, 255, size[1]))
+    picture = Image.fromarray(np.stack([across, down, across * 0], -1).round().astype(np.uint8))
+    found = np.asarray(fitted(picture, buckets.frame(size, bucket)), dtype=float)
+    assert found.shape == (48, 64, 3)
+    assert found[..., 0].mean() == pytest.approx(127.5, abs=3) and found[..., 1].mean() == pytest.approx(127.5, abs=3)
+    scale = max(bucket[0] / size[0], bucket[1] / size[1])
+    assert np.ptp(found[24, :, 0]) == pytest.approx(255 * min(1, bucket[0] / (size[0] * scale)), abs=8)
+
+
+def test_the_held_out_share_depends_on_contents_alone(tmp_path):
+    _pictures(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    for i, path in enumerate(sorted((tmp_path / "a").glob("*.png"), reverse=True)):
+        shutil.copy(path, tmp_path / "b" / f"other{i}.png")
+    one, two = (read_folder(tmp_path / name, FolderSettings(validation=0.3, **SMALL)) for name in "ab")
+    assert len(one.held_out) == 3 and {e.sha256 for e in one.held_out} == {e.sha256 for e in two.held_out}
+    for share, count in ((0.0, 0), (0.01, 1), (0.89, 9)):
+        assert len(read_folder(tmp_path / "a", FolderSettings(validation=share, **SMALL)).held_out) == count
+
+
+def _encode(root, digest="encoders", **settings):
+    listing = read_folder(root, FolderSettings(**{**SMALL, **settings}))
+    seen = []
+
+    def encode_captions(texts):
+        seen.extend(texts)
+        return {text: Conditioning(torch.zeros(1, 1, 1)) for text in texts}
+
+    dataset, sheet = encoding.encode(
+        listing, lambda pixels: pixels.movedim(-1, 1)[:, :, ::8, ::8], encode_captions, (digest, digest)
+    )
+    return dataset, sheet, seen
+
+
+def test_encoding_gives_latents_captions_and_a_sheet(tmp_path):
+    dataset, sheet, seen = _encode(_pictures(tmp_path, 5), flip=0.5)
+    assert len(dataset.pictures) == 4 and len(dataset.held_out) == 1
+    assert sorted(seen) == ["", *(f"caption {i}" for i in range(5))]
+    picture = next(p for p in dataset.pictures + dataset.held_out if p.name == "0.png")
+    expected = torch.from_numpy(np.asarray(Image.open(tmp_path / "0.png"), dtype=np.float32) / 255).movedim(-1, 0)
+    assert torch.equal(picture.latent, expected[:, ::8, ::8]) and torch.equal(
+        picture.flipped, expected.flip(2)[:, ::8, ::8]
+    )
+    assert sheet.shape[0] == 1 and sheet.shape[3] == 3 and sheet.min() >= 0 and sheet.max() <= 1
+
+
+def test_the_digest_follows_contents_and_settings_and_no_place(tmp_path):
+    _pictures(tmp_path / "a", 4)
+    shutil.copytree(tmp_path / "a", tmp_path / "b" / "deep")
+    plain = _encode(tmp_path / "a")[0].digest
+    assert _encode(tmp_path / "b" / "deep")[0].digest == plain
+    others = [
+        _encode(tmp_path / "a", **s)[0].digest
+        for s in ({"flip": 0.1}, {"repeats": 2}, {"validation": 0.5}, {"resolution": 48})
+    ]
+    others.append(_encode(tmp_path / "a", "other")[0].digest)
+    (tmp_path / "a" / "0.txt").write_text("changed")
+    others.append(_encode(tmp_path / "a")[0].digest)
+    _picture(tmp_path / "a" / "1.png", seed=99)
+    others.append(_encode(tmp_path / "a")[0].digest)
+    assert len({plain, *others}) == len(others) + 1
+
+
+def _encoder(calls=None):
+    def encode(pixels):
+        if calls is not None:
+            calls.append(pixels)
+        return pixels.movedim(-1, 1)[:, :, ::8, ::8]
+
+    return encode
+
+
+def _texts(texts):
+    return {text: Conditioning(torch.full((1, 1, 1), float(len(text)))) for text in texts}
+
+
+def _made(
+    root, cache=None, calls=None, texts=_texts, captions="auto", filters="", encoders=("vae", "clip"), **settings
+):
+    settings = FolderSettings(
+        **{**SMALL, "validation": 0.0, **settings}, captions=captions, filters=Filters.parse(filters)
+    )
+    listing = read_folder(root, settings, cache)
+    return encoding.encode(listing, _encoder(calls), texts, encoders, cache)[0]
+
+
+def test_captions_folders_beside_above_and_at_the_top(tmp_path):
+    for name in ("images/1.png", "deep/images/2.png", "sub/3.png"):
+        _picture(tmp_path / name)
+    for name in ("captions/1.txt", "deep/captions/2.txt", "captions/sub/3.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name, encoding="utf-8")
+    listing = read_folder(tmp_path, FolderSettings(captions="folder", validation=0.0, **SMALL))
+    assert {entry.name: entry.caption.plain for entry in listing.train} == {
+        "images/1.png": "captions/1.txt",
+        "deep/images/2.png": "deep/captions/2.txt",
+        "sub/3.png": "captions/sub/3.txt",
+    }
+
+
+def test_another_encoding_is_said_and_can_be_named(tmp_path):
+    _picture(tmp_path / "a.png").with_suffix(".txt").write_bytes("Mädchen".encode("cp1252"))
+    with pytest.raises(ValueError, match=r"the caption is not UTF-8 text .*encoding: cp1252"):
+        _made(tmp_path)
+    assert _made(tmp_path, filters="encoding: cp1252").pictures[0].caption == "Mädchen"
+
+
+def test_the_same_picture_and_the_same_name_are_said(tmp_path):
+    _picture(tmp_path / "a.png")
+    shutil.copy(tmp_path / "a.png", tmp_path / "b.png")
+    _picture(tmp_path / "a.webp", seed=1)
+    text = report(read_folder(tmp_path, FolderSettings(validation=0.0, **SMALL)))
+    assert "the same picture 2 times: a.png, b.png" in text
+    assert "one name for 2 pictures, so one caption file too: a.png, a.webp" in text
+
+
+def test_many_of_a_kind_are_said_in_few_lines(tmp_path):
+    for i in range(9):
+        _picture(tmp_path / f"{i}.png", seed=i)
+        shutil.copy(tmp_path / f"{i}.png", tmp_path / f"again {i}.png")
+    notes = read_folder(tmp_path, FolderSettings(validation=0.0, **SMALL)).notes
+    assert len(notes) == 6 and notes[-1] == "and 4 more like this"
+
+
+def test_a_small_picture_is_enlarged_or_left_out(tmp_path):
+    _picture(tmp_path / "small.png", (20, 30))
+    _picture(tmp_path / "large.png", (80, 80))
+    listing = read_folder(tmp_path, FolderSettings(validation=0.0, **SMALL))
+    assert len(listing.train) == 2 and "1 smaller than their bucket, enlarged: small.png" in report(listing)
+    listing = read_folder(tmp_path, FolderSettings(validation=0.0, filters=Filters.parse("small: skip"), **SMALL))
+    assert [e.name for e in listing.train] == ["large.png"]
+    assert "1 left out, smaller than their bucket (small: skip): small.png" in report(listing)
+
+
+def test_one_picture_is_trained_and_said(tmp_path):
+    _picture(tmp_path / "a.png")
+    listing = read_folder(tmp_path, FolderSettings(**SMALL))
+    assert (
+        len(listing.train) == 1
+        and not listing.held_out
+        and "one picture alone cannot be held out too" in report(listing)
+    )
+
+
+def test_settings_that_could_change_nothing_are_refused(tmp_path):
+    _pictures(tmp_path, 2)
+    with pytest.raises(ValueError, match="keep_tags has no effect where no tags are shuffled or dropped"):
+        _made(tmp_path, keep_tags=1)
+    with pytest.raises(ValueError, match="masks is alpha, but no picture is transparent"):
+        _made(tmp_path, filters="masks: alpha")
+    assert _made(tmp_path, keep_tags=1, tag_dropout=0.5).pictures
+
+
+def test_captions_that_look_like_wildcards_are_said(tmp_path):
+    _picture(tmp_path / "a.png").with_suffix(".txt").write_text("a {red|blue} ball\nanother line", encoding="utf-8")
+    assert "wildcards: true in filters makes choices of it: a.png" in report(
+        read_folder(tmp_path, FolderSettings(**SMALL))
+    )
+    assert (
+        _made(tmp_path).pictures[0].caption == "a {red|blue} ball another line"
+        and _made(tmp_path).pictures[0].wording is None
+    )
+    picture = _made(tmp_path, filters="wildcards: true").pictures[0]
+    assert picture.caption == "a red ball" and picture.wording.varies
+
+
+def test_latents_that_are_not_finite_are_refused_by_name_and_not_taken_from_the_cache(tmp_path):
+    _picture(tmp_path / "a.png")
+    _picture(tmp_path / "dark.png", seed=1)
+    listing = read_folder(tmp_path, FolderSettings(validation=0.0, **SMALL))
+    whole, calls = _encoder(), []
+
+    def overflowing(pixels):
+        calls.append(pixels)
+        return whole(pixels) * (float("nan") if len(calls) == 2 else 1.0)
+
+    cache = Cache(tmp_path / "cache")
+    with pytest.raises(ValueError, match=r"NaN or infinite latents of dark\.png.*--fp32-vae"):
+        encoding.encode(listing, overflowing, _texts, ("vae", "clip"), cache)
+    made = encoding.encode(listing, whole, _texts, ("vae", "clip"), cache)[0]
+    read, broken = Cache.read, {"latent": made.pictures[0].latent * float("inf")}
+    cache.read = lambda kind, key: (
+        (broken, None) if kind == "latents" else read(cache, kind, key)
+    )  # as an earlier Graft kept them
+    assert all(
+        p.latent.isfinite().all() for p in encoding.encode(listing, whole, _texts, ("vae", "clip"), cache)[0].pictures
+    )
+
+
+def test_masks_from_files_and_alpha(tmp_path):
+    alpha = np.zeros((64, 64, 4), np.uint8)
+    alpha[:, 32:, 3] = 255
+    Image.fromarray(alpha).save(tmp_path / "clear.png")
+    _picture(tmp_path / "masked.png", seed=1)
+    Image.fromarray(np.tile(np.arange(64, dtype=np.uint8) * 4, (64, 1))).save(tmp_path / "masked.mask.png")
+    _picture(tmp_path / "plain.png", seed=2)
+
+    def masks(filters):
+        return {picture.name[0]: picture.mask for picture in _made(tmp_path, filters=filters, flip=0.5).pictures}
+
+    found = masks("")
+    assert found["c"] is None and found["p"] is None
+    assert torch.allclose(found["m"][0, 0], torch.arange(8) * 32 * 1.0 / 255 + 14 / 255, atol=1e-6)
+    half = torch.tensor([0.0] * 4 + [1.0] * 4).expand(1, 8, 8)
+    assert torch.equal(masks("masks: alpha")["c"], half) and masks("masks: alpha")["m"] is None
+    both = masks("masks: both")
+    assert torch.equal(both["c"], half) and both["m"] is not None
+    assert not any(mask is not None for mask in masks("masks: off").values())
+    digests = {_made(tmp_path, filters=f).digest for f in ("", "masks: alpha", "masks: both", "masks: off")}
+    assert len(digests) == 4
+    Image.new("L", (64, 64), 9).save(tmp_path / "masked.mask.png")
+    assert _made(tmp_path).digest not in digests
+    (tmp_path / "masked.mask.png").write_bytes(b"x")
+    listing = read_folder(tmp_path, FolderSettings(**SMALL))
+    assert any("masked.png: its mask masked.mask.png cannot be used" in problem for problem in listing.problems)
+
+
+def test_crops_and_what_they_tell(tmp_path):
+    across = np.tile(np.linspace(0, 255, 256).astype(np.uint8), (64, 1))
+    Image.fromarray(across).save(tmp_path / "wide.png")
+    plain = {"buckets": False}
+    centre, top = (_made(tmp_path, filters=f, **plain).pictures[0] for f in ("", "crop: top"))
+    assert (centre.framing.left, centre.framing.top) == (96, 0) and top.framing == centre.framing and not centre.more
+    picture = _made(tmp_path, filters="crop: random\ncrops: 3", **plain).pictures[0]
+    lefts = [picture.view(i).framing.left for i in range(3)]
+    assert len(picture.more) == 2 and len(set(lefts)) == 3
+    for i, left in enumerate(lefts):
+        assert torch.equal(
+            picture.view(i).latent[0, 0], torch.from_numpy(across[0, left : left + 64 : 8].astype(np.float32) / 255)
+        )
+    again = _made(tmp_path, filters="crop: random\ncrops: 3", **plain).pictures[0]
+    assert [again.view(i).framing for i in range(3)] == [picture.view(i).framing for i in range(3)]
+    assert _made(tmp_path, filters="size_conditioning: false").pictures[0].framing is None
+    tall = Image.fromarray(across).rotate(90, expand=True)
+    tall.save(tmp_path / "wide.png")
+    assert _made(tmp_path, filters="crop: top", **plain).pictures[0].framing.top == 0
+    assert _made(tmp_path, **plain).pictures[0].framing.top == 96
+
+
+def test_every_setting_of_the_filters_changes_the_digest(tmp_path):
+    for i in range(6):
+        _picture(tmp_path / f"{i}.png", (40, 50) if i == 5 else (64, 100), seed=i)
+        record = {"tags": [f"tag {i}", "all", "{a|b}"], "score": 10 * i}
+        (tmp_path / f"{i}.json").write_text(json.dumps(record), encoding="utf-8")
+    texts = (
+        "",
+        "consider_every_nth: 2",
+        "shuffle_tag_p: 0.5",
+        "blacklist_tags: [tag 1]",
+        "non_caption_tags: [all]",
+        "replacements: {tag: x}",
+        "tag_separator: ' '",
+        "abs_min_score: 20",
+        "min_score: 30",
+        "min_score: 30\ntag_bonus_scores: {tag 1: 50}",
+        "score_tags: [20]",
+        "wildcards: true",
+        "crop: top",
+        "crop: random",
+        "crop: random\ncrops: 2",
+        "size_conditioning: false",
+        "keep_separator: '|||'",
+        "trigger: zorp",
+        "caption_prefix: a",
+        "caption_suffix: a",
+        "resolutions: [128]",
+        "small: skip",
+    )
+    digests = {text: _made(tmp_path, filters=text, buckets=False).digest for text in texts}
+    assert len(set(digests.values())) == len(texts)
+    elsewhere = {"masks", "encoding"}  # test_masks_from_files_and_alpha, test_another_encoding_is_said_and_can_be_named
+    speed = (
+        "cache: false",
+        "cache_gb: 3",
+        "workers: 2",
+        "write_schedule: true",
+        "changed: stop",
+    )  # these change no picture
+    named = {line.partition(":")[0] for text in (*texts, *speed) for line in text.splitlines()}
+    assert named | elsewhere == {field.name for field in dataclasses.fields(Filters)}
+    for same in speed:
+        assert _made(tmp_path, filters=same, buckets=False).digest == digests[""]
+    nodes = ({"shuffle_tags": True}, {"tag_dropout": 0.5}, {"tag_dropout": 0.5, "keep_tags": 1})
+    assert len({digests[""], *(_made(tmp_path, buckets=False, **s).digest for s in nodes)}) == 4
+
+
+def test_a_changed_picture_recomputes_just_itself(tmp_path):
+    root, cache = _pictures(tmp_path / "data", 6), tmp_path / "cache"
+    first, second, third, fourth = [], [], [], []
+    before = _made(root, Cache(cache), first, flip=0.5)
+    assert len(first) == 12
+    again = _made(root, Cache(cache), second, flip=0.5)
+    assert not second and again.digest == before.digest
+    pairs = list(zip(before.pictures, again.pictures, strict=True))
+    assert all(torch.equal(a.latent, b.latent) and torch.equal(a.flipped, b.flipped) for a, b in pairs)
+    _picture(root / "3.png", seed=77)
+    after = _made(root, Cache(cache), third, flip=0.5)
+    assert len(third) == 2 and after.digest != before.digest
+    assert torch.equal(third[0], torch.from_numpy(np.asarray(Image.open(root / "3.png"), np.float32) / 255)[None])
+    _made(root, Cache(cache), fourth, flip=0.5, encoders=("another vae", "clip"))
+    assert len(fourth) == 12
+
+
+def test_damaged_cache_files_are_made_again_and_said(tmp_path):
+    root, cache = _pictures(tmp_path / "data", 3), tmp_path / "cache"
+    before = _made(root, Cache(cache))
+    for path in cache.rglob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1])
+    used, calls = Cache(cache), []
+    again = _made(root, used, calls)
+    assert len(calls) == 3 and all(
+        torch.equal(a.latent, b.latent) for a, b in zip(before.pictures, again.pictures, strict=True)
+    )
+    assert (
+        sum("made again" in line for line in used.report()) == 3 + 3 + 4
+    )  # latents, pictures, captions with the empty one
+
+
+def test_a_file_that_changes_while_it_is_encoded_is_said(tmp_path):
+    _pictures(tmp_path, 2)
+    listing = read_folder(tmp_path, FolderSettings(**SMALL))
+    _picture(tmp_path / "0.png", seed=5)
+    with pytest.raises(ValueError, match=r"0\.png changed while the folder was read"):
+        encoding.encode(listing, _encoder(), _texts, ("", ""))
+
+
+def test_the_editors_data_is_json(tmp_path):
+    _pictures(tmp_path, 4)
+    (tmp_path / "cut.png").write_bytes(b"x")
+    (tmp_path / "batch_id.txt").write_text("mine", encoding="utf-8")
+    listing = read_folder(tmp_path, FolderSettings(**SMALL))
+    data = json.loads(json.dumps(editor_data(listing, "text")))
+    assert (
+        data["count"] == 4
+        and data["train"] + data["held_out"] == 4
+        and data["report"] == "text"
+        and data["version"] == 1
+    )
+    assert data["buckets"] == [{"width": 64, "height": 64, "batch_id": "mine", "train": 3, "held_out": 1}]
+    assert [row["name"] for row in data["pictures"]] == ["0.png", "1.png", "2.png", "3.png"]
+    assert data["pictures"][0]["caption"] == "caption 0" and sum(row["held_out"] for row in data["pictures"]) == 1
+    assert data["problems"] == [{"name": "cut.png", "message": "not a picture that can be read"}]
+
+
+def test_a_picture_is_shown_at_each_resolution_and_held_out_at_none_or_all(tmp_path):
+    _pictures(tmp_path, 5)
+    _picture(tmp_path / "wide.png", (96, 48), seed=9)
+    settings = {**SMALL, "validation": 0.3, "repeats": 2}
+    listing = read_folder(tmp_path, FolderSettings(**settings, filters=Filters(resolutions=(32, 64, 96))))
+    shown = {}
+    for entry in listing.entries:
+        shown.setdefault(entry.name, []).append(entry.bucket)
+    assert len(shown) == 6 and {tuple(sizes) for name, sizes in shown.items() if name != "wide.png"} == {
+        ((64, 64), (32, 32), (96, 96))
+    }
+    assert [w * h <= side * side for (w, h), side in zip(shown["wide.png"], (64, 32, 96), strict=True)] == [True] * 3
+    held, train = ({entry.name for entry in part} for part in (listing.held_out, listing.train))
+    plain = read_folder(tmp_path, FolderSettings(**settings))
+    assert not held & train and held == {entry.name for entry in plain.held_out} and listing.digest != plain.digest
+    text = report(listing)
+    assert (
+        "6 pictures: 4 to train on, 2 held out" in text
+        and "at resolutions 64, 32, 96: 12 to train on, 6 held out" in text
+    )
+    assert (
+        "the same picture" not in text
+        and editor_data(listing, text)["count"] == 6
+        and len(editor_data(listing, text)["pictures"]) == 18
+    )
+
+    def captions(texts):
+        return {text: Conditioning(torch.zeros(1, 1, 1)) for text in texts}
+
+    data, _ = encoding.encode(listing, lambda pixels: pixels.movedim(-1, 1)[:, :, ::8, ::8], captions, ("v", "c"))
+    assert len(data.pictures) == 12 and len({tuple(picture.latent.shape) for picture in data.pictures}) >= 3
+    few = read_folder(tmp_path, FolderSettings(**settings, filters=Filters(resolutions=(96,), small="skip")))
+    assert {entry.bucket for entry in few.entries if entry.name != "wide.png"} == {(64, 64)}
+
+
+def test_resolutions_that_cannot_be(tmp_path):
+    with pytest.raises(ValueError, match=r"resolution is 8, expected at least bucket_step"):
+        FolderSettings(**SMALL, filters=Filters(resolutions=(8,)))
+    with pytest.raises(ValueError, match=r"resolution is 70, expected a multiple of 8"):
+        FolderSettings(resolution=64, buckets=False, filters=Filters(resolutions=(70,)))
+    with pytest.raises(ValueError, match=r"resolutions is \[1\], expected a list of whole numbers from 64"):
+        Filters.parse("resolutions: [1]")

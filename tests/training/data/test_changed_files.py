@@ -1,0 +1,62 @@
+"""Files that change while training: each change said once, at the next look, or the end of it; a touch is no change."""
+
+import os
+
+import pytest
+from graft_nodes.training.data.changed_files import Changed, Patrol, Watched, stamps
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for i in range(6):
+        (tmp_path / f"{i}.png").write_bytes(b"picture %d" % i)
+        (tmp_path / f"{i}.txt").write_text(f"caption {i}", encoding="utf-8")
+    (tmp_path / "notes.md").write_text("not of the dataset", encoding="utf-8")
+    return tmp_path
+
+
+def _patrol(folder, stop=False, at_once=64):
+    return Patrol([Watched(folder, stamps(folder), stop)], at_once)
+
+
+def test_nothing_changed_is_nothing_said(folder):
+    patrol = _patrol(folder)
+    (folder / "notes.md").write_text("more", encoding="utf-8")
+    (folder / "new.md").write_text("more", encoding="utf-8")
+    os.utime(folder / "0.png", (1, 1))  # touched, with the same contents
+    assert patrol.sweep() == [] and patrol.look() == [] and patrol.look() == []
+
+
+def test_each_change_is_said_once(folder):
+    patrol = _patrol(folder)
+    (folder / "1.txt").write_text("another caption", encoding="utf-8")
+    (folder / "2.png").unlink()
+    (folder / "9.png").write_bytes(b"new")
+    assert sorted(patrol.look()) == ["1.txt has changed", "2.png is gone", "9.png is new"] and patrol.look() == []
+    (folder / "3.png").write_bytes(b"picture x")  # of the same size
+    assert patrol.look() == ["3.png has changed"] and patrol.sweep() == []
+
+
+def test_a_few_files_at_a_time_and_all_in_turn(folder):
+    patrol = _patrol(folder, at_once=5)
+    (folder / "5.txt").write_text("another caption", encoding="utf-8")
+    assert [patrol.look() for _ in range(4)] == [[], [], ["5.txt has changed"], []]
+    (folder / "0.png").write_bytes(b"x")
+    assert _patrol(folder, at_once=5).sweep() == []
+    assert patrol.sweep() == ["0.png has changed"]
+
+
+def test_stop_names_what_changed_and_what_to_do(folder):
+    patrol = _patrol(folder, stop=True)
+    assert patrol.look() == []
+    (folder / "1.txt").write_text("another caption", encoding="utf-8")
+    with pytest.raises(Changed, match=r"1\.txt has changed.*Put the files back.*changed: continue"):
+        patrol.look()
+
+
+def test_a_folder_that_is_gone(folder):
+    import shutil
+
+    patrol = _patrol(folder)
+    shutil.rmtree(folder)
+    assert len(patrol.look()) == 12

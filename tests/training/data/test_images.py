@@ -1,0 +1,207 @@
+"""Picture files of every format against pixels drawn by hand; masks; the frames of buckets against Pillow's own
+transforms.
+"""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from graft_nodes.training.data import buckets, images
+from graft_nodes.training.data.buckets import frame
+from PIL import Image, ImageOps, features
+
+
+def _noise(size=(16, 12), channels=3, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (size[1], size[0], channels), dtype=np.uint8)
+
+
+def _opened(path):
+    picture, alpha = images.open_picture(path)
+    return np.asarray(picture), None if alpha is None else np.asarray(alpha)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("suffix", [".png", ".webp"])
+def test_every_exif_orientation(tmp_path, orientation, suffix):
+    pixels = _noise()
+    # What a viewer shows for each value of the tag (Exif 2.32, 4.6.4, orientation), as turns of the stored rows and
+    # columns.
+    shown = {
+        1: pixels,
+        2: pixels[:, ::-1],
+        3: pixels[::-1, ::-1],
+        4: pixels[::-1],
+        5: pixels.transpose(1, 0, 2),
+        6: np.rot90(pixels, -1),
+        7: pixels[::-1, ::-1].transpose(1, 0, 2),
+        8: np.rot90(pixels),
+    }
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = tmp_path / f"a{suffix}"
+    Image.fromarray(pixels).save(path, exif=exif, **({"lossless": True} if suffix == ".webp" else {}))
+    assert (_opened(path)[0] == shown[orientation]).all()
+
+
+def test_colour_models_become_rgb(tmp_path):
+    rgb, grey = _noise(), _noise(channels=1)[:, :, 0]
+    palette = Image.fromarray(rgb).quantize(8)
+    palette.save(tmp_path / "palette.png")
+    Image.fromarray(grey).save(tmp_path / "grey.png")
+    Image.fromarray(np.dstack([grey, grey * 0 + 255]), "LA").save(tmp_path / "grey alpha.png")
+    Image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / "deep.png")
+    Image.fromarray(rgb).save(tmp_path / "a.bmp")
+    Image.fromarray(grey > 128).save(tmp_path / "bits.png")
+    three = np.repeat(grey[:, :, None], 3, 2)
+    assert (_opened(tmp_path / "palette.png")[0] == np.asarray(palette.convert("RGB"))).all()
+    assert (_opened(tmp_path / "grey.png")[0] == three).all() and (
+        _opened(tmp_path / "grey alpha.png")[0] == three
+    ).all()
+    assert (_opened(tmp_path / "deep.png")[0] == three).all()
+    assert (_opened(tmp_path / "a.bmp")[0] == rgb).all()
+    assert (_opened(tmp_path / "bits.png")[0] == (three > 128) * 255).all()
+
+
+def test_cmyk_is_ink_on_white(tmp_path):
+    Image.new("CMYK", (16, 16), (255, 0, 0, 0)).save(tmp_path / "cyan.jpg", quality=100)
+    red, green, blue = _opened(tmp_path / "cyan.jpg")[0][8, 8]
+    assert red < 60 and green > 120 and blue > 180
+
+
+def test_16_bit_rgb(tmp_path):
+    """A 16 bit RGB PNG, which Pillow cannot write: put together by hand."""
+    import struct
+    import zlib
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = b"".join(b"\0" + struct.pack(">6H", 0, 65535, 32896, 65535, 0, 257) for _ in range(2))
+    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 2, 2, 16, 2, 0, 0, 0))
+    (tmp_path / "a.png").write_bytes(data + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
+    assert _opened(tmp_path / "a.png")[0][0].tolist() == [[0, 255, 128], [255, 0, 1]]
+
+
+def test_the_first_frame_of_a_moving_picture(tmp_path):
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ((255, 0, 0), (0, 255, 0), (0, 0, 255))]
+    for name in ("a.gif", "a.webp", "a.png"):
+        extra = {"lossless": True} if name.endswith("webp") else {}
+        frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:], duration=50, **extra)
+        assert (_opened(tmp_path / name)[0] == (255, 0, 0)).all(), name
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
+def test_avif(tmp_path):
+    Image.new("RGB", (32, 32), (200, 100, 50)).save(tmp_path / "a.avif", quality=100)
+    assert np.abs(_opened(tmp_path / "a.avif")[0].astype(int) - (200, 100, 50)).max() <= 4
+
+
+def test_avif_without_support_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "a.avif").write_bytes(b"\0\0\0\x1cftypavif")
+    monkeypatch.setattr(Image, "registered_extensions", dict)
+    with pytest.raises(ValueError, match="this Pillow cannot read AVIF"):
+        images.open_picture(tmp_path / "a.avif")
+
+
+def test_transparency_is_over_white_and_kept_as_alpha(tmp_path):
+    pixels = _noise(channels=4)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    found, alpha = _opened(tmp_path / "a.png")
+    share = pixels[:, :, 3:].astype(float) / 255
+    assert (
+        np.abs(found - (pixels[:, :, :3] * share + 255 * (1 - share))).max() <= 1.01
+        and (alpha == pixels[:, :, 3]).all()
+    )
+    palette = Image.fromarray(_noise()).quantize(4)
+    palette.save(tmp_path / "p.png", transparency=0)
+    assert (_opened(tmp_path / "p.png")[1] == np.where(np.asarray(palette) == 0, 0, 255)).all()
+    assert _opened(tmp_path / "p.png")[0][np.asarray(palette) == 0].min() == 255
+
+
+def test_damage_is_a_value_error(tmp_path):
+    buffer = io.BytesIO()
+    Image.fromarray(_noise((64, 64))).save(buffer, "PNG")
+    for name, data in {"cut.png": buffer.getvalue()[:500], "empty.png": b"", "words.jpg": b"no picture"}.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ValueError):
+            images.open_picture(tmp_path / name)
+
+
+def test_a_bomb_is_refused(tmp_path, monkeypatch):
+    Image.fromarray(_noise((64, 64))).save(tmp_path / "a.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(ValueError, match="decompression bomb"):
+        images.open_picture(tmp_path / "a.png")
+
+
+def test_masks_and_hidden_folders_are_no_pictures(tmp_path):
+    for name in ("a.png", "a.mask.png", "masks/a.png", ".cache/b.png", "deep/c.JPG", "deep/masks/c.png", "d.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x")
+    assert [p.relative_to(tmp_path).as_posix() for p in images.find(tmp_path)] == ["a.png", "deep/c.JPG"]
+    assert images.mask_file(tmp_path / "a.png", tmp_path) == tmp_path / "a.mask.png"
+    assert images.mask_file(tmp_path / "deep" / "c.JPG", tmp_path) == tmp_path / "deep" / "masks" / "c.png"
+    (tmp_path / "a.mask.png").unlink()
+    assert images.mask_file(tmp_path / "a.png", tmp_path) == tmp_path / "masks" / "a.png"
+    assert images.mask_file(tmp_path / "deep" / "a.png", tmp_path) == tmp_path / "masks" / "a.png"
+
+
+@pytest.mark.parametrize("place", [(0.5, 0.5), (0.5, 0.0), (0.0, 0.0), (1.0, 1.0), (0.3, 0.8)])
+@pytest.mark.parametrize("size", [(100, 50), (50, 100), (640, 630), (31, 200), (64, 48)])
+def test_a_frame_is_pillows_resize_and_crop(size, place):
+    bucket = (64, 48)
+    picture = Image.fromarray(_noise(size))
+    found = frame(size, bucket, place)
+    scaled = picture.resize(found.scaled, Image.Resampling.LANCZOS)
+    assert found.scaled[0] >= 64 and found.scaled[1] >= 48 and (found.scaled[0] == 64 or found.scaled[1] == 48)
+    assert abs(found.scaled[0] / found.scaled[1] / (size[0] / size[1]) - 1) < 0.02  # the shape stays
+    assert 0 <= found.left <= found.scaled[0] - 64 and 0 <= found.top <= found.scaled[1] - 48
+    expected = np.asarray(scaled)[found.top : found.top + 48, found.left : found.left + 64]
+    assert (np.asarray(images.fitted(picture, found)) == expected).all()
+    assert found.enlarged == (size[0] < 64 or size[1] < 48)
+    mirrored = ImageOps.mirror(scaled).crop(found.mirrored.box)
+    assert (np.asarray(mirrored) == expected[:, ::-1]).all()
+
+
+def test_what_sdxl_is_told():
+    found = frame((2000, 1000), (1024, 1024), (0.5, 0.0))
+    assert found.scaled == (2048, 1024) and found.conditions() == {
+        "width": 2000,
+        "height": 1000,
+        "crop_w": 512,
+        "crop_h": 0,
+        "target_width": 1024,
+        "target_height": 1024,
+    }
+    left = frame((2000, 1000), (1024, 1024), (0.0, 0.0))
+    assert left.conditions()["crop_w"] == 0 and left.mirrored.conditions()["crop_w"] == 1024
+
+
+def test_a_mask_is_the_mean_of_the_pixels_under_each_latent():
+    pixels = _noise((64, 48), 1)[:, :, 0]
+    found = images.latent_mask(Image.fromarray(pixels), frame((64, 48), (64, 48)), (6, 8))
+    expected = pixels.reshape(6, 8, 8, 8).astype(np.float64).mean((1, 3)) / 255
+    assert found.shape == (1, 6, 8) and torch.allclose(found[0].double(), torch.from_numpy(expected), atol=1e-6)
+
+
+def test_a_mask_follows_the_cut_of_its_picture():
+    pixels = np.zeros((50, 100), np.uint8)
+    pixels[:, 50:] = 255
+    framing = frame((100, 50), (64, 64), (1.0, 0.0))  # scaled to 128x64, the right half kept
+    assert torch.equal(images.latent_mask(Image.fromarray(pixels), framing, (8, 8))[0, :, 1:], torch.ones(8, 7))
+    framing = frame((100, 50), (64, 64), (0.0, 0.0))
+    assert torch.equal(images.latent_mask(Image.fromarray(pixels), framing, (8, 8))[0, :, :7], torch.zeros(8, 7))
+
+
+@pytest.mark.parametrize(("resolution", "step"), [(500, 64), (333, 8), (72, 64), (1000, 64), (1344, 128), (64, 64)])
+def test_any_base_resolution(resolution, step):
+    found = buckets.sizes(resolution, step)
+    side = resolution // step * step
+    assert (side, side) in found and all(w % step == h % step == 0 and w * h <= resolution**2 for w, h in found)
+    assert buckets.nearest(700, 700, found) == (side, side)
+    if step == 8:  # fine buckets are near every shape
+        for size in ((1600, 1000), (900, 1600), (1234, 567)):
+            w, h = buckets.nearest(*size, found)
+            assert abs(np.log(w / h / (size[0] / size[1]))) < 0.03

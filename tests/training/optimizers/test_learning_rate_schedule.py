@@ -1,0 +1,64 @@
+"""Schedules against formulas written out by hand and against diffusers' own."""
+
+import math
+
+import pytest
+import torch
+from diffusers.optimization import get_scheduler
+from graft_nodes.training.optimizers.learning_rate_schedule import rate_at
+from graft_nodes.training.optimizers.settings import OptimizerSettings
+
+
+def _rates(schedule, **settings):
+    held = OptimizerSettings(learning_rate=2.0, schedule=schedule, total_steps=101, **settings)
+    return [rate_at(held, step) for step in range(130)]
+
+
+def test_schedules_end_at_their_floor_on_the_last_step():
+    for schedule in ("linear", "cosine", "cosine-restarts", "polynomial"):
+        rates = _rates(schedule, floor=0.1)
+        assert rates[0] == 2.0 and rates[100] == pytest.approx(0.2) and rates[129] == pytest.approx(0.2), schedule
+    assert set(_rates("constant")) == {2.0}
+
+
+def test_schedules_are_their_formulas():
+    for k in (0, 13, 50, 99, 100):
+        x = k / 100
+        assert _rates("linear")[k] == pytest.approx(2 * (1 - x))
+        assert _rates("cosine", floor=0.02)[k] == pytest.approx(2 * (0.02 + 0.98 * (1 + math.cos(math.pi * x)) / 2))
+        assert _rates("polynomial")[k] == pytest.approx(2 * (1 - x) ** 2)
+    restarts = _rates("cosine-restarts")
+    assert [k for k in range(1, 100) if restarts[k] > restarts[k - 1]] == [25, 50, 75]
+
+
+def test_warmup_rises_linearly_and_counts_in_the_horizon():
+    rates = _rates("cosine", warmup=10)
+    assert rates[:10] == pytest.approx([2 * (k + 1) / 10 for k in range(10)])
+    assert rates[10] == 2.0 and rates[100] == pytest.approx(0.0)
+
+
+def test_scale_lr_is_the_documented_power():
+    held = OptimizerSettings(learning_rate=1.0, batch_size=4, accumulation=3, scale_lr=True)
+    assert rate_at(held, 5) == pytest.approx(12**0.55)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "theirs", "more"),
+    [
+        ("constant", "constant", {}),
+        ("linear", "linear", {}),
+        ("cosine", "cosine", {}),
+        ("cosine-restarts", "cosine_with_restarts", {"num_cycles": 4}),
+        ("polynomial", "polynomial", {"power": 2.0}),
+    ],
+)
+def test_schedules_are_those_of_diffusers(schedule, theirs, more):
+    # Theirs ends one step after the last and so never uses the floor; ours ends on the last.
+    settings = OptimizerSettings(learning_rate=1.0, schedule=schedule, total_steps=41)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    scheduler = get_scheduler(theirs, optimizer, num_warmup_steps=0, num_training_steps=40, **more)
+    for step in range(40):
+        assert rate_at(settings, step) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-6), step
+        optimizer.step()
+        scheduler.step()

@@ -1,0 +1,155 @@
+"""AdamW and clipping against formulas written out by hand; what is wrong with settings is said before
+the first step.
+"""
+
+import math
+import sys
+
+import pytest
+import torch
+from graft_nodes.ema.decay import EMASettings
+from graft_nodes.training.optimizers.learning_rate_schedule import rate_at
+from graft_nodes.training.optimizers.settings import OptimizerSettings, remarks
+from graft_nodes.training.run.step import Workspace, advance_, backward_
+from graft_nodes.training.state import Settings, Start, begin, with_settings
+from graft_nodes.training.trainable.install import AdapterSettings
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"clip_norm": 0.0}, {"clip_norm": 0.02, "weight_decay": 0.1}, {"lora_plus": 4.0}]
+)
+def test_three_steps_are_adamw_written_out(lab, settings):
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    work = Workspace(
+        lab.state(denoiser, dataset, AdapterSettings(targets="all", rank=2), **settings), denoiser, dataset
+    )
+    held = work.begun.settings.optimizer
+    weights = {name: t.detach().double().clone() for name, t in work.trained.items()}
+    first, second = ({name: torch.zeros_like(w) for name, w in weights.items()} for _ in range(2))
+    with work.installed():
+        for n in range(1, 4):
+            backward_(work)
+            grads = {name: t.grad.double().clone() for name, t in work.trained.items()}
+            work.mover.forget()
+            norm = math.sqrt(sum(float(g.square().sum()) for g in grads.values()))
+            shrink = min(1.0, held.clip_norm / (norm + 1e-6)) if held.clip_norm else 1.0
+            moved = advance_(work)
+            assert moved.norm == pytest.approx(norm, rel=1e-4)
+            for name, w in weights.items():
+                rate = rate_at(held, n - 1) * (held.lora_plus if "lora_up" in name else 1.0)
+                g = grads[name] * shrink
+                first[name] = 0.9 * first[name] + 0.1 * g
+                second[name] = 0.999 * second[name] + 0.001 * g * g
+                w -= rate * held.weight_decay * w
+                w -= rate * (first[name] / (1 - 0.9**n)) / ((second[name] / (1 - 0.999**n)).sqrt() + 1e-8)
+                assert torch.allclose(w.float(), work.trained[name].detach(), atol=1e-6), name
+
+
+def test_the_moments_come_back_from_a_state(lab):
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    work = Workspace(lab.state(denoiser, dataset), denoiser, dataset)
+    with work.installed():
+        advance_(work)
+    first = work.state()
+    again = Workspace(first, denoiser, dataset).state().optimizer
+    assert first.optimizer.keys() == again.keys() and all(torch.equal(first.optimizer[k], again[k]) for k in again)
+    assert {key.split("/")[0] for key in again} == {"step", "exp_avg", "exp_avg_sq"}
+
+
+WRONG = [
+    ({"optimizer": "x"}, "optimizer is 'x', expected one of adamw"),
+    ({"precision": "half"}, "precision is 'half', expected one of auto"),
+    ({"offload": "disk"}, "offload is 'disk', expected one of none"),
+    ({"learning_rate": 0.0}, "learning_rate is 0.0"),
+    ({"learning_rate": float("nan")}, "learning_rate is nan"),
+    ({"clip_norm": float("inf")}, "clip_norm is inf"),
+    ({"text_encoder_rate": -1.0}, "text_encoder_rate is -1.0"),
+    ({"warmup": 2000}, "warmup is 2000 steps and total_steps only 1000"),
+    ({"floor": 2.0, "batch_size": 0}, "batch_size is 0.*floor is 2.0"),
+    ({"floor": 0.5}, "schedule constant never falls"),
+    (
+        {"block_rates": "a=x, /(/=1, b=-1, =2"},
+        "'a=x' cannot be read.*'/\\(/=1' cannot be read.*'b=-1' needs.*'=2' needs",
+    ),
+    ({"optimizer": "schedulefree", "schedule": "cosine"}, "takes the place of schedule cosine"),
+    (
+        {"optimizer": "adacoor", "scale_lr": True, "warmup": 1, "weight_decay": 0.5},
+        "scale_lr True.*warmup 1.*weight_decay 0.5",
+    ),
+    ({"optimizer": "adacoor", "schedule": "linear", "block_rates": "a=0"}, "block_rates 'a=0'.*schedule 'linear'"),
+    ({"optimizer": "prodigy", "lora_plus": 4.0, "text_encoder_rate": 1.0}, "text_encoder_rate 1.0.*lora_plus 4.0"),
+    ({"optimizer": "prodigy", "block_rates": "a = 0.5"}, "one step size for all tensors, so block_rates 'a = 0.5'"),
+    ({"fused_backward": True, "accumulation": 2}, "clip_norm 1 needs.*accumulation 2 sums"),
+    ({"fused_backward": True, "clip_norm": 0.0, "precision": "fp16"}, "fused_backward.*fp16 must see every gradient"),
+    ({"fused_backward": True, "clip_norm": 0.0, "optimizer": "prodigy"}, "fused_backward.*all gradients together"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), WRONG, ids=lambda v: str(v)[:50])
+def test_wrong_and_excluding_settings_are_all_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        OptimizerSettings(**settings)
+
+
+RUNS = [
+    ({"lora_plus": 4.0}, {"kind": "full"}, False, "kind full trains none"),
+    ({"text_encoder_rate": 1e-4}, {}, False, "the text encoder is not trained"),
+    ({"block_rates": "blocks.*=0.5, nowhere.*=2"}, {}, False, "'nowhere.\\*' matches no trained tensor"),
+    ({"optimizer": "schedulefree"}, {"max_norm": 1.0}, True, "disconnect GraftEMA.*max_norm 1 would scale"),
+    ({"optimizer": "muon"}, {"kind": "full", "pattern": "norm"}, False, "muon moves matrices"),
+    ({"offload": "layers"}, {"kind": "full"}, False, "kind full trains them all"),
+]
+
+
+@pytest.mark.parametrize(("settings", "adapter", "ema", "message"), RUNS, ids=lambda v: str(v)[:40])
+def test_what_does_not_fit_a_run_is_said_at_its_start_and_when_settings_change(lab, settings, adapter, ema, message):
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    adapter = AdapterSettings(**{"targets": "all", "rank": 2, **adapter})
+    start = Start("model", dataset.digest, adapter, EMASettings() if ema else None)
+    with pytest.raises(ValueError, match=message):
+        begin(denoiser.module, start, Settings(OptimizerSettings(**settings)))
+    with pytest.raises(ValueError, match=message):
+        with_settings(begin(denoiser.module, start), OptimizerSettings(**settings), None)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "package"),
+    [
+        ("adamw8bit", "bitsandbytes"),
+        ("lion", "lion-pytorch"),
+        ("prodigy", "prodigyopt"),
+        ("schedulefree", "schedulefree"),
+    ],
+)
+def test_a_missing_package_is_named_with_what_to_install(lab, monkeypatch, optimizer, package):
+    monkeypatch.setitem(sys.modules, package.replace("-", "_"), None)
+    with pytest.raises(
+        ValueError, match=f"{optimizer} needs the package {package}: pip install {package} .*`optimizers`"
+    ):
+        lab.state(lab.Flow(), lab.pictures(), ema=False, optimizer=optimizer, schedule="constant")
+
+
+@pytest.mark.parametrize(("optimizer", "name", "version"), [("muon", "Muon", "2.9"), ("adafactor", "Adafactor", "2.5")])
+def test_an_old_torch_is_told_which_one_is_needed(lab, monkeypatch, optimizer, name, version):
+    monkeypatch.delattr(torch.optim, name)
+    with pytest.raises(
+        ValueError, match=f"{optimizer} needs torch {version} or later and this is {torch.__version__.split('+')[0]}"
+    ):
+        lab.state(lab.Flow(), lab.pictures(), optimizer=optimizer)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, ""),
+        ({"optimizer": "prodigy"}, "prodigy finds the rate itself and multiplies it by learning_rate, which is 0.0001"),
+        ({"optimizer": "prodigy", "learning_rate": 1.0}, ""),
+        ({"optimizer": "adacoor"}, "adacoor ignores learning_rate (0.0001) and weight_decay (0.01)"),
+        ({"learning_rate": 1.0}, "learning_rate 1 is so large for adamw"),
+        ({"optimizer": "lion", "learning_rate": 1e-3}, "a tenth of AdamW's"),
+        ({"warmup": 600}, "warmup is 600 of 1000 steps"),
+    ],
+)
+def test_what_is_probably_not_meant_is_said(settings, said):
+    found = remarks(OptimizerSettings(**settings))
+    assert (said in found[0] and len(found) == 1) if said else not found

@@ -1,0 +1,288 @@
+"""Training as a function: equal bytes, any split of the steps, and nothing of the model, the generator or the input
+changed.
+"""
+
+import copy
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from graft_nodes.ema.decay import EMASettings
+from graft_nodes.training.objective.loss import ObjectiveSettings
+from graft_nodes.training.run.loop import Stopped, Watch, train
+from graft_nodes.training.run.step import Workspace, backward_
+from graft_nodes.training.state import advanced, equal, with_settings
+from graft_nodes.training.store import saved_states
+from graft_nodes.training.trainable.install import AdapterSettings
+
+KINDS = {
+    "lora": AdapterSettings(targets="attention+ff", rank=2),
+    "locon": AdapterSettings("locon", targets="all", rank=2),
+    "full": AdapterSettings("full", targets="all"),
+    "dropouts": AdapterSettings(
+        targets="all", rank=4, rank_dropout=0.3, module_dropout=0.2, network_dropout=0.2, max_norm=0.05
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_two_calls_are_one(lab, kind, accumulation):
+    denoiser, dataset = lab.Flow(), lab.pictures(11, held_out=[10])
+    start = lab.state(denoiser, dataset, KINDS[kind], accumulation=accumulation)
+    watch = Watch(validate_every=4)
+    whole = train(start, denoiser, dataset, 12, watch)
+    parts = train(train(start, denoiser, dataset, 5, watch), denoiser, dataset, 7, watch)
+    assert equal(whole, parts) and whole.history == parts.history
+    assert whole.position == ((start.settings.digest, 12),)
+    assert [step for step, _ in whole.history.validation] == [0, 4, 8, 12]
+    assert start.step == 0 and not start.optimizer
+
+
+@pytest.mark.parametrize("precision", ["float32", "fp16", "full-bf16"])
+def test_a_step_whose_dropout_leaves_out_every_module_moves_nothing(lab, precision):
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    adapter = AdapterSettings(targets="attention", rank=2, pattern="blocks.0.attn1.to_q", module_dropout=0.7)
+    start = lab.state(denoiser, dataset, adapter, precision=precision)
+    whole = train(start, denoiser, dataset, 12)
+    assert 0 < sum(norm == 0 for norm in whole.history.norm) < 12 and all(loss > 0 for loss in whole.history.loss)
+    assert equal(whole, train(train(start, denoiser, dataset, 5), denoiser, dataset, 7))
+
+
+def test_equal_input_gives_equal_bytes_and_the_input_is_not_changed(lab):
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    state = train(lab.state(denoiser, dataset), denoiser, dataset, 3)
+    before = copy.deepcopy((dict(state.trained), dict(state.optimizer), dict(state.average)))
+    first, second = (train(state, denoiser, dataset, 4) for _ in range(2))
+    assert equal(first, second)
+    assert all(
+        torch.equal(a[k], b[k])
+        for a, b in zip(before, (state.trained, state.optimizer, state.average), strict=True)
+        for k in a
+    )
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": 4}, {"batch_size": 2}, {"learning_rate": 2e-2}, {"weight_decay": 0.5}, {"clip_norm": 1e-3}]
+)
+def test_settings_change_the_bytes_and_the_key(lab, change):
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    plain = train(lab.state(denoiser, dataset), denoiser, dataset, 5)
+    other = train(lab.state(denoiser, dataset, **change), denoiser, dataset, 5)
+    assert plain.key != other.key
+    assert not torch.equal(plain.trained["blocks.0.ff.lora_up.weight"], other.trained["blocks.0.ff.lora_up.weight"])
+
+
+def test_losses_that_are_not_finite_are_never_the_best(lab):
+    denoiser, dataset, kept = lab.Flow(), lab.pictures(11, held_out=[10]), []
+    denoiser.fail_at = 1  # the validation at step 0
+    state = train(
+        lab.state(denoiser, dataset),
+        denoiser,
+        dataset,
+        4,
+        Watch(validate_every=2, best=lambda state: kept.append(state.step)),
+    )
+    (_, first), (_, second), (_, third) = state.history.validation
+    assert math.isnan(first) and kept == ([2, 4] if third < second else [2])
+    assert state.history.best == min(((2, second), (4, third)), key=lambda row: row[1])
+    held_out = tuple(replace(picture, latent=picture.latent * math.nan) for picture in dataset.held_out)
+    broken = replace(dataset, held_out=held_out)
+    kept.clear()
+    state = train(
+        lab.state(denoiser, broken),
+        denoiser,
+        broken,
+        4,
+        Watch(validate_every=2, best=lambda state: kept.append(state.step)),
+    )
+    assert len(state.history.validation) == 3 and state.history.best is None and not kept
+
+
+def test_the_best_is_among_losses_of_the_objective_that_holds(lab, tmp_path):
+    denoiser, dataset, kept = lab.Flow(), lab.pictures(12, held_out=[0, 5]), []
+    watch = Watch(validate_every=2, best=lambda state: kept.append(state.step))
+    first = train(lab.state(denoiser, dataset, objective=ObjectiveSettings(loss="x0-mse")), denoiser, dataset, 4, watch)
+    kept.clear()
+    second = train(with_settings(first, None, ObjectiveSettings(loss="mse")), denoiser, dataset, 4, watch)
+    assert (
+        min(loss for _, loss in second.history.validation) < second.history.best[1]
+    )  # numbers of another objective are smaller
+    assert second.history.best[0] in (6, 8) and kept[0] == 6 and second.history.outdated == 3
+    again = saved_states.load(saved_states.save(second, tmp_path, "mine").parent, "mine", "model", dataset.digest)
+    assert again.history == second.history
+    faster = replace(second.settings.optimizer, learning_rate=2e-2)
+    assert with_settings(second, faster, None).history == second.history
+
+
+def _traces(module):
+    state = {name: t.clone() for name, t in module.state_dict().items()}
+    flags = {name: (id(p), p.requires_grad, p.grad) for name, p in module.named_parameters()}
+    parts = {
+        name: (type(m), m.training, sorted(m.__dict__), len(m._forward_hooks)) for name, m in module.named_modules()
+    }
+    return state, flags, {name: id(b) for name, b in module.named_buffers()}, parts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("ending", ["whole", "interrupted", "diverged"])
+def test_the_model_and_the_global_generator_are_as_before(lab, kind, checkpointing, ending):
+    denoiser, dataset = lab.Flow(), lab.pictures(held_out=[9])
+    denoiser.module.blocks[0].train()
+    denoiser.module.blocks[1].eval()
+    denoiser.module.blocks[0].ff.weight.requires_grad_(False)
+    state = lab.state(denoiser, dataset, KINDS[kind], checkpointing=checkpointing)
+    before, rng, grad = _traces(denoiser.module), torch.random.get_rng_state(), torch.is_grad_enabled()
+
+    class Interrupted(Exception):
+        pass
+
+    def stepped(step, moved, validation):
+        if ending == "interrupted" and step == 3:
+            raise Interrupted
+
+    if ending == "diverged":
+        denoiser.fail_at = 9
+    outcome = {"whole": None, "interrupted": Interrupted, "diverged": Stopped}[ending]
+    if outcome is None:
+        train(state, denoiser, dataset, 5, Watch(stepped, validate_every=2))
+    else:
+        with pytest.raises(outcome):
+            train(state, denoiser, dataset, 9, Watch(stepped, validate_every=2))
+    after = _traces(denoiser.module)
+    assert before[0].keys() == after[0].keys() and all(torch.equal(before[0][k], after[0][k]) for k in before[0])
+    assert before[1:] == after[1:]
+    assert torch.equal(rng, torch.random.get_rng_state()) and torch.is_grad_enabled() == grad
+
+
+@pytest.mark.parametrize("kind", ["lora", "locon", "full"])
+def test_weights_made_in_inference_mode_train_to_the_same_bytes(lab, kind):
+    plain, dataset = lab.Flow(), lab.pictures()
+    with torch.inference_mode():
+        frozen = lab.Flow()
+    assert frozen.module.norm.weight.is_inference()
+    expected = train(lab.state(plain, dataset, KINDS[kind]), plain, dataset, 4)
+    with torch.inference_mode():
+        found = train(lab.state(frozen, dataset, KINDS[kind]), frozen, dataset, 4)
+    assert equal(expected, found)
+    assert frozen.module.norm.weight.is_inference()
+
+
+def test_checkpointing_gives_the_same_bytes(lab):
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    runs = [
+        train(lab.state(denoiser, dataset, KINDS["dropouts"], checkpointing=on), denoiser, dataset, 4)
+        for on in (False, True)
+    ]
+    assert all(torch.equal(runs[0].trained[k], runs[1].trained[k]) for k in runs[0].trained)
+
+
+@pytest.mark.parametrize("kind", ["lora", "locon", "full"])
+def test_every_trained_tensor_has_a_gradient_at_step_1(lab, kind):
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    work = Workspace(lab.state(denoiser, dataset, KINDS[kind]), denoiser, dataset)
+    with work.installed():
+        backward_(work)
+    assert [name for name, t in work.trained.items() if t.grad is None] == []
+    moving = [
+        name for name in work.trained if not name.endswith("lora_down.weight")
+    ]  # while up is zero, down stands still
+    assert all(work.trained[name].grad.abs().max() > 0 for name in moving)
+
+
+def test_interruption_keeps_the_last_whole_step_and_going_on_gives_the_same_bytes(lab):
+    denoiser, dataset, kept = lab.Flow(), lab.pictures(held_out=[9]), []
+    state = lab.state(denoiser, dataset)
+
+    def stepped(step, moved, validation):
+        if step == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(state, denoiser, dataset, 12, Watch(stepped, kept.append, validate_every=2, snapshot_every=4))
+    assert [one.step for one in kept] == [4, 7]
+    watch = Watch(validate_every=2)
+    assert equal(train(kept[-1], denoiser, dataset, 5, watch), train(state, denoiser, dataset, 12, watch))
+    assert train(kept[-1], denoiser, dataset, 5, watch).history == train(state, denoiser, dataset, 12, watch).history
+
+
+def test_an_interruption_inside_the_optimizer_keeps_nothing_half_moved(lab, monkeypatch):
+    denoiser, dataset, kept = lab.Flow(), lab.pictures(), []
+    real, calls = torch.optim.AdamW.step, []
+
+    def step(self, *args, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:
+            next(iter(self.param_groups[0]["params"])).data.add_(1.0)
+            raise KeyboardInterrupt
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    with pytest.raises(KeyboardInterrupt):
+        train(lab.state(denoiser, dataset), denoiser, dataset, 9, Watch(None, kept.append, snapshot_every=1))
+    assert [one.step for one in kept] == [1, 2]
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_last_good_state(lab):
+    denoiser, dataset, kept = lab.Flow(), lab.pictures(), []
+    state = lab.state(denoiser, dataset)
+    good = train(state, denoiser, dataset, 3)
+    denoiser.calls, denoiser.fail_at = 0, 4
+    with pytest.raises(Stopped, match=r"Step 4 has loss nan.*after step 3 is kept.*learning_rate") as caught:
+        train(state, denoiser, dataset, 9, Watch(None, kept.append))
+    assert equal(caught.value.state, good) and equal(kept[-1], good)
+
+
+def test_training_tells_the_model_its_step_and_validation_does_not(lab):
+    denoiser, dataset = lab.Flow(), lab.pictures(held_out=[9])
+    train(lab.state(denoiser, dataset), denoiser, dataset, 3, Watch(validate_every=2))
+    assert [options.get("graft_evaluating", False) for options in denoiser.seen] == [True, False, False, True, False]
+    steps = [options.get("graft_training") for options in denoiser.seen]
+    assert steps == [
+        None,
+        {"step": 0, "total_steps": 30},
+        {"step": 1, "total_steps": 30},
+        None,
+        {"step": 2, "total_steps": 30},
+    ]
+
+
+def test_accumulated_gradients_are_those_of_one_large_batch(lab, monkeypatch):
+    denoiser, dataset = lab.Flow(), lab.pictures(8)
+    work = Workspace(lab.state(denoiser, dataset, KINDS["full"], batch_size=2, accumulation=2), denoiser, dataset)
+    seen, own = [], []
+    monkeypatch.setattr(denoiser, "denoise", lambda *call: (seen.append(call), lab.Flow.denoise(denoiser, *call))[1])
+    monkeypatch.setattr(denoiser, "noisy", lambda *call: (own.append(call), lab.Flow.noisy(denoiser, *call))[1])
+    with work.installed():
+        loss = backward_(work)
+        accumulated = {name: t.grad.clone() for name, t in work.trained.items()}
+        x, sigma = torch.cat([call[0] for call in seen]), torch.cat([call[1] for call in seen])
+        clean, noise = (torch.cat([call[i] for call in own]) for i in (0, 1))
+        velocity = denoiser.module(
+            x, torch.stack([c.context.mean() for call in seen for c in call[2]]).view(-1, 1, 1, 1)
+        )
+        large = (velocity - (noise - clean)).square().mean()
+        grads = torch.autograd.grad(large, list(work.trained.values()))
+    assert x.shape[0] == 4 and sigma.shape == (4,)
+    assert loss == pytest.approx(float(large.detach()), rel=1e-4)
+    for name, grad in zip(work.trained, grads, strict=True):
+        assert torch.allclose(accumulated[name], grad, rtol=1e-3, atol=1e-5), name
+
+
+def test_positions_join_equal_neighbours():
+    assert advanced(advanced((), "a", 100), "a", 150) == (("a", 250),)
+    assert advanced(advanced((("a", 100),), "b", 5), "a", 1) == (("a", 100), ("b", 5), ("a", 1))
+
+
+def test_the_average_is_that_of_a_plain_loop(lab):
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    state = lab.state(denoiser, dataset)
+    average = {name: t.double() for name, t in state.trained.items()}
+    for n in range(1, 8):
+        state = train(state, denoiser, dataset, 1)
+        decay = 0.0 if n == 1 else min(0.999, n / (9 + n))
+        average = {name: decay * average[name] + (1 - decay) * t.double() for name, t in state.trained.items()}
+    assert all(torch.allclose(average[name].float(), state.average[name], atol=1e-6) for name in average)
+    assert state.start.ema == EMASettings("ramp")

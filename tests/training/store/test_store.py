@@ -1,0 +1,346 @@
+"""States on disk: the same bytes back, damage noticed, a full disk leaving nothing, a killed run going on."""
+
+import contextlib
+import errno
+import json
+import os
+from functools import partial
+
+import pytest
+import torch
+from graft_nodes.training.optimizers.settings import OptimizerSettings
+from graft_nodes.training.run import call as runs
+from graft_nodes.training.run.loop import Stopped, Watch, train
+from graft_nodes.training.state import equal, with_settings
+from graft_nodes.training.store.store import Damaged, Store, load
+
+
+class Bench:
+    """A store in a folder, a model that counts how often it is opened, and a run to repeat."""
+
+    def __init__(self, lab, folder):
+        self.lab, self.folder = lab, folder
+        self.denoiser, self.dataset, self.opened = lab.Flow(), lab.pictures(held_out=[9]), 0
+        self.state = lab.state(self.denoiser, self.dataset)
+        self.store = Store(folder, "run", {"torch": "1"})
+
+    @contextlib.contextmanager
+    def open(self):
+        self.opened += 1
+        yield self.denoiser
+
+    def run(self, steps, state=None, keep="last", **settings):
+        settings = {"validate_every": 2, "snapshot_every": 3, **settings}
+        return runs.run(state or self.state, steps, self.open, self.dataset, self.store, Watch(**settings), keep)
+
+    def files(self):
+        return sorted(
+            os.path.relpath(os.path.join(at, name), self.folder)
+            for at, _, names in os.walk(self.folder)
+            for name in names
+        )
+
+
+@pytest.fixture
+def bench(lab, tmp_path):
+    return Bench(lab, tmp_path)
+
+
+def test_a_state_comes_back_as_it_was(bench):
+    state = train(bench.state, bench.denoiser, bench.dataset, 4, Watch(validate_every=2))
+    again, versions = load(bench.store.save(state), bench.state)
+    assert equal(state, again) and again.history == state.history and again.position == state.position
+    assert versions == {"torch": "1"}
+
+
+def test_equal_states_are_equal_files(bench, tmp_path):
+    state = train(bench.state, bench.denoiser, bench.dataset, 2)
+    folders = [Store(tmp_path / name, "run", {}).save(state) for name in "ab"]
+    for name in ("state.safetensors", "state.json"):
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
+
+
+def test_a_result_is_used_again_and_the_model_stays_closed(bench):
+    first = bench.run(7)
+    assert bench.opened == 1 and first.trained == 7
+    second = bench.run(7)
+    assert bench.opened == 1 and second.trained == 0 and equal(first.state, second.state)
+    assert "stored result of step 7: nothing was trained" in second.notes
+    assert bench.files() == [f"run/{first.state.key[:32]}/state.json", f"run/{first.state.key[:32]}/state.safetensors"]
+
+
+def test_asking_for_more_goes_on_from_the_furthest_and_for_fewer_finds_it(bench):
+    five, nine = bench.run(5), bench.run(9)
+    assert nine.trained == 4 and "stored result of step 5: went on from there" in nine.notes
+    assert equal(nine.state, train(bench.state, bench.denoiser, bench.dataset, 9))
+    assert equal(bench.run(5).state, five.state) and bench.opened == 2
+    assert bench.run(4, five.state).trained == 0  # 5 + 4 is 9
+    assert bench.run(3).trained == 3
+
+
+def test_other_settings_in_the_middle_are_another_position(bench):
+    five = bench.run(5)
+    other = with_settings(five.state, OptimizerSettings(learning_rate=1e-3, batch_size=2), None)
+    changed = bench.run(4, other)
+    assert changed.trained == 4 and not equal(changed.state, bench.run(9).state)
+    assert bench.run(4, other).trained == 0
+
+
+def test_other_versions_are_said(bench):
+    bench.run(2)
+    bench.store = Store(bench.folder, "run", {"torch": "2"})
+    assert "it was made with torch 1, now 2" in bench.run(2).notes
+
+
+@pytest.mark.parametrize("how", ["interrupted", "killed"])
+def test_a_broken_off_run_goes_on_from_what_was_kept(bench, how):
+    expected = train(bench.state, bench.denoiser, bench.dataset, 9, Watch(validate_every=2))
+
+    class Broken(BaseException):
+        pass
+
+    def stepped(step, moved, validation):
+        if step == 5:
+            raise Broken
+
+    if how == "killed":  # nothing after the snapshot is written, as if the process were gone
+        save = bench.store.save_partial
+        bench.store.save_partial = lambda state, target: None if state.step == 5 else save(state, target)
+    with pytest.raises(Broken):
+        bench.run(9, stepped=stepped)
+    bench.store = Store(bench.folder, "run", {"torch": "1"})
+    again = bench.run(9)
+    at = 5 if how == "interrupted" else 3
+    assert again.trained == 9 - at and f"went on from the snapshot at step {at}" in again.notes
+    assert equal(again.state, expected) and again.state.history == expected.history
+    assert not [name for name in bench.files() if "partial" in name]
+
+
+def test_another_target_uses_the_snapshot_too(bench):
+    def stepped(step, moved, validation):
+        if step == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(20, stepped=stepped)
+    assert bench.run(7).trained == 2
+    assert not [name for name in bench.files() if "partial" in name]
+
+
+def test_a_diverged_run_says_where_its_last_good_state_is(bench):
+    bench.denoiser.fail_at = 8
+    with pytest.raises(Stopped, match=r"is kept.*It is stored in .*partial") as caught:
+        bench.run(9, validate_every=0)
+    assert caught.value.state.step == 7
+    assert bench.run(7, validate_every=0).trained == 0
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6, 7, 8])
+def test_a_full_disk_leaves_nothing_half_written(bench, monkeypatch, call, number):
+    expected = train(bench.state, bench.denoiser, bench.dataset, 8, Watch(validate_every=2))
+    counts = {"write": 0, "fsync": 0, "replace": 0}
+
+    def failing(name, real, *args, **kwargs):
+        counts[name] += 1
+        if name == call and counts[name] == number:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*args, **kwargs)
+
+    real_open = open
+
+    def opening(path, mode="r", *args, **kwargs):
+        file = real_open(path, mode, *args, **kwargs)
+        if "w" in mode and str(path).startswith(str(bench.folder)):
+            file = Writing(file, partial(failing, "write", file.write))
+        return file
+
+    class Writing:
+        def __init__(self, file, write):
+            self.file, self.write = file, write
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.file.close()
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+    monkeypatch.setattr("builtins.open", opening)
+    monkeypatch.setattr(os, "fsync", partial(failing, "fsync", os.fsync))
+    monkeypatch.setattr(os, "replace", partial(failing, "replace", os.replace))
+    try:
+        outcome = bench.run(8)
+    except OSError as error:
+        assert error.errno == errno.ENOSPC
+    else:
+        assert counts[call] < number and equal(outcome.state, expected)
+    monkeypatch.undo()
+    assert not [name for name in bench.files() if name.endswith(".partial")]
+    for at, _, names in os.walk(bench.folder):
+        if "state.json" in names:  # whatever is there can be read
+            load(type(bench.folder)(at), bench.state)
+        else:
+            assert not names
+    assert equal(bench.run(8).state, expected)
+
+
+@pytest.mark.parametrize("what", ["cut", "bit", "json", "pickle", "elsewhere"])
+def test_damage_is_named_and_not_used(bench, what):
+    folder = bench.run(3).folder
+    tensors, record = folder / "state.safetensors", folder / "state.json"
+    if what == "cut":
+        tensors.write_bytes(tensors.read_bytes()[:-7])
+    elif what == "bit":
+        content = bytearray(tensors.read_bytes())
+        content[-1] ^= 1
+        tensors.write_bytes(content)
+    elif what == "json":
+        record.write_text(record.read_text().replace('"step": 3', '"step": 4'))
+    elif what == "pickle":
+        torch.save({}, tensors)
+    else:
+        body = json.loads(record.read_text())
+        body["tensors"]["file"] = "../../x.safetensors"
+        record.write_text(json.dumps(body))
+    with pytest.raises(Damaged, match=r"state\.(safetensors|json)"):
+        load(folder, bench.state)
+    again = bench.run(3)
+    assert again.trained == 3 and any(note.startswith("not used: ") for note in again.notes)
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a\\b", "C:x", " x", "x.", "a\0b", "日" * 90])
+def test_a_run_is_a_plain_folder_name(tmp_path, name):
+    with pytest.raises(ValueError, match="plain folder name"):
+        Store(tmp_path, name)
+
+
+def _kinds(bench):
+    """Step and kind of every state that is kept as more than a snapshot on the way."""
+    records = [json.loads(path.read_bytes()) for path in bench.store.folder.glob("*/state.json")]
+    return sorted((record["step"], record["kind"]) for record in records)
+
+
+def test_the_best_state_is_kept_and_is_the_one_of_its_step(bench):
+    outcome = bench.run(12, keep="best")
+    history = outcome.state.history
+    step, loss = min(history.validation, key=lambda row: row[1])
+    assert history.best == (step, loss) and 0 < step <= 12
+    kinds = _kinds(bench)
+    if step == 12:
+        assert kinds == [(12, "result")] and outcome.best == outcome.folder
+    else:
+        assert kinds == [(step, "best"), (12, "result")] and outcome.best is not None
+    again, _ = load(outcome.best, bench.state)
+    assert equal(again, train(bench.state, bench.denoiser, bench.dataset, step, Watch(validate_every=2)))
+    assert outcome.used.states == len(kinds) and outcome.used.run == sum(
+        (bench.folder / name).stat().st_size for name in bench.files()
+    )
+    assert bench.run(step).trained == 0 and (step, "result") in _kinds(bench)  # asked for, it is a result and stays
+
+
+def test_a_better_state_takes_the_place_of_the_best_before(bench, monkeypatch):
+    losses = iter([9.0, 5.0, 6.0, 4.0, 7.0, 8.0])
+    monkeypatch.setattr("graft_nodes.training.run.loop.validate", lambda work: next(losses))
+    outcome = bench.run(10, keep="best")
+    assert _kinds(bench) == [(6, "best"), (10, "result")] and outcome.state.history.best == (6, 4.0)
+    assert not [name for name in bench.files() if "partial" in name]
+
+
+def test_a_step_never_removes_the_best_of_the_step_before(bench, monkeypatch):
+    losses = iter([9.0, 5.0, 6.0, 4.0, 7.0])
+    monkeypatch.setattr("graft_nodes.training.run.loop.validate", lambda work: next(losses))
+    first = bench.run(4, keep="best")
+    bench.run(4, first.state, keep="best")
+    assert _kinds(bench) == [(2, "best"), (4, "result"), (6, "best"), (8, "result")]
+
+
+def test_every_snapshot_can_be_kept(bench):
+    outcome = bench.run(8, keep="every", validate_every=0)
+    assert _kinds(bench) == [(3, "snapshot"), (6, "snapshot"), (8, "result")]
+    bench.store = Store(bench.folder, "run", {"torch": "1"})
+    assert bench.run(7, validate_every=0).trained == 1 and bench.run(8, validate_every=0).folder == outcome.folder
+
+
+def test_a_snapshot_comes_after_so_many_minutes(bench, monkeypatch):
+    clock = iter(range(0, 100000, 20))  # seconds
+    monkeypatch.setattr("graft_nodes.training.run.loop.time.monotonic", lambda: next(clock))
+    kept = []
+    save = bench.store.save_partial
+    bench.store.save_partial = lambda state, target: kept.append(state.step) or save(state, target)
+    bench.run(10, snapshot_every=0, snapshot_minutes=1.0)
+    assert kept == [3, 6, 9][: len(kept)] and len(kept) >= 2
+
+
+def test_asked_to_stop_it_ends_with_the_state_so_far(bench):
+    asked = iter([False, False, False, True])
+    outcome = bench.run(9, stop=lambda: next(asked))
+    assert outcome.state.step == 4 and outcome.trained == 4
+    assert "stopped at step 4 as asked, 5 steps early; the state so far is passed on" in outcome.notes
+    assert equal(outcome.state, train(bench.state, bench.denoiser, bench.dataset, 4))
+    again = bench.run(9)
+    assert again.trained == 5 and equal(again.state, train(bench.state, bench.denoiser, bench.dataset, 9))
+
+
+def test_a_long_history_lies_in_blocks_and_comes_back(bench, monkeypatch):
+    monkeypatch.setattr("graft_nodes.training.store.store.BLOCK", 4)
+    sizes = []
+    save = bench.store.save_partial
+
+    def saving(state, target):
+        sizes.append(len((save(state, target) / "state.json").read_bytes()))
+
+    bench.store.save_partial = saving
+    outcome = bench.run(23, validate_every=1, snapshot_every=2)
+    again, _ = load(outcome.folder, bench.state)
+    assert (
+        again.history == outcome.state.history and len(again.history.loss) == 23 and len(again.history.validation) == 24
+    )
+    blocks = [name for name in bench.files() if "history" in name]
+    assert len(blocks) == 5
+    assert sizes[10] < sizes[0] + 5 * 85  # what grows is the name of a block now and then
+    damaged = bench.folder / blocks[2]
+    damaged.write_bytes(damaged.read_bytes()[:-3])
+    with pytest.raises(Damaged, match=r"history.*its hash is not its name"):
+        load(outcome.folder, bench.state)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes"),
+        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    ],
+)
+def test_memory_that_runs_out_says_what_to_change_and_the_state_is_kept(bench, error):
+    denoise, bench.denoiser.calls = bench.denoiser.denoise, 0
+
+    def short(*arguments):
+        if bench.denoiser.calls == 5:
+            raise error
+        return denoise(*arguments)
+
+    bench.denoiser.denoise = short
+    expected = r"Memory ran out at step 6.*The state after step 5 is kept.*checkpointing on.*batch_size.*resolution"
+    with pytest.raises(Stopped, match=expected) as caught:
+        bench.run(9, validate_every=0)
+    assert caught.value.state.step == 5 and "partial" in str(caught.value)
+    bench.denoiser.denoise = denoise
+    again = bench.run(9, validate_every=0)
+    assert again.trained == 4 and equal(again.state, train(bench.state, bench.denoiser, bench.dataset, 9))
+
+
+def test_another_error_is_not_taken_for_want_of_memory(bench):
+    def failing(*_):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    bench.denoiser.denoise = failing
+    with pytest.raises(RuntimeError, match="shapes cannot"):
+        bench.run(3, validate_every=0)
+
+
+def test_no_steps_do_nothing(bench):
+    assert bench.run(0).state is bench.state and bench.files() == [] and bench.opened == 0

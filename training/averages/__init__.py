@@ -1,0 +1,1 @@
+"""Averages of snapshots and files, and how well they do."""

@@ -1,0 +1,39 @@
+"""Held-out loss of other weights than the ones a run ended with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..data.dataset import Dataset
+from ..objective.loss import Denoiser
+from ..run.step import Workspace, validate
+from ..state import TrainState
+from ..trainable.install import from_lora
+
+
+def held_out_loss(
+    state: TrainState, denoiser: Denoiser, dataset: Dataset, lora: Mapping[str, Tensor] | None = None
+) -> float | None:
+    """The held-out loss, as TrainStep measures it, of a LORA_MODEL of the run's own kind, or of the state's last
+    weights.
+
+    None without held-out pictures. The model is left as it was; raises ValueError when the LORA_MODEL is not of this
+    run's layers.
+    """
+    trained = state.trained
+    if lora is not None:
+        base = state.base() if state.base is not None and state.start.adapter.kind == "full" else None
+        trained = from_lora(lora, state.start.adapter, base)
+        if trained.keys() != state.trained.keys():
+            raise ValueError("The weights to score are not of this run: they have other layers.")
+    with torch.inference_mode(False):
+        plain = replace(
+            state, start=replace(state.start, ema=None), trained=trained, optimizer={}, average={}, powers={}
+        )
+        work = Workspace(plain, denoiser, dataset)
+        with work.installed():
+            return validate(work)

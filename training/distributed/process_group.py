@@ -1,0 +1,345 @@
+"""Several processes that train as one: what one of them gives to all, stops and errors that all hear of, and who meets
+whom where.
+
+A process is `Alone` until it joins `Ranks` (torch.distributed); both have the same methods, so that training has one
+way to go.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import wire_format
+from .gradient_sum import Gathered, Own, Sharded
+
+PATIENCE = timedelta(
+    minutes=30
+)  # for a rank that does not answer: longer than any validation, preview or save of the first one
+_GLANCE = 0.05  # seconds between two looks into the store
+_SAID = 1024  # bytes of an error that travel
+_CHUNK = 4 << 20  # bytes of a value that travel together
+
+
+class Elsewhere(RuntimeError):
+    """Another rank failed, or was interrupted: `rank` says which, `kind` is its exception's class."""
+
+    def __init__(self, rank: int, kind: str, message: str) -> None:
+        super().__init__(f"Rank {rank} ended with {kind}: {message}" if message else f"Rank {rank} ended with {kind}.")
+        self.rank, self.kind = rank, kind
+
+
+class Lost(RuntimeError):
+    """The connection to another rank broke, or a rank did not answer in time."""
+
+
+def described(error: BaseException) -> str:
+    """An error as it is told to other ranks; `heard` reads it."""
+    return f"{type(error).__name__}\n{' '.join(str(error).split())}"
+
+
+def heard(rank: int, text: str) -> Elsewhere:
+    """What another rank told."""
+    kind, _, message = text.partition("\n")
+    return Elsewhere(rank, kind, message)
+
+
+class Alone:
+    """One process. `meant` multiplies the accumulation that is asked for: the steps are those that so many ranks would
+    make.
+    """
+
+    rank, size = 0, 1
+    shard = False  # whether weights are divided among the ranks (`sharding`)
+
+    def __init__(self, meant: int = 1) -> None:
+        self.meant = meant
+
+    @property
+    def leader(self) -> bool:
+        """Whether this process writes, shows, validates and keeps averages."""
+        return self.rank == 0
+
+    def meet(self, place: str) -> None:
+        """Wait until every rank stands at this place of the workflow; ranks after the first come when the first says
+        where.
+        """
+
+    def begin(self) -> None:
+        """A call of TrainStep begins."""
+
+    @contextmanager
+    def united(self) -> Iterator[None]:
+        """Around work that every rank does: an error of one is an error of all. Raises Elsewhere where
+        it is another's.
+        """
+        yield
+
+    def given(self, plain: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+        """The first rank's plain values (JSON) and CPU tensors, on every rank."""
+        return plain, dict(tensors)
+
+    def copy_(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set the tensors of every rank to the first rank's."""
+
+    def stopping(self, asked: bool) -> bool:
+        """Whether some rank asked to stop, said at the same step on all of them."""
+        return asked
+
+    def decided(self, own: bool) -> bool:
+        """The first rank's answer, where all must act alike."""
+        return own
+
+    def gradients(self, trained: Mapping[str, Tensor], divided: bool = False) -> Own:
+        """What adds up the gradients of a step's micro-batches; `divided` where each rank holds rows of what is
+        trained.
+        """
+        return Own(trained)
+
+    def said(self, parts: int, steps: int) -> list[str]:
+        """What a report says of steps of so many micro-batches; nothing of one process."""
+        return []
+
+
+class Ranks(Alone):
+    """One of the processes of torch.distributed's default group, which must be there and able to send CPU tensors.
+
+    `store` is a store of torch.distributed that every rank sees: it is for moments that may take long, such as loading
+    a model; what must be fast goes through the group.
+    """
+
+    def __init__(
+        self, store: Any, meant: int | None = None, shard: bool = False, patience: timedelta = PATIENCE
+    ) -> None:
+        import torch.distributed as distributed
+
+        self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+        super().__init__(self.size if meant is None else meant)
+        self.store, self.shard, self.patience = store, shard, patience
+        self.distributed = distributed
+        self.broken = False  # after an error of the connection nothing can be told any more
+        self.over = False  # an error was told or heard: every rank is on its way out, and nobody listens
+        self.sent: dict[str, int] = {}  # bytes handed to collectives, by purpose
+        self.asked = self.agreed = False  # to stop: this rank, and some rank at the last exchange
+        self._met: list[str] = []
+        self._reported = 0
+        self._gather: Callable[..., Any] = (
+            getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+        )
+
+    # --- what everything is made of -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def connected(self) -> Iterator[None]:
+        """Around calls of torch.distributed: what they raise is Lost."""
+        try:
+            yield
+        except (Elsewhere, Lost):
+            raise
+        except RuntimeError as error:
+            self.broken = True
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise Lost(
+                f"Rank {self.rank} lost another rank, or it did not answer for {self.patience}: {why}"
+            ) from error
+
+    def gather(self, out: Tensor, own: Tensor, purpose: str, wait: bool = True) -> Any:
+        """Every rank's bytes (n,) as rows of `out` (ranks, n); without `wait` a handle to wait on."""
+        self.sent[purpose] = self.sent.get(purpose, 0) + own.numel()
+        with self.connected():
+            return self._gather(out.view(-1), own, async_op=not wait)
+
+    def exchange(self, out: Tensor, own: Tensor, purpose: str, wait: bool = True) -> Any:
+        """Of every rank's bytes, cut into as many slices as there are ranks, this rank's slice as rows of `out` (ranks,
+        n).
+        """
+        self.sent[purpose] = self.sent.get(purpose, 0) + own.numel()
+        with self.connected():
+            return self.distributed.all_to_all_single(out.view(-1), own, async_op=not wait)
+
+    def told(self, text: str) -> list[str]:
+        """What every rank says, in order; longer texts than _SAID bytes are cut."""
+        own = torch.frombuffer(bytearray(text.encode()[:_SAID].ljust(_SAID, b"\0")), dtype=torch.uint8)
+        out = torch.empty(self.size, _SAID, dtype=torch.uint8)
+        self.gather(out, own, "control")
+        return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in out]
+
+    def tell(self, error: BaseException) -> None:
+        """Say what went wrong here, while the others are in `raise_told`."""
+        self.over = True
+        self.told(described(error))
+
+    def raise_told(self) -> None:
+        """Hear what went wrong on which rank, and raise it. Every rank calls this or `told` at the same moment."""
+        for rank, text in enumerate(self.told("")):
+            if text:
+                self.over = True
+                raise heard(rank, text)
+
+    # --- the group ----------------------------------------------------------------------------------------------------
+
+    def meet(self, place: str) -> None:
+        if place in self._met:  # a node that runs over a list of inputs
+            return
+        self._met.append(place)
+        if not self.leader:
+            self.store.set(f"here/{place}/{self.rank}", "yes")
+            return
+        self.say({"run": place})
+        for rank in range(1, self.size):
+            self.awaited(f"here/{place}/{rank}")
+
+    @contextmanager
+    def united(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            if not (self.broken or self.over):
+                self.tell(error)
+            raise
+        self.raise_told()
+
+    def begin(self) -> None:
+        self.over = False
+
+    def given(self, plain: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+        shapes = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()}
+        body = json.dumps([plain, shapes]).encode() if self.leader else b""
+        length = torch.tensor([len(body)])
+        self._spread(length)
+        header = (
+            torch.frombuffer(bytearray(body), dtype=torch.uint8)
+            if self.leader
+            else torch.empty(int(length), dtype=torch.uint8)
+        )
+        self._spread(header)
+        plain, shapes = json.loads(bytes(header.numpy()))
+        out = (
+            dict(tensors)
+            if self.leader
+            else {n: torch.empty(shape, dtype=getattr(torch, kind)) for n, (kind, shape) in shapes.items()}
+        )
+        self.copy_(out)
+        return plain, out
+
+    def copy_(self, tensors: Mapping[str, Tensor]) -> None:
+        for tensor in tensors.values():
+            if tensor.numel():
+                self._spread(tensor.detach())
+
+    def _spread(self, tensor: Tensor) -> None:
+        flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+        self.sent["given"] = self.sent.get("given", 0) + (flat.numel() if self.leader else 0)
+        with self.connected():
+            self.distributed.broadcast(flat, 0)
+        if flat.data_ptr() != tensor.data_ptr() and not self.leader:
+            tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
+
+    def stopping(self, asked: bool) -> bool:
+        self.asked = asked
+        return self.agreed
+
+    def decided(self, own: bool) -> bool:
+        said = torch.tensor([own], dtype=torch.uint8)
+        self._spread(said)
+        return bool(said)
+
+    def gradients(self, trained: Mapping[str, Tensor], divided: bool = False) -> Own:
+        self.asked = self.agreed = False
+        return Sharded(trained, self) if divided else Gathered(trained, self)
+
+    def said(self, parts: int, steps: int) -> list[str]:
+        rounds, idle = -(-parts // self.size), -parts % self.size
+        sent = (self.sent.get("gradients", 0) - self._reported) / max(1, steps)
+        self._reported = self.sent.get("gradients", 0)
+        sends = f"; a rank sends {sent / 1e6:.3f} MB of gradients a step" if sent else ""
+        together = ", the model divided among them" if self.shard else ""
+        lines = [f"{self.size} ranks{together}, {parts} micro-batches a step, {rounds} one after another{sends}"]
+        if idle:
+            lines.append(
+                f"{idle} of {self.size} ranks are idle in the last round of a step: {parts} is no multiple of"
+                f" {self.size}"
+            )
+        return lines
+
+    # --- slow moments -------------------------------------------------------------------------------------------------
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        """The first rank's next message to all others."""
+        number = self.store.add("said", 1)
+        self.store.set(f"said/{number}", json.dumps(message))
+        if "end" in message:
+            self.store.set("end", "yes")
+
+    def leave(self, patience: float) -> None:
+        """A rank after the first is done; it stays until the first one is too, or as long as `patience` seconds."""
+        until = time.monotonic() + patience
+        with self.connected():
+            self.store.set(f"left/{self.rank}", "yes")
+            while not (self.broken or self.store.check(["end"]) or time.monotonic() > until):
+                time.sleep(_GLANCE)
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """The first rank's messages, as they come."""
+        number = 1
+        while True:
+            yield json.loads(self.awaited(f"said/{number}", forever=True))
+            number += 1
+
+    def put(self, key: str, value: Any) -> None:
+        """Keep a plain value (`values.packed`) for every rank that takes it. Raises TypeError where it is none."""
+        body = wire_format.packed(value)
+        for number, start in enumerate(range(0, len(body), _CHUNK)):
+            self.store.set(f"value/{key}/{number}", body[start : start + _CHUNK])
+        self.store.set(f"value/{key}", str(-(-len(body) // _CHUNK)))
+
+    def take(self, key: str) -> Any:
+        """What `put` kept, when it is there."""
+        count = int(self.awaited(f"value/{key}"))
+        return wire_format.unpacked(b"".join(bytes(self.store.get(f"value/{key}/{number}")) for number in range(count)))
+
+    def fail(self, error: BaseException | str) -> None:
+        """Tell whoever waits in `awaited` that this rank has failed."""
+        text = error if isinstance(error, str) else described(error)
+        self.store.set(f"failed/{self.rank}", text)
+        if self.store.add("failures", 1) == 1:
+            self.store.set("failed", json.dumps([self.rank, text]))
+
+    def awaited(self, key: str, forever: bool = False) -> bytes:
+        """The value of a key of the store, when it is there. Raises Elsewhere when a rank fails meanwhile, Lost after
+        `patience`.
+        """
+        until = time.monotonic() + self.patience.total_seconds()
+        with self.connected():
+            while not self.store.check([key]):
+                if self.store.check(["failed"]):
+                    rank, text = json.loads(self.store.get("failed"))
+                    raise heard(rank, text)
+                if not forever and time.monotonic() > until:
+                    raise Lost(
+                        f"Rank {self.rank} waited {self.patience} for {key}: a rank hangs, or loads for longer than"
+                        " that."
+                    )
+                time.sleep(_GLANCE)
+            return bytes(self.store.get(key))
+
+
+_group: Alone = Alone()
+
+
+def group() -> Alone:
+    """The group that this process trains in."""
+    return _group
+
+
+def join(joined: Alone) -> None:
+    """Make this process train in a group, until it joins another."""
+    global _group
+    _group = joined

@@ -1,0 +1,71 @@
+"""Plain values with tensors in them as bytes and back, as JSON and safetensors: what a node gives, on its way to
+another process.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from safetensors.torch import load
+from torch import Tensor
+
+from ...patches.lora_files.stack_rows import StackRow
+from ...storage.safetensors import safetensors_bytes
+
+
+def packed(value: Any) -> bytes:
+    """A tree of dicts, lists, tuples, tensors, texts, numbers, truth values and None; raises TypeError that says where
+    it is not.
+    """
+    tensors: dict[str, Tensor] = {}
+    tree = json.dumps(_tree(value, "value", tensors)).encode()
+    return len(tree).to_bytes(8, "little") + tree + b"".join(safetensors_bytes(tensors, {}))
+
+
+def unpacked(body: bytes) -> Any:
+    """The inverse of `packed`; tensors are on the CPU."""
+    length = int.from_bytes(body[:8], "little")
+    return _value(json.loads(body[8 : 8 + length]), load(body[8 + length :]))
+
+
+def _tree(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
+    """A value as JSON: whatever is no text, number, truth value or None becomes [kind, content]."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_quantized:
+        name = str(len(tensors))
+        tensors[name] = value
+        return ["tensor", name]
+    if isinstance(value, StackRow):
+        return ["row", [*value, value.blocks, value.schedule, value.partial]]
+    if type(value) in (list, tuple):
+        return [type(value).__name__, [_tree(one, f"{place}[{number}]", tensors) for number, one in enumerate(value)]]
+    if isinstance(value, dict):
+        pairs = [
+            [_tree(key, f"a key of {place}", tensors), _tree(one, f"{place}[{key!r}]", tensors)]
+            for key, one in value.items()
+        ]
+        return ["dict", pairs]
+    raise TypeError(
+        f"{place} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be sent to other ranks"
+    )
+
+
+def _value(tree: Any, tensors: dict[str, Tensor]) -> Any:
+    if not isinstance(tree, list):
+        return tree
+    kind, content = tree
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "row":
+        return StackRow(*content)
+    if kind == "dict":
+        return {_value(key, tensors): _value(one, tensors) for key, one in content}
+    parts = [_value(one, tensors) for one in content]
+    return tuple(parts) if kind == "tuple" else parts

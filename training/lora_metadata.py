@@ -1,0 +1,85 @@
+"""What a saved LoRA says of the run that made it, in the words of kohya-ss/sd-scripts (`train_network.py`) and
+modelspec.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from .optimizers import options
+from .optimizers.build import FULL_NAMES
+from .optimizers.learning_rate_schedule import peak_rate
+from .optimizers.settings import OptimizerSettings
+
+if TYPE_CHECKING:
+    from .state import TrainState
+
+_SCHEDULES = {"cosine-restarts": "cosine_with_restarts"}
+_PRECISIONS = {"bf16": "bf16", "full-bf16": "bf16", "fp16": "fp16"}
+
+
+def of_state(state: TrainState) -> dict[str, str]:
+    """Entries of a state by name: settings and position only, no dates, no random ids; the state's notes go on top."""
+    adapter, optimizer = state.start.adapter, state.settings.optimizer
+    said: dict[str, Any] = {
+        "modelspec.sai_model_spec": "1.0.0",
+        "modelspec.implementation": "https://github.com/comfyanonymous/ComfyUI",
+        "modelspec.title": state.run,
+        "ss_output_name": state.run,
+        "ss_network_module": "networks.lora" if adapter.kind == "lora" else "lycoris.kohya",
+        "ss_network_dropout": adapter.network_dropout,
+        "ss_network_args": json.dumps(
+            {"algo": adapter.kind, "targets": adapter.targets, "pattern": adapter.pattern}, sort_keys=True
+        ),
+        "ss_scale_weight_norms": adapter.max_norm or None,
+        "ss_seed": state.start.seed,
+        "ss_steps": state.step,
+        "graft_run": state.start.digest,
+        "graft_state": state.key,
+    }
+    if adapter.kind != "full":
+        said |= {"ss_network_dim": adapter.rank, "ss_network_alpha": adapter.alpha or float(adapter.rank)}
+    said |= _of_optimizer(optimizer) | _of_objective(state)
+    out = {name: str(value) for name, value in said.items()} | dict(state.notes)
+    if out.get("ss_num_batches_per_epoch"):
+        out["ss_epoch"] = str(-(-state.step // -(-int(out["ss_num_batches_per_epoch"]) // optimizer.accumulation)))
+    return out
+
+
+def _of_optimizer(optimizer: OptimizerSettings) -> dict[str, Any]:
+    schedule = "constant_with_warmup" if optimizer.schedule == "constant" and optimizer.warmup else optimizer.schedule
+    given = {"weight_decay": optimizer.weight_decay, **options.parse(optimizer.optimizer, optimizer.options)}
+    if optimizer.optimizer == "adacoor":
+        del given["weight_decay"]
+    arguments = ",".join(f"{name}={value}" for name, value in given.items())
+    return {
+        "ss_learning_rate": peak_rate(optimizer),
+        "ss_unet_lr": peak_rate(optimizer),
+        "ss_text_encoder_lr": optimizer.text_encoder_rate or peak_rate(optimizer),
+        "ss_lr_scheduler": _SCHEDULES.get(schedule, schedule),
+        "ss_lr_warmup_steps": optimizer.warmup,
+        "ss_optimizer": FULL_NAMES[optimizer.optimizer] + (f"({arguments})" if arguments else ""),
+        "ss_total_batch_size": optimizer.batch_size * optimizer.accumulation,
+        "ss_gradient_accumulation_steps": optimizer.accumulation,
+        "ss_gradient_checkpointing": optimizer.checkpointing,
+        "ss_max_grad_norm": optimizer.clip_norm,
+        "ss_mixed_precision": _PRECISIONS.get(optimizer.precision, "no"),
+        "ss_max_train_steps": optimizer.total_steps,
+    }
+
+
+def _of_objective(state: TrainState) -> dict[str, Any]:
+    objective = state.settings.objective
+    loss = {"scheduled-huber": "huber", "smooth-l1": "smooth_l1", "mse": "l2"}.get(objective.loss, objective.loss)
+    return {
+        "ss_loss_type": loss,
+        "ss_min_snr_gamma": objective.gamma if objective.weighting == "min-snr" else None,
+        "ss_debiased_estimation": objective.weighting == "debiased",
+        "ss_noise_offset": objective.offset_noise or None,
+        "ss_multires_noise_discount": objective.pyramid_noise or None,
+        "ss_ip_noise_gamma": objective.ip_noise or None,
+        "ss_zero_terminal_snr": objective.zero_terminal_snr,
+        "ss_caption_dropout_rate": objective.conditioning_dropout,
+        "ss_prior_loss_weight": objective.prior_weight,
+    }

@@ -1,0 +1,1 @@
+"""Saving memory while training: checkpointing and offload."""

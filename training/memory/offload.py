@@ -1,0 +1,153 @@
+"""Host memory in place of the device's: optimiser state between steps, what the forward keeps for the backward, frozen
+weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .checkpointing import blocks
+
+SMALL = 1 << 16  # bytes: below, a copy costs more than it saves
+
+
+def on_device(tensor: Tensor) -> bool:
+    """Whether a tensor is in the memory that is scarce."""
+    return tensor.device.type != "cpu"
+
+
+def _room(like: Tensor) -> Tensor:
+    """Host memory for a tensor, pinned where copies from the device then need not be waited for."""
+    return torch.empty_like(like, device="cpu", pin_memory=like.device.type == "cuda")
+
+
+def to_device(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A tensor from host memory on `device`; to CUDA through pinned memory, without waiting for the copy."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True).to(dtype)
+    return tensor.to(device, dtype)
+
+
+class Parking:
+    """Keeps the tensors of optimisers in host memory between steps. Copies run in the device's own order; `wait` before
+    the host reads.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[int, str], Tensor] = {}
+        self._waiting: set[torch.device] = set()
+
+    def park(self, optimizer: torch.optim.Optimizer) -> None:
+        """Move the state to host memory, which is allocated once for each tensor."""
+        for parameter, slots in optimizer.state.items():
+            for slot, value in slots.items():
+                if isinstance(value, Tensor) and value.ndim and on_device(value):
+                    key = id(parameter), slot
+                    if key not in self._places:
+                        self._places[key] = _room(value)
+                    self._waiting.add(value.device)
+                    slots[slot] = self._places[key].copy_(value, non_blocking=True)
+
+    def fetch(self, optimizer: torch.optim.Optimizer, devices: Sequence[torch.device]) -> None:
+        """Bring parked state back beside the parameters; `devices` are theirs, in the order of
+        the optimiser's groups.
+        """
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for parameter, device in zip(parameters, devices, strict=True):
+            slots = optimizer.state.get(parameter, {})
+            for slot, value in slots.items():
+                place = self._places.get((id(parameter), slot))
+                if place is not None and place is value:
+                    slots[slot] = torch.empty_like(place, device=device).copy_(place, non_blocking=True)
+
+    def wait(self) -> None:
+        """Until every copy to host memory has arrived."""
+        for device in self._waiting:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        self._waiting.clear()
+
+
+@contextmanager
+def activations_on_host(module: nn.Module) -> Iterator[None]:
+    """For the block what autograd keeps of the forward passes is in host memory until the backward pass asks for it.
+
+    Parameters and buffers of `module`, which stay where they are anyway, and small tensors are kept as they are.
+    """
+
+    def pack(tensor: Tensor) -> Any:
+        if not stays:  # at the first use: by then the trained tensors are in the module
+            stays.update(t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers()))
+        size = tensor.numel() * tensor.element_size()
+        if size < SMALL or not on_device(tensor) or tensor.untyped_storage().data_ptr() in stays:
+            return tensor.detach()
+        return tensor.device, _room(tensor).copy_(tensor, non_blocking=True)
+
+    def unpack(packed: Any) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        device, host = packed
+        return torch.empty_like(host, device=device).copy_(host, non_blocking=True)
+
+    stays: set[int] = set()
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
+
+
+def _elsewhere(tensor: Tensor, device: torch.device) -> bool:
+    return tensor.device != device
+
+
+@contextmanager
+def layers_on_host(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """For the block, weights of `module` that are not on `device` come over when their block computes, and go when it
+    has.
+
+    Blocks are those of `training.memory.checkpointing.blocks`, which must be checkpointed inside this: otherwise the
+    backward pass keeps what came over. Weights outside any block come over for one forward pass and its backward pass.
+    The tensors in host memory are not changed.
+    """
+    inner = blocks(module)
+    in_blocks = {id(part) for block in inner for part in block.modules()}
+    outer = [part for part in module.modules() if id(part) not in in_blocks]
+    before: list[tuple[nn.Module, Any]] = []
+    try:
+        for owner, parts in [(module, outer), *((block, list(block.modules())) for block in inner)]:
+            before.append((owner, owner.__dict__.get("forward")))
+            owner.forward = partial(_fetched, owner.forward, parts, device)
+        yield
+    finally:
+        for owner, own in reversed(before):
+            if own is None:
+                owner.__dict__.pop("forward", None)
+            else:
+                owner.forward = own
+
+
+def _fetched(
+    forward: Callable[..., Any], parts: Sequence[nn.Module], device: torch.device, *args: Any, **kwargs: Any
+) -> Any:
+    """Call `forward` with the weights and buffers of `parts` on `device`; what was in their places
+    is back afterwards.
+    """
+    places: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for part in parts:
+            both: tuple[dict[str, Any], dict[str, Any]] = (part._parameters, part._buffers)
+            for slots in both:
+                for name, tensor in list(slots.items()):
+                    if tensor is None or not _elsewhere(tensor, device):
+                        continue
+                    places.append((slots, name, tensor))
+                    here = tensor.detach().to(device, non_blocking=True)
+                    slots[name] = nn.Parameter(here, requires_grad=False) if isinstance(tensor, nn.Parameter) else here
+        return forward(*args, **kwargs)
+    finally:
+        for slots, name, tensor in places:
+            slots[name] = tensor

@@ -1,0 +1,1 @@
+"""What training aims at: losses, noise, timesteps."""

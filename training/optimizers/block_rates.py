@@ -1,0 +1,99 @@
+"""Learning rates that differ by tensor: multiples for blocks by pattern, for up factors (LoRA+, 2402.12354) and for the
+text encoder.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+from collections.abc import Iterable
+from typing import Protocol
+
+from ..trainable.targets import TEXT_ENCODER
+
+_UP = ".lora_up.weight"
+
+
+class Rates(Protocol):
+    """The settings that a tensor's rate depends on."""
+
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def text_encoder_rate(self) -> float: ...
+    @property
+    def lora_plus(self) -> float: ...
+    @property
+    def block_rates(self) -> str: ...
+
+
+def is_text_encoder(name: str) -> bool:
+    """Whether a trained tensor is the text encoder's."""
+    return name.startswith(TEXT_ENCODER)
+
+
+def is_up(name: str) -> bool:
+    """Whether a trained tensor is an up factor, which LoRA+ moves faster."""
+    return name.endswith(_UP)
+
+
+def parse_block_rates(text: str) -> list[tuple[str, float]]:
+    """(pattern, multiple of the rate) of every entry `pattern = multiple`; entries have commas or lines between them.
+
+    Patterns are those of GraftAdapter: globs, or /regular expressions/. Raises ValueError that names every entry that
+    cannot be read.
+    """
+    out, wrong = [], []
+    for entry in filter(None, (part.strip() for part in re.split(r"[,\n]", text))):
+        pattern, _, number = (part.strip() for part in entry.rpartition("="))
+        try:
+            factor = float(number)
+            if is_regular(pattern):
+                re.compile(pattern[1:-1])
+        except (ValueError, re.error) as error:
+            wrong.append(f"block_rates: {entry!r} cannot be read ({error}), expected such as output_blocks.* = 0.5")
+            continue
+        if not pattern or not (math.isfinite(factor) and factor >= 0):
+            wrong.append(f"block_rates: {entry!r} needs a pattern and a finite multiple of the rate, 0 or more")
+        out.append((pattern, factor))
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    return out
+
+
+def is_regular(pattern: str) -> bool:
+    """Whether a pattern is a /regular expression/."""
+    return len(pattern) > 1 and pattern.startswith("/") and pattern.endswith("/")
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a pattern means a trained tensor: by its own name or by its module's path."""
+    paths = [name.rsplit(".", cut)[0] for cut in range(3)]
+    if is_regular(pattern):
+        return any(re.search(pattern[1:-1], path) for path in paths)
+    return any(fnmatch.fnmatchcase(path, pattern) for path in paths)
+
+
+def unmatched(block_rates: str, names: Iterable[str]) -> list[str]:
+    """The patterns that mean none of the trained tensors."""
+    names = list(names)
+    return [
+        pattern for pattern, _ in parse_block_rates(block_rates) if not any(_matches(name, pattern) for name in names)
+    ]
+
+
+def ratios(settings: Rates, names: Iterable[str]) -> dict[str, float]:
+    """The rate of every trained tensor as a multiple of the schedule's; of several block patterns that match, the last
+    counts.
+    """
+    patterns = parse_block_rates(settings.block_rates)
+    out = {}
+    for name in names:
+        ratio = next((factor for pattern, factor in reversed(patterns) if _matches(name, pattern)), 1.0)
+        if is_up(name):
+            ratio *= settings.lora_plus
+        if is_text_encoder(name) and settings.text_encoder_rate:
+            ratio *= settings.text_encoder_rate / settings.learning_rate
+        out[name] = ratio
+    return out

@@ -1,0 +1,43 @@
+"""The learning rate as a function of the step: warm-up, then constant, linear, cosine (1608.03983), with restarts, or
+polynomial.
+"""
+
+from __future__ import annotations
+
+import math
+
+from .settings import ADACOOR_STEP, OptimizerSettings
+
+RESTARTS = 4  # falls of cosine-restarts
+
+
+def peak_rate(settings: OptimizerSettings) -> float:
+    """The learning rate that the schedule multiplies (adacoor has none: its constant step size)."""
+    if settings.optimizer == "adacoor":
+        return ADACOOR_STEP
+    if settings.scale_lr:
+        return settings.learning_rate * (settings.batch_size * settings.accumulation) ** 0.55
+    return settings.learning_rate
+
+
+def rate_at(settings: OptimizerSettings, step: int) -> float:
+    """Learning rate of optimiser step `step` (0 is the first). Warm-up rises linearly; step `total_steps` and later
+    have the floor.
+
+    linear and polynomial (power 2) and cosine fall over what follows the warm-up; cosine-restarts falls four times over
+    the same length.
+    """
+    peak = peak_rate(settings)
+    if step < settings.warmup:
+        return peak * (step + 1) / settings.warmup
+    if settings.schedule == "constant":
+        return peak
+    # The last step of the run (total_steps - 1) is at the floor, the first after the warm-up at the peak.
+    length = max(1, settings.total_steps - 1 - settings.warmup)
+    done = min(1.0, (step - settings.warmup) / length)
+    if settings.schedule == "cosine-restarts" and done < 1.0:
+        done = (done * RESTARTS) % 1.0
+    left = {"linear": 1 - done, "polynomial": (1 - done) ** 2}.get(
+        settings.schedule, 0.5 * (1 + math.cos(math.pi * done))
+    )
+    return peak * (settings.floor + (1 - settings.floor) * left)

@@ -1,0 +1,75 @@
+"""In which types a step computes: autocast (bf16, fp16) and the loss scale that keeps fp16 gradients from vanishing
+(1710.03740).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .settings import OptimizerSettings
+
+LEAST_SCALE = 2.0**-10  # a loss that overflows even so is not a matter of its scale
+_SLOT = "grad_scaler"
+
+
+def autocast(settings: OptimizerSettings, device: torch.device) -> AbstractContextManager[Any]:
+    """The context of a forward pass; auto is bf16 on a CUDA device that has it, and the model's own types elsewhere."""
+    kind = settings.precision
+    if kind in ("bf16", "full-bf16") or (kind == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()):
+        return torch.autocast(device.type, torch.bfloat16)
+    return torch.autocast(device.type, torch.float16) if kind == "fp16" else nullcontext()
+
+
+class LossScale:
+    """torch's GradScaler as steps use it: its scale and count are part of a run's state, and a step that overflows is
+    computed again.
+    """
+
+    def __init__(self, device: torch.device, saved: Mapping[str, Tensor]) -> None:
+        self._scaler = torch.amp.GradScaler(device.type)
+        if f"{_SLOT}/scale" in saved:
+            state = self._scaler.state_dict()
+            state["scale"], state["_growth_tracker"] = saved[f"{_SLOT}/scale"].item(), int(saved[f"{_SLOT}/count"])
+            self._scaler.load_state_dict(state)
+
+    @property
+    def scale(self) -> float:
+        """What the loss is multiplied by."""
+        return self._scaler.get_scale()
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """The loss to call backward on."""
+        return self._scaler.scale(loss)
+
+    def unscale_(self, trained: Mapping[str, Tensor]) -> bool:
+        """Divide the gradients by the scale and let it grow or fall; whether every gradient is finite. Without any it
+        stays as it is.
+        """
+        gradients = _Gradients([t for t in trained.values() if t.grad is not None])
+        if not gradients.param_groups[0]["params"]:
+            return True
+        self._scaler.unscale_(gradients)  # type: ignore[arg-type]
+        finite = bool(self._scaler.step(gradients))  # type: ignore[arg-type]
+        self._scaler.update()
+        return finite
+
+    def state(self) -> dict[str, Tensor]:
+        """Scale and count of good steps, for the run's state."""
+        held = self._scaler.state_dict()
+        numbers = {"scale": (held["scale"], torch.float64), "count": (held["_growth_tracker"], torch.int64)}
+        return {f"{_SLOT}/{name}": torch.tensor(value, dtype=dtype) for name, (value, dtype) in numbers.items()}
+
+
+class _Gradients:
+    """What GradScaler asks of an optimiser; its step says that it was allowed to step."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.param_groups = [{"params": tensors}]
+
+    def step(self) -> bool:
+        return True

@@ -1,0 +1,1 @@
+"""What a run reports: text, curves, TensorBoard files, throughput."""

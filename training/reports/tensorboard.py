@@ -1,0 +1,61 @@
+"""Event files for TensorBoard, with the optional package `tensorboard`: what is measured in each step, as scalars."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ...storage.disk_errors import naming
+from ..run.step import Moved
+
+
+def check() -> None:
+    """Raise ValueError that says what to install when the package is missing."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise ValueError(
+            "TrainStep: tensorboard is on and the package is not installed: pip install tensorboard, or switch it off."
+        )
+
+
+class Writer:
+    """Writes a run's scalars into `folder`; a run that goes on from an earlier step replaces what came after it."""
+
+    def __init__(self, folder: Path) -> None:
+        check()
+        self.folder = folder
+        self.writer: Any = None
+
+    def write(self, step: int, moved: Moved, validation: float | None) -> None:
+        """The scalars of one step. Raises OSError that names the folder; what its thread could not write comes with a
+        later step.
+        """
+        values = {"loss": moved.loss, "learning rate": moved.rate, "gradient norm": moved.norm}
+        if validation is not None:
+            values["held-out loss"] = validation
+        if moved.seconds:
+            values["steps a second"] = 1 / moved.seconds
+        with self._named():
+            if self.writer is None:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self.writer = SummaryWriter(str(self.folder), purge_step=step)
+            for name, value in values.items():
+                self.writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write what is left. Raises OSError as `write` does."""
+        if self.writer is not None:
+            with self._named():
+                self.writer.close()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            with naming(str(self.folder)):
+                yield
+        except OSError:
+            self.writer = None  # its thread has ended, and would say the same again
+            raise

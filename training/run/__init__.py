@@ -1,0 +1,1 @@
+"""A training run: its workspace, one step, the loop, validation."""

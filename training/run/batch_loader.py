@@ -1,0 +1,132 @@
+"""Batches of a run ahead of the steps that need them, and what is known of them before: their captions, their order as
+text.
+
+What a batch holds is drawn from (seed, step) in `dataset.shown`; threads only put it together, so any number of them
+gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..data.dataset import Batch, Dataset, Shown, batch_of, batches, by_size, shown
+
+if TYPE_CHECKING:
+    from ..state import TrainState
+
+
+@dataclass(frozen=True)
+class Course:
+    """What decides which pictures the steps of a run see: `parts` micro-batches a step, `dropout`
+    is the objective's.
+    """
+
+    dataset: Dataset
+    batch_size: int
+    parts: int
+    dropout: float
+    seed: int
+
+    @classmethod
+    def of(cls, state: TrainState, dataset: Dataset) -> Course:
+        """The course of a run from a state on, with its settings."""
+        optimizer, objective = state.settings.optimizer, state.settings.objective
+        return cls(
+            dataset, optimizer.batch_size, optimizer.accumulation, objective.conditioning_dropout, state.start.seed
+        )
+
+    def shown(self, step: int, part: int) -> list[Shown]:
+        """The pictures of micro-batch `part` of step `step` (from 0)."""
+        return shown(*self._place(step, part))
+
+    def batches(self, step: int, part: int) -> list[Batch]:
+        """They as batches, grouped by size."""
+        return batches(*self._place(step, part))
+
+    def _place(self, step: int, part: int) -> tuple[Dataset, int, float, int, int, int, str]:
+        return self.dataset, self.batch_size, self.dropout, self.seed, step, step * self.parts + part, f"part {part}"
+
+    def captions(self, first: int, steps: int) -> dict[Dataset, set[str]]:
+        """The captions that steps from `first` on will need, by the dataset whose text encoder reads them; only those
+        that vary.
+        """
+        sources = [source for source in (self.dataset, self.dataset.regularisation) if source is not None]
+        if not any(picture.wording is not None for source in sources for picture in source.pictures):
+            return {}
+        out: dict[Dataset, set[str]] = {source: set() for source in sources}
+        for step in range(first, first + steps):
+            for part in range(self.parts):
+                for one in self.shown(step, part):
+                    out[one.source].add(one.caption)
+        return out
+
+    def prepare(self, first: int, steps: int, done: Callable[[int, int], object] = lambda done, total: None) -> int:
+        """Encode the captions of those steps now, while the text encoder may have the device to itself; how many were
+        encoded.
+        """
+        count = 0
+        for source, texts in self.captions(first, steps).items():
+            ahead = getattr(source.conditionings, "prepare", None)
+            count += 0 if ahead is None else ahead(texts, done)
+        return count
+
+    def schedule(self, first: int, steps: int) -> Iterator[str]:
+        """Lines of text: each step from `first` on with its pictures (EveryDream2's write_schedule)."""
+        for step in range(first, first + steps):
+            for part in range(self.parts):
+                yield f"step {step + 1}" + (f" part {part + 1}" if self.parts > 1 else "")
+                for group in by_size(self.shown(step, part)):
+                    for one in group:
+                        yield f"  {_said(one)}"
+
+
+def _said(one: Shown) -> str:
+    framing = one.picture.view(one.cut).framing
+    size = "x".join(map(str, framing.target if framing else reversed(one.picture.latent.shape[-2:])))
+    marks = [size, *(["mirrored"] if one.mirrored else []), *([f"cut {one.cut + 1}"] if one.picture.more else [])]
+    marks += [
+        *([f"batch_id {one.picture.group}"] if one.picture.group else []),
+        *(["regularisation"] if one.regular else []),
+    ]
+    return f"{one.picture.name} ({', '.join(marks)}): {one.caption or '(no caption)'}"
+
+
+class Loader:
+    """The batches of a course by (step, part). With workers, threads put those of the next steps together, up to
+    `until`, exclusive.
+
+    `every` is (rank, ranks): of each step only the parts rank, rank + ranks, … will be asked for.
+    """
+
+    def __init__(self, course: Course, workers: int = 0, until: int = 0, every: tuple[int, int] = (0, 1)) -> None:
+        self.course, self.until = course, until
+        self._parts = range(course.parts)[every[0] :: every[1]]
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="graft-loader") if workers else None
+        self._ahead = 2 * workers
+        self._coming: dict[tuple[int, int], Future[list[Batch]]] = {}
+
+    def take(self, step: int, part: int) -> list[Batch]:
+        """Micro-batch `part` of a step, grouped by picture size."""
+        if self._threads is None:
+            return self.course.batches(step, part)
+        place = step * len(self._parts) + self._parts.index(part)
+        for number in range(place, min(place + 1 + self._ahead, max(place + 1, self.until * len(self._parts)))):
+            key = number // len(self._parts), self._parts[number % len(self._parts)]
+            if key not in self._coming:
+                self._coming[key] = self._threads.submit(_put_together, self.course.shown(*key))
+        for key in [key for key in self._coming if key < (step, part)]:
+            self._coming.pop(key).cancel()
+        return self._coming.pop((step, part)).result()
+
+    def close(self) -> None:
+        """End the threads; what they had begun is finished first."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=True, cancel_futures=True)
+        self._coming.clear()
+
+
+def _put_together(pictures: list[Shown]) -> list[Batch]:
+    return [batch_of(group) for group in by_size(pictures)]

@@ -1,0 +1,268 @@
+"""A call of TrainStep: what is stored already is taken, the rest is trained, results and snapshots are kept
+on the way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from ...storage.lock import alone
+from ..averages import snapshots
+from ..data.dataset import Dataset
+from ..distributed import fsdp, process_group
+from ..distributed.process_group import Alone
+from ..objective.loss import Denoiser
+from ..state import TrainState, advanced, key_of
+from ..store.store import GROUPS, KEEPS, Store, Used, history_of, record_of, restored, tail_of
+from . import prepare
+from .loop import Stopped, Watch, behind, train
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where a call ended and how: the state, its folder if it is stored, how many steps were trained now, and what
+    there is to say.
+    """
+
+    state: TrainState
+    folder: Path | None
+    trained: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+    best: Path | None = None  # where the state with the lowest held-out loss is kept
+    used: Used | None = None  # of the disk
+
+
+def run(
+    state: TrainState,
+    steps: int,
+    opened: Callable[[], AbstractContextManager[Denoiser]],
+    dataset: Dataset,
+    store: Store | None,
+    watch: Watch | None = None,
+    keep: str = "last",
+    say: Callable[[str], object] | None = None,
+) -> Outcome:
+    """`steps` further from `state`, from the store as far as it goes. The model is opened only when there is something
+    to train.
+
+    Of `watch` the caller sets what is called and how often; what keeps states is added here. `keep` says which are kept
+    beside the last: `best` also the one with the lowest held-out loss, `every` that and every snapshot. `say` hears at
+    once what the report says in the end: that a file of the dataset has changed. Raises what `watch.stepped` raises (an
+    interruption) and OSError of the store (a full disk); until then whole steps are kept as a snapshot, and the same
+    call later goes on from it. Raises Stopped when the loss is not finite or memory runs out, Busy when another process
+    works on the same run. Every rank of a group makes this call; the first one alone has the store, shows, validates
+    and saves.
+    """
+    if keep not in KEEPS:
+        raise ValueError(f"keep is {keep!r}, expected one of {', '.join(KEEPS)}.")
+    if steps == 0:
+        return Outcome(state, None, 0, 0.0, ("0 steps: the state is passed on",))
+    group, watch = process_group.group(), watch or Watch()
+    if fsdp.held(state, group).together:
+        watch = replace(watch, keep=_together(group, state, steps, store))
+    if not group.leader:
+        store, watch, say = None, _of_others(group, state, watch, keep), None
+    group.begin()
+    with ExitStack() as stack:
+        with group.united():
+            if group.shard and watch.preview_every:
+                raise ValueError(
+                    "TrainStep: previews sample on one rank, and --shard divides the model among all: set preview_every"
+                    " to 0."
+                )
+            if fsdp.held(state, group).together and keep == "every":
+                raise ValueError(
+                    "TrainStep: with --shard and kind full, snapshots are the ranks' own: set keep to best or last."
+                )
+            warning = stack.enter_context(nullcontext("") if store is None else alone(store.folder))
+        return _run(group, state, steps, opened, dataset, store, watch, keep, say, [warning] if warning else [])
+
+
+def _run(
+    group: Alone,
+    state: TrainState,
+    steps: int,
+    opened: Callable[[], AbstractContextManager[Denoiser]],
+    dataset: Dataset,
+    store: Store | None,
+    watch: Watch,
+    keep: str,
+    say: Callable[[str], object] | None,
+    notes: list[str],
+) -> Outcome:
+    target = key_of(state.start.digest, advanced(state.position, state.settings.digest, steps))
+    with group.united():
+        at, folder, old = (state, None, None) if store is None else _furthest(store, state, steps, notes)
+    at = _everywhere(group, state, at, GROUPS if at.step == state.step + steps else ("trained", "optimizer"))
+    left = state.step + steps - at.step
+    if left == 0 and old is None:
+        if store is not None and folder is not None:
+            store.promote(folder)
+            store.drop_partial(target)
+        return _outcome(store, at, folder, 0, 0.0, notes)
+    began, begun = at.step, time.perf_counter()
+    with group.united():
+        if left or behind(at, dataset, watch):
+            at = _trained(group, at, left, opened, dataset, store, watch, notes, say, (state, target, keep))
+        seconds = time.perf_counter() - begun
+        if at.step < state.step + steps:
+            notes.append(
+                f"stopped at step {at.step} as asked, {state.step + steps - at.step} steps early; the state so far is"
+                " passed on"
+            )
+        if store is not None:
+            folder = store.save(at)
+            store.drop_partial(target)
+            if old is not None:
+                store.drop_partial(old.parent.name)
+    if left:
+        at = _everywhere(group, state, at, GROUPS if fsdp.held(state, group).together else ("average", "powers"))
+    return _outcome(store, at, folder, at.step - began, seconds, notes)
+
+
+def _trained(
+    group: Alone,
+    at: TrainState,
+    left: int,
+    opened: Callable[[], AbstractContextManager[Denoiser]],
+    dataset: Dataset,
+    store: Store | None,
+    watch: Watch,
+    notes: list[str],
+    say: Callable[[str], object] | None,
+    way: tuple[TrainState, str, str],
+) -> TrainState:
+    """`left` steps further from `at`; `way` is the state that the call began with, the key that it leads to and what is
+    kept.
+    """
+    state, target, keep = way
+    began = at.step
+    try:
+        with ExitStack() as stack:
+            with group.united():
+                watch = prepare.watching(watch, dataset, notes, say)
+                notes += prepare.ready(at, left, dataset, None if store is None else store.folder) if left else []
+                denoiser = stack.enter_context(opened())
+            at = train(at, denoiser, dataset, left, _keeping(watch, store, state, target, keep))
+    except Stopped as error:
+        places = (
+            [] if store is None else [store.result_folder(target) / "partial", store.result_folder(error.state.key)]
+        )
+        where = next((f" It is stored in {place}." for place in places if (place / "state.json").is_file()), "")
+        raise Stopped(f"{error}{where}", error.state) from error
+    notes += group.said(at.settings.optimizer.accumulation, at.step - began)
+    return at
+
+
+def _of_others(group: Alone, state: TrainState, watch: Watch, keep: str) -> Watch:
+    """What ranks after the first do of `watch`: they keep nothing; what takes every rank they do with it."""
+    others = Watch(stepped=watch.stepped, stop=watch.stop)
+    if not group.shard:
+        return others
+    others = replace(others, validate_every=watch.validate_every)
+    if not fsdp.held(state, group).together:
+        return others
+
+    def gone(state: TrainState) -> None:
+        """The state was put together on the first rank."""
+
+    others = replace(others, snapshot_every=watch.snapshot_every, snapshot_minutes=watch.snapshot_minutes)
+    return replace(others, keep=watch.keep, best=gone if keep != "last" else None)
+
+
+def _together(group: Alone, state: TrainState, steps: int, store: Store | None) -> Callable[[TrainState], None] | None:
+    """What keeps a snapshot that all ranks write together."""
+    held = fsdp.held(state, group)
+    if store is None or not isinstance(held, fsdp.Rows):
+        return None
+    target = key_of(state.start.digest, advanced(state.position, state.settings.digest, steps))
+    save = store.save_parts
+
+    def parts(own: TrainState) -> None:
+        """What this rank has of a snapshot, beside the others' parts."""
+        save(own, target, held.group, held.divided)
+
+    return parts
+
+
+def _furthest(
+    store: Store, state: TrainState, steps: int, notes: list[str]
+) -> tuple[TrainState, Path | None, Path | None]:
+    """The state to go on from, its folder, and that again where it is a snapshot; what there is to say
+    goes to `notes`.
+    """
+    found, problems = store.furthest(state, steps)
+    notes += [f"not used: {problem}" for problem in problems]
+    if found is None:
+        return state, None, None
+    notes.append(_said(found.state.step, state.step + steps, found.partial))
+    differing = [
+        f"{name} {value}, now {store.versions.get(name)}"
+        for name, value in sorted(found.versions.items())
+        if store.versions.get(name) != value
+    ]
+    store.prune(found.state, state.step)  # what a run that was killed left behind
+    if differing:
+        notes.append(f"it was made with {'; '.join(differing)}")
+    return found.state, found.folder, found.folder if found.partial else None
+
+
+def _everywhere(group: Alone, state: TrainState, at: TrainState, groups: Sequence[str]) -> TrainState:
+    """The first rank's `at` on every rank; of tensors those of `groups` travel. Raises ValueError on a rank that trains
+    something else.
+    """
+    if group.size == 1:
+        return at
+    named = {name: {f"{name}/{key}": t for key, t in getattr(at, name).items()} for name in GROUPS}
+    said = {"from": state.key, "record": {**record_of(at, {}), "history": tail_of(at.history, [])}}
+    said, given = group.given(said, {key: t for name in groups for key, t in named[name].items()})
+    with group.united():
+        if said["from"] != state.key:
+            raise ValueError(
+                f"The first rank trains {said['from'][:16]} and this one {state.key[:16]}: model, dataset, settings or"
+                " seed differ. Give every rank the same files."
+            )
+    if group.leader:
+        return at
+    own = {key: t for name in GROUPS if name not in groups for key, t in named[name].items()}
+    return restored(state, said["record"], {**own, **given}, history_of(said["record"]["history"], Path()))
+
+
+def _outcome(
+    store: Store | None, at: TrainState, folder: Path | None, trained: int, seconds: float, notes: list[str]
+) -> Outcome:
+    best, used = (None, None) if store is None else (store.best(at), store.used())
+    removed = () if store is None else tuple(store.removed)
+    return Outcome(at, folder, trained, seconds, (*notes, *removed), best, used)
+
+
+def _keeping(watch: Watch, store: Store | None, before: TrainState, target: str, keep: str) -> Watch:
+    """`watch` with what keeps states: snapshots, the best so far, and averages."""
+    if store is None:
+        return watch
+
+    def snapshot(state: TrainState) -> None:
+        if watch.keep is not None:  # by all ranks
+            watch.keep(state)
+        elif keep == "every" and not (watch.snapshot_every and state.step % watch.snapshot_every):
+            store.save(state, "snapshot")
+        else:
+            store.save_partial(state, target)
+
+    def best(state: TrainState) -> None:
+        store.save_best(state, before.step)
+
+    averages = partial(snapshots.write, store.folder)
+    return replace(watch, keep=snapshot, best=best if keep != "last" else None, average=averages)
+
+
+def _said(found: int, wanted: int, snapshot: bool) -> str:
+    if snapshot:
+        return f"went on from the snapshot at step {found}"
+    return f"stored result of step {found}: " + ("nothing was trained" if found == wanted else "went on from there")

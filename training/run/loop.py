@@ -1,0 +1,200 @@
+"""Steps in a row from one state to the next, with validation, previews, snapshots and watchers; the input state is not
+changed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..data.dataset import Dataset
+from ..distributed import process_group
+from ..distributed.process_group import Elsewhere, Lost
+from ..objective.loss import Denoiser
+from ..state import TrainState
+from . import out_of_memory
+from .step import Diverged, Moved, Workspace, advance_, validate
+
+
+class Stopped(RuntimeError):
+    """Training ended early; `state` is the last good one that is known."""
+
+    def __init__(self, message: str, state: TrainState) -> None:
+        super().__init__(message)
+        self.state = state
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What the caller wants to hear of: each is called from the loop and may raise to end it (an interruption, a full
+    disk).
+
+    `stepped(step, moved, validation)` after every step, `keep(state)` every `snapshot_every` steps, or when
+    `snapshot_minutes` have passed since the last (0 is never), and before an exception leaves the loop; where ranks
+    hold the tensors together, each is given its own part. `best(state)` when the held-out loss is the lowest so far.
+    `preview(denoiser, step, average)` every `preview_every` steps with the trained weights installed, and again with
+    their average; it must not draw from a global generator. `average(state, width, lora)` every `snapshots` steps of
+    the run's EMASettings, and again when training goes on from such a step: a state without tensors, a relative width,
+    and a callable that gives that power-function average as a LORA_MODEL. `stop()` is asked after every step: True ends
+    the loop there.
+    """
+
+    stepped: Callable[[int, Moved, float | None], None] | None = None
+    keep: Callable[[TrainState], None] | None = None
+    average: Callable[[TrainState, float, Callable[[], dict[str, Tensor]]], None] | None = None
+    best: Callable[[TrainState], None] | None = None
+    preview: Callable[[Denoiser, int, bool], None] | None = None
+    stop: Callable[[], bool] | None = None
+    validate_every: int = 0
+    snapshot_every: int = 0
+    snapshot_minutes: float = 0.0
+    preview_every: int = 0
+
+
+def train(
+    state: TrainState, denoiser: Denoiser, dataset: Dataset, steps: int, watch: Watch | None = None
+) -> TrainState:
+    """The state `steps` steps further on, or fewer when `watch.stop` says so. Equal input gives equal bytes on the CPU,
+    and two calls of a and b steps are one of a + b.
+
+    Validation runs at step 0 and at every multiple of `validate_every`, whatever the calls. On an exception the state
+    after the last whole step goes to `watch.keep` and the exception goes on; a loss that is not finite, and memory that
+    ran out, raise Stopped with that state. The global generator, gradients, modes, flags and weights of the model are
+    left as they were. Every rank of a group (`parallel.group`) makes this call with the same state; what one of them
+    raises, all raise, as Elsewhere where it was another.
+    """
+    watch = watch or Watch()
+    if steps < 0:
+        raise ValueError(f"Training goes forward: steps is {steps}, expected 0 or more.")
+    if steps == 0 and not behind(state, dataset, watch):
+        return state
+    until = state.step + steps
+    with torch.inference_mode(False):
+        with ExitStack() as stack:
+            group = process_group.group()
+            with group.united():
+                work = stack.enter_context(closing(Workspace(state, denoiser, dataset, group)))
+                work.loader.until = until
+                stack.enter_context(work.installed())
+            try:
+                _run_(work, until, watch)
+            except Diverged as error:
+                last = work.state() if work.whole else state  # every rank is here
+                if watch.keep is not None and work.whole and work.step > state.step:
+                    watch.keep(work.state(own=True) if work.held.together else last)
+                kept = last.step if work.whole else work.kept  # fused_backward had moved some weights already
+                advice = f"The state after step {kept} is kept; use a lower learning_rate or a longer warmup."
+                raise Stopped(f"{error} {advice}", last) from error
+            except (
+                BaseException
+            ) as error:  # an interruption is no Exception everywhere; it goes on after the state is safe
+                if not isinstance(error, (Elsewhere, Lost)):
+                    with suppress(Lost):  # what began it counts
+                        work.gradients.tell(error, until)
+                short = out_of_memory.exhausted(error)
+                if short:
+                    work.mover.forget()
+                    out_of_memory.release(error)
+                moved = (
+                    work.whole and state.step < work.step and not work.held.together
+                )  # a state that takes every rank is past
+                last = (
+                    work.state() if moved and (short or (watch.keep is not None and work.step != work.kept)) else state
+                )
+                if watch.keep is not None and moved and work.step != work.kept:
+                    work.kept = work.step
+                    watch.keep(last)
+                if short:
+                    raise Stopped(_short_of_memory(work, error), last) from error
+                raise
+        return work.state()
+
+
+def behind(state: TrainState, dataset: Dataset, watch: Watch) -> bool:
+    """Whether there is something to do at this very step: a call that ended early may have left a loss unmeasured or
+    averages unkept.
+    """
+    ema = state.start.ema
+    averages = ema is not None and ema.snapshots and state.step and state.step % ema.snapshots == 0
+    return bool(averages) or (bool(dataset.held_out) and _unmeasured(state, watch))
+
+
+def _unmeasured(state: TrainState, watch: Watch) -> bool:
+    """Whether the held-out loss is due at this step and not there: at the start, or where a call ended
+    just before it.
+    """
+    if not watch.validate_every or state.step % watch.validate_every:
+        return False
+    return state.step not in {step for step, _ in state.history.validation}
+
+
+def _short_of_memory(work: Workspace, error: BaseException) -> str:
+    begun, said = work.begun, str(error).splitlines()
+    ways = out_of_memory.advice(begun.start.adapter, begun.settings.optimizer, work.denoiser.device)
+    kept = f"The state after step {work.kept} is kept" if work.kept else "No step was made yet"
+    return f"Memory ran out at step {work.step + 1}{f' ({said[0]})' if said else ''}. {kept}. To need less: {ways}."
+
+
+def _run_(work: Workspace, until: int, watch: Watch) -> None:
+    _offer_averages(work, watch)
+    if _unmeasured(work.begun, watch):
+        _validate_(work, watch)
+    kept_at = time.monotonic()
+    while work.step < until:
+        begun = time.perf_counter()
+        moved = advance_(work)
+        moved = replace(moved, seconds=time.perf_counter() - begun)
+        work.seconds += moved.seconds
+        due = watch.validate_every and work.step % watch.validate_every == 0
+        validation = _validate_(work, watch) if due else None
+        _offer_averages(work, watch)
+        stopping = work.group.stopping(watch.stop is not None and watch.stop())
+        late = bool(watch.snapshot_minutes and time.monotonic() - kept_at >= 60 * watch.snapshot_minutes)
+        late = work.group.decided(late) if work.held.together else late
+        due = late or (watch.snapshot_every and work.step % watch.snapshot_every == 0)
+        if watch.keep is not None and due and work.step < until and not stopping:
+            work.kept = work.step  # before the attempt: a store that fails once is not asked again
+            watch.keep(work.state(own=True))
+            kept_at = time.monotonic()
+        _preview(work, watch)
+        if watch.stepped is not None:
+            watch.stepped(work.step, moved, validation)
+        if stopping:
+            break
+
+
+def _offer_averages(work: Workspace, watch: Watch) -> None:
+    ema = work.begun.start.ema
+    if watch.average is None or ema is None or not ema.snapshots or not work.step or work.step % ema.snapshots:
+        return
+    for own, shadow in work.powers:
+        watch.average(work.place(), own.widths[0], partial(work.as_lora, shadow))
+
+
+def _validate_(work: Workspace, watch: Watch) -> float | None:
+    value = validate(work)
+    if value is not None:
+        earlier = work.best
+        work.validation.append((work.step, value))
+        if watch.best is not None and work.step and math.isfinite(value) and (earlier is None or value < earlier[1]):
+            watch.best(work.state())
+    return value
+
+
+@torch.no_grad()
+def _preview(work: Workspace, watch: Watch) -> None:
+    """Pictures of the weights as they are and of their average, which is in the weights' place meanwhile."""
+    if watch.preview is None or not watch.preview_every or work.step % watch.preview_every:
+        return
+    with work.mover.evaluated():
+        watch.preview(work.denoiser, work.step, False)
+    if work.shadow is not None:
+        with work.shadow.swapped(work.trained):
+            watch.preview(work.denoiser, work.step, True)

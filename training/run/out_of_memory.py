@@ -1,0 +1,72 @@
+"""Memory of a training run: how much is in use, and what to change when it does not suffice."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import traceback
+
+import torch
+
+from ..optimizers.settings import OptimizerSettings
+from ..trainable.install import AdapterSettings
+
+_WORDS = ("not enough memory", "can't allocate memory", "out of memory")  # of torch's allocators on CPU, CUDA and MPS
+
+
+def used(device: torch.device) -> int:
+    """Bytes: the most that was allocated on a CUDA device, what is allocated on MPS, else this process's memory (0
+    where it is unknown).
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    if device.type == "mps":
+        return int(torch.mps.current_allocated_memory())
+    if sys.platform == "linux":
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def exhausted(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on whatever device."""
+    if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _WORDS)
+
+
+def release(error: BaseException) -> None:
+    """Let go of what the failed computation still holds, so that the state can be saved."""
+    at: BaseException | None = error
+    while at is not None:
+        traceback.clear_frames(at.__traceback__)
+        at = at.__context__
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def advice(adapter: AdapterSettings, optimizer: OptimizerSettings, device: torch.device) -> str:
+    """What would need less memory than these settings, the cheapest first."""
+    ways = []
+    if not optimizer.checkpointing:
+        ways.append("switch checkpointing on")
+    if optimizer.batch_size > 1:
+        ways.append(
+            f"make batch_size smaller than {optimizer.batch_size} (a larger accumulation keeps the step the same)"
+        )
+    if device.type == "cuda" and optimizer.precision == "float32":
+        ways.append("set precision to bf16")
+    if getattr(optimizer, "offload", "none") == "none":
+        ways.append("set offload")
+    if adapter.kind == "full":
+        ways.append("train a LoRA instead of the full weights")
+    elif adapter.rank > 16:
+        ways.append(f"lower the rank from {adapter.rank}")
+    ways.append("train at a lower resolution, or apply ToDo to the model")
+    return "; or ".join(ways)

@@ -1,0 +1,62 @@
+"""What is done about the pictures before the steps of a call and beside them: captions encoded, schedule written, files
+watched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from ...storage.safetensors import make_folders, write_whole
+from ..data.changed_files import Patrol
+from ..data.dataset import Dataset
+from ..state import TrainState
+from .batch_loader import Course
+from .loop import Watch
+from .step import Moved
+
+
+def ready(state: TrainState, steps: int, dataset: Dataset, folder: Path | None) -> list[str]:
+    """What there is to say before `steps` steps from `state`: the captions that they draw are encoded, the schedule is
+    in `folder`.
+
+    Raises ValueError when their conditionings do not fit into the cache, OSError when the schedule cannot be written.
+    """
+    course, notes = Course.of(state, dataset), []
+    encoded = course.prepare(state.step, steps)
+    if encoded:
+        notes.append(f"{encoded} wordings of captions encoded for these steps")
+    if dataset.write_schedule and folder is None:
+        notes.append("no schedule is written: results that cannot be stored have no folder")
+    elif dataset.write_schedule and folder is not None:
+        path = folder / f"schedule-{state.step + 1:08d}-{state.step + steps:08d}.txt"
+        make_folders(folder)
+        write_whole(str(path), (f"{line}\n".encode() for line in course.schedule(state.step, steps)))
+        notes.append(f"schedule of these steps: {path}")
+    return notes
+
+
+def watching(watch: Watch, dataset: Dataset, notes: list[str], say: Callable[[str], object] | None = None) -> Watch:
+    """`watch` with an eye on the files of the dataset: what has changed since it was encoded is said now and after each
+    step.
+
+    It goes to `notes`, which are for the report, and to `say`. Raises Changed where the dataset says to stop.
+    """
+    sources = [one.watched for one in (dataset, dataset.regularisation) if one is not None and one.watched is not None]
+    patrol = Patrol(sources)
+
+    def tell(changes: list[str]) -> None:
+        for change in changes:
+            notes.append(f"the dataset changed: {change}; training goes on with what was encoded")
+            if say is not None:
+                say(notes[-1])
+
+    tell(patrol.sweep())
+
+    def stepped(step: int, moved: Moved, validation: float | None) -> None:
+        tell(patrol.look())
+        if watch.stepped is not None:
+            watch.stepped(step, moved, validation)
+
+    return replace(watch, stepped=stepped) if sources else watch

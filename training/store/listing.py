@@ -1,0 +1,90 @@
+"""What the store holds, by run and by key, without reading a tensor: for panels that show a run again."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from .disk_quota import CACHE
+from .store import HISTORY, Damaged, Store, history_of, read_record
+
+
+def runs(root: str | Path) -> list[dict[str, Any]]:
+    """Every run that has a readable state: {run, states, step}, the one with the newest state first; `step` is of the
+    furthest state.
+    """
+    names = (
+        sorted(entry.name for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False))
+        if os.path.isdir(root)
+        else []
+    )
+    listed = [(name, states(root, name)) for name in names if name != CACHE and _plain(root, name)]
+    listed = [(name, held) for name, held in listed if held]
+    listed.sort(key=lambda pair: max(state["changed"] for state in pair[1]), reverse=True)
+    return [{"run": name, "states": len(held), "step": max(state["step"] for state in held)} for name, held in listed]
+
+
+def states(root: str | Path, run: str) -> list[dict[str, Any]]:
+    """The readable states of a run: {key, step, kind, changed, best}; `changed` in seconds since 1970. ValueError when
+    the name is none.
+    """
+    folder = Store(root, run).folder
+    found = []
+    for place in sorted(_places(folder)):
+        try:
+            record, changed = read_record(place), (place / "state.json").stat().st_mtime
+        except (Damaged, FileNotFoundError):
+            continue  # a listing shows what can be shown; whoever uses a state is told what is wrong with it
+        found.append({"key": record["key"], "step": record["step"], "kind": record["kind"], "changed": changed})
+    return sorted(found, key=lambda state: (state["step"], state["changed"]))
+
+
+def shown(root: str | Path, run: str, key: str) -> dict[str, Any]:
+    """What is measured of one state: run, key, start (its digest), step, kind, settings, effort, versions and the whole
+    history.
+
+    `key` is a state's key, or that of the state that a snapshot is on the way to; "latest" is the furthest state of the
+    run. Raises ValueError for what is no name or key, FileNotFoundError when it is not stored, Damaged when it cannot
+    be read.
+    """
+    store = Store(root, run)
+    if key == "latest":
+        known = states(root, run)
+        if not known:
+            raise FileNotFoundError(f"run {run!r} has no stored state")
+        key = known[-1]["key"]
+    if not re.fullmatch(r"[0-9a-f]{32,64}", key):
+        raise ValueError(f"key {key!r}: expected the 32 to 64 hexadecimal digits of a stored state, or 'latest'")
+    folder = _place(store, key)
+    record = read_record(folder)
+    measured = history_of(record["history"], store.folder / HISTORY)
+    kept = ("key", "start", "step", "kind", "settings", "effort", "versions", "begun_from")
+    history = {name: list(getattr(measured, name)) for name in ("loss", "rate", "norm", "validation")}
+    return {"run": run, **{name: record[name] for name in kept}, "best": measured.best, "history": history}
+
+
+def _place(store: Store, key: str) -> Path:
+    """The folder of the state with this key, of the snapshot that is that state, or of the one on the way to it."""
+    folder = store.result_folder(key)
+    for place in (folder, folder / "partial"):
+        if (place / "state.json").is_file():
+            return place
+    for place in _places(store.folder):
+        if place.name == "partial" and read_record(place)["key"] == key:
+            return place
+    raise FileNotFoundError(f"run {store.folder.name!r} has no stored state {key[:32]}")
+
+
+def _places(folder: Path) -> list[Path]:
+    """Every folder of a run that holds a state."""
+    return [path.parent for pattern in ("*/state.json", "*/partial/state.json") for path in folder.glob(pattern)]
+
+
+def _plain(root: str | Path, name: str) -> bool:
+    try:
+        Store(root, name)
+    except ValueError:
+        return False
+    return True

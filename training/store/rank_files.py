@@ -1,0 +1,65 @@
+"""Snapshots that ranks write together: each a file with its rows of every tensor, and the first rank one state.json
+that names all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...storage.safetensors import load_safetensors, safetensors_bytes, sync_folder, write_whole
+
+DIVIDED = "graft_divided"  # metadata: the tensors of which the file has rows
+
+
+def write(
+    folder: Path, step: int, rank: int, ranks: int, tensors: Mapping[str, Tensor], divided: list[str]
+) -> tuple[str, str]:
+    """Write a rank's file durably; its name and sha256. `divided` are the tensors of which it has
+    rows. Raises OSError.
+    """
+    name, hashed = f"state-{step:08d}-{rank + 1:05}-of-{ranks:05}.safetensors", hashlib.sha256()
+
+    def chunks() -> Iterator[bytes]:
+        for chunk in safetensors_bytes(tensors, {DIVIDED: json.dumps(divided)}):
+            hashed.update(chunk)
+            yield chunk
+
+    write_whole(str(folder / name), chunks())
+    sync_folder(folder)
+    return name, hashed.hexdigest()
+
+
+def read(paths: list[Path]) -> dict[str, Tensor]:
+    """The whole tensors of files that `write` wrote, in the order of the ranks. Raises ValueError naming
+    a damaged one.
+    """
+    rows: dict[str, list[Tensor]] = {}
+    out: dict[str, Tensor] = {}
+    for path in paths:
+        tensors, said = load_safetensors(str(path))
+        try:
+            divided: Any = json.loads(said.get(DIVIDED, "null"))
+        except (ValueError, RecursionError):
+            divided = None
+        if not isinstance(divided, list):
+            raise ValueError(f"{path}: it does not say which of its tensors are rows of others")
+        for name, tensor in tensors.items():
+            if name in divided:
+                rows.setdefault(name, []).append(tensor)
+            else:
+                out.setdefault(name, tensor)
+    wrong = sorted(
+        name
+        for name, parts in rows.items()
+        if any(not part.ndim or part[:0].shape != parts[0][:0].shape for part in parts)
+    )
+    if wrong:
+        raise ValueError(f"{paths[0].parent}: the rows of {', '.join(wrong[:5])} do not fit together")
+    return {**out, **{name: torch.cat(parts) for name, parts in rows.items()}}

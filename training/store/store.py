@@ -1,0 +1,494 @@
+"""Training states on disk: graft/<run>/<key>/ with state.safetensors and state.json, whole or not at all, verified when
+they are read.
+
+A state.json holds the last steps of the history; what came before lies in blocks of 1,000 steps under
+graft/<run>/history/, each named by its content and shared by every state, so that a snapshot costs the same however
+long the run is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ...storage.disk_errors import naming
+from ...storage.safetensors import load_safetensors, make_folders, safetensors_bytes, sync_folder, write_whole
+from ..state import Effort, History, TrainState, advanced, digest_of, key_of, until
+from . import disk_quota, rank_files
+from .schema import BLOCK as MEASURED
+from .schema import problem
+
+if TYPE_CHECKING:
+    from ..distributed.process_group import Ranks
+
+FORMAT = 2
+KEEPS = ("last", "best", "every")  # which states a call of TrainStep keeps beside the last one
+HISTORY = "history"
+BLOCK = 1000  # steps a block of history
+GROUPS = ("trained", "optimizer", "average", "powers")
+PLAIN = "without slashes, colons or quotes, of at most 100 characters and 240 bytes (80 of Chinese or Japanese)"
+
+
+def plain(name: str) -> bool:
+    """Whether a name is a plain folder name, as `PLAIN` says; systems allow 255 bytes, and the lock's
+    name is longer.
+    """
+    fits = re.fullmatch(r"[^\\/:*?\"<>|\x00-\x1f]{1,100}", name) and len(name.encode("utf-8", "surrogatepass")) <= 240
+    return bool(fits) and name.strip(" .") == name
+
+
+class Damaged(ValueError):
+    """A stored state that cannot be used: the message says which file and what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A state that was read back, where it lay, whether it was a snapshot, and the versions it was made with."""
+
+    state: TrainState
+    folder: Path
+    partial: bool
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Used:
+    """Disk in use: states and bytes of one run, bytes of all runs, and how many those may be (0: any number)."""
+
+    states: int
+    run: int
+    every: int
+    limit: int
+
+
+class Store:
+    """The states of one run's folder. Nothing but safetensors and JSON is read, and only when its hash fits.
+
+    All runs below `root` together stay within `limit` bytes (0: no limit): before a state is written, room is made as
+    `room` says, and `removed` tells of it.
+    """
+
+    def __init__(self, root: str | Path, run: str, versions: dict[str, str] | None = None, limit: int = 0) -> None:
+        if not plain(run):
+            raise ValueError(f"run is {run!r}: expected a plain folder name, {PLAIN}.")
+        if run.lower() == "cache":
+            raise ValueError(
+                "run is 'cache': that folder holds what GraftDataset has encoded; give the run another name."
+            )
+        self.folder = Path(root) / run
+        self.versions = versions or {}
+        self.limit, self.removed = limit, list[str]()
+
+    def result_folder(self, key: str) -> Path:
+        """Where the state with this key lies."""
+        return self.folder / key[:32]
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def save(self, state: TrainState, kind: str = "result") -> Path:
+        """Keep a state as a result, as the `best` so far or as one `snapshot` of many; its folder.
+
+        A result stays one when it is kept again as something else. Raises OSError (a full disk) with nothing
+        half-written left behind.
+        """
+        folder = self.result_folder(state.key)
+        if kind == "result" or _kind(folder) is None:
+            self._write(state, folder, "state.safetensors", kind)
+        return folder
+
+    def promote(self, folder: Path) -> None:
+        """Make a state that is kept as the best so far or as a snapshot a result, which stays."""
+        record = read_record(folder)
+        if record["kind"] not in ("result", "partial"):
+            write_record(folder, {**{key: value for key, value in record.items() if key != "sha256"}, "kind": "result"})
+
+    def save_best(self, state: TrainState, since: int) -> Path:
+        """Keep the state with the lowest held-out loss so far in place of those that were it since step `since`; its
+        folder.
+        """
+        folder = self.save(state, "best")
+        self.prune(state, since)
+        return folder
+
+    def prune(self, state: TrainState, since: int) -> None:
+        """Remove states after step `since` on the way to `state` that are kept as the best so far, and are not; results
+        stay.
+        """
+        best = state.history.best
+        for step, _ in state.history.validation:
+            folder = self.result_folder(key_of(state.start.digest, until(state.position, step)))
+            outdated = since < step <= state.step and best is not None and step != best[0]
+            if outdated and folder.is_dir() and (_kind(folder) == "best" or not (folder / "state.json").exists()):
+                remove(folder)
+
+    def best(self, state: TrainState) -> Path | None:
+        """Where the state with the lowest held-out loss on the way to `state` is kept, if it is."""
+        best = state.history.best
+        if best is None or not best[0]:
+            return None
+        folder = self.result_folder(key_of(state.start.digest, until(state.position, best[0])))
+        return folder if (folder / "state.json").is_file() else None
+
+    def save_partial(self, state: TrainState, target: str) -> Path:
+        """Keep a state on the way to the state with key `target`, in place of an earlier snapshot of the same way."""
+        folder = self.result_folder(target) / "partial"
+        tensors = f"state-{state.step:08d}.safetensors"
+        self._write(state, folder, tensors, "partial")
+        for old in folder.glob("state-*.safetensors"):  # the JSON names the new one by now
+            if old.name != tensors:
+                with naming(str(old)):
+                    old.unlink()
+        return folder
+
+    def save_parts(self, state: TrainState, target: str, group: Ranks, divided: Callable[[str, Tensor], bool]) -> Path:
+        """`save_partial` by all ranks of a group: each writes the tensors that its `state` has, of which those
+        `divided` are rows.
+
+        The folder must be one that every rank sees. Raises OSError on every rank when one of them cannot write.
+        """
+        folder = self.result_folder(target) / "partial"
+        tensors = {f"{name}/{key}": t for name in GROUPS for key, t in getattr(state, name).items()}
+        rows = [full for full, t in tensors.items() if divided(full.partition("/")[2], t)]
+        with group.united():
+            make_folders(folder)
+            name, sha256 = rank_files.write(folder, state.step, group.rank, group.size, tensors, rows)
+        files = [dict(zip(("file", "sha256"), told.split(), strict=True)) for told in group.told(f"{name} {sha256}")]
+        with group.united():
+            if group.leader:
+                self._write_parts(state, folder, files)
+        return folder
+
+    def _write_parts(self, state: TrainState, folder: Path, files: list[dict[str, str]]) -> None:
+        missing = [one["file"] for one in files if not (folder / one["file"]).is_file()]
+        if missing:
+            raise FileNotFoundError(
+                errno.ENOENT, "other ranks write elsewhere: give all the same output folder", str(folder / missing[0])
+            )
+        more = {
+            "history": tail_of(state.history, self._write_history(state.history)),
+            "kind": "partial",
+            "tensors": {"parts": files},
+        }
+        write_record(folder, {**record_of(state, self.versions), **more})
+        for old in folder.glob("state-*.safetensors"):  # the JSON names the new ones by now
+            if old.name not in {one["file"] for one in files}:
+                with naming(str(old)):
+                    old.unlink()
+
+    def drop_partial(self, target: str) -> None:
+        """Remove the snapshot on the way to `target`, and its folder if nothing else is in it."""
+        folder = self.result_folder(target)
+        remove(folder / "partial")
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+    def _make_room(self, state: TrainState, folder: Path, coming: int) -> None:
+        """Keep within the limit with `coming` bytes more; what the run of a state needs, which lies
+        in `folder`, stays.
+        """
+        if not self.limit:
+            return
+        best = self.best(state)
+        needed = {self.folder, folder, folder / "partial", *([] if best is None else [best])}
+        gone = disk_quota.make(self.folder.parent, self.limit, coming, needed)
+        if gone:
+            self.removed.append(disk_quota.said(gone, self.folder.parent, self.limit))
+
+    def _write(self, state: TrainState, folder: Path, tensors: str, kind: str) -> None:
+        self._make_room(
+            state, folder, sum(t.numel() * t.element_size() for group in GROUPS for t in getattr(state, group).values())
+        )
+        blocks = self._write_history(state.history)
+        made = make_folders(folder)
+        path = folder / tensors
+        orphan = not path.exists()  # until a state.json names them, tensors that were not there before are nobody's
+        try:
+            hashed = hashlib.sha256()
+
+            def chunks() -> Any:
+                every = {f"{group}/{name}": t for group in GROUPS for name, t in getattr(state, group).items()}
+                for chunk in safetensors_bytes(every, {}):
+                    hashed.update(chunk)
+                    yield chunk
+
+            write_whole(str(path), chunks())
+            sync_folder(
+                folder
+            )  # tensors first, durably: a state.json in place means that everything it names is in place
+            files = {"file": tensors, "sha256": hashed.hexdigest()}
+            more = {"history": tail_of(state.history, blocks), "kind": kind, "tensors": files}
+            write_whole(str(folder / "state.json"), [_signed({**record_of(state, self.versions), **more})])
+            orphan = False
+            sync_folder(folder)
+            self._make_room(state, folder, 0)  # headers and history count too
+        except BaseException:
+            if orphan:
+                path.unlink(missing_ok=True)
+            for one in reversed(made):
+                with contextlib.suppress(OSError):
+                    one.rmdir()
+            raise
+
+    def _write_history(self, history: History) -> list[str]:
+        """Keep whole blocks of history that are not kept yet; the names of all."""
+        folder, names = self.folder / HISTORY, []
+        for number in range(len(history.loss) // BLOCK):
+            body = json.dumps(_rows(history, number * BLOCK, (number + 1) * BLOCK), separators=(",", ":")).encode()
+            name = f"{hashlib.sha256(body).hexdigest()}.json"
+            names.append(name)
+            if not (folder / name).is_file():
+                make_folders(folder)
+                write_whole(str(folder / name), [body])
+                sync_folder(folder)
+        return names
+
+    def used(self) -> Used:
+        """What the run's folder holds, and all runs."""
+        sizes = [(path.name, path.stat().st_size) for path in self.folder.rglob("*") if path.is_file()]
+        states = sum(name == "state.json" for name, _ in sizes)
+        return Used(states, sum(size for _, size in sizes), disk_quota.held(self.folder.parent)[1], self.limit)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def furthest(self, state: TrainState, steps: int) -> tuple[Found | None, list[str]]:
+        """The stored state furthest on the way from `state` to `steps` more steps with its settings, and what was found
+        damaged.
+
+        Results are found by their key, snapshots by what they record. Whatever cannot be used is named, never deleted.
+        """
+        problems: list[str] = []
+        try:
+            names = set(os.listdir(self.folder))
+        except FileNotFoundError:
+            return None, problems
+        settings, start = state.settings.digest, state.start.digest
+        snapshots = self._snapshots(names, state, steps, problems)
+        for count in range(steps, 0, -1):
+            position = advanced(state.position, settings, count)
+            key = key_of(start, position)
+            folders = [(self.result_folder(key), False)] if key[:32] in names else []
+            folders += [(folder, True) for folder in snapshots.get(state.step + count, [])]
+            for folder, partial in folders:
+                if not (folder / "state.json").is_file():
+                    continue
+                try:
+                    found, recorded = load(folder, state, self.folder / HISTORY)
+                except Damaged as error:
+                    problems.append(str(error))
+                    continue
+                if found.key == key:
+                    disk_quota.touch(folder)
+                    return Found(found, folder, partial, recorded), problems
+        return None, problems
+
+    def _snapshots(self, names: set[str], state: TrainState, steps: int, problems: list[str]) -> dict[int, list[Path]]:
+        out: dict[int, list[Path]] = {}
+        for name in sorted(names):
+            folder = self.folder / name / "partial"
+            if not (folder / "state.json").is_file():
+                continue
+            try:
+                record = read_record(folder)
+            except Damaged as error:
+                problems.append(str(error))
+                continue
+            if record["start"] == state.start.digest and state.step < record["step"] <= state.step + steps:
+                out.setdefault(record["step"], []).append(folder)
+        return out
+
+
+def load(folder: Path, like: TrainState, history: Path | None = None) -> tuple[TrainState, dict[str, str]]:
+    """The state in a folder, with the run's beginning, settings and attachments of `like`, and the versions it was made
+    with.
+
+    `history` is the folder of the run's blocks of history, by default the one two folders up.
+    """
+    record = read_record(folder)
+    if "files" in record["tensors"]:
+        raise Damaged(
+            f"{folder / 'state.json'}: it is a saved state, not one of a run's own folder; Load State reads it"
+        )
+    files = record["tensors"].get("parts", [record["tensors"]])
+    paths = [folder / one["file"] for one in files]
+    for path, one in zip(paths, files, strict=True):
+        check_file(path, one["sha256"])
+    try:
+        tensors = rank_files.read(paths) if "parts" in record["tensors"] else load_safetensors(str(paths[0]))[0]
+    except ValueError as error:
+        raise Damaged(str(error)) from error
+    if history is None:
+        history = (folder.parent if record["kind"] == "partial" else folder).parent / HISTORY
+    measured = history_of(record["history"], history)
+    try:
+        return restored(like, record, tensors, measured), record["versions"]
+    except Damaged as error:
+        raise Damaged(f"{paths[0]}: {error}") from error
+
+
+def restored(like: TrainState, record: dict[str, Any], tensors: Mapping[str, Tensor], history: History) -> TrainState:
+    """`like` at the position of a record, with tensors by `<group>/<name>`. Raises Damaged when they are of another
+    run.
+    """
+    groups: dict[str, dict[str, Tensor]] = {group: {} for group in GROUPS}
+    for full, tensor in tensors.items():
+        group, _, name = full.partition("/")
+        if group not in groups:
+            raise Damaged(f"it holds {full[:80]!r}, which is of no training state")
+        groups[group][name] = tensor.clone()  # not a view of the file, which may be replaced
+    order = like.trained or dict.fromkeys(record["order"])  # the run's order: the gradient's norm is summed in it
+    if groups["trained"].keys() != order.keys():
+        raise Damaged("it trains other tensors than this run")
+    if any(tensor.shape != groups["trained"][name].shape for name, tensor in like.trained.items()):
+        raise Damaged("it trains tensors of other shapes than this run")
+    powers = {name.partition("/")[2] for name in groups["powers"]}
+    if groups["average"].keys() - order.keys() or powers - order.keys():
+        raise Damaged("it holds averages of other tensors than it trains")
+    effort = record["effort"]
+    return replace(
+        like,
+        trained={name: groups["trained"][name] for name in order},
+        optimizer=groups["optimizer"],
+        average=groups["average"],
+        powers=groups["powers"],
+        step=record["step"],
+        position=tuple((settings, steps) for settings, steps in record["position"]),
+        history=history,
+        effort=Effort(float(effort["seconds"]), int(effort["memory"])),
+    )
+
+
+def tail_of(history: History, blocks: list[str]) -> dict[str, Any]:
+    """A history as it stands in a state.json: the names of its blocks, and the rest."""
+    return {"blocks": blocks, "outdated": history.outdated, **_rows(history, len(blocks) * BLOCK, len(history.loss))}
+
+
+def _rows(history: History, start: int, end: int) -> dict[str, Any]:
+    """What was measured of the steps after `start` up to `end`; the validation at step 0 counts to the first."""
+    validation = [row for row in history.validation if start < row[0] <= end or row[0] == start == 0]
+    return {
+        "loss": history.loss[start:end],
+        "rate": history.rate[start:end],
+        "norm": history.norm[start:end],
+        "validation": validation,
+    }
+
+
+def history_of(recorded: dict[str, Any], folder: Path) -> History:
+    """The history that `tail_of` recorded, with its blocks in `folder`. Raises Damaged."""
+    parts = []
+    for name in recorded["blocks"]:
+        path = folder / os.path.basename(name)
+        try:
+            body = path.read_bytes()
+        except OSError as error:
+            raise Damaged(f"{path}: cannot be read ({error.strerror})") from error
+        if f"{hashlib.sha256(body).hexdigest()}.json" != name:
+            raise Damaged(f"{path}: its hash is not its name; it was changed or cut short")
+        try:
+            parts.append(json.loads(body))
+        except (ValueError, RecursionError) as error:
+            raise Damaged(f"{path}: is not JSON ({error})") from error
+        if not MEASURED(parts[-1]):
+            raise Damaged(f"{path}: is no block of history")
+    parts.append(recorded)
+    loss, rate, norm = (tuple(value for part in parts for value in part[name]) for name in ("loss", "rate", "norm"))
+    validation = tuple((step, value) for part in parts for step, value in part["validation"])
+    return History(loss, rate, norm, validation, recorded.get("outdated", 0))
+
+
+def check_file(path: Path, sha256: str) -> None:
+    """Raise Damaged unless the file is there and has this hash."""
+    try:
+        with open(path, "rb") as file:
+            hashed = (
+                hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
+            )
+    except OSError as error:
+        raise Damaged(f"{path}: cannot be read ({error.strerror})") from error
+    if hashed != sha256:
+        raise Damaged(f"{path}: its hash is not the one in state.json; it was changed or cut short")
+
+
+def record_of(state: TrainState, made_with: Mapping[str, str]) -> dict[str, Any]:
+    """What a state.json says of a state beside its history and its files."""
+    adapter = {f.name: getattr(state.start.adapter, f.name) for f in fields(state.start.adapter) if f.name != "initial"}
+    return {
+        "format": FORMAT,
+        "key": state.key,
+        "start": state.start.digest,
+        "begun_from": {
+            "model": state.start.model,
+            "dataset": state.start.dataset,
+            "adapter": adapter,
+            "ema": None if state.start.ema is None else asdict(state.start.ema),
+            "seed": state.start.seed,
+        },
+        "settings": {"optimizer": asdict(state.settings.optimizer), "objective": asdict(state.settings.objective)},
+        "position": [list(part) for part in state.position],
+        "step": state.step,
+        "order": list(state.trained),
+        "effort": asdict(state.effort),
+        "versions": dict(made_with),
+    }
+
+
+def write_record(folder: Path, body: dict[str, Any]) -> None:
+    """Put a state.json with its own hash into a folder, whole and durably."""
+    write_whole(str(folder / "state.json"), [_signed(body)])
+    sync_folder(folder)
+
+
+def _signed(body: dict[str, Any]) -> bytes:
+    text = json.dumps({**body, "sha256": digest_of(body)}, indent=1, sort_keys=True)
+    wrong = problem(json.loads(text))
+    assert not wrong, wrong  # what is written here can be read again
+    return text.encode()
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The state.json of a folder; raises Damaged when it is missing, changed, of another format, or names a file
+    elsewhere.
+    """
+    path = folder / "state.json"
+    try:
+        record = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise Damaged(f"{path}: cannot be read as JSON ({error})") from error
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise Damaged(f"{path}: expected format {FORMAT} of a Graft training state")
+    if digest_of({k: v for k, v in record.items() if k != "sha256"}) != record.get("sha256"):
+        raise Damaged(f"{path}: its hash does not fit its contents; it was changed by hand or cut short")
+    wrong = problem(record)
+    if wrong:
+        raise Damaged(f"{path}: {wrong}")
+    return record
+
+
+def remove(folder: Path) -> None:
+    """Remove a state, and its folder if nothing else is in it."""
+    disk_quota.remove([folder / "state.json", *folder.glob("state*")])
+
+
+def _kind(folder: Path) -> str | None:
+    """As what the state in a folder is kept; None when there is none that can be read."""
+    try:
+        return str(read_record(folder)["kind"])
+    except Damaged:
+        return None
+
+
+def _digest(file: Any) -> str:
+    hashed = hashlib.sha256()
+    for chunk in iter(lambda: file.read(1 << 20), b""):
+        hashed.update(chunk)
+    return hashed.hexdigest()

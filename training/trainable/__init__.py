@@ -1,0 +1,1 @@
+"""Which weights are trained, and how adapters are installed on the model."""
