@@ -85,7 +85,10 @@ def base(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
         generator = np.random.default_rng([seed, 1, number])
         for index in range(PER_CAPTION):
             drawn = picture(shape, colour, position, generator)
-            said = f"a {pseudo_word(generator)} {position}" if index < PSEUDO_PER_CAPTION else caption
+            if index < PSEUDO_PER_CAPTION:
+                said = f"a {pseudo_word(generator)} {position}"
+            else:
+                said = caption
             yield f"{colour}-{shape}-{position}-{index:02d}", said, drawn
 
 

@@ -64,7 +64,10 @@ def _best_shape(mask: np.ndarray) -> tuple[str | None, float, float]:
     u, v = (x - (left + right) / 2) / (width / 2), (y - (top + bottom) / 2) / (height / 2)
     overlaps = {}
     for shape in OVERLAP:
-        size = 1 / 0.88 if shape == "square" else 1.0
+        if shape == "square":
+            size = 1 / 0.88
+        else:
+            size = 1.0
         ideal = draw.distance(shape, u, v, size) < 0
         overlaps[shape] = float((ideal & mask).sum() / (ideal | mask).sum())
     best = max(overlaps, key=overlaps.__getitem__)

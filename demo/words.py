@@ -35,7 +35,10 @@ def weighted(text: str) -> list[tuple[str, float]]:
     found: list[tuple[str, float]] = []
     for match in _PIECE.finditer(text):
         inner, weight, plain = match.groups()
-        words = _WORD.findall(plain if inner is None else inner) if (plain or inner) else []
+        if plain or inner:
+            words = _WORD.findall(plain if inner is None else inner)
+        else:
+            words = []
         found += [(word, 1.0 if weight is None else float(weight)) for word in words]
     return found
 

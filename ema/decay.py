@@ -118,9 +118,13 @@ def decay_at(settings: EMASettings, step: int, total_steps: int) -> float:
     if settings.schedule == "constant":
         return settings.decay
     if settings.schedule == "ramp":
-        return 0.0 if s == 0 else min(settings.decay, (1 + s) / (10 + s))
+        if s == 0:
+            return 0.0
+        return min(settings.decay, (1 + s) / (10 + s))
     if settings.schedule == "warmup":
-        return 0.0 if s == 0 else min(settings.decay, 1 - (1 + s / settings.inv_gamma) ** -settings.power)
+        if s == 0:
+            return 0.0
+        return min(settings.decay, 1 - (1 + s / settings.inv_gamma) ** -settings.power)
     if settings.schedule == "power":
         return (1 - 1 / step) ** (gamma_of_width(settings.widths[0]) + 1)
     return settings.target ** (1 / max(1, total_steps))

@@ -90,7 +90,9 @@ def lane_for(weights: Mapping[str, Tensor], device: torch.device) -> Lane | None
     """The way from `device` to the host; None where the weights are in host memory already."""
     if device.type == "cpu":
         return None
-    return CudaLane(weights, device) if device.type == "cuda" else PlainLane(weights, device)
+    if device.type == "cuda":
+        return CudaLane(weights, device)
+    return PlainLane(weights, device)
 
 
 def note_on(device: torch.device) -> str:

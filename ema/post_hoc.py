@@ -111,7 +111,8 @@ def reconstruction(
             "There is no snapshot to reconstruct an average from: set snapshots on GraftEMA and train further."
         )
     last = max(snapshot.step for snapshot in snapshots)
-    step = last if step is None else step
+    if step is None:
+        step = last
     if Profile(step, width) in snapshots:
         return Fit(tuple(float(snapshot == Profile(step, width)) for snapshot in snapshots), 0.0)
     if len(snapshots) < 2:
@@ -121,11 +122,15 @@ def reconstruction(
         raise ValueError(
             f"The last snapshot is of step {last}; an average at step {step} cannot be reconstructed from it."
         )
-    found = fit(snapshots, Profile(step, width)) if 0.0 < width <= WIDEST else None
+    if 0.0 < width <= WIDEST:
+        found = fit(snapshots, Profile(step, width))
+    else:
+        found = None
     if found is None or found.miss > tolerance:
-        why = (
-            f"expected above 0 and at most {WIDEST}" if found is None else f"{found.miss:.0%} of its profile is missed"
-        )
+        if found is None:
+            why = f"expected above 0 and at most {WIDEST}"
+        else:
+            why = f"{found.miss:.0%} of its profile is missed"
         raise ValueError(
             f"Width {width:g} at step {step} is beyond these {len(snapshots)} snapshots ({why}); they express "
             f"{_range_text(snapshots, step, tolerance)}."
@@ -160,8 +165,14 @@ def possible_widths(
         low -= 1
     while high < len(grid) - 1 and able[high + 1]:
         high += 1
-    narrow = grid[low] if low == 0 else _edge(good, grid[low], grid[low - 1])
-    wide = grid[high] if high == len(grid) - 1 else _edge(good, grid[high], grid[high + 1])
+    if low == 0:
+        narrow = grid[low]
+    else:
+        narrow = _edge(good, grid[low], grid[low - 1])
+    if high == len(grid) - 1:
+        wide = grid[high]
+    else:
+        wide = _edge(good, grid[high], grid[high + 1])
     return narrow, wide
 
 
@@ -190,4 +201,6 @@ def _edge(good: Callable[[float], bool], inside: float, outside: float) -> float
 
 def _range_text(snapshots: Sequence[Profile], step: int, tolerance: float) -> str:
     found = possible_widths(snapshots, step, tolerance)
-    return "no width there; take snapshots more often" if found is None else f"widths {found[0]:.4f} to {found[1]:.4f}"
+    if found is None:
+        return "no width there; take snapshots more often"
+    return f"widths {found[0]:.4f} to {found[1]:.4f}"

@@ -42,8 +42,14 @@ class Shadow:
         """A copy of `average` at `step` for weights that live on `device`: `where` is "same", or "host" for host
         memory.
         """
-        lane = lane_for(weights, device) if where == "host" else None
-        place = device if where == "same" else torch.device("cpu")
+        if where == "host":
+            lane = lane_for(weights, device)
+        else:
+            lane = None
+        if where == "same":
+            place = device
+        else:
+            place = torch.device("cpu")
         return cls(
             {name: t.to(place, copy=True) for name, t in average.items()}, step, None if lane is None else Offload(lane)
         )

@@ -34,7 +34,9 @@ def main(argv: Sequence[str]) -> int:
                 return _edit(arguments)
             if arguments.command == "doctor":
                 return doctor.main(arguments)
-            return _follow(arguments) if torchrun.follows(os.environ) else _run(arguments, argv)
+            if torchrun.follows(os.environ):
+                return _follow(arguments)
+            return _run(arguments, argv)
     except KeyboardInterrupt:
         print("graft_nodes: stopped", file=sys.stderr)
         return INTERRUPTED
@@ -149,7 +151,10 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         "files": [],
         "errors": [],
     }
-    stream = sys.stderr if arguments.json else sys.stdout
+    if arguments.json:
+        stream = sys.stderr
+    else:
+        stream = sys.stdout
     with contextlib.redirect_stdout(stream):
         status = _run_reported(arguments, argv, report, stream)
     report["seconds"] = round(time.monotonic() - started, 3)
@@ -238,7 +243,10 @@ def _other_packs(host: hosts.Host, document: workflow.Document, everything: bool
     """
     missing = sorted(document.class_types() - set(host.nodes.NODE_CLASS_MAPPINGS))
     if host.choice.root is not None and (everything or missing):
-        why = "--custom-nodes" if everything else f"the workflow uses {', '.join(missing)}"
+        if everything:
+            why = "--custom-nodes"
+        else:
+            why = f"the workflow uses {', '.join(missing)}"
         print(f"loading the other custom nodes ({why})", file=stream, flush=True)
         hosts.load_other_packs(host)
         return True
@@ -247,7 +255,10 @@ def _other_packs(host: hosts.Host, document: workflow.Document, everything: bool
 
 def _invalid(problems: Sequence[Problem], report: dict[str, Any]) -> int:
     report["status"], report["errors"] = "invalid", [problem.as_json() for problem in problems]
-    count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
+    if len(problems) == 1:
+        count = "1 error"
+    else:
+        count = f"{len(problems)} errors"
     print(f"graft_nodes: the workflow is not valid ({count}); nothing was run", file=sys.stderr)
     for problem in problems:
         print(f"  {problem}", file=sys.stderr)

@@ -34,7 +34,10 @@ def device(host: hosts.Host) -> str:
 
 def main(arguments: argparse.Namespace) -> int:
     """Print the report (or JSON); returns 0 when workflows can run here, 1 when the host cannot be opened."""
-    stream = sys.stderr if arguments.json else sys.stdout
+    if arguments.json:
+        stream = sys.stderr
+    else:
+        stream = sys.stdout
     report: dict[str, Any] = {"ok": False, "versions": _versions(), "errors": []}
     with contextlib.redirect_stdout(stream):
         try:
@@ -51,7 +54,9 @@ def main(arguments: argparse.Namespace) -> int:
         print(json.dumps(report, default=str))
     else:
         _print(report)
-    return 0 if report["ok"] else 1
+    if report["ok"]:
+        return 0
+    return 1
 
 
 def _versions() -> dict[str, str]:

@@ -151,7 +151,10 @@ class _Placement:
         """Place the nodes of a sheet below its host; the host's promoted values go down before the inner nodes are
         looked at.
         """
-        overrides = self._promoted(host) if host else {}
+        if host:
+            overrides = self._promoted(host)
+        else:
+            overrides = {}
         for node in sheet.nodes:
             item = self._placed(node, sheet, host, path)
             item.values.update(overrides.get(str(node.get("id")), {}))
@@ -166,7 +169,10 @@ class _Placement:
         """The editor's PrimitiveNode writes its value into the widgets that it is wired to."""
         for item in [item for item in self.all.values() if item.type == "PrimitiveNode"]:
             saved = item.node.get("widgets_values")
-            value = saved[0] if isinstance(saved, list) and saved else None
+            if isinstance(saved, list) and saved:
+                value = saved[0]
+            else:
+                value = None
             if value is None:
                 continue
             if (
@@ -177,7 +183,10 @@ class _Placement:
                 value = self._filled(value)
             for link in [link for link in item.sheet.links.values() if link.origin == str(item.node.get("id"))]:
                 target = self._neighbour(item, link.target)
-                slot = _slot_of(target, link) if target else None
+                if target:
+                    slot = _slot_of(target, link)
+                else:
+                    slot = None
                 if target is not None and slot is not None and slot.widget is not None:
                     target.values[slot.widget] = value
 
@@ -185,7 +194,10 @@ class _Placement:
         """The node as the API format has it."""
         inputs: dict[str, Any] = {name: self._sent(item, name, value) for name, value in item.values.items()}
         for slot in item.inputs:
-            source = self._source(item, slot, slot.type, frozenset()) if slot.link is not None else None
+            if slot.link is not None:
+                source = self._source(item, slot, slot.type, frozenset())
+            else:
+                source = None
             if isinstance(source, _Constant) and source is not _UNSET:
                 inputs[slot.name] = _wrapped(source.value)
             elif isinstance(source, tuple):
@@ -253,8 +265,14 @@ class _Placement:
         return False
 
     def _is_widget(self, kind: str, name: str) -> bool:
-        schema = self.look_up(kind) if kind not in EDITOR_ONLY else None
-        found = schema.input(name) if schema else None
+        if kind not in EDITOR_ONLY:
+            schema = self.look_up(kind)
+        else:
+            schema = None
+        if schema:
+            found = schema.input(name)
+        else:
+            found = None
         return found is not None and found.widget
 
     def _promoted(self, host: Placed) -> dict[str, dict[str, Any]]:
@@ -263,7 +281,8 @@ class _Placement:
         """
         entries = (host.node.get("properties") or {}).get("proxyWidgets")
         try:
-            entries = json.loads(entries) if isinstance(entries, str) else entries
+            if isinstance(entries, str):
+                entries = json.loads(entries)
         except (ValueError, RecursionError) as error:
             self.problems.append(_at(host, f"'proxyWidgets' is not JSON ({error})"))
             return {}
@@ -276,7 +295,10 @@ class _Placement:
             if value is None or not isinstance(entry, Sequence) or len(entry) < 2:
                 continue
             node_id, name = str(entry[0]), str(entry[1])
-            outer = name if node_id == "-1" else self._input_behind(host, node_id, name)
+            if node_id == "-1":
+                outer = name
+            else:
+                outer = self._input_behind(host, node_id, name)
             if outer is not None:
                 host.values[outer] = value
             else:
@@ -290,14 +312,20 @@ class _Placement:
         slot = next(
             (slot for slot in map(_slot, node.get("inputs") or []) if slot.name == name or slot.widget == name), None
         )
-        link = host.inside.links.get(slot.link) if slot and slot.link is not None else None
+        if slot and slot.link is not None:
+            link = host.inside.links.get(slot.link)
+        else:
+            link = None
         if link is None or link.origin != INPUT_NODE or not 0 <= link.origin_slot < len(host.inside.inputs):
             return None
         return str(host.inside.inputs[link.origin_slot].get("name"))
 
     def _sent(self, item: Placed, name: str, value: Any) -> Any:
         """A widget's value as it is sent: choices in prompts taken, file names filled in, lists wrapped."""
-        found = item.schema.input(name) if item.schema else None
+        if item.schema:
+            found = item.schema.input(name)
+        else:
+            found = None
         if isinstance(value, str) and found is not None:
             if found.settings.get("dynamicPrompts"):
                 try:
@@ -320,8 +348,15 @@ class _Placement:
         found = found or [
             item for item in items if item.node.get("title", item.schema.title if item.schema else item.type) == node
         ]
-        value = found[0].values.get(widget) if found else None
-        return None if value is None else json.dumps(value) if isinstance(value, (bool, float)) else str(value)
+        if found:
+            value = found[0].values.get(widget)
+        else:
+            value = None
+        if value is None:
+            return None
+        if isinstance(value, (bool, float)):
+            return json.dumps(value)
+        return str(value)
 
     def _neighbour(self, item: Placed, node_id: str) -> Placed | None:
         path = item.id.rpartition(":")[0]
@@ -359,35 +394,56 @@ class _Placement:
             self.problems.append(_at(item, f"the subgraph has no input {link.origin_slot}"))
             return None
         outer = host.inputs[link.origin_slot]
-        source = _UNSET if outer.link is None else self._source(host, outer, outer.type, seen)
-        return _Constant(host.values[outer.name]) if source is _UNSET and outer.name in host.values else source
+        if outer.link is None:
+            source = _UNSET
+        else:
+            source = self._source(host, outer, outer.type, seen)
+        if source is _UNSET and outer.name in host.values:
+            return _Constant(host.values[outer.name])
+        return source
 
     def _output(self, item: Placed, slot: int, wanted: str, seen: frozenset[tuple[str, str]]) -> _Source:
         if item.mode == MUTED:
             return None
         if item.mode == BYPASSED:
             passed = _bypass(item, slot, wanted)
-            return None if passed is None else self._source(item, passed, passed.type, seen)
+            if passed is None:
+                return None
+            return self._source(item, passed, passed.type, seen)
         if item.inside is not None:
             links = [
                 link for link in item.inside.links.values() if link.target == OUTPUT_NODE and link.target_slot == slot
             ]
-            inner = self.all.get(f"{item.id}:{links[0].origin}") if links else None
+            if links:
+                inner = self.all.get(f"{item.id}:{links[0].origin}")
+            else:
+                inner = None
             if links and links[0].origin == INPUT_NODE:
                 return self._outer(item, item, links[0], seen)
-            return None if inner is None else self._output(inner, links[0].origin_slot, wanted, seen)
+            if inner is None:
+                return None
+            return self._output(inner, links[0].origin_slot, wanted, seen)
         if item.type == "Reroute":
-            return self._source(item, item.inputs[0], wanted, seen) if item.inputs else None
-        return None if item.type in EDITOR_ONLY else (item.id, slot)
+            if item.inputs:
+                return self._source(item, item.inputs[0], wanted, seen)
+            return None
+        if item.type in EDITOR_ONLY:
+            return None
+        return (item.id, slot)
 
 
 def _bypass(item: Placed, slot: int, wanted: str) -> Slot | None:
     """The input that a bypassed node hands on for an output: the same position if the types fit, else the first of the
     wanted type.
     """
-    own = item.outputs[slot] if 0 <= slot < len(item.outputs) else wanted
+    if 0 <= slot < len(item.outputs):
+        own = item.outputs[slot]
+    else:
+        own = wanted
     if wanted in ("*", ""):
-        return item.inputs[slot if 0 <= slot < len(item.inputs) else 0] if item.inputs else None
+        if item.inputs:
+            return item.inputs[slot if 0 <= slot < len(item.inputs) else 0]
+        return None
     if 0 <= slot < len(item.inputs) and _fits(item.inputs[slot].type, own) and _fits(item.inputs[slot].type, wanted):
         return item.inputs[slot]
     same = next((entry for entry in item.inputs if entry.type == wanted), None)
@@ -405,7 +461,10 @@ def _fits(one: str, other: str) -> bool:
 def _slot(entry: Mapping[str, Any]) -> Slot:
     widget = entry.get("widget")
     link = entry.get("link")
-    name = widget.get("name") if isinstance(widget, Mapping) else None
+    if isinstance(widget, Mapping):
+        name = widget.get("name")
+    else:
+        name = None
     return Slot(str(entry.get("name")), str(entry.get("type")), None if link is None else str(link), name)
 
 
@@ -492,7 +551,9 @@ def _links(entries: Sequence[Any]) -> dict[str, Link]:
 def _whole(node_id: Any) -> int | None:
     """An id as the number that it is; None for another one."""
     text = str(node_id)
-    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else None
+    if re.fullmatch(r"-?[0-9]{1,18}", text):
+        return int(text)
+    return None
 
 
 def _renamed(link: Link, renames: Mapping[str, str]) -> Link:
@@ -519,14 +580,21 @@ def _with_renamed_proxies(node: dict[str, Any], renames: Mapping[str, str]) -> d
 def _malformed(data: Mapping[str, Any]) -> list[Problem]:
     """What keeps the file from being read as the editor's: nodes, slots and links of another shape."""
     definitions = data.get("definitions")
-    subgraphs = (
-        definitions.get("subgraphs") or [] if isinstance(definitions, Mapping) else [] if definitions is None else None
-    )
+    if isinstance(definitions, Mapping):
+        subgraphs = definitions.get("subgraphs") or []
+    else:
+        if definitions is None:
+            subgraphs = []
+        else:
+            subgraphs = None
     if not isinstance(subgraphs, list) or not all(isinstance(entry, Mapping) for entry in subgraphs):
         return [Problem("'definitions' is not {\"subgraphs\": [subgraph, …]}")]
     problems = []
     for sheet in [data, *subgraphs]:
-        where = f"subgraph {sheet.get('name') or sheet.get('id')}: " if sheet is not data else ""
+        if sheet is not data:
+            where = f"subgraph {sheet.get('name') or sheet.get('id')}: "
+        else:
+            where = ""
         for part in ("nodes", "links", "inputs", "outputs"):
             if not isinstance(sheet.get(part) or [], list):
                 problems.append(Problem(f"{where}'{part}' is not a list"))
@@ -584,4 +652,6 @@ def _at(item: Placed, message: str) -> Problem:
 
 def _wrapped(value: Any) -> Any:
     """A list as a value is wrapped, because a bare list means a link."""
-    return {"__value__": value} if isinstance(value, list) else value
+    if isinstance(value, list):
+        return {"__value__": value}
+    return value

@@ -52,11 +52,15 @@ class Host:
 
     @property
     def name(self) -> str:
-        return "embedded" if self.choice.root is None else "ComfyUI"
+        if self.choice.root is None:
+            return "embedded"
+        return "ComfyUI"
 
     @property
     def version(self) -> str:
-        return graft_version() if self.choice.root is None else comfyui_version(self.choice.root)
+        if self.choice.root is None:
+            return graft_version()
+        return comfyui_version(self.choice.root)
 
 
 def graft_version() -> str:
@@ -67,14 +71,21 @@ def graft_version() -> str:
         found = re.search(
             r'^version = "([^"]+)"', (PACKAGE / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
         )
-        return found.group(1) if found else "of unknown version"
+        if found:
+            return found.group(1)
+        return "of unknown version"
 
 
 def comfyui_version(root: Path) -> str:
     """The version that a ComfyUI folder says it has."""
     path = root / "comfyui_version.py"
-    found = re.search(r'__version__ = "([^"]+)"', path.read_text(encoding="utf-8")) if path.is_file() else None
-    return found.group(1) if found else "of unknown version"
+    if path.is_file():
+        found = re.search(r'__version__ = "([^"]+)"', path.read_text(encoding="utf-8"))
+    else:
+        found = None
+    if found:
+        return found.group(1)
+    return "of unknown version"
 
 
 def choose(comfyui: str | None, embedded: bool, environment: Mapping[str, str], package: Path = PACKAGE) -> Choice:
@@ -155,7 +166,10 @@ def load_other_packs(host: Host) -> None:
 def missing_requirements(root: Path) -> list[str]:
     """The packages of a ComfyUI's requirements.txt that are not installed here."""
     path = root / "requirements.txt"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    if path.is_file():
+        lines = path.read_text(encoding="utf-8").splitlines()
+    else:
+        lines = []
     names = [re.split(r"[ <>=!~;\[]", line.strip(), maxsplit=1)[0] for line in lines]
     return [name for name in names if name and not name.startswith(("#", "-")) and not _installed(name)]
 
@@ -178,7 +192,10 @@ def _accelerator() -> bool:
 def _import_embedded() -> None:
     if not comfyui_api_stubs.install():
         spec = importlib.util.find_spec("comfy")
-        where = ", ".join(spec.submodule_search_locations or []) if spec else "?"
+        if spec:
+            where = ", ".join(spec.submodule_search_locations or [])
+        else:
+            where = "?"
         raise HostError(
             f"the embedded host cannot be opened: another package named 'comfy' is importable from {where}; run from"
             " another folder, or name that ComfyUI with --comfyui"
@@ -253,7 +270,10 @@ def _import_failure(choice: Choice, error: ImportError) -> str:
     if choice.root is None:
         return f"{what}; install Graft with its 'standalone' extra"
     missing = missing_requirements(choice.root)
-    lacking = f"Missing here: {', '.join(missing)}. " if missing else ""
+    if missing:
+        lacking = f"Missing here: {', '.join(missing)}. "
+    else:
+        lacking = ""
     return (
         f"{what}. {lacking}Use the Python that runs this ComfyUI (this is {sys.executable}), or install its"
         " requirements.txt"

@@ -19,15 +19,17 @@ class Problem:
     input: str = ""
 
     def __str__(self) -> str:
-        where = (
-            f'node {self.node} "{self.title or self.class_type}" ({self.class_type or "no class"})' if self.node else ""
-        )
-        where = (
-            f"{where}, input '{self.input}'"
-            if where and self.input
-            else where or (f"input '{self.input}'" if self.input else "")
-        )
-        return f"{where}: {self.message}" if where else self.message
+        if self.node:
+            where = f'node {self.node} "{self.title or self.class_type}" ({self.class_type or "no class"})'
+        else:
+            where = ""
+        if where and self.input:
+            where = f"{where}, input '{self.input}'"
+        else:
+            where = where or (f"input '{self.input}'" if self.input else "")
+        if where:
+            return f"{where}: {self.message}"
+        return self.message
 
     def as_json(self) -> dict[str, str]:
         """The non-empty fields, for --json."""

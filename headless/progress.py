@@ -22,7 +22,10 @@ class Progress:
         """A node starts."""
         self.close()
         self.started += 1
-        name = f'"{title}" ({class_type})' if title != class_type else class_type
+        if title != class_type:
+            name = f'"{title}" ({class_type})'
+        else:
+            name = class_type
         print(f"[{self.started}/{max(self.total, self.started)}] node {node_id} {name}", file=self.stream, flush=True)
         self.shown = time.monotonic()
 

@@ -55,7 +55,11 @@ def _depth(text: str) -> int:
     """The most blocks that are open at once."""
     deepest = depth = 0
     for letter in text:
-        depth = depth + 1 if letter == "{" else max(0, depth - 1) if letter == "}" else depth
+        if letter == "{":
+            depth = depth + 1
+        else:
+            if letter == "}":
+                depth = max(0, depth - 1)
         deepest = max(deepest, depth)
     return deepest
 
@@ -69,8 +73,12 @@ def fill_in(text: str, widget: Callable[[str, str], str | None], now: datetime) 
         parts = match.group(1).split(".")
         if len(parts) == 2:
             value = widget(parts[0], parts[1])
-            return match.group(0) if value is None else UNSAFE.sub("_", value)
-        return _date(match.group(1)[len("date:") :], now) if match.group(1).startswith("date:") else match.group(0)
+            if value is None:
+                return match.group(0)
+            return UNSAFE.sub("_", value)
+        if match.group(1).startswith("date:"):
+            return _date(match.group(1)[len("date:") :], now)
+        return match.group(0)
 
     return re.sub(r"%([^%]+)%", replace, text)
 

@@ -193,7 +193,10 @@ def _host_problems(host: Host, graph: Graph, cut: set[str], faulty: set[str]) ->
                 continue
             name = str((reason.get("extra_info") or {}).get("input_name") or "")
             details = str(reason.get("details") or "")
-            message = f"{reason['message']}: {details}" if details and details != name else str(reason["message"])
+            if details and details != name:
+                message = f"{reason['message']}: {details}"
+            else:
+                message = str(reason["message"])
             found.append(workflow.problem(graph, str(node_id), message, name))
     if error and not node_errors and not cut and error["type"] != "prompt_no_outputs":
         found.append(Problem(f"{error['message']} {error.get('details') or ''}".strip()))
@@ -258,4 +261,6 @@ def _path(host: Host, item: Any) -> str | None:
         return None
     folder = os.path.abspath(host.folders.get_directory_by_type(item["type"]))
     path = os.path.abspath(os.path.join(folder, str(item.get("subfolder") or ""), str(item["filename"])))
-    return path if os.path.commonpath([folder, path]) == folder and os.path.isfile(path) else None
+    if os.path.commonpath([folder, path]) == folder and os.path.isfile(path):
+        return path
+    return None

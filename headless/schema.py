@@ -62,7 +62,9 @@ class Input:
         if "default" in self.settings:
             return self.settings["default"]
         if self.type == COMBO:
-            return self.options[0] if self.options else None
+            if self.options:
+                return self.options[0]
+            return None
         return {"INT": 0, "FLOAT": 0, "BOOLEAN": False, "STRING": "", "COLOR": "#ffffff"}.get(self.type)
 
 
@@ -84,7 +86,9 @@ class Schema:
         """The input of that name; a `name.key` of a dynamic input gives the dynamic input."""
         exact = {item.name: item for item in self.inputs}
         found = exact.get(name) or exact.get(name.split(".", 1)[0])
-        return found if found is None or found.name == name or found.dynamic else None
+        if found is None or found.name == name or found.dynamic:
+            return found
+        return None
 
     def checks(self, name: str) -> bool:
         """Whether the node's own validation function sees that input, so that limits and choices are its business."""
@@ -126,8 +130,12 @@ def catalogue(classes: Mapping[str, Any], titles: Mapping[str, str]) -> Callable
 
 
 def _input(name: str, entry: Any, required: bool) -> Input:
-    entry = entry if isinstance(entry, (tuple, list)) else (entry,)
-    settings = entry[1] if len(entry) > 1 and isinstance(entry[1], Mapping) else {}
+    if not isinstance(entry, (tuple, list)):
+        entry = (entry,)
+    if len(entry) > 1 and isinstance(entry[1], Mapping):
+        settings = entry[1]
+    else:
+        settings = {}
     kind, options = _type(entry[0])
     if kind == COMBO and options is None:
         options = tuple(settings.get("options") or ())
@@ -136,7 +144,9 @@ def _input(name: str, entry: Any, required: bool) -> Input:
 
 def _type(kind: Any) -> tuple[str, tuple[Any, ...] | None]:
     """A type as a string, and the choices where the type is written as a list of them."""
-    return (COMBO, tuple(kind)) if isinstance(kind, (list, tuple)) else (str(kind), None)
+    if isinstance(kind, (list, tuple)):
+        return (COMBO, tuple(kind))
+    return (str(kind), None)
 
 
 def _own_checks(cls: Any) -> tuple[frozenset[str], bool]:

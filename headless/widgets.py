@@ -73,10 +73,13 @@ def _controls(item: Input) -> list[str]:
         asked = item.name in ("seed", "noise_seed")
     if not asked or item.type not in ("INT", "FLOAT", COMBO):
         return []
-    name = asked if isinstance(asked, str) and item.type != COMBO else "control_after_generate"
-    return (
-        [f"{item.name}:{name}", f"{item.name}:control_filter_list"] if item.type == COMBO else [f"{item.name}:{name}"]
-    )
+    if isinstance(asked, str) and item.type != COMBO:
+        name = asked
+    else:
+        name = "control_after_generate"
+    if item.type == COMBO:
+        return [f"{item.name}:{name}", f"{item.name}:control_filter_list"]
+    return [f"{item.name}:{name}"]
 
 
 def _without_sockets(schema: Schema, shown: Sequence[Widget], saved: Sequence[Any]) -> list[Any]:
@@ -98,7 +101,11 @@ def _settled(value: Any, widget: Widget) -> Any:
     """A COMBO without a value shows its first choice; a text box holds text."""
     assert widget.input is not None
     if value is None and widget.input.type == COMBO:
-        return widget.input.options[0] if widget.input.options else None
+        if widget.input.options:
+            return widget.input.options[0]
+        return None
     if widget.input.type == "STRING" and widget.input.settings.get("multiline") and not isinstance(value, str):
-        return "" if value is None else str(value)
+        if value is None:
+            return ""
+        return str(value)
     return value

@@ -244,14 +244,20 @@ def _check_node(graph: Graph, node_id: str, look_up: Catalogue) -> list[Problem]
     problems = []
     for item in schema.inputs:
         if item.required and item.name not in inputs and not item.dynamic:
-            how = "give it a value" if item.widget else f"link a {item.type} to it"
+            if item.widget:
+                how = "give it a value"
+            else:
+                how = f"link a {item.type} to it"
             problems.append(problem(graph, node_id, f"required input is missing (type {item.type}); {how}", item.name))
     for name, value in inputs.items():
         found = schema.input(name)
         if isinstance(value, list):
             message = _check_link(graph, value, found, schema, look_up)
         else:
-            message = None if found is None or found.dynamic else _check_value(value, found, schema)
+            if found is None or found.dynamic:
+                message = None
+            else:
+                message = _check_value(value, found, schema)
         if message:
             problems.append(problem(graph, node_id, message, name))
     return problems
@@ -312,7 +318,10 @@ def _check_limits(value: Any, item: Input) -> str | None:
     if item.type in NUMBERS and high is not None and value > high:
         return f"{value} is above the maximum {high}"
     if item.type == COMBO and item.options is not None:
-        values = value if item.settings.get("multiselect") and isinstance(value, list) else [value]
+        if item.settings.get("multiselect") and isinstance(value, list):
+            values = value
+        else:
+            values = [value]
         missing = [entry for entry in values if entry not in item.options]
         if missing:
             return f"{', '.join(repr(entry) for entry in missing)} is not in the list {_choices(item.options)}"
@@ -321,7 +330,10 @@ def _check_limits(value: Any, item: Input) -> str | None:
 
 def _choices(options: Sequence[Any]) -> str:
     shown = ", ".join(str(option) for option in options[:20])
-    more = f", … {len(options)} in all" if len(options) > 20 else ""
+    if len(options) > 20:
+        more = f", … {len(options)} in all"
+    else:
+        more = ""
     return f"[{shown}{more}]"
 
 
@@ -360,7 +372,9 @@ def _target(graph: Graph, assignment: str, look_up: Catalogue) -> tuple[str, tup
 
 
 def _named(graph: Graph, name: str) -> list[str]:
-    return [name] if name in graph else [node_id for node_id in graph if title(graph, node_id) == name]
+    if name in graph:
+        return [name]
+    return [node_id for node_id in graph if title(graph, node_id) == name]
 
 
 def _value(text: str, item: Input, what: str) -> Any:
@@ -383,5 +397,9 @@ def _value(text: str, item: Input, what: str) -> Any:
     if not fits:
         raise WorkflowError([Problem(f"{what}: input '{item.name}' expects {item.type}, got {text!r}")])
     if kind == "STRING":
-        return parsed if isinstance(parsed, str) else text
-    return text if kind == COMBO and text in (item.options or ()) else parsed
+        if isinstance(parsed, str):
+            return parsed
+        return text
+    if kind == COMBO and text in (item.options or ()):
+        return text
+    return parsed

@@ -25,7 +25,10 @@ def base_weights(patcher: Any) -> dict[str, torch.Tensor]:
 
 def trained_weights(patcher: Any, clip: Any) -> dict[str, torch.Tensor]:
     """`unet_weights`, and with a CLIP (not None) the weights of its text encoder under `text_encoders.`."""
-    text = {} if clip is None else base_weights(clip.patcher)
+    if clip is None:
+        text = {}
+    else:
+        text = base_weights(clip.patcher)
     return {**unet_weights(patcher), **{f"text_encoders.{key}": value for key, value in text.items()}}
 
 

@@ -21,7 +21,11 @@ def text_of(value: Any, default: Callable[[Any], Any] | None = None) -> str:
 def finite(value: Any) -> Any:
     """The value with null for every NaN and infinity in it."""
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        if math.isfinite(value):
+            return value
+        return None
     if isinstance(value, dict):
         return {key: finite(entry) for key, entry in value.items()}
-    return [finite(entry) for entry in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return value

@@ -30,7 +30,10 @@ class Denoiser:
 
     def __init__(self, patcher: Any, encode: LiveEncoder | None = None) -> None:
         self.encode = encode
-        self.text_encoder = None if encode is None else encode.module
+        if encode is None:
+            self.text_encoder = None
+        else:
+            self.text_encoder = encode.module
         self.patcher, self.model = patcher, patcher.model
         self.module: torch.nn.Module = patcher.model.diffusion_model
         self.device: torch.device = patcher.load_device
@@ -76,7 +79,10 @@ class Denoiser:
         conditions = [self._condition(one, x) for one in conditionings]
         for index, condition in enumerate(conditions):
             fitting = (group for group in groups if _can_concat(conditions[group[0]], condition))
-            found = None if self._alone(condition) else next(fitting, None)
+            if self._alone(condition):
+                found = None
+            else:
+                found = next(fitting, None)
             if found is None:
                 groups.append([index])
             else:
@@ -185,7 +191,9 @@ def prediction(sampling: Any) -> str:
         sampling, known.EPS
     ):
         return "/".join(kinds) or type(sampling).__name__
-    return "v" if isinstance(sampling, known.V_PREDICTION) else "eps"
+    if isinstance(sampling, known.V_PREDICTION):
+        return "v"
+    return "eps"
 
 
 def at_levels(patcher: Any, terminal: bool) -> Any:
@@ -219,7 +227,9 @@ def _fit_for_autograd(module: torch.nn.Module, text_encoder: bool) -> contextlib
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
     plain = isinstance(module, UNetModel) and not text_encoder
-    return contextlib.nullcontext() if plain else NoAssignmentInPlace()
+    if plain:
+        return contextlib.nullcontext()
+    return NoAssignmentInPlace()
 
 
 def to_host_memory(patcher: Any) -> None:

@@ -110,7 +110,9 @@ def read_parts(clip: Any, model: Any, clip_skip: int = 0) -> set[str]:
 
 
 def _probed(probe: torch.Tensor, part: torch.nn.Module, args: Any, out: Any) -> Any:
-    return out + probe.to(out.device, out.dtype) if isinstance(out, torch.Tensor) and out.is_floating_point() else out
+    if isinstance(out, torch.Tensor) and out.is_floating_point():
+        return out + probe.to(out.device, out.dtype)
+    return out
 
 
 def _float_on_cpu(value: Any) -> Any:

@@ -127,7 +127,9 @@ def _model_facts(patcher: Any) -> list[Any]:
 def _without_empty(value: Any) -> Any:
     if isinstance(value, Mapping):
         kept = {key: _without_empty(one) for key, one in value.items()}
-        return {key: one for key, one in kept.items() if one not in ({}, [])} if kept else {}
+        if kept:
+            return {key: one for key, one in kept.items() if one not in ({}, [])}
+        return {}
     return value
 
 

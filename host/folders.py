@@ -49,7 +49,10 @@ def lora_path(name: str) -> str:
                 f"LoRA file {name!r} is a link to a file that is not there; put that back, or remove the link"
             )
         near = near_loras(name)
-        hint = f"; did you mean {' or '.join(near)}?" if near else " in ComfyUI's loras folders"
+        if near:
+            hint = f"; did you mean {' or '.join(near)}?"
+        else:
+            hint = " in ComfyUI's loras folders"
         raise FileNotFoundError(f"no LoRA file {name!r}{hint}")
     return path
 

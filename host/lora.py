@@ -84,7 +84,10 @@ def graft(model: Any, clip: Any, entries: Sequence[Entry], mode: str = "auto") -
     model = _with_host_adapters(model, grown, lines)
     out = []
     for space, patcher in (("model", model), ("clip", None if clip is None else clip.patcher)):
-        pieces = _pieces(parsed, space, shapes) if patcher is not None else {}
+        if patcher is not None:
+            pieces = _pieces(parsed, space, shapes)
+        else:
+            pieces = {}
         out.append(_put(patcher, pieces, mode, space, lines) if pieces else patcher)
     grafted_clip = clip
     if clip is not None and out[1] is not clip.patcher:
@@ -142,8 +145,14 @@ def changes(model: Any, clip: Any, entries: Sequence[Entry]) -> tuple[dict[str, 
         ("model", model, ""),
         ("clip", None if clip is None else clip.patcher, "text_encoders."),
     ):
-        pieces = _pieces(parsed, space, shapes) if patcher is not None else {}
-        base = base_weights(patcher) if pieces else {}
+        if patcher is not None:
+            pieces = _pieces(parsed, space, shapes)
+        else:
+            pieces = {}
+        if pieces:
+            base = base_weights(patcher)
+        else:
+            base = {}
         needing = [weight for weight, of in pieces.items() if not additive(of)]
         problems += [
             f"{weight}: it is quantised ({base[weight].dtype})"
@@ -174,9 +183,9 @@ def _growing(state: Mapping[str, torch.Tensor]) -> tuple[Mapping[str, torch.Tens
     """
     layers = tuple(key.removesuffix("reshape_weight") for key in state if key.endswith(".reshape_weight"))
     growing = {key: tensor for key, tensor in state.items() if layers and key.startswith(layers)}
-    return (
-        (state, {}) if not growing else ({key: tensor for key, tensor in state.items() if key not in growing}, growing)
-    )
+    if not growing:
+        return (state, {})
+    return ({key: tensor for key, tensor in state.items() if key not in growing}, growing)
 
 
 def _host_adapters(growing: Mapping[str, torch.Tensor], names: Mapping[str, parse.Target], name: str) -> dict[str, Any]:
@@ -266,14 +275,20 @@ def lora_targets(
             ((space, name), shape) for name, shape in {**ledger.shapes(patcher.model), **_enlarged(patcher)}.items()
         )
         for name, target in names(patcher.model, {}).items():
-            parts = (target,) if isinstance(target, str) else tuple(target)
+            if isinstance(target, str):
+                parts = (target,)
+            else:
+                parts = tuple(target)
             targets[name] = parse.Target(space, *parts)
     return targets, shapes
 
 
 def _enlarged(patcher: Any) -> dict[str, tuple[int, ...]]:
     """Shapes, as the model's file has them, of the weights that a loaded LoRA has enlarged."""
-    live = dict(patcher.model.named_parameters(remove_duplicate=False)) if patcher.backup else {}
+    if patcher.backup:
+        live = dict(patcher.model.named_parameters(remove_duplicate=False))
+    else:
+        live = {}
     files = {name: saved.weight.shape for name, saved in patcher.backup.items() if name in live}
     return {name: tuple(shape) for name, shape in files.items() if shape != live[name].shape}
 
@@ -283,8 +298,14 @@ def _pieces(
 ) -> dict[str, list[Piece]]:
     pieces: dict[str, list[Piece]] = {}
     for entry, lora in parsed:
-        strength = entry.model if space == "model" else entry.clip
-        by_block = block_weights.parse(entry.blocks) if entry.blocks else {}
+        if space == "model":
+            strength = entry.model
+        else:
+            strength = entry.clip
+        if entry.blocks:
+            by_block = block_weights.parse(entry.blocks)
+        else:
+            by_block = {}
         for weight, layer, part in parse.pieces_of(lora, space, shapes) if strength != 0.0 else ():
             own = strength * block_weights.strength(by_block, weight, text=space == "clip")
             if own != 0.0:
@@ -332,7 +353,10 @@ _EMBEDDINGS = "to use them, put a copy of it into ComfyUI's embeddings folder"
 
 def _put(patcher: Any, pieces: Mapping[str, Sequence[Piece]], mode: str, space: str, lines: list[str]) -> Any:
     """A clone of the patcher with the pieces on it in the given mode; adds what was done to the report."""
-    name = "model" if space == "model" else "text encoder"
+    if space == "model":
+        name = "model"
+    else:
+        name = "text encoder"
     if mode == "host":
         lines.append(
             f"{name}: {len(pieces)} weights through ComfyUI's own patches; merging, extracting and saving see them"
@@ -345,7 +369,10 @@ def _put(patcher: Any, pieces: Mapping[str, Sequence[Piece]], mode: str, space: 
         patcher = _host_patched(patcher, {weight: constant.pop(weight) for weight in by_host})
     if merge and _rounds_stochastically():
         lines.append(f"{name}: half precision is rounded stochastically ({_ROUNDING})")
-    stacks = [Stack(constant, bypass)] if constant else []
+    if constant:
+        stacks = [Stack(constant, bypass)]
+    else:
+        stacks = []
     if scheduled:
         stacks.append(_scheduled(patcher, scheduled))
         reasons[f"at the activations because {_SCHEDULED}"] = len(scheduled)
@@ -591,7 +618,9 @@ def sampled_share(sampling: Any, sigma: float) -> float:
             left = middle + 1
         else:
             right = middle
-    return 0.0 if left == 1 else left / _SHARES
+    if left == 1:
+        return 0.0
+    return left / _SHARES
 
 
 _SHARES = 100_000
@@ -618,7 +647,10 @@ def scheduled(patcher: Any) -> int:
 
 def patched(patcher: Any) -> list[str]:
     """What changes the weights of this MODEL, in words; empty when it is the plain base."""
-    found = [f"{len(patcher.patches)} patched weights"] if patcher.patches else []
+    if patcher.patches:
+        found = [f"{len(patcher.patches)} patched weights"]
+    else:
+        found = []
     return found + [f"{len(stacks)} stacks of LoRAs" for stacks in [grafted_stacks(patcher)] if stacks]
 
 
@@ -729,7 +761,10 @@ def differences(patcher: Any, other: Any) -> dict[str, Callable[[], torch.Tensor
     kinds = {name: {ours[name].dtype, theirs[name].dtype} - set(_PLAIN) for name in both}
     problems += [f"{name}: it is quantised ({', '.join(map(str, of))})" for name, of in kinds.items() if of]
     if problems:
-        more = f"\n- and {len(problems) - 20} more" if len(problems) > 20 else ""
+        if len(problems) > 20:
+            more = f"\n- and {len(problems) - 20} more"
+        else:
+            more = ""
         raise ValueError(
             "these models have no difference that a LoRA can hold:\n"
             + "\n".join(f"- {p}" for p in problems[:20])

@@ -94,7 +94,10 @@ def sample(patcher: Any, positive: Any, negative: Any, latent: Any, seed: int) -
     guider.set_conds(positive, negative if negative is not None else positive)
     guider.set_cfg(1.0 if negative is None else 4.0 if flow else 7.0)
     sigmas = comfy.samplers.calculate_sigmas(sampling, "simple" if flow else "normal", STEPS)
-    places = [patcher.load_device] if patcher.load_device.type == "cuda" else []
+    if patcher.load_device.type == "cuda":
+        places = [patcher.load_device]
+    else:
+        places = []
     with torch.random.fork_rng(places):
         sampler = comfy.samplers.sampler_object("euler")
         return guider.sample(noise, start, sampler, sigmas, disable_pbar=True, seed=seed).cpu()
@@ -151,7 +154,10 @@ def name_of(start: str, step: int, label: str) -> str:
 
 def kept(run: str, start: str, until: int) -> list[dict[str, Any]]:
     """The newest previews of a run up to a step, the oldest first: how /view addresses them, their step and label."""
-    files = os.listdir(_folder(run)) if os.path.isdir(_folder(run)) else []
+    if os.path.isdir(_folder(run)):
+        files = os.listdir(_folder(run))
+    else:
+        files = []
     named = [re.fullmatch(r"([0-9a-f]{12})-(\d{8})-(weights|average)-(\d+)\.jpg", file) for file in files]
     mine = [one for one in named if one and one[1] == start[:12] and int(one[2]) <= until]
     mine.sort(key=lambda one: (int(one[2]), one[3] == "average", int(one[4])))

@@ -108,7 +108,9 @@ def _run(request: Any) -> Answer:
 
     run = request.match_info["run"]
     held = listing.states(folders.training_folder(), run)
-    return (200, {"run": run, "states": held}) if held else (404, {"error": f"run {run!r} has no stored state"})
+    if held:
+        return (200, {"run": run, "states": held})
+    return (404, {"error": f"run {run!r} has no stored state"})
 
 
 def _state(request: Any) -> Answer:

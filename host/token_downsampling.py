@@ -61,7 +61,9 @@ def todo_of(patcher: Any) -> ToDo | None:
 
     wrappers = patcher.model_options.get("transformer_options", {}).get("wrappers", {})
     calls = wrappers.get(WrappersMP.APPLY_MODEL, {}).get(TODO_KEY)
-    return calls[0].todo if calls else None
+    if calls:
+        return calls[0].todo
+    return None
 
 
 def todo_metadata(patcher: Any) -> dict[str, str]:
@@ -69,7 +71,9 @@ def todo_metadata(patcher: Any) -> dict[str, str]:
     only.
     """
     todo = todo_of(patcher)
-    return {} if todo is None or todo.settings.phase == "sampling" else todo.settings.metadata()
+    if todo is None or todo.settings.phase == "sampling":
+        return {}
+    return todo.settings.metadata()
 
 
 def attention_kernel() -> str:
@@ -84,7 +88,10 @@ def _is_todo(patch: Any) -> bool:
 
 
 def _todo_notes(todo: ToDo, others: int, replaced: bool) -> list[str]:
-    notes = ["replaces the token downsampling that the model had"] if replaced else []
+    if replaced:
+        notes = ["replaces the token downsampling that the model had"]
+    else:
+        notes = []
     if others and isinstance(todo, ToDoPatch):
         notes.append(
             f"other attn1 patches on the model: {others}; where they change the number of keys, the block is left"

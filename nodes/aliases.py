@@ -11,4 +11,6 @@ _KNOWN = any(field.name == "search_aliases" for field in dataclasses.fields(io.S
 
 def aliases(*words: str) -> dict[str, list[str]]:
     """`io.Schema(..., **aliases("a", "b"))`: the keyword argument where the host's Schema has it, else nothing."""
-    return {"search_aliases": list(words)} if _KNOWN else {}
+    if _KNOWN:
+        return {"search_aliases": list(words)}
+    return {}

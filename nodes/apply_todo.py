@@ -134,7 +134,10 @@ class ApplyToDo(io.ComfyNode):
             factor, max_depth, depth_factors, method, start_percent, end_percent, phase, disable_after
         )
         patched, todo, notes = host.token_downsampling.apply_todo(model, settings)
-        shape = None if latent is None else tuple(host.latents.sampled(model, latent).shape)
+        if latent is None:
+            shape = None
+        else:
+            shape = tuple(host.latents.sampled(model, latent).shape)
         data = report.report_data(todo, shape, notes)
         return io.NodeOutput(patched, data["text"], ui={"graft_todo": [data]})
 

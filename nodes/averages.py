@@ -79,13 +79,18 @@ class GraftSnapshots(io.ComfyNode):
     def fingerprint_inputs(cls, source="run") -> str:
         """Changes when a listed file, or what a run has kept, does."""
         lines, digest = _lines(source), hashlib.sha256(source.encode())
-        run = _run_folder(lines[0]) if len(lines) == 1 else None
-        found = _paths(lines, host.folders.weights_path) if run is None else []
-        paths = (
-            [path for _, path in found]
-            if run is None
-            else sorted(map(str, (run[0] / "averages").glob("*.safetensors")))
-        )
+        if len(lines) == 1:
+            run = _run_folder(lines[0])
+        else:
+            run = None
+        if run is None:
+            found = _paths(lines, host.folders.weights_path)
+        else:
+            found = []
+        if run is None:
+            paths = [path for _, path in found]
+        else:
+            paths = sorted(map(str, (run[0] / "averages").glob("*.safetensors")))
         for path in paths:
             digest.update(repr((path, safetensors.version(path))).encode())
         return digest.hexdigest()
@@ -97,8 +102,14 @@ class GraftSnapshots(io.ComfyNode):
         lines = _lines(source)
         if not lines:
             raise ValueError("GraftSnapshots: source is empty; give the name of a run, or one file a line")
-        run = _run_folder(lines[0]) if len(lines) == 1 else None
-        found = sources.of_files(_paths(lines, host.folders.weights_path)) if run is None else sources.of_run(*run)
+        if len(lines) == 1:
+            run = _run_folder(lines[0])
+        else:
+            run = None
+        if run is None:
+            found = sources.of_files(_paths(lines, host.folders.weights_path))
+        else:
+            found = sources.of_run(*run)
         return io.NodeOutput(found, found.report())
 
 
@@ -255,7 +266,10 @@ def _check(state: Any, snapshots: Any, lora_stack: Any, profile: str, weights: s
         if value is not None
     ]
     if len(connected) != 1:
-        are = f"{' and '.join(connected)} are" if connected else "none is"
+        if connected:
+            are = f"{' and '.join(connected)} are"
+        else:
+            are = "none is"
         wrong.append(f"connect exactly one of state, snapshots and lora_stack; {are} connected")
     elif state is not None and not state.average:
         wrong.append("this state has no average: connect EMA Settings to Start Training")

@@ -210,7 +210,10 @@ class GraftDataset(io.ComfyNode):
         unhashed = prints[0].unhashed + prints[1].unhashed
         # What cannot be hashed cannot be found again either.
         keep = settings.filters.cache and not unhashed
-        cache = Cache(Path(host.folders.training_folder()) / "cache", settings.filters.cache_gb) if keep else None
+        if keep:
+            cache = Cache(Path(host.folders.training_folder()) / "cache", settings.filters.cache_gb)
+        else:
+            cache = None
         listing = read_folder(Path(host.folders.input_folder(folder)), settings, cache)
         bar = host.events.progress(len(listing.entries))
         dataset, sheet = encoding.encode(

@@ -31,7 +31,9 @@ class GraftDemo(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls) -> str:
-        return hashlib.sha256(BASE.read_bytes()).hexdigest() if BASE.is_file() else "missing"
+        if BASE.is_file():
+            return hashlib.sha256(BASE.read_bytes()).hexdigest()
+        return "missing"
 
     @classmethod
     def execute(cls) -> io.NodeOutput:

@@ -238,7 +238,10 @@ class GraftSaveLoRA(io.ComfyNode):
                 + ("none is" if state is None else "both are")
                 + " connected"
             )
-        lora = lora_model if state is None else state.lora_model()
+        if state is None:
+            lora = lora_model
+        else:
+            lora = state.lora_model()
         said = save.saved_metadata(lora, os.path.basename(prefix), {} if state is None else state.metadata())
         tensors = save.renamed(lora, names, save.DTYPES[dtype])
         said |= save.hashes(tensors, said)

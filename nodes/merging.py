@@ -16,7 +16,10 @@ from .sockets import LoraModel, LoraStack
 
 def _said(made: merge.Made, what: str) -> str:
     layers = sum(key.endswith((".lora_up.weight", ".diff", ".diff_b")) for key in made.state)
-    error = f"{made.lost:.2%} of the change (its norm) left out" if made.lost else "nothing left out"
+    if made.lost:
+        error = f"{made.lost:.2%} of the change (its norm) left out"
+    else:
+        error = "nothing left out"
     return f"{what}: {layers} layers, largest rank {made.rank}, {error}"
 
 

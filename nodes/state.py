@@ -108,7 +108,9 @@ class GraftLoadState(io.ComfyNode):
     def fingerprint_inputs(cls, name="", **_) -> str:
         """Changes when the saved state does."""
         record = _root() / name / "state.json"
-        return f"{record.stat().st_mtime_ns} {record.stat().st_size}" if record.is_file() else ""
+        if record.is_file():
+            return f"{record.stat().st_mtime_ns} {record.stat().st_size}"
+        return ""
 
     @classmethod
     def execute(cls, name, model, dataset=None, clip=None, vae=None) -> io.NodeOutput:
@@ -116,11 +118,17 @@ class GraftLoadState(io.ComfyNode):
 
         from ..training.store import saved_states
 
-        pictures = None if dataset is None else dataset.digest
+        if dataset is None:
+            pictures = None
+        else:
+            pictures = dataset.digest
         both = saved_states.trains_text_encoder(_root(), name)
         if both and clip is None:
             raise ValueError(f"GraftLoadState: {name} trains the text encoder too, and no clip is connected.")
-        trained_clip = clip if both else None
+        if both:
+            trained_clip = clip
+        else:
+            trained_clip = None
         identity, unhashed = host.fingerprint.of_trained(model, trained_clip)
         state = saved_states.load(
             _root(), name, identity, pictures, lambda: host.base_weights.trained_weights(model, trained_clip)

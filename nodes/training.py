@@ -116,10 +116,16 @@ class GraftTrainStart(io.ComfyNode):
         identity, unhashed = host.fingerprint.of_trained(model, clip if adapter.text_encoder else None)
         unhashed += dataset.unhashed
         start = states.Start(identity, dataset.digest, adapter, ema, seed)
-        text_encoder = clip.cond_stage_model if adapter.text_encoder else None
+        if adapter.text_encoder:
+            text_encoder = clip.cond_stage_model
+        else:
+            text_encoder = None
         base = partial(host.base_weights.trained_weights, model, clip if adapter.text_encoder else None)
         adapted = adapter.text_encoder and adapter.kind != "full"
-        read = host.encoding.read_parts(clip, model, dataset.clip_skip) if adapted else None
+        if adapted:
+            read = host.encoding.read_parts(clip, model, dataset.clip_skip)
+        else:
+            read = None
         begun = states.begin(model.model.diffusion_model, start, settings, run, base, text_encoder, read)
         begun = _noted(replace(begun, subject=Subject(model, clip, vae, dataset, unhashed)))
         return io.NodeOutput(begun, text.beginning(begun, dataset, unhashed))
@@ -305,8 +311,14 @@ def _noted(state: Any) -> Any:
 def opened(state: Any, layers: bool = False) -> Any:
     """The denoiser of a state's own model (a context manager), with its text encoder where that is trained."""
     subject = state.subject
-    clip = subject.clip if state.start.adapter.text_encoder else None
-    skip = 0 if subject.dataset is None else subject.dataset.clip_skip
+    if state.start.adapter.text_encoder:
+        clip = subject.clip
+    else:
+        clip = None
+    if subject.dataset is None:
+        skip = 0
+    else:
+        skip = subject.dataset.clip_skip
     return host.denoiser.denoiser(subject.model, state.settings.objective.zero_terminal_snr, layers, clip, skip)
 
 
@@ -392,7 +404,10 @@ class _Call:
 
     def preview(self, denoiser: Any, step: int, average: bool) -> None:
         """Sample with the weights that are on the model now, show the pictures, and remember where they are."""
-        label = "average" if average else "weights"
+        if average:
+            label = "average"
+        else:
+            label = "weights"
         latents = host.previews.sample(denoiser.patcher, *self.sampled, self.state.start.seed % 2**63)
         name = host.previews.name_of(self.state.start.digest, step, label)
         files = host.previews.keep(

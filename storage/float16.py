@@ -43,6 +43,9 @@ def unpacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if name.startswith(SCALE):
             continue
         scale = tensors.get(SCALE + name)
-        value = tensor.float() if tensor.is_floating_point() else tensor
+        if tensor.is_floating_point():
+            value = tensor.float()
+        else:
+            value = tensor
         out[name] = value if scale is None else value * float(scale)
     return out

@@ -132,11 +132,17 @@ def _header(path: str, file: BinaryIO) -> tuple[dict[str, TensorInfo], dict[str,
 
 def _info(name: str, of: object, data: int) -> TensorInfo:
     """A tensor's entry in a header whose data begin at byte `data`; raises ValueError when it is no such entry."""
-    entry = of if isinstance(of, dict) else {}
+    if isinstance(of, dict):
+        entry = of
+    else:
+        entry = {}
     kind, shape, offsets = entry.get("dtype"), _counts(entry.get("shape")), _counts(entry.get("data_offsets"))
     if not isinstance(kind, str) or shape is None or offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ValueError(f"{name[:80]!r} is no tensor: expected dtype, shape and two data_offsets, got {str(of)[:80]}")
-    need = math.prod(shape) * _DTYPES[kind].itemsize if kind in _DTYPES else offsets[1] - offsets[0]
+    if kind in _DTYPES:
+        need = math.prod(shape) * _DTYPES[kind].itemsize
+    else:
+        need = offsets[1] - offsets[0]
     if need != offsets[1] - offsets[0]:
         raise ValueError(f"{name[:80]!r} has {offsets[1] - offsets[0]} bytes, its type and shape need {need}")
     if math.prod(max(side, 1) for side in shape) >= 2**63:  # though it be empty: no tensor has such strides
@@ -173,7 +179,9 @@ def _counts(given: object) -> tuple[int, ...] | None:
 def _settings(path: str) -> str | None:
     """The file of PEFT's settings beside its adapter_model.safetensors, None where there is none."""
     config = os.path.join(os.path.dirname(path), "adapter_config.json")
-    return config if os.path.basename(path) == "adapter_model.safetensors" and os.path.isfile(config) else None
+    if os.path.basename(path) == "adapter_model.safetensors" and os.path.isfile(config):
+        return config
+    return None
 
 
 def _beside(path: str) -> dict[str, str]:

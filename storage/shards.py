@@ -49,7 +49,10 @@ def save(
     written: list[Path] = []
     try:
         for number, names in enumerate(shards, 1):
-            file = f"{name}.safetensors" if len(shards) == 1 else f"{name}-{number:05}-of-{len(shards):05}.safetensors"
+            if len(shards) == 1:
+                file = f"{name}.safetensors"
+            else:
+                file = f"{name}-{number:05}-of-{len(shards):05}.safetensors"
             index |= dict.fromkeys(names, file)
             partial = folder / f"{file}.partial"
             written.append(partial)
@@ -112,7 +115,10 @@ def _listed(index: Path) -> dict[str, str]:
         content = json.loads(index.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{index}: cannot be read as JSON ({error})") from error
-    listed = content.get("weight_map") if isinstance(content, dict) else None
+    if isinstance(content, dict):
+        listed = content.get("weight_map")
+    else:
+        listed = None
     if not isinstance(listed, dict) or not all(map(_is_name, listed.values())):
         raise ValueError(f'{index}: expected {{"weight_map": {{tensor: file}}}}')
     return listed

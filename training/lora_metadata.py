@@ -48,7 +48,10 @@ def of_state(state: TrainState) -> dict[str, str]:
 
 
 def _of_optimizer(optimizer: OptimizerSettings) -> dict[str, Any]:
-    schedule = "constant_with_warmup" if optimizer.schedule == "constant" and optimizer.warmup else optimizer.schedule
+    if optimizer.schedule == "constant" and optimizer.warmup:
+        schedule = "constant_with_warmup"
+    else:
+        schedule = optimizer.schedule
     given = {"weight_decay": optimizer.weight_decay, **options.parse(optimizer.optimizer, optimizer.options)}
     if optimizer.optimizer == "adacoor":
         del given["weight_decay"]

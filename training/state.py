@@ -52,7 +52,10 @@ class Start:
     def digest(self) -> str:
         """Identity of the run: equal for equal beginnings in every process."""
         adapter = {f.name: getattr(self.adapter, f.name) for f in fields(self.adapter) if f.name != "initial"}
-        ema = None if self.ema is None else asdict(self.ema)
+        if self.ema is None:
+            ema = None
+        else:
+            ema = asdict(self.ema)
         return digest_of(
             {"model": self.model, "dataset": self.dataset, "adapter": adapter, "ema": ema, "seed": self.seed}
         )
@@ -132,7 +135,10 @@ class TrainState:
 
     def lora_model(self, ema: bool = False) -> dict[str, Tensor]:
         """The trained change under ComfyUI's generic names (LORA_MODEL): pairs, or differences for kind full."""
-        base = self.base() if self.base is not None and self.start.adapter.kind == "full" else None
+        if self.base is not None and self.start.adapter.kind == "full":
+            base = self.base()
+        else:
+            base = None
         return as_lora(self.weights(ema), self.start.adapter, base)
 
     def metadata(self) -> dict[str, str]:
@@ -175,7 +181,10 @@ def begin(
     """
 
     def own() -> Mapping[str, Tensor]:
-        parts = [("", module)] if text_encoder is None else [("", module), (TEXT_ENCODER, text_encoder)]
+        if text_encoder is None:
+            parts = [("", module)]
+        else:
+            parts = [("", module), (TEXT_ENCODER, text_encoder)]
         return {prefix + name: p.detach() for prefix, part in parts for name, p in part.named_parameters()}
 
     settings, ema = settings or Settings(), start.ema
@@ -183,8 +192,14 @@ def begin(
         check_horizon(ema, settings.optimizer.total_steps)
     trained = beginning(module, start.adapter, start.seed, (base or own)(), text_encoder, read)
     check_run(settings.optimizer, trained, start.adapter.kind, start.adapter.max_norm, ema is not None)
-    average = {name: tensor.clone() for name, tensor in trained.items()} if ema is not None else {}
-    widths = ema.widths if ema is not None and ema.snapshots else ()
+    if ema is not None:
+        average = {name: tensor.clone() for name, tensor in trained.items()}
+    else:
+        average = {}
+    if ema is not None and ema.snapshots:
+        widths = ema.widths
+    else:
+        widths = ()
     powers = {f"{number}/{name}": tensor.clone() for number in range(len(widths)) for name, tensor in trained.items()}
     return TrainState(start, settings, trained, average=average, powers=powers, run=run, base=base or own)
 

@@ -141,8 +141,13 @@ class About:
             return web.Response(status=404)
         paths = [inside(folder, name) for folder in self.host.folders.get_folder_paths(kind)]
         path = next((path for path in paths if os.path.isfile(path)), None)
-        found = None if path is None else await asyncio.to_thread(_metadata, path)
-        return web.Response(status=404) if found is None else answer(found)
+        if path is None:
+            found = None
+        else:
+            found = await asyncio.to_thread(_metadata, path)
+        if found is None:
+            return web.Response(status=404)
+        return answer(found)
 
     # the machine
     async def machine(self, request: web.Request) -> web.Response:
@@ -214,7 +219,10 @@ class About:
         folder = self.host.folders.get_directory_by_type(kind)
         if folder is None:
             return problem("Invalid directory type")
-        entries = list(os.scandir(folder)) if os.path.isdir(folder) else []
+        if os.path.isdir(folder):
+            entries = list(os.scandir(folder))
+        else:
+            entries = []
         shown = [entry for entry in entries if entry.is_file() and not entry.name.startswith(".")]
         return answer([f"{entry.name} [{kind}]" for entry in sorted(shown, key=lambda entry: -entry.stat().st_mtime)])
 
@@ -230,4 +238,6 @@ def _metadata(path: str) -> dict[str, Any] | None:
         found = json.loads(header)
     except (ValueError, RecursionError):
         return None
-    return found.get("__metadata__") if isinstance(found, dict) else None
+    if isinstance(found, dict):
+        return found.get("__metadata__")
+    return None

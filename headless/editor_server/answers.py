@@ -43,7 +43,9 @@ async def body_of(request: web.Request, empty: Any = None) -> Any:
         text = await request.text()
     except (LookupError, UnicodeError) as error:
         raise NotJson(f"the body is not JSON: its encoding is another one or not known ({error})") from error
-    return parsed(text, "the body") if text.strip() or empty is None else empty
+    if text.strip() or empty is None:
+        return parsed(text, "the body")
+    return empty
 
 
 def parsed(text: str, what: str) -> Any:

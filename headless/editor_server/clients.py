@@ -66,11 +66,10 @@ class Clients:
     async def _publish(self) -> None:
         while True:
             event, data, sid = await self.waiting.get()
-            sockets = (
-                self.open.get(sid, [])
-                if sid is not None
-                else [socket for sockets in self.open.values() for socket in sockets]
-            )
+            if sid is not None:
+                sockets = self.open.get(sid, [])
+            else:
+                sockets = [socket for sockets in self.open.values() for socket in sockets]
             if sockets:
                 message = await encoded(event, data)
                 await asyncio.gather(*(_send(socket, message) for socket in list(sockets)))

@@ -268,7 +268,10 @@ def _small(path: str, asked: str, channel: str) -> tuple[str, bytes]:
     from PIL import Image
 
     kind, _, quality = asked.partition(";")
-    kind = "jpeg" if kind == "jpeg" and "a" not in channel else "webp"
+    if kind == "jpeg" and "a" not in channel:
+        kind = "jpeg"
+    else:
+        kind = "webp"
     out = io.BytesIO()
     with Image.open(path) as picture:
         plain = picture.convert(

@@ -105,7 +105,9 @@ def _from_another_site(request: web.Request) -> str:
     """
     site = request.headers.get("Sec-Fetch-Site", "none")
     opens = request.method == "GET" and request.path == "/" and request.headers.get("Sec-Fetch-Dest") == "document"
-    return "" if site in ("none", "same-origin") or opens else f"a {site} request"
+    if site in ("none", "same-origin") or opens:
+        return ""
+    return f"a {site} request"
 
 
 def _name(host: str) -> str:
@@ -115,7 +117,9 @@ def _name(host: str) -> str:
         _ = parts.port
     except ValueError:
         return ""
-    return (parts.hostname or "") if parts.netloc == host and "@" not in host and not parts.path else ""
+    if parts.netloc == host and "@" not in host and not parts.path:
+        return parts.hostname or ""
+    return ""
 
 
 def _with_port(netloc: str, scheme: str) -> str:
@@ -154,6 +158,12 @@ async def explained(request: web.Request, handler: Handler) -> web.StreamRespons
     except OSError as error:  # a full or broken disk, a folder that may only be read
         logging.error("%s %s: %s", request.method, request.path, error)
         name = os.path.basename(os.fsdecode(error.filename or ""))
-        status = 507 if error.errno in (errno.ENOSPC, errno.EDQUOT) else 500
-        told = error if request.method == "GET" else with_next_step(error, name)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            status = 507
+        else:
+            status = 500
+        if request.method == "GET":
+            told = error
+        else:
+            told = with_next_step(error, name)
         return web.json_response({"error": f"{name}: {told.strerror or error}"}, status=status)

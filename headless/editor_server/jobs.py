@@ -77,7 +77,10 @@ def page(jobs: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]
         if (not wanted or job["status"] in wanted) and (not workflow or job.get("workflow_id") == workflow)
     ]
     chosen.sort(key=_created if by == "created_at" else _duration, reverse=order == "desc")
-    part = chosen[offset:] if limit is None else chosen[offset : offset + limit]
+    if limit is None:
+        part = chosen[offset:]
+    else:
+        part = chosen[offset : offset + limit]
     pagination = {"offset": offset, "limit": limit, "total": len(chosen), "has_more": offset + len(part) < len(chosen)}
     return {"jobs": part, "pagination": pagination}
 
@@ -92,7 +95,9 @@ def _duration(job: dict[str, Any]) -> float:
 
 def _count(query: Mapping[str, str], name: str) -> int | None:
     try:
-        return int(query[name]) if name in query else None
+        if name in query:
+            return int(query[name])
+        return None
     except ValueError:
         raise ValueError(f"{name} must be an integer") from None
 
@@ -101,7 +106,10 @@ def _origin(extra_data: Mapping[str, Any]) -> dict[str, Any]:
     """When a workflow was queued, and the id that the editor gave it."""
     found: Any = extra_data
     for name in ("extra_pnginfo", "workflow", "id"):
-        found = found.get(name) if isinstance(found, Mapping) else None
+        if isinstance(found, Mapping):
+            found = found.get(name)
+        else:
+            found = None
     return {"create_time": extra_data.get("create_time"), "workflow_id": found}
 
 
@@ -112,7 +120,9 @@ def _known(job: dict[str, Any]) -> dict[str, Any]:
 def _state(status: Mapping[str, Any], events: Mapping[str, Any]) -> str:
     if status.get("status_str") != "error":
         return "completed"
-    return "cancelled" if "execution_interrupted" in events else "failed"
+    if "execution_interrupted" in events:
+        return "cancelled"
+    return "failed"
 
 
 def _shown(outputs: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -124,7 +134,10 @@ def _shown(outputs: Mapping[str, Any]) -> list[dict[str, Any]]:
                 if isinstance(item, dict):
                     found.append({**item, "nodeId": node_id, "mediaType": kind})
                 elif kind == "text" and isinstance(item, str):
-                    cut = {"truncated": True} if len(item) > TEXT_SHOWN else {}
+                    if len(item) > TEXT_SHOWN:
+                        cut = {"truncated": True}
+                    else:
+                        cut = {}
                     found.append({"content": item[:TEXT_SHOWN], **cut, "nodeId": node_id, "mediaType": kind})
     return found
 

@@ -129,7 +129,9 @@ class Packs:
         stem, extension = os.path.splitext(single(file))
         name = (stem.removesuffix("-1") if extension == ".jpg" else stem) + extension
         found = next((path for _, path in self._examples() if path.with_suffix(extension).name == name), None)
-        return web.Response(status=404) if found is None else served(str(found.with_suffix(extension)))
+        if found is None:
+            return web.Response(status=404)
+        return served(str(found.with_suffix(extension)))
 
     def _examples(self) -> list[tuple[str, Path]]:
         """(pack, file) of every example workflow."""
@@ -163,7 +165,9 @@ class Packs:
             "type": "image",
             "isEssential": True,
         }
-        return [{**module, "templates": entries}] if entries else []
+        if entries:
+            return [{**module, "templates": entries}]
+        return []
 
     async def no_style(self, request: web.Request) -> web.Response:
         """GET /user.css: the page asks for it; the user's own is /userdata/user.css."""
@@ -208,7 +212,9 @@ def _json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         logging.error("%s is not JSON, so its texts are missing: %s", path, error)
         return {}
-    return found if isinstance(found, dict) else {}
+    if isinstance(found, dict):
+        return found
+    return {}
 
 
 def _first_note(path: Path) -> str:
@@ -218,7 +224,10 @@ def _first_note(path: Path) -> str:
     notes = [
         node for node in _json(path).get("nodes", ()) if "Note" in str(node.get("type")) and node.get("widgets_values")
     ]
-    lines = str(notes[0]["widgets_values"][0]).splitlines() if notes else []
+    if notes:
+        lines = str(notes[0]["widgets_values"][0]).splitlines()
+    else:
+        lines = []
     return next((re.sub(r"[*`]", "", line) for line in lines if line.strip() and not line.startswith("#")), "")
 
 
@@ -236,7 +245,10 @@ def _help(title: str, cls: Any) -> str:
     lines = [f"# {title}", "", getattr(cls, "DESCRIPTION", "") or "A node of the host.", "", "## Inputs", ""]
     for group in ("required", "optional"):
         for name, entry in cls.INPUT_TYPES().get(group, {}).items():
-            kind = entry[0] if isinstance(entry[0], str) else "one of a list"
+            if isinstance(entry[0], str):
+                kind = entry[0]
+            else:
+                kind = "one of a list"
             about = (entry[1] if len(entry) > 1 else {}).get("tooltip", "")
             lines.append(f"- **{name}** ({kind}{', optional' if group == 'optional' else ''}) {about}".rstrip())
     return "\n".join([*lines, "", "## Outputs", "", *(f"- {kind}" for kind in cls.RETURN_TYPES)]) + "\n"

@@ -70,7 +70,10 @@ class Prompts:
         """Where a workflow goes in the queue: a number of its own, the front, or the end."""
         if "number" in data:
             return float(data["number"])
-        place = -self.server.number if data.get("front") else self.server.number
+        if data.get("front"):
+            place = -self.server.number
+        else:
+            place = self.server.number
         self.server.number += 1
         return place
 
@@ -134,12 +137,13 @@ class Prompts:
         """GET /jobs/ID: one workflow with its outputs."""
         job_id = request.match_info["job_id"]
         entry = self.queue.get_history(prompt_id=job_id).get(job_id)
-        found = (
-            jobs.ended(job_id, entry, whole=True)
-            if entry
-            else next((job for job in self._all_jobs() if job["id"] == job_id), None)
-        )
-        return answer({"error": "Job not found"}, 404) if found is None else answer(found)
+        if entry:
+            found = jobs.ended(job_id, entry, whole=True)
+        else:
+            found = next((job for job in self._all_jobs() if job["id"] == job_id), None)
+        if found is None:
+            return answer({"error": "Job not found"}, 404)
+        return answer(found)
 
     def _all_jobs(self) -> list[dict[str, Any]]:
         running, waiting = self.queue.get_current_queue_volatile()
@@ -212,7 +216,9 @@ def _wrong_id(prompt_id: Any) -> dict[str, Any] | None:
     except (ValueError, AttributeError, TypeError):
         good = False
     details = "expected a UUID, lower case with hyphens; leave it out to have one made"
-    return None if good else _error("invalid_prompt_id", "prompt_id must be a valid UUID", details)
+    if good:
+        return None
+    return _error("invalid_prompt_id", "prompt_id must be a valid UUID", details)
 
 
 def _error(kind: str, message: str, details: str) -> dict[str, Any]:

@@ -54,7 +54,10 @@ def find_front_end(root: str | None) -> str:
 
 def _listen(address: str, port: int) -> socket.socket:
     """A listening socket; HostError when the address is not this machine's or the port is taken."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    if ":" in address:
+        family = socket.AF_INET6
+    else:
+        family = socket.AF_INET
     try:
         return socket.create_server((address, port), family=family, backlog=128)
     except (OSError, OverflowError, ValueError, TypeError) as error:  # the last two: a name that no machine can have
@@ -77,7 +80,10 @@ async def _serve(host: hosts.Host, front_end: str, listening: socket.socket, arg
     try:
         await web.SockSite(runner, listening).start()
         with _on_signal(host.loop, ended):
-            shown = f"[{arguments.listen}]" if ":" in arguments.listen else arguments.listen
+            if ":" in arguments.listen:
+                shown = f"[{arguments.listen}]"
+            else:
+                shown = arguments.listen
             reach = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(shown, shown)
             address = f"http://{reach}:{listening.getsockname()[1]}/"
             if not is_loopback(arguments.listen):
@@ -96,7 +102,9 @@ async def _serve(host: hosts.Host, front_end: str, listening: socket.socket, arg
         done = await asyncio.to_thread(worker.stop, PATIENCE)
         await runner.cleanup()
     _say_how_it_ended(done, waiting)
-    return 0 if done else 1
+    if done:
+        return 0
+    return 1
 
 
 def _say_how_it_ended(done: bool, waiting: int) -> None:

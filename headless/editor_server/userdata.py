@@ -90,7 +90,9 @@ class UserData:
                 "%s is not JSON (%s); it was renamed to %s.broken, and settings begin anew", path, error, SETTINGS
             )
             return {}
-        return found if isinstance(found, dict) else {}
+        if isinstance(found, dict):
+            return found
+        return {}
 
     async def _change(self, changes: dict[str, Any]) -> web.Response:
         async with self.changing:
@@ -135,7 +137,9 @@ class UserData:
         wanted = unquote(request.query.get("path", ""))
         folder = inside(self.root, wanted)
         if not os.path.exists(folder):
-            return problem("Requested path not found", 404) if wanted else answer([])
+            if wanted:
+                return problem("Requested path not found", 404)
+            return answer([])
         if not os.path.isdir(folder):
             return problem("Requested path is not a directory")
         entries = []

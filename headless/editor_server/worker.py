@@ -59,7 +59,10 @@ class Worker:
         try:
             executor.execute(prompt, prompt_id, extra_data, outputs)
         finally:
-            word = "success" if executor.success else "error"
+            if executor.success:
+                word = "success"
+            else:
+                word = "error"
             status = self.queue.ExecutionStatus(
                 status_str=word, completed=executor.success, messages=executor.status_messages
             )
@@ -102,7 +105,10 @@ def _set_previews(method: Any) -> None:
     """How latents are previewed while this workflow runs: as its sender asked, by default as well as it can be done."""
     from comfy.cli_args import LatentPreviewMethod, args
 
-    chosen = LatentPreviewMethod.from_string(method) if isinstance(method, str) else None
+    if isinstance(method, str):
+        chosen = LatentPreviewMethod.from_string(method)
+    else:
+        chosen = None
     args.preview_method = chosen or LatentPreviewMethod.Auto
     if isinstance(method, str) and chosen is None and method != "default":
         logging.warning("there is no preview method %r", method)

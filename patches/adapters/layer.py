@@ -39,7 +39,9 @@ class LoRA:
     @property
     def kind(self) -> str:
         """The family's name, for reports."""
-        return "LoCon" if self.down.ndim > 2 else "LoRA"
+        if self.down.ndim > 2:
+            return "LoCon"
+        return "LoRA"
 
     @property
     def rank(self) -> int:
@@ -49,7 +51,9 @@ class LoRA:
     @property
     def scale(self) -> float:
         """alpha / rank; 1 without alpha."""
-        return 1.0 if self.alpha is None else self.alpha / self.rank
+        if self.alpha is None:
+            return 1.0
+        return self.alpha / self.rank
 
     def factors(self, few: int = FEW) -> tuple[Tensor, Tensor]:
         """(B, A) with B (out, rank) and A (rank, columns), not scaled, so that delta = scale * B @ A; float32 with a
@@ -98,7 +102,9 @@ class LoRA:
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
-        return (self.up, self.down) if self.mid is None else (self.up, self.down, self.mid)
+        if self.mid is None:
+            return (self.up, self.down)
+        return (self.up, self.down, self.mid)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +122,9 @@ class Diff:
     def delta(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
         """The difference (shape) at strength 1 in float32."""
         diff = self.diff.to(device, torch.float32)
-        return diff if self.scale == 1.0 else diff * self.scale
+        if self.scale == 1.0:
+            return diff
+        return diff * self.scale
 
     def malformed(self) -> None:
         """None: one tensor cannot contradict itself."""
@@ -127,11 +135,9 @@ class Diff:
 
     def problem(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
-        return (
-            None
-            if tuple(self.diff.shape) == tuple(shape)
-            else f"expected a difference {_sides(shape)}, got {_text(self.diff)}"
-        )
+        if tuple(self.diff.shape) == tuple(shape):
+            return None
+        return f"expected a difference {_sides(shape)}, got {_text(self.diff)}"
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
@@ -157,7 +163,9 @@ class LoHa:
     @property
     def scale(self) -> float:
         """alpha / rank; 1 without alpha."""
-        return 1.0 if self.alpha is None else self.alpha / self.w1_b.shape[0]
+        if self.alpha is None:
+            return 1.0
+        return self.alpha / self.w1_b.shape[0]
 
     def factors(self, few: int = FEW) -> tuple[Tensor, Tensor] | None:
         """The product of two low ranks as one pair of rank r1 * r2 while that is at most `few`, not
@@ -231,8 +239,16 @@ class LoKr:
     @property
     def scale(self) -> float:
         """alpha / rank of w2, or of w1 where only that is a product; 1 where neither is or without alpha."""
-        inner = self.w2_b if self.w2 is None else self.w1_b if self.w1 is None else None
-        return 1.0 if self.alpha is None or inner is None else self.alpha / inner.shape[0]
+        if self.w2 is None:
+            inner = self.w2_b
+        else:
+            if self.w1 is None:
+                inner = self.w1_b
+            else:
+                inner = None
+        if self.alpha is None or inner is None:
+            return 1.0
+        return self.alpha / inner.shape[0]
 
     def factors(self, few: int = FEW) -> None:
         """None: a Kronecker product is not of low rank."""
@@ -243,7 +259,11 @@ class LoKr:
         """
         if self.t2 is not None or any(tensor.ndim > 2 for tensor in self.tensors()):
             return None
-        second = (self.w2,) if self.w2 is not None else (cast(Tensor, self.w2_a), cast(Tensor, self.w2_b))
+        second: tuple[Tensor, ...]
+        if self.w2 is not None:
+            second = (self.w2,)
+        else:
+            second = (cast(Tensor, self.w2_a), cast(Tensor, self.w2_b))
         copies = tuple(
             factor.to("cpu", torch.float32, copy=True) for factor in second
         )  # files are read as inference tensors
@@ -275,7 +295,10 @@ class LoKr:
         for name, whole, a, b, core in self._both():
             if whole is None and (a is None or b is None):
                 return f"expected {name}, or {name}_a and {name}_b"
-            found = None if whole is not None or a is None or b is None else _product_problem(name, a, b, core)
+            if whole is not None or a is None or b is None:
+                found = None
+            else:
+                found = _product_problem(name, a, b, core)
             if found is not None or (whole is not None and whole.ndim < 2):
                 return found or f"{name}: expected a matrix, got {_text(cast(Tensor, whole))}"
         return None
@@ -286,11 +309,9 @@ class LoKr:
         if wrong is not None:
             return wrong
         first, second = self._factor_sides()
-        return (
-            None
-            if _fits(self.sides(), shape)
-            else f"expected a weight {_sides(shape)}, got {_sides(first)} (x) {_sides(second)}"
-        )
+        if _fits(self.sides(), shape):
+            return None
+        return f"expected a weight {_sides(shape)}, got {_sides(first)} (x) {_sides(second)}"
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
@@ -336,7 +357,9 @@ class DoRA:
     @property
     def kind(self) -> str:
         """The family's name, for reports."""
-        return "DoRA" if self.inner.kind in ("LoRA", "LoCon") else f"{self.inner.kind} with DoRA"
+        if self.inner.kind in ("LoRA", "LoCon"):
+            return "DoRA"
+        return f"{self.inner.kind} with DoRA"
 
     def made(self, weight: Tensor) -> Tensor:
         """What a weight (out, in, ...) in float32 becomes."""
@@ -352,7 +375,9 @@ class DoRA:
         )
 
     def _axis(self, shape: Sequence[int]) -> int:
-        return 0 if self.magnitude.shape[0] == shape[0] else 1
+        if self.magnitude.shape[0] == shape[0]:
+            return 0
+        return 1
 
     def around(self, strength: float, shape: Sequence[int], read: Read) -> Around:
         """At the activations: rows or columns scaled, the inner layer's too; the norms are those of the weight now."""
@@ -401,7 +426,9 @@ class OFT:
     @property
     def kind(self) -> str:
         """The family's name, for reports."""
-        return "BOFT" if self.blocks.ndim == 4 else "OFT"
+        if self.blocks.ndim == 4:
+            return "BOFT"
+        return "OFT"
 
     def rotations(self, out: int, device: torch.device | str) -> Tensor:
         """Cayley's (I + Q)(I - Q)^-1 of every block."""
@@ -426,11 +453,9 @@ class OFT:
             for stage, rotation in enumerate(rotations):
                 rows = butterfly(rows, rotation, 2**stage * (rotation.shape[-1] // 2), 1)
         made = rows.reshape(weight.shape)
-        return (
-            made
-            if self.rescale is None
-            else made * self.rescale.to(weight.device, torch.float32).reshape(-1, *(1,) * (weight.ndim - 1))
-        )
+        if self.rescale is None:
+            return made
+        return made * self.rescale.to(weight.device, torch.float32).reshape(-1, *(1,) * (weight.ndim - 1))
 
     def around(self, strength: float, shape: Sequence[int], read: Read) -> Around:
         """At the activations: what comes out is turned."""
@@ -440,7 +465,10 @@ class OFT:
             stages = [Stage(rotations.transpose(1, 2))]
         else:
             stages = [Stage(rotation, 2**stage * (rotation.shape[-1] // 2)) for stage, rotation in enumerate(rotations)]
-        gains = None if self.rescale is None else self.rescale.flatten().float()
+        if self.rescale is None:
+            gains = None
+        else:
+            gains = self.rescale.flatten().float()
         return Around(outputs=(Turn(tuple(stages), torch.tensor(strength), gains),))
 
     def problem(self, shape: Sequence[int]) -> str | None:
@@ -454,11 +482,9 @@ class OFT:
             self.blocks.shape[-1] % 2 or rows % (2 ** self.blocks.shape[0] * (self.blocks.shape[-1] // 2))
         ):
             return f"a butterfly of {self.blocks.shape[0]} stages does not divide {rows} rows"
-        return (
-            None
-            if self.rescale is None or self.rescale.numel() == rows
-            else f"expected {rows} of rescale, got {_text(self.rescale)}"
-        )
+        if self.rescale is None or self.rescale.numel() == rows:
+            return None
+        return f"expected {rows} of rescale, got {_text(self.rescale)}"
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
@@ -485,9 +511,14 @@ class InputOFT:
         columns = weight.flatten(1).T
         for stage, blocks in enumerate(self.rotations.to(weight.device, torch.float32)):
             half = blocks.shape[-1] // 2
-            columns = butterfly(columns, blocks, 2**stage * half, half) if stage else turned(columns, blocks)
+            if stage:
+                columns = butterfly(columns, blocks, 2**stage * half, half)
+            else:
+                columns = turned(columns, blocks)
         made = columns.T.reshape(weight.shape)
-        return made if self.rescale is None else made * self.rescale.to(made).reshape(-1, *(1,) * (weight.ndim - 1))
+        if self.rescale is None:
+            return made
+        return made * self.rescale.to(made).reshape(-1, *(1,) * (weight.ndim - 1))
 
     def around(self, strength: float, shape: Sequence[int], read: Read) -> Around | None:
         """At the activations: what goes in is turned; None where that is a patch of pixels, or where both sides change
@@ -499,18 +530,33 @@ class InputOFT:
         for stage, blocks in enumerate(self.rotations.float() - torch.eye(self.rotations.shape[-1])):
             half = blocks.shape[-1] // 2
             stages.append(Stage(blocks, 2**stage * half, half) if stage else Stage(blocks))
-        outputs = () if self.rescale is None else (Scale(self.rescale.flatten().float()),)
+        outputs: tuple[Scale, ...]
+        if self.rescale is None:
+            outputs = ()
+        else:
+            outputs = (Scale(self.rescale.flatten().float()),)
         return Around(inputs=(Turn(tuple(stages), torch.tensor(strength)).transposed(),), outputs=outputs)
 
     def problem(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
         stages, blocks, side, _ = self.rotations.shape
-        columns = math.prod(shape[1:]) if len(shape) > 1 else 0
-        fits = columns % side == 0 if blocks == 1 else columns == blocks * side
+        if len(shape) > 1:
+            columns = math.prod(shape[1:])
+        else:
+            columns = 0
+        if blocks == 1:
+            fits = columns % side == 0
+        else:
+            fits = columns == blocks * side
         if not columns or not fits or (stages > 1 and (side % 2 or columns % (2 ** (stages - 1) * side))):
             return f"expected a weight {_sides(shape)}, got {stages}x{blocks} rotations of {side} columns"
-        rows = None if self.rescale is None else self.rescale.numel()
-        return None if rows in (None, shape[0]) else f"expected {shape[0]} numbers to rescale by, got {rows}"
+        if self.rescale is None:
+            rows = None
+        else:
+            rows = self.rescale.numel()
+        if rows in (None, shape[0]):
+            return None
+        return f"expected {shape[0]} numbers to rescale by, got {rows}"
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
@@ -534,17 +580,24 @@ class GLoRA:
 
     def _pairs(self, columns: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         a1, a2, b1, b2 = (factor.flatten(1) for factor in (self.a1, self.a2, self.b1, self.b2))
-        return (a1, a2, b1, b2) if a1.shape[0] == columns else (a2, a1, b2, b1)
+        if a1.shape[0] == columns:
+            return (a1, a2, b1, b2)
+        return (a2, a1, b2, b1)
 
     def made(self, weight: Tensor) -> Tensor:
         """What a weight (out, in, ...) in float32 becomes."""
         a1, a2, b1, b2 = (factor.to(weight.device, torch.float32) for factor in self._pairs(weight.shape[1]))
         mixed = torch.einsum("oi...,ir,rj->oj...", weight, a1, a2)
-        added = b1 @ b2 if self.bm is None else torch.einsum("or,rm...,mi->oi...", b1, self.bm.to(b1), b2)
+        if self.bm is None:
+            added = b1 @ b2
+        else:
+            added = torch.einsum("or,rm...,mi->oi...", b1, self.bm.to(b1), b2)
         return weight + self._scale(a2) * (mixed + added.reshape(weight.shape))
 
     def _scale(self, a2: Tensor) -> float:
-        return 1.0 if self.alpha is None else self.alpha / a2.shape[0]
+        if self.alpha is None:
+            return 1.0
+        return self.alpha / a2.shape[0]
 
     def around(self, strength: float, shape: Sequence[int], read: Read) -> Around:
         """At the activations: a mixture of what goes in, and a LoRA."""
@@ -558,7 +611,11 @@ class GLoRA:
             return f"expected matrices, got {', '.join(_text(factor) for factor in self.tensors())}"
         a1, a2, b1, b2 = self._pairs(shape[1])
         sides = (shape[1], shape[0], math.prod(shape[1:]) // (1 if self.bm is None else math.prod(shape[2:])))
-        core = (b1.shape[1], b2.shape[0]) if self.bm is None else tuple(self.bm.shape[:2])
+        core: tuple[int, ...]
+        if self.bm is None:
+            core = (b1.shape[1], b2.shape[0])
+        else:
+            core = tuple(self.bm.shape[:2])
         inner = a1.shape[1] == a2.shape[0] and core == (b1.shape[1], b2.shape[0])
         inner &= b1.shape[1] == b2.shape[0] if self.bm is None else self.bm.shape[2:] == torch.Size(shape[2:])
         if (a2.shape[1], b1.shape[0], b2.shape[1]) != sides or a1.shape[0] != shape[1] or not inner:
@@ -596,16 +653,19 @@ class IA3:
     def around(self, strength: float, shape: Sequence[int], read: Read) -> Around:
         """At the activations: what goes in, or comes out, is scaled."""
         scale = (Scale(1.0 + strength * (self._factor() - 1.0)),)
-        return Around(inputs=scale) if self.columns else Around(outputs=scale)
+        if self.columns:
+            return Around(inputs=scale)
+        return Around(outputs=scale)
 
     def problem(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
-        side = shape[int(self.columns)] if len(shape) > int(self.columns) else -1
-        return (
-            None
-            if self.factor.numel() == side
-            else f"expected {side} factors for a weight {_sides(shape)}, got {_text(self.factor)}"
-        )
+        if len(shape) > int(self.columns):
+            side = shape[int(self.columns)]
+        else:
+            side = -1
+        if self.factor.numel() == side:
+            return None
+        return f"expected {side} factors for a weight {_sides(shape)}, got {_text(self.factor)}"
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
@@ -631,11 +691,9 @@ class Set:
 
     def problem(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
-        return (
-            None
-            if tuple(self.value.shape) == tuple(shape)
-            else f"expected a weight {_sides(shape)}, got {_text(self.value)}"
-        )
+        if tuple(self.value.shape) == tuple(shape):
+            return None
+        return f"expected a weight {_sides(shape)}, got {_text(self.value)}"
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
@@ -684,7 +742,10 @@ def neumann_rotations(upper: Tensor, terms: int = 5) -> Tensor:
     one = torch.eye(side)
     if not terms:
         return (one - skew) @ torch.linalg.inv(one + skew)
-    last = terms - 1 if terms < 3 else max(3, terms - 1)
+    if terms < 3:
+        last = terms - 1
+    else:
+        last = max(3, terms - 1)
     rotations, power = one.repeat(blocks, 1, 1), skew
     for k in range(1, last + 1):
         rotations = rotations + power * (1.0 if k == last > 1 else 2.0)
@@ -703,24 +764,27 @@ def _product(a: Tensor, b: Tensor, core: Tensor | None, device: torch.device | s
 def _either(
     whole: Tensor | None, a: Tensor | None, b: Tensor | None, core: Tensor | None, device: torch.device | str
 ) -> Tensor:
-    return (
-        _product(cast(Tensor, a), cast(Tensor, b), core, device) if whole is None else whole.to(device, torch.float32)
-    )
+    if whole is None:
+        return _product(cast(Tensor, a), cast(Tensor, b), core, device)
+    return whole.to(device, torch.float32)
 
 
 def _product_sides(a: Tensor, b: Tensor, core: Tensor | None) -> tuple[int, ...]:
-    return (a.shape[0], *b.shape[1:]) if core is None else (a.shape[1], b.shape[1], *core.shape[2:])
+    if core is None:
+        return (a.shape[0], *b.shape[1:])
+    return (a.shape[1], b.shape[1], *core.shape[2:])
 
 
 def _product_problem(name: str, a: Tensor, b: Tensor, core: Tensor | None) -> str | None:
     if a.ndim < 2 or b.ndim < 2 or (core is not None and (core.ndim < 3 or a.ndim != 2 or b.ndim != 2)):
         return f"{name}: expected matrices, got {_text(a)} and {_text(b)}"
-    fits = a.flatten(1).shape[1] == b.shape[0] if core is None else core.shape[:2] == (a.shape[0], b.shape[0])
-    return (
-        None
-        if fits
-        else f"{name}: ranks differ: {_text(a)}, {_text(b)}" + ("" if core is None else f", core {_text(core)}")
-    )
+    if core is None:
+        fits = a.flatten(1).shape[1] == b.shape[0]
+    else:
+        fits = core.shape[:2] == (a.shape[0], b.shape[0])
+    if fits:
+        return None
+    return f"{name}: ranks differ: {_text(a)}, {_text(b)}" + ("" if core is None else f", core {_text(core)}")
 
 
 def _fits(sides: Sequence[int], shape: Sequence[int]) -> bool:

@@ -41,7 +41,10 @@ def average(
     if algebra not in ALGEBRAS:
         raise ValueError(f"Averaging LoRAs: expected one of {', '.join(ALGEBRAS)}, got {algebra!r}.")
     if rank < 0 or (rank and algebra == "factors"):
-        why = "factors keep their own rank, use 0" if rank > 0 else "expected 0 or more"
+        if rank > 0:
+            why = "factors keep their own rank, use 0"
+        else:
+            why = "expected 0 or more"
         raise ValueError(f"Averaging LoRAs: rank is {rank}; {why}.")
     if not states or not len(states) == len(shares) == len(names):
         raise ValueError(
@@ -50,7 +53,9 @@ def average(
         )
     files = _read(states, names, plain=algebra == "products")
     _check(files, names, same_rank=algebra == "factors")
-    return _factors(files, shares) if algebra == "factors" else _products(files, shares, rank)
+    if algebra == "factors":
+        return _factors(files, shares)
+    return _products(files, shares, rank)
 
 
 def _read(states: Sequence[Mapping[str, Tensor]], names: Sequence[str], plain: bool) -> list[dict[str, Group]]:
@@ -152,7 +157,10 @@ def concatenated(layers: Sequence[LoRA], shares: Sequence[float]) -> tuple[Tenso
 
 
 def _pair(group: Group) -> LoRA:
-    alpha = float(group["alpha"][1]) if "alpha" in group else None
+    if "alpha" in group:
+        alpha = float(group["alpha"][1])
+    else:
+        alpha = None
     return LoRA(group["up"][1], group["down"][1], alpha, group["mid"][1] if "mid" in group else None)
 
 

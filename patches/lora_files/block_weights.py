@@ -86,31 +86,37 @@ def block_of(weight: str) -> str:
     found = _PATH.match(weight)
     if found is None:
         return _end(weight)
-    return "M00" if found[1] == "middle_block" else f"{_PATHS[found[1]]}{int(found[2]):02}"
+    if found[1] == "middle_block":
+        return "M00"
+    return f"{_PATHS[found[1]]}{int(found[2]):02}"
 
 
 def _end(name: str) -> str:
     """IN or OUT of a layer before or after all blocks, by its name; else BASE."""
     found = _ENDS.match(name)
-    return REST if found is None else "IN" if found[1] else "OUT"
+    if found is None:
+        return REST
+    if found[1]:
+        return "IN"
+    return "OUT"
 
 
 def together(kinds: set[str]) -> set[str]:
     """Every kind of block of a model that has blocks of these kinds: a UNet, Flux, or another."""
     if kinds & {"D", "S"}:
         return {"IN", "D", "S", "OUT"}
-    return {"IN", "M", "OUT"} if kinds & {"IN", "M", "OUT"} and "L" not in kinds else kinds
+    if kinds & {"IN", "M", "OUT"} and "L" not in kinds:
+        return {"IN", "M", "OUT"}
+    return kinds
 
 
 def text_block(name: str, flux: bool = False) -> str:
     """CLIP or T5, by the name of a text encoder's weight or layer; `flux`: the second encoder is T5, as diffusers
     numbers them there.
     """
-    return (
-        "T5"
-        if re.search(r"t5|te3|text_encoder_3", name) or (flux and re.search(r"te2|text_encoder_2", name))
-        else "CLIP"
-    )
+    if re.search(r"t5|te3|text_encoder_3", name) or (flux and re.search(r"te2|text_encoder_2", name)):
+        return "T5"
+    return "CLIP"
 
 
 def block_of_name(layer: str, flux: bool = False) -> str:
@@ -126,7 +132,10 @@ def block_of_name(layer: str, flux: bool = False) -> str:
         found = re.search(pattern, name)
         if found is not None:
             number = int(found[1]) * step + offset + (int(found[2]) if found.lastindex == 2 else 0)
-            kind = "D{}" if flux and block == "L{}" and "transformer_blocks_" in name else block
+            if flux and block == "L{}" and "transformer_blocks_" in name:
+                kind = "D{}"
+            else:
+                kind = block
             return kind.format(f"{number:02}")
     return next((block for pattern, block in _OTHERS if flux and re.match(pattern, name)), _end(name))
 
@@ -170,7 +179,10 @@ def fitting(text: str, weights: Iterable[str]) -> dict[str, float]:
     gone = [name for name in strengths if not any(_fits(name, block) for block in there)]
     if gone:
         fits = [f"{length} ({name})" for length, (name, of) in LAYOUTS.items() if set(of) <= there]
-        instead = f"; expected a list of {' or '.join(fits)} numbers" if fits else ""
+        if fits:
+            instead = f"; expected a list of {' or '.join(fits)} numbers"
+        else:
+            instead = ""
         raise ValueError(f"blocks: this model has no {', '.join(gone[:6])}{' …' if len(gone) > 6 else ''}{instead}")
     return strengths
 
@@ -185,7 +197,9 @@ def strength(strengths: Mapping[str, float], weight: str, text: bool = False) ->
 def of_block(strengths: Mapping[str, float], block: str) -> float:
     """The strength of a block by its name."""
     names = [name for name in strengths if _fits(name, block)]
-    return strengths[max(names, key=len)] if names else strengths.get(REST, 1.0)
+    if names:
+        return strengths[max(names, key=len)]
+    return strengths.get(REST, 1.0)
 
 
 def _fits(name: str, block: str) -> bool:

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from torch import Tensor
+
 from .parse import Target
 
 Shapes = Mapping[tuple[str, str], Sequence[int]]  # shape of every weight by ("model" or "clip", name)
@@ -66,7 +68,9 @@ def canonical(name: str) -> str:
 
 def _flat(name: str) -> str:
     prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
-    return name.replace(".", "_").lstrip("_") if prefix is None else _flat(name[len(prefix) :])
+    if prefix is None:
+        return name.replace(".", "_").lstrip("_")
+    return _flat(name[len(prefix) :])
 
 
 def with_processors_gone(name: str) -> str:
@@ -106,16 +110,24 @@ def _by_end(name: str, ends: Mapping[str, list[Target]], encoders: set[str]) -> 
     """The only text encoder's weight that a name fits, of those that its number can mean."""
     text, bare = _TEXT.fullmatch(name), _BARE.fullmatch(name)
     if text is None:
-        fits = ends.get(_flat(bare[1]), []) if bare is not None else []
+        if bare is not None:
+            fits = ends.get(_flat(bare[1]), [])
+        else:
+            fits = []
     else:
         first = (text[1] or text[2] or "1") == "1"
         wrong = "clip_l"
         if first:
-            wrong = "clip_g" if "clip_l" in encoders else ""
+            if "clip_l" in encoders:
+                wrong = "clip_g"
+            else:
+                wrong = ""
         elif len(encoders) > 1 and not encoders & _LATER:
             wrong = ""
         fits = [target for target in ends.get(_flat(text[3]), []) if target.weight.partition(".")[0] != wrong]
-    return fits[0] if len(fits) == 1 else None
+    if len(fits) == 1:
+        return fits[0]
+    return None
 
 
 # --- the model's weights under other names ---
@@ -201,8 +213,15 @@ def _hunyuan(own: Iterable[str], shapes: Shapes) -> Iterator[tuple[str, Target]]
             for name, start, length in theirs(
                 weight.removeprefix(_OWN).removesuffix(".weight"), "hunyuan", rows, columns
             ):
-                swapped = (lambda change: change.roll(len(change) // 2, 0)) if name == "norm_out.linear" else None
+                swapped = None
+                if name == "norm_out.linear":
+                    swapped = _swap_halves
                 yield name, Target("model", weight, None if length == rows else (0, start, length), swapped)
+
+
+def _swap_halves(change: Tensor) -> Tensor:
+    """The two halves of a change, the other way round."""
+    return change.roll(len(change) // 2, 0)
 
 
 def _split(fused: str, shapes: Shapes) -> Iterator[tuple[str, Target]]:
@@ -236,7 +255,10 @@ def _xlabs(key: str) -> str:
         return key
     kind, number, what, which, side = match.groups()
     single = {"qkv": "linear1_qkv", "proj": "linear2"}[what]
-    layer = single if kind == "single" else f"{'txt' if which == '2' else 'img'}_attn.{what}"
+    if kind == "single":
+        layer = single
+    else:
+        layer = f"{'txt' if which == '2' else 'img'}_attn.{what}"
     return f"{_OWN}{kind}_blocks.{number}.{layer}.lora_{side}.weight"
 
 
@@ -324,8 +346,14 @@ def theirs(path: str, family: str, rows: int, columns: int) -> list[tuple[str, i
     """
     for pattern, name in _FUSED.get(family, ()):
         if re.match(pattern, path):
-            query = columns if family in ("flux", "hunyuan", "lumina") else rows // 3
-            other = (rows - query) // 2 if family == "lumina" else query
+            if family in ("flux", "hunyuan", "lumina"):
+                query = columns
+            else:
+                query = rows // 3
+            if family == "lumina":
+                other = (rows - query) // 2
+            else:
+                other = query
             spans = [(re.sub(pattern, name, path).format("q"), 0, query)]
             spans += [
                 (re.sub(pattern, name, path).format(letter), query + place * other, other)

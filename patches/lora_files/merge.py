@@ -169,11 +169,9 @@ def _no_block(source: Source, flux: bool) -> list[str]:
         for name in source.by_block
         if name and name not in block_weights.TEXT and name.rstrip("0123456789") not in kinds
     ]
-    return (
-        [f"{source.name}: blocks: it has no {', '.join(gone[:6])}; its blocks are {', '.join(sorted(kinds))}"]
-        if gone
-        else []
-    )
+    if gone:
+        return [f"{source.name}: blocks: it has no {', '.join(gone[:6])}; its blocks are {', '.join(sorted(kinds))}"]
+    return []
 
 
 def extracted(
@@ -306,7 +304,8 @@ def best(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
         for _ in range(3):
             basis = torch.linalg.qr(matrix @ torch.linalg.qr(matrix.T @ basis).Q).Q
     left, values, right = torch.linalg.svd(matrix if basis is None else basis.T @ matrix, full_matrices=False)
-    left = left if basis is None else basis @ left
+    if basis is not None:
+        left = basis @ left
     roots = values[:rank].sqrt()
     rest = float(matrix.norm()) ** 2 - float(values[:rank].square().sum())
     return left[:, :rank] * roots, roots[:, None] * right[:rank], max(rest, 0.0)

@@ -51,7 +51,10 @@ def contents(state: Mapping[str, Tensor]) -> str:
     shapes = layer_names.renamed({name: tuple(tensor.shape) for name, tensor in state.items()})
     kinds, ranks = parse.summary(shapes)
     family = recognise.recognised(shapes.items())
-    parts = [", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))] if kinds else ["no LoRA layers"]
+    if kinds:
+        parts = [", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))]
+    else:
+        parts = ["no LoRA layers"]
     if ranks:
         parts.append(f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}")
     return ", ".join([*parts, *([f"for {family.title}"] if family else [])])
@@ -59,7 +62,9 @@ def contents(state: Mapping[str, Tensor]) -> str:
 
 def _short(text: str) -> str:
     plain = " ".join(text.split())
-    return plain if len(plain) <= _LONGEST else plain[: _LONGEST - 1] + "…"
+    if len(plain) <= _LONGEST:
+        return plain
+    return plain[: _LONGEST - 1] + "…"
 
 
 def _tags(text: str) -> Counter[str]:
@@ -161,4 +166,6 @@ def made_for(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     if family is not None:
         return f"{family.title} (its names and shapes)"
     width = recognise.context(shapes.items())
-    return f"a model with a context of {width} (its cross-attention)" if width is not None else ""
+    if width is not None:
+        return f"a model with a context of {width} (its cross-attention)"
+    return ""

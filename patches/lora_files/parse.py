@@ -196,7 +196,10 @@ def read(
         problems.append(f"it holds embeddings only ({_some(bundled)}); put it into ComfyUI's embeddings folder")
     problems += _unusable(groups, layers, unmatched, text, partial, hint) if not problems else []
     if problems:
-        made = f", made for {hint}," if hint and sources else ""
+        if hint and sources:
+            made = f", made for {hint},"
+        else:
+            made = ""
         raise ValueError(f"LoRA {name}{made} cannot be used:\n" + "\n".join(f"- {problem}" for problem in problems))
     kinds: dict[str, int] = {}
     for of in layers.values():
@@ -228,7 +231,10 @@ def with_alphas(state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...]) ->
     more: dict[str, Tensor] = {}
     for base, group in groups.items():
         config, inner = config_for(configs, base), group.get("down") or group.get("hada_w1_b")
-        scale = None if config is None or inner is None or "alpha" in group else config.scale(base, len(inner[1]))
+        if config is None or inner is None or "alpha" in group:
+            scale = None
+        else:
+            scale = config.scale(base, len(inner[1]))
         if scale is not None and inner is not None:
             more[f"{base}.alpha"] = torch.tensor(scale * len(inner[1]))
     return {**state, **more}
@@ -381,7 +387,10 @@ def _layers(
     if malformed:
         problems += malformed
         return
-    family = found[0][0] if found else None
+    if found:
+        family = found[0][0]
+    else:
+        family = None
     if family == "OFT in parts":
         yield from _oft_parts(tensors, target, None if alpha is None else float(alpha))
         return
@@ -391,7 +400,10 @@ def _layers(
     scaling = tensors.get("dora_scale", tensors["magnitude"].flatten() if "magnitude" in tensors else None)
     if scaling is not None:
         if not isinstance(main, Additive):
-            beside = "nothing" if main is None else main.kind
+            if main is None:
+                beside = "nothing"
+            else:
+                beside = main.kind
             problems.append(f"{base}: a DoRA magnitude beside {beside}; expected LoRA, LoHa or LoKr factors")
             return
         yield target, DoRA(main, scaling)
@@ -402,8 +414,14 @@ def _layers(
             yield target, kind(tensors[role])
     bias = Target(target.model, target.weight.removesuffix(".weight") + ".bias", _rows(target.part), target.function)
     if "ia3_l" in tensors:
-        said = None if config is None else config.scales_inputs(base)
-        columns = _columns(tensors["ia3_l"], shapes[target.model, target.weight]) if said is None else said
+        if config is None:
+            said = None
+        else:
+            said = config.scales_inputs(base)
+        if said is None:
+            columns = _columns(tensors["ia3_l"], shapes[target.model, target.weight])
+        else:
+            columns = said
         yield target, IA3(tensors["ia3_l"], columns, whole=True)
         if not columns and (bias.model, bias.weight) in shapes:
             yield bias, IA3(tensors["ia3_l"], columns, whole=True)  # PEFT scales the output, bias and all
@@ -426,7 +444,9 @@ def _incomplete(group: Group, found: Sequence[tuple], missing: Sequence[str]) ->
         return f"expected one kind of layer, got {' and '.join(name for name, *_ in found)} ({keys})"
     if missing and found[0][0] == "LoRA":
         return f"expected an up and a down matrix, got only {keys}"
-    return f"{'; '.join(missing)}, got only {keys}" if missing else None
+    if missing:
+        return f"{'; '.join(missing)}, got only {keys}"
+    return None
 
 
 def _oft_parts(tensors: Mapping[str, Tensor], target: Target, alpha: float | None) -> Iterator[tuple[Target, Layer]]:
@@ -434,7 +454,10 @@ def _oft_parts(tensors: Mapping[str, Tensor], target: Target, alpha: float | Non
     the rows.
     """
     sets = [tensors[f"oft_blocks.{number}"] for number in range(_PARTS) if f"oft_blocks.{number}" in tensors]
-    start = 0 if target.part is None else target.part[1]
+    if target.part is None:
+        start = 0
+    else:
+        start = target.part[1]
     for blocks in sets:
         rows = blocks.shape[0] * blocks.shape[-1]
         yield target._replace(part=(0, start, rows)) if len(sets) > 1 else target, OFT(blocks, None, alpha)
@@ -447,7 +470,10 @@ def _malformed(role: str, tensor: Tensor) -> str | None:
     if not tensor.numel() or tensor.is_complex():
         return f"expected real numbers, got {'complex ones' if tensor.is_complex() else 'none'} {shape}"
     if role == "oft_R":
-        side = (1 + math.isqrt(1 + 8 * shape[-1])) // 2 if shape else 0
+        if shape:
+            side = (1 + math.isqrt(1 + 8 * shape[-1])) // 2
+        else:
+            side = 0
         if len(shape) != 2 or side * (side - 1) // 2 != shape[1]:
             return f"expected upper triangles (blocks, b (b - 1) / 2), got {role} {shape}"
     if role == "boft_R" and (len(shape) != 4 or shape[-1] != shape[-2]):
@@ -456,7 +482,9 @@ def _malformed(role: str, tensor: Tensor) -> str | None:
         return f"expected (blocks, b, b), got {role} {shape}"
     if role == "on_input" and tensor.numel() != 1:
         return f"expected one number, got {shape}"
-    return f"expected a vector or more, got {role} {shape}" if role == "ia3_l" and not shape else None
+    if role == "ia3_l" and not shape:
+        return f"expected a vector or more, got {role} {shape}"
+    return None
 
 
 def _scaled(layer: LoRA | LoHa | LoKr, scale: float | None) -> LoRA | LoHa | LoKr:
@@ -464,7 +492,10 @@ def _scaled(layer: LoRA | LoHa | LoKr, scale: float | None) -> LoRA | LoHa | LoK
     if scale is None or scale == 1.0:
         return layer
     if isinstance(layer, LoKr):
-        name = "w1" if layer.w1 is not None else "w1_a"
+        if layer.w1 is not None:
+            name = "w1"
+        else:
+            name = "w1_a"
         return replace(layer, **{name: getattr(layer, name).float() * scale})
     return replace(layer, alpha=scale * (layer.rank if isinstance(layer, LoRA) else layer.w1_b.shape[0]))
 
@@ -495,7 +526,9 @@ def _main(
         return InputOFT((one - skew) @ torch.linalg.inv(one + skew), tensors["boft_s"].flatten(), "BOFT")
     if family == "GLoRA":
         return GLoRA(tensors["a1"], tensors["a2"], tensors["b1"], tensors["b2"], alpha, get("bm"))
-    return IA3(tensors["factor"], bool(tensors["on_input"])) if family == "IA3" else None
+    if family == "IA3":
+        return IA3(tensors["factor"], bool(tensors["on_input"]))
+    return None
 
 
 def _limited(upper: Tensor, limit: float | None) -> Tensor:
@@ -508,7 +541,9 @@ def _limited(upper: Tensor, limit: float | None) -> Tensor:
 
 def _rows(part: Slice | None) -> Slice | None:
     """The part of a bias that belongs to a part of its weight."""
-    return part if part is not None and part[0] == 0 else None
+    if part is not None and part[0] == 0:
+        return part
+    return None
 
 
 def _misfit(target: Target, layer: Layer, shapes: Mapping[tuple[str, str], Sequence[int]]) -> str | None:
@@ -524,7 +559,9 @@ def _misfit(target: Target, layer: Layer, shapes: Mapping[tuple[str, str], Seque
             f"{layer.kind} on a weight whose rows this model holds in another order; use ComfyUI's own LoRA loader for"
             " this file"
         )
-    return None if problem is None else f"{problem} ({target.weight})"
+    if problem is None:
+        return None
+    return f"{problem} ({target.weight})"
 
 
 def _unusable(

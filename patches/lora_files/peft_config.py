@@ -30,7 +30,9 @@ class PeftConfig:
 
     def scales_inputs(self, layer: str) -> bool | None:
         """Whether an IA3 layer scales what goes in rather than what comes out; None where the settings do not say."""
-        return None if self.feedforward is None else layer.endswith(self.feedforward)
+        if self.feedforward is None:
+            return None
+        return layer.endswith(self.feedforward)
 
     def scale(self, layer: str, rank: int | None = None) -> float | None:
         """What PEFT multiplies a layer's change by: alpha / rank (its root for rsLoRA); None where the settings do not
@@ -57,7 +59,10 @@ def peft_configs(metadata: Mapping[str, str]) -> tuple[PeftConfig, ...]:
                 raise ValueError(f"{key}: not JSON ({error})") from error
             if not isinstance(content, dict):
                 raise ValueError(f"{key}: expected an object, got {metadata[key][:80]!r}")
-            parts = {name.rpartition(".")[0] for name in content} if key == _HEADER else {""}
+            if key == _HEADER:
+                parts = {name.rpartition(".")[0] for name in content}
+            else:
+                parts = {""}
             found += [
                 _config(part, {name.removeprefix(f"{part}."): value for name, value in content.items()})
                 for part in parts
@@ -102,7 +107,9 @@ def _number(value: Any) -> bool:
 
 def _names(value: Any) -> tuple[str, ...] | None:
     """The ends of layers' names, where a list of them is given."""
-    return tuple(value) if isinstance(value, list) and all(isinstance(name, str) for name in value) else None
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+        return tuple(value)
+    return None
 
 
 def _patterns(content: Mapping[str, Any], name: str, check: Callable[[Any], bool]) -> dict[str, Any]:

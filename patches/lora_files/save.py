@@ -133,15 +133,22 @@ def _foreign(base: str, groups: Iterable[str]) -> str:
     if encoder is not None:
         number = encoder[1] or ("1" if any(name.startswith("text_encoder_2.") for name in groups) else "")
         return f"lora_te{number}_{encoder[2].replace('.', '_')}"
-    return base if unet is None else f"lora_unet_{with_processors_gone(unet[1]).replace('.', '_')}"
+    if unet is None:
+        return base
+    return f"lora_unet_{with_processors_gone(unet[1]).replace('.', '_')}"
 
 
 def _number(encoder: str, family: Family | None, groups: Mapping[str, Group]) -> str:
     """kohya's number of a text encoder: none where the model has only one."""
     others = {found[1] for found in map(_ENCODER.fullmatch, groups) if found is not None} - {encoder}
-    single = encoder == "clip_l" if family is None else family.key in ("sd1", "sd2", "refiner")
+    if family is None:
+        single = encoder == "clip_l"
+    else:
+        single = family.key in ("sd1", "sd2", "refiner")
     alone = encoder == "clip_h" or (not others and single)
-    return "" if alone and encoder != "t5xxl" else _NUMBERS[encoder]
+    if alone and encoder != "t5xxl":
+        return ""
+    return _NUMBERS[encoder]
 
 
 def _diffusers_block(path: str) -> str:
@@ -155,7 +162,10 @@ def _diffusers_block(path: str) -> str:
     number, place, rest = int(match[2]), int(match[3]), match[4]
     if match[1] == "input_blocks":
         level, index = divmod(number - 1, 3)
-        kind = f"downsamplers.0.{'conv' if rest == 'op' else rest}" if index == 2 else ""
+        if index == 2:
+            kind = f"downsamplers.0.{'conv' if rest == 'op' else rest}"
+        else:
+            kind = ""
         return f"down_blocks.{level}." + (kind or f"{('resnets', 'attentions')[place]}.{index}.{_inside(rest)}")
     level, index = divmod(number, 3)
     if rest == "conv":
@@ -192,7 +202,13 @@ def _outside(path: str) -> str:
 
 def _plain(base: str, group: Group, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     for role, (_, tensor) in group.items():
-        kind = torch.float32 if role == "alpha" else dtype if tensor.is_floating_point() else tensor.dtype
+        if role == "alpha":
+            kind = torch.float32
+        else:
+            if tensor.is_floating_point():
+                kind = dtype
+            else:
+                kind = tensor.dtype
         if role == "magnitude":  # PEFT's (out) or (1, out, 1, 1), of which every other reader expects (out, 1, …)
             tensor = tensor.reshape(-1, *(1,) * (group["down"][1].ndim - 1 if "down" in group else 1))
         yield base + _WRITTEN.get(role, f".{role}"), tensor.to(kind)
@@ -200,7 +216,10 @@ def _plain(base: str, group: Group, dtype: torch.dtype) -> Iterator[tuple[str, T
 
 def _peft(base: str, group: Group, dtype: torch.dtype, family: Family | None) -> Iterator[tuple[str, Tensor]]:
     layer = LoRA(group["up"][1], group["down"][1], float(group["alpha"][1]) if "alpha" in group else None)
-    up = layer.up if layer.scale == 1.0 else layer.up.float() * layer.scale
+    if layer.scale == 1.0:
+        up = layer.up
+    else:
+        up = layer.up.float() * layer.scale
     rows, columns = layer.up.shape[0], layer.down.shape[1]
     for name, start, length in _parts(base, family, rows, columns):
         last = (
@@ -222,7 +241,10 @@ def _one_rank(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     out = {}
     for name, tensor in tensors.items():
         more, rank_first = ranks[name.partition(".")[0]], name.endswith(".lora_A.weight")
-        shape = (more, *tensor.shape[1:]) if rank_first else (len(tensor), more, *tensor.shape[2:])
+        if rank_first:
+            shape = (more, *tensor.shape[1:])
+        else:
+            shape = (len(tensor), more, *tensor.shape[2:])
         if shape != tuple(tensor.shape):
             full = tensor.new_zeros(shape)
             (full[: len(tensor)] if rank_first else full[:, : tensor.shape[1]]).copy_(tensor)
@@ -236,7 +258,10 @@ def _parts(base: str, family: Family | None, rows: int, columns: int) -> Sequenc
     known.
     """
     encoder = _ENCODER.fullmatch(base)
-    key = None if family is None else family.key
+    if family is None:
+        key = None
+    else:
+        key = family.key
     if encoder is not None:
         place = {"clip_l": "", "clip_g": "_2", "clip_h": "", "t5xxl": "_3" if key == "sd3" else "_2"}[encoder[1]]
         return [(f"text_encoder{place}.{encoder[2]}", 0, rows)]
@@ -245,7 +270,8 @@ def _parts(base: str, family: Family | None, rows: int, columns: int) -> Sequenc
         return [(with_processors_gone(base), 0, rows)]
     if key in ("sd1", "sd2", "sdxl", "refiner"):
         return [(f"unet.{_diffusers_block(path)}", 0, rows)]
-    key = "flux" if key == "chroma" else key
+    if key == "chroma":
+        key = "flux"
     return [(f"transformer.{name}", start, length) for name, start, length in theirs(path, key, rows, columns)]
 
 
@@ -298,4 +324,6 @@ def _family_metadata(family: Family | None) -> dict[str, str]:
         }
     if family.version:
         said["ss_base_model_version"] = family.version
-    return {**said, "ss_v2": str(family.key == "sd2")} if family.key in ("sd1", "sd2", "sdxl") else said
+    if family.key in ("sd1", "sd2", "sdxl"):
+        return {**said, "ss_v2": str(family.key == "sd2")}
+    return said

@@ -96,11 +96,10 @@ def parse(text: str) -> list[StackRow]:
         if not isinstance(row, dict) or not isinstance(row.get("file"), str):
             problems.append(f"row {number}: expected an object with a file, got {row!r}")
             continue
-        found = (
-            [f"row {number} ({row['file']}): {problem}" for problem in _row_problems(row)]
-            if row.get("on", True)
-            else []
-        )
+        if row.get("on", True):
+            found = [f"row {number} ({row['file']}): {problem}" for problem in _row_problems(row)]
+        else:
+            found = []
         problems += found
         if not found and row.get("on", True):
             rows.append(_row(row, number))
@@ -154,7 +153,9 @@ def schedule_of(text: str) -> Schedule | None:
 
 
 def _share(text: str) -> float:
-    return _number(text[:-1]) / 100.0 if text.endswith("%") else _number(text)
+    if text.endswith("%"):
+        return _number(text[:-1]) / 100.0
+    return _number(text)
 
 
 def _strength(text: str) -> float:

@@ -83,11 +83,9 @@ class TrainingKernel:
         refuse_inference_only(kernel if self.previous is None else self.previous)
         if kernel_name(kernel) in MATERIALISING:
             kernel = self.sdpa
-        return (
-            kernel(q, k, v, *args, **kwargs)
-            if self.previous is None
-            else self.previous(kernel, q, k, v, *args, **kwargs)
-        )
+        if self.previous is None:
+            return kernel(q, k, v, *args, **kwargs)
+        return self.previous(kernel, q, k, v, *args, **kwargs)
 
 
 def _filled(cell: Any) -> bool:

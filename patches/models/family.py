@@ -87,18 +87,19 @@ def _count(latent: Sequence[int], patch: int) -> int:
 
 
 def _length(context: Tensor | None) -> int:
-    return 0 if context is None else context.shape[1]
+    if context is None:
+        return 0
+    return context.shape[1]
 
 
 def _flux(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:
     """Text, image, reference images. Flux, Flux 2, Chroma: joint attention in double and in single blocks."""
     patch, text = int(model.patch_size), _length(context)  # type: ignore[arg-type]
     grid = token_grid(x.shape, patch)
-    references = (
-        0
-        if type(model).__name__ != "Flux"
-        else sum(_count(ref.shape, patch) for ref in conditions.get("ref_latents") or ())
-    )
+    if type(model).__name__ != "Flux":
+        references = 0
+    else:
+        references = sum(_count(ref.shape, patch) for ref in conditions.get("ref_latents") or ())
     return Layout(1, grid, {text + grid[0] * grid[1] + references: Place(text)})
 
 
@@ -130,7 +131,10 @@ def _lumina(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Map
     image = grid[0] * grid[1]
     if not hasattr(model, "pad_tokens_multiple"):
         mask = conditions.get("attention_mask")
-        start = int(conditions["num_tokens"]) if mask is None else int(mask.sum(dim=1).max())
+        if mask is None:
+            start = int(conditions["num_tokens"])
+        else:
+            start = int(mask.sum(dim=1).max())
         return _refined(grid, {image: 0, start + image: start}, [(text, model.context_refiner)])
     multiple: int | None = model.pad_tokens_multiple  # type: ignore[assignment]
     caption, picture = _padded(text, multiple), _padded(image, multiple)
@@ -168,7 +172,9 @@ def _refined(grid: Grid, starts: Mapping[int, int], refiners: Sequence[tuple[int
 
 
 def _padded(count: int, multiple: int | None) -> int:
-    return count if multiple is None else math.ceil(count / multiple) * multiple
+    if multiple is None:
+        return count
+    return math.ceil(count / multiple) * multiple
 
 
 def _wan(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:
@@ -189,11 +195,10 @@ def _wan(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mappin
     texts, vision = [_length(context)], conditions.get("clip_fea")
     if vision is not None:
         embedded = getattr(model, "img_emb", None) is not None
-        texts = (
-            [_length(context), vision.shape[-2]]
-            if embedded
-            else [_length(context) - vision.shape[-2], vision.shape[-2]]
-        )
+        if embedded:
+            texts = [_length(context), vision.shape[-2]]
+        else:
+            texts = [_length(context) - vision.shape[-2], vision.shape[-2]]
     return Layout(frames, grid, {total: Place(before, period=1 + texts.count(total))})
 
 
@@ -205,11 +210,10 @@ def _humo(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mappi
     reference, added = conditions.get("reference_latent"), conditions.get("time_dim_concat")
     frames = math.ceil(x.shape[2] / depth) + (0 if added is None else math.ceil(added.shape[2] / depth))
     grid = token_grid(x.shape, patch)
-    after = (
-        0
-        if reference is None
-        else (reference.shape[-3] // depth) * (reference.shape[-2] // patch) * (reference.shape[-1] // patch)
-    )
+    if reference is None:
+        after = 0
+    else:
+        after = (reference.shape[-3] // depth) * (reference.shape[-2] // patch) * (reference.shape[-1] // patch)
     total = frames * grid[0] * grid[1] + after
     return Layout(frames, grid, {total: Place(0, period=2 if _length(context) == total else 1)})
 
@@ -219,7 +223,10 @@ def _cosmos(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Map
     frames = math.ceil(x.shape[2] / int(model.patch_temporal))  # type: ignore[arg-type]
     grid = token_grid(x.shape, int(model.patch_spatial))  # type: ignore[arg-type]
     words = conditions.get("t5xxl_ids")
-    text = _length(context) if words is None else max(512, words.shape[-1])
+    if words is None:
+        text = _length(context)
+    else:
+        text = max(512, words.shape[-1])
     total = frames * grid[0] * grid[1]
     return Layout(frames, grid, {total: Place(0, period=2 if text == total else 1)})
 

@@ -43,7 +43,9 @@ def obstacle(module: nn.Module, attribute: str, coarse: bool = False) -> str | N
     scale = next((name for name in _SCALES if attribute == "weight" and getattr(module, name, None) is not None), None)
     if scale is not None:
         return f"it is quantised ({scale})"
-    return None if weight.dtype in MERGED or (coarse and weight.dtype in COARSE) else f"its type is {weight.dtype}"
+    if weight.dtype in MERGED or (coarse and weight.dtype in COARSE):
+        return None
+    return f"its type is {weight.dtype}"
 
 
 def is_conv(module: nn.Module) -> bool:
@@ -107,7 +109,8 @@ def _laid_bare(module: nn.Module) -> Iterator[None]:
         "dilation": (1,) * dimensions,
         "padding_mode": "zeros",
     }
-    bare = bare if is_conv(module) else {}
+    if not is_conv(module):
+        bare = {}
     before = {name: getattr(module, name) for name in bare}
     module.__dict__.update(bare)
     try:
@@ -119,7 +122,10 @@ def _laid_bare(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def _without_bias(module: nn.Module) -> Iterator[None]:
     """Until the end, a plain bias is nought: what is read beside it would be rounded with it."""
-    bias = module._parameters.get("bias") if _is_plain(module, "bias") else None
+    if _is_plain(module, "bias"):
+        bias = module._parameters.get("bias")
+    else:
+        bias = None
     if bias is not None:
         module._parameters["bias"] = nn.Parameter(torch.zeros_like(bias), requires_grad=False)
     try:

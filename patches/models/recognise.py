@@ -100,7 +100,9 @@ def recognised(tensors: Iterable[tuple[str, Sequence[int]]]) -> Family | None:
             return FAMILIES["qwen"]
         if len(families) == 1:
             return FAMILIES[families.pop()]
-    return FAMILIES["ltx"] if any(re.search(r"transformer_blocks_\d+_attn[12]_", name) for name in flat) else None
+    if any(re.search(r"transformer_blocks_\d+_attn[12]_", name) for name in flat):
+        return FAMILIES["ltx"]
+    return None
 
 
 def _gated(shapes: Mapping[str, Sequence[int]]) -> bool:
@@ -122,8 +124,12 @@ def _unet(inputs: Mapping[str, int], names: Iterable[str]) -> Family | None:
     }
     if len(contexts) == 1:
         key = contexts.pop()
-        return None if key is None else FAMILIES[key]
-    return FAMILIES["sdxl"] if any(re.search(r"transformer_blocks_[2-9]_", name) for name in names) else None
+        if key is None:
+            return None
+        return FAMILIES[key]
+    if any(re.search(r"transformer_blocks_[2-9]_", name) for name in names):
+        return FAMILIES["sdxl"]
+    return None
 
 
 def context(tensors: Iterable[tuple[str, Sequence[int]]]) -> int | None:

@@ -52,7 +52,10 @@ class Wrapped:
     def __init__(self, module: nn.Module, adapter: Bypass):
         self.module, self.adapter = module, adapter
         self._previous = _without_remains(module.__dict__.get("forward"))
-        inner = self._previous if self._previous is not None else type(module).forward.__get__(module)
+        if self._previous is not None:
+            inner = self._previous
+        else:
+            inner = type(module).forward.__get__(module)
         self._state = state = {"adapter": adapter}
         self._key = key = str(id(module))
 
@@ -60,13 +63,23 @@ class Wrapped:
             adapter = state["adapter"]
             if adapter is None:
                 return inner(*args, **kwargs)
-            name = None if args else next(iter(kwargs))
-            x = args[0] if name is None else kwargs[name]
+            if args:
+                name = None
+            else:
+                name = next(iter(kwargs))
+            if name is None:
+                x = args[0]
+            else:
+                x = kwargs[name]
 
             def own(x: Tensor) -> Tensor:
-                return inner(x, *args[1:], **kwargs) if name is None else inner(**{**kwargs, name: x})
+                if name is None:
+                    return inner(x, *args[1:], **kwargs)
+                return inner(**{**kwargs, name: x})
 
-            return adapter.run(module, x, own, _COMPILED[key]) if adapter.compiled else adapter(module, x, own)
+            if adapter.compiled:
+                return adapter.run(module, x, own, _COMPILED[key])
+            return adapter(module, x, own)
 
         if adapter.compiled:
             _COMPILED[key] = adapter.parts
@@ -122,15 +135,18 @@ class Bypass:
         with torch.inference_mode(False), torch.no_grad():
             read = functools.partial(weight_of, module, *seen)
             made = compose(weight, shape, read, self.clock.place, groups)
-            made = uniform(made, weight, read, self.clock.place, groups) if compiled else made
+            if compiled:
+                made = uniform(made, weight, read, self.clock.place, groups)
             made.bias(bias, lambda: bias_of(module, *seen), self.clock.place)
             up, down, places = made.joined()
             if compiled and groups == 1:
                 more = max(8, -(-up.shape[1] // 8) * 8) - up.shape[1]
                 up, down, places = F.pad(up, (0, more)), F.pad(down, (0, 0, 0, more)), places + [0] * more
             biases = made.biases or ([(0, torch.zeros(shape[0]))] if compiled else [])
-            inputs = (in_one(made.inputs, shape[1] * groups),) if compiled else made.inputs
-            outputs = (in_one(made.outputs, shape[0]),) if compiled else made.outputs
+            inputs, outputs = made.inputs, made.outputs
+            if compiled:
+                inputs = (in_one(inputs, shape[1] * groups),)
+                outputs = (in_one(outputs, shape[0]),)
             self.parts = Parts(
                 down.reshape(-1, *shape[1:]) if up.shape[1] else None,
                 up.reshape(*up.shape, *(1,) * (len(shape) - 2)) if up.shape[1] else None,
@@ -167,7 +183,10 @@ class Bypass:
         """`__call__` with given parts."""
         if not parts.own:
             return self._added(module, x, None, parts)
-        channels = -1 if is_linear(module) else 1
+        if is_linear(module):
+            channels = -1
+        else:
+            channels = 1
         output = own(along(parts.inputs, x.float(), channels).to(x.dtype) if parts.inputs else x)
         if not parts.outputs:
             return self._added(module, x, output, parts)
@@ -176,24 +195,37 @@ class Bypass:
     def _added(self, module: nn.Module, x: Tensor, output: Tensor | None, parts: Parts) -> Tensor:
         down, up, places = parts.down, parts.up, parts.places
         scheduled = places is not None or any(place for place, _ in (*parts.diffs, *parts.krons, *parts.biases))
-        gains = self.clock.values.to(x.device, x.dtype) if scheduled else None
+        if scheduled:
+            gains = self.clock.values.to(x.device, x.dtype)
+        else:
+            gains = None
         for place, diff in parts.diffs:
             diff = diff.to(x.device, x.dtype)
-            change = (
-                F.linear(x, diff)
-                if diff.ndim == 2
-                else convolve(module, x, diff, getattr(module, "groups", 1), self.compiled)
-            )
-            change = change if not place or gains is None else change * gains[place]
-            output = change if output is None else output + change
+            if diff.ndim == 2:
+                change = F.linear(x, diff)
+            else:
+                change = convolve(module, x, diff, getattr(module, "groups", 1), self.compiled)
+            if place and gains is not None:
+                change = change * gains[place]
+            if output is None:
+                output = change
+            else:
+                output = output + change
         for place, kron in parts.krons:
             change = kron.to(x.dtype, x.device)(x)
-            change = change if not place or gains is None else change * gains[place]
-            output = change if output is None else output + change
+            if place and gains is not None:
+                change = change * gains[place]
+            if output is None:
+                output = change
+            else:
+                output = output + change
         assert output is not None  # where nothing of the module's own is left, a difference stands in for it
         if down is not None and up is not None:
             down, up = down.to(x.device, x.dtype), up.to(x.device, x.dtype)
-            hidden = F.linear(x, down) if down.ndim == 2 else convolve(module, x, down, compiled=self.compiled)
+            if down.ndim == 2:
+                hidden = F.linear(x, down)
+            else:
+                hidden = convolve(module, x, down, compiled=self.compiled)
             if places is not None and gains is not None:
                 hidden = hidden * gains[places].view(-1, *(1,) * (down.ndim - 2))
             output = _plus(output, hidden, up, self.compiled)
@@ -255,6 +287,9 @@ def convolve(module: Any, x: Tensor, weight: Tensor, groups: int = 1, compiled: 
     """
     padding = module.padding
     if module.padding_mode != "zeros" or isinstance(padding, str):
-        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        if module.padding_mode == "zeros":
+            mode = "constant"
+        else:
+            mode = module.padding_mode
         x, padding = F.pad(x, module._reversed_padding_repeated_twice, mode=mode), (0,) * (weight.ndim - 2)
     return (_opaque if compiled else _convolution)(x, weight, module.stride, padding, module.dilation, groups)

@@ -43,7 +43,9 @@ class Kron:
         for factor in reversed(self.second):
             hidden = F.linear(hidden, factor)
         made = torch.matmul(self.first, hidden).flatten(-2)
-        return F.pad(made, (start, self.shape[0] - start - length)) if self.part and side == 0 else made
+        if self.part and side == 0:
+            return F.pad(made, (start, self.shape[0] - start - length))
+        return made
 
     def to(self, dtype: torch.dtype, device: torch.device) -> Kron:
         """This product in another type, on another device."""
@@ -89,7 +91,10 @@ class Composed:
                 groups > 1 and fused.up.shape[1]
             ):  # the factors of a grouped convolution mix groups: their product is the small thing here
                 product = (fused.up @ fused.down.float()).reshape(self.shape)
-                diff = product if diff is None else diff + product
+                if diff is None:
+                    diff = product
+                else:
+                    diff = diff + product
             elif fused.up.shape[1]:
                 self.pairs.append((index, fused.up, fused.down.float()))
             if diff is not None:
@@ -98,8 +103,13 @@ class Composed:
     def _kron(self, piece: Piece) -> Kron | None:
         """A piece as a Kronecker product of its own, None where it is none or not a matrix's."""
         layer: Any = piece.layer
-        found = layer.kron() if hasattr(layer, "kron") and len(self.shape) == 2 else None
-        return None if found is None else Kron(self.shape, piece.strength * found[0], found[1], piece.part)
+        if hasattr(layer, "kron") and len(self.shape) == 2:
+            found = layer.kron()
+        else:
+            found = None
+        if found is None:
+            return None
+        return Kron(self.shape, piece.strength * found[0], found[1], piece.part)
 
     def put(self, around: Around, part: Slice | None) -> None:
         """Maps around what is there, and a layer beside it (of a part of the weight)."""
@@ -139,7 +149,10 @@ class Composed:
         """Changes of the bias, which no map of the weight concerns."""
         constant = [piece for piece in pieces if piece.schedule is None]
         changed = self.outputs or not self.own or not additive(constant)
-        own = read() if changed else None
+        if changed:
+            own = read()
+        else:
+            own = None
         if own is None:
             added = pieces
         else:
@@ -204,12 +217,18 @@ def uniform(
         made = Composed(made.shape, diffs=[(0, change.cpu())])
         made.add([piece for piece in pieces if piece.schedule is not None], place, groups)
     made.expand()
-    outputs = made.outputs if made.own else (Scale(torch.zeros(made.shape[0])),)
+    if made.own:
+        outputs = made.outputs
+    else:
+        outputs = (Scale(torch.zeros(made.shape[0])),)
     whole = [diff for index, diff in made.diffs if not index]
     if groups > 1:
         diffs = [(0, sum(whole, torch.zeros(made.shape))), *(one for one in made.diffs if one[0])]
         return Composed(made.shape, made.inputs, outputs, diffs=diffs)
-    summed = [(0, sum(whole, torch.zeros(made.shape)))] if whole else []
+    if whole:
+        summed = [(0, sum(whole, torch.zeros(made.shape)))]
+    else:
+        summed = []
     factors = [(index, *_factors(diff)) for index, diff in (*summed, *(one for one in made.diffs if one[0]))]
     return Composed(made.shape, made.inputs, outputs, pairs=made.pairs + factors)
 
@@ -217,7 +236,9 @@ def uniform(
 def _factors(diff: Tensor) -> tuple[Tensor, Tensor]:
     """(up, down) whose product is a difference, exactly."""
     rows = diff.flatten(1)
-    return (torch.eye(len(rows)), rows) if len(rows) <= rows.shape[1] else (rows, torch.eye(rows.shape[1]))
+    if len(rows) <= rows.shape[1]:
+        return (torch.eye(len(rows)), rows)
+    return (rows, torch.eye(rows.shape[1]))
 
 
 def _around(piece: Piece, shape: Sequence[int], read: Callable[[], Tensor]) -> Around | None:

@@ -111,7 +111,8 @@ def fuse(pieces: Sequence[Piece], shape: Sequence[int], device: torch.device | s
             downs.append(_placed(down, piece.part, 1, columns, kernel))
             scales += [piece.strength * layer.scale] * up.shape[1]
         else:
-            diff = torch.zeros(tuple(shape), device=device) if diff is None else diff
+            if diff is None:
+                diff = torch.zeros(tuple(shape), device=device)
             into = diff.narrow(*(piece.part or (0, 0, out)))
             into.add_(layer.delta(into.shape, device), alpha=piece.strength)
     if not ups:
@@ -148,18 +149,30 @@ def patched(base: Tensor, pieces: Sequence[Piece], out: Tensor | None = None, se
     `base` itself. Pieces that do not merely add (DoRA, OFT, set_weight …) see what the pieces before them made. With a
     `seed` the rounding is stochastic.
     """
-    result = torch.empty(base.shape, dtype=base.dtype, device=base.device) if out is None else out
+    if out is None:
+        result = torch.empty(base.shape, dtype=base.dtype, device=base.device)
+    else:
+        result = out
     if not result.is_contiguous():  # a convolution's weight in channels_last, changed where it is
         return result.copy_(patched(base, pieces, seed=seed))
-    draws = None if seed is None else torch.Generator(base.device).manual_seed(seed)
+    if seed is None:
+        draws = None
+    else:
+        draws = torch.Generator(base.device).manual_seed(seed)
     if not additive(pieces):
         return result.copy_(_rounded(in_order(base.float(), pieces), base.dtype, draws))
     fused = fuse(pieces, base.shape, base.device)
     rows, target = base.reshape(base.shape[0], -1), result.view(base.shape[0], -1)
-    diff = None if fused.diff is None else fused.diff.reshape(target.shape)
+    if fused.diff is None:
+        diff = None
+    else:
+        diff = fused.diff.reshape(target.shape)
     if diff is None and draws is None and base.dtype in (torch.float32, torch.bfloat16):
         half = base.dtype == torch.bfloat16
-        down = fused.down if half and fused.down.dtype == torch.bfloat16 else fused.down.float()
+        if half and fused.down.dtype == torch.bfloat16:
+            down = fused.down
+        else:
+            down = fused.down.float()
         for some in _blocks(len(rows), _FACTORS // max(1, len(fused.scale))):
             up = fused.up_of(some)
             torch.addmm(rows[some], *(bfloat16_factors(up, down, rows[some]) if half else (up, down)), out=target[some])
@@ -178,7 +191,9 @@ def _blocks(rows: int, step: int) -> Iterator[slice]:
 
 
 def _rounded(values: Tensor, dtype: torch.dtype, draws: torch.Generator | None) -> Tensor:
-    return values.to(dtype) if draws is None else stochastic(values, dtype, draws)
+    if draws is None:
+        return values.to(dtype)
+    return stochastic(values, dtype, draws)
 
 
 def additive(pieces: Iterable[Piece]) -> bool:
@@ -199,7 +214,8 @@ def in_order(weight: Tensor, pieces: Sequence[Piece]) -> Tensor:
             continue
         for piece in run:
             layer: Any = piece.layer
-            result = result.clone() if result is weight else result
+            if result is weight:
+                result = result.clone()
             part = result.narrow(*(piece.part or (0, 0, result.shape[0])))
             part.lerp_(layer.made(part.clone()), piece.strength)
     return result
@@ -215,8 +231,12 @@ def bfloat16_factors(up: Tensor, down: Tensor, base: Tensor) -> tuple[Tensor, Te
     multiplying, every component takes the most precise one.
     """
     exact = down.dtype == torch.bfloat16
-    down = down if exact else down.float()
-    ways = (_once, _high_and_low) if exact else (_once, _twice, _high_and_low)
+    if not exact:
+        down = down.float()
+    if exact:
+        ways = [_once, _high_and_low]
+    else:
+        ways = [_once, _twice, _high_and_low]
     shares = _shared_out(up, down, base, (1.0,) if exact else (2.0, 2.0 * _LEFT))
     made = [way(up[:, some], down[some]) for way, some in zip(ways, shares, strict=True) if some is not None]
     ups, downs = zip(*made, strict=True)

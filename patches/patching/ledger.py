@@ -180,7 +180,9 @@ class Ledger:
         slot = self.slots.get(name)
         module, attribute = _place(model, name)
         current = module._parameters[attribute]
-        base = slot.base if slot is not None and current is slot.live else current
+        base = current
+        if slot is not None and current is slot.live:
+            base = slot.base
         if base is None:
             raise ValueError(f"{name}: the model has no such weight any more")
         return module, attribute, base
@@ -301,7 +303,9 @@ def _computed(base: nn.Parameter, pieces: Sequence[Piece], memory: Tensor | None
     """
     with torch.inference_mode(base.is_inference()), torch.no_grad():
         result = patched(base.detach(), pieces, out=None if memory is None else memory.detach(), seed=seed)
-        return memory if isinstance(memory, nn.Parameter) else nn.Parameter(result, requires_grad=base.requires_grad)
+        if isinstance(memory, nn.Parameter):
+            return memory
+        return nn.Parameter(result, requires_grad=base.requires_grad)
 
 
 def _seed(name: str, base: nn.Parameter, version: Version) -> int | None:
@@ -309,7 +313,9 @@ def _seed(name: str, base: nn.Parameter, version: Version) -> int | None:
     weight everywhere.
     """
     coarse = base.dtype in COARSE or (version.stochastic and base.dtype in (torch.bfloat16, torch.float16))
-    return zlib.crc32(name.encode()) if coarse else None
+    if coarse:
+        return zlib.crc32(name.encode())
+    return None
 
 
 def _in_place(base: nn.Parameter) -> bool:
@@ -366,17 +372,17 @@ def detach(model: nn.Module, owner: Hashable, version: Version | None = None) ->
 def attached(model: nn.Module) -> list[Stack]:
     """The stacks that are on a model now, in order."""
     ledger = model.__dict__.get(ATTRIBUTE)
-    return [] if ledger is None else ledger.stacks
+    if ledger is None:
+        return []
+    return ledger.stacks
 
 
 def bases(model: nn.Module) -> dict[str, Tensor]:
     """What the weights that are replaced on a model now are without the stacks, by name."""
     ledger = model.__dict__.get(ATTRIBUTE)
-    return (
-        {}
-        if ledger is None
-        else {name: slot.base if slot.saved is None else slot.saved for name, slot in ledger.slots.items()}
-    )
+    if ledger is None:
+        return {}
+    return {name: slot.base if slot.saved is None else slot.saved for name, slot in ledger.slots.items()}
 
 
 def tick(model: nn.Module, percent: float) -> None:
@@ -424,7 +430,10 @@ def plan(model: nn.Module, pieces: Mapping[str, Sequence[Piece]], mode: str, no_
     for name, of in pieces.items():
         module, attribute = _place(model, name)
         why = no_merge or obstacle(module, attribute, coarse=mode == "merge")
-        no_bypass = None if has_bypass(module, attribute) else f"{type(module).__name__} has no bypass"
+        if has_bypass(module, attribute):
+            no_bypass = None
+        else:
+            no_bypass = f"{type(module).__name__} has no bypass"
         if mode == "merge" and why is not None:
             problems.append(f"{name}: cannot be merged, {why}; use mode auto, bypass or host")
         elif why is not None and no_bypass and obstacle(module, attribute) is None and additive(of):

@@ -34,8 +34,16 @@ class Schedule:
     @classmethod
     def between(cls, start: float, end: float) -> Schedule:
         """1 from start to end, both included, and 0 outside."""
-        before = ((0.0, 0.0), (start, 0.0)) if start > 0.0 else ()
-        after = ((math.nextafter(end, 2.0), 0.0),) if end < 1.0 else ()
+        before: tuple[tuple[float, float], ...]
+        after: tuple[tuple[float, float], ...]
+        if start > 0.0:
+            before = ((0.0, 0.0), (start, 0.0))
+        else:
+            before = ()
+        if end < 1.0:
+            after = ((math.nextafter(end, 2.0), 0.0),)
+        else:
+            after = ()
         return cls((*before, (start, 1.0), (end, 1.0), *after))
 
     def at(self, percent: float) -> float:
@@ -44,7 +52,9 @@ class Schedule:
         if after == 0:
             return self.points[0][1]
         (left, low), (right, high) = self.points[after - 1], self.points[min(after, len(self.points) - 1)]
-        return low if right <= left else low + (high - low) * (percent - left) / (right - left)
+        if right <= left:
+            return low
+        return low + (high - low) * (percent - left) / (right - left)
 
 
 class Clock:

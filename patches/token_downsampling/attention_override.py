@@ -137,7 +137,10 @@ class ToDoCall:
         self, whole: Any, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any], options: dict[str, Any]
     ) -> tuple[dict[str, Any], str]:
         """(the options of one call, a name for all of them that compiled code may take as it is)."""
-        unet = self.todo if isinstance(self.todo, ToDoPatch) else None
+        if isinstance(self.todo, ToDoPatch):
+            unet = self.todo
+        else:
+            unet = None
         if not active(self.todo.settings, options, whole.model_sampling.percent_to_sigma):
             return options if unet is None else without(unet, options), f"{self.identity} rests"
         code, override = f"{self.identity} on {tuple(x.shape[2:])}", options.get(OVERRIDE)
@@ -147,7 +150,10 @@ class ToDoCall:
             code = f"{code} {layout}"
         else:
             options = last_in_line(self.todo, options)
-            override = None if override is None else Guard(override, 0 if context is None else context.shape[1])
+            if override is None:
+                override = None
+            else:
+                override = Guard(override, 0 if context is None else context.shape[1])
         if override is not None:
             options[OVERRIDE] = override
         return options, code
@@ -180,7 +186,9 @@ def without(patch: ToDoPatch, options: Mapping[str, Any]) -> dict[str, Any]:
 def thinning(todo: TransformerToDo, layout: Layout, previous: Kernel | None) -> Thinning | Kernel | None:
     """The override for one call with this layout; `previous` itself when the grid is too small to thin."""
     target = target_grid(layout.grid, todo.settings.factors[0])
-    return previous if target == layout.grid else Thinning(layout, target, todo.settings.method, previous)
+    if target == layout.grid:
+        return previous
+    return Thinning(layout, target, todo.settings.method, previous)
 
 
 class Thinning:
@@ -238,7 +246,9 @@ class Thinning:
             return place
         number = self._seen[length] - place.skip
         self._seen[length] += 1
-        return place if number >= 0 and number % place.period == 0 else None
+        if number >= 0 and number % place.period == 0:
+            return place
+        return None
 
     def _span(self, place: Place) -> Span:
         return Span(place.start, self.layout.frames, self.layout.grid)
@@ -277,12 +287,17 @@ def _axis(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     """Which axis of an attention call's tensors counts tokens: (B, heads, N, D), or (B, N, C), or (B, N, heads, D) as
     SD3 passes v.
     """
-    return 2 if (args[3] if len(args) > 3 else kwargs.get("skip_reshape", False)) else 1
+    if args[3] if len(args) > 3 else kwargs.get("skip_reshape", False):
+        return 2
+    return 1
 
 
 def _with_fewer_keys(override: Kernel, kernel: Kernel, *args: Any, **kwargs: Any) -> Tensor:
     """Call an override with fewer keys than queries; another node's is named when it fails."""
-    foreign = override.previous if isinstance(override, TrainingKernel) else override
+    if isinstance(override, TrainingKernel):
+        foreign = override.previous
+    else:
+        foreign = override
     if foreign is None:
         return override(kernel, *args, **kwargs)
     try:

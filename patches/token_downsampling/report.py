@@ -16,12 +16,30 @@ def report_rows(todo: ToDo, latent: Sequence[int] | None = None) -> list[DepthRe
     """One row a depth that the model has; grids are given when the latent's shape (..., [frames,] height, width) is."""
     rows = []
     for depth, (own, foreign) in sorted(todo.depths.items()):
-        factor = todo.settings.factors[depth - 1] if depth <= len(todo.settings.factors) else 1.0
-        before = None if latent is None else todo.grid_at(depth, latent)
-        after = None if before is None else target_grid(before, factor)
-        patched = own if factor != 1.0 else 0
-        frames = int(latent[2]) if latent is not None and len(latent) == 5 else 1
-        width = todo.widths[depth] if isinstance(todo, ToDoPatch) else 1
+        if depth <= len(todo.settings.factors):
+            factor = todo.settings.factors[depth - 1]
+        else:
+            factor = 1.0
+        if latent is None:
+            before = None
+        else:
+            before = todo.grid_at(depth, latent)
+        if before is None:
+            after = None
+        else:
+            after = target_grid(before, factor)
+        if factor != 1.0:
+            patched = own
+        else:
+            patched = 0
+        if latent is not None and len(latent) == 5:
+            frames = int(latent[2])
+        else:
+            frames = 1
+        if isinstance(todo, ToDoPatch):
+            width = todo.widths[depth]
+        else:
+            width = 1
         rows.append(DepthReport(depth, factor, before, after, patched, own - patched + foreign, frames, width))
     return rows
 
@@ -76,7 +94,9 @@ def report_data(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence
 
 def _cell(todo: ToDo, depth: int) -> int:
     """How many of the latent's values a token of a depth stands for, a side."""
-    return todo.patch if isinstance(todo, TransformerToDo) else 2 ** todo.levels[depth]
+    if isinstance(todo, TransformerToDo):
+        return todo.patch
+    return 2 ** todo.levels[depth]
 
 
 def report_text(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence[str] = ()) -> str:
@@ -88,15 +108,24 @@ def report_text(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence
     if isinstance(todo, TransformerToDo):
         lines.append(f"{todo.name}: the image's keys and values are thinned, those of text and reference images stay")
     if latent is not None:
-        of = " among the image's tokens" if isinstance(todo, TransformerToDo) else ""
+        if isinstance(todo, TransformerToDo):
+            of = " among the image's tokens"
+        else:
+            of = ""
         lines.append(f"self-attention products saved{of}: about {100 * attention_saving(rows):.0f}%")
     lines.append(
         f"method {settings.method}, phase {settings.phase}, {100 * settings.start_percent:g}% to"
         f" {100 * settings.end_percent:g}%"
     )
     if settings.disable_after:
-        unit = "of the training run" if settings.disable_after < 1 else "training steps"
-        amount = f"{100 * settings.disable_after:g}%" if settings.disable_after < 1 else f"{settings.disable_after:g}"
+        if settings.disable_after < 1:
+            unit = "of the training run"
+        else:
+            unit = "training steps"
+        if settings.disable_after < 1:
+            amount = f"{100 * settings.disable_after:g}%"
+        else:
+            amount = f"{settings.disable_after:g}"
         lines.append(f"off after {amount} {unit}")
     return "\n".join([*lines, *notes])
 
@@ -105,7 +134,10 @@ def _row_text(row: DepthReport) -> str:
     line = f"depth {row.depth}: factor {row.factor:g}, {row.patched} blocks patched, {row.skipped} left alone"
     if row.before is None or row.after is None:
         return line
-    frames = f"{row.frames} frames of " if row.frames > 1 else ""
+    if row.frames > 1:
+        frames = f"{row.frames} frames of "
+    else:
+        frames = ""
     before, after = (row.frames * grid[0] * grid[1] for grid in (row.before, row.after))
     return f"{line}, K/V tokens {before} ({frames}{_sides(row.before)}) -> {after} ({_sides(row.after)})"
 

@@ -118,7 +118,9 @@ def _parse_factors(factor: float, max_depth: int, depth_factors: str, problems: 
         elif not 1.0 <= value <= MAX_FACTOR:  # NaN fails this too
             problems.append(f"{name}: expected a factor from 1 (off) to {MAX_FACTOR:g}, got {word}")
     known = tuple(value for value in values if value is not None)
-    return known if name == "depth_factors" else known * max(1, max_depth)
+    if name == "depth_factors":
+        return known
+    return known * max(1, max_depth)
 
 
 def _number(word: str) -> float | None:
@@ -214,7 +216,8 @@ def thin_span_mask(mask: Tensor, span: Span, target: Grid, method: str = "neares
     _check(mask.shape[-1], span)
     if target == span.grid:
         return mask
-    method = method if method == "nearest" else "nearest-exact"
+    if method != "nearest":
+        method = "nearest-exact"
     return mask.index_select(-1, _kept_of(mask.shape[-1], span, target, method, mask.device))
 
 
@@ -257,4 +260,6 @@ def attention_saving(rows: Sequence[DepthReport]) -> float:
             queries, keys = (row.frames * grid[0] * grid[1] for grid in (row.before, row.after))
             full += row.width * (row.patched + row.skipped) * queries * queries
             kept += row.width * (row.patched * queries * keys + row.skipped * queries * queries)
-    return 1 - kept / full if full else 0.0
+    if full:
+        return 1 - kept / full
+    return 0.0

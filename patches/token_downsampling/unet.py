@@ -131,7 +131,10 @@ class ToDoPatch:
             return q, context, value
         replaced = extra_options.get(REPLACED, ())
         taken = place in replaced or place[:2] in replaced
-        grid = None if taken else _strip(q, context, value, extra_options["activations_shape"])
+        if taken:
+            grid = None
+        else:
+            grid = _strip(q, context, value, extra_options["activations_shape"])
         if grid is None:
             if left is not None:
                 left[place] = COMPUTED if taken else CHANGED
@@ -249,7 +252,9 @@ def _counted(
 
 
 def _what(blocks: Mapping[Block, Attention]) -> str:
-    return f"{len(blocks)} attention places, each with a context of its own" if blocks else "no attention at all"
+    if blocks:
+        return f"{len(blocks)} attention places, each with a context of its own"
+    return "no attention at all"
 
 
 def _levels(blocks: Mapping[Block, Attention], depths: Mapping[Block, int]) -> Iterator[str]:

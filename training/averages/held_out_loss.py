@@ -26,7 +26,10 @@ def held_out_loss(
     """
     trained = state.trained
     if lora is not None:
-        base = state.base() if state.base is not None and state.start.adapter.kind == "full" else None
+        if state.base is not None and state.start.adapter.kind == "full":
+            base = state.base()
+        else:
+            base = None
         trained = from_lora(lora, state.start.adapter, base)
         if trained.keys() != state.trained.keys():
             raise ValueError("The weights to score are not of this run: they have other layers.")

@@ -132,16 +132,21 @@ def _loras(
         raise ValueError(
             f"algebra factors holds for files of one run only, and these are of different runs ({listed}); use products"
         )
-    chosen = algebra if algebra != "auto" else "factors" if same and not rank else "products"
+    if algebra != "auto":
+        chosen = algebra
+    else:
+        if same and not rank:
+            chosen = "factors"
+        else:
+            chosen = "products"
     out = average.average(files, shares, names, chosen, rank)
     ranks = ", ".join(map(str, out.ranks)) or "none"
     if out.algebra == "factors":
         return out.state, f"factors are averaged (files of one run), rank {ranks}"
-    cut = (
-        "exactly, by concatenation"
-        if not rank
-        else f"cut to rank {rank} by SVD, which leaves out {out.lost:.2%} of the change's norm"
-    )
+    if not rank:
+        cut = "exactly, by concatenation"
+    else:
+        cut = f"cut to rank {rank} by SVD, which leaves out {out.lost:.2%} of the change's norm"
     return out.state, f"products are averaged {cut}; rank {ranks}"
 
 
@@ -174,7 +179,10 @@ def widths_to_try(sources: Sources, text: str) -> list[float]:
                 f"weights {text!r}: with profile best expected widths such as '0.05 0.1', or nothing ({error})"
             ) from error
     last = max((one.step for one in sources.profiles), default=0)
-    able = post_hoc.possible_widths(sources.profiles, last) if len(sources.files) > 1 else None
+    if len(sources.files) > 1:
+        able = post_hoc.possible_widths(sources.profiles, last)
+    else:
+        able = None
     if able is None:
         raise post_hoc.TooFew(f"{len(sources.files)} snapshots express no range of widths; take snapshots more often")
     low, high = able[0] * 1.001, able[1] * 0.999

@@ -73,8 +73,14 @@ class Sources:
         """The files, one a line, numbered as weights are given."""
         lines = [f"{len(self.files)} {'snapshots' if self.powers else 'files'}", *self.notes]
         for number, file in enumerate(self.files, 1):
-            step = "no step recorded" if file.step is None else f"step {file.step}"
-            width = f", width {file.stored.width:g}" if file.stored is not None else ""
+            if file.step is None:
+                step = "no step recorded"
+            else:
+                step = f"step {file.step}"
+            if file.stored is not None:
+                width = f", width {file.stored.width:g}"
+            else:
+                width = ""
             lines.append(f"{number}. {file.name}: {step}{width}{'' if file.kind == 'lora' else ', ' + file.kind}")
         return "\n".join(lines)
 
@@ -122,7 +128,10 @@ def of_run(folder: Path, way: str = "") -> Sources:
             f"- {folder.name}/{key[:12]}: {len(of)} snapshots, to step {of[-1].profile.step}"
             for key, of in every.items()
         )
-        wrong = f"none that begins with {way!r}" if not ways else "was begun or continued in several ways"
+        if not ways:
+            wrong = f"none that begins with {way!r}"
+        else:
+            wrong = "was begun or continued in several ways"
         raise ValueError(
             f"Snapshots of different runs: run {folder.name!r}: {wrong}; name one of these as the source:\n{listed}"
         )
@@ -187,5 +196,8 @@ def _opened(name: str, path: str) -> Source:
     # Without a recorded run a file is its own: averages of factors are only offered where one run is recorded.
     run = metadata.get("graft_run") or metadata.get("ss_session_id") or ""
     step, kind = None if recorded is None else int(recorded), "checkpoint" if checkpoint else "lora"
-    text = sum(key.startswith(_TEXT_ENCODERS) for key in tensors) if checkpoint else 0
+    if checkpoint:
+        text = sum(key.startswith(_TEXT_ENCODERS) for key in tensors)
+    else:
+        text = 0
     return Source(name, os.path.abspath(path), step, run, kind, snapshots.recorded(Path(path), metadata), text)

@@ -73,7 +73,10 @@ def read_lines(path: Path, encoding: str = "utf-8") -> tuple[str, ...]:
         text = path.read_text(encoding="utf-8-sig" if encoding == "utf-8" else encoding)
     except UnicodeDecodeError as error:
         where = f"{error.reason} at byte {error.start}"
-        name = "UTF-8" if encoding == "utf-8" else encoding
+        if encoding == "utf-8":
+            name = "UTF-8"
+        else:
+            name = encoding
         advice = "save it as UTF-8 or name its encoding in filters (encoding: cp1252)"
         raise ValueError(f"{path.name}: the caption is not {name} text ({where}); {advice}") from error
     return tuple(line for line in (" ".join(line.split()) for line in text.splitlines()) if line)
@@ -82,4 +85,6 @@ def read_lines(path: Path, encoding: str = "utf-8") -> tuple[str, ...]:
 def read_text(picture: Path, folder: Path, mode: str, encoding: str = "utf-8") -> Written | None:
     """The caption of a picture from the first text file that there is, None without one."""
     path = next((path for path in text_files(picture, folder, mode) if os.path.isfile(path)), None)
-    return None if path is None else Written(lines=read_lines(path, encoding), found=True)
+    if path is None:
+        return None
+    return Written(lines=read_lines(path, encoding), found=True)

@@ -120,7 +120,9 @@ def _difference(path: Path, was: Stamp) -> str:
         found = path.stat()
         if (found.st_size, found.st_mtime_ns) == (was.size, was.changed):
             return ""
-        return "" if _stamp(path).sha256 == was.sha256 else "has changed"
+        if _stamp(path).sha256 == was.sha256:
+            return ""
+        return "has changed"
     except FileNotFoundError:
         return "is gone"
     except OSError as error:

@@ -103,13 +103,19 @@ class Conditionings(Mapping[str, Conditioning]):
             known = {text: found for text in chunk if (found := self._read(text)) is not None}
             new = [text for text in chunk if text not in known]
             with torch.no_grad():
-                made = dict(self._encode(new)) if new else {}
+                if new:
+                    made = dict(self._encode(new))
+                else:
+                    made = {}
             for text in new:
                 self._write(text, made[text])
             yield from ((text, known[text] if text in known else made[text]) for text in chunk)
 
     def _read(self, text: str) -> Conditioning | None:
-        found = None if self._cache is None else self._cache.read("texts", self._key(text))
+        if self._cache is None:
+            found = None
+        else:
+            found = self._cache.read("texts", self._key(text))
         if found is None:
             return None
         tensors, plain = found

@@ -71,7 +71,9 @@ class Picture:
 
     def view(self, number: int) -> View:
         """The cut of that number, 0 is the picture's own."""
-        return self.more[number - 1] if number else View(self.latent, self.flipped, self.mask, self.framing)
+        if number:
+            return self.more[number - 1]
+        return View(self.latent, self.flipped, self.mask, self.framing)
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +192,10 @@ class _Order:
         """
         out: list[int] = []
         for index, repeats in enumerate(self.repeats):
-            phase = 0.0 if float(repeats).is_integer() else index * 0.6180339887498949 % 1.0
+            if float(repeats).is_integer():
+                phase = 0.0
+            else:
+                phase = index * 0.6180339887498949 % 1.0
             out += [index] * (math.floor((epoch + 1) * repeats + phase) - math.floor(epoch * repeats + phase))
         return out
 
@@ -313,20 +318,27 @@ def shown(
         for picture in pictures:
             assert source is not None
             flip, first, second = torch.rand(3, generator=draws).tolist()
-            share = source.flip if picture.flip is None else picture.flip
+            if picture.flip is None:
+                share = source.flip
+            else:
+                share = picture.flip
             mirrored = flip < share and picture.flipped is not None
-            dropped = (
-                (first < dropout or second < source.caption_dropout)
-                if picture.dropout is None
-                else second < picture.dropout
-            )
-            more = (
-                generator(seed, step, f"picture {len(out)} {purpose}")
-                if picture.more or picture.wording is not None
-                else None
-            )
-            cut = int(torch.randint(1 + len(picture.more), (), generator=more)) if picture.more else 0
-            caption = picture.caption if picture.wording is None else picture.wording.drawn(more)
+            if picture.dropout is None:
+                dropped = first < dropout or second < source.caption_dropout
+            else:
+                dropped = second < picture.dropout
+            if picture.more or picture.wording is not None:
+                more = generator(seed, step, f"picture {len(out)} {purpose}")
+            else:
+                more = None
+            if picture.more:
+                cut = int(torch.randint(1 + len(picture.more), (), generator=more))
+            else:
+                cut = 0
+            if picture.wording is None:
+                caption = picture.caption
+            else:
+                caption = picture.wording.drawn(more)
             out.append(Shown(source, picture, cut, mirrored, "" if dropped else caption, source is not dataset))
     return out
 
@@ -354,7 +366,9 @@ def batch_of(pictures: Sequence[Shown]) -> Batch:
     latents, conditionings = [], []
     for one, view in zip(pictures, views, strict=True):
         latents.append(view.flipped if one.mirrored and view.flipped is not None else view.latent)
-        framing = view.framing.mirrored if one.mirrored and view.framing else view.framing
+        framing = view.framing
+        if one.mirrored and framing:
+            framing = framing.mirrored
         conditionings.append(framed(one.source.conditionings[one.caption], framing))
     mask = None
     if any(view.mask is not None for view in views):

@@ -99,7 +99,10 @@ class _Eye:
 
     def picture(self, entry: Entry) -> Picture:
         views = [self._view(entry, framing) for framing in entry.framings]
-        own = entry.flip if entry.flip != self.listing.settings.flip else None
+        if entry.flip != self.listing.settings.flip:
+            own = entry.flip
+        else:
+            own = None
         first = views[0]
         return Picture(
             entry.name,
@@ -119,14 +122,25 @@ class _Eye:
 
     def _view(self, entry: Entry, framing: Framing) -> View:
         latent = self._latent(entry, framing, False)
-        flipped = self._latent(entry, framing, True) if entry.flip else None
-        told = framing if self.listing.settings.filters.size_conditioning else None
+        if entry.flip:
+            flipped = self._latent(entry, framing, True)
+        else:
+            flipped = None
+        if self.listing.settings.filters.size_conditioning:
+            told = framing
+        else:
+            told = None
         view = View(latent, flipped, None, told)
-        return replace(view, mask=self._mask(entry, framing, latent)) if entry.mask else view
+        if entry.mask:
+            return replace(view, mask=self._mask(entry, framing, latent))
+        return view
 
     def _latent(self, entry: Entry, framing: Framing, mirrored: bool) -> Tensor:
         key = key_of("latent", self.encoder, entry.sha256, framing.scaled, framing.box, mirrored)
-        found = None if self.cache is None else self.cache.read("latents", key)
+        if self.cache is None:
+            found = None
+        else:
+            found = self.cache.read("latents", key)
         if found is not None and torch.isfinite(found[0]["latent"]).all():
             return found[0]["latent"]
         pixels = images.pixels_of(images.fitted(self.opened(entry)[0], framing))
@@ -142,7 +156,10 @@ class _Eye:
 
     def _mask(self, entry: Entry, framing: Framing, latent: Tensor) -> Tensor:
         picture, alpha = self.opened(entry)
-        mask = alpha if entry.mask == "alpha" else images.open_mask(self.listing.folder / entry.mask)
+        if entry.mask == "alpha":
+            mask = alpha
+        else:
+            mask = images.open_mask(self.listing.folder / entry.mask)
         assert mask is not None
         if mask.size != picture.size:
             mask = mask.resize(picture.size)

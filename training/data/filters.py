@@ -71,12 +71,16 @@ class Filters:
         bonus = sum(value for tag, value in self.tag_bonus_scores if tag in tags)
         if self.min_score is not None and score is not None and score + bonus < self.min_score:
             return "below min_score"
-        return "with a tag of blacklist_tags" if set(self.blacklist_tags) & set(tags) else None
+        if set(self.blacklist_tags) & set(tags):
+            return "with a tag of blacklist_tags"
+        return None
 
     def score_tag(self, score: float | None) -> tuple[str, ...]:
         """The tag that a score earns: of the highest of `score_tags` that it reaches."""
         reached = [one for one in self.score_tags if score is not None and score >= one]
-        return (f"scr{max(reached)}",) if reached else ()
+        if reached:
+            return (f"scr{max(reached)}",)
+        return ()
 
     @classmethod
     def parse(cls, text: str) -> Filters:
@@ -115,7 +119,10 @@ def load_mapping(text: str, where: str) -> dict[Any, Any]:
         node = loader.get_single_node()
         if node is not None and _expanded(node, {}) > _LARGEST:
             raise ValueError(f"its aliases stand for more than {_LARGEST:,} values")
-        given = None if node is None else loader.construct_document(node)
+        if node is None:
+            given = None
+        else:
+            given = loader.construct_document(node)
     except (*_UNREADABLE, yaml.YAMLError) as error:
         raise ValueError(f"{where} is not YAML: {' '.join(str(error).split()) or type(error).__name__}") from error
     if given is None:
@@ -140,7 +147,10 @@ def _expanded(node: Any, known: dict[int, float]) -> float:
     """How many values a YAML node stands for with its aliases written out; infinitely many where it holds itself."""
     if id(node) not in known:
         known[id(node)] = float("inf")
-        parts = node.value if isinstance(node.value, list) else []
+        if isinstance(node.value, list):
+            parts = node.value
+        else:
+            parts = []
         known[id(node)] = 1 + sum(
             _expanded(one, known) for part in parts for one in (part if isinstance(part, tuple) else (part,))
         )
@@ -150,7 +160,9 @@ def _expanded(node: Any, known: dict[int, float]) -> float:
 def shown(value: Any) -> str:
     """A wrong value for a message, cut short."""
     text = _BRIEF.repr(value)
-    return text if len(text) <= 80 else f"{text[:79]}…"
+    if len(text) <= 80:
+        return text
+    return f"{text[:79]}…"
 
 
 _BRIEF = reprlib.Repr()
@@ -187,9 +199,10 @@ def number(value: Any, least: float = float("-inf"), most: float = float("inf"))
         or not least <= value <= most
         or not abs(value) < 1e300
     ):
-        bounds = (
-            "" if least == float("-inf") else f" from {least:g}" + ("" if most == float("inf") else f" to {most:g}")
-        )
+        if least == float("-inf"):
+            bounds = ""
+        else:
+            bounds = f" from {least:g}" + ("" if most == float("inf") else f" to {most:g}")
         raise ValueError(f"a number{bounds}")
     return float(value)
 
@@ -211,7 +224,8 @@ def one_of(*names: str) -> Callable[[Any], str]:
 
     def read(value: Any) -> str:
         # YAML 1.1 reads a bare off as false.
-        value = "off" if value is False and "off" in names else value
+        if value is False and "off" in names:
+            value = "off"
         if value not in names:
             raise ValueError(f"one of {', '.join(names)}")
         return str(value)
@@ -221,7 +235,8 @@ def one_of(*names: str) -> Callable[[Any], str]:
 
 def words(value: Any) -> tuple[str, ...]:
     """A list of texts; numbers are taken as they are written, one text is a list of one."""
-    value = [value] if isinstance(value, str) else value
+    if isinstance(value, str):
+        value = [value]
     if not isinstance(value, list) or not all(isinstance(one, str | int | float) for one in value):
         raise ValueError("a list of tags")
     return tuple(str(one) for one in value)

@@ -37,7 +37,10 @@ def mask_file(picture: Path, folder: Path) -> Path | None:
     folder.
     """
     places = [picture.parent / f"{picture.stem}{MASK_ENDING}{suffix}" for suffix in SUFFIXES]
-    above = [picture.parent] if picture.parent == folder else [picture.parent, picture.parent.parent]
+    if picture.parent == folder:
+        above = [picture.parent]
+    else:
+        above = [picture.parent, picture.parent.parent]
     places += [place / MASK_FOLDER / f"{picture.stem}{suffix}" for place in above for suffix in SUFFIXES]
     return next((place for place in places if os.path.isfile(place)), None)
 
@@ -120,7 +123,10 @@ def fitted(picture: Image.Image, framing: Framing) -> Image.Image:
     """The picture scaled (Lanczos) and cut as the framing says."""
     from PIL import Image
 
-    scaled = picture if framing.scaled == picture.size else picture.resize(framing.scaled, Image.Resampling.LANCZOS)
+    if framing.scaled == picture.size:
+        scaled = picture
+    else:
+        scaled = picture.resize(framing.scaled, Image.Resampling.LANCZOS)
     return scaled.crop(framing.box)
 
 
@@ -131,7 +137,10 @@ def latent_mask(mask: Image.Image, framing: Framing, size: tuple[int, int]) -> T
     import numpy as np
     from PIL import Image
 
-    scaled = mask if framing.scaled == mask.size else mask.resize(framing.scaled, Image.Resampling.BILINEAR)
+    if framing.scaled == mask.size:
+        scaled = mask
+    else:
+        scaled = mask.resize(framing.scaled, Image.Resampling.BILINEAR)
     pixels = torch.from_numpy(np.asarray(scaled.crop(framing.box), dtype=np.float32) / 255.0)
     return torch.nn.functional.adaptive_avg_pool2d(pixels[None], size)
 

@@ -130,7 +130,9 @@ class Caption:
         return self.lines[0 if draws is None else int(torch.randint(len(self.lines), (), generator=draws))]
 
     def _chosen(self, text: str, draws: torch.Generator | None) -> str:
-        return chosen(text, draws, self.rules.lists) if self.rules.wildcards else text
+        if self.rules.wildcards:
+            return chosen(text, draws, self.rules.lists)
+        return text
 
 
 def split(text: str) -> list[str]:
@@ -187,7 +189,10 @@ def _joined(parts: list[str], rules: Rules) -> str:
         return rules.separator.join(parts)
     text = ""
     for part in parts:
-        longer = f"{text}{rules.separator}{part}" if text else part
+        if text:
+            longer = f"{text}{rules.separator}{part}"
+        else:
+            longer = part
         if len(longer) > rules.max_length:
             break
         text = longer
@@ -196,5 +201,8 @@ def _joined(parts: list[str], rules: Rules) -> str:
 
 def _framed(text: str, trigger: str, prefix: str, suffix: str) -> str:
     if trigger:
-        text = text.replace(TRIGGER, trigger) if TRIGGER in text else f"{trigger} {text}"
+        if TRIGGER in text:
+            text = text.replace(TRIGGER, trigger)
+        else:
+            text = f"{trigger} {text}"
     return " ".join(part for part in (prefix, text, suffix) if part).strip()

@@ -56,7 +56,10 @@ class WordLists:
     def _height(self, name: str, within: tuple[str, ...]) -> int:
         """How many lists lie in each other from this one on."""
         if name not in self._lines:
-            where = f"the word list {within[-1]!r}" if within else "the caption"
+            if within:
+                where = f"the word list {within[-1]!r}"
+            else:
+                where = "the caption"
             raise ValueError(f"{where} has __{name}__, and there is no file {FOLDER}/{name}.txt that can be used")
         if name not in self._heights:
             if name in within or len(within) == DEEPEST:

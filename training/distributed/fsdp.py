@@ -95,7 +95,9 @@ def in_step(group: Ranks, doing: str) -> list[str]:
 def rows(tensor: Tensor, group: Alone) -> Tensor:
     """The part of a tensor that this rank holds: equal numbers of rows, the last ranks fewer or none (torch.chunk)."""
     parts = torch.chunk(tensor, group.size)
-    return parts[group.rank] if group.rank < len(parts) else tensor[:0]
+    if group.rank < len(parts):
+        return parts[group.rank]
+    return tensor[:0]
 
 
 @contextmanager
@@ -190,7 +192,9 @@ class Rows(Whole):
         """The whole shape of what is divided, None of what every rank has (numbers of an optimiser)."""
         slot, _, name = key.rpartition("/")
         shape = self.shapes.get(name)
-        return shape if shape is not None and slot != "scalars" and tensor.ndim == len(shape) else None
+        if shape is not None and slot != "scalars" and tensor.ndim == len(shape):
+            return shape
+        return None
 
     def divided(self, key: str, tensor: Tensor) -> bool:
         """Whether a tensor, by `<name>` or `<slot>/<name>`, is one of rows."""
@@ -223,7 +227,9 @@ class Rows(Whole):
             self.group.gather(every.view(torch.uint8), own.view(torch.uint8), "state")
             if self.group.leader:
                 out[key] = every.view(-1)[: shape.numel()].view(shape).clone()
-        return out if self.group.leader else {}
+        if self.group.leader:
+            return out
+        return {}
 
     def norm(self, gradients: Mapping[str, Tensor], device: torch.device) -> Tensor:
         """The norm over whole tensors of which `gradients` are what this rank holds, as one process measures it."""
@@ -232,11 +238,9 @@ class Rows(Whole):
 
 def held(state: TrainState, group: Alone) -> Whole:
     """How a rank holds what a run trains."""
-    return (
-        Rows(state.trained, group)
-        if isinstance(group, Ranks) and group.shard and state.start.adapter.kind == "full"
-        else Whole()
-    )
+    if isinstance(group, Ranks) and group.shard and state.start.adapter.kind == "full":
+        return Rows(state.trained, group)
+    return Whole()
 
 
 def _check(module: nn.Module) -> None:

@@ -53,7 +53,10 @@ class Own:
         if last and self._before:
             for t, before in zip(self.tensors, self._before, strict=True):
                 if before is not None:
-                    t.grad = before if t.grad is None else before.add_(t.grad)
+                    if t.grad is None:
+                        t.grad = before
+                    else:
+                        t.grad = before.add_(t.grad)
             self._before = []
 
     def add_(self, count: int, loss: float) -> list[float]:
@@ -78,12 +81,21 @@ class _Bucket:
         for t in tensors:
             self.ends.append((self.ends[-1] if self.ends else 0) + t.numel())
         like, size = tensors[0], self.ends[-1]
-        length = -(-size // ranks) if self.sliced else size
-        self.low = rank * length if self.sliced else 0
+        if self.sliced:
+            length = -(-size // ranks)
+        else:
+            length = size
+        if self.sliced:
+            self.low = rank * length
+        else:
+            self.low = 0
         self.high = self.low + length
         self.own = torch.zeros(length * ranks if self.sliced else size, dtype=like.dtype, device=like.device)
         self.added = torch.zeros(length, dtype=like.dtype, device=like.device)
-        self.total = torch.zeros_like(self.own) if self.sliced else self.added
+        if self.sliced:
+            self.total = torch.zeros_like(self.own)
+        else:
+            self.total = self.added
         self.summed = [False] * len(tensors)
         self.coming: tuple[Any, Tensor] | None = None
         self.open()
@@ -107,7 +119,10 @@ class _Bucket:
     def launch(self, group: Ranks) -> None:
         """Send what was written, and take what the others send, without waiting."""
         out = torch.empty(self.ranks, self.added.numel(), dtype=self.own.dtype, device=self.own.device)
-        send = group.exchange if self.sliced else group.gather
+        if self.sliced:
+            send = group.exchange
+        else:
+            send = group.gather
         self.coming = send(out.view(torch.uint8), self.own.view(torch.uint8), "gradients", wait=False), out
 
     def arrived(self, group: Ranks) -> Tensor:
@@ -123,7 +138,10 @@ class _Bucket:
     def add_(self, rows: Tensor, present: Sequence[Sequence[bool]]) -> None:
         """Add rows to the sum in their order; a gradient that a part does not have is not a gradient of zeros."""
         if all(map(all, present)) and len(set(self.summed)) == 1:
-            start = 0 if self.summed[0] else 1
+            if self.summed[0]:
+                start = 0
+            else:
+                start = 1
             if start:
                 self.added.copy_(rows[0])
                 self.summed = [True] * len(self.summed)
@@ -146,7 +164,10 @@ class _Bucket:
         if self.sliced:
             group.gather(self.total.view(torch.uint8), self.added.view(torch.uint8), "sums")
         for number, t in enumerate(self.tensors):
-            t.grad = self.part(self.total, number).view_as(t) if self.summed[number] else None
+            if self.summed[number]:
+                t.grad = self.part(self.total, number).view_as(t)
+            else:
+                t.grad = None
 
 
 class Gathered(Own):

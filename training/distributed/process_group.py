@@ -145,7 +145,10 @@ class Ranks(Alone):
             raise
         except RuntimeError as error:
             self.broken = True
-            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            if str(error):
+                why = str(error).splitlines()[0]
+            else:
+                why = type(error).__name__
             raise Lost(
                 f"Rank {self.rank} lost another rank, or it did not answer for {self.patience}: {why}"
             ) from error
@@ -211,21 +214,22 @@ class Ranks(Alone):
 
     def given(self, plain: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
         shapes = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()}
-        body = json.dumps([plain, shapes]).encode() if self.leader else b""
+        if self.leader:
+            body = json.dumps([plain, shapes]).encode()
+        else:
+            body = b""
         length = torch.tensor([len(body)])
         self._spread(length)
-        header = (
-            torch.frombuffer(bytearray(body), dtype=torch.uint8)
-            if self.leader
-            else torch.empty(int(length), dtype=torch.uint8)
-        )
+        if self.leader:
+            header = torch.frombuffer(bytearray(body), dtype=torch.uint8)
+        else:
+            header = torch.empty(int(length), dtype=torch.uint8)
         self._spread(header)
         plain, shapes = json.loads(bytes(header.numpy()))
-        out = (
-            dict(tensors)
-            if self.leader
-            else {n: torch.empty(shape, dtype=getattr(torch, kind)) for n, (kind, shape) in shapes.items()}
-        )
+        if self.leader:
+            out = dict(tensors)
+        else:
+            out = {n: torch.empty(shape, dtype=getattr(torch, kind)) for n, (kind, shape) in shapes.items()}
         self.copy_(out)
         return plain, out
 
@@ -253,14 +257,22 @@ class Ranks(Alone):
 
     def gradients(self, trained: Mapping[str, Tensor], divided: bool = False) -> Own:
         self.asked = self.agreed = False
-        return Sharded(trained, self) if divided else Gathered(trained, self)
+        if divided:
+            return Sharded(trained, self)
+        return Gathered(trained, self)
 
     def said(self, parts: int, steps: int) -> list[str]:
         rounds, idle = -(-parts // self.size), -parts % self.size
         sent = (self.sent.get("gradients", 0) - self._reported) / max(1, steps)
         self._reported = self.sent.get("gradients", 0)
-        sends = f"; a rank sends {sent / 1e6:.3f} MB of gradients a step" if sent else ""
-        together = ", the model divided among them" if self.shard else ""
+        if sent:
+            sends = f"; a rank sends {sent / 1e6:.3f} MB of gradients a step"
+        else:
+            sends = ""
+        if self.shard:
+            together = ", the model divided among them"
+        else:
+            together = ""
         lines = [f"{self.size} ranks{together}, {parts} micro-batches a step, {rounds} one after another{sends}"]
         if idle:
             lines.append(
@@ -307,7 +319,10 @@ class Ranks(Alone):
 
     def fail(self, error: BaseException | str) -> None:
         """Tell whoever waits in `awaited` that this rank has failed."""
-        text = error if isinstance(error, str) else described(error)
+        if isinstance(error, str):
+            text = error
+        else:
+            text = described(error)
         self.store.set(f"failed/{self.rank}", text)
         if self.store.add("failures", 1) == 1:
             self.store.set("failed", json.dumps([self.rank, text]))

@@ -68,4 +68,6 @@ def _value(tree: Any, tensors: dict[str, Tensor]) -> Any:
     if kind == "dict":
         return {_value(key, tensors): _value(one, tensors) for key, one in content}
     parts = [_value(one, tensors) for one in content]
-    return tuple(parts) if kind == "tuple" else parts
+    if kind == "tuple":
+        return tuple(parts)
+    return parts

@@ -41,11 +41,9 @@ def _as_it_is(value: Any) -> Any:
 
     What in it counts calls has `as_it_is`, a copy that goes on from here.
     """
-    return (
-        {key: of.as_it_is() if hasattr(of, "as_it_is") else of for key, of in value.items()}
-        if isinstance(value, dict)
-        else value
-    )
+    if isinstance(value, dict):
+        return {key: of.as_it_is() if hasattr(of, "as_it_is") else of for key, of in value.items()}
+    return value
 
 
 def _in(modes: Sequence[TorchFunctionMode], call: Callable[[], Any]) -> Any:

@@ -139,7 +139,10 @@ def shares(settings: ObjectiveSettings, count: int, draws: torch.Generator) -> T
     `min_timestep` and `max_timestep` squeeze the whole distribution between them, as kohya's do.
     """
     normal = settings.timesteps == "logit-normal"
-    u = torch.randn(count, generator=draws).sigmoid() if normal else torch.rand(count, generator=draws)
+    if normal:
+        u = torch.randn(count, generator=draws).sigmoid()
+    else:
+        u = torch.rand(count, generator=draws)
     if settings.timesteps == "shifted":
         u = settings.shift * u / (1 + (settings.shift - 1) * u)
     if settings.min_timestep > 0 or settings.max_timestep < 1:
@@ -152,7 +155,9 @@ def own_scale(prediction: str, sigma: Tensor) -> Tensor:
     1) (v).
     """
     sigma = sigma.clamp(min=1e-5)
-    return (1 + sigma**-2).sqrt() if prediction == "v" else 1 / sigma
+    if prediction == "v":
+        return (1 + sigma**-2).sqrt()
+    return 1 / sigma
 
 
 def step_weights(settings: ObjectiveSettings, prediction: str, sigma: Tensor) -> Tensor:
@@ -167,7 +172,9 @@ def step_weights(settings: ObjectiveSettings, prediction: str, sigma: Tensor) ->
             return snr.clamp(max=settings.gamma) / (snr + 1)
         return (settings.gamma / snr).clamp(max=1.0)  # no 0/0 at SNR 0
     snr = snr.clamp(max=1000.0)
-    return 1 / (snr + 1) if prediction == "v" else snr**-0.5
+    if prediction == "v":
+        return 1 / (snr + 1)
+    return snr**-0.5
 
 
 def huber_delta(settings: ObjectiveSettings, prediction: str, sigma: Tensor) -> Tensor:
@@ -208,7 +215,10 @@ def losses(
     else:
         delta = huber_delta(settings, prediction, sigma).view(each)
         size = (error.square() + delta**2).sqrt() - delta
-        value = 2 * size if settings.loss == "smooth-l1" else 2 * delta * size
+        if settings.loss == "smooth-l1":
+            value = 2 * size
+        else:
+            value = 2 * delta * size
     if mask is not None:
         value = value * fitted(mask.to(value), value)
     return value.flatten(1).mean(1) * step_weights(settings, prediction, sigma)

@@ -50,7 +50,9 @@ def perturbation(prediction: str, sigma: Tensor) -> Tensor:
     at the perturbed input, is the clean latents plus this factor times the perturbation: sigma for eps and flow, sigma
     / (1 + sigma^2) for v.
     """
-    return sigma / (1 + sigma**2) if prediction == "v" else sigma
+    if prediction == "v":
+        return sigma / (1 + sigma**2)
+    return sigma
 
 
 def zero_terminal(sigmas: Tensor) -> Tensor:

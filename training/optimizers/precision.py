@@ -22,7 +22,9 @@ def autocast(settings: OptimizerSettings, device: torch.device) -> AbstractConte
     kind = settings.precision
     if kind in ("bf16", "full-bf16") or (kind == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()):
         return torch.autocast(device.type, torch.bfloat16)
-    return torch.autocast(device.type, torch.float16) if kind == "fp16" else nullcontext()
+    if kind == "fp16":
+        return torch.autocast(device.type, torch.float16)
+    return nullcontext()
 
 
 class LossScale:

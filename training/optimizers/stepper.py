@@ -64,12 +64,17 @@ class Mover:
             slot, _, name = key.partition("/")
             if name in kept:
                 kept[name][slot] = value
-        dtype = torch.bfloat16 if self.half else torch.float32
+        if self.half:
+            dtype = torch.bfloat16
+        else:
+            dtype = torch.float32
         self.trained = {
             name: kept[name].get("y", t).to(device, dtype, copy=True).requires_grad_() for name, t in trained.items()
         }
         self._own = {name: _placeholder(t) if self.half else t for name, t in self.trained.items()}
-        self._parking = Parking() if settings.offload == "optimizer" else None
+        self._parking: Parking | None = None
+        if settings.offload == "optimizer":
+            self._parking = Parking()
         self._ratios = ratios(settings, trained)
         self._pieces = [self._piece(names, matrices) for matrices, part in self._kinds() for names in self._parts(part)]
         self._of = {name: piece for piece in self._pieces for name in piece.names}
@@ -248,7 +253,10 @@ class Mover:
             nn.utils.clip_grads_with_norm_(tensors, most, total)
             return float(total)
         squares = [*self._squares, *(_square(g) for g in held.values())]
-        total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
+        if squares:
+            total = torch.stack(squares).sum()
+        else:
+            total = torch.zeros((), dtype=torch.float64)
         norm = float(total.sqrt())
         if held and self.settings.clip_norm and math.isfinite(norm):
             least = min(1.0, self.settings.clip_norm / (norm + 1e-6))  # as clip_grad_norm_, its norm in float32
@@ -286,7 +294,10 @@ class Mover:
     def _widen(self, name: str) -> None:
         live, own = self.trained[name], self._own[name]
         own.data = live.detach().float()
-        own.grad = None if live.grad is None else live.grad.float()
+        if live.grad is None:
+            own.grad = None
+        else:
+            own.grad = live.grad.float()
         live.grad = None
 
     def _narrow(self, name: str) -> None:

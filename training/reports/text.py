@@ -18,7 +18,10 @@ def beginning(state: TrainState, dataset: Dataset, unhashed: Sequence[str]) -> s
     """A run before its first step."""
     adapter, settings = state.start.adapter, state.settings.optimizer
     count = sum(tensor.numel() for tensor in state.trained.values())
-    size = "" if adapter.kind == "full" else f", rank {adapter.rank}, alpha {adapter.alpha or adapter.rank:g}"
+    if adapter.kind == "full":
+        size = ""
+    else:
+        size = f", rank {adapter.rank}, alpha {adapter.alpha or adapter.rank:g}"
     whole = adapter.kind == "full"
     modules = len({(name if whole else name.removesuffix(".weight")).rpartition(".")[0] for name in state.trained})
     rounds = batches_per_epoch(dataset, settings.batch_size) / settings.accumulation
@@ -52,14 +55,20 @@ def _more(ema: EMASettings) -> str:
 
 
 def _disk(used: Used) -> str:
-    states = "1 state" if used.states == 1 else f"{used.states} states"
+    if used.states == 1:
+        states = "1 state"
+    else:
+        states = f"{used.states} states"
     said = (
         f"the run's folder holds {states}, {used.run / 1e6:.1f} MB; delete it to free them. All runs hold"
         f" {used.every / 1e9:.2f} GB"
     )
     if not used.limit:
         return f"{said}, without a limit (GRAFT_STORE_GB is 0)"
-    needed = ", more than that because this run or unfinished ones need it" if used.every > used.limit else ""
+    if used.every > used.limit:
+        needed = ", more than that because this run or unfinished ones need it"
+    else:
+        needed = ""
     return f"{said} of at most {used.limit / 1e9:g} (GRAFT_STORE_GB){needed}"
 
 
@@ -82,7 +91,10 @@ def step(
     if state.history.comparable:
         (first_step, first), (last_step, last) = state.history.comparable[0], state.history.comparable[-1]
         best = state.history.best
-        among = "none of them finite" if best is None else f"best {best[1]:.4g} at {best[0]}"
+        if best is None:
+            among = "none of them finite"
+        else:
+            among = f"best {best[1]:.4g} at {best[0]}"
         lines.append(f"held-out loss {first:.4g} at step {first_step}, {last:.4g} at {last_step}, {among}")
         if best is not None and outcome.best is not None and outcome.best != outcome.folder:
             lines.append(

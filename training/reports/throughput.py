@@ -17,7 +17,13 @@ class Pace:
 
     def __call__(self, step: int, seconds: float) -> tuple[float, float]:
         now = time.monotonic()
-        took = seconds if self.last is None else now - self.last
-        self.each = took if self.last is None else 0.9 * self.each + 0.1 * took
+        if self.last is None:
+            took = seconds
+        else:
+            took = now - self.last
+        if self.last is None:
+            self.each = took
+        else:
+            self.each = 0.9 * self.each + 0.1 * took
         self.last = now
         return (1 / self.each if self.each else 0.0), (self.until - step) * self.each

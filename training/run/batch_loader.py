@@ -104,7 +104,9 @@ class Loader:
     def __init__(self, course: Course, workers: int = 0, until: int = 0, every: tuple[int, int] = (0, 1)) -> None:
         self.course, self.until = course, until
         self._parts = range(course.parts)[every[0] :: every[1]]
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="graft-loader") if workers else None
+        self._threads: ThreadPoolExecutor | None = None
+        if workers:
+            self._threads = ThreadPoolExecutor(workers, thread_name_prefix="graft-loader")
         self._ahead = 2 * workers
         self._coming: dict[tuple[int, int], Future[list[Batch]]] = {}
 

@@ -151,9 +151,10 @@ def _trained(
                 denoiser = stack.enter_context(opened())
             at = train(at, denoiser, dataset, left, _keeping(watch, store, state, target, keep))
     except Stopped as error:
-        places = (
-            [] if store is None else [store.result_folder(target) / "partial", store.result_folder(error.state.key)]
-        )
+        if store is None:
+            places = []
+        else:
+            places = [store.result_folder(target) / "partial", store.result_folder(error.state.key)]
         where = next((f" It is stored in {place}." for place in places if (place / "state.json").is_file()), "")
         raise Stopped(f"{error}{where}", error.state) from error
     notes += group.said(at.settings.optimizer.accumulation, at.step - began)
@@ -238,7 +239,9 @@ def _outcome(
     store: Store | None, at: TrainState, folder: Path | None, trained: int, seconds: float, notes: list[str]
 ) -> Outcome:
     best, used = (None, None) if store is None else (store.best(at), store.used())
-    removed = () if store is None else tuple(store.removed)
+    removed: tuple[str, ...] = ()
+    if store is not None:
+        removed = tuple(store.removed)
     return Outcome(at, folder, trained, seconds, (*notes, *removed), best, used)
 
 

@@ -105,9 +105,10 @@ def train(
                 moved = (
                     work.whole and state.step < work.step and not work.held.together
                 )  # a state that takes every rank is past
-                last = (
-                    work.state() if moved and (short or (watch.keep is not None and work.step != work.kept)) else state
-                )
+                if moved and (short or (watch.keep is not None and work.step != work.kept)):
+                    last = work.state()
+                else:
+                    last = state
                 if watch.keep is not None and moved and work.step != work.kept:
                     work.kept = work.step
                     watch.keep(last)
@@ -138,7 +139,10 @@ def _unmeasured(state: TrainState, watch: Watch) -> bool:
 def _short_of_memory(work: Workspace, error: BaseException) -> str:
     begun, said = work.begun, str(error).splitlines()
     ways = out_of_memory.advice(begun.start.adapter, begun.settings.optimizer, work.denoiser.device)
-    kept = f"The state after step {work.kept} is kept" if work.kept else "No step was made yet"
+    if work.kept:
+        kept = f"The state after step {work.kept} is kept"
+    else:
+        kept = "No step was made yet"
     return f"Memory ran out at step {work.step + 1}{f' ({said[0]})' if said else ''}. {kept}. To need less: {ways}."
 
 
@@ -153,11 +157,15 @@ def _run_(work: Workspace, until: int, watch: Watch) -> None:
         moved = replace(moved, seconds=time.perf_counter() - begun)
         work.seconds += moved.seconds
         due = watch.validate_every and work.step % watch.validate_every == 0
-        validation = _validate_(work, watch) if due else None
+        if due:
+            validation = _validate_(work, watch)
+        else:
+            validation = None
         _offer_averages(work, watch)
         stopping = work.group.stopping(watch.stop is not None and watch.stop())
         late = bool(watch.snapshot_minutes and time.monotonic() - kept_at >= 60 * watch.snapshot_minutes)
-        late = work.group.decided(late) if work.held.together else late
+        if work.held.together:
+            late = work.group.decided(late)
         due = late or (watch.snapshot_every and work.step % watch.snapshot_every == 0)
         if watch.keep is not None and due and work.step < until and not stopping:
             work.kept = work.step  # before the attempt: a store that fails once is not asked again

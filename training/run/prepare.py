@@ -59,4 +59,6 @@ def watching(watch: Watch, dataset: Dataset, notes: list[str], say: Callable[[st
         if watch.stepped is not None:
             watch.stepped(step, moved, validation)
 
-    return replace(watch, stepped=stepped) if sources else watch
+    if sources:
+        return replace(watch, stepped=stepped)
+    return watch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -98,7 +98,9 @@ class Workspace:
         )
         self.trained = self.mover.trained
         self.gradients = self.group.gradients(self.trained, held.together)
-        self.scale = LossScale(device, state.optimizer) if settings.precision == "fp16" else None
+        self.scale: LossScale | None = None
+        if settings.precision == "fp16":
+            self.scale = LossScale(device, state.optimizer)
         self.shadow: Shadow | None = None
         self.powers: list[tuple[EMASettings, Shadow]] = []  # power-function averages that snapshots are taken of
         ema = state.start.ema
@@ -117,9 +119,9 @@ class Workspace:
         self.measured: list[Moved] = []
         self.validation: list[tuple[int, float]] = []
         # Before the trained tensors are installed: differences of whole weights are taken from the model's own.
-        self.base = (
-            state.base() if self.powers and state.base is not None and state.start.adapter.kind == "full" else None
-        )
+        self.base: Mapping[str, Tensor] | None = None
+        if self.powers and state.base is not None and state.start.adapter.kind == "full":
+            self.base = state.base()
         self.attached = ExitStack()  # holds the trained tensors on the model
         self.before_encoding: Callable[[], None] = lambda: None
         self.purpose = ""  # what runs now: a micro-batch of the step, or "" outside training
@@ -134,7 +136,9 @@ class Workspace:
         settings, module = self.begun.settings.optimizer, self.denoiser.module
         # Weights that are fetched from the host block by block must not be kept for the backward pass: they are fetched
         # again.
-        forgetful = checkpointed(module) if settings.checkpointing or settings.offload == "layers" else nullcontext()
+        forgetful: AbstractContextManager[None] = nullcontext()
+        if settings.checkpointing or settings.offload == "layers":
+            forgetful = checkpointed(module)
         away: AbstractContextManager[None] = nullcontext()
         if settings.offload == "activations":
             away = activations_on_host(module)
@@ -161,7 +165,10 @@ class Workspace:
             whole = fsdp.trained_in(denoiser.module, self.begun.trained, self.trained, denoiser.device, self.group)
             self.gradients.parameters, self.gradients.sums = self.attached.enter_context(whole)
             return
-        text_encoder = denoiser.text_encoder if adapter.text_encoder else None
+        if adapter.text_encoder:
+            text_encoder = denoiser.text_encoder
+        else:
+            text_encoder = None
         attached = install.attached(denoiser.module, adapter, self.trained, self.moment, text_encoder)
         self.before_encoding = self.attached.enter_context(attached)
 
@@ -222,11 +229,10 @@ class Workspace:
         begun, history, whole = self.begun, self.begun.history, dict if own else self.held.whole
         done = self.step - begun.step
         self.finish()
-        average = (
-            {}
-            if self.shadow is None
-            else {name: t.detach().to("cpu", copy=True) for name, t in self.shadow.tensors.items()}
-        )
+        if self.shadow is None:
+            average = {}
+        else:
+            average = {name: t.detach().to("cpu", copy=True) for name, t in self.shadow.tensors.items()}
         powers = {
             f"{number}/{name}": t.detach().to("cpu", copy=True)
             for number, (_, shadow) in enumerate(self.powers)
@@ -267,7 +273,10 @@ def _batch_losses(work: Workspace, batch: Batch, draws: torch.Generator, options
         target = _preserving(work, batch, x, sigma, target, options)
     with autocast(work.begun.settings.optimizer, work.denoiser.device):
         denoised = denoiser.denoise(x, sigma, work.encoded(batch.captions, batch.conditionings), options)
-    mask = None if batch.mask is None else batch.mask.to(denoiser.device)
+    if batch.mask is None:
+        mask = None
+    else:
+        mask = batch.mask.to(denoiser.device)
     return losses(objective, denoiser.prediction, denoised, target, sigma, mask)
 
 
@@ -295,7 +304,10 @@ def backward_(work: Workspace) -> float:
     work.gradients.begin(work.step, parts)
     for first in range(0, parts, ranks):
         mine, count = first + work.gradients.rank, min(ranks, parts - first)
-        loss = _part(work, mine) if mine < parts else 0.0
+        if mine < parts:
+            loss = _part(work, mine)
+        else:
+            loss = 0.0
         for one in work.gradients.add_(count, loss):
             total += one
             if not math.isfinite(total):
@@ -323,7 +335,9 @@ def _part(work: Workspace, part: int) -> float:
         if not _finite(work, total):
             return total if not math.isfinite(total) else math.nan  # before fused_backward moves anything
         last = batch is groups[-1]
-        early = work.mover.last_backward() if last and part == settings.optimizer.accumulation - 1 else nullcontext()
+        early: AbstractContextManager[None] = nullcontext()
+        if last and part == settings.optimizer.accumulation - 1:
+            early = work.mover.last_backward()
         with early, work.gradients.backward(batch is groups[0], last):
             if not _left_out(work, loss):
                 (loss if work.scale is None else work.scale.scaled(loss)).backward()
@@ -341,7 +355,10 @@ def _finite(work: Workspace, loss: float) -> bool:
     """Whether the backward pass may run; ranks that hold a model together run it together or not at all."""
     if not isinstance(work.group, process_group.Ranks) or not work.group.shard:
         return math.isfinite(loss)
-    doing = "backward" if math.isfinite(loss) else fsdp.NOT_FINITE
+    if math.isfinite(loss):
+        doing = "backward"
+    else:
+        doing = fsdp.NOT_FINITE
     return fsdp.NOT_FINITE not in fsdp.in_step(work.group, doing)
 
 
@@ -436,6 +453,9 @@ def validate(work: Workspace) -> float | None:
             denoised = denoiser.denoise(
                 denoiser.noisy(clean, noise, sigma), sigma, conditionings, {"graft_evaluating": True}
             )
-        mask = None if picture.mask is None else picture.mask[None].to(denoiser.device)
+        if picture.mask is None:
+            mask = None
+        else:
+            mask = picture.mask[None].to(denoiser.device)
         found.append(losses(objective, denoiser.prediction, denoised, clean, sigma, mask).mean())
     return float(torch.stack(found).mean())

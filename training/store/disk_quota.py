@@ -64,7 +64,9 @@ def _held(folder: Path, kind: str, files: Sequence[Path]) -> Held:
 def _kind(folder: Path, files: Iterable[Path]) -> str:
     if not any(path.name == "state.json" for path in files):
         return "orphan"
-    return "partial" if folder.name == "partial" else "state"
+    if folder.name == "partial":
+        return "partial"
+    return "state"
 
 
 def _size(path: Path) -> int:

@@ -15,11 +15,10 @@ def runs(root: str | Path) -> list[dict[str, Any]]:
     """Every run that has a readable state: {run, states, step}, the one with the newest state first; `step` is of the
     furthest state.
     """
-    names = (
-        sorted(entry.name for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False))
-        if os.path.isdir(root)
-        else []
-    )
+    if os.path.isdir(root):
+        names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False))
+    else:
+        names = []
     listed = [(name, states(root, name)) for name in names if name != CACHE and _plain(root, name)]
     listed = [(name, held) for name, held in listed if held]
     listed.sort(key=lambda pair: max(state["changed"] for state in pair[1]), reverse=True)

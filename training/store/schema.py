@@ -110,4 +110,6 @@ def problem(record: Mapping[str, Any]) -> str:
     if wrong:
         return f"these entries are missing or of another form: {', '.join(wrong)}"
     steps = sum(count for _, count in record["position"])
-    return "" if steps == record["step"] else f"its position is of {steps} steps, its step is {record['step']}"
+    if steps == record["step"]:
+        return ""
+    return f"its position is of {steps} steps, its step is {record['step']}"

@@ -137,7 +137,9 @@ class Store:
         if best is None or not best[0]:
             return None
         folder = self.result_folder(key_of(state.start.digest, until(state.position, best[0])))
-        return folder if (folder / "state.json").is_file() else None
+        if (folder / "state.json").is_file():
+            return folder
+        return None
 
     def save_partial(self, state: TrainState, target: str) -> Path:
         """Keep a state on the way to the state with key `target`, in place of an earlier snapshot of the same way."""
@@ -276,7 +278,10 @@ class Store:
         for count in range(steps, 0, -1):
             position = advanced(state.position, settings, count)
             key = key_of(start, position)
-            folders = [(self.result_folder(key), False)] if key[:32] in names else []
+            if key[:32] in names:
+                folders = [(self.result_folder(key), False)]
+            else:
+                folders = []
             folders += [(folder, True) for folder in snapshots.get(state.step + count, [])]
             for folder, partial in folders:
                 if not (folder / "state.json").is_file():
@@ -323,7 +328,10 @@ def load(folder: Path, like: TrainState, history: Path | None = None) -> tuple[T
     for path, one in zip(paths, files, strict=True):
         check_file(path, one["sha256"])
     try:
-        tensors = rank_files.read(paths) if "parts" in record["tensors"] else load_safetensors(str(paths[0]))[0]
+        if "parts" in record["tensors"]:
+            tensors = rank_files.read(paths)
+        else:
+            tensors = load_safetensors(str(paths[0]))[0]
     except ValueError as error:
         raise Damaged(str(error)) from error
     if history is None:
@@ -410,9 +418,10 @@ def check_file(path: Path, sha256: str) -> None:
     """Raise Damaged unless the file is there and has this hash."""
     try:
         with open(path, "rb") as file:
-            hashed = (
-                hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
-            )
+            if hasattr(hashlib, "file_digest"):
+                hashed = hashlib.file_digest(file, "sha256").hexdigest()
+            else:
+                hashed = _digest(file)
     except OSError as error:
         raise Damaged(f"{path}: cannot be read ({error.strerror})") from error
     if hashed != sha256:

@@ -52,7 +52,9 @@ def shapes(kind: str, site: Site) -> dict[str, tuple[int, ...]]:
     if kind in LOW_RANK:
         ones = (1,) * len(kernel)
         pair = {"lora_down.weight": (rank, columns, *kernel), "lora_up.weight": (out, rank, *ones)}
-        return pair if kind != "dora" else {**pair, "dora_scale": (1, columns, *ones)}
+        if kind != "dora":
+            return pair
+        return {**pair, "dora_scale": (1, columns, *ones)}
     if kind == "loha":
         return {
             "hada_w1_a": (out, rank),
@@ -84,7 +86,10 @@ def start(kind: str, site: Site, seed: int, norms: Callable[[], Tensor]) -> dict
     """
     made: dict[str, Tensor] = {}
     for suffix, shape in shapes(kind, site).items():
-        purpose = f"start {site.path}" if suffix == "lora_down.weight" else f"start {site.path} {suffix}"
+        if suffix == "lora_down.weight":
+            purpose = f"start {site.path}"
+        else:
+            purpose = f"start {site.path} {suffix}"
         if suffix == "dora_scale":
             made[suffix] = norms().reshape(shape).to("cpu", torch.float32)
         elif suffix in _NORMAL:
@@ -137,7 +142,10 @@ def change(kind: str, tensors: Mapping[str, Tensor], site: Site) -> Tensor:
 
 def norm(kind: str, tensors: Mapping[str, Tensor], rank: int, alpha: float) -> Tensor:
     """Frobenius norm of the change of the weight (a rotation: of its blocks), at strength 1."""
-    scale = alpha / rank if scaled(kind, tensors) else 1.0
+    if scaled(kind, tensors):
+        scale = alpha / rank
+    else:
+        scale = 1.0
     if kind in LOW_RANK:
         b, a = tensors["lora_up.weight"].flatten(1), tensors["lora_down.weight"].flatten(1)
         return ((b.T @ b) * (a @ a.T)).sum().clamp(min=0).sqrt() * scale  # |B A| without the product
@@ -146,7 +154,10 @@ def norm(kind: str, tensors: Mapping[str, Tensor], rank: int, alpha: float) -> T
         return (first * second).norm() * scale
     if kind == "lokr":
         whole = tensors.get("lokr_w2")
-        second = tensors["lokr_w2_a"] @ tensors["lokr_w2_b"] if whole is None else whole
+        if whole is None:
+            second = tensors["lokr_w2_a"] @ tensors["lokr_w2_b"]
+        else:
+            second = whole
         return tensors["lokr_w1"].norm() * second.norm() * scale
     return tensors["oft_blocks"].norm()
 
@@ -176,7 +187,9 @@ class Dropouts:
     def draws(self) -> torch.Generator | None:
         """The generator of this forward; None outside training, where nothing is left out."""
         seed, step, purpose = self.moment()
-        return generator(seed, step, f"dropout {purpose} {self.path}") if purpose else None
+        if purpose:
+            return generator(seed, step, f"dropout {purpose} {self.path}")
+        return None
 
     def module(self, draws: torch.Generator | None) -> bool:
         """Whether the whole adapter is left out."""
@@ -208,7 +221,9 @@ class Dropouts:
         of a rotation.
         """
         chance = self.settings.rank_dropout
-        return None if draws is None or not chance else torch.rand(count, generator=draws) >= chance
+        if draws is None or not chance:
+            return None
+        return torch.rand(count, generator=draws) >= chance
 
 
 # --- at the activations -----------------------------------------------------------------------------------------------
@@ -243,7 +258,10 @@ def _pair(site: Site, tensors: Mapping[str, Tensor], drop: Dropouts) -> After:
     dropping = drop.settings.dropping
 
     def hidden_of(module: nn.Module, x: Tensor) -> Tensor | None:
-        hidden = convolve(module, x, down.to(x.dtype)) if _is_conv(site) else F.linear(x, down.to(x.dtype))
+        if _is_conv(site):
+            hidden = convolve(module, x, down.to(x.dtype))
+        else:
+            hidden = F.linear(x, down.to(x.dtype))
         if not dropping:
             return hidden
         draws = drop.draws()
@@ -293,7 +311,9 @@ def _added(site: Site, made: Callable[[nn.Module, Tensor], Tensor], drop: Dropou
 def _loha(site: Site, tensors: Mapping[str, Tensor], drop: Dropouts) -> After:
     def added(module: nn.Module, x: Tensor) -> Tensor:
         delta = change("loha", tensors, site).to(x.dtype)
-        return convolve(module, x, delta) if _is_conv(site) else F.linear(x, delta)
+        if _is_conv(site):
+            return convolve(module, x, delta)
+        return F.linear(x, delta)
 
     return _added(site, added, drop)
 
@@ -301,11 +321,17 @@ def _loha(site: Site, tensors: Mapping[str, Tensor], drop: Dropouts) -> After:
 def _lokr(site: Site, tensors: Mapping[str, Tensor], drop: Dropouts) -> After:
     """kron(w1, w2) x without the product: w2 on each part of the input, then w1 across the parts."""
     first, kernel, parts = tensors["lokr_w1"], site.shape[2:], tensors["lokr_w1"].shape[1]
-    factor = site.alpha / site.rank if scaled("lokr", tensors) else 1.0
+    if scaled("lokr", tensors):
+        factor = site.alpha / site.rank
+    else:
+        factor = 1.0
 
     def added(module: nn.Module, x: Tensor) -> Tensor:
         whole = tensors.get("lokr_w2")
-        second = tensors["lokr_w2_a"] @ tensors["lokr_w2_b"] if whole is None else whole
+        if whole is None:
+            second = tensors["lokr_w2_a"] @ tensors["lokr_w2_b"]
+        else:
+            second = whole
         second, mix = second.to(x.dtype), (first * factor).to(x.dtype)
         if not _is_conv(site):
             return torch.einsum("lm,...mk->...lk", mix, F.linear(x.unflatten(-1, (parts, -1)), second)).flatten(-2)
@@ -344,18 +370,30 @@ def _oft(site: Site, tensors: Mapping[str, Tensor], drop: Dropouts) -> After:
     layer, dropping = layers.OFT(blocks), drop.settings.dropping
 
     def after(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
-        draws = drop.draws() if dropping else None
+        if dropping:
+            draws = drop.draws()
+        else:
+            draws = None
         if dropping and drop.module(draws):
             return out
         rotations = layer.rotations(site.shape[0], out.device)
-        keep = drop.rows(blocks.shape[0], draws) if dropping else None
+        if dropping:
+            keep = drop.rows(blocks.shape[0], draws)
+        else:
+            keep = None
         if keep is not None:
             one = torch.eye(blocks.shape[-1], device=rotations.device, dtype=rotations.dtype)
             rotations = torch.where(keep.to(rotations.device).view(-1, 1, 1), rotations, one)
-        channel = 1 if _is_conv(site) else out.ndim - 1
+        if _is_conv(site):
+            channel = 1
+        else:
+            channel = out.ndim - 1
         plain = out.movedim(channel, -1)
         bias = getattr(module, "bias", None)
-        bias = None if bias is None else bias.to(out.dtype)
+        if bias is None:
+            bias = None
+        else:
+            bias = bias.to(out.dtype)
         plain = (plain if bias is None else plain - bias).unflatten(-1, blocks.shape[:2])
         turned = torch.einsum("knm,...kn->...km", rotations.to(out.dtype), plain).flatten(-2)
         return (turned if bias is None else turned + bias).movedim(-1, channel)

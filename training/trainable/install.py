@@ -181,7 +181,9 @@ def _whole(
 
 
 def _join(path: str, name: str) -> str:
-    return path + name if path in ("", TEXT_ENCODER) else f"{path}.{name}"
+    if path in ("", TEXT_ENCODER):
+        return path + name
+    return f"{path}.{name}"
 
 
 def _plain(weight: Tensor) -> bool:
@@ -194,7 +196,10 @@ def _column_norms(part: nn.Module, change: Tensor | None) -> Tensor:
     computes.
     """
     weight = _values(part)
-    changed = weight if change is None else weight + change.to(weight.device, weight.dtype)
+    if change is None:
+        changed = weight
+    else:
+        changed = weight + change.to(weight.device, weight.dtype)
     return changed.transpose(0, 1).flatten(1).norm(dim=1)
 
 
@@ -205,7 +210,9 @@ def _values(part: nn.Module) -> Tensor:
     weight = part.weight
     assert isinstance(weight, Tensor)
     if _plain(weight):
-        return weight if weight.dtype == torch.float64 else weight.float()
+        if weight.dtype == torch.float64:
+            return weight
+        return weight.float()
     units = torch.eye(int(part.in_features), device=weight.device)  # type: ignore[arg-type]
     zero = units.new_zeros(1, units.shape[0])
     forward = type(part).forward.__get__(part)
@@ -258,19 +265,24 @@ def as_lora(
         raise ValueError("Differences of whole weights need the base weights, and none are attached to this state.")
     for name, tensor in trained.items():
         value = tensor.detach().to("cpu", torch.float32)
-        key = name if name.startswith(TEXT_ENCODER) else _PREFIX + name
+        if name.startswith(TEXT_ENCODER):
+            key = name
+        else:
+            key = _PREFIX + name
         if base is not None and settings.kind == "full":
             difference = value - base[name].detach().to("cpu", torch.float32)
-            own = (
-                key.removesuffix(".bias") + ".diff_b"
-                if name.endswith(".bias")
-                else key.removesuffix(".weight") + ".diff"
-            )
+            if name.endswith(".bias"):
+                own = key.removesuffix(".bias") + ".diff_b"
+            else:
+                own = key.removesuffix(".weight") + ".diff"
             out[own] = difference
             continue
         out[key] = value.clone()
     for path in adapter_forward.grouped(trained) if settings.kind != "full" else ():
-        key = path if path.startswith(TEXT_ENCODER) else _PREFIX + path
+        if path.startswith(TEXT_ENCODER):
+            key = path
+        else:
+            key = _PREFIX + path
         alpha = 0.0 if settings.kind == "oft" else size_of(path, settings)[1]  # lycoris' OFT: no constraint
         out[f"{key}.alpha"] = torch.tensor(alpha)
     return out
@@ -291,7 +303,13 @@ def from_lora(
     out: dict[str, Tensor] = {}
     for name, tensor in lora.items():
         path, _, role = name.removeprefix(_PREFIX).rpartition(".")
-        own = f"{path}.bias" if role == "diff_b" else f"{path}.weight" if f"{path}.weight" in base else path
+        if role == "diff_b":
+            own = f"{path}.bias"
+        else:
+            if f"{path}.weight" in base:
+                own = f"{path}.weight"
+            else:
+                own = path
         out[own] = base[own].detach().to("cpu", torch.float32) + tensor
     return out
 

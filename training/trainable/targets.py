@@ -79,7 +79,10 @@ def parse(text: str) -> Patterns:
     wrong: list[str] = []
     sized = False  # whether the entry before was a size, which a further "alpha 4" belongs to
     for entry in (part.strip() for part in re.split(r"[,\n]", text)):
-        more = _SIZE.fullmatch(entry) if entry else None
+        if entry:
+            more = _SIZE.fullmatch(entry)
+        else:
+            more = None
         if more is not None and sized:
             last = sizes.pop()
             sizes.append(Size(last.pattern, _rank(more) or last.rank, _alpha(more) or last.alpha))
@@ -88,7 +91,10 @@ def parse(text: str) -> Patterns:
         if not entry:
             continue
         place, equals, said = entry.rpartition("=")
-        found = _SIZE.fullmatch(said) if equals else None
+        if equals:
+            found = _SIZE.fullmatch(said)
+        else:
+            found = None
         if entry.startswith("/") and entry.endswith("/") and found is None:
             keep.append(entry)
         elif equals:
@@ -117,11 +123,15 @@ def parse(text: str) -> Patterns:
 
 
 def _rank(found: re.Match[str]) -> int | None:
-    return None if found["rank"] is None else int(found["rank"])
+    if found["rank"] is None:
+        return None
+    return int(found["rank"])
 
 
 def _alpha(found: re.Match[str]) -> float | None:
-    return None if found["alpha"] is None else float(found["alpha"])
+    if found["alpha"] is None:
+        return None
+    return float(found["alpha"])
 
 
 def _is_regular(pattern: str) -> bool:

@@ -65,7 +65,10 @@ class Files:
         """
         above, local = self._of(picture.parent)
         settings = above.laid(local)
-        mine = self._own(picture) if own else Said()
+        if own:
+            mine = self._own(picture)
+        else:
+            mine = Said()
         found = (text is not None and text.found) or mine.found
         if text is not None and not (mine.found or settings.main or settings.tags):
             return _as_written(settings.laid(mine), text, found)
@@ -79,12 +82,17 @@ class Files:
         path = next(
             (path for path in (picture.with_suffix(ending) for ending in _ENDINGS) if os.path.isfile(path)), None
         )
-        return Said() if path is None else _read(path, self.encoding)
+        if path is None:
+            return Said()
+        return _read(path, self.encoding)
 
     def _of(self, folder: Path) -> tuple[Said, Said]:
         """(what holds for the folder and all below it, what holds for it alone)."""
         if folder not in self._folders:
-            above = Said() if folder == self.folder else self._of(folder.parent)[0]
+            if folder == self.folder:
+                above = Said()
+            else:
+                above = self._of(folder.parent)[0]
             for ending in _ENDINGS:
                 above = above.laid(self._layer(folder / f"global{ending}"))
             local = Said()
@@ -120,10 +128,13 @@ def _as_written(said: Said, text: Written | None, found: bool) -> Written:
     if text is None:
         # EveryDream2 says tags of a greater weight first where they are not shuffled.
         tags = sorted(said.tags, key=lambda tag: -tag[1])
-        main = (said.main,) if said.main else ()
-        weights = (
-            (*(1.0 for _ in main), *(weight for _, weight in tags)) if len({weight for _, weight in tags}) > 1 else ()
-        )
+        main: tuple[str, ...] = ()
+        if said.main:
+            main = (said.main,)
+        if len({weight for _, weight in tags}) > 1:
+            weights = (*(1.0 for _ in main), *(weight for _, weight in tags))
+        else:
+            weights = ()
         written = Written(tags=(*main, *(tag for tag, _ in tags)), weights=weights, main=len(main))
     return replace(
         written,
@@ -173,7 +184,8 @@ def _read(path: Path, encoding: str) -> Said:
 
 
 def _main(value: Any) -> str:
-    value = value[0] if isinstance(value, list) and len(value) == 1 else value
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
     if not isinstance(value, str | int | float):
         raise ValueError("one text")
     return " ".join(str(value).split())
@@ -182,7 +194,10 @@ def _main(value: Any) -> str:
 def _tags(value: Any) -> tuple[tuple[str, float], ...]:
     out = []
     for one in value if isinstance(value, list) else [None]:
-        tag = one if isinstance(one, dict) else {"tag": one}
+        if isinstance(one, dict):
+            tag = one
+        else:
+            tag = {"tag": one}
         if not isinstance(tag.get("tag"), str | int | float) or not tag.keys() <= {"tag", "weight"}:
             raise ValueError("a list of tags, each a text or tag: and weight:")
         weight = tag.get("weight")

@@ -249,7 +249,10 @@ class _Reader:
             if self.filters.wildcards:
                 self.lists.check(" ".join(caption.lines + caption.tags))
             _ = caption.plain  # what cannot be said is a problem of this picture, now
-            multiply = 1.0 if written.multiply is None else written.multiply
+            if written.multiply is None:
+                multiply = 1.0
+            else:
+                multiply = written.multiply
             reason = self.filters.unwanted(self._tags(written), written.score) or (
                 None if multiply else "with multiply 0"
             )
@@ -268,8 +271,14 @@ class _Reader:
             return []
         self.said += [note for note in written.notes if note not in self.said]
         repeats = self.settings.repeats * captions.repeats_of(path, self.folder) * multiply
-        flip = self.settings.flip if written.flip is None else written.flip
-        scale = 1.0 if written.loss_scale is None else written.loss_scale
+        if written.flip is None:
+            flip = self.settings.flip
+        else:
+            flip = written.flip
+        if written.loss_scale is None:
+            scale = 1.0
+        else:
+            scale = written.loss_scale
         out = []
         for choices in self.choices:
             bucket = buckets.nearest(*size, choices)
@@ -311,7 +320,10 @@ class _Reader:
 
     def _caption(self, written: Written) -> Caption:
         settings, chosen = self.settings, self.filters
-        shuffle = float(settings.shuffle_tags) if chosen.shuffle_tag_p is None else chosen.shuffle_tag_p
+        if chosen.shuffle_tag_p is None:
+            shuffle = float(settings.shuffle_tags)
+        else:
+            shuffle = chosen.shuffle_tag_p
         rules = Rules(
             chosen.tag_separator,
             settings.keep_tags + written.main,
@@ -328,14 +340,20 @@ class _Reader:
             chosen.caption_suffix,
         )
         scored = chosen.score_tag(written.score)
-        weights = (*written.weights, *(1.0 for _ in scored)) if written.weights else ()
+        if written.weights:
+            weights = (*written.weights, *(1.0 for _ in scored))
+        else:
+            weights = ()
         if scored and written.lines:
             return Caption((), (*tags.split(" ".join(written.lines)), *scored), (), rules)
         return Caption(written.lines, (*written.tags, *scored), weights, rules)
 
     def _whole(self, path: Path, sha256: str) -> tuple[tuple[int, int], bool]:
         """((width, height), whether it has transparency) of a picture that can be read to its end."""
-        known = None if self.cache is None else self.cache.read("pictures", sha256)
+        if self.cache is None:
+            known = None
+        else:
+            known = self.cache.read("pictures", sha256)
         if known is not None:
             (width, height), alpha = known[1]
             return (width, height), alpha
@@ -353,9 +371,14 @@ class _Reader:
 
     def _mask(self, path: Path, alpha: bool) -> tuple[str, str]:
         wanted = self.filters.masks
-        file = images.mask_file(path, self.folder) if wanted in ("files", "both") else None
+        if wanted in ("files", "both"):
+            file = images.mask_file(path, self.folder)
+        else:
+            file = None
         if file is None:
-            return ("alpha", "alpha") if alpha and wanted in ("alpha", "both") else ("", "")
+            if alpha and wanted in ("alpha", "both"):
+                return ("alpha", "alpha")
+            return ("", "")
         try:
             images.open_mask(file)
         except ValueError as error:

@@ -66,7 +66,9 @@ def _record(file: Path) -> dict[str, object] | None:
         raise ValueError(f"is not JSON ({error})") from error
     except OSError as error:
         raise ValueError(f"cannot be read ({error.strerror})") from error
-    return record if isinstance(record, dict) and isinstance(record.get("tags"), list | str) else None
+    if isinstance(record, dict) and isinstance(record.get("tags"), list | str):
+        return record
+    return None
 
 
 def _picture(file: Path, folder: Path, record: dict[str, object]) -> Path:
