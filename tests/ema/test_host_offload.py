@@ -135,7 +135,7 @@ def test_the_staging_is_not_read_before_the_copy_and_a_step_is_not_held_up():
 
 def test_the_staging_is_not_written_before_the_lerp_has_read_it(monkeypatch):
     """A second step comes while the lerp of the first is still at work."""
-    import graft_nodes.ema.offload as module
+    import graft_nodes.ema.host_offload as module
 
     weights, average = {"w": torch.full((4,), 1.0)}, {"w": torch.zeros(4)}
     device, gate, order = LateDevice(weights), threading.Event(), []
