@@ -20,7 +20,7 @@ HOST_MODULES = {
     "latent_preview",
 }
 MAY_IMPORT = {
-    "storage": set(),
+    "storage": {"patches"},
     "patches": {"storage"},
     "ema": {"storage"},
     "training": {"storage", "patches", "ema"},
