@@ -19,7 +19,7 @@ from ..patches.lora_files import merge as low_rank
 from ..patches.lora_files.peft_config import peft_configs
 from ..patches.models.compiled import is_compiled
 from ..patches.patching import ledger
-from ..patches.patching.fuse import Piece, Stack, additive, effective, fuse, in_order
+from ..patches.patching.fuse import Patch, Stack, additive, effective, fuse, in_order
 from ..patches.patching.strength_schedule import Schedule
 from .base_weights import base_weights
 
@@ -85,10 +85,10 @@ def graft(model: Any, clip: Any, entries: Sequence[Entry], mode: str = "auto") -
     out = []
     for space, patcher in (("model", model), ("clip", None if clip is None else clip.patcher)):
         if patcher is not None:
-            pieces = _pieces(parsed, space, shapes)
+            patches = _patches_by_weight(parsed, space, shapes)
         else:
-            pieces = {}
-        out.append(_put(patcher, pieces, mode, space, lines) if pieces else patcher)
+            patches = {}
+        out.append(_put(patcher, patches, mode, space, lines) if patches else patcher)
     grafted_clip = clip
     if clip is not None and out[1] is not clip.patcher:
         grafted_clip = clip.clone()
@@ -146,20 +146,20 @@ def changes(model: Any, clip: Any, entries: Sequence[Entry]) -> tuple[dict[str, 
         ("clip", None if clip is None else clip.patcher, "text_encoders."),
     ):
         if patcher is not None:
-            pieces = _pieces(parsed, space, shapes)
+            patches = _patches_by_weight(parsed, space, shapes)
         else:
-            pieces = {}
-        if pieces:
+            patches = {}
+        if patches:
             base = base_weights(patcher)
         else:
             base = {}
-        needing = [weight for weight, of in pieces.items() if not additive(of)]
+        needing = [weight for weight, of in patches.items() if not additive(of)]
         problems += [
             f"{weight}: it is quantised ({base[weight].dtype})"
             for weight in needing
             if base[weight].dtype not in _PLAIN
         ]
-        for weight, of in pieces.items():
+        for weight, of in patches.items():
             read = functools.partial(_with_patches, patcher, weight, base[weight])
             found[prefix + weight] = low_rank.Weight(of, tuple(shapes[space, weight]), read)
     if problems:
@@ -293,10 +293,10 @@ def _enlarged(patcher: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(shape) for name, shape in files.items() if shape != live[name].shape}
 
 
-def _pieces(
+def _patches_by_weight(
     parsed: Sequence[tuple[Entry, parse.ParsedLora]], space: str, shapes: Mapping[tuple[str, str], Sequence[int]]
-) -> dict[str, list[Piece]]:
-    pieces: dict[str, list[Piece]] = {}
+) -> dict[str, list[Patch]]:
+    patches: dict[str, list[Patch]] = {}
     for entry, lora in parsed:
         if space == "model":
             strength = entry.model
@@ -306,13 +306,13 @@ def _pieces(
             by_block = block_weights.parse(entry.blocks)
         else:
             by_block = {}
-        for weight, layer, part in parse.pieces_of(lora, space, shapes) if strength != 0.0 else ():
+        for weight, layer, part in parse.patches_of(lora, space, shapes) if strength != 0.0 else ():
             own = strength * block_weights.strength(by_block, weight, text=space == "clip")
             if own != 0.0:
-                pieces.setdefault(weight, []).append(
-                    Piece(layer, own, part, entry.schedule if space == "model" else None)
+                patches.setdefault(weight, []).append(
+                    Patch(layer, own, part, entry.schedule if space == "model" else None)
                 )
-    return pieces
+    return patches
 
 
 def _entry_report(entry: Entry, lora: parse.ParsedLora, clip: bool) -> str:
@@ -351,19 +351,19 @@ _SHOWN = 3  # of what does not fit
 _EMBEDDINGS = "to use them, put a copy of it into ComfyUI's embeddings folder"
 
 
-def _put(patcher: Any, pieces: Mapping[str, Sequence[Piece]], mode: str, space: str, lines: list[str]) -> Any:
-    """A clone of the patcher with the pieces on it in the given mode; adds what was done to the report."""
+def _put(patcher: Any, patches: Mapping[str, Sequence[Patch]], mode: str, space: str, lines: list[str]) -> Any:
+    """A clone of the patcher with the patches on it in the given mode; adds what was done to the report."""
     if space == "model":
         name = "model"
     else:
         name = "text encoder"
     if mode == "host":
         lines.append(
-            f"{name}: {len(pieces)} weights through ComfyUI's own patches; merging, extracting and saving see them"
+            f"{name}: {len(patches)} weights through ComfyUI's own patches; merging, extracting and saving see them"
         )
-        return _host_patched(patcher, pieces)
-    _refuse_after_scheduled(patcher, pieces)
-    constant, scheduled = _by_schedule(pieces)
+        return _host_patched(patcher, patches)
+    _refuse_after_scheduled(patcher, patches)
+    constant, scheduled = _by_schedule(patches)
     merge, bypass, by_host, reasons = ledger.plan(patcher.model, constant, mode, _why_not_merge(patcher))
     if by_host:
         patcher = _host_patched(patcher, {weight: constant.pop(weight) for weight in by_host})
@@ -390,44 +390,44 @@ def _put(patcher: Any, pieces: Mapping[str, Sequence[Piece]], mode: str, space: 
 _SCHEDULED = "their strength changes while sampling"
 
 
-def _by_schedule(pieces: Mapping[str, Sequence[Piece]]) -> tuple[dict[str, list[Piece]], dict[str, list[Piece]]]:
-    """(pieces without, pieces with a schedule) by weight."""
-    parts: tuple[dict[str, list[Piece]], dict[str, list[Piece]]] = ({}, {})
-    for weight, of in pieces.items():
-        for piece in of:
-            parts[piece.schedule is not None].setdefault(weight, []).append(piece)
+def _by_schedule(patches: Mapping[str, Sequence[Patch]]) -> tuple[dict[str, list[Patch]], dict[str, list[Patch]]]:
+    """(patches without, patches with a schedule) by weight."""
+    parts: tuple[dict[str, list[Patch]], dict[str, list[Patch]]] = ({}, {})
+    for weight, of in patches.items():
+        for patch in of:
+            parts[patch.schedule is not None].setdefault(weight, []).append(patch)
     return parts
 
 
-def _scheduled(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> Stack:
-    """Scheduled pieces at the activations; ValueError that lists the weights where that cannot be."""
-    planned = ledger.plan(patcher.model, pieces, "bypass", _why_not_merge(patcher))
+def _scheduled(patcher: Any, patches: Mapping[str, Sequence[Patch]]) -> Stack:
+    """Scheduled patches at the activations; ValueError that lists the weights where that cannot be."""
+    planned = ledger.plan(patcher.model, patches, "bypass", _why_not_merge(patcher))
     if planned.merge or planned.host:
         listed = "\n".join(f"- {weight}" for weight in (*planned.merge, *planned.host))
         raise ValueError(
             "a schedule works at the activations, and these weights have no bypass; empty the row's"
             f" schedule:\n{listed}"
         )
-    return Stack(pieces, planned.bypass)
+    return Stack(patches, planned.bypass)
 
 
-def _refuse_after_scheduled(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> None:
+def _refuse_after_scheduled(patcher: Any, patches: Mapping[str, Sequence[Patch]]) -> None:
     """ValueError that lists the weights where a layer that needs what it finds has, or comes after, a strength that
     changes.
     """
     wrong = []
-    for weight, of in pieces.items():
-        changing = [place for place, piece in enumerate(of) if piece.schedule is not None]
+    for weight, of in patches.items():
+        changing = [place for place, patch in enumerate(of) if patch.schedule is not None]
         changing += [
             -1
             for stack in grafted_stacks(patcher)
-            for piece in stack.pieces.get(weight, ())
-            if piece.schedule is not None
+            for patch in stack.patches.get(weight, ())
+            if patch.schedule is not None
         ]
         late = [
-            piece.layer.kind
-            for place, piece in enumerate(of)
-            if changing and place >= min(changing) and not piece.layer.additive
+            patch.layer.kind
+            for place, patch in enumerate(of)
+            if changing and place >= min(changing) and not patch.layer.additive
         ]
         wrong += [f"- {weight}: {', '.join(late)}"] if late else []
     if wrong:
@@ -537,7 +537,7 @@ def _injected(patcher: Any, more: Sequence[Stack]) -> Any:
     ):
         clone.remove_callbacks_with_key(event, _KEY)
         clone.add_callback_with_key(event, _KEY, callback)
-    if any(piece.schedule is not None for stack in stacks for of in stack.pieces.values() for piece in of):
+    if any(patch.schedule is not None for stack in stacks for of in stack.patches.values() for patch in of):
         clone.remove_wrappers_with_key(extension.WrappersMP.APPLY_MODEL, _KEY)
         clone.add_wrapper_with_key(extension.WrappersMP.APPLY_MODEL, _KEY, _ticking)
     return clone
@@ -569,7 +569,7 @@ def _bases_shown(owner: Any) -> Iterator[None]:
 
 def _unpin(owner: Any, stacks: Iterable[Stack]) -> None:
     """Unpin the weights that are replaced, which the host would look for in vain when it unpins what it has pinned."""
-    for name in {name for stack in stacks for name in stack.pieces if name not in stack.bypass} & set(
+    for name in {name for stack in stacks for name in stack.patches if name not in stack.bypass} & set(
         getattr(owner, "pinned", ())
     ):
         owner.unpin_weight(name)
@@ -582,13 +582,13 @@ def _in_turn(model: Any, stack: Stack) -> Stack:
     """A stack whose layers that need the weight they find come after the host's own patches, where these come as it is
     used.
     """
-    alone = {weight for weight, of in stack.pieces.items() if weight not in stack.bypass and not additive(of)}
+    alone = {weight for weight, of in stack.patches.items() if weight not in stack.bypass and not additive(of)}
     late = frozenset(weight for weight in alone if _patched_in_use(model, weight))
     if not late:
         return stack
     known = _moved.setdefault(stack, {})
     if late not in known:
-        known[late] = Stack(stack.pieces, stack.bypass | late)
+        known[late] = Stack(stack.patches, stack.bypass | late)
     return known[late]
 
 
@@ -639,8 +639,8 @@ def scheduled(patcher: Any) -> int:
         {
             weight
             for stack in stacks
-            for weight, of in stack.pieces.items()
-            if any(piece.schedule is not None for piece in of)
+            for weight, of in stack.patches.items()
+            if any(patch.schedule is not None for patch in of)
         }
     )
 
@@ -675,7 +675,7 @@ def _rounds_stochastically() -> bool:
     return said == "stochastic"
 
 
-def _host_patched(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> Any:
+def _host_patched(patcher: Any, patches: Mapping[str, Sequence[Patch]]) -> Any:
     """A clone with one fused adapter a weight as ComfyUI's own patch; layers that are no product of factors go as one
     adapter of ours.
     """
@@ -685,11 +685,11 @@ def _host_patched(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> Any:
     shapes = dict(patcher.model.named_parameters(remove_duplicate=False))
     adapters: dict[str, Any] = {}
     differences: dict[str, Any] = {}
-    for weight, of in pieces.items():
+    for weight, of in patches.items():
         if not additive(of) or any(
-            piece.layer.kind != "diff" and piece.layer.factors() is None for piece in of
+            patch.layer.kind != "diff" and patch.layer.factors() is None for patch in of
         ):  # kept as small as it is
-            adapters[weight] = own(set(), tuple((piece.strength, piece.part, packed(piece.layer)) for piece in of))
+            adapters[weight] = own(set(), tuple((patch.strength, patch.part, packed(patch.layer)) for patch in of))
             continue
         fused = fuse(of, shapes[weight].shape)
         if fused.up.shape[1]:
@@ -706,7 +706,7 @@ def _host_patched(patcher: Any, pieces: Mapping[str, Sequence[Piece]]) -> Any:
 
 @functools.cache
 def _adapter_class() -> type:
-    """ComfyUI's adapter that puts pieces of any kind on a weight, in order; its `weights` are (strength, part, packed
+    """ComfyUI's adapter that puts patches of any kind on a weight, in order; its `weights` are (strength, part, packed
     layer) each.
     """
     from comfy.weight_adapter import WeightAdapterBase
@@ -730,7 +730,7 @@ def _adapter_class() -> type:
         ) -> torch.Tensor:
             with torch.no_grad():
                 base = weight.float()
-                made = in_order(base, [Piece(unpacked(layer), own, part) for own, part, layer in self.weights])
+                made = in_order(base, [Patch(unpacked(layer), own, part) for own, part, layer in self.weights])
                 return weight.copy_(base + strength * function(made - base))
 
     return GraftAdapter
@@ -783,13 +783,13 @@ def _same_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
     return first.data_ptr() == second.data_ptr() and first.dtype == second.dtype
 
 
-def _pieces_on(patcher: Any, name: str) -> list[Piece]:
+def _patches_on(patcher: Any, name: str) -> list[Patch]:
     stacks = grafted_stacks(patcher)
     return [*effective(stacks, name, bypass=False), *effective(stacks, name, bypass=True)]
 
 
 def _untouched(patcher: Any, name: str) -> bool:
-    return not patcher.patches.get(name) and not _pieces_on(patcher, name)
+    return not patcher.patches.get(name) and not _patches_on(patcher, name)
 
 
 def _with_patches(patcher: Any, name: str, base: torch.Tensor) -> torch.Tensor:
@@ -799,4 +799,4 @@ def _with_patches(patcher: Any, name: str, base: torch.Tensor) -> torch.Tensor:
     weight = base.detach().to("cpu", torch.float32, copy=True)
     if patcher.patches.get(name):
         weight = comfy.lora.calculate_weight(patcher.patches[name], weight, name)
-    return in_order(weight, _pieces_on(patcher, name))
+    return in_order(weight, _patches_on(patcher, name))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..patching.fuse import Piece, additive, fuse, in_order
+from ..patching.fuse import Patch, additive, fuse, in_order
 from . import block_weights
 from .layer_names import canonical, renamed, with_processors_gone
 from .parse import TEXT_ENCODER, unplaced
@@ -61,7 +61,7 @@ def merged(sources: Sequence[Source], rank: int = 0, advance: Callable[[], None]
     is cut to it by SVD. Layers are paired by name, prefixes and separators aside, so a model's own names and diffusers'
     do not mix. Raises ValueError that lists everything that cannot be merged.
     """
-    parts: dict[tuple[str, bool], list[Piece]] = {}
+    parts: dict[tuple[str, bool], list[Patch]] = {}
     written: dict[tuple[str, bool], str] = {}
     problems: list[str] = []
     spellings: dict[int, str] = {}
@@ -83,22 +83,22 @@ def merged(sources: Sequence[Source], rank: int = 0, advance: Callable[[], None]
             strength = (source.clip if text else source.model) * own
             if strength != 0.0:
                 written.setdefault((plain, bias), base)
-                parts.setdefault((plain, bias), []).append(Piece(layer, strength))
+                parts.setdefault((plain, bias), []).append(Patch(layer, strength))
     if len(spellings) > 1:
         problems.append(
             f"{' and '.join(spellings.values())} name the model's layers differently, one as diffusers does: connect"
             " model"
         )
     problems += (
-        [problem for key, pieces in parts.items() for problem in _contradictions(written[key], pieces)]
+        [problem for key, patches in parts.items() for problem in _contradictions(written[key], patches)]
         if not problems
         else []
     )
     if problems:
         raise ValueError("these LoRAs cannot be merged:\n" + "\n".join(f"- {problem}" for problem in problems))
     sums = _Sums(rank)
-    for (plain, bias), pieces in parts.items():
-        sums.pieces(written[plain, bias], pieces, _shape(pieces), bias)
+    for (plain, bias), patches in parts.items():
+        sums.patches(written[plain, bias], patches, _shape(patches), bias)
         advance()
     return sums.made()
 
@@ -121,15 +121,15 @@ def _not_additive(layers: Sequence[tuple[str, bool, Any]]) -> list[str]:
     return problems
 
 
-def _shape(pieces: Sequence[Piece]) -> tuple[int, ...]:
-    """The shape of the weight that all pieces are for: what the one says that says most."""
-    return max((piece.layer.sides() for piece in pieces), key=len)  # type: ignore[union-attr]
+def _shape(patches: Sequence[Patch]) -> tuple[int, ...]:
+    """The shape of the weight that all patches are for: what the one says that says most."""
+    return max((patch.layer.sides() for patch in patches), key=len)  # type: ignore[union-attr]
 
 
-def _contradictions(base: str, pieces: Sequence[Piece]) -> list[str]:
-    """A layer's first piece that is for another shape than the others, as a problem."""
-    shape = _shape(pieces)
-    problems = [problem for piece in pieces if (problem := piece.layer.problem(shape)) is not None]
+def _contradictions(base: str, patches: Sequence[Patch]) -> list[str]:
+    """A layer's first patch that is for another shape than the others, as a problem."""
+    shape = _shape(patches)
+    problems = [problem for patch in patches if (problem := patch.layer.problem(shape)) is not None]
     return [
         f"{base}: these LoRAs are for different models, its sides differ between the files ({problem})"
         for problem in problems[:1]
@@ -137,23 +137,23 @@ def _contradictions(base: str, pieces: Sequence[Piece]) -> list[str]:
 
 
 class Weight(NamedTuple):
-    """What a stack does to one weight of a model: pieces, the weight's shape, and how to read what they find, in
+    """What a stack does to one weight of a model: patches, the weight's shape, and how to read what they find, in
     float32.
     """
 
-    pieces: Sequence[Piece]
+    patches: Sequence[Patch]
     shape: tuple[int, ...]
     read: Callable[[], Tensor]
 
 
 def combined(weights: Mapping[str, Weight], rank: int = 0, advance: Callable[[], None] = lambda: None) -> Made:
-    """One LoRA, the same change of these weights by name as all their pieces, of any kind, in order; `rank` as for
+    """One LoRA, the same change of these weights by name as all their patches, of any kind, in order; `rank` as for
     `merged`.
     """
     sums = _Sums(rank)
     for name, weight in weights.items():
         bias = name.endswith(".bias")
-        sums.pieces(name.removesuffix(".bias" if bias else ".weight"), weight.pieces, weight.shape, bias, weight.read)
+        sums.patches(name.removesuffix(".bias" if bias else ".weight"), weight.patches, weight.shape, bias, weight.read)
         advance()
     return sums.made()
 
@@ -200,22 +200,22 @@ class _Sums:
         self.rank, self.largest, self.state = rank, 0, {}  # type: int, int, dict[str, Tensor]
         self.kept = self.left = 0.0
 
-    def pieces(
+    def patches(
         self,
         base: str,
-        pieces: Sequence[Piece],
+        patches: Sequence[Patch],
         shape: Sequence[int],
         bias: bool = False,
         read: Callable[[], Tensor] | None = None,
     ) -> None:
-        """The sum of what pieces change of a weight (or bias) of `shape`; `read` gives it where they need it."""
-        if read is not None and not additive(pieces):
+        """The sum of what patches change of a weight (or bias) of `shape`; `read` gives it where they need it."""
+        if read is not None and not additive(patches):
             weight = read()
-            self.change(base, in_order(weight, pieces) - weight, bias)
+            self.change(base, in_order(weight, patches) - weight, bias)
             return
-        fused = fuse(pieces, shape)
+        fused = fuse(patches, shape)
         up, down, diff = fused.up, fused.down.float(), fused.diff
-        may_be_flat = read is None and len(shape) == 2 and all(piece.layer.kind != "diff" for piece in pieces)
+        may_be_flat = read is None and len(shape) == 2 and all(patch.layer.kind != "diff" for patch in patches)
         if diff is None:
             self.product(base, up, down, shape)
         else:  # in one: of a name with factors and a difference, ComfyUI reads only the difference

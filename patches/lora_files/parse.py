@@ -591,7 +591,7 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(listed[:_LISTED]) + (f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else "")
 
 
-def pieces_of(
+def patches_of(
     parsed: ParsedLora, model: str, shapes: Mapping[tuple[str, str], Sequence[int]]
 ) -> Iterator[tuple[str, Layer, Slice | None]]:
     """(weight, layer, part) of every layer for one model; a host's row permutation is applied to

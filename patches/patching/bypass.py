@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..adapters.channel_maps import Map, along, in_one
 from ..models.layers import bias_of, is_conv, is_linear, shape_of, weight_of
 from .compose import Kron, compose, uniform
-from .fuse import Piece
+from .fuse import Patch
 from .strength_schedule import Clock
 
 _CONV: dict[int, Any] = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
@@ -108,26 +108,26 @@ def _without_remains(forward: Any) -> Any:
 
 
 class Bypass:
-    """What all pieces of a module's weight and bias make of its output.
+    """What all patches of a module's weight and bias make of its output.
 
-    `module` is read where a piece needs its weight (DoRA's norms) or its bias, in the type and on the device of the
+    `module` is read where a patch needs its weight (DoRA's norms) or its bias, in the type and on the device of the
     activations (`compute`; float32 on the CPU where that is not known). Factors are cast once to the activations' type
     and device. `compiled` gives every adapter the same form, so that torch.compile sees no difference between them: one
     scale of what goes in and one of what comes out, factors whose rank is a multiple of 8 and marked as dynamic, and
-    always a bias. Scheduled pieces take their multipliers from `clock`.
+    always a bias. Scheduled patches take their multipliers from `clock`.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        weight: Sequence[Piece],
-        bias: Sequence[Piece] = (),
+        weight: Sequence[Patch],
+        bias: Sequence[Patch] = (),
         clock: Clock | None = None,
         compiled: bool = False,
         compute: tuple[torch.dtype, torch.device] | None = None,
     ):
         self.clock, self.compiled = clock or Clock(), compiled
-        self.schedules = {piece.schedule for piece in (*weight, *bias) if piece.schedule is not None}
+        self.schedules = {patch.schedule for patch in (*weight, *bias) if patch.schedule is not None}
         self.clock.users.add(self)
         self._cast: tuple[tuple[torch.dtype, torch.device], Parts] | None = None
         seen = compute or (torch.float32, torch.device("cpu"))

@@ -1,8 +1,8 @@
-"""All pieces of one weight at the activations: maps of what goes into a module and of what comes out, and what is added
-beside it.
+"""All patches of one weight, applied at the activations: maps of a module's input and output, and what is added
+beside them.
 
 y = outputs(W @ inputs(x)) + sum of multiplier * up @ down @ x + sum of multiplier * difference @ x + bias: the same as
-the weight that `stack.in_order` makes, for every order of pieces. A Kronecker product stays one, as small as its file.
+the weight that `stack.in_order` makes, for every order of patches. A Kronecker product stays one, as small as its file.
 What has no such form (rotated patches of pixels, both sides of a part) becomes a difference of the whole weight.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..adapters.channel_maps import Map, Scale, Within, along, backwards, is_scale
 from ..adapters.layer import FEW, Around
-from .fuse import Piece, Slice, additive, fuse, in_order
+from .fuse import Patch, Slice, additive, fuse, in_order
 from .strength_schedule import Schedule
 
 Place = Callable[[Schedule | None], int]  # of a schedule's multiplier
@@ -60,7 +60,7 @@ class Kron:
 
 @dataclass
 class Composed:
-    """What pieces make of a module: maps, factor pairs (place, up, down), differences and changes of the bias (place,
+    """What patches make of a module: maps, factor pairs (place, up, down), differences and changes of the bias (place,
     tensor).
 
     `own` is false where nothing of the module's own output is left.
@@ -75,14 +75,14 @@ class Composed:
     krons: list[tuple[int, Kron]] = field(default_factory=list)
     biases: list[tuple[int, Tensor]] = field(default_factory=list)
 
-    def add(self, pieces: Sequence[Piece], place: Place, groups: int = 1) -> None:
-        """Pieces that add to what is there."""
-        for schedule, of in _by_schedule(pieces):
+    def add(self, patches: Sequence[Patch], place: Place, groups: int = 1) -> None:
+        """Patches that add to what is there."""
+        for schedule, of in _by_schedule(patches):
             index, kept = place(schedule), []
-            for piece in of:
-                kron = self._kron(piece)
+            for patch in of:
+                kron = self._kron(patch)
                 if kron is None:
-                    kept.append(piece)
+                    kept.append(patch)
                 else:
                     self.krons.append((index, kron))
             fused = fuse(kept, self.shape, few=max(FEW, min(self.shape[0], torch.Size(self.shape[1:]).numel()) // 4))
@@ -100,16 +100,16 @@ class Composed:
             if diff is not None:
                 self.diffs.append((index, diff))
 
-    def _kron(self, piece: Piece) -> Kron | None:
-        """A piece as a Kronecker product of its own, None where it is none or not a matrix's."""
-        layer: Any = piece.layer
+    def _kron(self, patch: Patch) -> Kron | None:
+        """A patch as a Kronecker product of its own, None where it is none or not a matrix's."""
+        layer: Any = patch.layer
         if hasattr(layer, "kron") and len(self.shape) == 2:
             found = layer.kron()
         else:
             found = None
         if found is None:
             return None
-        return Kron(self.shape, piece.strength * found[0], found[1], piece.part)
+        return Kron(self.shape, patch.strength * found[0], found[1], patch.part)
 
     def put(self, around: Around, part: Slice | None) -> None:
         """Maps around what is there, and a layer beside it (of a part of the weight)."""
@@ -120,7 +120,7 @@ class Composed:
             self.inputs, self.outputs, self.own, self.pairs, self.diffs, self.krons = (), (), False, [], [], []
         if around.layer is not None:
             beside = Composed(self.shape)
-            beside.add([Piece(around.layer, around.strength, part)], lambda _: 0)
+            beside.add([Patch(around.layer, around.strength, part)], lambda _: 0)
             beside._through(around.layer_inputs, around.layer_outputs)
             self.pairs, self.diffs, self.krons = (
                 self.pairs + beside.pairs,
@@ -145,20 +145,20 @@ class Composed:
         """Kronecker products become differences of the whole weight."""
         self.diffs, self.krons = self.diffs + [(place, kron.dense()) for place, kron in self.krons], []
 
-    def bias(self, pieces: Sequence[Piece], read: Callable[[], Tensor | None], place: Place) -> None:
+    def bias(self, patches: Sequence[Patch], read: Callable[[], Tensor | None], place: Place) -> None:
         """Changes of the bias, which no map of the weight concerns."""
-        constant = [piece for piece in pieces if piece.schedule is None]
+        constant = [patch for patch in patches if patch.schedule is None]
         changed = self.outputs or not self.own or not additive(constant)
         if changed:
             own = read()
         else:
             own = None
         if own is None:
-            added = pieces
+            added = patches
         else:
             seen = along(self.outputs, own, 0) if self.own else torch.zeros_like(own)  # of it in the mapped output
             self.biases.append((0, in_order(own, constant) - seen))
-            added = [piece for piece in pieces if piece.schedule is not None]
+            added = [patch for patch in patches if patch.schedule is not None]
         for schedule, of in _by_schedule(added):
             self.biases += [(place(schedule), diff) for diff in [fuse(of, self.shape[:1]).diff] if diff is not None]
 
@@ -175,37 +175,37 @@ class Composed:
 
 
 def compose(
-    pieces: Sequence[Piece],
+    patches: Sequence[Patch],
     shape: Sequence[int],
     read: Callable[[], Tensor],
     place: Place = lambda _: 0,
     groups: int = 1,
 ) -> Composed:
-    """Pieces of a weight (out, in / groups, ...), in order; `read` gives its values in float32, where a piece needs
+    """Patches of a weight (out, in / groups, ...), in order; `read` gives its values in float32, where a patch needs
     them.
     """
-    made, done = Composed(tuple(shape)), []  # type: Composed, list[Piece]
-    for adds, run in itertools.groupby(pieces, lambda piece: piece.layer.additive):
+    made, done = Composed(tuple(shape)), []  # type: Composed, list[Patch]
+    for adds, run in itertools.groupby(patches, lambda patch: patch.layer.additive):
         if adds:
             own = list(run)
             made.add(own, place, groups)
             done += own
             continue
-        for piece in run:
-            around = _around(piece, made.shape, lambda: in_order(read(), done)) if groups == 1 else None  # noqa: B023 (called at once)
-            done.append(piece)
+        for patch in run:
+            around = _around(patch, made.shape, lambda: in_order(read(), done)) if groups == 1 else None  # noqa: B023 (called at once)
+            done.append(patch)
             if around is None:
                 base = read()
                 made = Composed(made.shape, diffs=[(0, (in_order(base, done) - base).cpu())])
             else:
-                made.put(around, piece.part)
+                made.put(around, patch.part)
     return made
 
 
 def uniform(
-    made: Composed, pieces: Sequence[Piece], read: Callable[[], Tensor], place: Place, groups: int = 1
+    made: Composed, patches: Sequence[Patch], read: Callable[[], Tensor], place: Place, groups: int = 1
 ) -> Composed:
-    """What `compose` made of these pieces, with scales for its only maps and a part of the module's own output:
+    """What `compose` made of these patches, with scales for its only maps and a part of the module's own output:
     torch.compile's one form.
 
     What is no scale (a rotation, a mixture) becomes a difference of the whole weight, and a difference becomes factors,
@@ -213,9 +213,9 @@ def uniform(
     """
     if not all(map(is_scale, (*made.inputs, *made.outputs))):
         base = read()
-        change = in_order(base, [piece for piece in pieces if piece.schedule is None]) - base
+        change = in_order(base, [patch for patch in patches if patch.schedule is None]) - base
         made = Composed(made.shape, diffs=[(0, change.cpu())])
-        made.add([piece for piece in pieces if piece.schedule is not None], place, groups)
+        made.add([patch for patch in patches if patch.schedule is not None], place, groups)
     made.expand()
     if made.own:
         outputs = made.outputs
@@ -241,14 +241,14 @@ def _factors(diff: Tensor) -> tuple[Tensor, Tensor]:
     return (rows, torch.eye(rows.shape[1]))
 
 
-def _around(piece: Piece, shape: Sequence[int], read: Callable[[], Tensor]) -> Around | None:
-    """A piece's maps, of a part's channels where it is for a part of a fused weight; None where maps cannot say it."""
-    layer: Any = piece.layer
-    if piece.part is None:
-        return layer.around(piece.strength, shape, read)
-    side, start, length = piece.part
+def _around(patch: Patch, shape: Sequence[int], read: Callable[[], Tensor]) -> Around | None:
+    """A patch's maps, of a part's channels where it is for a part of a fused weight; None where maps cannot say it."""
+    layer: Any = patch.layer
+    if patch.part is None:
+        return layer.around(patch.strength, shape, read)
+    side, start, length = patch.part
     own = [length if dimension == side else size for dimension, size in enumerate(shape)]
-    around = layer.around(piece.strength, own, lambda: read().narrow(side, start, length))
+    around = layer.around(patch.strength, own, lambda: read().narrow(side, start, length))
     if around is None or (around.inputs if side == 0 else around.outputs):
         return None
 
@@ -264,8 +264,8 @@ def _around(piece: Piece, shape: Sequence[int], read: Callable[[], Tensor]) -> A
     )
 
 
-def _by_schedule(pieces: Sequence[Piece]) -> list[tuple[Schedule | None, list[Piece]]]:
-    groups: dict[Schedule | None, list[Piece]] = {}
-    for piece in pieces:
-        groups.setdefault(piece.schedule, []).append(piece)
+def _by_schedule(patches: Sequence[Patch]) -> list[tuple[Schedule | None, list[Patch]]]:
+    groups: dict[Schedule | None, list[Patch]] = {}
+    for patch in patches:
+        groups.setdefault(patch.schedule, []).append(patch)
     return list(groups.items())

@@ -29,7 +29,7 @@ _LEFT = 1 / 400  # of the noise of rounding both factors is what two products le
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class Patch:
     """One layer of one LoRA on one weight; a schedule multiplies its strength while sampling, and works at the
     activations only.
     """
@@ -41,12 +41,12 @@ class Piece:
 
 
 class Stack:
-    """What one node puts on one model: pieces by weight name, in order; `bypass` names the weights that are handled at
+    """What one node puts on one model: patches by weight name, in order; `bypass` names the weights that are handled at
     the activations.
     """
 
-    def __init__(self, pieces: Mapping[str, Sequence[Piece]], bypass: Iterable[str] = ()):
-        self.pieces = {name: tuple(of) for name, of in pieces.items()}
+    def __init__(self, patches: Mapping[str, Sequence[Patch]], bypass: Iterable[str] = ()):
+        self.patches = {name: tuple(of) for name, of in patches.items()}
         self.bypass = frozenset(bypass)
         self.serial = next(_serial)
         self._identity: str | None = None
@@ -61,10 +61,10 @@ class Stack:
         """
         if self._identity is None:
             digest = hashlib.sha256()
-            for name in sorted(self.pieces):
-                for piece in self.pieces[name]:
-                    layer = piece.layer
-                    what = (name, name in self.bypass, piece.strength, piece.part, piece.schedule, settings(layer))
+            for name in sorted(self.patches):
+                for patch in self.patches[name]:
+                    layer = patch.layer
+                    what = (name, name in self.bypass, patch.strength, patch.part, patch.schedule, settings(layer))
                     digest.update(repr((what, [(str(t.dtype), tuple(t.shape)) for t in layer.tensors()])).encode())
                     for tensor in layer.tensors():
                         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -74,7 +74,7 @@ class Stack:
 
 @dataclass(frozen=True, eq=False)
 class Fused:
-    """All pieces of one weight: delta = up @ down + diff, with R components.
+    """All patches of one weight: delta = up @ down + diff, with R components.
 
     `ups` are (out, r) of the files' types, `scale` (R,) in float32 is their components' strengths and scales, and `up`
     (out, R) in float32 is both. `down` (R, columns) has the files' common type; R may be 0. `diff` is float32 of the
@@ -95,26 +95,26 @@ class Fused:
         return _joined([up[rows] for up in self.ups], 1).to(torch.float32, copy=True).mul_(self.scale)
 
 
-def fuse(pieces: Sequence[Piece], shape: Sequence[int], device: torch.device | str = "cpu", few: int = FEW) -> Fused:
-    """Concatenate the factor pairs of one weight of `shape`, and sum the full differences; every piece is additive.
+def fuse(patches: Sequence[Patch], shape: Sequence[int], device: torch.device | str = "cpu", few: int = FEW) -> Fused:
+    """Concatenate the factor pairs of one weight of `shape`, and sum the full differences; every patch is additive.
 
     A LoHa is a pair of factors where these have at most `few` components.
     """
     ups, downs, scales, diff = [], [], [], None
     out, columns, kernel = shape[0], torch.Size(shape[1:]).numel(), torch.Size(shape[2:]).numel()
-    for piece in pieces:
-        layer: Any = piece.layer  # told apart by what it has, not by class: the package may be imported twice
+    for patch in patches:
+        layer: Any = patch.layer  # told apart by what it has, not by class: the package may be imported twice
         factors = layer.factors(few)
         if factors is not None:
             up, down = (factor.to(device, non_blocking=True) for factor in factors)
-            ups.append(_placed(up, piece.part, 0, out))
-            downs.append(_placed(down, piece.part, 1, columns, kernel))
-            scales += [piece.strength * layer.scale] * up.shape[1]
+            ups.append(_placed(up, patch.part, 0, out))
+            downs.append(_placed(down, patch.part, 1, columns, kernel))
+            scales += [patch.strength * layer.scale] * up.shape[1]
         else:
             if diff is None:
                 diff = torch.zeros(tuple(shape), device=device)
-            into = diff.narrow(*(piece.part or (0, 0, out)))
-            into.add_(layer.delta(into.shape, device), alpha=piece.strength)
+            into = diff.narrow(*(patch.part or (0, 0, out)))
+            into.add_(layer.delta(into.shape, device), alpha=patch.strength)
     if not ups:
         ups, downs = [torch.zeros(out, 0, device=device)], [torch.zeros(0, columns, device=device)]
     return Fused(ups, torch.tensor(scales, dtype=torch.float32, device=device), _joined(downs, 0), diff)
@@ -141,27 +141,27 @@ def _placed(factor: Tensor, part: Slice | None, dimension: int, size: int, kerne
     return placed
 
 
-def patched(base: Tensor, pieces: Sequence[Piece], out: Tensor | None = None, seed: int | None = None) -> Tensor:
-    """base with every piece on it, in order: one product accumulated in float32 and rounded once to base's type, into
+def patched(base: Tensor, patches: Sequence[Patch], out: Tensor | None = None, seed: int | None = None) -> Tensor:
+    """base with every patch on it, in order: one product accumulated in float32 and rounded once to base's type, into
     `out` when given.
 
     `base` is a floating weight (out, ...) of any shape but a scalar; `out` is of its shape, type and device, and may be
-    `base` itself. Pieces that do not merely add (DoRA, OFT, set_weight …) see what the pieces before them made. With a
-    `seed` the rounding is stochastic.
+    `base` itself. Patches that do not merely add (DoRA, OFT, set_weight …) see what the patches before them made. A
+    `seed` makes the rounding stochastic.
     """
     if out is None:
         result = torch.empty(base.shape, dtype=base.dtype, device=base.device)
     else:
         result = out
     if not result.is_contiguous():  # a convolution's weight in channels_last, changed where it is
-        return result.copy_(patched(base, pieces, seed=seed))
+        return result.copy_(patched(base, patches, seed=seed))
     if seed is None:
         draws = None
     else:
         draws = torch.Generator(base.device).manual_seed(seed)
-    if not additive(pieces):
-        return result.copy_(_rounded(in_order(base.float(), pieces), base.dtype, draws))
-    fused = fuse(pieces, base.shape, base.device)
+    if not additive(patches):
+        return result.copy_(_rounded(in_order(base.float(), patches), base.dtype, draws))
+    fused = fuse(patches, base.shape, base.device)
     rows, target = base.reshape(base.shape[0], -1), result.view(base.shape[0], -1)
     if fused.diff is None:
         diff = None
@@ -196,28 +196,28 @@ def _rounded(values: Tensor, dtype: torch.dtype, draws: torch.Generator | None) 
     return stochastic(values, dtype, draws)
 
 
-def additive(pieces: Iterable[Piece]) -> bool:
+def additive(patches: Iterable[Patch]) -> bool:
     """Whether all of these add to the weight, whatever it is; then their order does not matter and they work at the
     activations too.
     """
-    return all(piece.layer.additive for piece in pieces)
+    return all(patch.layer.additive for patch in patches)
 
 
-def in_order(weight: Tensor, pieces: Sequence[Piece]) -> Tensor:
-    """A float32 weight (which stays as it is) with pieces of any kind on it, one after the other; runs of additive ones
-    in one product.
+def in_order(weight: Tensor, patches: Sequence[Patch]) -> Tensor:
+    """A float32 weight (which stays as it is) with patches of any kind on it, one after the other; a run of additive
+    ones is one product.
     """
     result = weight
-    for adds, run in itertools.groupby(pieces, lambda piece: piece.layer.additive):
+    for adds, run in itertools.groupby(patches, lambda patch: patch.layer.additive):
         if adds:
             result = patched(result, list(run))
             continue
-        for piece in run:
-            layer: Any = piece.layer
+        for patch in run:
+            layer: Any = patch.layer
             if result is weight:
                 result = result.clone()
-            part = result.narrow(*(piece.part or (0, 0, result.shape[0])))
-            part.lerp_(layer.made(part.clone()), piece.strength)
+            part = result.narrow(*(patch.part or (0, 0, result.shape[0])))
+            part.lerp_(layer.made(part.clone()), patch.strength)
     return result
 
 
@@ -303,20 +303,20 @@ def _shared_out(up: Tensor, down: Tensor, base: Tensor, left: Sequence[float]) -
 def shared_out(stacks: Iterable[Stack], weight: str) -> tuple[list[Stack], list[Stack]]:
     """(stacks that are merged into a weight, stacks that work at the activations), each in order.
 
-    What is at the activations comes after what is merged. Where that would turn the order of pieces that do not merely
+    What is at the activations comes after what is merged. Where that would turn the order of patches that do not merely
     add, a merge that comes after a stack at the activations goes there too.
     """
     merged: list[Stack] = []
     activations: list[Stack] = []
     for stack in stacks:
-        if weight in stack.pieces:
+        if weight in stack.patches:
             late = bool(activations) and not additive(
-                piece for one in (*activations, stack) for piece in one.pieces[weight]
+                patch for one in (*activations, stack) for patch in one.patches[weight]
             )
             (activations if weight in stack.bypass or late else merged).append(stack)
     return merged, activations
 
 
-def effective(stacks: Iterable[Stack], weight: str, bypass: bool) -> list[Piece]:
-    """The pieces of all stacks for one weight, in order, of those that are (or are not) handled at the activations."""
-    return [piece for stack in shared_out(stacks, weight)[bypass] for piece in stack.pieces[weight]]
+def effective(stacks: Iterable[Stack], weight: str, bypass: bool) -> list[Patch]:
+    """The patches of all stacks for one weight, in order, of those that are (or are not) handled at the activations."""
+    return [patch for stack in shared_out(stacks, weight)[bypass] for patch in stack.patches[weight]]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..models.layers import COARSE, obstacle, shape_of
 from .bypass import Bypass, Wrapped, supports
-from .fuse import Piece, Stack, additive, effective, patched, shared_out
+from .fuse import Patch, Stack, additive, effective, patched, shared_out
 from .huge_pages import empty
 from .strength_schedule import Clock
 
@@ -157,7 +157,7 @@ class Ledger:
             self.kept = _kept.setdefault(model, self.kept)
 
     def _weights(self, model: nn.Module, stacks: Sequence[Stack], version: Version) -> None:
-        wanted = {name for name in {name for stack in stacks for name in stack.pieces} if shared_out(stacks, name)[0]}
+        wanted = {name for name in {name for stack in stacks for name in stack.patches} if shared_out(stacks, name)[0]}
         for name in [name for name in self.slots if name not in wanted]:
             self.slots.pop(name).restore()
         bases = {name: self._base(model, name) for name in sorted(wanted)}
@@ -210,14 +210,14 @@ class Ledger:
     ) -> nn.Parameter:
         recipe = _recipe(stacks, name)
         origin = _origin(base, version)
-        pieces = effective(stacks, name, bypass=False)
+        patches = effective(stacks, name, bypass=False)
         if name in version.transient:
-            return _computed(base, pieces, None, _seed(name, base, version))
+            return _computed(base, patches, None, _seed(name, base, version))
         kept = self.kept.weights.pop(
             name, None
         )  # put back when it is right: a failure must not leave half-written memory behind
         if kept is None or kept.base() is not base or (kept.origin, kept.recipe) != (origin, recipe):
-            live = _computed(base, pieces, memory if kept is None else kept.live, _seed(name, base, version))
+            live = _computed(base, patches, memory if kept is None else kept.live, _seed(name, base, version))
             kept = _Kept(weakref.ref(base), origin, recipe, live)
         self.kept.weights[name] = kept
         return kept.live
@@ -297,12 +297,12 @@ class Ledger:
         model.__dict__.pop(ATTRIBUTE, None)
 
 
-def _computed(base: nn.Parameter, pieces: Sequence[Piece], memory: Tensor | None, seed: int | None) -> nn.Parameter:
-    """A parameter base + pieces, in `memory` when given (a parameter itself is used again); an inference tensor where
+def _computed(base: nn.Parameter, patches: Sequence[Patch], memory: Tensor | None, seed: int | None) -> nn.Parameter:
+    """A parameter base + patches, in `memory` when given (a parameter itself is used again); an inference tensor where
     the base is one.
     """
     with torch.inference_mode(base.is_inference()), torch.no_grad():
-        result = patched(base.detach(), pieces, out=None if memory is None else memory.detach(), seed=seed)
+        result = patched(base.detach(), patches, out=None if memory is None else memory.detach(), seed=seed)
         if isinstance(memory, nn.Parameter):
             return memory
         return nn.Parameter(result, requires_grad=base.requires_grad)
@@ -414,7 +414,7 @@ class Plan(NamedTuple):
     reasons: dict[str, int]
 
 
-def plan(model: nn.Module, pieces: Mapping[str, Sequence[Piece]], mode: str, no_merge: str | None = None) -> Plan:
+def plan(model: nn.Module, patches: Mapping[str, Sequence[Patch]], mode: str, no_merge: str | None = None) -> Plan:
     """What becomes of each weight of a stack.
 
     "auto" merges plain floating weights and bypasses the others (quantised ones); "merge" merges plain fp8 too, with
@@ -427,7 +427,7 @@ def plan(model: nn.Module, pieces: Mapping[str, Sequence[Piece]], mode: str, no_
     host: list[str] = []
     reasons: Counter[str] = Counter()
     problems: list[str] = []
-    for name, of in pieces.items():
+    for name, of in patches.items():
         module, attribute = _place(model, name)
         why = no_merge or obstacle(module, attribute, coarse=mode == "merge")
         if has_bypass(module, attribute):

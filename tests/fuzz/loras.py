@@ -14,7 +14,7 @@ from graft_nodes.patches.lora_files import layer_names, metadata, parse, save
 from graft_nodes.patches.lora_files.parse import Target as Place
 from graft_nodes.patches.lora_files.peft_config import peft_configs
 from graft_nodes.patches.patching import ledger
-from graft_nodes.patches.patching.fuse import Piece, Stack
+from graft_nodes.patches.patching.fuse import Patch, Stack
 from graft_nodes.storage import safetensors
 from hypothesis import strategies as st
 from torch import nn
@@ -128,10 +128,10 @@ class Loras(Target):
         names = {**self.targets, **layer_names.found(parse.names(state), self.targets, self.shapes)}
         hint, configs = metadata.made_for(state, said), peft_configs(said)
         parsed = parse.read(layer_names.renamed(state), names, self.shapes, "lora", True, hint, configs)
-        pieces: dict[str, list[Piece]] = {}
-        for weight, layer, part in parse.pieces_of(parsed, "model", self.shapes):
-            pieces.setdefault(weight, []).append(Piece(layer, 0.5, part))
-        stack = Stack(pieces, [name for name in pieces if name in AT_ACTIVATIONS] if bypass else ())
+        patches: dict[str, list[Patch]] = {}
+        for weight, layer, part in parse.patches_of(parsed, "model", self.shapes):
+            patches.setdefault(weight, []).append(Patch(layer, 0.5, part))
+        stack = Stack(patches, [name for name in patches if name in AT_ACTIVATIONS] if bypass else ())
         try:
             ledger.attach(self.model, "fuzz", [stack])
             run(self.model)

@@ -114,7 +114,7 @@ def test_error_of_random_stacks_is_at_most_the_hosts(host, change):
         draw = random.Random(seed)
         shape = draw.choice([(160, 320), (320, 160), (48, 24, 3, 3), (256, 256)])
         base = (torch.randn(shape, generator=generator) * 0.05).bfloat16()
-        exact, theirs, pieces = base.double(), base.float(), []
+        exact, theirs, patches = base.double(), base.float(), []
         for _ in range(draw.randint(1, 8)):
             rank, dtype = draw.choice([1, 4, 16, 64]), draw.choice([torch.float32, torch.float16, torch.bfloat16])
             strength = draw.uniform(-1, 1)
@@ -122,14 +122,14 @@ def test_error_of_random_stacks_is_at_most_the_hosts(host, change):
             down = torch.randn(rank, *shape[1:], generator=generator) * base[0].numel() ** -0.5
             up *= change * base.float().norm() / (up.flatten(1) @ down.flatten(1)).norm()
             up, down = up.to(dtype), down.to(dtype)
-            pieces.append(fuse.Piece(layer.LoRA(up, down, float(rank)), strength))
+            patches.append(fuse.Patch(layer.LoRA(up, down, float(rank)), strength))
             exact = exact + strength * (up.double().flatten(1) @ down.double().flatten(1)).view(shape)
             state = {"a.lora_up.weight": up, "a.lora_down.weight": down, "a.alpha": torch.tensor(float(rank))}
             patch = comfy.lora.load_lora(state, {"a": "a.weight"})["a.weight"]
             theirs = comfy.lora.calculate_weight([(strength, patch, 1.0, None, None)], theirs, "a.weight")
-        found = comfy.float.stochastic_rounding(theirs, torch.bfloat16, seed=1), fuse.patched(base, pieces)
+        found = comfy.float.stochastic_rounding(theirs, torch.bfloat16, seed=1), fuse.patched(base, patches)
         core, ours = ((one.double() - exact).abs().mean() for one in found)
-        assert 0 < ours <= 1.0001 * core, (seed, shape, len(pieces), float(ours / core))
+        assert 0 < ours <= 1.0001 * core, (seed, shape, len(patches), float(ours / core))
 
 
 def test_a_trained_lora_goes_on_top(host, small, files):

@@ -4,10 +4,10 @@ they write.
 
 import pytest
 import torch
-from graft_nodes.patches.lora_files.parse import Target, pieces_of, read
+from graft_nodes.patches.lora_files.parse import Target, patches_of, read
 from graft_nodes.patches.lora_files.peft_config import peft_configs
 from graft_nodes.patches.patching import ledger
-from graft_nodes.patches.patching.fuse import Piece, Stack, additive, patched
+from graft_nodes.patches.patching.fuse import Patch, Stack, additive, patched
 from graft_nodes.storage.safetensors import load_safetensors
 from torch import nn
 
@@ -39,18 +39,18 @@ def base(build, seed=0):
 
 
 def named(module, state, strength=1.0, name="lora_unet_a", said=None):
-    """(weight, piece) of a file's tensors and what its metadata says."""
+    """(weight, patch) of a file's tensors and what its metadata says."""
     keys = {name: Target("model", "a.weight")}
     shapes = {("model", f"a.{key}"): tuple(value.shape) for key, value in module.named_parameters()}
-    found = pieces_of(read(state, keys, shapes, "file", configs=peft_configs(said or {})), "model", shapes)
-    return [(weight, Piece(layer, strength, part)) for weight, layer, part in found]
+    found = patches_of(read(state, keys, shapes, "file", configs=peft_configs(said or {})), "model", shapes)
+    return [(weight, Patch(layer, strength, part)) for weight, layer, part in found]
 
 
 def grafted(module, state, strength=1.0, name="lora_unet_a", said=None):
-    """(the weight that Graft makes of a module's, all pieces)."""
-    pieces = named(module, state, strength, name, said)
-    return patched(module.weight, [piece for weight, piece in pieces if weight == "a.weight"]), [
-        piece for _, piece in pieces
+    """(the weight that Graft makes of a module's, all patches)."""
+    patches = named(module, state, strength, name, said)
+    return patched(module.weight, [patch for weight, patch in patches if weight == "a.weight"]), [
+        patch for _, patch in patches
     ]
 
 
@@ -105,11 +105,11 @@ def run(module, build, weight=None):
     )
 
 
-def bypassed(module, pieces, build):
-    """The module's own output with (weight, piece) pairs at its activations; the module is as it was afterwards."""
+def bypassed(module, patches, build):
+    """The module's own output with (weight, patch) pairs at its activations; the module is as it was afterwards."""
     model, of = nn.ModuleDict({"a": module}), {}
-    for weight, piece in pieces:
-        of.setdefault(weight, []).append(piece)
+    for weight, patch in patches:
+        of.setdefault(weight, []).append(patch)
     ledger.attach(model, "test", [Stack(of, bypass=of)])
     output = run(module, build)
     ledger.detach(model, "test")
@@ -131,13 +131,13 @@ def test_lycoris(lycoris, name, build, options):
         state = {f"lora_unet_a.{key}": value.clone() for key, value in state.items() if key != "scalar"}
         network.apply_to()
         expected = run(trained, build)
-        ours, pieces = grafted(module, state)
+        ours, patches = grafted(module, state)
         assert torch.allclose(run(module, build, ours), expected, rtol=0, atol=5e-5)
         assert torch.allclose(bypassed(module, named(module, state), build), expected, rtol=0, atol=5e-5)
         half, weight = bypassed(module, named(module, state, 0.5), build), grafted(module, state, 0.5)[0]
         assert torch.allclose(half, run(module, build, weight), rtol=0, atol=5e-5)
         assert not torch.allclose(run(module, build), expected, atol=1e-2)
-        if additive(pieces):  # then half the strength is half the change
+        if additive(patches):  # then half the strength is half the change
             assert torch.allclose(grafted(module, state, 0.5)[0], (ours + module.weight) / 2, rtol=0, atol=2e-5)
 
 
@@ -146,8 +146,8 @@ def test_lycoris_norm(lycoris):
     network = scrambled(lycoris.NormModule("a", norm, 1.0), 1)
     state = {f"lora_unet_a.{key}": value for key, value in network.state_dict().items()}
     assert {"lora_unet_a.w_norm", "lora_unet_a.b_norm"} <= state.keys()
-    ours, pieces = grafted(norm, state)
-    assert torch.allclose(ours, norm.weight + state["lora_unet_a.w_norm"]) and len(pieces) == 2
+    ours, patches = grafted(norm, state)
+    assert torch.allclose(ours, norm.weight + state["lora_unet_a.w_norm"]) and len(patches) == 2
 
 
 def test_rotations_that_lycoris_2_wrote(lycoris):
@@ -170,14 +170,14 @@ def test_rotations_of_fused_parts(lycoris):
     module, generator = base(lambda: nn.Linear(24, 48)), torch.Generator().manual_seed(3)
     state = {f"lora_unet_a.oft_blocks.{n}": torch.randn(4, 4, 4, generator=generator) * 0.2 for n in range(3)}
     state["lora_unet_a.alpha"] = torch.tensor(0.02)
-    pieces = grafted(module, state)[0]
+    patches = grafted(module, state)[0]
     for number, rows in enumerate(module.weight.split(16)):
         part = nn.Linear(24, 16)
         part.weight.data = rows.data.clone()
         network = lycoris.DiagOFTModule("a", part, 1.0, 4, 2.0, constraint=0.02)
         network.oft_blocks.data = state[f"lora_unet_a.oft_blocks.{number}"]
         made = network.make_weight(scale=1).detach() + 0.0
-        assert torch.allclose(pieces[number * 16 : number * 16 + 16], made, atol=1e-5)
+        assert torch.allclose(patches[number * 16 : number * 16 + 16], made, atol=1e-5)
 
 
 peft = pytest.importorskip("peft")
@@ -222,7 +222,7 @@ def test_peft(tmp_path, build, config, options, plain):
             )
     model.save_pretrained(tmp_path)
     state, said = load_safetensors(str(tmp_path / "adapter_model.safetensors"))
-    ours, pieces = grafted(module, state, name="base_model.model.a", said=said)
+    ours, patches = grafted(module, state, name="base_model.model.a", said=said)
     layer = model.base_model.model["a"]
     around, unmerged = (
         bypassed(module, named(module, state, name="base_model.model.a", said=said), build),
@@ -238,9 +238,9 @@ def test_peft(tmp_path, build, config, options, plain):
     assert not torch.allclose(module.weight, layer.get_base_layer().weight, atol=1e-3)
     assert torch.allclose(grafted(module, state, name="base_model.model.a")[0], ours, atol=1e-5) == plain
     if config == "IA3Config" and not options["feedforward_modules"]:
-        assert torch.allclose(pieces[1].layer.made(module.bias), layer.get_base_layer().bias, atol=1e-6)
+        assert torch.allclose(patches[1].layer.made(module.bias), layer.get_base_layer().bias, atol=1e-6)
     if options.get("lora_bias"):
-        (bias,) = [piece for piece in pieces if piece.layer.kind == "diff"]
+        (bias,) = [patch for patch in patches if patch.layer.kind == "diff"]
         assert torch.allclose(module.bias + bias.layer.delta(module.bias.shape), layer.get_base_layer().bias, atol=1e-6)
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from graft_nodes.patches.lora_files import block_weights
 from graft_nodes.patches.lora_files.merge import Source, Weight, best, combined, extracted, merged
-from graft_nodes.patches.lora_files.parse import Target, pieces_of, read
-from graft_nodes.patches.patching.fuse import Piece, in_order
+from graft_nodes.patches.lora_files.parse import Target, patches_of, read
+from graft_nodes.patches.patching.fuse import Patch, in_order
 
 from ..patching.test_compose import KINDS, layer
 
@@ -46,7 +46,7 @@ def test_exact(shape):
     )
     target = Target("model", "a.weight")
     parsed = read(made.state, {"lora_unet_a_b": target}, {("model", "a.weight"): shape}, "merged")
-    assert len(list(pieces_of(parsed, "model", {("model", "a.weight"): shape}))) == 1
+    assert len(list(patches_of(parsed, "model", {("model", "a.weight"): shape}))) == 1
 
 
 @pytest.mark.parametrize("difference", [False, True])
@@ -324,11 +324,11 @@ def test_what_adds_is_merged_without_a_model(kinds, rank, shape):
     )
     for seed, kind in enumerate(kinds):
         state = of_family(kind, shape, 10 * seed)
-        found = pieces_of(read(state, keys, shapes, kind), "model", shapes)
+        found = patches_of(read(state, keys, shapes, kind), "model", shapes)
         total = total + 0.5 * sum(one.delta(shape).double() for weight, one, _ in found if weight == "a.weight")
         sources.append(Source(kind, state, 0.5))
     made = merged(sources, rank)
-    found = pieces_of(read(made.state, keys, shapes, "merged"), "model", shapes)
+    found = patches_of(read(made.state, keys, shapes, "merged"), "model", shapes)
     ours = sum(one.delta(shape).double() for weight, one, _ in found if weight == "a.weight")
     values = np.linalg.svd(total.flatten(1).numpy(), compute_uv=False)
     least = float(np.linalg.norm(values[rank:])) if rank else 0.0
@@ -363,15 +363,15 @@ def test_every_kind_is_merged_with_a_model(kind, rank):
     """Three layers on one weight, in order, against the same ones put on it."""
     shape, generator = (24, 16), torch.Generator().manual_seed(1)
     base = torch.randn(shape, generator=generator)
-    pieces = [Piece(layer("lora", shape, generator), 0.5), Piece(layer(kind, shape, generator), 0.7)]
-    pieces.append(Piece(layer("lora", (12, 16), generator), 1.0, (0, 8, 12)))
-    made = combined({"diffusion_model.a.weight": Weight(pieces, shape, lambda: base)}, rank)
+    patches = [Patch(layer("lora", shape, generator), 0.5), Patch(layer(kind, shape, generator), 0.7)]
+    patches.append(Patch(layer("lora", (12, 16), generator), 1.0, (0, 8, 12)))
+    made = combined({"diffusion_model.a.weight": Weight(patches, shape, lambda: base)}, rank)
     parsed = read(
         made.state, {"diffusion_model.a": Target("model", "a.weight")}, {("model", "a.weight"): shape}, "merged"
     )
-    found = [Piece(one, 1.0) for _, one, _ in pieces_of(parsed, "model", {("model", "a.weight"): shape})]
-    error = float((in_order(base, found) - in_order(base, pieces)).norm())
-    values = np.linalg.svd((in_order(base, pieces) - base).numpy(), compute_uv=False)
+    found = [Patch(one, 1.0) for _, one, _ in patches_of(parsed, "model", {("model", "a.weight"): shape})]
+    error = float((in_order(base, found) - in_order(base, patches)).norm())
+    values = np.linalg.svd((in_order(base, patches) - base).numpy(), compute_uv=False)
     least = float(np.linalg.norm(values[rank:])) if rank else 0.0
     assert error <= least * (1 + 1e-3) + 1e-4 and np.isclose(
         made.lost, least / float(np.linalg.norm(values)), atol=1e-3

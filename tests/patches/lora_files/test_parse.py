@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from graft_nodes.patches.adapters.layer import Diff, LoRA
-from graft_nodes.patches.lora_files.parse import Target, grouped, pieces_of, read, unplaced, with_alphas
+from graft_nodes.patches.lora_files.parse import Target, grouped, patches_of, read, unplaced, with_alphas
 from graft_nodes.patches.lora_files.peft_config import peft_configs
 
 MODEL = {
@@ -62,7 +62,7 @@ def test_differences_of_weights_and_biases():
         "diffusion_model.a.diff_b": torch.ones(6),
         "diffusion_model.n.diff": torch.ones(6),
     }
-    found = {weight: layer for weight, layer, _ in pieces_of(read(state, KEYS, SHAPES, "x"), "model", SHAPES)}
+    found = {weight: layer for weight, layer, _ in patches_of(read(state, KEYS, SHAPES, "x"), "model", SHAPES)}
     assert found.keys() == {"diffusion_model.a.weight", "diffusion_model.a.bias", "diffusion_model.n.weight"}
     assert all(isinstance(layer, Diff) for layer in found.values())
 
@@ -88,7 +88,7 @@ def test_tucker_core_is_read():
 
 def test_parts_of_fused_weights_and_their_permutation():
     keys = {"lora_unet_a": Target("model", "diffusion_model.a.weight", (0, 2, 4), torch.neg)}
-    ((_, layer, part),) = pieces_of(read(pair(out=4), keys, SHAPES, "x"), "model", SHAPES)
+    ((_, layer, part),) = patches_of(read(pair(out=4), keys, SHAPES, "x"), "model", SHAPES)
     assert part == (0, 2, 4) and torch.equal(layer.diff, -2 * torch.ones(4, 8))
     assert "got up 6x2" in problems(pair(), keys)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from graft_nodes.patches.adapters.layer import Diff, DoRA, LoRA
 from graft_nodes.patches.patching.bypass import Bypass, Wrapped, supports
-from graft_nodes.patches.patching.fuse import Piece
+from graft_nodes.patches.patching.fuse import Patch
 from graft_nodes.patches.patching.strength_schedule import Clock, Schedule
 from torch import nn
 
@@ -41,36 +41,36 @@ MODULES = {
 def test_equal_to_a_patched_weight(name, difference):
     build, shape = MODULES[name]
     module, x = build().requires_grad_(False), random(*shape)
-    pieces = [Piece(factors(module.weight.shape), 0.7), Piece(factors(module.weight.shape, 5), -0.3)]
-    pieces += [Piece(Diff(random(*module.weight.shape)), 0.5)] if difference else []
-    bias = [Piece(Diff(random(*module.bias.shape)), 2.0)] if difference and module.bias is not None else []
-    wrapped = Wrapped(module, Bypass(module, pieces, bias))
+    patches = [Patch(factors(module.weight.shape), 0.7), Patch(factors(module.weight.shape, 5), -0.3)]
+    patches += [Patch(Diff(random(*module.weight.shape)), 0.5)] if difference else []
+    bias = [Patch(Diff(random(*module.bias.shape)), 2.0)] if difference and module.bias is not None else []
+    wrapped = Wrapped(module, Bypass(module, patches, bias))
     result = module(x)
     wrapped.remove()
     module.double()
-    for piece in pieces:
-        layer = piece.layer
+    for patch in patches:
+        layer = patch.layer
         change = (
             layer.diff
             if isinstance(layer, Diff)
             else 2.0 / layer.rank * layer.up.flatten(1).double() @ layer.down.flatten(1).double()
         )
-        module.weight += piece.strength * change.double().reshape(module.weight.shape)
-    for piece in bias:
-        module.bias += piece.strength * piece.layer.diff
+        module.weight += patch.strength * change.double().reshape(module.weight.shape)
+    for patch in bias:
+        module.bias += patch.strength * patch.layer.diff
     assert torch.allclose(result.double(), module(x.double()), rtol=0, atol=1e-5)
 
 
 def test_activations_of_another_type_and_a_keyword_argument():
     module = nn.Linear(7, 5).bfloat16().requires_grad_(False)
-    Wrapped(module, Bypass(module, [Piece(factors((5, 7)), 1.0)]))
+    Wrapped(module, Bypass(module, [Patch(factors((5, 7)), 1.0)]))
     assert module(input=random(2, 7).bfloat16()).dtype == torch.bfloat16
 
 
 def test_gradients_pass_through():
     module, x = nn.Linear(7, 5).requires_grad_(False), random(2, 7).requires_grad_()
     with torch.inference_mode():
-        adapter = Bypass(module, [Piece(factors((5, 7)), 1.0)])
+        adapter = Bypass(module, [Patch(factors((5, 7)), 1.0)])
     Wrapped(module, adapter)
     with torch.inference_mode():
         module(random(2, 7))
@@ -87,7 +87,7 @@ def adapter(seed=0):
     generator = torch.Generator().manual_seed(seed)
     return Bypass(
         nn.Linear(7, 5),
-        [Piece(LoRA(torch.randn(5, 3, generator=generator), torch.randn(3, 7, generator=generator)), 1.0)],
+        [Patch(LoRA(torch.randn(5, 3, generator=generator), torch.randn(3, 7, generator=generator)), 1.0)],
     )
 
 
@@ -148,32 +148,32 @@ def test_activations_of_one_dimension():
 
 
 def scheduled(shape):
-    """Pieces with a schedule, one without, a difference with another one, and the weights' changes at a multiplier of
+    """Patches with a schedule, one without, a difference with another one, and the weights' changes at a multiplier of
     each.
     """
     rising, late = Schedule(((0.0, 0.0), (1.0, 2.0))), Schedule.between(0.5, 1.0)
-    pieces = [
-        Piece(factors(shape), 0.7, schedule=rising),
-        Piece(factors(shape, 5), -0.3),
-        Piece(Diff(random(*shape)), 0.5, schedule=late),
+    patches = [
+        Patch(factors(shape), 0.7, schedule=rising),
+        Patch(factors(shape, 5), -0.3),
+        Patch(Diff(random(*shape)), 0.5, schedule=late),
     ]
 
     def patched(weight, percent):
         return weight + sum(
-            piece.strength * (1.0 if piece.schedule is None else piece.schedule.at(percent)) * piece.layer.delta(shape)
-            for piece in pieces
+            patch.strength * (1.0 if patch.schedule is None else patch.schedule.at(percent)) * patch.layer.delta(shape)
+            for patch in patches
         )
 
-    return pieces, patched
+    return patches, patched
 
 
 @pytest.mark.parametrize("name", ["linear", "conv stride", "conv groups"])
 def test_scheduled_strengths(name):
     build, shape = MODULES[name]
     module, x, clock = build().requires_grad_(False), random(*shape), Clock()
-    pieces, patched = scheduled(module.weight.shape)
-    bias = [Piece(Diff(random(*module.bias.shape)), 2.0, schedule=pieces[0].schedule)]
-    wrapped = Wrapped(module, Bypass(module, pieces, bias, clock))
+    patches, patched = scheduled(module.weight.shape)
+    bias = [Patch(Diff(random(*module.bias.shape)), 2.0, schedule=patches[0].schedule)]
+    wrapped = Wrapped(module, Bypass(module, patches, bias, clock))
     found = {}
     for percent in (0.0, 0.25, 0.75):
         clock.tick(percent)
@@ -188,7 +188,7 @@ def test_scheduled_strengths(name):
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_one_form_for_torch_compile(backend):
-    """Any pieces, or none, give adapters that the guards of a compiled module cannot tell apart, of linear layers and
+    """Any patches, or none, give adapters that the guards of a compiled module cannot tell apart, of linear layers and
     convolutions.
     """
     if backend == "inductor" and shutil.which("g++") is None and shutil.which("clang++") is None:
@@ -206,12 +206,12 @@ def test_one_form_for_torch_compile(backend):
         ):  # below 0: DoRA, and a whole difference beside it
             wrapped = []
             for place, shape in shapes.items():
-                pieces = [Piece(factors(shape, rank), 0.5) for rank in ranks if rank > 0]
-                pieces += [
-                    Piece(DoRA(factors(shape, -rank), random(shape[0]).abs()), 0.5) for rank in ranks if rank < 0
+                patches = [Patch(factors(shape, rank), 0.5) for rank in ranks if rank > 0]
+                patches += [
+                    Patch(DoRA(factors(shape, -rank), random(shape[0]).abs()), 0.5) for rank in ranks if rank < 0
                 ]
-                pieces += [Piece(Diff(random(*shape)), 0.5) for rank in ranks if rank < 0]
-                wrapped.append(Wrapped(module[place], Bypass(module[place], pieces, compiled=True, compute=compute)))
+                patches += [Patch(Diff(random(*shape)), 0.5) for rank in ranks if rank < 0]
+                wrapped.append(Wrapped(module[place], Bypass(module[place], patches, compiled=True, compute=compute)))
             with torch._dynamo.config.patch(error_on_recompile=number > 0):
                 assert torch.allclose(compiled(x), module(x), atol=1e-5)
             for one in wrapped:
@@ -226,18 +226,18 @@ def test_schedules_under_torch_compile():
     torch._dynamo.reset()
     compiled = torch.compile(module, backend="eager")
     with torch.no_grad():
-        for number, pieces in enumerate(
+        for number, patches in enumerate(
             [[(3, None)], [(3, rising)], [(12, late)], [(3, None), (4, late), (20, rising)], [(9, None)]]
         ):
-            of = [Piece(factors((5, 16), rank), 0.5, None, schedule) for rank, schedule in pieces]
+            of = [Patch(factors((5, 16), rank), 0.5, None, schedule) for rank, schedule in patches]
             wrapped = Wrapped(module[0], Bypass(module[0], of, (), clock, True, (torch.float32, torch.device("cpu"))))
             for percent in (0.2, 0.8):
                 clock.tick(percent)
                 with torch._dynamo.config.patch(error_on_recompile=number > 1 or (number, percent) == (1, 0.8)):
                     found = compiled(x)
-                gains = [1.0 if piece.schedule is None else piece.schedule.at(percent) for piece in of]
+                gains = [1.0 if patch.schedule is None else patch.schedule.at(percent) for patch in of]
                 weight = module[0].weight + sum(
-                    0.5 * gain * piece.layer.delta((5, 16)) for gain, piece in zip(gains, of, strict=True)
+                    0.5 * gain * patch.layer.delta((5, 16)) for gain, patch in zip(gains, of, strict=True)
                 )
                 assert torch.allclose(found, nn.functional.linear(x, weight, module[0].bias), atol=1e-5)
             wrapped.remove()

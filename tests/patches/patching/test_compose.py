@@ -1,4 +1,4 @@
-"""Pieces of every kind at the activations against the same pieces in the weight: alone, in part of a weight, in random
+"""Patches of every kind at the activations against the same patches in the weight: alone, in a part of it, in random
 order.
 """
 
@@ -11,7 +11,7 @@ from graft_nodes.patches.models.layers import bias_of, weight_of
 from graft_nodes.patches.patching import fuse as stacks
 from graft_nodes.patches.patching import ledger
 from graft_nodes.patches.patching.bypass import Bypass, Wrapped
-from graft_nodes.patches.patching.fuse import Piece, Stack, in_order
+from graft_nodes.patches.patching.fuse import Patch, Stack, in_order
 from graft_nodes.patches.patching.strength_schedule import Clock, Schedule
 from torch import nn
 
@@ -105,10 +105,10 @@ MAPPED = set(KINDS) - {
 }  # never a difference of the whole weight
 
 
-def patched(module, pieces, x, bias=()):
+def patched(module, patches, x, bias=()):
     """The module's output with its weight and bias changed."""
     weight, offset = (
-        in_order(module.weight.detach(), pieces),
+        in_order(module.weight.detach(), patches),
         None if module.bias is None else in_order(module.bias.detach(), bias),
     )
     return (
@@ -118,12 +118,12 @@ def patched(module, pieces, x, bias=()):
     )
 
 
-def at_activations(module, pieces, x, bias=(), compiled=False):
-    """(the module's output with the pieces around it, what the adapter multiplies with); the module is as it was
+def at_activations(module, patches, x, bias=(), compiled=False):
+    """(the module's output with the patches around it, what the adapter multiplies with); the module is as it was
     afterwards.
     """
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    wrapped = Wrapped(module, Bypass(module, pieces, bias, compiled=compiled, compute=CPU))
+    wrapped = Wrapped(module, Bypass(module, patches, bias, compiled=compiled, compute=CPU))
     output = module(x)
     wrapped.remove()
     assert "forward" not in module.__dict__ and all(
@@ -138,10 +138,10 @@ def at_activations(module, pieces, x, bias=(), compiled=False):
 def test_each_kind(kind, name, strength):
     build, shape = MODULES[name]
     generator, module = torch.Generator().manual_seed(1), build().requires_grad_(False)
-    x, piece = torch.randn(*shape, generator=generator), Piece(layer(kind, module.weight.shape, generator), strength)
-    assert piece.layer.problem(module.weight.shape) is None
-    found, parts = at_activations(module, [piece], x)
-    assert torch.allclose(found, patched(module, [piece], x), rtol=0, atol=2e-5)
+    x, patch = torch.randn(*shape, generator=generator), Patch(layer(kind, module.weight.shape, generator), strength)
+    assert patch.layer.problem(module.weight.shape) is None
+    found, parts = at_activations(module, [patch], x)
+    assert torch.allclose(found, patched(module, [patch], x), rtol=0, atol=2e-5)
     assert not torch.allclose(found, module(x), atol=1e-2)
     if kind in MAPPED and name != "conv of groups":
         assert not parts.diffs or kind == "set"
@@ -167,43 +167,43 @@ def test_each_kind_in_one_form(name):
     _, empty = at_activations(module, [], torch.zeros(shape), compiled=True)
     for strength, kind in [(1.0, kind) for kind in KINDS] + [(0.6, kind) for kind in KINDS]:
         generator = torch.Generator().manual_seed(1)
-        x, piece = (
+        x, patch = (
             torch.randn(*shape, generator=generator),
-            Piece(layer(kind, module.weight.shape, generator), strength),
+            Patch(layer(kind, module.weight.shape, generator), strength),
         )
-        found, parts = at_activations(module, [piece], x, compiled=True)
-        assert torch.allclose(found, patched(module, [piece], x), rtol=0, atol=3e-5), kind
+        found, parts = at_activations(module, [patch], x, compiled=True)
+        assert torch.allclose(found, patched(module, [patch], x), rtol=0, atol=3e-5), kind
         assert form(parts) == form(empty), kind
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", MODULES)
 def test_in_any_order(name, compiled):
-    """Five pieces of any kind, each for the whole weight or a part of its rows or columns, with any strength; and of
+    """Five patches of any kind, each for the whole weight or a part of its rows or columns, with any strength; and of
     the bias.
     """
     build, shape = MODULES[name]
     for seed in range(10 if compiled else 40):
         generator, draw = torch.Generator().manual_seed(seed), random.Random(seed)
         module = build().requires_grad_(False)
-        whole, pieces = tuple(module.weight.shape), []
+        whole, patches = tuple(module.weight.shape), []
         for _ in range(5):
             part = draw.choice([None, None, (0, 8, 16), (1, 4, 8)])
             own = [part[2] if part and dimension == part[0] else side for dimension, side in enumerate(whole)]
             one = layer(draw.choice([kind for kind in KINDS if kind != "peft's boft" or own[1] > 8]), own, generator)
             assert one.problem(own) is None
-            pieces.append(Piece(one, draw.choice([1.0, 0.5, -0.25]), part))
+            patches.append(Patch(one, draw.choice([1.0, 0.5, -0.25]), part))
         bias = (
             []
             if module.bias is None
-            else [Piece(Diff(drawn(generator, 24)), 0.5), Piece(IA3(drawn(generator, 24), False, True), 0.5)]
+            else [Patch(Diff(drawn(generator, 24)), 0.5), Patch(IA3(drawn(generator, 24), False, True), 0.5)]
         )
         x = torch.randn(*shape, generator=generator)
-        wanted = patched(module, pieces, x, bias)
-        found, _ = at_activations(module, pieces, x, bias, compiled)
+        wanted = patched(module, patches, x, bias)
+        found, _ = at_activations(module, patches, x, bias, compiled)
         assert (found - wanted).abs().max() <= 2e-5 * max(1.0, float(wanted.abs().max())), (
             seed,
-            [piece.layer.kind for piece in pieces],
+            [patch.layer.kind for patch in patches],
         )
 
 
@@ -214,16 +214,16 @@ def test_scheduled_strengths_after_another_kind(kind, name, compiled):
     build, shape = MODULES[name]
     generator, module, clock = torch.Generator().manual_seed(1), build().requires_grad_(False), Clock()
     of, x, rising = module.weight.shape, torch.randn(*shape, generator=generator), Schedule(((0.0, 0.0), (1.0, 2.0)))
-    first, more = Piece(layer(kind, of, generator), 0.7), [layer("lora", of, generator), layer("diff", of, generator)]
-    pieces = [first, *(Piece(one, 0.5, None, rising) for one in more)]
-    wrapped = Wrapped(module, Bypass(module, pieces, (), clock, compiled, CPU))
+    first, more = Patch(layer(kind, of, generator), 0.7), [layer("lora", of, generator), layer("diff", of, generator)]
+    patches = [first, *(Patch(one, 0.5, None, rising) for one in more)]
+    wrapped = Wrapped(module, Bypass(module, patches, (), clock, compiled, CPU))
     found = {}
     for percent in (0.0, 0.25, 0.75):
         clock.tick(percent)
         found[percent] = module(x)
     wrapped.remove()
     for percent, output in found.items():
-        wanted = patched(module, [first, *(Piece(one, 0.5 * rising.at(percent)) for one in more)], x)
+        wanted = patched(module, [first, *(Patch(one, 0.5 * rising.at(percent)) for one in more)], x)
         assert torch.allclose(output, wanted, rtol=0, atol=3e-5), percent
 
 
@@ -244,13 +244,13 @@ def test_a_product_stays_about_as_small_as_its_file(kind, part):
         ),
         "loha": lambda: LoHa(random(out, 9), random(9, columns), random(out, 9), random(9, columns), 3.0),
     }[kind]()
-    pieces, x = (
-        [Piece(made, 0.7, part), Piece(layer("lora", (640, 512), generator), 1.0)],
+    patches, x = (
+        [Patch(made, 0.7, part), Patch(layer("lora", (640, 512), generator), 1.0)],
         torch.randn(2, 5, 512, generator=generator),
     )
     assert made.problem((out, columns)) is None
-    found, parts = at_activations(module, pieces, x)
-    assert torch.allclose(found, patched(module, pieces, x), rtol=0, atol=1e-5 * float(found.abs().max()))
+    found, parts = at_activations(module, patches, x)
+    assert torch.allclose(found, patched(module, patches, x), rtol=0, atol=1e-5 * float(found.abs().max()))
     products = [tensor for _, kron in parts.krons for tensor in (kron.first, *kron.second)]
     held = sum(tensor.numel() for tensor in (parts.up, parts.down, *products, *(diff for _, diff in parts.diffs)))
     assert held < 640 * 512 / 3, "a difference of the whole weight has 640 * 512"
@@ -261,12 +261,12 @@ def test_gradients_pass_layers_that_were_read_in_inference_mode(kind):
     """As the executor reads files; what is trained beside a stack needs the gradient of its output."""
     module, x = nn.Linear(16, 24).requires_grad_(False), torch.randn(3, 16, requires_grad=True)
     with torch.inference_mode():
-        pieces = [Piece(layer(kind, (24, 16), torch.Generator().manual_seed(1)), 0.5)]
-    wrapped = Wrapped(module, Bypass(module, pieces, compute=CPU))
+        patches = [Patch(layer(kind, (24, 16), torch.Generator().manual_seed(1)), 0.5)]
+    wrapped = Wrapped(module, Bypass(module, patches, compute=CPU))
     module(x).sum().backward()
     wrapped.remove()
     with torch.no_grad():
-        wanted = in_order(module.weight, pieces).sum(0)
+        wanted = in_order(module.weight, patches).sum(0)
     assert torch.allclose(x.grad, wanted.expand(3, -1), rtol=0, atol=1e-5)
 
 
@@ -274,10 +274,10 @@ def test_set_weight_at_strength_one_is_exact():
     generator, module, x = torch.Generator().manual_seed(1), nn.Linear(16, 24).requires_grad_(False), torch.randn(3, 16)
     value = drawn(generator, 24, 16)
     module.weight[0] = 1e6  # nothing is left of it
-    pieces = [Piece(layer("lora", (24, 16), generator), 1.0), Piece(Set(value), 1.0)]
-    assert torch.equal(stacks.patched(module.weight, pieces), value)
+    patches = [Patch(layer("lora", (24, 16), generator), 1.0), Patch(Set(value), 1.0)]
+    assert torch.equal(stacks.patched(module.weight, patches), value)
     assert torch.allclose(
-        at_activations(module, pieces, x)[0], nn.functional.linear(x, value, module.bias), rtol=0, atol=1e-6
+        at_activations(module, patches, x)[0], nn.functional.linear(x, value, module.bias), rtol=0, atol=1e-6
     )
 
 
@@ -286,12 +286,12 @@ def test_within_the_rounding_of_bfloat16(kind):
     """Over many outputs, no further from exact arithmetic than one and a half times a merged bfloat16 weight is."""
     generator = torch.Generator().manual_seed(3)
     module = nn.Linear(256, 128).requires_grad_(False)
-    piece, x = Piece(layer(kind, (128, 256), generator), 0.7), torch.randn(200, 256, generator=generator).bfloat16()
+    patch, x = Patch(layer(kind, (128, 256), generator), 0.7), torch.randn(200, 256, generator=generator).bfloat16()
     half = nn.Linear(256, 128).requires_grad_(False).bfloat16()
     half.weight.copy_(module.weight), half.bias.copy_(module.bias)
-    exact = nn.functional.linear(x.double(), in_order(half.weight.float(), [piece]).double(), half.bias.double())
-    merged = nn.functional.linear(x, stacks.patched(half.weight, [piece]), half.bias)
-    found, _ = at_activations(half, [piece], x)
+    exact = nn.functional.linear(x.double(), in_order(half.weight.float(), [patch]).double(), half.bias.double())
+    merged = nn.functional.linear(x, stacks.patched(half.weight, [patch]), half.bias)
+    found, _ = at_activations(half, [patch], x)
     assert found.dtype == torch.bfloat16
     assert (found.double() - exact).abs().mean() <= 1.5 * (merged.double() - exact).abs().mean()
 
@@ -319,9 +319,9 @@ def test_a_quantised_weight_is_read_through_its_forward():
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_on_a_quantised_module(kind):
     generator, module, x = torch.Generator().manual_seed(1), Quantised(24, 16), torch.randn(3, 16)
-    pieces = [Piece(layer("lora", (24, 16), generator), 0.5), Piece(layer(kind, (24, 16), generator), 0.7)]
-    wanted = nn.functional.linear(x, in_order(weight_of(module, *CPU), pieces), module.bias)
-    assert torch.allclose(at_activations(module, pieces, x)[0], wanted, rtol=0, atol=2e-5)
+    patches = [Patch(layer("lora", (24, 16), generator), 0.5), Patch(layer(kind, (24, 16), generator), 0.7)]
+    wanted = nn.functional.linear(x, in_order(weight_of(module, *CPU), patches), module.bias)
+    assert torch.allclose(at_activations(module, patches, x)[0], wanted, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize(("first", "second"), [("lora", "dora"), ("dora", "lora"), ("oft", "dora")])
@@ -329,15 +329,15 @@ def test_every_kind_on_a_quantised_module(kind):
 def test_order_is_kept_between_stacks_of_any_mode(first, second, modes):
     """What does not merely add sees what came before it, wherever that is; another base is noticed."""
     generator, model = torch.Generator().manual_seed(1), nn.Sequential(nn.Linear(16, 24)).requires_grad_(False)
-    pieces, x = [Piece(layer(kind, (24, 16), generator), 0.7) for kind in (first, second)], torch.randn(3, 16)
+    patches, x = [Patch(layer(kind, (24, 16), generator), 0.7) for kind in (first, second)], torch.randn(3, 16)
     held = [
-        Stack({"0.weight": [piece]}, ["0.weight"] if bypass else ())
-        for piece, bypass in zip(pieces, modes, strict=True)
+        Stack({"0.weight": [patch]}, ["0.weight"] if bypass else ())
+        for patch, bypass in zip(patches, modes, strict=True)
     ]
     before = model[0].weight
     for load in range(3):
         version = ledger.Version(load)
-        wanted = patched(model[0], pieces, x)
+        wanted = patched(model[0], patches, x)
         for number, one in enumerate(held):
             ledger.attach(model, number, [one], version)
         assert torch.allclose(model(x), wanted, rtol=0, atol=1e-5)

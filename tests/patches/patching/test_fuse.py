@@ -3,7 +3,7 @@
 import pytest
 import torch
 from graft_nodes.patches.adapters.layer import Diff, LoRA
-from graft_nodes.patches.patching.fuse import Piece, Stack, bfloat16_factors, fuse, patched
+from graft_nodes.patches.patching.fuse import Patch, Stack, bfloat16_factors, fuse, patched
 from graft_nodes.patches.patching.strength_schedule import Schedule
 
 
@@ -19,20 +19,20 @@ def linear(out=12, columns=20, rank=4, alpha=2.0, seed=0, dtype=torch.float32):
     return LoRA(random(out, rank, seed=seed, dtype=dtype), random(rank, columns, seed=seed + 1, dtype=dtype), alpha)
 
 
-def by_hand(base, pieces):
+def by_hand(base, patches):
     """base + sum of strength * alpha / rank * up @ down, all in float64."""
     total = base.double()
-    for piece in pieces:
-        if isinstance(piece.layer, Diff):
-            change = piece.strength * piece.layer.diff.double()
+    for patch in patches:
+        if isinstance(patch.layer, Diff):
+            change = patch.strength * patch.layer.diff.double()
         else:
-            up, down, alpha = piece.layer.up.double(), piece.layer.down.double(), piece.layer.alpha
+            up, down, alpha = patch.layer.up.double(), patch.layer.down.double(), patch.layer.alpha
             rank = down.shape[0]
-            change = piece.strength * (1.0 if alpha is None else alpha / rank) * (up.flatten(1) @ down.flatten(1))
-        if piece.part is None:
+            change = patch.strength * (1.0 if alpha is None else alpha / rank) * (up.flatten(1) @ down.flatten(1))
+        if patch.part is None:
             total = total + change.reshape(total.shape)
         else:
-            total.narrow(*piece.part).add_(change)
+            total.narrow(*patch.part).add_(change)
     return total
 
 
@@ -40,17 +40,17 @@ def by_hand(base, pieces):
 @pytest.mark.parametrize("count", [1, 3])
 def test_linear_weights(alpha, count):
     base = random(12, 20, seed=9)
-    pieces = [Piece(linear(seed=2 * n, alpha=alpha, rank=n + 2), 0.7 - 0.5 * n) for n in range(count)]
-    assert torch.allclose(patched(base, pieces).double(), by_hand(base, pieces), rtol=0, atol=1e-5)
+    patches = [Patch(linear(seed=2 * n, alpha=alpha, rank=n + 2), 0.7 - 0.5 * n) for n in range(count)]
+    assert torch.allclose(patched(base, patches).double(), by_hand(base, patches), rtol=0, atol=1e-5)
 
 
 def test_convolutions_flatten():
     base = random(8, 6, 3, 3)
-    pieces = [
-        Piece(LoRA(random(8, 4, 1, 1), random(4, 6, 3, 3, seed=1), 4.0), 1.3),
-        Piece(LoRA(random(8, 2), random(2, 54, seed=3)), -0.5),
+    patches = [
+        Patch(LoRA(random(8, 4, 1, 1), random(4, 6, 3, 3, seed=1), 4.0), 1.3),
+        Patch(LoRA(random(8, 2), random(2, 54, seed=3)), -0.5),
     ]
-    assert torch.allclose(patched(base, pieces).double(), by_hand(base, pieces), rtol=0, atol=1e-5)
+    assert torch.allclose(patched(base, patches).double(), by_hand(base, patches), rtol=0, atol=1e-5)
 
 
 def test_tucker_core():
@@ -66,30 +66,30 @@ def test_tucker_core():
     assert torch.allclose(layer.delta((8, 6, 3, 3)).double(), 2.5 / 5 * expected, rtol=0, atol=1e-5)
     base = random(8, 6, 3, 3, seed=5)
     assert torch.allclose(
-        patched(base, [Piece(layer, 0.5)]).double(), base.double() + 0.25 * expected, rtol=0, atol=1e-5
+        patched(base, [Patch(layer, 0.5)]).double(), base.double() + 0.25 * expected, rtol=0, atol=1e-5
     )
 
 
 def test_differences_and_pairs_together():
-    base, pieces = (
+    base, patches = (
         random(12, 20, seed=8),
-        [Piece(linear(), 0.5), Piece(Diff(random(12, 20, seed=4)), 2.0), Piece(linear(seed=6), -1.0)],
+        [Patch(linear(), 0.5), Patch(Diff(random(12, 20, seed=4)), 2.0), Patch(linear(seed=6), -1.0)],
     )
-    assert torch.allclose(patched(base, pieces).double(), by_hand(base, pieces), rtol=0, atol=1e-5)
+    assert torch.allclose(patched(base, patches).double(), by_hand(base, patches), rtol=0, atol=1e-5)
     bias = random(12)
-    assert torch.allclose(patched(bias, [Piece(Diff(random(12, seed=1)), 0.5)]), bias + 0.5 * random(12, seed=1))
+    assert torch.allclose(patched(bias, [Patch(Diff(random(12, seed=1)), 0.5)]), bias + 0.5 * random(12, seed=1))
 
 
 @pytest.mark.parametrize("part", [(0, 4, 4), (1, 5, 10)])
 def test_a_part_of_a_fused_weight(part):
     base = random(12, 20, seed=8)
     shape = (4, 20) if part[0] == 0 else (12, 10)
-    pieces = [
-        Piece(linear(*shape, seed=3), 0.8, part),
-        Piece(Diff(random(*shape, seed=5)), 0.3, part),
-        Piece(linear(), 1.0),
+    patches = [
+        Patch(linear(*shape, seed=3), 0.8, part),
+        Patch(Diff(random(*shape, seed=5)), 0.3, part),
+        Patch(linear(), 1.0),
     ]
-    assert torch.allclose(patched(base, pieces).double(), by_hand(base, pieces), rtol=0, atol=1e-5)
+    assert torch.allclose(patched(base, patches).double(), by_hand(base, patches), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -99,34 +99,40 @@ def test_a_part_of_a_fused_weight(part):
 def test_half_precision_is_rounded_once(dtype, file_dtype):
     """Mean error against float64 at most 1% above that of exact arithmetic rounded once, which is the best there is."""
     base = random(96, 160, seed=7, dtype=dtype)
-    pieces = [Piece(linear(96, 160, 16, 16.0, seed=5 * n, dtype=file_dtype), 0.1 * (n + 1)) for n in range(4)]
-    exact = by_hand(base, pieces)
-    best, error = (exact.to(dtype).double() - exact).abs().mean(), (patched(base, pieces).double() - exact).abs().mean()
+    patches = [Patch(linear(96, 160, 16, 16.0, seed=5 * n, dtype=file_dtype), 0.1 * (n + 1)) for n in range(4)]
+    exact = by_hand(base, patches)
+    best, error = (
+        (exact.to(dtype).double() - exact).abs().mean(),
+        (patched(base, patches).double() - exact).abs().mean(),
+    )
     assert error <= 1.01 * best
 
 
 def test_writes_into_the_memory_it_is_given():
     base, out = random(12, 20), torch.empty(12, 20)
-    assert patched(base, [Piece(linear(), 1.0)], out=out) is out
+    assert patched(base, [Patch(linear(), 1.0)], out=out) is out
     assert torch.equal(base, random(12, 20))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_writes_over_a_weight_in_channels_last(dtype):
-    base, pieces = random(8, 6, 3, 3).to(dtype), [Piece(LoRA(random(8, 4, 1, 1), random(4, 6, 3, 3, seed=1), 4.0), 0.3)]
-    wanted, weight = patched(base, pieces), base.contiguous(memory_format=torch.channels_last)
-    assert patched(weight, pieces, out=weight) is weight and weight.is_contiguous(memory_format=torch.channels_last)
+    base, patches = (
+        random(8, 6, 3, 3).to(dtype),
+        [Patch(LoRA(random(8, 4, 1, 1), random(4, 6, 3, 3, seed=1), 4.0), 0.3)],
+    )
+    wanted, weight = patched(base, patches), base.contiguous(memory_format=torch.channels_last)
+    assert patched(weight, patches, out=weight) is weight and weight.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(weight, wanted)
 
 
 def test_ranks_add_up_in_one_product():
-    fused = fuse([Piece(linear(rank=3), 1.0), Piece(linear(rank=5, seed=4), 1.0)], (12, 20))
+    fused = fuse([Patch(linear(rank=3), 1.0), Patch(linear(rank=5, seed=4), 1.0)], (12, 20))
     assert fused.up.shape == (12, 8) and fused.down.shape == (8, 20) and fused.diff is None
 
 
 def test_identity_is_what_the_stack_does():
     def stack(strength=1.0, seed=0, bypass=()):
-        return Stack({"a.weight": [Piece(linear(seed=seed), strength)]}, bypass)
+        return Stack({"a.weight": [Patch(linear(seed=seed), strength)]}, bypass)
 
     assert stack().identity == stack().identity
     assert (
@@ -137,13 +143,13 @@ def test_identity_is_what_the_stack_does():
 def test_identity_tells_parts_schedules_and_alphas_apart():
     schedules = [Schedule.between(0.2, end) for end in (0.8, 0.9)]
     made = [
-        Piece(linear(), 1.0),
-        Piece(linear(), 1.0, (0, 0, 12)),
-        Piece(linear(), 1.0, (0, 1, 12)),
-        Piece(linear(alpha=3.0), 1.0),
+        Patch(linear(), 1.0),
+        Patch(linear(), 1.0, (0, 0, 12)),
+        Patch(linear(), 1.0, (0, 1, 12)),
+        Patch(linear(alpha=3.0), 1.0),
     ]
-    made += [Piece(linear(), 1.0, schedule=schedule) for schedule in schedules]
-    assert len({Stack({"a.weight": [piece]}).identity for piece in made}) == len(made)
+    made += [Patch(linear(), 1.0, schedule=schedule) for schedule in schedules]
+    assert len({Stack({"a.weight": [patch]}).identity for patch in made}) == len(made)
 
 
 @pytest.mark.parametrize("file_dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -155,14 +161,14 @@ def test_bfloat16_factors_are_as_many_as_it_takes(change, file_dtype):
     base = random(256, 512, seed=7).bfloat16()
     layers = [linear(256, 512, 16, 16.0, seed=5 * n, dtype=file_dtype) for n in range(4)]
     size = float(sum(layer.delta((256, 512)) for layer in layers).norm() / base.float().norm())
-    pieces = [Piece(layer, change / size) for layer in layers]
-    exact = by_hand(base, pieces)
+    patches = [Patch(layer, change / size) for layer in layers]
+    exact = by_hand(base, patches)
     best, error = (
         (exact.bfloat16().double() - exact).abs().mean(),
-        (patched(base, pieces).double() - exact).abs().mean(),
+        (patched(base, patches).double() - exact).abs().mean(),
     )
     assert error <= 1.0001 * best
-    fused = fuse(pieces, base.shape)
+    fused = fuse(patches, base.shape)
     inner = bfloat16_factors(fused.up, fused.down, base)[0].shape[1]
     most = 2 if file_dtype == torch.bfloat16 else 3
     fewest, most = {
@@ -177,10 +183,13 @@ def test_bfloat16_factors_are_as_many_as_it_takes(change, file_dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_as_exact_when_the_factors_are_split_in_blocks_of_rows(monkeypatch, dtype):
-    base, pieces = random(300, 64, seed=7).to(dtype), [Piece(linear(300, 64, 16, 16.0, seed=n), 0.3) for n in range(3)]
-    exact = by_hand(base, pieces)
+    base, patches = random(300, 64, seed=7).to(dtype), [Patch(linear(300, 64, 16, 16.0, seed=n), 0.3) for n in range(3)]
+    exact = by_hand(base, patches)
     monkeypatch.setattr("graft_nodes.patches.patching.fuse._FACTORS", 48 * 7)  # seven rows at a time
-    best, error = (exact.to(dtype).double() - exact).abs().mean(), (patched(base, pieces).double() - exact).abs().mean()
+    best, error = (
+        (exact.to(dtype).double() - exact).abs().mean(),
+        (patched(base, patches).double() - exact).abs().mean(),
+    )
     assert (
         error <= (1.0001 if dtype == torch.bfloat16 else 8) * best
     )  # float32 sums of 48 products are rounded on the way
@@ -189,7 +198,7 @@ def test_as_exact_when_the_factors_are_split_in_blocks_of_rows(monkeypatch, dtyp
 def test_one_strong_layer_among_weak_ones_gets_its_low_parts_alone():
     base = random(128, 256, seed=7).bfloat16()
     weak, strong = [linear(128, 256, 8, 8.0, seed=5 * n, dtype=torch.bfloat16) for n in (1, 2)]
-    fused = fuse([Piece(weak, 1e-4), Piece(strong, 0.1)], base.shape)
+    fused = fuse([Patch(weak, 1e-4), Patch(strong, 0.1)], base.shape)
     up, down = bfloat16_factors(fused.up, fused.down, base)
     assert 16 < up.shape[1] <= 24 and down.shape[0] == up.shape[1]
     assert torch.allclose(up.double() @ down.double(), fused.up.double() @ fused.down.double(), rtol=0, atol=1e-4)

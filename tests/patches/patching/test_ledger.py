@@ -10,7 +10,7 @@ import pytest
 import torch
 from graft_nodes.patches.adapters.layer import IA3, Diff, DoRA, LoRA, Set
 from graft_nodes.patches.patching import ledger
-from graft_nodes.patches.patching.fuse import Piece, Stack
+from graft_nodes.patches.patching.fuse import Patch, Stack
 from graft_nodes.patches.patching.ledger import Version, attach, attached, detach, plan
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -40,8 +40,8 @@ def layer(shape, seed, kind="lora"):
 
 def stack(of, names, seed=0, strength=0.5, bypass=False, kind="lora"):
     shapes = {name: tuple(of.get_parameter(name).shape) for name in names}
-    pieces = {name: [Piece(layer(shape, seed + n, kind), strength)] for n, (name, shape) in enumerate(shapes.items())}
-    return Stack(pieces, [name for name in names if len(shapes[name]) == 2] if bypass else ())
+    patches = {name: [Patch(layer(shape, seed + n, kind), strength)] for n, (name, shape) in enumerate(shapes.items())}
+    return Stack(patches, [name for name in names if len(shapes[name]) == 2] if bypass else ())
 
 
 class Snapshot:
@@ -66,16 +66,16 @@ def expected(base, stacks, x):
     by_hand = model().double()
     for name, parameter in by_hand.named_parameters():
         parameter.copy_(base[name])
-        for piece in [piece for of in stacks for piece in of.pieces.get(name, ())]:
-            if not piece.layer.additive:
-                parameter += piece.strength * (piece.layer.made(parameter.float()) - parameter)
+        for patch in [patch for of in stacks for patch in of.patches.get(name, ())]:
+            if not patch.layer.additive:
+                parameter += patch.strength * (patch.layer.made(parameter.float()) - parameter)
                 continue
             change = (
-                piece.layer.diff
-                if isinstance(piece.layer, Diff)
-                else piece.layer.up.double() @ piece.layer.down.double()
+                patch.layer.diff
+                if isinstance(patch.layer, Diff)
+                else patch.layer.up.double() @ patch.layer.down.double()
             )
-            parameter += piece.strength * change
+            parameter += patch.strength * change
     return by_hand(x.double())
 
 
@@ -258,7 +258,7 @@ def test_memory_over_the_base_is_the_touched_weights():
         generator = torch.Generator().manual_seed(seed)
         factors = [torch.randn(2, 1024 * 16, generator=generator).half() for _ in range(4)]
         layers = [LoRA(up.view(1024, 16), down.view(16, 1024)) for up, down in factors]
-        return Stack({name: [Piece(each, 0.3) for each in layers] for name in names})
+        return Stack({name: [Patch(each, 0.3) for each in layers] for name in names})
 
     class Peak(TorchDispatchMode):
         """The most bytes of storages that were made inside and are alive."""
@@ -398,10 +398,10 @@ def test_half_precision_is_restored_bit_for_bit(dtype):
 
 def test_plan():
     of = model()
-    pieces = stack(of, NAMES).pieces
-    others = {"3.weight": [Piece(Set(torch.ones_like(of.get_parameter("3.weight"))), 1.0)]}
-    assert plan(of, pieces, "auto") == (list(NAMES), [], [], {})
-    assert plan(of, pieces, "bypass") == (
+    patches = stack(of, NAMES).patches
+    others = {"3.weight": [Patch(Set(torch.ones_like(of.get_parameter("3.weight"))), 1.0)]}
+    assert plan(of, patches, "auto") == (list(NAMES), [], [], {})
+    assert plan(of, patches, "bypass") == (
         ["3.weight"],
         ["0.weight", "2.weight"],
         [],
@@ -409,9 +409,9 @@ def test_plan():
     )
     left = "through ComfyUI's own patches because LayerNorm has no bypass and paged"
     for mode in ("auto", "bypass"):
-        merge, bypass, by_host, reasons = plan(of, pieces, mode, "paged")
+        merge, bypass, by_host, reasons = plan(of, patches, mode, "paged")
         assert (merge, bypass, by_host, reasons[left]) == ([], ["0.weight", "2.weight"], ["3.weight"], 1)
-        norms = {f"{number}.weight": pieces["3.weight"] for number in range(2)}
+        norms = {f"{number}.weight": patches["3.weight"] for number in range(2)}
         more = plan(nn.Sequential(nn.LayerNorm(4), nn.GroupNorm(2, 4)), norms, mode, "paged")
         assert more.reasons == {left: 1, left.replace("LayerNorm", "GroupNorm"): 1}
         with pytest.raises(
@@ -419,15 +419,15 @@ def test_plan():
         ):
             plan(of, others, mode, "paged")
     of[0].weight.data = of[0].weight.data.to(torch.float8_e4m3fn)
-    merge, bypass, by_host, reasons = plan(of, pieces, "auto")
+    merge, bypass, by_host, reasons = plan(of, patches, "auto")
     assert (merge, bypass, by_host) == (["2.weight", "3.weight"], ["0.weight"], [])
     assert reasons == {"at the activations because its type is torch.float8_e4m3fn": 1}
-    assert plan(of, pieces, "merge") == (list(NAMES), [], [], {})  # fp8 is merged where that is asked for
+    assert plan(of, patches, "merge") == (list(NAMES), [], [], {})  # fp8 is merged where that is asked for
     of[0].scale_weight = torch.ones(1)
     with pytest.raises(
         ValueError, match=r"0\.weight: cannot be merged, it is quantised \(scale_weight\); use mode auto"
     ):
-        plan(of, pieces, "merge")
+        plan(of, patches, "merge")
 
 
 class Sequences(RuleBasedStateMachine):
@@ -536,7 +536,7 @@ def test_quantised_weights_are_patched_at_the_activations():
     of[0], of[2] = Int8Linear(of[0]), Int8Linear(of[2])
     of[2].weight = Packed(torch.zeros(20, 1, dtype=torch.uint8))
     assert ledger.shapes(of)["0.weight"] == (8, 6) and ledger.shapes(of)["2.weight"] == (5, 8)
-    merge, bypass, _, reasons = plan(of, one.pieces, "auto")
+    merge, bypass, _, reasons = plan(of, one.patches, "auto")
     assert (merge, bypass) == (["3.weight"], ["0.weight", "2.weight"])
     assert reasons == {
         "at the activations because it is quantised (weight_scale)": 1,
@@ -544,8 +544,8 @@ def test_quantised_weights_are_patched_at_the_activations():
     }
     del of[3], of[2]
     before = Snapshot(of)
-    wanted = of[0](x) + 0.5 * x @ (one.pieces["0.weight"][0].layer.up @ one.pieces["0.weight"][0].layer.down).T
-    attach(of, "a", [Stack({"0.weight": one.pieces["0.weight"]}, ["0.weight"])])
+    wanted = of[0](x) + 0.5 * x @ (one.patches["0.weight"][0].layer.up @ one.patches["0.weight"][0].layer.down).T
+    attach(of, "a", [Stack({"0.weight": one.patches["0.weight"]}, ["0.weight"])])
     assert torch.allclose(of[0](x), wanted, atol=1e-4)
     detach(of, "a")
     before.check(of)
@@ -556,7 +556,7 @@ def test_fp8_is_merged_with_stochastic_rounding():
     of[0].weight.data = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).to(torch.float8_e4m3fn)
     base, change = of[0].weight.float(), LoRA(torch.full((64, 1), 1.0), torch.full((1, 64), 0.01))
     before = Snapshot(of)
-    attach(of, "a", [Stack({"0.weight": [Piece(change, 1.0)]})])
+    attach(of, "a", [Stack({"0.weight": [Patch(change, 1.0)]})])
     assert abs(float((of[0].weight.float() - base).mean()) - 0.01) < 0.003
     detach(of, "a")
     before.check(of)

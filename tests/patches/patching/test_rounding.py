@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from graft_nodes.patches.adapters.layer import LoRA
-from graft_nodes.patches.patching.fuse import Piece, patched
+from graft_nodes.patches.patching.fuse import Patch, patched
 from graft_nodes.patches.patching.rounding import stochastic
 
 TYPES = [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16]
@@ -57,9 +57,9 @@ def test_beyond_the_range(dtype):
 def test_a_small_change_of_an_fp8_weight_is_not_lost():
     base = torch.randn(64, 64, generator=generator()).to(torch.float8_e4m3fn)
     layer = LoRA(torch.full((64, 1), 1.0), torch.full((1, 64), 0.004))
-    nearest = patched(base, [Piece(layer, 1.0)]).float() - base.float()
-    results = [patched(base, [Piece(layer, 1.0)], seed=seed).float() - base.float() for seed in range(50)]
-    assert torch.equal(patched(base, [Piece(layer, 1.0)], seed=3).float() - base.float(), results[3])
+    nearest = patched(base, [Patch(layer, 1.0)]).float() - base.float()
+    results = [patched(base, [Patch(layer, 1.0)], seed=seed).float() - base.float() for seed in range(50)]
+    assert torch.equal(patched(base, [Patch(layer, 1.0)], seed=3).float() - base.float(), results[3])
     assert abs(float(nearest.mean()) - 0.004) > 0.001
     assert abs(float(torch.stack(results).mean()) - 0.004) < 0.0005
 
@@ -75,12 +75,12 @@ def test_what_bfloat16_keeps_of_a_change(change, nearest, stochastically):
     base = (torch.randn(512, 512, generator=draws) * 0.02).bfloat16()
     layer = LoRA(torch.randn(512, 16, generator=draws), torch.randn(16, 512, generator=draws))
     wanted = layer.delta((512, 512))
-    piece = Piece(layer, change * float(base.float().norm() / wanted.norm()))
-    exact = base.double() + piece.strength * wanted.double()
+    patch = Patch(layer, change * float(base.float().norm() / wanted.norm()))
+    exact = base.double() + patch.strength * wanted.double()
     errors = []
     for seed, (least, most) in ((None, nearest), (1, stochastically)):
-        found = patched(base, [piece], seed=seed).double()
-        kept = float(((found - base.double()) * wanted).sum() / (piece.strength * wanted.double().square().sum()))
+        found = patched(base, [patch], seed=seed).double()
+        kept = float(((found - base.double()) * wanted).sum() / (patch.strength * wanted.double().square().sum()))
         assert least < kept < most
         errors.append(float((found - exact).abs().mean()))
     assert 1.3 < errors[1] / errors[0] < 1.6
