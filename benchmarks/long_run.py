@@ -47,7 +47,7 @@ def run(steps: int, batch: int) -> dict[str, list[float]]:
     from graft_nodes.nodes.demo import BASE
     from graft_nodes.training.optimizers.settings import OptimizerSettings
     from graft_nodes.training.run import call, out_of_memory
-    from graft_nodes.training.run.loop import Watch
+    from graft_nodes.training.run.loop import Callbacks
     from graft_nodes.training.state import Settings, Start, begin
     from graft_nodes.training.store.store import Store
     from graft_nodes.training.trainable.install import AdapterSettings
@@ -83,8 +83,8 @@ def run(steps: int, batch: int) -> dict[str, list[float]]:
 
         begun = time.perf_counter()
         state = begin(patcher.model.diffusion_model, start, settings, "long")
-        watch = Watch(stepped, validate_every=100, snapshot_every=100)
-        call.run(state, steps, lambda: host.denoiser.denoiser(patcher), data, store, watch, "best")
+        callbacks = Callbacks(stepped, validate_every=100, snapshot_every=100)
+        call.run(state, steps, lambda: host.denoiser.denoiser(patcher), data, store, callbacks, "best")
         print(f"{time.perf_counter() - begun:.0f} s in all")
     return columns
 

@@ -133,7 +133,7 @@ def graft(size: str, steps: int, checkout: str) -> dict[str, Any]:
     from graft_nodes.patches.token_downsampling.attention_override import OVERRIDE
     from graft_nodes.training.data.dataset import Conditioning, Dataset
     from graft_nodes.training.optimizers.settings import OptimizerSettings
-    from graft_nodes.training.run.loop import Watch, train
+    from graft_nodes.training.run.loop import Callbacks, train
     from graft_nodes.training.state import Settings, Start, begin
     from graft_nodes.training.trainable import install
     from graft_nodes.training.trainable.install import AdapterSettings
@@ -173,7 +173,9 @@ def graft(size: str, steps: int, checkout: str) -> dict[str, Any]:
 
         for turn in range(max(1, steps // 2) + 1):
             marks: list[float] = []
-            state = train(state, denoiser, data, 3, Watch(lambda *_, marks=marks: marks.append(time.perf_counter())))
+            state = train(
+                state, denoiser, data, 3, Callbacks(lambda *_, marks=marks: marks.append(time.perf_counter()))
+            )
             if turn:
                 ours += [marks[1] - marks[0], marks[2] - marks[1]]
             with install.attached(module, adapter, trained, lambda: (0, 0, "")), torch.enable_grad():

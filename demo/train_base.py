@@ -86,7 +86,7 @@ def train(steps: int, seed: int) -> dict[str, Tensor]:
     from .. import host
     from ..ema.decay import EMASettings
     from ..training.run.call import run
-    from ..training.run.loop import Watch
+    from ..training.run.loop import Callbacks
     from ..training.state import Start, begin
     from ..training.store.store import Store
     from ..training.trainable.install import AdapterSettings
@@ -113,7 +113,7 @@ def train(steps: int, seed: int) -> dict[str, Tensor]:
         lambda: host.denoiser.denoiser(patcher),
         pictures,
         store,
-        Watch(_reporter(steps), snapshot_every=100),
+        Callbacks(_reporter(steps), snapshot_every=100),
     )
     for note in done.notes:
         print(note)

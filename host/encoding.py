@@ -83,7 +83,7 @@ def read_parts(clip: Any, model: Any, clip_skip: int = 0) -> set[str]:
     import comfy.model_management as management
 
     from ..training.data.dataset import Conditioning
-    from ..training.memory.inference_tensors import standing_in
+    from ..training.memory.inference_tensors import as_normal_tensors
     from .autograd_inplace import NoAssignmentInPlace
     from .denoiser import Denoiser
 
@@ -95,7 +95,7 @@ def read_parts(clip: Any, model: Any, clip_skip: int = 0) -> set[str]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(standing_in(encoder.module))
+        stack.enter_context(as_normal_tensors(encoder.module))
         stack.enter_context(NoAssignmentInPlace())
         for path, part in encoder.module.named_modules():
             if any(True for _ in part.parameters(recurse=False)):

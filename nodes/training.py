@@ -251,7 +251,7 @@ class TrainStep(io.ComfyNode):
     ) -> io.NodeOutput:
         from ..training import state as states
         from ..training.data.dataset import batches_per_epoch
-        from ..training.run.loop import Watch
+        from ..training.run.loop import Callbacks
 
         group, node = process_group.group(), cls.hidden.unique_id if cls.hidden else None
         if optimizer is not None:
@@ -265,7 +265,7 @@ class TrainStep(io.ComfyNode):
         if epochs > 0:
             held = state.settings.optimizer
             steps = max(1, math.ceil(epochs * batches_per_epoch(subject.dataset, held.batch_size) / held.accumulation))
-        watch = Watch(
+        callbacks = Callbacks(
             validate_every=validate_every,
             snapshot_every=snapshot_every,
             snapshot_minutes=snapshot_minutes,
@@ -274,7 +274,7 @@ class TrainStep(io.ComfyNode):
         group.meet(str(node))
         call = _Call(state, state.step + steps, node, (positive, negative, latent))
         try:
-            result, report = call.trained(steps, watch, keep, tensorboard)
+            result, report = call.trained(steps, callbacks, keep, tensorboard)
         except process_group.Elsewhere as error:
             host.events.interrupt_as(error.kind)
             raise
@@ -342,14 +342,14 @@ class _Call:
     """One execution of TrainStep: what it tells the front end while it trains."""
 
     def __init__(self, state: Any, until: int, node: str | None, sampled: tuple[Any, Any, Any]) -> None:
-        from ..training.reports.throughput import Pace
+        from ..training.reports.throughput import Throughput
 
         self.state, self.until, self.node, self.sampled = state, until, node, sampled
-        self.bar, self.pace = host.events.progress(until - state.step), Pace(until)
+        self.bar, self.pace = host.events.progress(until - state.step), Throughput(until)
         self.pictures: list[dict[str, str]] = []
         self.writer: Any = None
 
-    def trained(self, steps: int, watch: Any, keep: str, tensorboard: bool) -> tuple[Any, str]:
+    def trained(self, steps: int, callbacks: Any, keep: str, tensorboard: bool) -> tuple[Any, str]:
         """The state after `steps` more steps and the report, with progress, events, previews, stopping and interruption
         of the host.
         """
@@ -375,8 +375,8 @@ class _Call:
             self.writer = Writer(Store(folder, state.run).folder / "tensorboard" / state.start.digest[:16])
         try:
             with host.events.stoppable(state.run) as should_stop:
-                watch = replace(watch, stepped=self.stepped, preview=self.preview, stop=should_stop)
-                outcome = runs.run(state, steps, forward, subject.dataset, store, watch, keep, log.warning)
+                callbacks = replace(callbacks, on_step=self.stepped, preview=self.preview, should_stop=should_stop)
+                outcome = runs.run(state, steps, forward, subject.dataset, store, callbacks, keep, log.warning)
         finally:
             if self.writer is not None:
                 self.writer.close()

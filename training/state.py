@@ -87,7 +87,7 @@ class History:
 
 
 @dataclass(frozen=True)
-class Effort:
+class RunCost:
     """What a run has cost so far: seconds in steps and the most memory in bytes. It is no part of
     the run's identity.
     """
@@ -116,7 +116,7 @@ class TrainState:
     step: int = 0
     position: tuple[tuple[str, int], ...] = ()
     history: History = field(default_factory=History)
-    effort: Effort = field(default_factory=Effort)
+    cost: RunCost = field(default_factory=RunCost)
     run: str = "run"
     notes: Mapping[str, str] = field(default_factory=dict)
     base: Callable[[], Mapping[str, Tensor]] | None = field(default=None, repr=False)

@@ -12,7 +12,7 @@ from graft_nodes.tests.faults import tried
 from graft_nodes.tests.faults.disk import Disk
 from graft_nodes.training.reports.tensorboard import Writer
 from graft_nodes.training.run import call as runs
-from graft_nodes.training.run.loop import Watch
+from graft_nodes.training.run.loop import Callbacks
 from graft_nodes.training.state import equal
 from graft_nodes.training.store.store import Store
 
@@ -27,9 +27,9 @@ def run(tmp_path):
 
 
 def train(run, folder=None, **more):
-    watch = Watch(validate_every=2, snapshot_every=3, preview_every=2, **{"preview": lambda *_: None, **more})
+    callbacks = Callbacks(validate_every=2, snapshot_every=3, preview_every=2, **{"preview": lambda *_: None, **more})
     kept = Store(folder or run.folder, "run")
-    return runs.run(run.start, tried.STEPS, lambda: nullcontext(run.denoiser), run.dataset, kept, watch, "best")
+    return runs.run(run.start, tried.STEPS, lambda: nullcontext(run.denoiser), run.dataset, kept, callbacks, "best")
 
 
 def flags(module):
@@ -42,7 +42,7 @@ def flags(module):
 
 @pytest.mark.parametrize("kind", [Planted, KeyboardInterrupt])
 @pytest.mark.parametrize("call", [1, 2])
-@pytest.mark.parametrize("name", ["stepped", "preview", "stop"])
+@pytest.mark.parametrize("name", ["on_step", "preview", "should_stop"])
 def test_a_callback_that_raises(run, tmp_path, name, call, kind):
     expected, count = train(run, tmp_path / "whole"), itertools.count(1)
     before, draws = flags(run.denoiser.module), torch.random.get_rng_state()
@@ -68,7 +68,7 @@ def test_a_clock_that_jumps_changes_no_byte(run, tmp_path, monkeypatch):
     writer = Writer(tmp_path / "logs") if _has_tensorboard() else None
     again = train(
         run,
-        stepped=lambda step, moved, validation: writer and writer.write(step, moved, validation),
+        on_step=lambda step, moved, validation: writer and writer.write(step, moved, validation),
         snapshot_minutes=0.0001,
     )
     if writer is not None:

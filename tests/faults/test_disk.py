@@ -13,7 +13,7 @@ from graft_nodes.tests.faults import tried
 from graft_nodes.tests.faults.disk import Disk, fails
 from graft_nodes.training.reports.tensorboard import Writer
 from graft_nodes.training.run import call
-from graft_nodes.training.run.loop import Watch, train
+from graft_nodes.training.run.loop import Callbacks, train
 from graft_nodes.training.state import equal
 from graft_nodes.training.store import saved_states
 from graft_nodes.training.store.store import Store
@@ -45,7 +45,9 @@ def test_a_folder_that_can_only_be_read_gives_what_is_stored_and_says_that_nothi
     with Disk(run.folder, 1, fails(errno.EROFS), lasting=True).installed():
         run.act()
         with pytest.raises(OSError, match="Read-only file system") as caught:
-            call.run(run.other, 3, lambda: nullcontext(run.denoiser), run.dataset, Store(run.folder, "run"), Watch())
+            call.run(
+                run.other, 3, lambda: nullcontext(run.denoiser), run.dataset, Store(run.folder, "run"), Callbacks()
+            )
     assert str(caught.value.filename).startswith(str(run.folder)) and "choose another output folder" in str(
         caught.value
     )
@@ -77,7 +79,7 @@ def test_what_a_library_writes_fails_as_an_error_of_the_disk_that_names_the_file
 def test_tensorboard_files_that_cannot_be_written_are_named_and_its_thread_ends(run, tmp_path):
     pytest.importorskip("tensorboard")
     writer, before = Writer(tmp_path / "logs"), threading.active_count()
-    moved = type("Moved", (), {"loss": 1.0, "rate": 0.1, "norm": 1.0, "seconds": 0.1})()
+    moved = type("StepResult", (), {"loss": 1.0, "rate": 0.1, "norm": 1.0, "seconds": 0.1})()
     with files_of_at_most(50), pytest.raises(OSError, match="File too large") as caught:
         for step in range(1, 200):
             writer.write(step, moved, None)

@@ -13,7 +13,7 @@ from graft_nodes.tests.faults import tried
 from graft_nodes.tests.fuzz.damage import CORPUS
 from graft_nodes.training.averages import snapshots
 from graft_nodes.training.run import call
-from graft_nodes.training.run.loop import Watch
+from graft_nodes.training.run.loop import Callbacks
 from graft_nodes.training.state import equal
 from graft_nodes.training.store import listing, saved_states, store
 
@@ -79,7 +79,7 @@ def test_whatever_file_of_a_run_is_missing_it_is_said_and_the_run_ends_in_the_sa
             lambda: nullcontext(run.denoiser),
             run.dataset,
             store.Store(place, "run"),
-            Watch(validate_every=2, snapshot_every=3),
+            Callbacks(validate_every=2, snapshot_every=3),
             "best",
         )
         if "averages" not in name and not name.endswith("state.json"):

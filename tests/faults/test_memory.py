@@ -9,7 +9,7 @@ import pytest
 import torch
 from graft_nodes.tests.faults import tried
 from graft_nodes.training.run import call as runs
-from graft_nodes.training.run.loop import Stopped, Watch
+from graft_nodes.training.run.loop import Callbacks, Stopped
 from graft_nodes.training.state import equal
 from graft_nodes.training.store.store import Store
 
@@ -26,9 +26,15 @@ def run(tmp_path):
 
 
 def train(run, **more):
-    watch = Watch(validate_every=2, snapshot_every=1, **more)
+    callbacks = Callbacks(validate_every=2, snapshot_every=1, **more)
     return runs.run(
-        run.start, tried.STEPS, lambda: nullcontext(run.denoiser), run.dataset, Store(run.folder, "run"), watch, "best"
+        run.start,
+        tried.STEPS,
+        lambda: nullcontext(run.denoiser),
+        run.dataset,
+        Store(run.folder, "run"),
+        callbacks,
+        "best",
     )
 
 

@@ -13,7 +13,7 @@ from graft_nodes.storage import lock
 from graft_nodes.storage.lock import Busy, alone
 from graft_nodes.tests.faults import tried
 from graft_nodes.training.run import call
-from graft_nodes.training.run.loop import Watch
+from graft_nodes.training.run.loop import Callbacks
 from graft_nodes.training.store import saved_states
 from graft_nodes.training.store.store import Store
 
@@ -45,7 +45,9 @@ class Other:
 
 
 def train(run, steps=tried.STEPS):
-    return call.run(run.start, steps, lambda: nullcontext(run.denoiser), run.dataset, Store(run.folder, "run"), Watch())
+    return call.run(
+        run.start, steps, lambda: nullcontext(run.denoiser), run.dataset, Store(run.folder, "run"), Callbacks()
+    )
 
 
 def test_the_second_is_told_who_works_there_and_what_to_do_and_goes_on_when_that_one_is_killed(run):
@@ -58,7 +60,9 @@ def test_the_second_is_told_who_works_there_and_what_to_do_and_goes_on_when_that
         assert [path.name for path in run.folder.iterdir()] == [".run.lock"], (
             "nothing is written while another process works"
         )
-        call.run(run.start, 2, lambda: nullcontext(run.denoiser), run.dataset, Store(run.folder, "another"), Watch())
+        call.run(
+            run.start, 2, lambda: nullcontext(run.denoiser), run.dataset, Store(run.folder, "another"), Callbacks()
+        )
     finally:
         other.end()
     assert (run.folder / ".run.lock").exists(), "what a killed process leaves"

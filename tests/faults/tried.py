@@ -27,7 +27,7 @@ from graft_nodes.tests.faults.disk import Disk, fails
 from graft_nodes.tests.training.conftest import Lab
 from graft_nodes.training.data.cache import Cache
 from graft_nodes.training.run import call
-from graft_nodes.training.run.loop import Watch, train
+from graft_nodes.training.run.loop import Callbacks, train
 from graft_nodes.training.state import TrainState, advanced, begin, equal, key_of
 from graft_nodes.training.store import saved_states, store
 from graft_nodes.training.trainable.install import AdapterSettings
@@ -153,9 +153,9 @@ class Run:
             self.step = step
 
         before, self.step = self.step, 0
-        watch = Watch(validate_every=2, snapshot_every=3, stepped=stepped)
+        callbacks = Callbacks(validate_every=2, snapshot_every=3, on_step=stepped)
         kept = store.Store(self.folder, "run")
-        outcome = call.run(self.start, STEPS, lambda: nullcontext(self.denoiser), self.dataset, kept, watch, "best")
+        outcome = call.run(self.start, STEPS, lambda: nullcontext(self.denoiser), self.dataset, kept, callbacks, "best")
         if before:
             self.lost.append(outcome.trained - (STEPS - before))
         self.step = STEPS

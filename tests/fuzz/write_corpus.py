@@ -14,7 +14,7 @@ from graft_nodes.ema.decay import EMASettings
 from graft_nodes.storage.safetensors import safetensors_bytes
 from graft_nodes.tests.training.conftest import Lab
 from graft_nodes.training.run import call
-from graft_nodes.training.run.loop import Watch
+from graft_nodes.training.run.loop import Callbacks
 from graft_nodes.training.state import begin
 from graft_nodes.training.store import saved_states, store
 from graft_nodes.training.trainable.install import AdapterSettings
@@ -150,7 +150,7 @@ def states(place: Path) -> dict[str, bytes]:
     start = begin(denoiser.module, type(plain.start)("model", dataset.digest, adapter, ema, 3), plain.settings)
     kept = store.Store(place, "run", {"torch": "1"})
     outcome = call.run(
-        start, 4, lambda: nullcontext(denoiser), dataset, kept, Watch(validate_every=2, snapshot_every=3)
+        start, 4, lambda: nullcontext(denoiser), dataset, kept, Callbacks(validate_every=2, snapshot_every=3)
     )
     saved_states.save(outcome.state, place, "saved", 60, {"torch": "1"})
     return {

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..memory.checkpointing import blocks
-from ..memory.inference_tensors import alias, standing_in
+from ..memory.inference_tensors import alias, as_normal_tensors
 from .fsdp_order import Sums, norm
 from .process_group import Alone, Ranks, heard
 
@@ -118,7 +118,10 @@ def trained_in(
         )
     (kind,) = kinds
     masters = {name: nn.Parameter(alias(tensor)) for name, tensor in whole.items()}
-    with standing_in(module, masters), divided(module, device, group, None if kind == torch.float32 else kind) as sums:
+    with (
+        as_normal_tensors(module, masters),
+        divided(module, device, group, None if kind == torch.float32 else kind) as sums,
+    ):
         found = dict(module.named_parameters())
         with torch.no_grad():
             for name, tensor in live.items():

@@ -34,7 +34,7 @@ def alias(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def standing_in(module: nn.Module, trained: Mapping[str, Tensor] | None = None) -> Iterator[None]:
+def as_normal_tensors(module: nn.Module, trained: Mapping[str, Tensor] | None = None) -> Iterator[None]:
     """For the block every parameter and buffer of `module` is a frozen alias, and those named in `trained` are the
     given tensors.
 

@@ -38,7 +38,7 @@ class _Piece:
     names: tuple[str, ...]
 
 
-class Mover:
+class OptimizerStepper:
     """Live trained tensors on a device and what moves them; `state()` gives the optimiser's tensors back, `sampled()`
     the weights.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...storage.disk_errors import naming
-from ..run.step import Moved
+from ..run.step import StepResult
 
 
 def check() -> None:
@@ -28,7 +28,7 @@ class Writer:
         self.folder = folder
         self.writer: Any = None
 
-    def write(self, step: int, moved: Moved, validation: float | None) -> None:
+    def write(self, step: int, moved: StepResult, validation: float | None) -> None:
         """The scalars of one step. Raises OSError that names the folder; what its thread could not write comes with a
         later step.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 
-class Pace:
+class Throughput:
     """Call it after each step: (steps a second, seconds left). What comes between the steps counts, the wait before the
     first does not.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Course:
+class BatchSchedule:
     """What decides which pictures the steps of a run see: `parts` micro-batches a step, `dropout`
     is the objective's.
     """
@@ -31,8 +31,8 @@ class Course:
     seed: int
 
     @classmethod
-    def of(cls, state: TrainState, dataset: Dataset) -> Course:
-        """The course of a run from a state on, with its settings."""
+    def of(cls, state: TrainState, dataset: Dataset) -> BatchSchedule:
+        """The schedule of a run from a state on, with its settings."""
         optimizer, objective = state.settings.optimizer, state.settings.objective
         return cls(
             dataset, optimizer.batch_size, optimizer.accumulation, objective.conditioning_dropout, state.start.seed
@@ -73,7 +73,7 @@ class Course:
             count += 0 if ahead is None else ahead(texts, done)
         return count
 
-    def schedule(self, first: int, steps: int) -> Iterator[str]:
+    def lines(self, first: int, steps: int) -> Iterator[str]:
         """Lines of text: each step from `first` on with its pictures (EveryDream2's write_schedule)."""
         for step in range(first, first + steps):
             for part in range(self.parts):
@@ -94,16 +94,18 @@ def _said(one: Shown) -> str:
     return f"{one.picture.name} ({', '.join(marks)}): {one.caption or '(no caption)'}"
 
 
-class Loader:
-    """The batches of a course by (step, part). With workers, threads put those of the next steps together, up to
+class BatchLoader:
+    """The batches of a schedule by (step, part). With workers, threads put those of the next steps together, up to
     `until`, exclusive.
 
     `every` is (rank, ranks): of each step only the parts rank, rank + ranks, … will be asked for.
     """
 
-    def __init__(self, course: Course, workers: int = 0, until: int = 0, every: tuple[int, int] = (0, 1)) -> None:
-        self.course, self.until = course, until
-        self._parts = range(course.parts)[every[0] :: every[1]]
+    def __init__(
+        self, schedule: BatchSchedule, workers: int = 0, until: int = 0, every: tuple[int, int] = (0, 1)
+    ) -> None:
+        self.schedule, self.until = schedule, until
+        self._parts = range(schedule.parts)[every[0] :: every[1]]
         self._threads: ThreadPoolExecutor | None = None
         if workers:
             self._threads = ThreadPoolExecutor(workers, thread_name_prefix="graft-loader")
@@ -113,12 +115,12 @@ class Loader:
     def take(self, step: int, part: int) -> list[Batch]:
         """Micro-batch `part` of a step, grouped by picture size."""
         if self._threads is None:
-            return self.course.batches(step, part)
+            return self.schedule.batches(step, part)
         place = step * len(self._parts) + self._parts.index(part)
         for number in range(place, min(place + 1 + self._ahead, max(place + 1, self.until * len(self._parts)))):
             key = number // len(self._parts), self._parts[number % len(self._parts)]
             if key not in self._coming:
-                self._coming[key] = self._threads.submit(_put_together, self.course.shown(*key))
+                self._coming[key] = self._threads.submit(_put_together, self.schedule.shown(*key))
         for key in [key for key in self._coming if key < (step, part)]:
             self._coming.pop(key).cancel()
         return self._coming.pop((step, part)).result()

@@ -20,7 +20,7 @@ from ..objective.loss import Denoiser
 from ..state import TrainState, advanced, key_of
 from ..store.store import GROUPS, KEEPS, Store, Used, history_of, record_of, restored, tail_of
 from . import prepare
-from .loop import Stopped, Watch, behind, train
+from .loop import Callbacks, Stopped, behind, train
 
 
 @dataclass(frozen=True)
@@ -44,34 +44,34 @@ def run(
     opened: Callable[[], AbstractContextManager[Denoiser]],
     dataset: Dataset,
     store: Store | None,
-    watch: Watch | None = None,
+    callbacks: Callbacks | None = None,
     keep: str = "last",
     say: Callable[[str], object] | None = None,
 ) -> Outcome:
-    """`steps` further from `state`, from the store as far as it goes. The model is opened only when there is something
-    to train.
+    """Trains `steps` further from `state`, and takes from the store what is there already. The model is loaded only
+    when there is something to train.
 
-    Of `watch` the caller sets what is called and how often; what keeps states is added here. `keep` says which are kept
-    beside the last: `best` also the one with the lowest held-out loss, `every` that and every snapshot. `say` hears at
-    once what the report says in the end: that a file of the dataset has changed. Raises what `watch.stepped` raises (an
-    interruption) and OSError of the store (a full disk); until then whole steps are kept as a snapshot, and the same
-    call later goes on from it. Raises Stopped when the loss is not finite or memory runs out, Busy when another process
-    works on the same run. Every rank of a group makes this call; the first one alone has the store, shows, validates
+    The caller sets `callbacks` without those that save states; they are added here. `keep` says which states are kept
+    beside the last: `best` also the one with the lowest held-out loss, `every` that and every snapshot. `say` is told
+    at once that a file of the dataset has changed; the report repeats it. Raises what `callbacks.on_step` raises (an
+    interruption) and OSError of the store (a full disk); the whole steps so far are then kept as a snapshot, and the
+    same call later resumes from it. Raises Stopped when the loss is not finite or memory runs out, Busy when another
+    process works on the same run. Every rank of a group makes this call; only the first has the store, shows, validates
     and saves.
     """
     if keep not in KEEPS:
         raise ValueError(f"keep is {keep!r}, expected one of {', '.join(KEEPS)}.")
     if steps == 0:
         return Outcome(state, None, 0, 0.0, ("0 steps: the state is passed on",))
-    group, watch = process_group.group(), watch or Watch()
+    group, callbacks = process_group.group(), callbacks or Callbacks()
     if fsdp.held(state, group).together:
-        watch = replace(watch, keep=_together(group, state, steps, store))
+        callbacks = replace(callbacks, save_snapshot=_together(group, state, steps, store))
     if not group.leader:
-        store, watch, say = None, _of_others(group, state, watch, keep), None
+        store, callbacks, say = None, _of_others(group, state, callbacks, keep), None
     group.begin()
     with ExitStack() as stack:
         with group.united():
-            if group.shard and watch.preview_every:
+            if group.shard and callbacks.preview_every:
                 raise ValueError(
                     "TrainStep: previews sample on one rank, and --shard divides the model among all: set preview_every"
                     " to 0."
@@ -81,7 +81,7 @@ def run(
                     "TrainStep: with --shard and kind full, snapshots are the ranks' own: set keep to best or last."
                 )
             warning = stack.enter_context(nullcontext("") if store is None else alone(store.folder))
-        return _run(group, state, steps, opened, dataset, store, watch, keep, say, [warning] if warning else [])
+        return _run(group, state, steps, opened, dataset, store, callbacks, keep, say, [warning] if warning else [])
 
 
 def _run(
@@ -91,7 +91,7 @@ def _run(
     opened: Callable[[], AbstractContextManager[Denoiser]],
     dataset: Dataset,
     store: Store | None,
-    watch: Watch,
+    callbacks: Callbacks,
     keep: str,
     say: Callable[[str], object] | None,
     notes: list[str],
@@ -108,8 +108,8 @@ def _run(
         return _outcome(store, at, folder, 0, 0.0, notes)
     began, begun = at.step, time.perf_counter()
     with group.united():
-        if left or behind(at, dataset, watch):
-            at = _trained(group, at, left, opened, dataset, store, watch, notes, say, (state, target, keep))
+        if left or behind(at, dataset, callbacks):
+            at = _trained(group, at, left, opened, dataset, store, callbacks, notes, say, (state, target, keep))
         seconds = time.perf_counter() - begun
         if at.step < state.step + steps:
             notes.append(
@@ -133,7 +133,7 @@ def _trained(
     opened: Callable[[], AbstractContextManager[Denoiser]],
     dataset: Dataset,
     store: Store | None,
-    watch: Watch,
+    callbacks: Callbacks,
     notes: list[str],
     say: Callable[[str], object] | None,
     way: tuple[TrainState, str, str],
@@ -146,10 +146,10 @@ def _trained(
     try:
         with ExitStack() as stack:
             with group.united():
-                watch = prepare.watching(watch, dataset, notes, say)
+                callbacks = prepare.watching(callbacks, dataset, notes, say)
                 notes += prepare.ready(at, left, dataset, None if store is None else store.folder) if left else []
                 denoiser = stack.enter_context(opened())
-            at = train(at, denoiser, dataset, left, _keeping(watch, store, state, target, keep))
+            at = train(at, denoiser, dataset, left, _keeping(callbacks, store, state, target, keep))
     except Stopped as error:
         if store is None:
             places = []
@@ -161,20 +161,20 @@ def _trained(
     return at
 
 
-def _of_others(group: Alone, state: TrainState, watch: Watch, keep: str) -> Watch:
-    """What ranks after the first do of `watch`: they keep nothing; what takes every rank they do with it."""
-    others = Watch(stepped=watch.stepped, stop=watch.stop)
+def _of_others(group: Alone, state: TrainState, callbacks: Callbacks, keep: str) -> Callbacks:
+    """What ranks after the first do of `callbacks`: they keep nothing; what takes every rank they do with it."""
+    others = Callbacks(on_step=callbacks.on_step, should_stop=callbacks.should_stop)
     if not group.shard:
         return others
-    others = replace(others, validate_every=watch.validate_every)
+    others = replace(others, validate_every=callbacks.validate_every)
     if not fsdp.held(state, group).together:
         return others
 
     def gone(state: TrainState) -> None:
         """The state was put together on the first rank."""
 
-    others = replace(others, snapshot_every=watch.snapshot_every, snapshot_minutes=watch.snapshot_minutes)
-    return replace(others, keep=watch.keep, best=gone if keep != "last" else None)
+    others = replace(others, snapshot_every=callbacks.snapshot_every, snapshot_minutes=callbacks.snapshot_minutes)
+    return replace(others, save_snapshot=callbacks.save_snapshot, save_best=gone if keep != "last" else None)
 
 
 def _together(group: Alone, state: TrainState, steps: int, store: Store | None) -> Callable[[TrainState], None] | None:
@@ -245,15 +245,15 @@ def _outcome(
     return Outcome(at, folder, trained, seconds, (*notes, *removed), best, used)
 
 
-def _keeping(watch: Watch, store: Store | None, before: TrainState, target: str, keep: str) -> Watch:
-    """`watch` with what keeps states: snapshots, the best so far, and averages."""
+def _keeping(callbacks: Callbacks, store: Store | None, before: TrainState, target: str, keep: str) -> Callbacks:
+    """`callbacks` with what keeps states: snapshots, the best so far, and averages."""
     if store is None:
-        return watch
+        return callbacks
 
     def snapshot(state: TrainState) -> None:
-        if watch.keep is not None:  # by all ranks
-            watch.keep(state)
-        elif keep == "every" and not (watch.snapshot_every and state.step % watch.snapshot_every):
+        if callbacks.save_snapshot is not None:  # by all ranks
+            callbacks.save_snapshot(state)
+        elif keep == "every" and not (callbacks.snapshot_every and state.step % callbacks.snapshot_every):
             store.save(state, "snapshot")
         else:
             store.save_partial(state, target)
@@ -262,7 +262,7 @@ def _keeping(watch: Watch, store: Store | None, before: TrainState, target: str,
         store.save_best(state, before.step)
 
     averages = partial(snapshots.write, store.folder)
-    return replace(watch, keep=snapshot, best=best if keep != "last" else None, average=averages)
+    return replace(callbacks, save_snapshot=snapshot, save_best=best if keep != "last" else None, save_average=averages)
 
 
 def _said(found: int, wanted: int, snapshot: bool) -> str:

@@ -12,9 +12,9 @@ from ...storage.safetensors import make_folders, write_whole
 from ..data.changed_files import Patrol
 from ..data.dataset import Dataset
 from ..state import TrainState
-from .batch_loader import Course
-from .loop import Watch
-from .step import Moved
+from .batch_loader import BatchSchedule
+from .loop import Callbacks
+from .step import StepResult
 
 
 def ready(state: TrainState, steps: int, dataset: Dataset, folder: Path | None) -> list[str]:
@@ -23,8 +23,8 @@ def ready(state: TrainState, steps: int, dataset: Dataset, folder: Path | None) 
 
     Raises ValueError when their conditionings do not fit into the cache, OSError when the schedule cannot be written.
     """
-    course, notes = Course.of(state, dataset), []
-    encoded = course.prepare(state.step, steps)
+    schedule, notes = BatchSchedule.of(state, dataset), []
+    encoded = schedule.prepare(state.step, steps)
     if encoded:
         notes.append(f"{encoded} wordings of captions encoded for these steps")
     if dataset.write_schedule and folder is None:
@@ -32,14 +32,16 @@ def ready(state: TrainState, steps: int, dataset: Dataset, folder: Path | None) 
     elif dataset.write_schedule and folder is not None:
         path = folder / f"schedule-{state.step + 1:08d}-{state.step + steps:08d}.txt"
         make_folders(folder)
-        write_whole(str(path), (f"{line}\n".encode() for line in course.schedule(state.step, steps)))
+        write_whole(str(path), (f"{line}\n".encode() for line in schedule.schedule(state.step, steps)))
         notes.append(f"schedule of these steps: {path}")
     return notes
 
 
-def watching(watch: Watch, dataset: Dataset, notes: list[str], say: Callable[[str], object] | None = None) -> Watch:
-    """`watch` with an eye on the files of the dataset: what has changed since it was encoded is said now and after each
-    step.
+def watching(
+    callbacks: Callbacks, dataset: Dataset, notes: list[str], say: Callable[[str], object] | None = None
+) -> Callbacks:
+    """`callbacks` that also watch the dataset's files: what has changed since it was encoded is reported now and after
+    each step.
 
     It goes to `notes`, which are for the report, and to `say`. Raises Changed where the dataset says to stop.
     """
@@ -54,11 +56,11 @@ def watching(watch: Watch, dataset: Dataset, notes: list[str], say: Callable[[st
 
     tell(patrol.sweep())
 
-    def stepped(step: int, moved: Moved, validation: float | None) -> None:
+    def stepped(step: int, moved: StepResult, validation: float | None) -> None:
         tell(patrol.look())
-        if watch.stepped is not None:
-            watch.stepped(step, moved, validation)
+        if callbacks.on_step is not None:
+            callbacks.on_step(step, moved, validation)
 
     if sources:
-        return replace(watch, stepped=stepped)
-    return watch
+        return replace(callbacks, on_step=stepped)
+    return callbacks

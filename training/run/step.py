@@ -17,17 +17,17 @@ from ...ema.shadow import Shadow
 from ..data.dataset import Batch, Conditioning, Dataset, framed
 from ..distributed import fsdp, process_group
 from ..memory.checkpointing import checkpointed
-from ..memory.inference_tensors import standing_in
+from ..memory.inference_tensors import as_normal_tensors
 from ..memory.offload import activations_on_host, layers_on_host, to_device
 from ..objective.loss import Denoiser, check_for, losses, shares
 from ..objective.noise import LAST_SIGNAL, noise_like, perturbation
 from ..optimizers.learning_rate_schedule import rate_at
 from ..optimizers.precision import LEAST_SCALE, LossScale, autocast
-from ..optimizers.stepper import Mover
+from ..optimizers.stepper import OptimizerStepper
 from ..random_draws import generator
-from ..state import Effort, History, TrainState, advanced
+from ..state import History, RunCost, TrainState, advanced
 from ..trainable import install
-from .batch_loader import Course, Loader
+from .batch_loader import BatchLoader, BatchSchedule
 from .out_of_memory import used
 
 VALIDATION_DRAWS = 4  # noise levels a held-out picture
@@ -39,7 +39,7 @@ class Diverged(ArithmeticError):
 
 
 @dataclass(frozen=True)
-class Moved:
+class StepResult:
     """What one step measured."""
 
     loss: float
@@ -84,11 +84,13 @@ class Workspace:
         self.group = group or process_group.Alone()
         check(state, denoiser, dataset, self.group)
         self.begun, self.denoiser, self.dataset = state, denoiser, dataset
-        self.loader = Loader(Course.of(state, dataset), dataset.workers, every=(self.group.rank, self.group.size))
+        self.loader = BatchLoader(
+            BatchSchedule.of(state, dataset), dataset.workers, every=(self.group.rank, self.group.size)
+        )
         device = denoiser.device
         settings = state.settings.optimizer
         self.held = held = fsdp.held(state, self.group)
-        self.mover = Mover(
+        self.stepper = OptimizerStepper(
             settings,
             held.of(state.trained),
             held.of(state.optimizer),
@@ -96,7 +98,7 @@ class Workspace:
             state.start.seed,
             partial(held.norm, device=device) if isinstance(held, fsdp.Rows) else None,
         )
-        self.trained = self.mover.trained
+        self.trained = self.stepper.trained
         self.gradients = self.group.gradients(self.trained, held.together)
         self.scale: LossScale | None = None
         if settings.precision == "fp16":
@@ -116,7 +118,7 @@ class Workspace:
         )
         self.kept = state.step
         self.seconds = 0.0
-        self.measured: list[Moved] = []
+        self.measured: list[StepResult] = []
         self.validation: list[tuple[int, float]] = []
         # Before the trained tensors are installed: differences of whole weights are taken from the model's own.
         self.base: Mapping[str, Tensor] | None = None
@@ -155,7 +157,7 @@ class Workspace:
         """
         with ExitStack() as stack:
             if self.group.shard and not self.held.together:
-                stack.enter_context(standing_in(self.denoiser.module))
+                stack.enter_context(as_normal_tensors(self.denoiser.module))
                 stack.enter_context(fsdp.divided(self.denoiser.module, self.denoiser.device, self.group))
             yield
 
@@ -240,13 +242,13 @@ class Workspace:
         }
         return replace(
             begun,
-            trained=whole(self.mover.sampled()),
-            optimizer={**whole(self.mover.state()), **({} if self.scale is None else self.scale.state())},
+            trained=whole(self.stepper.sampled()),
+            optimizer={**whole(self.stepper.state()), **({} if self.scale is None else self.scale.state())},
             average=whole(average),
             powers=powers,
             step=self.step,
             position=advanced(begun.position, begun.settings.digest, done),
-            effort=Effort(begun.effort.seconds + self.seconds, max(begun.effort.memory, used(self.denoiser.device))),
+            cost=RunCost(begun.cost.seconds + self.seconds, max(begun.cost.memory, used(self.denoiser.device))),
             history=History(
                 history.loss + tuple(m.loss for m in self.measured),
                 history.rate + tuple(m.rate for m in self.measured),
@@ -337,7 +339,7 @@ def _part(work: Workspace, part: int) -> float:
         last = batch is groups[-1]
         early: AbstractContextManager[None] = nullcontext()
         if last and part == settings.optimizer.accumulation - 1:
-            early = work.mover.last_backward()
+            early = work.stepper.last_backward()
         with early, work.gradients.backward(batch is groups[0], last):
             if not _left_out(work, loss):
                 (loss if work.scale is None else work.scale.scaled(loss)).backward()
@@ -362,28 +364,28 @@ def _finite(work: Workspace, loss: float) -> bool:
     return fsdp.NOT_FINITE not in fsdp.in_step(work.group, doing)
 
 
-def advance_(work: Workspace) -> Moved:
+def advance_(work: Workspace) -> StepResult:
     """Make one step inside `installed()`.
 
     Raises Diverged when the loss or a gradient is not finite; the tensors are as they were, unless `whole` says
     otherwise.
     """
     rate = rate_at(work.begun.settings.optimizer, work.step)
-    work.mover.prepare(rate, work.step)
-    if work.mover.early:
+    work.stepper.prepare(rate, work.step)
+    if work.stepper.early:
         _begin_moving_(work)
     loss, norm = _gradients(work)
     if not (math.isfinite(loss) and math.isfinite(norm)):
-        work.mover.forget()
+        work.stepper.forget()
         work.whole = work.whole or not math.isfinite(loss)  # a loss that is not finite is seen before anything moves
         raise Diverged(f"Step {work.step + 1} has loss {loss} and gradient norm {norm}: training has diverged.")
-    if not work.mover.early:
+    if not work.stepper.early:
         _begin_moving_(work)
-    work.mover.move_()
+    work.stepper.move_()
     install.limit_norms_(work.trained, work.begun.start.adapter)
     work.step += 1
     _average_(work)
-    moved = Moved(loss, rate, norm)
+    moved = StepResult(loss, rate, norm)
     work.measured.append(moved)
     work.whole = True
     return moved
@@ -401,11 +403,11 @@ def _gradients(work: Workspace) -> tuple[float, float]:
     """
     loss = backward_(work)
     while work.scale is not None and math.isfinite(loss) and not work.scale.unscale_(work.trained):
-        work.mover.forget()
+        work.stepper.forget()
         if work.scale.scale < LEAST_SCALE:
             raise Diverged(f"Step {work.step + 1} overflows in fp16 however the loss is scaled: use bf16 or float32.")
         loss = backward_(work)
-    return loss, work.mover.norm()
+    return loss, work.stepper.norm()
 
 
 def _average_(work: Workspace) -> None:
@@ -445,7 +447,7 @@ def validate(work: Workspace) -> float | None:
             ((torch.arange(VALIDATION_DRAWS) + torch.rand((), generator=draws)) / VALIDATION_DRAWS).to(denoiser.device)
         )
         noise = torch.randn(clean.shape, generator=draws).to(denoiser.device)
-        with work.mover.evaluated(), autocast(work.begun.settings.optimizer, work.denoiser.device):
+        with work.stepper.evaluated(), autocast(work.begun.settings.optimizer, work.denoiser.device):
             (conditioning,) = work.encoded(
                 [picture.caption], [framed(work.dataset.conditionings[picture.caption], picture.framing)]
             )

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ...storage.disk_errors import naming
 from ...storage.safetensors import load_safetensors, make_folders, safetensors_bytes, sync_folder, write_whole
-from ..state import Effort, History, TrainState, advanced, digest_of, key_of, until
+from ..state import History, RunCost, TrainState, advanced, digest_of, key_of, until
 from . import disk_quota, rank_files
 from .schema import BLOCK as MEASURED
 from .schema import problem
@@ -361,7 +361,7 @@ def restored(like: TrainState, record: dict[str, Any], tensors: Mapping[str, Ten
     powers = {name.partition("/")[2] for name in groups["powers"]}
     if groups["average"].keys() - order.keys() or powers - order.keys():
         raise Damaged("it holds averages of other tensors than it trains")
-    effort = record["effort"]
+    cost = record["effort"]
     return replace(
         like,
         trained={name: groups["trained"][name] for name in order},
@@ -371,7 +371,7 @@ def restored(like: TrainState, record: dict[str, Any], tensors: Mapping[str, Ten
         step=record["step"],
         position=tuple((settings, steps) for settings, steps in record["position"]),
         history=history,
-        effort=Effort(float(effort["seconds"]), int(effort["memory"])),
+        cost=RunCost(float(cost["seconds"]), int(cost["memory"])),
     )
 
 
@@ -446,7 +446,7 @@ def record_of(state: TrainState, made_with: Mapping[str, str]) -> dict[str, Any]
         "position": [list(part) for part in state.position],
         "step": state.step,
         "order": list(state.trained),
-        "effort": asdict(state.effort),
+        "effort": asdict(state.cost),
         "versions": dict(made_with),
     }
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..memory.inference_tensors import standing_in
+from ..memory.inference_tensors import as_normal_tensors
 from . import adapter_forward
 from .adapter_forward import Dropouts, Moment
 from .targets import TARGETS, TEXT_ENCODER, Patterns, Site, parse, sites, size_of, targets
@@ -356,7 +356,9 @@ def _whole_in(module: nn.Module, trained: Mapping[str, Tensor]) -> Iterator[part
         for name, p in part._parameters.items()
         if p is not None and id(p) in cast
     ]
-    with standing_in(module, {name: tensor for name, tensor in trained.items() if own[name].dtype == tensor.dtype}):
+    with as_normal_tensors(
+        module, {name: tensor for name, tensor in trained.items() if own[name].dtype == tensor.dtype}
+    ):
         hook = module.register_forward_pre_hook(partial(_cast_, slots))
         try:
             yield partial(_cast_, slots)
@@ -390,7 +392,7 @@ def attached(
             yield before
             return
         for _, part in parts:
-            stack.enter_context(standing_in(part))
+            stack.enter_context(as_normal_tensors(part))
         tensors = adapter_forward.grouped(trained)
         for path, site in sites(module, settings, text_encoder).items():
             if path not in tensors:  # a part of the text encoder that nothing reads

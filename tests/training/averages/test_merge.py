@@ -160,7 +160,7 @@ def test_the_sweep_scores_what_the_model_would_be(lab, tmp_path, kind):
         found, widths, lambda one: held_out_loss(state, denoiser, dataset, one), state.lora_model(ema=True)
     )
     assert swept.best == min(swept.rows, key=lambda row: row[1])[0] and len(swept.lines()) == 13
-    last = train(state, denoiser, dataset, 1, watch=None)  # and training goes on as if nothing had been scored
+    last = train(state, denoiser, dataset, 1, callbacks=None)  # and training goes on as if nothing had been scored
     assert last.step == 21 and all(torch.equal(before[name], t) for name, t in denoiser.module.state_dict().items())
     # By hand: weights put into the module, the loss taken with none of the adapters attached.
     got = merge.merged(found, "width", widths[4], "").lora

@@ -15,7 +15,7 @@ from graft_nodes.patches.lora_files.average import average
 from graft_nodes.storage.float16 import SCALE, packed, unpacked
 from graft_nodes.training.averages import snapshots
 from graft_nodes.training.run.call import run
-from graft_nodes.training.run.loop import Watch, train
+from graft_nodes.training.run.loop import Callbacks, train
 from graft_nodes.training.state import Settings, begin, equal
 from graft_nodes.training.store.store import Store
 from graft_nodes.training.trainable.install import AdapterSettings
@@ -29,7 +29,9 @@ def begun(lab, denoiser, dataset, ema, adapter=LORA, **optimizer):
 
 
 def go(state, steps, denoiser, dataset, store, stepped=None, every=0):
-    return run(state, steps, lambda: nullcontext(denoiser), dataset, store, Watch(stepped, snapshot_every=every)).state
+    return run(
+        state, steps, lambda: nullcontext(denoiser), dataset, store, Callbacks(stepped, snapshot_every=every)
+    ).state
 
 
 def files(store):

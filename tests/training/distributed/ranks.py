@@ -30,7 +30,7 @@ from graft_nodes.ema.decay import EMASettings
 from graft_nodes.storage.safetensors import safetensors_bytes
 from graft_nodes.training.distributed import gradient_sum, process_group
 from graft_nodes.training.run import call as runs
-from graft_nodes.training.run.loop import Watch
+from graft_nodes.training.run.loop import Callbacks
 from graft_nodes.training.state import Start, TrainState, begin
 from graft_nodes.training.store import store
 from graft_nodes.training.trainable.install import AdapterSettings
@@ -109,11 +109,16 @@ def bytes_of(state: TrainState) -> str:
 
 
 def train(
-    state: TrainState, dataset, steps: int, watch: Watch | None = None, folder: Path | None = None, denoiser=None
+    state: TrainState,
+    dataset,
+    steps: int,
+    callbacks: Callbacks | None = None,
+    folder: Path | None = None,
+    denoiser=None,
 ) -> TrainState:
     """`steps` further, as TrainStep goes."""
     kept = None if folder is None else store.Store(folder, "run")
-    return runs.run(state, steps, lambda: nullcontext(denoiser or Lab.Flow()), dataset, kept, watch, "best").state
+    return runs.run(state, steps, lambda: nullcontext(denoiser or Lab.Flow()), dataset, kept, callbacks, "best").state
 
 
 def plain(accumulation: int, ema: bool = True, adapter: AdapterSettings | None = None, switch: int = 0, **optimizer):
@@ -133,7 +138,7 @@ def mixed(accumulation: int):
     return Lab.state(Lab.Flow(), dataset, accumulation=accumulation, batch_size=2, total_steps=100), dataset
 
 
-WATCH = Watch(validate_every=25, snapshot_every=40)
+WATCH = Callbacks(validate_every=25, snapshot_every=40)
 WHOLE = AdapterSettings(kind="full", targets="all")
 STEPS = 100
 
@@ -350,7 +355,7 @@ def sharded(root: Path) -> dict:
 def disk_that_fills(folder: Path, rate: dict) -> dict:
     """The second snapshot that two ranks write together fails on the second of them; then the same call again."""
     state, dataset = plain(2, False, WHOLE, **rate)
-    alone, often, real = bytes_of(train(state, dataset, 9)), Watch(snapshot_every=3), store.parts.write
+    alone, often, real = bytes_of(train(state, dataset, 9)), Callbacks(snapshot_every=3), store.parts.write
 
     def act(rank: int, fails: bool) -> object:
         process_group.group().shard, calls = True, []
@@ -398,7 +403,7 @@ def snapshots_together(folder: Path, adapter: AdapterSettings, rate: dict) -> di
     """A run of whole weights that ends early, its snapshot, and where it leads on two ranks, on four and on one."""
     state, dataset = plain(4, False, adapter, optimizer="schedulefree", schedule="constant", **rate)
     alone = train(state, dataset, 9)
-    often = Watch(snapshot_every=3)
+    often = Callbacks(snapshot_every=3)
 
     def begun(rank: int) -> object:
         process_group.group().shard = True
@@ -407,7 +412,7 @@ def snapshots_together(folder: Path, adapter: AdapterSettings, rate: dict) -> di
             if step == 7 and rank == 1:
                 raise OSError("asked to fail")
 
-        return train(state, dataset, 9, replace(often, stepped=stepped), folder).step
+        return train(state, dataset, 9, replace(often, on_step=stepped), folder).step
 
     told = together(2, begun)
     files = sorted(path.name for path in folder.rglob("partial/*"))
@@ -453,7 +458,7 @@ def failing(root: Path) -> dict:
             if rank == who and step == at:
                 raise error
 
-        return Watch(stepped=stepped)
+        return Callbacks(on_step=stepped)
 
     def attempt(name: str, act: Callable[[int, Path], object]) -> None:
         folder = root / name
@@ -512,7 +517,7 @@ def failing(root: Path) -> dict:
 
     def stopping(rank: int, folder: Path) -> object:
         asked = [rank == 1 and step == 4 for step in range(1, 10)]
-        return train(state, dataset, 9, Watch(stop=lambda: asked.pop(0)), folder).step
+        return train(state, dataset, 9, Callbacks(should_stop=lambda: asked.pop(0)), folder).step
 
     attempt("asked to stop", stopping)
 

@@ -30,7 +30,7 @@ def test_three_steps_are_adamw_written_out(lab, settings):
         for n in range(1, 4):
             backward_(work)
             grads = {name: t.grad.double().clone() for name, t in work.trained.items()}
-            work.mover.forget()
+            work.stepper.forget()
             norm = math.sqrt(sum(float(g.square().sum()) for g in grads.values()))
             shrink = min(1.0, held.clip_norm / (norm + 1e-6)) if held.clip_norm else 1.0
             moved = advance_(work)

@@ -13,8 +13,8 @@ from graft_nodes.training.data.dataset import batches
 from graft_nodes.training.memory import offload
 from graft_nodes.training.optimizers.learning_rate_schedule import rate_at
 from graft_nodes.training.optimizers.settings import OPTIMIZERS, OptimizerSettings
-from graft_nodes.training.optimizers.stepper import Mover
-from graft_nodes.training.run.loop import Stopped, Watch, train
+from graft_nodes.training.optimizers.stepper import OptimizerStepper
+from graft_nodes.training.run.loop import Callbacks, Stopped, train
 from graft_nodes.training.run.step import Workspace, advance_, backward_
 from graft_nodes.training.state import Settings, Start, begin, equal, with_settings
 from graft_nodes.training.store.store import Store
@@ -67,13 +67,13 @@ def test_two_calls_are_one_through_a_file(lab, tmp_path, optimizer, precision, a
     start = _state(
         lab, denoiser, dataset, optimizer, adapter, precision=precision, warmup=0 if optimizer == "adacoor" else 3
     )
-    watch = Watch(validate_every=2)
-    whole = train(start, denoiser, dataset, 6, watch)
-    half = train(start, denoiser, dataset, 2, watch)
+    callbacks = Callbacks(validate_every=2)
+    whole = train(start, denoiser, dataset, 6, callbacks)
+    half = train(start, denoiser, dataset, 2, callbacks)
     Store(tmp_path, "run").save(half)
     found, problems = Store(tmp_path, "run").furthest(start, 2)
     assert not problems and _same(found.state, half)
-    parts = train(found.state, denoiser, dataset, 4, watch)
+    parts = train(found.state, denoiser, dataset, 4, callbacks)
     assert _same(whole, parts) and whole.history == parts.history and equal(whole, parts)
     moved = [name for name, t in whole.trained.items() if not torch.equal(t, start.trained[name])]
     assert moved == list(whole.trained) and all(t.dtype == torch.float32 for t in whole.trained.values())
@@ -208,7 +208,7 @@ def test_prodigy_by_hand(lab):
             d = found
             advance_(work)
             assert all(torch.allclose(p[k].float(), t.detach(), atol=1e-6) for k, t in work.trained.items())
-    assert work.mover.state()["scalars/blocks.0.ff.weight"][1].item() == pytest.approx(d, rel=1e-3) and d > 1e-6
+    assert work.stepper.state()["scalars/blocks.0.ff.weight"][1].item() == pytest.approx(d, rel=1e-3) and d > 1e-6
 
 
 def test_8_bit_moments_follow_adamw(lab):
@@ -284,7 +284,7 @@ def test_a_fused_backward_that_breaks_midway_keeps_no_half_moved_state(lab):
     denoiser.denoise = poisoned
     kept = []
     with pytest.raises(Stopped, match="after step 2 is kept") as stopped:
-        train(start, denoiser, dataset, 5, Watch(keep=kept.append, snapshot_every=2))
+        train(start, denoiser, dataset, 5, Callbacks(save_snapshot=kept.append, snapshot_every=2))
     assert [state.step for state in kept] == [2] and stopped.value.state is start
     assert all(torch.isfinite(t).all() for t in kept[0].trained.values())
 
@@ -299,8 +299,8 @@ def test_state_that_waits_in_host_memory_gives_the_same_bytes(lab, monkeypatch, 
     work = Workspace(start, denoiser, dataset)
     with work.installed():
         advance_(work)
-        parked = {id(place) for place in work.mover._parking._places.values()}
-        slots = [v for piece in work.mover._pieces for s in piece.optimizer.state.values() for v in s.values()]
+        parked = {id(place) for place in work.stepper._parking._places.values()}
+        slots = [v for piece in work.stepper._pieces for s in piece.optimizer.state.values() for v in s.values()]
         assert parked and all(id(v) in parked for v in slots if isinstance(v, torch.Tensor) and v.ndim)
     away = train(train(start, denoiser, dataset, 2), denoiser, dataset, 2)
     assert _same(plain, away) and plain.key == away.key
@@ -328,7 +328,7 @@ def test_layers_in_host_memory_give_the_same_bytes_and_come_over_block_by_block(
     with torch.inference_mode(inference):
         denoiser = lab.Flow()
     dataset = lab.pictures(held_out=[9])
-    plain = train(_state(lab, denoiser, dataset, "adamw"), denoiser, dataset, 3, Watch(validate_every=2))
+    plain = train(_state(lab, denoiser, dataset, "adamw"), denoiser, dataset, 3, Callbacks(validate_every=2))
     before = {name: (id(p), p.clone()) for name, p in denoiser.module.named_parameters()}
     fetched, here, real = [], set(), offload._fetched
 
@@ -345,7 +345,7 @@ def test_layers_in_host_memory_give_the_same_bytes_and_come_over_block_by_block(
     monkeypatch.setattr(offload, "_elsewhere", lambda tensor, device: True)
     monkeypatch.setattr(offload, "_fetched", seen)
     away = train(
-        _state(lab, denoiser, dataset, "adamw", offload="layers"), denoiser, dataset, 3, Watch(validate_every=2)
+        _state(lab, denoiser, dataset, "adamw", offload="layers"), denoiser, dataset, 3, Callbacks(validate_every=2)
     )
     assert _same(plain, away) and plain.key == away.key and plain.history == away.history
     # Three steps and two validations: the root and its two blocks; in each step's backward pass the blocks again, one
@@ -448,7 +448,7 @@ def test_rates_of_blocks_and_factors_reach_the_step(lab):
 def test_a_text_encoder_has_its_own_rate():
     settings = OptimizerSettings("sgd", 1e-2, text_encoder_rate=1e-3)
     trained = {name: torch.zeros(2) for name in ("a.lora_up.weight", "text_encoders.a.lora_up.weight")}
-    mover = Mover(settings, trained, {}, torch.device("cpu"), 0)
+    mover = OptimizerStepper(settings, trained, {}, torch.device("cpu"), 0)
     mover.prepare(1e-2, 0)
     for t in mover.trained.values():
         t.grad = torch.ones(2)
@@ -464,14 +464,16 @@ def test_history_is_json(lab):
 
 def test_schedule_free_validates_the_average_and_goes_on_from_where_it_was(lab):
     denoiser, dataset = lab.Flow(), lab.pictures(held_out=[9])
-    state = train(_state(lab, denoiser, dataset, "schedulefree", FULL), denoiser, dataset, 4, Watch(validate_every=4))
+    state = train(
+        _state(lab, denoiser, dataset, "schedulefree", FULL), denoiser, dataset, 4, Callbacks(validate_every=4)
+    )
     again = Workspace(state, denoiser, dataset)
     assert any(not torch.equal(t, state.trained[name]) for name, t in again.trained.items())  # y is not x
     live = {name: t.detach().clone() for name, t in again.trained.items()}
-    with again.mover.evaluated():
+    with again.stepper.evaluated():
         assert all(torch.equal(t, state.trained[name]) for name, t in again.trained.items())
     assert all(torch.equal(t, live[name]) for name, t in again.trained.items())
-    library = next(iter(again.mover._pieces)).optimizer
+    library = next(iter(again.stepper._pieces)).optimizer
     library.eval()  # the library's own way from y to x
     assert all(torch.allclose(t, state.trained[name], atol=1e-6) for name, t in again.trained.items())
 

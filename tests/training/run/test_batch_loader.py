@@ -12,7 +12,7 @@ from graft_nodes.training.data.buckets import frame
 from graft_nodes.training.data.conditionings import Conditionings
 from graft_nodes.training.data.dataset import Conditioning, Dataset, Picture, View
 from graft_nodes.training.data.tags import Caption, Rules
-from graft_nodes.training.run.batch_loader import Course, Loader
+from graft_nodes.training.run.batch_loader import BatchLoader, BatchSchedule
 
 WORDS = Rules(shuffle=1.0, dropout=0.2)
 
@@ -69,8 +69,8 @@ def _rows(batches):
 @pytest.mark.parametrize("workers", [1, 2, 5])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_any_number_of_workers_gives_the_same_batches(workers, parts):
-    course = Course(_dataset(regularisation=_dataset(3)), 4, parts, 0.1, 5)
-    plain, threaded = Loader(course), Loader(course, workers, until=12)
+    schedule = BatchSchedule(_dataset(regularisation=_dataset(3)), 4, parts, 0.1, 5)
+    plain, threaded = BatchLoader(schedule), BatchLoader(schedule, workers, until=12)
     for step in range(12):
         for part in range(parts):
             assert _rows(plain.take(step, part)) == _rows(threaded.take(step, part))
@@ -78,9 +78,9 @@ def test_any_number_of_workers_gives_the_same_batches(workers, parts):
 
 
 def test_steps_can_be_taken_from_anywhere_and_again():
-    course = Course(_dataset(), 2, 2, 0.0, 1)
-    expected = [_rows(Loader(course).take(step, part)) for step in range(6) for part in range(2)]
-    loader = Loader(course, 2, until=6)
+    schedule = BatchSchedule(_dataset(), 2, 2, 0.0, 1)
+    expected = [_rows(BatchLoader(schedule).take(step, part)) for step in range(6) for part in range(2)]
+    loader = BatchLoader(schedule, 2, until=6)
     for place in (3, 3, 4, 0, 11, 10):
         assert _rows(loader.take(*divmod(place, 2))) == expected[place]
     loader.close()
@@ -88,9 +88,9 @@ def test_steps_can_be_taken_from_anywhere_and_again():
 
 def test_every_process_draws_the_same():
     """The pictures, cuts, sides and words of five steps, as another process drew them when this was written."""
-    course = Course(_dataset(), 3, 1, 0.1, 9)
+    schedule = BatchSchedule(_dataset(), 3, 1, 0.1, 9)
     rows = [
-        (one.picture.name, one.cut, one.mirrored, one.caption) for step in range(5) for one in course.shown(step, 0)
+        (one.picture.name, one.cut, one.mirrored, one.caption) for step in range(5) for one in schedule.shown(step, 0)
     ]
     assert hashlib.sha256(repr(rows).encode()).hexdigest()[:16] == "8b3db6f5efa5616f"
 
@@ -104,22 +104,22 @@ def test_the_captions_of_steps_are_known_before_them():
 
     dataset = _dataset(5)
     dataset = Dataset(dataset.pictures, Conditionings(encode, [*(p.caption for p in dataset.pictures), ""]), "digest")
-    course = Course(dataset, 2, 2, 0.2, 3)
-    needed = course.captions(4, 6)[dataset]
-    assert len(needed) > 10 and course.prepare(4, 6) == len(needed - set(dataset.conditionings))
+    schedule = BatchSchedule(dataset, 2, 2, 0.2, 3)
+    needed = schedule.captions(4, 6)[dataset]
+    assert len(needed) > 10 and schedule.prepare(4, 6) == len(needed - set(dataset.conditionings))
     before = len(calls)
-    taken = [batch for step in range(4, 10) for part in range(2) for batch in Loader(course).take(step, part)]
+    taken = [batch for step in range(4, 10) for part in range(2) for batch in BatchLoader(schedule).take(step, part)]
     used = {caption for batch in taken for caption in batch.captions}
     assert used == needed and len(calls) == before
 
 
 def test_captions_that_never_vary_need_nothing():
     pictures = (Picture("a", "a", torch.zeros(1, 2, 2)),)
-    assert Course(Dataset(pictures, _encode(["a", ""]), "digest"), 1, 1, 0.5, 0).prepare(0, 100) == 0
+    assert BatchSchedule(Dataset(pictures, _encode(["a", ""]), "digest"), 1, 1, 0.5, 0).prepare(0, 100) == 0
 
 
 def test_a_batch_has_one_size_and_one_batch_id():
-    loader = Loader(Course(_dataset(), 3, 1, 0.0, 0))
+    loader = BatchLoader(BatchSchedule(_dataset(), 3, 1, 0.0, 0))
     seen = Counter()
     for step in range(40):
         for batch in loader.take(step, 0):
@@ -132,19 +132,19 @@ def test_a_batch_has_one_size_and_one_batch_id():
 def test_part_of_a_repeat_is_spread_over_the_rounds():
     latent = torch.zeros(1, 2, 2)
     pictures = tuple(Picture(str(i), "", latent, repeats=repeats) for i, repeats in enumerate((1, 2.5, 0.25, 1)))
-    loader = Loader(Course(Dataset(pictures, _encode([""]), "digest"), 1, 1, 0.0, 0))
+    loader = BatchLoader(BatchSchedule(Dataset(pictures, _encode([""]), "digest"), 1, 1, 0.0, 0))
     seen = Counter(
-        one.picture.name for step in range(475) for one in loader.course.shown(step, 0)
+        one.picture.name for step in range(475) for one in loader.schedule.shown(step, 0)
     )  # 100 rounds of 4.75
     assert seen["0"] == pytest.approx(100, abs=1) and seen["1"] == pytest.approx(250, abs=2)
     assert seen["2"] == pytest.approx(25, abs=1) and seen["3"] == pytest.approx(100, abs=1)
 
 
 def test_flips_mirror_latent_mask_and_framing():
-    course = Course(_dataset(regularisation=_dataset(3)), 4, 1, 0.0, 2)
-    loader, mirrored = Loader(course), 0
+    schedule = BatchSchedule(_dataset(regularisation=_dataset(3)), 4, 1, 0.0, 2)
+    loader, mirrored = BatchLoader(schedule), 0
     for step in range(20):
-        drawn = course.shown(step, 0)
+        drawn = schedule.shown(step, 0)
         for batch, group in zip(loader.take(step, 0), _grouped(drawn), strict=True):
             for row, one in enumerate(group):
                 view = one.picture.view(one.cut)
@@ -176,7 +176,7 @@ def test_shares_of_a_picture_replace_those_of_the_dataset():
     dataset = Dataset(pictures, _encode(["x", ""]), "digest", flip=0.5, caption_dropout=0.5)
     seen = Counter()
     for step in range(300):
-        for one in Course(dataset, 3, 1, 0.5, 0).shown(step, 0):
+        for one in BatchSchedule(dataset, 3, 1, 0.5, 0).shown(step, 0):
             seen[one.picture.name, "mirrored"] += one.mirrored
             seen[one.picture.name, "dropped"] += one.caption == ""
     assert (
@@ -189,13 +189,13 @@ def test_shares_of_a_picture_replace_those_of_the_dataset():
 
 
 def test_the_schedule_is_what_happens():
-    course = Course(_dataset(regularisation=_dataset(3)), 4, 2, 0.3, 7)
-    lines = list(course.schedule(2, 3))
+    schedule = BatchSchedule(_dataset(regularisation=_dataset(3)), 4, 2, 0.3, 7)
+    lines = list(schedule.lines(2, 3))
     assert [line for line in lines if not line.startswith(" ")] == [
         f"step {step} part {part}" for step in (3, 4, 5) for part in (1, 2)
     ]
     pictures = [
-        one for step in (2, 3, 4) for part in (0, 1) for group in _grouped(course.shown(step, part)) for one in group
+        one for step in (2, 3, 4) for part in (0, 1) for group in _grouped(schedule.shown(step, part)) for one in group
     ]
     said = [line.strip() for line in lines if line.startswith(" ")]
     assert len(said) == len(pictures)
@@ -218,7 +218,7 @@ def test_orders_do_not_keep_a_dataset_alive():
     import weakref
 
     dataset = _dataset(3)
-    Loader(Course(dataset, 2, 1, 0.0, 0)).take(5, 0)
+    BatchLoader(BatchSchedule(dataset, 2, 1, 0.0, 0)).take(5, 0)
     gone = weakref.ref(dataset)
     del dataset
     gc.collect()
@@ -226,6 +226,6 @@ def test_orders_do_not_keep_a_dataset_alive():
 
 
 def test_wordings_change_from_step_to_step():
-    course = Course(_dataset(1), 1, 1, 0.0, 0)
-    captions = [course.shown(step, 0)[0].caption for step in range(20)]
+    schedule = BatchSchedule(_dataset(1), 1, 1, 0.0, 0)
+    captions = [schedule.shown(step, 0)[0].caption for step in range(20)]
     assert sum(left == right for left, right in pairwise(captions)) < 5

@@ -10,7 +10,7 @@ import pytest
 import torch
 from graft_nodes.ema.decay import EMASettings
 from graft_nodes.training.objective.loss import ObjectiveSettings
-from graft_nodes.training.run.loop import Stopped, Watch, train
+from graft_nodes.training.run.loop import Callbacks, Stopped, train
 from graft_nodes.training.run.step import Workspace, backward_
 from graft_nodes.training.state import advanced, equal, with_settings
 from graft_nodes.training.store import saved_states
@@ -31,9 +31,9 @@ KINDS = {
 def test_two_calls_are_one(lab, kind, accumulation):
     denoiser, dataset = lab.Flow(), lab.pictures(11, held_out=[10])
     start = lab.state(denoiser, dataset, KINDS[kind], accumulation=accumulation)
-    watch = Watch(validate_every=4)
-    whole = train(start, denoiser, dataset, 12, watch)
-    parts = train(train(start, denoiser, dataset, 5, watch), denoiser, dataset, 7, watch)
+    callbacks = Callbacks(validate_every=4)
+    whole = train(start, denoiser, dataset, 12, callbacks)
+    parts = train(train(start, denoiser, dataset, 5, callbacks), denoiser, dataset, 7, callbacks)
     assert equal(whole, parts) and whole.history == parts.history
     assert whole.position == ((start.settings.digest, 12),)
     assert [step for step, _ in whole.history.validation] == [0, 4, 8, 12]
@@ -82,7 +82,7 @@ def test_losses_that_are_not_finite_are_never_the_best(lab):
         denoiser,
         dataset,
         4,
-        Watch(validate_every=2, best=lambda state: kept.append(state.step)),
+        Callbacks(validate_every=2, save_best=lambda state: kept.append(state.step)),
     )
     (_, first), (_, second), (_, third) = state.history.validation
     assert math.isnan(first) and kept == ([2, 4] if third < second else [2])
@@ -95,17 +95,19 @@ def test_losses_that_are_not_finite_are_never_the_best(lab):
         denoiser,
         broken,
         4,
-        Watch(validate_every=2, best=lambda state: kept.append(state.step)),
+        Callbacks(validate_every=2, save_best=lambda state: kept.append(state.step)),
     )
     assert len(state.history.validation) == 3 and state.history.best is None and not kept
 
 
 def test_the_best_is_among_losses_of_the_objective_that_holds(lab, tmp_path):
     denoiser, dataset, kept = lab.Flow(), lab.pictures(12, held_out=[0, 5]), []
-    watch = Watch(validate_every=2, best=lambda state: kept.append(state.step))
-    first = train(lab.state(denoiser, dataset, objective=ObjectiveSettings(loss="x0-mse")), denoiser, dataset, 4, watch)
+    callbacks = Callbacks(validate_every=2, save_best=lambda state: kept.append(state.step))
+    first = train(
+        lab.state(denoiser, dataset, objective=ObjectiveSettings(loss="x0-mse")), denoiser, dataset, 4, callbacks
+    )
     kept.clear()
-    second = train(with_settings(first, None, ObjectiveSettings(loss="mse")), denoiser, dataset, 4, watch)
+    second = train(with_settings(first, None, ObjectiveSettings(loss="mse")), denoiser, dataset, 4, callbacks)
     assert (
         min(loss for _, loss in second.history.validation) < second.history.best[1]
     )  # numbers of another objective are smaller
@@ -147,10 +149,10 @@ def test_the_model_and_the_global_generator_are_as_before(lab, kind, checkpointi
         denoiser.fail_at = 9
     outcome = {"whole": None, "interrupted": Interrupted, "diverged": Stopped}[ending]
     if outcome is None:
-        train(state, denoiser, dataset, 5, Watch(stepped, validate_every=2))
+        train(state, denoiser, dataset, 5, Callbacks(stepped, validate_every=2))
     else:
         with pytest.raises(outcome):
-            train(state, denoiser, dataset, 9, Watch(stepped, validate_every=2))
+            train(state, denoiser, dataset, 9, Callbacks(stepped, validate_every=2))
     after = _traces(denoiser.module)
     assert before[0].keys() == after[0].keys() and all(torch.equal(before[0][k], after[0][k]) for k in before[0])
     assert before[1:] == after[1:]
@@ -201,11 +203,14 @@ def test_interruption_keeps_the_last_whole_step_and_going_on_gives_the_same_byte
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(state, denoiser, dataset, 12, Watch(stepped, kept.append, validate_every=2, snapshot_every=4))
+        train(state, denoiser, dataset, 12, Callbacks(stepped, kept.append, validate_every=2, snapshot_every=4))
     assert [one.step for one in kept] == [4, 7]
-    watch = Watch(validate_every=2)
-    assert equal(train(kept[-1], denoiser, dataset, 5, watch), train(state, denoiser, dataset, 12, watch))
-    assert train(kept[-1], denoiser, dataset, 5, watch).history == train(state, denoiser, dataset, 12, watch).history
+    callbacks = Callbacks(validate_every=2)
+    assert equal(train(kept[-1], denoiser, dataset, 5, callbacks), train(state, denoiser, dataset, 12, callbacks))
+    assert (
+        train(kept[-1], denoiser, dataset, 5, callbacks).history
+        == train(state, denoiser, dataset, 12, callbacks).history
+    )
 
 
 def test_an_interruption_inside_the_optimizer_keeps_nothing_half_moved(lab, monkeypatch):
@@ -221,7 +226,7 @@ def test_an_interruption_inside_the_optimizer_keeps_nothing_half_moved(lab, monk
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     with pytest.raises(KeyboardInterrupt):
-        train(lab.state(denoiser, dataset), denoiser, dataset, 9, Watch(None, kept.append, snapshot_every=1))
+        train(lab.state(denoiser, dataset), denoiser, dataset, 9, Callbacks(None, kept.append, snapshot_every=1))
     assert [one.step for one in kept] == [1, 2]
 
 
@@ -231,13 +236,13 @@ def test_a_loss_that_is_not_finite_stops_with_the_last_good_state(lab):
     good = train(state, denoiser, dataset, 3)
     denoiser.calls, denoiser.fail_at = 0, 4
     with pytest.raises(Stopped, match=r"Step 4 has loss nan.*after step 3 is kept.*learning_rate") as caught:
-        train(state, denoiser, dataset, 9, Watch(None, kept.append))
+        train(state, denoiser, dataset, 9, Callbacks(None, kept.append))
     assert equal(caught.value.state, good) and equal(kept[-1], good)
 
 
 def test_training_tells_the_model_its_step_and_validation_does_not(lab):
     denoiser, dataset = lab.Flow(), lab.pictures(held_out=[9])
-    train(lab.state(denoiser, dataset), denoiser, dataset, 3, Watch(validate_every=2))
+    train(lab.state(denoiser, dataset), denoiser, dataset, 3, Callbacks(validate_every=2))
     assert [options.get("graft_evaluating", False) for options in denoiser.seen] == [True, False, False, True, False]
     steps = [options.get("graft_training") for options in denoiser.seen]
     assert steps == [

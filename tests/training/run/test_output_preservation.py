@@ -9,7 +9,7 @@ import torch
 from graft_nodes.training.objective.loss import ObjectiveSettings
 from graft_nodes.training.objective.noise import LAST_SIGNAL
 from graft_nodes.training.run import step as steps
-from graft_nodes.training.run.batch_loader import Loader
+from graft_nodes.training.run.batch_loader import BatchLoader
 from graft_nodes.training.run.loop import train
 from graft_nodes.training.run.step import Workspace, advance_, backward_
 from graft_nodes.training.state import equal
@@ -102,9 +102,9 @@ def test_a_prior_without_pictures_is_refused(lab, prior):
 
 def test_places_without_mask_do_not_train(lab, monkeypatch):
     denoiser, dataset = lab.Flow(), lab.pictures()
-    taken = Loader.take
+    taken = BatchLoader.take
     monkeypatch.setattr(
-        Loader, "take", lambda *a: [replace(b, mask=torch.zeros(len(b.latents), 1, 6, 6)) for b in taken(*a)]
+        BatchLoader, "take", lambda *a: [replace(b, mask=torch.zeros(len(b.latents), 1, 6, 6)) for b in taken(*a)]
     )
     work = Workspace(lab.state(denoiser, dataset), denoiser, dataset)
     with work.installed():

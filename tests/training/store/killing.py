@@ -30,7 +30,7 @@ from graft_nodes.ema.decay import EMASettings
 from graft_nodes.storage.safetensors import load_safetensors
 from graft_nodes.tests.faults.disk import Disk
 from graft_nodes.training.run import call
-from graft_nodes.training.run.loop import Watch
+from graft_nodes.training.run.loop import Callbacks
 from graft_nodes.training.state import begin
 from graft_nodes.training.store import store
 from graft_nodes.training.trainable.install import AdapterSettings
@@ -50,8 +50,8 @@ START = begin(
 
 def train(folder: Path) -> None:
     """The run, from wherever the store stands."""
-    watch = Watch(validate_every=2, snapshot_every=3)
-    call.run(START, STEPS, lambda: nullcontext(DENOISER), DATASET, store.Store(folder, "run"), watch, "best")
+    callbacks = Callbacks(validate_every=2, snapshot_every=3)
+    call.run(START, STEPS, lambda: nullcontext(DENOISER), DATASET, store.Store(folder, "run"), callbacks, "best")
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from graft_nodes.training.reports import text
 from graft_nodes.training.run import call as runs
-from graft_nodes.training.run.loop import Watch
+from graft_nodes.training.run.loop import Callbacks
 from graft_nodes.training.state import equal
 from graft_nodes.training.store import disk_quota
 from graft_nodes.training.store.disk_quota import Held, to_go
@@ -24,14 +24,14 @@ class Bench:
 
     def run(self, name, steps, limit=0, keep="last", seed=3, **settings):
         store = Store(self.folder, name, {}, limit)
-        watch = Watch(**{"validate_every": 0, "snapshot_every": 0, **settings})
+        callbacks = Callbacks(**{"validate_every": 0, "snapshot_every": 0, **settings})
         return runs.run(
             self.begun(seed=seed),
             steps,
             lambda: contextlib.nullcontext(self.denoiser),
             self.dataset,
             store,
-            watch,
+            callbacks,
             keep,
         )
 
@@ -103,7 +103,7 @@ def test_an_unfinished_run_stays_for_a_day_and_then_goes_last(bench):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        bench.run("broken", 6, stepped=stepped)
+        bench.run("broken", 6, on_step=stepped)
     (partial,) = bench.states()
     bench.age(partial, 3600)
     bench.run("other", 1, 10, seed=4)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from graft_nodes.training.run import call
-from graft_nodes.training.run.loop import Watch
+from graft_nodes.training.run.loop import Callbacks
 from graft_nodes.training.store import store
 
 KILLS = os.environ.get("GRAFT_KILLS", "8")  # random ones; 50 takes minutes
@@ -77,9 +77,9 @@ def test_nothing_is_renamed_before_it_is_on_disk_and_no_record_before_what_it_na
         os, "unlink", lambda path, *a, **k: (noting("unlink", str(path)), real["unlink"](path, *a, **k))[1]
     )
     denoiser, dataset = lab.Flow(), lab.pictures(held_out=[9])
-    watch = Watch(validate_every=2, snapshot_every=3)
+    callbacks = Callbacks(validate_every=2, snapshot_every=3)
     kept = store.Store(tmp_path, "run")
-    call.run(lab.state(denoiser, dataset), 7, lambda: nullcontext(denoiser), dataset, kept, watch, "best")
+    call.run(lab.state(denoiser, dataset), 7, lambda: nullcontext(denoiser), dataset, kept, callbacks, "best")
     monkeypatch.undo()
 
     renames = [(at, event[1], event[2]) for at, event in enumerate(events) if event[0] == "rename"]

@@ -7,7 +7,7 @@ from graft_nodes.ema.decay import EMASettings
 from graft_nodes.storage import shards
 from graft_nodes.storage.safetensors import load_safetensors
 from graft_nodes.training.objective.loss import ObjectiveSettings
-from graft_nodes.training.run.loop import Watch, train
+from graft_nodes.training.run.loop import Callbacks, train
 from graft_nodes.training.state import begin, equal
 from graft_nodes.training.store import saved_states
 from graft_nodes.training.store.store import Damaged
@@ -27,7 +27,7 @@ def run(lab):
         state.settings,
         "some run",
     )
-    return train(start, denoiser, dataset, 4, Watch(validate_every=2)), denoiser, dataset
+    return train(start, denoiser, dataset, 4, Callbacks(validate_every=2)), denoiser, dataset
 
 
 @pytest.mark.parametrize("shard", [0, 700, 2000])

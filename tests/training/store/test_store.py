@@ -10,7 +10,7 @@ import pytest
 import torch
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.run import call as runs
-from graft_nodes.training.run.loop import Stopped, Watch, train
+from graft_nodes.training.run.loop import Callbacks, Stopped, train
 from graft_nodes.training.state import equal, with_settings
 from graft_nodes.training.store.store import Damaged, Store, load
 
@@ -31,7 +31,7 @@ class Bench:
 
     def run(self, steps, state=None, keep="last", **settings):
         settings = {"validate_every": 2, "snapshot_every": 3, **settings}
-        return runs.run(state or self.state, steps, self.open, self.dataset, self.store, Watch(**settings), keep)
+        return runs.run(state or self.state, steps, self.open, self.dataset, self.store, Callbacks(**settings), keep)
 
     def files(self):
         return sorted(
@@ -47,7 +47,7 @@ def bench(lab, tmp_path):
 
 
 def test_a_state_comes_back_as_it_was(bench):
-    state = train(bench.state, bench.denoiser, bench.dataset, 4, Watch(validate_every=2))
+    state = train(bench.state, bench.denoiser, bench.dataset, 4, Callbacks(validate_every=2))
     again, versions = load(bench.store.save(state), bench.state)
     assert equal(state, again) and again.history == state.history and again.position == state.position
     assert versions == {"torch": "1"}
@@ -94,7 +94,7 @@ def test_other_versions_are_said(bench):
 
 @pytest.mark.parametrize("how", ["interrupted", "killed"])
 def test_a_broken_off_run_goes_on_from_what_was_kept(bench, how):
-    expected = train(bench.state, bench.denoiser, bench.dataset, 9, Watch(validate_every=2))
+    expected = train(bench.state, bench.denoiser, bench.dataset, 9, Callbacks(validate_every=2))
 
     class Broken(BaseException):
         pass
@@ -107,7 +107,7 @@ def test_a_broken_off_run_goes_on_from_what_was_kept(bench, how):
         save = bench.store.save_partial
         bench.store.save_partial = lambda state, target: None if state.step == 5 else save(state, target)
     with pytest.raises(Broken):
-        bench.run(9, stepped=stepped)
+        bench.run(9, on_step=stepped)
     bench.store = Store(bench.folder, "run", {"torch": "1"})
     again = bench.run(9)
     at = 5 if how == "interrupted" else 3
@@ -122,7 +122,7 @@ def test_another_target_uses_the_snapshot_too(bench):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        bench.run(20, stepped=stepped)
+        bench.run(20, on_step=stepped)
     assert bench.run(7).trained == 2
     assert not [name for name in bench.files() if "partial" in name]
 
@@ -138,7 +138,7 @@ def test_a_diverged_run_says_where_its_last_good_state_is(bench):
 @pytest.mark.parametrize("call", ["write", "fsync", "replace"])
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6, 7, 8])
 def test_a_full_disk_leaves_nothing_half_written(bench, monkeypatch, call, number):
-    expected = train(bench.state, bench.denoiser, bench.dataset, 8, Watch(validate_every=2))
+    expected = train(bench.state, bench.denoiser, bench.dataset, 8, Callbacks(validate_every=2))
     counts = {"write": 0, "fsync": 0, "replace": 0}
 
     def failing(name, real, *args, **kwargs):
@@ -234,7 +234,7 @@ def test_the_best_state_is_kept_and_is_the_one_of_its_step(bench):
     else:
         assert kinds == [(step, "best"), (12, "result")] and outcome.best is not None
     again, _ = load(outcome.best, bench.state)
-    assert equal(again, train(bench.state, bench.denoiser, bench.dataset, step, Watch(validate_every=2)))
+    assert equal(again, train(bench.state, bench.denoiser, bench.dataset, step, Callbacks(validate_every=2)))
     assert outcome.used.states == len(kinds) and outcome.used.run == sum(
         (bench.folder / name).stat().st_size for name in bench.files()
     )
@@ -276,7 +276,7 @@ def test_a_snapshot_comes_after_so_many_minutes(bench, monkeypatch):
 
 def test_asked_to_stop_it_ends_with_the_state_so_far(bench):
     asked = iter([False, False, False, True])
-    outcome = bench.run(9, stop=lambda: next(asked))
+    outcome = bench.run(9, should_stop=lambda: next(asked))
     assert outcome.state.step == 4 and outcome.trained == 4
     assert "stopped at step 4 as asked, 5 steps early; the state so far is passed on" in outcome.notes
     assert equal(outcome.state, train(bench.state, bench.denoiser, bench.dataset, 4))
