@@ -1,15 +1,18 @@
-"""Graft's developer commands, standard library only (Python 3.11 or newer):
+"""Graft's developer commands. They need Python 3.11 or newer and nothing else:
 
-python dev.py demo                      train, average, apply and sample with the bundled tiny model python dev.py test
-[pytest arguments]   run the tests python dev.py check                     linter, type checker, known vulnerabilities
-of what is installed for development python dev.py fuzz [TARGET …] [--cases N] [--seed S]    a night's fuzzing, or part
-of it; a failure prints the command that replays it python dev.py soak [--minutes N]        two hours of work on the
-editor's server, or N minutes: nothing may grow python dev.py lock                      write requirements/*.txt anew
-from pyproject.toml and constraints.txt
+python dev.py demo                      train, average, apply and sample with the bundled tiny model
+python dev.py test                      run the tests (12 minutes on two cores)
+python dev.py test --quick              run the quick tests (3 minutes on two cores), before every commit
+python dev.py test [pytest arguments]   run some tests: a file, -k NAME, --lf for those that failed last time
+python dev.py check                     formatter, linters, type checker, known vulnerabilities of the packages
+python dev.py host [pytest arguments]   run the tests on a real ComfyUI: COMFYUI_PATH or ~/ComfyUI
+python dev.py kills                     stop training with kill -9 in hundreds of places
+python dev.py fuzz [TARGET …] [--cases N] [--seed S]  fuzz for a night; a failure prints how to replay it
+python dev.py soak [--minutes N]        use the editor's server for two hours, or N minutes: nothing may grow
+python dev.py lock                      write requirements/*.txt again from pyproject.toml and constraints.txt
 
-Each makes `.venv` beside this file if need be and installs what it needs: every package by the hash in
-requirements/*.txt, then torch, the one whose build depends on the machine, by its version in constraints.txt, then
-Graft itself.
+Each command makes `.venv` beside this file and installs what it needs: packages by their hash in requirements/*.txt,
+then torch by its version in constraints.txt (its build depends on the machine), then Graft itself.
 """
 
 from __future__ import annotations
@@ -17,9 +20,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import venv
 from pathlib import Path
@@ -28,19 +31,25 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 WORKFLOW = ROOT / "example_workflows" / "train_and_sample.json"
+
 # requirements/NAME.txt -> the extras of pyproject.toml that it holds.
 LOCKS = {"demo": ("standalone",), "develop": ("standalone", "test", "comfyui", "benchmarks")}
-# torch's own builds differ by machine (CPU, CUDA, ROCm), and these come along with some of them.
+LOCK_HEADER = (
+    "# Written by `python dev.py lock` from pyproject.toml and constraints.txt. torch is left out: its build depends on"
+    " the machine.\n"
+)
+# torch's own builds differ by machine (CPU, CUDA, ROCm), and these packages come with some of them.
 UNLOCKED = ("torch", "triton")
 UNLOCKED_FAMILIES = ("nvidia-", "cuda-")
 
+TYPED_PACKAGES = ("storage", "patches", "ema", "training", "host", "nodes", "demo", "headless")
+LONG_RUNS = {"fuzz": "graft_nodes.tests.fuzz", "soak": "graft_nodes.tests.faults.soak"}
+
 
 def install(lock: str) -> None:
-    """Make the virtual environment and install Graft with what `lock` names, once for each state of the files that say
-    so.
-    """
-    named = ("pyproject.toml", "constraints.txt", f"requirements/{lock}.txt")
-    state = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in named)).hexdigest()[:16]
+    """Make the virtual environment and install Graft with the packages of one lock file, if that was not done yet."""
+    files = ("pyproject.toml", "constraints.txt", f"requirements/{lock}.txt")
+    state = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in files)).hexdigest()[:16]
     stamp = VENV / f"graft-{lock}-{state}"
     if stamp.exists():
         return
@@ -55,15 +64,20 @@ def install(lock: str) -> None:
     stamp.touch()
 
 
-def run(*arguments: str) -> None:
+def run(*arguments: str, environment: dict[str, str] | None = None, folder: Path = ROOT) -> None:
     """Run the environment's Python in the repository; leave with its exit status when that is not 0."""
-    status = subprocess.call([str(PYTHON), *arguments], cwd=ROOT)
+    status = subprocess.call([str(PYTHON), *arguments], cwd=folder, env={**os.environ, **(environment or {})})
     if status:
         sys.exit(status)
 
 
+def captured(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the environment's Python in the repository and keep what it prints."""
+    return subprocess.run([str(PYTHON), *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
 def demo() -> None:
-    """Train, average, apply and sample with the bundled tiny model on the embedded host; pictures land in output/."""
+    """Train, average, apply and sample with the bundled tiny model; the pictures are in output/."""
     install("demo")
     start = time.monotonic()
     folders = ("--input", str(ROOT / "demo"), "--output", str(ROOT / "output"))
@@ -72,146 +86,170 @@ def demo() -> None:
     print(f"dev.py: the demo took {time.monotonic() - start:.0f} s (installation not counted)")
 
 
+# --- tests ------------------------------------------------------------------------------------------------------------
+
+
 def test(arguments: list[str]) -> None:
-    """Run pytest: on the embedded host, and beside it with a real ComfyUI when COMFYUI_PATH or ~/ComfyUI names a
-    checkout.
-    """
+    """Run the quick tests, all tests but the long runs, or those that the arguments name."""
     install("develop")
-    if arguments:
+    if arguments == ["--quick"]:
+        pytest("-m", "not slow and not long")
+    elif not arguments:
+        pytest("-m", "not long")
+    else:
         run("-m", "pytest", *arguments)
-        return
-    command = [str(PYTHON), "-m", "pytest"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GRAFT_TEST_THREADS": "1"}  # two at a time
-    with tempfile.TemporaryFile() as heard:
-        real = subprocess.Popen(
-            [*command, "tests/with_comfyui", "-s"], cwd=ROOT, env=environment, stdout=heard, stderr=heard
-        )
-        try:
-            embedded = subprocess.call([*command, "--ignore=tests/with_comfyui"], cwd=ROOT, env=environment)
-            print("dev.py: on the embedded host that was all; the tests with a real ComfyUI:", flush=True)
-            real.wait()
-        finally:
-            real.terminate()
-        heard.seek(0)
-        print(heard.read().decode(errors="replace"), flush=True)
-    if embedded or real.returncode:
-        sys.exit(embedded or real.returncode)
+
+
+def pytest(*arguments: str) -> None:
+    """Run pytest with one process and one thread a core: two at a time are faster than one with two threads."""
+    processes = str(max(os.cpu_count() or 1, 2))
+    one_thread = {"OMP_NUM_THREADS": "1", "GRAFT_TEST_THREADS": "1"}
+    parallel = ("-n", processes, "--dist", "loadfile")
+    run("-m", "pytest", *parallel, "--ignore=tests/with_comfyui", *arguments, environment=one_thread)
+
+
+def host(arguments: list[str]) -> None:
+    """Run the tests that a real ComfyUI can run, on the checkout that COMFYUI_PATH or ~/ComfyUI names."""
+    install("develop")
+    run("-m", "pytest", "tests/with_comfyui", "-s", *arguments)
+
+
+def kills() -> None:
+    """Run the tests that stop training with kill -9 in hundreds of places."""
+    install("develop")
+    run("-m", "pytest", "-m", "long", "tests/training")
+
+
+def long_run(name: str, arguments: list[str]) -> None:
+    """Run what takes hours; --help lists its options."""
+    install("develop")
+    run("-m", LONG_RUNS[name], *arguments)
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
 
 
 def check() -> None:
-    """Run the linter and the type checker, and look for known vulnerabilities."""
+    """Run the formatter, the linters and the type checker, and look for known vulnerabilities."""
     install("develop")
+    run("-m", "ruff", "format", "--check", ".")
     run("-m", "ruff", "check", ".")
-    run("-m", "mypy")
+    check_types()
+    check_javascript()
     audit()
+
+
+def check_types() -> None:
+    """Run mypy on every package, under the name that Graft is installed by: its imports are relative."""
+    folder = ROOT / "build" / "mypy"
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / "graft_nodes"
+    if not link.is_symlink():
+        link.symlink_to(ROOT, target_is_directory=True)
+    packages = [word for package in TYPED_PACKAGES for word in ("-p", f"graft_nodes.{package}")]
+    settings = ("--config-file", str(ROOT / "pyproject.toml"))
+    run("-m", "mypy", *settings, *packages, environment={"MYPYPATH": str(folder)}, folder=folder)
+
+
+def check_javascript() -> None:
+    """Run the JavaScript linter, or say that npm is missing."""
+    npm = shutil.which("npm")
+    if npm is None:
+        print("dev.py: the JavaScript was NOT checked: npm is not installed")
+        return
+    if not (ROOT / "node_modules").exists():
+        subprocess.check_call([npm, "ci", "--silent", "--no-audit", "--no-fund"], cwd=ROOT)
+    status = subprocess.call([npm, "run", "--silent", "lint"], cwd=ROOT)
+    if status:
+        sys.exit(status)
 
 
 def audit() -> None:
     """Leave with an error when a locked package has a known vulnerability; say so when the data cannot be reached."""
-    command = (
-        "-m",
-        "pip_audit",
-        "-r",
-        "requirements/develop.txt",
-        "--disable-pip",
-        "--no-deps",
-        "--progress-spinner",
-        "off",
-        "-f",
-        "json",
-    )
-    done = subprocess.run([str(PYTHON), *command], cwd=ROOT, capture_output=True, text=True, check=False)
-    found = json.loads(done.stdout)["dependencies"] if done.stdout.startswith("{") else []
-    seen = [one for one in found if "vulns" in one]
-    faulty = [
-        f"{one['name']} {one['version']}: {', '.join(v['id'] for v in one['vulns'])}" for one in seen if one["vulns"]
-    ]
-    if faulty:
-        sys.exit("dev.py: known vulnerabilities:\n" + "\n".join(faulty))
-    if not seen:
-        reason = (
-            "it finds none of the packages there"
-            if found
-            else (done.stderr.strip().splitlines() or ["no output"])[-1][:200]
-        )
-        print(f"dev.py: known vulnerabilities were NOT looked for: pip-audit cannot reach its data here ({reason})")
-    else:
-        print(
-            f"dev.py: no known vulnerability in {len(seen)} of {len(found)} locked packages (the others are not in the"
-            " data)"
-        )
+    options = ("--disable-pip", "--no-deps", "--progress-spinner", "off", "-f", "json")
+    answer = captured("-m", "pip_audit", "-r", "requirements/develop.txt", *options)
+    packages = []
+    if answer.stdout.startswith("{"):
+        packages = json.loads(answer.stdout)["dependencies"]
+    known = [package for package in packages if "vulns" in package]
+    vulnerable = [package for package in known if package["vulns"]]
+    if vulnerable:
+        sys.exit("dev.py: known vulnerabilities:\n" + "\n".join(map(vulnerabilities, vulnerable)))
+    if known:
+        others = len(packages) - len(known)
+        print(f"dev.py: no known vulnerability in {len(known)} locked packages ({others} are not in the data)")
+        return
+    reason = "it knows none of the packages"
+    if not packages:
+        reason = (answer.stderr.strip().splitlines() or ["no output"])[-1][:200]
+    print(f"dev.py: known vulnerabilities were NOT looked for: pip-audit cannot reach its data ({reason})")
+
+
+def vulnerabilities(package: dict) -> str:
+    """One package of pip-audit's answer, with its vulnerabilities, as a line."""
+    names = ", ".join(entry["id"] for entry in package["vulns"])
+    return f"{package['name']} {package['version']}: {names}"
+
+
+# --- locked requirements ----------------------------------------------------------------------------------------------
 
 
 def lock() -> None:
-    """Resolve pyproject.toml within constraints.txt for Python 3.11 and newer on every platform, and write the hashes
-    down.
-    """
+    """Resolve pyproject.toml within constraints.txt for Python 3.11 and newer on every platform; write the hashes."""
     install("develop")
     for name, extras in LOCKS.items():
         wanted = [word for extra in extras for word in ("--extra", extra)]
-        command = (
-            "-m",
-            "uv",
-            "pip",
-            "compile",
-            "pyproject.toml",
-            "-c",
-            "constraints.txt",
-            *wanted,
-            "--group",
-            "build",
+        source = ("pyproject.toml", "-c", "constraints.txt", *wanted, "--group", "build")
+        form = (
             "--universal",
+            "--python-version",
+            "3.11",
+            "--generate-hashes",
+            "--no-annotate",
+            "--no-header",
+            "--quiet",
         )
-        form = ("--python-version", "3.11", "--generate-hashes", "--no-annotate", "--no-header", "--quiet")
-        done = subprocess.run([str(PYTHON), *command, *form], cwd=ROOT, capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(done.stderr)
-        (ROOT / "requirements" / f"{name}.txt").write_text(HEAD + locked(done.stdout), encoding="utf-8")
+        answer = captured("-m", "uv", "pip", "compile", *source, *form)
+        if answer.returncode:
+            sys.exit(answer.stderr)
+        text = LOCK_HEADER + without_torch(answer.stdout)
+        (ROOT / "requirements" / f"{name}.txt").write_text(text, encoding="utf-8")
 
 
-HEAD = (
-    "# Written by `python dev.py lock` from pyproject.toml and constraints.txt. torch is left out: its build depends on"
-    " the machine.\n"
-)
-
-
-def locked(resolved: str) -> str:
-    """A resolution without torch and what comes along with it."""
-    kept, keep = [], True
+def without_torch(resolved: str) -> str:
+    """A resolution without torch and the packages that come with it."""
+    kept = []
+    keep = True
     for line in resolved.splitlines():
         if line and not line[0].isspace():
-            name = line.partition("==")[0]
-            keep = name not in UNLOCKED and not name.startswith(UNLOCKED_FAMILIES) and not line.startswith("#")
+            keep = is_locked(line)
         if keep:
             kept.append(line)
     return "\n".join(kept) + "\n"
 
 
-NIGHTLY = {"fuzz": "graft_nodes.tests.fuzz", "soak": "graft_nodes.tests.faults.soak"}
-
-
-def nightly(name: str, arguments: list[str]) -> None:
-    """Run what takes hours; --help lists its options."""
-    install("develop")
-    run("-m", NIGHTLY[name], *arguments)
+def is_locked(line: str) -> bool:
+    """Whether the first line of a resolution's entry names a package that the lock files hold."""
+    name = line.partition("==")[0]
+    return name not in UNLOCKED and not name.startswith(UNLOCKED_FAMILIES) and not line.startswith("#")
 
 
 def main(arguments: list[str]) -> None:
     """Run the named command."""
     if sys.version_info < (3, 11):
-        sys.exit(
-            f"dev.py needs Python 3.11 or newer, and this is {sys.version.split()[0]} (inside ComfyUI, Graft runs on"
-            " 3.10 too)"
-        )
-    commands = {"demo": demo, "check": check, "lock": lock}
-    if arguments[:1] == ["test"]:
-        test(arguments[1:])
-    elif arguments and arguments[0] in NIGHTLY:
-        nightly(arguments[0], arguments[1:])
-    elif len(arguments) == 1 and arguments[0] in commands:
-        commands[arguments[0]]()
+        version = sys.version.split()[0]
+        sys.exit(f"dev.py needs Python 3.11 or newer, and this is {version} (inside ComfyUI, Graft runs on 3.10 too)")
+    alone = {"demo": demo, "check": check, "kills": kills, "lock": lock}
+    with_arguments = {"test": test, "host": host}
+    name, *rest = arguments or [""]
+    if name in with_arguments:
+        with_arguments[name](rest)
+    elif name in LONG_RUNS:
+        long_run(name, rest)
+    elif name in alone and not rest:
+        alone[name]()
     else:
-        sys.exit("usage: python dev.py demo | test [pytest arguments] | check | fuzz [options] | soak [options] | lock")
+        sys.exit(__doc__)
 
 
 if __name__ == "__main__":

@@ -37,9 +37,9 @@ def test_real_comfyui() -> None:
     shared = [f"tests/comfyui_api_stubs/test_{name}.py" for name in SHARED]
     files = ["tests/nodes", "tests/faults/test_nodes.py", "tests/with_comfyui/checks", *shared]
     child = subprocess.run(
-        [sys.executable, "-m", "pytest", *files, "-q"],
+        [sys.executable, "-m", "pytest", *files, "-q", "-n", "2", "--dist", "loadfile"],
         cwd=ROOT,
-        env={**os.environ, "GRAFT_TEST_COMFYUI": path},
+        env={**os.environ, "GRAFT_TEST_COMFYUI": path, "OMP_NUM_THREADS": "1", "GRAFT_TEST_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=3600,
