@@ -181,7 +181,7 @@ def training(steps: int) -> list[dict]:
     with torch.inference_mode():
         conditionings = host.encoding.encode_captions(clip, ["a red circle left", ""])
     draw = torch.Generator().manual_seed(0)
-    data = Dataset.of(
+    data = Dataset.from_latents(
         [torch.randn(3, 32, 32, generator=draw) for _ in range(16)], ["a red circle left"] * 16, conditionings
     )
     kinds = {

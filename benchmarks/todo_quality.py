@@ -86,7 +86,7 @@ def main() -> None:
 
     demo = host_model.demo_model(str(score.BASE))
     unseen = pictures.encoded(demo[1], demo[2], draw.concept(seed=1))
-    unseen = replace(unseen, held_out=unseen.pictures)
+    unseen = replace(unseen, held_out=unseen.images)
     rows: list[dict[str, Any]] = []
     of = len(score.CONCEPT) * len(NOISE_SEEDS)
     lines = [

@@ -142,7 +142,7 @@ def graft(size: str, steps: int, checkout: str) -> dict[str, Any]:
     conditionings = {
         name: Conditioning(torch.randn(1, TOKENS, SHAPES[size]["context"], generator=draws)) for name in ("a", "")
     }
-    data = Dataset.of(
+    data = Dataset.from_latents(
         [torch.randn(4, SIDE, SIDE, generator=draws) for _ in range(PICTURES)], ["a"] * PICTURES, conditionings
     )
     settings = Settings(OptimizerSettings(learning_rate=1e-4, batch_size=BATCH, precision="float32"))

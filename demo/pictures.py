@@ -23,4 +23,4 @@ def encoded(clip: Any, vae: Any, drawn: Iterable[tuple[str, str, np.ndarray]], *
             caption: Conditioning(clip.encode_from_tokens(clip.tokenize(caption)))
             for caption in sorted({*captions, ""})
         }
-    return Dataset.of(latents, captions, said, **more)
+    return Dataset.from_latents(latents, captions, said, **more)

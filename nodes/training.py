@@ -250,7 +250,7 @@ class TrainStep(io.ComfyNode):
         tensorboard=False,
     ) -> io.NodeOutput:
         from ..training import state as states
-        from ..training.data.dataset import batches_per_epoch
+        from ..training.data.epoch_order import batches_per_epoch
         from ..training.run.loop import Callbacks
 
         group, node = process_group.group(), cls.hidden.unique_id if cls.hidden else None

@@ -109,8 +109,8 @@ class Datasets(Target):
         dataset, sheet = encode(listing, _pixels, _texts, ("eye", "ear"), cache)
         folder_report.report(listing, None, 0.0)
         folder_report.editor_data(listing, "")
-        assert len(dataset.pictures) == len(listing.train) and sheet.ndim == 4
-        assert all(bool(torch.isfinite(picture.latent).all()) for picture in dataset.pictures)
+        assert len(dataset.images) == len(listing.train) and sheet.ndim == 4
+        assert all(bool(torch.isfinite(picture.latent).all()) for picture in dataset.images)
         if cache is not None:
             cache.trim()
 

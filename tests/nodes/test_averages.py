@@ -31,7 +31,7 @@ def pictures(demo):
     with torch.inference_mode():  # as nodes run
         conditionings = wall.encoding.encode_captions(demo[1], captions)
     latents = [torch.randn(3, 32, 32, generator=draw) * 0.5 for _ in range(6)]
-    return Dataset.of(latents, captions[:2] * 3, conditionings, held_out=[5])
+    return Dataset.from_latents(latents, captions[:2] * 3, conditionings, held_out=[5])
 
 
 @pytest.fixture(scope="module")

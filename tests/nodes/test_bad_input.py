@@ -89,11 +89,11 @@ def test_a_picture_smaller_than_its_bucket_is_enlarged_or_left_out_as_set(host, 
     _picture(host, folder, "large.png", size=(80, 80))
     _picture(host, folder, "small.png", size=(20, 20), seed=1)
     found = _run(host, _workflow(host, folder, "small", GraftDataset={"validation": 0.0}))
-    assert "1 smaller than their bucket, enlarged: small.png" in found["read"] and len(found["dataset"].pictures) == 2
+    assert "1 smaller than their bucket, enlarged: small.png" in found["read"] and len(found["dataset"].images) == 2
     found = _run(host, _workflow(host, folder, "small", GraftDataset={"validation": 0.0, "filters": "small: skip"}))
     assert (
         "1 left out, smaller than their bucket (small: skip): small.png" in found["read"]
-        and len(found["dataset"].pictures) == 1
+        and len(found["dataset"].images) == 1
     )
 
 
@@ -104,7 +104,7 @@ def test_duplicate_names_and_pictures_are_said(host, folder):
     _picture(host, folder, "again/a.png")
     found = _run(host, _workflow(host, folder, "duplicates", GraftDataset={"validation": 0.0}))
     assert "one name for 2 pictures, so one caption file too: a.jpg, a.png" in found["read"]
-    assert "the same picture 2 times: a.png, again/a.png" in found["read"] and len(found["dataset"].pictures) == 3
+    assert "the same picture 2 times: a.png, again/a.png" in found["read"] and len(found["dataset"].images) == 3
 
 
 def test_captions_in_another_encoding_are_said_and_read_when_it_is_named(host, folder):
@@ -115,11 +115,11 @@ def test_captions_in_another_encoding_are_said_and_read_when_it_is_named(host, f
         "a.png: a.txt: the caption is not UTF-8 text" in found["read"]
         and "name its encoding in filters" in found["read"]
     )
-    assert [picture.name for picture in found["dataset"].pictures] == ["b.png"]
+    assert [picture.name for picture in found["dataset"].images] == ["b.png"]
     found = _run(
         host, _workflow(host, folder, "encoding", GraftDataset={"validation": 0.0, "filters": "encoding: cp1252"})
     )
-    assert found["dataset"].pictures[0].caption == "a red circle left, café"
+    assert found["dataset"].images[0].caption == "a red circle left, café"
 
 
 def test_a_rate_that_explodes_is_said_before_the_first_step_and_stops_at_the_last_good_state(host, some):

@@ -42,7 +42,7 @@ def test_latents_and_captions_are_the_hosts(host, demo, folder):
     with torch.inference_mode():
         expected = demo[2].encode(pixels)[0]
         tokens = demo[1].encode_from_tokens_scheduled(demo[1].tokenize("a red circle left"))[0]
-    assert torch.allclose(dataset.pictures[0].latent, expected.float().cpu())
+    assert torch.allclose(dataset.images[0].latent, expected.float().cpu())
     conditioning = dataset.conditionings["a red circle left"]
     assert torch.equal(conditioning.context, tokens[0].float().cpu()) and set(dataset.conditionings) == {
         "a red circle left",
@@ -55,11 +55,11 @@ def test_buckets_keep_the_shape(host, demo, folder):
     for i, size in enumerate([(256, 256), (512, 256), (100, 300)]):
         _picture(host, folder, f"{i}.png", "a red circle left", size, i)
     dataset, _, report = _call(host, demo, folder, validation=0.0)
-    shapes = {p.name: tuple(p.latent.shape) for p in dataset.pictures}
+    shapes = {p.name: tuple(p.latent.shape) for p in dataset.images}
     assert shapes == {"0.png": (3, 32, 32), "1.png": (3, 24, 40), "2.png": (3, 48, 16)}
     assert "smaller than their bucket" in report
     squares = _call(host, demo, folder, validation=0.0, buckets=False)[0]
-    assert {tuple(p.latent.shape) for p in squares.pictures} == {(3, 32, 32)}
+    assert {tuple(p.latent.shape) for p in squares.images} == {(3, 32, 32)}
 
 
 def test_damage_and_missing_captions_are_said(host, demo, folder):
@@ -69,7 +69,7 @@ def test_damage_and_missing_captions_are_said(host, demo, folder):
     with open(os.path.join(host.input, folder, "c.png"), "wb") as file:
         file.write(whole[: len(whole) // 3])
     dataset, _, report = _call(host, demo, folder, validation=0.0)
-    assert len(dataset.pictures) == 2
+    assert len(dataset.images) == 2
     assert "1 without a caption, the empty caption is used: b.png" in report and "1 left out:\n  c.png: " in report
 
 
@@ -116,7 +116,7 @@ def test_a_changed_file_runs_the_node_again(host, folder):
     assert "2" not in host.run(prompt, capture={"data": ["2", 0]})["executed"]
     _picture(host, folder, "b.png", "a blue circle right", seed=3)
     second = host.run(prompt, capture={"data": ["2", 0]})
-    assert len(first["captured"]["data"].pictures) == 1 and len(second["captured"]["data"].pictures) == 2
+    assert len(first["captured"]["data"].images) == 1 and len(second["captured"]["data"].images) == 2
     assert first["captured"]["data"].digest != second["captured"]["data"].digest
 
 
@@ -217,8 +217,8 @@ def test_everything_comes_from_the_cache_the_second_time(host, demo, tagged, mon
         and "encoded; " in again[2]
         and "latents 8 from the cache, 0 encoded" in again[2]
     )
-    for left, right in zip(first[0].pictures + first[0].held_out, again[0].pictures + again[0].held_out, strict=True):
-        assert torch.equal(left.latent, right.latent) and torch.equal(left.flipped, right.flipped)
+    for left, right in zip(first[0].images + first[0].held_out, again[0].images + again[0].held_out, strict=True):
+        assert torch.equal(left.latent, right.latent) and torch.equal(left.flipped_latent, right.flipped_latent)
         one, other = (d.conditionings[left.caption] for d in (first[0], again[0]))
         assert torch.equal(one.context, other.context) and one.extras.keys() == other.extras.keys()
         assert all(

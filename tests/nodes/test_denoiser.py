@@ -181,7 +181,7 @@ def test_pooled_text_and_sizes_reach_sdxl(wall):
 def test_every_kind_trains(wall, kind, dtype, checkpointing, adapter):
     patcher = _model(kind, dtype=getattr(torch, dtype))
     conditionings = {text: Conditioning(_random(1, 7, 16, seed=n)) for n, text in enumerate(("", "a"))}
-    dataset = Dataset.of([_random(4, 8, 8, seed=n) for n in range(2)], ["a"] * 2, conditionings)
+    dataset = Dataset.from_latents([_random(4, 8, 8, seed=n) for n in range(2)], ["a"] * 2, conditionings)
     before = {name: p.clone() for name, p in patcher.model.named_parameters()}
     settings = Settings(OptimizerSettings(learning_rate=5e-3, batch_size=2, checkpointing=checkpointing))
     state = begin(patcher.model.diffusion_model, Start("model", dataset.digest, adapter), settings)
@@ -270,11 +270,11 @@ def test_the_size_and_cut_of_each_picture_reach_sdxl(wall):
     """Six numbers as SDXL was trained with them: height, width, top, left, target height and width,
     each as sinusoids.
     """
+    from graft_nodes.training.data.batches import with_size_conditioning
     from graft_nodes.training.data.buckets import frame
-    from graft_nodes.training.data.dataset import framed
 
     patcher = _model("EPS", sdxl=True)
-    framings = [frame((2000, 1000), (64, 64), (1.0, 0.0)), frame((100, 300), (64, 64), (0.5, 0.5)).mirrored]
+    framings = [frame((2000, 1000), (64, 64), (1.0, 0.0)), frame((100, 300), (64, 64), (0.5, 0.5)).flipped]
     plain = Conditioning(torch.zeros(1, 5, CONFIG["context_dim"]), {"pooled_output": torch.ones(1, 1280)})
     seen = []
     with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
@@ -282,7 +282,10 @@ def test_the_size_and_cut_of_each_picture_reach_sdxl(wall):
         denoiser.model.apply_model = lambda x, t, **c: seen.append(c["y"]) or apply(x, t, **c)
         try:
             denoiser.denoise(
-                torch.zeros(2, 4, 8, 8), torch.ones(2), [framed(plain, framing) for framing in framings], {}
+                torch.zeros(2, 4, 8, 8),
+                torch.ones(2),
+                [with_size_conditioning(plain, framing) for framing in framings],
+                {},
             )
         finally:
             del denoiser.model.apply_model

@@ -81,7 +81,7 @@ def pictures(count=10, shape=(4, 6, 6), seed=0, **settings):
     conditionings = {
         text: Conditioning(torch.full((1, 1, 1), value)) for text, value in (("a", 0.5), ("b", -0.5), ("", 0.0))
     }
-    return Dataset.of(latents, ["a", "b"] * (count // 2) + ["a"] * (count % 2), conditionings, **settings)
+    return Dataset.from_latents(latents, ["a", "b"] * (count // 2) + ["a"] * (count % 2), conditionings, **settings)
 
 
 class Lab:

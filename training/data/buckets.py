@@ -54,8 +54,8 @@ class Framing:
         return self.left, self.top, self.left + self.target[0], self.top + self.target[1]
 
     @property
-    def mirrored(self) -> Framing:
-        """The same cut seen from the mirrored picture's own top left corner."""
+    def flipped(self) -> Framing:
+        """The same crop, seen from the top left corner of the flipped image."""
         return replace(self, left=self.scaled[0] - self.left - self.target[0])
 
     @property
@@ -63,7 +63,7 @@ class Framing:
         """Whether the picture is smaller than what it is put into."""
         return self.scaled[0] > self.original[0] or self.scaled[1] > self.original[1]
 
-    def conditions(self) -> dict[str, int]:
+    def size_conditioning(self) -> dict[str, int]:
         """What SDXL is told of a picture (2307.01952, 2.2), under the names of the host's conditioning."""
         return {
             "width": self.original[0],

@@ -1,4 +1,4 @@
-"""Whether the files a dataset was made from are still as they were, looked at a few at a time while training runs."""
+"""Detects changes of the dataset's files while training runs, a few files at a time."""
 
 from __future__ import annotations
 
@@ -13,114 +13,124 @@ from . import images
 _TEXTS = (".txt", ".caption", ".json", ".yaml", ".yml")
 
 
-class Changed(RuntimeError):
-    """A file of the dataset has changed, and the dataset says to stop then."""
+class DatasetChangedError(RuntimeError):
+    """A file of the dataset has changed, and the dataset says to stop then (`changed: stop`)."""
 
 
 @dataclass(frozen=True)
-class Stamp:
-    """A file as it was: size, time of change and content hash."""
+class FileStamp:
+    """A file as it was: size in bytes, modification time in ns, and content hash."""
 
     size: int
-    changed: int
+    modified: int
     sha256: str
 
 
 @dataclass(frozen=True)
-class Watched:
-    """The files of a folder as they were when it was read, by relative path; `stop` says that a
-    change ends training.
-    """
+class WatchedFiles:
+    """The files of a folder as they were when it was read, by relative path; with `stop` a change ends training."""
 
     folder: Path
-    files: dict[str, Stamp]
+    files: dict[str, FileStamp]
     stop: bool = False
 
+    def new_files(self) -> list[str]:
+        """Relative paths of the files that have been added since."""
+        names = (path.relative_to(self.folder).as_posix() for path in _dataset_files(self.folder))
+        return [name for name in names if name not in self.files]
 
-def stamps(folder: Path) -> dict[str, Stamp]:
-    """Every file below a folder that a dataset is made from, as it is now."""
-    return {path.relative_to(folder).as_posix(): _stamp(path) for path in _files(folder)}
+
+def stamp_files(folder: Path) -> dict[str, FileStamp]:
+    """Size, time and hash of every file below a folder that a dataset is made from."""
+    return {path.relative_to(folder).as_posix(): _stamp(path) for path in _dataset_files(folder)}
 
 
-def _files(folder: Path) -> list[Path]:
-    known = (*images.SUFFIXES, *_TEXTS)
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in known and path.is_file())
+def _dataset_files(folder: Path) -> list[Path]:
+    suffixes = (*images.SUFFIXES, *_TEXTS)
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
 
 
 @lru_cache(maxsize=1 << 17)
-def _hash_of(path: Path, size: int, changed: int) -> str:
+def _hash_of(path: Path, size: int, modified: int) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def content_hash(path: Path) -> str:
-    """sha256 of a file, remembered as long as its size and time of change stay the same."""
-    found = path.stat()
-    return _hash_of(path, found.st_size, found.st_mtime_ns)
+    """sha256 of a file, remembered as long as its size and modification time stay the same."""
+    stat = path.stat()
+    return _hash_of(path, stat.st_size, stat.st_mtime_ns)
 
 
-def _stamp(path: Path) -> Stamp:
-    found = path.stat()
-    return Stamp(found.st_size, found.st_mtime_ns, content_hash(path))
+def _stamp(path: Path) -> FileStamp:
+    stat = path.stat()
+    return FileStamp(stat.st_size, stat.st_mtime_ns, content_hash(path))
 
 
-class Patrol:
-    """Looks at `at_once` files a call, in turn, and once a round for new ones; each change is said once."""
+@dataclass(frozen=True)
+class _Change:
+    folder: Path
+    name: str
+    what: str  # "is new", "has changed" …
+    stop: bool
 
-    def __init__(self, watched: Iterable[Watched], at_once: int = 64) -> None:
+    @property
+    def key(self) -> tuple[Path, str]:
+        return self.folder, self.name
+
+
+class FileWatcher:
+    """Checks `at_once` files per call, in turn, and once per round looks for new ones. Each change is reported once."""
+
+    def __init__(self, watched: Iterable[WatchedFiles], at_once: int = 64) -> None:
         self.watched = tuple(watched)
         self.at_once = at_once
-        self._row = [(one, name) for one in self.watched for name in one.files]
+        self._queue = [(folder, name) for folder in self.watched for name in folder.files]
         self._next = 0
-        self._said: set[tuple[Path, str]] = set()
+        self._reported: set[tuple[Path, str]] = set()
 
-    def look(self) -> list[str]:
-        """What has changed among the files that it is the turn of; raises Changed when one of them is
-        to stop training.
-        """
-        found: list[tuple[Watched, str, str]] = []
-        if self._next == 0:
-            found += [(one, name, "is new") for one in self.watched for name in self._new(one)]
-        for one, name in self._row[self._next : self._next + self.at_once]:
-            what = _difference(one.folder / name, one.files[name])
-            if what:
-                found.append((one, name, what))
-        self._next += self.at_once
-        if self._next >= len(self._row):
-            self._next = 0
-        fresh = [(one, name, what) for one, name, what in found if (one.folder, name) not in self._said]
-        self._said.update((one.folder, name) for one, name, _ in fresh)
-        said = [f"{name} {what}" for _, name, what in fresh]
-        if any(one.stop for one, _, _ in fresh):
-            raise Changed(
-                f"The dataset changed while training: {'; '.join(said)}. The state is kept. Put the files back and run"
+    def check_next(self) -> list[str]:
+        """What has changed among the next files; raises DatasetChangedError when training is to stop then."""
+        changes = [change for change in self._changes() if change.key not in self._reported]
+        self._reported.update(change.key for change in changes)
+        lines = [f"{change.name} {change.what}" for change in changes]
+        if any(change.stop for change in changes):
+            raise DatasetChangedError(
+                f"The dataset changed while training: {'; '.join(lines)}. The state is kept. Put the files back and run"
                 " again, or queue the graph to begin a run with what is there now; changed: continue in GraftDataset's"
                 " filters trains on with what was encoded."
             )
-        return said
+        return lines
 
-    def sweep(self) -> list[str]:
-        """All files at once, as `look` says it."""
-        at_once, self.at_once, self._next = self.at_once, max(1, len(self._row)), 0
+    def check_all(self) -> list[str]:
+        """All files at once, reported as `check_next` does."""
+        at_once, self.at_once, self._next = self.at_once, max(1, len(self._queue)), 0
         try:
-            return self.look()
+            return self.check_next()
         finally:
             self.at_once, self._next = at_once, 0
 
-    def _new(self, one: Watched) -> list[str]:
-        return [
-            name
-            for name in (path.relative_to(one.folder).as_posix() for path in _files(one.folder))
-            if name not in one.files
-        ]
+    def _changes(self) -> list[_Change]:
+        changes: list[_Change] = []
+        if self._next == 0:
+            for watched in self.watched:
+                changes += [_Change(watched.folder, name, "is new", watched.stop) for name in watched.new_files()]
+        for watched, name in self._queue[self._next : self._next + self.at_once]:
+            what = _difference(watched.folder / name, watched.files[name])
+            if what:
+                changes.append(_Change(watched.folder, name, what, watched.stop))
+        self._next += self.at_once
+        if self._next >= len(self._queue):
+            self._next = 0
+        return changes
 
 
-def _difference(path: Path, was: Stamp) -> str:
-    """What has become of a file, "" when its contents are the same."""
+def _difference(path: Path, before: FileStamp) -> str:
+    """What has happened to a file, "" when its contents are the same."""
     try:
-        found = path.stat()
-        if (found.st_size, found.st_mtime_ns) == (was.size, was.changed):
+        stat = path.stat()
+        if (stat.st_size, stat.st_mtime_ns) == (before.size, before.modified):
             return ""
-        if _stamp(path).sha256 == was.sha256:
+        if _stamp(path).sha256 == before.sha256:
             return ""
         return "has changed"
     except FileNotFoundError:

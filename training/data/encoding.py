@@ -16,9 +16,9 @@ from torch import Tensor
 from . import images, kohya_metadata
 from .buckets import Framing
 from .cache import Cache, key_of
-from .changed_files import Watched, content_hash, stamps
+from .changed_files import WatchedFiles, content_hash, stamp_files
 from .conditionings import Conditionings
-from .dataset import Conditioning, Dataset, Picture, View
+from .dataset import Conditioning, Dataset, DatasetImage, ImageCrop
 from .layouts.folder import Entry, Listing
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def encode(
     """
     shown: list[Image.Image] = []
     seen: set[str] = set()
-    made: dict[tuple[str, tuple[int, int]], Picture] = {}
+    made: dict[tuple[str, tuple[int, int]], DatasetImage] = {}
     eye = _Eye(listing, encode_pixels, encoders[0], cache)
     for entry in listing.entries:
         made[entry.name, entry.bucket] = eye.picture(entry)
@@ -70,8 +70,8 @@ def encode(
         listing.settings.flip,
         workers=filters.workers,
         write_schedule=filters.write_schedule,
-        watched=Watched(listing.folder, stamps(listing.folder), filters.changed == "stop"),
-        facts=kohya_metadata.of_listing(listing, settings.get("clip_skip", 0)),
+        watched=WatchedFiles(listing.folder, stamp_files(listing.folder), filters.changed == "stop"),
+        kohya_metadata=kohya_metadata.of_listing(listing, settings.get("clip_skip", 0)),
         **settings,
     )
     return dataset, images.pixels_of(images.contact_sheet(shown))
@@ -97,18 +97,18 @@ class _Eye:
             self._open = (entry.name, images.open_picture(path))
         return self._open[1]
 
-    def picture(self, entry: Entry) -> Picture:
+    def picture(self, entry: Entry) -> DatasetImage:
         views = [self._view(entry, framing) for framing in entry.framings]
         if entry.flip != self.listing.settings.flip:
             own = entry.flip
         else:
             own = None
         first = views[0]
-        return Picture(
+        return DatasetImage(
             entry.name,
             entry.caption.plain,
             first.latent,
-            first.flipped,
+            first.flipped_latent,
             entry.repeats,
             first.mask,
             first.framing,
@@ -120,7 +120,7 @@ class _Eye:
             entry.loss_scale,
         )
 
-    def _view(self, entry: Entry, framing: Framing) -> View:
+    def _view(self, entry: Entry, framing: Framing) -> ImageCrop:
         latent = self._latent(entry, framing, False)
         if entry.flip:
             flipped = self._latent(entry, framing, True)
@@ -130,7 +130,7 @@ class _Eye:
             told = framing
         else:
             told = None
-        view = View(latent, flipped, None, told)
+        view = ImageCrop(latent, flipped, None, told)
         if entry.mask:
             return replace(view, mask=self._mask(entry, framing, latent))
         return view

@@ -59,18 +59,18 @@ def report(listing: Listing, regularisation: Dataset | None = None, share: float
         lines.append(f"{len(listing.problems)} left out:")
         lines += [f"  {problem}" for problem in listing.problems]
     if regularisation is not None:
-        lines.append(f"regularisation: {len(regularisation.pictures)} pictures, {share:.0%} of each batch")
+        lines.append(f"regularisation: {len(regularisation.images)} pictures, {share:.0%} of each batch")
     return "\n".join(lines)
 
 
 def memory(dataset: Dataset) -> str:
     """How much of it is held in memory."""
     views = [
-        picture.view(number)
-        for picture in dataset.pictures + dataset.held_out
-        for number in range(1 + len(picture.more))
+        image.crop(number)
+        for image in dataset.images + dataset.held_out
+        for number in range(1 + len(image.other_crops))
     ]
-    held = [one for view in views for one in (view.latent, view.flipped, view.mask) if one is not None]
+    held = [one for view in views for one in (view.latent, view.flipped_latent, view.mask) if one is not None]
     return f"{sum(one.numel() * one.element_size() for one in held) / 2**20:.1f} MB of latents and masks in memory"
 
 

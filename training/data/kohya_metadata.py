@@ -13,7 +13,8 @@ from typing import Any
 
 from . import buckets
 from .captions import repeats_of
-from .dataset import Dataset, batches_per_epoch
+from .dataset import Dataset
+from .epoch_order import batches_per_epoch
 from .layouts.folder import Entry, Listing, once
 from .tags import split
 
@@ -106,18 +107,20 @@ def metadata(dataset: Dataset, batch_size: int, accumulation: int, total_steps: 
         "ss_batch_size_per_device": batch_size,
         "ss_caption_dropout_rate": round(dropped, 10),
     }
-    folders = [one.facts for one in (dataset, regular) if one is not None and one.facts]
-    if dataset.facts:
-        said |= dict(dataset.facts["settings"])
-        said["ss_dataset_dirs"] = json.dumps(dataset.facts["dirs"])
-        said["ss_reg_dataset_dirs"] = json.dumps(regular.facts["dirs"] if regular is not None and regular.facts else {})
+    folders = [one.kohya_metadata for one in (dataset, regular) if one is not None and one.kohya_metadata]
+    if dataset.kohya_metadata:
+        said |= dict(dataset.kohya_metadata["settings"])
+        said["ss_dataset_dirs"] = json.dumps(dataset.kohya_metadata["dirs"])
+        said["ss_reg_dataset_dirs"] = json.dumps(
+            regular.kohya_metadata["dirs"] if regular is not None and regular.kohya_metadata else {}
+        )
         said["ss_tag_frequency"] = json.dumps({name: tags for facts in folders for name, tags in facts["tags"].items()})
         said["ss_bucket_info"] = json.dumps(_bucket_info(folders))
     return {name: str(value) for name, value in said.items()}
 
 
 def _shown(dataset: Dataset) -> int:
-    return round(sum(picture.repeats for picture in dataset.pictures))
+    return round(sum(image.repeats for image in dataset.images))
 
 
 def _bucket_info(folders: list[Facts]) -> dict[str, Any] | None:

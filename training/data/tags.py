@@ -68,7 +68,7 @@ class Caption:
     @property
     def plain(self) -> str:
         """The caption without a draw: the first line and the first choices, in the order written."""
-        return self.drawn(None)
+        return self.draw(None)
 
     @property
     def varies(self) -> bool:
@@ -83,7 +83,7 @@ class Caption:
         free = len(self._parts(None)[1])
         return (rules.shuffle > 0 and free > 1) or (rules.dropout > 0 and free > 0)
 
-    def drawn(self, draws: torch.Generator | None) -> str:
+    def draw(self, draws: torch.Generator | None) -> str:
         """One draw of the caption from a CPU generator; None gives the plain one."""
         rules, (before, free, after) = self.rules, self._parts(draws)
         if draws is not None and rules.shuffle and float(torch.rand((), generator=draws)) < rules.shuffle:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from ...ema.decay import EMASettings
-from ..data.dataset import Dataset, batches_per_epoch
+from ..data.dataset import Dataset
+from ..data.epoch_order import batches_per_epoch
 from ..optimizers.learning_rate_schedule import peak_rate
 from ..optimizers.settings import remarks
 from ..run.call import Outcome
@@ -33,7 +34,7 @@ def beginning(state: TrainState, dataset: Dataset, unhashed: Sequence[str]) -> s
             f"batch {settings.batch_size} x {settings.accumulation}"
         ),
         *remarks(settings),
-        f"{len(dataset.pictures)} pictures, {len(dataset.held_out)} held out; a round is {rounds:g} steps",
+        f"{len(dataset.images)} pictures, {len(dataset.held_out)} held out; a round is {rounds:g} steps",
     ]
     if not dataset.held_out:
         lines.append("no picture is held out, so there is no validation")

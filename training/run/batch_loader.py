@@ -1,7 +1,7 @@
 """Batches of a run ahead of the steps that need them, and what is known of them before: their captions, their order as
 text.
 
-What a batch holds is drawn from (seed, step) in `dataset.shown`; threads only put it together, so any number of them
+`batches.draw_items` draws what a batch holds from (seed, step). Threads only put it together, so any number of them
 gives the same bytes.
 """
 
@@ -12,7 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..data.dataset import Batch, Dataset, Shown, batch_of, batches, by_size, shown
+from ..data.batches import Batch, BatchItem, collate, draw_items, group_by_size, make_batches
+from ..data.dataset import Dataset
 
 if TYPE_CHECKING:
     from ..state import TrainState
@@ -38,13 +39,13 @@ class BatchSchedule:
             dataset, optimizer.batch_size, optimizer.accumulation, objective.conditioning_dropout, state.start.seed
         )
 
-    def shown(self, step: int, part: int) -> list[Shown]:
+    def shown(self, step: int, part: int) -> list[BatchItem]:
         """The pictures of micro-batch `part` of step `step` (from 0)."""
-        return shown(*self._place(step, part))
+        return draw_items(*self._place(step, part))
 
     def batches(self, step: int, part: int) -> list[Batch]:
         """They as batches, grouped by size."""
-        return batches(*self._place(step, part))
+        return make_batches(*self._place(step, part))
 
     def _place(self, step: int, part: int) -> tuple[Dataset, int, float, int, int, int, str]:
         return self.dataset, self.batch_size, self.dropout, self.seed, step, step * self.parts + part, f"part {part}"
@@ -54,13 +55,13 @@ class BatchSchedule:
         that vary.
         """
         sources = [source for source in (self.dataset, self.dataset.regularisation) if source is not None]
-        if not any(picture.wording is not None for source in sources for picture in source.pictures):
+        if not any(image.caption_template is not None for source in sources for image in source.images):
             return {}
         out: dict[Dataset, set[str]] = {source: set() for source in sources}
         for step in range(first, first + steps):
             for part in range(self.parts):
                 for one in self.shown(step, part):
-                    out[one.source].add(one.caption)
+                    out[one.dataset].add(one.caption)
         return out
 
     def prepare(self, first: int, steps: int, done: Callable[[int, int], object] = lambda done, total: None) -> int:
@@ -78,20 +79,24 @@ class BatchSchedule:
         for step in range(first, first + steps):
             for part in range(self.parts):
                 yield f"step {step + 1}" + (f" part {part + 1}" if self.parts > 1 else "")
-                for group in by_size(self.shown(step, part)):
+                for group in group_by_size(self.shown(step, part)):
                     for one in group:
                         yield f"  {_said(one)}"
 
 
-def _said(one: Shown) -> str:
-    framing = one.picture.view(one.cut).framing
-    size = "x".join(map(str, framing.target if framing else reversed(one.picture.latent.shape[-2:])))
-    marks = [size, *(["mirrored"] if one.mirrored else []), *([f"cut {one.cut + 1}"] if one.picture.more else [])]
-    marks += [
-        *([f"batch_id {one.picture.group}"] if one.picture.group else []),
-        *(["regularisation"] if one.regular else []),
+def _said(one: BatchItem) -> str:
+    framing = one.crop.framing
+    size = "x".join(map(str, framing.target if framing else reversed(one.image.latent.shape[-2:])))
+    marks = [
+        size,
+        *(["mirrored"] if one.flipped else []),
+        *([f"cut {one.crop_number + 1}"] if one.image.other_crops else []),
     ]
-    return f"{one.picture.name} ({', '.join(marks)}): {one.caption or '(no caption)'}"
+    marks += [
+        *([f"batch_id {one.image.batch_id}"] if one.image.batch_id else []),
+        *(["regularisation"] if one.is_regularisation else []),
+    ]
+    return f"{one.image.name} ({', '.join(marks)}): {one.caption or '(no caption)'}"
 
 
 class BatchLoader:
@@ -132,5 +137,5 @@ class BatchLoader:
         self._coming.clear()
 
 
-def _put_together(pictures: list[Shown]) -> list[Batch]:
-    return [batch_of(group) for group in by_size(pictures)]
+def _put_together(pictures: list[BatchItem]) -> list[Batch]:
+    return [collate(group) for group in group_by_size(pictures)]

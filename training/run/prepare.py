@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...storage.safetensors import make_folders, write_whole
-from ..data.changed_files import Patrol
+from ..data.changed_files import FileWatcher
 from ..data.dataset import Dataset
 from ..state import TrainState
 from .batch_loader import BatchSchedule
@@ -43,10 +43,10 @@ def watching(
     """`callbacks` that also watch the dataset's files: what has changed since it was encoded is reported now and after
     each step.
 
-    It goes to `notes`, which are for the report, and to `say`. Raises Changed where the dataset says to stop.
+    It goes to `notes`, which are for the report, and to `say`. Raises DatasetChangedError if it is to stop.
     """
     sources = [one.watched for one in (dataset, dataset.regularisation) if one is not None and one.watched is not None]
-    patrol = Patrol(sources)
+    watcher = FileWatcher(sources)
 
     def tell(changes: list[str]) -> None:
         for change in changes:
@@ -54,10 +54,10 @@ def watching(
             if say is not None:
                 say(notes[-1])
 
-    tell(patrol.sweep())
+    tell(watcher.check_all())
 
     def stepped(step: int, moved: StepResult, validation: float | None) -> None:
-        tell(patrol.look())
+        tell(watcher.check_next())
         if callbacks.on_step is not None:
             callbacks.on_step(step, moved, validation)
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ...ema.decay import EMASettings
 from ...ema.shadow import Shadow
-from ..data.dataset import Batch, Conditioning, Dataset, framed
+from ..data.batches import Batch, with_size_conditioning
+from ..data.dataset import Conditioning, Dataset
 from ..distributed import fsdp, process_group
 from ..memory.checkpointing import checkpointed
 from ..memory.inference_tensors import as_normal_tensors
@@ -271,7 +272,7 @@ def _batch_losses(work: Workspace, batch: Batch, draws: torch.Generator, options
         target = clean + perturbation(denoiser.prediction, sigma).view(-1, *[1] * (clean.ndim - 1)) * extra
         noise = noise + extra
     x = denoiser.noisy(clean, noise, sigma)
-    if objective.prior == "output-preservation" and batch.regular.any():
+    if objective.prior == "output-preservation" and batch.is_regularisation.any():
         target = _preserving(work, batch, x, sigma, target, options)
     with autocast(work.begun.settings.optimizer, work.denoiser.device):
         denoised = denoiser.denoise(x, sigma, work.encoded(batch.captions, batch.conditionings), options)
@@ -288,7 +289,7 @@ def _preserving(
     """`target` where regularisation pictures have what the model says without the trained tensors (differential output
     preservation).
     """
-    which = batch.regular.nonzero().flatten()
+    which = batch.is_regularisation.nonzero().flatten()
     conditionings = [batch.conditionings[i] for i in which.tolist()]
     which = which.to(x.device)
     with work.plain(), autocast(work.begun.settings.optimizer, work.denoiser.device):
@@ -331,7 +332,7 @@ def _part(work: Workspace, part: int) -> float:
         if batch.weights is not None:
             each = each * batch.weights.to(each.device)
         if settings.objective.prior != "none":
-            each = torch.where(batch.regular.to(each.device), each * settings.objective.prior_weight, each)
+            each = torch.where(batch.is_regularisation.to(each.device), each * settings.objective.prior_weight, each)
         loss = each.sum() / (count * settings.optimizer.accumulation)
         total += float(loss.detach())
         if not _finite(work, total):
@@ -449,7 +450,8 @@ def validate(work: Workspace) -> float | None:
         noise = torch.randn(clean.shape, generator=draws).to(denoiser.device)
         with work.stepper.evaluated(), autocast(work.begun.settings.optimizer, work.denoiser.device):
             (conditioning,) = work.encoded(
-                [picture.caption], [framed(work.dataset.conditionings[picture.caption], picture.framing)]
+                [picture.caption],
+                [with_size_conditioning(work.dataset.conditionings[picture.caption], picture.framing)],
             )
             conditionings = (conditioning,) * VALIDATION_DRAWS
             denoised = denoiser.denoise(

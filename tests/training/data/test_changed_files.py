@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from graft_nodes.training.data.changed_files import Changed, Patrol, Watched, stamps
+from graft_nodes.training.data.changed_files import DatasetChangedError, FileWatcher, WatchedFiles, stamp_files
 
 
 @pytest.fixture
@@ -15,48 +15,51 @@ def folder(tmp_path):
     return tmp_path
 
 
-def _patrol(folder, stop=False, at_once=64):
-    return Patrol([Watched(folder, stamps(folder), stop)], at_once)
+def _watcher(folder, stop=False, at_once=64):
+    return FileWatcher([WatchedFiles(folder, stamp_files(folder), stop)], at_once)
 
 
 def test_nothing_changed_is_nothing_said(folder):
-    patrol = _patrol(folder)
+    watcher = _watcher(folder)
     (folder / "notes.md").write_text("more", encoding="utf-8")
     (folder / "new.md").write_text("more", encoding="utf-8")
     os.utime(folder / "0.png", (1, 1))  # touched, with the same contents
-    assert patrol.sweep() == [] and patrol.look() == [] and patrol.look() == []
+    assert watcher.check_all() == [] and watcher.check_next() == [] and watcher.check_next() == []
 
 
 def test_each_change_is_said_once(folder):
-    patrol = _patrol(folder)
+    watcher = _watcher(folder)
     (folder / "1.txt").write_text("another caption", encoding="utf-8")
     (folder / "2.png").unlink()
     (folder / "9.png").write_bytes(b"new")
-    assert sorted(patrol.look()) == ["1.txt has changed", "2.png is gone", "9.png is new"] and patrol.look() == []
+    assert (
+        sorted(watcher.check_next()) == ["1.txt has changed", "2.png is gone", "9.png is new"]
+        and watcher.check_next() == []
+    )
     (folder / "3.png").write_bytes(b"picture x")  # of the same size
-    assert patrol.look() == ["3.png has changed"] and patrol.sweep() == []
+    assert watcher.check_next() == ["3.png has changed"] and watcher.check_all() == []
 
 
 def test_a_few_files_at_a_time_and_all_in_turn(folder):
-    patrol = _patrol(folder, at_once=5)
+    watcher = _watcher(folder, at_once=5)
     (folder / "5.txt").write_text("another caption", encoding="utf-8")
-    assert [patrol.look() for _ in range(4)] == [[], [], ["5.txt has changed"], []]
+    assert [watcher.check_next() for _ in range(4)] == [[], [], ["5.txt has changed"], []]
     (folder / "0.png").write_bytes(b"x")
-    assert _patrol(folder, at_once=5).sweep() == []
-    assert patrol.sweep() == ["0.png has changed"]
+    assert _watcher(folder, at_once=5).check_all() == []
+    assert watcher.check_all() == ["0.png has changed"]
 
 
 def test_stop_names_what_changed_and_what_to_do(folder):
-    patrol = _patrol(folder, stop=True)
-    assert patrol.look() == []
+    watcher = _watcher(folder, stop=True)
+    assert watcher.check_next() == []
     (folder / "1.txt").write_text("another caption", encoding="utf-8")
-    with pytest.raises(Changed, match=r"1\.txt has changed.*Put the files back.*changed: continue"):
-        patrol.look()
+    with pytest.raises(DatasetChangedError, match=r"1\.txt has changed.*Put the files back.*changed: continue"):
+        watcher.check_next()
 
 
 def test_a_folder_that_is_gone(folder):
     import shutil
 
-    patrol = _patrol(folder)
+    watcher = _watcher(folder)
     shutil.rmtree(folder)
-    assert len(patrol.look()) == 12
+    assert len(watcher.check_next()) == 12

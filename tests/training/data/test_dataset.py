@@ -6,14 +6,16 @@ from collections import Counter
 
 import pytest
 import torch
-from graft_nodes.training.data.dataset import Conditioning, Dataset, Picture, batches, batches_per_epoch, chosen
+from graft_nodes.training.data.batches import make_batches
+from graft_nodes.training.data.dataset import Conditioning, Dataset, DatasetImage
+from graft_nodes.training.data.epoch_order import batches_per_epoch, select_images
 
 CONDITIONINGS = {text: Conditioning(torch.full((1, 1, 1), value)) for text, value in (("a", 1.0), ("", 0.0))}
 
 
 def _dataset(shapes, repeats=1, **settings):
     latents = [torch.full((1, *shape), float(i)) for i, shape in enumerate(shapes)]
-    pictures = tuple(Picture(str(i), "a", latent, -1.0 - latent, repeats) for i, latent in enumerate(latents))
+    pictures = tuple(DatasetImage(str(i), "a", latent, -1.0 - latent, repeats) for i, latent in enumerate(latents))
     return Dataset(pictures, CONDITIONINGS, "digest", **settings)
 
 
@@ -24,7 +26,7 @@ def test_every_round_shows_every_picture_as_often_as_it_repeats(size):
     for epoch in range(3):
         seen = Counter()
         for number in range(epoch * rounds, (epoch + 1) * rounds):
-            own, regular = chosen(dataset, size, 0, number)
+            own, regular = select_images(dataset, size, 0, number)
             assert not regular and 0 < len(own) <= size and len({p.latent.shape for p in own}) == 1
             seen.update(p.name for p in own)
         assert seen == {str(i): 3 for i in range(9)}
@@ -34,7 +36,9 @@ def test_the_order_depends_on_the_seed_and_the_round():
     dataset = _dataset([(2, 2)] * 12)
 
     def order(seed, epoch):
-        return [p.name for number in range(epoch * 3, epoch * 3 + 3) for p in chosen(dataset, 4, seed, number)[0]]
+        return [
+            p.name for number in range(epoch * 3, epoch * 3 + 3) for p in select_images(dataset, 4, seed, number)[0]
+        ]
 
     assert order(0, 0) == order(0, 0) != order(1, 0) and order(0, 0) != order(0, 1)
 
@@ -48,7 +52,7 @@ def test_the_share_of_regularisation(size, share, expected):
     dataset = _dataset([(2, 2)] * 24, regularisation=other, regularisation_share=share)
     own, regular = 0, Counter()
     for number in range(240):
-        first, second = chosen(dataset, size, 0, number)
+        first, second = select_images(dataset, size, 0, number)
         assert 0 < len(first) + len(second) <= size
         own += len(first)
         regular.update(p.name for p in second)
@@ -61,14 +65,14 @@ def test_a_round_with_regularisation_still_shows_every_picture_once():
     dataset = _dataset([(2, 2)] * 10, regularisation=_dataset([(2, 2)] * 3), regularisation_share=0.3)
     for size in (1, 4):
         rounds = batches_per_epoch(dataset, size)
-        seen = Counter(p.name for number in range(rounds) for p in chosen(dataset, size, 0, number)[0])
+        seen = Counter(p.name for number in range(rounds) for p in select_images(dataset, size, 0, number)[0])
         assert max(seen.values()) <= (2 if size == 1 else 1) and len(seen) == 10
 
 
 def test_groups_of_one_size_with_their_sources():
     dataset = _dataset([(2, 2)] * 6, regularisation=_dataset([(3, 2)] * 2), regularisation_share=0.5)
-    groups = batches(dataset, 4, 0.0, 0, 0, 0, "part 0")
-    assert sorted((tuple(g.latents.shape), g.regular.tolist()) for g in groups) == [
+    groups = make_batches(dataset, 4, 0.0, 0, 0, 0, "part 0")
+    assert sorted((tuple(g.latents.shape), g.is_regularisation.tolist()) for g in groups) == [
         ((2, 1, 2, 2), [False] * 2),
         ((2, 1, 3, 2), [True] * 2),
     ]
@@ -80,7 +84,7 @@ def test_groups_of_one_size_with_their_sources():
 )
 def test_captions_are_dropped_for_the_empty_one(dropout, own, expected):
     dataset = _dataset([(2, 2)] * 10, caption_dropout=own)
-    groups = [group for step in range(200) for group in batches(dataset, 10, dropout, 0, step, step, "part 0")]
+    groups = [group for step in range(200) for group in make_batches(dataset, 10, dropout, 0, step, step, "part 0")]
     found = [conditioning is CONDITIONINGS[""] for group in groups for conditioning in group.conditionings]
     assert sum(found) / len(found) == pytest.approx(expected, abs=0.03)
 
@@ -88,7 +92,7 @@ def test_captions_are_dropped_for_the_empty_one(dropout, own, expected):
 def test_flips_take_the_mirrored_latent():
     dataset = _dataset([(2, 2)] * 10, flip=0.3)
     found = torch.cat(
-        [g.latents[:, 0, 0, 0] for step in range(200) for g in batches(dataset, 10, 0.0, 0, step, step, "part 0")]
+        [g.latents[:, 0, 0, 0] for step in range(200) for g in make_batches(dataset, 10, 0.0, 0, step, step, "part 0")]
     )
     assert float((found < 0).float().mean()) == pytest.approx(0.3, abs=0.03)
 
@@ -97,15 +101,15 @@ def test_draws_depend_on_the_step():
     dataset = _dataset([(2, 2)] * 10, flip=0.5)
 
     def flips(step):
-        return batches(dataset, 10, 0.0, 0, step, 0, "part 0")[0].latents[:, 0, 0, 0].sign().tolist()
+        return make_batches(dataset, 10, 0.0, 0, step, 0, "part 0")[0].latents[:, 0, 0, 0].sign().tolist()
 
     assert flips(0) == flips(0) != flips(1)
 
 
 def test_what_cannot_be_a_dataset():
-    with pytest.raises(ValueError, match="at least one picture"):
+    with pytest.raises(ValueError, match="at least one image"):
         Dataset((), CONDITIONINGS, "")
     with pytest.raises(ValueError, match=r"without conditioning.*\['b'\]"):
-        Dataset((Picture("0", "b", torch.zeros(1, 2, 2)),), CONDITIONINGS, "")
+        Dataset((DatasetImage("0", "b", torch.zeros(1, 2, 2)),), CONDITIONINGS, "")
     with pytest.raises(ValueError, match=r"regularisation_share is 1\.0"):
         _dataset([(2, 2)], regularisation=_dataset([(2, 2)]), regularisation_share=1.0)

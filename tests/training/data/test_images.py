@@ -161,13 +161,13 @@ def test_a_frame_is_pillows_resize_and_crop(size, place):
     expected = np.asarray(scaled)[found.top : found.top + 48, found.left : found.left + 64]
     assert (np.asarray(images.fitted(picture, found)) == expected).all()
     assert found.enlarged == (size[0] < 64 or size[1] < 48)
-    mirrored = ImageOps.mirror(scaled).crop(found.mirrored.box)
+    mirrored = ImageOps.mirror(scaled).crop(found.flipped.box)
     assert (np.asarray(mirrored) == expected[:, ::-1]).all()
 
 
 def test_what_sdxl_is_told():
     found = frame((2000, 1000), (1024, 1024), (0.5, 0.0))
-    assert found.scaled == (2048, 1024) and found.conditions() == {
+    assert found.scaled == (2048, 1024) and found.size_conditioning() == {
         "width": 2000,
         "height": 1000,
         "crop_w": 512,
@@ -176,7 +176,7 @@ def test_what_sdxl_is_told():
         "target_height": 1024,
     }
     left = frame((2000, 1000), (1024, 1024), (0.0, 0.0))
-    assert left.conditions()["crop_w"] == 0 and left.mirrored.conditions()["crop_w"] == 1024
+    assert left.size_conditioning()["crop_w"] == 0 and left.flipped.size_conditioning()["crop_w"] == 1024
 
 
 def test_a_mask_is_the_mean_of_the_pixels_under_each_latent():

@@ -13,7 +13,7 @@ TAGS = ("a", "b", "c", "d")
 
 
 def _draws(caption, count=2000):
-    return [caption.drawn(generator(0, i, "test")) for i in range(count)]
+    return [caption.draw(generator(0, i, "test")) for i in range(count)]
 
 
 def test_a_caption_without_rules_is_as_written():

@@ -44,7 +44,7 @@ def test_a_caption_varies_by_its_lists_and_only_with_wildcards():
     assert Caption(("a __colour__ bird",), rules=rules).varies and not Caption(("a bird",), rules=rules).varies
     assert Caption(("a __colour__ bird",)).plain == "a __colour__ bird" and not Caption(("a __colour__ bird",)).varies
     tags = Caption((), ("one", "__colour__, two"), rules=Rules(wildcards=True, lists=LISTS, shuffle=1.0))
-    assert {tags.drawn(torch.Generator().manual_seed(n)) for n in range(60)} >= {"one, red, two", "blue, two, one"}
+    assert {tags.draw(torch.Generator().manual_seed(n)) for n in range(60)} >= {"one, red, two", "blue, two, one"}
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_the_files_of_a_folder(tmp_path):
     listing = read_folder(_folder(tmp_path), FolderSettings(**SETTINGS))
     caption = listing.train[0].caption
     assert caption.plain == "a red ring 0" and len(listing.train) == 3 and not listing.problems
-    drawn = {caption.drawn(torch.Generator().manual_seed(n)) for n in range(40)}
+    drawn = {caption.draw(torch.Generator().manual_seed(n)) for n in range(40)}
     assert drawn == {"a red ring 0", "a dark blue ring 0", "a mauve ring 0"}
     before = listing.digest
     assert read_folder(tmp_path, FolderSettings(**SETTINGS)).digest == before
@@ -124,4 +124,4 @@ def test_files_that_cannot_be_used_are_said(tmp_path):
     )
     for part in (*expected, "images/1.png: the caption has __out__"):
         assert part in said, part
-    assert len(listing.train) == 2 and not any("secret" in repr(entry.caption.drawn(None)) for entry in listing.train)
+    assert len(listing.train) == 2 and not any("secret" in repr(entry.caption.draw(None)) for entry in listing.train)

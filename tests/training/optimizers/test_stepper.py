@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from graft_nodes.ema.decay import EMASettings
-from graft_nodes.training.data.dataset import batches
+from graft_nodes.training.data.batches import make_batches
 from graft_nodes.training.memory import offload
 from graft_nodes.training.optimizers.learning_rate_schedule import rate_at
 from graft_nodes.training.optimizers.settings import OPTIMIZERS, OptimizerSettings
@@ -234,7 +234,7 @@ def test_fused_backward_gives_the_same_bytes(lab, optimizer, precision, passes):
     denoiser, dataset = lab.Flow(), lab.pictures()
     if passes == 2:  # pictures of two sizes in a step
         dataset = replace(dataset, regularisation=lab.pictures(shape=(4, 5, 6), seed=1), regularisation_share=0.5)
-    assert len(batches(dataset, 4, 0.0, 0, 0, 0, "part 0")) == passes
+    assert len(make_batches(dataset, 4, 0.0, 0, 0, 0, "part 0")) == passes
     found = []
     for fused in (False, True):
         start = _state(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from graft_nodes.training.data.buckets import frame
 from graft_nodes.training.data.conditionings import Conditionings
-from graft_nodes.training.data.dataset import Conditioning, Dataset, Picture, View
+from graft_nodes.training.data.dataset import Conditioning, Dataset, DatasetImage, ImageCrop
 from graft_nodes.training.data.tags import Caption, Rules
 from graft_nodes.training.run.batch_loader import BatchLoader, BatchSchedule
 
@@ -29,21 +29,23 @@ def _dataset(count=7, regularisation=None, **settings):
         framing = frame((100, 80), (48, 32), (0.5, 0.5))
         mask = torch.linspace(0, 1, shape[1] * shape[2]).view(1, *shape[1:]) if i % 2 else None
         more = (
-            View(torch.full(shape, i + 0.5), torch.full(shape, -i - 0.5), mask, frame((100, 80), (48, 32), (0.0, 0.0))),
+            ImageCrop(
+                torch.full(shape, i + 0.5), torch.full(shape, -i - 0.5), mask, frame((100, 80), (48, 32), (0.0, 0.0))
+            ),
         )
         caption = Caption(tags=("a", "b", "c", f"picture {i}"), rules=WORDS)
-        own = {"repeats": 1.5 if i == 1 else 1, "group": "own" if i in (3, 6) else "", "weight": 1.0 + i}
+        own = {"repeats": 1.5 if i == 1 else 1, "batch_id": "own" if i in (3, 6) else "", "loss_weight": 1.0 + i}
         latent = torch.full(shape, float(i))
         pictures.append(
-            Picture(
+            DatasetImage(
                 f"{i}.png",
                 caption.plain,
                 latent,
                 -latent,
                 mask=mask,
                 framing=framing,
-                more=more,
-                wording=caption,
+                other_crops=more,
+                caption_template=caption,
                 **own,
             )
         )
@@ -61,7 +63,7 @@ def _rows(batches):
     for batch in batches:
         mask = None if batch.mask is None else batch.mask.tolist()
         told = [sorted(one.extras.items()) for one in batch.conditionings]
-        tensors = [one.tolist() for one in (batch.latents, batch.regular, batch.weights)]
+        tensors = [one.tolist() for one in (batch.latents, batch.is_regularisation, batch.weights)]
         out.append((tensors, [one.context.item() for one in batch.conditionings], batch.captions, mask, told))
     return out
 
@@ -90,7 +92,9 @@ def test_every_process_draws_the_same():
     """The pictures, cuts, sides and words of five steps, as another process drew them when this was written."""
     schedule = BatchSchedule(_dataset(), 3, 1, 0.1, 9)
     rows = [
-        (one.picture.name, one.cut, one.mirrored, one.caption) for step in range(5) for one in schedule.shown(step, 0)
+        (one.image.name, one.crop_number, one.flipped, one.caption)
+        for step in range(5)
+        for one in schedule.shown(step, 0)
     ]
     assert hashlib.sha256(repr(rows).encode()).hexdigest()[:16] == "8b3db6f5efa5616f"
 
@@ -103,7 +107,7 @@ def test_the_captions_of_steps_are_known_before_them():
         return _encode(texts)
 
     dataset = _dataset(5)
-    dataset = Dataset(dataset.pictures, Conditionings(encode, [*(p.caption for p in dataset.pictures), ""]), "digest")
+    dataset = Dataset(dataset.images, Conditionings(encode, [*(p.caption for p in dataset.images), ""]), "digest")
     schedule = BatchSchedule(dataset, 2, 2, 0.2, 3)
     needed = schedule.captions(4, 6)[dataset]
     assert len(needed) > 10 and schedule.prepare(4, 6) == len(needed - set(dataset.conditionings))
@@ -114,7 +118,7 @@ def test_the_captions_of_steps_are_known_before_them():
 
 
 def test_captions_that_never_vary_need_nothing():
-    pictures = (Picture("a", "a", torch.zeros(1, 2, 2)),)
+    pictures = (DatasetImage("a", "a", torch.zeros(1, 2, 2)),)
     assert BatchSchedule(Dataset(pictures, _encode(["a", ""]), "digest"), 1, 1, 0.5, 0).prepare(0, 100) == 0
 
 
@@ -131,10 +135,10 @@ def test_a_batch_has_one_size_and_one_batch_id():
 
 def test_part_of_a_repeat_is_spread_over_the_rounds():
     latent = torch.zeros(1, 2, 2)
-    pictures = tuple(Picture(str(i), "", latent, repeats=repeats) for i, repeats in enumerate((1, 2.5, 0.25, 1)))
+    pictures = tuple(DatasetImage(str(i), "", latent, repeats=repeats) for i, repeats in enumerate((1, 2.5, 0.25, 1)))
     loader = BatchLoader(BatchSchedule(Dataset(pictures, _encode([""]), "digest"), 1, 1, 0.0, 0))
     seen = Counter(
-        one.picture.name for step in range(475) for one in loader.schedule.shown(step, 0)
+        one.image.name for step in range(475) for one in loader.schedule.shown(step, 0)
     )  # 100 rounds of 4.75
     assert seen["0"] == pytest.approx(100, abs=1) and seen["1"] == pytest.approx(250, abs=2)
     assert seen["2"] == pytest.approx(25, abs=1) and seen["3"] == pytest.approx(100, abs=1)
@@ -147,38 +151,38 @@ def test_flips_mirror_latent_mask_and_framing():
         drawn = schedule.shown(step, 0)
         for batch, group in zip(loader.take(step, 0), _grouped(drawn), strict=True):
             for row, one in enumerate(group):
-                view = one.picture.view(one.cut)
-                assert torch.equal(batch.latents[row], view.flipped if one.mirrored else view.latent)
+                view = one.crop
+                assert torch.equal(batch.latents[row], view.flipped_latent if one.flipped else view.latent)
                 whole = torch.ones(1, *view.latent.shape[-2:]) if view.mask is None else view.mask
                 if batch.mask is not None:
-                    assert torch.equal(batch.mask[row], whole.flip(2) if one.mirrored else whole)
-                framing = view.framing.mirrored if one.mirrored else view.framing
+                    assert torch.equal(batch.mask[row], whole.flip(2) if one.flipped else whole)
+                framing = view.framing.flipped if one.flipped else view.framing
                 told = batch.conditionings[row].extras
                 assert told["crop_w"] == framing.left and told["width"] == 100 and told["target_height"] == 32
-                mirrored += one.mirrored
+                mirrored += one.flipped
     assert 20 < mirrored < 60
 
 
 def _grouped(drawn):
     groups = {}
     for one in drawn:
-        groups.setdefault(tuple(one.picture.latent.shape), []).append(one)
+        groups.setdefault(tuple(one.image.latent.shape), []).append(one)
     return groups.values()
 
 
 def test_shares_of_a_picture_replace_those_of_the_dataset():
     latent, flipped = torch.zeros(1, 2, 2), torch.ones(1, 2, 2)
     pictures = (
-        Picture("never", "x", latent, flipped, flip=0.0, dropout=0.0),
-        Picture("always", "x", latent, flipped, flip=1.0, dropout=1.0),
-        Picture("half", "x", latent, flipped),
+        DatasetImage("never", "x", latent, flipped, flip=0.0, dropout=0.0),
+        DatasetImage("always", "x", latent, flipped, flip=1.0, dropout=1.0),
+        DatasetImage("half", "x", latent, flipped),
     )
     dataset = Dataset(pictures, _encode(["x", ""]), "digest", flip=0.5, caption_dropout=0.5)
     seen = Counter()
     for step in range(300):
         for one in BatchSchedule(dataset, 3, 1, 0.5, 0).shown(step, 0):
-            seen[one.picture.name, "mirrored"] += one.mirrored
-            seen[one.picture.name, "dropped"] += one.caption == ""
+            seen[one.image.name, "mirrored"] += one.flipped
+            seen[one.image.name, "dropped"] += one.caption == ""
     assert (
         seen["never", "mirrored"] == seen["never", "dropped"] == 0
         and seen["always", "mirrored"] == seen["always", "dropped"] == 300
@@ -200,15 +204,17 @@ def test_the_schedule_is_what_happens():
     said = [line.strip() for line in lines if line.startswith(" ")]
     assert len(said) == len(pictures)
     for line, one in zip(said, pictures, strict=True):
-        assert line.startswith(f"{one.picture.name} (48x32") and ("mirrored" in line) == one.mirrored
-        assert ("regularisation" in line) == one.regular and line.endswith(f": {one.caption or '(no caption)'}")
+        assert line.startswith(f"{one.image.name} (48x32") and ("mirrored" in line) == one.flipped
+        assert ("regularisation" in line) == one.is_regularisation and line.endswith(
+            f": {one.caption or '(no caption)'}"
+        )
 
 
 def test_regularisation_that_cannot_be():
     other = _dataset(2)
     with pytest.raises(ValueError, match="a regularisation dataset of its own"):
         _dataset(2, regularisation=_dataset(2, regularisation=other))
-    four = Dataset((Picture("a", "", torch.zeros(4, 2, 2)),), _encode([""]), "digest")
+    four = Dataset((DatasetImage("a", "", torch.zeros(4, 2, 2)),), _encode([""]), "digest")
     with pytest.raises(ValueError, match="2 channels and those of regularisation 4"):
         _dataset(2, regularisation=four)
 

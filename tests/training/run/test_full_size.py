@@ -33,7 +33,7 @@ del weights
 assert model.model.diffusion_model.dtype == torch.bfloat16 and model.model.model_config.__class__.__name__ == "SD15"
 model = host.token_downsampling.apply_todo(model, ToDoSettings.parse(2.0, 1))[0]
 conditionings = {caption: Conditioning(torch.randn(1, 77, 768, generator=draws)) for caption in ("", "a picture")}
-dataset = Dataset.of([torch.randn(4, 64, 64, generator=draws)], ["a picture"], conditionings)
+dataset = Dataset.from_latents([torch.randn(4, 64, 64, generator=draws)], ["a picture"], conditionings)
 start = Start("random", dataset.digest, AdapterSettings(targets="attention+ff"))
 state = begin(model.model.diffusion_model, start, Settings(OptimizerSettings(total_steps=2)))
 with host.denoiser.denoiser(model) as denoiser:

@@ -68,7 +68,7 @@ def test_a_preserved_model_drifts_less_where_it_is_preserved(lab):
         work = Workspace(after, denoiser, dataset)
         draws, drift = torch.Generator().manual_seed(5), 0.0
         with work.installed(), torch.no_grad():
-            for picture in dataset.regularisation.pictures:
+            for picture in dataset.regularisation.images:
                 x, sigma = picture.latent[None] + torch.randn(1, 4, 6, 6, generator=draws), torch.tensor([0.5])
                 conditionings = [dataset.conditionings[picture.caption]]
                 now = denoiser.denoise(x, sigma, conditionings, {})

@@ -19,7 +19,7 @@ from quantised import parts, with_quantised_layers, with_scaled_layers
 
 def _trained(patcher, family, steps=2, **optimizer):
     conditionings = {text: Conditioning(*families.conditions(family, n)) for n, text in enumerate(("", "a"))}
-    dataset = Dataset.of([families.latent(family, n) for n in range(2)], ["a"] * 2, conditionings)
+    dataset = Dataset.from_latents([families.latent(family, n) for n in range(2)], ["a"] * 2, conditionings)
     settings = Settings(OptimizerSettings(learning_rate=1e-2, batch_size=2, **optimizer))
     state = begin(patcher.model.diffusion_model, Start("model", dataset.digest, AdapterSettings(rank=4)), settings)
     with torch.inference_mode(), host.denoiser.denoiser(patcher) as denoiser:

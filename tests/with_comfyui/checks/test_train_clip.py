@@ -195,7 +195,7 @@ def _parts(name, monkeypatch, dtype=torch.float32):
         model = build(name, **ENCODERS[name][-1])
     texts = ["", "a red square", "a blue circle"]
     conditionings = wall.encoding.encode_captions(clip, texts)
-    return model, clip, Dataset.of([latent(name, seed) for seed in range(2)], texts[1:], conditionings)
+    return model, clip, Dataset.from_latents([latent(name, seed) for seed in range(2)], texts[1:], conditionings)
 
 
 @pytest.mark.parametrize(("name", "kind", "dtype"), CASES, ids=str)

@@ -509,7 +509,7 @@ def test_one_step_is_a_loop_written_by_hand():
         work.close()
     (x, sigma, text), network = seen[0], patcher.model.diffusion_model
     trained = {key: t.clone().requires_grad_() for key, t in state.trained.items()}
-    match = min(data.pictures, key=lambda picture: float(_residual(patcher, picture, x, sigma).std().sub(1).abs()))
+    match = min(data.images, key=lambda picture: float(_residual(patcher, picture, x, sigma).std().sub(1).abs()))
     noise = _residual(patcher, match, x, sigma)
     clean = patcher.model.process_latent_in(match.latent[None])
     with wall.denoiser.denoiser(patcher), attached(network, settings, trained, still):

@@ -50,7 +50,7 @@ def test_the_example_of_the_documentation(tmp_path, captions):
     caption = _read(tmp_path, captions, shuffle_tags=True).train[0].caption
     # Heavier tags first where nothing is drawn; whole tags while the text is at most 60 characters.
     assert caption.plain == "A portrait of Cloud Strife, holding buster sword"
-    drawn = [caption.drawn(generator(0, i, "")) for i in range(400)]
+    drawn = [caption.draw(generator(0, i, "")) for i in range(400)]
     assert all(text.startswith("A portrait of Cloud Strife, ") and len(text) <= 60 for text in drawn)
     first = [text.split(", ")[1] for text in drawn if text.count(",")]
     assert first.count("holding buster sword") > 1.8 * first.count("clouds in background") > 0

@@ -181,12 +181,12 @@ def _encode(root, digest="encoders", **settings):
 
 def test_encoding_gives_latents_captions_and_a_sheet(tmp_path):
     dataset, sheet, seen = _encode(_pictures(tmp_path, 5), flip=0.5)
-    assert len(dataset.pictures) == 4 and len(dataset.held_out) == 1
+    assert len(dataset.images) == 4 and len(dataset.held_out) == 1
     assert sorted(seen) == ["", *(f"caption {i}" for i in range(5))]
-    picture = next(p for p in dataset.pictures + dataset.held_out if p.name == "0.png")
+    picture = next(p for p in dataset.images + dataset.held_out if p.name == "0.png")
     expected = torch.from_numpy(np.asarray(Image.open(tmp_path / "0.png"), dtype=np.float32) / 255).movedim(-1, 0)
     assert torch.equal(picture.latent, expected[:, ::8, ::8]) and torch.equal(
-        picture.flipped, expected.flip(2)[:, ::8, ::8]
+        picture.flipped_latent, expected.flip(2)[:, ::8, ::8]
     )
     assert sheet.shape[0] == 1 and sheet.shape[3] == 3 and sheet.min() >= 0 and sheet.max() <= 1
 
@@ -249,7 +249,7 @@ def test_another_encoding_is_said_and_can_be_named(tmp_path):
     _picture(tmp_path / "a.png").with_suffix(".txt").write_bytes("Mädchen".encode("cp1252"))
     with pytest.raises(ValueError, match=r"the caption is not UTF-8 text .*encoding: cp1252"):
         _made(tmp_path)
-    assert _made(tmp_path, filters="encoding: cp1252").pictures[0].caption == "Mädchen"
+    assert _made(tmp_path, filters="encoding: cp1252").images[0].caption == "Mädchen"
 
 
 def test_the_same_picture_and_the_same_name_are_said(tmp_path):
@@ -295,7 +295,7 @@ def test_settings_that_could_change_nothing_are_refused(tmp_path):
         _made(tmp_path, keep_tags=1)
     with pytest.raises(ValueError, match="masks is alpha, but no picture is transparent"):
         _made(tmp_path, filters="masks: alpha")
-    assert _made(tmp_path, keep_tags=1, tag_dropout=0.5).pictures
+    assert _made(tmp_path, keep_tags=1, tag_dropout=0.5).images
 
 
 def test_captions_that_look_like_wildcards_are_said(tmp_path):
@@ -304,11 +304,11 @@ def test_captions_that_look_like_wildcards_are_said(tmp_path):
         read_folder(tmp_path, FolderSettings(**SMALL))
     )
     assert (
-        _made(tmp_path).pictures[0].caption == "a {red|blue} ball another line"
-        and _made(tmp_path).pictures[0].wording is None
+        _made(tmp_path).images[0].caption == "a {red|blue} ball another line"
+        and _made(tmp_path).images[0].caption_template is None
     )
-    picture = _made(tmp_path, filters="wildcards: true").pictures[0]
-    assert picture.caption == "a red ball" and picture.wording.varies
+    picture = _made(tmp_path, filters="wildcards: true").images[0]
+    assert picture.caption == "a red ball" and picture.caption_template.varies
 
 
 def test_latents_that_are_not_finite_are_refused_by_name_and_not_taken_from_the_cache(tmp_path):
@@ -325,12 +325,12 @@ def test_latents_that_are_not_finite_are_refused_by_name_and_not_taken_from_the_
     with pytest.raises(ValueError, match=r"NaN or infinite latents of dark\.png.*--fp32-vae"):
         encoding.encode(listing, overflowing, _texts, ("vae", "clip"), cache)
     made = encoding.encode(listing, whole, _texts, ("vae", "clip"), cache)[0]
-    read, broken = Cache.read, {"latent": made.pictures[0].latent * float("inf")}
+    read, broken = Cache.read, {"latent": made.images[0].latent * float("inf")}
     cache.read = lambda kind, key: (
         (broken, None) if kind == "latents" else read(cache, kind, key)
     )  # as an earlier Graft kept them
     assert all(
-        p.latent.isfinite().all() for p in encoding.encode(listing, whole, _texts, ("vae", "clip"), cache)[0].pictures
+        p.latent.isfinite().all() for p in encoding.encode(listing, whole, _texts, ("vae", "clip"), cache)[0].images
     )
 
 
@@ -343,7 +343,7 @@ def test_masks_from_files_and_alpha(tmp_path):
     _picture(tmp_path / "plain.png", seed=2)
 
     def masks(filters):
-        return {picture.name[0]: picture.mask for picture in _made(tmp_path, filters=filters, flip=0.5).pictures}
+        return {picture.name[0]: picture.mask for picture in _made(tmp_path, filters=filters, flip=0.5).images}
 
     found = masks("")
     assert found["c"] is None and found["p"] is None
@@ -366,22 +366,26 @@ def test_crops_and_what_they_tell(tmp_path):
     across = np.tile(np.linspace(0, 255, 256).astype(np.uint8), (64, 1))
     Image.fromarray(across).save(tmp_path / "wide.png")
     plain = {"buckets": False}
-    centre, top = (_made(tmp_path, filters=f, **plain).pictures[0] for f in ("", "crop: top"))
-    assert (centre.framing.left, centre.framing.top) == (96, 0) and top.framing == centre.framing and not centre.more
-    picture = _made(tmp_path, filters="crop: random\ncrops: 3", **plain).pictures[0]
-    lefts = [picture.view(i).framing.left for i in range(3)]
-    assert len(picture.more) == 2 and len(set(lefts)) == 3
+    centre, top = (_made(tmp_path, filters=f, **plain).images[0] for f in ("", "crop: top"))
+    assert (
+        (centre.framing.left, centre.framing.top) == (96, 0)
+        and top.framing == centre.framing
+        and not centre.other_crops
+    )
+    picture = _made(tmp_path, filters="crop: random\ncrops: 3", **plain).images[0]
+    lefts = [picture.crop(i).framing.left for i in range(3)]
+    assert len(picture.other_crops) == 2 and len(set(lefts)) == 3
     for i, left in enumerate(lefts):
         assert torch.equal(
-            picture.view(i).latent[0, 0], torch.from_numpy(across[0, left : left + 64 : 8].astype(np.float32) / 255)
+            picture.crop(i).latent[0, 0], torch.from_numpy(across[0, left : left + 64 : 8].astype(np.float32) / 255)
         )
-    again = _made(tmp_path, filters="crop: random\ncrops: 3", **plain).pictures[0]
-    assert [again.view(i).framing for i in range(3)] == [picture.view(i).framing for i in range(3)]
-    assert _made(tmp_path, filters="size_conditioning: false").pictures[0].framing is None
+    again = _made(tmp_path, filters="crop: random\ncrops: 3", **plain).images[0]
+    assert [again.crop(i).framing for i in range(3)] == [picture.crop(i).framing for i in range(3)]
+    assert _made(tmp_path, filters="size_conditioning: false").images[0].framing is None
     tall = Image.fromarray(across).rotate(90, expand=True)
     tall.save(tmp_path / "wide.png")
-    assert _made(tmp_path, filters="crop: top", **plain).pictures[0].framing.top == 0
-    assert _made(tmp_path, **plain).pictures[0].framing.top == 96
+    assert _made(tmp_path, filters="crop: top", **plain).images[0].framing.top == 0
+    assert _made(tmp_path, **plain).images[0].framing.top == 96
 
 
 def test_every_setting_of_the_filters_changes_the_digest(tmp_path):
@@ -438,8 +442,8 @@ def test_a_changed_picture_recomputes_just_itself(tmp_path):
     assert len(first) == 12
     again = _made(root, Cache(cache), second, flip=0.5)
     assert not second and again.digest == before.digest
-    pairs = list(zip(before.pictures, again.pictures, strict=True))
-    assert all(torch.equal(a.latent, b.latent) and torch.equal(a.flipped, b.flipped) for a, b in pairs)
+    pairs = list(zip(before.images, again.images, strict=True))
+    assert all(torch.equal(a.latent, b.latent) and torch.equal(a.flipped_latent, b.flipped_latent) for a, b in pairs)
     _picture(root / "3.png", seed=77)
     after = _made(root, Cache(cache), third, flip=0.5)
     assert len(third) == 2 and after.digest != before.digest
@@ -456,7 +460,7 @@ def test_damaged_cache_files_are_made_again_and_said(tmp_path):
     used, calls = Cache(cache), []
     again = _made(root, used, calls)
     assert len(calls) == 3 and all(
-        torch.equal(a.latent, b.latent) for a, b in zip(before.pictures, again.pictures, strict=True)
+        torch.equal(a.latent, b.latent) for a, b in zip(before.images, again.images, strict=True)
     )
     assert (
         sum("made again" in line for line in used.report()) == 3 + 3 + 4
@@ -519,7 +523,7 @@ def test_a_picture_is_shown_at_each_resolution_and_held_out_at_none_or_all(tmp_p
         return {text: Conditioning(torch.zeros(1, 1, 1)) for text in texts}
 
     data, _ = encoding.encode(listing, lambda pixels: pixels.movedim(-1, 1)[:, :, ::8, ::8], captions, ("v", "c"))
-    assert len(data.pictures) == 12 and len({tuple(picture.latent.shape) for picture in data.pictures}) >= 3
+    assert len(data.images) == 12 and len({tuple(picture.latent.shape) for picture in data.images}) >= 3
     few = read_folder(tmp_path, FolderSettings(**settings, filters=Filters(resolutions=(96,), small="skip")))
     assert {entry.bucket for entry in few.entries if entry.name != "wide.png"} == {(64, 64)}
 

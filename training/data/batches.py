@@ -1,0 +1,186 @@
+"""Batches for the training steps: flips, crops, caption dropout and caption variants are drawn, latents stacked.
+
+Every draw is a function of (seed, step), so the captions that a step needs are known before it, and a batch is the same
+whoever prepares it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..random_draws import generator
+from .buckets import Framing
+from .dataset import Conditioning, Dataset, DatasetImage, ImageCrop
+from .epoch_order import select_images
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Images of one size that go through the model together: latents (B, C, h, w), one conditioning each, and which of
+    them are regularisation images (B,).
+
+    `captions` are what the conditionings were made of; `mask` (B, 1, h, w) in 0..1 says where the loss counts, None
+    where it counts everywhere; `weights` (B,) scale the loss of each image.
+    """
+
+    latents: Tensor
+    conditionings: tuple[Conditioning, ...]
+    is_regularisation: Tensor
+    captions: tuple[str, ...] = ()
+    mask: Tensor | None = None
+    weights: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class BatchItem:
+    """One image as a step trains it: of which dataset, which crop, flipped or not, with which caption ("" if it is
+    dropped).
+    """
+
+    dataset: Dataset
+    image: DatasetImage
+    crop_number: int
+    flipped: bool
+    caption: str
+    is_regularisation: bool
+
+    @property
+    def crop(self) -> ImageCrop:
+        """The crop that is trained."""
+        return self.image.crop(self.crop_number)
+
+
+def draw_items(
+    dataset: Dataset, batch_size: int, dropout: float, seed: int, step: int, number: int, purpose: str
+) -> list[BatchItem]:
+    """Micro-batch `number`, with flips, crops and captions drawn from (seed, step, purpose).
+
+    `dropout` is the objective's conditioning dropout. The dataset's caption dropout comes on top; an image's own
+    replaces both. A dropped caption is the empty prompt.
+    """
+    rng = generator(seed, step, f"pictures {purpose}")
+    images, regularisation_images = select_images(dataset, batch_size, seed, number)
+    items: list[BatchItem] = []
+    for image in images:
+        variant_rng = _variant_generator(image, seed, step, f"picture {len(items)} {purpose}")
+        items.append(_draw_item(dataset, image, dropout, rng, variant_rng, False))
+    for image in regularisation_images:
+        assert dataset.regularisation is not None
+        variant_rng = _variant_generator(image, seed, step, f"picture {len(items)} {purpose}")
+        items.append(_draw_item(dataset.regularisation, image, dropout, rng, variant_rng, True))
+    return items
+
+
+def _variant_generator(image: DatasetImage, seed: int, step: int, purpose: str) -> torch.Generator | None:
+    if image.other_crops or image.caption_template is not None:
+        return generator(seed, step, purpose)
+    return None
+
+
+def _draw_item(
+    dataset: Dataset,
+    image: DatasetImage,
+    dropout: float,
+    rng: torch.Generator,
+    variant_rng: torch.Generator | None,
+    is_regularisation: bool,
+) -> BatchItem:
+    flip_draw, objective_draw, caption_draw = torch.rand(3, generator=rng).tolist()
+    flip = dataset.flip
+    if image.flip is not None:
+        flip = image.flip
+    flipped = flip_draw < flip and image.flipped_latent is not None
+    if image.dropout is None:
+        dropped = objective_draw < dropout or caption_draw < dataset.caption_dropout
+    else:
+        dropped = caption_draw < image.dropout
+    crop = 0
+    if image.other_crops:
+        crop = int(torch.randint(1 + len(image.other_crops), (), generator=variant_rng))
+    caption = image.caption
+    if image.caption_template is not None:
+        caption = image.caption_template.draw(variant_rng)
+    if dropped:
+        caption = ""
+    return BatchItem(dataset, image, crop, flipped, caption, is_regularisation)
+
+
+_SIZE_CONDITIONED: weakref.WeakKeyDictionary[Conditioning, dict[Framing, Conditioning]] = weakref.WeakKeyDictionary()
+
+
+def with_size_conditioning(conditioning: Conditioning, framing: Framing | None) -> Conditioning:
+    """The conditioning with SDXL's original size, crop and target size; unchanged if `framing` is None.
+
+    Equal arguments give the same object as long as the first lives, so that a host may recognise it.
+    """
+    if framing is None:
+        return conditioning
+    variants = _SIZE_CONDITIONED.setdefault(conditioning, {})
+    extras = {**conditioning.extras, **framing.size_conditioning()}
+    return variants.setdefault(framing, Conditioning(conditioning.context, extras))
+
+
+def collate(items: Sequence[BatchItem]) -> Batch:
+    """One batch of images whose latents have one size."""
+    latents = torch.stack([_latent(item) for item in items])
+    return Batch(
+        latents,
+        tuple(_conditioning(item) for item in items),
+        torch.tensor([item.is_regularisation for item in items]),
+        tuple(item.caption for item in items),
+        _masks(items, latents),
+        torch.tensor([item.image.loss_weight for item in items]),
+    )
+
+
+def _latent(item: BatchItem) -> Tensor:
+    crop = item.crop
+    if item.flipped and crop.flipped_latent is not None:
+        return crop.flipped_latent
+    return crop.latent
+
+
+def _conditioning(item: BatchItem) -> Conditioning:
+    framing = item.crop.framing
+    if item.flipped and framing:
+        framing = framing.flipped
+    return with_size_conditioning(item.dataset.conditionings[item.caption], framing)
+
+
+def _masks(items: Sequence[BatchItem], latents: Tensor) -> Tensor | None:
+    """Loss masks (B, 1, h, w), ones where an image has none; None if no image has one."""
+    masks: list[Tensor] = []
+    some_masked = False
+    for item in items:
+        mask = item.crop.mask
+        if mask is None:
+            mask = torch.ones(1, *latents.shape[-2:])
+        else:
+            some_masked = True
+        if item.flipped:
+            mask = mask.flip(-1)
+        masks.append(mask)
+    if not some_masked:
+        return None
+    return torch.stack(masks)
+
+
+def group_by_size(items: Sequence[BatchItem]) -> list[list[BatchItem]]:
+    """The images in groups whose latents have one size, in the order of their first."""
+    groups: dict[tuple[int, ...], list[BatchItem]] = {}
+    for item in items:
+        groups.setdefault(tuple(item.image.latent.shape), []).append(item)
+    return list(groups.values())
+
+
+def make_batches(
+    dataset: Dataset, batch_size: int, dropout: float, seed: int, step: int, number: int, purpose: str
+) -> list[Batch]:
+    """Micro-batch `number`, drawn by `draw_items` and grouped by image size."""
+    items = draw_items(dataset, batch_size, dropout, seed, step, number, purpose)
+    return [collate(group) for group in group_by_size(items)]
