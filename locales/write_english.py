@@ -11,22 +11,50 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 
+# Display names of the inputs that are sockets only. They are not in the declarations: the editor would make a
+# display_name there the socket's label, store it in workflows, and show it in place of its translation.
+SOCKETS = {
+    "adapter": "adapter settings",
+    "base": "base model",
+    "clip": "CLIP",
+    "dataset": "dataset",
+    "ema": "EMA settings",
+    "initial": "initial LoRA",
+    "latent": "latent",
+    "lora_model": "trained LoRA",
+    "lora_stack": "LoRA stack",
+    "loss": "losses",
+    "model": "model",
+    "negative": "negative prompt",
+    "objective": "objective settings",
+    "optimizer": "optimizer settings",
+    "positive": "positive prompt",
+    "regularisation": "regularization dataset",
+    "snapshots": "snapshots",
+    "state": "training state",
+    "vae": "VAE",
+}
+
 
 def node_texts(nodes: Iterable[Any]) -> dict[str, Any]:
     """{node id: {display_name, description, inputs: {id: {name, tooltip}}, outputs: {place: {name}}}} of V3 node
     classes, by node id.
     """
-    out = {}
+    texts = {}
     for schema in sorted((node.define_schema() for node in nodes), key=lambda schema: schema.node_id):
-        out[schema.node_id] = {
+        inputs, outputs = {}, {}
+        for declared in schema.inputs:
+            name = declared.display_name or SOCKETS[declared.id]
+            inputs[declared.id] = {"name": name, "tooltip": declared.tooltip}
+        for place, declared in enumerate(schema.outputs):
+            outputs[str(place)] = {"name": declared.display_name or declared.io_type}
+        texts[schema.node_id] = {
             "display_name": schema.display_name,
             "description": schema.description,
-            "inputs": {one.id: {"name": one.display_name or one.id, "tooltip": one.tooltip} for one in schema.inputs},
-            "outputs": {
-                str(place): {"name": one.display_name or one.io_type} for place, one in enumerate(schema.outputs)
-            },
+            "inputs": inputs,
+            "outputs": outputs,
         }
-    return out
+    return texts
 
 
 def main() -> None:

@@ -20,97 +20,113 @@ class ApplyToDo(io.ComfyNode):
             display_name="Apply ToDo (Token Downsampling)",
             category="Graft/model",
             description=(
-                "Makes self-attention cheaper, for sampling and for training: keys and values are taken from a smaller"
-                " token grid, queries are kept. Factor 2 leaves a quarter of the tokens. The bigger the picture, the"
-                " bigger the gain."
+                "Makes self-attention faster, in sampling and in training. Keys and values come from a"
+                " smaller token grid; queries stay as they are, so the image keeps its resolution. Factor"
+                " 2 keeps a quarter of the tokens. The larger the image, the larger the gain."
             ),
             **aliases("todo", "token downsampling", "token merging", "tome", "faster attention", "speed"),
             inputs=[
                 io.Model.Input(
                     "model",
                     tooltip=(
-                        "A UNet (SD1.x, SD2, SDXL …) or a transformer: Flux, Chroma, SD3, Qwen-Image, Lumina 2,"
-                        " Z-Image, Wan, Cosmos and Anima."
+                        "The model to speed up: a UNet (SD1.x, SD2, SDXL …) or a transformer (Flux, Chroma, SD3,"
+                        " Qwen-Image, Lumina 2, Z-Image, Wan, Cosmos and Anima)."
                     ),
                 ),
                 io.Float.Input(
                     "factor",
+                    display_name="downsampling factor",
                     default=2.0,
                     min=1.0,
                     max=MAX_FACTOR,
                     step=0.1,
                     tooltip=(
-                        "How much smaller each side of the key/value grid gets: 2 keeps 1/4 of the tokens, 4 keeps"
-                        " 1/16; 1 is off."
+                        "How much smaller each side of the key/value grid becomes. 2 keeps 1/4 of the tokens, 4"
+                        " keeps 1/16, 1 is off. Raise it for large images, lower it if detail suffers."
                     ),
                 ),
                 io.Int.Input(
                     "max_depth",
+                    display_name="maximum depth",
                     default=1,
                     min=1,
                     max=MAX_DEPTH,
                     tooltip=(
-                        "How many levels to thin, from the finest one that has attention on. SD1.x has 4, SDXL 2, a"
-                        " transformer 1."
+                        "How many attention levels to downsample, starting at the finest. SD1.x has 4, SDXL 2, a"
+                        " transformer 1. 1 is usually enough."
                     ),
                 ),
                 io.String.Input(
                     "depth_factors",
+                    display_name="factors by depth",
                     default="",
-                    tooltip="One factor a depth, such as '4 2'; overrides factor and max_depth when not empty.",
+                    tooltip=(
+                        "One factor for each depth, such as '4 2'. Overrides factor and maximum depth. Leave"
+                        " empty to use those."
+                    ),
                 ),
                 io.Combo.Input(
                     "method",
+                    display_name="downsampling method",
                     options=list(METHODS),
                     default=METHODS[0],
                     tooltip=(
-                        "Which token stands for its neighbours: the middle one (nearest-exact), the first (nearest),"
-                        " their mean (area), or half nearest and half mean (blend)."
+                        "Which token stands for its neighbors: nearest-exact takes the middle one, nearest the"
+                        " first, area their mean, blend half nearest and half mean. Keep nearest-exact unless you"
+                        " compare."
                     ),
                 ),
                 io.Float.Input(
                     "start_percent",
+                    display_name="start",
                     default=0.0,
                     min=0.0,
                     max=1.0,
                     step=0.01,
                     tooltip=(
-                        "Share of sampling after which thinning begins. Not used while training, where each sample has"
-                        " its own noise level."
+                        "Sampling only: downsample from this fraction of the steps on. Raise it above 0 if the"
+                        " composition changes too much. Training ignores it, because every image there has its"
+                        " own noise level."
                     ),
                 ),
                 io.Float.Input(
                     "end_percent",
+                    display_name="end",
                     default=1.0,
                     min=0.0,
                     max=1.0,
                     step=0.01,
-                    tooltip="Share of sampling after which thinning ends. Not used while training.",
+                    tooltip=(
+                        "Sampling only: stop downsampling at this fraction of the steps. Try 0.7 to get fine"
+                        " detail back. Training ignores it."
+                    ),
                 ),
                 io.Combo.Input(
                     "phase",
+                    display_name="active during",
                     options=list(PHASES),
                     default=PHASES[0],
                     tooltip=(
-                        "When it works: while training, while sampling, or both. Train Step's own validation and"
-                        " previews are not thinned unless you choose sampling."
+                        "When to downsample: during training, during sampling, or both. Train Step's own"
+                        " validation and previews run on the whole model unless you choose sampling."
                     ),
                 ),
                 io.Float.Input(
                     "disable_after",
+                    display_name="disable after",
                     default=0.0,
                     min=0.0,
                     max=1_000_000.0,
                     step=0.05,
                     tooltip=(
-                        "Training only: switch off after this share of the run (below 1) or after this many steps; 0 is"
-                        " never."
+                        "Training only: switch off after this fraction of the run (below 1) or after this many"
+                        " steps (1 and above). 0 never switches off."
                     ),
                 ),
                 io.Latent.Input(
                     "latent",
                     optional=True,
-                    tooltip="Only for the report: token counts are those of this latent's size.",
+                    tooltip="Only for the report: it shows the token counts for a latent of this size.",
                 ),
             ],
             outputs=[io.Model.Output(display_name="MODEL"), io.String.Output(display_name="report")],

@@ -64,15 +64,17 @@ class GraftSnapshots(io.ComfyNode):
             inputs=[
                 io.String.Input(
                     "source",
+                    display_name="run or files",
                     default="run",
                     multiline=True,
                     tooltip=(
-                        "The name of a run (the folder below output/graft; run/key where it went several ways), or one"
-                        " file a line: names of the loras folder (output/loras/... for saved ones), or of checkpoints."
+                        "The name of a run (its folder under output/graft; run/key if it went several ways), or"
+                        " one file per line: LoRAs from the loras folder (output/loras/... for saved ones) or"
+                        " checkpoints."
                     ),
                 ),
             ],
-            outputs=[Snapshots.Output(display_name="GRAFT_SNAPSHOTS"), io.String.Output(display_name="report")],
+            outputs=[Snapshots.Output(display_name="snapshots"), io.String.Output(display_name="report")],
         )
 
     @classmethod
@@ -123,88 +125,122 @@ class EMAMerge(io.ComfyNode):
             display_name="EMA Merge",
             category="Graft/averages",
             description=(
-                "Puts averaged weights into a model: the average that ran along with a training, one of any width made"
-                " afterwards from snapshots, or an average of LoRA files or checkpoints."
+                "Puts averaged weights into a model: the EMA kept during training, an average of any"
+                " width made afterwards from snapshots, or an average of LoRA files or checkpoints."
             ),
             **aliases("ema", "average", "weight averaging", "merge lora", "model soup"),
             inputs=[
                 io.Model.Input(
-                    "model", tooltip="The model to patch, as the one that the training began from; it is not changed."
+                    "model",
+                    tooltip=(
+                        "The model to patch: the one that the training started from. It is not changed; a"
+                        " patched clone comes out."
+                    ),
                 ),
-                io.Clip.Input(
-                    "clip", optional=True, tooltip="The text encoder, for LoRA files that have layers for it."
-                ),
+                io.Clip.Input("clip", optional=True, tooltip="The text encoder, for LoRA files that train it too."),
                 TrainState.Input(
-                    "state", optional=True, tooltip="From Train Step. Connect this, snapshots or lora_stack."
+                    "state", optional=True, tooltip="From Train Step. Connect either this, snapshots or a LoRA stack."
                 ),
-                Snapshots.Input("snapshots", optional=True, tooltip="From Snapshots: a run's, or files."),
+                Snapshots.Input(
+                    "snapshots",
+                    optional=True,
+                    tooltip=(
+                        "From Snapshots: those of a run, or files. Connect either this, a training state or a"
+                        " LoRA stack."
+                    ),
+                ),
                 LoraStack.Input(
-                    "lora_stack", optional=True, tooltip="LoRA files to average; profile weights takes their strengths."
+                    "lora_stack",
+                    optional=True,
+                    tooltip=(
+                        "LoRA files to average. Profile weights uses their strengths. Connect either this, a"
+                        " training state or snapshots."
+                    ),
                 ),
                 io.Combo.Input(
                     "profile",
+                    display_name="averaging profile",
                     options=list(PROFILES),
                     default="latest",
                     tooltip=(
-                        "latest: the running average, or the last file. width: one of that relative width. best: the"
-                        " width with the least held-out loss. uniform: the mean. exponential: newer files count more."
-                        " weights: as given."
+                        "Which average to use. latest: the EMA kept during training, or the last file. width: an"
+                        " average of the width below. best: tries several widths and takes the one with the"
+                        " lowest held-out loss. uniform: the plain mean. exponential: newer files count more."
+                        " weights: the numbers you give."
                     ),
                 ),
                 io.Float.Input(
                     "width",
+                    display_name="average width",
                     default=0.1,
                     min=0.001,
                     max=0.28,
                     step=0.005,
                     tooltip=(
-                        "Of width and exponential: how far the average reaches back, as a share of the run (its"
-                        " standard deviation)."
+                        "For width and exponential: how far back the average reaches, as a fraction of the run"
+                        " (its standard deviation). Raise it for a smoother result, lower it to stay closer to"
+                        " the last weights."
                     ),
                 ),
                 io.String.Input(
                     "weights",
+                    display_name="weights or widths",
                     default="",
                     tooltip=(
-                        "Of profile weights: one number a file, in the order of the report. Of best: the widths to try,"
-                        " empty for ten."
+                        "For profile weights: one number per file, in the order of the report. For profile best:"
+                        " the widths to try; leave empty to try ten."
                     ),
                 ),
                 io.Float.Input(
-                    "strength", default=1.0, min=-10.0, max=10.0, step=0.01, tooltip="1 is the average as it is."
+                    "strength",
+                    display_name="strength",
+                    default=1.0,
+                    min=-10.0,
+                    max=10.0,
+                    step=0.01,
+                    tooltip=(
+                        "How strongly the average is applied. 1 applies it as it is; 0 leaves the model unchanged."
+                    ),
                 ),
                 io.Combo.Input(
                     "mode",
+                    display_name="patch mode",
                     options=["auto", "merge", "bypass", "host"],
                     default="auto",
-                    tooltip="As in Patch Model with LoRA Stack.",
+                    tooltip=(
+                        "How the average is put on the model, as in Patch Model with LoRA Stack. Keep auto"
+                        " unless the report tells you otherwise."
+                    ),
                 ),
                 io.Combo.Input(
                     "algebra",
+                    display_name="averaging method",
                     options=["auto", "factors", "products"],
                     default="auto",
                     optional=True,
                     tooltip=(
-                        "How LoRA files are averaged. factors: up and down by themselves, for files of one run."
-                        " products: what they do to the weights, for any ranks. auto: factors where all files record"
-                        " the same run, else products."
+                        "How LoRA files are averaged. factors averages the up and down matrices, for files of"
+                        " one run. products averages what they do to the weights, for any ranks. auto uses"
+                        " factors if all files come from the same run, else products."
                     ),
                 ),
                 io.Int.Input(
                     "rank",
+                    display_name="maximum rank",
                     default=0,
                     min=0,
                     max=4096,
                     optional=True,
                     tooltip=(
-                        "Of products: cut the average to this rank by SVD; 0 is exact, with the files' ranks added up."
+                        "For averaging method products: reduce the average to this rank by SVD. 0 is exact and"
+                        " adds up the ranks of the files."
                     ),
                 ),
             ],
             outputs=[
                 io.Model.Output(display_name="MODEL"),
                 io.Clip.Output(display_name="CLIP"),
-                LoraModel.Output(display_name="LORA_MODEL"),
+                LoraModel.Output(display_name="LoRA"),
                 io.Image.Output(display_name="profile"),
                 io.String.Output(display_name="report"),
             ],

@@ -24,125 +24,188 @@ class GraftDataset(io.ComfyNode):
             display_name="Dataset",
             category="Graft/training",
             description=(
-                "Reads a folder of captioned pictures under ComfyUI's input folder, sorts it into aspect buckets, and"
-                " encodes pictures and captions once."
+                "Reads a folder of captioned images under ComfyUI's input folder, sorts them into aspect"
+                " ratio buckets, and encodes images and captions once."
             ),
             **aliases("dataset", "training images", "image folder", "captions", "regularisation"),
             inputs=[
                 io.String.Input(
                     "folder",
+                    display_name="image folder",
                     default="",
-                    tooltip="A folder below ComfyUI's input folder. 10_name folders repeat their pictures 10 times.",
+                    tooltip=(
+                        "A folder under ComfyUI's input folder. Images in a folder named 10_name repeat 10"
+                        " times, as in kohya's scripts."
+                    ),
                 ),
-                io.Vae.Input("vae", tooltip="Encodes the pictures: the VAE of the model to be trained."),
-                io.Clip.Input("clip", tooltip="Encodes the captions: the text encoder of the model to be trained."),
+                io.Vae.Input("vae", tooltip="Encodes the images. Use the VAE of the model you train."),
+                io.Clip.Input("clip", tooltip="Encodes the captions. Use the text encoder of the model you train."),
                 io.Int.Input(
                     "resolution",
+                    display_name="resolution",
                     default=512,
                     min=64,
                     max=8192,
                     step=8,
-                    tooltip="No picture has a larger area than this side squared.",
+                    tooltip=(
+                        "Trains at this resolution: no image has a larger area than this number squared. Use the size"
+                        " of the model: 512 for SD1.x, 1024 for SDXL and newer. Lower it to save memory."
+                    ),
                 ),
                 io.Boolean.Input(
                     "buckets",
+                    display_name="aspect ratio buckets",
                     default=True,
-                    tooltip="Keep each picture's aspect ratio as well as a bucket can; off: centre-cropped squares.",
+                    tooltip=(
+                        "On: keeps the shape of each image as closely as its bucket allows. Off: crops every"
+                        " image to a square from its center."
+                    ),
                 ),
                 io.Int.Input(
                     "bucket_step",
+                    display_name="bucket step",
                     default=64,
                     min=8,
                     max=512,
                     step=8,
-                    tooltip="Sides of the buckets are multiples of this.",
+                    tooltip=(
+                        "The sides of the buckets are multiples of this many pixels. 64 suits most models; lower"
+                        " it to crop less."
+                    ),
                 ),
                 io.Combo.Input(
                     "captions",
+                    display_name="caption source",
                     options=["auto", "txt", "folder", "json", "yaml"],
                     default="auto",
                     tooltip=(
-                        "txt: a .txt beside the picture. folder: one in a captions folder. json: one JSON a picture"
-                        " (tags, score, path). yaml: EveryDream2's. auto: whichever is there."
+                        "Where captions come from. txt: a .txt file beside the image. folder: a .txt in a"
+                        " captions folder. json: one JSON per image (tags, score, path). yaml: EveryDream2's."
+                        " auto: whichever is there."
                     ),
                 ),
                 io.Int.Input(
-                    "repeats", default=1, min=1, max=10000, tooltip="How often every picture counts in a round."
+                    "repeats",
+                    display_name="repeats",
+                    default=1,
+                    min=1,
+                    max=10000,
+                    tooltip=(
+                        "How often each image is shown in an epoch. Raise it for a small dataset that you mix"
+                        " with a larger one."
+                    ),
                 ),
                 io.Float.Input(
-                    "flip", default=0.0, min=0.0, max=1.0, step=0.05, tooltip="How often a picture is mirrored."
+                    "flip",
+                    display_name="flip probability",
+                    default=0.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.05,
+                    tooltip=(
+                        "How often an image is mirrored. Try 0.5 with few images; keep 0 if left and right"
+                        " matter, as with text or asymmetric faces."
+                    ),
                 ),
                 io.Boolean.Input(
                     "shuffle_tags",
+                    display_name="shuffle tags",
                     default=False,
-                    tooltip="Say the tags (between commas) in a new order each time a picture is shown.",
+                    tooltip=(
+                        "Puts the comma-separated tags in a new order each time an image is shown. Switch it on"
+                        " for tag captions, off for sentences."
+                    ),
                 ),
                 io.Int.Input(
                     "keep_tags",
+                    display_name="keep first tags",
                     default=0,
                     min=0,
                     max=1000,
-                    tooltip="So many tags at the front neither move nor drop out.",
+                    tooltip=(
+                        "This many tags at the start of a caption never move and never drop out. Set it to 1 if"
+                        " each caption starts with a trigger word."
+                    ),
                 ),
                 io.Float.Input(
-                    "tag_dropout", default=0.0, min=0.0, max=1.0, step=0.05, tooltip="How often each tag is left out."
+                    "tag_dropout",
+                    display_name="tag dropout",
+                    default=0.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.05,
+                    tooltip=(
+                        "Randomly drops each tag this often. Try 0.1 so that the LoRA does not depend on every tag."
+                    ),
                 ),
                 io.Float.Input(
                     "caption_dropout",
+                    display_name="caption dropout",
                     default=0.0,
                     min=0.0,
                     max=1.0,
                     step=0.01,
                     tooltip=(
-                        "How often a picture's caption is left out, on top of the objective's conditioning dropout."
+                        "Randomly drops the whole caption this often, on top of the conditioning dropout in"
+                        " Objective Settings."
                     ),
                 ),
                 io.Int.Input(
                     "clip_skip",
+                    display_name="CLIP skip",
                     default=0,
                     min=0,
                     max=24,
                     tooltip=(
-                        "Stop at this layer of the text encoder from the end: 2 stops one layer before the last. 0: as"
-                        " it is."
+                        "Uses an earlier layer of the text encoder, counted from the end: 2 is one layer before"
+                        " the last, usual for anime models. 0 leaves it as it is."
                     ),
                 ),
                 io.Float.Input(
                     "validation",
+                    display_name="validation split",
                     default=0.1,
                     min=0.0,
                     max=0.9,
                     step=0.01,
                     tooltip=(
-                        "Share of the pictures held out to measure the loss on; the choice depends on their contents"
-                        " alone."
+                        "Holds out this fraction of the images to measure the loss on. Which ones depends only"
+                        " on their contents. Set it to 0 for very small datasets."
                     ),
                 ),
                 io.String.Input(
                     "filters",
+                    display_name="filters (YAML)",
                     default="",
                     multiline=True,
                     tooltip=(
-                        "YAML: which pictures are taken, what becomes of their tags, crops, masks, the cache. See the"
-                        " help page."
+                        "YAML that chooses images and changes tags, crops, masks and the cache. Leave empty to"
+                        " use everything. The help page lists all keys."
                     ),
                 ),
                 Dataset.Input(
                     "regularisation",
                     optional=True,
-                    tooltip="A second dataset mixed into every batch, so that what the model knew stays.",
+                    tooltip=(
+                        "Optional. A second dataset mixed into every batch, so that the model keeps what it"
+                        " already knows."
+                    ),
                 ),
                 io.Float.Input(
                     "regularisation_share",
+                    display_name="regularization share",
                     default=0.25,
                     min=0.0,
                     max=0.95,
                     step=0.05,
-                    tooltip="Its share of a batch: 0.25 is 2 of 8.",
+                    tooltip=(
+                        "The fraction of each batch that comes from the regularization dataset: 0.25 is 2 of 8"
+                        " images. Raise it if the model forgets."
+                    ),
                 ),
             ],
             outputs=[
-                Dataset.Output(display_name="GRAFT_DATASET"),
+                Dataset.Output(display_name="dataset"),
                 io.Image.Output(display_name="contact sheet"),
                 io.String.Output(display_name="report"),
             ],

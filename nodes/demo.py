@@ -22,8 +22,8 @@ class GraftDemo(io.ComfyNode):
             display_name="Demo Model",
             category="Graft/demo",
             description=(
-                "A tiny diffusion model that comes with Graft: it draws 'a red circle left' and the like in 256 x 256"
-                " pictures, and trains in minutes without a GPU. Sample with euler, 20 steps, CFG 2."
+                "A tiny diffusion model that comes with Graft. It draws 'a red circle left' and the like"
+                " at 256 x 256 and trains in minutes without a GPU. Sample with euler, 20 steps, CFG 2."
             ),
             inputs=[],
             outputs=[io.Model.Output(), io.Clip.Output(), io.Vae.Output()],

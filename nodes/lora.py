@@ -65,31 +65,32 @@ class GraftLoRAStack(io.ComfyNode):
             display_name="LoRA Stack",
             category="Graft/lora",
             description=(
-                "Lists LoRA files with their strengths, in the order in which they apply. The output is the LORA_STACK"
-                " that other packs read and write too; Patch Model with LoRA Stack applies it."
+                "Lists LoRA files and their strengths in the order in which they are applied. Other node"
+                " packs read and write the same LORA_STACK. Patch Model with LoRA Stack applies it."
             ),
             **aliases("lora stack", "lora list", "multi lora", "lora loader", "power lora"),
             inputs=[
                 io.String.Input(
                     "rows",
+                    display_name="LoRA rows",
                     default=EMPTY,
                     multiline=True,
                     socketless=True,
                     tooltip=(
-                        'The rows as JSON: {"version": 1, "rows": [{"file": "name.safetensors", "on": true, "model":'
-                        ' 1.0, "clip": 1.0, "blocks": "", "schedule": "", "partial": false}]}. blocks: one number a'
-                        ' block (LBW lists), names such as "IN=0, OUT05=0.5", or LBW\'s presets. schedule: "0.2-0.8" of'
-                        ' sampling, or points "0:1, 0.5:0.3, 1:0". Files are those of the loras folder, and'
-                        " output/loras/... for LoRAs that Graft saved."
+                        'The rows as JSON: {"version": 1, "rows": [{"file": "name.safetensors", "on": true,'
+                        ' "model": 1.0, "clip": 1.0, "blocks": "", "schedule": "", "partial": false}]}. blocks:'
+                        ' one number per block (LBW lists), names such as "IN=0, OUT05=0.5", or an LBW preset.'
+                        ' schedule: "0.2-0.8" of sampling, or points "0:1, 0.5:0.3, 1:0". Files come from the'
+                        " loras folder, or from output/loras/... if Graft saved them."
                     ),
                 ),
                 LoraStack.Input(
                     "lora_stack",
                     optional=True,
-                    tooltip="A stack that comes before these rows, of this or another pack.",
+                    tooltip="Optional. A stack that is applied before these rows, from Graft or another node pack.",
                 ),
             ],
-            outputs=[LoraStack.Output(display_name="LORA_STACK"), io.String.Output(display_name="report")],
+            outputs=[LoraStack.Output(display_name="LoRA stack"), io.String.Output(display_name="report")],
         )
 
     @classmethod
@@ -130,12 +131,12 @@ class LoRAStackPatch(io.ComfyNode):
             display_name="Patch Model with LoRA Stack",
             category="Graft/lora",
             description=(
-                "Puts a whole stack of LoRAs on a model (and a CLIP) at once: one pass over each weight whatever the"
-                " number of LoRAs, and the untouched base is pointed back at when the stack comes off."
+                "Applies a whole stack of LoRAs to a model (and its CLIP) in one pass over each weight,"
+                " however many LoRAs there are. Removing the stack restores the original weights exactly."
             ),
             **aliases("lora", "apply lora", "load lora", "lora stack", "lora loader", "bypass lora"),
             inputs=[
-                io.Model.Input("model", tooltip="The diffusion model; it is not changed, a patched clone comes out."),
+                io.Model.Input("model", tooltip="The diffusion model. It is not changed; a patched clone comes out."),
                 LoraStack.Input(
                     "lora_stack",
                     optional=True,
@@ -143,24 +144,30 @@ class LoRAStackPatch(io.ComfyNode):
                 ),
                 io.Clip.Input("clip", optional=True, tooltip="The text encoder, for LoRAs that train it too."),
                 LoraModel.Input(
-                    "lora_model", optional=True, tooltip="One more LoRA, straight from training; it is applied last."
+                    "lora_model", optional=True, tooltip="One more LoRA, straight from training. It is applied last."
                 ),
                 io.Float.Input(
                     "lora_strength",
+                    display_name="trained LoRA strength",
                     default=1.0,
                     min=-100.0,
                     max=100.0,
                     step=0.01,
-                    tooltip="Strength of lora_model, for model and CLIP alike.",
+                    tooltip=(
+                        "Strength of the trained LoRA, for model and CLIP alike. Lower it if the effect is too"
+                        " strong; 0 leaves the LoRA out."
+                    ),
                 ),
                 io.Combo.Input(
                     "mode",
+                    display_name="patch mode",
                     options=list(MODES),
                     default=MODES[0],
                     tooltip=(
-                        "merge: into the weights while the model is loaded. bypass: at the activations, for quantised"
-                        " models. host: ComfyUI's own patches, for merging, extracting and saving models. auto: merge"
-                        " where possible, else bypass; the report says why."
+                        "merge: adds the LoRAs into the weights while the model is loaded. bypass: adds them at"
+                        " the activations, for quantized models. host: ComfyUI's own patches, for merging,"
+                        " extracting and saving models. auto: merge where possible, else bypass; the report says"
+                        " why."
                     ),
                 ),
             ],
@@ -196,34 +203,50 @@ class GraftSaveLoRA(io.ComfyNode):
             display_name="Save LoRA",
             category="Graft/lora",
             description=(
-                "Writes a trained LoRA as a safetensors file under ComfyUI's output folder. Equal training gives equal"
-                " bytes."
+                "Saves a trained LoRA as a safetensors file under ComfyUI's output folder. The same"
+                " training writes the same bytes."
             ),
             **aliases("save lora", "export lora", "lora file"),
             is_output_node=True,
             inputs=[
-                LoraModel.Input("lora_model", optional=True, tooltip="What to save: this or state, not both."),
-                TrainState.Input(
-                    "state", optional=True, tooltip="A training state, saved with its metadata. This or lora_model."
+                LoraModel.Input(
+                    "lora_model", optional=True, tooltip="The LoRA to save. Connect this or a training state, not both."
                 ),
-                io.Combo.Input(
-                    "names",
-                    options=list(save.NAMES),
-                    default=save.NAMES[0],
+                TrainState.Input(
+                    "state",
+                    optional=True,
                     tooltip=(
-                        "Key names: kohya (lora_unet_..., read by most tools), peft (lora_A and lora_B, alpha"
-                        " multiplied in) or ComfyUI's own."
+                        "A training state; its LoRA is saved with the training metadata. Connect this or a LoRA,"
+                        " not both."
                     ),
                 ),
                 io.Combo.Input(
-                    "dtype", options=list(save.DTYPES), default="bf16", tooltip="Type of the saved tensors."
+                    "names",
+                    display_name="key format",
+                    options=list(save.NAMES),
+                    default=save.NAMES[0],
+                    tooltip=(
+                        "The names of the tensors in the file. kohya (lora_unet_...) is read by most tools; peft"
+                        " (lora_A and lora_B, alpha multiplied in) by diffusers; comfyui is ComfyUI's own."
+                    ),
+                ),
+                io.Combo.Input(
+                    "dtype",
+                    display_name="data type",
+                    options=list(save.DTYPES),
+                    default="bf16",
+                    tooltip=(
+                        "The data type of the saved tensors. bf16 and fp16 halve the file; choose float32 to"
+                        " keep the weights exactly."
+                    ),
                 ),
                 io.String.Input(
                     "prefix",
+                    display_name="filename prefix",
                     default="loras/graft",
                     tooltip=(
-                        "Name below the output folder; a number is added. LoRAs under output/loras show up in LoRA"
-                        " Stack."
+                        "Name under the output folder; a number is added. LoRAs under output/loras show up in"
+                        " LoRA Stack."
                     ),
                 ),
             ],

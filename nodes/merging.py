@@ -44,37 +44,40 @@ class GraftMergeLoRAs(io.ComfyNode):
             display_name="Merge LoRAs",
             category="Graft/lora",
             description=(
-                "Makes one LoRA of a whole stack, strengths included: the same change, or the nearest one of a chosen"
-                " rank."
+                "Merges a whole stack into one LoRA, strengths included: the exact same change, or the"
+                " closest one of a rank you choose."
             ),
             **aliases("merge lora", "combine lora", "resize lora", "svd"),
             inputs=[
                 LoraStack.Input(
-                    "lora_stack", tooltip="The LoRAs and strengths to merge, of any kind; block weights count."
+                    "lora_stack", tooltip="The LoRAs and strengths to merge, of any kind. Block weights count."
                 ),
                 io.Int.Input(
                     "rank",
+                    display_name="maximum rank",
                     default=0,
                     min=0,
                     max=4096,
                     tooltip=(
-                        "0 keeps the change exactly (the ranks add up). Above 0 it is cut to this rank by SVD; the"
-                        " report says what is lost."
+                        "0 keeps the change exactly and adds up the ranks. Above 0 the change is reduced to this"
+                        " rank by SVD, for a smaller file; the report says how much is lost."
                     ),
                 ),
                 io.Model.Input(
                     "model",
                     optional=True,
                     tooltip=(
-                        "The model that the LoRAs are for. Needed for kinds that change the weight they find: DoRA,"
-                        " OFT, BOFT, GLoRA, IA3 and set_weight."
+                        "The model that the LoRAs are for. Needed for kinds that change the weight they find:"
+                        " DoRA, OFT, BOFT, GLoRA, IA3 and set_weight."
                     ),
                 ),
                 io.Clip.Input(
-                    "clip", optional=True, tooltip="The text encoder, beside model, for LoRAs that train it too."
+                    "clip",
+                    optional=True,
+                    tooltip="The text encoder, connected together with the model, for LoRAs that train it too.",
                 ),
             ],
-            outputs=[LoraModel.Output(display_name="LORA_MODEL"), io.String.Output(display_name="report")],
+            outputs=[LoraModel.Output(display_name="LoRA"), io.String.Output(display_name="report")],
         )
 
     @classmethod
@@ -121,17 +124,28 @@ class GraftExtractLoRA(io.ComfyNode):
             display_name="Extract LoRA",
             category="Graft/lora",
             description=(
-                "Makes a LoRA of what one model has and another has not, by SVD; patches and LoRA stacks count."
+                "Extracts the difference between two models as a LoRA, by SVD. Patches and LoRA stacks"
+                " on the models count."
             ),
             **aliases("extract lora", "model difference", "svd"),
             inputs=[
-                io.Model.Input("model", tooltip="The changed model."),
-                io.Model.Input("base", tooltip="The model it came from; the LoRA leads from here to there."),
+                io.Model.Input("model", tooltip="The changed model, such as a fine-tune."),
+                io.Model.Input(
+                    "base", tooltip="The model it came from. The LoRA turns this one into the changed model."
+                ),
                 io.Int.Input(
-                    "rank", default=16, min=1, max=4096, tooltip="Rank of the LoRA; the report says what is lost."
+                    "rank",
+                    display_name="rank",
+                    default=16,
+                    min=1,
+                    max=4096,
+                    tooltip=(
+                        "The rank of the LoRA. Raise it for a closer match and a larger file; the report says"
+                        " how much is lost."
+                    ),
                 ),
             ],
-            outputs=[LoraModel.Output(display_name="LORA_MODEL"), io.String.Output(display_name="report")],
+            outputs=[LoraModel.Output(display_name="LoRA"), io.String.Output(display_name="report")],
         )
 
     @classmethod

@@ -17,17 +17,23 @@ class GraftLossPlot(io.ComfyNode):
             node_id="GraftLossPlot",
             display_name="Loss Plot",
             category="Graft/training",
-            description="Draws a training's losses as a picture: each step faintly, the smoothed curve on top.",
+            description=(
+                "Draws the loss of a training run as an image: every step faintly, the smoothed curve on top."
+            ),
             **aliases("loss plot", "loss graph", "training curve", "loss curve"),
             inputs=[
                 LossMap.Input("loss", tooltip="From Train Step or ComfyUI's own trainer."),
                 io.Float.Input(
                     "smoothing",
+                    display_name="smoothing",
                     default=0.9,
                     min=0.0,
                     max=0.999,
                     step=0.01,
-                    tooltip="0 shows the raw curve; 0.9 averages over about ten steps.",
+                    tooltip=(
+                        "How much the curve is smoothed. 0 shows the raw loss; 0.9 averages about ten steps."
+                        " Raise it for long, noisy runs."
+                    ),
                 ),
             ],
             outputs=[io.Image.Output(display_name="IMAGE")],

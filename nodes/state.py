@@ -26,24 +26,30 @@ class GraftSaveState(io.ComfyNode):
             display_name="Save State",
             category="Graft/training",
             description=(
-                "Saves a training state under a name, with optimizer, averages, history and settings, to go on with it"
-                " elsewhere or later. What is stored along the way needs no saving."
+                "Saves a training state under a name, with optimizer, averages, history and settings, so"
+                " that you can continue it later or on another machine. Train Step stores its own results"
+                " by itself."
             ),
             **aliases("save training", "checkpoint", "export state", "resume"),
             is_output_node=True,
             inputs=[
                 TrainState.Input("state", tooltip="From Train Step."),
                 io.String.Input(
-                    "name", default="state", tooltip="Folder under output/graft_states; one that is there is replaced."
+                    "name",
+                    display_name="name",
+                    default="state",
+                    tooltip="Folder under output/graft_states. A saved state of the same name is replaced.",
                 ),
                 io.Float.Input(
                     "max_shard_gb",
+                    display_name="maximum file size (GB)",
                     default=0.0,
                     min=0.0,
                     max=1000.0,
                     step=0.5,
                     tooltip=(
-                        "Largest file in GB; above it the tensors lie in several files with an index. 0 is one file."
+                        "Splits the tensors into several files with an index if one would be larger than this. 0"
+                        " writes one file."
                     ),
                 ),
             ],
@@ -77,20 +83,31 @@ class GraftLoadState(io.ComfyNode):
             display_name="Load State",
             category="Graft/training",
             description=(
-                "Loads a state that Save State kept. With its dataset it goes on training; without it can be averaged"
-                " and saved."
+                "Loads a training state from Save State. With its dataset you can continue training;"
+                " without it you can sample, average and save it."
             ),
             **aliases("resume", "load training", "continue training"),
             inputs=[
                 io.Combo.Input(
-                    "name", options=saved_states.names(_root()) or [""], tooltip="Below output/graft_states."
+                    "name",
+                    display_name="saved state",
+                    options=saved_states.names(_root()) or [""],
+                    tooltip="A state under output/graft_states. Press R to refresh the list.",
                 ),
-                io.Model.Input("model", tooltip="The model it was trained on; another one is refused."),
-                Dataset.Input("dataset", optional=True, tooltip="The dataset it was trained with, to train further."),
-                io.Clip.Input("clip", optional=True, tooltip="Goes through to Train Step's CLIP output."),
+                io.Model.Input("model", tooltip="The model it was trained on. Any other model is refused."),
+                Dataset.Input(
+                    "dataset",
+                    optional=True,
+                    tooltip="The dataset it was trained with. Needed only to continue training.",
+                ),
+                io.Clip.Input(
+                    "clip",
+                    optional=True,
+                    tooltip="Passed on to Train Step's CLIP output. Needed if the state trains the text encoder.",
+                ),
                 io.Vae.Input("vae", optional=True, tooltip="For the previews of Train Step."),
             ],
-            outputs=[TrainState.Output(display_name="TRAIN_STATE")],
+            outputs=[TrainState.Output(display_name="training state")],
         )
 
     @classmethod

@@ -43,38 +43,68 @@ class GraftTrainStart(io.ComfyNode):
             node_id="GraftTrainStart",
             display_name="Start Training",
             category="Graft/training",
-            description="Joins model, dataset and settings into a training state at step 0. Nothing is trained yet.",
+            description=(
+                "Combines model, dataset and settings into a training state at step 0. It does not train"
+                " yet; connect Train Step for that."
+            ),
             **aliases("train", "lora training", "fine-tune", "finetune", "dreambooth"),
             inputs=[
                 io.Model.Input(
                     "model",
                     tooltip=(
-                        "The model to train; its weights are never changed. Apply ToDo before it makes training faster."
+                        "The model to train. Its weights are never changed. Put Apply ToDo in front of it to"
+                        " train faster."
                     ),
                 ),
-                Dataset.Input("dataset", tooltip="From Dataset."),
+                Dataset.Input("dataset", tooltip="From Dataset: the images and captions to train on."),
                 io.Clip.Input(
-                    "clip", optional=True, tooltip="Goes through to Train Step's CLIP output; needed to train it."
+                    "clip",
+                    optional=True,
+                    tooltip="Passed on to Train Step's CLIP output. Needed if you train the text encoder.",
                 ),
                 io.Vae.Input("vae", optional=True, tooltip="For the previews of Train Step."),
                 Adapter.Input(
-                    "adapter", optional=True, tooltip="What is trained; without it a LoRA of rank 16 on attention."
+                    "adapter",
+                    optional=True,
+                    tooltip=(
+                        "What to train, from Adapter Settings. If left empty, a LoRA of rank 16 on the attention"
+                        " layers."
+                    ),
                 ),
-                Optimizer.Input("optimizer", optional=True, tooltip="How; without it AdamW at 1e-4, batch 1."),
-                Objective.Input("objective", optional=True, tooltip="What for; without it the model's own objective."),
-                EMA.Input("ema", optional=True, tooltip="Keep an average of the weights; without it there is none."),
+                Optimizer.Input(
+                    "optimizer",
+                    optional=True,
+                    tooltip="How to train, from Optimizer Settings. If left empty, AdamW at 1e-4 with batch size 1.",
+                ),
+                Objective.Input(
+                    "objective",
+                    optional=True,
+                    tooltip=(
+                        "The loss and noise settings, from Objective Settings. If left empty, the model's own"
+                        " objective."
+                    ),
+                ),
+                EMA.Input(
+                    "ema",
+                    optional=True,
+                    tooltip="Keeps an average of the weights, from EMA Settings. If left empty, there is no average.",
+                ),
                 io.Int.Input(
                     "seed",
+                    display_name="seed",
                     default=0,
                     min=0,
                     max=0xFFFFFFFFFFFFFFFF,
-                    tooltip="Every random draw of the run comes from it.",
+                    tooltip="The seed of every random draw in the run. The same seed and inputs give the same result.",
                 ),
                 io.String.Input(
-                    "run", default="run", tooltip="Name of the folder under output/graft where the states are stored."
+                    "run",
+                    display_name="run name",
+                    default="run",
+                    tooltip="Folder under output/graft where the training states are stored.",
                 ),
             ],
-            outputs=[TrainState.Output(display_name="TRAIN_STATE"), io.String.Output(display_name="report")],
+            outputs=[TrainState.Output(display_name="training state"), io.String.Output(display_name="report")],
         )
 
     @classmethod
@@ -141,87 +171,125 @@ class TrainStep(io.ComfyNode):
             display_name="Train Step",
             category="Graft/training",
             description=(
-                "Trains, as a function: a state goes in, a new state comes out, and the one that went in is still"
-                " there. Chain two, branch three from one, sample in between. Results are stored: the same step is"
-                " never trained twice."
+                "Trains for some steps. A training state goes in and a new one comes out; the old one is"
+                " still there. Chain two nodes, branch three from one, or sample in between. Results are"
+                " stored, so no step is trained twice."
             ),
             **aliases("train", "lora training", "fine-tune", "train lora"),
             is_output_node=True,
             hidden=[io.Hidden.unique_id],
             inputs=[
-                TrainState.Input("state", tooltip="From Start Training or another Train Step."),
-                io.Int.Input("steps", default=100, min=0, max=10_000_000, tooltip="How many steps further."),
+                TrainState.Input("state", tooltip="From Start Training, Load State or another Train Step."),
+                io.Int.Input(
+                    "steps",
+                    display_name="steps",
+                    default=100,
+                    min=0,
+                    max=10_000_000,
+                    tooltip="How many more steps to train. Raise it and queue again to continue from the last result.",
+                ),
                 io.Float.Input(
                     "epochs",
+                    display_name="epochs (replaces steps)",
                     default=0.0,
                     min=0.0,
                     max=100_000.0,
                     step=0.5,
-                    tooltip="Above 0 it replaces steps: rounds through the pictures.",
+                    tooltip="Trains this many epochs instead of steps: passes through all images. 0 uses steps.",
                 ),
                 io.Int.Input(
                     "validate_every",
+                    display_name="validate every N steps",
                     default=50,
                     min=0,
                     max=1_000_000,
-                    tooltip="Measure the loss on the held-out pictures every N steps; 0 is never.",
+                    tooltip=(
+                        "Measures the loss on the held-out images every N steps. Raise it if validation takes"
+                        " too long; 0 is never."
+                    ),
                 ),
                 io.Int.Input(
                     "preview_every",
+                    display_name="preview every N steps",
                     default=0,
                     min=0,
                     max=1_000_000,
                     tooltip=(
-                        "Every N steps sample positive, negative and latent with the weights and with their average; 0"
-                        " is never."
+                        "Samples a preview every N steps, with the weights and with their average. Connect"
+                        " positive, negative and latent. 0 is never."
                     ),
                 ),
                 io.Int.Input(
                     "snapshot_every",
+                    display_name="snapshot every N steps",
                     default=100,
                     min=0,
                     max=1_000_000,
-                    tooltip="A run that is killed goes on from the last one; 0 is never.",
+                    tooltip=(
+                        "Stores the state every N steps. A run that is killed continues from the last one. Lower"
+                        " it if steps are slow; 0 is never."
+                    ),
                 ),
-                io.Conditioning.Input("positive", optional=True, tooltip="For previews."),
+                io.Conditioning.Input("positive", optional=True, tooltip="The prompt for previews."),
                 io.Conditioning.Input(
-                    "negative", optional=True, tooltip="For previews; without it they have no guidance."
+                    "negative", optional=True, tooltip="The negative prompt for previews. Without it they use no CFG."
                 ),
-                io.Latent.Input("latent", optional=True, tooltip="For previews: their size, and what they start from."),
-                Optimizer.Input("optimizer", optional=True, tooltip="Settings that hold from here on."),
-                Objective.Input("objective", optional=True, tooltip="Settings that hold from here on."),
+                io.Latent.Input(
+                    "latent", optional=True, tooltip="The size of the previews, and the latent they start from."
+                ),
+                Optimizer.Input(
+                    "optimizer",
+                    optional=True,
+                    tooltip=(
+                        "Optional. New optimizer settings from this step on. If left empty, the settings already"
+                        " in the state are used."
+                    ),
+                ),
+                Objective.Input(
+                    "objective",
+                    optional=True,
+                    tooltip=(
+                        "Optional. New loss and noise settings from this step on. If left empty, the settings"
+                        " already in the state are used."
+                    ),
+                ),
                 io.Combo.Input(
                     "keep",
+                    display_name="states to keep",
                     options=list(KEEPS),
                     default="best",
                     optional=True,
                     tooltip=(
-                        "last: the state at the end. best: also the one of the lowest held-out loss. every: these and"
-                        " every snapshot."
+                        "Which states stay on disk. last: the final one. best: also the one with the lowest"
+                        " held-out loss. every: these and all snapshots, if you want to branch from them."
                     ),
                 ),
                 io.Float.Input(
                     "snapshot_minutes",
+                    display_name="snapshot every N minutes",
                     default=10.0,
                     min=0.0,
                     max=10_000.0,
                     step=1.0,
                     optional=True,
-                    tooltip="A snapshot too when so many minutes have passed since the last; 0 is never.",
+                    tooltip=(
+                        "Also stores a snapshot when this many minutes have passed since the last one. 0 is never."
+                    ),
                 ),
                 io.Boolean.Input(
                     "tensorboard",
+                    display_name="write TensorBoard logs",
                     default=False,
                     optional=True,
-                    tooltip="Write TensorBoard files into the run's folder; needs the package tensorboard.",
+                    tooltip="Writes TensorBoard files into the run's folder. Needs the Python package tensorboard.",
                 ),
             ],
             outputs=[
-                TrainState.Output(display_name="TRAIN_STATE"),
+                TrainState.Output(display_name="training state"),
                 io.Model.Output(display_name="MODEL"),
                 io.Clip.Output(display_name="CLIP"),
-                LoraModel.Output(display_name="LORA_MODEL"),
-                LossMap.Output(display_name="LOSS_MAP"),
+                LoraModel.Output(display_name="LoRA"),
+                LossMap.Output(display_name="losses"),
                 io.String.Output(display_name="report"),
             ],
         )

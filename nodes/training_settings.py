@@ -24,97 +24,129 @@ class GraftAdapter(io.ComfyNode):
             display_name="Adapter Settings",
             category="Graft/training",
             description=(
-                "What is trained: an adapter (LoRA, LoCon, LoHa, LoKr, DoRA, OFT) or the full weights, and in which"
-                " layers."
+                "What to train: an adapter (LoRA, LoCon, LoHa, LoKr, DoRA, OFT) or the full weights, and"
+                " in which layers."
             ),
             **aliases("lora settings", "locon", "rank", "network dim", "full fine-tune"),
             inputs=[
                 io.Combo.Input(
                     "kind",
+                    display_name="adapter type",
                     options=["lora", "locon", "loha", "lokr", "dora", "oft", "full"],
                     default="lora",
                     tooltip=(
-                        "lora: linear layers. locon: convolutions too. loha, lokr: products of factors. dora: a"
-                        " magnitude a column. oft: rotates the weights. full: the weights themselves."
+                        "lora: low-rank matrices on linear layers. locon: on convolutions too. loha, lokr:"
+                        " products of small matrices. dora: LoRA that also learns one scale per column. oft:"
+                        " rotates the weights. full: the weights themselves. Start with lora."
                     ),
                 ),
                 io.Int.Input(
                     "rank",
+                    display_name="rank (dim)",
                     default=16,
                     min=1,
                     max=4096,
-                    tooltip="Size of the factors (oft: of the blocks): more learns more and makes a larger file.",
+                    tooltip=(
+                        "The rank of the matrices, network_dim in kohya's scripts (for oft, the block size)."
+                        " Raise it to learn more and get a larger file; lower it if the LoRA overfits."
+                    ),
                 ),
                 io.Float.Input(
                     "alpha",
+                    display_name="alpha",
                     default=0.0,
                     min=0.0,
                     max=4096.0,
                     step=0.5,
-                    tooltip="The change is scaled by alpha / rank; 0 is rank, a scale of 1.",
+                    tooltip=(
+                        "The LoRA is scaled by alpha / rank. 0 means alpha = rank, a scale of 1. Set it to half"
+                        " the rank for a gentler start."
+                    ),
                 ),
                 io.Combo.Input(
                     "targets",
+                    display_name="target layers",
                     options=list(install.TARGETS),
                     default="attention",
                     tooltip=(
-                        "attention: its projections. attention+ff: feed-forward and the transformers' in and out"
-                        " projections too. all: every layer."
+                        "Which layers to train. attention: the attention projections. attention+ff: also"
+                        " feed-forward layers and the transformers' in and out projections. all: every layer. Go"
+                        " from attention to all if the LoRA learns too little."
                     ),
                 ),
                 io.String.Input(
                     "pattern",
+                    display_name="layer filter",
                     default="",
                     tooltip=(
-                        "Narrows the targets: globs (output_blocks.*) or /regular expressions/, with commas between; !"
-                        " leaves out. input_blocks.*=rank 8, alpha 4 gives those layers a size of their own."
+                        "Limits training to layers whose path matches: globs (output_blocks.*) or /regular"
+                        " expressions/, separated by commas; ! excludes. input_blocks.*=rank 8, alpha 4 gives"
+                        " those layers a rank and alpha of their own. Empty takes all target layers."
                     ),
                 ),
                 io.Boolean.Input(
                     "text_encoder",
+                    display_name="train text encoder",
                     default=False,
                     tooltip=(
-                        "Train the text encoder too: the layers of it that targets and pattern choose. Connect clip to"
-                        " Start Training."
+                        "Also trains the text encoder, in the layers that target layers and layer filter choose."
+                        " Connect clip to Start Training."
                     ),
                 ),
                 io.Float.Input(
                     "rank_dropout",
+                    display_name="rank dropout",
                     default=0.0,
                     min=0.0,
                     max=0.99,
                     step=0.01,
-                    tooltip="Share of the ranks left out, anew a picture.",
+                    tooltip=(
+                        "Randomly drops this fraction of the rank dimensions for each image. Try 0.1 if the LoRA"
+                        " overfits."
+                    ),
                 ),
                 io.Float.Input(
                     "module_dropout",
+                    display_name="module dropout",
                     default=0.0,
                     min=0.0,
                     max=0.99,
                     step=0.01,
-                    tooltip="Share of whole modules left out, anew a step.",
+                    tooltip=(
+                        "Randomly skips this fraction of the trained layers at each step. Try 0.1 if the LoRA overfits."
+                    ),
                 ),
                 io.Float.Input(
                     "network_dropout",
+                    display_name="network dropout",
                     default=0.0,
                     min=0.0,
                     max=0.99,
                     step=0.01,
-                    tooltip="Share of the inner activations left out.",
+                    tooltip=(
+                        "Randomly zeroes this fraction of the activations inside the LoRA. Try 0.1 if the LoRA"
+                        " overfits."
+                    ),
                 ),
                 io.Float.Input(
                     "max_norm",
+                    display_name="maximum weight norm",
                     default=0.0,
                     min=0.0,
                     max=1000.0,
                     step=0.1,
-                    tooltip="Scales a layer's change down to this norm; 0 is off.",
+                    tooltip=(
+                        "Scales a layer's change down when its norm grows above this (kohya's"
+                        " scale_weight_norms). Try 1 if some layers overbake; 0 is off."
+                    ),
                 ),
                 LoraModel.Input(
-                    "initial", optional=True, tooltip="An adapter of the same kind, rank and layers to go on from."
+                    "initial",
+                    optional=True,
+                    tooltip="Optional. A LoRA of the same type, rank and layers to continue from.",
                 ),
             ],
-            outputs=[Adapter.Output(display_name="GRAFT_ADAPTER")],
+            outputs=[Adapter.Output(display_name="adapter settings")],
         )
 
     @classmethod
@@ -158,142 +190,212 @@ class GraftOptimizer(io.ComfyNode):
             node_id="GraftOptimizer",
             display_name="Optimizer Settings",
             category="Graft/training",
-            description="The optimizer and everything about a step: rate, schedule, batch, precision.",
+            description=("The optimizer and its learning rate, schedule, batch size, precision and memory settings."),
             **aliases("learning rate", "adamw", "batch size", "lr schedule", "gradient accumulation"),
             inputs=[
                 io.Combo.Input(
                     "optimizer",
+                    display_name="optimizer",
                     options=list(optimizers.OPTIMIZERS),
                     default="adamw",
                     tooltip=(
-                        "adamw, adafactor, muon, sgd, adacoor need nothing more; adamw8bit, lion, prodigy, schedulefree"
-                        " a package."
+                        "adamw, adafactor, muon, sgd and adacoor come with Graft or torch. adamw8bit, lion,"
+                        " prodigy and schedulefree need a Python package. Start with adamw; take adamw8bit to"
+                        " save memory."
                     ),
                 ),
                 io.Float.Input(
                     "learning_rate",
+                    display_name="learning rate",
                     default=1e-4,
                     min=0.0,
                     max=10.0,
                     step=1e-6,
-                    tooltip="1e-4 is a usual start for a LoRA, 1 for prodigy, 1e-5 for lion; adacoor ignores it.",
+                    tooltip=(
+                        "How large each step is. Start at 1e-4 for a LoRA, 1e-5 with lion, 1 with prodigy. Lower"
+                        " it if the loss jumps or the LoRA overfits. adacoor ignores it."
+                    ),
                 ),
                 io.Float.Input(
                     "text_encoder_rate",
+                    display_name="text encoder learning rate",
                     default=0.0,
                     min=0.0,
                     max=10.0,
                     step=1e-6,
-                    tooltip="Rate of the text encoder where it is trained; 0 is the same.",
+                    tooltip=(
+                        "Learning rate of the text encoder, if you train it. Often half of the main one; 0 uses"
+                        " the same."
+                    ),
                 ),
                 io.Combo.Input(
                     "schedule",
+                    display_name="learning rate schedule",
                     options=list(optimizers.SCHEDULES),
                     default="constant",
-                    tooltip="The rate's course after the warm-up.",
+                    tooltip=(
+                        "How the learning rate changes after the warmup. constant keeps it; cosine and linear"
+                        " let it fall toward the end, which often gives cleaner results."
+                    ),
                 ),
                 io.Int.Input(
-                    "warmup", default=0, min=0, max=1_000_000, tooltip="Steps over which the rate rises from 0."
+                    "warmup",
+                    display_name="warmup steps",
+                    default=0,
+                    min=0,
+                    max=1_000_000,
+                    tooltip=(
+                        "Raises the learning rate from 0 over this many steps. Try 100 if the loss jumps at the start."
+                    ),
                 ),
                 io.Int.Input(
                     "total_steps",
+                    display_name="total steps (schedule)",
                     default=1000,
                     min=1,
                     max=10_000_000,
                     tooltip=(
-                        "The schedule's horizon: the steps of the whole run, however many Train Steps it is cut into."
+                        "The length of the learning rate schedule: the steps of the whole run, even if you split"
+                        " it over several Train Steps. Set it to the steps you plan to train."
                     ),
                 ),
                 io.Float.Input(
                     "floor",
+                    display_name="minimum learning rate ratio",
                     default=0.0,
                     min=0.0,
                     max=1.0,
                     step=0.01,
-                    tooltip="Share of the rate that is left at the end of a falling schedule.",
+                    tooltip=(
+                        "The learning rate at the end of a falling schedule, as a fraction of the learning rate."
+                        " 0 falls to nothing; try 0.1 to keep learning until the end."
+                    ),
                 ),
-                io.Int.Input("batch_size", default=1, min=1, max=4096, tooltip="Pictures in a batch."),
-                io.Int.Input("accumulation", default=1, min=1, max=4096, tooltip="Batches in a step."),
+                io.Int.Input(
+                    "batch_size",
+                    display_name="batch size",
+                    default=1,
+                    min=1,
+                    max=4096,
+                    tooltip="Images per batch. Raise it for a steadier loss if the memory allows.",
+                ),
+                io.Int.Input(
+                    "accumulation",
+                    display_name="gradient accumulation",
+                    default=1,
+                    min=1,
+                    max=4096,
+                    tooltip="Batches per step. Raise it to act like a larger batch size without more memory.",
+                ),
                 io.Float.Input(
                     "clip_norm",
+                    display_name="maximum gradient norm",
                     default=1.0,
                     min=0.0,
                     max=1000.0,
                     step=0.1,
-                    tooltip="Largest norm of the whole gradient; 0 is off.",
+                    tooltip=(
+                        "Clips the gradient to this norm (kohya's max_grad_norm). Lower it if the loss spikes; 0"
+                        " is off."
+                    ),
                 ),
                 io.Float.Input(
                     "weight_decay",
+                    display_name="weight decay",
                     default=0.01,
                     min=0.0,
                     max=10.0,
                     step=0.0001,
-                    tooltip="How strongly weights are pulled to 0 (not by adacoor).",
+                    tooltip=(
+                        "Pulls the weights toward 0 at each step. Raise it from 0.01 to 0.1 if the LoRA"
+                        " overfits. adacoor ignores it."
+                    ),
                 ),
                 io.Float.Input(
                     "lora_plus",
+                    display_name="LoRA+ ratio",
                     default=1.0,
                     min=0.01,
                     max=1000.0,
                     step=0.1,
-                    tooltip="Rate of the up factors as a multiple (LoRA+); 1 is off.",
+                    tooltip=(
+                        "Multiplies the learning rate of the up matrices (LoRA+). Try 4 to 16 to learn faster; 1"
+                        " is off."
+                    ),
                 ),
                 io.Combo.Input(
                     "precision",
+                    display_name="training precision",
                     options=["auto", "float32", "bf16", "fp16", "full-bf16"],
                     default="auto",
                     tooltip=(
-                        "auto: bf16 on a GPU that has it, else as the model is. bf16, fp16: computed in it, trained in"
-                        " float32. full-bf16: trained weights and gradients too, rounded stochastically."
+                        "auto: bf16 on a GPU that has it, else the model's own. bf16, fp16: compute in it, keep"
+                        " the trained weights in float32. full-bf16: trained weights and gradients are bf16 too,"
+                        " rounded stochastically, to save memory."
                     ),
                 ),
                 io.Boolean.Input(
                     "checkpointing",
+                    display_name="gradient checkpointing",
                     default=False,
-                    tooltip="Compute activations again in the backward pass: less memory, more time, the same result.",
+                    tooltip=(
+                        "Recomputes activations in the backward pass. Switch it on if memory runs out: slower,"
+                        " same result."
+                    ),
                 ),
                 io.Combo.Input(
                     "offload",
+                    display_name="offload to CPU memory",
                     options=["none", "activations", "optimizer", "layers"],
                     default="none",
                     tooltip=(
-                        "What waits in host memory on a GPU: less of its memory, more time, the same result."
-                        " activations: what the backward pass needs; optimizer: its state; layers: the frozen model's"
-                        " weights (with checkpointing)."
+                        "What to keep in CPU memory when you train on a GPU. activations: what the backward pass"
+                        " needs. optimizer: the optimizer state. layers: the frozen model weights (use it with"
+                        " gradient checkpointing). Saves GPU memory; slower, same result."
                     ),
                 ),
                 io.Boolean.Input(
-                    "scale_lr", default=False, tooltip="Multiply the rate by (batch x accumulation)^0.55."
+                    "scale_lr",
+                    display_name="scale rate with batch size",
+                    default=False,
+                    tooltip=(
+                        "Multiplies the learning rate by (batch size x accumulation)^0.55. Switch it on to keep"
+                        " one learning rate for all batch sizes."
+                    ),
                 ),
                 io.String.Input(
                     "block_rates",
+                    display_name="block learning rates",
                     default="",
                     optional=True,
                     tooltip=(
-                        "Rates of blocks as multiples: pattern = number, with commas between, as in input_blocks.* ="
-                        " 0.5. Patterns as in Adapter Settings."
+                        "Multiplies the learning rate of some blocks: pattern = number, separated by commas, as"
+                        " in input_blocks.* = 0.5. Patterns work as in Adapter Settings. Empty uses one rate."
                     ),
                 ),
                 io.Boolean.Input(
                     "fused_backward",
+                    display_name="fused backward pass",
                     default=False,
                     optional=True,
                     tooltip=(
-                        "Move each weight as soon as its gradient is there and drop the gradient: less memory with full"
-                        " weights, the same result. Not with clip_norm or accumulation."
+                        "Updates each weight as soon as its gradient is there and frees the gradient. Saves"
+                        " memory with full weights; same result. Needs maximum gradient norm 0 and no gradient"
+                        " accumulation."
                     ),
                 ),
                 io.String.Input(
                     "options",
+                    display_name="optimizer options",
                     default="",
                     optional=True,
                     tooltip=(
-                        "Options of the optimizer's library: name = value, with commas between, as in betas = 0.9 0.99,"
-                        " eps = 1e-8. Which there are is on the help page."
+                        "Extra options of the optimizer (kohya's optimizer_args): name = value, separated by"
+                        " commas, as in betas = 0.9 0.99, eps = 1e-8. The help page lists them."
                     ),
                 ),
             ],
-            outputs=[Optimizer.Output(display_name="GRAFT_OPTIMIZER")],
+            outputs=[Optimizer.Output(display_name="optimizer settings")],
         )
 
     @classmethod
@@ -310,118 +412,174 @@ class GraftObjective(io.ComfyNode):
             node_id="GraftObjective",
             display_name="Objective Settings",
             category="Graft/training",
-            description="What the model is asked to learn: loss, weighting, noise and timesteps.",
+            description=(
+                "What the model learns to predict: loss, loss weighting, noise and timesteps. The"
+                " defaults suit most LoRAs."
+            ),
             **aliases("loss", "min snr", "offset noise", "timestep", "huber", "prior preservation"),
             inputs=[
                 io.Combo.Input(
                     "loss",
+                    display_name="loss function",
                     options=list(objectives.LOSSES),
                     default="mse",
                     tooltip=(
-                        "On the model's own objective (noise, velocity or flow); scheduled-huber: by noise level; "
-                        "x0-mse is the loss of ComfyUI's own trainer."
+                        "How the error of a prediction (noise, velocity or flow) is measured. mse is usual."
+                        " huber, smooth-l1 and scheduled-huber care less about outliers; scheduled-huber adapts"
+                        " to the noise level. x0-mse is the loss of ComfyUI's own trainer."
                     ),
                 ),
                 io.Combo.Input(
                     "weighting",
+                    display_name="loss weighting",
                     options=list(objectives.WEIGHTINGS),
                     default="none",
-                    tooltip="How noise levels are weighted; not for flow models.",
+                    tooltip=(
+                        "How much each noise level counts. Try min-snr for faster, steadier training of SD1.x"
+                        " and SDXL. Not for flow models."
+                    ),
                 ),
-                io.Float.Input("gamma", default=5.0, min=0.01, max=1000.0, step=0.1, tooltip="The cap of min-snr."),
+                io.Float.Input(
+                    "gamma",
+                    display_name="min-SNR gamma",
+                    default=5.0,
+                    min=0.01,
+                    max=1000.0,
+                    step=0.1,
+                    tooltip=(
+                        "The cap of the min-snr weighting. 5 is usual; lower it to give low noise levels less weight."
+                    ),
+                ),
                 io.Float.Input(
                     "offset_noise",
+                    display_name="noise offset",
                     default=0.0,
                     min=0.0,
                     max=1.0,
                     step=0.01,
-                    tooltip="Noise that is the same everywhere in a channel.",
+                    tooltip=(
+                        "Adds noise that is the same everywhere in a channel. Try 0.05 to 0.1 for very dark or"
+                        " very bright images; 0 is off."
+                    ),
                 ),
                 io.Float.Input(
                     "pyramid_noise",
+                    display_name="pyramid noise discount",
                     default=0.0,
                     min=0.0,
                     max=0.99,
                     step=0.01,
-                    tooltip="Coarser noise, each level weaker by this factor.",
+                    tooltip=(
+                        "Adds coarser layers of noise, each weaker by this factor (kohya's"
+                        " multires_noise_discount). Try 0.3 for very dark or bright images; 0 is off."
+                    ),
                 ),
                 io.Float.Input(
                     "ip_noise",
+                    display_name="input perturbation",
                     default=0.0,
                     min=0.0,
                     max=1.0,
                     step=0.01,
-                    tooltip="Input perturbation: noise that the model sees and is not asked for; 0.1 is usual.",
+                    tooltip=(
+                        "Adds noise that the model sees but does not have to predict (kohya's ip_noise_gamma)."
+                        " Try 0.1 to make sampling more robust; 0 is off."
+                    ),
                 ),
                 io.Boolean.Input(
                     "zero_terminal_snr",
+                    display_name="zero terminal SNR",
                     default=False,
                     tooltip=(
-                        "No signal at the last timestep. For v models only; MODEL samples so too. Elsewhere:"
+                        "Trains the last timestep on pure noise, for images that are all dark or all bright."
+                        " Only for v-prediction models. The MODEL output samples that way too; elsewhere add"
                         " ModelSamplingDiscrete with zsnr on."
                     ),
                 ),
                 io.Combo.Input(
                     "timesteps",
+                    display_name="timestep sampling",
                     options=list(objectives.TIMESTEPS),
                     default="uniform",
-                    tooltip="Where on the noise schedule to train.",
+                    tooltip=(
+                        "Which noise levels are trained more often. uniform: all alike. logit-normal: the middle"
+                        " ones. shifted: see timestep shift."
+                    ),
                 ),
                 io.Float.Input(
                     "shift",
+                    display_name="timestep shift",
                     default=1.0,
                     min=0.01,
                     max=100.0,
                     step=0.1,
-                    tooltip="For timesteps shifted: above 1 is noisier.",
+                    tooltip=(
+                        "For timestep sampling shifted. Above 1 trains high noise (layout) more, below 1 low"
+                        " noise (detail)."
+                    ),
                 ),
                 io.Float.Input(
                     "conditioning_dropout",
+                    display_name="conditioning dropout",
                     default=0.05,
                     min=0.0,
                     max=1.0,
                     step=0.01,
-                    tooltip="How often a picture is trained with the empty prompt, which guidance needs.",
+                    tooltip=(
+                        "How often an image is trained with an empty prompt, which CFG needs. 0.05 to 0.1 is usual."
+                    ),
                 ),
                 io.Combo.Input(
                     "prior",
+                    display_name="prior preservation",
                     options=list(objectives.PRIORS),
                     default="none",
                     tooltip=(
-                        "none: regularisation pictures count like the others. regularisation: with prior_weight. "
-                        "output-preservation: for them the model is to say what it said before training."
+                        "How regularization images count. none: like all others. regularisation: with the prior"
+                        " loss weight. output-preservation: the model learns to answer for them as it did before"
+                        " training."
                     ),
                 ),
                 io.Float.Input(
                     "prior_weight",
+                    display_name="prior loss weight",
                     default=1.0,
                     min=0.0,
                     max=100.0,
                     step=0.1,
-                    tooltip="Weight of regularisation pictures.",
+                    tooltip=(
+                        "Weight of the regularization images in the loss. Raise it if the model forgets, lower"
+                        " it if the LoRA learns too little."
+                    ),
                 ),
                 io.Float.Input(
                     "min_timestep",
+                    display_name="minimum timestep",
                     default=0.0,
                     min=0.0,
                     max=1.0,
                     step=0.01,
                     optional=True,
                     tooltip=(
-                        "Least noise that is trained, as a share of the schedule: above 0 leaves fine detail alone."
+                        "The lowest noise level to train, as a fraction of the schedule. Raise it to leave fine"
+                        " detail alone."
                     ),
                 ),
                 io.Float.Input(
                     "max_timestep",
+                    display_name="maximum timestep",
                     default=1.0,
                     min=0.0,
                     max=1.0,
                     step=0.01,
                     optional=True,
-                    tooltip="Most noise that is trained, as a share of the schedule: below 1 leaves the layout alone.",
+                    tooltip=(
+                        "The highest noise level to train, as a fraction of the schedule. Lower it to leave the"
+                        " layout alone."
+                    ),
                 ),
             ],
-            outputs=[Objective.Output(display_name="GRAFT_OBJECTIVE")],
+            outputs=[Objective.Output(display_name="objective settings")],
         )
 
     @classmethod
@@ -439,77 +597,117 @@ class GraftEMA(io.ComfyNode):
             display_name="EMA Settings",
             category="Graft/training",
             description=(
-                "A running average of the trained weights: usually better than the last step, and always calmer."
+                "Keeps a running average (EMA) of the trained weights. It is usually better than the"
+                " last step, and always steadier."
             ),
             **aliases("ema", "exponential moving average", "weight averaging", "polyak"),
             inputs=[
                 io.Combo.Input(
                     "schedule",
+                    display_name="decay schedule",
                     options=list(averages.SCHEDULES),
                     default="constant",
                     tooltip=(
-                        "constant; ramp min(decay, (1+n)/(10+n)); warmup 1-(1+n/inv_gamma)^-power; power: Karras 2024,"
-                        " of the first width; target: that share of the start is left after total_steps."
+                        "How the decay changes over the run. constant: the decay below. ramp: min(decay,"
+                        " (1+n)/(10+n)), good for short runs. warmup: 1-(1+n/inv_gamma)^-power. power: Karras"
+                        " 2024, with the first width. target: chosen so that the start share below is left after"
+                        " total_steps."
                     ),
                 ),
                 io.Float.Input(
                     "decay",
+                    display_name="decay",
                     default=0.999,
                     min=0.0,
                     max=0.999999,
                     step=0.0001,
-                    tooltip="How much of the average stays at each step.",
+                    tooltip=(
+                        "How much of the average stays at each step. 0.999 averages about 1000 steps; lower it"
+                        " to 0.99 for short runs."
+                    ),
                 ),
                 io.Float.Input(
-                    "inv_gamma", default=1.0, min=0.001, max=10000.0, step=0.1, tooltip="Of warmup: larger is slower."
+                    "inv_gamma",
+                    display_name="warmup inverse gamma",
+                    default=1.0,
+                    min=0.001,
+                    max=10000.0,
+                    step=0.1,
+                    tooltip="For decay schedule warmup. Raise it to let the decay grow more slowly.",
                 ),
                 io.Float.Input(
-                    "power", default=0.6667, min=0.001, max=10.0, step=0.0001, tooltip="Of warmup: larger is faster."
+                    "power",
+                    display_name="warmup power",
+                    default=0.6667,
+                    min=0.001,
+                    max=10.0,
+                    step=0.0001,
+                    tooltip="For decay schedule warmup. Raise it to let the decay grow faster.",
                 ),
                 io.Float.Input(
                     "target",
+                    display_name="start share at the end",
                     default=0.1,
                     min=0.0001,
                     max=0.9999,
                     step=0.01,
-                    tooltip="Of target: share of the start at the end.",
+                    tooltip=(
+                        "For decay schedule target: the fraction of the starting weights that is left in the"
+                        " average at the end of the run."
+                    ),
                 ),
                 io.Int.Input(
                     "interval",
+                    display_name="update every N steps",
                     default=1,
                     min=1,
                     max=100000,
-                    tooltip="Update every N steps; the decay is raised to the N-th power.",
+                    tooltip=(
+                        "Updates the average every N steps. The decay is raised to the N-th power, so the"
+                        " average means the same. Raise it to save time."
+                    ),
                 ),
                 io.Combo.Input(
-                    "device", options=["same", "host"], default="same", tooltip="Beside the weights or in host memory."
+                    "device",
+                    display_name="store average on",
+                    options=["same", "host"],
+                    default="same",
+                    tooltip=(
+                        "Where the average is kept. same: beside the weights. host: in CPU memory, to save GPU memory."
+                    ),
                 ),
                 io.Int.Input(
                     "snapshots",
+                    display_name="snapshot every N steps",
                     default=0,
                     min=0,
                     max=1_000_000,
                     tooltip=(
-                        "Every N steps keep an average of each width on disk; EMA Merge makes any width from them. 0 is"
-                        " never."
+                        "Saves an average of each width to disk every N steps. EMA Merge makes an average of any"
+                        " width from them. 0 is never."
                     ),
                 ),
                 io.String.Input(
                     "widths",
+                    display_name="snapshot widths",
                     default="0.05 0.10",
                     tooltip=(
-                        "Relative widths of the snapshots' power-function averages; schedule power follows the first."
+                        "The widths of the averages in the snapshots: how far back each reaches, as fractions of"
+                        " the run. Decay schedule power uses the first. Keep the default unless you know better."
                     ),
                 ),
                 io.Int.Input(
                     "switch_every",
+                    display_name="reset to average every N steps",
                     default=0,
                     min=0,
                     max=1_000_000,
-                    tooltip="Set the weights to the average every N steps and train on from there; 0 is never.",
+                    tooltip=(
+                        "Sets the weights to their average every N steps and continues training from there. 0 is never."
+                    ),
                 ),
             ],
-            outputs=[EMA.Output(display_name="GRAFT_EMA")],
+            outputs=[EMA.Output(display_name="EMA settings")],
         )
 
     @classmethod

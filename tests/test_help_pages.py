@@ -28,17 +28,39 @@ def sections(text):
     return dict(zip(["", *parts[1::2]], parts[::2], strict=True))
 
 
-def in_bold(text):
-    """The names that begin an entry of a list, in bold: `- **a**, **b** (optional): ...`."""
-    entries = re.findall(r"^- (\*\*.+?):", text, flags=re.MULTILINE)
-    return [name for entry in entries for name in re.findall(r"\*\*(.+?)\*\*", entry)]
+def listed(text):
+    """(name, id, optional or not) of each entry of a list: `- **batch size** (`batch_size`), **seed** (optional): …`.
+
+    Chinese pages have full-width signs. A name that is the id itself stands alone.
+    """
+    inputs = []
+    for entry in re.findall(r"^- (\*\*.+?)[:\uff1a]", text, flags=re.MULTILINE):
+        for name, notes in re.findall(r"\*\*(.+?)\*\*(?: ?[(\uff08](.+?)[)\uff09])?", entry):
+            named_id = re.search(r"`(\w+)`", notes)
+            inputs.append((name, named_id[1] if named_id else name, "optional" in notes or "可选" in notes))
+    return inputs
+
+
+@cache
+def locale(language):
+    return json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
+
+
+def expected_inputs(schema, language):
+    """What a page lists of a node's inputs: as the editor names them, with their ids."""
+    names = locale(language)[schema.node_id]["inputs"]
+    return [(names[declared.id]["name"], declared.id, bool(declared.optional)) for declared in schema.inputs]
+
+
+def expected_outputs(schema, language):
+    return [output["name"] for output in locale(language)[schema.node_id]["outputs"].values()]
 
 
 @cache
 def said_by_the_code():
     """Every text in the sources; what is filled into one is a line break here."""
     texts = []
-    for folder in ("nodes", "training", "patches", "ema", "host"):
+    for folder in ("nodes", "training", "patches", "ema", "host", "storage"):
         for file in sorted((ROOT / folder).rglob("*.py")):
             for one in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(one, ast.JoinedStr):
@@ -66,20 +88,14 @@ def test_a_page_has_title_introduction_picture_and_headings_in_order(schema):
 
 
 @each_schema
-def test_a_page_lists_the_inputs_of_the_schema_in_order(schema):
-    assert in_bold(sections(page_of(schema))["Inputs"]) == [one.id for one in schema.inputs]
-
-
-@each_schema
-def test_a_page_says_which_inputs_are_optional_sockets(schema):
-    text = sections(page_of(schema))["Inputs"]
-    wanted = {one.id for one in schema.inputs if one.optional}
-    assert set(re.findall(r"\*\*(\w+)\*\* \(optional\)", text)) == wanted
+def test_a_page_lists_the_inputs_in_order_by_name_and_id_and_says_which_are_optional(schema):
+    assert listed(sections(page_of(schema))["Inputs"]) == expected_inputs(schema, "en")
 
 
 @each_schema
 def test_a_page_lists_the_outputs_of_the_schema_in_order(schema):
-    assert in_bold(sections(page_of(schema))["Outputs"]) == [one.display_name or one.io_type for one in schema.outputs]
+    names = [name for name, _, _ in listed(sections(page_of(schema))["Outputs"])]
+    assert names == expected_outputs(schema, "en")
 
 
 @each_schema
@@ -103,12 +119,12 @@ def test_a_translated_page_has_the_same_entries_picture_and_quotes(page):
     """The editor asks for NODE/LANGUAGE.md first; pictures are still looked for beside the English page."""
     english = (PAGES / f"{page.parent.name}.md").read_text(encoding="utf-8")
     translated = page.read_text(encoding="utf-8")
-    names = json.loads((PAGES.parents[1] / "locales" / page.stem / "nodeDefs.json").read_text(encoding="utf-8"))
-    assert translated.startswith(f"# {names[page.parent.name]['display_name']}\n")
+    schema = next(schema for schema in SCHEMAS if schema.node_id == page.parent.name)
+    assert translated.startswith(f"# {locale(page.stem)[schema.node_id]['display_name']}\n")
     assert len(sections(translated)) == len(sections(english))
-    bold = re.compile(r"^- ((?:\*\*\w+\*\*[、, ]*)+)", flags=re.MULTILINE)
-    found, wanted = ([re.findall(r"\w+", entry) for entry in bold.findall(text)] for text in (translated, english))
-    assert found == wanted
+    _, _, inputs, outputs, _ = sections(translated).values()
+    assert listed(inputs) == expected_inputs(schema, page.stem)
+    assert [name for name, _, _ in listed(outputs)] == expected_outputs(schema, page.stem)
     for pattern in (r"\]\((\S+\.png)\)", r'\*"(.+?)"\*', r"```.*?```"):
         assert re.findall(pattern, translated, flags=re.DOTALL) == re.findall(pattern, english, flags=re.DOTALL)
     assert translated.count("\n|") == english.count("\n|")

@@ -39,6 +39,68 @@ def test_every_input_has_a_tooltip():
     assert not [path for path in keys(texts) if path[-1] == "tooltip" and not lookup(texts, path)]
 
 
+# Ids that say nothing to someone who has not read the code: the field must say something else.
+JARGON = {
+    "accumulation",
+    "algebra",
+    "clip_norm",
+    "floor",
+    "inv_gamma",
+    "kind",
+    "lora_plus",
+    "method",
+    "names",
+    "pattern",
+    "phase",
+    "prefix",
+    "prior",
+    "profile",
+    "rows",
+    "scale_lr",
+    "source",
+    "target",
+    "targets",
+    "validation",
+    "weights",
+    "widths",
+}
+
+
+def input_names(language):
+    """(node, input id, name that the editor shows) of every input."""
+    for node, texts in read(language, "nodeDefs.json").items():
+        for identifier, field in texts["inputs"].items():
+            yield node, identifier, field["name"]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_input_and_output_of_every_node_has_a_display_name(language):
+    texts = read(language, "nodeDefs.json")
+    for schema in (node.define_schema() for node in NODES):
+        names = texts[schema.node_id]
+        assert list(names["inputs"]) == [declared.id for declared in schema.inputs]
+        assert list(names["outputs"]) == [str(place) for place in range(len(schema.outputs))]
+        shown = [*names["inputs"].values(), *names["outputs"].values()]
+        assert not [field["name"] for field in shown if not field["name"] or "_" in field["name"]]
+
+
+def test_a_setting_is_named_for_people_and_not_after_its_id():
+    named_after_the_id = [
+        (node, identifier)
+        for node, identifier, name in input_names("en")
+        if identifier in JARGON and name == identifier.replace("_", " ")
+    ]
+    assert not named_after_the_id
+    assert {identifier for _, identifier, _ in input_names("en")} >= JARGON
+
+
+def test_the_inputs_of_a_node_have_different_names():
+    for language in LANGUAGES:
+        for node, texts in read(language, "nodeDefs.json").items():
+            names = [field["name"] for field in texts["inputs"].values()]
+            assert len(set(names)) == len(names), (language, node)
+
+
 def lookup(content, path):
     for name in path:
         content = content[name]
