@@ -179,7 +179,7 @@ def _run_reported(arguments: argparse.Namespace, argv: Sequence[str], report: di
         with torchrun.joined(host, at, arguments.as_ranks, arguments.shard) as group:
             if group.size > 1:
                 report["ranks"] = group.size
-                print(f"ranks: {group.size}, steps as of {group.meant}", file=stream, flush=True)
+                print(f"ranks: {group.size}, steps as of {group.as_ranks}", file=stream, flush=True)
             status = _run_opened(arguments, argv, report, stream, host, document, group)
             torchrun.finish(group, status)
             return status
@@ -204,7 +204,7 @@ def _run_opened(
     look_up = catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
     try:
         if _other_packs(host, document, arguments.custom_nodes, stream) and group.size > 1:
-            group.say({"packs": True})
+            group.publish({"packs": True})
         graph, problems = workflow.set_values(document.graph(look_up), arguments.assignments, look_up)
     except WorkflowError as error:
         return _invalid(error.problems, report)

@@ -87,11 +87,11 @@ def joined(host: hosts.Host, at: Place | None, meant: int | None, shard: bool) -
             "--shard divides weights among ranks, and this is one process: start several with torchrun, or leave it out"
         )
     if at is None or at.size == 1:
-        parallel.join(parallel.Alone(meant or 1))
+        parallel.join(parallel.SingleProcess(meant or 1))
         try:
-            yield parallel.group()
+            yield parallel.current()
         finally:
-            parallel.join(parallel.Alone())
+            parallel.join(parallel.SingleProcess())
         return
     import torch.distributed as distributed
 
@@ -104,24 +104,24 @@ def joined(host: hosts.Host, at: Place | None, meant: int | None, shard: bool) -
             " process"
         )
     try:
-        store, rank, size = next(distributed.rendezvous("env://", timeout=parallel.PATIENCE))
-        store = distributed.PrefixStore(_start(store, rank, size, parallel.PATIENCE.total_seconds()), store)
+        store, rank, size = next(distributed.rendezvous("env://", timeout=parallel.TIMEOUT))
+        store = distributed.PrefixStore(_start(store, rank, size, parallel.TIMEOUT.total_seconds()), store)
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
             store=distributed.PrefixStore("group", store),
             rank=rank,
             world_size=size,
-            timeout=parallel.PATIENCE,
+            timeout=parallel.TIMEOUT,
         )
     except (RuntimeError, ValueError) as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise HostError(f"rank {at.rank} of {at.size} did not meet the others at {where}: {error}") from error
-    parallel.join(parallel.Ranks(distributed.PrefixStore("graft", store), meant, shard))
+    parallel.join(parallel.ProcessGroup(distributed.PrefixStore("graft", store), meant, shard))
     try:
-        yield parallel.group()
+        yield parallel.current()
     finally:
-        broken = parallel.group().broken
-        parallel.join(parallel.Alone())
+        broken = parallel.current().broken
+        parallel.join(parallel.SingleProcess())
         if not broken:  # else it would wait for those that are gone
             distributed.destroy_process_group()
 
@@ -176,7 +176,7 @@ def spread(host: hosts.Host, group: Any, look_up: Catalogue, graph: Graph, outpu
             kinds, _putting(group, source), inputs=True
         )
     counts = {source: len(slots) for source, slots in sent.items()}
-    group.say({"graph": rank_placement.others(graph, everywhere, sent, steps), "taken": counts})
+    group.publish({"graph": rank_placement.others(graph, everywhere, sent, steps), "taken": counts})
     return rank_placement.first(graph, everywhere, sent)
 
 
@@ -186,7 +186,7 @@ def _types(host: hosts.Host, graph: Graph, node_id: str) -> Any:
 
 def _putting(group: Any, source: str) -> Any:
     def put(values: rank_placement.Values) -> rank_placement.Values:
-        group.put(source, values)
+        group.put_value(source, values)
         return values
 
     return put
@@ -196,11 +196,11 @@ def finish(group: Any, status: int) -> None:
     """The first rank is done: the others end too, and it waits for them."""
     if group.size == 1 or group.broken:
         return
-    group.patience = timedelta(seconds=10)
+    group.timeout = timedelta(seconds=10)
     with contextlib.suppress(RuntimeError):  # a rank that failed has said so, one that is gone needs nothing
-        group.say({"end": status})
+        group.publish({"end": status})
         for rank in range(1, group.size):
-            group.awaited(f"left/{rank}")
+            group.wait_for(f"left/{rank}")
 
 
 # --- the others -------------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class Follower:
             if event == "execution_error":
                 error = run.outcome(data, self.graph)
                 kind = error["exception"].rpartition(".")[2]
-                if kind == "Elsewhere":  # whoever failed says so
+                if kind == "RemoteRankError":  # whoever failed says so
                     self._say(error["message"])
                 else:
                     self._failed(f"{kind}\nnode {error['node']} ({error['class']}): {error['message']}")
@@ -286,7 +286,7 @@ class Follower:
         """Say what went wrong here, to whoever reads and to the other ranks."""
         self._say(error if isinstance(error, str) else type(error).__name__)
         with contextlib.suppress(RuntimeError):
-            self.group.fail(error)
+            self.group.report_failure(error)
 
     def _say(self, text: str) -> None:
         print(f"graft_nodes: rank {self.group.rank}: {': '.join(text.splitlines())}", file=sys.stderr)
@@ -307,4 +307,4 @@ class Follower:
 
 
 def _taking(group: Any, source: str) -> Any:
-    return lambda _: group.take(source)
+    return lambda _: group.take_value(source)

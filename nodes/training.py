@@ -129,7 +129,7 @@ class GraftTrainStart(io.ComfyNode):
             host.folders.training_folder(), run, limit=host.folders.store_limit()
         )  # what is wrong there is said before anything else
         adapter = adapter or install.AdapterSettings()
-        optimizer = optimizers.of_ranks(optimizer or optimizers.OptimizerSettings(), process_group.group().meant)
+        optimizer = optimizers.of_ranks(optimizer or optimizers.OptimizerSettings(), process_group.current().as_ranks)
         settings = states.Settings(optimizer, objective or objectives.ObjectiveSettings())
         levels = host.denoiser.at_levels(model, settings.objective.zero_terminal_snr)
         objectives.check_for(settings.objective, host.denoiser.prediction(levels.get_model_object("model_sampling")))
@@ -321,9 +321,9 @@ class TrainStep(io.ComfyNode):
         from ..training.data.epoch_order import batches_per_epoch
         from ..training.run.loop import Callbacks
 
-        group, node = process_group.group(), cls.hidden.unique_id if cls.hidden else None
+        group, node = process_group.current(), cls.hidden.unique_id if cls.hidden else None
         if optimizer is not None:
-            optimizer = optimizers.of_ranks(optimizer, group.meant)
+            optimizer = optimizers.of_ranks(optimizer, group.as_ranks)
         subject, state = state.subject, _noted(states.with_settings(state, optimizer, objective))
         if state.start.adapter.text_encoder and subject.clip is None:
             raise ValueError(
@@ -339,11 +339,11 @@ class TrainStep(io.ComfyNode):
             snapshot_minutes=snapshot_minutes,
             preview_every=preview_every,
         )
-        group.meet(str(node))
+        group.meet_at(str(node))
         call = _Call(state, state.step + steps, node, (positive, negative, latent))
         try:
             result, report = call.trained(steps, callbacks, keep, tensorboard)
-        except process_group.Elsewhere as error:
+        except process_group.RemoteRankError as error:
             host.events.interrupt_as(error.kind)
             raise
         lora = result.lora_model()
@@ -438,7 +438,7 @@ class _Call:
         store = None
         if not subject.unhashed:
             store = Store(folder, state.run, host.fingerprint.versions(subject.model), host.folders.store_limit())
-        forward = partial(opened, state, state.settings.optimizer.offload == "layers" or process_group.group().shard)
+        forward = partial(opened, state, state.settings.optimizer.offload == "layers" or process_group.current().shard)
         if tensorboard:
             self.writer = Writer(Store(folder, state.run).folder / "tensorboard" / state.start.digest[:16])
         try:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..memory.checkpointing import blocks
 from ..memory.inference_tensors import alias, as_normal_tensors
 from .fsdp_order import Sums, norm
-from .process_group import Alone, Ranks, heard
+from .process_group import ProcessGroup, SingleProcess, parse_error
 
 if TYPE_CHECKING:
     from ..state import TrainState
@@ -27,14 +27,16 @@ NOT_FINITE = "loss is not finite"
 BY_NUMBER = ("adamw", "lion", "sgd", "adacoor", "schedulefree")  # optimisers that move each number by itself
 
 
-class OutOfStep(RuntimeError):
+class PassMismatchError(RuntimeError):
     """Ranks are about to run different passes through a model that they hold together."""
 
 
 @contextmanager
-def divided(module: nn.Module, device: torch.device, group: Alone, kind: torch.dtype | None = None) -> Iterator[Sums]:
-    """For the block each rank of the group holds a part of every parameter of `module`, on `device`: rows, as `rows`
-    says. Gives what adds their gradients.
+def sharded(
+    module: nn.Module, device: torch.device, group: SingleProcess, kind: torch.dtype | None = None
+) -> Iterator[Sums]:
+    """For the block each rank of the group holds a part of every parameter of `module`, on `device`: its
+    `local_rows`. Gives what adds their gradients.
 
     Parameters may lie elsewhere before: a block at a time comes over and is divided. `kind` is what blocks compute in,
     where trained parameters have another type. Afterwards classes, attributes, hooks and parameters are as they were.
@@ -43,7 +45,7 @@ def divided(module: nn.Module, device: torch.device, group: Alone, kind: torch.d
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    assert isinstance(group, Ranks)
+    assert isinstance(group, ProcessGroup)
     _check(module)
     sums = Sums(group)
     policy = MixedPrecisionPolicy(
@@ -69,22 +71,22 @@ def divided(module: nn.Module, device: torch.device, group: Alone, kind: torch.d
             one.restore()
 
 
-def _announced(group: Ranks, *_: Any) -> None:
-    in_step(group, "forward")
+def _announced(group: ProcessGroup, *_: Any) -> None:
+    check_same_pass(group, "forward")
 
 
-def in_step(group: Ranks, doing: str) -> list[str]:
-    """What the ranks are about to do, which must be this or NOT_FINITE. Raises OutOfStep on every rank where it is not,
-    Elsewhere when one has failed.
+def check_same_pass(group: ProcessGroup, doing: str) -> list[str]:
+    """What the ranks are about to do, which must be this or NOT_FINITE. Raises PassMismatchError on every rank where it
+    is not, RemoteRankError when one has failed.
     """
-    said = group.told(doing)
+    said = group.all_gather_text(doing)
     for rank, text in enumerate(said):
         if "\n" in text:
-            group.over = True
-            raise heard(rank, text)
+            group.error_shared = True
+            raise parse_error(rank, text)
     if len(set(said) - {NOT_FINITE}) > 1:
         each = ", ".join(f"rank {rank} {word}" for rank, word in enumerate(said))
-        raise OutOfStep(
+        raise PassMismatchError(
             f"Ranks that hold a model together must run the same passes, and they do not ({each}). Their pictures are"
             " of different sizes or have prompts of different lengths: use batch_size 1 and one data set, or run"
             " without --shard."
@@ -92,7 +94,7 @@ def in_step(group: Ranks, doing: str) -> list[str]:
     return said
 
 
-def rows(tensor: Tensor, group: Alone) -> Tensor:
+def local_rows(tensor: Tensor, group: SingleProcess) -> Tensor:
     """The part of a tensor that this rank holds: equal numbers of rows, the last ranks fewer or none (torch.chunk)."""
     parts = torch.chunk(tensor, group.size)
     if group.rank < len(parts):
@@ -101,10 +103,14 @@ def rows(tensor: Tensor, group: Alone) -> Tensor:
 
 
 @contextmanager
-def trained_in(
-    module: nn.Module, whole: Mapping[str, Tensor], live: Mapping[str, Tensor], device: torch.device, group: Alone
+def sharded_trainable(
+    module: nn.Module,
+    whole: Mapping[str, Tensor],
+    live: Mapping[str, Tensor],
+    device: torch.device,
+    group: SingleProcess,
 ) -> Iterator[tuple[dict[str, nn.Parameter], Sums]]:
-    """For the block `module` computes with whole weights that are trained, divided as `divided` says; gives them by
+    """For the block `module` computes with whole weights that are trained, divided as `sharded` says; gives them by
     name, and what adds their gradients.
 
     `whole` are the weights as the run begins, on the CPU and float32, `live` this rank's rows of them as they are now:
@@ -120,7 +126,7 @@ def trained_in(
     masters = {name: nn.Parameter(alias(tensor)) for name, tensor in whole.items()}
     with (
         as_normal_tensors(module, masters),
-        divided(module, device, group, None if kind == torch.float32 else kind) as sums,
+        sharded(module, device, group, None if kind == torch.float32 else kind) as sums,
     ):
         found = dict(module.named_parameters())
         with torch.no_grad():
@@ -130,7 +136,7 @@ def trained_in(
         yield {name: found[name] for name in whole}, sums
 
 
-def check(state: TrainState, group: Alone) -> None:
+def check(state: TrainState, group: SingleProcess) -> None:
     """Raise ValueError with everything in a run's settings that cannot be done on weights that ranks hold together."""
     adapter, optimizer, ema, wrong = state.start.adapter, state.settings.optimizer, state.start.ema, []
     if optimizer.accumulation % group.size:
@@ -167,28 +173,32 @@ def check(state: TrainState, group: Alone) -> None:
         raise ValueError("--shard: " + "; ".join(wrong) + ".")
 
 
-class Whole:
-    """Trained tensors as a rank holds them: all of each."""
+class TensorPlacement:
+    """Which part of the trained tensors each rank has; this one: all of each."""
 
-    together = False  # whether it takes every rank to put the tensors together
+    is_sharded = False  # whether it takes every rank to put the tensors together
 
-    def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What of whole tensors, by `<name>` or `<slot>/<name>`, this rank holds."""
+    def local(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """This rank's part of whole tensors, by `<name>` or `<slot>/<name>`."""
         return dict(tensors)
 
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors from what the ranks hold, on the CPU; with several ranks on the first one, and nothing on the
-        others.
+    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole tensors from the parts of all ranks, on the CPU; with several ranks on the first one, and nothing on
+        the others.
         """
         return dict(tensors)
 
 
-class Rows(Whole):
+class Replicated(TensorPlacement):
+    """Every rank has the whole trained tensors."""
+
+
+class RowSharded(TensorPlacement):
     """Trained whole weights as the ranks hold them: rows of each."""
 
-    together = True
+    is_sharded = True
 
-    def __init__(self, trained: Mapping[str, Tensor], group: Ranks) -> None:
+    def __init__(self, trained: Mapping[str, Tensor], group: ProcessGroup) -> None:
         self.group, self.shapes = group, {name: tensor.shape for name, tensor in trained.items()}
 
     def _shape(self, key: str, tensor: Tensor) -> torch.Size | None:
@@ -199,23 +209,23 @@ class Rows(Whole):
             return shape
         return None
 
-    def divided(self, key: str, tensor: Tensor) -> bool:
+    def is_row_sharded(self, key: str, tensor: Tensor) -> bool:
         """Whether a tensor, by `<name>` or `<slot>/<name>`, is one of rows."""
         return self._shape(key, tensor) is not None
 
-    def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def local(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         held = {
-            key: tensor if self._shape(key, tensor) is None else rows(tensor, self.group)
+            key: tensor if self._shape(key, tensor) is None else local_rows(tensor, self.group)
             for key, tensor in tensors.items()
         }
         return {key: tensor for key, tensor in held.items() if tensor.numel()}
 
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         plan = [
             [key, self._shape(key, t) is not None, str(t.dtype).removeprefix("torch.")] for key, t in tensors.items()
         ]
         out: dict[str, Tensor] = {}
-        for key, divided_, kind in self.group.given(plan, {})[0]:  # the first rank has rows of everything
+        for key, divided_, kind in self.group.broadcast(plan, {})[0]:  # the first rank has rows of everything
             if not divided_:
                 out[key] = tensors.get(key, torch.empty(0))
                 continue
@@ -227,10 +237,10 @@ class Rows(Whole):
             )
             if key in tensors:
                 own[: tensors[key].numel()] = tensors[key].reshape(-1)
-            self.group.gather(every.view(torch.uint8), own.view(torch.uint8), "state")
-            if self.group.leader:
+            self.group.all_gather(every.view(torch.uint8), own.view(torch.uint8), "state")
+            if self.group.is_main_process:
                 out[key] = every.view(-1)[: shape.numel()].view(shape).clone()
-        if self.group.leader:
+        if self.group.is_main_process:
             return out
         return {}
 
@@ -239,11 +249,11 @@ class Rows(Whole):
         return norm(gradients, self.shapes, self.group, device)
 
 
-def held(state: TrainState, group: Alone) -> Whole:
+def placement(state: TrainState, group: SingleProcess) -> TensorPlacement:
     """How a rank holds what a run trains."""
-    if isinstance(group, Ranks) and group.shard and state.start.adapter.kind == "full":
-        return Rows(state.trained, group)
-    return Whole()
+    if isinstance(group, ProcessGroup) and group.shard and state.start.adapter.kind == "full":
+        return RowSharded(state.trained, group)
+    return Replicated()
 
 
 def _check(module: nn.Module) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from .process_group import Ranks
+from .process_group import ProcessGroup
 
 BUCKET = 16 << 20  # numbers that travel together to be measured
 
@@ -25,7 +25,7 @@ BUCKET = 16 << 20  # numbers that travel together to be measured
 class Sums:
     """The gradients of a step so far, of the rows that this rank holds of the parts that FSDP2 divides."""
 
-    def __init__(self, group: Ranks) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         self.group = group
         self.totals: dict[int, Tensor] = {}
 
@@ -92,7 +92,7 @@ class _Added:
     ) -> None:
         ranks, before = self.sums.group, self.sums.totals.get(self.part)
         rows = torch.empty_like(input_tensor).view(ranks.size, -1)
-        ranks.exchange(rows.view(torch.uint8), input_tensor.view(torch.uint8), "gradients")
+        ranks.all_to_all(rows.view(torch.uint8), input_tensor.view(torch.uint8), "gradients")
         if before is not None and before.shape != output_tensor.shape:
             raise RuntimeError(
                 "Some weights have gradients in one micro-batch of a step and none in another, and ranks that hold them"
@@ -117,7 +117,9 @@ class _Place:
     high: int
 
 
-def norm(rows: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], group: Ranks, device: torch.device) -> Tensor:
+def norm(
+    rows: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], group: ProcessGroup, device: torch.device
+) -> Tensor:
     """The norm over whole tensors of which `rows` are what this rank has, as one process measures it: each tensor is
     put together on one of the ranks, which share the work. Tensors that are on no rank count as none.
     """
@@ -129,7 +131,7 @@ def norm(rows: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], group: Ra
                 own[place.rank, place.low] = 1  # it is there
                 own[place.rank, place.low + 1 :][: rows[place.name].numel()] = rows[place.name].reshape(-1)
         every = torch.empty_like(own)
-        group.exchange(every.view(torch.uint8), own.view(-1).view(torch.uint8), "norms")
+        group.all_to_all(every.view(torch.uint8), own.view(-1).view(torch.uint8), "norms")
         for place in bucket:
             if place.rank == group.rank:
                 shape = shapes[place.name]
@@ -138,7 +140,7 @@ def norm(rows: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], group: Ra
                 )  # ranks before the last rows are full
                 found[place.number] = torch._foreach_norm([whole])[0] if every[:, place.low].any() else -1
     told = torch.empty(group.size, len(shapes), device=device)
-    group.gather(told.view(torch.uint8), found.view(torch.uint8), "norms")
+    group.all_gather(told.view(torch.uint8), found.view(torch.uint8), "norms")
     each = told.sum(0)  # of each tensor one rank tells something
     return torch.linalg.vector_norm(each[each != -1])
 

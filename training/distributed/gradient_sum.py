@@ -17,16 +17,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .process_group import ProcessGroup, SingleProcess
+
 if TYPE_CHECKING:
     from .fsdp_order import Sums
-    from .process_group import Ranks
 
-BUCKET = 4 << 20  # bytes that travel together: small enough that an adapter's first gradients are on their way early
+BUCKET_BYTES = (
+    4 << 20
+)  # bytes that travel together: small enough that an adapter's first gradients are on their way early
 # ranks up to which each takes everyone's gradients; with more, what each would take grows beyond what it saves to do so
-FEW = 4
+ALL_GATHER_MAX_RANKS = 4
 
 
-class Own:
+class LocalGradients:
     """One process: it computes every part. A part of several backward passes is added up by itself before it joins the
     others.
     """
@@ -39,7 +42,7 @@ class Own:
         self.sums: Sums | None = None  # and what adds them
         self._before: list[Tensor | None] = []
 
-    def begin(self, step: int, parts: int) -> None:
+    def begin_step(self, step: int, parts: int) -> None:
         """A step begins anew, of so many parts."""
 
     @contextmanager
@@ -59,24 +62,24 @@ class Own:
                         t.grad = before.add_(t.grad)
             self._before = []
 
-    def add_(self, count: int, loss: float) -> list[float]:
+    def finish_round(self, count: int, loss: float) -> list[float]:
         """Finish the parts that run at a time, `count` of them: `.grad` has all of the step's so far. Their losses, in
         order.
         """
         return [loss]
 
-    def tell(self, error: BaseException, until: int) -> None:
+    def broadcast_error(self, error: BaseException, until: int) -> None:
         """Before an error leaves the steps up to `until`: the other ranks hear of it."""
 
 
-class _Bucket:
+class Bucket:
     """Tensors whose gradients travel together: this rank's, everyone's when they have come, and the sum so far.
 
     A rank adds what lies between `low` and `high`: everything, or its slice.
     """
 
     def __init__(self, tensors: Sequence[Tensor], rank: int, ranks: int) -> None:
-        self.tensors, self.ranks, self.sliced = list(tensors), ranks, ranks > FEW
+        self.tensors, self.ranks, self.sliced = list(tensors), ranks, ranks > ALL_GATHER_MAX_RANKS
         self.ends: list[int] = []
         for t in tensors:
             self.ends.append((self.ends[-1] if self.ends else 0) + t.numel())
@@ -116,20 +119,20 @@ class _Bucket:
             self.part(self.own, number).copy_(gradient.reshape(-1))
             self.written[number] = True
 
-    def launch(self, group: Ranks) -> None:
+    def launch(self, group: ProcessGroup) -> None:
         """Send what was written, and take what the others send, without waiting."""
         out = torch.empty(self.ranks, self.added.numel(), dtype=self.own.dtype, device=self.own.device)
         if self.sliced:
-            send = group.exchange
+            send = group.all_to_all
         else:
-            send = group.gather
+            send = group.all_gather
         self.coming = send(out.view(torch.uint8), self.own.view(torch.uint8), "gradients", wait=False), out
 
-    def arrived(self, group: Ranks) -> Tensor:
+    def arrived(self, group: ProcessGroup) -> Tensor:
         """Every rank's gradients (ranks, n), when they are there."""
         assert self.coming is not None
         handle, out = self.coming
-        with group.connected():
+        with group.connection_errors():
             handle.wait()
         self.coming = None
         return out
@@ -159,10 +162,10 @@ class _Bucket:
                     sum_.copy_(self.part(row, number, self.low))
                     self.summed[number] = True
 
-    def give(self, group: Ranks) -> None:
+    def give(self, group: ProcessGroup) -> None:
         """After the last part of a step: the sums into the gradients."""
         if self.sliced:
-            group.gather(self.total.view(torch.uint8), self.added.view(torch.uint8), "sums")
+            group.all_gather(self.total.view(torch.uint8), self.added.view(torch.uint8), "sums")
         for number, t in enumerate(self.tensors):
             if self.summed[number]:
                 t.grad = self.part(self.total, number).view_as(t)
@@ -170,7 +173,7 @@ class _Bucket:
                 t.grad = None
 
 
-class Gathered(Own):
+class AllGatheredGradients(LocalGradients):
     """A rank of several: it computes one part of those that run at a time, and has the sum of everyone's after the
     last.
 
@@ -178,15 +181,15 @@ class Gathered(Own):
     are. A rank that fails sends what is still expected of it, so that nobody waits in vain, and then says why.
     """
 
-    def __init__(self, trained: Mapping[str, Tensor], group: Ranks) -> None:
+    def __init__(self, trained: Mapping[str, Tensor], group: ProcessGroup) -> None:
         super().__init__(trained)
         self.group, self.rank, self.size = group, group.rank, group.size
-        self.buckets = [_Bucket(tensors, group.rank, group.size) for tensors in _in_buckets(self.tensors[::-1])]
+        self.buckets = [Bucket(tensors, group.rank, group.size) for tensors in _in_buckets(self.tensors[::-1])]
         self._places = {id(t): (bucket, number) for bucket in self.buckets for number, t in enumerate(bucket.tensors)}
         self._launched = 0
         self.step, self._rounds = -1, 0
 
-    def begin(self, step: int, parts: int) -> None:
+    def begin_step(self, step: int, parts: int) -> None:
         self.step, self._rounds = step, -(-parts // self.size)
         for bucket in self.buckets:
             bucket.summed = [False] * len(bucket.tensors)
@@ -199,14 +202,17 @@ class Gathered(Own):
         if not last:
             yield
             return
-        hooks = [t.register_post_accumulate_grad_hook(partial(self._made, *self._places[id(t)])) for t in self.tensors]
+        hooks = [
+            t.register_post_accumulate_grad_hook(partial(self.gradient_ready, *self._places[id(t)]))
+            for t in self.tensors
+        ]
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
 
-    def _made(self, bucket: _Bucket, number: int, tensor: Tensor) -> None:
+    def gradient_ready(self, bucket: Bucket, number: int, tensor: Tensor) -> None:
         """A gradient is whole: buckets that are full leave, in their order."""
         bucket.write(number)
         while self._launched < len(self.buckets) and all(self.buckets[self._launched].written):
@@ -225,54 +231,54 @@ class Gathered(Own):
                     bucket.write(number)
             self._launch()
 
-    def add_(self, count: int, loss: float) -> list[float]:
+    def finish_round(self, count: int, loss: float) -> list[float]:
         idle = self.rank >= count
         if idle:
             for t in self.tensors:
                 t.grad = None
         said, rows = self._exchange(loss, False)
         if any(one.failed for one in said):
-            self.group.raise_told()
+            self.group.raise_remote_error()
         for number, bucket in enumerate(self.buckets):
             bucket.add_(rows[number][:count], [one.present[number] for one in said[:count]])
             if not self._rounds:
                 bucket.give(self.group)
         return [one.loss for one in said[:count]]
 
-    def _exchange(self, loss: float, failed: bool) -> tuple[list[_Said], list[Tensor]]:
+    def _exchange(self, loss: float, failed: bool) -> tuple[list[RankStatus], list[Tensor]]:
         """Finish a round: what every rank says, and every bucket's gradients of every rank."""
         self._flush(failed)
-        own = _Said(failed, self.group.asked, loss, [bucket.written for bucket in self.buckets]).packed()
+        own = RankStatus(failed, self.group.stop_asked, loss, [bucket.written for bucket in self.buckets]).packed()
         out = torch.empty(self.size, own.numel(), dtype=torch.uint8)
-        self.group.gather(out, own, "control")
-        said = [_Said.read(row, self.buckets) for row in out]
+        self.group.all_gather(out, own, "control")
+        said = [RankStatus.read(row, self.buckets) for row in out]
         rows = [bucket.arrived(self.group) for bucket in self.buckets]
         for bucket in self.buckets:
             bucket.open()
-        self.group.agreed = any(one.stop for one in said)
+        self.group.stop_agreed = any(one.stop for one in said)
         self._launched = 0
         self._rounds -= 1
         return said, rows
 
-    def tell(self, error: BaseException, until: int) -> None:
+    def broadcast_error(self, error: BaseException, until: int) -> None:
         if not _heard(self.group, self._rounds, self.step, until):
             return
         if not self.group.shard:
             self._exchange(0.0, True)
-        self.group.tell(error)
+        self.group.broadcast_error(error)
 
 
-class Sharded(Own):
+class RowShardedGradients(LocalGradients):
     """A rank of several that hold whole weights together: `sums` adds up the gradients of its rows, which `parameters`
     receive.
     """
 
-    def __init__(self, trained: Mapping[str, Tensor], group: Ranks) -> None:
+    def __init__(self, trained: Mapping[str, Tensor], group: ProcessGroup) -> None:
         super().__init__(trained)
         self.trained, self.group, self.rank, self.size = trained, group, group.rank, group.size
         self.step, self._rounds = -1, 0
 
-    def begin(self, step: int, parts: int) -> None:
+    def begin_step(self, step: int, parts: int) -> None:
         self.step, self._rounds = step, -(-parts // self.size)
         if self.sums is not None:
             self.sums.begin()
@@ -283,12 +289,12 @@ class Sharded(Own):
             parameter.grad = None  # what comes is the sum of the step so far
         yield
 
-    def add_(self, count: int, loss: float) -> list[float]:
-        own = _Said(False, self.group.asked, loss, []).packed()
+    def finish_round(self, count: int, loss: float) -> list[float]:
+        own = RankStatus(False, self.group.stop_asked, loss, []).packed()
         out = torch.empty(self.size, own.numel(), dtype=torch.uint8)
-        self.group.gather(out, own, "control")
-        said = [_Said.read(row, []) for row in out]
-        self.group.agreed = any(one.stop for one in said)
+        self.group.all_gather(out, own, "control")
+        said = [RankStatus.read(row, []) for row in out]
+        self.group.stop_agreed = any(one.stop for one in said)
         self._rounds -= 1
         if not self._rounds:
             for name, tensor in self.trained.items():
@@ -296,19 +302,31 @@ class Sharded(Own):
                 tensor.grad = None if gradient is None else gradient.to_local()  # type: ignore[attr-defined]
         return [one.loss for one in said]
 
-    def tell(self, error: BaseException, until: int) -> None:
+    def broadcast_error(self, error: BaseException, until: int) -> None:
         if _heard(self.group, self._rounds, self.step, until):
-            self.group.tell(error)
+            self.group.broadcast_error(error)
 
 
-def _heard(group: Ranks, rounds: int, step: int, until: int) -> bool:
+def for_group(group: SingleProcess, trained: Mapping[str, Tensor], row_sharded: bool = False) -> LocalGradients:
+    """What adds up the gradients of a step's micro-batches; `row_sharded` where each rank holds rows of what is
+    trained.
+    """
+    if not isinstance(group, ProcessGroup):
+        return LocalGradients(trained)
+    group.stop_asked = group.stop_agreed = False
+    if row_sharded:
+        return RowShardedGradients(trained, group)
+    return AllGatheredGradients(trained, group)
+
+
+def _heard(group: ProcessGroup, rounds: int, step: int, until: int) -> bool:
     """Whether other ranks can hear of an error now."""
     if group.shard and rounds > 0:
         group.broken = True  # they are in the middle of a pass, which only the end of this process ends
     return not group.broken and (rounds > 0 or step + 1 < until)  # else the steps are done and nobody waits
 
 
-class _Said:
+class RankStatus:
     """What a rank says after a part: whether it failed, whether it wants to stop, its loss, and which gradients it has,
     by bucket.
     """
@@ -324,7 +342,7 @@ class _Said:
         return torch.frombuffer(bytearray(body), dtype=torch.uint8)
 
     @classmethod
-    def read(cls, row: Tensor, buckets: Sequence[_Bucket]) -> _Said:
+    def read(cls, row: Tensor, buckets: Sequence[Bucket]) -> RankStatus:
         """The inverse of `packed`."""
         body = bytes(row.tolist())
         failed, stop, loss = struct.unpack("<??d", body[:10])
@@ -336,14 +354,14 @@ class _Said:
 
 
 def _in_buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Tensors in their order, as many together as BUCKET allows; kinds are not mixed."""
+    """Tensors in their order, as many together as BUCKET_BYTES allows; kinds are not mixed."""
     out: list[list[Tensor]] = []
     left = 0
     for t in tensors:
         size = t.numel() * t.element_size()
         if not out or size > left or out[-1][-1].dtype != t.dtype or out[-1][-1].device != t.device:
             out.append([])
-            left = BUCKET
+            left = BUCKET_BYTES
         out[-1].append(t)
         left -= size
     return out

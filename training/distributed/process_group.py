@@ -1,8 +1,8 @@
 """Several processes that train as one: what one of them gives to all, stops and errors that all hear of, and who meets
 whom where.
 
-A process is `Alone` until it joins `Ranks` (torch.distributed); both have the same methods, so that training has one
-way to go.
+A process is a `SingleProcess` until it joins a `ProcessGroup` (torch.distributed); both have the same methods, so that
+training has one way to go.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from . import wire_format
-from .gradient_sum import Gathered, Own, Sharded
 
-PATIENCE = timedelta(
+TIMEOUT = timedelta(
     minutes=30
 )  # for a rank that does not answer: longer than any validation, preview or save of the first one
 _GLANCE = 0.05  # seconds between two looks into the store
@@ -28,7 +27,7 @@ _SAID = 1024  # bytes of an error that travel
 _CHUNK = 4 << 20  # bytes of a value that travel together
 
 
-class Elsewhere(RuntimeError):
+class RemoteRankError(RuntimeError):
     """Another rank failed, or was interrupted: `rank` says which, `kind` is its exception's class."""
 
     def __init__(self, rank: int, kind: str, message: str) -> None:
@@ -36,79 +35,73 @@ class Elsewhere(RuntimeError):
         self.rank, self.kind = rank, kind
 
 
-class Lost(RuntimeError):
+class RankConnectionError(RuntimeError):
     """The connection to another rank broke, or a rank did not answer in time."""
 
 
-def described(error: BaseException) -> str:
-    """An error as it is told to other ranks; `heard` reads it."""
+def format_error(error: BaseException) -> str:
+    """An error as it is told to other ranks; `parse_error` reads it."""
     return f"{type(error).__name__}\n{' '.join(str(error).split())}"
 
 
-def heard(rank: int, text: str) -> Elsewhere:
-    """What another rank told."""
+def parse_error(rank: int, text: str) -> RemoteRankError:
+    """The error that another rank sent."""
     kind, _, message = text.partition("\n")
-    return Elsewhere(rank, kind, message)
+    return RemoteRankError(rank, kind, message)
 
 
-class Alone:
-    """One process. `meant` multiplies the accumulation that is asked for: the steps are those that so many ranks would
-    make.
+class SingleProcess:
+    """One process. `as_ranks` multiplies the accumulation that is asked for: the steps are those that so many ranks
+    would make.
     """
 
     rank, size = 0, 1
     shard = False  # whether weights are divided among the ranks (`sharding`)
 
-    def __init__(self, meant: int = 1) -> None:
-        self.meant = meant
+    def __init__(self, as_ranks: int = 1) -> None:
+        self.as_ranks = as_ranks
 
     @property
-    def leader(self) -> bool:
+    def is_main_process(self) -> bool:
         """Whether this process writes, shows, validates and keeps averages."""
         return self.rank == 0
 
-    def meet(self, place: str) -> None:
+    def meet_at(self, place: str) -> None:
         """Wait until every rank stands at this place of the workflow; ranks after the first come when the first says
         where.
         """
 
-    def begin(self) -> None:
+    def begin_call(self) -> None:
         """A call of TrainStep begins."""
 
     @contextmanager
-    def united(self) -> Iterator[None]:
-        """Around work that every rank does: an error of one is an error of all. Raises Elsewhere where
+    def raise_together(self) -> Iterator[None]:
+        """Around work that every rank does: an error of one is an error of all. Raises RemoteRankError where
         it is another's.
         """
         yield
 
-    def given(self, plain: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+    def broadcast(self, plain: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
         """The first rank's plain values (JSON) and CPU tensors, on every rank."""
         return plain, dict(tensors)
 
-    def copy_(self, tensors: Mapping[str, Tensor]) -> None:
+    def broadcast_(self, tensors: Mapping[str, Tensor]) -> None:
         """Set the tensors of every rank to the first rank's."""
 
-    def stopping(self, asked: bool) -> bool:
+    def agree_to_stop(self, asked: bool) -> bool:
         """Whether some rank asked to stop, said at the same step on all of them."""
         return asked
 
-    def decided(self, own: bool) -> bool:
+    def broadcast_flag(self, own: bool) -> bool:
         """The first rank's answer, where all must act alike."""
         return own
 
-    def gradients(self, trained: Mapping[str, Tensor], divided: bool = False) -> Own:
-        """What adds up the gradients of a step's micro-batches; `divided` where each rank holds rows of what is
-        trained.
-        """
-        return Own(trained)
-
-    def said(self, parts: int, steps: int) -> list[str]:
+    def report(self, parts: int, steps: int) -> list[str]:
         """What a report says of steps of so many micro-batches; nothing of one process."""
         return []
 
 
-class Ranks(Alone):
+class ProcessGroup(SingleProcess):
     """One of the processes of torch.distributed's default group, which must be there and able to send CPU tensors.
 
     `store` is a store of torch.distributed that every rank sees: it is for moments that may take long, such as loading
@@ -116,18 +109,18 @@ class Ranks(Alone):
     """
 
     def __init__(
-        self, store: Any, meant: int | None = None, shard: bool = False, patience: timedelta = PATIENCE
+        self, store: Any, as_ranks: int | None = None, shard: bool = False, timeout: timedelta = TIMEOUT
     ) -> None:
         import torch.distributed as distributed
 
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
-        super().__init__(self.size if meant is None else meant)
-        self.store, self.shard, self.patience = store, shard, patience
+        super().__init__(self.size if as_ranks is None else as_ranks)
+        self.store, self.shard, self.timeout = store, shard, timeout
         self.distributed = distributed
         self.broken = False  # after an error of the connection nothing can be told any more
-        self.over = False  # an error was told or heard: every rank is on its way out, and nobody listens
-        self.sent: dict[str, int] = {}  # bytes handed to collectives, by purpose
-        self.asked = self.agreed = False  # to stop: this rank, and some rank at the last exchange
+        self.error_shared = False  # an error was told or heard: every rank is on its way out, and nobody listens
+        self.bytes_sent: dict[str, int] = {}  # bytes handed to collectives, by purpose
+        self.stop_asked = self.stop_agreed = False  # to stop: this rank, and some rank at the last exchange
         self._met: list[str] = []
         self._reported = 0
         self._gather: Callable[..., Any] = (
@@ -137,11 +130,11 @@ class Ranks(Alone):
     # --- what everything is made of -----------------------------------------------------------------------------------
 
     @contextmanager
-    def connected(self) -> Iterator[None]:
-        """Around calls of torch.distributed: what they raise is Lost."""
+    def connection_errors(self) -> Iterator[None]:
+        """Around calls of torch.distributed: what they raise is RankConnectionError."""
         try:
             yield
-        except (Elsewhere, Lost):
+        except (RemoteRankError, RankConnectionError):
             raise
         except RuntimeError as error:
             self.broken = True
@@ -149,122 +142,116 @@ class Ranks(Alone):
                 why = str(error).splitlines()[0]
             else:
                 why = type(error).__name__
-            raise Lost(
-                f"Rank {self.rank} lost another rank, or it did not answer for {self.patience}: {why}"
+            raise RankConnectionError(
+                f"Rank {self.rank} lost another rank, or it did not answer for {self.timeout}: {why}"
             ) from error
 
-    def gather(self, out: Tensor, own: Tensor, purpose: str, wait: bool = True) -> Any:
+    def all_gather(self, out: Tensor, own: Tensor, purpose: str, wait: bool = True) -> Any:
         """Every rank's bytes (n,) as rows of `out` (ranks, n); without `wait` a handle to wait on."""
-        self.sent[purpose] = self.sent.get(purpose, 0) + own.numel()
-        with self.connected():
+        self.bytes_sent[purpose] = self.bytes_sent.get(purpose, 0) + own.numel()
+        with self.connection_errors():
             return self._gather(out.view(-1), own, async_op=not wait)
 
-    def exchange(self, out: Tensor, own: Tensor, purpose: str, wait: bool = True) -> Any:
+    def all_to_all(self, out: Tensor, own: Tensor, purpose: str, wait: bool = True) -> Any:
         """Of every rank's bytes, cut into as many slices as there are ranks, this rank's slice as rows of `out` (ranks,
         n).
         """
-        self.sent[purpose] = self.sent.get(purpose, 0) + own.numel()
-        with self.connected():
+        self.bytes_sent[purpose] = self.bytes_sent.get(purpose, 0) + own.numel()
+        with self.connection_errors():
             return self.distributed.all_to_all_single(out.view(-1), own, async_op=not wait)
 
-    def told(self, text: str) -> list[str]:
+    def all_gather_text(self, text: str) -> list[str]:
         """What every rank says, in order; longer texts than _SAID bytes are cut."""
         own = torch.frombuffer(bytearray(text.encode()[:_SAID].ljust(_SAID, b"\0")), dtype=torch.uint8)
         out = torch.empty(self.size, _SAID, dtype=torch.uint8)
-        self.gather(out, own, "control")
+        self.all_gather(out, own, "control")
         return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in out]
 
-    def tell(self, error: BaseException) -> None:
-        """Say what went wrong here, while the others are in `raise_told`."""
-        self.over = True
-        self.told(described(error))
+    def broadcast_error(self, error: BaseException) -> None:
+        """Say what went wrong here, while the others are in `raise_remote_error`."""
+        self.error_shared = True
+        self.all_gather_text(format_error(error))
 
-    def raise_told(self) -> None:
-        """Hear what went wrong on which rank, and raise it. Every rank calls this or `told` at the same moment."""
-        for rank, text in enumerate(self.told("")):
+    def raise_remote_error(self) -> None:
+        """Raise what another rank sent, if one failed. Every rank calls this or `all_gather_text` at the same time."""
+        for rank, text in enumerate(self.all_gather_text("")):
             if text:
-                self.over = True
-                raise heard(rank, text)
+                self.error_shared = True
+                raise parse_error(rank, text)
 
     # --- the group ----------------------------------------------------------------------------------------------------
 
-    def meet(self, place: str) -> None:
+    def meet_at(self, place: str) -> None:
         if place in self._met:  # a node that runs over a list of inputs
             return
         self._met.append(place)
-        if not self.leader:
+        if not self.is_main_process:
             self.store.set(f"here/{place}/{self.rank}", "yes")
             return
-        self.say({"run": place})
+        self.publish({"run": place})
         for rank in range(1, self.size):
-            self.awaited(f"here/{place}/{rank}")
+            self.wait_for(f"here/{place}/{rank}")
 
     @contextmanager
-    def united(self) -> Iterator[None]:
+    def raise_together(self) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            if not (self.broken or self.over):
-                self.tell(error)
+            if not (self.broken or self.error_shared):
+                self.broadcast_error(error)
             raise
-        self.raise_told()
+        self.raise_remote_error()
 
-    def begin(self) -> None:
-        self.over = False
+    def begin_call(self) -> None:
+        self.error_shared = False
 
-    def given(self, plain: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+    def broadcast(self, plain: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
         shapes = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()}
-        if self.leader:
+        if self.is_main_process:
             body = json.dumps([plain, shapes]).encode()
         else:
             body = b""
         length = torch.tensor([len(body)])
         self._spread(length)
-        if self.leader:
+        if self.is_main_process:
             header = torch.frombuffer(bytearray(body), dtype=torch.uint8)
         else:
             header = torch.empty(int(length), dtype=torch.uint8)
         self._spread(header)
         plain, shapes = json.loads(bytes(header.numpy()))
-        if self.leader:
+        if self.is_main_process:
             out = dict(tensors)
         else:
             out = {n: torch.empty(shape, dtype=getattr(torch, kind)) for n, (kind, shape) in shapes.items()}
-        self.copy_(out)
+        self.broadcast_(out)
         return plain, out
 
-    def copy_(self, tensors: Mapping[str, Tensor]) -> None:
+    def broadcast_(self, tensors: Mapping[str, Tensor]) -> None:
         for tensor in tensors.values():
             if tensor.numel():
                 self._spread(tensor.detach())
 
     def _spread(self, tensor: Tensor) -> None:
         flat = tensor.contiguous().reshape(-1).view(torch.uint8)
-        self.sent["given"] = self.sent.get("given", 0) + (flat.numel() if self.leader else 0)
-        with self.connected():
+        self.bytes_sent["given"] = self.bytes_sent.get("given", 0) + (flat.numel() if self.is_main_process else 0)
+        with self.connection_errors():
             self.distributed.broadcast(flat, 0)
-        if flat.data_ptr() != tensor.data_ptr() and not self.leader:
+        if flat.data_ptr() != tensor.data_ptr() and not self.is_main_process:
             tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
 
-    def stopping(self, asked: bool) -> bool:
-        self.asked = asked
-        return self.agreed
+    def agree_to_stop(self, asked: bool) -> bool:
+        self.stop_asked = asked
+        return self.stop_agreed
 
-    def decided(self, own: bool) -> bool:
+    def broadcast_flag(self, own: bool) -> bool:
         said = torch.tensor([own], dtype=torch.uint8)
         self._spread(said)
         return bool(said)
 
-    def gradients(self, trained: Mapping[str, Tensor], divided: bool = False) -> Own:
-        self.asked = self.agreed = False
-        if divided:
-            return Sharded(trained, self)
-        return Gathered(trained, self)
-
-    def said(self, parts: int, steps: int) -> list[str]:
+    def report(self, parts: int, steps: int) -> list[str]:
         rounds, idle = -(-parts // self.size), -parts % self.size
-        sent = (self.sent.get("gradients", 0) - self._reported) / max(1, steps)
-        self._reported = self.sent.get("gradients", 0)
+        sent = (self.bytes_sent.get("gradients", 0) - self._reported) / max(1, steps)
+        self._reported = self.bytes_sent.get("gradients", 0)
         if sent:
             sends = f"; a rank sends {sent / 1e6:.3f} MB of gradients a step"
         else:
@@ -283,7 +270,7 @@ class Ranks(Alone):
 
     # --- slow moments -------------------------------------------------------------------------------------------------
 
-    def say(self, message: Mapping[str, Any]) -> None:
+    def publish(self, message: Mapping[str, Any]) -> None:
         """The first rank's next message to all others."""
         number = self.store.add("said", 1)
         self.store.set(f"said/{number}", json.dumps(message))
@@ -293,7 +280,7 @@ class Ranks(Alone):
     def leave(self, patience: float) -> None:
         """A rank after the first is done; it stays until the first one is too, or as long as `patience` seconds."""
         until = time.monotonic() + patience
-        with self.connected():
+        with self.connection_errors():
             self.store.set(f"left/{self.rank}", "yes")
             while not (self.broken or self.store.check(["end"]) or time.monotonic() > until):
                 time.sleep(_GLANCE)
@@ -302,59 +289,59 @@ class Ranks(Alone):
         """The first rank's messages, as they come."""
         number = 1
         while True:
-            yield json.loads(self.awaited(f"said/{number}", forever=True))
+            yield json.loads(self.wait_for(f"said/{number}", forever=True))
             number += 1
 
-    def put(self, key: str, value: Any) -> None:
-        """Keep a plain value (`values.packed`) for every rank that takes it. Raises TypeError where it is none."""
-        body = wire_format.packed(value)
+    def put_value(self, key: str, value: Any) -> None:
+        """Keep a plain value (`wire_format.encode`) for every rank that takes it. Raises TypeError where it is none."""
+        body = wire_format.encode(value)
         for number, start in enumerate(range(0, len(body), _CHUNK)):
             self.store.set(f"value/{key}/{number}", body[start : start + _CHUNK])
         self.store.set(f"value/{key}", str(-(-len(body) // _CHUNK)))
 
-    def take(self, key: str) -> Any:
-        """What `put` kept, when it is there."""
-        count = int(self.awaited(f"value/{key}"))
-        return wire_format.unpacked(b"".join(bytes(self.store.get(f"value/{key}/{number}")) for number in range(count)))
+    def take_value(self, key: str) -> Any:
+        """What `put_value` kept, when it is there."""
+        count = int(self.wait_for(f"value/{key}"))
+        return wire_format.decode(b"".join(bytes(self.store.get(f"value/{key}/{number}")) for number in range(count)))
 
-    def fail(self, error: BaseException | str) -> None:
-        """Tell whoever waits in `awaited` that this rank has failed."""
+    def report_failure(self, error: BaseException | str) -> None:
+        """Tell whoever waits in `wait_for` that this rank has failed."""
         if isinstance(error, str):
             text = error
         else:
-            text = described(error)
+            text = format_error(error)
         self.store.set(f"failed/{self.rank}", text)
         if self.store.add("failures", 1) == 1:
             self.store.set("failed", json.dumps([self.rank, text]))
 
-    def awaited(self, key: str, forever: bool = False) -> bytes:
-        """The value of a key of the store, when it is there. Raises Elsewhere when a rank fails meanwhile, Lost after
-        `patience`.
+    def wait_for(self, key: str, forever: bool = False) -> bytes:
+        """The value of a key of the store, when it is there. Raises RemoteRankError when a rank fails meanwhile,
+        RankConnectionError after `timeout`.
         """
-        until = time.monotonic() + self.patience.total_seconds()
-        with self.connected():
+        until = time.monotonic() + self.timeout.total_seconds()
+        with self.connection_errors():
             while not self.store.check([key]):
                 if self.store.check(["failed"]):
                     rank, text = json.loads(self.store.get("failed"))
-                    raise heard(rank, text)
+                    raise parse_error(rank, text)
                 if not forever and time.monotonic() > until:
-                    raise Lost(
-                        f"Rank {self.rank} waited {self.patience} for {key}: a rank hangs, or loads for longer than"
+                    raise RankConnectionError(
+                        f"Rank {self.rank} waited {self.timeout} for {key}: a rank hangs, or loads for longer than"
                         " that."
                     )
                 time.sleep(_GLANCE)
             return bytes(self.store.get(key))
 
 
-_group: Alone = Alone()
+_group: SingleProcess = SingleProcess()
 
 
-def group() -> Alone:
+def current() -> SingleProcess:
     """The group that this process trains in."""
     return _group
 
 
-def join(joined: Alone) -> None:
+def join(joined: SingleProcess) -> None:
     """Make this process train in a group, until it joins another."""
     global _group
     _group = joined

@@ -15,7 +15,7 @@ from ...patches.lora_files.stack_rows import StackRow
 from ...storage.safetensors import safetensors_bytes
 
 
-def packed(value: Any) -> bytes:
+def encode(value: Any) -> bytes:
     """A tree of dicts, lists, tuples, tensors, texts, numbers, truth values and None; raises TypeError that says where
     it is not.
     """
@@ -24,8 +24,8 @@ def packed(value: Any) -> bytes:
     return len(tree).to_bytes(8, "little") + tree + b"".join(safetensors_bytes(tensors, {}))
 
 
-def unpacked(body: bytes) -> Any:
-    """The inverse of `packed`; tensors are on the CPU."""
+def decode(body: bytes) -> Any:
+    """The inverse of `encode`; tensors are on the CPU."""
     length = int.from_bytes(body[:8], "little")
     return _value(json.loads(body[8 : 8 + length]), load(body[8 + length :]))
 

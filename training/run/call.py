@@ -15,7 +15,7 @@ from ...storage.lock import alone
 from ..averages import snapshots
 from ..data.dataset import Dataset
 from ..distributed import fsdp, process_group
-from ..distributed.process_group import Alone
+from ..distributed.process_group import SingleProcess
 from ..objective.loss import Denoiser
 from ..state import TrainState, advanced, key_of
 from ..store.store import GROUPS, KEEPS, Store, Used, history_of, record_of, restored, tail_of
@@ -63,20 +63,20 @@ def run(
         raise ValueError(f"keep is {keep!r}, expected one of {', '.join(KEEPS)}.")
     if steps == 0:
         return Outcome(state, None, 0, 0.0, ("0 steps: the state is passed on",))
-    group, callbacks = process_group.group(), callbacks or Callbacks()
-    if fsdp.held(state, group).together:
+    group, callbacks = process_group.current(), callbacks or Callbacks()
+    if fsdp.placement(state, group).is_sharded:
         callbacks = replace(callbacks, save_snapshot=_together(group, state, steps, store))
-    if not group.leader:
+    if not group.is_main_process:
         store, callbacks, say = None, _of_others(group, state, callbacks, keep), None
-    group.begin()
+    group.begin_call()
     with ExitStack() as stack:
-        with group.united():
+        with group.raise_together():
             if group.shard and callbacks.preview_every:
                 raise ValueError(
                     "TrainStep: previews sample on one rank, and --shard divides the model among all: set preview_every"
                     " to 0."
                 )
-            if fsdp.held(state, group).together and keep == "every":
+            if fsdp.placement(state, group).is_sharded and keep == "every":
                 raise ValueError(
                     "TrainStep: with --shard and kind full, snapshots are the ranks' own: set keep to best or last."
                 )
@@ -85,7 +85,7 @@ def run(
 
 
 def _run(
-    group: Alone,
+    group: SingleProcess,
     state: TrainState,
     steps: int,
     opened: Callable[[], AbstractContextManager[Denoiser]],
@@ -97,7 +97,7 @@ def _run(
     notes: list[str],
 ) -> Outcome:
     target = key_of(state.start.digest, advanced(state.position, state.settings.digest, steps))
-    with group.united():
+    with group.raise_together():
         at, folder, old = (state, None, None) if store is None else _furthest(store, state, steps, notes)
     at = _everywhere(group, state, at, GROUPS if at.step == state.step + steps else ("trained", "optimizer"))
     left = state.step + steps - at.step
@@ -107,7 +107,7 @@ def _run(
             store.drop_partial(target)
         return _outcome(store, at, folder, 0, 0.0, notes)
     began, begun = at.step, time.perf_counter()
-    with group.united():
+    with group.raise_together():
         if left or behind(at, dataset, callbacks):
             at = _trained(group, at, left, opened, dataset, store, callbacks, notes, say, (state, target, keep))
         seconds = time.perf_counter() - begun
@@ -122,12 +122,12 @@ def _run(
             if old is not None:
                 store.drop_partial(old.parent.name)
     if left:
-        at = _everywhere(group, state, at, GROUPS if fsdp.held(state, group).together else ("average", "powers"))
+        at = _everywhere(group, state, at, GROUPS if fsdp.placement(state, group).is_sharded else ("average", "powers"))
     return _outcome(store, at, folder, at.step - began, seconds, notes)
 
 
 def _trained(
-    group: Alone,
+    group: SingleProcess,
     at: TrainState,
     left: int,
     opened: Callable[[], AbstractContextManager[Denoiser]],
@@ -145,7 +145,7 @@ def _trained(
     began = at.step
     try:
         with ExitStack() as stack:
-            with group.united():
+            with group.raise_together():
                 callbacks = prepare.watching(callbacks, dataset, notes, say)
                 notes += prepare.ready(at, left, dataset, None if store is None else store.folder) if left else []
                 denoiser = stack.enter_context(opened())
@@ -157,17 +157,17 @@ def _trained(
             places = [store.result_folder(target) / "partial", store.result_folder(error.state.key)]
         where = next((f" It is stored in {place}." for place in places if (place / "state.json").is_file()), "")
         raise Stopped(f"{error}{where}", error.state) from error
-    notes += group.said(at.settings.optimizer.accumulation, at.step - began)
+    notes += group.report(at.settings.optimizer.accumulation, at.step - began)
     return at
 
 
-def _of_others(group: Alone, state: TrainState, callbacks: Callbacks, keep: str) -> Callbacks:
+def _of_others(group: SingleProcess, state: TrainState, callbacks: Callbacks, keep: str) -> Callbacks:
     """What ranks after the first do of `callbacks`: they keep nothing; what takes every rank they do with it."""
     others = Callbacks(on_step=callbacks.on_step, should_stop=callbacks.should_stop)
     if not group.shard:
         return others
     others = replace(others, validate_every=callbacks.validate_every)
-    if not fsdp.held(state, group).together:
+    if not fsdp.placement(state, group).is_sharded:
         return others
 
     def gone(state: TrainState) -> None:
@@ -177,17 +177,19 @@ def _of_others(group: Alone, state: TrainState, callbacks: Callbacks, keep: str)
     return replace(others, save_snapshot=callbacks.save_snapshot, save_best=gone if keep != "last" else None)
 
 
-def _together(group: Alone, state: TrainState, steps: int, store: Store | None) -> Callable[[TrainState], None] | None:
+def _together(
+    group: SingleProcess, state: TrainState, steps: int, store: Store | None
+) -> Callable[[TrainState], None] | None:
     """What keeps a snapshot that all ranks write together."""
-    held = fsdp.held(state, group)
-    if store is None or not isinstance(held, fsdp.Rows):
+    placement = fsdp.placement(state, group)
+    if store is None or not isinstance(placement, fsdp.RowSharded):
         return None
     target = key_of(state.start.digest, advanced(state.position, state.settings.digest, steps))
     save = store.save_parts
 
     def parts(own: TrainState) -> None:
         """What this rank has of a snapshot, beside the others' parts."""
-        save(own, target, held.group, held.divided)
+        save(own, target, placement.group, placement.is_row_sharded)
 
     return parts
 
@@ -214,7 +216,7 @@ def _furthest(
     return found.state, found.folder, found.folder if found.partial else None
 
 
-def _everywhere(group: Alone, state: TrainState, at: TrainState, groups: Sequence[str]) -> TrainState:
+def _everywhere(group: SingleProcess, state: TrainState, at: TrainState, groups: Sequence[str]) -> TrainState:
     """The first rank's `at` on every rank; of tensors those of `groups` travel. Raises ValueError on a rank that trains
     something else.
     """
@@ -222,14 +224,14 @@ def _everywhere(group: Alone, state: TrainState, at: TrainState, groups: Sequenc
         return at
     named = {name: {f"{name}/{key}": t for key, t in getattr(at, name).items()} for name in GROUPS}
     said = {"from": state.key, "record": {**record_of(at, {}), "history": tail_of(at.history, [])}}
-    said, given = group.given(said, {key: t for name in groups for key, t in named[name].items()})
-    with group.united():
+    said, given = group.broadcast(said, {key: t for name in groups for key, t in named[name].items()})
+    with group.raise_together():
         if said["from"] != state.key:
             raise ValueError(
                 f"The first rank trains {said['from'][:16]} and this one {state.key[:16]}: model, dataset, settings or"
                 " seed differ. Give every rank the same files."
             )
-    if group.leader:
+    if group.is_main_process:
         return at
     own = {key: t for name in GROUPS if name not in groups for key, t in named[name].items()}
     return restored(state, said["record"], {**own, **given}, history_of(said["record"]["history"], Path()))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..data.dataset import Dataset
 from ..distributed import process_group
-from ..distributed.process_group import Elsewhere, Lost
+from ..distributed.process_group import RankConnectionError, RemoteRankError
 from ..objective.loss import Denoiser
 from ..state import TrainState
 from . import out_of_memory
@@ -68,7 +68,7 @@ def train(
     the last whole step goes to `callbacks.save_snapshot` and the exception goes on. A loss that is not finite, and
     memory that runs out, raise Stopped with that state. The global generator, gradients, modes, flags and weights of
     the model are left as they were. Every rank of a group (`process_group.group`) makes this call with the same state;
-    what one rank raises, all raise, as Elsewhere where it was another.
+    what one rank raises, all raise, as RemoteRankError where it was another.
     """
     callbacks = callbacks or Callbacks()
     if steps < 0:
@@ -78,8 +78,8 @@ def train(
     until = state.step + steps
     with torch.inference_mode(False):
         with ExitStack() as stack:
-            group = process_group.group()
-            with group.united():
+            group = process_group.current()
+            with group.raise_together():
                 work = stack.enter_context(closing(Workspace(state, denoiser, dataset, group)))
                 work.loader.until = until
                 stack.enter_context(work.installed())
@@ -88,22 +88,22 @@ def train(
             except Diverged as error:
                 last = work.state() if work.whole else state  # every rank is here
                 if callbacks.save_snapshot is not None and work.whole and work.step > state.step:
-                    callbacks.save_snapshot(work.state(own=True) if work.held.together else last)
+                    callbacks.save_snapshot(work.state(own=True) if work.placement.is_sharded else last)
                 kept = last.step if work.whole else work.kept  # fused_backward had moved some weights already
                 advice = f"The state after step {kept} is kept; use a lower learning_rate or a longer warmup."
                 raise Stopped(f"{error} {advice}", last) from error
             except (
                 BaseException
             ) as error:  # an interruption is no Exception everywhere; it goes on after the state is safe
-                if not isinstance(error, (Elsewhere, Lost)):
-                    with suppress(Lost):  # what began it counts
-                        work.gradients.tell(error, until)
+                if not isinstance(error, (RemoteRankError, RankConnectionError)):
+                    with suppress(RankConnectionError):  # what began it counts
+                        work.gradients.broadcast_error(error, until)
                 short = out_of_memory.exhausted(error)
                 if short:
                     work.stepper.forget()
                     out_of_memory.release(error)
                 moved = (
-                    work.whole and state.step < work.step and not work.held.together
+                    work.whole and state.step < work.step and not work.placement.is_sharded
                 )  # a state that takes every rank is past
                 if moved and (short or (callbacks.save_snapshot is not None and work.step != work.kept)):
                     last = work.state()
@@ -162,10 +162,10 @@ def _run_(work: Workspace, until: int, callbacks: Callbacks) -> None:
         else:
             validation = None
         _offer_averages(work, callbacks)
-        stopping = work.group.stopping(callbacks.should_stop is not None and callbacks.should_stop())
+        stopping = work.group.agree_to_stop(callbacks.should_stop is not None and callbacks.should_stop())
         late = bool(callbacks.snapshot_minutes and time.monotonic() - kept_at >= 60 * callbacks.snapshot_minutes)
-        if work.held.together:
-            late = work.group.decided(late)
+        if work.placement.is_sharded:
+            late = work.group.broadcast_flag(late)
         due = late or (callbacks.snapshot_every and work.step % callbacks.snapshot_every == 0)
         if callbacks.save_snapshot is not None and due and work.step < until and not stopping:
             work.kept = work.step  # before the attempt: a store that fails once is not asked again

@@ -16,7 +16,7 @@ from ...ema.decay import EMASettings
 from ...ema.shadow import Shadow
 from ..data.batches import Batch, with_size_conditioning
 from ..data.dataset import Conditioning, Dataset
-from ..distributed import fsdp, process_group
+from ..distributed import fsdp, gradient_sum, process_group
 from ..memory.checkpointing import checkpointed
 from ..memory.inference_tensors import as_normal_tensors
 from ..memory.offload import activations_on_host, layers_on_host, to_device
@@ -49,7 +49,7 @@ class StepResult:
     seconds: float = 0.0
 
 
-def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: process_group.Alone) -> None:
+def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: process_group.SingleProcess) -> None:
     """Raise ValueError when the state's objective does not fit the model or the pictures."""
     objective = state.settings.objective
     check_for(objective, denoiser.prediction)
@@ -80,9 +80,9 @@ class Workspace:
     """
 
     def __init__(
-        self, state: TrainState, denoiser: Denoiser, dataset: Dataset, group: process_group.Alone | None = None
+        self, state: TrainState, denoiser: Denoiser, dataset: Dataset, group: process_group.SingleProcess | None = None
     ) -> None:
-        self.group = group or process_group.Alone()
+        self.group = group or process_group.SingleProcess()
         check(state, denoiser, dataset, self.group)
         self.begun, self.denoiser, self.dataset = state, denoiser, dataset
         self.loader = BatchLoader(
@@ -90,25 +90,27 @@ class Workspace:
         )
         device = denoiser.device
         settings = state.settings.optimizer
-        self.held = held = fsdp.held(state, self.group)
+        self.placement = placement = fsdp.placement(state, self.group)
         self.stepper = OptimizerStepper(
             settings,
-            held.of(state.trained),
-            held.of(state.optimizer),
+            placement.local(state.trained),
+            placement.local(state.optimizer),
             device,
             state.start.seed,
-            partial(held.norm, device=device) if isinstance(held, fsdp.Rows) else None,
+            partial(placement.norm, device=device) if isinstance(placement, fsdp.RowSharded) else None,
         )
         self.trained = self.stepper.trained
-        self.gradients = self.group.gradients(self.trained, held.together)
+        self.gradients = gradient_sum.for_group(self.group, self.trained, placement.is_sharded)
         self.scale: LossScale | None = None
         if settings.precision == "fp16":
             self.scale = LossScale(device, state.optimizer)
         self.shadow: Shadow | None = None
         self.powers: list[tuple[EMASettings, Shadow]] = []  # power-function averages that snapshots are taken of
         ema = state.start.ema
-        if ema is not None and (self.group.leader or held.together):  # each number of the averages is kept once
-            self.shadow = Shadow.beside(held.of(state.average), state.step, self.trained, device, ema.device)
+        if ema is not None and (
+            self.group.is_main_process or placement.is_sharded
+        ):  # each number of the averages is kept once
+            self.shadow = Shadow.beside(placement.local(state.average), state.step, self.trained, device, ema.device)
             for number, width in enumerate(ema.widths if ema.snapshots else ()):
                 average = {name: state.powers[f"{number}/{name}"] for name in state.trained}
                 own = replace(ema, schedule="power", widths=(width,), snapshots=0)
@@ -157,15 +159,17 @@ class Workspace:
         beside them.
         """
         with ExitStack() as stack:
-            if self.group.shard and not self.held.together:
+            if self.group.shard and not self.placement.is_sharded:
                 stack.enter_context(as_normal_tensors(self.denoiser.module))
-                stack.enter_context(fsdp.divided(self.denoiser.module, self.denoiser.device, self.group))
+                stack.enter_context(fsdp.sharded(self.denoiser.module, self.denoiser.device, self.group))
             yield
 
     def _attach(self) -> None:
         adapter, denoiser = self.begun.start.adapter, self.denoiser
-        if self.held.together:
-            whole = fsdp.trained_in(denoiser.module, self.begun.trained, self.trained, denoiser.device, self.group)
+        if self.placement.is_sharded:
+            whole = fsdp.sharded_trainable(
+                denoiser.module, self.begun.trained, self.trained, denoiser.device, self.group
+            )
             self.gradients.parameters, self.gradients.sums = self.attached.enter_context(whole)
             return
         if adapter.text_encoder:
@@ -229,7 +233,7 @@ class Workspace:
         """The workspace as an immutable state: everything is copied to the CPU. Where ranks hold it together, all of
         them do this, unless it is for what this rank has of the tensors, its `own`.
         """
-        begun, history, whole = self.begun, self.begun.history, dict if own else self.held.whole
+        begun, history, whole = self.begun, self.begun.history, dict if own else self.placement.gather
         done = self.step - begun.step
         self.finish()
         if self.shadow is None:
@@ -304,14 +308,14 @@ def backward_(work: Workspace) -> float:
     Of several ranks each computes one part at a time, and all have the gradients of all parts in the end.
     """
     parts, total, ranks = work.begun.settings.optimizer.accumulation, 0.0, work.gradients.size
-    work.gradients.begin(work.step, parts)
+    work.gradients.begin_step(work.step, parts)
     for first in range(0, parts, ranks):
         mine, count = first + work.gradients.rank, min(ranks, parts - first)
         if mine < parts:
             loss = _part(work, mine)
         else:
             loss = 0.0
-        for one in work.gradients.add_(count, loss):
+        for one in work.gradients.finish_round(count, loss):
             total += one
             if not math.isfinite(total):
                 return total
@@ -356,13 +360,13 @@ def _left_out(work: Workspace, loss: Tensor) -> bool:
 
 def _finite(work: Workspace, loss: float) -> bool:
     """Whether the backward pass may run; ranks that hold a model together run it together or not at all."""
-    if not isinstance(work.group, process_group.Ranks) or not work.group.shard:
+    if not isinstance(work.group, process_group.ProcessGroup) or not work.group.shard:
         return math.isfinite(loss)
     if math.isfinite(loss):
         doing = "backward"
     else:
         doing = fsdp.NOT_FINITE
-    return fsdp.NOT_FINITE not in fsdp.in_step(work.group, doing)
+    return fsdp.NOT_FINITE not in fsdp.check_same_pass(work.group, doing)
 
 
 def advance_(work: Workspace) -> StepResult:
@@ -427,7 +431,7 @@ def _average_(work: Workspace) -> None:
             shadow.protect()
         if work.shadow is not None:
             work.shadow.switch_(work.trained)
-        work.group.copy_(work.trained)
+        work.group.broadcast_(work.trained)
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ from .schema import BLOCK as MEASURED
 from .schema import problem
 
 if TYPE_CHECKING:
-    from ..distributed.process_group import Ranks
+    from ..distributed.process_group import ProcessGroup
 
 FORMAT = 2
 KEEPS = ("last", "best", "every")  # which states a call of TrainStep keeps beside the last one
@@ -152,7 +152,9 @@ class Store:
                     old.unlink()
         return folder
 
-    def save_parts(self, state: TrainState, target: str, group: Ranks, divided: Callable[[str, Tensor], bool]) -> Path:
+    def save_parts(
+        self, state: TrainState, target: str, group: ProcessGroup, divided: Callable[[str, Tensor], bool]
+    ) -> Path:
         """`save_partial` by all ranks of a group: each writes the tensors that its `state` has, of which those
         `divided` are rows.
 
@@ -161,12 +163,15 @@ class Store:
         folder = self.result_folder(target) / "partial"
         tensors = {f"{name}/{key}": t for name in GROUPS for key, t in getattr(state, name).items()}
         rows = [full for full, t in tensors.items() if divided(full.partition("/")[2], t)]
-        with group.united():
+        with group.raise_together():
             make_folders(folder)
             name, sha256 = rank_files.write(folder, state.step, group.rank, group.size, tensors, rows)
-        files = [dict(zip(("file", "sha256"), told.split(), strict=True)) for told in group.told(f"{name} {sha256}")]
-        with group.united():
-            if group.leader:
+        files = [
+            dict(zip(("file", "sha256"), told.split(), strict=True))
+            for told in group.all_gather_text(f"{name} {sha256}")
+        ]
+        with group.raise_together():
+            if group.is_main_process:
                 self._write_parts(state, folder, files)
         return folder
 

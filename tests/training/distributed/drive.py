@@ -81,8 +81,8 @@ def kill_at(last: int, inside: bool, how: signal.Signals) -> None:
     """End this process when its gradients are to leave for that time: just before, or when the others wait for the rest
     of them.
     """
-    gradients = sys.modules[next(name for name in sys.modules if name.endswith(".training.gradients"))]
-    real, times = gradients._Bucket.launch, []
+    gradients = sys.modules[next(name for name in sys.modules if name.endswith(".training.distributed.gradient_sum"))]
+    real, times = gradients.Bucket.launch, []
 
     def launch(self, group):
         times.append(1)
@@ -93,13 +93,13 @@ def kill_at(last: int, inside: bool, how: signal.Signals) -> None:
         if not inside:
             real(self, group)
 
-    gradients._Bucket.launch = launch
+    gradients.Bucket.launch = launch
 
 
 def main() -> int:
     """Run the command line, in a real ComfyUI where the tests have one."""
     if "GRAFT_TEST_COMFYUI" in os.environ:
-        sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "with_comfyui"))
+        sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "with_comfyui"))
         import open_comfyui
 
         open_comfyui.open_checkout(os.environ["GRAFT_TEST_COMFYUI"])
@@ -109,7 +109,7 @@ def main() -> int:
         load(host)
         host.nodes.NODE_CLASS_MAPPINGS.update(TestDrawn=Drawn, TestSeen=Seen, TestFails=Fails)
         importing = host.nodes.NODE_CLASS_MAPPINGS["TrainStep"].__module__.partition(".nodes.")[0]
-        __import__(f"{importing}.training.gradients")
+        __import__(f"{importing}.training.distributed.gradient_sum")
         arm()
 
     hosts.load_nodes = load_with_these

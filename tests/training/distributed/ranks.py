@@ -21,7 +21,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.distributed as distributed
@@ -82,7 +82,7 @@ def _as_rank(rank: int, size: int, port: int, act: Callable[[int], object]) -> o
         # Where torchrun would end the others, a rank whose store never comes gives up by itself.
         place = distributed.TCPStore("127.0.0.1", port, size, rank == 0, timeout=timedelta(seconds=10))
         distributed.init_process_group("gloo", store=place, rank=rank, world_size=size, timeout=timedelta(seconds=30))
-        process_group.join(process_group.Ranks(distributed.PrefixStore("graft", place)))
+        process_group.join(process_group.ProcessGroup(distributed.PrefixStore("graft", place)))
         found = act(rank)
         distributed.barrier()
         return found
@@ -146,7 +146,7 @@ STEPS = 100
 def equal(root: Path) -> dict:
     """Ranks against one process, byte for byte: the whole state, its history, its averages."""
     found = {}
-    gradient_sum.BUCKET = 512  # several, and tensors across slices
+    gradient_sum.BUCKET_BYTES = 512  # several, and tensors across slices
     runs_of = {
         "2 ranks, accumulation 2": (2, plain(2)),
         "4 ranks, accumulation 4": (4, plain(4)),
@@ -161,12 +161,12 @@ def equal(root: Path) -> dict:
         "slices, dropout": (3, plain(4, adapter=AdapterSettings(rank=2, module_dropout=0.4))),
     }
     for name, (size, (state, dataset)) in runs_of.items():
-        gradient_sum.FEW = 1 if "slices" in name else 4
+        gradient_sum.ALL_GATHER_MAX_RANKS = 1 if "slices" in name else 4
         steps = STEPS if name in ("2 ranks, accumulation 2", "4 ranks, accumulation 4", "full weights") else 12
         alone = bytes_of(train(state, dataset, steps, WATCH))
         told = together(size, lambda rank, s=state, d=dataset, n=steps: bytes_of(train(s, d, n, WATCH)))
         found[name] = [alone, *told]
-    gradient_sum.FEW = 4
+    gradient_sum.ALL_GATHER_MAX_RANKS = 4
     state, dataset = plain(4)
     folder = root / "moving"
     ways = [(4, 4), (2, 7), (1, 10), (3, 12)]  # so many ranks up to that step, one after another
@@ -180,13 +180,13 @@ def measured(root: Path) -> dict:
     """What a rank hands to collectives, step by step, and when gradients leave: buckets before the last gradient is
     made.
     """
-    gradient_sum.BUCKET = 64
+    gradient_sum.BUCKET_BYTES = 64
     state, dataset = plain(2, ema=False)
     size = sum(t.numel() * t.element_size() for t in state.trained.values())
 
     def act(rank: int) -> object:
         order: list[str] = []
-        launch, made = gradient_sum._Bucket.launch, gradient_sum.Gathered._made
+        launch, made = gradient_sum.Bucket.launch, gradient_sum.AllGatheredGradients.gradient_ready
 
         def launched(self, group):
             order.append("leaves")
@@ -196,10 +196,10 @@ def measured(root: Path) -> dict:
             order.append("made")
             made(self, bucket, number, tensor)
 
-        gradient_sum._Bucket.launch, gradient_sum.Gathered._made = launched, heard
+        gradient_sum.Bucket.launch, gradient_sum.AllGatheredGradients.gradient_ready = launched, heard
         train(state, dataset, 10)
-        group = process_group.group()
-        return {"sent": group.sent, "order": order[: len(order) // 10], "said": group.said(2, 10)}
+        group = process_group.current()
+        return {"sent": group.bytes_sent, "order": order[: len(order) // 10], "said": group.report(2, 10)}
 
     return {"gradients": size, "tensors": len(state.trained), "ranks": together(2, act), "others": handed_otherwise()}
 
@@ -209,11 +209,11 @@ def handed_otherwise() -> dict:
     found = {}
     adapter = AdapterSettings(targets="all", rank=2)
     for name, size, kind in (("slices", 3, adapter), ("shard, adapters", 2, adapter), ("shard, full", 4, WHOLE)):
-        gradient_sum.FEW = 1 if name == "slices" else 4
+        gradient_sum.ALL_GATHER_MAX_RANKS = 1 if name == "slices" else 4
         state, dataset = plain(size, ema=False, adapter=kind)
 
         def act(rank: int, name=name, state=state, dataset=dataset) -> object:
-            group, counts = process_group.group(), {"gathered": 0, "scattered": 0}
+            group, counts = process_group.current(), {"gathered": 0, "scattered": 0}
             group.shard = name.startswith("shard")
             for call, purpose in (("all_gather_single", "gathered"), ("reduce_scatter_single", "scattered")):
                 real = getattr(distributed, call)
@@ -225,7 +225,7 @@ def handed_otherwise() -> dict:
 
                 setattr(distributed, call, counted)
             train(state, dataset, 2)
-            return {**group.sent, **counts}
+            return {**group.bytes_sent, **counts}
 
         trained, model = (
             sum(t.numel() for t in tensors) * 4 for tensors in (state.trained.values(), Lab.Flow().module.parameters())
@@ -317,7 +317,7 @@ def sharded(root: Path) -> dict:
         stored = root / name.replace(",", "").replace(" ", "-")
 
         def act(rank: int, state=state, dataset=dataset, steps=steps, alone=alone, stored=stored, net=net) -> object:
-            group, denoiser = process_group.group(), Lab.Flow(net())
+            group, denoiser = process_group.current(), Lab.Flow(net())
             group.shard = True
             parts, before, held = [], shape_of(denoiser.module), denoiser.denoise
 
@@ -355,10 +355,10 @@ def sharded(root: Path) -> dict:
 def disk_that_fills(folder: Path, rate: dict) -> dict:
     """The second snapshot that two ranks write together fails on the second of them; then the same call again."""
     state, dataset = plain(2, False, WHOLE, **rate)
-    alone, often, real = bytes_of(train(state, dataset, 9)), Callbacks(snapshot_every=3), store.parts.write
+    alone, often, real = bytes_of(train(state, dataset, 9)), Callbacks(snapshot_every=3), store.rank_files.write
 
     def act(rank: int, fails: bool) -> object:
-        process_group.group().shard, calls = True, []
+        process_group.current().shard, calls = True, []
 
         def write(*arguments):
             calls.append(1)
@@ -366,7 +366,7 @@ def disk_that_fills(folder: Path, rate: dict) -> dict:
                 raise OSError(28, "No space left on device", str(folder))
             return real(*arguments)
 
-        store.parts.write = write
+        store.rank_files.write = write
         return bytes_of(train(state, dataset, 9, often, folder)) == alone
 
     told = together(2, lambda rank: act(rank, True))
@@ -384,7 +384,7 @@ def turns() -> list:
     state, dataset = skipping(2, WHOLE)
 
     def act(rank: int) -> object:
-        process_group.group().shard, order = True, []
+        process_group.current().shard, order = True, []
         for call, doing in (("pre_backward", "takes"), ("post_backward", "gives")):
             real = getattr(FSDPParamGroup, call)
 
@@ -406,7 +406,7 @@ def snapshots_together(folder: Path, adapter: AdapterSettings, rate: dict) -> di
     often = Callbacks(snapshot_every=3)
 
     def begun(rank: int) -> object:
-        process_group.group().shard = True
+        process_group.current().shard = True
 
         def stepped(step, moved, validation):
             if step == 7 and rank == 1:
@@ -422,7 +422,7 @@ def snapshots_together(folder: Path, adapter: AdapterSettings, rate: dict) -> di
         shutil.copytree(folder, copy)
 
         def on(rank: int, size=size, copy=copy) -> object:
-            process_group.group().shard = size > 1
+            process_group.current().shard = size > 1
             end, theirs = tensors_of(train(state, dataset, 9, often, copy)), tensors_of(alone)
             return max(float((end[name].float() - theirs[name].float()).abs().max()) for name in theirs)
 
@@ -522,8 +522,8 @@ def failing(root: Path) -> dict:
     attempt("asked to stop", stopping)
 
     def killed(rank: int, folder: Path) -> object:
-        process_group.group().patience = timedelta(seconds=20)
-        gather, calls = gradient_sum._Bucket.launch, []
+        process_group.current().patience = timedelta(seconds=20)
+        gather, calls = gradient_sum.Bucket.launch, []
 
         def launch(self, group):
             calls.append(1)
@@ -531,7 +531,7 @@ def failing(root: Path) -> dict:
             if rank == 1 and len(calls) == 5:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        gradient_sum._Bucket.launch = launch
+        gradient_sum.Bucket.launch = launch
         return train(state, dataset, 9, None, folder).step
 
     attempt("killed in a collective", killed)
@@ -545,7 +545,7 @@ def killed(root: Path) -> dict:
     draw, steps, progress, ends = random.Random(0), 250, [], []
     state, dataset = plain(2)
     alone = bytes_of(train(state, dataset, steps, WATCH))
-    launch, often = gradient_sum._Bucket.launch, replace(WATCH, snapshot_every=2)
+    launch, often = gradient_sum.Bucket.launch, replace(WATCH, snapshot_every=2)
 
     class Slow(Lab.Flow):
         def denoise(self, *arguments):
@@ -561,7 +561,7 @@ def killed(root: Path) -> dict:
             if len(calls) == inside:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        gradient_sum._Bucket.launch = launched
+        gradient_sum.Bucket.launch = launched
         return bytes_of(train(state, dataset, steps, often, root, Slow()))
 
     for number in draw.sample(range(20), 20):

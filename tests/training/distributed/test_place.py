@@ -140,7 +140,7 @@ def test_values_travel_as_they_are():
         [["conditioning", {"pooled": torch.zeros(0, 4), "mask": torch.ones(2, dtype=torch.bool)}]],
         [StackRow("a.safetensors", 0.5, 1.0, "IN=0", "0.2-0.8", True)],
     ]
-    back = wire_format.unpacked(wire_format.packed(value))
+    back = wire_format.decode(wire_format.encode(value))
     assert torch.equal(back[0]["samples"], value[0]["samples"]) and back[0]["samples"].dtype == torch.bfloat16
     assert back[0]["more"] == value[0]["more"] and back[0][3] == "three"
     assert back[1][0][1]["pooled"].shape == (0, 4) and back[1][0][1]["mask"].dtype == torch.bool
@@ -154,4 +154,4 @@ def test_values_travel_as_they_are():
 
 def test_what_is_alive_is_refused_with_its_place():
     with pytest.raises(TypeError, match=r"value\[1\]\['hooks'\] is a builtins.object"):
-        wire_format.packed([1, {"hooks": object()}])
+        wire_format.encode([1, {"hooks": object()}])

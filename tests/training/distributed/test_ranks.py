@@ -110,7 +110,7 @@ def test_twenty_kills_each_end_the_job_and_cost_no_byte_of_its_result(killed):
     assert [sorted(kinds(end), key=str)[0] for end in killed["ends"]] == [-9] * 20
     assert {kind for end in killed["ends"] for kind in kinds(end)} - {
         -9,
-        "Lost",
+        "RankConnectionError",
         "DistStoreError",
         "DistNetworkError",
     } == set()
@@ -124,14 +124,14 @@ def kinds(told):
 
 def test_an_error_after_a_step_ends_every_rank_and_the_first_keeps_that_step(failing):
     end = failing["after a step"]
-    assert kinds(end["told"]) == ["Elsewhere", "OSError", "Elsewhere"] and end["kept"] == [4]
+    assert kinds(end["told"]) == ["RemoteRankError", "OSError", "RemoteRankError"] and end["kept"] == [4]
     assert end["told"][0]["rank"] == 1 and "Rank 1 ended with OSError" in end["told"][0]["error"]
     assert "No space left" in end["told"][2]["error"]
 
 
 def test_an_interruption_ends_every_rank_and_says_so(failing):
     end = failing["interrupted"]
-    assert kinds(end["told"]) == ["Elsewhere", "Elsewhere", "Interrupted"] and end["kept"] == [4]
+    assert kinds(end["told"]) == ["RemoteRankError", "RemoteRankError", "Interrupted"] and end["kept"] == [4]
     assert "Rank 2 ended with Interrupted: asked to stop" in end["told"][0]["error"]
 
 
@@ -153,13 +153,13 @@ def test_a_loss_that_is_not_a_number_on_one_rank_is_so_on_all(failing):
 
 def test_a_model_that_one_rank_cannot_open_is_said_by_all(failing):
     end = failing["cannot open"]
-    assert kinds(end["told"]) == ["Elsewhere", "Elsewhere", "FileNotFoundError"]
+    assert kinds(end["told"]) == ["RemoteRankError", "RemoteRankError", "FileNotFoundError"]
     assert "model.safetensors is missing" in end["told"][0]["error"]
 
 
 def test_ranks_that_train_different_things_do_not_begin(failing):
     end = failing["another seed"]
-    assert kinds(end["told"]) == ["Elsewhere", "ValueError", "Elsewhere"]
+    assert kinds(end["told"]) == ["RemoteRankError", "ValueError", "RemoteRankError"]
     assert "Give every rank the same files" in end["told"][0]["error"] and end["kept"] == []
 
 
@@ -170,5 +170,5 @@ def test_all_ranks_stop_at_the_same_step(failing):
 
 def test_a_rank_that_is_killed_ends_the_others_at_once_and_the_last_step_is_kept(failing):
     end = failing["killed in a collective"]
-    assert kinds(end["told"]) == ["Lost", -9, "Lost"] and end["seconds"] < 20
+    assert kinds(end["told"]) == ["RankConnectionError", -9, "RankConnectionError"] and end["seconds"] < 20
     assert len(end["kept"]) == 1 and end["kept"][0] > 0

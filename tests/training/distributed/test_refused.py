@@ -14,7 +14,7 @@ from graft_nodes.training.state import Settings, Start, TrainState
 from graft_nodes.training.trainable.install import AdapterSettings
 
 
-class Two(process_group.Alone):
+class Two(process_group.SingleProcess):
     """A group of two that hold the model together, without the other one."""
 
     size, shard = 2, True

@@ -44,7 +44,7 @@ def test_a_block_gives_its_weights_back_before_the_one_before_takes_its_own(shar
 
 def test_a_snapshot_is_written_by_all_ranks_and_goes_on_on_any_number_of_them(sharded):
     end = sharded["snapshots"]
-    assert [one["kind"] for one in end["told"]] == ["Elsewhere", "OSError"]
+    assert [one["kind"] for one in end["told"]] == ["RemoteRankError", "OSError"]
     assert end["files"] == [
         "state-00000006-00001-of-00002.safetensors",
         "state-00000006-00002-of-00002.safetensors",
@@ -57,7 +57,7 @@ def test_a_snapshot_is_written_by_all_ranks_and_goes_on_on_any_number_of_them(sh
 
 def test_a_disk_that_fills_on_one_rank_ends_all_and_the_snapshot_before_goes_on(sharded):
     end = sharded["full disk"]
-    assert [one["kind"] for one in end["told"]] == ["Elsewhere", "OSError"] and "No space left" in end["told"][0][
+    assert [one["kind"] for one in end["told"]] == ["RemoteRankError", "OSError"] and "No space left" in end["told"][0][
         "error"
     ]
     assert end["kept"] == 3 and end["whole"] and end["again"] == [True, True]

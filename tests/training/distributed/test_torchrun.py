@@ -17,7 +17,7 @@ from graft_nodes.headless.schema import describe
 from graft_nodes.nodes import NODES
 
 HERE = Path(__file__).resolve().parent
-DEMO = HERE.parents[1] / "demo"
+DEMO = HERE.parents[2] / "demo"
 
 
 @pytest.fixture(scope="module")
