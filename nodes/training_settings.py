@@ -8,6 +8,7 @@ from comfy_api.latest import io
 
 from ..ema import decay as averages
 from ..training.objective import loss as objectives
+from ..training.optimizers import registry
 from ..training.optimizers import settings as optimizers
 from ..training.trainable import install
 from .aliases import aliases
@@ -196,7 +197,7 @@ class GraftOptimizer(io.ComfyNode):
                 io.Combo.Input(
                     "optimizer",
                     display_name="optimizer",
-                    options=list(optimizers.OPTIMIZERS),
+                    options=list(registry.names()),
                     default="adamw",
                     tooltip=(
                         "adamw, adafactor, muon, sgd and adacoor come with Graft or torch. adamw8bit, lion,"
@@ -326,7 +327,7 @@ class GraftOptimizer(io.ComfyNode):
                 io.Combo.Input(
                     "precision",
                     display_name="training precision",
-                    options=["auto", "float32", "bf16", "fp16", "full-bf16"],
+                    options=list(optimizers.PRECISIONS),
                     default="auto",
                     tooltip=(
                         "auto: bf16 on a GPU that has it, else the model's own. bf16, fp16: compute in it, keep"
@@ -346,7 +347,7 @@ class GraftOptimizer(io.ComfyNode):
                 io.Combo.Input(
                     "offload",
                     display_name="offload to CPU memory",
-                    options=["none", "activations", "optimizer", "layers"],
+                    options=list(optimizers.OFFLOADS),
                     default="none",
                     tooltip=(
                         "What to keep in CPU memory when you train on a GPU. activations: what the backward pass"

@@ -7,8 +7,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from .optimizers import options
-from .optimizers.build import FULL_NAMES
+from .optimizers import options, registry
 from .optimizers.learning_rate_schedule import peak_rate
 from .optimizers.settings import OptimizerSettings
 
@@ -52,9 +51,10 @@ def _of_optimizer(optimizer: OptimizerSettings) -> dict[str, Any]:
         schedule = "constant_with_warmup"
     else:
         schedule = optimizer.schedule
-    given = {"weight_decay": optimizer.weight_decay, **options.parse(optimizer.optimizer, optimizer.options)}
-    if optimizer.optimizer == "adacoor":
-        del given["weight_decay"]
+    record = registry.get(optimizer.optimizer)
+    given = options.parse(optimizer.optimizer, optimizer.options)
+    if record.has_weight_decay:
+        given = {"weight_decay": optimizer.weight_decay, **given}
     arguments = ",".join(f"{name}={value}" for name, value in given.items())
     return {
         "ss_learning_rate": peak_rate(optimizer),
@@ -62,7 +62,7 @@ def _of_optimizer(optimizer: OptimizerSettings) -> dict[str, Any]:
         "ss_text_encoder_lr": optimizer.text_encoder_rate or peak_rate(optimizer),
         "ss_lr_scheduler": _SCHEDULES.get(schedule, schedule),
         "ss_lr_warmup_steps": optimizer.warmup,
-        "ss_optimizer": FULL_NAMES[optimizer.optimizer] + (f"({arguments})" if arguments else ""),
+        "ss_optimizer": record.full_name + (f"({arguments})" if arguments else ""),
         "ss_total_batch_size": optimizer.batch_size * optimizer.accumulation,
         "ss_gradient_accumulation_steps": optimizer.accumulation,
         "ss_gradient_checkpointing": optimizer.checkpointing,

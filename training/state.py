@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from ..ema.decay import EMASettings, check_horizon
 from .objective.loss import ObjectiveSettings
-from .optimizers.settings import SPEED_ONLY, OptimizerSettings, check_run, same_state
+from .optimizers.checks import check_run
+from .optimizers.record import RunFacts
+from .optimizers.settings import SPEED_ONLY, OptimizerSettings, same_state
 from .trainable.install import AdapterSettings, as_lora, beginning
 from .trainable.targets import TEXT_ENCODER
 
@@ -191,7 +193,7 @@ def begin(
     if ema is not None:
         check_horizon(ema, settings.optimizer.total_steps)
     trained = beginning(module, start.adapter, start.seed, (base or own)(), text_encoder, read)
-    check_run(settings.optimizer, trained, start.adapter.kind, start.adapter.max_norm, ema is not None)
+    check_run(settings.optimizer, RunFacts(trained, start.adapter.kind, start.adapter.max_norm, ema is not None))
     if ema is not None:
         average = {name: tensor.clone() for name, tensor in trained.items()}
     else:
@@ -225,13 +227,8 @@ def with_settings(
     settings = Settings(optimizer or state.settings.optimizer, objective or state.settings.objective)
     if settings == state.settings:
         return state
-    check_run(
-        settings.optimizer,
-        state.trained,
-        state.start.adapter.kind,
-        state.start.adapter.max_norm,
-        state.start.ema is not None,
-    )
+    adapter = state.start.adapter
+    check_run(settings.optimizer, RunFacts(state.trained, adapter.kind, adapter.max_norm, state.start.ema is not None))
     same = same_state(settings.optimizer, state.settings.optimizer)
     history = state.history
     if settings.objective != state.settings.objective:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from graft_nodes.training.optimizers.adacoor import AdaCoor
+from graft_nodes.training.optimizers.kinds.adacoor import AdaCoor
 from graft_nodes.training.random_draws import generator
 from graft_nodes.training.stochastic import round_into_
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..memory.checkpointing import blocks
 from ..memory.inference_tensors import alias, as_normal_tensors
+from ..optimizers import registry
 from .fsdp_order import Sums, norm
 from .process_group import ProcessGroup, SingleProcess, parse_error
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from ..state import TrainState
 
 NOT_FINITE = "loss is not finite"
-BY_NUMBER = ("adamw", "lion", "sgd", "adacoor", "schedulefree")  # optimisers that move each number by itself
 
 
 class PassMismatchError(RuntimeError):
@@ -147,8 +147,9 @@ def check(state: TrainState, group: SingleProcess) -> None:
     if optimizer.offload in ("activations", "layers"):
         wrong.append(f"offload {optimizer.offload} moves what the ranks divide already: set it to none or optimizer")
     if adapter.kind == "full":
-        if optimizer.optimizer not in BY_NUMBER:
-            wrong.append(f"optimizer {optimizer.optimizer} needs whole tensors: use one of {', '.join(BY_NUMBER)}")
+        if not registry.get(optimizer.optimizer).element_wise:
+            usable = ", ".join(registry.element_wise())
+            wrong.append(f"optimizer {optimizer.optimizer} needs whole tensors: use one of {usable}")
         if optimizer.precision in ("fp16", "full-bf16"):
             wrong.append(f"precision {optimizer.precision} is for weights that a rank holds whole: use bf16")
         if adapter.text_encoder:

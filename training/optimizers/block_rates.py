@@ -44,22 +44,26 @@ def parse_block_rates(text: str) -> list[tuple[str, float]]:
     Patterns are those of GraftAdapter: globs, or /regular expressions/. Raises ValueError that names every entry that
     cannot be read.
     """
-    out, wrong = [], []
-    for entry in filter(None, (part.strip() for part in re.split(r"[,\n]", text))):
-        pattern, _, number = (part.strip() for part in entry.rpartition("="))
+    rates, errors = [], []
+    for part in re.split(r"[,\n]", text):
+        entry = part.strip()
+        if not entry:
+            continue
+        pattern, _, number = entry.rpartition("=")
+        pattern = pattern.strip()
         try:
-            factor = float(number)
+            factor = float(number.strip())
             if is_regular(pattern):
                 re.compile(pattern[1:-1])
         except (ValueError, re.error) as error:
-            wrong.append(f"block_rates: {entry!r} cannot be read ({error}), expected such as output_blocks.* = 0.5")
+            errors.append(f"block_rates: {entry!r} cannot be read ({error}), expected such as output_blocks.* = 0.5")
             continue
         if not pattern or not (math.isfinite(factor) and factor >= 0):
-            wrong.append(f"block_rates: {entry!r} needs a pattern and a finite multiple of the rate, 0 or more")
-        out.append((pattern, factor))
-    if wrong:
-        raise ValueError("; ".join(wrong))
-    return out
+            errors.append(f"block_rates: {entry!r} needs a pattern and a finite multiple of the rate, 0 or more")
+        rates.append((pattern, factor))
+    if errors:
+        raise ValueError("; ".join(errors))
+    return rates
 
 
 def is_regular(pattern: str) -> bool:
@@ -78,9 +82,11 @@ def _matches(name: str, pattern: str) -> bool:
 def unmatched(block_rates: str, names: Iterable[str]) -> list[str]:
     """The patterns that mean none of the trained tensors."""
     names = list(names)
-    return [
-        pattern for pattern, _ in parse_block_rates(block_rates) if not any(_matches(name, pattern) for name in names)
-    ]
+    missed = []
+    for pattern, _ in parse_block_rates(block_rates):
+        if not any(_matches(name, pattern) for name in names):
+            missed.append(pattern)
+    return missed
 
 
 def ratios(settings: Rates, names: Iterable[str]) -> dict[str, float]:

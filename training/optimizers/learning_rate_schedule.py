@@ -6,22 +6,24 @@ from __future__ import annotations
 
 import math
 
-from .settings import ADACOOR_STEP, OptimizerSettings
+from . import registry
+from .settings import OptimizerSettings
 
 RESTARTS = 4  # falls of cosine-restarts
 
 
 def peak_rate(settings: OptimizerSettings) -> float:
-    """The learning rate that the schedule multiplies (adacoor has none: its constant step size)."""
-    if settings.optimizer == "adacoor":
-        return ADACOOR_STEP
+    """The learning rate that the schedule multiplies; of an optimizer without one (adacoor) its constant step size."""
+    fixed_rate = registry.get(settings.optimizer).fixed_rate
+    if fixed_rate is not None:
+        return fixed_rate
     if settings.scale_lr:
         return settings.learning_rate * (settings.batch_size * settings.accumulation) ** 0.55
     return settings.learning_rate
 
 
 def rate_at(settings: OptimizerSettings, step: int) -> float:
-    """Learning rate of optimiser step `step` (0 is the first). Warm-up rises linearly; step `total_steps` and later
+    """Learning rate of optimizer step `step` (0 is the first). Warm-up rises linearly; step `total_steps` and later
     have the floor.
 
     linear and polynomial (power 2) and cosine fall over what follows the warm-up; cosine-restarts falls four times over
@@ -37,7 +39,13 @@ def rate_at(settings: OptimizerSettings, step: int) -> float:
     done = min(1.0, (step - settings.warmup) / length)
     if settings.schedule == "cosine-restarts" and done < 1.0:
         done = (done * RESTARTS) % 1.0
-    left = {"linear": 1 - done, "polynomial": (1 - done) ** 2}.get(
-        settings.schedule, 0.5 * (1 + math.cos(math.pi * done))
-    )
-    return peak * (settings.floor + (1 - settings.floor) * left)
+    return peak * (settings.floor + (1 - settings.floor) * _left(settings.schedule, done))
+
+
+def _left(schedule: str, done: float) -> float:
+    """The share of the falling part of the rate that is left when a share `done` of the schedule is over."""
+    if schedule == "linear":
+        return 1 - done
+    if schedule == "polynomial":
+        return (1 - done) ** 2
+    return 0.5 * (1 + math.cos(math.pi * done))

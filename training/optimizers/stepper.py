@@ -1,6 +1,4 @@
-"""What moves the trained tensors: optimisers over them, whole or in pieces, with every number of their
-state by name.
-"""
+"""Steps the trained tensors: torch optimizers over them, whole or in pieces, their state saved by name."""
 
 from __future__ import annotations
 
@@ -9,38 +7,42 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..memory.offload import Parking
-from ..random_draws import generator
+from ..random_draws import generator as seeded_generator
 from ..stochastic import round_into_
+from . import registry
 from .block_rates import ratios
 from .build import build
 from .settings import OptimizerSettings
 
 PIECE = 1 << 24  # numbers that are in float32, or back from host memory, at one time
-
-# Numbers that a library keeps with a group of tensors and not with each.
-_OF_GROUPS: dict[str, tuple[str, ...]] = {
-    "schedulefree": ("k", "weight_sum", "lr_max"),
-    "prodigy": ("k", "d", "d_max", "d_numerator"),
-}
-_WHOLE = frozenset({"prodigy"})  # their step depends on all tensors together
+_GROUP_NUMBERS = "scalars"  # the slot under which the numbers of a parameter group are saved, with each of its tensors
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """An optimiser and the names of what it moves."""
+    """An optimizer and the names of the tensors that it moves, in the order of its parameter groups."""
 
     optimizer: torch.optim.Optimizer
     names: tuple[str, ...]
 
+    def groups(self) -> Iterator[tuple[dict[str, Any], list[str]]]:
+        """Each parameter group with the names of its tensors."""
+        first = 0
+        for group in self.optimizer.param_groups:
+            last = first + len(group["params"])
+            yield group, list(self.names[first:last])
+            first = last
+
 
 class OptimizerStepper:
-    """Live trained tensors on a device and what moves them; `state()` gives the optimiser's tensors back, `sampled()`
-    the weights.
+    """The live trained tensors on a device and the optimizers that step them; `state()` gives the optimizers' tensors,
+    `sampled()` the weights to sample with.
 
     `trained` are the tensors that the model computes with, by name: float32, or bf16 with precision full-bf16. Between
     the steps bf16 is all there is; a step makes float32 of one piece after another and rounds stochastically. With
@@ -58,221 +60,258 @@ class OptimizerStepper:
         norm: Callable[[Mapping[str, Tensor]], Tensor] | None = None,
     ) -> None:
         self.settings, self.seed, self._norm = settings, seed, norm
+        self.record = registry.get(settings.optimizer)
         self.half = settings.precision == "full-bf16"
-        kept: dict[str, dict[str, Tensor]] = {name: {} for name in trained}
-        for key, value in saved.items():
-            slot, _, name = key.partition("/")
-            if name in kept:
-                kept[name][slot] = value
-        if self.half:
-            dtype = torch.bfloat16
-        else:
-            dtype = torch.float32
-        self.trained = {
-            name: kept[name].get("y", t).to(device, dtype, copy=True).requires_grad_() for name, t in trained.items()
-        }
-        self._own = {name: _placeholder(t) if self.half else t for name, t in self.trained.items()}
+        self._live_slot = ""  # where the live weights are saved, when they are not the weights to sample with
+        if self.record.sampling_weights is not None:
+            self._live_slot = self.record.sampling_weights.live_slot
+        slots = _slots_by_name(saved, trained)
+        self.trained = self._live(trained, slots, device)
+        self._parameters = self._optimizer_parameters()
         self._parking: Parking | None = None
         if settings.offload == "optimizer":
             self._parking = Parking()
         self._ratios = ratios(settings, trained)
-        self._pieces = [self._piece(names, matrices) for matrices, part in self._kinds() for names in self._parts(part)]
-        self._of = {name: piece for piece in self._pieces for name in piece.names}
+        self._pieces = self._build_pieces()
+        self._piece_of = {name: piece for piece in self._pieces for name in piece.names}
         for piece in self._pieces:
-            self._restore(piece, kept)
-        self._rate, self._step, self._done, self._squares = 0.0, 0, set[int](), list[Tensor]()
+            self._restore(piece, slots)
+        self._rate, self._step = 0.0, 0
+        self._stepped: set[int] = set()  # ids of the pieces that this step has moved already
+        self._squares: list[Tensor] = []
 
-    # --- choosing -----------------------------------------------------------------------------------------------------
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The torch optimizers, one a piece."""
+        return [piece.optimizer for piece in self._pieces]
 
-    def _kinds(self) -> list[tuple[bool, list[str]]]:
-        """(whether they go by muon's own rule, names) of what needs an optimiser of its own."""
-        if self.settings.optimizer != "muon":
-            return [(False, list(self.trained))]
-        matrices = [name for name, t in self.trained.items() if t.ndim == 2]
-        others = [name for name, t in self.trained.items() if t.ndim != 2]
-        return [(kind, names) for kind, names in ((True, matrices), (False, others)) if names]
+    # --- building -----------------------------------------------------------------------------------------------------
 
-    def _parts(self, names: Sequence[str]) -> list[list[str]]:
+    def _live(
+        self, trained: Mapping[str, Tensor], slots: Mapping[str, Mapping[str, Tensor]], device: torch.device
+    ) -> dict[str, Tensor]:
+        """Copies of the tensors that gradients are taken at, on the device."""
+        if self.half:
+            dtype = torch.bfloat16
+        else:
+            dtype = torch.float32
+        live = {}
+        for name, tensor in trained.items():
+            start = slots[name].get(self._live_slot, tensor)
+            live[name] = start.to(device, dtype, copy=True).requires_grad_()
+        return live
+
+    def _optimizer_parameters(self) -> dict[str, Tensor]:
+        """What the optimizers step: the live tensors, or float32 stand-ins that take memory only while they move."""
+        if self.half:
+            return {name: _placeholder(tensor) for name, tensor in self.trained.items()}
+        return dict(self.trained)
+
+    def _build_pieces(self) -> list[_Piece]:
+        pieces = []
+        for part in self.record.parts:
+            names = [name for name, tensor in self.trained.items() if self.record.part_of(tensor) == part]
+            for together in self._split(names):
+                pieces.append(self._piece(together, part))
+        return pieces
+
+    def _split(self, names: Sequence[str]) -> list[list[str]]:
         """Names that move together: all, or each alone for a fused backward, or as many as PIECE allows where memory is
-        the matter.
+        scarce.
         """
+        if not names:
+            return []
         if self.settings.fused_backward:
             return [[name] for name in names]
-        if not (self.half or self._parking) or self.settings.optimizer in _WHOLE:
+        if not (self.half or self._parking) or self.record.joint_step:
             return [list(names)]
-        out: list[list[str]] = []
+        pieces: list[list[str]] = []
         left = 0
         for name in names:
             count = self.trained[name].numel()
-            if not out or count > left:
-                out.append([])
+            if not pieces or count > left:
+                pieces.append([])
                 left = PIECE
-            out[-1].append(name)
+            pieces[-1].append(name)
             left -= count
-        return out
+        return pieces
 
-    def _piece(self, names: Sequence[str], matrices: bool) -> _Piece:
+    def _piece(self, names: Sequence[str], part: str) -> _Piece:
+        """An optimizer over some tensors, with a parameter group for each ratio of their rates."""
         by_ratio: dict[float, list[str]] = {}
         for name in names:
             by_ratio.setdefault(self._ratios[name], []).append(name)
-        groups = [{"params": [self._own[name] for name in part], "ratio": ratio} for ratio, part in by_ratio.items()]
-        return _Piece(
-            build(self.settings, groups, matrices), tuple(name for part in by_ratio.values() for name in part)
-        )
+        groups, ordered = [], []
+        for ratio, members in by_ratio.items():
+            groups.append({"params": [self._parameters[name] for name in members], "ratio": ratio})
+            ordered += members
+        return _Piece(build(self.settings, groups, part), tuple(ordered))
 
     # --- the state ----------------------------------------------------------------------------------------------------
 
-    def _groups(self, piece: _Piece) -> Iterator[tuple[dict, list[str]]]:
-        names = iter(piece.names)
-        for group in piece.optimizer.param_groups:
-            yield group, [next(names) for _ in group["params"]]
-
-    def _restore(self, piece: _Piece, kept: Mapping[str, Mapping[str, Tensor]]) -> None:
-        for group, names in self._groups(piece):
-            scalars = kept[names[0]].get("scalars")
-            if scalars is not None:
-                for key, value in zip(_OF_GROUPS[self.settings.optimizer], scalars.tolist(), strict=True):
-                    group[key] = int(value) if key == "k" else value
+    def _restore(self, piece: _Piece, slots: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Give an optimizer the state that was saved of its tensors."""
+        for group, names in piece.groups():
+            numbers = slots[names[0]].get(_GROUP_NUMBERS)
+            if numbers is not None:
+                for (key, kind), value in zip(self.record.group_numbers.items(), numbers.tolist(), strict=True):
+                    group[key] = kind(value)
             for name in names:
-                slots = {slot: value for slot, value in kept[name].items() if slot not in ("y", "scalars")}
-                if slots:
-                    beside = {
-                        slot: slot != "step" or bool(group.get("fused")) for slot in slots
-                    }  # torch counts on the CPU, unless fused
-                    device = self.trained[name].device
-                    piece.optimizer.state[self._own[name]] = {
-                        slot: _number_or(value, device if beside[slot] else None) for slot, value in slots.items()
-                    }
+                state = self._restored_state(name, slots[name], bool(group.get("fused")))
+                if state:
+                    piece.optimizer.state[self._parameters[name]] = state
         self._park(piece)
+
+    def _restored_state(self, name: str, saved: Mapping[str, Tensor], fused: bool) -> dict[str, Tensor | int | float]:
+        device = self.trained[name].device
+        state = {}
+        for slot, value in saved.items():
+            if slot in (self._live_slot, _GROUP_NUMBERS):
+                continue
+            if slot == "step" and not fused:  # torch counts on the CPU, unless fused
+                state[slot] = _number_or(value, value.device)
+            else:
+                state[slot] = _number_or(value, device)
+        return state
 
     def state(self) -> dict[str, Tensor]:
         """Every number that the next step depends on besides the weights, on the CPU: `<slot>/<name>`, in the
-        optimiser's own types.
+        optimizer's own types.
         """
         if self._parking:
             self._parking.wait()
-        out: dict[str, Tensor] = {}
+        saved: dict[str, Tensor] = {}
         for piece in self._pieces:
-            for group, names in self._groups(piece):
-                of_group = [float(group[key]) for key in _OF_GROUPS.get(self.settings.optimizer, ())]
+            for group, names in piece.groups():
+                numbers = [float(group[key]) for key in self.record.group_numbers]
                 for name in names:
-                    slots = piece.optimizer.state.get(self._own[name], {})
-                    out.update(
-                        {f"{slot}/{name}": _as_tensor(value) for slot, value in slots.items() if value is not None}
-                    )
-                    if of_group:
-                        out[f"scalars/{name}"] = torch.tensor(of_group, dtype=torch.float64)
-                    if "z" in slots:
-                        out[f"y/{name}"] = self.trained[name].detach().to("cpu", copy=True)
-        return out
+                    state = piece.optimizer.state.get(self._parameters[name], {})
+                    for slot, value in state.items():
+                        if value is not None:
+                            saved[f"{slot}/{name}"] = _as_tensor(value)
+                    if numbers:
+                        saved[f"{_GROUP_NUMBERS}/{name}"] = torch.tensor(numbers, dtype=torch.float64)
+                    if self._live_slot and state:
+                        saved[f"{self._live_slot}/{name}"] = self.trained[name].detach().to("cpu", copy=True)
+        return saved
 
     # --- weights to sample with ---------------------------------------------------------------------------------------
 
-    def _x(self, name: str) -> Tensor | None:
-        """Schedule-free AdamW's average, float32: y lies between it and z; None where it is the live weight itself."""
-        z = self._of[name].optimizer.state.get(self._own[name], {}).get("z")
-        if z is None:
+    def _sampling_weights(self, name: str) -> Tensor | None:
+        """The weights to sample with of an optimizer that has others than the live ones; None where it has not."""
+        if self.record.sampling_weights is None:
             return None
-        y = self.trained[name].detach().float()
-        return y.lerp(z.to(y.device), 1 - 1 / self._of[name].optimizer.param_groups[0]["betas"][0])
+        optimizer = self._piece_of[name].optimizer
+        state = optimizer.state.get(self._parameters[name], {})
+        return self.record.sampling_weights.compute(self.trained[name], state, optimizer.param_groups[0])
 
     def sampled(self) -> dict[str, Tensor]:
         """The weights that are sampled with, validated and saved: float32 copies on the CPU."""
         if self._parking:
             self._parking.wait()
-        found = ((name, self._x(name), t) for name, t in self.trained.items())
-        return {name: (t.detach() if x is None else x).to("cpu", torch.float32, copy=True) for name, x, t in found}
+        weights = {}
+        for name, tensor in self.trained.items():
+            sampling = self._sampling_weights(name)
+            if sampling is None:
+                sampling = tensor.detach()
+            weights[name] = sampling.to("cpu", torch.float32, copy=True)
+        return weights
 
     @contextmanager
     @torch.no_grad()
     def evaluated(self) -> Iterator[None]:
-        """For the block the model computes with the weights that are sampled with; the live ones are back afterwards,
+        """For the block the model computes with the weights to sample with; the live ones are back afterwards,
         bit for bit.
         """
         before: dict[str, Tensor] = {}
         try:
-            for name, t in self.trained.items():
-                x = self._x(name)
-                if x is not None:
-                    before[name] = t.detach().clone()
-                    t.copy_(x)
+            for name, tensor in self.trained.items():
+                sampling = self._sampling_weights(name)
+                if sampling is not None:
+                    before[name] = tensor.detach().clone()
+                    tensor.copy_(sampling)
             yield
         finally:
-            for name, y in before.items():
-                self.trained[name].copy_(y)
+            for name, live in before.items():
+                self.trained[name].copy_(live)
 
-    # --- moving -------------------------------------------------------------------------------------------------------
+    # --- stepping -----------------------------------------------------------------------------------------------------
 
     @property
     def early(self) -> bool:
-        """Whether weights move during the backward pass already."""
+        """Whether weights move during the backward pass already (fused_backward)."""
         return self.settings.fused_backward
 
     def prepare(self, rate: float, step: int) -> None:
-        """Begin step `step` with this learning rate; gradients of an earlier step are gone."""
+        """Begin step `step` with this learning rate; drops the gradients of an earlier step."""
         self._rate, self._step = rate, step
-        self._done.clear()
+        self._stepped.clear()
         self._squares.clear()
-        self.forget()
+        self.drop_gradients()
 
-    def forget(self) -> None:
+    def drop_gradients(self) -> None:
         """Drop all gradients."""
-        for t in self.trained.values():
-            t.grad = None
+        for tensor in self.trained.values():
+            tensor.grad = None
 
     @contextmanager
     def last_backward(self) -> Iterator[None]:
         """Around the last backward pass of a step: with fused_backward each tensor moves there as soon as its gradient
-        is whole.
+        is complete.
         """
         if not self.early:
             yield
             return
-        hooks = [
-            t.register_post_accumulate_grad_hook(partial(self._move_early, name)) for name, t in self.trained.items()
-        ]
+        hooks = []
+        for name, tensor in self.trained.items():
+            hooks.append(tensor.register_post_accumulate_grad_hook(partial(self._step_early, name)))
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
 
-    def _move_early(self, name: str, tensor: Tensor) -> None:
+    def _step_early(self, name: str, tensor: Tensor) -> None:
         assert tensor.grad is not None
         self._squares.append(_square(tensor.grad))
-        self._move(self._of[name])
+        self._step_piece(self._piece_of[name])
 
     def norm(self) -> float:
-        """The gradient's norm over everything that is trained, clipped to clip_norm on the way."""
-        held = {name: t.grad for name, t in self.trained.items() if t.grad is not None}
-        if not self.early and not self.half:
-            tensors, most = [self.trained[name] for name in held], self.settings.clip_norm or math.inf
-            if self._norm is None:
-                return float(nn.utils.clip_grad_norm_(tensors, most))
-            total = self._norm(held)
-            nn.utils.clip_grads_with_norm_(tensors, most, total)
-            return float(total)
-        squares = [*self._squares, *(_square(g) for g in held.values())]
+        """The gradient's norm over everything that is trained; clips the gradients to clip_norm on the way."""
+        gradients = {name: tensor.grad for name, tensor in self.trained.items() if tensor.grad is not None}
+        if self.early or self.half:
+            return self._norm_in_pieces(list(gradients.values()))
+        tensors = [self.trained[name] for name in gradients]
+        largest = self.settings.clip_norm or math.inf
+        if self._norm is None:
+            return float(nn.utils.clip_grad_norm_(tensors, largest))
+        total = self._norm(gradients)
+        nn.utils.clip_grads_with_norm_(tensors, largest, total)
+        return float(total)
+
+    def _norm_in_pieces(self, gradients: list[Tensor]) -> float:
+        """The norm of bf16 gradients and of those that are gone already, summed in float64."""
+        squares = [*self._squares, *map(_square, gradients)]
         if squares:
             total = torch.stack(squares).sum()
         else:
             total = torch.zeros((), dtype=torch.float64)
         norm = float(total.sqrt())
-        if held and self.settings.clip_norm and math.isfinite(norm):
-            least = min(1.0, self.settings.clip_norm / (norm + 1e-6))  # as clip_grad_norm_, its norm in float32
-            torch._foreach_mul_(list(held.values()), least)
+        if gradients and self.settings.clip_norm and math.isfinite(norm):
+            factor = min(1.0, self.settings.clip_norm / (norm + 1e-6))  # as clip_grad_norm_, its norm in float32
+            torch._foreach_mul_(gradients, factor)
         return norm
 
-    def move_(self) -> None:
+    def step_(self) -> None:
         """Finish the step: everything that has not moved yet does."""
         for piece in self._pieces:
-            if id(piece) not in self._done:
-                self._move(piece)
-        self._done.clear()
+            if id(piece) not in self._stepped:
+                self._step_piece(piece)
+        self._stepped.clear()
 
     @torch.no_grad()
-    def _move(self, piece: _Piece) -> None:
-        self._done.add(id(piece))
+    def _step_piece(self, piece: _Piece) -> None:
+        self._stepped.add(id(piece))
         for group in piece.optimizer.param_groups:
             group["lr"] = self._rate * group["ratio"]
         if self.half:
@@ -292,21 +331,33 @@ class OptimizerStepper:
             self._parking.park(piece.optimizer)
 
     def _widen(self, name: str) -> None:
-        live, own = self.trained[name], self._own[name]
-        own.data = live.detach().float()
+        """Give a float32 stand-in the weight and gradient of its bf16 tensor."""
+        live, parameter = self.trained[name], self._parameters[name]
+        parameter.data = live.detach().float()
         if live.grad is None:
-            own.grad = None
+            parameter.grad = None
         else:
-            own.grad = live.grad.float()
+            parameter.grad = live.grad.float()
         live.grad = None
 
     def _narrow(self, name: str) -> None:
-        live, own = self.trained[name], self._own[name]
-        if own.grad is not None:
-            draws = generator(self.seed, self._step, f"rounding {name}", live.device)
-            round_into_(live.detach(), own.data, draws)
-        own.grad = None
-        own.data = _placeholder(live).data
+        """Round a float32 stand-in back into its bf16 tensor, and free it."""
+        live, parameter = self.trained[name], self._parameters[name]
+        if parameter.grad is not None:
+            generator = seeded_generator(self.seed, self._step, f"rounding {name}", live.device)
+            round_into_(live.detach(), parameter.data, generator)
+        parameter.grad = None
+        parameter.data = _placeholder(live).data
+
+
+def _slots_by_name(saved: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Saved optimizer tensors (`<slot>/<name>`) by the name of the trained tensor, then by slot."""
+    slots: dict[str, dict[str, Tensor]] = {name: {} for name in trained}
+    for key, value in saved.items():
+        slot, _, name = key.partition("/")
+        if name in slots:
+            slots[name][slot] = value
+    return slots
 
 
 def _square(gradient: Tensor) -> Tensor:
@@ -315,21 +366,23 @@ def _square(gradient: Tensor) -> Tensor:
 
 
 def _placeholder(tensor: Tensor) -> nn.Parameter:
-    """A float32 parameter of a tensor's shape that takes no memory, until a step gives it some."""
+    """A float32 parameter of a tensor's shape that takes no memory until a step gives it some."""
     return nn.Parameter(torch.zeros((), device=tensor.device).expand(tensor.shape))
 
 
 def _as_tensor(value: Tensor | int | float) -> Tensor:
-    """A number of an optimiser as a tensor: whole numbers int64, others float64, which no optimiser uses for tensors of
+    """A number of an optimizer as a tensor: whole numbers int64, others float64, which no optimizer uses for tensors of
     its own.
     """
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
-    return torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64)
+    if isinstance(value, int):
+        return torch.tensor(value, dtype=torch.int64)
+    return torch.tensor(value, dtype=torch.float64)
 
 
-def _number_or(value: Tensor, device: torch.device | None) -> Tensor | int | float:
-    """The inverse of `_as_tensor`, on a device (None: where it is)."""
+def _number_or(value: Tensor, device: torch.device) -> Tensor | int | float:
+    """The inverse of `_as_tensor`, with tensors on a device."""
     if value.ndim == 0 and value.dtype in (torch.int64, torch.float64):
         return value.item()
-    return value.to(device or value.device, copy=True)
+    return value.to(device, copy=True)

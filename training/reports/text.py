@@ -8,8 +8,8 @@ from statistics import fmean
 from ...ema.decay import EMASettings
 from ..data.dataset import Dataset
 from ..data.epoch_order import batches_per_epoch
+from ..optimizers.checks import remarks
 from ..optimizers.learning_rate_schedule import peak_rate
-from ..optimizers.settings import remarks
 from ..run.call import Outcome
 from ..state import TrainState
 from ..store.store import Used

@@ -100,7 +100,7 @@ def train(
                         work.gradients.broadcast_error(error, until)
                 short = out_of_memory.exhausted(error)
                 if short:
-                    work.stepper.forget()
+                    work.stepper.drop_gradients()
                     out_of_memory.release(error)
                 moved = (
                     work.whole and state.step < work.step and not work.placement.is_sharded

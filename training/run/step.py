@@ -381,12 +381,12 @@ def advance_(work: Workspace) -> StepResult:
         _begin_moving_(work)
     loss, norm = _gradients(work)
     if not (math.isfinite(loss) and math.isfinite(norm)):
-        work.stepper.forget()
+        work.stepper.drop_gradients()
         work.whole = work.whole or not math.isfinite(loss)  # a loss that is not finite is seen before anything moves
         raise Diverged(f"Step {work.step + 1} has loss {loss} and gradient norm {norm}: training has diverged.")
     if not work.stepper.early:
         _begin_moving_(work)
-    work.stepper.move_()
+    work.stepper.step_()
     install.limit_norms_(work.trained, work.begun.start.adapter)
     work.step += 1
     _average_(work)
@@ -408,7 +408,7 @@ def _gradients(work: Workspace) -> tuple[float, float]:
     """
     loss = backward_(work)
     while work.scale is not None and math.isfinite(loss) and not work.scale.unscale_(work.trained):
-        work.stepper.forget()
+        work.stepper.drop_gradients()
         if work.scale.scale < LEAST_SCALE:
             raise Diverged(f"Step {work.step + 1} overflows in fp16 however the loss is scaled: use bf16 or float32.")
         loss = backward_(work)

@@ -4,17 +4,11 @@ import importlib.util
 
 import pytest
 import torch
-from graft_nodes.training.optimizers import build, options
+from graft_nodes.training.optimizers import build, options, registry
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.run.loop import train
 from graft_nodes.training.trainable import install
 
-PACKAGES = {
-    "adamw8bit": "bitsandbytes",
-    "lion": "lion_pytorch",
-    "prodigy": "prodigyopt",
-    "schedulefree": "schedulefree",
-}
 OTHER = {
     "betas": "0.5 0.9",
     "eps": "1e-2",
@@ -33,12 +27,13 @@ OTHER = {
     "nesterov": "true",
     "ns_steps": "2",
 }
-CASES = [(optimizer, name) for optimizer, known in options.KNOWN.items() for name in known]
+CASES = [(record.name, name) for record in registry.records() for name in record.options]
 
 
 def _needs(optimizer):
-    if optimizer in PACKAGES and importlib.util.find_spec(PACKAGES[optimizer]) is None:
-        pytest.skip(f"{PACKAGES[optimizer]} is not installed")
+    package = registry.get(optimizer).package
+    if package is not None and importlib.util.find_spec(package.module) is None:
+        pytest.skip(f"{package.name} is not installed")
 
 
 @pytest.mark.parametrize(("optimizer", "name"), CASES)
@@ -119,4 +114,4 @@ def test_what_cannot_be_read_is_named(optimizer, text, message):
 
 
 def test_no_options_are_none():
-    assert all(options.parse(optimizer, " \n") == {} for optimizer in options.KNOWN)
+    assert all(options.parse(optimizer, " \n") == {} for optimizer in registry.names())

@@ -8,8 +8,9 @@ import sys
 import pytest
 import torch
 from graft_nodes.ema.decay import EMASettings
+from graft_nodes.training.optimizers.checks import remarks
 from graft_nodes.training.optimizers.learning_rate_schedule import rate_at
-from graft_nodes.training.optimizers.settings import OptimizerSettings, remarks
+from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.run.step import Workspace, advance_, backward_
 from graft_nodes.training.state import Settings, Start, begin, with_settings
 from graft_nodes.training.trainable.install import AdapterSettings
@@ -30,7 +31,7 @@ def test_three_steps_are_adamw_written_out(lab, settings):
         for n in range(1, 4):
             backward_(work)
             grads = {name: t.grad.double().clone() for name, t in work.trained.items()}
-            work.stepper.forget()
+            work.stepper.drop_gradients()
             norm = math.sqrt(sum(float(g.square().sum()) for g in grads.values()))
             shrink = min(1.0, held.clip_norm / (norm + 1e-6)) if held.clip_norm else 1.0
             moved = advance_(work)

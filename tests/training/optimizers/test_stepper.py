@@ -11,8 +11,9 @@ import torch
 from graft_nodes.ema.decay import EMASettings
 from graft_nodes.training.data.batches import make_batches
 from graft_nodes.training.memory import offload
+from graft_nodes.training.optimizers import registry
 from graft_nodes.training.optimizers.learning_rate_schedule import rate_at
-from graft_nodes.training.optimizers.settings import OPTIMIZERS, OptimizerSettings
+from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.optimizers.stepper import OptimizerStepper
 from graft_nodes.training.run.loop import Callbacks, Stopped, train
 from graft_nodes.training.run.step import Workspace, advance_, backward_
@@ -21,20 +22,15 @@ from graft_nodes.training.store.store import Store
 from graft_nodes.training.trainable.install import AdapterSettings
 
 RATES = {"lion": 1e-3, "prodigy": 1.0}
-PACKAGES = {
-    "adamw8bit": "bitsandbytes",
-    "lion": "lion_pytorch",
-    "prodigy": "prodigyopt",
-    "schedulefree": "schedulefree",
-}
 FULL = AdapterSettings("full", targets="all")
 PAIRS = AdapterSettings("locon", targets="all", rank=2)
 BARE = {"schedule": "constant", "warmup": 0}
 
 
 def _need(optimizer):
-    if optimizer in PACKAGES:
-        pytest.importorskip(PACKAGES[optimizer])
+    package = registry.get(optimizer).package
+    if package is not None:
+        pytest.importorskip(package.module)
 
 
 def _state(lab, denoiser, dataset, optimizer="adamw", adapter=None, **more):
@@ -54,7 +50,7 @@ def _same(left, right):
     )
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", registry.names())
 @pytest.mark.parametrize("precision", ["float32", "bf16", "fp16", "full-bf16"])
 @pytest.mark.parametrize("adapter", [PAIRS, FULL], ids=["pairs", "full"])
 def test_two_calls_are_one_through_a_file(lab, tmp_path, optimizer, precision, adapter):
@@ -81,7 +77,7 @@ def test_two_calls_are_one_through_a_file(lab, tmp_path, optimizer, precision, a
         assert all(torch.equal(t, t.bfloat16().float()) for t in whole.trained.values())
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", registry.names())
 def test_optimisers_differ_and_learn(lab, optimizer):
     denoiser, dataset = lab.Flow(), lab.pictures()
     start = _state(lab, denoiser, dataset, optimizer, FULL, total_steps=1000)
@@ -227,7 +223,7 @@ def test_8_bit_moments_follow_adamw(lab):
 # --- fused backward, pieces and offload -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "prodigy"])
+@pytest.mark.parametrize("optimizer", [record.name for record in registry.records() if not record.joint_step])
 @pytest.mark.parametrize("precision", ["float32", "full-bf16"])
 @pytest.mark.parametrize("passes", [1, 2])
 def test_fused_backward_gives_the_same_bytes(lab, optimizer, precision, passes):
@@ -289,7 +285,7 @@ def test_a_fused_backward_that_breaks_midway_keeps_no_half_moved_state(lab):
     assert all(torch.isfinite(t).all() for t in kept[0].trained.values())
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", registry.names())
 @pytest.mark.parametrize("precision", ["float32", "full-bf16"])
 def test_state_that_waits_in_host_memory_gives_the_same_bytes(lab, monkeypatch, optimizer, precision):
     denoiser, dataset = lab.Flow(), lab.pictures()
@@ -300,7 +296,7 @@ def test_state_that_waits_in_host_memory_gives_the_same_bytes(lab, monkeypatch, 
     with work.installed():
         advance_(work)
         parked = {id(place) for place in work.stepper._parking._places.values()}
-        slots = [v for piece in work.stepper._pieces for s in piece.optimizer.state.values() for v in s.values()]
+        slots = [v for optimizer in work.stepper.optimizers for s in optimizer.state.values() for v in s.values()]
         assert parked and all(id(v) in parked for v in slots if isinstance(v, torch.Tensor) and v.ndim)
     away = train(train(start, denoiser, dataset, 2), denoiser, dataset, 2)
     assert _same(plain, away) and plain.key == away.key
@@ -448,12 +444,12 @@ def test_rates_of_blocks_and_factors_reach_the_step(lab):
 def test_a_text_encoder_has_its_own_rate():
     settings = OptimizerSettings("sgd", 1e-2, text_encoder_rate=1e-3)
     trained = {name: torch.zeros(2) for name in ("a.lora_up.weight", "text_encoders.a.lora_up.weight")}
-    mover = OptimizerStepper(settings, trained, {}, torch.device("cpu"), 0)
-    mover.prepare(1e-2, 0)
-    for t in mover.trained.values():
+    stepper = OptimizerStepper(settings, trained, {}, torch.device("cpu"), 0)
+    stepper.prepare(1e-2, 0)
+    for t in stepper.trained.values():
         t.grad = torch.ones(2)
-    mover.move_()
-    assert [mover.trained[name][0].item() for name in trained] == pytest.approx([-1e-2, -1e-3])
+    stepper.step_()
+    assert [stepper.trained[name][0].item() for name in trained] == pytest.approx([-1e-2, -1e-3])
 
 
 def test_history_is_json(lab):
@@ -473,7 +469,7 @@ def test_schedule_free_validates_the_average_and_goes_on_from_where_it_was(lab):
     with again.stepper.evaluated():
         assert all(torch.equal(t, state.trained[name]) for name, t in again.trained.items())
     assert all(torch.equal(t, live[name]) for name, t in again.trained.items())
-    library = next(iter(again.stepper._pieces)).optimizer
+    (library,) = again.stepper.optimizers
     library.eval()  # the library's own way from y to x
     assert all(torch.allclose(t, state.trained[name], atol=1e-6) for name, t in again.trained.items())
 

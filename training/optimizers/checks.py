@@ -1,0 +1,47 @@
+"""Checks optimizer settings against a run before its first step, and remarks on unusual settings."""
+
+from __future__ import annotations
+
+from . import registry
+from .block_rates import is_text_encoder, is_up, unmatched
+from .build import missing
+from .record import RunFacts
+from .settings import OptimizerSettings
+
+
+def check_run(settings: OptimizerSettings, run: RunFacts) -> None:
+    """Raise ValueError with everything in which the settings do not fit a run."""
+    errors = missing(settings.optimizer)
+    if settings.lora_plus != 1 and not any(map(is_up, run.trained)):
+        errors.append(
+            f"lora_plus {settings.lora_plus:g} is the rate of the up factors and kind {run.kind} trains none: set it"
+            " to 1"
+        )
+    if settings.text_encoder_rate and not any(map(is_text_encoder, run.trained)):
+        errors.append(f"text_encoder_rate {settings.text_encoder_rate:g}: the text encoder is not trained; set it to 0")
+    for pattern in unmatched(settings.block_rates, run.trained):
+        errors.append(f"block_rates: {pattern!r} matches no trained tensor")
+    errors += registry.get(settings.optimizer).check_run(run)
+    if settings.offload == "layers" and run.kind == "full":
+        errors.append(
+            "offload layers moves frozen weights and kind full trains them all: use offload optimizer or activations"
+        )
+    if errors:
+        raise ValueError("GraftOptimizer: " + "; ".join(errors) + ".")
+
+
+def remarks(settings: OptimizerSettings) -> list[str]:
+    """Sentences about what works and is probably not meant, and about what is ignored."""
+    record = registry.get(settings.optimizer)
+    sentences = list(record.remarks(settings))
+    if settings.learning_rate >= record.diverges_from:
+        sentences.append(
+            f"learning_rate {settings.learning_rate:g} is so large for {record.name} that training will probably"
+            " diverge in the first steps"
+        )
+    if settings.total_steps <= 2 * settings.warmup and settings.warmup:
+        sentences.append(
+            f"warmup is {settings.warmup} of {settings.total_steps} steps: the rate is at its peak for half of the run"
+            " or less"
+        )
+    return sentences

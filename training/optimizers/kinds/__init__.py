@@ -1,0 +1,1 @@
+"""One optimizer a file; each has its record, which the registry lists."""

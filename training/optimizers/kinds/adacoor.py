@@ -1,0 +1,80 @@
+"""AdaCoor, EveryDream2's optimizer without a learning rate: v += eps g^2, p -= eps g / (sqrt(v) + eps), v in bf16."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..option_readers import ABOVE_ZERO
+from ..record import DEFAULT_WEIGHT_DECAY, BuildRequest, OptimizerRecord, SettingsView, changed_settings
+
+STEP = 1e-8  # EveryDream2's eps, the only number of AdaCoor
+
+
+class AdaCoor(torch.optim.Optimizer):
+    """AdaGrad in all but its scale: a first step of about sqrt(eps) in every coordinate, then smaller ones. A group's
+    `lr` is ignored.
+    """
+
+    def __init__(self, params: Any, eps: float = STEP) -> None:
+        if not eps > 0:
+            raise ValueError(f"AdaCoor: eps is {eps}, expected above 0")
+        super().__init__(params, {"eps": eps, "lr": eps})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Move every tensor that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._move_(p, group["eps"])
+        return loss
+
+    def _move_(self, p: torch.Tensor, eps: float) -> None:
+        state, g = self.state[p], p.grad
+        assert g is not None
+        if "v" not in state:
+            state["v"] = torch.zeros_like(p, dtype=torch.bfloat16)
+        state["v"].copy_(state["v"].float().addcmul_(g, g, value=eps))  # the sum in float32, rounded once
+        p.addcdiv_(g, state["v"].float().sqrt_().add_(eps), value=-eps)
+
+
+def _build(request: BuildRequest) -> torch.optim.Optimizer:
+    return AdaCoor(request.groups, **request.options)
+
+
+def _check_settings(settings: SettingsView) -> list[str]:
+    changed = {
+        "text_encoder_rate": settings.text_encoder_rate != 0,
+        "lora_plus": settings.lora_plus != 1,
+        "block_rates": bool(settings.block_rates.strip()),
+        "scale_lr": settings.scale_lr,
+        "warmup": settings.warmup > 0,
+        "schedule": settings.schedule != "constant",
+        "weight_decay": settings.weight_decay not in (0.0, DEFAULT_WEIGHT_DECAY),
+    }
+    return changed_settings(settings, "adacoor has no learning rate and no weight decay", changed)
+
+
+def _remarks(settings: SettingsView) -> list[str]:
+    return [f"adacoor ignores learning_rate ({settings.learning_rate:g}) and weight_decay ({settings.weight_decay:g})"]
+
+
+RECORD = OptimizerRecord(
+    name="adacoor",
+    full_name="graft_nodes.training.adacoor.AdaCoor",  # where the class was when the first files were saved
+    build=_build,
+    options={"eps": ABOVE_ZERO},
+    option_defaults={"eps": STEP},
+    element_wise=True,
+    fixed_rate=STEP,
+    has_weight_decay=False,
+    check_settings=_check_settings,
+    remarks=_remarks,
+)

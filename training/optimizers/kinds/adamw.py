@@ -1,0 +1,34 @@
+"""AdamW (1711.05101), torch's own; fused where all tensors are on a CPU or a CUDA device."""
+
+from __future__ import annotations
+
+import torch
+
+from ..option_readers import ABOVE_ZERO, BETAS
+from ..record import BuildRequest, OptimizerRecord
+
+OPTIONS = {"betas": BETAS, "eps": ABOVE_ZERO}
+DEFAULTS = {"betas": (0.9, 0.999), "eps": 1e-8}
+
+
+def build(request: BuildRequest) -> torch.optim.Optimizer:
+    """torch's AdamW over the parameter groups."""
+    devices = {parameter.device.type for group in request.groups for parameter in group["params"]}
+    return torch.optim.AdamW(
+        request.groups,
+        lr=request.learning_rate,
+        weight_decay=request.weight_decay,
+        fused=devices <= {"cpu", "cuda"},
+        **request.options,
+    )
+
+
+RECORD = OptimizerRecord(
+    name="adamw",
+    full_name="torch.optim.adamw.AdamW",
+    build=build,
+    options=OPTIONS,
+    option_defaults=DEFAULTS,
+    element_wise=True,
+    diverges_from=0.1,
+)

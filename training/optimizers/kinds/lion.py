@@ -1,0 +1,38 @@
+"""Lion (2302.06675), from lion-pytorch: one moment, and every weight moves by the whole rate."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from ..option_readers import BETAS
+from ..record import BuildRequest, OptimizerRecord, Package, SettingsView
+
+_DIVERGES_FROM = 0.02
+
+
+def _build(request: BuildRequest) -> torch.optim.Optimizer:
+    library: Any = importlib.import_module("lion_pytorch")
+    return library.Lion(request.groups, lr=request.learning_rate, weight_decay=request.weight_decay, **request.options)
+
+
+def _remarks(settings: SettingsView) -> list[str]:
+    rate = settings.learning_rate
+    if not 1e-4 < rate < _DIVERGES_FROM:
+        return []
+    return [f"lion moves every weight by the whole rate ({rate:g}): a tenth of AdamW's, such as 1e-5, is usual"]
+
+
+RECORD = OptimizerRecord(
+    name="lion",
+    full_name="lion_pytorch.lion_pytorch.Lion",
+    package=Package("lion_pytorch", "lion-pytorch"),
+    build=_build,
+    options={"betas": BETAS},
+    option_defaults={"betas": (0.9, 0.99)},
+    element_wise=True,
+    diverges_from=_DIVERGES_FROM,
+    remarks=_remarks,
+)

@@ -1,0 +1,79 @@
+"""Prodigy (2306.06101), from prodigyopt: estimates one step size from the gradients of all tensors."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..block_rates import parse_block_rates
+from ..option_readers import ABOVE_ZERO, BELOW_ONE, FLAG, number
+from ..record import BuildRequest, OptimizerRecord, Package, SettingsView, changed_settings
+from . import adamw
+
+
+def _build(request: BuildRequest) -> torch.optim.Optimizer:
+    library: Any = importlib.import_module("prodigyopt")
+    options = {"safeguard_warmup": request.warmup > 0, **request.options}
+    optimizer = library.Prodigy(request.groups, lr=request.learning_rate, **options)
+    for group in optimizer.param_groups:
+        group["weight_decay"] = request.weight_decay  # not given to its constructor, which prints
+    return optimizer
+
+
+def _check_settings(settings: SettingsView) -> list[str]:
+    changed = {
+        "text_encoder_rate": settings.text_encoder_rate != 0,
+        "lora_plus": settings.lora_plus != 1,
+        "block_rates": _has_several_rates(settings.block_rates),
+    }
+    return changed_settings(settings, "prodigy estimates one step size for all tensors", changed)
+
+
+def _has_several_rates(block_rates: str) -> bool:
+    """Whether blocks move at other rates than 0 or the common one: the library takes one rate, or none, a tensor."""
+    try:
+        rates = parse_block_rates(block_rates)
+    except ValueError:
+        return False  # the settings report text that cannot be read
+    return any(factor not in (0.0, 1.0) for _, factor in rates)
+
+
+def _remarks(settings: SettingsView) -> list[str]:
+    rate = settings.learning_rate
+    if rate == 1:
+        return []
+    return [f"prodigy finds the rate itself and multiplies it by learning_rate, which is {rate:g}: 1 is usual"]
+
+
+def _has_mean_of_gradients(options: Mapping[str, Any]) -> bool:
+    """Whether the state has a mean of gradients: the library keeps none with a first beta of 0."""
+    return "betas" not in options or options["betas"][0] > 0
+
+
+RECORD = OptimizerRecord(
+    name="prodigy",
+    full_name="prodigyopt.prodigy.Prodigy",
+    package=Package("prodigyopt", "prodigyopt"),
+    build=_build,
+    options={
+        **adamw.OPTIONS,
+        "beta3": BELOW_ONE,
+        "d0": ABOVE_ZERO,
+        "d_coef": ABOVE_ZERO,
+        "growth_rate": number(1.0),
+        "decouple": FLAG,
+        "use_bias_correction": FLAG,
+        "safeguard_warmup": FLAG,
+    },
+    option_defaults=adamw.DEFAULTS,
+    element_wise=False,
+    joint_step=True,
+    diverges_from=10.0,
+    check_settings=_check_settings,
+    remarks=_remarks,
+    group_numbers={"k": int, "d": float, "d_max": float, "d_numerator": float},
+    state_layout=_has_mean_of_gradients,
+)

@@ -1,0 +1,70 @@
+"""Schedule-free AdamW (2405.15682), from schedulefree: takes gradients at y, steps z, samples with x."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..option_readers import ABOVE_ZERO, POSITIVE_BETAS, number
+from ..record import BuildRequest, OptimizerRecord, Package, RunFacts, SamplingWeights, SettingsView
+from . import adamw
+
+
+def _build(request: BuildRequest) -> torch.optim.Optimizer:
+    library: Any = importlib.import_module("schedulefree")
+    optimizer = library.AdamWScheduleFree(
+        request.groups, lr=request.learning_rate, weight_decay=request.weight_decay, **request.options
+    )
+    optimizer.train()
+    return optimizer
+
+
+def _check_settings(settings: SettingsView) -> list[str]:
+    if settings.schedule == "constant":
+        return []
+    return [f"optimizer schedulefree takes the place of schedule {settings.schedule}: use constant (warmup works)"]
+
+
+def _check_run(run: RunFacts) -> list[str]:
+    errors = []
+    if run.averaged:
+        errors.append("schedulefree is an average of the weights itself: disconnect GraftEMA or use another optimizer")
+    if run.max_norm:
+        errors.append(
+            f"schedulefree keeps two sets of weights and max_norm {run.max_norm:g} would scale one: set max_norm to 0"
+        )
+    return errors
+
+
+def _average(live: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor | None:
+    """x in float32; y lies between it and z."""
+    z = state.get("z")
+    if z is None:
+        return None
+    y = live.detach().float()
+    return y.lerp(z.to(y.device), 1 - 1 / group["betas"][0])
+
+
+RECORD = OptimizerRecord(
+    name="schedulefree",
+    full_name="schedulefree.adamw_schedulefree.AdamWScheduleFree",
+    package=Package("schedulefree", "schedulefree"),
+    build=_build,
+    options={
+        "betas": POSITIVE_BETAS,  # x is computed by a division by the first
+        "eps": ABOVE_ZERO,
+        "r": number(0.0),
+        "weight_lr_power": number(0.0),
+    },
+    option_defaults=adamw.DEFAULTS,
+    element_wise=True,
+    diverges_from=0.1,
+    check_settings=_check_settings,
+    check_run=_check_run,
+    group_numbers={"k": int, "weight_sum": float, "lr_max": float},
+    sampling_weights=SamplingWeights("y", _average),
+)

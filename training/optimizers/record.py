@@ -1,0 +1,166 @@
+"""The record of an optimizer: every fact that settings, checks, training, saved states and LoRA metadata need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .option_readers import OptionReader
+
+DEFAULT_WEIGHT_DECAY = 0.01
+
+
+class SettingsView(Protocol):
+    """The optimizer settings that a record looks at."""
+
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def text_encoder_rate(self) -> float: ...
+    @property
+    def schedule(self) -> str: ...
+    @property
+    def warmup(self) -> int: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def lora_plus(self) -> float: ...
+    @property
+    def scale_lr(self) -> bool: ...
+    @property
+    def block_rates(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a run trains, as far as settings are checked against it: its tensors, the adapter's kind and max_norm, and
+    whether the run keeps an average of the weights (GraftEMA).
+    """
+
+    trained: Mapping[str, Tensor]
+    kind: str
+    max_norm: float = 0.0
+    averaged: bool = False
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What an optimizer is built from: torch parameter groups, rates, and its options with the defaults filled in.
+
+    `part` is one of the record's `parts`: which of its optimizers is wanted, where it is made of several.
+    """
+
+    groups: list[dict[str, Any]]
+    learning_rate: float
+    weight_decay: float
+    warmup: int
+    options: Mapping[str, Any]
+    part: str = ""
+
+
+@dataclass(frozen=True)
+class Package:
+    """A library that is not part of torch: the module to import and its name on the package index."""
+
+    module: str
+    name: str
+
+
+@dataclass(frozen=True)
+class TorchClass:
+    """A class of torch.optim and the first torch version that has it."""
+
+    name: str
+    version: str
+
+
+@dataclass(frozen=True)
+class SamplingWeights:
+    """For optimizers that take gradients at one set of weights and sample with another (schedule-free).
+
+    The weights that gradients are taken at are saved under `live_slot`. `compute(live, state, group)` gives the weights
+    to sample with from them, the tensor's optimizer state and its parameter group; None where they are the live ones.
+    """
+
+    live_slot: str
+    compute: Callable[[Tensor, Mapping[str, Any], Mapping[str, Any]], Tensor | None]
+
+
+def _no_errors(subject: Any) -> list[str]:
+    return []
+
+
+def _one_layout(options: Mapping[str, Any]) -> object:
+    return None
+
+
+def _one_part(tensor: Tensor) -> str:
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerRecord:
+    """Everything that Graft knows of one optimizer. A new optimizer is one such record in the registry."""
+
+    name: str
+    """What the settings call it."""
+    full_name: str
+    """Module and class as kohya's scripts write them into LoRA metadata. Saved files have it: it never changes."""
+    build: Callable[[BuildRequest], torch.optim.Optimizer]
+    options: Mapping[str, OptionReader]
+    """The options that its library takes beside rate and weight decay."""
+    element_wise: bool
+    """Whether each number of a tensor moves by itself, so that ranks may hold the rows of a tensor apart."""
+    option_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of options that the user does not set, where Graft and not the library decides them."""
+    package: Package | None = None
+    torch_class: TorchClass | None = None
+
+    fixed_rate: float | None = None
+    """Its step size, where it has no learning rate."""
+    has_weight_decay: bool = True
+    joint_step: bool = False
+    """Whether its step depends on the gradients of all tensors together, so that none can move early or alone."""
+    diverges_from: float = math.inf
+    """From about this learning rate on a step moves every weight further than a weight is large."""
+
+    check_options: Callable[[Mapping[str, Any]], Sequence[str]] = _no_errors
+    """Errors of options that do not go together."""
+    check_settings: Callable[[SettingsView], Sequence[str]] = _no_errors
+    """Errors of settings that this optimizer excludes, each with its reason."""
+    check_run: Callable[[RunFacts], Sequence[str]] = _no_errors
+    """Errors of a run that this optimizer cannot train."""
+    remarks: Callable[[SettingsView], Sequence[str]] = _no_errors
+    """Sentences for the report about settings that work and are probably not meant, such as an unusual rate."""
+
+    group_numbers: Mapping[str, type[int] | type[float]] = field(default_factory=dict)
+    """Numbers of its state that it keeps with a parameter group, not with each tensor, in the order they are saved."""
+    sampling_weights: SamplingWeights | None = None
+    state_layout: Callable[[Mapping[str, Any]], object] = _one_layout
+    """Of the options that the user sets: a saved state is resumed only by settings of an equal value."""
+    parts: tuple[str, ...] = ("",)
+    """The optimizers that it is made of, by name, where several share the work."""
+    part_of: Callable[[Tensor], str] = _one_part
+    """Which of its parts moves a tensor."""
+
+    def __post_init__(self) -> None:
+        if not self.name or "." not in self.full_name:
+            raise ValueError(f"The optimizer {self.name!r} needs a name and a full name with its module.")
+        unknown = ", ".join(sorted(self.option_defaults.keys() - self.options.keys()))
+        if unknown:
+            raise ValueError(f"The optimizer {self.name} has defaults of options that it does not have: {unknown}.")
+
+
+def changed_settings(settings: SettingsView, why: str, changed: Mapping[str, bool]) -> list[str]:
+    """An error for each setting of `changed` that is marked True; `why` says what excludes it."""
+    errors = []
+    for name, is_changed in changed.items():
+        if is_changed:
+            value = getattr(settings, name)
+            errors.append(f"{why}, so {name} {value!r} cannot be used: leave it at its default")
+    return errors
