@@ -39,5 +39,6 @@ def begun(
 def applied(model: Any, lora: Mapping[str, Tensor]) -> Any:
     """The MODEL with a LoRA on it."""
     from graft_nodes import host
+    from graft_nodes.patches.lora_files.entry import LoraEntry
 
-    return host.lora.graft(model, None, [host.lora.Entry("zorp", dict(lora), 1.0, 0.0)]).model
+    return host.lora.apply_lora_stack(model, None, [LoraEntry("zorp", dict(lora), 1.0, 0.0)]).model

@@ -114,8 +114,10 @@ class Bench:
         self.touched = [key.removesuffix(".alpha") + ".weight" for key in self.states[0] if key.endswith(".alpha")]
 
     def ours(self, strengths: Sequence[float], mode: str = "merge") -> Any:
-        entries = [self.host.Entry(str(n), self.states[n], strength) for n, strength in enumerate(strengths)]
-        return self.host.graft(self.base, None, entries, mode).model
+        from graft_nodes.patches.lora_files.entry import LoraEntry
+
+        entries = [LoraEntry(str(n), self.states[n], strength) for n, strength in enumerate(strengths)]
+        return self.host.apply_lora_stack(self.base, None, entries, mode).model
 
     def core(self, strengths: Sequence[float]) -> Any:
         import comfy.sd
@@ -352,7 +354,7 @@ def forwards(bench: Bench, name: str, label: str, rounds: int) -> list[dict[str,
     ways = {
         "bypass_overhead": bench.ours([0.5] * 4, "bypass"),
         "bypass_overhead_core": core_bypass(bench, 4, bench.states),
-        "bypass_overhead_8_of_rank_8": bench.host.graft(bench.base, None, entries, "bypass").model,
+        "bypass_overhead_8_of_rank_8": bench.host.apply_lora_stack(bench.base, None, entries, "bypass").model,
         "bypass_overhead_core_8_of_rank_8": core_bypass(bench, 8, narrow),
         "merged_overhead": bench.ours([0.5] * 4),
     }

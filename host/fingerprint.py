@@ -13,7 +13,7 @@ import torch
 
 from ..training.trainable.install import tensors_digest
 from .base_weights import base_weights
-from .lora import grafted_stacks
+from .lora_injection import carried_stacks
 
 
 class Fingerprint(NamedTuple):
@@ -39,7 +39,7 @@ def fingerprint(patcher: Any) -> Fingerprint:
     parts.append(
         [[key, _hashable(entry, f"patch of {key}", unhashed)] for key, entry in sorted(patcher.patches.items())]
     )
-    parts.append([stack.identity for stack in grafted_stacks(patcher)])
+    parts.append([stack.identity for stack in carried_stacks(patcher)])
     for key, injections in patcher.injections.items():
         if not all(hasattr(injection, "graft_stacks") for injection in injections):
             unhashed.append(f"injection {key}")

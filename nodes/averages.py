@@ -12,6 +12,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from .. import host
+from ..patches.lora_files.entry import LoraEntry
 from ..patches.lora_files.stack_rows import rows_of
 from ..storage import safetensors
 from .aliases import aliases
@@ -284,7 +285,9 @@ class EMAMerge(io.ComfyNode):
                 made = replace(made, lines=(*made.lines, line))
         if state is not None:
             model = host.denoiser.at_levels(model, state.settings.objective.zero_terminal_snr)
-        grafted = host.lora.graft(model, clip, [host.lora.Entry("the average", made.lora, strength, strength)], mode)
+        grafted = host.lora.apply_lora_stack(
+            model, clip, [LoraEntry("the average", made.lora, strength, strength)], mode
+        )
         picture = draw(list(made.curves), "share of each step's weights in the average", "step", "share")
         profile_data = {"version": 1, "curves": editor_data(made.curves), "lines": list(made.lines)}
         report = "\n".join([*made.lines, grafted.report])

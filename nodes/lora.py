@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import host
 from ..patches.lora_files import metadata, save
+from ..patches.lora_files.entry import LoraEntry
 from ..patches.lora_files.stack_rows import EMPTY, StackRow, parse, rows_of, schedule_of
 from ..storage import safetensors
 from .aliases import aliases
@@ -33,6 +34,18 @@ def read_files(listed: list[StackRow]) -> list[tuple[dict[str, Tensor], dict[str
     cannot be read.
     """
     return _of_each(listed, lambda name: safetensors.load_once(host.folders.lora_path(name)))
+
+
+def lora_entries(listed: list[StackRow]) -> list[LoraEntry]:
+    """Rows with their files read, as entries of a stack; raises one ValueError that lists every row that cannot be."""
+    entries = []
+    for row, (tensors, file_metadata) in zip(listed, read_files(listed), strict=True):
+        name, strength_model, strength_clip = row
+        schedule = schedule_of(row.schedule)
+        entries.append(
+            LoraEntry(name, tensors, strength_model, strength_clip, row.partial, row.blocks, file_metadata, schedule)
+        )
+    return entries
 
 
 def _of_each(listed: list[StackRow], find: Callable[[str], T]) -> list[T]:
@@ -183,14 +196,11 @@ class LoRAStackPatch(io.ComfyNode):
         cls, model, lora_stack=None, clip=None, lora_model=None, lora_strength=1.0, mode="auto"
     ) -> io.NodeOutput:
         listed = [row for row in rows_of(lora_stack or []) if row[1] != 0.0 or (clip is not None and row[2] != 0.0)]
-        entries = [
-            host.lora.Entry(row[0], state, row[1], row[2], row.partial, row.blocks, said, schedule_of(row.schedule))
-            for row, (state, said) in zip(listed, read_files(listed), strict=True)
-        ]
+        entries = lora_entries(listed)
         if lora_model is not None and lora_strength != 0.0:
-            entries.append(host.lora.Entry("lora_model", lora_model, lora_strength, lora_strength))
-        grafted = host.lora.graft(model, clip, entries, mode)
-        return io.NodeOutput(grafted.model, grafted.clip, grafted.report or "nothing to apply")
+            entries.append(LoraEntry("lora_model", lora_model, lora_strength, lora_strength))
+        patched = host.lora.apply_lora_stack(model, clip, entries, mode)
+        return io.NodeOutput(patched.model, patched.clip, patched.report or "nothing to apply")
 
 
 class GraftSaveLoRA(io.ComfyNode):

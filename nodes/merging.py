@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from comfy_api.latest import io
 
 from .. import host
-from ..patches.lora_files import block_weights, merge, parse
+from ..patches.lora_files import merge, parse
+from ..patches.lora_files.entry import LoraEntry
 from ..patches.lora_files.stack_rows import rows_of
+from ..patches.patching.plan import scheduled_weights
 from .aliases import aliases
-from .lora import read_files
+from .lora import lora_entries
 from .sockets import LoraModel, LoraStack
 
 
-def _said(made: merge.Made, what: str) -> str:
-    layers = sum(key.endswith((".lora_up.weight", ".diff", ".diff_b")) for key in made.state)
-    if made.lost:
-        error = f"{made.lost:.2%} of the change (its norm) left out"
+def _report(merged: merge.MergedLora, source: str) -> str:
+    layers = sum(key.endswith((".lora_up.weight", ".diff", ".diff_b")) for key in merged.state)
+    if merged.lost:
+        left_out = f"{merged.lost:.2%} of the change (its norm) left out"
     else:
-        error = "nothing left out"
-    return f"{what}: {layers} layers, largest rank {made.rank}, {error}"
+        left_out = "nothing left out"
+    return f"{source}: {layers} layers, largest rank {merged.rank}, {left_out}"
+
+
+def _embeddings_left_out(entries: Sequence[LoraEntry]) -> list[str]:
+    lines = []
+    for entry in entries:
+        names = parse.embeddings(entry.state_dict)
+        if names:
+            lines.append(f"{entry.name}: {len(names)} embeddings in the file are left out ({', '.join(names)})")
+    return lines
 
 
 def _advancing(steps: int) -> Callable[[], None]:
@@ -91,27 +102,15 @@ class GraftMergeLoRAs(io.ComfyNode):
                 f"{', '.join(scheduled)}: a schedule over sampling cannot be merged; leave it empty, or patch with the"
                 " stack"
             )
-        read = list(zip(listed, read_files(listed), strict=True))
+        entries = lora_entries(listed)
         if model is None:
-            sources = [
-                merge.Source(row[0], state, row[1], row[2], block_weights.parse(row.blocks) if row.blocks else {}, said)
-                for row, (state, said) in read
-            ]
-            made = merge.merged(sources, rank, host.events.raise_if_interrupted)
-            left_out = [
-                f"{row[0]}: {len(left)} embeddings in the file are left out ({', '.join(left)})"
-                for row, (state, _) in read
-                if (left := parse.embeddings(state))
-            ]
+            merged = merge.merge_loras(entries, rank, host.events.raise_if_interrupted)
+            left_out = _embeddings_left_out(entries)
         else:
-            entries = [
-                host.lora.Entry(row[0], state, row[1], row[2], row.partial, row.blocks, said)
-                for row, (state, said) in read
-            ]
-            changes, left_out = host.lora.changes(model, clip, entries)
-            made = merge.combined(changes, rank, _advancing(len(changes)))
-        said = _said(made, " + ".join(f"{row[0]} at {row[1]:g}" for row in listed))
-        return io.NodeOutput(made.state, "\n".join([said, *left_out]))
+            changes, left_out = host.lora.lora_changes(model, clip, entries)
+            merged = merge.merge_changes(changes, rank, _advancing(len(changes)))
+        strengths = " + ".join(f"{entry.name} at {entry.strength_model:g}" for entry in entries)
+        return io.NodeOutput(merged.state, "\n".join([_report(merged, strengths), *left_out]))
 
 
 class GraftExtractLoRA(io.ComfyNode):
@@ -150,16 +149,17 @@ class GraftExtractLoRA(io.ComfyNode):
 
     @classmethod
     def execute(cls, model, base, rank=16) -> io.NodeOutput:
-        changes = host.lora.differences(model, base)
-        made = merge.extracted(changes, rank, _advancing(len(changes)))
-        lines = [_said(made, f"difference of {len(changes)} weights")]
+        changes = host.model_difference.model_difference(model, base)
+        merged = merge.extract_lora(changes, rank, _advancing(len(changes)))
+        lines = [_report(merged, f"difference of {len(changes)} weights")]
         for name, patcher in (("model", model), ("base", base)):
-            if count := host.lora.scheduled(patcher):
+            count = len(scheduled_weights(host.lora_injection.carried_stacks(patcher)))
+            if count:
                 lines.append(
                     f"{name}: {count} weights have strengths that change while sampling; they count as without a"
                     " schedule"
                 )
-        return io.NodeOutput(made.state, "\n".join(lines))
+        return io.NodeOutput(merged.state, "\n".join(lines))
 
 
 NODES = [GraftMergeLoRAs, GraftExtractLoRA]

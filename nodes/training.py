@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from comfy_api.latest import io
 
 from .. import host
+from ..patches.lora_files.entry import LoraEntry
 from ..training.distributed import process_group
 from ..training.objective import loss as objectives
 from ..training.optimizers import settings as optimizers
@@ -137,7 +138,7 @@ class GraftTrainStart(io.ComfyNode):
             raise ValueError(
                 "GraftTrainStart: the adapter trains the text encoder (text_encoder), and no clip is connected."
             )
-        patches = host.lora.patched(model) + (host.lora.patched(clip.patcher) if adapter.text_encoder else [])
+        patches = host.lora.patched_by(model) + (host.lora.patched_by(clip.patcher) if adapter.text_encoder else [])
         if adapter.kind == "full" and patches:
             raise ValueError(
                 f"GraftTrainStart: kind full trains a model's own weights, and this one has {' and '.join(patches)}"
@@ -348,7 +349,9 @@ class TrainStep(io.ComfyNode):
             raise
         lora = result.lora_model()
         model = host.denoiser.at_levels(subject.model, result.settings.objective.zero_terminal_snr)
-        grafted = host.lora.graft(model, subject.clip, [host.lora.Entry(f"{result.run} at step {result.step}", lora)])
+        grafted = host.lora.apply_lora_stack(
+            model, subject.clip, [LoraEntry(f"{result.run} at step {result.step}", lora)]
+        )
         log.info("%s", report)
         shown = {
             "text": [report],

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..adapters.layer import LoRA
-from .merge import cut_to_rank
+from .low_rank import cut_to_rank
 from .parse import Group, grouped
 
 ALGEBRAS = ("factors", "products")

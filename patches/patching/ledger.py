@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import weakref
 import zlib
-from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -165,11 +163,11 @@ class Ledger:
             {
                 name: base
                 for name, (_, _, base) in bases.items()
-                if name not in version.transient and not _in_place(base)
+                if name not in version.transient and not is_patched_in_place(base)
             }
         )
         for name, (module, attribute, base) in bases.items():
-            if _in_place(base):
+            if is_patched_in_place(base):
                 self.slots[name] = self._on_device(name, module, attribute, base, stacks, version)
                 continue
             live = self._patched(name, base, stacks, version, fresh.get(name))
@@ -178,7 +176,7 @@ class Ledger:
 
     def _base(self, model: nn.Module, name: str) -> tuple[nn.Module, str, nn.Parameter]:
         slot = self.slots.get(name)
-        module, attribute = _place(model, name)
+        module, attribute = find_parameter(model, name)
         current = module._parameters[attribute]
         base = current
         if slot is not None and current is slot.live:
@@ -318,7 +316,7 @@ def _seed(name: str, base: nn.Parameter, version: Version) -> int | None:
     return None
 
 
-def _in_place(base: nn.Parameter) -> bool:
+def is_patched_in_place(base: nn.Parameter) -> bool:
     """Whether a weight is on a device, where a second copy of it would cost what is scarce."""
     return base.device.type != "cpu"
 
@@ -346,7 +344,8 @@ def _recipe(stacks: Iterable[Stack], name: str) -> tuple[int, ...]:
     return tuple(stack.serial for stack in shared_out(stacks, name)[0])
 
 
-def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+def find_parameter(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """(module, attribute) of a weight by its name; ValueError when the model has none."""
     path, _, attribute = name.rpartition(".")
     module = model.get_submodule(path)
     if attribute not in module._parameters:
@@ -401,62 +400,6 @@ def forget(model: nn.Module) -> None:
 def is_kept(model: nn.Module) -> bool:
     """Whether memory waits for this model's next attach."""
     return model in _kept
-
-
-class Plan(NamedTuple):
-    """Weights to merge, weights for bypass, weights that the host's own patches are left, and {reason: number of
-    weights} where that is not what the mode says.
-    """
-
-    merge: list[str]
-    bypass: list[str]
-    host: list[str]
-    reasons: dict[str, int]
-
-
-def plan(model: nn.Module, patches: Mapping[str, Sequence[Patch]], mode: str, no_merge: str | None = None) -> Plan:
-    """What becomes of each weight of a stack.
-
-    "auto" merges plain floating weights and bypasses the others (quantised ones); "merge" merges plain fp8 too, with
-    stochastic rounding, because most changes are smaller than its steps. `no_merge` says why nothing may be merged:
-    what has no bypass (norms, embeddings) and is merely added to is then left to the host, but not in "merge". Raises
-    ValueError listing the weights for which the mode, or any mode, is impossible.
-    """
-    merge: list[str] = []
-    bypass: list[str] = []
-    host: list[str] = []
-    reasons: Counter[str] = Counter()
-    problems: list[str] = []
-    for name, of in patches.items():
-        module, attribute = _place(model, name)
-        why = no_merge or obstacle(module, attribute, coarse=mode == "merge")
-        if has_bypass(module, attribute):
-            no_bypass = None
-        else:
-            no_bypass = f"{type(module).__name__} has no bypass"
-        if mode == "merge" and why is not None:
-            problems.append(f"{name}: cannot be merged, {why}; use mode auto, bypass or host")
-        elif why is not None and no_bypass and obstacle(module, attribute) is None and additive(of):
-            host.append(name)
-            reasons[f"through ComfyUI's own patches because {no_bypass} and {why}"] += 1
-        elif why is not None and no_bypass:
-            problems.append(f"{name}: cannot be merged, {why}, and {no_bypass}; use mode host")
-        elif why is not None or (mode == "bypass" and not no_bypass):
-            bypass.append(name)
-            if mode != "bypass":
-                reasons[f"at the activations because {why}"] += 1
-        else:
-            merge.append(name)
-            if mode == "bypass":
-                reasons[f"merged because {no_bypass}"] += 1
-    if problems:
-        raise ValueError("\n".join(problems))
-    return Plan(merge, bypass, host, reasons)
-
-
-def has_bypass(module: nn.Module, attribute: str) -> bool:
-    """Whether a weight can be patched at the activations."""
-    return supports(module) and attribute in ("weight", "bias")
 
 
 def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -5,9 +5,22 @@ added.
 from __future__ import annotations
 
 import math
+import os
 
 import torch
 from torch import Tensor
+
+ENVIRONMENT_VARIABLE = "GRAFT_ROUNDING"
+
+
+def rounds_stochastically() -> bool:
+    """Whether GRAFT_ROUNDING asks for stochastic rounding of merged bfloat16 and float16 weights; ValueError when it is
+    neither "nearest" nor "stochastic".
+    """
+    rounding = os.environ.get(ENVIRONMENT_VARIABLE, "") or "nearest"
+    if rounding not in ("nearest", "stochastic"):
+        raise ValueError(f"{ENVIRONMENT_VARIABLE} is {rounding!r}, expected nearest or stochastic")
+    return rounding == "stochastic"
 
 
 def stochastic(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:

@@ -217,12 +217,13 @@ def test_kept_weights_go_with_the_model_when_the_clone_has_gone_before(host, sma
 
 def test_two_imports_of_the_pack_share_the_models_ledger(host, small):
     import graft_nodes.host as other
+    from graft_nodes.patches.lora_files.entry import LoraEntry
 
     assert other is not host.module("host")
     model = small.unet()
     before, states = small.Snapshot(model.model), [small.lora(model, seed) for seed in range(2)]
     one = graft(host, model, states[0])
-    both = other.lora.graft(one, None, [other.lora.Entry("second", states[1])], "merge").model
+    both = other.lora.apply_lora_stack(one, None, [LoraEntry("second", states[1])], "merge").model
     small.load(both)
     assert_live(model.model, before.bytes, [(states[0], 1.0), (states[1], 1.0)])
     small.load(one)
@@ -264,7 +265,7 @@ def test_what_merging_extracting_and_saving_see(host, small, mode):
         small.load(result)
         assert_live(result.model, before.bytes, [])
     small.load(patched)
-    found = host.module("host.lora").differences(patched, model)
+    found = host.module("host.model_difference").model_difference(patched, model)
     wanted = summed(state, before.bytes, 1.0)
     assert set(found) == set(wanted)
     assert all(torch.allclose(found[name]().double(), wanted[name], atol=1e-5) for name in found)
@@ -579,7 +580,7 @@ def test_random_sequences(host, small, monkeypatch, in_place):
     states = [small.lora(model, 1, part="attn1"), small.lora(model, 2, part="attn"), small.lora(model, 3, part="to_q")]
     original = small.Snapshot(model.model)
     if in_place:
-        monkeypatch.setattr(host.module("patches.patching.ledger"), "_in_place", lambda base: True)
+        monkeypatch.setattr(host.module("patches.patching.ledger"), "is_patched_in_place", lambda base: True)
     gc.collect()
     gc.freeze()  # what is there now needs no looking at in every sequence's collections
     try:

@@ -792,7 +792,7 @@ def test_a_row_with_a_schedule(host, small):
 
 @pytest.mark.parametrize("percent", [0.25, 0.5, 0.75])
 def test_a_schedule_begins_at_the_level_where_the_hosts_own_begin(host, small, percent):
-    sampling, share = small.unet().get_model_object("model_sampling"), host.module("host.lora").sampled_share
+    sampling, share = small.unet().get_model_object("model_sampling"), host.module("host.lora_injection").sampled_share
     level = float(sampling.percent_to_sigma(percent))
     assert share(sampling, level * 1.0004) < percent <= share(sampling, level) <= share(sampling, level * 0.9996)
 

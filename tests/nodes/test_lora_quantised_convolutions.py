@@ -5,6 +5,7 @@ merge in float64.
 import pytest
 import torch
 from graft_nodes.host import lora
+from graft_nodes.patches.lora_files.entry import LoraEntry
 from torch import nn
 
 from .gguf import packed, unpacked
@@ -164,8 +165,8 @@ def test_every_kind_on_quantised_convolutions(small, way, mode):
         for name, p in model.model.named_parameters()
     }
     base = small.forward(model, (4, 4))
-    patched, _, report = lora.graft(
-        model, None, [lora.Entry("first", first, 0.5), lora.Entry("second", second, STRENGTH)], mode
+    patched, _, report = lora.apply_lora_stack(
+        model, None, [LoraEntry("first", first, 0.5), LoraEntry("second", second, STRENGTH)], mode
     )
     assert f"model: 0 weights merged while it is loaded, {len(held)} at the activations" in report
     assert mode == "bypass" or f"model: {len(held)} at the activations because {WAYS[way][1]}" in report

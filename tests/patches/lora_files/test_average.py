@@ -3,7 +3,7 @@
 import pytest
 import torch
 from graft_nodes.patches.lora_files.average import average
-from graft_nodes.patches.lora_files.merge import cut_to_rank
+from graft_nodes.patches.lora_files.low_rank import cut_to_rank
 
 
 def lora(seed, rank, alpha=4.0, conv=False, tucker=False):

@@ -5,8 +5,9 @@ other.
 import numpy as np
 import pytest
 import torch
-from graft_nodes.patches.lora_files import block_weights
-from graft_nodes.patches.lora_files.merge import Source, Weight, best, combined, extracted, merged
+from graft_nodes.patches.lora_files.entry import LoraEntry
+from graft_nodes.patches.lora_files.low_rank import best
+from graft_nodes.patches.lora_files.merge import WeightChange, extract_lora, merge_changes, merge_loras
 from graft_nodes.patches.lora_files.parse import Target, patches_of, read
 from graft_nodes.patches.patching.fuse import Patch, in_order
 
@@ -39,7 +40,7 @@ def change(state, shape):
 @pytest.mark.parametrize("shape", [(12, 10), (12, 6, 3, 3)])
 def test_exact(shape):
     first, second = lora("lora_unet_a_b", 1, shape=shape), lora("diffusion_model.a.b", 5, rank=2, shape=shape)
-    made = merged([Source("x", first, 0.7), Source("y", second, -0.4)])
+    made = merge_loras([LoraEntry("x", first, 0.7), LoraEntry("y", second, -0.4)])
     assert made.rank == 5 and made.lost == 0 and set(key.split(".")[0] for key in made.state) == {"lora_unet_a_b"}
     assert torch.allclose(
         change(made.state, shape), 0.7 * change(first, shape) - 0.4 * change(second, shape), atol=1e-5
@@ -52,7 +53,7 @@ def test_exact(shape):
 @pytest.mark.parametrize("difference", [False, True])
 def test_cut_is_the_best_of_its_rank(difference):
     states = [lora("a", 1), lora("a", 5)] + ([{"a.diff": random(12, 10, seed=9)}] if difference else [])
-    made = merged([Source(str(n), state) for n, state in enumerate(states)], rank=2)
+    made = merge_loras([LoraEntry(str(n), state) for n, state in enumerate(states)], rank=2)
     exact = sum(change(state, (12, 10)) for state in states).numpy()
     values = np.linalg.svd(exact, compute_uv=False)
     error = np.linalg.norm(exact - change(made.state, (12, 10)).numpy())
@@ -70,13 +71,15 @@ def test_large_matrices_are_cut_well_and_always_alike():
 
 
 def test_text_encoders_take_their_own_strength():
-    made = merged([Source("x", lora("lora_te_a", 1), 0.0, 0.5)])
+    made = merge_loras([LoraEntry("x", lora("lora_te_a", 1), 0.0, 0.5)])
     assert torch.allclose(change(made.state, (12, 10)), 0.5 * change(lora("lora_te_a", 1), (12, 10)), atol=1e-5)
 
 
 def test_a_name_that_only_begins_like_a_text_encoders_takes_the_models_strength():
     """Wan's text_embedding and time_embedding are the diffusion model's."""
-    made = merged([Source("x", lora("text_embedding.0", 1), 1.0, 0.0), Source("y", lora("te.a", 5), 0.0, 1.0)])
+    made = merge_loras(
+        [LoraEntry("x", lora("text_embedding.0", 1), 1.0, 0.0), LoraEntry("y", lora("te.a", 5), 0.0, 1.0)]
+    )
     assert {key.rpartition(".lora")[0] for key in made.state if "lora_up" in key} == {"text_embedding.0", "te.a"}
 
 
@@ -89,14 +92,14 @@ def test_extraction():
         "m.n.weight": lambda: bias,
         "m.same.weight": lambda: torch.zeros(3, 3),
     }
-    made = extracted(changes, 4)
+    made = extract_lora(changes, 4)
     layer = {key: value for key, value in made.state.items() if key.startswith("m.a.lora") or key == "m.a.alpha"}
     assert torch.allclose(change(layer, (12, 10)), weight.double(), atol=1e-4)
     assert torch.equal(made.state["m.a.diff_b"], bias) and torch.equal(made.state["m.n.diff"], bias)
     assert made.state["m.c.lora_down.weight"].shape == (4, 4, 3, 3) and not any("same" in key for key in made.state)
     assert 0 < made.lost < 1
     with pytest.raises(ValueError, match="zero everywhere"):
-        extracted({"m.a.weight": lambda: torch.zeros(2, 2)}, 4)
+        extract_lora({"m.a.weight": lambda: torch.zeros(2, 2)}, 4)
 
 
 def test_what_cannot_be_merged_is_listed():
@@ -105,16 +108,16 @@ def test_what_cannot_be_merged_is_listed():
         {"lora_unet_o.oft_blocks": torch.ones(3, 4, 4)},
     )
     states = [
-        Source("x", lora("lora_unet_input_blocks_1", 1) | {"lora_unet_a.hada_w1_a": torch.ones(2)} | dora),
-        Source(
+        LoraEntry("x", lora("lora_unet_input_blocks_1", 1) | {"lora_unet_a.hada_w1_a": torch.ones(2)} | dora),
+        LoraEntry(
             "y",
             lora("lora_unet_down_blocks_1", 1) | {"z.lora_up.weight": torch.ones(2, 2), "what": torch.ones(1)} | oft,
-            by_block={"D00": 1.0},
+            blocks="D00=1.0",
         ),
-        Source("z", lora("a", 1) | {"a.lora_down.weight": torch.ones(2, 10)}),
+        LoraEntry("z", lora("a", 1) | {"a.lora_down.weight": torch.ones(2, 10)}),
     ]
     with pytest.raises(ValueError) as error:
-        merged(states)
+        merge_loras(states)
     for said in (
         "x: lora_unet_a: LoHa: hada_w1_b is missing",
         "y: z: expected an up and a down matrix",
@@ -127,9 +130,9 @@ def test_what_cannot_be_merged_is_listed():
     ):
         assert said in str(error.value), said
     with pytest.raises(ValueError, match=r"- a: these LoRAs are for different models[^\n]*\n- b: these"):
-        merged(
+        merge_loras(
             [
-                Source(name, lora("a", 1, shape=shape) | lora("b", 1, shape=shape))
+                LoraEntry(name, lora("a", 1, shape=shape) | lora("b", 1, shape=shape))
                 for name, shape in (("x", (12, 10)), ("y", (9, 10)))
             ]
         )
@@ -166,7 +169,7 @@ def test_what_cannot_be_merged_is_listed():
 )
 def test_layers_are_paired_whatever_their_prefix(names):
     states = [lora(name, 5 * place) for place, name in enumerate(names)]
-    made = merged([Source(name, state, 0.5, 0.5) for name, state in zip(names, states, strict=True)]).state
+    made = merge_loras([LoraEntry(name, state, 0.5, 0.5) for name, state in zip(names, states, strict=True)]).state
     assert {key.rpartition(".lora")[0] for key in made if "lora_up" in key} == {names[0]}
     assert torch.allclose(change(made, (12, 10)), 0.5 * sum(change(state, (12, 10)) for state in states), atol=1e-5)
 
@@ -187,9 +190,9 @@ def test_two_spellings_of_one_model_need_it(own, diffusers):
     with pytest.raises(
         ValueError, match="x and y name the model's layers differently, one as diffusers does: connect model"
     ):
-        merged([Source("x", lora(own, 1)), Source("y", lora(diffusers, 5))])
+        merge_loras([LoraEntry("x", lora(own, 1)), LoraEntry("y", lora(diffusers, 5))])
     mixed = lora(own, 1) | lora(diffusers, 5)  # a file of its own that has both is not two files
-    assert len(merged([Source("x", mixed), Source("y", lora(own, 9))]).state) == 6
+    assert len(merge_loras([LoraEntry("x", mixed), LoraEntry("y", lora(own, 9))]).state) == 6
 
 
 @pytest.mark.parametrize(
@@ -205,7 +208,7 @@ def test_two_spellings_of_one_model_need_it(own, diffusers):
 )
 def test_other_spellings_of_one_layer_are_paired(names):
     files = [lora(name, 10 * number) for number, name in enumerate(names)]
-    made = merged([Source(name, state) for name, state in zip(names, files, strict=True)])
+    made = merge_loras([LoraEntry(name, state) for name, state in zip(names, files, strict=True)])
     assert {key.rpartition(".lora")[0] or key.removesuffix(".alpha") for key in made.state} == {names[0]}
     assert torch.allclose(change(made.state, (12, 10)), sum(change(state, (12, 10)) for state in files), atol=1e-5)
 
@@ -217,7 +220,7 @@ def test_xlabs_files_are_merged():
         for (side, _), shape in shapes.items()
     }
     other = lora("lora_unet_double_blocks_0_txt_attn_proj", 1)
-    made = merged([Source("x", state), Source("y", other)]).state
+    made = merge_loras([LoraEntry("x", state), LoraEntry("y", other)]).state
     theirs = (
         state["double_blocks.0.processor.proj_lora2.up.weight"]
         @ state["double_blocks.0.processor.proj_lora2.down.weight"]
@@ -232,7 +235,7 @@ def test_xlabs_files_are_merged():
     with pytest.raises(
         ValueError, match=r"x: diffusion_model\.single_blocks\.0\.linear1_qkv is for a part of a weight: connect model"
     ):
-        merged([Source("x", single)])
+        merge_loras([LoraEntry("x", single)])
 
 
 def test_block_weights():
@@ -245,12 +248,12 @@ def test_block_weights():
         "mid_block_attentions_0_proj_in",
         "up_blocks_1_attentions_0_proj_in",
     )
-    weights = block_weights.parse("IN=0.5, M=0, OUT03=2")
+    blocks = "IN=0.5, M=0, OUT03=2"
     for spelled in (names, diffusers):
         state = {
             key: value for seed, name in enumerate(spelled) for key, value in lora(f"lora_unet_{name}", seed).items()
         }
-        made = merged([Source("x", state, 0.7, 1.0, weights)]).state
+        made = merge_loras([LoraEntry("x", state, 0.7, blocks=blocks)]).state
         for name, factor in zip(spelled, (0.5, None, 2.0), strict=True):
             base = f"lora_unet_{name}"
             if factor is None:
@@ -274,11 +277,11 @@ def test_block_weights():
         key: value for key, value in state.items() if "middle" not in key
     }  # a list fits a file that lacks some of its blocks
     assert (
-        merged([Source("x", some, by_block=block_weights.parse(",".join("1" * 17)))]).state.keys()
-        == merged([Source("x", some)]).state.keys()
+        merge_loras([LoraEntry("x", some, blocks=",".join("1" * 17))]).state.keys()
+        == merge_loras([LoraEntry("x", some)]).state.keys()
     )
     with pytest.raises(ValueError, match=r"x: blocks: it has no D00; its blocks are BASE, IN, M, OUT"):
-        merged([Source("x", state, by_block={"D00": 1.0})])
+        merge_loras([LoraEntry("x", state, blocks="D00=1.0")])
 
 
 def of_family(kind, shape, seed):
@@ -326,8 +329,8 @@ def test_what_adds_is_merged_without_a_model(kinds, rank, shape):
         state = of_family(kind, shape, 10 * seed)
         found = patches_of(read(state, keys, shapes, kind), "model", shapes)
         total = total + 0.5 * sum(one.delta(shape).double() for weight, one, _ in found if weight == "a.weight")
-        sources.append(Source(kind, state, 0.5))
-    made = merged(sources, rank)
+        sources.append(LoraEntry(kind, state, 0.5))
+    made = merge_loras(sources, rank)
     found = patches_of(read(made.state, keys, shapes, "merged"), "model", shapes)
     ours = sum(one.delta(shape).double() for weight, one, _ in found if weight == "a.weight")
     values = np.linalg.svd(total.flatten(1).numpy(), compute_uv=False)
@@ -350,7 +353,7 @@ def test_pefts_alpha_counts_in_merging():
         "base_model.model.a.lora_A.weight": random(2, 10),
         "base_model.model.a.lora_B.weight": random(12, 2, seed=1),
     }
-    made = merged([Source("x", state, metadata={"adapter_config": '{"r": 2, "lora_alpha": 6}'})])
+    made = merge_loras([LoraEntry("x", state, metadata={"adapter_config": '{"r": 2, "lora_alpha": 6}'})])
     ours = made.state["base_model.model.a.lora_up.weight"] @ made.state["base_model.model.a.lora_down.weight"]
     assert torch.allclose(
         ours, 3.0 * state["base_model.model.a.lora_B.weight"] @ state["base_model.model.a.lora_A.weight"], atol=1e-5
@@ -365,7 +368,7 @@ def test_every_kind_is_merged_with_a_model(kind, rank):
     base = torch.randn(shape, generator=generator)
     patches = [Patch(layer("lora", shape, generator), 0.5), Patch(layer(kind, shape, generator), 0.7)]
     patches.append(Patch(layer("lora", (12, 16), generator), 1.0, (0, 8, 12)))
-    made = combined({"diffusion_model.a.weight": Weight(patches, shape, lambda: base)}, rank)
+    made = merge_changes({"diffusion_model.a.weight": WeightChange(patches, shape, lambda: base)}, rank)
     parsed = read(
         made.state, {"diffusion_model.a": Target("model", "a.weight")}, {("model", "a.weight"): shape}, "merged"
     )

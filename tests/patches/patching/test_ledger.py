@@ -11,7 +11,8 @@ import torch
 from graft_nodes.patches.adapters.layer import IA3, Diff, DoRA, LoRA, Set
 from graft_nodes.patches.patching import ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack
-from graft_nodes.patches.patching.ledger import Version, attach, attached, detach, plan
+from graft_nodes.patches.patching.ledger import Version, attach, attached, detach
+from graft_nodes.patches.patching.plan import plan_weights
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -200,7 +201,7 @@ def test_forgotten_memory_is_free():
 
 def in_place(monkeypatch):
     """What is done on a device, done on the CPU."""
-    monkeypatch.setattr(ledger, "_in_place", lambda base: True)
+    monkeypatch.setattr(ledger, "is_patched_in_place", lambda base: True)
 
 
 @pytest.mark.parametrize("inference", [False, True])
@@ -400,8 +401,8 @@ def test_plan():
     of = model()
     patches = stack(of, NAMES).patches
     others = {"3.weight": [Patch(Set(torch.ones_like(of.get_parameter("3.weight"))), 1.0)]}
-    assert plan(of, patches, "auto") == (list(NAMES), [], [], {})
-    assert plan(of, patches, "bypass") == (
+    assert plan_weights(of, patches, "auto") == (list(NAMES), [], [], {})
+    assert plan_weights(of, patches, "bypass") == (
         ["3.weight"],
         ["0.weight", "2.weight"],
         [],
@@ -409,25 +410,25 @@ def test_plan():
     )
     left = "through ComfyUI's own patches because LayerNorm has no bypass and paged"
     for mode in ("auto", "bypass"):
-        merge, bypass, by_host, reasons = plan(of, patches, mode, "paged")
+        merge, bypass, by_host, reasons = plan_weights(of, patches, mode, "paged")
         assert (merge, bypass, by_host, reasons[left]) == ([], ["0.weight", "2.weight"], ["3.weight"], 1)
         norms = {f"{number}.weight": patches["3.weight"] for number in range(2)}
-        more = plan(nn.Sequential(nn.LayerNorm(4), nn.GroupNorm(2, 4)), norms, mode, "paged")
+        more = plan_weights(nn.Sequential(nn.LayerNorm(4), nn.GroupNorm(2, 4)), norms, mode, "paged")
         assert more.reasons == {left: 1, left.replace("LayerNorm", "GroupNorm"): 1}
         with pytest.raises(
             ValueError, match=r"3\.weight: cannot be merged, paged, and LayerNorm has no bypass; use mode host"
         ):
-            plan(of, others, mode, "paged")
+            plan_weights(of, others, mode, "paged")
     of[0].weight.data = of[0].weight.data.to(torch.float8_e4m3fn)
-    merge, bypass, by_host, reasons = plan(of, patches, "auto")
+    merge, bypass, by_host, reasons = plan_weights(of, patches, "auto")
     assert (merge, bypass, by_host) == (["2.weight", "3.weight"], ["0.weight"], [])
     assert reasons == {"at the activations because its type is torch.float8_e4m3fn": 1}
-    assert plan(of, patches, "merge") == (list(NAMES), [], [], {})  # fp8 is merged where that is asked for
+    assert plan_weights(of, patches, "merge") == (list(NAMES), [], [], {})  # fp8 is merged where that is asked for
     of[0].scale_weight = torch.ones(1)
     with pytest.raises(
         ValueError, match=r"0\.weight: cannot be merged, it is quantised \(scale_weight\); use mode auto"
     ):
-        plan(of, patches, "merge")
+        plan_weights(of, patches, "merge")
 
 
 class Sequences(RuleBasedStateMachine):
@@ -536,7 +537,7 @@ def test_quantised_weights_are_patched_at_the_activations():
     of[0], of[2] = Int8Linear(of[0]), Int8Linear(of[2])
     of[2].weight = Packed(torch.zeros(20, 1, dtype=torch.uint8))
     assert ledger.shapes(of)["0.weight"] == (8, 6) and ledger.shapes(of)["2.weight"] == (5, 8)
-    merge, bypass, _, reasons = plan(of, one.patches, "auto")
+    merge, bypass, _, reasons = plan_weights(of, one.patches, "auto")
     assert (merge, bypass) == (["3.weight"], ["0.weight", "2.weight"])
     assert reasons == {
         "at the activations because it is quantised (weight_scale)": 1,

@@ -19,6 +19,7 @@ from comfy.ldm.flux.model import FluxParams
 from comfy.ldm.hunyuan_video.model import HunyuanVideoParams
 from graft_nodes.host import lora
 from graft_nodes.patches.lora_files import layer_names, merge, parse, save
+from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.storage.safetensors import load_once
 from safetensors.torch import save_file
 
@@ -389,7 +390,7 @@ def test_a_name_changes_its_weight_and_no_other(models, family, name, weight, ro
     patcher, base = models(family)
     start, length = rows or (0, base[f"{weight}.weight"].shape[0])
     state, delta = pair(name, length, base[f"{weight}.weight"][0].numel(), 1)
-    changed = weights(lora.graft(patcher, None, [lora.Entry("x", state)], "merge").model)
+    changed = weights(lora.apply_lora_stack(patcher, None, [LoraEntry("x", state)], "merge").model)
     expected = base[f"{weight}.weight"].clone()
     expected.flatten(1)[start : start + length] += delta
     assert torch.allclose(changed[f"{weight}.weight"], expected, atol=1e-5)
@@ -400,7 +401,7 @@ def test_a_name_changes_its_weight_and_no_other(models, family, name, weight, ro
 def test_agrees_with_comfyuis_loader_where_that_knows_the_names(models, family):
     """Every name of the table that the host takes, in one file a weight, through its own loader."""
     patcher, base = models(family)
-    targets, _ = lora.lora_targets(patcher)
+    targets = lora.model_weights(patcher).key_map
     known = {(weight, rows): name for of, name, weight, rows in NAMES if of == family and name in targets}
     if not known:
         assert family == "z-image"  # 0.3.64 has no map for it
@@ -410,7 +411,7 @@ def test_agrees_with_comfyuis_loader_where_that_knows_the_names(models, family):
         shape = base[f"{weight}.weight"].shape
         state |= pair(name, rows[1] if rows else shape[0], shape[1:].numel(), seed)[0]
     theirs = weights(comfy.sd.load_lora_for_models(patcher, None, state, 0.7, 0.0)[0])
-    ours = weights(lora.graft(patcher, None, [lora.Entry("x", state, 0.7)], "merge").model)
+    ours = weights(lora.apply_lora_stack(patcher, None, [LoraEntry("x", state, 0.7)], "merge").model)
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in base)
 
 
@@ -465,7 +466,7 @@ def test_every_layer_of_diffusers_names(models, family):
         if name.endswith(".weight") and tensor.ndim == 2 and "patch_embed" not in name:
             of, deltas[name] = pair(f"transformer.{layer}", *tensor.shape, seed, "lora_B.weight", "lora_A.weight")
             state |= of
-    changed = converted(family, weights(lora.graft(patcher, None, [lora.Entry("x", state)], "merge").model))
+    changed = converted(family, weights(lora.apply_lora_stack(patcher, None, [LoraEntry("x", state)], "merge").model))
     assert len(deltas) > 15 and changed.keys() == theirs.keys()
     for name, tensor in theirs.items():
         assert torch.allclose(changed[name], tensor + deltas.get(name, 0.0), atol=1e-4), name
@@ -495,7 +496,7 @@ def test_every_layer_of_diffusers_unet(models):
                 f"unet.{name.removesuffix('.weight')}", *tensor.shape, seed, "lora_B.weight", "lora_A.weight"
             )
             state |= of
-    changed = seen(weights(lora.graft(patcher, None, [lora.Entry("x", state)], "merge").model))
+    changed = seen(weights(lora.apply_lora_stack(patcher, None, [LoraEntry("x", state)], "merge").model))
     assert len(deltas) > 50
     assert all(torch.allclose(changed[name], theirs[name] + deltas.get(name, 0.0), atol=1e-4) for name in theirs)
 
@@ -510,7 +511,7 @@ def test_the_hosts_conversion_takes_no_key_of_a_remembered_file(models, tmp_path
     assert not taken.keys() & state.keys(), "else this test says nothing"
     save_file(state, path)
     for _ in range(2):
-        patched = lora.graft(patcher, None, [lora.Entry("x", load_once(path)[0])], "merge").model
+        patched = lora.apply_lora_stack(patcher, None, [LoraEntry("x", load_once(path)[0])], "merge").model
         assert torch.allclose(weights(patched)[weight], base[weight] + delta, atol=1e-5)
         assert load_once(path)[0].keys() == state.keys()
 
@@ -534,11 +535,10 @@ def test_comfyuis_loader_reads_all_of_a_merged_layer(models, layer, kinds):
         f"{D}{layer}.lokr_w2": torch.randn(shape[0] // 2, shape[1] // 2, *shape[2:]),
     }
     second = second if "lokr" in kinds else {f"{D}{layer}.diff": torch.randn(shape)}
-    entries = [lora.Entry("x", first, 0.7), lora.Entry("y", second, -0.4)]
-    expected = weights(lora.graft(patcher, None, entries, "merge").model)
-    changes, _ = lora.changes(patcher, None, entries)
-    files = [merge.Source(one.name, one.state, one.model) for one in entries]
-    for made in (merge.merged(files), merge.combined(changes)):
+    entries = [LoraEntry("x", first, 0.7), LoraEntry("y", second, -0.4)]
+    expected = weights(lora.apply_lora_stack(patcher, None, entries, "merge").model)
+    changes, _ = lora.lora_changes(patcher, None, entries)
+    for made in (merge.merge_loras(entries), merge.merge_changes(changes)):
         state = save.renamed(made.state, "kohya", torch.float32)
         theirs = weights(comfy.sd.load_lora_for_models(patcher, None, state, 1.0, 0.0)[0])
         assert all(torch.allclose(theirs[name], expected[name], atol=1e-4) for name in base)
@@ -552,7 +552,7 @@ def test_comfyuis_loader_reads_every_difference_under_kohyas_names(models, famil
         for name, tensor in patcher.model.named_parameters()
         if name.startswith(D) and not name.endswith(".bias")
     }
-    made = merge.extracted({name: lambda tensor=tensor: tensor for name, tensor in differences.items()}, 1)
+    made = merge.extract_lora({name: lambda tensor=tensor: tensor for name, tensor in differences.items()}, 1)
     saved = save.renamed(made.state, "kohya", torch.float32)
     known = comfy.lora.model_lora_keys_unet(patcher.model, {})
     assert set(comfy.lora.load_lora(saved, known, log_missing=False)) == set(differences)
@@ -600,9 +600,9 @@ def test_what_is_saved_under_pefts_names_is_the_same_change(models, family, name
             key: value.reshape(2, *kernel) if "down" in key else value.reshape(-1, 2, *(1,) * (len(kernel) - 1))
             for key, value in of.items()
         }
-    expected = weights(lora.graft(patcher, None, [lora.Entry("x", state)], "merge").model)
+    expected = weights(lora.apply_lora_stack(patcher, None, [LoraEntry("x", state)], "merge").model)
     saved = save.renamed(state, "peft", torch.float32)
-    made = [lora.graft(patcher, None, [lora.Entry("x", saved)], "merge").model]
+    made = [lora.apply_lora_stack(patcher, None, [LoraEntry("x", saved)], "merge").model]
     made += [comfy.sd.load_lora_for_models(patcher, None, saved, 1.0, 0.0)[0]] if hosts else []
     assert all(not torch.equal(expected[f"{D}{name}.weight"], base[f"{D}{name}.weight"]) for name in names)
     for found in map(weights, made):
@@ -626,7 +626,7 @@ def test_xlabs_files_for_flux(models):
         state |= of
         expected[f"{D}{weight}.weight"] = base[f"{D}{weight}.weight"].clone()
         expected[f"{D}{weight}.weight"][:rows] += delta
-    changed = weights(lora.graft(patcher, None, [lora.Entry("x", state)], "merge").model)
+    changed = weights(lora.apply_lora_stack(patcher, None, [LoraEntry("x", state)], "merge").model)
     assert all(torch.allclose(changed[name], expected.get(name, base[name]), atol=1e-5) for name in base)
 
 
@@ -642,7 +642,7 @@ def test_bfls_control_loras_enlarge_a_weight(models):
         "img_in.lora_B.bias": torch.ones(32),
         "single_blocks.0.norm.key_norm.scale": torch.full((16,), 2.0),
     }
-    made = lora.graft(patcher, None, [lora.Entry("control", state)], "merge")
+    made = lora.apply_lora_stack(patcher, None, [LoraEntry("control", state)], "merge")
     assert "img_in.weight" in made.report and "enlarges" in made.report
     changed = weights(made.model)
     wide = torch.cat([base[f"{D}img_in.weight"], torch.zeros(32, 16)], 1) + up @ down
@@ -655,14 +655,14 @@ def test_bfls_control_loras_enlarge_a_weight(models):
     assert all(torch.equal(after[name], base[name]) for name in base)
     other, _ = pair("img_in", 32, 16, 5)
     with pytest.raises(ValueError, match=r"plain changes diffusion_model.img_in.weight, which control enlarges"):
-        lora.graft(patcher, None, [lora.Entry("control", state), lora.Entry("plain", other)], "merge")
+        lora.apply_lora_stack(patcher, None, [LoraEntry("control", state), LoraEntry("plain", other)], "merge")
     with pytest.raises(
         ValueError, match=r"plain changes diffusion_model.img_in.weight, which a LoRA that the model carries enlarges"
     ):
-        lora.graft(made.model, None, [lora.Entry("plain", other)], "merge")
+        lora.apply_lora_stack(made.model, None, [LoraEntry("plain", other)], "merge")
     made.model.patch_model()
     assert patcher.model.state_dict()[f"{D}img_in.weight"].shape == (32, 32), "enlarged while that model is loaded"
-    plain = lora.graft(patcher, None, [lora.Entry("plain", other)], "merge").model
+    plain = lora.apply_lora_stack(patcher, None, [LoraEntry("plain", other)], "merge").model
     made.model.unpatch_model()
     assert not torch.equal(weights(plain)[f"{D}img_in.weight"], base[f"{D}img_in.weight"])
 
@@ -743,7 +743,8 @@ def clips(models):
 
     def of(path):
         if path not in made:
-            made[path] = lora.lora_targets(models("sd1")[0], clip(path))
+            weights = lora.model_weights(models("sd1")[0], clip(path))
+            made[path] = weights.key_map, weights.shapes
         return made[path]
 
     return of
@@ -881,7 +882,8 @@ def test_saved_names_lead_back_to_their_weights(family):
     config.set_inference_dtype(torch.float32, None)
     with torch.device("meta"):
         patcher = types.SimpleNamespace(model=config.get_model({}, "", torch.device("meta")), backup={})
-    known, shapes = lora.lora_targets(patcher)
+    found = lora.model_weights(patcher)
+    known, shapes = found.key_map, found.shapes
     layers = {
         weight.removesuffix(".weight"): shape
         for (_, weight), shape in shapes.items()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from graft_nodes import host
 from graft_nodes.host import lora
+from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.training.data.dataset import Conditioning
 from quantised import parts, with_quantised_layers, with_scaled_layers
 
@@ -52,7 +53,7 @@ def test_a_stack_on_quantised_layers(way, kind):
     before = {name: [part.clone() for part in parts(p)] for name, p in quantised.model.named_parameters()}
     touched = ("img_attn.proj.weight", "linear2.weight")
     sides = {name: tuple(weight.shape) for name, weight in plain.model.named_parameters() if name.endswith(touched)}
-    entries = [lora.Entry("first", file_of("lora", sides), 0.5), lora.Entry(kind, file_of(kind, sides), 0.7)]
+    entries = [LoraEntry("first", file_of("lora", sides), 0.5), LoraEntry(kind, file_of(kind, sides), 0.7)]
     x, sigma, text = (
         families.random(1, *families.FAMILIES["flux"].latent, seed=4),
         torch.tensor([0.6]),
@@ -63,8 +64,8 @@ def test_a_stack_on_quantised_layers(way, kind):
         with torch.inference_mode(), host.denoiser.denoiser(patcher) as denoiser:
             return denoiser.denoise(x, sigma, [Conditioning(*text)], {})
 
-    base, (found, _, report) = denoised(quantised), lora.graft(quantised, None, entries)
-    wanted = denoised(lora.graft(plain, None, entries, "merge").model)
+    base, (found, _, report) = denoised(quantised), lora.apply_lora_stack(quantised, None, entries)
+    wanted = denoised(lora.apply_lora_stack(plain, None, entries, "merge").model)
     assert f"model: {len(sides)} at the activations because" in report and "model: 0 weights merged" in report
     size, own = (
         float((wanted - base).abs().max()),

@@ -8,6 +8,7 @@ import families
 import pytest
 import torch
 from graft_nodes import host
+from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.training.data.dataset import Conditioning, Dataset
 from graft_nodes.training.memory import offload
 from graft_nodes.training.optimizers.settings import OptimizerSettings
@@ -85,7 +86,7 @@ def test_every_kind_beside_scaled_fp8_is_that_beside_its_numbers(kind):
                 values[f"{name} base"] = denoiser.denoise(x, sigma, [Conditioning(*text)], {})
                 with attached(denoiser.module, settings, trained, lambda: (0, 0, "")):
                     values[name] = denoiser.denoise(x, sigma, [Conditioning(*text)], {})
-        grafted = host.lora.graft(scaled, None, [host.lora.Entry("trained", as_lora(trained, settings, None))])
+        grafted = host.lora.apply_lora_stack(scaled, None, [LoraEntry("trained", as_lora(trained, settings, None))])
         with host.denoiser.denoiser(grafted.model) as denoiser:
             values["came out"] = denoiser.denoise(x, sigma, [Conditioning(*text)], {})
     size = float(values["plain"].abs().max())

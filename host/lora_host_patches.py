@@ -1,0 +1,113 @@
+"""LoRA stacks as ComfyUI's own patches: one fused adapter a weight, and control LoRAs that enlarge a weight."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..patches.adapters.layer import packed, unpacked
+from ..patches.lora_files.read_stack import EnlargingLora
+from ..patches.patching.fuse import Patch, additive, fuse, in_order
+
+
+def with_host_patches(patcher: Any, patches: Mapping[str, Sequence[Patch]]) -> Any:
+    """A clone with one fused adapter a weight as ComfyUI's own patch; layers that are no product of factors go as one
+    adapter of Graft's.
+    """
+    from comfy.weight_adapter import LoRAAdapter
+
+    graft_adapter = _graft_adapter_class()
+    parameters = dict(patcher.model.named_parameters(remove_duplicate=False))
+    adapters: dict[str, Any] = {}
+    differences: dict[str, Any] = {}
+    for weight, on_weight in patches.items():
+        if not _fuses(on_weight):  # stays as small as its file
+            layers = tuple((patch.strength, patch.part, packed(patch.layer)) for patch in on_weight)
+            adapters[weight] = graft_adapter(set(), layers)
+            continue
+        fused = fuse(on_weight, parameters[weight].shape)
+        if fused.up.shape[1]:
+            adapters[weight] = LoRAAdapter(set(), (fused.up, fused.down, None, None, None, None))
+        if fused.diff is not None:
+            differences[weight] = ("diff", (fused.diff,))
+    clone = patcher.clone()
+    for host_patches in (adapters, differences):
+        applied = clone.add_patches(host_patches, 1.0)
+        if len(applied) != len(host_patches):
+            raise ValueError(f"the host did not take patches for {sorted(set(host_patches) - set(applied))}")
+    return clone
+
+
+def _fuses(patches: Sequence[Patch]) -> bool:
+    """Whether patches of a weight are a product of factors and a difference."""
+    if not additive(patches):
+        return False
+    return all(patch.layer.kind == "diff" or patch.layer.factors() is not None for patch in patches)
+
+
+@functools.cache
+def _graft_adapter_class() -> type:
+    """ComfyUI's adapter that puts patches of any kind on a weight, in order; its `weights` are (strength, part, packed
+    layer) each.
+    """
+    from comfy.weight_adapter import WeightAdapterBase
+
+    class GraftAdapter(WeightAdapterBase):
+        name = "graft"
+
+        def __init__(self, loaded_keys: set[str], weights: tuple) -> None:
+            self.loaded_keys, self.weights = loaded_keys, weights
+
+        def calculate_weight(
+            self,
+            weight: torch.Tensor,
+            key: str,
+            strength: float,
+            strength_model: float,
+            offset: Any,
+            function: Callable,
+            intermediate_dtype: torch.dtype = torch.float32,
+            original_weight: Any = None,
+        ) -> torch.Tensor:
+            patches = [Patch(unpacked(layer), own, part) for own, part, layer in self.weights]
+            with torch.no_grad():
+                base = weight.float()
+                change = in_order(base, patches) - base
+                return weight.copy_(base + strength * function(change))
+
+    return GraftAdapter
+
+
+# --- control LoRAs that enlarge a weight ------------------------------------------------------------------------------
+
+
+def can_enlarge() -> bool:
+    """Whether this host has adapters that enlarge a weight."""
+    import comfy.lora
+
+    return hasattr(comfy.lora, "pad_tensor_to_shape")
+
+
+def enlarges_weight(patch: Any) -> bool:
+    """Whether one of ComfyUI's patches is a LoRA that enlarges its weight: the last of its adapter's six values is the
+    new shape.
+    """
+    return getattr(patch, "name", None) == "lora" and len(patch.weights) > 5 and patch.weights[5] is not None
+
+
+def with_enlarging_loras(model: Any, loras: Iterable[EnlargingLora]) -> Any:
+    """A clone with ComfyUI's own patches for LoRAs that enlarge a weight, below every stack; the model itself when
+    there are none.
+    """
+    import comfy.lora
+
+    patched = model
+    for lora in loras:
+        if patched is model:
+            patched = model.clone()
+        patches = comfy.lora.load_lora(dict(lora.state_dict), dict(lora.layers), log_missing=False)
+        patched.add_patches(patches, lora.strength)
+    return patched

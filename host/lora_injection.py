@@ -1,0 +1,240 @@
+"""Attaches LoRA stacks while ComfyUI has a model loaded: injections, callbacks, and schedules that follow sampling."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..patches.models.compiled import is_compiled
+from ..patches.patching import ledger, plan
+from ..patches.patching.fuse import Stack, additive
+from ..patches.patching.rounding import rounds_stochastically
+
+KEY = "graft"  # of callbacks; every injection has a key of its own, because ComfyUI replaces a used key silently
+SHARES = 100_000  # the steps in which a share of sampling is counted
+
+# Patchers of dynamic VRAM that ComfyUI has detached since it loaded them.
+_detached: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def inject_stacks(patcher: Any, stacks: Sequence[Stack]) -> Any:
+    """A clone whose injection attaches more stacks, after those that the patcher carries; one injection holds all."""
+    import comfy.patcher_extension as extension
+
+    clone = patcher.clone()
+    every_stack = (*_take_injections(clone), *stacks)
+    injection = extension.PatcherInjection(inject=functools.partial(_inject, every_stack), eject=_eject)
+    injection.graft_stacks = every_stack
+    clone.set_injections(f"{KEY}-{stacks[-1].serial}", [injection])
+    events = extension.CallbacksMP
+    for event, callback in (
+        (events.ON_INJECT_MODEL, _on_inject),
+        (events.ON_CLONE, _on_clone),
+        (events.ON_DETACH, _on_detach),
+        (events.ON_LOAD, _on_load),
+    ):
+        clone.remove_callbacks_with_key(event, KEY)
+        clone.add_callback_with_key(event, KEY, callback)
+    _free_with_parent(patcher, clone)
+    if plan.scheduled_weights(every_stack):
+        clone.remove_wrappers_with_key(extension.WrappersMP.APPLY_MODEL, KEY)
+        clone.add_wrapper_with_key(extension.WrappersMP.APPLY_MODEL, KEY, _follow_schedules)
+    return clone
+
+
+def carried_stacks(patcher: Any) -> list[Stack]:
+    """The stacks that a ModelPatcher carries as injections, in order; `Stack.identity` is what a fingerprint hashes."""
+    stacks: list[Stack] = []
+    for injections in patcher.injections.values():
+        for injection in injections:
+            stacks += getattr(injection, "graft_stacks", ())
+    return stacks
+
+
+def _take_injections(clone: Any) -> list[Stack]:
+    """Remove Graft's injections from a clone, and return the stacks that they held."""
+    stacks: list[Stack] = []
+    for key, injections in list(clone.injections.items()):
+        if injections and all(hasattr(injection, "graft_stacks") for injection in injections):
+            for injection in injections:
+                stacks += injection.graft_stacks
+            clone.remove_injections(key)
+    return stacks
+
+
+# --- what ComfyUI calls -----------------------------------------------------------------------------------------------
+
+
+def _inject(stacks: Sequence[Stack], patcher: Any) -> None:
+    """Attach the stacks; a failure unloads the model, as ComfyUI does when its own part of a load fails."""
+    if _is_unloaded(patcher):
+        return
+    _unpin(patcher, stacks)
+    try:
+        with _bases_in_backup(patcher):
+            ordered = [_after_host_patches(patcher.model, stack) for stack in stacks]
+            ledger.attach(patcher.model, id(patcher), ordered, _version(patcher))
+    except BaseException:  # nothing may stay on the device that ComfyUI does not count
+        patcher.unpatch_model(patcher.offload_device)
+        raise
+
+
+def _eject(patcher: Any) -> None:
+    """Detach the stacks. It imports nothing, because patchers also end while Python shuts down."""
+    with _bases_in_backup(patcher):
+        ledger.detach(patcher.model, id(patcher), _version(patcher))
+
+
+def _on_inject(patcher: Any) -> None:
+    """Undo the injection of a failed load: it would inject again, into what another patcher has loaded since."""
+    if _is_unloaded(patcher):
+        patcher.eject_model()
+
+
+def _on_clone(original: Any, clone: Any) -> None:
+    clone.is_injected = False  # it has injected nothing, and must not eject what the original injected
+    _free_with_parent(original, clone)
+
+
+def _on_detach(patcher: Any, unpatch_all: bool) -> None:
+    if unpatch_all:
+        ledger.forget(patcher.model)
+        if getattr(patcher, "is_dynamic", bool)():
+            _detached.add(patcher)
+
+
+def _on_load(patcher: Any, *_: Any) -> None:
+    _detached.discard(patcher)
+
+
+def _free_with_parent(parent: Any, clone: Any) -> None:
+    """Free what is kept for a model when its parent is unloaded: ComfyUI unloads through the parent once a clone has
+    ended.
+    """
+    import comfy.patcher_extension as extension
+
+    on_detach = extension.CallbacksMP.ON_DETACH
+    weakref.finalize(clone, _free_on_detach, parent, on_detach).atexit = False
+
+
+def _free_on_detach(parent: Any, on_detach: str) -> None:
+    if ledger.is_kept(parent.model):
+        parent.remove_callbacks_with_key(on_detach, KEY)
+        parent.add_callback_with_key(on_detach, KEY, _on_detach)
+
+
+def _is_unloaded(patcher: Any) -> bool:
+    """Whether nobody holds the weights that an injection would change: a failed load detaches, and then injects into
+    what is left.
+
+    A load leaves its mark on the model, and a detach takes it off again, but not with dynamic VRAM.
+    """
+    return patcher.model.current_weight_patches_uuid is None or patcher in _detached
+
+
+# --- weights that ComfyUI patches, pins or backs up -------------------------------------------------------------------
+
+
+class _BackedUpBase(NamedTuple):
+    """A base as an entry of ComfyUI's backup, where nodes that merge, extract or save look for what a patched weight
+    was.
+    """
+
+    weight: torch.Tensor
+    inplace_update: bool
+    graft_stack: bool = True
+
+
+@contextlib.contextmanager
+def _bases_in_backup(patcher: Any) -> Iterator[None]:
+    """Around a change of what is merged: ComfyUI's backup holds the base of every merged weight, as of those that it
+    patches itself.
+
+    ComfyUI restores from its backup only what is ejected; then it holds nothing of Graft's.
+    """
+    for name in [name for name, saved in patcher.backup.items() if hasattr(saved, "graft_stack")]:
+        del patcher.backup[name]
+    yield
+    for name, base in ledger.bases(patcher.model).items():
+        patcher.backup.setdefault(name, _BackedUpBase(base, False))
+
+
+def _unpin(patcher: Any, stacks: Iterable[Stack]) -> None:
+    """Unpin the weights that are replaced: ComfyUI would look for them in vain when it unpins what it has pinned."""
+    merged = {name for stack in stacks for name in stack.patches if name not in stack.bypass}
+    for name in merged & set(getattr(patcher, "pinned", ())):
+        patcher.unpin_weight(name)
+
+
+_reordered: weakref.WeakKeyDictionary[Stack, dict[frozenset[str], Stack]] = weakref.WeakKeyDictionary()
+
+
+def _after_host_patches(model: Any, stack: Stack) -> Stack:
+    """A stack whose layers that depend on the weight they find come after ComfyUI's own patches, where these are
+    applied as the weight is used.
+    """
+    late = frozenset(weight for weight in stack.patches if _needs_bypass(model, stack, weight))
+    if not late:
+        return stack
+    known = _reordered.setdefault(stack, {})
+    if late not in known:
+        known[late] = Stack(stack.patches, stack.bypass | late)
+    return known[late]
+
+
+def _needs_bypass(model: Any, stack: Stack, weight: str) -> bool:
+    if weight in stack.bypass or additive(stack.patches[weight]):
+        return False
+    return _patched_in_use(model, weight)
+
+
+def _patched_in_use(model: Any, weight: str) -> bool:
+    """Whether ComfyUI applies its patches each time that a weight is used, because it holds the weight elsewhere."""
+    path, _, attribute = weight.rpartition(".")
+    module = model.get_submodule(path)
+    functions = [getattr(module, f"{attribute}_{kind}", None) for kind in ("function", "lowvram_function")]
+    return plan.has_bypass(module, attribute) and any(functions)
+
+
+def _version(patcher: Any) -> ledger.Version:
+    model, compute = patcher.model, None
+    if hasattr(model, "manual_cast_dtype"):
+        compute = (model.manual_cast_dtype or model.get_dtype(), torch.device(patcher.load_device))
+    return ledger.Version(
+        model.current_weight_patches_uuid,
+        frozenset(patcher.hook_backup),
+        compute,
+        is_compiled(patcher.wrappers),
+        rounds_stochastically(),
+    )
+
+
+# --- schedules --------------------------------------------------------------------------------------------------------
+
+
+def _follow_schedules(executor: Any, x: torch.Tensor, t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Around one prediction of the model: scheduled strengths are set to what holds at its noise level."""
+    model = executor.class_obj
+    ledger.tick(model, sampled_share(model.model_sampling, float(t.flatten()[0])))
+    return executor(x, t, *args, **kwargs)
+
+
+def sampled_share(sampling: Any, sigma: float) -> float:
+    """The share of sampling (0 to 1, by 0.00001) that is done at a noise level, as ComfyUI counts start_percent and
+    end_percent.
+    """
+    left, right = 0, SHARES
+    while left < right:  # the levels fall as the share rises
+        middle = (left + right) // 2
+        if float(sampling.percent_to_sigma(middle / SHARES)) > sigma * (1 + 1e-5):
+            left = middle + 1
+        else:
+            right = middle
+    if left == 1:
+        return 0.0
+    return left / SHARES

@@ -1,0 +1,56 @@
+"""What two MODELs differ in, and a weight as a MODEL samples with it: ComfyUI's patches and Graft's stacks included."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..patches.lora_files.merge import check_comparable
+from ..patches.patching.fuse import Patch, effective, in_order
+from .base_weights import base_weights
+from .lora_injection import carried_stacks
+
+
+def model_difference(patcher: Any, base: Any) -> dict[str, Callable[[], torch.Tensor]]:
+    """{weight: computes patcher's minus base's, float32} of two MODELs' diffusion models, where they may differ.
+
+    Raises ValueError that lists every weight that only one has, whose shapes differ, or that is quantised.
+    """
+    left, right = base_weights(patcher), base_weights(base)
+    changes: dict[str, Callable[[], torch.Tensor]] = {}
+    for name in check_comparable(left, right, prefix="diffusion_model."):
+        same = _same_memory(left[name], right[name]) and _is_plain(patcher, name) and _is_plain(base, name)
+        if not same:
+            changes[name] = functools.partial(_difference, patcher, left[name], base, right[name], name)
+    return changes
+
+
+def _difference(patcher: Any, weight: torch.Tensor, base: Any, base_weight: torch.Tensor, name: str) -> torch.Tensor:
+    return weight_as_sampled(patcher, name, weight) - weight_as_sampled(base, name, base_weight)
+
+
+def weight_as_sampled(patcher: Any, name: str, base: torch.Tensor) -> torch.Tensor:
+    """A weight as the patcher samples with it, in float32 on the CPU: ComfyUI's patches, then Graft's stacks."""
+    import comfy.lora
+
+    weight = base.detach().to("cpu", torch.float32, copy=True)
+    if patcher.patches.get(name):
+        weight = comfy.lora.calculate_weight(patcher.patches[name], weight, name)
+    return in_order(weight, _stack_patches(patcher, name))
+
+
+def _stack_patches(patcher: Any, name: str) -> list[Patch]:
+    stacks = carried_stacks(patcher)
+    return [*effective(stacks, name, bypass=False), *effective(stacks, name, bypass=True)]
+
+
+def _same_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return first.data_ptr() == second.data_ptr() and first.dtype == second.dtype
+
+
+def _is_plain(patcher: Any, name: str) -> bool:
+    """Whether nothing patches a weight."""
+    return not patcher.patches.get(name) and not _stack_patches(patcher, name)

@@ -1,0 +1,44 @@
+"""One LoRA of a stack: its tensors and how strongly it goes on a model and a text encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ..patching.strength_schedule import Schedule
+from . import block_weights
+
+StateDict = Mapping[str, Tensor]
+
+
+class LoraEntry(NamedTuple):
+    """One LoRA of a stack: its name for messages, its tensors, its strengths on the model and the text encoder.
+
+    `partial`: names that match no weight are left out instead of refused. `blocks` are block weights as
+    `block_weights.parse` reads them, `metadata` is the file's own; `schedule` multiplies the model's strength while
+    sampling.
+    """
+
+    name: str
+    state_dict: StateDict
+    strength_model: float = 1.0
+    strength_clip: float = 1.0
+    partial: bool = False
+    blocks: str = ""
+    metadata: Mapping[str, str] = MappingProxyType({})
+    schedule: Schedule | None = None
+
+    def strength(self, space: str) -> float:
+        """The strength on the "model" or the "clip"."""
+        if space == "model":
+            return self.strength_model
+        return self.strength_clip
+
+    def block_strengths(self) -> Mapping[str, float]:
+        """Strength by block; empty when the entry has no block weights."""
+        if not self.blocks:
+            return {}
+        return block_weights.parse(self.blocks)

@@ -1,0 +1,303 @@
+"""Reads a stack of LoRAs for a model: files, key names and shapes in; patches by weight and a report out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..patching.fuse import Patch, additive
+from ..patching.plan import CHANGING
+from . import block_weights, layer_names, metadata, parse
+from .entry import LoraEntry, StateDict
+from .merge import MERGEABLE_DTYPES
+from .peft_config import peft_configs
+
+SpacePatches = dict[str, dict[str, list[Patch]]]  # "model" or "clip" -> weight -> patches in order
+_MISFITS_SHOWN = 3
+
+
+class ModelWeights(NamedTuple):
+    """What LoRAs may patch, as the host describes a MODEL and a CLIP.
+
+    `key_map` has the target of every LoRA key that the host knows, `shapes` the shape of every weight by ("model" or
+    "clip", name). `enlarged` are weights that a LoRA which the model carries enlarges; `can_enlarge` says whether the
+    host has adapters that do so.
+    """
+
+    key_map: Mapping[str, parse.Target]
+    shapes: Mapping[tuple[str, str], tuple[int, ...]]
+    has_clip: bool = False
+    enlarged: frozenset[str] = frozenset()
+    can_enlarge: bool = False
+
+
+class EnlargingLora(NamedTuple):
+    """Layers of one LoRA that enlarge their weight (BFL's control LoRAs), for ComfyUI's own adapters to apply.
+
+    `layers` maps a layer's name in `state_dict` to the weight; `changed` are all weights and biases that it changes.
+    """
+
+    name: str
+    state_dict: dict[str, Tensor]
+    layers: dict[str, str]
+    changed: list[str]
+    strength: float
+
+
+@dataclass
+class LoraReading:
+    """The LoRAs of a stack, matched with a model's weights, and everything that is wrong with them."""
+
+    loras: list[tuple[LoraEntry, parse.ParsedLora]] = field(default_factory=list)
+    enlarging: list[EnlargingLora] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def raise_problems(self) -> None:
+        """Raise one ValueError that lists every problem."""
+        if self.problems:
+            raise ValueError("\n".join(self.problems))
+
+
+class LoraStackPatches(NamedTuple):
+    """A stack that was read: patches by weight, what ComfyUI's own adapters must apply, and lines for the report."""
+
+    patches: SpacePatches
+    enlarging: Sequence[EnlargingLora]
+    report: list[str]
+
+
+def read_stack(
+    entries: Sequence[LoraEntry],
+    weights: ModelWeights,
+    mode: str,
+    convert: Callable[[StateDict], StateDict],
+) -> LoraStackPatches:
+    """The patches of a stack for a model, to apply in `mode`; `convert` gives a file's keys generic names.
+
+    Raises ValueError that lists everything wrong with every entry.
+    """
+    reading = read_files(entries, weights, convert)
+    reading.problems = [*_refused_entries(entries, mode), *reading.problems]
+    reading.raise_problems()
+    report = [entry_report(entry, lora, weights.has_clip) for entry, lora in reading.loras]
+    for lora in reading.enlarging:
+        report.append(
+            f"{lora.name}: {', '.join(lora.changed)} through ComfyUI's own adapters at {lora.strength:g}, because it"
+            " enlarges the weight"
+        )
+    return LoraStackPatches(_patches_by_space(reading, weights), reading.enlarging, report)
+
+
+def read_stack_to_merge(
+    entries: Sequence[LoraEntry],
+    weights: ModelWeights,
+    base_weights: Mapping[str, Mapping[str, Tensor]],
+    convert: Callable[[StateDict], StateDict],
+) -> LoraStackPatches:
+    """The patches of a stack that is to become one LoRA; its report says what is left out.
+
+    `base_weights` are the tensors of the "model" and the "clip" by name. Raises ValueError that lists everything wrong.
+    """
+    reading = read_files(entries, weights, convert)
+    patches = _patches_by_space(reading, weights)
+    reading.problems += [f"{lora.name} enlarges weights, which no other LoRA can hold" for lora in reading.enlarging]
+    report = []
+    for entry, lora in reading.loras:
+        if lora.text_encoder and entry.strength_clip != 0.0:
+            reading.problems.append(
+                f"{entry.name}: {len(lora.text_encoder)} of its layers are for a text encoder: connect clip, or set the"
+                " row's clip strength to 0"
+            )
+        left_out = _left_out(lora)
+        if left_out:
+            report.append(f"{entry.name}: {'; '.join(left_out)}")
+    for space, by_weight in patches.items():
+        for weight, on_weight in by_weight.items():
+            dtype = base_weights[space][weight].dtype
+            if dtype not in MERGEABLE_DTYPES and not additive(on_weight):
+                reading.problems.append(f"{weight}: it is quantised ({dtype})")
+    reading.raise_problems()
+    return LoraStackPatches(patches, [], report)
+
+
+def read_files(
+    entries: Iterable[LoraEntry], weights: ModelWeights, convert: Callable[[StateDict], StateDict]
+) -> LoraReading:
+    """Match every entry's layers with a model's weights; problems are collected, not raised."""
+    reading = LoraReading()
+    for entry in entries:
+        try:
+            _read_file(entry, weights, convert, reading)
+        except ValueError as error:
+            reading.problems.append(str(error))
+    reading.problems += _changed_and_enlarged(reading, weights)
+    return reading
+
+
+def _read_file(
+    entry: LoraEntry, weights: ModelWeights, convert: Callable[[StateDict], StateDict], reading: LoraReading
+) -> None:
+    """Match one entry's layers with a model's weights; raises ValueError when it cannot be used."""
+    if entry.blocks:
+        model_weights = (weight for space, weight in weights.shapes if space == "model")
+        block_weights.fitting(entry.blocks, model_weights)
+    state, enlarging = _split_enlarging(convert(entry.state_dict))
+    key_map = {**weights.key_map, **layer_names.found(parse.names(state), weights.key_map, weights.shapes)}
+    if enlarging:
+        reading.enlarging.append(_read_enlarging(entry, enlarging, key_map, weights.can_enlarge))
+        if not state:
+            return
+    hint = metadata.made_for(entry.state_dict, entry.metadata)
+    configs = peft_configs(entry.metadata)
+    lora = parse.read(state, key_map, weights.shapes, entry.name, entry.partial, hint, configs)
+    reading.loras.append((entry, lora))
+
+
+def _refused_entries(entries: Iterable[LoraEntry], mode: str) -> list[str]:
+    """Schedules that the mode cannot do and strengths that are no numbers, as problems."""
+    scheduled, not_finite = [], []
+    for entry in entries:
+        if entry.schedule is not None and mode in ("merge", "host"):
+            scheduled.append(f"{entry.name}: {CHANGING}, which mode {mode} cannot do; use auto or bypass")
+        if not (math.isfinite(entry.strength_model) and math.isfinite(entry.strength_clip)):
+            not_finite.append(
+                f"{entry.name}: expected finite strengths, got {entry.strength_model} for the model and"
+                f" {entry.strength_clip} for the text encoder"
+            )
+    return scheduled + not_finite
+
+
+# --- layers that enlarge their weight ---------------------------------------------------------------------------------
+
+
+def _split_enlarging(state: StateDict) -> tuple[StateDict, dict[str, Tensor]]:
+    """(the rest, the layers that enlarge their weight): those have a `reshape_weight`."""
+    layers = tuple(key.removesuffix("reshape_weight") for key in state if key.endswith(".reshape_weight"))
+    if not layers:
+        return state, {}
+    rest, enlarging = {}, {}
+    for key, tensor in state.items():
+        if key.startswith(layers):
+            enlarging[key] = tensor
+        else:
+            rest[key] = tensor
+    return rest, enlarging
+
+
+def _read_enlarging(
+    entry: LoraEntry, state: dict[str, Tensor], key_map: Mapping[str, parse.Target], can_enlarge: bool
+) -> EnlargingLora:
+    """Check layers that enlarge their weight; ValueError when the model or the host has no such thing."""
+    names = [key.removesuffix(".reshape_weight") for key in state if key.endswith(".reshape_weight")]
+    unknown = [name for name in names if name not in key_map]
+    refused = f"LoRA {entry.name} cannot be used:\n"
+    if unknown:
+        raise ValueError(f"{refused}- it enlarges {', '.join(unknown)}, which this model does not have")
+    if not can_enlarge:
+        raise ValueError(f"{refused}- it enlarges {', '.join(names)}; only a real ComfyUI can do that")
+    broken = [key for key, tensor in state.items() if not bool(torch.isfinite(tensor.float()).all())]
+    if broken:
+        raise ValueError(refused + "\n".join(f"- {key}: holds NaN or infinite values" for key in broken))
+    layers = {name: key_map[name].weight for name in names}
+    changed = []
+    for name, weight in layers.items():
+        changed.append(weight)
+        if f"{name}.diff_b" in state:
+            changed.append(weight.removesuffix(".weight") + ".bias")
+    strength = entry.strength_model * block_weights.strength(entry.block_strengths(), changed[0])
+    return EnlargingLora(entry.name, state, layers, changed, strength)
+
+
+def _changed_and_enlarged(reading: LoraReading, weights: ModelWeights) -> list[str]:
+    """Weights that one LoRA, of these or of those that the model carries, enlarges and another one changes at its old
+    size.
+    """
+    enlarged = dict.fromkeys(weights.enlarged, "a LoRA that the model carries")
+    for lora in reading.enlarging:
+        enlarged.update(dict.fromkeys(lora.changed, lora.name))
+    problems = []
+    for entry, parsed in reading.loras:
+        for target in parsed.layers:
+            if target.model == "model" and target.weight in enlarged:
+                problems.append(
+                    f"{entry.name} changes {target.weight}, which {enlarged[target.weight]} enlarges: use only one of"
+                    " them on this model"
+                )
+    return problems
+
+
+# --- patches and report -----------------------------------------------------------------------------------------------
+
+
+def _patches_by_space(reading: LoraReading, weights: ModelWeights) -> SpacePatches:
+    patches = {}
+    for space in ("model", "clip"):
+        on_space = patches_by_weight(reading.loras, space, weights.shapes)
+        if on_space:
+            patches[space] = on_space
+    return patches
+
+
+def patches_by_weight(
+    loras: Iterable[tuple[LoraEntry, parse.ParsedLora]],
+    space: str,
+    shapes: Mapping[tuple[str, str], Sequence[int]],
+) -> dict[str, list[Patch]]:
+    """The patches of LoRAs for the "model" or the "clip", block weights included; what has strength 0 is left out."""
+    patches: dict[str, list[Patch]] = {}
+    for entry, lora in loras:
+        if entry.strength(space) == 0.0:
+            continue
+        by_block = entry.block_strengths()
+        schedule = None
+        if space == "model":
+            schedule = entry.schedule
+        for weight, layer, part in parse.patches_of(lora, space, shapes):
+            strength = entry.strength(space) * block_weights.strength(by_block, weight, text=space == "clip")
+            if strength != 0.0:
+                patches.setdefault(weight, []).append(Patch(layer, strength, part, schedule))
+    return patches
+
+
+def entry_report(entry: LoraEntry, lora: parse.ParsedLora, has_clip: bool) -> str:
+    """What the report says of one LoRA: weights, strengths, kinds of layers, what is left out, what the file says."""
+    spaces = [target.model for target in lora.layers]
+    line = f"{entry.name}: {spaces.count('model')} weights of the model at {entry.strength_model:g}"
+    if has_clip:
+        line += f", {spaces.count('clip')} of the text encoder at {entry.strength_clip:g}"
+    kinds = [f"{number} {kind}" for kind, number in sorted(lora.kinds.items())]
+    line += f" ({', '.join(kinds)})"
+    if entry.blocks:
+        line += "; block weights"
+    if entry.schedule is not None:
+        line += "; the model's strength follows its schedule"
+        if has_clip:
+            line += ", the text encoder's does not"
+    line = "; ".join([line, *_left_out(lora)])
+    about = metadata.about(entry.metadata)
+    if about:
+        line += f"\n  {about}"
+    return line
+
+
+def _left_out(lora: parse.ParsedLora) -> list[str]:
+    """What of a file is not used, and why."""
+    left_out = []
+    if lora.text_encoder:
+        left_out.append(f"{len(lora.text_encoder)} text encoder layers not used, no CLIP is connected")
+    if lora.embeddings:
+        left_out.append(
+            f"{len(lora.embeddings)} embeddings in the file are left out ({', '.join(lora.embeddings)}): to use them,"
+            " put a copy of it into ComfyUI's embeddings folder"
+        )
+    if lora.unmatched:
+        left_out.append(f"partial: {len(lora.unmatched)} names match no weight and are left out")
+    if lora.misfits:
+        shown = "; ".join(lora.misfits[:_MISFITS_SHOWN])
+        left_out.append(f"partial: {len(lora.misfits)} layers do not fit and are left out ({shown})")
+    return left_out

@@ -1,0 +1,192 @@
+"""Decides how a stack patches each weight: merged, at the activations (bypass), or through ComfyUI's own patches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from torch import nn
+
+from ..models.layers import obstacle
+from .bypass import supports
+from .fuse import Patch, Stack, additive
+from .ledger import find_parameter
+from .rounding import ENVIRONMENT_VARIABLE, rounds_stochastically
+
+Patches = Mapping[str, Sequence[Patch]]  # by weight, in order
+CHANGING = "their strength changes while sampling"
+
+
+class PatchTarget(NamedTuple):
+    """A model that a stack goes on: what reports call it, the stacks that it carries, and why it may not be merged."""
+
+    label: str
+    module: nn.Module
+    carried: Sequence[Stack] = ()
+    why_not_merge: str | None = None
+
+
+class Installation(NamedTuple):
+    """What the host does for a stack: patches for ComfyUI's own patcher, stacks to inject, and lines for the report."""
+
+    host_patches: dict[str, list[Patch]]
+    stacks: list[Stack]
+    report: list[str]
+
+
+class WeightPlan(NamedTuple):
+    """Weights to merge, weights for bypass, weights that ComfyUI's own patches take, and {reason: number of weights}
+    where that is not what the mode says.
+    """
+
+    merge: list[str]
+    bypass: list[str]
+    host: list[str]
+    reasons: dict[str, int]
+
+
+def plan_stack(target: PatchTarget, patches: Patches, mode: str) -> Installation:
+    """How a stack goes on a model in a mode: "merge", "bypass", "host" (ComfyUI's own patches alone) or "auto".
+
+    Raises ValueError that lists the weights for which the mode or a schedule is impossible.
+    """
+    label = target.label
+    if mode == "host":
+        line = f"{label}: {len(patches)} weights through ComfyUI's own patches; merging, extracting and saving see them"
+        return Installation({weight: list(those) for weight, those in patches.items()}, [], [line])
+    refuse_after_scheduled(patches, target.carried)
+    constant, scheduled = split_by_schedule(patches)
+    merge, bypass, by_host, reasons = plan_weights(target.module, constant, mode, target.why_not_merge)
+    host_patches = {weight: constant.pop(weight) for weight in by_host}
+    report = []
+    if merge and rounds_stochastically():
+        report.append(f"{label}: half precision is rounded stochastically ({ENVIRONMENT_VARIABLE})")
+    stacks = []
+    if constant:
+        stacks.append(Stack(constant, bypass))
+    if scheduled:
+        stacks.append(_scheduled_stack(target, scheduled))
+        reasons[f"at the activations because {CHANGING}"] = len(scheduled)
+    if reasons:
+        counted = [f"{count} {reason}" for reason, count in sorted(reasons.items())]
+        report.append(f"{label}: " + "; ".join(counted))
+    if stacks:
+        report.append(
+            f"{label}: {len(merge)} weights merged while it is loaded, {len({*bypass, *scheduled})} at the activations;"
+            " other nodes that merge, extract or save it see the base (use mode host for those)"
+        )
+    return Installation(host_patches, stacks, report)
+
+
+def plan_weights(module: nn.Module, patches: Patches, mode: str, why_not_merge: str | None = None) -> WeightPlan:
+    """What becomes of each weight of a stack.
+
+    "auto" merges plain floating weights and bypasses the others (quantised ones); "merge" merges plain fp8 too, with
+    stochastic rounding, because most changes are smaller than its steps. With `why_not_merge` nothing is merged: what
+    has no bypass (norms, embeddings) and is merely added to is then left to the host, but not in "merge". Raises
+    ValueError listing the weights for which the mode, or any mode, is impossible.
+    """
+    plan = WeightPlan([], [], [], Counter())
+    problems: list[str] = []
+    for name, on_weight in patches.items():
+        owner, attribute = find_parameter(module, name)
+        no_merge = why_not_merge or obstacle(owner, attribute, coarse=mode == "merge")
+        no_bypass = why_not_bypass(owner, attribute)
+        if no_merge is None:
+            _merge_or_bypass(plan, name, mode, no_bypass)
+        elif mode == "merge":
+            problems.append(f"{name}: cannot be merged, {no_merge}; use mode auto, bypass or host")
+        elif no_bypass is None:
+            plan.bypass.append(name)
+            if mode != "bypass":
+                plan.reasons[f"at the activations because {no_merge}"] += 1
+        elif obstacle(owner, attribute) is None and additive(on_weight):
+            plan.host.append(name)
+            plan.reasons[f"through ComfyUI's own patches because {no_bypass} and {no_merge}"] += 1
+        else:
+            problems.append(f"{name}: cannot be merged, {no_merge}, and {no_bypass}; use mode host")
+    if problems:
+        raise ValueError("\n".join(problems))
+    return plan
+
+
+def _merge_or_bypass(plan: WeightPlan, name: str, mode: str, no_bypass: str | None) -> None:
+    """Plan a weight that may be merged."""
+    if mode != "bypass":
+        plan.merge.append(name)
+    elif no_bypass is None:
+        plan.bypass.append(name)
+    else:
+        plan.merge.append(name)
+        plan.reasons[f"merged because {no_bypass}"] += 1
+
+
+def why_not_bypass(module: nn.Module, attribute: str) -> str | None:
+    """Why a weight cannot be patched at the activations, or None."""
+    if has_bypass(module, attribute):
+        return None
+    return f"{type(module).__name__} has no bypass"
+
+
+def has_bypass(module: nn.Module, attribute: str) -> bool:
+    """Whether a weight can be patched at the activations."""
+    return supports(module) and attribute in ("weight", "bias")
+
+
+# --- schedules --------------------------------------------------------------------------------------------------------
+
+
+def split_by_schedule(patches: Patches) -> tuple[dict[str, list[Patch]], dict[str, list[Patch]]]:
+    """(patches without, patches with a schedule), by weight."""
+    constant: dict[str, list[Patch]] = {}
+    scheduled: dict[str, list[Patch]] = {}
+    for weight, on_weight in patches.items():
+        for patch in on_weight:
+            if patch.schedule is None:
+                constant.setdefault(weight, []).append(patch)
+            else:
+                scheduled.setdefault(weight, []).append(patch)
+    return constant, scheduled
+
+
+def scheduled_weights(stacks: Iterable[Stack]) -> set[str]:
+    """The weights whose strength changes while sampling."""
+    return {weight for stack in stacks for weight in stack.patches if _has_schedule(stack.patches[weight])}
+
+
+def _has_schedule(patches: Iterable[Patch]) -> bool:
+    return any(patch.schedule is not None for patch in patches)
+
+
+def refuse_after_scheduled(patches: Patches, carried: Sequence[Stack]) -> None:
+    """Raise ValueError where a layer that depends on the weight it finds has a schedule or comes after one."""
+    problems = []
+    already_scheduled = scheduled_weights(carried)
+    for weight, on_weight in patches.items():
+        changing = weight in already_scheduled
+        refused = []
+        for patch in on_weight:
+            changing = changing or patch.schedule is not None
+            if changing and not patch.layer.additive:
+                refused.append(patch.layer.kind)
+        if refused:
+            problems.append(f"- {weight}: {', '.join(refused)}")
+    if problems:
+        raise ValueError(
+            "a schedule works for layers that add to a weight, and what changes the weight that it finds must come"
+            " before them: empty the schedule of these rows, or move rows with a schedule to the end:\n"
+            + "\n".join(problems)
+        )
+
+
+def _scheduled_stack(target: PatchTarget, patches: Patches) -> Stack:
+    """Scheduled patches at the activations; ValueError that lists the weights that have no bypass."""
+    plan = plan_weights(target.module, patches, "bypass", target.why_not_merge)
+    if plan.merge or plan.host:
+        listed = "\n".join(f"- {weight}" for weight in (*plan.merge, *plan.host))
+        raise ValueError(
+            "a schedule works at the activations, and these weights have no bypass; empty the row's"
+            f" schedule:\n{listed}"
+        )
+    return Stack(patches, plan.bypass)
