@@ -4,140 +4,170 @@ by block name.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-REST = "BASE"  # the text encoders, and whatever is in no block of the list
-TEXT = ("CLIP", "T5")  # the text encoders, where they have blocks of their own
-
-
-def _numbered(prefix: str, numbers: Iterable[int]) -> tuple[str, ...]:
-    return tuple(f"{prefix}{number:02}" for number in numbers)
+from ..models import registry
+from ..models.block_names import REST, TEXT, BlockNames, DiffusersBlocks, NumberedBlocks
 
 
-LAYOUTS: dict[int, tuple[str, tuple[str, ...]]] = {  # length of a list -> (what it is for, its blocks)
-    17: ("SD1.x", (REST, *_numbered("IN", (1, 2, 4, 5, 7, 8)), "M00", *_numbered("OUT", range(3, 12)))),
-    26: ("SD1.x with LoCon", (REST, *_numbered("IN", range(12)), "M00", *_numbered("OUT", range(12)))),
-    12: ("SDXL", (REST, *_numbered("IN", (4, 5, 7, 8)), "M00", *_numbered("OUT", range(6)))),
-    20: ("SDXL with LoCon", (REST, *_numbered("IN", range(9)), "M00", *_numbered("OUT", range(9)))),
-    57: ("Flux", (*_numbered("D", range(19)), *_numbered("S", range(38)))),
-    58: ("Flux with BASE", (REST, *_numbered("D", range(19)), *_numbered("S", range(38)))),
-    61: (
-        "Flux with text encoders, first and last layers",
-        (*TEXT, "IN", *_numbered("D", range(19)), *_numbered("S", range(38)), "OUT"),
-    ),
-}
-PRESETS = {  # LBW's own, for SD1.x' 17 blocks where it counts which
-    "NONE": {"": 0.0},
-    "ALL": {"": 1.0},
-    "ALL0.5": {"": 0.5},
-    **{
-        name: dict(zip(LAYOUTS[17][1], (float(digit) for digit in digits), strict=True))
-        for name, digits in (
-            ("INS", "11100000000000000"),
-            ("IND", "10001110000000000"),
-            ("INALL", "11111110000000000"),
-            ("MIDD", "10001111111100000"),
-            ("OUTD", "10000000111100000"),
-            ("OUTS", "10000000000011111"),
-            ("OUTALL", "10000000111111111"),
-        )
-    },
-}
-_PATHS = {
-    "input_blocks": "IN",
-    "middle_block": "M",
-    "output_blocks": "OUT",
-    "double_blocks": "D",
-    "single_blocks": "S",
-    "joint_blocks": "L",
-    "transformer_blocks": "L",
-    "blocks": "L",
-    "layers": "L",
-}
-_PATH = re.compile(rf"^diffusion_model\.({'|'.join(_PATHS)})\.(\d+)\.")
-_ENDS = re.compile(
-    r"^(?:diffusion_model\.)?(?:(img_in|txt_in|time_in|vector_in|guidance_in)|(final_layer))[._]"
-)  # of Flux and its like
-_KINDS = "BASE, CLIP, T5, IN, M, OUT, D, S or L"
-_BLOCK = re.compile(r"(BASE|CLIP|T5|IN|M|OUT|D|S|L)\d*")
-# (pattern of a layer's name with underscores, its block): names in files, where LDM's and diffusers' both occur
-_NAMES = (
-    (r"input_blocks_(\d+)_", "IN{}", (1, 0)),
-    (r"output_blocks_(\d+)_", "OUT{}", (1, 0)),
-    (r"down_blocks_(\d+)_(?:attentions|resnets)_(\d+)_", "IN{}", (3, 1)),
-    (r"down_blocks_(\d+)_downsamplers_0_", "IN{}", (3, 3)),
-    (r"up_blocks_(\d+)_(?:attentions|resnets)_(\d+)_", "OUT{}", (3, 0)),
-    (r"up_blocks_(\d+)_upsamplers_0_", "OUT{}", (3, 2)),
-    (r"double_blocks_(\d+)_", "D{}", (1, 0)),
-    (r"(?:single_transformer_blocks|single_blocks)_(\d+)_", "S{}", (1, 0)),
-    (r"(?:joint_blocks|transformer_blocks|blocks|layers)_(\d+)_", "L{}", (1, 0)),
-)
-_OTHERS = (
-    (r"^(x_embedder|context_embedder|time_text_embed)_", "IN"),
-    (r"^(norm_out|proj_out)_", "OUT"),
-)  # diffusers' Flux
+def lists_of_weights() -> dict[int, tuple[str, tuple[str, ...]]]:
+    """{length of a list: (what it is for, its blocks)} of every model family."""
+    lists: dict[int, tuple[str, tuple[str, ...]]] = {}
+    for names in registry.block_names():
+        lists.update(names.weight_lists)
+    return lists
+
+
+def presets() -> dict[str, Mapping[str, float]]:
+    """{name: block weights} of every model family."""
+    known: dict[str, Mapping[str, float]] = {}
+    for names in registry.block_names():
+        known.update(names.presets)
+    return known
+
+
+@dataclass(frozen=True)
+class _Patterns:
+    """What the block names of all model families are together, ready to look names up."""
+
+    in_model: re.Pattern[str]
+    in_files: re.Pattern[str]
+    files: tuple[NumberedBlocks, ...]
+    ends: re.Pattern[str]
+    block: re.Pattern[str]
+    kinds: Mapping[str, str]  # kind of each list of blocks, or the block that is in no list
+    single: frozenset[str]
+    described: str
+
+
+@functools.lru_cache(maxsize=8)
+def _patterns(families: tuple[BlockNames, ...]) -> _Patterns:
+    lists: dict[str, str] = {}
+    single: dict[str, str] = {}
+    kinds: dict[str, None] = dict.fromkeys((REST, *TEXT))
+    first: dict[str, None] = {}
+    last: dict[str, None] = {}
+    files: dict[NumberedBlocks, None] = {}
+    for names in families:
+        lists.update(names.lists)
+        single.update(names.single)
+        kinds.update(dict.fromkeys(names.kinds))
+        first.update(dict.fromkeys(names.first))
+        last.update(dict.fromkeys(names.last))
+        files.update(dict.fromkeys(names.files))
+    return _Patterns(
+        in_model=re.compile(rf"^diffusion_model\.({_any([*lists, *single])})\.(\d+)\."),
+        in_files=re.compile(rf"({_any(lists)})_(\d+)_"),
+        files=tuple(files),
+        ends=re.compile(rf"^(?:diffusion_model\.)?(?:({_any(first)})|({_any(last)}))[._]"),
+        block=re.compile(rf"({_any(kinds)})\d*"),
+        kinds=lists | single,
+        single=frozenset(single),
+        described=_described(list(kinds)),
+    )
+
+
+def _any(words: Iterable[str]) -> str:
+    """A regular expression for any of some words, the longest first."""
+    return "|".join(sorted(words, key=len, reverse=True))
+
+
+def _described(kinds: list[str]) -> str:
+    return f"{', '.join(kinds[:-1])} or {kinds[-1]}"
+
+
+def _known() -> _Patterns:
+    return _patterns(registry.block_names())
+
+
+def diffusers_blocks(keys: Iterable[str]) -> DiffusersBlocks | None:
+    """How the blocks of a file are named that diffusers or its trainers wrote, where a family has names for that; None
+    for every other file.
+    """
+    text = "\n".join(keys)
+    for names in registry.block_names():
+        if names.diffusers is not None and names.diffusers.sign in text:
+            return names.diffusers
+    return None
 
 
 def block_of(weight: str) -> str:
     """The block of a weight: IN04, M00, OUT11, D18, S37; IN and OUT of Flux's first and last layers; BASE of everything
     else.
     """
-    found = _PATH.match(weight)
-    if found is None:
+    known = _known()
+    match = known.in_model.match(weight)
+    if match is None:
         return _end(weight)
-    if found[1] == "middle_block":
-        return "M00"
-    return f"{_PATHS[found[1]]}{int(found[2]):02}"
+    if match[1] in known.single:
+        return known.kinds[match[1]]
+    return f"{known.kinds[match[1]]}{int(match[2]):02}"
 
 
 def _end(name: str) -> str:
     """IN or OUT of a layer before or after all blocks, by its name; else BASE."""
-    found = _ENDS.match(name)
-    if found is None:
+    match = _known().ends.match(name)
+    if match is None:
         return REST
-    if found[1]:
+    if match[1]:
         return "IN"
     return "OUT"
 
 
 def together(kinds: set[str]) -> set[str]:
-    """Every kind of block of a model that has blocks of these kinds: a UNet, Flux, or another."""
-    if kinds & {"D", "S"}:
-        return {"IN", "D", "S", "OUT"}
-    if kinds & {"IN", "M", "OUT"} and "L" not in kinds:
-        return {"IN", "M", "OUT"}
+    """Every kind of block of a model that has blocks of these kinds."""
+    ends = {"IN", "OUT"}
+    for names in registry.block_names():
+        if kinds & (set(names.kinds) - ends):
+            return set(names.kinds) if ends & set(names.kinds) else kinds
+    for names in registry.block_names():
+        if kinds & set(names.kinds):
+            return set(names.kinds)
     return kinds
 
 
-def text_block(name: str, flux: bool = False) -> str:
-    """CLIP or T5, by the name of a text encoder's weight or layer; `flux`: the second encoder is T5, as diffusers
-    numbers them there.
+def text_block(name: str, diffusers: DiffusersBlocks | None = None) -> str:
+    """CLIP or T5, by the name of a text encoder's weight or layer; `diffusers`: of a file whose blocks have these
+    names.
     """
-    if re.search(r"t5|te3|text_encoder_3", name) or (flux and re.search(r"te2|text_encoder_2", name)):
+    t5 = ["t5", "te3", "text_encoder_3"]
+    if diffusers is not None:
+        t5 += diffusers.t5
+    if any(word in name for word in t5):
         return "T5"
     return "CLIP"
 
 
-def block_of_name(layer: str, flux: bool = False) -> str:
-    """The block of a layer by its name in a file, without prefix; UNets have two residual blocks a level. `flux`: it is
-    diffusers' Flux.
+def block_of_name(layer: str, diffusers: DiffusersBlocks | None = None) -> str:
+    """The block of a layer by its name in a file, without prefix; `diffusers`: of a file whose blocks have these
+    names.
     """
     name = layer.replace(".", "_") + "_"
-    if re.search(r"(middle_block|mid_block)_", name):
-        return "M00"
-    if name.startswith("conv_in_"):
-        return "IN00"
-    for pattern, block, (step, offset) in _NAMES:
-        found = re.search(pattern, name)
-        if found is not None:
-            number = int(found[1]) * step + offset + (int(found[2]) if found.lastindex == 2 else 0)
-            if flux and block == "L{}" and "transformer_blocks_" in name:
-                kind = "D{}"
-            else:
-                kind = block
-            return kind.format(f"{number:02}")
-    return next((block for pattern, block in _OTHERS if flux and re.match(pattern, name)), _end(name))
+    known = _known()
+    for blocks in known.files:
+        match = re.search(blocks.pattern, name)
+        if match is not None:
+            return f"{blocks.kind}{blocks.number(match.groups()):02}"
+    match = known.in_files.search(name)
+    if match is not None:
+        kind = known.kinds[match[1]]
+        if diffusers is not None:
+            kind = diffusers.lists.get(match[1], kind)
+        return f"{kind}{int(match[2]):02}"
+    return _diffusers_end(name, diffusers) or _end(name)
+
+
+def _diffusers_end(name: str, diffusers: DiffusersBlocks | None) -> str | None:
+    """IN or OUT of a layer before or after all blocks, by its name in a file of diffusers'."""
+    if diffusers is None:
+        return None
+    for layers, block in ((diffusers.first, "IN"), (diffusers.last, "OUT")):
+        if name.startswith(tuple(f"{layer}_" for layer in layers)):
+            return block
+    return None
 
 
 def parse(text: str) -> dict[str, float]:
@@ -146,20 +176,23 @@ def parse(text: str) -> dict[str, float]:
 
     Raises ValueError that says what is wrong.
     """
-    if text.strip().upper() in PRESETS:
-        return dict(PRESETS[text.strip().upper()])
+    preset = presets().get(text.strip().upper())
+    if preset is not None:
+        return dict(preset)
     parts = [part.strip() for part in text.replace("\n", ",").split(",") if part.strip()]
     if any("=" in part for part in parts):
         named = [part.partition("=") for part in parts]
-        wrong = [name for name, _, _ in named if not _BLOCK.fullmatch(name.strip())]
-        if wrong:
-            raise ValueError(f"blocks: {', '.join(wrong)} is no block; expected {_KINDS}, with or without a number")
+        unknown = [name for name, _, _ in named if not _known().block.fullmatch(name.strip())]
+        if unknown:
+            expected = _known().described
+            raise ValueError(f"blocks: {', '.join(unknown)} is no block; expected {expected}, with or without a number")
         return {name.strip(): _number(value) for name, _, value in named}
-    if len(parts) not in LAYOUTS:
-        known = ", ".join(f"{length} ({name})" for length, (name, _) in LAYOUTS.items())
-        others = f"names such as IN=0, OUT05=0.5, or a preset ({', '.join(PRESETS)})"
+    lists = lists_of_weights()
+    if len(parts) not in lists:
+        known = ", ".join(f"{length} ({title})" for length, (title, _) in lists.items())
+        others = f"names such as IN=0, OUT05=0.5, or a preset ({', '.join(presets())})"
         raise ValueError(f"blocks: expected a list of {known} numbers, got {len(parts)}; or {others}")
-    return dict(zip(LAYOUTS[len(parts)][1], map(_number, parts), strict=True))
+    return dict(zip(lists[len(parts)][1], map(_number, parts), strict=True))
 
 
 def _number(text: str) -> float:
@@ -178,7 +211,7 @@ def fitting(text: str, weights: Iterable[str]) -> dict[str, float]:
     there = {block_of(weight) for weight in weights} | {REST, *TEXT}
     gone = [name for name in strengths if not any(_fits(name, block) for block in there)]
     if gone:
-        fits = [f"{length} ({name})" for length, (name, of) in LAYOUTS.items() if set(of) <= there]
+        fits = [f"{length} ({name})" for length, (name, of) in lists_of_weights().items() if set(of) <= there]
         if fits:
             instead = f"; expected a list of {' or '.join(fits)} numbers"
         else:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..adapters.layer import Layer
+from ..models.block_names import DiffusersBlocks
 from ..patching.fuse import Patch, additive, fuse, in_order
 from . import block_weights
 from .entry import LoraEntry
@@ -94,21 +95,21 @@ class _CollectedLayers:
     def add(self, entry: LoraEntry) -> None:
         """Add the layers of a file, with its strengths and block weights."""
         state = renamed(entry.state_dict)
-        flux = any("single_transformer_blocks" in key for key in state)
+        diffusers = block_weights.diffusers_blocks(state)
         layers, problems = unplaced(state, peft_configs(entry.metadata))
         names = {base: _pairing_name(base) for base, _, _ in layers}
         self._note_spelling(entry.name, list(names.values()))
         by_block = entry.block_strengths()
-        self.problems += _missing_blocks(entry.name, state, by_block, flux)
+        self.problems += _missing_blocks(entry.name, state, by_block, diffusers)
         self.problems += [f"{entry.name}: {problem}" for problem in (*problems, *_not_additive(layers))]
         for base, bias, layer in layers:
             name = names[base]
             if ":" in name or base.startswith(TEXT_ENCODER):
                 strength = entry.strength_clip
-                block = block_weights.text_block(base, flux)
+                block = block_weights.text_block(base, diffusers)
             else:
                 strength = entry.strength_model
-                block = block_weights.block_of_name(name, flux)
+                block = block_weights.block_of_name(name, diffusers)
             strength *= block_weights.of_block(by_block, block)
             if strength != 0.0:
                 key = LayerKey(name, bias)
@@ -176,11 +177,13 @@ def _contradictions(base: str, patches: Sequence[Patch]) -> list[str]:
     return []
 
 
-def _missing_blocks(name: str, state: Iterable[str], by_block: Mapping[str, float], flux: bool) -> list[str]:
+def _missing_blocks(
+    name: str, state: Iterable[str], by_block: Mapping[str, float], diffusers: DiffusersBlocks | None
+) -> list[str]:
     """Blocks that are named and that a file's layers are not in, as a problem; a partial LoRA need not have every block
     of a list.
     """
-    blocks = {block_weights.block_of_name(_pairing_name(key.rpartition(".")[0]), flux) for key in state}
+    blocks = {block_weights.block_of_name(_pairing_name(key.rpartition(".")[0]), diffusers) for key in state}
     kinds = block_weights.together({_without_number(block) for block in blocks}) | {block_weights.REST}
     missing = []
     for block in by_block:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ...storage import safetensors
-from ..models import recognise
+from ..models.recognise import recognise_lora
+from ..models.recognition import text_width
 from . import layer_names, parse
 from .peft_config import peft_configs
 
@@ -50,7 +51,7 @@ def contents(state: Mapping[str, Tensor]) -> str:
     """One line from names and shapes: kinds of layers and how many, ranks, and the model that they are for."""
     shapes = layer_names.renamed({name: tuple(tensor.shape) for name, tensor in state.items()})
     kinds, ranks = parse.summary(shapes)
-    family = recognise.recognised(shapes.items())
+    family = recognise_lora(shapes.items())
     if kinds:
         parts = [", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))]
     else:
@@ -98,7 +99,7 @@ def describe(path: str) -> dict[str, Any]:
     tensors, said = safetensors.header(path)
     shapes = layer_names.renamed({name: tensor.shape for name, tensor in tensors.items()})
     kinds, ranks = parse.summary(shapes)
-    family = recognise.recognised(shapes.items())
+    family = recognise_lora(shapes.items())
     said_base = said.get("ss_base_model_version") or said.get("modelspec.architecture") or ""
     types = Counter(tensor.kind for tensor in tensors.values())
     return {
@@ -162,10 +163,10 @@ def made_for(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     said = metadata.get("ss_base_model_version") or metadata.get("modelspec.architecture")
     if said:
         return f"{_short(said)} (its metadata)"
-    family = recognise.recognised(shapes.items())
+    family = recognise_lora(shapes.items())
     if family is not None:
         return f"{family.title} (its names and shapes)"
-    width = recognise.context(shapes.items())
+    width = text_width(shapes.items())
     if width is not None:
         return f"a model with a context of {width} (its cross-attention)"
     return ""

@@ -13,8 +13,11 @@ from torch import Tensor
 
 from ...storage.safetensors import safetensors_bytes
 from ..adapters.layer import LoRA
-from ..models.recognise import Family, recognised
-from .layer_names import theirs, with_processors_gone
+from ..models.family import Kohya, Missing, ModelFamily, ModelSpec
+from ..models.layer_names import LayerNames, swap_halves
+from ..models.recognise import recognise_lora
+from ..models.unet import diffusers_name
+from .layer_names import with_processors_gone
 from .parse import Group, grouped
 
 NAMES = ("kohya", "peft", "comfyui")
@@ -84,8 +87,8 @@ def _finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor.float() if tensor.element_size() == 1 else tensor).all())
 
 
-def _family(lora: Mapping[str, Tensor]) -> Family | None:
-    return recognised((name, tuple(tensor.shape)) for name, tensor in lora.items())
+def _family(lora: Mapping[str, Tensor]) -> ModelFamily | None:
+    return recognise_lora((name, tuple(tensor.shape)) for name, tensor in lora.items())
 
 
 _WRITTEN = {
@@ -110,7 +113,7 @@ _DIFFUSERS_ENCODER = re.compile(r"text_encoder(?:_([23]))?\.(.+)")
 _NUMBERS = {"clip_l": "1", "clip_g": "2", "t5xxl": "3"}  # of kohya's; diffusers counts the encoders that a family has
 
 
-def _kohya(base: str, family: Family | None, groups: Mapping[str, Group]) -> str:
+def _kohya(base: str, family: ModelFamily | None, groups: Mapping[str, Group]) -> str:
     """sd-scripts' name of a layer; what has none keeps the generic form: text encoders of one's own kind, a model's own
     parameters.
     """
@@ -122,9 +125,17 @@ def _kohya(base: str, family: Family | None, groups: Mapping[str, Group]) -> str
         return _foreign(base, groups)
     if "diff" in groups[base] and _PARAMETER.search(base):
         return base
-    if family is not None and family.key in ("sd1", "sd2"):
-        path = _diffusers_block(path)
+    if _writes_diffusers_blocks(family):
+        path = diffusers_name(path)
     return "lora_unet_" + path.replace(".", "_")
+
+
+def _writes_diffusers_blocks(family: ModelFamily | None) -> bool:
+    return family is not None and isinstance(family.kohya, Kohya) and family.kohya.diffusers_blocks
+
+
+def _has_one_text_encoder(family: ModelFamily) -> bool:
+    return isinstance(family.kohya, Kohya) and family.kohya.one_text_encoder
 
 
 def _foreign(base: str, groups: Iterable[str]) -> str:
@@ -138,66 +149,17 @@ def _foreign(base: str, groups: Iterable[str]) -> str:
     return f"lora_unet_{with_processors_gone(unet[1]).replace('.', '_')}"
 
 
-def _number(encoder: str, family: Family | None, groups: Mapping[str, Group]) -> str:
+def _number(encoder: str, family: ModelFamily | None, groups: Mapping[str, Group]) -> str:
     """kohya's number of a text encoder: none where the model has only one."""
     others = {found[1] for found in map(_ENCODER.fullmatch, groups) if found is not None} - {encoder}
     if family is None:
         single = encoder == "clip_l"
     else:
-        single = family.key in ("sd1", "sd2", "refiner")
+        single = _has_one_text_encoder(family)
     alone = encoder == "clip_h" or (not others and single)
     if alone and encoder != "t5xxl":
         return ""
     return _NUMBERS[encoder]
-
-
-def _diffusers_block(path: str) -> str:
-    """diffusers' name of a layer of a UNet with two residual blocks a level (SD1.x, SD2, SDXL), from LDM's."""
-    match = re.fullmatch(r"(input_blocks|output_blocks)\.(\d+)\.(\d)\.(.+)|middle_block\.(\d)\.(.+)", path)
-    if match is None:
-        return _outside(path)
-    if match[5] is not None:
-        middle = {"0": "resnets.0", "1": "attentions.0", "2": "resnets.1"}[match[5]]
-        return f"mid_block.{middle}.{_inside(match[6])}"
-    number, place, rest = int(match[2]), int(match[3]), match[4]
-    if match[1] == "input_blocks":
-        level, index = divmod(number - 1, 3)
-        if index == 2:
-            kind = f"downsamplers.0.{'conv' if rest == 'op' else rest}"
-        else:
-            kind = ""
-        return f"down_blocks.{level}." + (kind or f"{('resnets', 'attentions')[place]}.{index}.{_inside(rest)}")
-    level, index = divmod(number, 3)
-    if rest == "conv":
-        return f"up_blocks.{level}.upsamplers.0.conv"
-    return f"up_blocks.{level}.{('resnets', 'attentions')[place]}.{index}.{_inside(rest)}"
-
-
-def _inside(rest: str) -> str:
-    """A layer inside a residual block; those of transformers have the same name in both."""
-    names = {
-        "in_layers.0": "norm1",
-        "in_layers.2": "conv1",
-        "emb_layers.1": "time_emb_proj",
-        "out_layers.0": "norm2",
-        "out_layers.3": "conv2",
-        "skip_connection": "conv_shortcut",
-    }
-    return names.get(rest, rest)
-
-
-def _outside(path: str) -> str:
-    """A layer outside the blocks."""
-    names = {
-        "input_blocks.0.0": "conv_in",
-        "out.0": "conv_norm_out",
-        "out.2": "conv_out",
-        "time_embed.0": "time_embedding.linear_1",
-        "time_embed.2": "time_embedding.linear_2",
-        "label_emb.0.0": "add_embedding.linear_1",
-        "label_emb.0.2": "add_embedding.linear_2",
-    }
-    return names.get(path, path)
 
 
 def _plain(base: str, group: Group, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -214,19 +176,17 @@ def _plain(base: str, group: Group, dtype: torch.dtype) -> Iterator[tuple[str, T
         yield base + _WRITTEN.get(role, f".{role}"), tensor.to(kind)
 
 
-def _peft(base: str, group: Group, dtype: torch.dtype, family: Family | None) -> Iterator[tuple[str, Tensor]]:
+def _peft(base: str, group: Group, dtype: torch.dtype, family: ModelFamily | None) -> Iterator[tuple[str, Tensor]]:
     layer = LoRA(group["up"][1], group["down"][1], float(group["alpha"][1]) if "alpha" in group else None)
     if layer.scale == 1.0:
         up = layer.up
     else:
         up = layer.up.float() * layer.scale
     rows, columns = layer.up.shape[0], layer.down.shape[1]
+    names = _layer_names(family)
+    if names is not None and names.swaps_halves(base.removeprefix(_OWN), rows, columns):
+        up = swap_halves(up)
     for name, start, length in _parts(base, family, rows, columns):
-        last = (
-            name == "transformer.norm_out.linear" and "final_layer" in base
-        )  # Qwen-Image's own one has diffusers' order
-        if last or (name.endswith("norm1_context.linear") and rows == 2 * columns):
-            up = up.roll(rows // 2, 0)  # diffusers' last norms have scale before shift
         yield f"{name}.lora_B.weight", up[start : start + length].to(dtype).contiguous()
         yield f"{name}.lora_A.weight", layer.down.to(dtype)
 
@@ -253,26 +213,25 @@ def _one_rank(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-def _parts(base: str, family: Family | None, rows: int, columns: int) -> Sequence[tuple[str, int, int]]:
+def _layer_names(family: ModelFamily | None) -> LayerNames | None:
+    if family is None or isinstance(family.layer_names, Missing):
+        return None
+    return family.layer_names
+
+
+def _parts(base: str, family: ModelFamily | None, rows: int, columns: int) -> Sequence[tuple[str, int, int]]:
     """(diffusers' name, first row, rows) of a layer: several for a fused weight; its own name where the family is not
     known.
     """
-    encoder = _ENCODER.fullmatch(base)
-    if family is None:
-        key = None
-    else:
-        key = family.key
+    encoder, names = _ENCODER.fullmatch(base), _layer_names(family)
     if encoder is not None:
-        place = {"clip_l": "", "clip_g": "_2", "clip_h": "", "t5xxl": "_3" if key == "sd3" else "_2"}[encoder[1]]
+        t5 = "2" if names is None else names.t5
+        place = {"clip_l": "", "clip_g": "_2", "clip_h": "", "t5xxl": f"_{t5}"}[encoder[1]]
         return [(f"text_encoder{place}.{encoder[2]}", 0, rows)]
     path = base.removeprefix(_OWN)
-    if path == base or key in (None, "flux2", "cascade"):
+    if path == base or names is None:
         return [(with_processors_gone(base), 0, rows)]
-    if key in ("sd1", "sd2", "sdxl", "refiner"):
-        return [(f"unet.{_diffusers_block(path)}", 0, rows)]
-    if key == "chroma":
-        key = "flux"
-    return [(f"transformer.{name}", start, length) for name, start, length in theirs(path, key, rows, columns)]
+    return [(names.prefix + name, start, length) for name, start, length in names.parts(path, rows, columns)]
 
 
 def hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, str]:
@@ -312,18 +271,17 @@ def saved_metadata(lora: Mapping[str, Tensor], title: str, more: Mapping[str, st
     return {**entries, **more, **_family_metadata(_family(lora))}
 
 
-def _family_metadata(family: Family | None) -> dict[str, str]:
+def _family_metadata(family: ModelFamily | None) -> dict[str, str]:
     """What modelspec and kohya say of the model that a LoRA is for; nothing where it is not known."""
     if family is None:
         return {}
-    said: dict[str, str] = {}
-    if family.architecture:
-        said |= {
-            "modelspec.architecture": f"{family.architecture}/lora",
-            "modelspec.implementation": family.implementation,
-        }
-    if family.version:
-        said["ss_base_model_version"] = family.version
-    if family.key in ("sd1", "sd2", "sdxl"):
-        return {**said, "ss_v2": str(family.key == "sd2")}
-    return said
+    entries: dict[str, str] = {}
+    if isinstance(family.modelspec, ModelSpec):
+        entries["modelspec.architecture"] = f"{family.modelspec.architecture}/lora"
+        entries["modelspec.implementation"] = family.modelspec.implementation
+    if isinstance(family.kohya, Kohya):
+        if isinstance(family.kohya.version, str):
+            entries["ss_base_model_version"] = family.kohya.version
+        if isinstance(family.kohya.v2, bool):
+            entries["ss_v2"] = str(family.kohya.v2)
+    return entries

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from ..models.attention_kernels import InferenceOnly, TrainingKernel
 from ..models.compiled import is_compiled, own_code, uncompiled
-from ..models.family import Family, Layout, Place, block_count, family_of, token_grid
-from .tokens import Grid, Span, ToDoSettings, target_grid, thin_span, thin_span_mask
+from ..models.token_layout import Grid, Layout, Place
+from .tokens import Span, ToDoSettings, target_grid, thin_span, thin_span_mask
+from .transformers import TransformerToDo, plan_transformer
 from .unet import CHANGED, LEFT, REPLACED, ToDoPatch, active, plan_unet
 
 OVERRIDE = "optimized_attention_override"
@@ -29,32 +30,6 @@ _OF_THE_DEVICE = tuple(
 )
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, eq=False)
-class TransformerToDo:
-    """What token downsampling does to one transformer: image tokens of K and V are thinned in every block (depth 1).
-
-    It holds plain values and the family's functions only, so that clones of a model share it.
-    """
-
-    settings: ToDoSettings
-    family: Family
-    name: str
-    depths: Mapping[int, tuple[int, int]]  # depth -> (self-attention blocks, other blocks)
-    patch: int
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TransformerToDo:
-        return self
-
-    @property
-    def identity(self) -> str:
-        """The same text for an equal patch, in every process; fingerprints hash it."""
-        return self.settings.identity
-
-    def grid_at(self, depth: int, latent: Any) -> Grid:
-        """The token grid of a frame for a latent's (..., height, width)."""
-        return token_grid(latent, self.patch)
 
 
 ToDo = ToDoPatch | TransformerToDo
@@ -70,14 +45,7 @@ def plan_todo(model: nn.Module, settings: ToDoSettings, replaced: Collection[tup
     model = uncompiled(model)
     if isinstance(getattr(model, "input_blocks", None), nn.Module):
         return plan_unet(model, settings, replaced)
-    family, name = family_of(model), type(model).__name__
-    if len(settings.factors) > 1:
-        raise ValueError(
-            f"{len(settings.factors)} depths asked for, but this {name} is a transformer: all its"
-            f" {block_count(model, family)} blocks see the same token grid, which is one depth: use max_depth 1 or one"
-            " factor"
-        )
-    return TransformerToDo(settings, family, name, {1: (block_count(model, family), 0)}, family.patch(model))
+    return plan_transformer(model, settings)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +113,7 @@ class ToDoCall:
             return options if unet is None else without(unet, options), f"{self.identity} rests"
         code, override = f"{self.identity} on {tuple(x.shape[2:])}", options.get(OVERRIDE)
         if isinstance(self.todo, TransformerToDo):
-            layout = self.todo.family.layout(uncompiled(whole.diffusion_model), x, context, conditions)
+            layout = self.todo.tokens.layout(uncompiled(whole.diffusion_model), x, context, conditions)
             override = thinning(self.todo, layout, override)
             code = f"{code} {layout}"
         else:

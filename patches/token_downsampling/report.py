@@ -7,8 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .attention_override import ToDo, TransformerToDo
-from .tokens import DepthReport, Grid, attention_saving, target_grid
+from ..models.token_layout import Grid
+from .attention_override import ToDo
+from .tokens import DepthReport, attention_saving, target_grid
+from .transformers import TransformerToDo
 from .unet import ToDoPatch
 
 

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..models.token_layout import Grid
+
 METHODS = ("nearest-exact", "nearest", "area", "blend")
 PHASES = ("both", "training", "sampling")
 MAX_FACTOR = 16.0
 MAX_DEPTH = 4
 BLEND = 0.5  # equal parts of the nearest token and of the mean, the middle of BiGain's range (arXiv 2603.12240)
-
-Grid = tuple[int, int]
 
 
 @dataclass(frozen=True)

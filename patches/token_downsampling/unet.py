@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .tokens import Grid, ToDoSettings, target_grid, thin
+from ..models.token_layout import Grid
+from .tokens import ToDoSettings, target_grid, thin
 
 Block = tuple[str, int]
 TRAINING = (  # transformer_options key: {"step", "total_steps"} while a training step runs, absent otherwise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
+from ...patches.models import registry
+from ...patches.models.family import ModelFamily, TrainingTargets
 from ...patches.models.layers import is_linear
 
 if TYPE_CHECKING:
@@ -18,14 +21,9 @@ if TYPE_CHECKING:
 TARGETS = ("attention", "attention+ff", "all")
 TEXT_ENCODER = "text_encoders."  # what trained names of a text encoder begin with, as ComfyUI's generic names do
 
-# Parts of paths, as they are in UNets, transformers and text encoders. Flux's single blocks fuse attention and
-# feed-forward in one layer.
-_ATTENTION = re.compile(
-    r"(^|\.)(attn\d*|self_attn|cross_attn|attention|img_attn|txt_attn|SelfAttention|EncDecAttention|single_blocks\.\d+\.linear[12])(\.|$)"
-)
-_FEED_FORWARD = re.compile(
-    r"^(?!.*embedder)(.*\.|)((ff|ff_net|ffn|mlp|img_mlp|txt_mlp|feed_forward|DenseReluDense)(\.|$)|(?<=\.)(proj_in|proj_out)(\.|$))"
-)
+# Parts of paths in text encoders; those of diffusion models are in the record of their family.
+_TEXT_ATTENTION = ("self_attn", "SelfAttention", "EncDecAttention")
+_TEXT_FEED_FORWARD = ("mlp", "DenseReluDense")
 _SIZE = re.compile(r"\s*(rank\s+(?P<rank>\d+))?\s*(alpha\s+(?P<alpha>\d+(\.\d*)?))?\s*")
 
 
@@ -153,9 +151,25 @@ def _matches(path: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(path, pattern)
 
 
+@functools.lru_cache(maxsize=8)
+def _preset_patterns(families: tuple[ModelFamily, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Paths of attention and of feed-forward layers, in text encoders and in models of these families."""
+    attention = dict.fromkeys(_TEXT_ATTENTION)
+    feed_forward = dict.fromkeys(_TEXT_FEED_FORWARD)
+    for family in families:
+        if isinstance(family.training, TrainingTargets):
+            attention.update(dict.fromkeys(family.training.attention))
+            feed_forward.update(dict.fromkeys(family.training.feed_forward))
+    return (
+        re.compile(rf"(^|\.)({'|'.join(attention)})(\.|$)"),
+        re.compile(rf"^(?!.*embedder)(.*\.|)({'|'.join(feed_forward)})(\.|$)"),
+    )
+
+
 def _chosen(path: str, preset: str, patterns: Patterns) -> bool:
     if preset != "all":
-        wanted = _ATTENTION.search(path) or (preset == "attention+ff" and _FEED_FORWARD.search(path))
+        attention, feed_forward = _preset_patterns(registry.families())
+        wanted = attention.search(path) or (preset == "attention+ff" and feed_forward.search(path))
         if not wanted:
             return False
     return (not patterns.keep or any(_matches(path, p) for p in patterns.keep)) and not any(
@@ -185,14 +199,12 @@ def size_of(path: str, settings: AdapterSettings) -> tuple[int, float]:
 
 
 def _unread(module: nn.Module) -> tuple[str, ...]:
-    """Beginnings of paths whose output nothing reads, so that they can learn nothing: the text's half of Qwen-Image's
-    last block.
-    """
-    blocks = getattr(module, "transformer_blocks", None)
-    if not isinstance(blocks, nn.ModuleList) or not len(blocks) or not hasattr(blocks[-1], "txt_mlp"):
-        return ("\0",)
-    last = f"transformer_blocks.{len(blocks) - 1}."
-    return f"{last}attn.add_q_proj", f"{last}attn.to_add_out", f"{last}txt_mlp"
+    """Beginnings of paths whose output nothing reads, so that they can learn nothing."""
+    paths: list[str] = []
+    for family in registry.families():
+        if isinstance(family.training, TrainingTargets) and family.training.unread is not None:
+            paths += family.training.unread(module)
+    return tuple(paths)
 
 
 def _found(module: nn.Module, settings: AdapterSettings, prefix: str) -> Iterator[Site]:

@@ -2,8 +2,9 @@
 
 import pytest
 from graft_nodes.patches.lora_files import block_weights
-from graft_nodes.patches.lora_files.block_weights import LAYOUTS, block_of, fitting, parse, strength
+from graft_nodes.patches.lora_files.block_weights import block_of, fitting, lists_of_weights, parse, strength
 
+FLUX = block_weights.diffusers_blocks(["transformer.single_transformer_blocks.0.attn.to_q.lora_A.weight"])
 SD1 = [
     *(f"diffusion_model.input_blocks.{n}.1.w" for n in range(12)),
     "diffusion_model.middle_block.1.w",
@@ -25,9 +26,9 @@ def test_blocks_of_weights():
     ] == ["IN04", "M00", "OUT11", "D00", "S37", "BASE"]
 
 
-@pytest.mark.parametrize("length", LAYOUTS)
+@pytest.mark.parametrize("length", lists_of_weights())
 def test_lists_have_a_strength_a_block(length):
-    assert len(set(LAYOUTS[length][1])) == length
+    assert len(set(lists_of_weights()[length][1])) == length
     assert list(parse(",".join(str(n) for n in range(length))).values()) == list(range(length))
 
 
@@ -77,7 +78,7 @@ def test_a_list_of_61_for_flux():
         strength(found, name, text=True) for name in ("clip_l.transformer.x.weight", "t5xxl.transformer.x.weight")
     ] == [0, 1]
     names = ("lora_te1_x", "lora_te3_x", "text_encoder_2.x", "text_encoders.t5xxl.x", "lora_te_x")
-    assert [block_weights.text_block(name, flux=True) for name in names] == ["CLIP", "T5", "T5", "T5", "CLIP"]
+    assert [block_weights.text_block(name, FLUX) for name in names] == ["CLIP", "T5", "T5", "T5", "CLIP"]
     assert block_weights.text_block("lora_te2_x") == "CLIP"  # SDXL's
     with pytest.raises(ValueError, match=r"no D00.*expected a list of 17"):
         fitting(",".join("1" * 61), SD1)
@@ -126,7 +127,7 @@ def test_wrong_lists(text, message):
 )
 def test_the_block_of_a_layer_in_a_file(layer, block):
     assert block_weights.block_of_name(layer) == block
-    assert block_weights.block_of_name(layer, flux=True) == ("D07" if layer.startswith("transformer_blocks") else block)
+    assert block_weights.block_of_name(layer, FLUX) == ("D07" if layer.startswith("transformer_blocks") else block)
 
 
 def test_presets():

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 from graft_nodes.patches.lora_files import metadata
-from graft_nodes.patches.models.recognise import recognised
+from graft_nodes.patches.models.recognise import recognise_lora
 from graft_nodes.storage.safetensors import header
 from safetensors.torch import save_file
 
@@ -156,5 +156,5 @@ def test_a_header_that_cannot_be_read(tmp_path, content, message):
     ],
 )
 def test_families(name, columns, family):
-    found = recognised([(f"{name}.lora_down.weight", (4, columns)), (f"{name}.lora_up.weight", (9, 4))])
+    found = recognise_lora([(f"{name}.lora_down.weight", (4, columns)), (f"{name}.lora_up.weight", (9, 4))])
     assert (found.key if found else None) == family

@@ -6,7 +6,7 @@ import pytest
 import torch
 from graft_nodes.patches.lora_files.parse import Target, read
 from graft_nodes.patches.lora_files.save import hashes, renamed, saved_metadata
-from graft_nodes.patches.models.recognise import recognised
+from graft_nodes.patches.models.recognise import recognise_lora
 from safetensors.torch import save
 
 BASE = "diffusion_model.input_blocks.1.1.proj_in"
@@ -349,9 +349,9 @@ def test_families_that_share_names(layers, family):
         for layer, (rows, columns) in layers.items()
         for side, shape in (("up", (rows, 2)), ("down", (2, columns)))
     }
-    found = recognised(shapes.items())
+    found = recognise_lora(shapes.items())
     assert (found and found.key) == family
-    recognised([(name, ()) for name in shapes])  # a file may hold anything under these names
+    recognise_lora([(name, ()) for name in shapes])  # a file may hold anything under these names
 
 
 @pytest.mark.parametrize("layers", [FLUX_2, PIXART])

@@ -1,0 +1,27 @@
+"""Chroma: Flux without guidance, modulated by one layer for all blocks."""
+
+from __future__ import annotations
+
+from . import flux
+from .family import Missing, ModelFamily
+from .recognition import Recognition
+from .token_layout import TokenLayout, TransformerClass, patch_size
+
+_CLASS = TransformerClass(flux.layout_without_references, patch_size, flux.BLOCK_LISTS)
+FAMILY = ModelFamily(
+    key="chroma",
+    title="Chroma",
+    recognition=Recognition(names=("distilled_guidance_layer",)),
+    modelspec=Missing("modelspec names no Chroma"),
+    kohya=Missing("sd-scripts writes Flux' version for it, which it is not"),
+    layer_names=flux.LAYER_NAMES,
+    blocks=flux.BLOCKS,
+    token_layout=TokenLayout({"Chroma": _CLASS, "ChromaRadiance": _CLASS}),
+    training=flux.TARGETS,
+    examples=(
+        {
+            "diffusion_model.double_blocks.0.img_attn.qkv": (9216, 3072),
+            "diffusion_model.distilled_guidance_layer.layers.0.in_layer": (5120, 5120),
+        },
+    ),
+)

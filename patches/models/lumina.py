@@ -1,0 +1,137 @@
+"""Lumina 2, and the tokens of Z-Image, which ComfyUI has in the same class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from .block_names import plain_blocks
+from .family import Kohya, ModelFamily, ModelSpec, TrainingTargets
+from .layer_names import LayerNames, by_table, grouped_qkv
+from .recognition import Recognition, SharedNames
+from .token_layout import (
+    Grid,
+    Layout,
+    Place,
+    TokenLayout,
+    TransformerClass,
+    padded,
+    patch_size,
+    text_length,
+    token_count,
+    token_grid,
+)
+
+MODEL_SIGN = r"(^|\.)layers\.0\.attention\.qkv\."
+SHARED = r"(layers|context_refiner|noise_refiner)_\d+_(attn|attention)_"
+_RENAMES = (
+    (r"attention\.out$", "attn.to_out.0"),
+    (r"attention\.([qk])_norm$", r"attn.norm_\1"),
+    (r"feed_forward\.w(\d)$", r"feed_forward.linear_\1"),
+    (r"adaLN_modulation\.1$", "norm1.linear"),
+    (r"^final_layer\.linear$", "norm_out.linear_2"),
+    (r"^final_layer\.norm1\.linear$", "norm_out.linear_1"),
+    (r"^cap_embedder\.", "time_caption_embed.caption_embedder."),
+    (r"^t_embedder\.mlp\.0$", "time_caption_embed.timestep_embedder.linear_1"),
+    (r"^t_embedder\.mlp\.2$", "time_caption_embed.timestep_embedder.linear_2"),
+)
+
+
+def _layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:
+    """Text, image. Two refiners see the text alone and the image alone before.
+
+    Z-Image pads text and image to a multiple; the padding tokens stay.
+    """
+    grid, text = token_grid(x.shape, patch_size(model)), text_length(context)
+    image = grid[0] * grid[1]
+    if not hasattr(model, "pad_tokens_multiple"):
+        start = _unmasked_text(conditions)
+        return _refined(grid, {image: 0, start + image: start}, [(text, model.context_refiner)])
+    multiple: int | None = model.pad_tokens_multiple  # type: ignore[assignment]
+    caption, image = padded(text, multiple), padded(image, multiple)
+    captions, references, vision = _references(model, conditions, multiple)
+    sequence = captions + caption + vision + references + image
+    refiners = [(captions + caption, model.context_refiner), (vision, getattr(model, "siglip_refiner", None) or ())]
+    return _refined(grid, {references + image: references, sequence: sequence - image}, refiners)
+
+
+def _unmasked_text(conditions: Mapping[str, Any]) -> int:
+    """Text tokens before the image in older ComfyUIs, which set it right after the unmasked ones (and fail themselves
+    when their number differs within a batch).
+    """
+    mask = conditions.get("attention_mask")
+    if mask is None:
+        return int(conditions["num_tokens"])
+    return int(mask.sum(dim=1).max())
+
+
+def _references(model: nn.Module, conditions: Mapping[str, Any], multiple: int | None) -> tuple[int, int, int]:
+    """Tokens that reference images add (Z-Image Omni): of their captions, of themselves, of their vision features."""
+    latents = conditions.get("ref_latents") or ()
+    if not len(latents):
+        return 0, 0, 0
+    captions = _reference_captions(conditions.get("ref_contexts") or (), len(latents), multiple)
+    patch, images = patch_size(model), 0
+    for latent in latents:
+        images += padded(token_count(latent.shape, patch), multiple)
+    return captions, images, _vision_tokens(model, conditions, len(latents), multiple)
+
+
+def _reference_captions(texts: Sequence[Tensor], references: int, multiple: int | None) -> int:
+    """Tokens of all captions; a reference without one has padding alone."""
+    captions = max(0, references - len(texts)) * (multiple or 0)
+    for text in texts:
+        captions += padded(text_length(text), multiple)
+    return captions
+
+
+def _vision_tokens(model: nn.Module, conditions: Mapping[str, Any], references: int, multiple: int | None) -> int:
+    """Tokens of the references' vision features; an image without any, as the one that is made, has padding alone."""
+    if getattr(model, "siglip_embedder", None) is None:
+        return 0
+    if getattr(model, "siglip_pad_token", None) is None:
+        multiple = None
+    features = (conditions.get("siglip_feats") or ())[:references]
+    tokens = (references + 1 - len(features)) * (multiple or 0)
+    for feature in features:
+        tokens += padded(feature.shape[1] * feature.shape[2], multiple)
+    return tokens
+
+
+def _refined(grid: Grid, starts: Mapping[int, int], refiners: Sequence[tuple[int, Any]]) -> Layout:
+    """A layout of {length: where the image begins} whose first calls belong to refiners, (length, blocks), that see no
+    image.
+    """
+    places = {}
+    for length, start in starts.items():
+        skip = sum(len(blocks) for seen, blocks in refiners if seen == length)
+        places[length] = Place(start, skip)
+    return Layout(1, grid, places)
+
+
+_CLASS = TransformerClass(_layout, patch_size, ("noise_refiner", "layers"))
+TOKENS = TokenLayout({"NextDiT": _CLASS, "NextDiTPixelSpace": _CLASS})
+BLOCKS = plain_blocks("layers")
+TARGETS = TrainingTargets(attention=("attention",), feed_forward=("feed_forward",))
+FAMILY = ModelFamily(
+    key="lumina",
+    title="Lumina 2",
+    recognition=Recognition(shared_names=SharedNames(SHARED, (2304,))),
+    modelspec=ModelSpec("lumina-2", "https://github.com/Alpha-VLLM/Lumina-Image-2.0"),
+    kohya=Kohya("lumina2"),
+    layer_names=LayerNames(
+        prefix="transformer.",
+        rename=by_table(_RENAMES),
+        fused=(grouped_qkv(r"^(.*)attention\.qkv$", r"\1attn.to_{}"),),
+        model_sign=MODEL_SIGN,
+    ),
+    blocks=BLOCKS,
+    token_layout=TOKENS,
+    training=TARGETS,
+    examples=(
+        {"transformer.layers.0.attn.to_q": (2304, 2304)},
+        {"diffusion_model.layers.0.attention.qkv": (3840, 2304)},
+    ),
+)

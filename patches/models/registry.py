@@ -1,0 +1,110 @@
+"""Every model family that Graft knows, and the tables that are read from their records.
+
+To add one, write a file with a `FAMILY` and put it into `_BUILT_IN`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from . import (
+    auraflow,
+    cascade,
+    chroma,
+    cosmos,
+    flux,
+    flux2,
+    hunyuan_video,
+    ltx,
+    lumina,
+    qwen_image,
+    sd3,
+    unet,
+    wan,
+    z_image,
+)
+from .block_names import BlockNames
+from .family import ModelFamily
+from .layer_names import LayerNames
+from .token_layout import TokenLayout, TransformerClass, UNetLayout
+
+# In the order in which a LoRA file is compared with them: those with names that nobody else has first.
+_BUILT_IN: tuple[ModelFamily, ...] = (
+    *unet.FAMILIES,
+    cascade.FAMILY,
+    hunyuan_video.FAMILY,
+    chroma.FAMILY,
+    flux2.FAMILY,
+    auraflow.FAMILY,
+    flux.FAMILY,
+    sd3.FAMILY,
+    qwen_image.FAMILY,
+    cosmos.FAMILY,
+    wan.FAMILY,
+    lumina.FAMILY,
+    z_image.FAMILY,
+    ltx.FAMILY,
+)
+_families: list[ModelFamily] = list(_BUILT_IN)
+
+
+def families() -> tuple[ModelFamily, ...]:
+    """All families, in the order in which a LoRA file is compared with them."""
+    return tuple(_families)
+
+
+def register(family: ModelFamily) -> None:
+    """Add a family, which files are compared with before all others; ValueError when its key is taken."""
+    if any(family.key == known.key for known in _families):
+        raise ValueError(f"a model family {family.key!r} is already registered")
+    _families.insert(0, family)
+
+
+def unregister(family: ModelFamily) -> None:
+    """Take a family off again."""
+    _families.remove(family)
+
+
+@contextmanager
+def registered(family: ModelFamily) -> Iterator[ModelFamily]:
+    """Until the end, a family is registered."""
+    register(family)
+    try:
+        yield family
+    finally:
+        unregister(family)
+
+
+def transformer_classes() -> dict[str, TransformerClass]:
+    """{class name: its token layout} of every transformer that token downsampling knows."""
+    classes: dict[str, TransformerClass] = {}
+    for family in _families:
+        if isinstance(family.token_layout, TokenLayout):
+            classes.update(family.token_layout.classes)
+    return classes
+
+
+def titles_of(kind: type[TokenLayout] | type[UNetLayout]) -> list[str]:
+    """Titles of the families whose tokens are laid out in this way."""
+    return [family.title for family in _families if isinstance(family.token_layout, kind)]
+
+
+def layer_names() -> list[LayerNames]:
+    """diffusers' names of every family that has them."""
+    return [family.layer_names for family in _families if isinstance(family.layer_names, LayerNames)]
+
+
+def block_names() -> tuple[BlockNames, ...]:
+    """The blocks of every family that has names for them, each once."""
+    return _block_names(families())
+
+
+@functools.lru_cache(maxsize=8)
+def _block_names(known: tuple[ModelFamily, ...]) -> tuple[BlockNames, ...]:
+    names: dict[int, BlockNames] = {}
+    for family in known:
+        if isinstance(family.blocks, BlockNames):
+            names.setdefault(id(family.blocks), family.blocks)
+    return tuple(names.values())

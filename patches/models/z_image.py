@@ -1,0 +1,32 @@
+"""Z-Image: Lumina 2's class in ComfyUI, with names of its own in diffusers."""
+
+from __future__ import annotations
+
+from . import lumina
+from .family import Missing, ModelFamily, ModelSpec
+from .layer_names import LayerNames, by_table, grouped_qkv
+from .recognition import Recognition, SharedNames
+
+_RENAMES = (
+    (r"attention\.out$", "attention.to_out.0"),
+    (r"attention\.([qk])_norm$", r"attention.norm_\1"),
+    (r"^final_layer\.", "all_final_layer.2-1."),
+    (r"^x_embedder$", "all_x_embedder.2-1"),
+)
+FAMILY = ModelFamily(
+    key="z-image",
+    title="Z-Image",
+    recognition=Recognition(shared_names=SharedNames(lumina.SHARED, (3840,))),
+    modelspec=ModelSpec("Z-Image", "https://github.com/Tongyi-MAI/Z-Image"),
+    kohya=Missing("musubi writes no ss_base_model_version for it that others read"),
+    layer_names=LayerNames(
+        prefix="transformer.",
+        rename=by_table(_RENAMES),
+        fused=(grouped_qkv(r"^(.*)attention\.qkv$", r"\1attention.to_{}"),),
+        model_sign=lumina.MODEL_SIGN,
+    ),
+    blocks=lumina.BLOCKS,
+    token_layout=lumina.TOKENS,
+    training=lumina.TARGETS,
+    examples=({"diffusion_model.layers.0.attention.qkv": (11520, 3840)},),
+)

@@ -1,0 +1,124 @@
+"""The registry of model families: every record is complete, and no two families claim the same files or classes."""
+
+import dataclasses
+import pkgutil
+
+import pytest
+from graft_nodes.patches import models
+from graft_nodes.patches.models import registry
+from graft_nodes.patches.models.block_names import BlockNames
+from graft_nodes.patches.models.family import Kohya, Missing, ModelFamily, ModelSpec, TrainingTargets
+from graft_nodes.patches.models.layer_names import LayerNames
+from graft_nodes.patches.models.recognise import recognise_lora
+from graft_nodes.patches.models.recognition import Recognition, factors_of
+from graft_nodes.patches.models.token_layout import TokenLayout, UNetLayout
+
+FIELDS = {
+    "recognition": Recognition,
+    "modelspec": ModelSpec,
+    "kohya": Kohya,
+    "layer_names": LayerNames,
+    "blocks": BlockNames,
+    "token_layout": TokenLayout | UNetLayout,
+    "training": TrainingTargets,
+}
+OPTIONAL = {"key", "title", "examples", "file_spellings", "weight_parts"}
+EVERY = pytest.mark.parametrize("family", registry.families(), ids=lambda family: family.key)
+EXAMPLES = [
+    pytest.param(family, example, id=f"{family.key}-{number}")
+    for family in registry.families()
+    for number, example in enumerate(family.examples)
+]
+
+
+def problems(family):
+    """What is missing in a record, in words."""
+    found = []
+    for name, kind in FIELDS.items():
+        value = getattr(family, name, None)
+        if not isinstance(value, kind) and not (isinstance(value, Missing) and len(value.why) > 10):
+            found.append(f"{name}: expected {kind}, or Missing with a reason")
+    if not family.key or not family.title or not family.examples:
+        found.append("key, title, examples: expected one each")
+    return found
+
+
+def test_the_test_knows_every_field():
+    assert {field.name for field in dataclasses.fields(ModelFamily)} == FIELDS.keys() | OPTIONAL
+
+
+@EVERY
+def test_a_record_is_complete(family):
+    assert problems(family) == []
+
+
+def test_an_incomplete_record_is_found():
+    """The contract itself: nothing, or no reason, is a problem."""
+    flux = next(family for family in registry.families() if family.key == "flux")
+    for nothing in (None, Missing("")):
+        assert len(problems(dataclasses.replace(flux, blocks=nothing))) == 1
+
+
+def test_every_file_with_a_family_is_registered():
+    in_files = set()
+    for module in pkgutil.iter_modules(models.__path__):
+        contents = vars(__import__(f"{models.__name__}.{module.name}", fromlist=["x"]))
+        in_files |= {value.key for value in contents.values() if isinstance(value, ModelFamily)}
+    assert in_files == {family.key for family in registry.families()}
+
+
+def test_keys_and_titles_are_of_one_family_each():
+    for name in ("key", "title"):
+        values = [getattr(family, name) for family in registry.families()]
+        assert len(values) == len(set(values))
+
+
+@pytest.mark.parametrize(("family", "layers"), EXAMPLES)
+def test_a_family_recognises_its_own_files(family, layers):
+    recognised = recognise_lora(factors_of(layers).items())
+    assert recognised is not None and recognised.key == family.key
+
+
+def test_families_with_the_same_class_have_the_same_tokens():
+    classes = {}
+    for family in registry.families():
+        if isinstance(family.token_layout, TokenLayout):
+            for name, tokens in family.token_layout.classes.items():
+                assert classes.setdefault(name, tokens) is tokens, name
+
+
+def test_lists_of_block_weights_are_of_one_family_each():
+    lists, presets, kinds = {}, {}, {}
+    for names in registry.block_names():
+        for length, blocks in names.weight_lists.items():
+            assert lists.setdefault(length, blocks) is blocks and len(blocks[1]) == length
+        for preset, weights in names.presets.items():
+            assert presets.setdefault(preset, weights) is weights
+        for block_list, kind in names.lists.items():
+            assert kinds.setdefault(block_list, kind) == kind and kind in names.kinds
+
+
+@EVERY
+def test_parts_of_a_fused_layer_are_all_of_it(family):
+    if isinstance(family.layer_names, Missing):
+        pytest.skip(family.layer_names.why)
+    for layers in family.examples:
+        for layer, (rows, columns) in layers.items():
+            path = layer.removeprefix("diffusion_model.")
+            parts = family.layer_names.parts(path, rows, columns)
+            assert sum(part.length for part in parts) == rows
+            assert [part.start for part in parts] == [sum(p.length for p in parts[:i]) for i in range(len(parts))]
+
+
+def test_a_key_is_registered_once():
+    flux = registry.families()[-1]
+    with pytest.raises(ValueError, match="already registered"):
+        registry.register(flux)
+
+
+def test_a_family_is_gone_after_its_block():
+    before = registry.families()
+    made_up = dataclasses.replace(before[0], key="made-up", title="Made up")
+    with registry.registered(made_up):
+        assert registry.families() == (made_up, *before)
+    assert registry.families() == before
