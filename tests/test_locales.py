@@ -139,7 +139,7 @@ def panel_sources():
 
 def test_every_text_of_the_panels_has_a_chinese_one_with_the_same_blanks():
     known = panel_texts()
-    asked = {text for source in panel_sources().values() for text in re.findall(rf"(?<![\w.])t\({QUOTED}", source)}
+    asked = {text for source in panel_sources().values() for text in re.findall(rf"(?<![\w.])t\(\s*{QUOTED}", source)}
     assert len(asked) > 70 and not asked - set(known)
     blanks = re.compile(r"\{\w+\}")
     assert not [

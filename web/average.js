@@ -9,14 +9,24 @@ const COLORS = ['#4c8dd6', '#e2923b', '#3fa96b', '#b07cc6', '#d65f5f']
 
 /** Give an EMAMerge node its panel. */
 export function addAveragePanel(node) {
-  const canvas = el('canvas', { class: 'graft-chart', role: 'img', 'aria-label': t('Share of each step in the average'), hidden: true })
+  const canvas = el('canvas', {
+    class: 'graft-chart',
+    role: 'img',
+    'aria-label': t('Share of each step in the average'),
+    hidden: true,
+  })
   canvas.style.height = `${HEIGHT}px`
   const legend = el('div', { class: 'graft-legend' })
-  const said = el('div', { class: 'graft-dim' }, t('How much of the average each step is, is drawn here once it has run.'))
+  const said = el(
+    'div',
+    { class: 'graft-dim' },
+    t('How much of the average each step is, is drawn here once it has run.'),
+  )
   const content = el('div', { class: 'graft-content' }, canvas, legend, said)
   addPanel(node, 'average', content)
   let curves = []
-  const redraw = () => draw(canvas, content.clientWidth || node.size[0] - 24, HEIGHT, curves, (value) => short(value, 2))
+  const redraw = () =>
+    draw(canvas, content.clientWidth || node.size[0] - 24, HEIGHT, curves, (value) => short(value, 2))
   whenWide(content, () => curves.length && redraw())
   chain(node, 'onExecuted', (output) => {
     const found = output?.graft_profile?.[0]
@@ -26,7 +36,11 @@ export function addAveragePanel(node) {
       curve.steps.forEach((step, at) => series.add(step, curve.values[at]))
       return { series, color: COLORS[index % COLORS.length], width: 2, dots: curve.steps.length <= 12 }
     })
-    legend.replaceChildren(...found.curves.flatMap((curve, index) => (curve.name ? [el('span', { style: `--curve: ${COLORS[index % COLORS.length]}` }, curve.name)] : [])))
+    legend.replaceChildren(
+      ...found.curves.flatMap((curve, index) =>
+        curve.name ? [el('span', { style: `--curve: ${COLORS[index % COLORS.length]}` }, curve.name)] : [],
+      ),
+    )
     said.replaceChildren(...found.lines.map((line) => el('div', {}, line)))
     canvas.hidden = !curves.length
     requestAnimationFrame(() => {

@@ -1,6 +1,6 @@
 /** Building of elements; text is always text, never markup. */
 
-/** An element with properties (class, title, dataset, on… handlers, ARIA attributes) and children (elements or text). */
+/** An element with properties (class, title, on… handlers, ARIA attributes) and children (elements or text). */
 export function el(tag, properties = {}, ...children) {
   const element = document.createElement(tag)
   for (const [name, value] of Object.entries(properties)) {
@@ -23,8 +23,10 @@ export function addStyle() {
 /** A number with few digits: 0.00012 -> 1.2e-4, 0.1234 -> 0.123. */
 export function short(value, digits = 3) {
   if (value === null || value === undefined || !Number.isFinite(value)) return '–'
-  const size = Math.abs(value)
-  return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(digits - 2) : String(Number(value.toPrecision(digits)))
+  const magnitude = Math.abs(value)
+  return magnitude !== 0 && (magnitude < 1e-3 || magnitude >= 1e6)
+    ? value.toExponential(digits - 2)
+    : String(Number(value.toPrecision(digits)))
 }
 
 /** Seconds in words: 75 -> 1 min 15 s. */

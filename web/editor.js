@@ -55,7 +55,7 @@ export function everyNode(act, graph = app.rootGraph ?? app.graph) {
   }
 }
 
-/** The height of an element that is laid out; 0 before, when the editor has put it on the page without a width, which would fold it up. */
+/** The height of an element, or 0 while the editor has not given it a width yet. */
 export const heightOf = (content) => (content.offsetWidth > 100 ? content.offsetHeight : 0)
 
 /** How much room the content of a panel needs; two lines as long as it is not laid out. */
@@ -71,7 +71,7 @@ export function whenWide(element, act) {
   }).observe(element)
 }
 
-/** Add a panel that shows and holds no value: neither saved in the workflow nor sent in the prompt; as tall as its content. */
+/** Add a panel as tall as its content. It holds no value: it is not saved in the workflow and not sent in the prompt. */
 export function addPanel(node, name, content) {
   const element = el('div', { class: `graft graft-panel graft-${name}` }, content)
   const widget = node.addDOMWidget(name, `graft_${name}`, element, {

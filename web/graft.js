@@ -9,7 +9,11 @@ import * as todo from './todo.js'
 import * as training from './training.js'
 
 const CREATED = {
-  ApplyToDo: todo.addTodoPanel, EMAMerge: addAveragePanel, GraftDataset: addDatasetPanel, GraftTrainStart: training.keepSeed, TrainStep: training.addTrainingPanel,
+  ApplyToDo: todo.addTodoPanel,
+  EMAMerge: addAveragePanel,
+  GraftDataset: addDatasetPanel,
+  GraftTrainStart: training.keepSeed,
+  TrainStep: training.addTrainingPanel,
 }
 
 app.registerExtension({

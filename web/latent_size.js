@@ -1,19 +1,31 @@
 /** The size of the latent that is linked to an input, read from the graph before anything has run. */
 import { app } from './editor.js'
 
-/** Nodes that make a latent: pixels a cell of theirs has a side, and pictures a frame of theirs stands for (0: it has no frames). */
+/** Nodes that make a latent: pixels per latent cell, and images per latent frame (0: no frames). */
 const MAKERS = {
-  EmptyLatentImage: [8, 0], EmptySD3LatentImage: [8, 0], EmptyFlux2LatentImage: [16, 0],
-  EmptyHunyuanLatentVideo: [8, 4], EmptyCosmosLatentVideo: [8, 8],
+  EmptyLatentImage: [8, 0],
+  EmptySD3LatentImage: [8, 0],
+  EmptyFlux2LatentImage: [16, 0],
+  EmptyHunyuanLatentVideo: [8, 4],
+  EmptyCosmosLatentVideo: [8, 8],
 }
-/** Nodes that give a latent on in the size that it came in, by the input that it comes in by. */
+/** Nodes that pass a latent on in the same size, and the input it comes in by. */
 const PASSED = {
-  KSampler: 'latent_image', KSamplerAdvanced: 'latent_image', SamplerCustom: 'latent_image', SamplerCustomAdvanced: 'latent_image',
-  RepeatLatentBatch: 'samples', LatentFromBatch: 'samples', SetLatentNoiseMask: 'samples', Reroute: '',
+  KSampler: 'latent_image',
+  KSamplerAdvanced: 'latent_image',
+  SamplerCustom: 'latent_image',
+  SamplerCustomAdvanced: 'latent_image',
+  RepeatLatentBatch: 'samples',
+  LatentFromBatch: 'samples',
+  SetLatentNoiseMask: 'samples',
+  Reroute: '',
 }
 const MOST = 100 // nodes on the way, against a graph that leads round in circles
 
-/** {kind (of the node that makes it), height, width, frames} in cells of the latent linked to the node's input; null when none is, or when the graph does not tell its size. */
+/**
+ * The size of the latent linked to a node's input: {kind (of the node that makes it), height, width, frames}, in latent
+ * cells. null when no latent is linked or the graph does not tell its size.
+ */
 export function latentOf(node, name) {
   let from = source(node, name)
   for (let seen = 0; from && seen < MOST; seen++) {
@@ -28,7 +40,12 @@ export function latentOf(node, name) {
 function made(node, cell, pictures) {
   const [height, width, length] = [number(node, 'height'), number(node, 'width'), pictures ? number(node, 'length') : 1]
   if (!(height >= cell && width >= cell && length >= 1)) return null
-  return { kind: node.type, height: Math.floor(height / cell), width: Math.floor(width / cell), frames: pictures ? Math.floor((length - 1) / pictures) + 1 : 1 }
+  return {
+    kind: node.type,
+    height: Math.floor(height / cell),
+    width: Math.floor(width / cell),
+    frames: pictures ? Math.floor((length - 1) / pictures) + 1 : 1,
+  }
 }
 
 /** The value of a widget, or of the widget that its input is linked to; undefined when it is computed while running. */
@@ -40,24 +57,35 @@ export function valueOf(node, name) {
 
 const number = (node, name) => Number(valueOf(node, name) ?? NaN)
 
-/** Where the link into an input comes from: {node}, through the walls of subgraphs; {node, widget} for a widget on a subgraph's node; null without a link. */
+/**
+ * Where the link into an input comes from: {node}, through the walls of subgraphs; {node, widget} for a widget on a
+ * subgraph's node; null without a link.
+ */
 function source(node, name) {
   const input = node.inputs?.find((one) => one.name === name)
-  return input?.link == null || !node.graph ? null : origin(node.graph, node.graph.getLink(input.link)) // a copy is in no graph at first
+  if (!isLinked(input) || !node.graph) return null // a copy is in no graph at first
+  return origin(node.graph, node.graph.getLink(input.link))
 }
+
+const isLinked = (input) => input?.link !== null && input?.link !== undefined
 
 function origin(graph, link) {
   if (!link) return null
-  if (link.origin_id === graph.inputNode?.id) {
-    const outer = holderOf(graph)
-    const input = outer?.inputs[link.origin_slot]
-    if (!input) return null
-    return input.link == null ? { node: outer, widget: input.name } : origin(outer.graph, outer.graph.getLink(input.link))
-  }
+  if (link.origin_id === graph.inputNode?.id) return outside(graph, link)
   const node = graph.getNodeById(link.origin_id)
   if (!node?.subgraph) return node ? { node } : null
   const inner = node.subgraph.outputs[link.origin_slot]?.linkIds?.[0]
-  return inner == null ? null : origin(node.subgraph, node.subgraph.getLink(inner))
+  if (inner === null || inner === undefined) return null
+  return origin(node.subgraph, node.subgraph.getLink(inner))
+}
+
+/** Where a link that begins at a subgraph's own input comes from in the graph around it. */
+function outside(subgraph, link) {
+  const outer = holderOf(subgraph)
+  const input = outer?.inputs[link.origin_slot]
+  if (!input) return null
+  if (!isLinked(input)) return { node: outer, widget: input.name }
+  return origin(outer.graph, outer.graph.getLink(input.link))
 }
 
 /** The node that stands for a subgraph in the graph around it, the first if there are several. */

@@ -1,4 +1,4 @@
-/** A list to choose a LoRA from: search as you type, arrow keys and Enter, Escape closes. Thousands of names stay quick. */
+/** A list to choose a LoRA from: search as you type, arrow keys and Enter, Escape closes. Fast with thousands of names. */
 import { el } from './dom.js'
 import { matching } from './rows.js'
 import { t } from './texts.js'
@@ -20,17 +20,31 @@ export function pick(anchor, names, chosen, choose) {
   const list = el('div', { class: 'graft-picker-list', role: 'listbox', id: 'graft-picker-list' })
   const count = el('div', { class: 'graft-picker-count', 'aria-live': 'polite' })
   const search = el('input', {
-    class: 'graft-picker-search', type: 'search', placeholder: t('Search LoRAs'), 'aria-label': t('Search LoRAs'), role: 'combobox',
-    'aria-expanded': 'true', 'aria-controls': 'graft-picker-list', spellcheck: false,
+    class: 'graft-picker-search',
+    type: 'search',
+    placeholder: t('Search LoRAs'),
+    'aria-label': t('Search LoRAs'),
+    role: 'combobox',
+    'aria-expanded': 'true',
+    'aria-controls': 'graft-picker-list',
+    spellcheck: false,
   })
-  const picker = el('div', { class: 'graft-picker graft', role: 'dialog', 'aria-label': t('Choose a LoRA') }, search, list, count)
+  const picker = el(
+    'div',
+    { class: 'graft-picker graft', role: 'dialog', 'aria-label': t('Choose a LoRA') },
+    search,
+    list,
+    count,
+  )
 
   const take = (name) => {
     close()
     choose(name)
   }
   const mark = () => {
-    for (const [index, option] of [...list.children].entries()) option.setAttribute('aria-selected', String(index === active))
+    for (const [index, option] of [...list.children].entries()) {
+      option.setAttribute('aria-selected', String(index === active))
+    }
     const option = list.children[active]
     option?.scrollIntoView?.({ block: 'nearest' })
     search.setAttribute('aria-activedescendant', option ? option.id : '')
@@ -40,7 +54,17 @@ export function pick(anchor, names, chosen, choose) {
     active = Math.max(0, search.value ? 0 : found.slice(0, SHOWN).indexOf(chosen))
     list.replaceChildren(
       ...found.slice(0, SHOWN).map((name, index) =>
-        el('div', { class: 'graft-picker-option', role: 'option', id: `graft-option-${index}`, title: name, onclick: () => take(name) }, name),
+        el(
+          'div',
+          {
+            class: 'graft-picker-option',
+            role: 'option',
+            id: `graft-option-${index}`,
+            title: name,
+            onclick: () => take(name),
+          },
+          name,
+        ),
       ),
     )
     const more = found.length - SHOWN
@@ -71,10 +95,14 @@ export function pick(anchor, names, chosen, choose) {
     mark()
   })
   picker.addEventListener('focusout', (event) => {
-    if (!picker.contains(event.relatedTarget)) setTimeout(() => open === picker && !picker.contains(document.activeElement) && close(), 0)
+    if (!picker.contains(event.relatedTarget)) {
+      setTimeout(() => open === picker && !picker.contains(document.activeElement) && close(), 0)
+    }
   })
   list.addEventListener('pointerdown', (event) => event.preventDefault()) // the search keeps the focus
-  for (const name of ['wheel', 'pointerdown', 'contextmenu']) picker.addEventListener(name, (event) => event.stopPropagation())
+  for (const name of ['wheel', 'pointerdown', 'contextmenu']) {
+    picker.addEventListener(name, (event) => event.stopPropagation())
+  }
 
   const place = anchor.getBoundingClientRect()
   const below = window.innerHeight - place.bottom

@@ -1,4 +1,4 @@
-/** The widget of GraftLoRAStack's input `rows`: a list of LoRAs to add to, order, switch and weigh. Its value is the rows' JSON. */
+/** The widget of GraftLoRAStack's input `rows`: add, order, switch and weigh LoRAs. Its value is the rows' JSON. */
 import { api, changing, fit, heightOf } from './editor.js'
 import { el, short, size } from './dom.js'
 import * as files from './lora_files.js'
@@ -47,20 +47,46 @@ class Rows {
     this.missing = new Map() // row -> near names
     this.list = el('div', { class: 'graft-rows', role: 'list', 'aria-label': t('LoRAs of the stack') })
     this.problem = el('div', { class: 'graft-problem', role: 'alert', hidden: true })
-    this.raw = el('textarea', { class: 'graft-raw', 'aria-label': t('Rows as JSON'), hidden: true, spellcheck: false, onchange: () => this.edited(() => this.read(this.raw.value)) })
-    this.adder = el('button', { class: 'graft-button graft-add', type: 'button', onclick: () => this.choose(null) }, t('+ Add LoRA'))
-    this.all = el('button', { class: 'graft-button', type: 'button', title: t('Switch all rows on or off'), onclick: () => this.switchAll() }, t('All on/off'))
-    this.content = el('div', { class: 'graft-content' }, this.problem, this.raw, this.list, el('div', { class: 'graft-foot' }, this.adder, this.all))
+    this.raw = el('textarea', {
+      class: 'graft-raw',
+      'aria-label': t('Rows as JSON'),
+      hidden: true,
+      spellcheck: false,
+      onchange: () => this.edited(() => this.read(this.raw.value)),
+    })
+    this.adder = el(
+      'button',
+      { class: 'graft-button graft-add', type: 'button', onclick: () => this.choose(null) },
+      t('+ Add LoRA'),
+    )
+    this.all = el(
+      'button',
+      { class: 'graft-button', type: 'button', title: t('Switch all rows on or off'), onclick: () => this.switchAll() },
+      t('All on/off'),
+    )
+    this.content = el(
+      'div',
+      { class: 'graft-content' },
+      this.problem,
+      this.raw,
+      this.list,
+      el('div', { class: 'graft-foot' }, this.adder, this.all),
+    )
     this.element = el('div', { class: 'graft graft-stack' }, this.content)
     // The graph must not act on keys and wheels that are meant for the list.
     this.element.addEventListener('keydown', (event) => {
-      if (!(event.ctrlKey || event.metaKey) || ['INPUT', 'TEXTAREA'].includes(event.target.tagName)) event.stopPropagation()
+      if (!(event.ctrlKey || event.metaKey) || ['INPUT', 'TEXTAREA'].includes(event.target.tagName)) {
+        event.stopPropagation()
+      }
     })
-    this.element.addEventListener('wheel', (event) => document.activeElement?.type === 'number' && event.stopPropagation())
+    this.element.addEventListener(
+      'wheel',
+      (event) => document.activeElement?.type === 'number' && event.stopPropagation(),
+    )
     this.read(text)
   }
 
-  /** The room that the rows need; the least as long as they are not laid out, so that a loaded node keeps the size that was saved. */
+  /** The height the rows need; the minimum until they are laid out, so that a loaded node keeps its saved size. */
   height() {
     return Math.max(90, heightOf(this.content)) + 4
   }
@@ -117,7 +143,8 @@ class Rows {
     try {
       const known = new Set((await files.names()).map(plain))
       const gone = this.rows.filter((row) => row.on && !known.has(plain(row.file)))
-      await Promise.all(gone.map(async (row) => found.set(row, await files.near(row.file).catch(() => [])))) // it is no name at all
+      const near = (row) => files.near(row.file).catch(() => []) // a text that cannot be a file name has none
+      await Promise.all(gone.map(async (row) => found.set(row, await near(row))))
     } catch (error) {
       this.adder.title = t('The list of LoRAs cannot be read: {error}', { error: error.message })
       return
@@ -150,7 +177,19 @@ class Rows {
   }
 
   replacement(row, name) {
-    return el('button', { class: 'graft-link', type: 'button', onclick: () => this.restructure(() => (row.file = name), () => this.focus(row, '.graft-file')) }, name)
+    return el(
+      'button',
+      {
+        class: 'graft-link',
+        type: 'button',
+        onclick: () =>
+          this.restructure(
+            () => (row.file = name),
+            () => this.focus(row, '.graft-file'),
+          ),
+      },
+      name,
+    )
   }
 
   async choose(row, anchor = this.adder) {
@@ -179,28 +218,37 @@ class Rows {
 
   switchAll() {
     const on = !this.rows.every((row) => row.on)
-    this.restructure(() => this.rows.forEach((row) => (row.on = on)), () => this.all.focus())
+    this.restructure(
+      () => this.rows.forEach((row) => (row.on = on)),
+      () => this.all.focus(),
+    )
   }
 
   remove(row) {
     const at = this.rows.indexOf(row)
     this.restructure(
       () => this.rows.splice(at, 1),
-      () => (this.rows.length ? this.focus(this.rows[Math.min(at, this.rows.length - 1)], '.graft-remove') : this.adder.focus()),
+      () =>
+        this.rows.length
+          ? this.focus(this.rows[Math.min(at, this.rows.length - 1)], '.graft-remove')
+          : this.adder.focus(),
     )
   }
 
   move(row, to) {
     const from = this.rows.indexOf(row)
     if (to < 0 || to >= this.rows.length || to === from) return
-    this.restructure(() => (this.rows = moved(this.rows, from, to)), () => this.focus(row, '.graft-handle'))
+    this.restructure(
+      () => (this.rows = moved(this.rows, from, to)),
+      () => this.focus(row, '.graft-handle'),
+    )
   }
 
   focus(row, selector) {
     this.list.children[this.rows.indexOf(row)]?.querySelector(selector)?.focus()
   }
 
-  /** Make the node fit its rows after a change by hand, so that undoing it is one step; a graph that is loaded brings its own size. */
+  /** Fit the node to its rows after a change by hand, as one undo step. A loaded graph brings its own size. */
   refit() {
     const height = this.height()
     if (height === this.drawnHeight || !this.element.isConnected) return
@@ -215,28 +263,67 @@ class Rows {
 
   drawn(row, index) {
     const where = t('row {number}, {file}', { number: index + 1, file: row.file })
-    const handle = el('button', {
-      class: 'graft-icon graft-handle', type: 'button', title: t('Drag to reorder, or use the arrow keys'), 'aria-label': t('Move {where}', { where }),
-      onkeydown: (event) => {
-        const by = { ArrowUp: -1, ArrowDown: 1 }[event.key]
-        if (!by) return
-        event.preventDefault()
-        event.stopPropagation()
-        this.move(row, this.rows.indexOf(row) + by)
+    const handle = el(
+      'button',
+      {
+        class: 'graft-icon graft-handle',
+        type: 'button',
+        title: t('Drag to reorder, or use the arrow keys'),
+        'aria-label': t('Move {where}', { where }),
+        onkeydown: (event) => {
+          const by = { ArrowUp: -1, ArrowDown: 1 }[event.key]
+          if (!by) return
+          event.preventDefault()
+          event.stopPropagation()
+          this.move(row, this.rows.indexOf(row) + by)
+        },
       },
-    }, '⠿')
-    const on = el('input', { type: 'checkbox', class: 'graft-on', checked: row.on, title: t('On or off'), 'aria-label': t('Use {where}', { where }) })
+      '⠿',
+    )
+    const on = el('input', {
+      type: 'checkbox',
+      class: 'graft-on',
+      checked: row.on,
+      title: t('On or off'),
+      'aria-label': t('Use {where}', { where }),
+    })
     on.addEventListener('change', () => {
       this.set(row, 'on', on.checked)
       item.classList.toggle('graft-off', !row.on)
       this.check()
     })
-    const file = el('button', { class: 'graft-button graft-file', type: 'button', title: row.file, 'aria-label': t('File of {where}; choose another', { where }), onclick: () => this.choose(row, file) }, row.file.replace(/\.safetensors$/, ''))
+    const file = el(
+      'button',
+      {
+        class: 'graft-button graft-file',
+        type: 'button',
+        title: row.file,
+        'aria-label': t('File of {where}; choose another', { where }),
+        onclick: () => this.choose(row, file),
+      },
+      row.file.replace(/\.safetensors$/, ''),
+    )
     const model = this.strength(row, 'model', t('Model strength of {where}', { where }))
     const clip = this.strength(row, 'clip', t('CLIP strength of {where}', { where }))
     const info = this.toggle('i', 'graft-info-button', t('File info of {where}', { where }), this.informed, row)
-    const more = this.toggle('⋯', 'graft-more', t('Block weights and schedule of {where}', { where }), this.unfolded, row)
-    const remove = el('button', { class: 'graft-icon graft-remove', type: 'button', title: t('Remove'), 'aria-label': t('Remove {where}', { where }), onclick: () => this.remove(row) }, '✕')
+    const more = this.toggle(
+      '⋯',
+      'graft-more',
+      t('Block weights and schedule of {where}', { where }),
+      this.unfolded,
+      row,
+    )
+    const remove = el(
+      'button',
+      {
+        class: 'graft-icon graft-remove',
+        type: 'button',
+        title: t('Remove'),
+        'aria-label': t('Remove {where}', { where }),
+        onclick: () => this.remove(row),
+      },
+      '✕',
+    )
     const line = el('div', { class: 'graft-line' }, handle, on, file, model, clip, info, more, remove)
     const note = el('div', { class: 'graft-note', role: 'alert', hidden: true })
     const item = el('div', { class: `graft-row${row.on ? '' : ' graft-off'}`, role: 'listitem' }, line, note)
@@ -247,7 +334,17 @@ class Rows {
   }
 
   toggle(sign, kind, label, opened, row) {
-    const button = el('button', { class: `graft-icon ${kind}`, type: 'button', title: label, 'aria-label': label, 'aria-expanded': String(opened.has(row)) }, sign)
+    const button = el(
+      'button',
+      {
+        class: `graft-icon ${kind}`,
+        type: 'button',
+        title: label,
+        'aria-label': label,
+        'aria-expanded': String(opened.has(row)),
+      },
+      sign,
+    )
     button.addEventListener('click', () => {
       if (!opened.delete(row)) opened.add(row)
       changing(() => {
@@ -261,7 +358,16 @@ class Rows {
   }
 
   strength(row, name, label) {
-    const input = el('input', { type: 'number', class: `graft-number graft-${name}`, step: setting('Graft.LoRAStack.Step'), min: -100, max: 100, value: String(row[name]), title: t('{label}: type, use the arrow keys, or drag', { label }), 'aria-label': label })
+    const input = el('input', {
+      type: 'number',
+      class: `graft-number graft-${name}`,
+      step: setting('Graft.LoRAStack.Step'),
+      min: -100,
+      max: 100,
+      value: String(row[name]),
+      title: t('{label}: type, use the arrow keys, or drag', { label }),
+      'aria-label': label,
+    })
     const take = () => {
       const value = input.valueAsNumber
       if (Number.isFinite(value) && Math.abs(value) <= 100) this.set(row, name, Math.round(value * 1e4) / 1e4)
@@ -300,24 +406,47 @@ class Rows {
 
   fold(row, where) {
     const field = (name, label, placeholder) => {
-      const input = el('input', { type: 'text', class: 'graft-text', value: row[name], placeholder, 'aria-label': t('{label} of {where}', { label, where }), spellcheck: false })
+      const input = el('input', {
+        type: 'text',
+        class: 'graft-text',
+        value: row[name],
+        placeholder,
+        'aria-label': t('{label} of {where}', { label, where }),
+        spellcheck: false,
+      })
       input.addEventListener('change', () => this.set(row, name, input.value.trim()))
       return el('label', { class: 'graft-field' }, el('span', {}, label), input)
     }
-    const partial = el('input', { type: 'checkbox', checked: row.partial, 'aria-label': t('Apply {where} even if only some of its layers fit', { where }) })
+    const partial = el('input', {
+      type: 'checkbox',
+      checked: row.partial,
+      'aria-label': t('Apply {where} even if only some of its layers fit', { where }),
+    })
     partial.addEventListener('change', () => this.set(row, 'partial', partial.checked))
-    return el('div', { class: 'graft-fold' },
+    return el(
+      'div',
+      { class: 'graft-fold' },
       field('blocks', t('Block weights'), t('1,0,0.5,… or IN=0, OUT05=0.5')),
       field('schedule', t('Schedule'), t('0.2-0.8, or 0:1, 0.5:0.3, 1:0')),
-      el('label', { class: 'graft-field' }, el('span', {}, t('Partial match')), partial, el('span', { class: 'graft-hint' }, t('use what fits of a LoRA made for another model'))))
+      el(
+        'label',
+        { class: 'graft-field' },
+        el('span', {}, t('Partial match')),
+        partial,
+        el('span', { class: 'graft-hint' }, t('use what fits of a LoRA made for another model')),
+      ),
+    )
   }
 
   about(row) {
     const box = el('div', { class: 'graft-about' }, t('Reading …'))
-    files.info(row.file).then(
-      (said) => box.replaceChildren(...described(said)),
-      (error) => box.replaceChildren(t('No file info: {error}', { error: error.message })),
-    ).then(() => this.refit())
+    files
+      .info(row.file)
+      .then(
+        (said) => box.replaceChildren(...described(said)),
+        (error) => box.replaceChildren(t('No file info: {error}', { error: error.message })),
+      )
+      .then(() => this.refit())
     return box
   }
 
@@ -357,13 +486,27 @@ class Rows {
 
 /** What a file says of itself, in this order, and how it is called. */
 const SAID = {
-  words: 'Trigger words', title: 'Title', base: 'Base model', kinds: 'Layers', ranks: 'Rank', alphas: 'Alpha', text_encoder: 'Text encoder',
-  todo: 'ToDo', ema: 'EMA', steps: 'Steps', resolution: 'Resolution', tags: 'Tags', types: 'Numbers', size: 'Size',
+  words: 'Trigger words',
+  title: 'Title',
+  base: 'Base model',
+  kinds: 'Layers',
+  ranks: 'Rank',
+  alphas: 'Alpha',
+  text_encoder: 'Text encoder',
+  todo: 'ToDo',
+  ema: 'EMA',
+  steps: 'Steps',
+  resolution: 'Resolution',
+  tags: 'Tags',
+  types: 'Numbers',
+  size: 'Size',
 }
 
 function described(said) {
   const found = Object.keys(SAID).map((name) => [name, worded(name, said[name])])
-  const rows = found.filter(([, text]) => text).flatMap(([name, text]) => [el('dt', {}, t(SAID[name])), el('dd', {}, text)])
+  const rows = found
+    .filter(([, text]) => text)
+    .flatMap(([name, text]) => [el('dt', {}, t(SAID[name])), el('dd', {}, text)])
   return rows.length ? [el('dl', {}, ...rows)] : [t('This file says nothing about itself.')]
 }
 
@@ -375,7 +518,9 @@ function worded(name, value) {
   if (typeof value === 'boolean') return value ? t('yes') : t('no')
   if (typeof value !== 'object') return String(value)
   const entries = Array.isArray(value) ? value : Object.entries(value)
-  return entries.map((one) => (Array.isArray(one) ? one.map((part) => worded('', part)).join(' ') : worded('', one))).join(', ')
+  return entries
+    .map((one) => (Array.isArray(one) ? one.map((part) => worded('', part)).join(' ') : worded('', one)))
+    .join(', ')
 }
 
 api.addEventListener?.('reconnected', () => refresh())

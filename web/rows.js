@@ -1,16 +1,30 @@
-/** The rows of a LoRA stack as the JSON that GraftLoRAStack's input `rows` holds; the same rules as the pack's own reader. */
+/** Reads and writes the JSON in GraftLoRAStack's input `rows`, by the same rules as the pack's own reader. */
 
 const VERSION = 1
 
 /** Rows of the JSON text; throws an Error that says what is wrong. Fields that this version does not know are kept. */
 export function parse(text) {
   const content = JSON.parse(text.trim() || '{"version": 1, "rows": []}')
-  if (content === null || typeof content !== 'object' || !Array.isArray(content.rows)) throw new Error('expected {"version": 1, "rows": […]}')
-  if (content.version !== VERSION) throw new Error(`these rows have version ${content.version}; this Graft reads version ${VERSION}`)
-  for (const [index, row] of content.rows.entries()) {
-    if (row === null || typeof row !== 'object' || typeof row.file !== 'string') throw new Error(`row ${index + 1} names no file`)
+  if (content === null || typeof content !== 'object' || !Array.isArray(content.rows)) {
+    throw new Error('expected {"version": 1, "rows": […]}')
   }
-  return content.rows.map((row) => ({ on: true, model: 1, blocks: '', schedule: '', partial: false, ...row, clip: row.clip ?? row.model ?? 1 }))
+  if (content.version !== VERSION) {
+    throw new Error(`these rows have version ${content.version}; this Graft reads version ${VERSION}`)
+  }
+  for (const [index, entry] of content.rows.entries()) {
+    if (entry === null || typeof entry !== 'object' || typeof entry.file !== 'string') {
+      throw new Error(`row ${index + 1} names no file`)
+    }
+  }
+  return content.rows.map((entry) => ({
+    on: true,
+    model: 1,
+    blocks: '',
+    schedule: '',
+    partial: false,
+    ...entry,
+    clip: entry.clip ?? entry.model ?? 1,
+  }))
 }
 
 /** The JSON text of rows. */
@@ -38,8 +52,8 @@ export function moved(rows, from, to) {
 export function matching(names, query) {
   const words = query.toLowerCase().split(/\s+/).filter(Boolean)
   const found = names.filter((name) => {
-    const plain = name.toLowerCase()
-    return words.every((word) => plain.includes(word))
+    const lowered = name.toLowerCase()
+    return words.every((word) => lowered.includes(word))
   })
   const first = words[0]
   if (!first) return found

@@ -1,4 +1,4 @@
-/** The panels' texts in the language that the editor is set to. English stands in the code, and is the key of the other languages. */
+/** Translates the panels' texts to the editor's language. The English text in the code is the key. */
 import { app } from './editor.js'
 import { CHINESE } from './chinese.js'
 

@@ -1,6 +1,6 @@
 /**
- * The panel of ApplyToDo: tokens of each depth before and after. The model's depths are those that the node met when it ran last (its
- * `graft_todo` output, kept in the workflow as a property); what a changed factor, or a latent of another size, makes of them is shown at once.
+ * The panel of ApplyToDo: tokens of each depth before and after. The model's depths come from the node's last run (its
+ * `graft_todo` output, kept in the workflow as a property). A changed factor or latent size shows at once.
  */
 import { el, short } from './dom.js'
 import { addPanel, api, chain, everyNode, fit } from './editor.js'
@@ -18,7 +18,12 @@ export function addTodoPanel(node) {
   const show = () => {
     const { depths, scale, kind, transformer } = node.properties?.[PROPERTY] ?? {}
     const latent = latentOf(node, 'latent')
-    const known = [Array.isArray(depths) ? depths : null, factors(node), latent?.kind === kind ? scaled(latent, scale ?? 1) : latent, transformer]
+    const known = [
+      Array.isArray(depths) ? depths : null,
+      factors(node),
+      latent?.kind === kind ? scaled(latent, scale ?? 1) : latent,
+      transformer,
+    ]
     const key = JSON.stringify(known)
     if (key === drawn) return
     drawn = key
@@ -31,7 +36,12 @@ export function addTodoPanel(node) {
     if (!found) return
     const latent = latentOf(node, 'latent') // an empty one may be sampled in another size, by its kind and the model
     const scale = latent && found.latent ? found.latent[0] / latent.height : 1
-    node.properties[PROPERTY] = { depths: found.depths, scale, kind: latent?.kind, transformer: found.transformer ?? undefined }
+    node.properties[PROPERTY] = {
+      depths: found.depths,
+      scale,
+      kind: latent?.kind,
+      transformer: found.transformer ?? undefined,
+    }
     show()
   })
   chain(node, 'onConfigure', () => {
@@ -40,7 +50,9 @@ export function addTodoPanel(node) {
   })
   chain(node, 'onConnectionsChange', () => requestAnimationFrame(show))
   for (const widget of node.widgets ?? []) {
-    if (['factor', 'max_depth', 'depth_factors'].includes(widget.name)) chain(widget, 'callback', () => requestAnimationFrame(show))
+    if (['factor', 'max_depth', 'depth_factors'].includes(widget.name)) {
+      chain(widget, 'callback', () => requestAnimationFrame(show))
+    }
   }
   show()
 }
@@ -50,14 +62,19 @@ export function listen() {
   api.addEventListener('graphChanged', () => everyNode((node) => panels.get(node)?.()))
 }
 
-/** The factor of each depth as the node's inputs give it; null while they are not numbers, or are computed while running. */
+/** The factor of each depth from the node's inputs; null while these are no numbers or are computed by the graph. */
 function factors(node) {
   const [text, most, factor] = ['depth_factors', 'max_depth', 'factor'].map((name) => valueOf(node, name))
   if (text === undefined) return null
-  const listed = String(text).split(/[\s,]+/).filter(Boolean).map(Number)
-  const found = listed.length ? listed : most >= 1 ? Array(Number(most)).fill(Number(factor)) : []
-  return found.length && found.every((one) => one >= 1) ? found : null
+  const listed = String(text)
+    .split(/[\s,]+/)
+    .filter(Boolean)
+    .map(Number)
+  const wanted = listed.length ? listed : repeated(Number(factor), most)
+  return wanted.length && wanted.every((one) => one >= 1) ? wanted : null
 }
+
+const repeated = (factor, times) => (times >= 1 ? Array(Number(times)).fill(factor) : [])
 
 /** A latent in the size that the host samples it in, which the last run told. */
 function scaled(latent, scale) {
@@ -70,42 +87,73 @@ function unknown(latent) {
 }
 
 const sizeOf = ({ height, width, frames }) =>
-  frames > 1 ? t('The latent has {frames} frames of {height}×{width}.', { frames, height, width }) : t('The latent is {height}×{width}.', { height, width })
+  frames > 1
+    ? t('The latent has {frames} frames of {height}×{width}.', { frames, height, width })
+    : t('The latent is {height}×{width}.', { height, width })
 
 /** Grid and frames of a depth: for the latent that is connected, else as they were when the node ran. */
 function grid(row, latent) {
-  if (latent && row.cell) return { sides: [latent.height, latent.width].map((side) => Math.ceil(side / row.cell)), frames: latent.frames }
+  if (latent && row.cell) {
+    return { sides: [latent.height, latent.width].map((side) => Math.ceil(side / row.cell)), frames: latent.frames }
+  }
   return { sides: row.before, frames: row.frames ?? 1 }
 }
 
 function table(depths, given, latent, transformer) {
-  let [all, kept] = [0, 0]
-  const body = depths.map((row) => {
-    const factor = given?.[row.depth - 1] ?? 1
-    const { sides, frames } = grid(row, latent)
-    const after = sides?.map((side) => Math.max(1, Math.floor(side / factor + 1e-9)))
-    const [before, left] = [sides, after].map((one) => (one ? frames * one[0] * one[1] : null))
-    const own = row.own ?? (row.patched || row.skipped) // not in workflows of before
-    const [thinned, others] = [own, row.patched + row.skipped - own]
-    if (before !== null && given) {
-      const width = row.width ?? 1
-      all += width * (thinned + others) * before * before
-      kept += width * (thinned * before * left + others * before * before)
-    }
-    return el('tr', {},
-      el('td', {}, String(row.depth)),
-      el('td', {}, given ? short(factor) : '–'),
-      el('td', {}, before === null ? '–' : `${before} (${sides.join('×')})`),
-      el('td', {}, before === null || !given ? '–' : `${left} (${after.join('×')})`),
-      el('td', {}, others ? t('{count}, {left} left alone', { count: thinned, left: others }) : String(thinned)))
-  })
+  const counted = depths.map((row) => counts(row, given?.[row.depth - 1] ?? 1, latent))
   const heads = [t('depth'), t('factor'), t('tokens'), t('keys and values'), t('blocks')]
-  const made = el('table', { class: 'graft-table', 'aria-label': t('Tokens by depth') },
-    el('thead', {}, el('tr', {}, ...heads.map((head) => el('th', { scope: 'col' }, head)))), el('tbody', {}, ...body))
+  const element = el(
+    'table',
+    { class: 'graft-table', 'aria-label': t('Tokens by depth') },
+    el('thead', {}, el('tr', {}, ...heads.map((head) => el('th', { scope: 'col' }, head)))),
+    el('tbody', {}, ...counted.map((count) => tableRow(count, Boolean(given)))),
+  )
+  const words = [basis(latent, depths), given ? savedWords(counted, transformer) : '']
+  return [element, el('div', { class: 'graft-dim' }, words.filter(Boolean).join(' '))]
+}
+
+/** A depth's tokens before and after (null if its size is not known), and its thinned and untouched blocks. */
+function counts(row, factor, latent) {
+  const { sides, frames } = grid(row, latent)
+  const after = sides?.map((side) => Math.max(1, Math.floor(side / factor + 1e-9)))
+  const [before, left] = [sides, after].map((one) => (one ? frames * one[0] * one[1] : null))
+  const thinned = row.own ?? (row.patched || row.skipped) // `own` is not in workflows of before
+  const others = row.patched + row.skipped - thinned
+  return { depth: row.depth, factor, width: row.width ?? 1, sides, after, before, left, thinned, others }
+}
+
+function tableRow({ depth, factor, sides, after, before, left, thinned, others }, isGiven) {
+  const isKnown = before !== null
+  return el(
+    'tr',
+    {},
+    el('td', {}, String(depth)),
+    el('td', {}, isGiven ? short(factor) : '–'),
+    el('td', {}, isKnown ? `${before} (${sides.join('×')})` : '–'),
+    el('td', {}, isKnown && isGiven ? `${left} (${after.join('×')})` : '–'),
+    el('td', {}, others ? t('{count}, {left} left alone', { count: thinned, left: others }) : String(thinned)),
+  )
+}
+
+/** How much of the self-attention is saved over all depths whose size is known; empty when none is. */
+function savedWords(counted, transformer) {
+  let [all, kept] = [0, 0]
+  for (const { width, before, left, thinned, others } of counted) {
+    if (before === null) continue
+    all += width * (thinned + others) * before * before
+    kept += width * (thinned * before * left + others * before * before)
+  }
+  if (!all) return ''
   const percent = Math.round(100 * (1 - kept / all))
-  const claim = () => (transformer ? t('About {percent}% of the self-attention products among the image’s tokens are saved.', { percent })
-    : t('About {percent}% of the self-attention products are saved.', { percent }))
-  const saved = all ? claim() : ''
-  const basis = latent ? sizeOf(latent) : depths[0]?.before ? t('For the latent of the last run.') : t('Connect a latent to see its tokens.')
-  return [made, el('div', { class: 'graft-dim' }, [basis, saved].filter(Boolean).join(' '))]
+  if (transformer) {
+    return t('About {percent}% of the self-attention products among the image’s tokens are saved.', { percent })
+  }
+  return t('About {percent}% of the self-attention products are saved.', { percent })
+}
+
+/** Which latent the token counts are for. */
+function basis(latent, depths) {
+  if (latent) return sizeOf(latent)
+  if (depths[0]?.before) return t('For the latent of the last run.')
+  return t('Connect a latent to see its tokens.')
 }

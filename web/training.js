@@ -1,9 +1,11 @@
 /**
- * The panel of TrainStep: loss as it comes, held-out loss, learning rate, speed, memory, previews, and a Stop that keeps the state.
+ * The panel of TrainStep: the loss while it trains, held-out loss, learning rate, speed, memory, previews, and a Stop
+ * button that keeps the state.
  *
- * It lives on the pack's events: `graft.step` {node, run, step, until, loss, rate, norm, validation, speed, left, memory} (steps a second,
- * seconds, bytes) and `graft.preview` {node, run, step, pictures: [{filename, subfolder, type, label}]}; `node` is an execution id. What a node trained last is kept in
- * the workflow as the property `graft run`, so that the curve of a finished run comes back from the store.
+ * It follows the pack's events: `graft.step` {node, run, step, until, loss, rate, norm, validation, speed, left, memory}
+ * (steps per second, seconds, bytes) and `graft.preview` {node, run, step, pictures: [{filename, subfolder, type,
+ * label}]}; `node` is an execution id. The workflow keeps the last run as the property `graft run`, so that the curve of
+ * a finished run comes back from the store.
  */
 import { Series, Smoothed, draw } from './chart.js'
 import { duration, el, short, size } from './dom.js'
@@ -29,7 +31,7 @@ export function addTrainingPanel(node) {
   whenWide(panel.content, () => panel.redraw())
 }
 
-/** A new Start Training keeps its seed: the editor would draw another one after each queueing, and another seed is another run. */
+/** Keep the seed of a new Start Training: the editor would draw another after each queueing, which is another run. */
 export function keepSeed(node) {
   const control = node.widgets?.find((widget) => widget.name === 'control_after_generate')
   if (control) control.value = 'fixed'
@@ -41,7 +43,9 @@ export function listen() {
   api.addEventListener('graft.step', (event) => of(event)?.step(event.detail))
   api.addEventListener('graft.preview', (event) => of(event)?.preview(event.detail))
   for (const name of ['execution_error', 'execution_interrupted']) {
-    api.addEventListener(name, (event) => panels.get(nodeOf(event.detail.node_id))?.ended(name === 'execution_error' ? 'error' : 'interrupted'))
+    api.addEventListener(name, (event) =>
+      panels.get(nodeOf(event.detail.node_id))?.ended(name === 'execution_error' ? 'error' : 'interrupted'),
+    )
   }
   api.addEventListener('reconnected', () => everyNode((node) => panels.get(node)?.restore()))
   onSetting('Graft.Training.Smoothing', (weight) => everyNode((node) => panels.get(node)?.smoothen(weight)))
@@ -57,10 +61,23 @@ class Panel {
     this.shown = new Set(['loss', 'smooth', 'validation'])
     this.pictures = []
     this.said = {}
-    this.status = el('div', { class: 'graft-status', role: 'status' }, el('span', { class: 'graft-dim' }, t('The loss is drawn here while it trains.')))
+    this.status = el(
+      'div',
+      { class: 'graft-status', role: 'status' },
+      el('span', { class: 'graft-dim' }, t('The loss is drawn here while it trains.')),
+    )
     this.canvas = el('canvas', { class: 'graft-chart', role: 'img', 'aria-label': t('Loss by step') })
     this.legend = el('div', { class: 'graft-legend' }, ...Object.keys(CURVES).map((name) => this.switch(name)))
-    this.stop = el('button', { class: 'graft-button graft-stop', type: 'button', title: t('End this step now and go on with the state so far'), onclick: () => this.askToStop() }, t('Stop and keep'))
+    this.stop = el(
+      'button',
+      {
+        class: 'graft-button graft-stop',
+        type: 'button',
+        title: t('End this step now and go on with the state so far'),
+        onclick: () => this.askToStop(),
+      },
+      t('Stop and keep'),
+    )
     this.strip = el('div', { class: 'graft-pictures' })
     this.stop.hidden = this.canvas.hidden = this.legend.hidden = true
     this.content = el('div', { class: 'graft-content' }, this.status, this.canvas, this.legend, this.stop, this.strip)
@@ -107,7 +124,7 @@ class Panel {
     this.strip.replaceChildren()
   }
 
-  /** The run begins anew, or went back: what was held out and drawn from this step on (and before the first) was another's. */
+  /** The run starts over or went back: forget the losses from this step on (and before the first). */
   forget(step) {
     const from = step > 1 ? step : 0
     while (this.validation.last.step >= from) this.validation.drop()
@@ -126,9 +143,24 @@ class Panel {
   showPictures() {
     this.strip.replaceChildren(
       ...this.pictures.map((picture) => {
-        const query = new URLSearchParams({ filename: picture.filename, subfolder: picture.subfolder ?? '', type: picture.type })
-        const label = [t('step {step}', { step: picture.step }), picture.label ? t(picture.label) : ''].filter(Boolean).join(', ')
-        return el('figure', {}, el('img', { src: api.apiURL(`/view?${query}`), alt: t('Preview, {label}', { label }), onload: () => this.refit() }), el('figcaption', {}, label))
+        const query = new URLSearchParams({
+          filename: picture.filename,
+          subfolder: picture.subfolder ?? '',
+          type: picture.type,
+        })
+        const label = [t('step {step}', { step: picture.step }), picture.label ? t(picture.label) : '']
+          .filter(Boolean)
+          .join(', ')
+        return el(
+          'figure',
+          {},
+          el('img', {
+            src: api.apiURL(`/view?${query}`),
+            alt: t('Preview, {label}', { label }),
+            onload: () => this.refit(),
+          }),
+          el('figcaption', {}, label),
+        )
       }),
     )
   }
@@ -160,21 +192,39 @@ class Panel {
       stored = await asked(`/graft/runs/${encodeURIComponent(known.run)}/${encodeURIComponent(known.key)}`)
     } catch (error) {
       this.drawnKey = undefined
-      if (!this.loss.steps.length) this.status.replaceChildren(el('span', { class: 'graft-dim' }, t('The run “{run}” is not in the store any more: {error}', { run: known.run, error: error.message })))
+      if (!this.loss.steps.length) this.sayGone(known.run, error)
       this.refit()
       return
     }
     if (this.drawnKey !== known.key) return // the next run began meanwhile
-    const { history, step } = stored
-    const pictures = live ? this.pictures : []
+    this.showStored(known.run, stored, live ? this.pictures : [])
+  }
+
+  /** Say that a run is not in the store any more. */
+  sayGone(run, error) {
+    const text = t('The run “{run}” is not in the store any more: {error}', { run, error: error.message })
+    this.status.replaceChildren(el('span', { class: 'graft-dim' }, text))
+  }
+
+  /** Draw a run as the store has it; `pictures` are shown where the store has no previews. */
+  showStored(run, { history, step, previews }, pictures) {
     this.clear()
-    this.run = known.run
+    this.run = run
     history.loss.forEach((loss, index) => this.add({ step: index + 1, loss, rate: history.rate[index] }))
     for (const [at, loss] of history.validation) this.validation.add(at, loss) // ascending; 0 is before the first step
-    this.said = { run: known.run, step, until: step, loss: this.loss.last.value, rate: this.rate.last.value, validation: this.validation.last.value, state: 'done' }
-    const kept = stored.previews?.length ? stored.previews : pictures
+    this.said = {
+      run,
+      step,
+      until: step,
+      loss: this.loss.last.value,
+      rate: this.rate.last.value,
+      validation: this.validation.last.value,
+      state: 'done',
+    }
     this.pictures = []
-    if (kept.length) for (const picture of kept) this.preview({ step: picture.step, pictures: [picture] })
+    for (const picture of previews?.length ? previews : pictures) {
+      this.preview({ step: picture.step, pictures: [picture] })
+    }
     this.changed()
   }
 
@@ -186,7 +236,9 @@ class Panel {
     } catch (error) {
       this.stop.disabled = false
       this.stop.textContent = t('Stop and keep')
-      this.status.append(el('span', { class: 'graft-problem' }, t('It could not be stopped: {error}', { error: error.message })))
+      this.status.append(
+        el('span', { class: 'graft-problem' }, t('It could not be stopped: {error}', { error: error.message })),
+      )
     }
   }
 

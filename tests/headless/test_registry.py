@@ -27,9 +27,18 @@ def test_what_is_sent_runs_and_holds_no_tests(tmp_path):
     ignored = listed("--cached", "--ignored", "--exclude-from=.comfyignore")
     assert {name.partition("/")[0] for name in ignored} == {
         ".ci",
+        ".editorconfig",
+        ".github",
+        ".pre-commit-config.yaml",
+        ".prettierignore",
+        "CODE_OF_CONDUCT.md",
+        "CONTRIBUTING.md",
         "benchmarks",
         "constraints.txt",
         "dev.py",
+        "eslint.config.js",
+        "package-lock.json",
+        "package.json",
         "requirements",
         "tests",
     }
