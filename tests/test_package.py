@@ -16,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = (
+    "storage",
     "nodes",
     "host",
     "patches",
