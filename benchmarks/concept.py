@@ -19,7 +19,7 @@ def begun(
     from graft_nodes.demo import draw
     from graft_nodes.demo.pictures import encoded
     from graft_nodes.ema.decay import EMASettings
-    from graft_nodes.training.objective.loss import ObjectiveSettings
+    from graft_nodes.training.objective.settings import ObjectiveSettings
     from graft_nodes.training.optimizers.settings import OptimizerSettings
     from graft_nodes.training.state import Settings, Start, begin
     from graft_nodes.training.trainable.install import AdapterSettings

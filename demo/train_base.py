@@ -58,7 +58,7 @@ def write(weights: dict[str, Tensor], path: Path) -> str:
 
 def settings(steps: int) -> Any:
     """How the base is trained for `steps` steps."""
-    from ..training.objective.loss import ObjectiveSettings
+    from ..training.objective.settings import ObjectiveSettings
     from ..training.optimizers.settings import OptimizerSettings
     from ..training.state import Settings
 

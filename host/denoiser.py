@@ -24,8 +24,8 @@ KEPT_CONDITIONS = 64  # on the device; captions that vary by draw would fill it 
 
 
 class Denoiser:
-    """A loaded ModelPatcher as `training.objective.loss.Denoiser`: the host's own forward, with patches, wrappers and
-    size conditions.
+    """A loaded ModelPatcher as `training.objective.denoiser.Denoiser`: the host's own forward, with patches, wrappers
+    and size conditions.
     """
 
     def __init__(self, patcher: Any, encode: LiveEncoder | None = None) -> None:

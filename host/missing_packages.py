@@ -5,10 +5,11 @@ from __future__ import annotations
 
 def missing_packages() -> list[str]:
     """A sentence for each feature that lacks its package: what it is and what to install."""
-    from ..training.optimizers import build, registry
+    from ..training.optimizers import build
+    from ..training.optimizers.registry import OPTIMIZERS
     from ..training.reports import tensorboard
 
-    found = [sentence for optimizer in registry.names() for sentence in build.missing(optimizer)]
+    found = [sentence for optimizer in OPTIMIZERS.names() for sentence in build.missing(optimizer)]
     try:
         tensorboard.check()
     except ValueError:

@@ -13,7 +13,7 @@ from comfy_api.latest import io
 from .. import host
 from ..patches.lora_files.entry import LoraEntry
 from ..training.distributed import process_group
-from ..training.objective import loss as objectives
+from ..training.objective import settings as objectives
 from ..training.optimizers import settings as optimizers
 from ..training.store.store import KEEPS
 from ..training.trainable import install

@@ -7,9 +7,9 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from ..ema import decay as averages
-from ..training.objective import loss as objectives
-from ..training.optimizers import registry
+from ..training.objective import settings as objectives
 from ..training.optimizers import settings as optimizers
+from ..training.optimizers.registry import OPTIMIZERS
 from ..training.trainable import install
 from .aliases import aliases
 from .sockets import EMA, Adapter, LoraModel, Objective, Optimizer
@@ -197,7 +197,7 @@ class GraftOptimizer(io.ComfyNode):
                 io.Combo.Input(
                     "optimizer",
                     display_name="optimizer",
-                    options=list(registry.names()),
+                    options=OPTIMIZERS.names(),
                     default="adamw",
                     tooltip=(
                         "adamw, adafactor, muon, sgd and adacoor come with Graft or torch. adamw8bit, lion,"
@@ -422,7 +422,7 @@ class GraftObjective(io.ComfyNode):
                 io.Combo.Input(
                     "loss",
                     display_name="loss function",
-                    options=list(objectives.LOSSES),
+                    options=objectives.LOSSES.names(),
                     default="mse",
                     tooltip=(
                         "How the error of a prediction (noise, velocity or flow) is measured. mse is usual."
@@ -433,7 +433,7 @@ class GraftObjective(io.ComfyNode):
                 io.Combo.Input(
                     "weighting",
                     display_name="loss weighting",
-                    options=list(objectives.WEIGHTINGS),
+                    options=objectives.WEIGHTINGS.names(),
                     default="none",
                     tooltip=(
                         "How much each noise level counts. Try min-snr for faster, steadier training of SD1.x"
@@ -500,7 +500,7 @@ class GraftObjective(io.ComfyNode):
                 io.Combo.Input(
                     "timesteps",
                     display_name="timestep sampling",
-                    options=list(objectives.TIMESTEPS),
+                    options=objectives.TIMESTEPS.names(),
                     default="uniform",
                     tooltip=(
                         "Which noise levels are trained more often. uniform: all alike. logit-normal: the middle"

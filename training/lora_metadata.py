@@ -7,8 +7,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from .optimizers import options, registry
+from .objective.loss_kinds import LOSSES
+from .objective.weightings import WEIGHTINGS
+from .optimizers import options
 from .optimizers.learning_rate_schedule import peak_rate
+from .optimizers.registry import OPTIMIZERS
 from .optimizers.settings import OptimizerSettings
 
 if TYPE_CHECKING:
@@ -51,7 +54,7 @@ def _of_optimizer(optimizer: OptimizerSettings) -> dict[str, Any]:
         schedule = "constant_with_warmup"
     else:
         schedule = optimizer.schedule
-    record = registry.get(optimizer.optimizer)
+    record = OPTIMIZERS.get(optimizer.optimizer)
     given = options.parse(optimizer.optimizer, optimizer.options)
     if record.has_weight_decay:
         given = {"weight_decay": optimizer.weight_decay, **given}
@@ -74,11 +77,10 @@ def _of_optimizer(optimizer: OptimizerSettings) -> dict[str, Any]:
 
 def _of_objective(state: TrainState) -> dict[str, Any]:
     objective = state.settings.objective
-    loss = {"scheduled-huber": "huber", "smooth-l1": "smooth_l1", "mse": "l2"}.get(objective.loss, objective.loss)
-    return {
-        "ss_loss_type": loss,
-        "ss_min_snr_gamma": objective.gamma if objective.weighting == "min-snr" else None,
-        "ss_debiased_estimation": objective.weighting == "debiased",
+    entries = {
+        "ss_loss_type": LOSSES.get(objective.loss).kohya_name,
+        "ss_min_snr_gamma": None,
+        "ss_debiased_estimation": False,
         "ss_noise_offset": objective.offset_noise or None,
         "ss_multires_noise_discount": objective.pyramid_noise or None,
         "ss_ip_noise_gamma": objective.ip_noise or None,
@@ -86,3 +88,5 @@ def _of_objective(state: TrainState) -> dict[str, Any]:
         "ss_caption_dropout_rate": objective.conditioning_dropout,
         "ss_prior_loss_weight": objective.prior_weight,
     }
+    entries.update(WEIGHTINGS.get(objective.weighting).metadata(objective.gamma))
+    return entries

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ema.decay import EMASettings, check_horizon
-from .objective.loss import ObjectiveSettings
+from .objective.settings import ObjectiveSettings
 from .optimizers.checks import check_run
 from .optimizers.record import RunFacts
 from .optimizers.settings import SPEED_ONLY, OptimizerSettings, same_state

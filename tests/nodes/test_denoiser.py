@@ -5,7 +5,8 @@ fingerprints.
 import pytest
 import torch
 from graft_nodes.training.data.dataset import Conditioning, Dataset
-from graft_nodes.training.objective.loss import ObjectiveSettings, losses
+from graft_nodes.training.objective.loss import losses
+from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.run.loop import train
 from graft_nodes.training.state import Settings, Start, begin

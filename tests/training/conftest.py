@@ -4,7 +4,7 @@ import pytest
 import torch
 from graft_nodes.ema.decay import EMASettings
 from graft_nodes.training.data.dataset import Conditioning, Dataset
-from graft_nodes.training.objective.loss import ObjectiveSettings
+from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.state import Settings, Start, begin
 from graft_nodes.training.trainable.install import AdapterSettings

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..data.dataset import Dataset
-from ..objective.loss import Denoiser
+from ..objective.denoiser import Denoiser
 from ..run.step import Workspace, validate
 from ..state import TrainState
 from ..trainable.install import from_lora

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..memory.checkpointing import blocks
 from ..memory.inference_tensors import alias, as_normal_tensors
-from ..optimizers import registry
+from ..optimizers.registry import OPTIMIZERS
 from .fsdp_order import Sums, norm
 from .process_group import ProcessGroup, SingleProcess, parse_error
 
@@ -147,8 +147,8 @@ def check(state: TrainState, group: SingleProcess) -> None:
     if optimizer.offload in ("activations", "layers"):
         wrong.append(f"offload {optimizer.offload} moves what the ranks divide already: set it to none or optimizer")
     if adapter.kind == "full":
-        if not registry.get(optimizer.optimizer).element_wise:
-            usable = ", ".join(registry.element_wise())
+        if not OPTIMIZERS.get(optimizer.optimizer).element_wise:
+            usable = ", ".join(record.name for record in OPTIMIZERS if record.element_wise)
             wrong.append(f"optimizer {optimizer.optimizer} needs whole tensors: use one of {usable}")
         if optimizer.precision in ("fp16", "full-bf16"):
             wrong.append(f"precision {optimizer.precision} is for weights that a rank holds whole: use bf16")

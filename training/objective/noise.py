@@ -14,28 +14,28 @@ from torch import Tensor
 LAST_SIGNAL = 4.8973451890853435e-08
 
 
-def noise_like(latents: Tensor, offset: float, pyramid: float, draws: torch.Generator) -> Tensor:
+def noise_like(latents: Tensor, offset: float, pyramid: float, generator: torch.Generator) -> Tensor:
     """Noise of the latents' shape (B, C, …, h, w), drawn on the CPU: normal, plus an offset a channel, plus coarser
     levels (pyramid).
     """
     shape = latents.shape
-    noise = torch.randn(shape, generator=draws)
+    noise = torch.randn(shape, generator=generator)
     if offset:
-        noise = noise + offset * torch.randn(*shape[:2], *[1] * (len(shape) - 2), generator=draws)
+        noise = noise + offset * torch.randn(*shape[:2], *[1] * (len(shape) - 2), generator=generator)
     if pyramid:
-        noise = _pyramid(noise.reshape(shape[0], -1, *shape[-2:]), pyramid, draws).reshape(shape)
+        noise = _pyramid(noise.reshape(shape[0], -1, *shape[-2:]), pyramid, generator).reshape(shape)
     return noise.to(latents.device)
 
 
-def _pyramid(noise: Tensor, discount: float, draws: torch.Generator) -> Tensor:
+def _pyramid(noise: Tensor, discount: float, generator: torch.Generator) -> Tensor:
     """Add bilinear noise of sides divided by r^i with r uniform in [2, 4), i from 0, weaker by discount^i; unit
     deviation at the end.
     """
     b, c, h, w = noise.shape
     for level in range(6):
-        r = float(torch.rand((), generator=draws)) * 2 + 2
+        r = float(torch.rand((), generator=generator)) * 2 + 2
         size = max(1, int(h / r**level)), max(1, int(w / r**level))
-        coarse = torch.randn(b, c, *size, generator=draws)
+        coarse = torch.randn(b, c, *size, generator=generator)
         noise = noise + F.interpolate(coarse, size=(h, w), mode="bilinear") * discount**level
         if 1 in size:
             break

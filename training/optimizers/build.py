@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
-from . import options, registry
+from . import options
 from .record import BuildRequest
+from .registry import OPTIMIZERS
 from .settings import OptimizerSettings
 
 
 def missing(optimizer: str) -> list[str]:
     """What must be installed before this optimizer can be used, in a sentence; empty when nothing is missing."""
-    record = registry.get(optimizer)
+    record = OPTIMIZERS.get(optimizer)
     if record.package is not None and not _installed(record.package.module):
         package = record.package.name
         return [
@@ -46,7 +47,7 @@ def build(settings: OptimizerSettings, groups: Sequence[dict[str, Any]], part: s
     lacking = missing(settings.optimizer)
     if lacking:
         raise ValueError("GraftOptimizer: " + "; ".join(lacking) + ".")
-    record = registry.get(settings.optimizer)
+    record = OPTIMIZERS.get(settings.optimizer)
     chosen = options.parse(settings.optimizer, settings.options)
     request = BuildRequest(
         groups=list(groups),

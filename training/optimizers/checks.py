@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from . import registry
 from .block_rates import is_text_encoder, is_up, unmatched
 from .build import missing
 from .record import RunFacts
+from .registry import OPTIMIZERS
 from .settings import OptimizerSettings
 
 
@@ -21,7 +21,7 @@ def check_run(settings: OptimizerSettings, run: RunFacts) -> None:
         errors.append(f"text_encoder_rate {settings.text_encoder_rate:g}: the text encoder is not trained; set it to 0")
     for pattern in unmatched(settings.block_rates, run.trained):
         errors.append(f"block_rates: {pattern!r} matches no trained tensor")
-    errors += registry.get(settings.optimizer).check_run(run)
+    errors += OPTIMIZERS.get(settings.optimizer).check_run(run)
     if settings.offload == "layers" and run.kind == "full":
         errors.append(
             "offload layers moves frozen weights and kind full trains them all: use offload optimizer or activations"
@@ -32,7 +32,7 @@ def check_run(settings: OptimizerSettings, run: RunFacts) -> None:
 
 def remarks(settings: OptimizerSettings) -> list[str]:
     """Sentences about what works and is probably not meant, and about what is ignored."""
-    record = registry.get(settings.optimizer)
+    record = OPTIMIZERS.get(settings.optimizer)
     sentences = list(record.remarks(settings))
     if settings.learning_rate >= record.diverges_from:
         sentences.append(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 
-from . import registry
+from .registry import OPTIMIZERS
 from .settings import OptimizerSettings
 
 RESTARTS = 4  # falls of cosine-restarts
@@ -14,7 +14,7 @@ RESTARTS = 4  # falls of cosine-restarts
 
 def peak_rate(settings: OptimizerSettings) -> float:
     """The learning rate that the schedule multiplies; of an optimizer without one (adacoor) its constant step size."""
-    fixed_rate = registry.get(settings.optimizer).fixed_rate
+    fixed_rate = OPTIMIZERS.get(settings.optimizer).fixed_rate
     if fixed_rate is not None:
         return fixed_rate
     if settings.scale_lr:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from . import registry
 from .option_readers import OptionReader
+from .registry import OPTIMIZERS
 
 
 def parse(optimizer: str, text: str) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def parse(optimizer: str, text: str) -> dict[str, Any]:
     Entries `name = value` have commas or lines between them; two numbers of one value may have a comma between them,
     too.
     """
-    record = registry.get(optimizer)
+    record = OPTIMIZERS.get(optimizer)
     entries, errors = _entries(text)
     values: dict[str, Any] = {}
     for name, value in entries:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from . import options, registry
+from . import options
 from .block_rates import parse_block_rates
 from .record import DEFAULT_WEIGHT_DECAY
+from .registry import OPTIMIZERS
 
 SCHEDULES = ("constant", "linear", "cosine", "cosine-restarts", "polynomial")
 PRECISIONS = ("auto", "float32", "bf16", "fp16", "full-bf16")
@@ -70,14 +71,14 @@ def same_state(left: OptimizerSettings, right: OptimizerSettings) -> bool:
 
 
 def _state_layout(settings: OptimizerSettings) -> object:
-    record = registry.get(settings.optimizer)
+    record = OPTIMIZERS.get(settings.optimizer)
     return record.state_layout(options.parse(settings.optimizer, settings.options))
 
 
 def _unknown_choices(settings: OptimizerSettings) -> list[str]:
     errors = []
-    if not registry.is_registered(settings.optimizer):
-        errors.append(registry.unknown(settings.optimizer))
+    if settings.optimizer not in OPTIMIZERS:
+        errors.append(OPTIMIZERS.unknown(settings.optimizer))
     for name, known in (("schedule", SCHEDULES), ("precision", PRECISIONS), ("offload", OFFLOADS)):
         value = getattr(settings, name)
         if value not in known:
@@ -113,7 +114,7 @@ def _unreadable(settings: OptimizerSettings) -> list[str]:
         parse_block_rates(settings.block_rates)
     except ValueError as error:
         errors.append(str(error))
-    if registry.is_registered(settings.optimizer):
+    if settings.optimizer in OPTIMIZERS:
         try:
             options.parse(settings.optimizer, settings.options)
         except ValueError as error:
@@ -128,8 +129,8 @@ def _exclusions(settings: OptimizerSettings) -> list[str]:
         errors.append(
             f"floor is {settings.floor} and schedule constant never falls: set floor to 0 or choose another schedule"
         )
-    if registry.is_registered(settings.optimizer):
-        errors += registry.get(settings.optimizer).check_settings(settings)
+    if settings.optimizer in OPTIMIZERS:
+        errors += OPTIMIZERS.get(settings.optimizer).check_settings(settings)
     if settings.fused_backward:
         for reason in _why_not_fused(settings):
             errors.append(f"fused_backward moves a weight as soon as its gradient is there, and {reason}")
@@ -148,6 +149,6 @@ def _why_not_fused(settings: OptimizerSettings) -> list[str]:
         reasons.append(
             "precision fp16 must see every gradient before it can tell whether one overflowed: use bf16 or full-bf16"
         )
-    if registry.is_registered(settings.optimizer) and registry.get(settings.optimizer).joint_step:
+    if settings.optimizer in OPTIMIZERS and OPTIMIZERS.get(settings.optimizer).joint_step:
         reasons.append(f"{settings.optimizer} takes its step size from all gradients together: use another optimizer")
     return reasons

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from ..memory.offload import Parking
 from ..random_draws import generator as seeded_generator
 from ..stochastic import round_into_
-from . import registry
 from .block_rates import ratios
 from .build import build
+from .registry import OPTIMIZERS
 from .settings import OptimizerSettings
 
 PIECE = 1 << 24  # numbers that are in float32, or back from host memory, at one time
@@ -60,7 +60,7 @@ class OptimizerStepper:
         norm: Callable[[Mapping[str, Tensor]], Tensor] | None = None,
     ) -> None:
         self.settings, self.seed, self._norm = settings, seed, norm
-        self.record = registry.get(settings.optimizer)
+        self.record = OPTIMIZERS.get(settings.optimizer)
         self.half = settings.precision == "full-bf16"
         self._live_slot = ""  # where the live weights are saved, when they are not the weights to sample with
         if self.record.sampling_weights is not None:

@@ -16,7 +16,7 @@ from ..averages import snapshots
 from ..data.dataset import Dataset
 from ..distributed import fsdp, process_group
 from ..distributed.process_group import SingleProcess
-from ..objective.loss import Denoiser
+from ..objective.denoiser import Denoiser
 from ..state import TrainState, advanced, key_of
 from ..store.store import GROUPS, KEEPS, Store, Used, history_of, record_of, restored, tail_of
 from . import prepare

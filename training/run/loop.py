@@ -17,7 +17,7 @@ from torch import Tensor
 from ..data.dataset import Dataset
 from ..distributed import process_group
 from ..distributed.process_group import RankConnectionError, RemoteRankError
-from ..objective.loss import Denoiser
+from ..objective.denoiser import Denoiser
 from ..state import TrainState
 from . import out_of_memory
 from .step import Diverged, StepResult, Workspace, advance_, validate

@@ -20,8 +20,11 @@ from ..distributed import fsdp, gradient_sum, process_group
 from ..memory.checkpointing import checkpointed
 from ..memory.inference_tensors import as_normal_tensors
 from ..memory.offload import activations_on_host, layers_on_host, to_device
-from ..objective.loss import Denoiser, check_for, losses, shares
+from ..objective.denoiser import Denoiser
+from ..objective.loss import losses
 from ..objective.noise import LAST_SIGNAL, noise_like, perturbation
+from ..objective.settings import check_for
+from ..objective.timesteps import draw_timesteps
 from ..optimizers.learning_rate_schedule import rate_at
 from ..optimizers.precision import LEAST_SCALE, LossScale, autocast
 from ..optimizers.stepper import OptimizerStepper
@@ -268,7 +271,7 @@ def _batch_losses(work: Workspace, batch: Batch, draws: torch.Generator, options
     """Losses (B,) of one group of pictures, with the graph that leads to the trained tensors."""
     denoiser, objective = work.denoiser, work.begun.settings.objective
     clean = denoiser.process_in(to_device(batch.latents, denoiser.device, torch.float32))
-    sigma = denoiser.sigma(shares(objective, clean.shape[0], draws).to(denoiser.device))
+    sigma = denoiser.sigma(draw_timesteps(objective, clean.shape[0], draws).to(denoiser.device))
     noise = noise_like(clean, objective.offset_noise, objective.pyramid_noise, draws)
     target = clean
     if objective.ip_noise:

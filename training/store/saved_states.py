@@ -17,7 +17,7 @@ from ...storage import shards
 from ...storage.disk_errors import naming
 from ...storage.lock import alone
 from ...storage.safetensors import make_folders, sync_folder
-from ..objective.loss import ObjectiveSettings
+from ..objective.settings import ObjectiveSettings
 from ..optimizers.settings import OptimizerSettings
 from ..state import Settings, Start, TrainState, digest_of
 from ..trainable.install import AdapterSettings, tensors_digest

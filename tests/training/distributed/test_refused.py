@@ -8,7 +8,7 @@ import torch
 from graft_nodes.ema.decay import EMASettings
 from graft_nodes.headless import command
 from graft_nodes.training.distributed import fsdp, process_group
-from graft_nodes.training.objective.loss import ObjectiveSettings
+from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.optimizers.settings import OptimizerSettings, of_ranks
 from graft_nodes.training.state import Settings, Start, TrainState
 from graft_nodes.training.trainable.install import AdapterSettings

@@ -5,8 +5,10 @@ import math
 import pytest
 import torch
 from diffusers.schedulers.scheduling_ddim import rescale_zero_terminal_snr
-from graft_nodes.training.objective.loss import ObjectiveSettings, check_for, losses, shares, step_weights
+from graft_nodes.training.objective.loss import losses, step_weights
 from graft_nodes.training.objective.noise import noise_like, perturbation, zero_terminal
+from graft_nodes.training.objective.settings import ObjectiveSettings, check_for
+from graft_nodes.training.objective.timesteps import draw_timesteps
 from graft_nodes.training.random_draws import generator
 
 
@@ -93,7 +95,7 @@ def test_debiased_is_kohyas(prediction):
 
 def test_timesteps_have_their_distributions():
     def draw(**settings):
-        return shares(ObjectiveSettings(**settings), 20000, generator(0, 0, "test"))
+        return draw_timesteps(ObjectiveSettings(**settings), 20000, generator(0, 0, "test"))
 
     grid = torch.linspace(0.05, 0.95, 19)
     uniform, normal, shifted = draw(), draw(timesteps="logit-normal"), draw(timesteps="shifted", shift=3.0)

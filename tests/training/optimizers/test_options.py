@@ -4,7 +4,8 @@ import importlib.util
 
 import pytest
 import torch
-from graft_nodes.training.optimizers import build, options, registry
+from graft_nodes.training.optimizers import build, options
+from graft_nodes.training.optimizers.registry import OPTIMIZERS
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.run.loop import train
 from graft_nodes.training.trainable import install
@@ -27,11 +28,11 @@ OTHER = {
     "nesterov": "true",
     "ns_steps": "2",
 }
-CASES = [(record.name, name) for record in registry.records() for name in record.options]
+CASES = [(record.name, name) for record in OPTIMIZERS for name in record.options]
 
 
 def _needs(optimizer):
-    package = registry.get(optimizer).package
+    package = OPTIMIZERS.get(optimizer).package
     if package is not None and importlib.util.find_spec(package.module) is None:
         pytest.skip(f"{package.name} is not installed")
 
@@ -114,4 +115,4 @@ def test_what_cannot_be_read_is_named(optimizer, text, message):
 
 
 def test_no_options_are_none():
-    assert all(options.parse(optimizer, " \n") == {} for optimizer in registry.names())
+    assert all(options.parse(optimizer, " \n") == {} for optimizer in OPTIMIZERS.names())

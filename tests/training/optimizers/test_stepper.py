@@ -11,8 +11,8 @@ import torch
 from graft_nodes.ema.decay import EMASettings
 from graft_nodes.training.data.batches import make_batches
 from graft_nodes.training.memory import offload
-from graft_nodes.training.optimizers import registry
 from graft_nodes.training.optimizers.learning_rate_schedule import rate_at
+from graft_nodes.training.optimizers.registry import OPTIMIZERS
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.optimizers.stepper import OptimizerStepper
 from graft_nodes.training.run.loop import Callbacks, Stopped, train
@@ -28,7 +28,7 @@ BARE = {"schedule": "constant", "warmup": 0}
 
 
 def _need(optimizer):
-    package = registry.get(optimizer).package
+    package = OPTIMIZERS.get(optimizer).package
     if package is not None:
         pytest.importorskip(package.module)
 
@@ -50,7 +50,7 @@ def _same(left, right):
     )
 
 
-@pytest.mark.parametrize("optimizer", registry.names())
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.names())
 @pytest.mark.parametrize("precision", ["float32", "bf16", "fp16", "full-bf16"])
 @pytest.mark.parametrize("adapter", [PAIRS, FULL], ids=["pairs", "full"])
 def test_two_calls_are_one_through_a_file(lab, tmp_path, optimizer, precision, adapter):
@@ -77,7 +77,7 @@ def test_two_calls_are_one_through_a_file(lab, tmp_path, optimizer, precision, a
         assert all(torch.equal(t, t.bfloat16().float()) for t in whole.trained.values())
 
 
-@pytest.mark.parametrize("optimizer", registry.names())
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.names())
 def test_optimisers_differ_and_learn(lab, optimizer):
     denoiser, dataset = lab.Flow(), lab.pictures()
     start = _state(lab, denoiser, dataset, optimizer, FULL, total_steps=1000)
@@ -223,7 +223,7 @@ def test_8_bit_moments_follow_adamw(lab):
 # --- fused backward, pieces and offload -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", [record.name for record in registry.records() if not record.joint_step])
+@pytest.mark.parametrize("optimizer", [record.name for record in OPTIMIZERS if not record.joint_step])
 @pytest.mark.parametrize("precision", ["float32", "full-bf16"])
 @pytest.mark.parametrize("passes", [1, 2])
 def test_fused_backward_gives_the_same_bytes(lab, optimizer, precision, passes):
@@ -285,7 +285,7 @@ def test_a_fused_backward_that_breaks_midway_keeps_no_half_moved_state(lab):
     assert all(torch.isfinite(t).all() for t in kept[0].trained.values())
 
 
-@pytest.mark.parametrize("optimizer", registry.names())
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.names())
 @pytest.mark.parametrize("precision", ["float32", "full-bf16"])
 def test_state_that_waits_in_host_memory_gives_the_same_bytes(lab, monkeypatch, optimizer, precision):
     denoiser, dataset = lab.Flow(), lab.pictures()

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from graft_nodes.ema.decay import EMASettings
-from graft_nodes.training.objective.loss import ObjectiveSettings
+from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.run.loop import Callbacks, Stopped, train
 from graft_nodes.training.run.step import Workspace, backward_
 from graft_nodes.training.state import advanced, equal, with_settings

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from graft_nodes.training.objective.loss import ObjectiveSettings
 from graft_nodes.training.objective.noise import LAST_SIGNAL
+from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.run import step as steps
 from graft_nodes.training.run.batch_loader import BatchLoader
 from graft_nodes.training.run.loop import train

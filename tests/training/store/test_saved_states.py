@@ -6,7 +6,7 @@ import pytest
 from graft_nodes.ema.decay import EMASettings
 from graft_nodes.storage import shards
 from graft_nodes.storage.safetensors import load_safetensors
-from graft_nodes.training.objective.loss import ObjectiveSettings
+from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.run.loop import Callbacks, train
 from graft_nodes.training.state import begin, equal
 from graft_nodes.training.store import saved_states

@@ -1,0 +1,42 @@
+"""The interface of a diffusion model that training needs: scaling, noise levels, noising and denoising."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..data.dataset import Conditioning
+
+
+class Denoiser(Protocol):
+    """A diffusion model as training needs it; the host's is built by `host.denoiser.denoiser`, a test's may be a few
+    lines.
+    """
+
+    module: nn.Module
+    """The network whose weights are trained; trained names are paths inside it."""
+    prediction: str
+    """What the network predicts: "eps", "v" or "flow"."""
+    device: torch.device
+    """Where latents and noise are to be."""
+    text_encoder: nn.Module | None
+    """The text encoder when it is trained too; its trained names are `text_encoders.` and paths inside it."""
+    encode: Callable[[Sequence[str], Sequence[Conditioning]], Sequence[Conditioning]] | None
+    """With a text encoder: conditionings of captions as it computes now, given the dataset's for the rest."""
+
+    def process_in(self, latents: Tensor) -> Tensor:
+        """Scale latents of the VAE (B, C, h, w) to what the network sees."""
+
+    def sigma(self, u: Tensor) -> Tensor:
+        """Noise level (B,) of timestep shares u (B,) in [0, 1): 0 is the cleanest, towards 1 the noisiest."""
+
+    def noisy(self, clean: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
+        """Clean latents (B, C, h, w) with noise of level sigma (B,)."""
+
+    def denoise(
+        self, x: Tensor, sigma: Tensor, conditionings: Sequence[Conditioning], transformer_options: Mapping[str, Any]
+    ) -> Tensor:
+        """Denoised latents in float32 (B, C, h, w), differentiable; one conditioning an image."""

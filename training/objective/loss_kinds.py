@@ -1,0 +1,72 @@
+"""The losses that Graft knows, by name: mean square and kohya's Huber losses. To add one, list its record here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..registry import Registry
+
+HUBER_DELTA = 0.1  # where Huber losses turn from square to linear: kohya's default
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossKind:
+    """One loss. `compute(error, prediction, sigma)` gives the loss of each number of an error (B, C, …, h, w) at noise
+    levels that broadcast to it.
+    """
+
+    name: str
+    kohya_name: str
+    """What LoRA metadata calls it (ss_loss_type)."""
+    compute: Callable[[Tensor, str, Tensor], Tensor]
+    of_denoised: bool = False
+    """Whether the error is that of the denoised latents and not that of the model's own output."""
+
+
+def _mse(error: Tensor, prediction: str, sigma: Tensor) -> Tensor:
+    return error.square()
+
+
+def _pseudo_huber(error: Tensor, delta: Tensor) -> Tensor:
+    return (error.square() + delta**2).sqrt() - delta
+
+
+def _huber(error: Tensor, prediction: str, sigma: Tensor) -> Tensor:
+    delta = torch.full_like(sigma, HUBER_DELTA)
+    return 2 * delta * _pseudo_huber(error, delta)
+
+
+def _smooth_l1(error: Tensor, prediction: str, sigma: Tensor) -> Tensor:
+    return 2 * _pseudo_huber(error, torch.full_like(sigma, HUBER_DELTA))
+
+
+def _scheduled_huber(error: Tensor, prediction: str, sigma: Tensor) -> Tensor:
+    delta = scheduled_delta(prediction, sigma)
+    return 2 * delta * _pseudo_huber(error, delta)
+
+
+def scheduled_delta(prediction: str, sigma: Tensor) -> Tensor:
+    """Where scheduled-huber turns from square to linear at sigma.
+
+    2403.16728: (1 - c) / (1 + sigma)^2 + c, kohya's `snr` schedule; flow models, which have no SNR, get its
+    `exponential` one, c^t at the noise level t: 1 without noise in both, c at the noisiest.
+    """
+    if prediction == "flow":
+        return HUBER_DELTA**sigma
+    return (1 - HUBER_DELTA) / (1 + sigma) ** 2 + HUBER_DELTA
+
+
+LOSSES: Registry[LossKind] = Registry(
+    "loss",
+    (
+        LossKind(name="mse", kohya_name="l2", compute=_mse),
+        LossKind(name="huber", kohya_name="huber", compute=_huber),
+        LossKind(name="smooth-l1", kohya_name="smooth_l1", compute=_smooth_l1),
+        LossKind(name="scheduled-huber", kohya_name="huber", compute=_scheduled_huber),
+        LossKind(name="x0-mse", kohya_name="x0-mse", compute=_mse, of_denoised=True),
+    ),
+)

@@ -1,0 +1,105 @@
+"""Objective settings (loss, weighting, noise, timesteps) and their validation against each other and the model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .loss_kinds import LOSSES
+from .timesteps import TIMESTEPS
+from .weightings import WEIGHTINGS
+
+PRIORS = ("none", "regularisation", "output-preservation")
+
+
+@dataclass(frozen=True)
+class ObjectiveSettings:
+    """Settings of the objective; plain values, checked on creation (`check_for` checks them against a model)."""
+
+    loss: str = "mse"
+    weighting: str = "none"
+    gamma: float = 5.0
+    offset_noise: float = 0.0
+    pyramid_noise: float = 0.0
+    ip_noise: float = 0.0
+    zero_terminal_snr: bool = False
+    timesteps: str = "uniform"
+    shift: float = 1.0
+    conditioning_dropout: float = 0.05
+    prior: str = "none"
+    prior_weight: float = 1.0
+    min_timestep: float = 0.0
+    max_timestep: float = 1.0
+
+    def __post_init__(self) -> None:
+        errors = [*_unknown_choices(self), *_exclusions(self), *_wrong_numbers(self)]
+        if errors:
+            raise ValueError("GraftObjective: " + "; ".join(errors) + ".")
+
+
+def _unknown_choices(settings: ObjectiveSettings) -> list[str]:
+    errors = []
+    for registry in (LOSSES, WEIGHTINGS, TIMESTEPS):
+        name = getattr(settings, registry.setting)
+        if name not in registry:
+            errors.append(registry.unknown(name))
+    if settings.prior not in PRIORS:
+        errors.append(f"prior is {settings.prior!r}, expected one of {', '.join(PRIORS)}")
+    return errors
+
+
+def _exclusions(settings: ObjectiveSettings) -> list[str]:
+    if settings.loss not in LOSSES or settings.weighting not in WEIGHTINGS:
+        return []
+    if LOSSES.get(settings.loss).of_denoised and WEIGHTINGS.get(settings.weighting).needs_snr:
+        return [
+            f"weighting {settings.weighting} is defined on the model's own objective; with loss {settings.loss} use"
+            " none"
+        ]
+    return []
+
+
+def _wrong_numbers(settings: ObjectiveSettings) -> list[str]:
+    errors = []
+    if settings.gamma <= 0:
+        errors.append(f"gamma is {settings.gamma}, expected above 0")
+    for name in ("offset_noise", "pyramid_noise", "ip_noise", "prior_weight"):
+        value = getattr(settings, name)
+        if not 0.0 <= value < math.inf:
+            errors.append(f"{name} is {value}, expected 0 or more")
+    if settings.pyramid_noise >= 1:
+        errors.append(
+            f"pyramid_noise is {settings.pyramid_noise}, expected below 1 (each level is weaker by this factor)"
+        )
+    if not 0 < settings.shift < math.inf:
+        errors.append(f"shift is {settings.shift}, expected above 0 (1 is off)")
+    if not 0.0 <= settings.conditioning_dropout <= 1.0:
+        errors.append(f"conditioning_dropout is {settings.conditioning_dropout}, expected from 0 to 1")
+    if not 0.0 <= settings.min_timestep < settings.max_timestep <= 1.0:
+        errors.append(
+            f"min_timestep is {settings.min_timestep} and max_timestep {settings.max_timestep}, expected"
+            " 0 <= min < max <= 1"
+        )
+    return errors
+
+
+def check_for(settings: ObjectiveSettings, prediction: str) -> None:
+    """Raise ValueError when the settings make no sense for a model that predicts `prediction`."""
+    if prediction not in ("eps", "v", "flow"):
+        raise ValueError(f"This model predicts {prediction}: training knows eps, v and flow.")
+    if prediction == "flow" and WEIGHTINGS.get(settings.weighting).needs_snr:
+        raise ValueError(
+            f"GraftObjective: weighting {settings.weighting} needs a signal-to-noise ratio, which flow models lack; set"
+            " none."
+        )
+    if settings.zero_terminal_snr and prediction == "eps":
+        raise ValueError(
+            "GraftObjective: zero_terminal_snr needs a model that predicts v. This one predicts eps: at a level without"
+            " signal its input is the noise that it should predict, so there is nothing to learn there. Switch it off,"
+            " or train a v model."
+        )
+    if settings.zero_terminal_snr and prediction == "flow":
+        raise ValueError(
+            "GraftObjective: zero_terminal_snr is for v models; a flow model begins at pure noise already. Switch it"
+            " off."
+        )
