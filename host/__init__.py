@@ -14,8 +14,10 @@ from . import (
     lora,
     lora_injection,
     model_difference,
+    model_sampling,
     previews,
     routes,
+    text_encoder_gradients,
     token_downsampling,
 )
 
@@ -31,7 +33,9 @@ __all__ = [
     "lora",
     "lora_injection",
     "model_difference",
+    "model_sampling",
     "previews",
     "routes",
+    "text_encoder_gradients",
     "token_downsampling",
 ]

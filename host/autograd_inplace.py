@@ -1,5 +1,5 @@
-"""Forwards of the host under autograd: `x += y` or `out=` would overwrite what the backward pass may need, so new
-tensors are made.
+"""Lets ComfyUI's models train that change activations in place: `x += y` and `out=` make new tensors, because the
+backward pass may need the old values.
 """
 
 from __future__ import annotations
@@ -15,80 +15,90 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-_NEW: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {
+_OUT_OF_PLACE: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {
     torch.Tensor.add_: torch.add,
     torch.Tensor.sub_: torch.sub,
     torch.Tensor.mul_: torch.mul,
     torch.Tensor.div_: torch.div,
 }
-_REFUSED = "modified by an inplace operation"  # autograd's words
-_SAID = "The model changes activations in place that its gradients need"
+_AUTOGRAD_REFUSAL = "modified by an inplace operation"  # autograd's own words
+_EXPLANATION = "The model changes activations in place that its gradients need"
 
 
-class NoAssignmentInPlace(TorchFunctionMode):
-    """While it is entered and gradients are on, `x += y` (-=, *=, /=) on what has a gradient binds x to a new tensor of
-    the same type.
+class AvoidInplaceOps(TorchFunctionMode):
+    """While it is entered and gradients are on, `x += y` (-=, *=, /=) of a tensor with a gradient binds x to a new
+    tensor of the same type.
 
-    `x = torch.add(y, z, out=w)`, which autograd refuses, does so too (language models of newer hosts reuse their input
-    like that). A call whose result is thrown away is left alone, and so is `x.add_(y)`: there the change itself may be
-    what is wanted.
+    `x = torch.add(y, z, out=w)`, which autograd refuses, does so too (language models of newer ComfyUIs reuse their
+    input like that). A call whose result is thrown away is left alone, and so is `x.add_(y)`: there the change itself
+    may be what is wanted. Which of them the caller wrote is read from its bytecode.
     """
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)
-        if isinstance(error, RuntimeError) and _REFUSED in str(error) and not str(error).startswith(_SAID):
+        if not isinstance(error, RuntimeError) or str(error).startswith(_EXPLANATION):
+            return
+        if _AUTOGRAD_REFUSAL in str(error):
             raise RuntimeError(
-                f"{_SAID}, so this version of the host cannot train it; a newer one may. {error}"
+                f"{_EXPLANATION}, so this version of the host cannot train it; a newer one may. {error}"
             ) from error
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if kwargs and kwargs.get("out") is not None:
-            return _without_out(func, args, dict(kwargs), sys._getframe(1))
-        new = _NEW.get(func)
-        if new is None or kwargs or len(args) != 2 or not torch.is_grad_enabled():
+            return _call_without_out(func, args, dict(kwargs), sys._getframe(1))
+        out_of_place = _OUT_OF_PLACE.get(func)
+        if out_of_place is None or kwargs or len(args) != 2 or not torch.is_grad_enabled():
             return func(*args, **(kwargs or {}))
         target, other = args
-        graded = target.requires_grad or (isinstance(other, torch.Tensor) and other.requires_grad)
-        if not graded or not _assigns(sys._getframe(1)):
-            return func(*args)
-        return new(target, other).to(target.dtype)
+        if _needs_gradient(target, other) and _is_augmented_assignment(sys._getframe(1)):
+            return out_of_place(target, other).to(target.dtype)
+        return func(*args)
 
 
-def _without_out(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
-    """A call with `out=`: a new tensor of its type where gradients are asked for and the caller goes on with the
+def _needs_gradient(*values: Any) -> bool:
+    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
+
+
+def _call_without_out(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+    """A call with `out=`: makes a new tensor of its type where gradients are asked for and the caller uses the
     result.
     """
     out = kwargs["out"]
-    tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
-    graded = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
-    if not graded or not isinstance(out, torch.Tensor) or frame.f_lasti in _thrown_away(frame.f_code):
+    if not torch.is_grad_enabled() or not isinstance(out, torch.Tensor) or not _needs_gradient(*args, *kwargs.values()):
+        return func(*args, **kwargs)
+    if frame.f_lasti in _unused_calls(frame.f_code):
         return func(*args, **kwargs)
     del kwargs["out"]
     return func(*args, **kwargs).to(out.dtype)
 
 
-def _assigns(frame: FrameType) -> bool:
-    """Whether the frame is at an augmented assignment, not at a call."""
-    return frame.f_lasti in _assignments(frame.f_code)
+def _is_augmented_assignment(frame: FrameType) -> bool:
+    """Whether the frame is at `x += y` or its like, not at a call."""
+    return frame.f_lasti in _augmented_assignments(frame.f_code)
 
 
 @lru_cache(maxsize=4096)
-def _assignments(code: CodeType) -> frozenset[int]:
-    """Offsets of a function's augmented assignments: INPLACE_ADD and its like, or since Python 3.11
-    BINARY_OP of `+=`.
+def _augmented_assignments(code: CodeType) -> frozenset[int]:
+    """Offsets of a function's augmented assignments: INPLACE_ADD and its like, or since Python 3.11 BINARY_OP of
+    `+=`.
     """
-    found = (
-        one for one in dis.get_instructions(code) if one.opname.startswith("INPLACE_") or one.opname == "BINARY_OP"
-    )
-    return frozenset(one.offset for one in found if one.opname != "BINARY_OP" or one.argrepr.endswith("="))
+    offsets = set()
+    for instruction in dis.get_instructions(code):
+        before_3_11 = instruction.opname.startswith("INPLACE_")
+        if before_3_11 or (instruction.opname == "BINARY_OP" and instruction.argrepr.endswith("=")):
+            offsets.add(instruction.offset)
+    return frozenset(offsets)
 
 
 @lru_cache(maxsize=4096)
-def _thrown_away(code: CodeType) -> frozenset[int]:
-    """Offsets of a function's calls whose result nobody takes."""
-    every = list(dis.get_instructions(code))
-    return frozenset(call.offset for call, after in pairwise(every) if after.opname == "POP_TOP")
+def _unused_calls(code: CodeType) -> frozenset[int]:
+    """Offsets of a function's calls whose result nobody uses."""
+    offsets = set()
+    for call, following in pairwise(dis.get_instructions(code)):
+        if following.opname == "POP_TOP":
+            offsets.add(call.offset)
+    return frozenset(offsets)

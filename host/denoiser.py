@@ -7,18 +7,16 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..patches.models.attention_kernels import TrainingKernel
 from ..patches.token_downsampling.attention_override import OVERRIDE
-from ..training.objective.noise import zero_terminal
-from .autograd_inplace import NoAssignmentInPlace
+from ..training.data.dataset import Conditioning
+from .autograd_inplace import AvoidInplaceOps
 from .encoding import LiveEncoder
-
-if TYPE_CHECKING:
-    from ..training.data.dataset import Conditioning
+from .model_sampling import prediction_type, with_zero_terminal_snr
 
 KEPT_CONDITIONS = 64  # on the device; captions that vary by draw would fill it otherwise
 
@@ -38,7 +36,7 @@ class Denoiser:
         self.module: torch.nn.Module = patcher.model.diffusion_model
         self.device: torch.device = patcher.load_device
         self.sampling = patcher.get_model_object("model_sampling")
-        self.prediction = prediction(self.sampling)
+        self.prediction = prediction_type(self.sampling)
         self._conditions: OrderedDict[tuple[Any, ...], tuple[Conditioning, dict[str, Any]]] = OrderedDict()
 
     def process_in(self, latents: torch.Tensor) -> torch.Tensor:
@@ -72,29 +70,32 @@ class Denoiser:
         conditionings: Sequence[Conditioning],
         transformer_options: Mapping[str, Any],
     ) -> torch.Tensor:
-        """Denoised latents (B, C, h, w) in float32; pictures whose conditions the host cannot batch go through one
-        group after another.
+        """Denoised latents (B, C, h, w) in float32; images whose conditions ComfyUI cannot batch go through one group
+        after another.
         """
-        groups: list[list[int]] = []
-        conditions = [self._condition(one, x) for one in conditionings]
-        for index, condition in enumerate(conditions):
-            fitting = (group for group in groups if _can_concat(conditions[group[0]], condition))
-            if self._alone(condition):
-                found = None
-            else:
-                found = next(fitting, None)
-            if found is None:
-                groups.append([index])
-            else:
-                found.append(index)
+        conditions = [self._condition(conditioning, x) for conditioning in conditionings]
+        groups = self._batches(conditions)
         if len(groups) == 1:
             return self._apply(x, sigma, conditions, transformer_options)
-        out: list[torch.Tensor] = [x] * len(conditions)
+        denoised: list[torch.Tensor] = [x] * len(conditions)
         for group in groups:
-            part = self._apply(x[group], sigma[group], [conditions[i] for i in group], transformer_options)
-            for index, one in zip(group, part, strict=True):
-                out[index] = one
-        return torch.stack(out)
+            part = self._apply(x[group], sigma[group], [conditions[index] for index in group], transformer_options)
+            for index, image in zip(group, part, strict=True):
+                denoised[index] = image
+        return torch.stack(denoised)
+
+    def _batches(self, conditions: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+        """Indices of the images that go through the network together, by conditions that ComfyUI can concatenate."""
+        batches: list[list[int]] = []
+        for index, condition in enumerate(conditions):
+            batch = None
+            if not self._alone(condition):
+                batch = next((other for other in batches if _can_concat(conditions[other[0]], condition)), None)
+            if batch is None:
+                batches.append([index])
+            else:
+                batch.append(index)
+        return batches
 
     def _alone(self, condition: Mapping[str, Any]) -> bool:
         """Whether the network takes such conditions one at a time: Lumina's masks of text do not broadcast over a batch
@@ -106,14 +107,12 @@ class Denoiser:
         """The host's condition objects of one picture, kept for the next time the same caption comes with the same
         size.
         """
-        key = (id(conditioning), tuple(x.shape[1:]))
         if conditioning.context.requires_grad:  # of this step alone
-            return self._made(conditioning, x)
+            return self._new_condition(conditioning, x)
+        key = (id(conditioning), tuple(x.shape[1:]))
         if key not in self._conditions:
-            self._conditions[key] = (
-                conditioning,
-                self._made(conditioning, x),
-            )  # the conditioning too, so that its id stays its own
+            # The conditioning is kept too, so that no other gets its id.
+            self._conditions[key] = (conditioning, self._new_condition(conditioning, x))
             if len(self._conditions) > KEPT_CONDITIONS:
                 self._conditions.popitem(last=False)
         self._conditions.move_to_end(key)
@@ -125,10 +124,10 @@ class Denoiser:
         x = torch.zeros(
             1, space.latent_channels, *(1,) * (getattr(space, "latent_dimensions", 2) - 2), 16, 16, device=self.device
         )
-        found = (getattr(cond, "cond", None) for cond in self._made(conditioning, x).values())
-        return [value for value in found if isinstance(value, torch.Tensor)]
+        values = [getattr(condition, "cond", None) for condition in self._new_condition(conditioning, x).values()]
+        return [value for value in values if isinstance(value, torch.Tensor)]
 
-    def _made(self, conditioning: Conditioning, x: torch.Tensor) -> dict[str, Any]:
+    def _new_condition(self, conditioning: Conditioning, x: torch.Tensor) -> dict[str, Any]:
         noise = torch.zeros(1, *x.shape[1:], device=self.device)
         # Guidance 1: what a guidance-distilled model predicts without guidance is what the pictures are made of.
         sizes = {"width": x.shape[-1] * 8, "height": x.shape[-2] * 8}
@@ -139,11 +138,13 @@ class Denoiser:
             noise=noise,
             latent_image=noise,
         )
-        params = {
-            name: value.to(self.device) if isinstance(value, torch.Tensor) else value for name, value in params.items()
-        }
-        made = self.model.extra_conds(**params)
-        return {name: cond.process_cond(batch_size=1, device=self.device, area=None) for name, cond in made.items()}
+        for name, value in params.items():
+            if isinstance(value, torch.Tensor):
+                params[name] = value.to(self.device)
+        conditions = self.model.extra_conds(**params)
+        for name, condition in conditions.items():
+            conditions[name] = condition.process_cond(batch_size=1, device=self.device, area=None)
+        return conditions
 
     def _apply(
         self,
@@ -161,10 +162,9 @@ class Denoiser:
         both["wrappers"] = extension.merge_nested_dicts(both.get("wrappers", {}), self.patcher.wrappers)
         both["callbacks"] = extension.merge_nested_dicts(both.get("callbacks", {}), self.patcher.callbacks)
         both.update(sigmas=sigma, cond_or_uncond=[0], uuids=[self.patcher.patches_uuid])
-        arguments = {
-            name: cond.concat([other[name] for other in conditions[1:]]) for name, cond in conditions[0].items()
-        }
-        arguments["transformer_options"] = both
+        arguments: dict[str, Any] = {"transformer_options": both}
+        for name, condition in conditions[0].items():
+            arguments[name] = condition.concat([other[name] for other in conditions[1:]])
         wrapper = options.get("model_function_wrapper")
         if wrapper is None:
             return self.model.apply_model(x, sigma, **arguments).float()
@@ -174,50 +174,9 @@ class Denoiser:
 
 
 def _can_concat(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
-    return left is right or (left.keys() == right.keys() and all(left[name].can_concat(right[name]) for name in left))
-
-
-def prediction(sampling: Any) -> str:
-    """What a model with this model sampling predicts: "eps", "v", "flow", or the class's own names when training does
-    not know it.
-    """
-    import comfy.model_sampling as known
-
-    kinds = [cls.__name__ for cls in type(sampling).__mro__[1:] if cls is not torch.nn.Module and cls is not object]
-    names = {cls.__name__ for cls in type(sampling).__mro__}
-    if isinstance(sampling, known.CONST) and not names & {"IMG_TO_IMG_FLOW"}:
-        return "flow"
-    if names & {"EDM", "X0", "IMG_TO_IMG", "COSMOS_RFLOW", "V_PREDICTION_DDPM", "IMG_TO_IMG_FLOW"} or not isinstance(
-        sampling, known.EPS
-    ):
-        return "/".join(kinds) or type(sampling).__name__
-    if isinstance(sampling, known.V_PREDICTION):
-        return "v"
-    return "eps"
-
-
-def at_levels(patcher: Any, terminal: bool) -> Any:
-    """A MODEL with the noise levels that it is trained and sampled at: with `terminal` those of a v model reach zero
-    SNR (Lin 2023).
-
-    Raises ValueError for a v model whose schedule is not discrete.
-    """
-    import copy
-
-    sampling = patcher.get_model_object("model_sampling")
-    if not terminal or prediction(sampling) != "v":
-        return patcher
-    if not hasattr(sampling, "set_sigmas"):
-        raise ValueError(
-            "GraftObjective: zero_terminal_snr rescales the levels of a discrete schedule, and this model's are"
-            f" continuous, up to sigma {float(sampling.sigma_max):g}"
-            f" ({'/'.join(cls.__name__ for cls in type(sampling).__bases__)}). Switch it off."
-        )
-    sampling = copy.deepcopy(sampling)
-    sampling.set_sigmas(zero_terminal(sampling.sigmas).float())
-    clone = patcher.clone()
-    clone.add_object_patch("model_sampling", sampling)
-    return clone
+    if left is right:
+        return True
+    return left.keys() == right.keys() and all(left[name].can_concat(right[name]) for name in left)
 
 
 def _fit_for_autograd(module: torch.nn.Module, text_encoder: bool) -> contextlib.AbstractContextManager[Any]:
@@ -226,10 +185,9 @@ def _fit_for_autograd(module: torch.nn.Module, text_encoder: bool) -> contextlib
     """
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
-    plain = isinstance(module, UNetModel) and not text_encoder
-    if plain:
+    if isinstance(module, UNetModel) and not text_encoder:
         return contextlib.nullcontext()
-    return NoAssignmentInPlace()
+    return AvoidInplaceOps()
 
 
 def to_host_memory(patcher: Any) -> None:
@@ -254,7 +212,7 @@ def denoiser(
 
     if getattr(patcher, "is_dynamic", lambda: False)():
         patcher = patcher.clone(disable_dynamic=True)  # pages that come and go cannot be differentiated through
-    patcher = at_levels(patcher, terminal)
+    patcher = with_zero_terminal_snr(patcher, terminal)
     if clip is not None and getattr(clip.patcher, "is_dynamic", lambda: False)():
         clip = clip.clone(disable_dynamic=True)
     management.load_models_gpu([patcher, *([] if clip is None else [clip.patcher])], force_full_load=not layers)

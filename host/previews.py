@@ -18,6 +18,7 @@ from ..patches.token_downsampling.unet import EVALUATING
 from ..storage.safetensors import make_folders, write_whole
 from . import folders
 from .latents import sampled
+from .model_sampling import prediction_type
 
 STEPS = 20
 PREVIEWS = "previews"  # in the folder of a run
@@ -50,8 +51,6 @@ def sample(patcher: Any, positive: Any, negative: Any, latent: Any, seed: int) -
     """
     import comfy.samplers
 
-    from .denoiser import prediction
-
     class Loaded(comfy.samplers.CFGGuider):
         """A guider that leaves the model where it is."""
 
@@ -83,7 +82,7 @@ def sample(patcher: Any, positive: Any, negative: Any, latent: Any, seed: int) -
             )
 
     sampling = patcher.get_model_object("model_sampling")
-    flow = prediction(sampling) == "flow"
+    flow = prediction_type(sampling) == "flow"
     start = sampled(patcher, latent)
     noise = torch.randn(start.shape, generator=torch.Generator().manual_seed(seed), dtype=start.dtype)
     guider = Loaded(patcher)

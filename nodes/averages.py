@@ -284,7 +284,7 @@ class EMAMerge(io.ComfyNode):
                 )
                 made = replace(made, lines=(*made.lines, line))
         if state is not None:
-            model = host.denoiser.at_levels(model, state.settings.objective.zero_terminal_snr)
+            model = host.model_sampling.with_zero_terminal_snr(model, state.settings.objective.zero_terminal_snr)
         grafted = host.lora.apply_lora_stack(
             model, clip, [LoraEntry("the average", made.lora, strength, strength)], mode
         )

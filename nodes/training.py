@@ -132,8 +132,10 @@ class GraftTrainStart(io.ComfyNode):
         adapter = adapter or install.AdapterSettings()
         optimizer = optimizers.of_ranks(optimizer or optimizers.OptimizerSettings(), process_group.current().as_ranks)
         settings = states.Settings(optimizer, objective or objectives.ObjectiveSettings())
-        levels = host.denoiser.at_levels(model, settings.objective.zero_terminal_snr)
-        objectives.check_for(settings.objective, host.denoiser.prediction(levels.get_model_object("model_sampling")))
+        levels = host.model_sampling.with_zero_terminal_snr(model, settings.objective.zero_terminal_snr)
+        objectives.check_for(
+            settings.objective, host.model_sampling.prediction_type(levels.get_model_object("model_sampling"))
+        )
         if adapter.text_encoder and clip is None:
             raise ValueError(
                 "GraftTrainStart: the adapter trains the text encoder (text_encoder), and no clip is connected."
@@ -154,7 +156,7 @@ class GraftTrainStart(io.ComfyNode):
         base = partial(host.base_weights.trained_weights, model, clip if adapter.text_encoder else None)
         adapted = adapter.text_encoder and adapter.kind != "full"
         if adapted:
-            read = host.encoding.read_parts(clip, model, dataset.clip_skip)
+            read = host.text_encoder_gradients.trainable_parts(clip, model, dataset.clip_skip)
         else:
             read = None
         begun = states.begin(model.model.diffusion_model, start, settings, run, base, text_encoder, read)
@@ -348,7 +350,7 @@ class TrainStep(io.ComfyNode):
             host.events.interrupt_as(error.kind)
             raise
         lora = result.lora_model()
-        model = host.denoiser.at_levels(subject.model, result.settings.objective.zero_terminal_snr)
+        model = host.model_sampling.with_zero_terminal_snr(subject.model, result.settings.objective.zero_terminal_snr)
         grafted = host.lora.apply_lora_stack(
             model, subject.clip, [LoraEntry(f"{result.run} at step {result.step}", lora)]
         )

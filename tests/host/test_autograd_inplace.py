@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from graft_nodes.host.autograd_inplace import NoAssignmentInPlace
+from graft_nodes.host.autograd_inplace import AvoidInplaceOps
 
 
 def _leaf(seed):
@@ -45,7 +45,7 @@ def afresh(x, y):
 def test_gradients_are_those_of_new_tensors(forward, expected):
     leaves = _leaf(0), _leaf(1)
     wanted = _gradients(expected, *leaves)
-    with NoAssignmentInPlace():
+    with AvoidInplaceOps():
         found = _gradients(forward, *leaves)
         assert torch.autograd.gradcheck(forward, leaves)
     assert torch.allclose(found[0], wanted[0]) and all(
@@ -57,7 +57,7 @@ def test_gradients_are_those_of_new_tensors(forward, expected):
 
 def test_a_result_that_is_thrown_away_is_the_change_itself():
     x, scores = _leaf(0), torch.zeros(3, 4, dtype=torch.float64)
-    with NoAssignmentInPlace():
+    with AvoidInplaceOps():
         torch.exp(torch.ones(3, 4, dtype=torch.float64), out=scores)
         h = x * 2
         h.add_(1.0)
@@ -68,7 +68,7 @@ def test_a_result_that_is_thrown_away_is_the_change_itself():
 
 def test_without_gradients_nothing_is_copied():
     x = torch.ones(4)
-    with NoAssignmentInPlace():
+    with AvoidInplaceOps():
         before, out = x, torch.empty(4)
         x += 1
         assert x is before and torch.add(x, 1, out=out) is out
@@ -81,6 +81,6 @@ def test_without_gradients_nothing_is_copied():
 
 def test_types_stay():
     x, half = _leaf(0), torch.zeros(3, 4, dtype=torch.bfloat16)
-    with NoAssignmentInPlace():
+    with AvoidInplaceOps():
         made = torch.add(x, 1, out=half)
         assert made.dtype == torch.bfloat16 and made.requires_grad

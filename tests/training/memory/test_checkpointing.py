@@ -4,7 +4,7 @@ theirs.
 
 import pytest
 import torch
-from graft_nodes.host.autograd_inplace import NoAssignmentInPlace
+from graft_nodes.host.autograd_inplace import AvoidInplaceOps
 from graft_nodes.training.memory.checkpointing import checkpointed
 from torch import nn
 
@@ -65,7 +65,7 @@ def test_gradients_of_blocks_that_change_their_input(graded):
         p.data = torch.randn(p.shape, generator=draws, dtype=torch.float64) * 0.5
     x = torch.randn(3, 6, generator=draws, dtype=torch.float64).requires_grad_(graded)
     expected = gradients(net, lambda x: plain(net, x), x)
-    with NoAssignmentInPlace():
+    with AvoidInplaceOps():
         kept = gradients(net, net, x)
         with checkpointed(net):
             forgotten = gradients(net, net, x)
@@ -79,10 +79,10 @@ def test_gradients_of_blocks_that_change_their_input(graded):
 def test_a_change_that_a_block_calls_for_is_refused_and_never_silently_wrong(graded):
     net, x = Net(block=Called), torch.randn(3, 6, generator=torch.Generator().manual_seed(2)).requires_grad_(graded)
     said = r"Called changes its input in place.*Switch checkpointing off"
-    with pytest.raises(RuntimeError, match=said), NoAssignmentInPlace(), checkpointed(net):
+    with pytest.raises(RuntimeError, match=said), AvoidInplaceOps(), checkpointed(net):
         gradients(net, net, x)
     said = r"^The model changes activations in place.*a newer one may.*modified by an inplace operation"
-    with pytest.raises(RuntimeError, match=said), NoAssignmentInPlace():
+    with pytest.raises(RuntimeError, match=said), AvoidInplaceOps():
         gradients(net, net, x)
 
 
@@ -91,7 +91,7 @@ def test_the_backward_pass_may_run_after_the_mode_is_left():
     net, x = Net(), torch.randn(3, 6, generator=draws)
     expected = gradients(net, lambda x: plain(net, x), x)
     net.zero_grad()
-    with NoAssignmentInPlace(), checkpointed(net):
+    with AvoidInplaceOps(), checkpointed(net):
         loss = net(x).square().sum()
     loss.backward()
     found = [p.grad for p in net.parameters()]

@@ -311,7 +311,7 @@ def test_checkpointed_gradients_are_the_same_bytes(name):
         text = Conditioning(given["context"], {**extras, **{key: t for key, t in given.items() if key != "context"}})
         with (
             wall.denoiser.denoiser(patcher) as denoiser,
-            wall.autograd_inplace.NoAssignmentInPlace(),
+            wall.autograd_inplace.AvoidInplaceOps(),
         ):  # as with a text encoder, UNets too
             module = denoiser.module
             with attached(module, settings, graded, still), forgetful(*([module] if forgetful is checkpointed else [])):

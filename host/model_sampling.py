@@ -1,0 +1,52 @@
+"""What a model predicts (eps, v, flow) and its noise levels, from ComfyUI's model sampling."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from ..training.objective.noise import zero_terminal
+
+# ComfyUI's model samplings whose prediction training does not know.
+_UNKNOWN = {"EDM", "X0", "IMG_TO_IMG", "COSMOS_RFLOW", "V_PREDICTION_DDPM", "IMG_TO_IMG_FLOW"}
+
+
+def prediction_type(sampling: Any) -> str:
+    """What a model with this model sampling predicts: "eps", "v", "flow", or the class's own names when training does
+    not know it.
+    """
+    import comfy.model_sampling as known
+
+    names = {cls.__name__ for cls in type(sampling).__mro__}
+    if isinstance(sampling, known.CONST) and "IMG_TO_IMG_FLOW" not in names:
+        return "flow"
+    if names & _UNKNOWN or not isinstance(sampling, known.EPS):
+        bases = [cls.__name__ for cls in type(sampling).__mro__[1:] if cls not in (torch.nn.Module, object)]
+        return "/".join(bases) or type(sampling).__name__
+    if isinstance(sampling, known.V_PREDICTION):
+        return "v"
+    return "eps"
+
+
+def with_zero_terminal_snr(patcher: Any, enabled: bool) -> Any:
+    """A MODEL whose noise levels reach zero terminal SNR (Lin 2023) when that is enabled and it is a v model; else the
+    MODEL itself.
+
+    Raises ValueError for a v model whose schedule is not discrete.
+    """
+    sampling = patcher.get_model_object("model_sampling")
+    if not enabled or prediction_type(sampling) != "v":
+        return patcher
+    if not hasattr(sampling, "set_sigmas"):
+        raise ValueError(
+            "GraftObjective: zero_terminal_snr rescales the levels of a discrete schedule, and this model's are"
+            f" continuous, up to sigma {float(sampling.sigma_max):g}"
+            f" ({'/'.join(cls.__name__ for cls in type(sampling).__bases__)}). Switch it off."
+        )
+    sampling = copy.deepcopy(sampling)
+    sampling.set_sigmas(zero_terminal(sampling.sigmas).float())
+    clone = patcher.clone()
+    clone.add_object_patch("model_sampling", sampling)
+    return clone
