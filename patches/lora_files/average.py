@@ -107,8 +107,8 @@ def _differences(left: Group, right: Group, same_rank: bool) -> list[str]:
             wrong.append(f"{role} {tuple(a.shape)} and {tuple(b.shape)}; average products for different ranks")
         elif not same_rank and role in ("diff", "diff_b") and a.shape != b.shape:
             wrong.append(f"{role} {tuple(a.shape)} and {tuple(b.shape)}")
-    if not same_rank and not wrong and "up" in left and _pair(left).weight_shape() != _pair(right).sides():
-        wrong.append(f"weights {_pair(left).weight_shape()} and {_pair(right).sides()}")
+    if not same_rank and not wrong and "up" in left and _pair(left).weight_shape() != _pair(right).weight_shape():
+        wrong.append(f"weights {_pair(left).weight_shape()} and {_pair(right).weight_shape()}")
     return wrong
 
 
