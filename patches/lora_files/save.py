@@ -4,13 +4,13 @@ ComfyUI's generic form.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from ...storage.digest import sha256
 from ...storage.safetensors import safetensors_bytes
 from ..adapters.lora import LoRA
 from ..adapters.registry import tensor_names
@@ -232,8 +232,9 @@ def hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[s
     The first is sha256 of everything behind the header; the second the first 8 digits of sha256 of 64 KiB from 1 MiB
     on.
     """
-    whole, legacy, place = hashlib.sha256(), hashlib.sha256(), 0
-    chunks = safetensors_bytes(tensors, {key: value for key, value in metadata.items() if key.startswith("ss_")})
+    whole, legacy, place = sha256(), sha256(), 0
+    kohya = {key: value for key, value in metadata.items() if key.startswith("ss_")}
+    chunks = safetensors_bytes(tensors, kohya or None)
     for number, chunk in enumerate(chunks):
         if number:
             whole.update(chunk)

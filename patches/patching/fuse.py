@@ -4,7 +4,6 @@ rounded once.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...storage.digest import sha256, tensor_bytes
 from ..adapters.layer import MAX_FACTOR_RANK, Layer
 from ..adapters.registry import plain_fields
 from .rounding import stochastic
@@ -61,14 +61,14 @@ class Stack:
         process, for fingerprints.
         """
         if self._identity is None:
-            digest = hashlib.sha256()
+            digest = sha256()
             for name in sorted(self.patches):
                 for patch in self.patches[name]:
                     layer = patch.layer
                     what = (name, name in self.bypass, patch.strength, patch.part, patch.schedule, plain_fields(layer))
                     digest.update(repr((what, [(str(t.dtype), tuple(t.shape)) for t in layer.tensors()])).encode())
                     for tensor in layer.tensors():
-                        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+                        digest.update(tensor_bytes(tensor))
             self._identity = digest.hexdigest()
         return self._identity
 

@@ -4,8 +4,6 @@ not encoded again.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ...storage.digest import sha256_of_spaced_json
 from . import images, kohya_metadata
 from .buckets import Framing
 from .cache import Cache, key_of
@@ -58,7 +57,7 @@ def encode(
     regularisation = settings.get("regularisation")
     plain = {key: value for key, value in settings.items() if key not in ("regularisation", "report", "unhashed")}
     body = [listing.digest, encoders, plain, None if regularisation is None else regularisation.digest]
-    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    digest = sha256_of_spaced_json(body)
     train, held_out = (
         tuple(made[entry.name, entry.bucket] for entry in part) for part in (listing.train, listing.held_out)
     )

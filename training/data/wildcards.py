@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ...storage.digest import sha256_of_spaced_json
 from .captions import LONGEST, read_lines
 
 FOLDER = "wildcards"
@@ -21,7 +20,7 @@ class WordLists:
 
     def __init__(self, lines: Mapping[str, tuple[str, ...]] | None = None) -> None:
         self._lines, self._heights, self._draws = dict(lines or {}), dict[str, int](), dict[str, int]()
-        self.digest = hashlib.sha256(json.dumps(sorted(self._lines.items())).encode()).hexdigest()
+        self.digest = sha256_of_spaced_json(sorted(self._lines.items()))
 
     def __bool__(self) -> bool:
         return bool(self._lines)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -12,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ....storage.digest import sha256, sha256_of_spaced_json
 from ...random_draws import generator
 from .. import buckets, captions, images, tags, wildcards
 from ..buckets import Framing
@@ -160,7 +159,7 @@ class Listing:
         )
         if lists:
             body["word lists"] = lists.digest
-        return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        return sha256_of_spaced_json(body)
 
 
 def read_folder(folder: Path, settings: FolderSettings, cache: Cache | None = None) -> Listing:
@@ -175,9 +174,7 @@ def read_folder(folder: Path, settings: FolderSettings, cache: Cache | None = No
     if not entries:
         listed = "\n  ".join([*problems, *reader.notes(entries)])
         raise ValueError(f"GraftDataset: no picture in folder {folder.name!r} can be used:\n  {listed}")
-    names = [
-        e.name for e in sorted(once(entries), key=lambda e: (hashlib.sha256(e.sha256.encode()).hexdigest(), e.name))
-    ]
+    names = [e.name for e in sorted(once(entries), key=lambda e: (sha256(e.sha256.encode()).hexdigest(), e.name))]
     kept = set(
         names[: min(len(names) - 1, max(1, round(len(names) * settings.validation)))] if settings.validation else []
     )
