@@ -46,6 +46,7 @@ class _Patterns:
 @functools.lru_cache(maxsize=8)
 def _patterns(families: tuple[BlockNames, ...]) -> _Patterns:
     lists: dict[str, str] = {}
+    in_files: dict[str, str] = {}
     single: dict[str, str] = {}
     kinds: dict[str, None] = dict.fromkeys((REST, *TEXT))
     first: dict[str, None] = {}
@@ -53,18 +54,21 @@ def _patterns(families: tuple[BlockNames, ...]) -> _Patterns:
     files: dict[NumberedBlocks, None] = {}
     for names in families:
         lists.update(names.lists)
+        if names.diffusers is not None:
+            in_files.update(names.diffusers.lists)
         single.update(names.single)
         kinds.update(dict.fromkeys(names.kinds))
         first.update(dict.fromkeys(names.first))
         last.update(dict.fromkeys(names.last))
         files.update(dict.fromkeys(names.files))
+    in_files.update(lists)
     return _Patterns(
         in_model=re.compile(rf"^diffusion_model\.({_any([*lists, *single])})\.(\d+)\."),
-        in_files=re.compile(rf"({_any(lists)})_(\d+)_"),
+        in_files=re.compile(rf"({_any(in_files)})_(\d+)_"),
         files=tuple(files),
         ends=re.compile(rf"^(?:diffusion_model\.)?(?:({_any(first)})|({_any(last)}))[._]"),
         block=re.compile(rf"({_any(kinds)})\d*"),
-        kinds=lists | single,
+        kinds=in_files | single,
         single=frozenset(single),
         described=_described(list(kinds)),
     )
@@ -119,13 +123,12 @@ def _end(name: str) -> str:
 
 def together(kinds: set[str]) -> set[str]:
     """Every kind of block of a model that has blocks of these kinds."""
-    ends = {"IN", "OUT"}
+    of_unets = {"IN", "M", "OUT"}
     for names in registry.block_names():
-        if kinds & (set(names.kinds) - ends):
-            return set(names.kinds) if ends & set(names.kinds) else kinds
-    for names in registry.block_names():
-        if kinds & set(names.kinds):
-            return set(names.kinds)
+        if kinds & set(names.kinds) - of_unets:
+            return set(names.kinds) if len(names.kinds) > 1 else kinds
+    if kinds & of_unets:
+        return of_unets
     return kinds
 
 

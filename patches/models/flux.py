@@ -60,7 +60,7 @@ LAYER_NAMES = LayerNames(prefix="transformer.", rename=by_table(RENAMES), fused=
 _57 = (*numbered("D", range(19)), *numbered("S", range(38)))
 BLOCKS = BlockNames(
     kinds=("IN", "D", "S", "OUT"),
-    lists={"double_blocks": "D", "single_blocks": "S", "single_transformer_blocks": "S"},
+    lists={"double_blocks": "D", "single_blocks": "S"},
     first=("img_in", "txt_in", "time_in", "vector_in", "guidance_in"),
     last=("final_layer",),
     weight_lists={
