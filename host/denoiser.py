@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..patches.models import registry
 from ..patches.models.attention_kernels import TrainingKernel
 from ..patches.token_downsampling.attention_override import OVERRIDE
 from ..training.data.dataset import Conditioning
@@ -98,10 +99,8 @@ class Denoiser:
         return batches
 
     def _alone(self, condition: Mapping[str, Any]) -> bool:
-        """Whether the network takes such conditions one at a time: Lumina's masks of text do not broadcast over a batch
-        in 0.3.64.
-        """
-        return "attention_mask" in condition and any(cls.__name__ == "NextDiT" for cls in type(self.module).__mro__)
+        """Whether the network takes such conditions one at a time."""
+        return "attention_mask" in condition and registry.takes_masked_text_alone(self.module)
 
     def _condition(self, conditioning: Conditioning, x: torch.Tensor) -> dict[str, Any]:
         """The host's condition objects of one picture, kept for the next time the same caption comes with the same

@@ -5,6 +5,8 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from .. import host
+from ..patches.models import registry
+from ..patches.models.token_layout import TokenLayout, UNetLayout
 from ..patches.token_downsampling import report
 from ..patches.token_downsampling.tokens import MAX_DEPTH, MAX_FACTOR, METHODS, PHASES, ToDoSettings
 from .aliases import aliases
@@ -29,8 +31,8 @@ class ApplyToDo(io.ComfyNode):
                 io.Model.Input(
                     "model",
                     tooltip=(
-                        "The model to speed up: a UNet (SD1.x, SD2, SDXL …) or a transformer (Flux, Chroma, SD3,"
-                        " Qwen-Image, Lumina 2, Z-Image, Wan, Cosmos and Anima)."
+                        f"The model to speed up: a UNet ({', '.join(registry.titles_of(UNetLayout))}) or a transformer"
+                        f" ({', '.join(registry.titles_of(TokenLayout))})."
                     ),
                 ),
                 io.Float.Input(

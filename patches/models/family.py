@@ -59,6 +59,7 @@ class TrainingTargets:
 class ModelFamily:
     """One kind of diffusion model. `key` goes into the editor's data, `title` is for people.
 
+    `masked_text_alone` are ComfyUI's classes (and what is made of them) that take one caption with a mask at a time.
     `examples` are the layers {name: weight's shape} of LoRA files for it, a file each; tests read them.
     """
 
@@ -74,3 +75,4 @@ class ModelFamily:
     examples: Sequence[Mapping[str, tuple[int, ...]]]
     file_spellings: tuple[FileSpelling, ...] = ()
     weight_parts: tuple[WeightPart, ...] = ()
+    masked_text_alone: tuple[str, ...] = ()

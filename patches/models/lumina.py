@@ -134,4 +134,5 @@ FAMILY = ModelFamily(
         {"transformer.layers.0.attn.to_q": (2304, 2304)},
         {"diffusion_model.layers.0.attention.qkv": (3840, 2304)},
     ),
+    masked_text_alone=("NextDiT",),  # its masks do not broadcast over a batch in ComfyUI 0.3.64
 )

@@ -9,6 +9,8 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from torch import nn
+
 from . import (
     auraflow,
     cascade,
@@ -89,6 +91,12 @@ def transformer_classes() -> dict[str, TransformerClass]:
 def titles_of(kind: type[TokenLayout] | type[UNetLayout]) -> list[str]:
     """Titles of the families whose tokens are laid out in this way."""
     return [family.title for family in _families if isinstance(family.token_layout, kind)]
+
+
+def takes_masked_text_alone(model: nn.Module) -> bool:
+    """Whether a model takes one caption with a mask at a time."""
+    classes = {kind.__name__ for kind in type(model).__mro__}
+    return any(classes & set(family.masked_text_alone) for family in _families)
 
 
 def layer_names() -> list[LayerNames]:
