@@ -17,11 +17,7 @@ export function addAveragePanel(node) {
   })
   canvas.style.height = `${HEIGHT}px`
   const legend = el('div', { class: 'graft-legend' })
-  const said = el(
-    'div',
-    { class: 'graft-dim' },
-    t('How much of the average each step is, is drawn here once it has run.'),
-  )
+  const said = el('div', { class: 'graft-dim' }, t('Run the node to see how much each step counts in the average.'))
   const content = el('div', { class: 'graft-content' }, canvas, legend, said)
   addPanel(node, 'average', content)
   let curves = []

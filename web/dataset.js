@@ -13,7 +13,7 @@ export function addDatasetPanel(node) {
   const content = el(
     'div',
     { class: 'graft-content' },
-    el('div', { class: 'graft-dim' }, t('Pictures, buckets and problems are shown here once it has run.')),
+    el('div', { class: 'graft-dim' }, t('Run the node to see its images, buckets and problems here.')),
   )
   addPanel(node, 'dataset', content)
   chain(node, 'onExecuted', (output) => {
@@ -22,11 +22,11 @@ export function addDatasetPanel(node) {
     const typed = node.widgets?.find((widget) => widget.name === 'folder')?.value
     const folder = String(found.folder || typed)
     const tabs = {
-      Pictures: () => pictures(found.pictures, folder),
+      Images: () => pictures(found.pictures, folder),
       Buckets: () => buckets(found.buckets),
       Problems: () => problems(found.problems),
     }
-    const counts = { Pictures: found.count, Buckets: found.buckets.length, Problems: found.problems.length }
+    const counts = { Images: found.count, Buckets: found.buckets.length, Problems: found.problems.length }
     const body = el('div', { class: 'graft-scroll', role: 'tabpanel', tabIndex: 0 })
     const bar = el('div', { class: 'graft-tabs', role: 'tablist' })
     const show = (name) => {
@@ -46,7 +46,7 @@ export function addDatasetPanel(node) {
       }),
     )
     content.replaceChildren(bar, body)
-    show(counts.Problems ? 'Problems' : 'Pictures')
+    show(counts.Problems ? 'Problems' : 'Images')
   })
 }
 

@@ -170,7 +170,7 @@ class Rows {
       const offers = names.flatMap((name, index) => [index ? t(' or ') : '', this.replacement(row, name)])
       note.replaceChildren(
         `${t('There is no file “{file}” in the loras folders.', { file: row.file })} `,
-        ...(names.length ? [t('Use '), ...offers, t('?')] : [t('Put it there and press R, or choose another.')]),
+        ...(names.length ? [t('Use '), ...offers, t('?')] : [t('Copy it there and press R, or choose another file.')]),
       )
     }
     if (!same) this.refit()
@@ -433,7 +433,11 @@ class Rows {
         { class: 'graft-field' },
         el('span', {}, t('Partial match')),
         partial,
-        el('span', { class: 'graft-hint' }, t('use what fits of a LoRA made for another model')),
+        el(
+          'span',
+          { class: 'graft-hint' },
+          t('apply the layers that fit, even if the LoRA was made for another model'),
+        ),
       ),
     )
   }
@@ -498,7 +502,7 @@ const SAID = {
   steps: 'Steps',
   resolution: 'Resolution',
   tags: 'Tags',
-  types: 'Numbers',
+  types: 'Data type',
   size: 'Size',
 }
 
@@ -507,7 +511,7 @@ function described(said) {
   const rows = found
     .filter(([, text]) => text)
     .flatMap(([name, text]) => [el('dt', {}, t(SAID[name])), el('dd', {}, text)])
-  return rows.length ? [el('dl', {}, ...rows)] : [t('This file says nothing about itself.')]
+  return rows.length ? [el('dl', {}, ...rows)] : [t('This file has no metadata.')]
 }
 
 /** A value as text: {lora: 32} is "lora 32", [["hat", 3]] is "hat 3", nothing is "". */

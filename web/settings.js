@@ -8,11 +8,11 @@ export const SETTINGS = [
   {
     id: 'Graft.Training.Smoothing',
     category: ['Graft', 'Training', 'Smoothing'],
-    name: 'Smoothing of the loss curve',
+    name: 'Loss curve smoothing',
     type: 'slider',
     defaultValue: 0.95,
     attrs: { min: 0, max: 0.99, step: 0.01 },
-    tooltip: 'Weight of what came before: 0 shows the loss as it is.',
+    tooltip: 'How much the loss curve is smoothed. 0 shows the raw loss.',
   },
   {
     id: 'Graft.Training.Previews',
@@ -21,16 +21,16 @@ export const SETTINGS = [
     type: 'number',
     defaultValue: 6,
     attrs: { min: 0, max: 48, step: 1 },
-    tooltip: 'The newest ones stay; 0 shows none.',
+    tooltip: 'Keeps this many of the newest previews. 0 shows none.',
   },
   {
     id: 'Graft.LoRAStack.Step',
     category: ['Graft', 'LoRA stack', 'Step'],
-    name: 'Step of a LoRA strength',
+    name: 'LoRA strength step',
     type: 'number',
     defaultValue: 0.05,
     attrs: { min: 0.01, max: 1, step: 0.01 },
-    tooltip: 'By how much the arrow keys change it.',
+    tooltip: 'How much an arrow key changes a LoRA strength.',
   },
 ].map((declared) => ({
   ...declared,

@@ -82,7 +82,7 @@ function scaled(latent, scale) {
 }
 
 function unknown(latent) {
-  const said = t('Tokens by depth are shown here once it has run and the model is known.')
+  const said = t('Run the workflow once to see the tokens by depth here.')
   return [el('div', { class: 'graft-dim' }, latent ? `${sizeOf(latent)} ${said}` : said)]
 }
 
@@ -131,7 +131,7 @@ function tableRow({ depth, factor, sides, after, before, left, thinned, others }
     el('td', {}, isGiven ? short(factor) : '–'),
     el('td', {}, isKnown ? `${before} (${sides.join('×')})` : '–'),
     el('td', {}, isKnown && isGiven ? `${left} (${after.join('×')})` : '–'),
-    el('td', {}, others ? t('{count}, {left} left alone', { count: thinned, left: others }) : String(thinned)),
+    el('td', {}, others ? t('{count}, {left} unchanged', { count: thinned, left: others }) : String(thinned)),
   )
 }
 
@@ -146,9 +146,9 @@ function savedWords(counted, transformer) {
   if (!all) return ''
   const percent = Math.round(100 * (1 - kept / all))
   if (transformer) {
-    return t('About {percent}% of the self-attention products among the image’s tokens are saved.', { percent })
+    return t('Saves about {percent}% of the self-attention multiplications between image tokens.', { percent })
   }
-  return t('About {percent}% of the self-attention products are saved.', { percent })
+  return t('Saves about {percent}% of the self-attention multiplications.', { percent })
 }
 
 /** Which latent the token counts are for. */

@@ -64,7 +64,7 @@ class Panel {
     this.status = el(
       'div',
       { class: 'graft-status', role: 'status' },
-      el('span', { class: 'graft-dim' }, t('The loss is drawn here while it trains.')),
+      el('span', { class: 'graft-dim' }, t('The loss curve appears here during training.')),
     )
     this.canvas = el('canvas', { class: 'graft-chart', role: 'img', 'aria-label': t('Loss by step') })
     this.legend = el('div', { class: 'graft-legend' }, ...Object.keys(CURVES).map((name) => this.switch(name)))
@@ -73,7 +73,7 @@ class Panel {
       {
         class: 'graft-button graft-stop',
         type: 'button',
-        title: t('End this step now and go on with the state so far'),
+        title: t('Stop after the current step and continue the workflow with the state so far'),
         onclick: () => this.askToStop(),
       },
       t('Stop and keep'),
@@ -202,7 +202,7 @@ class Panel {
 
   /** Say that a run is not in the store any more. */
   sayGone(run, error) {
-    const text = t('The run “{run}” is not in the store any more: {error}', { run, error: error.message })
+    const text = t('The run “{run}” is no longer stored: {error}', { run, error: error.message })
     this.status.replaceChildren(el('span', { class: 'graft-dim' }, text))
   }
 
@@ -236,9 +236,7 @@ class Panel {
     } catch (error) {
       this.stop.disabled = false
       this.stop.textContent = t('Stop and keep')
-      this.status.append(
-        el('span', { class: 'graft-problem' }, t('It could not be stopped: {error}', { error: error.message })),
-      )
+      this.status.append(el('span', { class: 'graft-problem' }, t('Could not stop: {error}', { error: error.message })))
     }
   }
 

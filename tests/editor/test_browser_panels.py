@@ -247,8 +247,8 @@ def test_tokens_by_depth_claim_no_more_than_is_saved(editor):
     depth = {"depth": 1, "factor": 2, "cell": 1, "before": [64, 64], "after": [32, 32], "frames": 1}
     ran(editor, node, {"graft_todo": [{"version": 1, "depths": [{**depth, "own": 0, "patched": 0, "skipped": 3}]}]})
     assert (
-        "0, 3 left alone" in panel.inner_text()
-        and "About 0% of the self-attention products are saved." in panel.inner_text()
+        "0, 3 unchanged" in panel.inner_text()
+        and "Saves about 0% of the self-attention multiplications." in panel.inner_text()
     )
     editor.link(latent, 0, node, "latent")
     ran(
@@ -347,7 +347,7 @@ def test_a_dataset_shows_pictures_buckets_and_problems(editor):
     )  # these pictures are not there
     ran(editor, node, {"graft_dataset": [data]})
     assert "not a picture" in editor.page.locator(".graft-dataset:visible").inner_text(), "problems come first"
-    editor.page.get_by_role("tab", name="Pictures (30)").click()
+    editor.page.get_by_role("tab", name="Images (30)").click()
     assert editor.page.locator(".graft-dataset figure:visible").count() == 24
     editor.page.locator(".graft-dataset:visible").get_by_role("button", name="More").click()
     assert editor.page.locator(".graft-dataset figure:visible").count() == 30
