@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 
 from comfy_api.latest import io
 
 from .. import host
-from ..storage.digest import sha256
 from .aliases import aliases
 from .sockets import Dataset
 
@@ -19,6 +18,8 @@ class GraftDataset(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
+        from ..training.data.layouts import registry
+
         return io.Schema(
             node_id="GraftDataset",
             display_name="Dataset",
@@ -76,13 +77,9 @@ class GraftDataset(io.ComfyNode):
                 io.Combo.Input(
                     "captions",
                     display_name="caption source",
-                    options=["auto", "txt", "folder", "json", "yaml"],
-                    default="auto",
-                    tooltip=(
-                        "Where captions come from. txt: a .txt file beside the image. folder: a .txt in a"
-                        " captions folder. json: one JSON per image (tags, score, path). yaml: EveryDream2's."
-                        " auto: whichever is there."
-                    ),
+                    options=registry.options(),
+                    default=registry.AUTO,
+                    tooltip=registry.tooltip(),
                 ),
                 io.Int.Input(
                     "repeats",
@@ -214,14 +211,14 @@ class GraftDataset(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, folder="", **_) -> str:
         """Changes when a file of the folder does; a folder that comes in through a link is seen by `execute` alone."""
-        digest = sha256(str(folder).encode())
+        digest = hashlib.sha256(str(folder).encode())
         try:
             root = host.folders.input_folder(folder or "")
         except (ValueError, OSError):
             return digest.hexdigest()
         for path in sorted(p for p in Path(root).rglob("*") if p.is_file()):
-            found = os.stat(path)
-            digest.update(repr((path.relative_to(root).as_posix(), found.st_size, found.st_mtime_ns)).encode())
+            stat = path.stat()
+            digest.update(repr((path.relative_to(root).as_posix(), stat.st_size, stat.st_mtime_ns)).encode())
         return digest.hexdigest()
 
     @classmethod
@@ -248,16 +245,12 @@ class GraftDataset(io.ComfyNode):
     ) -> io.NodeOutput:
         from ..training.data import encoding, folder_report
         from ..training.data.cache import Cache
-        from ..training.data.layouts.folder import read_folder, settings_of
+        from ..training.data.folder_reader import read_folder
+        from ..training.data.folder_settings import parse_settings
 
-        wrong = [
-            f"{name} is empty: this model has none; connect one"
-            for name, thing in (("vae", vae), ("clip", clip))
-            if thing is None
-        ]
-        settings = settings_of(
+        settings = parse_settings(
             filters,
-            wrong,
+            _missing_inputs(vae=vae, clip=clip),
             resolution=resolution,
             buckets=buckets,
             bucket_step=bucket_step,
@@ -269,36 +262,54 @@ class GraftDataset(io.ComfyNode):
             keep_tags=keep_tags,
             tag_dropout=tag_dropout,
         )
-        prints = host.fingerprint.fingerprint_of(vae, "vae"), host.fingerprint.fingerprint_of(clip, "clip")
-        unhashed = prints[0].unhashed + prints[1].unhashed
+        vae_hash = host.fingerprint.fingerprint_of(vae, "vae")
+        clip_hash = host.fingerprint.fingerprint_of(clip, "clip")
+        unhashed = vae_hash.unhashed + clip_hash.unhashed
+        cache = None
         # What cannot be hashed cannot be found again either.
-        keep = settings.filters.cache and not unhashed
-        if keep:
+        if settings.filters.cache and not unhashed:
             cache = Cache(Path(host.folders.training_folder()) / "cache", settings.filters.cache_gb)
-        else:
-            cache = None
         listing = read_folder(Path(host.folders.input_folder(folder)), settings, cache)
-        bar = host.events.progress(len(listing.entries))
+        progress = host.events.progress(len(listing.entries))
+
+        def encode_captions(texts):
+            host.events.raise_if_interrupted()
+            return host.encoding.encode_captions(clip, texts, clip_skip)
+
+        def on_progress(done):
+            progress(done)
+            host.events.raise_if_interrupted()
+
+        fields = {"caption_dropout": caption_dropout, "unhashed": unhashed, "regularisation_share": 0.0}
+        if clip_skip:
+            fields["clip_skip"] = clip_skip
+        if regularisation is not None:
+            fields["regularisation_share"] = regularisation_share
+            fields["unhashed"] = unhashed + regularisation.unhashed
         dataset, sheet = encoding.encode(
             listing,
             lambda pixels: host.encoding.encode_pictures(vae, pixels),
-            lambda texts: (host.events.raise_if_interrupted(), host.encoding.encode_captions(clip, texts, clip_skip))[
-                1
-            ],
-            (prints[0].digest, f"{prints[1].digest} {clip_skip}"),
+            encode_captions,
+            (vae_hash.digest, f"{clip_hash.digest} {clip_skip}"),
             cache,
-            encoded=lambda done: (bar(done), host.events.raise_if_interrupted()),
-            caption_dropout=caption_dropout,
+            on_progress,
             regularisation=regularisation,
-            **({"clip_skip": clip_skip} if clip_skip else {}),
-            regularisation_share=regularisation_share if regularisation is not None else 0.0,
-            unhashed=unhashed + (() if regularisation is None else regularisation.unhashed),
+            **fields,
         )
         lines = [folder_report.report(listing, regularisation, regularisation_share), folder_report.memory(dataset)]
-        lines += [f"nothing is kept on disk, these cannot be hashed: {', '.join(unhashed)}"] if unhashed else []
-        said = "\n".join(lines + ([] if cache is None else cache.report()))
-        data = {**folder_report.editor_data(listing, said), "folder": folder}
-        return io.NodeOutput(replace(dataset, report=said), sheet, said, ui={"text": [said], "graft_dataset": [data]})
+        if unhashed:
+            lines.append(f"nothing is kept on disk, these cannot be hashed: {', '.join(unhashed)}")
+        if cache is not None:
+            lines += cache.report()
+        report = "\n".join(lines)
+        data = {**folder_report.editor_data(listing, report), "folder": folder}
+        return io.NodeOutput(
+            replace(dataset, report=report), sheet, report, ui={"text": [report], "graft_dataset": [data]}
+        )
+
+
+def _missing_inputs(**inputs) -> list[str]:
+    return [f"{name} is empty: this model has none; connect one" for name, value in inputs.items() if value is None]
 
 
 NODES = [GraftDataset]

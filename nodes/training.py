@@ -377,7 +377,7 @@ def _noted(state: Any) -> Any:
         return state
     optimizer = settings.optimizer
     sizes = optimizer.batch_size, optimizer.accumulation, optimizer.total_steps
-    said = kohya_metadata.metadata(subject.dataset, *sizes, settings.objective.conditioning_dropout)
+    said = kohya_metadata.training_metadata(subject.dataset, *sizes, settings.objective.conditioning_dropout)
     return replace(state, notes={**host.token_downsampling.todo_metadata(subject.model), **said})
 
 

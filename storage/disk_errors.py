@@ -6,7 +6,7 @@ import contextlib
 import errno
 from collections.abc import Iterator
 
-NEXT_STEPS = {  # by the system's error number
+NEXT_STEPS = {  # by what the system says
     errno.ENOSPC: "free some space there, then do the same again: what was stored before is whole",
     errno.EDQUOT: (
         "your quota is used up; free some space there, then do the same again: what was stored before is whole"
@@ -22,20 +22,21 @@ NEXT_STEPS = {  # by the system's error number
 
 
 @contextlib.contextmanager
-def disk_errors_at(path: str) -> Iterator[None]:
-    """Errors of the system inside the block, which writes to `path`, name the file and say what to do next."""
+def naming(path: str) -> Iterator[None]:
+    """What the system says inside the block, which writes to `path`, comes out as `explained` has it."""
     try:
         yield
     except OSError as error:
-        raise with_next_step(error, path) from error
+        raise explained(error, path) from error
 
 
-def with_next_step(error: OSError, path: str) -> OSError:
-    """A system error with the file's name (`path`, unless it names one itself) and with what to do next."""
-    if error.errno is None:  # not an error of the system
+def explained(error: OSError, path: str) -> OSError:
+    """An error of writing with a file's name, which writing itself and fsync do not give (`path`), and with what to do
+    next.
+    """
+    if error.errno is None:  # not of the system
         return error
-    message = error.strerror or str(error)
-    next_step = NEXT_STEPS.get(error.errno)
-    if next_step is not None and next_step not in message:
-        message = f"{message} ({next_step})"
-    return OSError(error.errno, message, error.filename or path)
+    said, way = error.strerror or str(error), NEXT_STEPS.get(error.errno)
+    if way is not None and way not in said:
+        said = f"{said} ({way})"
+    return OSError(error.errno, said, error.filename or path)

@@ -4,14 +4,14 @@ generator is never used.
 
 from __future__ import annotations
 
-import torch
+import hashlib
 
-from ..storage.digest import sha256
+import torch
 
 
 def generator(seed: int, step: int, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator that depends on nothing but its arguments, the same in every process; another device draws other
     numbers.
     """
-    digest = sha256(f"graft draw {seed} {step} {purpose}".encode()).digest()
+    digest = hashlib.sha256(f"graft draw {seed} {step} {purpose}".encode()).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from graft_nodes.patches.lora_files import metadata, open_file
+from graft_nodes.patches.lora_files import metadata
 from graft_nodes.storage import safetensors
 from graft_nodes.tests.faults import tried
 from graft_nodes.tests.fuzz.damage import CORPUS
@@ -27,18 +27,20 @@ def run(tmp_path):
 
 
 def lora(path, value):
-    safetensors.write_safetensors(path, {"a.lora_up.weight": torch.full((4096,), value)}, {})
+    safetensors.write_whole(
+        str(path), safetensors.safetensors_bytes({"a.lora_up.weight": torch.full((4096,), value)}, {})
+    )
 
 
 def test_a_lora_file_that_is_replaced_or_removed_while_it_is_in_use_stays_as_it_was_read(tmp_path):
     path = tmp_path / "a.safetensors"
     lora(path, 1.0)
-    read = open_file.load_once(str(path))[0]["a.lora_up.weight"]
+    read = safetensors.load_once(str(path))[0]["a.lora_up.weight"]
     lora(path, 2.0)
-    assert bool((read == 1.0).all()) and bool((open_file.load_once(str(path))[0]["a.lora_up.weight"] == 2.0).all())
+    assert bool((read == 1.0).all()) and bool((safetensors.load_once(str(path))[0]["a.lora_up.weight"] == 2.0).all())
     path.unlink()
     assert bool((read == 1.0).all())
-    for act in (open_file.load_once, safetensors.read_header, metadata.describe):
+    for act in (safetensors.load_once, safetensors.header, metadata.describe):
         with pytest.raises(FileNotFoundError, match=r"a\.safetensors"):
             act(str(path))
 
@@ -113,11 +115,12 @@ def test_averages_that_are_missing_are_named(run):
 def test_a_picture_that_goes_away_or_changes_between_listing_and_encoding_is_named(tmp_path):
     from graft_nodes.tests.fuzz.datasets import _pixels, _texts
     from graft_nodes.training.data.encoding import encode
-    from graft_nodes.training.data.layouts.folder import read_folder, settings_of
+    from graft_nodes.training.data.folder_reader import read_folder
+    from graft_nodes.training.data.folder_settings import parse_settings
 
     for name in ("rgb.png", "l.jpg"):
         shutil.copy(CORPUS / "pictures" / name, tmp_path / name)
-    listed = read_folder(tmp_path, settings_of("", [], resolution=64))
+    listed = read_folder(tmp_path, parse_settings("", [], resolution=64))
     shutil.copy(CORPUS / "pictures" / "rgba.png", tmp_path / "rgb.png")
     with pytest.raises(ValueError, match=r"rgb\.png changed while the folder was read"):
         encode(listed, _pixels, _texts, ("eye", "ear"))

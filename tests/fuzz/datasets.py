@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from graft_nodes.training.data import captions, folder_report
+from graft_nodes.training.data import folder_report
 from graft_nodes.training.data.cache import Cache
 from graft_nodes.training.data.dataset import Conditioning
 from graft_nodes.training.data.encoding import encode
-from graft_nodes.training.data.layouts.folder import read_folder, settings_of
+from graft_nodes.training.data.folder_reader import read_folder
+from graft_nodes.training.data.folder_settings import parse_settings
+from graft_nodes.training.data.layouts import registry
 from hypothesis import strategies as st
 
 from .damage import CORPUS, damaged_bytes, damaged_json, text_of
@@ -79,7 +81,7 @@ class Datasets(Target):
         )
         settings = st.fixed_dictionaries(
             {
-                "captions": st.sampled_from(("auto", "auto", "auto", *captions.MODES)),
+                "captions": st.sampled_from(("auto", "auto", "auto", *registry.options())),
                 "repeats": st.sampled_from((1, 1, 1, 2, 0)),
                 "flip": st.sampled_from((0.0, 0.5, 1.0)),
                 "shuffle_tags": st.booleans(),
@@ -103,7 +105,7 @@ class Datasets(Target):
         for name, body in files:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(body)
-        settings = settings_of(filters, [], resolution=64, **plain)
+        settings = parse_settings(filters, [], resolution=64, **plain)
         cache = Cache(self.place / "cache", 0.001) if cached else None
         listing = read_folder(Path(folder), settings, cache)
         dataset, sheet = encode(listing, _pixels, _texts, ("eye", "ear"), cache)

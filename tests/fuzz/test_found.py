@@ -15,12 +15,15 @@ from graft_nodes.headless.problem import HostError, WorkflowError
 from graft_nodes.patches.lora_files import metadata, stack_rows
 from graft_nodes.patches.lora_files.peft_config import peft_configs
 from graft_nodes.storage import safetensors
-from graft_nodes.storage.digest import sha256_of_json
 from graft_nodes.training.data import captions, images
 from graft_nodes.training.data.cache import Cache
-from graft_nodes.training.data.filters import Filters, load_mapping
-from graft_nodes.training.data.layouts.folder import read_folder, settings_of
-from graft_nodes.training.data.tags import chosen
+from graft_nodes.training.data.filters import Filters
+from graft_nodes.training.data.folder_reader import read_folder
+from graft_nodes.training.data.folder_settings import parse_settings
+from graft_nodes.training.data.layouts import registry
+from graft_nodes.training.data.tags import fill_wildcards
+from graft_nodes.training.data.yaml_values import load_mapping
+from graft_nodes.training.state import digest_of
 from graft_nodes.training.store import listing, rank_files, store
 
 from .damage import CORPUS
@@ -61,7 +64,7 @@ def lora(path, header, data=b""):
 )
 def test_a_header_that_is_none_is_refused_and_named(tmp_path, header):
     path = lora(tmp_path / "a.safetensors", header, b"\0" * 4)
-    for act in (safetensors.read_header, metadata.describe, safetensors.load_safetensors):
+    for act in (safetensors.header, metadata.describe, safetensors.load_safetensors):
         with pytest.raises(ValueError, match=r"a\.safetensors is not a whole safetensors file"):
             act(path)
 
@@ -74,7 +77,7 @@ def test_an_empty_tensor_too_large_for_any_reader_is_refused(tmp_path, shape):
         {"a": whole, "b": {"dtype": "F32", "shape": shape, "data_offsets": [4, 4]}},
         b"\0" * 4,
     )
-    for act in (safetensors.read_header, metadata.describe, safetensors.load_safetensors):
+    for act in (safetensors.header, metadata.describe, safetensors.load_safetensors):
         with pytest.raises(ValueError, match=r"a\.safetensors is not a whole safetensors file.*'b'"):
             act(path)
 
@@ -135,7 +138,7 @@ def test_a_record_of_another_form_is_refused_though_its_hash_fits(tmp_path, chan
     folder.mkdir(parents=True)
     record = json.loads(next((CORPUS / "states").glob("run__*__state.json")).read_text())
     body = {key: value for key, value in {**record, **change}.items() if key != "sha256"}
-    (folder / "state.json").write_text(json.dumps({**body, "sha256": sha256_of_json(body)}))
+    (folder / "state.json").write_text(json.dumps({**body, "sha256": digest_of(body)}))
     with pytest.raises(store.Damaged, match=r"state\.json: (these entries|its position)"):
         store.read_record(folder)
     assert listing.runs(tmp_path) == [] and listing.states(tmp_path, "run") == []
@@ -153,7 +156,9 @@ def test_parts_that_do_not_say_what_they_are(tmp_path, said):
     for rank, shape in enumerate(((2, 3), (2, 4))):
         tensors = {"trained/a": torch.ones(shape)}
         name = '["trained/a"]' if said == "[]" else said
-        safetensors.write_safetensors(tmp_path / f"{rank}.safetensors", tensors, {rank_files.DIVIDED: name})
+        safetensors.write_whole(
+            str(tmp_path / f"{rank}.safetensors"), safetensors.safetensors_bytes(tensors, {rank_files.DIVIDED: name})
+        )
     with pytest.raises(ValueError, match="do not fit together" if said == "[]" else "does not say which"):
         rank_files.read(sorted(tmp_path.iterdir()))
 
@@ -308,7 +313,7 @@ def dataset(folder, **texts):
         path = folder / name.replace("__", "/").replace("_dot_", ".")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return lambda filters="": read_folder(folder, settings_of(filters, [], resolution=64))
+    return lambda filters="": read_folder(folder, parse_settings(filters, [], resolution=64))
 
 
 def test_word_lists_that_name_each_other_without_measure(tmp_path):
@@ -323,7 +328,7 @@ def test_word_lists_that_name_each_other_without_measure(tmp_path):
 
 def test_choices_without_end_and_replacements_that_grow(tmp_path):
     with pytest.raises(ValueError, match="more than 200 deep"):
-        chosen("{a|" * 5000 + "b" + "} " * 5000, None)
+        fill_wildcards("{a|" * 5000 + "b" + "} " * 5000, None)
     grows = "".join(f"  {a}: {b * 30}\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
     with pytest.raises(ValueError, match="replacements make a tag of more than"):
         dataset(tmp_path, a_dot_txt="a")(f"replacements:\n{grows}")
@@ -331,7 +336,7 @@ def test_choices_without_end_and_replacements_that_grow(tmp_path):
 
 def test_a_caption_of_megabytes_is_none(tmp_path):
     with pytest.raises(ValueError, match=r"a\.txt: .* bytes are no caption"):
-        dataset(tmp_path, a_dot_txt="x" * (captions.LONGEST + 1))()
+        dataset(tmp_path, a_dot_txt="x" * (captions.MAX_TEXT_BYTES + 1))()
 
 
 @pytest.mark.parametrize(
@@ -348,8 +353,8 @@ def test_names_that_are_too_long_are_no_files(tmp_path):
     longest = tmp_path / f"{'y' * 251}.png"
     (tmp_path / "a.png").rename(longest)
     (tmp_path / "a.json").write_text(json.dumps({"tags": ["a"], "path": longest.name}))
-    for mode in captions.MODES:
-        listed = read_folder(tmp_path, settings_of("", [], resolution=64, validation=0.0, captions=mode))
+    for mode in registry.options():
+        listed = read_folder(tmp_path, parse_settings("", [], resolution=64, validation=0.0, captions=mode))
         assert [entry.name for entry in listed.train] == [longest.name], mode
 
 
@@ -359,7 +364,7 @@ def test_a_damaged_avif_is_no_picture(tmp_path):
     for body in (whole[:-60], whole[:-30] + b"\0" * 30, whole[:200]):
         path.write_bytes(body)
         with pytest.raises(ValueError, match=r"\w"):
-            images.open_picture(path)
+            images.open_image(path)
 
 
 # --- the server's routes ----------------------------------------------------------------------------------------------

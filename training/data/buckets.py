@@ -1,5 +1,5 @@
-"""Aspect buckets: a picture size for every aspect ratio, none larger than the base resolution's area, and how a picture
-is put into one.
+"""Aspect ratio buckets: an image size for every aspect ratio, none larger than the base resolution's area; how an image
+is scaled and cropped to its bucket.
 """
 
 from __future__ import annotations
@@ -7,14 +7,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-LONGEST = 4  # no bucket is longer than this many times its other side
+MAX_ASPECT_RATIO = 4
 
 
-def sizes(resolution: int, step: int) -> list[tuple[int, int]]:
+def bucket_sizes(resolution: int, step: int) -> list[tuple[int, int]]:
     """(width, height) of every bucket: multiples of `step`, area at most resolution^2, each as large as it can be,
     sides up to 4:1.
 
-    The largest square is always among them, so that square pictures stay whole where `step` does not divide the
+    The largest square is always among them, so that square images stay whole where `step` does not divide the
     resolution.
     """
     if step < 8 or step % 8:
@@ -22,24 +22,28 @@ def sizes(resolution: int, step: int) -> list[tuple[int, int]]:
     if resolution < step:
         raise ValueError(f"resolution is {resolution}, expected at least bucket_step ({step}).")
     area, square = resolution * resolution, resolution // step * step
-    found = {(square, square)}
+    sizes = {(square, square)}
     for width in range(step, 2 * resolution + 1, step):
         height = area // width // step * step
-        if height >= step and max(width, height) <= LONGEST * min(width, height):
-            found |= {(width, height), (height, width)}
-    return sorted(found)
+        if height >= step and max(width, height) <= MAX_ASPECT_RATIO * min(width, height):
+            sizes |= {(width, height), (height, width)}
+    return sorted(sizes)
 
 
-def nearest(width: int, height: int, choices: list[tuple[int, int]]) -> tuple[int, int]:
-    """The bucket whose aspect ratio is nearest to the picture's in logarithm; of equals the largest."""
+def nearest_bucket(width: int, height: int, choices: list[tuple[int, int]]) -> tuple[int, int]:
+    """The bucket whose aspect ratio is nearest to the image's in logarithm; of equals the largest."""
     wanted = math.log(width / height)
-    return min(choices, key=lambda size: (abs(math.log(size[0] / size[1]) - wanted), -size[0] * size[1], size))
+
+    def distance(size: tuple[int, int]) -> tuple[float, int, tuple[int, int]]:
+        return abs(math.log(size[0] / size[1]) - wanted), -size[0] * size[1], size
+
+    return min(choices, key=distance)
 
 
 @dataclass(frozen=True)
 class Framing:
-    """How a picture is put into its bucket, in pixels: (width, height) before, after scaling, and where the cut of
-    `target` begins.
+    """How an image is scaled and cropped to its bucket, in pixels: (width, height) before and after scaling, and where
+    the crop of size `target` begins.
     """
 
     original: tuple[int, int]
@@ -50,7 +54,7 @@ class Framing:
 
     @property
     def box(self) -> tuple[int, int, int, int]:
-        """(left, top, right, bottom) of the cut in the scaled picture."""
+        """(left, top, right, bottom) of the crop in the scaled image."""
         return self.left, self.top, self.left + self.target[0], self.top + self.target[1]
 
     @property
@@ -60,11 +64,11 @@ class Framing:
 
     @property
     def enlarged(self) -> bool:
-        """Whether the picture is smaller than what it is put into."""
+        """Whether the image is smaller than its bucket."""
         return self.scaled[0] > self.original[0] or self.scaled[1] > self.original[1]
 
     def size_conditioning(self) -> dict[str, int]:
-        """What SDXL is told of a picture (2307.01952, 2.2), under the names of the host's conditioning."""
+        """SDXL's size and crop conditioning (2307.01952, 2.2), under the names of the host's conditioning."""
         return {
             "width": self.original[0],
             "height": self.original[1],
@@ -75,11 +79,12 @@ class Framing:
         }
 
 
-def frame(size: tuple[int, int], bucket: tuple[int, int], place: tuple[float, float] = (0.5, 0.5)) -> Framing:
-    """A picture of `size` (width, height) scaled to just cover the bucket and cut at `place`: (0, 0) is top left, (1,
-    1) bottom right.
+def frame(size: tuple[int, int], bucket: tuple[int, int], position: tuple[float, float] = (0.5, 0.5)) -> Framing:
+    """An image of `size` (width, height) scaled to just cover the bucket and cropped at `position`: (0, 0) is top left,
+    (1, 1) bottom right.
     """
     scale = max(bucket[0] / size[0], bucket[1] / size[1])
-    w, h = max(bucket[0], round(size[0] * scale)), max(bucket[1], round(size[1] * scale))
-    left, top = (math.floor((long - short) * at) for long, short, at in zip((w, h), bucket, place, strict=True))
-    return Framing(size, (w, h), left, top, bucket)
+    width, height = max(bucket[0], round(size[0] * scale)), max(bucket[1], round(size[1] * scale))
+    left = math.floor((width - bucket[0]) * position[0])
+    top = math.floor((height - bucket[1]) * position[1])
+    return Framing(size, (width, height), left, top, bucket)

@@ -1,22 +1,25 @@
-"""Latents and conditionings on disk, under hashes of what they were made from: whole or not there, verified when read,
-bounded in size.
+"""The disk cache of latents and conditionings, under hashes of what they were made from: written whole or not at all,
+verified when read, limited in size.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from ...storage.digest import sha256, sha256_of_spaced_json, sha256_of_tensors
-from ...storage.disk_errors import disk_errors_at
-from ...storage.safetensors import load_safetensors, write_safetensors
+from ...storage.disk_errors import naming
+from ...storage.safetensors import load_safetensors, safetensors_bytes, write_whole
+from ..trainable.install import tensors_digest
 
 FORMAT = 1
 _ABANDONED = 3600.0  # seconds
@@ -24,20 +27,19 @@ _ABANDONED = 3600.0  # seconds
 
 def key_of(*parts: Any) -> str:
     """sha256 of plain values: the name of what was made from them."""
-    return sha256_of_spaced_json([FORMAT, *parts])
+    return hashlib.sha256(json.dumps([FORMAT, *parts], sort_keys=True).encode()).hexdigest()
 
 
 class Cache:
     """A folder of safetensors files by kind and key.
 
-    What is damaged is said in `notes` and made again; when nothing can be written (a full disk), that is said there
-    too.
+    `notes` for the report name damaged files, which are made again, and say when nothing can be written (a full disk).
     """
 
     def __init__(self, folder: Path, limit_gb: float = 20.0) -> None:
         self.folder, self.limit = folder, int(limit_gb * 2**30)
-        self.taken: dict[str, int] = {}
-        self.made: dict[str, int] = {}
+        self.read_counts: Counter[str] = Counter()  # by kind
+        self.write_counts: Counter[str] = Counter()
         self.notes: list[str] = []
         self._used: set[str] = set()
         self._full = False
@@ -55,10 +57,8 @@ class Cache:
         if not path.is_file():
             return None
         try:
-            tensors, metadata = load_safetensors(str(path))
-            tensors = {
-                name: tensor.clone() for name, tensor in tensors.items()
-            }  # not a view of the file, which may be replaced
+            views, metadata = load_safetensors(str(path))
+            tensors = {name: view.clone() for name, view in views.items()}  # the file may be replaced
             if metadata.get("digest") != _digest(tensors, metadata.get("values", "")):
                 raise ValueError(f"{path}: its contents are not what was written")
             values = json.loads(metadata["values"])
@@ -68,19 +68,24 @@ class Cache:
             self.notes.append(f"cache: {error}; made again")
             return None
         self._used.add(str(path))
-        self.taken[kind] = self.taken.get(kind, 0) + 1
+        self.read_counts[kind] += 1
         return tensors, values
 
     def write(self, kind: str, key: str, tensors: Mapping[str, Tensor], values: Any = None) -> bool:
-        """Keep tensors and plain values (JSON) under a key; whether that was possible."""
-        self.made[kind] = self.made.get(kind, 0) + 1
+        """Keep tensors and plain values (JSON) under a key. Returns whether that was possible."""
+        self.write_counts[kind] += 1
         path, text = self._path(kind, key), json.dumps(values, sort_keys=True)
         metadata = {"digest": _digest(tensors, text), "values": text}
+        # Under a name of its own first: another process may be making the very same file.
+        temporary = path.with_name(f"{key}.{os.getpid()}.{threading.get_ident()}")
         try:
-            with disk_errors_at(str(path)):
+            with naming(str(path)):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_safetensors(path, tensors, metadata, shared=True)
+                write_whole(str(temporary), safetensors_bytes(tensors, metadata))
+                os.replace(temporary, path)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
             if not self._full:
                 self.notes.append(
                     f"cache: cannot be written, what was encoded is kept in memory only: {error.strerror}"
@@ -92,18 +97,18 @@ class Cache:
 
     def files(self) -> list[tuple[float, int, Path]]:
         """(time of last use, bytes, path) of every file, the longest unused first."""
-        found = []
+        files = []
         for path in self.folder.rglob("*.safetensors"):
             try:
                 stat = path.stat()
             except FileNotFoundError:  # another process trims too
                 continue
-            found.append((stat.st_mtime, stat.st_size, path))
-        return sorted(found)
+            files.append((stat.st_mtime, stat.st_size, path))
+        return sorted(files)
 
     def trim(self) -> int:
-        """Remove what was unused for longest until the folder is within its limit, never what this object has used;
-        bytes that are left.
+        """Remove the least recently used files until the folder is within its limit, never those that this object has
+        used. Returns the bytes that are left.
         """
         for path in self.folder.rglob("*"):  # what a crash left; a young one may be another process's
             if path.suffix != ".safetensors" and path.is_file() and time.time() - path.stat().st_mtime > _ABANDONED:
@@ -120,12 +125,11 @@ class Cache:
         return total
 
     def report(self) -> list[str]:
-        """What was taken and made, and how large the cache is now."""
+        """Lines about what was read and encoded, and how large the cache is now."""
         total = self.trim()
-        counts = [
-            f"{kind} {self.taken.get(kind, 0)} from the cache, {self.made.get(kind, 0)} encoded"
-            for kind in ("latents", "texts")
-        ]
+        counts: list[str] = []
+        for kind in ("latents", "texts"):
+            counts.append(f"{kind} {self.read_counts[kind]} from the cache, {self.write_counts[kind]} encoded")
         lines = [
             f"cache: {'; '.join(counts)}; {total / 2**30:.2f} GB of at most {self.limit / 2**30:g} GB in {self.folder}"
         ]
@@ -138,4 +142,4 @@ class Cache:
 
 
 def _digest(tensors: Mapping[str, Tensor], values: str) -> str:
-    return sha256(f"{sha256_of_tensors(tensors)} {values}".encode()).hexdigest()
+    return hashlib.sha256(f"{tensors_digest(tensors)} {values}".encode()).hexdigest()

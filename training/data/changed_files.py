@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from ...storage.digest import sha256_of_file
-from . import images
-
-_TEXTS = (".txt", ".caption", ".json", ".yaml", ".yml")
+from . import images, wildcards
+from .layouts import registry
 
 
 class DatasetChangedError(RuntimeError):
@@ -46,13 +45,13 @@ def stamp_files(folder: Path) -> dict[str, FileStamp]:
 
 
 def _dataset_files(folder: Path) -> list[Path]:
-    suffixes = (*images.SUFFIXES, *_TEXTS)
+    suffixes = (*images.SUFFIXES, *registry.suffixes(), wildcards.SUFFIX)
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
 
 
 @lru_cache(maxsize=1 << 17)
 def _hash_of(path: Path, size: int, modified: int) -> str:
-    return sha256_of_file(path)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def content_hash(path: Path) -> str:

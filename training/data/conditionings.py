@@ -1,5 +1,5 @@
-"""Encoded captions: those that every step may need are in memory, others are encoded ahead of the steps that draw them
-and kept on disk.
+"""Encoded captions: the plain ones are in memory, variants are encoded ahead of the steps that draw them and cached on
+disk.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from .cache import Cache, key_of
 from .dataset import Conditioning
 
 Encode = Callable[[Sequence[str]], Mapping[str, Conditioning]]
-_CHUNK = 64  # captions a call of the text encoder
-_RECENT = 256 * 2**20  # bytes of conditionings that are kept in memory beside those on disk
+_CHUNK = 64  # captions per call of the text encoder
+RECENT_BYTES = 256 * 2**20  # conditionings of variants that stay in memory
 
 
 class Conditionings(Mapping[str, Conditioning]):
-    """Conditioning by caption. Iterating gives the captions that were given; any other one is encoded when it is asked
+    """Conditioning by caption. Iterating gives the captions it began with; any other one is encoded when it is asked
     for.
 
-    `encoder` identifies the text encoder in the cache. A conditioning is the same whether it was encoded now, ahead or
-    long ago.
+    `encoder` identifies the text encoder in the cache. A conditioning is the same whenever it was encoded.
     """
 
     def __init__(self, encode: Encode, texts: Iterable[str], encoder: str = "", cache: Cache | None = None) -> None:
@@ -34,8 +33,7 @@ class Conditionings(Mapping[str, Conditioning]):
         self._bytes = 0
         self._lock = threading.RLock()
         self._fixed: dict[str, Conditioning] = {}
-        for text, made in self._all(sorted(set(texts))):
-            self._fixed[text] = made
+        self._fixed.update(self._encode_all(sorted(set(texts))))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fixed)
@@ -50,96 +48,111 @@ class Conditionings(Mapping[str, Conditioning]):
             if text in self._recent:
                 self._recent.move_to_end(text)
                 return self._recent[text]
-            for _, made in self._all([text]):
-                self._remember(text, made)
+            for _, conditioning in self._encode_all([text]):
+                self._remember(text, conditioning)
             return self._recent[text]
 
     def prepare(self, texts: Iterable[str], done: Callable[[int, int], object] = lambda done, total: None) -> int:
-        """Encode what is not there yet, before the steps that need it; how many that were. `done` hears (number done,
-        of how many).
+        """Encode the captions that are missing, before the steps that need them. Returns how many those were. `done`
+        gets (number done, of how many).
 
         Raises ValueError when the conditionings would not fit into the cache.
         """
         with self._lock:
-            missing = sorted(
-                {
-                    text
-                    for text in texts
-                    if text not in self._fixed and text not in self._recent and not self._kept(text)
-                }
-            )
-            if self._cache is not None and missing:
-                size = max(_size(made) for made in self._fixed.values())
-                if size * len(missing) > self._cache.limit:
-                    raise ValueError(
-                        f"{len(missing)} wordings of captions are drawn, {size * len(missing) / 2**30:.1f} GB of"
-                        f" conditioning, and the cache may hold {self._cache.limit / 2**30:g} GB: train fewer steps at"
-                        " a time, vary fewer captions, or raise cache_gb in GraftDataset's filters."
-                    )
-            for number, (text, made) in enumerate(self._all(missing), 1):
-                self._remember(text, made)
+            missing = sorted(text for text in set(texts) if not self._has(text))
+            if not missing:
+                return 0
+            self._check_cache_size(len(missing))
+            for number, (text, conditioning) in enumerate(self._encode_all(missing), 1):
+                self._remember(text, conditioning)
                 done(number, len(missing))
-            if self._cache is not None and missing:
+            if self._cache is not None:
                 self._cache.trim()
             return len(missing)
 
-    def _kept(self, text: str) -> bool:
+    def _check_cache_size(self, count: int) -> None:
+        if self._cache is None:
+            return
+        size = count * max(map(_size, self._fixed.values()))
+        if size > self._cache.limit:
+            raise ValueError(
+                f"{count} wordings of captions are drawn, {size / 2**30:.1f} GB of conditioning, and the cache may hold"
+                f" {self._cache.limit / 2**30:g} GB: train fewer steps at a time, vary fewer captions, or raise"
+                " cache_gb in GraftDataset's filters."
+            )
+
+    def _has(self, text: str) -> bool:
+        return text in self._fixed or text in self._recent or self._is_cached(text)
+
+    def _is_cached(self, text: str) -> bool:
         return self._cache is not None and self._cache.holds("texts", self._key(text))
 
     def _key(self, text: str) -> str:
         return key_of("text", self._encoder, text)
 
-    def _remember(self, text: str, made: Conditioning) -> None:
-        """Keep a conditioning; without a disk to read it from again it stays, else the least recently used go."""
-        self._recent[text] = made
-        self._bytes += _size(made)
-        while self._bytes > _RECENT and len(self._recent) > 1 and self._kept(next(iter(self._recent))):
+    def _remember(self, text: str, conditioning: Conditioning) -> None:
+        """Keep a conditioning in memory; the least recently used ones go if they can be read from disk again."""
+        self._recent[text] = conditioning
+        self._bytes += _size(conditioning)
+        while self._bytes > RECENT_BYTES and len(self._recent) > 1 and self._is_cached(next(iter(self._recent))):
             self._bytes -= _size(self._recent.popitem(last=False)[1])
 
-    def _all(self, texts: Sequence[str]) -> Iterator[tuple[str, Conditioning]]:
-        """Each text with its conditioning, from the cache where it has it."""
+    def _encode_all(self, texts: Sequence[str]) -> Iterator[tuple[str, Conditioning]]:
+        """Each text with its conditioning, from the cache if it is there."""
         for start in range(0, len(texts), _CHUNK):
             chunk = texts[start : start + _CHUNK]
-            known = {text: found for text in chunk if (found := self._read(text)) is not None}
-            new = [text for text in chunk if text not in known]
-            with torch.no_grad():
-                if new:
-                    made = dict(self._encode(new))
-                else:
-                    made = {}
-            for text in new:
-                self._write(text, made[text])
-            yield from ((text, known[text] if text in known else made[text]) for text in chunk)
+            conditionings: dict[str, Conditioning] = {}
+            for text in chunk:
+                cached = self._read(text)
+                if cached is not None:
+                    conditionings[text] = cached
+            missing = [text for text in chunk if text not in conditionings]
+            if missing:
+                with torch.no_grad():
+                    encoded = self._encode(missing)
+                for text in missing:
+                    conditionings[text] = encoded[text]
+                    self._write(text, encoded[text])
+            for text in chunk:
+                yield text, conditionings[text]
 
     def _read(self, text: str) -> Conditioning | None:
         if self._cache is None:
-            found = None
-        else:
-            found = self._cache.read("texts", self._key(text))
-        if found is None:
             return None
-        tensors, plain = found
-        extras = {name.removeprefix("extras/"): tensor for name, tensor in tensors.items() if name != "context"}
-        return Conditioning(tensors["context"], {**plain, **extras})
+        cached = self._cache.read("texts", self._key(text))
+        if cached is None:
+            return None
+        tensors, plain = cached
+        context = tensors.pop("context")
+        extras = {name.removeprefix("extras/"): tensor for name, tensor in tensors.items()}
+        return Conditioning(context, {**plain, **extras})
 
-    def _write(self, text: str, made: Conditioning) -> None:
+    def _write(self, text: str, conditioning: Conditioning) -> None:
         if self._cache is None:
             return
-        tensors = {f"extras/{name}": value for name, value in made.extras.items() if isinstance(value, Tensor)}
-        plain = {name: value for name, value in made.extras.items() if not isinstance(value, Tensor)}
+        tensors, plain = {"context": conditioning.context}, {}
+        for name, value in conditioning.extras.items():
+            if isinstance(value, Tensor):
+                tensors[f"extras/{name}"] = value
+            else:
+                plain[name] = value
         if _is_plain(plain):
-            self._cache.write("texts", self._key(text), {"context": made.context, **tensors}, plain)
+            self._cache.write("texts", self._key(text), tensors, plain)
 
 
 def _is_plain(value: Any) -> bool:
     """Whether JSON gives back the very value."""
     if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(one) for key, one in value.items())
+        return all(isinstance(key, str) and _is_plain(entry) for key, entry in value.items())
     if isinstance(value, list):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _size(made: Conditioning) -> int:
-    tensors = [made.context, *(value for value in made.extras.values() if isinstance(value, Tensor))]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+def _size(conditioning: Conditioning) -> int:
+    """Bytes of the tensors."""
+    total = 0
+    for value in (conditioning.context, *conditioning.extras.values()):
+        if isinstance(value, Tensor):
+            total += value.numel() * value.element_size()
+    return total

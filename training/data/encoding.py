@@ -1,9 +1,9 @@
-"""A listed folder through the encoders: latents of every cut, masks, captions; what the cache has is
-not encoded again.
-"""
+"""Encodes a listed folder: latents of every crop, masks, captions. What is in the cache is not encoded again."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,139 +11,142 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...storage.digest import sha256_of_spaced_json
-from . import images, kohya_metadata
+from . import images
 from .buckets import Framing
 from .cache import Cache, key_of
 from .changed_files import WatchedFiles, content_hash, stamp_files
 from .conditionings import Conditionings
 from .dataset import Conditioning, Dataset, DatasetImage, ImageCrop
-from .layouts.folder import Entry, Listing
+from .kohya_metadata import folder_metadata
+from .listing import FolderListing, ImageEntry
 
 if TYPE_CHECKING:
     from PIL import Image
 
-_SHEET = 36  # pictures on the contact sheet
+_NOT_HASHED = ("regularisation", "report", "unhashed")  # fields of the dataset that are no plain settings
 
 
 def encode(
-    listing: Listing,
+    listing: FolderListing,
     encode_pixels: Callable[[Tensor], Tensor],
     encode_captions: Callable[[Sequence[str]], Mapping[str, Conditioning]],
     encoders: tuple[str, str],
     cache: Cache | None = None,
-    encoded: Callable[[int], object] = lambda done: None,
+    on_progress: Callable[[int], object] = lambda done: None,
     **settings: Any,
 ) -> tuple[Dataset, Tensor]:
     """The dataset of a listing, and its contact sheet (1, H, W, 3) in 0..1.
 
-    `encode_pixels` turns (1, H, W, 3) into latents (1, C, h, w); `encoders` identify it and the text encoder; `encoded`
-    hears how many pictures are done; `settings` are further fields of Dataset. Raises ValueError when a file has
-    changed since it was listed.
+    `encode_pixels` turns (1, H, W, 3) into latents (1, C, h, w); `encoders` are hashes of the VAE and the text encoder;
+    `on_progress` gets the number of images done; `settings` are further fields of Dataset. Raises ValueError when a
+    file has changed since it was listed.
     """
-    shown: list[Image.Image] = []
-    seen: set[str] = set()
-    made: dict[tuple[str, tuple[int, int]], DatasetImage] = {}
-    eye = _Eye(listing, encode_pixels, encoders[0], cache)
-    for entry in listing.entries:
-        made[entry.name, entry.bucket] = eye.picture(entry)
-        if entry.name not in seen and len(shown) < _SHEET:
-            shown.append(images.fitted(eye.opened(entry)[0], entry.framings[0]))
-        seen.add(entry.name)
-        encoded(len(made))
+    encoder = ImageEncoder(listing, encode_pixels, encoders[0], cache)
+    for number, entry in enumerate(listing.entries, 1):
+        encoder.add(entry)
+        on_progress(number)
     filters = listing.settings.filters
     texts = {entry.caption.plain for entry in listing.entries} | {""}
-    conditionings = Conditionings(encode_captions, texts, encoders[1], cache)
-    regularisation = settings.get("regularisation")
-    plain = {key: value for key, value in settings.items() if key not in ("regularisation", "report", "unhashed")}
-    body = [listing.digest, encoders, plain, None if regularisation is None else regularisation.digest]
-    digest = sha256_of_spaced_json(body)
-    train, held_out = (
-        tuple(made[entry.name, entry.bucket] for entry in part) for part in (listing.train, listing.held_out)
-    )
     dataset = Dataset(
-        train,
-        conditionings,
-        digest,
-        held_out,
+        tuple(encoder.images[entry.name, entry.bucket] for entry in listing.train),
+        Conditionings(encode_captions, texts, encoders[1], cache),
+        _digest(listing, encoders, settings),
+        tuple(encoder.images[entry.name, entry.bucket] for entry in listing.held_out),
         listing.settings.flip,
         workers=filters.workers,
         write_schedule=filters.write_schedule,
         watched=WatchedFiles(listing.folder, stamp_files(listing.folder), filters.changed == "stop"),
-        kohya_metadata=kohya_metadata.of_listing(listing, settings.get("clip_skip", 0)),
+        kohya_metadata=folder_metadata(listing, settings.get("clip_skip", 0)),
         **settings,
     )
-    return dataset, images.pixels_of(images.contact_sheet(shown))
+    return dataset, images.image_tensor(images.contact_sheet(encoder.sheet))
 
 
-class _Eye:
-    """Latents and masks of entries; a picture is opened at most once, and not at all when the cache has everything of
-    it.
+def _digest(listing: FolderListing, encoders: tuple[str, str], settings: Mapping[str, Any]) -> str:
+    plain = {name: value for name, value in settings.items() if name not in _NOT_HASHED}
+    regularisation = settings.get("regularisation")
+    body = [listing.digest, encoders, plain, None]
+    if regularisation is not None:
+        body[-1] = regularisation.digest
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+class ImageEncoder:
+    """Encodes images and masks into `images`, by name and bucket, and collects the first ones for the contact sheet.
+
+    A file is opened at most once, and not at all when everything of it is in the cache and on the sheet.
     """
 
     def __init__(
-        self, listing: Listing, encode_pixels: Callable[[Tensor], Tensor], encoder: str, cache: Cache | None
+        self, listing: FolderListing, encode_pixels: Callable[[Tensor], Tensor], encoder: str, cache: Cache | None
     ) -> None:
         self.listing, self.encode_pixels, self.encoder, self.cache = listing, encode_pixels, encoder, cache
-        self._open: tuple[str, tuple[Image.Image, Image.Image | None]] | None = None
+        self.images: dict[tuple[str, tuple[int, int]], DatasetImage] = {}
+        self.sheet: list[Image.Image] = []
+        self._names: set[str] = set()
+        self._opened_name = ""
+        self._opened: tuple[Image.Image, Image.Image | None] | None = None
 
-    def opened(self, entry: Entry) -> tuple[Image.Image, Image.Image | None]:
-        """(picture, alpha) of an entry; raises ValueError when the file is not the one that was listed."""
-        if self._open is None or self._open[0] != entry.name:
+    def add(self, entry: ImageEntry) -> None:
+        """Encode an entry and keep it."""
+        self.images[entry.name, entry.bucket] = self._image(entry)
+        if entry.name not in self._names and len(self.sheet) < images.SHEET_IMAGES:
+            self.sheet.append(images.crop_image(self._open(entry)[0], entry.framings[0]))
+        self._names.add(entry.name)
+
+    def _open(self, entry: ImageEntry) -> tuple[Image.Image, Image.Image | None]:
+        """(image, alpha) of an entry; raises ValueError when the file is not the one that was listed."""
+        if self._opened is None or self._opened_name != entry.name:
             path = self.listing.folder / entry.name
             if content_hash(path) != entry.sha256:
                 raise ValueError(f"GraftDataset: {entry.name} changed while the folder was read; run again.")
-            self._open = (entry.name, images.open_picture(path))
-        return self._open[1]
+            self._opened_name, self._opened = entry.name, images.open_image(path)
+        return self._opened
 
-    def picture(self, entry: Entry) -> DatasetImage:
-        views = [self._view(entry, framing) for framing in entry.framings]
+    def _image(self, entry: ImageEntry) -> DatasetImage:
+        first, *others = [self._crop(entry, framing) for framing in entry.framings]
+        flip = None
         if entry.flip != self.listing.settings.flip:
-            own = entry.flip
-        else:
-            own = None
-        first = views[0]
+            flip = entry.flip
+        template = None
+        if entry.caption.varies:
+            template = entry.caption
         return DatasetImage(
             entry.name,
             entry.caption.plain,
             first.latent,
             first.flipped_latent,
-            entry.repeats,
-            first.mask,
-            first.framing,
-            tuple(views[1:]),
-            entry.caption if entry.caption.varies else None,
-            own,
-            entry.dropout,
-            entry.group,
-            entry.loss_scale,
+            repeats=entry.repeats,
+            mask=first.mask,
+            framing=first.framing,
+            other_crops=tuple(others),
+            caption_template=template,
+            flip=flip,
+            dropout=entry.dropout,
+            batch_id=entry.batch_id,
+            loss_weight=entry.loss_scale,
         )
 
-    def _view(self, entry: Entry, framing: Framing) -> ImageCrop:
-        latent = self._latent(entry, framing, False)
+    def _crop(self, entry: ImageEntry, framing: Framing) -> ImageCrop:
+        crop = ImageCrop(self._latent(entry, framing, False))
         if entry.flip:
-            flipped = self._latent(entry, framing, True)
-        else:
-            flipped = None
+            crop = replace(crop, flipped_latent=self._latent(entry, framing, True))
         if self.listing.settings.filters.size_conditioning:
-            told = framing
-        else:
-            told = None
-        view = ImageCrop(latent, flipped, None, told)
+            crop = replace(crop, framing=framing)
         if entry.mask:
-            return replace(view, mask=self._mask(entry, framing, latent))
-        return view
+            crop = replace(crop, mask=self._mask(entry, framing, crop.latent))
+        return crop
 
-    def _latent(self, entry: Entry, framing: Framing, mirrored: bool) -> Tensor:
-        key = key_of("latent", self.encoder, entry.sha256, framing.scaled, framing.box, mirrored)
-        if self.cache is None:
-            found = None
-        else:
-            found = self.cache.read("latents", key)
-        if found is not None and torch.isfinite(found[0]["latent"]).all():
-            return found[0]["latent"]
-        pixels = images.pixels_of(images.fitted(self.opened(entry)[0], framing))
-        latent = self.encode_pixels(pixels.flip(2) if mirrored else pixels)[0].clone()
+    def _latent(self, entry: ImageEntry, framing: Framing, flipped: bool) -> Tensor:
+        key = key_of("latent", self.encoder, entry.sha256, framing.scaled, framing.box, flipped)
+        if self.cache is not None:
+            cached = self.cache.read("latents", key)
+            if cached is not None and torch.isfinite(cached[0]["latent"]).all():
+                return cached[0]["latent"]
+        pixels = images.image_tensor(images.crop_image(self._open(entry)[0], framing))
+        if flipped:
+            pixels = pixels.flip(2)
+        latent = self.encode_pixels(pixels)[0].clone()
         if not torch.isfinite(latent).all():
             raise ValueError(
                 f"GraftDataset: the VAE makes NaN or infinite latents of {entry.name}, as some do in float16: start"
@@ -153,13 +156,11 @@ class _Eye:
             self.cache.write("latents", key, {"latent": latent})
         return latent
 
-    def _mask(self, entry: Entry, framing: Framing, latent: Tensor) -> Tensor:
-        picture, alpha = self.opened(entry)
-        if entry.mask == "alpha":
-            mask = alpha
-        else:
+    def _mask(self, entry: ImageEntry, framing: Framing, latent: Tensor) -> Tensor:
+        image, mask = self._open(entry)
+        if entry.mask != "alpha":
             mask = images.open_mask(self.listing.folder / entry.mask)
         assert mask is not None
-        if mask.size != picture.size:
-            mask = mask.resize(picture.size)
+        if mask.size != image.size:
+            mask = mask.resize(image.size)
         return images.latent_mask(mask, framing, (latent.shape[-2], latent.shape[-1]))

@@ -1,4 +1,4 @@
-"""What GraftDataset says of a folder: in words, and as plain data for the editor."""
+"""What GraftDataset reports about a folder: in words, and as plain data for the editor's panel."""
 
 from __future__ import annotations
 
@@ -6,55 +6,27 @@ from collections import Counter
 from typing import Any
 
 from .dataset import Dataset
-from .layouts.folder import Listing, once, some
+from .listing import FolderListing, ImageEntry, first_names, unique_images
 
-SHOWN = 500  # pictures that the editor's data lists
+MOST_IMAGES = 500  # that the editor's data lists
 
 
-def bucket_counts(listing: Listing) -> list[dict[str, Any]]:
-    """The buckets in use, with how many pictures are trained and held out in each; one row a batch_id too."""
-    train, held = (Counter((e.bucket, e.group) for e in part) for part in (listing.train, listing.held_out))
-    rows = []
-    for (width, height), group in sorted(train | held):
-        counts = {"train": train[(width, height), group], "held_out": held[(width, height), group]}
-        rows.append({"width": width, "height": height, "batch_id": group, **counts})
+def bucket_counts(listing: FolderListing) -> list[dict[str, Any]]:
+    """The buckets in use, with how many images are trained and held out in each; one row per batch_id too."""
+    train = Counter((entry.bucket, entry.batch_id) for entry in listing.train)
+    held_out = Counter((entry.bucket, entry.batch_id) for entry in listing.held_out)
+    rows: list[dict[str, Any]] = []
+    for bucket, batch_id in sorted(train | held_out):
+        row = {"width": bucket[0], "height": bucket[1], "batch_id": batch_id}
+        rows.append({**row, "train": train[bucket, batch_id], "held_out": held_out[bucket, batch_id]})
     return rows
 
 
-def report(listing: Listing, regularisation: Dataset | None = None, share: float = 0.0) -> str:
+def report(listing: FolderListing, regularisation: Dataset | None = None, share: float = 0.0) -> str:
     """What was read, in a few lines."""
-    every, train = once(listing.entries), once(listing.train)
-    lines = [f"{len(every)} pictures: {len(train)} to train on, {len(once(listing.held_out))} held out for validation"]
-    if listing.settings.filters.resolutions:
-        sides = ", ".join(map(str, listing.settings.resolutions))
-        lines.append(f"at resolutions {sides}: {len(listing.train)} to train on, {len(listing.held_out)} held out")
-    if listing.settings.validation and not listing.held_out:
-        lines.append("one picture alone cannot be held out too, so there is no validation")
-    repeated = sum(entry.repeats for entry in listing.train)
-    if repeated != len(listing.train):
-        lines.append(f"{repeated:g} a round with repeats")
-    rows = bucket_counts(listing)
-    shown = [
-        f"{r['width']}x{r['height']}{' ' + r['batch_id'] if r['batch_id'] else ''} ({r['train'] + r['held_out']})"
-        for r in rows
-    ]
-    lines.append("buckets: " + ", ".join(shown))
-    small = list(dict.fromkeys(entry.name for entry in listing.entries if entry.framings[0].enlarged))
-    if small:
-        lines.append(f"{len(small)} smaller than their bucket, enlarged: {some(small)}")
-    masks = [entry.name for entry in every if entry.mask]
-    if masks:
-        lines.append(f"masks: {len(masks)}, {sum(entry.mask == 'alpha' for entry in every)} of them from transparency")
-    missing = [entry.name for entry in every if not entry.captioned]
-    plain = {e.caption.plain for e in every}
-    varying = sum(e.caption.varies for e in train)
-    lines.append(
-        f"captions: {len(every) - len(missing)} found, {len(plain)} different"
-        + (f", {varying} vary by draw" if varying else "")
-    )
-    if missing:
-        lines.append(f"{len(missing)} without a caption, the empty caption is used: {some(missing)}")
-    lines += listing.notes
+    lines = _count_lines(listing)
+    lines.append("buckets: " + ", ".join(map(_bucket_text, bucket_counts(listing))))
+    lines += [*_size_and_mask_lines(listing), *_caption_lines(listing), *listing.notes]
     if listing.problems:
         lines.append(f"{len(listing.problems)} left out:")
         lines += [f"  {problem}" for problem in listing.problems]
@@ -63,52 +35,104 @@ def report(listing: Listing, regularisation: Dataset | None = None, share: float
     return "\n".join(lines)
 
 
+def _count_lines(listing: FolderListing) -> list[str]:
+    count, train, held_out = (
+        len(unique_images(entries)) for entries in (listing.entries, listing.train, listing.held_out)
+    )
+    lines = [f"{count} pictures: {train} to train on, {held_out} held out for validation"]
+    if listing.settings.filters.resolutions:
+        sides = ", ".join(map(str, listing.settings.resolutions))
+        lines.append(f"at resolutions {sides}: {len(listing.train)} to train on, {len(listing.held_out)} held out")
+    if listing.settings.validation and not listing.held_out:
+        lines.append("one picture alone cannot be held out too, so there is no validation")
+    repeated = sum(entry.repeats for entry in listing.train)
+    if repeated != len(listing.train):
+        lines.append(f"{repeated:g} a round with repeats")
+    return lines
+
+
+def _bucket_text(row: dict[str, Any]) -> str:
+    text = f"{row['width']}x{row['height']}"
+    if row["batch_id"]:
+        text += f" {row['batch_id']}"
+    return f"{text} ({row['train'] + row['held_out']})"
+
+
+def _size_and_mask_lines(listing: FolderListing) -> list[str]:
+    lines: list[str] = []
+    enlarged = list(dict.fromkeys(entry.name for entry in listing.entries if entry.framings[0].enlarged))
+    if enlarged:
+        lines.append(f"{len(enlarged)} smaller than their bucket, enlarged: {first_names(enlarged)}")
+    masks = [entry.mask for entry in unique_images(listing.entries) if entry.mask]
+    if masks:
+        lines.append(f"masks: {len(masks)}, {masks.count('alpha')} of them from transparency")
+    return lines
+
+
+def _caption_lines(listing: FolderListing) -> list[str]:
+    entries = unique_images(listing.entries)
+    missing = [entry.name for entry in entries if not entry.captioned]
+    different = {entry.caption.plain for entry in entries}
+    line = f"captions: {len(entries) - len(missing)} found, {len(different)} different"
+    varying = sum(entry.caption.varies for entry in unique_images(listing.train))
+    if varying:
+        line += f", {varying} vary by draw"
+    if not missing:
+        return [line]
+    return [line, f"{len(missing)} without a caption, the empty caption is used: {first_names(missing)}"]
+
+
 def memory(dataset: Dataset) -> str:
-    """How much of it is held in memory."""
-    views = [
-        image.crop(number)
-        for image in dataset.images + dataset.held_out
-        for number in range(1 + len(image.other_crops))
-    ]
-    held = [one for view in views for one in (view.latent, view.flipped_latent, view.mask) if one is not None]
-    return f"{sum(one.numel() * one.element_size() for one in held) / 2**20:.1f} MB of latents and masks in memory"
+    """How much of the dataset is in memory."""
+    total = 0
+    for image in dataset.images + dataset.held_out:
+        for number in range(1 + len(image.other_crops)):
+            crop = image.crop(number)
+            for tensor in (crop.latent, crop.flipped_latent, crop.mask):
+                if tensor is not None:
+                    total += tensor.numel() * tensor.element_size()
+    return f"{total / 2**20:.1f} MB of latents and masks in memory"
 
 
-def editor_data(listing: Listing, lines: str) -> dict[str, Any]:
-    """The listing as JSON for the editor: version, counts, buckets, pictures (the first 500), problems, notes and the
+def editor_data(listing: FolderListing, lines: str) -> dict[str, Any]:
+    """The listing as JSON for the editor: version, counts, buckets, images (the first 500), problems, notes and the
     report's text.
     """
-    held = {id(entry) for entry in listing.held_out}
-    rows = [
-        {
-            "name": e.name,
-            "width": e.size[0],
-            "height": e.size[1],
-            "bucket": list(e.bucket),
-            "caption": e.caption.plain,
-            "varies": e.caption.varies,
-            "captioned": e.captioned,
-            "repeats": e.repeats,
-            "held_out": id(e) in held,
-            "mask": bool(e.mask),
-            "batch_id": e.group,
-            "enlarged": e.framings[0].enlarged,
-            "crops": len(e.framings),
-        }
-        for e in sorted(listing.entries, key=lambda e: (e.name, e.bucket))[:SHOWN]
-    ]
+    held_out = {id(entry) for entry in listing.held_out}
+    entries = sorted(listing.entries, key=lambda entry: (entry.name, entry.bucket))[:MOST_IMAGES]
     return {
         "version": 1,
         "folder": listing.folder.name,
         "resolution": listing.settings.resolution,
-        "count": len(once(listing.entries)),
-        "train": len(once(listing.train)),
-        "held_out": len(once(listing.held_out)),
+        "count": len(unique_images(listing.entries)),
+        "train": len(unique_images(listing.train)),
+        "held_out": len(unique_images(listing.held_out)),
         "buckets": bucket_counts(listing),
-        "pictures": rows,
-        "problems": [
-            dict(zip(("name", "message"), problem.split(": ", 1), strict=False)) for problem in listing.problems
-        ],
+        "pictures": [_image_row(entry, id(entry) in held_out) for entry in entries],
+        "problems": [_problem_row(problem) for problem in listing.problems],
         "notes": list(listing.notes),
         "report": lines,
     }
+
+
+def _image_row(entry: ImageEntry, held_out: bool) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "width": entry.size[0],
+        "height": entry.size[1],
+        "bucket": list(entry.bucket),
+        "caption": entry.caption.plain,
+        "varies": entry.caption.varies,
+        "captioned": entry.captioned,
+        "repeats": entry.repeats,
+        "held_out": held_out,
+        "mask": bool(entry.mask),
+        "batch_id": entry.batch_id,
+        "enlarged": entry.framings[0].enlarged,
+        "crops": len(entry.framings),
+    }
+
+
+def _problem_row(problem: str) -> dict[str, str]:
+    """A problem "file: what is wrong" in its two parts."""
+    return dict(zip(("name", "message"), problem.split(": ", 1), strict=False))

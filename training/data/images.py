@@ -1,11 +1,8 @@
-"""Picture files as pixels: found, turned as EXIF says, converted to RGB, cut to a bucket; masks from alpha or from a
-file beside.
-"""
+"""Image files as pixels: finds and opens them (EXIF rotation, RGB), crops them to a bucket, reads masks."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import struct
 import zlib
 from collections.abc import Iterator
@@ -16,33 +13,38 @@ import torch
 from torch import Tensor
 
 from .buckets import Framing
+from .captions import first_file
 
 if TYPE_CHECKING:
     from PIL import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".avif", ".gif", ".bmp")
 MASK_FOLDER, MASK_ENDING = "masks", ".mask"
+SHEET_IMAGES = 36  # on a contact sheet
 
 
-def find(folder: Path) -> list[Path]:
-    """Every picture file below the folder, in the order of its relative path; hidden folders and masks are left out."""
-    found = (p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
-    shown = (p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts))
-    own = (p for p in shown if not p.stem.endswith(MASK_ENDING) and MASK_FOLDER not in p.relative_to(folder).parts[:-1])
-    return sorted(own, key=lambda p: p.relative_to(folder).as_posix())
+def find_images(folder: Path) -> list[Path]:
+    """Every image file below the folder, in the order of its relative path; without hidden folders and masks."""
+    by_name: dict[str, Path] = {}
+    for path in folder.rglob("*"):
+        if path.suffix.lower() not in SUFFIXES or path.stem.endswith(MASK_ENDING):
+            continue
+        relative = path.relative_to(folder)
+        hidden = any(part.startswith(".") for part in relative.parts)
+        if not hidden and MASK_FOLDER not in relative.parts[:-1] and path.is_file():
+            by_name[relative.as_posix()] = path
+    return [path for _, path in sorted(by_name.items())]
 
 
-def mask_file(picture: Path, folder: Path) -> Path | None:
-    """The mask of a picture: `name.mask.png` beside it, or of its name in a `masks` folder beside it or beside its
+def mask_file(image: Path, folder: Path) -> Path | None:
+    """The mask of an image: `name.mask.png` beside it, or of its name in a `masks` folder beside it or beside its
     folder.
     """
-    places = [picture.parent / f"{picture.stem}{MASK_ENDING}{suffix}" for suffix in SUFFIXES]
-    if picture.parent == folder:
-        above = [picture.parent]
-    else:
-        above = [picture.parent, picture.parent.parent]
-    places += [place / MASK_FOLDER / f"{picture.stem}{suffix}" for place in above for suffix in SUFFIXES]
-    return next((place for place in places if os.path.isfile(place)), None)
+    places = [image.with_name(image.stem + MASK_ENDING)]
+    places.append(image.parent / MASK_FOLDER / image.stem)
+    if image.parent != folder:
+        places.append(image.parent.parent / MASK_FOLDER / image.stem)
+    return first_file([place.with_name(place.name + suffix) for place in places for suffix in SUFFIXES])
 
 
 # What Pillow and its plugins raise on damaged files, AVIF's a RuntimeError.
@@ -64,105 +66,111 @@ _DAMAGED = (
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
+def pillow_errors(path: Path) -> Iterator[None]:
     """Errors of Pillow inside the block come out as ValueError with what is wrong."""
     from PIL import Image, UnidentifiedImageError
 
     try:
         yield
     except UnidentifiedImageError as error:
-        without = path.suffix.lower() == ".avif" and ".avif" not in Image.registered_extensions()
-        raise ValueError(
-            "this Pillow cannot read AVIF; install a newer one" if without else "not a picture that can be read"
-        ) from error
+        message = "not a picture that can be read"
+        if path.suffix.lower() == ".avif" and ".avif" not in Image.registered_extensions():
+            message = "this Pillow cannot read AVIF; install a newer one"
+        raise ValueError(message) from error
     except (*_DAMAGED, Image.DecompressionBombError) as error:
         raise ValueError(str(error) or type(error).__name__) from error
 
 
-def open_picture(path: Path) -> tuple[Image.Image, Image.Image | None]:
-    """(picture as RGB, its alpha as L or None): the first frame, turned as its EXIF says, transparency over white.
+def open_image(path: Path) -> tuple[Image.Image, Image.Image | None]:
+    """(image as RGB, its alpha as L or None): the first frame, turned as its EXIF says, transparency over white.
 
     Raises ValueError when it cannot be read to its end.
     """
     from PIL import Image, ImageOps
 
-    with reading(path):
+    with pillow_errors(path):
         with Image.open(path) as file:
             file.load()
-            picture = ImageOps.exif_transpose(file)
-        if picture.mode.startswith("I"):
-            picture = _eight_bit(picture)
+            image = ImageOps.exif_transpose(file)
+        if image.mode.startswith("I"):
+            image = _eight_bit(image)
         alpha = None
-        if picture.has_transparency_data if hasattr(picture, "has_transparency_data") else "A" in picture.getbands():
-            picture = picture.convert("RGBA")
-            alpha = picture.getchannel("A")
-            picture = Image.alpha_composite(Image.new("RGBA", picture.size, (255, 255, 255, 255)), picture)
-        return picture.convert("RGB"), alpha
+        if _has_transparency(image):
+            image = image.convert("RGBA")
+            alpha = image.getchannel("A")
+            image = Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image)
+        return image.convert("RGB"), alpha
+
+
+def _has_transparency(image: Image.Image) -> bool:
+    if hasattr(image, "has_transparency_data"):  # Pillow 10.1 and later
+        return bool(image.has_transparency_data)
+    return "A" in image.getbands()
 
 
 def open_mask(path: Path) -> Image.Image:
     """A mask file as L, turned as its EXIF says; white is what counts. Raises ValueError when it cannot be read."""
     from PIL import Image, ImageOps
 
-    with reading(path):
+    with pillow_errors(path):
         with Image.open(path) as file:
             file.load()
             mask = ImageOps.exif_transpose(file)
-        return (_eight_bit(mask) if mask.mode.startswith("I") else mask).convert("L")
+        if mask.mode.startswith("I"):
+            mask = _eight_bit(mask)
+        return mask.convert("L")
 
 
-def _eight_bit(picture: Image.Image) -> Image.Image:
+def _eight_bit(image: Image.Image) -> Image.Image:
     """16 bit grey as 8 bit: Pillow's own conversion clips instead of scaling."""
     import numpy as np
     from PIL import Image
 
-    return Image.fromarray((np.asarray(picture, dtype=np.float64) / 257).round().clip(0, 255).astype(np.uint8))
+    return Image.fromarray((np.asarray(image, dtype=np.float64) / 257).round().clip(0, 255).astype(np.uint8))
 
 
-def fitted(picture: Image.Image, framing: Framing) -> Image.Image:
-    """The picture scaled (Lanczos) and cut as the framing says."""
+def crop_image(image: Image.Image, framing: Framing) -> Image.Image:
+    """The image scaled (Lanczos) and cropped as the framing says."""
     from PIL import Image
 
-    if framing.scaled == picture.size:
-        scaled = picture
-    else:
-        scaled = picture.resize(framing.scaled, Image.Resampling.LANCZOS)
-    return scaled.crop(framing.box)
+    if framing.scaled != image.size:
+        image = image.resize(framing.scaled, Image.Resampling.LANCZOS)
+    return image.crop(framing.box)
 
 
 def latent_mask(mask: Image.Image, framing: Framing, size: tuple[int, int]) -> Tensor:
-    """A mask (L) cut like its picture, as (1, h, w) in 0..1 for latents of `size` (h, w): each value is the mean of its
-    pixels.
+    """A mask (L) cropped like its image, as (1, h, w) in 0..1 for latents of `size` (h, w): each value is the mean of
+    its pixels.
     """
     import numpy as np
     from PIL import Image
 
-    if framing.scaled == mask.size:
-        scaled = mask
-    else:
-        scaled = mask.resize(framing.scaled, Image.Resampling.BILINEAR)
-    pixels = torch.from_numpy(np.asarray(scaled.crop(framing.box), dtype=np.float32) / 255.0)
+    if framing.scaled != mask.size:
+        mask = mask.resize(framing.scaled, Image.Resampling.BILINEAR)
+    pixels = torch.from_numpy(np.asarray(mask.crop(framing.box), dtype=np.float32) / 255.0)
     return torch.nn.functional.adaptive_avg_pool2d(pixels[None], size)
 
 
-def pixels_of(picture: Image.Image) -> Tensor:
-    """A picture as (1, H, W, 3) in 0..1, float32."""
+def image_tensor(image: Image.Image) -> Tensor:
+    """An image as (1, H, W, 3) in 0..1, float32."""
     import numpy as np
 
-    return torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255.0)[None]
+    return torch.from_numpy(np.asarray(image, dtype=np.float32) / 255.0)[None]
 
 
-def contact_sheet(pictures: list[Image.Image], columns: int = 6, side: int = 160) -> Image.Image:
-    """Up to 36 pictures on one sheet, each fitted into a square of `side` pixels."""
+def contact_sheet(images: list[Image.Image], columns: int = 6, side: int = 160) -> Image.Image:
+    """The first 36 images on one sheet, each fitted into a square of `side` pixels."""
     from PIL import Image
 
-    shown = pictures[:36]
-    columns = min(columns, len(shown))
-    rows = -(-len(shown) // columns)
+    images = images[:SHEET_IMAGES]
+    columns = min(columns, len(images))
+    rows = -(-len(images) // columns)
     sheet = Image.new("RGB", (columns * side, rows * side), (32, 32, 32))
-    for index, picture in enumerate(shown):
-        small = picture.copy()
+    for index, image in enumerate(images):
+        small = image.copy()
         small.thumbnail((side - 4, side - 4))
-        x, y = index % columns * side + (side - small.width) // 2, index // columns * side + (side - small.height) // 2
+        row, column = divmod(index, columns)
+        x = column * side + (side - small.width) // 2
+        y = row * side + (side - small.height) // 2
         sheet.paste(small, (x, y))
     return sheet

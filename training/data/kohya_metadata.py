@@ -1,4 +1,4 @@
-"""What a saved LoRA says of its pictures, in the words of kohya-ss/sd-scripts (`train_network.py`,
+"""The dataset's part of a saved LoRA's metadata, under the names of kohya-ss/sd-scripts (`train_network.py`,
 `library/train_util.py`).
 """
 
@@ -7,131 +7,148 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from . import buckets
-from .captions import repeats_of
 from .dataset import Dataset
 from .epoch_order import batches_per_epoch
-from .layouts.folder import Entry, Listing, once
-from .tags import split
+from .listing import FolderListing, ImageEntry, unique_images
+from .tags import split_tags
 
-Facts = Mapping[str, Any]
+FolderMetadata = Mapping[str, Any]
 
 
-def of_listing(listing: Listing, clip_skip: int = 0) -> Facts:
-    """Plain values of one folder: its directories, tags and buckets, of the pictures that are trained on, and its
-    settings.
-    """
-    settings, filters = listing.settings, listing.settings.filters
-    sides = [side for size in _sizes(listing) for side in size]
+def folder_metadata(listing: FolderListing, clip_skip: int = 0) -> FolderMetadata:
+    """Plain values of one folder: the directories, tags and buckets of the training images, and the settings."""
+    buckets = None
+    if listing.settings.buckets:
+        buckets = _bucket_counts(listing.train)
     return {
         "dirs": _directories(listing),
-        "tags": _tags(listing),
-        "buckets": _buckets(listing.train) if settings.buckets else None,
-        "ar_error": fmean(abs(e.bucket[0] / e.bucket[1] - e.size[0] / e.size[1]) for e in listing.train),
-        "settings": {
-            "ss_resolution": str((settings.resolution, settings.resolution)),
-            "ss_enable_bucket": settings.buckets,
-            "ss_bucket_no_upscale": False,
-            "ss_min_bucket_reso": min(sides),
-            "ss_max_bucket_reso": max(sides),
-            "ss_flip_aug": settings.flip > 0,
-            "ss_color_aug": False,
-            "ss_random_crop": filters.crop == "random",
-            "ss_shuffle_caption": bool(settings.shuffle_tags or filters.shuffle_tag_p),
-            "ss_keep_tokens": settings.keep_tags,
-            "ss_caption_tag_dropout_rate": settings.tag_dropout,
-            "ss_clip_skip": clip_skip or None,
-            "ss_cache_latents": True,
-            **({"modelspec.trigger_phrase": filters.trigger} if filters.trigger else {}),
-        },
+        "tags": _tag_counts(listing),
+        "buckets": buckets,
+        "ar_error": fmean(_aspect_ratio_error(entry) for entry in listing.train),
+        "settings": _settings(listing, clip_skip),
     }
 
 
-def _sizes(listing: Listing) -> list[tuple[int, int]]:
-    settings = listing.settings
-    every = [
-        buckets.sizes(side, settings.bucket_step) if settings.buckets else [(side, side)]
-        for side in settings.resolutions
-    ]
-    return [size for sizes in every for size in sizes]
+def _aspect_ratio_error(entry: ImageEntry) -> float:
+    return abs(entry.bucket[0] / entry.bucket[1] - entry.size[0] / entry.size[1])
 
 
-def _directory(listing: Listing, entry: Entry) -> str:
+def _settings(listing: FolderListing, clip_skip: int) -> dict[str, Any]:
+    settings, filters = listing.settings, listing.settings.filters
+    sides: list[int] = []
+    for choices in settings.bucket_choices():
+        for size in choices:
+            sides += size
+    values = {
+        "ss_resolution": str((settings.resolution, settings.resolution)),
+        "ss_enable_bucket": settings.buckets,
+        "ss_bucket_no_upscale": False,
+        "ss_min_bucket_reso": min(sides),
+        "ss_max_bucket_reso": max(sides),
+        "ss_flip_aug": settings.flip > 0,
+        "ss_color_aug": False,
+        "ss_random_crop": filters.crop == "random",
+        "ss_shuffle_caption": bool(settings.shuffle_tags or filters.shuffle_tag_p),
+        "ss_keep_tokens": settings.keep_tags,
+        "ss_caption_tag_dropout_rate": settings.tag_dropout,
+        "ss_clip_skip": clip_skip or None,
+        "ss_cache_latents": True,
+    }
+    if filters.trigger:
+        values["modelspec.trigger_phrase"] = filters.trigger
+    return values
+
+
+def _directory(listing: FolderListing, entry: ImageEntry) -> str:
     return (listing.folder / entry.name).parent.name
 
 
-def _directories(listing: Listing) -> dict[str, dict[str, int]]:
+def _directories(listing: FolderListing) -> dict[str, dict[str, int]]:
     """{directory: {n_repeats, img_count}} by the directory's own name, as kohya has it."""
-    found: dict[str, dict[str, int]] = {}
-    for entry in once(listing.train):
-        repeats = listing.settings.repeats * repeats_of(listing.folder / entry.name, listing.folder)
-        found.setdefault(_directory(listing, entry), {"n_repeats": repeats, "img_count": 0})["img_count"] += 1
-    return found
+    directories: dict[str, dict[str, int]] = {}
+    for entry in unique_images(listing.train):
+        new = {"n_repeats": listing.settings.repeats * entry.folder_repeats, "img_count": 0}
+        directories.setdefault(_directory(listing, entry), new)["img_count"] += 1
+    return directories
 
 
-def _tags(listing: Listing) -> dict[str, dict[str, int]]:
-    """{directory: {tag in lower case: how many pictures}}: what stands between the commas of each caption."""
-    found: dict[str, Counter[str]] = {}
-    for entry in once(listing.train):
-        found.setdefault(_directory(listing, entry), Counter()).update(
-            tag.lower() for tag in split(entry.caption.plain)
-        )
-    return {name: dict(counts) for name, counts in found.items()}
+def _tag_counts(listing: FolderListing) -> dict[str, dict[str, int]]:
+    """{directory: {tag in lower case: how many images}}: what stands between the commas of each caption."""
+    counts: dict[str, Counter[str]] = {}
+    for entry in unique_images(listing.train):
+        tags = (tag.lower() for tag in split_tags(entry.caption.plain))
+        counts.setdefault(_directory(listing, entry), Counter()).update(tags)
+    return {directory: dict(of_directory) for directory, of_directory in counts.items()}
 
 
-def _buckets(entries: tuple[Entry, ...]) -> list[tuple[tuple[int, int], int]]:
-    """((width, height), pictures with their repeats) of the buckets in use, in order."""
-    found: Counter[tuple[int, int]] = Counter()
+def _bucket_counts(entries: Sequence[ImageEntry]) -> list[tuple[tuple[int, int], int]]:
+    """((width, height), images with their repeats) of the buckets in use, in order."""
+    counts: Counter[tuple[int, int]] = Counter()
     for entry in entries:
-        found[entry.bucket] += max(1, round(entry.repeats))
-    return sorted(found.items())
+        counts[entry.bucket] += max(1, round(entry.repeats))
+    return sorted(counts.items())
 
 
-def metadata(dataset: Dataset, batch_size: int, accumulation: int, total_steps: int, dropout: float) -> dict[str, str]:
+def training_metadata(
+    dataset: Dataset, batch_size: int, accumulation: int, total_steps: int, dropout: float
+) -> dict[str, str]:
     """`ss_*` entries of a dataset and its regularisation, for a run with these settings; `dropout` is the objective's.
 
-    A dataset that was not read from a folder only has its counts.
+    A dataset that was not read from a folder has its counts only.
     """
-    regular = dataset.regularisation
-    every = batches_per_epoch(dataset, batch_size)
-    dropped = 1 - (1 - dropout) * (1 - dataset.caption_dropout)
-    said: dict[str, Any] = {
-        "ss_num_train_images": _shown(dataset),
-        "ss_num_reg_images": 0 if regular is None else _shown(regular),
-        "ss_num_batches_per_epoch": every,
-        "ss_num_epochs": math.ceil(total_steps / math.ceil(every / accumulation)),
+    regularisation = dataset.regularisation
+    batches = batches_per_epoch(dataset, batch_size)
+    dropout_rate = 1 - (1 - dropout) * (1 - dataset.caption_dropout)
+    values: dict[str, Any] = {
+        "ss_num_train_images": _image_count(dataset),
+        "ss_num_reg_images": 0,
+        "ss_num_batches_per_epoch": batches,
+        "ss_num_epochs": math.ceil(total_steps / math.ceil(batches / accumulation)),
         "ss_batch_size_per_device": batch_size,
-        "ss_caption_dropout_rate": round(dropped, 10),
+        "ss_caption_dropout_rate": round(dropout_rate, 10),
     }
-    folders = [one.kohya_metadata for one in (dataset, regular) if one is not None and one.kohya_metadata]
+    of_regularisation: FolderMetadata = {}
+    if regularisation is not None:
+        values["ss_num_reg_images"] = _image_count(regularisation)
+        of_regularisation = regularisation.kohya_metadata
     if dataset.kohya_metadata:
-        said |= dict(dataset.kohya_metadata["settings"])
-        said["ss_dataset_dirs"] = json.dumps(dataset.kohya_metadata["dirs"])
-        said["ss_reg_dataset_dirs"] = json.dumps(
-            regular.kohya_metadata["dirs"] if regular is not None and regular.kohya_metadata else {}
-        )
-        said["ss_tag_frequency"] = json.dumps({name: tags for facts in folders for name, tags in facts["tags"].items()})
-        said["ss_bucket_info"] = json.dumps(_bucket_info(folders))
-    return {name: str(value) for name, value in said.items()}
+        values |= _folder_values(dataset.kohya_metadata, of_regularisation)
+    return {name: str(value) for name, value in values.items()}
 
 
-def _shown(dataset: Dataset) -> int:
+def _folder_values(folder: FolderMetadata, regularisation: FolderMetadata) -> dict[str, Any]:
+    folders = [folder]
+    if regularisation:
+        folders.append(regularisation)
+    tags: dict[str, dict[str, int]] = {}
+    for metadata in folders:
+        tags |= metadata["tags"]
+    return {
+        **folder["settings"],
+        "ss_dataset_dirs": json.dumps(folder["dirs"]),
+        "ss_reg_dataset_dirs": json.dumps(regularisation.get("dirs", {})),
+        "ss_tag_frequency": json.dumps(tags),
+        "ss_bucket_info": json.dumps(_bucket_info(folders)),
+    }
+
+
+def _image_count(dataset: Dataset) -> int:
     return round(sum(image.repeats for image in dataset.images))
 
 
-def _bucket_info(folders: list[Facts]) -> dict[str, Any] | None:
+def _bucket_info(folders: Sequence[FolderMetadata]) -> dict[str, Any] | None:
     """{"buckets": {number: {resolution, count}}, "mean_img_ar_error"}; None without buckets."""
     if folders[0]["buckets"] is None:
         return None
     counts: Counter[tuple[int, int]] = Counter()
-    for facts in folders:
-        for size, count in facts["buckets"] or ():
+    for metadata in folders:
+        for size, count in metadata["buckets"] or ():
             counts[size] += count
-    rows = {
-        str(i): {"resolution": list(size), "count": count} for i, (size, count) in enumerate(sorted(counts.items()))
-    }
-    return {"buckets": rows, "mean_img_ar_error": fmean(facts["ar_error"] for facts in folders)}
+    rows: dict[str, Any] = {}
+    for number, (size, count) in enumerate(sorted(counts.items())):
+        rows[str(number)] = {"resolution": list(size), "count": count}
+    return {"buckets": rows, "mean_img_ar_error": fmean(metadata["ar_error"] for metadata in folders)}

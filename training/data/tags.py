@@ -1,4 +1,4 @@
-"""How a caption varies from draw to draw: wildcards, shuffled and dropped tags.
+"""Caption variants: wildcards, shuffled tags, tag dropout, replaced and removed tags, trigger word.
 
 Wildcards, the order of the draws and tag dropout are kohya's (sd-scripts, `process_caption`), weights and lengths
 EveryDream2's (SHUFFLING_TAGS.md).
@@ -12,27 +12,26 @@ from dataclasses import dataclass, field
 
 import torch
 
-from . import wildcards as word_lists
-from .wildcards import NO_LISTS, WordLists
+from .wildcards import NO_LISTS, WordLists, fill_lists, list_names
 
 _CHOICE = re.compile(r"\{([^{}]*)\}")
-_DEEPEST, _LONGEST = 200, 100_000
+_MAX_DEPTH, _MAX_TAG_LENGTH = 200, 100_000
 TRIGGER = "[trigger]"
 _OPEN, _CLOSE = "\0", "\1"  # stand for {{ and }} while the choices are made
 
 
-Part = tuple[str, float]  # a tag and its weight
+Tag = tuple[str, float]  # a tag and its weight
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What happens to the tags of a caption; plain values.
+class CaptionRules:
+    """How a caption varies; plain values.
 
-    `keep` tags at the front neither move nor drop out; `shuffle` and `dropout` are probabilities, of a draw and of a
-    tag; `left_out` tags are never said; `replacements` work inside each tag, in order; `max_length` counts characters,
-    0 is no limit; `lists` are what `__name__` stands for with `wildcards`. What stands before `keep_separator` in a
-    text, and after a second one, neither moves nor drops out; it is not said itself. `trigger` takes the place of
-    `[trigger]`, or stands in front; `prefix` and `suffix` stand around it all.
+    The first `keep` tags never move or drop out. `shuffle` is the chance that the tags are shuffled, `dropout` the
+    chance that a tag is dropped. `left_out` tags are removed; `replacements` work inside each tag, in order.
+    `max_length` counts characters, 0 is no limit. `lists` are the word lists that `__name__` stands for with
+    `wildcards`. Tags before `keep_separator` in a text, and after a second one, never move or drop out. `trigger` takes
+    the place of `[trigger]`, or stands in front; `prefix` and `suffix` stand around it all.
     """
 
     separator: str = ", "
@@ -50,159 +49,189 @@ class Rules:
     suffix: str = ""
 
     @property
-    def by_tag(self) -> bool:
-        """Whether a text has to be cut into its tags."""
-        own = self.separator != ", " or self.keep_separator
-        return bool(self.shuffle or self.dropout or self.left_out or self.replacements or self.max_length or own)
+    def moves_tags(self) -> bool:
+        """Whether tags are shuffled or dropped."""
+        return bool(self.shuffle or self.dropout)
+
+    @property
+    def needs_tags(self) -> bool:
+        """Whether a text has to be split into its tags."""
+        if self.moves_tags or self.left_out or self.replacements or self.max_length:
+            return True
+        return self.separator != ", " or bool(self.keep_separator)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The tags of a caption in the order written: the fixed ones in front, the free ones, the fixed ones at the end."""
+
+    front: list[Tag]
+    free: list[Tag]
+    end: list[Tag]
 
 
 @dataclass(frozen=True)
 class Caption:
-    """A caption as it was written: lines of text, or a list of tags (with weights, one a tag, or none at all)."""
+    """A caption as it was written: lines of text, or a list of tags (with one weight per tag, or none at all)."""
 
     lines: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
-    rules: Rules = field(default_factory=Rules)
+    rules: CaptionRules = field(default_factory=CaptionRules)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All lines and tags as they were written."""
+        return self.lines + self.tags
 
     @property
     def plain(self) -> str:
-        """The caption without a draw: the first line and the first choices, in the order written."""
+        """The caption without random draws: the first line and the first choices, in the order written."""
         return self.draw(None)
 
     @property
     def varies(self) -> bool:
         """Whether two draws can differ."""
-        rules, texts = self.rules, self.lines + self.tags
-        wild = any(
-            _CHOICE.search(text) or (rules.lists and word_lists.named(text))
-            for text in (*texts, rules.prefix, rules.suffix)
-        )
-        if rules.wildcards and (len(self.lines) > 1 or wild):
+        rules = self.rules
+        if rules.wildcards and (len(self.lines) > 1 or self._has_wildcards()):
             return True
-        free = len(self._parts(None)[1])
+        free = len(self._parts(None).free)
         return (rules.shuffle > 0 and free > 1) or (rules.dropout > 0 and free > 0)
 
-    def draw(self, draws: torch.Generator | None) -> str:
-        """One draw of the caption from a CPU generator; None gives the plain one."""
-        rules, (before, free, after) = self.rules, self._parts(draws)
-        if draws is not None and rules.shuffle and float(torch.rand((), generator=draws)) < rules.shuffle:
-            free = [free[i] for i in _order([weight for _, weight in free], draws)]
-        if draws is not None and rules.dropout:
-            free = [
-                part
-                for part, u in zip(free, torch.rand(len(free), generator=draws).tolist(), strict=True)
-                if u >= rules.dropout
-            ]
-        text = _joined([text for text, _ in before + free + after], rules)
-        around = (self._chosen(one, draws) for one in (rules.prefix, rules.suffix))
-        return _framed(text, rules.trigger, *around)
+    def draw(self, rng: torch.Generator | None) -> str:
+        """One variant of the caption, drawn from a CPU generator; None gives the plain one."""
+        rules, parts = self.rules, self._parts(rng)
+        free = parts.free
+        if rng is not None and rules.shuffle and float(torch.rand((), generator=rng)) < rules.shuffle:
+            free = [free[i] for i in _shuffled_order([weight for _, weight in free], rng)]
+        if rng is not None and rules.dropout:
+            draws = torch.rand(len(free), generator=rng).tolist()
+            free = [tag for tag, draw in zip(free, draws, strict=True) if draw >= rules.dropout]
+        text = _join([tag for tag, _ in parts.front + free + parts.end], rules)
+        prefix = self._fill(rules.prefix, rng)
+        suffix = self._fill(rules.suffix, rng)
+        return _with_trigger(text, rules.trigger, prefix, suffix)
 
-    def _parts(self, draws: torch.Generator | None) -> tuple[list[Part], list[Part], list[Part]]:
-        """What is to be said, in the order written, wildcards chosen: what stays in front, what is free, what stays at
-        the end.
-        """
+    def _has_wildcards(self) -> bool:
+        for text in (*self.texts, self.rules.prefix, self.rules.suffix):
+            if _CHOICE.search(text) or (self.rules.lists and list_names(text)):
+                return True
+        return False
+
+    def _parts(self, rng: torch.Generator | None) -> _Parts:
+        """The tags with choices made."""
         rules = self.rules
         if self.tags:
             weights = self.weights or (1.0,) * len(self.tags)
-            every = self._edited(
-                (self._chosen(tag, draws), weight) for tag, weight in zip(self.tags, weights, strict=True)
-            )
-            return every[: rules.keep], every[rules.keep :], []
-        text = self._chosen(self._line(draws), draws)
+            texts = [self._fill(tag, rng) for tag in self.tags]
+            tags = self._edit(zip(texts, weights, strict=True))
+            return _Parts(tags[: rules.keep], tags[rules.keep :], [])
+        text = self._fill(self._line(rng), rng)
         if rules.keep_separator and rules.keep_separator in text:
-            parts = [
-                self._edited((part, 1.0) for part in split(piece)) for piece in text.split(rules.keep_separator, 2)
-            ]
-            return parts[0], parts[1], parts[2] if len(parts) > 2 else []
-        every = self._edited((part, 1.0) for part in (split(text) if rules.by_tag else [text]))
-        return every[: rules.keep], every[rules.keep :], []
+            pieces = [self._edit_text(piece) for piece in text.split(rules.keep_separator, 2)]
+            return _Parts(pieces[0], pieces[1], pieces[2] if len(pieces) > 2 else [])
+        if rules.needs_tags:
+            tags = self._edit_text(text)
+        else:
+            tags = self._edit([(text, 1.0)])
+        return _Parts(tags[: rules.keep], tags[rules.keep :], [])
 
-    def _edited(self, parts: Iterable[Part]) -> list[Part]:
-        """Tags without those that are left out, with what is replaced in them."""
+    def _edit_text(self, text: str) -> list[Tag]:
+        return self._edit((tag, 1.0) for tag in split_tags(text))
+
+    def _edit(self, tags: Iterable[Tag]) -> list[Tag]:
+        """Tags without those that are left out, and with replacements."""
         left_out = set(self.rules.left_out)
-        edited = ((_replaced(tag, self.rules.replacements), weight) for tag, weight in parts if tag not in left_out)
-        return [(tag, weight) for tag, weight in edited if tag]
+        edited: list[Tag] = []
+        for tag, weight in tags:
+            if tag in left_out:
+                continue
+            replaced = _replace(tag, self.rules.replacements)
+            if replaced:
+                edited.append((replaced, weight))
+        return edited
 
-    def _line(self, draws: torch.Generator | None) -> str:
-        if not self.rules.wildcards or len(self.lines) < 2:
-            return " ".join(self.lines)
-        return self.lines[0 if draws is None else int(torch.randint(len(self.lines), (), generator=draws))]
+    def _line(self, rng: torch.Generator | None) -> str:
+        if self.rules.wildcards and len(self.lines) > 1:
+            return _choose(self.lines, rng)
+        return " ".join(self.lines)
 
-    def _chosen(self, text: str, draws: torch.Generator | None) -> str:
+    def _fill(self, text: str, rng: torch.Generator | None) -> str:
         if self.rules.wildcards:
-            return chosen(text, draws, self.rules.lists)
+            return fill_wildcards(text, rng, self.rules.lists)
         return text
 
 
-def split(text: str) -> list[str]:
+def split_tags(text: str) -> list[str]:
     """The tags of a text: what stands between commas."""
-    return [part for part in (part.strip() for part in text.split(",")) if part]
+    stripped = (part.strip() for part in text.split(","))
+    return [part for part in stripped if part]
 
 
-def chosen(text: str, draws: torch.Generator | None, lists: WordLists | None = None) -> str:
+def _choose(options: Sequence[str], rng: torch.Generator | None) -> str:
+    """One of the options, the first one without a generator."""
+    if rng is None:
+        return options[0]
+    return options[int(torch.randint(len(options), (), generator=rng))]
+
+
+def fill_wildcards(text: str, rng: torch.Generator | None, lists: WordLists | None = None) -> str:
     """The text with one of each {a|b|c} and one line for each __name__ of `lists`, the first ones without a generator.
 
-    `{{` and `}}` are braces; choices may lie inside choices, and in lines of lists, which lead to an end
-    (`WordLists.check`). Raises ValueError where they lie in each other more than 200 deep.
+    `{{` and `}}` are braces. Choices may lie inside choices and in lines of lists, which lead to an end
+    (`WordLists.check`). Raises ValueError where they are nested more than 200 deep.
     """
-
-    def of(options: Sequence[str]) -> str:
-        return options[0 if draws is None else int(torch.randint(len(options), (), generator=draws))]
-
     text, count, rounds = text.replace("{{", _OPEN).replace("}}", _CLOSE), 1, 0
     while count:
         rounds += 1
-        if rounds > _DEEPEST:
-            raise ValueError(f"the caption's choices lie in each other more than {_DEEPEST} deep: {text[:60]!r}")
-        text, count = _CHOICE.subn(lambda found: of(found[1].split("|")), text)
+        if rounds > _MAX_DEPTH:
+            raise ValueError(f"the caption's choices lie in each other more than {_MAX_DEPTH} deep: {text[:60]!r}")
+        text, count = _CHOICE.subn(lambda match: _choose(match[1].split("|"), rng), text)
         if lists and not count:
-            text, count = word_lists.filled(text, lambda name: of(lists[name]))
+            text, count = fill_lists(text, lambda name: _choose(lists[name], rng))
     return " ".join(text.replace(_OPEN, "{").replace(_CLOSE, "}").split())
 
 
-def looks_wild(text: str) -> bool:
-    """Whether a text has a choice that a reader may have meant as a wildcard."""
-    return any("|" in found for found in _CHOICE.findall(text))
+def has_choices(text: str) -> bool:
+    """Whether a text has a choice that may have been meant as a wildcard."""
+    return any("|" in choice for choice in _CHOICE.findall(text))
 
 
-def _order(weights: list[float], draws: torch.Generator) -> list[int]:
-    """A drawn order, tag by tag with a chance in proportion to its weight (an exponential race gives just that)."""
+def _shuffled_order(weights: list[float], rng: torch.Generator) -> list[int]:
+    """A random order, tag by tag with a chance in proportion to its weight (an exponential race gives just that)."""
     if len(set(weights)) < 2:
-        return torch.randperm(len(weights), generator=draws).tolist()
-    u = torch.rand(len(weights), generator=draws, dtype=torch.float64)
+        return torch.randperm(len(weights), generator=rng).tolist()
+    u = torch.rand(len(weights), generator=rng, dtype=torch.float64)
     arrivals = -torch.log1p(-u) / torch.tensor(weights, dtype=torch.float64).clamp(min=1e-12)
     return arrivals.argsort(stable=True).tolist()
 
 
-def _replaced(tag: str, replacements: tuple[tuple[str, str], ...]) -> str:
+def _replace(tag: str, replacements: tuple[tuple[str, str], ...]) -> str:
     for old, new in replacements:
         tag = tag.replace(old, new)
-        if len(tag) > _LONGEST:
-            raise ValueError(f"replacements make a tag of more than {_LONGEST} characters: {tag[:60]!r}")
+        if len(tag) > _MAX_TAG_LENGTH:
+            raise ValueError(f"replacements make a tag of more than {_MAX_TAG_LENGTH} characters: {tag[:60]!r}")
     return tag
 
 
-def _joined(parts: list[str], rules: Rules) -> str:
-    """The tags as one text; with a length, whole tags up to the first that would exceed it."""
+def _join(tags: list[str], rules: CaptionRules) -> str:
+    """The tags as one text; with a maximal length, whole tags up to the first that would exceed it."""
     if not rules.max_length:
-        return rules.separator.join(parts)
+        return rules.separator.join(tags)
     text = ""
-    for part in parts:
+    for tag in tags:
+        longer = tag
         if text:
-            longer = f"{text}{rules.separator}{part}"
-        else:
-            longer = part
+            longer = f"{text}{rules.separator}{tag}"
         if len(longer) > rules.max_length:
             break
         text = longer
     return text
 
 
-def _framed(text: str, trigger: str, prefix: str, suffix: str) -> str:
-    if trigger:
-        if TRIGGER in text:
-            text = text.replace(TRIGGER, trigger)
-        else:
-            text = f"{trigger} {text}"
+def _with_trigger(text: str, trigger: str, prefix: str, suffix: str) -> str:
+    if trigger and TRIGGER in text:
+        text = text.replace(TRIGGER, trigger)
+    elif trigger:
+        text = f"{trigger} {text}"
     return " ".join(part for part in (prefix, text, suffix) if part).strip()

@@ -31,7 +31,7 @@ def test_what_is_written_comes_back(tmp_path):
     tensors, values = cache.read("texts", key)
     assert _equal(tensors, TENSORS) and values == {"deep": [1, None, "ü"]} and cache.holds("texts", key)
     assert cache.read("latents", key) is None
-    assert cache.taken == {"texts": 1} and cache.made == {} and not cache.notes
+    assert cache.read_counts == {"texts": 1} and cache.write_counts == {} and not cache.notes
 
 
 def test_keys_follow_every_part():
@@ -101,8 +101,7 @@ def test_what_a_crash_left_is_removed(tmp_path):
 
 
 def test_a_file_with_foreign_metadata_is_made_again(tmp_path):
-    from graft_nodes.storage.atomic import write_whole
-    from graft_nodes.storage.safetensors import safetensors_bytes
+    from graft_nodes.storage.safetensors import safetensors_bytes, write_whole
 
     cache = Cache(tmp_path)
     cache.write("texts", key_of(1), TENSORS)

@@ -79,7 +79,7 @@ def test_what_json_cannot_hold_is_kept_in_memory(tmp_path):
 def test_memory_is_bounded_where_the_disk_has_it(tmp_path, monkeypatch, cached):
     encoder = Encoder()
     size = 4 * (15 + 3)
-    monkeypatch.setattr(conditionings, "_RECENT", 5 * size)
+    monkeypatch.setattr(conditionings, "RECENT_BYTES", 5 * size)
     texts = Conditionings(encoder, [""], "e", Cache(tmp_path) if cached else None)
     texts.prepare([str(i) for i in range(40)])
     assert len(texts._recent) == (5 if cached else 40)

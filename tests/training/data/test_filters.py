@@ -35,7 +35,7 @@ def test_lunnovas_own_configuration():
     )
     assert found.replacements == (("princess cadance", "cadance"), ("artist:", "by="), (":", "="), (" ", "_"))
     assert (found.abs_min_score, found.min_score) == (50, 200) and found.score_tags[0] == 3200
-    assert found.tag_bonus_scores == (("solo", 100), ("pride flag", 50), ("monochrome", -75)) and found.scored
+    assert found.tag_bonus_scores == (("solo", 100), ("pride flag", 50), ("monochrome", -75)) and found.needs_scores
 
 
 def test_nothing_is_the_defaults():
@@ -59,7 +59,7 @@ def test_nothing_is_the_defaults():
 def test_which_pictures_are_taken(score, tags, reason):
     # 100 + 100 = 200, 99 + 100 < 200, 200 - 75 < 200, 275 - 75 = 200, 150 + 100 + 50 - 75 = 225
     settings = Filters.parse(LUNNOVA)
-    assert settings.unwanted(tags, score) == reason
+    assert settings.reason_to_skip(tags, score) == reason
 
 
 def test_the_highest_score_that_is_reached_becomes_a_tag():

@@ -17,7 +17,7 @@ def _noise(size=(16, 12), channels=3, seed=0):
 
 
 def _opened(path):
-    picture, alpha = images.open_picture(path)
+    picture, alpha = images.open_image(path)
     return np.asarray(picture), None if alpha is None else np.asarray(alpha)
 
 
@@ -101,7 +101,7 @@ def test_avif_without_support_says_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "a.avif").write_bytes(b"\0\0\0\x1cftypavif")
     monkeypatch.setattr(Image, "registered_extensions", dict)
     with pytest.raises(ValueError, match="this Pillow cannot read AVIF"):
-        images.open_picture(tmp_path / "a.avif")
+        images.open_image(tmp_path / "a.avif")
 
 
 def test_transparency_is_over_white_and_kept_as_alpha(tmp_path):
@@ -125,14 +125,14 @@ def test_damage_is_a_value_error(tmp_path):
     for name, data in {"cut.png": buffer.getvalue()[:500], "empty.png": b"", "words.jpg": b"no picture"}.items():
         (tmp_path / name).write_bytes(data)
         with pytest.raises(ValueError):
-            images.open_picture(tmp_path / name)
+            images.open_image(tmp_path / name)
 
 
 def test_a_bomb_is_refused(tmp_path, monkeypatch):
     Image.fromarray(_noise((64, 64))).save(tmp_path / "a.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(ValueError, match="decompression bomb"):
-        images.open_picture(tmp_path / "a.png")
+        images.open_image(tmp_path / "a.png")
 
 
 def test_masks_and_hidden_folders_are_no_pictures(tmp_path):
@@ -140,7 +140,7 @@ def test_masks_and_hidden_folders_are_no_pictures(tmp_path):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"x")
-    assert [p.relative_to(tmp_path).as_posix() for p in images.find(tmp_path)] == ["a.png", "deep/c.JPG"]
+    assert [p.relative_to(tmp_path).as_posix() for p in images.find_images(tmp_path)] == ["a.png", "deep/c.JPG"]
     assert images.mask_file(tmp_path / "a.png", tmp_path) == tmp_path / "a.mask.png"
     assert images.mask_file(tmp_path / "deep" / "c.JPG", tmp_path) == tmp_path / "deep" / "masks" / "c.png"
     (tmp_path / "a.mask.png").unlink()
@@ -159,7 +159,7 @@ def test_a_frame_is_pillows_resize_and_crop(size, place):
     assert abs(found.scaled[0] / found.scaled[1] / (size[0] / size[1]) - 1) < 0.02  # the shape stays
     assert 0 <= found.left <= found.scaled[0] - 64 and 0 <= found.top <= found.scaled[1] - 48
     expected = np.asarray(scaled)[found.top : found.top + 48, found.left : found.left + 64]
-    assert (np.asarray(images.fitted(picture, found)) == expected).all()
+    assert (np.asarray(images.crop_image(picture, found)) == expected).all()
     assert found.enlarged == (size[0] < 64 or size[1] < 48)
     mirrored = ImageOps.mirror(scaled).crop(found.flipped.box)
     assert (np.asarray(mirrored) == expected[:, ::-1]).all()
@@ -197,11 +197,11 @@ def test_a_mask_follows_the_cut_of_its_picture():
 
 @pytest.mark.parametrize(("resolution", "step"), [(500, 64), (333, 8), (72, 64), (1000, 64), (1344, 128), (64, 64)])
 def test_any_base_resolution(resolution, step):
-    found = buckets.sizes(resolution, step)
+    found = buckets.bucket_sizes(resolution, step)
     side = resolution // step * step
     assert (side, side) in found and all(w % step == h % step == 0 and w * h <= resolution**2 for w, h in found)
-    assert buckets.nearest(700, 700, found) == (side, side)
+    assert buckets.nearest_bucket(700, 700, found) == (side, side)
     if step == 8:  # fine buckets are near every shape
         for size in ((1600, 1000), (900, 1600), (1234, 567)):
-            w, h = buckets.nearest(*size, found)
+            w, h = buckets.nearest_bucket(*size, found)
             assert abs(np.log(w / h / (size[0] / size[1]))) < 0.03

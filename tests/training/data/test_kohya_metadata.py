@@ -8,7 +8,8 @@ import torch
 from graft_nodes.training.data import encoding, kohya_metadata
 from graft_nodes.training.data.dataset import Conditioning
 from graft_nodes.training.data.filters import Filters
-from graft_nodes.training.data.layouts.folder import FolderSettings, read_folder
+from graft_nodes.training.data.folder_reader import read_folder
+from graft_nodes.training.data.folder_settings import FolderSettings
 from PIL import Image
 
 
@@ -52,7 +53,7 @@ def test_a_folder_with_repeats_and_regularisation(folder):
         keep_tags=1,
         filters=Filters(crop="random"),
     )
-    said = kohya_metadata.metadata(data, batch_size=4, accumulation=2, total_steps=50, dropout=0.2)
+    said = kohya_metadata.training_metadata(data, batch_size=4, accumulation=2, total_steps=50, dropout=0.2)
     assert all(isinstance(value, str) for value in said.values())
     assert json.loads(said["ss_dataset_dirs"]) == {
         "10_cat": {"n_repeats": 10, "img_count": 3},
@@ -93,26 +94,24 @@ def test_a_folder_with_repeats_and_regularisation(folder):
 def test_buckets_are_counted_and_held_out_pictures_are_not(folder):
     data = _dataset(folder / "data", validation=0.25)
     (held,) = data.held_out
-    said = kohya_metadata.metadata(data, 1, 1, 10, 0.0)
+    said = kohya_metadata.training_metadata(data, 1, 1, 10, 0.0)
     repeats = 31 - (1 if held.name.startswith("plain") else 10)
     assert said["ss_num_train_images"] == str(repeats)
     assert sum(row["count"] for row in json.loads(said["ss_bucket_info"])["buckets"].values()) == repeats
     assert sum(row["img_count"] for row in json.loads(said["ss_dataset_dirs"]).values()) == 3
-    assert (
-        json.loads(kohya_metadata.metadata(_dataset(folder / "data", buckets=False), 1, 1, 10, 0.0)["ss_bucket_info"])
-        is None
-    )
+    squares = kohya_metadata.training_metadata(_dataset(folder / "data", buckets=False), 1, 1, 10, 0.0)
+    assert json.loads(squares["ss_bucket_info"]) is None
 
 
 def test_the_error_of_aspect_ratios_is_kohyas(folder):
     data = _dataset(folder / "data")
-    info = json.loads(kohya_metadata.metadata(data, 1, 1, 10, 0.0)["ss_bucket_info"])
+    info = json.loads(kohya_metadata.training_metadata(data, 1, 1, 10, 0.0)["ss_bucket_info"])
     (wide,) = ((w, h) for w, h in (row["resolution"] for row in info["buckets"].values()) if w != h)
     assert info["mean_img_ar_error"] == pytest.approx(abs(wide[0] / wide[1] - 96 / 48) / 4)
 
 
 def test_latents_in_memory_have_their_counts_alone(lab):
-    said = kohya_metadata.metadata(lab.pictures(10), 4, 1, 9, 0.0)
+    said = kohya_metadata.training_metadata(lab.pictures(10), 4, 1, 9, 0.0)
     assert (
         said["ss_num_train_images"] == "10" and said["ss_num_batches_per_epoch"] == "3" and said["ss_num_epochs"] == "3"
     )
@@ -121,5 +120,5 @@ def test_latents_in_memory_have_their_counts_alone(lab):
 
 def test_a_trigger_is_said_as_modelspec_says_it(folder):
     data = _dataset(folder / "data", filters=Filters(trigger="zorp"))
-    assert kohya_metadata.metadata(data, 1, 1, 10, 0.0)["modelspec.trigger_phrase"] == "zorp"
-    assert "modelspec.trigger_phrase" not in kohya_metadata.metadata(_dataset(folder / "data"), 1, 1, 10, 0.0)
+    assert kohya_metadata.training_metadata(data, 1, 1, 10, 0.0)["modelspec.trigger_phrase"] == "zorp"
+    assert "modelspec.trigger_phrase" not in kohya_metadata.training_metadata(_dataset(folder / "data"), 1, 1, 10, 0.0)

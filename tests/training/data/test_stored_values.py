@@ -14,7 +14,8 @@ from graft_nodes.training.data.batches import draw_items
 from graft_nodes.training.data.cache import Cache
 from graft_nodes.training.data.dataset import Conditioning
 from graft_nodes.training.data.filters import Filters
-from graft_nodes.training.data.layouts.folder import FolderSettings, read_folder
+from graft_nodes.training.data.folder_reader import read_folder
+from graft_nodes.training.data.folder_settings import FolderSettings
 
 FILTERS = """
 wildcards: true
@@ -100,7 +101,7 @@ def test_digests_cache_names_batches_and_metadata(folder, tmp_path):
         for item in draw_items(data, 3, 0.1, 7, step, step, "part 0")
     ]
     files = sorted(path.relative_to(cache.folder).as_posix() for path in cache.folder.rglob("*.safetensors"))
-    metadata = [kohya_metadata.metadata(one, 2, 2, 40, 0.1) for one in (plain_data, data)]
+    metadata = [kohya_metadata.training_metadata(one, 2, 2, 40, 0.1) for one in (plain_data, data)]
     assert {
         "listings": [plain.digest[:16], rich.digest[:16]],
         "datasets": [plain_data.digest[:16], data.digest[:16]],

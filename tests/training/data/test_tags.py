@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import permutations
 
 import pytest
-from graft_nodes.training.data.tags import Caption, Rules, chosen, looks_wild, split
+from graft_nodes.training.data.tags import Caption, CaptionRules, fill_wildcards, has_choices, split_tags
 from graft_nodes.training.random_draws import generator
 
 TAGS = ("a", "b", "c", "d")
@@ -24,7 +24,7 @@ def test_a_caption_without_rules_is_as_written():
 
 @pytest.mark.parametrize("keep", [0, 1, 3, 9])
 def test_shuffling_keeps_the_front_and_gives_every_order_alike(keep):
-    caption = Caption(("a, b,c ,d",), rules=Rules(shuffle=1.0, keep=keep))
+    caption = Caption(("a, b,c ,d",), rules=CaptionRules(shuffle=1.0, keep=keep))
     found = Counter(_draws(caption))
     kept, free = TAGS[:keep], TAGS[keep:]
     assert set(found) == {", ".join(kept + order) for order in permutations(free)}
@@ -33,40 +33,40 @@ def test_shuffling_keeps_the_front_and_gives_every_order_alike(keep):
 
 
 def test_shuffle_is_a_probability():
-    found = Counter(_draws(Caption(("a, b",), rules=Rules(shuffle=0.5))))
+    found = Counter(_draws(Caption(("a, b",), rules=CaptionRules(shuffle=0.5))))
     assert found["b, a"] / 2000 == pytest.approx(0.25, abs=0.03)
 
 
 def test_dropout_is_of_each_tag_and_spares_the_kept():
-    caption = Caption(tags=TAGS, rules=Rules(dropout=0.3, keep=1))
-    found = Counter(tag for text in _draws(caption) for tag in split(text))
+    caption = Caption(tags=TAGS, rules=CaptionRules(dropout=0.3, keep=1))
+    found = Counter(tag for text in _draws(caption) for tag in split_tags(text))
     assert found["a"] == 2000
     for tag in "bcd":
         assert found[tag] / 2000 == pytest.approx(0.7, abs=0.03)
-    assert set(_draws(Caption(tags=TAGS, rules=Rules(dropout=1.0)), 5)) == {""}
+    assert set(_draws(Caption(tags=TAGS, rules=CaptionRules(dropout=1.0)), 5)) == {""}
     assert (
-        Caption(("a",), rules=Rules(dropout=0.5)).varies
-        and not Caption(("a",), rules=Rules(dropout=0.5, keep=1)).varies
+        Caption(("a",), rules=CaptionRules(dropout=0.5)).varies
+        and not Caption(("a",), rules=CaptionRules(dropout=0.5, keep=1)).varies
     )
 
 
 def test_shuffled_and_dropped_together():
-    found = set(_draws(Caption(tags=("a", "b"), rules=Rules(dropout=0.5, shuffle=1.0))))
+    found = set(_draws(Caption(tags=("a", "b"), rules=CaptionRules(dropout=0.5, shuffle=1.0))))
     assert found == {"", "a", "b", "a, b", "b, a"}
 
 
 def test_choices_and_escaped_braces():
-    assert {chosen("a {red|blue} {x|y|z}", generator(0, i, "")) for i in range(200)} == {
+    assert {fill_wildcards("a {red|blue} {x|y|z}", generator(0, i, "")) for i in range(200)} == {
         f"a {colour} {letter}" for colour in ("red", "blue") for letter in "xyz"
     }
-    assert chosen("{{a|b}} {c|d}", None) == "{a|b} c"
-    assert {chosen("{a|{b|c} d}", generator(0, i, "")) for i in range(100)} == {"a", "b d", "c d"}
-    assert chosen("a {b", None) == "a {b" and chosen("{a|}b", None) == "ab"
-    assert looks_wild("{a|b}") and not looks_wild("{a}") and not looks_wild("a|b")
+    assert fill_wildcards("{{a|b}} {c|d}", None) == "{a|b} c"
+    assert {fill_wildcards("{a|{b|c} d}", generator(0, i, "")) for i in range(100)} == {"a", "b d", "c d"}
+    assert fill_wildcards("a {b", None) == "a {b" and fill_wildcards("{a|}b", None) == "ab"
+    assert has_choices("{a|b}") and not has_choices("{a}") and not has_choices("a|b")
 
 
 def test_one_line_of_many_is_drawn():
-    caption = Caption(("first line", "second {a|b}"), rules=Rules(wildcards=True))
+    caption = Caption(("first line", "second {a|b}"), rules=CaptionRules(wildcards=True))
     assert (
         set(_draws(caption, 200)) == {"first line", "second a", "second b"}
         and caption.plain == "first line"
@@ -76,13 +76,13 @@ def test_one_line_of_many_is_drawn():
 
 
 def test_choices_come_before_the_tags_are_cut():
-    found = set(_draws(Caption(("{a, b|c}, d",), rules=Rules(wildcards=True, shuffle=1.0)), 300))
+    found = set(_draws(Caption(("{a, b|c}, d",), rules=CaptionRules(wildcards=True, shuffle=1.0)), 300))
     assert found == {*(", ".join(order) for order in permutations("abd")), "c, d", "d, c"}
 
 
 def test_words_are_replaced_and_left_out_inside_tags():
     replacements = (("princess luna", "luna"), ("artist:", "by="), (":", "="), (" ", "_"))
-    rules = Rules(separator=" ", left_out=("high res",), replacements=replacements)
+    rules = CaptionRules(separator=" ", left_out=("high res",), replacements=replacements)
     caption = Caption(tags=("princess luna", "high res", "artist:some one", "oc:x"), rules=rules)
     assert caption.plain == "luna by=some_one oc=x"  # LunNova's own example of a configuration
     assert Caption(("princess luna, high res",), rules=rules).plain == "luna"
@@ -104,48 +104,52 @@ def _pick(weights, total=0.0, order=()):
 
 def test_weights_bring_tags_to_the_front():
     weights = (1.0, 3.0, 0.5)
-    caption = Caption(tags=("a", "b", "c"), weights=weights, rules=Rules(shuffle=1.0))
+    caption = Caption(tags=("a", "b", "c"), weights=weights, rules=CaptionRules(shuffle=1.0))
     found = Counter(_draws(caption, 6000))
     for order, share in _pick(weights).items():
         assert found[", ".join("abc"[i] for i in order)] / 6000 == pytest.approx(share, abs=0.02)
 
 
 def test_a_length_takes_whole_tags_until_one_exceeds_it():
-    caption = Caption(tags=("abc", "def", "g"), rules=Rules(max_length=8))
+    caption = Caption(tags=("abc", "def", "g"), rules=CaptionRules(max_length=8))
     assert caption.plain == "abc, def"
-    assert Caption(tags=("abc", "defgh", "i"), rules=Rules(max_length=8)).plain == "abc"
+    assert Caption(tags=("abc", "defgh", "i"), rules=CaptionRules(max_length=8)).plain == "abc"
     assert all(
-        len(text) <= 8 for text in _draws(Caption(tags=("abc", "def", "g"), rules=Rules(max_length=8, shuffle=1.0)), 50)
+        len(text) <= 8
+        for text in _draws(Caption(tags=("abc", "def", "g"), rules=CaptionRules(max_length=8, shuffle=1.0)), 50)
     )
 
 
 def test_the_same_generator_gives_the_same_words():
-    caption = Caption(tags=tuple("abcdefgh"), rules=Rules(shuffle=0.7, dropout=0.2))
+    caption = Caption(tags=tuple("abcdefgh"), rules=CaptionRules(shuffle=0.7, dropout=0.2))
     assert _draws(caption, 50) == _draws(caption, 50) and len(set(_draws(caption, 50))) > 40
 
 
 def test_what_stands_before_a_separator_and_after_a_second_one_stays():
     """kohya's keep_tokens_separator: fixed, flexible and suffix part."""
-    rules = Rules(shuffle=1.0, keep_separator="|||")
+    rules = CaptionRules(shuffle=1.0, keep_separator="|||")
     found = Counter(_draws(Caption(("one, two ||| a, b ||| end",), rules=rules), 400))
     assert set(found) == {"one, two, a, b, end", "one, two, b, a, end"} and min(found.values()) > 120
     assert (
         Caption(("one ||| a, b",), rules=rules).plain == "one, a, b"
         and Caption(("one ||| a",), rules=rules).varies is False
     )
-    dropping = Caption(("one ||| a, b",), rules=Rules(dropout=1.0, keep_separator="|||"))
+    dropping = Caption(("one ||| a, b",), rules=CaptionRules(dropout=1.0, keep_separator="|||"))
     assert set(_draws(dropping, 5)) == {"one"}
-    without = Caption(("a, b, c",), rules=Rules(shuffle=1.0, keep=1, keep_separator="|||"))
+    without = Caption(("a, b, c",), rules=CaptionRules(shuffle=1.0, keep=1, keep_separator="|||"))
     assert set(_draws(without, 60)) == {"a, b, c", "a, c, b"}
 
 
 def test_the_trigger_and_what_stands_around():
-    rules = Rules(trigger="zorp", prefix="photo of", suffix="{on|under} white", wildcards=True)
+    rules = CaptionRules(trigger="zorp", prefix="photo of", suffix="{on|under} white", wildcards=True)
     assert Caption(("a [trigger] ring, [trigger]",), rules=rules).plain == "photo of a zorp ring, zorp on white"
     assert Caption(("a ring",), rules=rules).plain == "photo of zorp a ring on white"
-    assert Caption(("x",), rules=rules).varies and not Caption(("x",), rules=Rules(suffix="{on|under} white")).varies
-    assert Caption(("",), rules=Rules(trigger="zorp")).plain == "zorp"
-    assert Caption((), ("x", "y"), rules=Rules(prefix="p,")).plain == "p, x, y"
-    shuffled = Caption(("a, b",), rules=Rules(shuffle=1.0, prefix="first", suffix="last"))
+    assert (
+        Caption(("x",), rules=rules).varies
+        and not Caption(("x",), rules=CaptionRules(suffix="{on|under} white")).varies
+    )
+    assert Caption(("",), rules=CaptionRules(trigger="zorp")).plain == "zorp"
+    assert Caption((), ("x", "y"), rules=CaptionRules(prefix="p,")).plain == "p, x, y"
+    shuffled = Caption(("a, b",), rules=CaptionRules(shuffle=1.0, prefix="first", suffix="last"))
     assert set(_draws(shuffled, 60)) == {"first a, b last", "first b, a last"}
     assert set(_draws(Caption(("x",), rules=rules), 60)) == {"photo of zorp x on white", "photo of zorp x under white"}

@@ -7,8 +7,9 @@ import pytest
 import torch
 from graft_nodes.training.data import wildcards
 from graft_nodes.training.data.filters import Filters
-from graft_nodes.training.data.layouts.folder import FolderSettings, read_folder
-from graft_nodes.training.data.tags import Caption, Rules, chosen
+from graft_nodes.training.data.folder_reader import read_folder
+from graft_nodes.training.data.folder_settings import FolderSettings
+from graft_nodes.training.data.tags import Caption, CaptionRules, fill_wildcards
 from graft_nodes.training.data.wildcards import WordLists
 from PIL import Image
 
@@ -19,7 +20,7 @@ LISTS = WordLists(
 
 def _draws(text, count=3000):
     generator = torch.Generator().manual_seed(0)
-    return collections.Counter(chosen(text, generator, LISTS) for _ in range(count))
+    return collections.Counter(fill_wildcards(text, generator, LISTS) for _ in range(count))
 
 
 def test_every_line_is_drawn_as_often_as_the_others_and_lines_may_name_lists():
@@ -35,15 +36,15 @@ def test_every_line_is_drawn_as_often_as_the_others_and_lines_may_name_lists():
 
 
 def test_without_a_draw_the_first_lines_are_taken():
-    assert chosen("a __things/animal__, __colour__ {b|c} __place__", None, LISTS) == "a cat, red b in it"
-    assert chosen("{{__colour__}} a__b __ _x_ __ __", None, LISTS) == "{red} a__b __ _x_ __ __"
+    assert fill_wildcards("a __things/animal__, __colour__ {b|c} __place__", None, LISTS) == "a cat, red b in it"
+    assert fill_wildcards("{{__colour__}} a__b __ _x_ __ __", None, LISTS) == "{red} a__b __ _x_ __ __"
 
 
 def test_a_caption_varies_by_its_lists_and_only_with_wildcards():
-    rules = Rules(wildcards=True, lists=LISTS)
+    rules = CaptionRules(wildcards=True, lists=LISTS)
     assert Caption(("a __colour__ bird",), rules=rules).varies and not Caption(("a bird",), rules=rules).varies
     assert Caption(("a __colour__ bird",)).plain == "a __colour__ bird" and not Caption(("a __colour__ bird",)).varies
-    tags = Caption((), ("one", "__colour__, two"), rules=Rules(wildcards=True, lists=LISTS, shuffle=1.0))
+    tags = Caption((), ("one", "__colour__, two"), rules=CaptionRules(wildcards=True, lists=LISTS, shuffle=1.0))
     assert {tags.draw(torch.Generator().manual_seed(n)) for n in range(60)} >= {"one, red, two", "blue, two, one"}
 
 
@@ -67,11 +68,11 @@ def test_what_leads_nowhere_or_to_itself_is_refused(lines, text, message):
 def test_eight_deep_and_many_times_the_same_is_fine():
     lists = WordLists({str(i): (f"__{i + 1}__", f"__{i + 1}__") for i in range(7)} | {"7": ("x",)})
     lists.check("__3__ __0__")
-    assert chosen("__0__", torch.Generator().manual_seed(0), lists) == "x"
+    assert fill_wildcards("__0__", torch.Generator().manual_seed(0), lists) == "x"
 
 
 def test_long_rows_of_underscores_cost_no_time():
-    assert wildcards.named("_" * 100_000) == [] and wildcards.named("__" + "a " * 50_000) == []
+    assert wildcards.list_names("_" * 100_000) == [] and wildcards.list_names("__" + "a " * 50_000) == []
 
 
 def _folder(root):

@@ -11,10 +11,10 @@ import torch
 from graft_nodes.training.data.buckets import frame
 from graft_nodes.training.data.conditionings import Conditionings
 from graft_nodes.training.data.dataset import Conditioning, Dataset, DatasetImage, ImageCrop
-from graft_nodes.training.data.tags import Caption, Rules
+from graft_nodes.training.data.tags import Caption, CaptionRules
 from graft_nodes.training.run.batch_loader import BatchLoader, BatchSchedule
 
-WORDS = Rules(shuffle=1.0, dropout=0.2)
+WORDS = CaptionRules(shuffle=1.0, dropout=0.2)
 
 
 def _encode(texts):

@@ -1,31 +1,45 @@
-"""EveryDream2's files beside pictures: `name.yaml` of one, `local.yaml` of a folder, `global.yaml` of all below,
-`multiply.txt` and so on.
+"""EveryDream2's layout: `name.yaml` of an image, `local.yaml` of a folder, `global.yaml` of all below, `multiply.txt`
+and so on.
 
-Keys and how they lie over each other are those of its `data/dataset.py` and SHUFFLING_TAGS.md.
+The keys, and how they override each other, are those of its `data/dataset.py` and SHUFFLING_TAGS.md.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from .. import filters
-from ..captions import Written, read_lines
-from ..tags import split
+from .. import images
+from ..captions import WrittenCaption, first_file, read_lines, read_text
+from ..filters import Filters
+from ..tags import split_tags
+from ..yaml_values import (
+    load_mapping,
+    read_chance,
+    read_flag,
+    read_number,
+    read_whole_number,
+    shorten,
+    unknown_key,
+)
+from . import kohya_txt
+from .layout import CaptionReader, DatasetLayout
 
-_ENDINGS = (".yaml", ".yml")
+_SUFFIXES = (".yaml", ".yml")
+_UNUSED_KEYS = ("rating", "image")
+
+Tags = tuple[tuple[str, float], ...]  # each with its weight
 
 
 @dataclass(frozen=True)
-class Said:
-    """What one file says; None and empty where it says nothing. A layer of `laid`."""
+class ImageSettings:
+    """What one file says; None and empty where it says nothing. `has_caption` is whether it holds a caption."""
 
-    main: str = ""
-    tags: tuple[tuple[str, float], ...] = ()
-    found: bool = False
+    prompt: str = ""
+    tags: Tags = ()
+    has_caption: bool = False
     multiply: float | None = None
     cond_dropout: float | None = None
     flip_p: float | None = None
@@ -35,155 +49,176 @@ class Said:
     max_caption_length: int | None = None
     notes: tuple[str, ...] = ()
 
-    def laid(self, over: Said) -> Said:
-        """This with `over` on top: its values win, its tags come first."""
-        values: dict[str, Any] = {
-            f.name: getattr(self, f.name) if getattr(over, f.name) in (None, "") else getattr(over, f.name)
-            for f in fields(self)
-        }
-        values["tags"] = tuple(
-            {**dict(over.tags), **{tag: weight for tag, weight in self.tags if tag not in dict(over.tags)}}.items()
-        )
-        values["found"] = self.found or over.found
-        values["notes"] = self.notes + tuple(note for note in over.notes if note not in self.notes)
-        return replace(self, **values)
+    def overridden_by(self, upper: ImageSettings) -> ImageSettings:
+        """These settings with `upper` on top: its values win, its tags come first."""
+        values: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(upper, field.name)
+            if value is None or value == "":
+                value = getattr(self, field.name)
+            values[field.name] = value
+        values["tags"] = tuple({**dict(upper.tags), **dict(self.tags), **dict(upper.tags)}.items())
+        values["has_caption"] = self.has_caption or upper.has_caption
+        values["notes"] = tuple(dict.fromkeys(self.notes + upper.notes))
+        return ImageSettings(**values)
 
 
-@dataclass
-class Files:
-    """Reads the files of the folders below one, each of them once; `problems` are said in the end."""
+def _with_caption(parts: Sequence[str]) -> ImageSettings:
+    """Settings of a caption's tags: the first one is the main prompt."""
+    prompt, *tags = parts or [""]
+    return ImageSettings(prompt=prompt, tags=tuple((tag, 1.0) for tag in tags), has_caption=True)
 
-    folder: Path
-    encoding: str = "utf-8"
-    problems: list[str] = field(default_factory=list)
-    _folders: dict[Path, tuple[Said, Said]] = field(default_factory=dict)
 
-    def around(self, picture: Path, text: Written | None, own: bool) -> Written:
-        """What is said of a picture by its folders, by its own YAML (with `own`) and by its text, the nearest on top.
+class SettingsFiles:
+    """Reads the settings files of the folders below one, each once; `problems` go to the report."""
+
+    def __init__(self, folder: Path, encoding: str = "utf-8") -> None:
+        self.folder, self.encoding = folder, encoding
+        self.problems: list[str] = []
+        self._folders: dict[Path, tuple[ImageSettings, ImageSettings]] = {}
+
+    def apply(self, image: Path, caption: WrittenCaption | None, own_file: bool) -> WrittenCaption:
+        """The caption with the settings of its folders and (with `own_file`) of the image's own YAML on top.
 
         Raises ValueError when its own YAML cannot be used.
         """
-        above, local = self._of(picture.parent)
-        settings = above.laid(local)
-        if own:
-            mine = self._own(picture)
-        else:
-            mine = Said()
-        found = (text is not None and text.found) or mine.found
-        if text is not None and not (mine.found or settings.main or settings.tags):
-            return _as_written(settings.laid(mine), text, found)
-        if text is not None and text.found:
-            parts = list(text.tags) or split(" ".join(text.lines))
-            mine = Said(main=parts[0] if parts else "", tags=tuple((tag, 1.0) for tag in parts[1:])).laid(mine)
-        merged = _as_written(settings.laid(mine), None, found or bool(settings.main))
-        return replace(merged, score=None if text is None else text.score)
+        for_all_below, for_this_folder = self._of_folder(image.parent)
+        of_folder = for_all_below.overridden_by(for_this_folder)
+        own = ImageSettings()
+        if own_file:
+            own = self._of_image(image)
+        if caption is None:
+            return _written(of_folder.overridden_by(own), own.has_caption or bool(of_folder.prompt))
+        has_caption = caption.found or own.has_caption
+        if not (own.has_caption or of_folder.prompt or of_folder.tags):
+            return _with_settings(caption, of_folder.overridden_by(own), has_caption)
+        if caption.found:
+            own = _as_settings(caption).overridden_by(own)
+        merged = _written(of_folder.overridden_by(own), has_caption or bool(of_folder.prompt))
+        return replace(merged, score=caption.score)
 
-    def _own(self, picture: Path) -> Said:
-        path = next(
-            (path for path in (picture.with_suffix(ending) for ending in _ENDINGS) if os.path.isfile(path)), None
-        )
+    def _of_image(self, image: Path) -> ImageSettings:
+        path = first_file([image.with_suffix(suffix) for suffix in _SUFFIXES])
         if path is None:
-            return Said()
-        return _read(path, self.encoding)
+            return ImageSettings()
+        return _read_yaml(path, self.encoding)
 
-    def _of(self, folder: Path) -> tuple[Said, Said]:
-        """(what holds for the folder and all below it, what holds for it alone)."""
+    def _of_folder(self, folder: Path) -> tuple[ImageSettings, ImageSettings]:
+        """(what holds for the folder and all below it, what holds for this folder alone)."""
         if folder not in self._folders:
-            if folder == self.folder:
-                above = Said()
-            else:
-                above = self._of(folder.parent)[0]
-            for ending in _ENDINGS:
-                above = above.laid(self._layer(folder / f"global{ending}"))
-            local = Said()
-            for ending in _ENDINGS:
-                local = local.laid(self._layer(folder / f"local{ending}"))
-            for name, reader in _TEXTS.items():
-                local = local.laid(self._text(folder / f"{name}.txt", name, reader))
-            self._folders[folder] = (above, local)
+            for_all_below, for_this_folder = ImageSettings(), ImageSettings()
+            if folder != self.folder:
+                for_all_below = self._of_folder(folder.parent)[0]
+            for suffix in _SUFFIXES:
+                for_all_below = for_all_below.overridden_by(self._folder_yaml(folder / f"global{suffix}"))
+            for suffix in _SUFFIXES:
+                for_this_folder = for_this_folder.overridden_by(self._folder_yaml(folder / f"local{suffix}"))
+            for key in _TEXT_FILES:
+                for_this_folder = for_this_folder.overridden_by(self._folder_text(folder / f"{key}.txt", key))
+            self._folders[folder] = (for_all_below, for_this_folder)
         return self._folders[folder]
 
-    def _layer(self, path: Path) -> Said:
+    def _folder_yaml(self, path: Path) -> ImageSettings:
         if not path.is_file():
-            return Said()
+            return ImageSettings()
         try:
-            return replace(_read(path, self.encoding), found=False)
+            return replace(_read_yaml(path, self.encoding), has_caption=False)
         except ValueError as error:
-            place = path.parent.relative_to(self.folder).as_posix()
-            self.problems.append(f"{'' if place == '.' else place + '/'}{error}; not used")
-            return Said()
+            place = ""  # the error begins with the file's name, so only its folder is missing
+            if path.parent != self.folder:
+                place = path.parent.relative_to(self.folder).as_posix() + "/"
+            self.problems.append(f"{place}{error}; not used")
+            return ImageSettings()
 
-    def _text(self, path: Path, name: str, reader: Callable[[str], Any]) -> Said:
+    def _folder_text(self, path: Path, key: str) -> ImageSettings:
         if not path.is_file():
-            return Said()
+            return ImageSettings()
         try:
-            return Said(**{name: reader(" ".join(read_lines(path, self.encoding)))})
+            return ImageSettings(**{key: _TEXT_FILES[key](" ".join(read_lines(path, self.encoding)))})
         except ValueError as error:
             self.problems.append(f"{path.relative_to(self.folder).as_posix()}: {error}; not used")
-            return Said()
+            return ImageSettings()
 
 
-def _as_written(said: Said, text: Written | None, found: bool) -> Written:
-    written = text or Written()
-    if text is None:
-        # EveryDream2 says tags of a greater weight first where they are not shuffled.
-        tags = sorted(said.tags, key=lambda tag: -tag[1])
-        main: tuple[str, ...] = ()
-        if said.main:
-            main = (said.main,)
-        if len({weight for _, weight in tags}) > 1:
-            weights = (*(1.0 for _ in main), *(weight for _, weight in tags))
-        else:
-            weights = ()
-        written = Written(tags=(*main, *(tag for tag, _ in tags)), weights=weights, main=len(main))
+def _as_settings(caption: WrittenCaption) -> ImageSettings:
+    return _with_caption(caption.tags or split_tags(" ".join(caption.lines)))
+
+
+def _written(settings: ImageSettings, found: bool) -> WrittenCaption:
+    """A caption of the settings' own prompt and tags."""
+    # EveryDream2 puts tags of a greater weight first where they are not shuffled.
+    tags = sorted(settings.tags, key=lambda tag: -tag[1])
+    texts, weights = [], []
+    if settings.prompt:
+        texts.append(settings.prompt)
+        weights.append(1.0)
+    prompt_tags = len(texts)
+    for text, weight in tags:
+        texts.append(text)
+        weights.append(weight)
+    if len({weight for _, weight in tags}) < 2:
+        weights = []
+    caption = WrittenCaption(tags=tuple(texts), weights=tuple(weights), prompt_tags=prompt_tags)
+    return _with_settings(caption, settings, found)
+
+
+def _with_settings(caption: WrittenCaption, settings: ImageSettings, found: bool) -> WrittenCaption:
     return replace(
-        written,
+        caption,
         found=found,
-        multiply=said.multiply,
-        flip=said.flip_p,
-        dropout=said.cond_dropout,
-        shuffle=said.shuffle_tags,
-        group=said.batch_id or "",
-        loss_scale=said.loss_scale,
-        max_length=said.max_caption_length or 0,
-        notes=said.notes,
+        multiply=settings.multiply,
+        flip=settings.flip_p,
+        dropout=settings.cond_dropout,
+        shuffle=settings.shuffle_tags,
+        batch_id=settings.batch_id or "",
+        loss_scale=settings.loss_scale,
+        max_length=settings.max_caption_length or 0,
+        notes=settings.notes,
     )
 
 
-def _read(path: Path, encoding: str) -> Said:
-    """One YAML file; raises ValueError that lists everything wrong in it."""
+def _read_yaml(path: Path, encoding: str) -> ImageSettings:
+    """One YAML file; raises ValueError that lists every error in it."""
     try:
-        text = path.read_text(encoding="utf-8-sig" if encoding == "utf-8" else encoding)
+        text = read_text(path, encoding)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path.name} is not {encoding} text ({error.reason} at byte {error.start})") from error
-    given = filters.load_mapping(text, path.name)
-    problems: list[str] = []
-    values: dict[str, Any] = {}
+    errors: list[str] = []
     notes: list[str] = []
-    for key, value in given.items():
-        if key in ("rating", "image"):
+    values: dict[str, Any] = {}
+    for key, value in load_mapping(text, path.name).items():
+        if key in _UNUSED_KEYS:
             notes.append(f"{key} in {path.name} is not used")
-        elif key == "caption":
-            if not isinstance(value, str | int | float):
-                problems.append(f"caption is {filters.shown(value)}, expected one text")
-                continue
-            parts = split(str(value))
-            values.update(main=parts[0] if parts else "", tags=tuple((tag, 1.0) for tag in parts[1:]), found=True)
-        elif key not in _KEYS:
-            problems.append(filters.unknown(str(key)[:80], set(_KEYS) | {"caption"}))
-        else:
-            name, reader = _KEYS[key]
-            try:
-                values[name] = reader(value)
-                values["found"] = values.get("found", False) or name in ("main", "tags")
-            except ValueError as error:
-                problems.append(f"{key} is {filters.shown(value)}, expected {error}")
-    if problems:
-        raise ValueError(f"{path.name}: " + "; ".join(problems))
-    return Said(**values, notes=tuple(notes))
+            continue
+        try:
+            values |= _read_key(key, value)
+        except ValueError as error:
+            errors.append(str(error))
+    if errors:
+        raise ValueError(f"{path.name}: " + "; ".join(errors))
+    return ImageSettings(**values, notes=tuple(notes))
 
 
-def _main(value: Any) -> str:
+def _read_key(key: Any, value: Any) -> dict[str, Any]:
+    """The fields of `ImageSettings` that one key of a YAML file sets."""
+    if key == "caption":
+        if not isinstance(value, str | int | float):
+            raise ValueError(f"caption is {shorten(value)}, expected one text")
+        settings = _with_caption(split_tags(str(value)))
+        return {"prompt": settings.prompt, "tags": settings.tags, "has_caption": True}
+    if key not in _KEYS:
+        raise ValueError(unknown_key(str(key)[:80], {*_KEYS, "caption"}))
+    field, read = _KEYS[key]
+    try:
+        values = {field: read(value)}
+    except ValueError as error:
+        raise ValueError(f"{key} is {shorten(value)}, expected {error}") from None
+    if field in ("prompt", "tags"):
+        values["has_caption"] = True
+    return values
+
+
+def _read_text_value(value: Any) -> str:
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if not isinstance(value, str | int | float):
@@ -191,54 +226,109 @@ def _main(value: Any) -> str:
     return " ".join(str(value).split())
 
 
-def _tags(value: Any) -> tuple[tuple[str, float], ...]:
-    out = []
-    for one in value if isinstance(value, list) else [None]:
-        if isinstance(one, dict):
-            tag = one
-        else:
-            tag = {"tag": one}
-        if not isinstance(tag.get("tag"), str | int | float) or not tag.keys() <= {"tag", "weight"}:
-            raise ValueError("a list of tags, each a text or tag: and weight:")
-        weight = tag.get("weight")
-        out.append((" ".join(str(tag["tag"]).split()), 1.0 if weight is None else filters.number(weight, 0.0)))
-    return tuple((tag, weight) for tag, weight in out if tag)
+def _read_tags(value: Any) -> Tags:
+    if not isinstance(value, list):
+        value = [None]
+    tags = (_read_tag(entry) for entry in value)
+    return tuple((text, weight) for text, weight in tags if text)
 
 
-def _positive(value: Any) -> float:
-    return filters.number(value, 0.0)
+def _read_tag(entry: Any) -> tuple[str, float]:
+    """A tag as a text, or as a mapping of tag and weight."""
+    if not isinstance(entry, dict):
+        entry = {"tag": entry}
+    if not isinstance(entry.get("tag"), str | int | float) or not entry.keys() <= {"tag", "weight"}:
+        raise ValueError("a list of tags, each a text or tag: and weight:")
+    weight = 1.0
+    if entry.get("weight") is not None:
+        weight = read_number(entry["weight"], 0.0)
+    return " ".join(str(entry["tag"]).split()), weight
 
 
-_KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "main_prompt": ("main", _main),
-    "tags": ("tags", _tags),
-    "multiply": ("multiply", _positive),
-    "cond_dropout": ("cond_dropout", filters.share),
-    "flip_p": ("flip_p", filters.share),
-    "shuffle_tags": ("shuffle_tags", filters.flag),
-    "batch_id": ("batch_id", _main),
-    "loss_scale": ("loss_scale", _positive),
-    "max_caption_length": ("max_caption_length", filters.whole(1)),
+def _read_positive(value: Any) -> float:
+    return read_number(value, 0.0)
+
+
+_KEYS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {  # key of a YAML file: (field of ImageSettings, its reader)
+    "main_prompt": ("prompt", _read_text_value),
+    "tags": ("tags", _read_tags),
+    "multiply": ("multiply", _read_positive),
+    "cond_dropout": ("cond_dropout", read_chance),
+    "flip_p": ("flip_p", read_chance),
+    "shuffle_tags": ("shuffle_tags", read_flag),
+    "batch_id": ("batch_id", _read_text_value),
+    "loss_scale": ("loss_scale", _read_positive),
+    "max_caption_length": ("max_caption_length", read_whole_number(1)),
 }
 
 
-def _text_number(most: float) -> Callable[[str], float]:
+def _read_text_number(most: float = float("inf")) -> Callable[[str], float]:
     def read(text: str) -> float:
         try:
-            return filters.number(float(text), 0.0, most)
+            return read_number(float(text), 0.0, most)
         except ValueError:
-            raise ValueError(
-                f"is {text!r}, expected a number from 0" + (f" to {most:g}" if most < float("inf") else "")
-            ) from None
+            bounds = "from 0"
+            if most < float("inf"):
+                bounds = f"from 0 to {most:g}"
+            raise ValueError(f"is {text!r}, expected a number {bounds}") from None
 
     return read
 
 
-_TEXTS: dict[str, Callable[[str], Any]] = {
-    "multiply": _text_number(float("inf")),
-    "cond_dropout": _text_number(1.0),
-    "flip_p": _text_number(1.0),
-    "loss_scale": _text_number(float("inf")),
+_TEXT_FILES: Mapping[str, Callable[[str], Any]] = {  # name of a text file, and field of ImageSettings: its reader
+    "multiply": _read_text_number(),
+    "cond_dropout": _read_text_number(1.0),
+    "flip_p": _read_text_number(1.0),
+    "loss_scale": _read_text_number(),
     "batch_id": str,
-    "shuffle_tags": lambda _: True,
+    "shuffle_tags": lambda text: True,  # the file may be empty
 }
+
+
+class YamlCaptions(kohya_txt.TextFiles):
+    """Text files beside the images, on which `SettingsFiles` lays the YAML files; else the images' file names."""
+
+    def fallback(self, image: Path) -> WrittenCaption:
+        return WrittenCaption(lines=(image.stem.split("_")[0],), found=True)
+
+
+def _recognise(folder: Path) -> bool:
+    for path in folder.rglob("*"):
+        if path.suffix not in _SUFFIXES:
+            continue
+        if path.stem in ("local", "global") or first_file([path.with_suffix(suffix) for suffix in images.SUFFIXES]):
+            return True
+    return False
+
+
+def _open(folder: Path, filters: Filters, chosen: bool) -> CaptionReader:
+    if chosen:
+        return YamlCaptions(filters.encoding)
+    return CaptionReader()  # with auto the text files are kohya's layout, and no file names are taken
+
+
+def _open_settings(folder: Path, filters: Filters) -> SettingsFiles:
+    return SettingsFiles(folder, filters.encoding)
+
+
+_YAML_KEYS = ("caption", *_KEYS)
+LAYOUT = DatasetLayout(
+    name="yaml",
+    title="YAML files (EveryDream2)",
+    hint="EveryDream2's",
+    documentation=(
+        "EveryDream2's `name.yaml` with `main_prompt`, `tags` (each a text, or `tag` and `weight`) and"
+        " `max_caption_length` in characters; then `name.txt`; then the file's name up to the first underscore."
+    ),
+    suffixes=(*_SUFFIXES, *kohya_txt.SUFFIXES),
+    recognise=_recognise,
+    open=_open,
+    fallback_note="captions are file names up to the first underscore, as EveryDream2 takes them",
+    settings_files={
+        "name.yaml": _YAML_KEYS,
+        "local.yaml": _YAML_KEYS,
+        "global.yaml": _YAML_KEYS,
+        **{f"{key}.txt": (key,) for key in _TEXT_FILES},
+    },
+    open_settings=_open_settings,
+)

@@ -1,63 +1,66 @@
-"""One JSON file a picture with tags, score and path: the layout of LunNova's loader (translunar-diffusion,
-`metadata/**/*.json`).
-"""
+"""LunNova's layout (translunar-diffusion, `metadata/**/*.json`): one JSON file per image, with tags, score and path."""
 
 from __future__ import annotations
 
 import json
-import os
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from .. import images
-from ..captions import Written
-from ..filters import Filters, shown
-from ..tags import split
+from ..captions import WrittenCaption, first_file
+from ..filters import Filters
+from ..tags import split_tags
+from ..yaml_values import shorten
+from .layout import CaptionReader, DatasetLayout
 
 
-@dataclass(frozen=True)
-class Index:
-    """What the JSON files below a folder say, by picture, and what is wrong with the others."""
+class JsonIndex(CaptionReader):
+    """Reads every nth JSON file below the folder (`consider_every_nth`), in the order of their paths.
 
-    written: dict[Path, Written]
-    problems: tuple[str, ...] = ()
-    files: int = 0
-
-
-def read_index(folder: Path, filters: Filters, strict: bool) -> Index:
-    """Read every nth JSON file below the folder, in the order of their paths; with `strict`, those that describe no
-    picture are problems.
-
-    `path` is relative to the folder; without it the picture of the same name beside the file is meant. Other keys are
-    ignored.
+    With `chosen`, JSON files that describe no image are problems; otherwise they may be anything.
     """
-    files = sorted((p for p in folder.rglob("*.json") if p.is_file()), key=lambda p: p.relative_to(folder).as_posix())
-    files = [p for p in files if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
-    written: dict[Path, Written] = {}
-    problems: list[str] = []
-    for file in files[:: filters.consider_every_nth]:
-        name = file.relative_to(folder).as_posix()
-        try:
-            record = _record(file)
-            if record is None:
-                if strict:
-                    problems.append(
-                        f'{name}: expected an object with tags, as {{"tags": [...], "score": 55, "path": "a.png"}}'
-                    )
-                continue
-            picture = _picture(file, folder, record)
-            if picture in written:
+
+    def __init__(self, folder: Path, every_nth: int, chosen: bool) -> None:
+        self.folder = folder
+        self._captions: dict[Path, WrittenCaption] = {}
+        problems: list[str] = []
+        for file in _json_files(folder)[::every_nth]:
+            try:
+                self._read_file(file, chosen)
+            except ValueError as error:
+                problems.append(f"{file.relative_to(folder).as_posix()}: {error}")
+        self.problems = tuple(problems)
+        self.listed_images = frozenset(self._captions)
+
+    def read(self, image: Path) -> WrittenCaption | None:
+        return self._captions.get(image)
+
+    def _read_file(self, file: Path, chosen: bool) -> None:
+        record = _load_record(file)
+        if record is not None:
+            image = _described_image(file, self.folder, record)
+            if image in self._captions:
                 raise ValueError(
-                    f"describes {picture.relative_to(folder).as_posix()}, which another JSON file does already; not"
+                    f"describes {image.relative_to(self.folder).as_posix()}, which another JSON file does already; not"
                     " used"
                 )
-            written[picture] = _written(record)
-        except ValueError as error:
-            problems.append(f"{name}: {error}")
-    return Index(written, tuple(problems), len(files[:: filters.consider_every_nth]))
+            self._captions[image] = _caption_of(record)
+        elif chosen:
+            raise ValueError('expected an object with tags, as {"tags": [...], "score": 55, "path": "a.png"}')
 
 
-def _record(file: Path) -> dict[str, object] | None:
+def _json_files(folder: Path) -> list[Path]:
+    """Every JSON file below the folder, outside of hidden folders, in the order of their paths."""
+    by_name: dict[str, Path] = {}
+    for path in folder.rglob("*.json"):
+        relative = path.relative_to(folder)
+        if path.is_file() and not any(part.startswith(".") for part in relative.parts):
+            by_name[relative.as_posix()] = path
+    return [path for _, path in sorted(by_name.items())]
+
+
+def _load_record(file: Path) -> dict[str, Any] | None:
+    """The JSON object of a file that describes an image, None for another file."""
     try:
         record = json.loads(file.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -71,25 +74,59 @@ def _record(file: Path) -> dict[str, object] | None:
     return None
 
 
-def _picture(file: Path, folder: Path, record: dict[str, object]) -> Path:
-    if "path" in record:
-        given = PurePosixPath(str(record["path"]).replace("\\", "/"))
-        if given.is_absolute() or ".." in given.parts or ":" in str(given):
-            raise ValueError(f"path {record['path']!r} leaves the dataset's folder; give one relative to it")
-        picture = folder.joinpath(*given.parts)
-        if not os.path.isfile(picture):  # False for names too long, too
-            raise ValueError(f"path {record['path']!r} names no file below the dataset's folder")
-        return picture
-    beside = (file.with_suffix(suffix) for suffix in images.SUFFIXES)
-    found = next((path for path in beside if os.path.isfile(path)), None)
-    if found is None:
-        raise ValueError("has no path, and no picture of its name lies beside it")
-    return found
+def _described_image(file: Path, folder: Path, record: dict[str, Any]) -> Path:
+    """The image that a JSON file describes: at `path`, relative to the folder, or of the same name beside the file."""
+    if "path" not in record:
+        image = first_file([file.with_suffix(suffix) for suffix in images.SUFFIXES])
+        if image is None:
+            raise ValueError("has no path, and no picture of its name lies beside it")
+        return image
+    relative = PurePosixPath(str(record["path"]).replace("\\", "/"))
+    if relative.is_absolute() or ".." in relative.parts or ":" in str(relative):
+        raise ValueError(f"path {record['path']!r} leaves the dataset's folder; give one relative to it")
+    image = first_file([folder.joinpath(*relative.parts)])
+    if image is None:
+        raise ValueError(f"path {record['path']!r} names no file below the dataset's folder")
+    return image
 
 
-def _written(record: dict[str, object]) -> Written:
-    given, score = record["tags"], record.get("score")
-    tags = split(given) if isinstance(given, str) else [str(tag).strip() for tag in given]  # type: ignore[attr-defined]
-    if score is not None and (isinstance(score, bool) or not isinstance(score, int | float) or not abs(score) < 1e300):
-        raise ValueError(f"score is {shown(score)}, expected a finite number")
-    return Written(tags=tuple(tag for tag in tags if tag), found=True, score=None if score is None else float(score))
+def _caption_of(record: dict[str, Any]) -> WrittenCaption:
+    tags = record["tags"]
+    if isinstance(tags, str):
+        tags = split_tags(tags)
+    stripped = (str(tag).strip() for tag in tags)
+    return WrittenCaption(tags=tuple(tag for tag in stripped if tag), found=True, score=_score_of(record))
+
+
+def _score_of(record: dict[str, Any]) -> float | None:
+    score = record.get("score")
+    if score is None:
+        return None
+    if isinstance(score, bool) or not isinstance(score, int | float) or not abs(score) < 1e300:
+        raise ValueError(f"score is {shorten(score)}, expected a finite number")
+    return float(score)
+
+
+def _recognise(folder: Path) -> bool:
+    return bool(JsonIndex(folder, 1, False).listed_images)
+
+
+def _open(folder: Path, filters: Filters, chosen: bool) -> CaptionReader:
+    return JsonIndex(folder, filters.consider_every_nth, chosen)
+
+
+LAYOUT = DatasetLayout(
+    name="json",
+    title="one JSON file per image (LunNova)",
+    hint="one JSON per image (tags, score, path)",
+    documentation=(
+        'one JSON file a picture, anywhere below the folder: `{"tags": ["solo", "kirin"], "score": 55,'
+        ' "path": "images/1.png"}`. `path` is relative to the dataset\'s folder; without it the picture of the same'
+        " name beside the file is meant. Pictures that no file describes are left out."
+    ),
+    suffixes=(".json",),
+    recognise=_recognise,
+    open=_open,
+    has_scores=True,
+    unlisted_reason="that no JSON file describes",
+)

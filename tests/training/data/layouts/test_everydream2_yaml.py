@@ -5,7 +5,8 @@ is wrong in them.
 import numpy as np
 import pytest
 from graft_nodes.training.data.filters import Filters
-from graft_nodes.training.data.layouts.folder import FolderSettings, read_folder
+from graft_nodes.training.data.folder_reader import read_folder
+from graft_nodes.training.data.folder_settings import FolderSettings
 from graft_nodes.training.random_draws import generator
 from PIL import Image
 
@@ -82,7 +83,7 @@ def test_settings_lie_over_each_other(tmp_path):
     ]
     assert [found[name].flip for name in ("top.png", "in/plain.png", "in/own.png")] == [0.1, 0.1, 0.9]
     assert [found[name].dropout for name in ("top.png", "in/own.png", "in/deep/last.png")] == [0.2, 0.2, 0.7]
-    assert [found[name].group for name in ("top.png", "in/plain.png", "in/own.png", "in/deep/last.png")] == [
+    assert [found[name].batch_id for name in ("top.png", "in/plain.png", "in/own.png", "in/deep/last.png")] == [
         "",
         "horses",
         "horses",
@@ -113,7 +114,7 @@ def test_text_files_of_a_folder(tmp_path, captions):
         (tmp_path / "in" / f"{name}.txt").write_text(text, encoding="utf-8")
     found = _entries(_read(tmp_path, captions))
     values = {
-        name: (e.repeats, e.dropout, e.flip, e.loss_scale, e.group, e.caption.rules.shuffle)
+        name: (e.repeats, e.dropout, e.flip, e.loss_scale, e.batch_id, e.caption.rules.shuffle)
         for name, e in found.items()
     }
     assert values == {"in/a.png": (2.5, 0.5, 0.25, 2.0, "my_horses", 1.0), "b.png": (1.0, None, 0.0, 1.0, "", 0.0)}
@@ -126,8 +127,8 @@ def test_text_and_yaml_together(tmp_path):
     _picture(tmp_path, "b.png", "only settings")
     (tmp_path / "b.yaml").write_text("batch_id: y", encoding="utf-8")
     found = _entries(_read(tmp_path, "auto"))
-    assert found["a.png"].caption.plain == "from text, more, with tags" and found["a.png"].group == "x"
-    assert found["b.png"].caption.plain == "only settings" and found["b.png"].group == "y"
+    assert found["a.png"].caption.plain == "from text, more, with tags" and found["a.png"].batch_id == "x"
+    assert found["b.png"].caption.plain == "only settings" and found["b.png"].batch_id == "y"
 
 
 def test_the_file_name_is_the_last_resort(tmp_path):

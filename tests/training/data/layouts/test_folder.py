@@ -9,13 +9,15 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from graft_nodes.training.data import buckets, captions, encoding
+from graft_nodes.training.data import buckets, encoding
 from graft_nodes.training.data.cache import Cache
 from graft_nodes.training.data.dataset import Conditioning
 from graft_nodes.training.data.filters import Filters
+from graft_nodes.training.data.folder_reader import read_folder
 from graft_nodes.training.data.folder_report import editor_data, report
-from graft_nodes.training.data.images import fitted, open_picture
-from graft_nodes.training.data.layouts.folder import FolderSettings, read_folder
+from graft_nodes.training.data.folder_settings import FolderSettings
+from graft_nodes.training.data.images import crop_image, open_image
+from graft_nodes.training.data.layouts.layout import kohya_repeats
 from PIL import Image
 
 SMALL = {"resolution": 64, "bucket_step": 16}
@@ -40,7 +42,7 @@ def test_an_exif_orientation_turns_the_picture(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # rows run right to left from the top: shown turned clockwise
     image.save(tmp_path / "a.jpg", exif=exif, quality=95)
-    found = np.asarray(open_picture(tmp_path / "a.jpg")[0])
+    found = np.asarray(open_image(tmp_path / "a.jpg")[0])
     assert found.shape == (40, 20, 3)
     assert found[2, 10, 0] > 200 > 60 > found[30, 10, 0]
 
@@ -51,7 +53,7 @@ def test_cmyk_grey_palette_and_16_bit_become_rgb(tmp_path):
     Image.new("P", (8, 8), 0).save(tmp_path / "palette.png")
     Image.fromarray(np.full((8, 8), 257 * 100, dtype=np.uint16)).save(tmp_path / "deep.png")
     _picture(tmp_path / "web.webp", lossless=True)
-    found = {path.stem: np.asarray(open_picture(path)[0]) for path in tmp_path.iterdir()}
+    found = {path.stem: np.asarray(open_image(path)[0]) for path in tmp_path.iterdir()}
     assert all(pixels.shape[2] == 3 for pixels in found.values())
     assert found["cmyk"][4, 4, 0] > 200 > 60 > found["cmyk"][4, 4, 1]
     assert (found["grey"] == 77).all() and (found["deep"] == 100).all()
@@ -62,7 +64,7 @@ def test_transparency_lies_over_white(tmp_path):
     image.putpixel((0, 0), (255, 0, 0, 255))
     image.putpixel((1, 0), (0, 0, 0, 51))
     image.save(tmp_path / "a.png")
-    found = np.asarray(open_picture(tmp_path / "a.png")[0])
+    found = np.asarray(open_image(tmp_path / "a.png")[0])
     assert (
         found[0, 0].tolist() == [255, 0, 0]
         and found[0, 1].tolist() == [204, 204, 204]
@@ -118,13 +120,13 @@ def test_repeats_multiply_with_kohyas_folders(tmp_path):
     _picture(tmp_path / "data" / "plain" / "b.png")
     listing = read_folder(tmp_path / "data", FolderSettings(repeats=2, validation=0.0, **SMALL))
     assert {entry.name: entry.repeats for entry in listing.train} == {"3_cats/a.png": 6, "plain/b.png": 2}
-    assert captions.repeats_of(tmp_path / "4_dogs" / "x.png", tmp_path / "4_dogs") == 4
+    assert kohya_repeats(tmp_path / "4_dogs" / "x.png", tmp_path / "4_dogs") == 4
 
 
 @pytest.mark.parametrize("resolution", [256, 512, 640, 1024])
 @pytest.mark.parametrize("step", [8, 64])
 def test_buckets_are_multiples_of_the_step_below_the_area(resolution, step):
-    found = buckets.sizes(resolution, step)
+    found = buckets.bucket_sizes(resolution, step)
     assert (resolution, resolution) in found and len(set(found)) == len(found)
     for w, h in found:
         assert w % step == h % step == 0 and w * h <= resolution**2 and max(w, h) <= 4 * min(w, h)
@@ -135,10 +137,10 @@ def test_buckets_are_multiples_of_the_step_below_the_area(resolution, step):
 
 
 def test_the_bucket_is_the_nearest_in_log_ratio():
-    choices = buckets.sizes(512, 64)
+    choices = buckets.bucket_sizes(512, 64)
     for w, h in [(512, 512), (1000, 500), (500, 1000), (3000, 400), (640, 480), (7, 9)]:
         best = min(abs(np.log(a / b) - np.log(w / h)) for a, b in choices)
-        a, b = buckets.nearest(w, h, choices)
+        a, b = buckets.nearest_bucket(w, h, choices)
         assert abs(np.log(a / b) - np.log(w / h)) == pytest.approx(best)
 
 
@@ -147,7 +149,7 @@ def test_fitting_scales_to_cover_and_crops_the_middle(size):
     bucket = (64, 48)
     across, down = np.meshgrid(np.linspace(0, 255, size[0]), np.linspace(0, 255, size[1]))
     picture = Image.fromarray(np.stack([across, down, across * 0], -1).round().astype(np.uint8))
-    found = np.asarray(fitted(picture, buckets.frame(size, bucket)), dtype=float)
+    found = np.asarray(crop_image(picture, buckets.frame(size, bucket)), dtype=float)
     assert found.shape == (48, 64, 3)
     assert found[..., 0].mean() == pytest.approx(127.5, abs=3) and found[..., 1].mean() == pytest.approx(127.5, abs=3)
     scale = max(bucket[0] / size[0], bucket[1] / size[1])

@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 from graft_nodes.training.data.filters import Filters
+from graft_nodes.training.data.folder_reader import read_folder
 from graft_nodes.training.data.folder_report import report
-from graft_nodes.training.data.layouts.folder import FolderSettings, read_folder
+from graft_nodes.training.data.folder_settings import FolderSettings
 from PIL import Image
 
 EXAMPLE = {

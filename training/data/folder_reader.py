@@ -1,0 +1,295 @@
+"""Reads a folder of captioned images: lists, checks, sorts into buckets, splits into training and held-out images."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ..random_draws import generator
+from . import folder_notes, images, wildcards
+from .buckets import Framing, frame, nearest_bucket
+from .cache import Cache
+from .captions import WrittenCaption
+from .changed_files import content_hash
+from .folder_settings import FolderSettings
+from .layouts import registry
+from .layouts.layout import CaptionReader, DatasetLayout, ImageSettingsReader
+from .listing import FolderListing, ImageEntry, unique_images
+from .tags import Caption, CaptionRules, split_tags
+
+
+def read_folder(folder: Path, settings: FolderSettings, cache: Cache | None = None) -> FolderListing:
+    """List a folder; unreadable images are problems, not errors. Raises ValueError when no image can be used.
+
+    An image whose contents `cache` knows to be whole is not decoded again. The held-out share is chosen by content
+    hash, so it does not depend on names or order: at least one image of two, never all.
+    """
+    reader = _FolderReader(folder, settings, cache)
+    entries: list[ImageEntry] = []
+    for path in reader.image_paths():
+        entries += reader.entries(path)
+    problems = reader.all_problems()
+    notes = reader.notes(entries)
+    if not entries:
+        lines = "\n  ".join([*problems, *notes])
+        raise ValueError(f"GraftDataset: no picture in folder {folder.name!r} can be used:\n  {lines}")
+    held_out = _held_out_names(entries, settings.validation)
+    _refuse_settings_without_effect(settings, entries)
+    return FolderListing(
+        folder,
+        tuple(entry for entry in entries if entry.name not in held_out),
+        tuple(entry for entry in entries if entry.name in held_out),
+        tuple(problems),
+        settings,
+        tuple(notes),
+    )
+
+
+def _held_out_names(entries: Sequence[ImageEntry], share: float) -> set[str]:
+    if not share:
+        return set()
+
+    def order(entry: ImageEntry) -> tuple[str, str]:
+        return hashlib.sha256(entry.sha256.encode()).hexdigest(), entry.name
+
+    names = [entry.name for entry in sorted(unique_images(entries), key=order)]
+    count = min(len(names) - 1, max(1, round(len(names) * share)))
+    return set(names[:count])
+
+
+def _refuse_settings_without_effect(settings: FolderSettings, entries: Sequence[ImageEntry]) -> None:
+    """Raise ValueError for settings that could change nothing here."""
+    errors: list[str] = []
+    if settings.keep_tags and not any(entry.caption.rules.moves_tags for entry in entries):
+        errors.append(
+            "keep_tags has no effect where no tags are shuffled or dropped; set shuffle_tags or tag_dropout, or"
+            " keep_tags to 0"
+        )
+    if settings.filters.masks in ("alpha", "both") and not any(entry.mask for entry in entries):
+        errors.append(f"masks is {settings.filters.masks}, but no picture is transparent or has a mask file")
+    if errors:
+        raise ValueError("GraftDataset: " + "; ".join(errors) + ".")
+
+
+class _FolderReader:
+    """Reads the entries of one folder and collects problems and notes on the way."""
+
+    def __init__(self, folder: Path, settings: FolderSettings, cache: Cache | None) -> None:
+        self.folder, self.settings, self.filters, self.cache = folder, settings, settings.filters, cache
+        self.counts = folder_notes.Counts()
+        self._problems: list[str] = []
+        self._word_lists = wildcards.NO_LISTS
+        if self.filters.wildcards:
+            self._word_lists, self._problems = wildcards.read_word_lists(folder, self.filters.encoding)
+        chosen = settings.captions != registry.AUTO
+        self._selected = registry.selected(settings.captions)
+        self._readers = [(layout, layout.open(folder, self.filters, chosen)) for layout in self._selected]
+        self._fallback: tuple[DatasetLayout, CaptionReader] | None = None
+        if chosen:
+            self._fallback = self._readers[0]
+        self._settings_readers: list[tuple[DatasetLayout, ImageSettingsReader]] = []
+        for layout in registry.layouts():
+            if layout.open_settings is not None:
+                self._settings_readers.append((layout, layout.open_settings(folder, self.filters)))
+        self._buckets = settings.bucket_choices()
+
+    def image_paths(self) -> list[Path]:
+        """The images to consider; raises ValueError when there is none."""
+        paths = images.find_images(self.folder)
+        if not paths:
+            raise ValueError(
+                f"GraftDataset: folder {self.folder.name!r} has no pictures (expected {', '.join(images.SUFFIXES)})."
+            )
+        listed: set[Path] = set()
+        for _, reader in self._readers:
+            listed |= reader.listed_images or set()
+        unlisted_reason = self._selected[0].unlisted_reason
+        if self._fallback is not None and unlisted_reason:
+            kept = [path for path in paths if path in listed]
+            self.counts.left_out[unlisted_reason] += len(paths) - len(kept)
+            return kept
+        if listed:
+            return paths
+        kept = paths[:: self.filters.consider_every_nth]
+        self.counts.left_out["by consider_every_nth"] += len(paths) - len(kept)
+        return kept
+
+    def all_problems(self) -> list[str]:
+        """Errors of files that were left out, as "file: what is wrong"."""
+        problems: list[str] = []
+        for _, reader in self._readers:
+            problems += reader.problems
+        for _, settings_reader in self._settings_readers:
+            problems += settings_reader.problems
+        return problems + self._problems
+
+    def notes(self, entries: Sequence[ImageEntry]) -> list[str]:
+        """Lines for the report, beside the problems."""
+        return folder_notes.notes(self.folder, self.settings, self.counts, entries)
+
+    def entries(self, path: Path) -> list[ImageEntry]:
+        """The entries of an image, one per resolution; none when it is left out, for a problem or by a filter."""
+        name = path.relative_to(self.folder).as_posix()
+        try:
+            return self._read_image(path, name)
+        except ValueError as error:
+            self._problems.append(f"{name}: {error}")
+        except OSError as error:
+            self._problems.append(f"{name}: {error.strerror or error}")
+        return []
+
+    def _read_image(self, path: Path, name: str) -> list[ImageEntry]:
+        layout, written = self._written_caption(path)
+        caption = self._caption(written)
+        if self.filters.wildcards:
+            self._word_lists.check(" ".join(caption.texts))
+        _ = caption.plain  # what cannot be written out is a problem of this image, now
+        reason = self._reason_to_skip(written)
+        if reason:
+            self.counts.left_out[reason] += 1
+            return []
+        sha256 = content_hash(path)
+        size, has_alpha = self._size_and_alpha(path, sha256)
+        mask, mask_sha256 = self._mask(layout, path, has_alpha)
+        self.counts.add_notes(written.notes)
+        folder_repeats = layout.repeats(path, self.folder)
+        entries: list[ImageEntry] = []
+        for bucket, framings in self._framings(sha256, size):
+            if self.filters.small == "skip" and framings[0].enlarged:
+                self.counts.too_small.append(name)
+                continue
+            entry = ImageEntry(
+                name,
+                sha256,
+                caption,
+                bucket,
+                repeats=self.settings.repeats * folder_repeats * _or_default(written.multiply, 1.0),
+                size=size,
+                captioned=written.found,
+                framings=framings,
+                flip=_or_default(written.flip, self.settings.flip),
+                dropout=written.dropout,
+                batch_id=written.batch_id,
+                loss_scale=_or_default(written.loss_scale, 1.0),
+                mask=mask,
+                mask_sha256=mask_sha256,
+                folder_repeats=folder_repeats,
+            )
+            entries.append(entry)
+        return entries
+
+    def _written_caption(self, path: Path) -> tuple[DatasetLayout, WrittenCaption]:
+        """The layout that has a caption for an image (the first of those that are read, if none has), and the caption
+        with the settings files on top.
+        """
+        layout, caption = self._selected[0], None
+        for candidate, reader in self._readers:
+            caption = reader.read(path)
+            if caption is not None:
+                layout = candidate
+                break
+        written = self._with_settings_files(path, caption, True)
+        if not written.found and self._fallback is not None:
+            fallback = self._fallback[1].fallback(path)
+            if fallback is not None:
+                self.counts.fallbacks += 1
+                written = self._with_settings_files(path, fallback, False)
+        return layout, written
+
+    def _with_settings_files(self, path: Path, caption: WrittenCaption | None, own_file: bool) -> WrittenCaption:
+        for layout, reader in self._settings_readers:
+            caption = reader.apply(path, caption, own_file and layout in self._selected)
+        return caption or WrittenCaption()
+
+    def _reason_to_skip(self, written: WrittenCaption) -> str | None:
+        tags = list(written.tags) or split_tags(" ".join(written.lines))
+        reason = self.filters.reason_to_skip(tags, written.score)
+        if reason is None and written.multiply == 0:
+            return "with multiply 0"
+        return reason
+
+    def _caption(self, written: WrittenCaption) -> Caption:
+        rules = self._rules(written)
+        score_tag = self.filters.score_tag(written.score)
+        if score_tag and written.lines:
+            return Caption((), (*split_tags(" ".join(written.lines)), *score_tag), (), rules)
+        weights = written.weights
+        if weights:
+            weights += (1.0,) * len(score_tag)
+        return Caption(written.lines, written.tags + score_tag, weights, rules)
+
+    def _rules(self, written: WrittenCaption) -> CaptionRules:
+        filters = self.filters
+        shuffle = _or_default(filters.shuffle_tag_p, float(self.settings.shuffle_tags))
+        if written.shuffle is not None:
+            shuffle = float(written.shuffle)
+        return CaptionRules(
+            separator=filters.tag_separator,
+            keep=self.settings.keep_tags + written.prompt_tags,
+            shuffle=shuffle,
+            dropout=self.settings.tag_dropout,
+            wildcards=filters.wildcards,
+            lists=self._word_lists,
+            left_out=filters.non_caption_tags,
+            replacements=filters.replacements,
+            max_length=written.max_length,
+            keep_separator=filters.keep_separator,
+            trigger=filters.trigger,
+            prefix=filters.caption_prefix,
+            suffix=filters.caption_suffix,
+        )
+
+    def _size_and_alpha(self, path: Path, sha256: str) -> tuple[tuple[int, int], bool]:
+        """((width, height), whether it has transparency) of an image that can be read to its end."""
+        if self.cache is not None:
+            cached = self.cache.read("pictures", sha256)
+            if cached is not None:
+                (width, height), has_alpha = cached[1]
+                return (width, height), has_alpha
+        image, alpha = images.open_image(path)
+        if self.cache is not None:
+            self.cache.write("pictures", sha256, {}, [list(image.size), alpha is not None])
+        return image.size, alpha is not None
+
+    def _framings(self, sha256: str, size: tuple[int, int]) -> list[tuple[tuple[int, int], tuple[Framing, ...]]]:
+        """The bucket of an image at each resolution, with its crops there."""
+        out: list[tuple[tuple[int, int], tuple[Framing, ...]]] = []
+        positions = self._crop_positions(sha256)
+        for choices in self._buckets:
+            bucket = nearest_bucket(*size, choices)
+            framings = dict.fromkeys(frame(size, bucket, position) for position in positions)
+            out.append((bucket, tuple(framings)))
+        return out
+
+    def _crop_positions(self, sha256: str) -> list[tuple[float, float]]:
+        """Where the image may be cropped: one position, or several that its contents draw."""
+        if self.filters.crop == "random":
+            rng = generator(0, 0, f"crops {sha256}")
+            return [(x, y) for x, y in torch.rand(self.filters.crops, 2, generator=rng).tolist()]
+        if self.filters.crop == "top":
+            return [(0.5, 0.0)]
+        return [(0.5, 0.5)]
+
+    def _mask(self, layout: DatasetLayout, path: Path, has_alpha: bool) -> tuple[str, str]:
+        """(`ImageEntry.mask`, its content hash)."""
+        file = None
+        if self.filters.masks in ("files", "both"):
+            file = layout.mask_file(path, self.folder)
+        if file is None:
+            if has_alpha and self.filters.masks in ("alpha", "both"):
+                return "alpha", "alpha"
+            return "", ""
+        try:
+            images.open_mask(file)
+        except ValueError as error:
+            raise ValueError(f"its mask {file.name} cannot be used: {error}") from error
+        return file.relative_to(self.folder).as_posix(), content_hash(file)
+
+
+def _or_default(value: float | None, default: float) -> float:
+    if value is None:
+        return default
+    return value

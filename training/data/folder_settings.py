@@ -1,0 +1,103 @@
+"""How a dataset folder is read: the settings of GraftDataset, and their validation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import buckets
+from .filters import Filters
+from .layouts import registry
+
+
+@dataclass(frozen=True)
+class FolderSettings:
+    """How a folder is read; plain values, checked on creation."""
+
+    resolution: int = 512
+    buckets: bool = True
+    bucket_step: int = 64
+    captions: str = registry.AUTO
+    repeats: int = 1
+    flip: float = 0.0
+    validation: float = 0.1
+    shuffle_tags: bool = False
+    keep_tags: int = 0
+    tag_dropout: float = 0.0
+    filters: Filters = field(default_factory=Filters)
+
+    def __post_init__(self) -> None:
+        errors = [*self._errors(), *self._caption_errors()]
+        if errors:
+            raise ValueError("GraftDataset: " + "; ".join(errors) + ".")
+        self.bucket_choices()  # raises ValueError where resolution and bucket_step do not fit
+
+    def _errors(self) -> list[str]:
+        errors: list[str] = []
+        if self.repeats < 1:
+            errors.append(f"repeats is {self.repeats}, expected 1 or more")
+        if self.keep_tags < 0:
+            errors.append(f"keep_tags is {self.keep_tags}, expected 0 or more")
+        for name in ("flip", "tag_dropout"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                errors.append(f"{name} is {getattr(self, name)}, expected from 0 to 1")
+        if not 0.0 <= self.validation < 1.0:
+            errors.append(f"validation is {self.validation}, expected at least 0 and below 1")
+        for side in self.resolutions:
+            if not self.buckets and side % 8:
+                errors.append(f"resolution is {side}, expected a multiple of 8")
+        return errors
+
+    def _caption_errors(self) -> list[str]:
+        errors: list[str] = []
+        try:
+            registry.selected(self.captions)
+        except ValueError as error:
+            errors.append(str(error))
+        if self.shuffle_tags and self.filters.shuffle_tag_p is not None:
+            errors.append("shuffle_tags shuffles always and shuffle_tag_p of filters now and then; set one of them")
+        options = registry.names_where_scores_are_read()
+        if self.filters.needs_scores and self.captions not in options:
+            errors.append(
+                "abs_min_score, min_score and score_tags need scores from JSON files; captions"
+                f" {self.captions} reads none, {' and '.join(options)} do"
+            )
+        return errors
+
+    @property
+    def resolutions(self) -> tuple[int, ...]:
+        """Every base resolution that images are trained at."""
+        return tuple(dict.fromkeys((self.resolution, *self.filters.resolutions)))
+
+    def bucket_choices(self) -> list[list[tuple[int, int]]]:
+        """(width, height) of the buckets of each resolution; one square without buckets. Raises ValueError where the
+        resolution and bucket_step do not fit.
+        """
+        choices: list[list[tuple[int, int]]] = []
+        for side in self.resolutions:
+            sizes = buckets.bucket_sizes(side, self.bucket_step)
+            if not self.buckets:
+                sizes = [(side, side)]
+            choices.append(sizes)
+        return choices
+
+
+def parse_settings(filters: str, other_errors: Sequence[str], **plain: Any) -> FolderSettings:
+    """The settings of a node's inputs. Raises one ValueError for `other_errors`, those of the YAML of `filters`, and
+    those of the other inputs.
+    """
+    errors = list(other_errors)
+    parsed = Filters()
+    try:
+        parsed = Filters.parse(filters)
+    except ValueError as error:
+        errors.append(str(error))
+    settings = None
+    try:
+        settings = FolderSettings(**plain, filters=parsed)
+    except ValueError as error:
+        errors.append(str(error).removeprefix("GraftDataset: ").rstrip("."))
+    if errors or settings is None:
+        raise ValueError("GraftDataset: " + "; ".join(errors) + ".")
+    return settings

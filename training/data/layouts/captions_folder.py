@@ -1,0 +1,57 @@
+"""Text files in a folder named `captions`: beside the image, beside the image's folder, or at the top."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .. import images
+from ..captions import WrittenCaption, first_file, read_first_text
+from ..filters import Filters
+from .layout import CaptionReader, DatasetLayout
+
+FOLDER = "captions"
+
+
+def text_files(image: Path, folder: Path) -> list[Path]:
+    """Where an image's caption may be, in the order of preference.
+
+    The captions folder lies beside the image, beside the image's folder (images/1.png, captions/1.txt), or at the top
+    of the dataset's folder with the same subfolders.
+    """
+    places = [image.parent / FOLDER]
+    if image.parent != folder:
+        places.append(image.parent.parent / FOLDER)
+        places.append(folder / FOLDER / image.parent.relative_to(folder))
+    return [place / f"{image.stem}.txt" for place in places]
+
+
+class CaptionsFolder(CaptionReader):
+    """Reads text files in captions folders."""
+
+    def __init__(self, folder: Path, encoding: str) -> None:
+        self.folder, self.encoding = folder, encoding
+
+    def read(self, image: Path) -> WrittenCaption | None:
+        return read_first_text(text_files(image, self.folder), self.encoding)
+
+
+def _recognise(folder: Path) -> bool:
+    return any(first_file(text_files(image, folder)) for image in images.find_images(folder))
+
+
+def _open(folder: Path, filters: Filters, chosen: bool) -> CaptionReader:
+    return CaptionsFolder(folder, filters.encoding)
+
+
+LAYOUT = DatasetLayout(
+    name="folder",
+    title="text files in a captions folder",
+    hint="a .txt in a captions folder",
+    documentation=(
+        "`name.txt` in a `captions` folder beside the picture, beside the picture's folder (`images/1.png`,"
+        " `captions/1.txt`), or at the top with the same subfolders."
+    ),
+    suffixes=(".txt",),
+    recognise=_recognise,
+    open=_open,
+)

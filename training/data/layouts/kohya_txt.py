@@ -1,0 +1,46 @@
+"""kohya's layout: `name.txt` or `name.caption` beside `name.png`, and repeats in folder names (`10_name`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .. import images
+from ..captions import WrittenCaption, first_file, read_first_text
+from ..filters import Filters
+from .layout import CaptionReader, DatasetLayout
+
+SUFFIXES = (".txt", ".caption")
+
+
+def text_files(image: Path) -> list[Path]:
+    """Where an image's caption may be, in the order of preference."""
+    return [image.with_suffix(suffix) for suffix in SUFFIXES]
+
+
+class TextFiles(CaptionReader):
+    """Reads text files beside the images."""
+
+    def __init__(self, encoding: str) -> None:
+        self.encoding = encoding
+
+    def read(self, image: Path) -> WrittenCaption | None:
+        return read_first_text(text_files(image), self.encoding)
+
+
+def _recognise(folder: Path) -> bool:
+    return any(first_file(text_files(image)) for image in images.find_images(folder))
+
+
+def _open(folder: Path, filters: Filters, chosen: bool) -> CaptionReader:
+    return TextFiles(filters.encoding)
+
+
+LAYOUT = DatasetLayout(
+    name="txt",
+    title="text files beside the images (kohya)",
+    hint="a .txt file beside the image",
+    documentation="`name.txt` or `name.caption` beside `name.png`.",
+    suffixes=SUFFIXES,
+    recognise=_recognise,
+    open=_open,
+)

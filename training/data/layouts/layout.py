@@ -1,0 +1,78 @@
+"""The record of a dataset layout: everything that Graft knows about one way to store captions beside images."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from .. import images
+from ..captions import WrittenCaption
+from ..filters import Filters
+
+
+def kohya_repeats(image: Path, folder: Path) -> int:
+    """kohya's repeat count: the number in front of the innermost folder named `N_name`, 1 without one. The dataset's
+    folder counts too.
+    """
+    for parent in image.parents:
+        match = re.match(r"(\d+)_", parent.name)
+        if match:
+            return max(1, int(match[1]))
+        if parent == folder:
+            break
+    return 1
+
+
+class CaptionReader:
+    """Reads the captions of one layout below a folder. A layout's own reader overrides what it does differently.
+
+    `problems` go to the report, as "file: what is wrong". `listed_images` are the images that the layout's index files
+    list, None for a layout without index files.
+    """
+
+    problems: tuple[str, ...] = ()
+    listed_images: frozenset[Path] | None = None
+
+    def read(self, image: Path) -> WrittenCaption | None:
+        """The caption of an image, None if this layout has none for it. Raises ValueError if it cannot be used."""
+        return None
+
+    def fallback(self, image: Path) -> WrittenCaption | None:
+        """The caption of an image that no file describes, if this layout was chosen; None leaves it empty."""
+        return None
+
+
+class ImageSettingsReader(Protocol):
+    """Reads a layout's settings files, which hold for images of every layout."""
+
+    problems: list[str]
+
+    def apply(self, image: Path, caption: WrittenCaption | None, own_file: bool) -> WrittenCaption:
+        """The caption with the settings on top; `own_file` reads the image's own settings file too."""
+
+
+@dataclass(frozen=True)
+class DatasetLayout:
+    """One way to store captions beside images: how it is recognised and read, and what is said about it.
+
+    `open` gets the dataset's folder, the filters, and whether the user chose this layout (false for `auto`, which asks
+    the layouts in the order of the registry).
+    """
+
+    name: str  # the option of GraftDataset's input `captions`
+    title: str  # for people, in notes and errors
+    hint: str  # its part of the option's tooltip
+    documentation: str  # its line in the node's help page
+    suffixes: tuple[str, ...]  # of the files that it reads: a change of one is noticed while training
+    recognise: Callable[[Path], bool]  # whether a folder has captions in this layout
+    open: Callable[[Path, Filters, bool], CaptionReader]
+    has_scores: bool = False  # whether it gives scores, for min_score and the like
+    unlisted_reason: str = ""  # why images that no index file lists are left out, if they are: "that no … describes"
+    fallback_note: str = ""  # the report's words after the number of captions that came from `fallback`
+    repeats: Callable[[Path, Path], int] = kohya_repeats  # (image, dataset folder) -> how often it counts
+    mask_file: Callable[[Path, Path], Path | None] = images.mask_file  # (image, dataset folder) -> its loss mask
+    settings_files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # {file name or pattern: its keys}
+    open_settings: Callable[[Path, Filters], ImageSettingsReader] | None = None  # reads the settings files

@@ -1,0 +1,108 @@
+"""What a dataset folder holds: its images to train on, those held out, and what is wrong with the others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from .buckets import Framing
+from .folder_settings import FolderSettings
+from .tags import Caption
+from .wildcards import NO_LISTS, WordLists, list_names
+
+
+@dataclass(frozen=True)
+class ImageEntry:
+    """One image that can be read, at one resolution: path relative to the folder, content hash, caption, bucket, and
+    how it is used.
+
+    `bucket` and `size` are (width, height). `repeats` is the product of all repeats, `folder_repeats` the part that
+    comes from the folder's name. `framings` are its crops; `dropout` None means as the dataset says; `mask` is the path
+    of a mask file, "alpha" the image's own transparency, "" none, and `mask_sha256` its content hash.
+    """
+
+    name: str
+    sha256: str
+    caption: Caption
+    bucket: tuple[int, int]
+    repeats: float
+    size: tuple[int, int]
+    captioned: bool
+    framings: tuple[Framing, ...]
+    flip: float = 0.0
+    dropout: float | None = None
+    batch_id: str = ""
+    loss_scale: float = 1.0
+    mask: str = ""
+    mask_sha256: str = ""
+    folder_repeats: int = 1
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that decides what is trained, as plain values for the digest: no names, no places.
+
+        The keys are part of stored digests and never change.
+        """
+        rules = replace(self.caption.rules, lists=NO_LISTS)  # the lists are the same for all and may be long
+        values = asdict(replace(self, caption=replace(self.caption, rules=rules)))
+        del values["caption"]["rules"]["lists"]
+        values["group"] = values.pop("batch_id")
+        for name in ("name", "captioned", "mask", "folder_repeats"):
+            del values[name]
+        return values
+
+
+@dataclass(frozen=True)
+class FolderListing:
+    """What a folder holds: images to train on, images held out, errors of the others (`problems`), and notes for the
+    report.
+    """
+
+    folder: Path
+    train: tuple[ImageEntry, ...]
+    held_out: tuple[ImageEntry, ...]
+    problems: tuple[str, ...] = ()
+    settings: FolderSettings = field(default_factory=FolderSettings)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def entries(self) -> tuple[ImageEntry, ...]:
+        """All images, those to train on first."""
+        return self.train + self.held_out
+
+    @property
+    def digest(self) -> str:
+        """Hash of contents and settings; file names and places do not count."""
+        body: dict[str, Any] = {
+            "train": [entry.identity() for entry in self.train],
+            "held out": [entry.identity() for entry in self.held_out],
+            "size conditioning": self.settings.filters.size_conditioning,
+        }
+        lists = self._word_lists()
+        if lists:
+            body["word lists"] = lists.digest
+        return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+    def _word_lists(self) -> WordLists:
+        """The word lists, if a caption names one of them."""
+        for entry in self.entries:
+            for text in entry.caption.texts:
+                if list_names(text):
+                    return entry.caption.rules.lists
+        return NO_LISTS
+
+
+def unique_images(entries: Iterable[ImageEntry]) -> list[ImageEntry]:
+    """One entry per image, whatever its resolutions."""
+    return list({entry.name: entry for entry in entries}.values())
+
+
+def first_names(names: Sequence[str]) -> str:
+    """The first five of many names."""
+    text = ", ".join(names[:5])
+    if len(names) > 5:
+        text += " …"
+    return text
