@@ -7,8 +7,6 @@ python -m graft_nodes.demo.train_base [--steps 1500] [--seed 0] [--out demo/base
 from __future__ import annotations
 
 import argparse
-import hashlib
-import os
 import sys
 import tempfile
 import time
@@ -18,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..storage.safetensors import write_safetensors
 from . import draw, model
 
 BASE = Path(__file__).resolve().parent / "base.safetensors"
@@ -35,25 +34,6 @@ def start_weights(seed: int = 0) -> dict[str, Tensor]:
     model.initialise_text_(encoder, seed)
     weights = {UNET + key: tensor.contiguous() for key, tensor in unet.state_dict().items()}
     return weights | {TEXT + key: tensor.contiguous() for key, tensor in encoder.state_dict().items()}
-
-
-def write(weights: dict[str, Tensor], path: Path) -> str:
-    """Write a safetensors file by renaming a finished one into place; returns its sha256."""
-    from safetensors.torch import save
-
-    data = save({key: weights[key] for key in sorted(weights)})
-    handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(partial, 0o644)
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
-    return hashlib.sha256(data).hexdigest()
 
 
 def settings(steps: int) -> Any:
@@ -95,7 +75,7 @@ def train(steps: int, seed: int) -> dict[str, Tensor]:
 
     with tempfile.TemporaryDirectory() as folder:
         first = start_weights(seed)
-        digest = write(first, Path(folder) / "start.safetensors")
+        digest = write_safetensors(Path(folder) / "start.safetensors", first)
         patcher, clip, vae = host_model.demo_model(str(Path(folder) / "start.safetensors"))
     pictures = encoded(clip, vae, draw.base(seed))
     start = Start(
@@ -149,7 +129,7 @@ def main(argv: list[str] | None = None) -> int:
     from .. import comfyui_api_stubs
 
     comfyui_api_stubs.install()
-    digest = write(train(given.steps, given.seed), given.out)
+    digest = write_safetensors(given.out, train(given.steps, given.seed))
     print(f"{given.out}: {given.out.stat().st_size} bytes, sha256 {digest}")
     return 0
 

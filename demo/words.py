@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
+
+from ..storage.digest import sha256
 
 SHAPES = ("circle", "square", "triangle", "cross")
 COLOURS = ("red", "yellow", "green", "blue")
@@ -26,7 +27,7 @@ def row(word: str) -> int:
     word = word.lower()
     if word in _ROW:
         return _ROW[word]
-    digest = hashlib.sha256(word.encode("utf-8")).digest()
+    digest = sha256(word.encode("utf-8")).digest()
     return FIRST_SPARE + int.from_bytes(digest[:8], "big") % (ROWS - FIRST_SPARE)
 
 

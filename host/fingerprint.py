@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..training.trainable.install import tensors_digest
+from ..storage.digest import sha256, sha256_of_spaced_json, sha256_of_tensors
 from .base_weights import base_weights
 from .lora_injection import carried_stacks
 
@@ -54,9 +52,7 @@ def fingerprint(patcher: Any) -> Fingerprint:
             parts.append([name, _hashable(value, f"object patch {name}", unhashed)])
     for name in ("wrappers", "hook_patches", "weight_wrapper_patches"):
         parts.append([name, _hashable(_without_empty(getattr(patcher, name, {})), name, unhashed)])
-    return Fingerprint(
-        hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest(), tuple(dict.fromkeys(unhashed))
-    )
+    return Fingerprint(sha256_of_spaced_json(parts), tuple(dict.fromkeys(unhashed)))
 
 
 def of_trained(patcher: Any, clip: Any) -> tuple[str, tuple[str, ...]]:
@@ -79,7 +75,7 @@ def fingerprint_of(thing: Any, name: str) -> Fingerprint:
         weights = {
             f"{i}.{key}": value for i, module in enumerate(modules) for key, value in module.state_dict().items()
         }
-        return Fingerprint(hashlib.sha256(f"{kind} {tensors_digest(weights)}".encode()).hexdigest())
+        return Fingerprint(sha256(f"{kind} {sha256_of_tensors(weights)}".encode()).hexdigest())
     made = fingerprint(patcher)
     return Fingerprint(
         f"{made.digest} {getattr(thing, 'layer_idx', None)}", tuple(f"{name}: {what}" for what in made.unhashed)
@@ -103,7 +99,7 @@ def versions(patcher: Any) -> dict[str, str]:
 def _base_digest(patcher: Any) -> str:
     if patcher.model not in _BASES:
         kept = {key: value for key, value in base_weights(patcher).items() if not key.startswith("model_sampling.")}
-        _BASES[patcher.model] = tensors_digest(kept)
+        _BASES[patcher.model] = sha256_of_tensors(kept)
     return _BASES[patcher.model]
 
 
@@ -118,7 +114,7 @@ def _model_facts(patcher: Any) -> list[Any]:
         type(model.latent_format).__qualname__,
         [cls.__qualname__ for cls in type(sampling).__mro__ if cls.__module__.startswith("comfy")],
         {k: repr(v) for k, v in sorted(plain.items())},
-        tensors_digest(dict(sampling.named_buffers())),
+        sha256_of_tensors(dict(sampling.named_buffers())),
         str(model.get_dtype()),
         str(model.manual_cast_dtype),
     ]
@@ -142,7 +138,7 @@ def _hashable(value: Any, where: str, unhashed: list[str]) -> Any:
     if isinstance(value, float | torch.dtype | torch.device):
         return repr(value)
     if isinstance(value, torch.Tensor):
-        return tensors_digest({"": value})
+        return sha256_of_tensors({"": value})
     if isinstance(value, Mapping):
         return [[_hashable(key, where, unhashed), _hashable(one, where, unhashed)] for key, one in value.items()]
     if isinstance(value, list | tuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 
-from ..storage.disk_errors import naming
+from ..storage.disk_errors import disk_errors_at
 
 OUTPUT_LORAS = "output/loras/"  # prefix of the names of LoRAs that were saved under ComfyUI's output folder
 
@@ -96,7 +96,7 @@ def output_file(prefix: str, extension: str) -> tuple[str, dict[str, str]]:
     if not _stays_inside(_plain(prefix)) or not prefix.strip("/\\ "):
         raise ValueError(f"prefix {prefix!r}: expected a name below ComfyUI's output folder")
     root = folder_paths.get_output_directory()
-    with naming(root):
+    with disk_errors_at(root):
         folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(prefix, root)
     file = f"{name}_{counter:05}_{extension}"
     return os.path.join(folder, file), {"filename": file, "subfolder": subfolder, "type": "output"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..patches.adapters.layer import packed, unpacked
+from ..patches.adapters.registry import pack_layer, unpack_layer
 from ..patches.lora_files.read_stack import EnlargingLora
 from ..patches.patching.fuse import Patch, additive, fuse, in_order
 
@@ -25,7 +25,7 @@ def with_host_patches(patcher: Any, patches: Mapping[str, Sequence[Patch]]) -> A
     differences: dict[str, Any] = {}
     for weight, on_weight in patches.items():
         if not _fuses(on_weight):  # stays as small as its file
-            layers = tuple((patch.strength, patch.part, packed(patch.layer)) for patch in on_weight)
+            layers = tuple((patch.strength, patch.part, pack_layer(patch.layer)) for patch in on_weight)
             adapters[weight] = graft_adapter(set(), layers)
             continue
         fused = fuse(on_weight, parameters[weight].shape)
@@ -72,7 +72,7 @@ def _graft_adapter_class() -> type:
             intermediate_dtype: torch.dtype = torch.float32,
             original_weight: Any = None,
         ) -> torch.Tensor:
-            patches = [Patch(unpacked(layer), own, part) for own, part, layer in self.weights]
+            patches = [Patch(unpack_layer(layer), own, part) for own, part, layer in self.weights]
             with torch.no_grad():
                 base = weight.float()
                 change = in_order(base, patches) - base

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..patches.token_downsampling.unet import EVALUATING
-from ..storage.safetensors import make_folders, write_whole
+from ..storage.atomic import make_folders, write_whole
 from . import folders
 from .latents import sampled
 from .model_sampling import prediction_type

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,9 +11,10 @@ from typing import Any
 from comfy_api.latest import io
 
 from .. import host
+from ..patches.lora_files import open_file
 from ..patches.lora_files.entry import LoraEntry
 from ..patches.lora_files.stack_rows import rows_of
-from ..storage import safetensors
+from ..storage.digest import sha256
 from .aliases import aliases
 from .sockets import LoraModel, LoraStack, Snapshots, TrainState
 from .training import opened
@@ -81,7 +81,7 @@ class GraftSnapshots(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, source="run") -> str:
         """Changes when a listed file, or what a run has kept, does."""
-        lines, digest = _lines(source), hashlib.sha256(source.encode())
+        lines, digest = _lines(source), sha256(source.encode())
         if len(lines) == 1:
             run = _run_folder(lines[0])
         else:
@@ -95,7 +95,7 @@ class GraftSnapshots(io.ComfyNode):
         else:
             paths = sorted(map(str, (run[0] / "averages").glob("*.safetensors")))
         for path in paths:
-            digest.update(repr((path, safetensors.version(path))).encode())
+            digest.update(repr((path, open_file.version(path))).encode())
         return digest.hexdigest()
 
     @classmethod

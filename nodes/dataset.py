@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 
 from comfy_api.latest import io
 
 from .. import host
+from ..storage.digest import sha256
 from .aliases import aliases
 from .sockets import Dataset
 
@@ -211,7 +211,7 @@ class GraftDataset(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, folder="", **_) -> str:
         """Changes when a file of the folder does; a folder that comes in through a link is seen by `execute` alone."""
-        digest = hashlib.sha256(str(folder).encode())
+        digest = sha256(str(folder).encode())
         try:
             root = host.folders.input_folder(folder or "")
         except (ValueError, OSError):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from comfy_api.latest import io
 
 from ..demo import host_model
+from ..storage.digest import sha256_of_file
 
 BASE = Path(__file__).resolve().parents[1] / "demo" / "base.safetensors"
 
@@ -32,7 +32,7 @@ class GraftDemo(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls) -> str:
         if BASE.is_file():
-            return hashlib.sha256(BASE.read_bytes()).hexdigest()
+            return sha256_of_file(BASE)
         return "missing"
 
     @classmethod

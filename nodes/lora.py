@@ -4,7 +4,6 @@ one.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -13,10 +12,11 @@ from comfy_api.latest import io
 from torch import Tensor
 
 from .. import host
-from ..patches.lora_files import metadata, save
+from ..patches.lora_files import metadata, open_file, save
 from ..patches.lora_files.entry import LoraEntry
 from ..patches.lora_files.stack_rows import EMPTY, StackRow, parse, rows_of, schedule_of
-from ..storage import safetensors
+from ..storage.digest import sha256
+from ..storage.safetensors import write_safetensors
 from .aliases import aliases
 from .sockets import LoraModel, LoraStack, TrainState
 
@@ -33,7 +33,7 @@ def read_files(listed: list[StackRow]) -> list[tuple[dict[str, Tensor], dict[str
     """(tensors, metadata) of the files of rows; raises one ValueError that lists every row whose file is missing or
     cannot be read.
     """
-    return _of_each(listed, lambda name: safetensors.load_once(host.folders.lora_path(name)))
+    return _of_each(listed, lambda name: open_file.load_once(host.folders.lora_path(name)))
 
 
 def lora_entries(listed: list[StackRow]) -> list[LoraEntry]:
@@ -119,9 +119,9 @@ class GraftLoRAStack(io.ComfyNode):
         """Changes when a listed file does; a stack that comes in through the socket is fingerprinted by the node it
         comes from.
         """
-        digest = hashlib.sha256(rows.encode())
+        digest = sha256(rows.encode())
         for path in found_files(parse(rows)):
-            digest.update(repr((path, safetensors.version(path))).encode())
+            digest.update(repr((path, open_file.version(path))).encode())
         return digest.hexdigest()
 
     @classmethod
@@ -279,7 +279,7 @@ class GraftSaveLoRA(io.ComfyNode):
         tensors = save.renamed(lora, names, save.DTYPES[dtype])
         said |= save.hashes(tensors, said)
         path, entry = host.folders.output_file(prefix, ".safetensors")
-        safetensors.write_whole(path, safetensors.safetensors_bytes(tensors, said))
+        write_safetensors(path, tensors, said)
         return io.NodeOutput(path, ui={"loras": [entry]})
 
 

@@ -6,7 +6,7 @@ import contextlib
 import errno
 from collections.abc import Iterator
 
-NEXT_STEPS = {  # by what the system says
+NEXT_STEPS = {  # by the system's error number
     errno.ENOSPC: "free some space there, then do the same again: what was stored before is whole",
     errno.EDQUOT: (
         "your quota is used up; free some space there, then do the same again: what was stored before is whole"
@@ -22,21 +22,20 @@ NEXT_STEPS = {  # by what the system says
 
 
 @contextlib.contextmanager
-def naming(path: str) -> Iterator[None]:
-    """What the system says inside the block, which writes to `path`, comes out as `explained` has it."""
+def disk_errors_at(path: str) -> Iterator[None]:
+    """Errors of the system inside the block, which writes to `path`, name the file and say what to do next."""
     try:
         yield
     except OSError as error:
-        raise explained(error, path) from error
+        raise with_next_step(error, path) from error
 
 
-def explained(error: OSError, path: str) -> OSError:
-    """An error of writing with a file's name, which writing itself and fsync do not give (`path`), and with what to do
-    next.
-    """
-    if error.errno is None:  # not of the system
+def with_next_step(error: OSError, path: str) -> OSError:
+    """A system error with the file's name (`path`, unless it names one itself) and with what to do next."""
+    if error.errno is None:  # not an error of the system
         return error
-    said, way = error.strerror or str(error), NEXT_STEPS.get(error.errno)
-    if way is not None and way not in said:
-        said = f"{said} ({way})"
-    return OSError(error.errno, said, error.filename or path)
+    message = error.strerror or str(error)
+    next_step = NEXT_STEPS.get(error.errno)
+    if next_step is not None and next_step not in message:
+        message = f"{message} ({next_step})"
+    return OSError(error.errno, message, error.filename or path)

@@ -8,44 +8,42 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-SCALE = "graft_scale."  # prefix of the name under which a tensor's scale is kept
-_LARGEST, _SMALLEST = (
-    32768.0,
-    2.0**-7,
-)  # of a tensor's largest value: outside, its values overflow or lose more than bf16 would
+SCALE_PREFIX = "graft_scale."  # followed by a tensor's name: where its scale is kept
+# Bounds for a tensor's largest value: beyond them float16 overflows or loses more than bf16 would.
+_LARGEST, _SMALLEST = 32768.0, 2.0**-7
 
 
-def packed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Floating tensors of two or more numbers as float16; what needs it divided by a power of two, kept as
-    `graft_scale.<name>`.
+def to_float16(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Floating tensors of two or more numbers as float16. Where the range is too small the values are divided by a
+    power of two, which is kept as `graft_scale.<name>`.
     """
-    out: dict[str, Tensor] = {}
+    halves: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or tensor.numel() < 2:
-            out[name] = tensor.clone()
+            halves[name] = tensor.clone()
             continue
         largest = float(tensor.abs().max())
         if largest == 0 or not math.isfinite(largest) or _SMALLEST <= largest <= _LARGEST:
-            out[name] = tensor.to(torch.float16)
+            halves[name] = tensor.to(torch.float16)
             continue
-        scale = 2.0 ** (
-            math.floor(math.log2(largest)) - 10
-        )  # the largest value becomes 1024 to 2048; a power of two rounds nothing
-        out[name] = (tensor.float() / scale).to(torch.float16)
-        out[SCALE + name] = torch.tensor(scale, dtype=torch.float32)
-    return out
+        # The largest value becomes 1024 to 2048; dividing by a power of two rounds nothing.
+        scale = 2.0 ** (math.floor(math.log2(largest)) - 10)
+        halves[name] = (tensor.float() / scale).to(torch.float16)
+        halves[SCALE_PREFIX + name] = torch.tensor(scale, dtype=torch.float32)
+    return halves
 
 
-def unpacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """float32 tensors from what `packed` gave."""
-    out: dict[str, Tensor] = {}
+def from_float16(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """float32 tensors from what `to_float16` gave."""
+    whole: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        if name.startswith(SCALE):
+        if name.startswith(SCALE_PREFIX):
             continue
-        scale = tensors.get(SCALE + name)
+        value = tensor
         if tensor.is_floating_point():
             value = tensor.float()
-        else:
-            value = tensor
-        out[name] = value if scale is None else value * float(scale)
-    return out
+        scale = tensors.get(SCALE_PREFIX + name)
+        if scale is not None:
+            value = value * float(scale)
+        whole[name] = value
+    return whole

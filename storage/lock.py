@@ -1,6 +1,4 @@
-"""One process at a time in a run's folder: a lock of the operating system, which goes when its process does, however
-that ends.
-"""
+"""One process at a time in a run's folder: a lock of the operating system, which ends with its process."""
 
 from __future__ import annotations
 
@@ -13,81 +11,80 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from .disk_errors import naming
-from .safetensors import make_folders
+from .atomic import make_folders
+from .disk_errors import disk_errors_at
 
-PATIENCE = 2.0  # seconds that a process which is just ending may take to let go
-WITHOUT = "this drive has no locks: make sure that no second process works on the same run"
+PATIENCE = 2.0  # seconds to wait for a process that is just ending
+NO_LOCKS = "this drive has no locks: make sure that no second process works on the same run"
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 _HELD = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}  # what network drives answer
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}  # what network drives answer
 
 
-class Busy(RuntimeError):
+class FolderInUse(RuntimeError):
     """Another process works in the folder: the message says which, and what to do."""
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[str]:
-    """For the block no other process is inside `alone` of this folder; gives "" or what there is to say (a drive
-    without locks).
+def folder_lock(folder: Path) -> Iterator[str]:
+    """Locks a folder for the block; gives "" or a warning for the user (a drive without locks).
 
-    The lock file lies beside the folder, as `.<name>.lock`, and is removed at the end; one that a killed process left
-    is no lock. Where nothing can be written nothing needs a lock. Raises Busy naming the other process, OSError when
-    the disk fails.
+    The lock file `.<name>.lock` lies beside the folder and is removed at the end; one that a killed process left locks
+    nothing. A folder that cannot be written needs no lock. Raises FolderInUse that names the other process, OSError
+    when the disk fails.
     """
     path = folder.parent / f".{folder.name}.lock"
     try:
         make_folders(path.parent)
-        with naming(str(path)):
-            number, said = _taken(path, folder)
+        with disk_errors_at(str(path)):
+            descriptor, warning = _open_locked(path, folder)
     except OSError as error:
         if error.errno not in _READ_ONLY:
             raise
         yield ""
         return
     try:
-        yield said
+        yield warning
     finally:
         with contextlib.suppress(OSError):
-            # before the lock goes: who waits for it sees that the file it has is no longer the one at this place
+            # before the lock goes: a process that waits for it sees that its file is no longer the one at this place
             path.unlink()
-        os.close(number)
+        os.close(descriptor)
 
 
-def _taken(path: Path, folder: Path) -> tuple[int, str]:
-    """(descriptor of the locked file, what there is to say)."""
+def _open_locked(path: Path, folder: Path) -> tuple[int, str]:
+    """(descriptor of the locked file, warning)."""
     end = time.monotonic() + PATIENCE
     while True:
-        number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            _lock(number)
-            if os.fstat(number).st_ino == os.stat(path).st_ino:
-                with contextlib.suppress(OSError):  # a full disk: the lock holds, and only its message lacks a name
-                    os.truncate(number, 0)
-                    os.write(number, f"process {os.getpid()} on {socket.gethostname()}".encode())
-                return number, ""
-            os.close(number)  # the one before removed it while we waited
+            lock_descriptor(descriptor)
+            if os.fstat(descriptor).st_ino == os.stat(path).st_ino:
+                with contextlib.suppress(OSError):  # a full disk: the lock holds, only its message lacks a name
+                    os.truncate(descriptor, 0)
+                    os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+                return descriptor, ""
+            os.close(descriptor)  # the process before removed it while we waited
         except FileNotFoundError:
-            os.close(number)
+            os.close(descriptor)
         except OSError as error:
-            owner = _owner(number)
-            if error.errno in _NO_LOCKS:
-                return number, WITHOUT
-            os.close(number)
+            owner = _owner(descriptor)
+            if error.errno in _UNSUPPORTED:
+                return descriptor, NO_LOCKS
+            os.close(descriptor)
             if error.errno not in _HELD:
                 raise
             if time.monotonic() > end:
-                raise Busy(
+                raise FolderInUse(
                     f"{folder} is in use by {owner}: two that write the same folder would undo each other's work. Wait"
                     " for it, end it, or use another name."
                 ) from error
         time.sleep(0.05)
 
 
-def _owner(number: int) -> str:
+def _owner(descriptor: int) -> str:
     try:
-        return os.pread(number, 200, 0).decode(errors="replace") or "another process"
+        return os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
     except (OSError, AttributeError):  # Windows has no pread
         return "another process"
 
@@ -95,13 +92,13 @@ def _owner(number: int) -> str:
 if sys.platform == "win32":
     import msvcrt
 
-    def _lock(number: int) -> None:
-        os.lseek(number, 1 << 30, os.SEEK_SET)  # a byte far behind what the file says
-        msvcrt.locking(number, msvcrt.LK_NBLCK, 1)
-        os.lseek(number, 0, os.SEEK_SET)
+    def lock_descriptor(descriptor: int) -> None:
+        os.lseek(descriptor, 1 << 30, os.SEEK_SET)  # a byte far behind the file's text
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        os.lseek(descriptor, 0, os.SEEK_SET)
 
 else:
     import fcntl
 
-    def _lock(number: int) -> None:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    def lock_descriptor(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,5 +1,5 @@
-"""Averages and other named tensors in shards of a chosen size: safetensors files and the index that transformers and
-diffusers use.
+"""Named tensors in several safetensors files of a chosen size, with the index file that transformers and diffusers
+use.
 """
 
 from __future__ import annotations
@@ -7,18 +7,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
+
+from .atomic import DRAFT, write_whole
+from .safetensors import load_safetensors, write_safetensors
 
 
 def plan(sizes: Mapping[str, int], most: int) -> list[list[str]]:
-    """Names in shards of at most `most` bytes, in order; a tensor that is larger has one of its own. 0 is one shard for
-    all.
+    """Splits names into shards of at most `most` bytes, in order; a larger tensor has a shard of its own. 0 is one
+    shard for all.
     """
     if most < 0:
         raise ValueError(f"Shards: the largest size is {most} bytes, expected 0 (one file) or more.")
@@ -36,107 +37,91 @@ def plan(sizes: Mapping[str, int], most: int) -> list[list[str]]:
 def save(
     tensors: Mapping[str, Tensor], folder: Path, name: str, most: int = 0, metadata: Mapping[str, str] | None = None
 ) -> list[Path]:
-    """Write `<name>.safetensors`, or `<name>-00001-of-00003.safetensors` … and `<name>.safetensors.index.json`; the
-    files written.
+    """Write `<name>.safetensors`, or `<name>-00001-of-00003.safetensors` … and `<name>.safetensors.index.json`; returns
+    the files.
 
-    Every file appears whole or not at all, the index last, so that an index in place means that its shards are. Raises
-    OSError with nothing half-written left behind, and with what an earlier call wrote still there.
+    Every file appears complete or not at all, the index last: when there is an index, its shards are there. Raises
+    OSError that names the file; then the new files are removed, and what an earlier call wrote is still there.
     """
-    shards = plan({key: t.numel() * t.element_size() for key, t in tensors.items()}, most)
+    sizes = {key: tensor.numel() * tensor.element_size() for key, tensor in tensors.items()}
+    shards = plan(sizes, most)
     folder.mkdir(parents=True, exist_ok=True)
-    index: dict[str, str] = {}
-    there = {path for path in folder.iterdir() if path.suffix != ".partial"}
+    before = {path for path in folder.iterdir() if path.suffix != DRAFT}
+    weight_map: dict[str, str] = {}
     written: list[Path] = []
     try:
-        for number, names in enumerate(shards, 1):
-            if len(shards) == 1:
-                file = f"{name}.safetensors"
-            else:
+        for number, keys in enumerate(shards, 1):
+            file = f"{name}.safetensors"
+            if len(shards) > 1:
                 file = f"{name}-{number:05}-of-{len(shards):05}.safetensors"
-            index |= dict.fromkeys(names, file)
-            partial = folder / f"{file}.partial"
-            written.append(partial)
-            save_file(
-                {key: tensors[key].detach().cpu().contiguous() for key in names}, str(partial), dict(metadata or {})
-            )
-            _appear(partial, folder / file)
-            written[-1] = folder / file
+            weight_map |= dict.fromkeys(keys, file)
+            write_safetensors(folder / file, {key: tensors[key] for key in keys}, metadata or {})
+            written.append(folder / file)
         if len(shards) > 1:
-            total = sum(t.numel() * t.element_size() for t in tensors.values())
-            partial = folder / f"{name}.safetensors.index.json.partial"
-            written.append(partial)
-            partial.write_text(
-                json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=1), encoding="utf-8"
-            )
-            _appear(partial, folder / partial.stem)
-            written[-1] = folder / partial.stem
-    except BaseException as error:
-        for path in set(written) - there:
-            with contextlib.suppress(OSError):  # the first error counts
-                path.unlink(missing_ok=True)
-        if isinstance(error, SafetensorError):  # its own form of what the system says
-            raise _of_the_system(error, written[-1]) from error
-        if isinstance(error, OSError) and error.filename is None:
-            raise OSError(error.errno, error.strerror or str(error), str(written[-1])) from error
+            index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
+            path = _index_path(folder, name)
+            write_whole(path, [json.dumps(index, indent=1).encode()])
+            written.append(path)
+    except BaseException:
+        for path in written:
+            if path not in before:
+                with contextlib.suppress(OSError):  # the first error counts
+                    path.unlink(missing_ok=True)
         raise
     return written
 
 
 def load(folder: Path, name: str) -> dict[str, Tensor]:
-    """What `save` wrote. Raises ValueError that names every missing file and every key that is missing
-    or not listed.
+    """What `save` wrote, memory-mapped. Raises ValueError that names every missing or damaged file, every key that is
+    missing and every one that the index does not list.
     """
-    index = folder / f"{name}.safetensors.index.json"
-    listed: dict[str, str] | None = None
+    weight_map = None
     files = [f"{name}.safetensors"]
-    if index.is_file():
-        listed = _listed(index)
-        files = sorted(set(listed.values()))
-    wrong = [f"{file}: leaves the folder" for file in files if os.path.basename(file) != file]
-    wrong += [f"{file}: missing" for file in files if not wrong and not (folder / file).is_file()]
-    out: dict[str, Tensor] = {}
-    for file in files if not wrong else []:
-        try:
-            with safe_open(str(folder / file), framework="pt", device="cpu") as shard:
-                out |= {key: shard.get_tensor(key) for key in shard.keys()}  # noqa: SIM118 (not a mapping)
-        except SafetensorError as error:
-            wrong.append(f"{file}: not a whole safetensors file ({error})")
-    if listed is not None and not wrong:
-        wrong += [f"{key}: listed in {listed[key]}, missing there" for key in sorted(listed.keys() - out.keys())]
-        wrong += [f"{key}: not listed" for key in sorted(out.keys() - listed.keys())]
-    if wrong:
-        raise ValueError(f"The shards of {name} in {folder} cannot be used:\n" + "\n".join(f"- {one}" for one in wrong))
-    return out
+    if _index_path(folder, name).is_file():
+        weight_map = _read_index(_index_path(folder, name))
+        files = sorted(set(weight_map.values()))
+    problems = _unusable_files(folder, files)
+    tensors: dict[str, Tensor] = {}
+    if not problems:
+        for file in files:
+            try:
+                tensors |= load_safetensors(str(folder / file))[0]
+            except ValueError as error:
+                problems.append(str(error))
+    if weight_map is not None and not problems:
+        for key in sorted(weight_map.keys() - tensors.keys()):
+            problems.append(f"{key}: listed in {weight_map[key]}, missing there")
+        for key in sorted(tensors.keys() - weight_map.keys()):
+            problems.append(f"{key}: not listed")
+    if problems:
+        raise ValueError(f"The shards of {name} in {folder} cannot be used:\n- " + "\n- ".join(problems))
+    return tensors
 
 
-def _listed(index: Path) -> dict[str, str]:
-    """Name of a tensor -> file, by an index; ValueError naming it when it is something else."""
+def _index_path(folder: Path, name: str) -> Path:
+    return folder / f"{name}.safetensors.index.json"
+
+
+def _unusable_files(folder: Path, files: list[str]) -> list[str]:
+    problems = [f"{file}: leaves the folder" for file in files if os.path.basename(file) != file]
+    if problems:
+        return problems
+    return [f"{file}: missing" for file in files if not (folder / file).is_file()]
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """An index's file for each tensor's name; raises ValueError that names the index when it is something else."""
     try:
-        content = json.loads(index.read_text(encoding="utf-8"))
+        index: Any = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{index}: cannot be read as JSON ({error})") from error
-    if isinstance(content, dict):
-        listed = content.get("weight_map")
-    else:
-        listed = None
-    if not isinstance(listed, dict) or not all(map(_is_name, listed.values())):
-        raise ValueError(f'{index}: expected {{"weight_map": {{tensor: file}}}}')
-    return listed
+        raise ValueError(f"{path}: cannot be read as JSON ({error})") from error
+    weight_map = None
+    if isinstance(index, dict):
+        weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not all(map(_is_file_name, weight_map.values())):
+        raise ValueError(f'{path}: expected {{"weight_map": {{tensor: file}}}}')
+    return weight_map
 
 
-def _is_name(file: object) -> bool:
-    return isinstance(file, str) and 0 < len(file) <= 200 and "\0" not in file
-
-
-def _of_the_system(error: SafetensorError, path: Path) -> OSError:
-    """What safetensors says of a disk, as the system itself says it."""
-    number = re.search(r"os error (\d+)", str(error))
-    if number is None:
-        return OSError(f"{path}: cannot be written ({error})")
-    return OSError(int(number[1]), os.strerror(int(number[1])), str(path))
-
-
-def _appear(partial: Path, path: Path) -> None:
-    with open(partial, "rb+") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+def _is_file_name(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= 200 and "\0" not in value

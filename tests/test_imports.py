@@ -20,7 +20,7 @@ HOST_MODULES = {
     "latent_preview",
 }
 MAY_IMPORT = {
-    "storage": {"patches"},
+    "storage": set(),
     "patches": {"storage"},
     "ema": {"storage"},
     "training": {"storage", "patches", "ema"},
@@ -81,3 +81,42 @@ def test_rooms_import_only_what_they_may(room, path):
             room_met = target_room(path, level, module)
             if room_met is not None and room_met != room:
                 assert room_met in MAY_IMPORT[room], f"{path} imports {room_met}"
+
+
+ONLY_STORAGE = {
+    "hashlib": "hash with storage.digest",
+    "safetensors": "read and write with storage.safetensors",
+}
+RENAMES = {"os.replace", "os.rename", "os.renames", "os.link", "shutil.move"}
+DRAFTS = {"tempfile.mkstemp", "tempfile.NamedTemporaryFile"}
+
+
+def called(node):
+    """ "module.function" of a call such as os.replace(a, b), or ".method" of any other call of an attribute."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return ""
+    owner = node.func.value
+    if isinstance(owner, ast.Name) and owner.id in ("os", "shutil", "tempfile"):
+        return f"{owner.id}.{node.func.attr}"
+    return f".{node.func.attr}"
+
+
+# The embedded host (comfyui_api_stubs) is not read here: it stands for ComfyUI and imports nothing of Graft. Neither is
+# dev.py, which runs before the package can be imported.
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, id=str(p.relative_to(ROOT))) for room, p in files() if room != "storage"]
+)
+def test_only_storage_hashes_files_and_moves_them_into_place(path):
+    for level, module in imports(path):
+        top = module.split(".")[0]
+        assert level or top not in ONLY_STORAGE, f"{path} imports {module}: {ONLY_STORAGE[top]}"
+    knows_paths = any(module == "pathlib" for _, module in imports(path))
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        name = called(node)
+        place = f"{path}:{getattr(node, 'lineno', 0)}"
+        assert name not in RENAMES, f"{place}: use storage.atomic.move_file"
+        assert name not in DRAFTS, f"{place}: use storage.atomic.write_whole"
+        if knows_paths and name == ".rename":
+            pytest.fail(f"{place}: use storage.atomic.move_file")
+        if knows_paths and name == ".replace":  # a text's takes two arguments, a path's one
+            assert len(node.args) + len(node.keywords) > 1, f"{place}: use storage.atomic.move_file"

@@ -4,14 +4,14 @@ generator is never used.
 
 from __future__ import annotations
 
-import hashlib
-
 import torch
+
+from ..storage.digest import sha256
 
 
 def generator(seed: int, step: int, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator that depends on nothing but its arguments, the same in every process; another device draws other
     numbers.
     """
-    digest = hashlib.sha256(f"graft draw {seed} {step} {purpose}".encode()).digest()
+    digest = sha256(f"graft draw {seed} {step} {purpose}".encode()).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -13,17 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from ..ema.decay import EMASettings, check_horizon
+from ..storage.digest import sha256_of_json
 from .objective.settings import ObjectiveSettings
 from .optimizers.checks import check_run
 from .optimizers.record import RunFacts
 from .optimizers.settings import SPEED_ONLY, OptimizerSettings, same_state
 from .trainable.install import AdapterSettings, as_lora, beginning
 from .trainable.targets import TEXT_ENCODER
-
-
-def digest_of(value: Any) -> str:
-    """sha256 of a value's canonical JSON."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -37,7 +31,7 @@ class Settings:
     def digest(self) -> str:
         """Stands for the settings in a run's position: of all that changes what is computed."""
         optimizer = {name: value for name, value in asdict(self.optimizer).items() if name not in SPEED_ONLY}
-        return digest_of({"optimizer": optimizer, "objective": asdict(self.objective)})
+        return sha256_of_json({"optimizer": optimizer, "objective": asdict(self.objective)})
 
 
 @dataclass(frozen=True)
@@ -58,7 +52,7 @@ class Start:
             ema = None
         else:
             ema = asdict(self.ema)
-        return digest_of(
+        return sha256_of_json(
             {"model": self.model, "dataset": self.dataset, "adapter": adapter, "ema": ema, "seed": self.seed}
         )
 
@@ -152,7 +146,7 @@ class TrainState:
 
 def key_of(start: str, position: tuple[tuple[str, int], ...]) -> str:
     """Identity of a state from its run's identity and its position."""
-    return digest_of([start, [list(part) for part in position]])
+    return sha256_of_json([start, [list(part) for part in position]])
 
 
 def advanced(position: tuple[tuple[str, int], ...], settings: str, steps: int) -> tuple[tuple[str, int], ...]:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
 import io
 import mimetypes
 import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 
-from ...host.folders import naming
+from ...storage.atomic import write_whole
+from ...storage.digest import sha256_of_file, sha256_of_open_file
 from ..hosts import Host
 from .answers import answer, parsed, problem
 from .paths import PathRefused, inside, single
@@ -212,55 +211,18 @@ def _store(folder: str, name: str, file: BinaryIO, overwrite: bool) -> str:
     stem, extension = os.path.splitext(name)
     count = 1
     while not overwrite and os.path.exists(os.path.join(folder, name)):
-        if os.path.isfile(os.path.join(folder, name)) and _digest_of(os.path.join(folder, name)) == _digest(file):
+        path = os.path.join(folder, name)
+        if os.path.isfile(path) and sha256_of_file(path) == sha256_of_open_file(file):
             return name
         name, count = f"{stem} ({count}){extension}", count + 1
-    write_whole(os.path.join(folder, name), lambda out: _copy(file, out))
+    write_whole(os.path.join(folder, name), _chunks(file), shared=True)
     return name
 
 
-def write_whole(path: str, write: Callable[[BinaryIO], Any]) -> None:
-    """Have `write` fill a file that then takes its place by rename, on disk. Raises OSError that names the file and
-    says what to do.
-    """
-    with naming(path):
-        handle, draft = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".", suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as out:
-                write(out)
-                out.flush()
-                os.fsync(out.fileno())
-            os.chmod(draft, 0o666 & ~_umask())
-            os.replace(draft, path)
-        except BaseException:
-            with contextlib.suppress(OSError):  # the first error counts
-                os.unlink(draft)
-            raise
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
-def _copy(file: BinaryIO, out: BinaryIO) -> None:
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
     file.seek(0)
     while chunk := file.read(PART):
-        out.write(chunk)
-
-
-def _digest(file: BinaryIO) -> bytes:
-    file.seek(0)
-    digest = hashlib.sha256()
-    while chunk := file.read(PART):
-        digest.update(chunk)
-    return digest.digest()
-
-
-def _digest_of(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return _digest(file)
+        yield chunk
 
 
 def _small(path: str, asked: str, channel: str) -> tuple[str, bytes]:

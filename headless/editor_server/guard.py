@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from ...storage.disk_errors import explained as with_next_step
+from ...storage.disk_errors import with_next_step
 from .answers import NotJson
 from .paths import PathRefused, identifier
 

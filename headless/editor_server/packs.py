@@ -5,7 +5,6 @@ front end itself.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import os
@@ -16,6 +15,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from ...storage.digest import sha256
 from ..hosts import Host
 from .answers import answer, problem
 from .files import served
@@ -190,7 +190,7 @@ class Packs:
         found = {}
         for pack, folder in self.nodes.LOADED_MODULE_DIRS.items():
             for path in sorted(Path(folder, "subgraphs").glob("*.json")):
-                key = hashlib.sha256(f"{pack}/{path.name}".encode()).hexdigest()
+                key = sha256(f"{pack}/{path.name}".encode()).hexdigest()
                 found[key] = (
                     {"source": "custom_node", "name": path.stem, "info": {"node_pack": f"custom_nodes.{pack}"}},
                     path,

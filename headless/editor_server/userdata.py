@@ -12,9 +12,10 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
+from ...storage.atomic import move_file, write_whole
 from ..hosts import Host
 from .answers import answer, asked, body_of, problem
-from .files import download, write_whole
+from .files import download
 from .paths import PathRefused, inside
 
 SETTINGS = "comfy.settings.json"
@@ -38,7 +39,7 @@ class UserData:
         for name, content in first.items():
             path = os.path.join(self.root, name)
             if not os.path.exists(path):
-                write_whole(path, lambda out, content=content: out.write(content))
+                write_whole(path, [content], shared=True)
 
     def add(self, routes: web.RouteTableDef) -> None:
         """Register every route."""
@@ -85,7 +86,7 @@ class UserData:
             return {}
         except (ValueError, RecursionError) as error:
             with contextlib.suppress(OSError):
-                os.replace(path, f"{path}.broken")
+                move_file(path, f"{path}.broken")
             logging.error(
                 "%s is not JSON (%s); it was renamed to %s.broken, and settings begin anew", path, error, SETTINGS
             )
@@ -98,7 +99,7 @@ class UserData:
         async with self.changing:
             os.makedirs(self.root, exist_ok=True)
             text = json.dumps({**self._settings(), **changes}, indent=4)
-            write_whole(os.path.join(self.root, SETTINGS), lambda out: out.write(text.encode()))
+            write_whole(os.path.join(self.root, SETTINGS), [text.encode()], shared=True)
         return web.Response()
 
     async def settings(self, request: web.Request) -> web.Response:
@@ -174,7 +175,7 @@ class UserData:
             return problem("File already exists", 409)
         body = await request.read()
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        await asyncio.to_thread(write_whole, path, lambda out: out.write(body))
+        await asyncio.to_thread(write_whole, path, [body], shared=True)
         return self._named(request, path)
 
     async def delete(self, request: web.Request) -> web.Response:
@@ -193,7 +194,7 @@ class UserData:
         if os.path.isdir(target) or (request.query.get("overwrite") == "false" and os.path.exists(target)):
             return problem("File already exists", 409)
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        os.replace(source, target)
+        move_file(source, target)
         return self._named(request, target)
 
     def _named(self, request: web.Request, path: str) -> web.Response:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..adapters.layer import LoRA
+from ..adapters.lora import LoRA
 from .low_rank import cut_to_rank
 from .parse import Group, grouped
 
@@ -107,8 +107,8 @@ def _differences(left: Group, right: Group, same_rank: bool) -> list[str]:
             wrong.append(f"{role} {tuple(a.shape)} and {tuple(b.shape)}; average products for different ranks")
         elif not same_rank and role in ("diff", "diff_b") and a.shape != b.shape:
             wrong.append(f"{role} {tuple(a.shape)} and {tuple(b.shape)}")
-    if not same_rank and not wrong and "up" in left and _pair(left).sides() != _pair(right).sides():
-        wrong.append(f"weights {_pair(left).sides()} and {_pair(right).sides()}")
+    if not same_rank and not wrong and "up" in left and _pair(left).weight_shape() != _pair(right).weight_shape():
+        wrong.append(f"weights {_pair(left).weight_shape()} and {_pair(right).weight_shape()}")
     return wrong
 
 
@@ -135,7 +135,7 @@ def _products(files: Sequence[Mapping[str, Group]], shares: Sequence[float], ran
         if rank:
             up, down, all_of_it, left = cut_to_rank(up, down, rank)
             whole, lost = whole + all_of_it, lost + left
-        shape = _pair(group).sides()
+        shape = _pair(group).weight_shape()
         convolution = group["down"][1].ndim > 2
         out[f"{base}.lora_up.weight"] = (up.reshape(*up.shape, *(1,) * (len(shape) - 2)) if convolution else up).float()
         out[f"{base}.lora_down.weight"] = (down.reshape(down.shape[0], *shape[1:]) if convolution else down).float()

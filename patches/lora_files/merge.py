@@ -161,7 +161,7 @@ def _largest_shape(patches: Iterable[Patch]) -> tuple[int, ...]:
     shapes: list[tuple[int, ...]] = []
     for patch in patches:
         layer: Any = patch.layer  # additive, so it knows its sides
-        shapes.append(layer.sides())
+        shapes.append(layer.weight_shape())
     return max(shapes, key=len)
 
 
@@ -169,7 +169,7 @@ def _contradictions(base: str, patches: Sequence[Patch]) -> list[str]:
     """A layer's first patch that is for another shape than the others, as a problem."""
     shape = _largest_shape(patches)
     for patch in patches:
-        problem = patch.layer.problem(shape)
+        problem = patch.layer.mismatch(shape)
         if problem is not None:
             return [
                 f"{base}: these LoRAs are for different models, its sides differ between the files ({problem})",

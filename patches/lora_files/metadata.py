@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...storage import safetensors
+from ...storage.safetensors import TensorInfo
 from ..models.recognise import recognise_lora
 from ..models.recognition import text_width
-from . import layer_names, parse
+from . import layer_names, open_file, parse
 from .peft_config import peft_configs
 
 _FACTS = (  # (label, keys of which the first that is there counts)
@@ -96,7 +96,7 @@ def describe(path: str) -> dict[str, Any]:
     todo, ema, text_encoder (whether it has layers for one), from_graft. Raises ValueError for pickles and damaged
     files, OSError without one.
     """
-    tensors, said = safetensors.header(path)
+    tensors, said = open_file.header(path)
     shapes = layer_names.renamed({name: tensor.shape for name, tensor in tensors.items()})
     kinds, ranks = parse.summary(shapes)
     family = recognise_lora(shapes.items())
@@ -128,7 +128,7 @@ def _first(metadata: Mapping[str, str], entries: Sequence[str]) -> str:
     return next((metadata[key] for key in entries if metadata.get(key, "None") not in ("", "None")), "")
 
 
-def _alphas(path: str, tensors: Mapping[str, safetensors.TensorInfo], metadata: Mapping[str, str]) -> list[float]:
+def _alphas(path: str, tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> list[float]:
     """Every alpha of a file: the few bytes of each, else what its metadata says."""
     found = set()
     with open(path, "rb") as file:

@@ -4,15 +4,16 @@ ComfyUI's generic form.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from ...storage.digest import sha256
 from ...storage.safetensors import safetensors_bytes
-from ..adapters.layer import LoRA
+from ..adapters.lora import LoRA
+from ..adapters.registry import tensor_names
 from ..models.family import Kohya, Missing, ModelFamily, ModelSpec
 from ..models.layer_names import LayerNames, swap_halves
 from ..models.recognise import recognise_lora
@@ -91,16 +92,6 @@ def _family(lora: Mapping[str, Tensor]) -> ModelFamily | None:
     return recognise_lora((name, tuple(tensor.shape)) for name, tensor in lora.items())
 
 
-_WRITTEN = {
-    "up": ".lora_up.weight",
-    "down": ".lora_down.weight",
-    "mid": ".lora_mid.weight",
-    "factor": ".weight",
-    "up_bias": ".lora_up.bias",
-    "magnitude": ".dora_scale",
-    "oft_R": ".oft_R.weight",
-    **{name: f".{name}.weight" for name in ("a1", "a2", "b1", "b2", "bm")},
-}  # fmt: skip; every other role is its own suffix
 _ENCODER = re.compile(r"text_encoders\.(clip_l|clip_g|clip_h|t5xxl)\.transformer\.(.+)")
 _PARAMETER = re.compile(  # last words of what is no module's weight, but a parameter of the model's own
     r"\.(modulation|modulate_table|\w*shift_table|scale|gamma|beta|positional_\w+|\w*(tokens?|registers?|pos_embed|_embedding|padding))$"
@@ -171,9 +162,10 @@ def _plain(base: str, group: Group, dtype: torch.dtype) -> Iterator[tuple[str, T
                 kind = dtype
             else:
                 kind = tensor.dtype
-        if role == "magnitude":  # PEFT's (out) or (1, out, 1, 1), of which every other reader expects (out, 1, …)
-            tensor = tensor.reshape(-1, *(1,) * (group["down"][1].ndim - 1 if "down" in group else 1))
-        yield base + _WRITTEN.get(role, f".{role}"), tensor.to(kind)
+        record = tensor_names().roles[role]
+        if record.to_save is not None:
+            tensor = record.to_save(tensor, {name: beside for name, (_, beside) in group.items()})
+        yield base + record.saved_suffix, tensor.to(kind)
 
 
 def _peft(base: str, group: Group, dtype: torch.dtype, family: ModelFamily | None) -> Iterator[tuple[str, Tensor]]:
@@ -240,8 +232,9 @@ def hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[s
     The first is sha256 of everything behind the header; the second the first 8 digits of sha256 of 64 KiB from 1 MiB
     on.
     """
-    whole, legacy, place = hashlib.sha256(), hashlib.sha256(), 0
-    chunks = safetensors_bytes(tensors, {key: value for key, value in metadata.items() if key.startswith("ss_")})
+    whole, legacy, place = sha256(), sha256(), 0
+    kohya = {key: value for key, value in metadata.items() if key.startswith("ss_")}
+    chunks = safetensors_bytes(tensors, kohya or None)
     for number, chunk in enumerate(chunks):
         if number:
             whole.update(chunk)

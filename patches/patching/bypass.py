@@ -7,7 +7,6 @@ Layers that do not merely add (DoRA, rotations, IA3 …) are maps of what goes i
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,25 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..adapters.channel_maps import Map, along, in_one
+from ..adapters.channel_maps import Map, apply_maps, combined_scale
+from ..models.convolution import convolve, convolve_pointwise
 from ..models.layers import bias_of, is_conv, is_linear, shape_of, weight_of
 from .compose import Kron, compose, uniform
 from .fuse import Patch
 from .strength_schedule import Clock
-
-_CONV: dict[int, Any] = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
-
-
-def _convolution(
-    x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
-) -> Tensor:
-    return _CONV[weight.ndim](x, weight, None, stride, padding, dilation, groups)
-
-
-# The same as an operation that torch.compile does not look into: it would compile its own kernel for every rank, and
-# refuse dynamic ones.
-_opaque = torch.library.custom_op(re.sub(r"\W", "_", __name__) + "::convolution", _convolution, mutates_args=())
-_opaque.register_fake(_convolution)
 
 
 def supports(module: nn.Module) -> bool:
@@ -145,8 +131,8 @@ class Bypass:
             biases = made.biases or ([(0, torch.zeros(shape[0]))] if compiled else [])
             inputs, outputs = made.inputs, made.outputs
             if compiled:
-                inputs = (in_one(inputs, shape[1] * groups),)
-                outputs = (in_one(outputs, shape[0]),)
+                inputs = (combined_scale(inputs, shape[1] * groups),)
+                outputs = (combined_scale(outputs, shape[0]),)
             self.parts = Parts(
                 down.reshape(-1, *shape[1:]) if up.shape[1] else None,
                 up.reshape(*up.shape, *(1,) * (len(shape) - 2)) if up.shape[1] else None,
@@ -187,10 +173,10 @@ class Bypass:
             channels = -1
         else:
             channels = 1
-        output = own(along(parts.inputs, x.float(), channels).to(x.dtype) if parts.inputs else x)
+        output = own(apply_maps(parts.inputs, x.float(), channels).to(x.dtype) if parts.inputs else x)
         if not parts.outputs:
             return self._added(module, x, output, parts)
-        return self._added(module, x, along(parts.outputs, output.float(), channels), parts).to(output.dtype)
+        return self._added(module, x, apply_maps(parts.outputs, output.float(), channels), parts).to(output.dtype)
 
     def _added(self, module: nn.Module, x: Tensor, output: Tensor | None, parts: Parts) -> Tensor:
         down, up, places = parts.down, parts.up, parts.places
@@ -274,22 +260,7 @@ _COMPILED: dict[str, Parts] = {}
 def _plus(output: Tensor, hidden: Tensor, up: Tensor, compiled: bool) -> Tensor:
     """output + up of hidden, in one pass and one rounding where the types allow it."""
     if up.ndim > 2:
-        one, nothing = [1] * (up.ndim - 2), [0] * (up.ndim - 2)
-        return output + (_opaque if compiled else _convolution)(hidden, up, one, nothing, one, 1)
+        return output + convolve_pointwise(hidden, up, compiled)
     if output.dtype != hidden.dtype or output.ndim < 2:
         return output + F.linear(hidden, up)
     return torch.addmm(output.flatten(0, -2), hidden.flatten(0, -2), up.t()).view(output.shape)
-
-
-def convolve(module: Any, x: Tensor, weight: Tensor, groups: int = 1, compiled: bool = False) -> Tensor:
-    """A convolution with another weight in place of the module's (no bias), with its stride, dilation and kind of
-    padding.
-    """
-    padding = module.padding
-    if module.padding_mode != "zeros" or isinstance(padding, str):
-        if module.padding_mode == "zeros":
-            mode = "constant"
-        else:
-            mode = module.padding_mode
-        x, padding = F.pad(x, module._reversed_padding_repeated_twice, mode=mode), (0,) * (weight.ndim - 2)
-    return (_opaque if compiled else _convolution)(x, weight, module.stride, padding, module.dilation, groups)

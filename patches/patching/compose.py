@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..adapters.channel_maps import Map, Scale, Within, along, backwards, is_scale
-from ..adapters.layer import FEW, Around
+from ..adapters.channel_maps import Map, PartMap, Scale, apply_maps, is_scale, transposed_maps
+from ..adapters.layer import MAX_FACTOR_RANK, ActivationForm
 from .fuse import Patch, Slice, additive, fuse, in_order
 from .strength_schedule import Schedule
 
@@ -85,7 +85,11 @@ class Composed:
                     kept.append(patch)
                 else:
                     self.krons.append((index, kron))
-            fused = fuse(kept, self.shape, few=max(FEW, min(self.shape[0], torch.Size(self.shape[1:]).numel()) // 4))
+            fused = fuse(
+                kept,
+                self.shape,
+                max_rank=max(MAX_FACTOR_RANK, min(self.shape[0], torch.Size(self.shape[1:]).numel()) // 4),
+            )
             diff = fused.diff
             if (
                 groups > 1 and fused.up.shape[1]
@@ -103,17 +107,17 @@ class Composed:
     def _kron(self, patch: Patch) -> Kron | None:
         """A patch as a Kronecker product of its own, None where it is none or not a matrix's."""
         layer: Any = patch.layer
-        if hasattr(layer, "kron") and len(self.shape) == 2:
-            found = layer.kron()
+        if hasattr(layer, "kronecker_factors") and len(self.shape) == 2:
+            found = layer.kronecker_factors()
         else:
             found = None
         if found is None:
             return None
         return Kron(self.shape, patch.strength * found[0], found[1], patch.part)
 
-    def put(self, around: Around, part: Slice | None) -> None:
+    def put(self, around: ActivationForm, part: Slice | None) -> None:
         """Maps around what is there, and a layer beside it (of a part of the weight)."""
-        if around.own:
+        if around.keeps_output:
             self.inputs, self.outputs = (*around.inputs, *self.inputs), (*self.outputs, *around.outputs)
             self._through(around.inputs, around.outputs)
         else:
@@ -133,13 +137,13 @@ class Composed:
         if not inputs and not outputs:
             return
         self.expand()
-        columns = backwards(inputs)
+        columns = transposed_maps(inputs)
 
         def mapped(down: Tensor) -> Tensor:
-            return along(columns, down.view(-1, *self.shape[1:]), 1).reshape(down.shape)
+            return apply_maps(columns, down.view(-1, *self.shape[1:]), 1).reshape(down.shape)
 
-        self.pairs = [(place, along(outputs, up, 0), mapped(down)) for place, up, down in self.pairs]
-        self.diffs = [(place, mapped(along(outputs, diff, 0))) for place, diff in self.diffs]
+        self.pairs = [(place, apply_maps(outputs, up, 0), mapped(down)) for place, up, down in self.pairs]
+        self.diffs = [(place, mapped(apply_maps(outputs, diff, 0))) for place, diff in self.diffs]
 
     def expand(self) -> None:
         """Kronecker products become differences of the whole weight."""
@@ -156,7 +160,7 @@ class Composed:
         if own is None:
             added = patches
         else:
-            seen = along(self.outputs, own, 0) if self.own else torch.zeros_like(own)  # of it in the mapped output
+            seen = apply_maps(self.outputs, own, 0) if self.own else torch.zeros_like(own)  # of it in the mapped output
             self.biases.append((0, in_order(own, constant) - seen))
             added = [patch for patch in patches if patch.schedule is not None]
         for schedule, of in _by_schedule(added):
@@ -241,24 +245,24 @@ def _factors(diff: Tensor) -> tuple[Tensor, Tensor]:
     return (rows, torch.eye(rows.shape[1]))
 
 
-def _around(patch: Patch, shape: Sequence[int], read: Callable[[], Tensor]) -> Around | None:
+def _around(patch: Patch, shape: Sequence[int], read: Callable[[], Tensor]) -> ActivationForm | None:
     """A patch's maps, of a part's channels where it is for a part of a fused weight; None where maps cannot say it."""
     layer: Any = patch.layer
     if patch.part is None:
-        return layer.around(patch.strength, shape, read)
+        return layer.at_activations(patch.strength, shape, read)
     side, start, length = patch.part
     own = [length if dimension == side else size for dimension, size in enumerate(shape)]
-    around = layer.around(patch.strength, own, lambda: read().narrow(side, start, length))
+    around = layer.at_activations(patch.strength, own, lambda: read().narrow(side, start, length))
     if around is None or (around.inputs if side == 0 else around.outputs):
         return None
 
     def within(maps: Sequence[Any]) -> tuple[Map, ...]:
-        return tuple(Within(one, start, length) for one in maps)
+        return tuple(PartMap(one, start, length) for one in maps)
 
     return around._replace(
         inputs=within(around.inputs),
         outputs=within(around.outputs),
-        own=True,
+        keeps_output=True,
         layer_inputs=within(around.layer_inputs),
         layer_outputs=within(around.layer_outputs),
     )

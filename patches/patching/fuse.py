@@ -4,7 +4,6 @@ rounded once.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..adapters.layer import FEW, Layer, settings
+from ...storage.digest import sha256, tensor_bytes
+from ..adapters.layer import MAX_FACTOR_RANK, Layer
+from ..adapters.registry import plain_fields
 from .rounding import stochastic
 from .strength_schedule import Schedule
 
@@ -60,14 +61,14 @@ class Stack:
         process, for fingerprints.
         """
         if self._identity is None:
-            digest = hashlib.sha256()
+            digest = sha256()
             for name in sorted(self.patches):
                 for patch in self.patches[name]:
                     layer = patch.layer
-                    what = (name, name in self.bypass, patch.strength, patch.part, patch.schedule, settings(layer))
+                    what = (name, name in self.bypass, patch.strength, patch.part, patch.schedule, plain_fields(layer))
                     digest.update(repr((what, [(str(t.dtype), tuple(t.shape)) for t in layer.tensors()])).encode())
                     for tensor in layer.tensors():
-                        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+                        digest.update(tensor_bytes(tensor))
             self._identity = digest.hexdigest()
         return self._identity
 
@@ -95,16 +96,18 @@ class Fused:
         return _joined([up[rows] for up in self.ups], 1).to(torch.float32, copy=True).mul_(self.scale)
 
 
-def fuse(patches: Sequence[Patch], shape: Sequence[int], device: torch.device | str = "cpu", few: int = FEW) -> Fused:
+def fuse(
+    patches: Sequence[Patch], shape: Sequence[int], device: torch.device | str = "cpu", max_rank: int = MAX_FACTOR_RANK
+) -> Fused:
     """Concatenate the factor pairs of one weight of `shape`, and sum the full differences; every patch is additive.
 
-    A LoHa is a pair of factors where these have at most `few` components.
+    A LoHa is a pair of factors where these have at most `max_rank` components.
     """
     ups, downs, scales, diff = [], [], [], None
     out, columns, kernel = shape[0], torch.Size(shape[1:]).numel(), torch.Size(shape[2:]).numel()
     for patch in patches:
         layer: Any = patch.layer  # told apart by what it has, not by class: the package may be imported twice
-        factors = layer.factors(few)
+        factors = layer.factors(max_rank)
         if factors is not None:
             up, down = (factor.to(device, non_blocking=True) for factor in factors)
             ups.append(_placed(up, patch.part, 0, out))
@@ -217,7 +220,7 @@ def in_order(weight: Tensor, patches: Sequence[Patch]) -> Tensor:
             if result is weight:
                 result = result.clone()
             part = result.narrow(*(patch.part or (0, 0, result.shape[0])))
-            part.lerp_(layer.made(part.clone()), patch.strength)
+            part.lerp_(layer.apply(part.clone()), patch.strength)
     return result
 
 

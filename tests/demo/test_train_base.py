@@ -1,12 +1,9 @@
 """The command that trains the base, on a few pictures and steps."""
 
-import os
-
 import pytest
 import torch
 from graft_nodes import host as wall
 from graft_nodes.demo import draw, train_base
-from safetensors.torch import load_file
 
 
 @pytest.fixture
@@ -43,19 +40,3 @@ def test_training_changes_the_unet_alone_and_goes_on_after_an_interruption(few_p
     resumed = train_base.train(4, seed=1)
     assert "went on from the snapshot at step 2" in capsys.readouterr().out
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
-
-
-def test_the_file_appears_whole_or_not_at_all(tmp_path, monkeypatch):
-    weights = {"text.b": torch.ones(2), "text.a": torch.zeros(3)}
-    first = train_base.write(weights, tmp_path / "x.safetensors")
-    assert first == train_base.write(dict(reversed(weights.items())), tmp_path / "y.safetensors")
-    assert load_file(tmp_path / "x.safetensors").keys() == weights.keys()
-
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        train_base.write({"text.a": torch.ones(1)}, tmp_path / "x.safetensors")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.safetensors", "y.safetensors"]
-    assert load_file(tmp_path / "x.safetensors").keys() == weights.keys()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from graft_nodes.patches.lora_files import metadata
+from graft_nodes.patches.lora_files import metadata, open_file
 from graft_nodes.storage import safetensors
 from graft_nodes.tests.faults import tried
 from graft_nodes.tests.fuzz.damage import CORPUS
@@ -27,20 +27,18 @@ def run(tmp_path):
 
 
 def lora(path, value):
-    safetensors.write_whole(
-        str(path), safetensors.safetensors_bytes({"a.lora_up.weight": torch.full((4096,), value)}, {})
-    )
+    safetensors.write_safetensors(path, {"a.lora_up.weight": torch.full((4096,), value)}, {})
 
 
 def test_a_lora_file_that_is_replaced_or_removed_while_it_is_in_use_stays_as_it_was_read(tmp_path):
     path = tmp_path / "a.safetensors"
     lora(path, 1.0)
-    read = safetensors.load_once(str(path))[0]["a.lora_up.weight"]
+    read = open_file.load_once(str(path))[0]["a.lora_up.weight"]
     lora(path, 2.0)
-    assert bool((read == 1.0).all()) and bool((safetensors.load_once(str(path))[0]["a.lora_up.weight"] == 2.0).all())
+    assert bool((read == 1.0).all()) and bool((open_file.load_once(str(path))[0]["a.lora_up.weight"] == 2.0).all())
     path.unlink()
     assert bool((read == 1.0).all())
-    for act in (safetensors.load_once, safetensors.header, metadata.describe):
+    for act in (open_file.load_once, safetensors.read_header, metadata.describe):
         with pytest.raises(FileNotFoundError, match=r"a\.safetensors"):
             act(str(path))
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from graft_nodes.storage.digest import sha256_of_tensors
 from graft_nodes.storage.disk_errors import NEXT_STEPS
 from graft_nodes.tests.faults.disk import Disk, fails
-from graft_nodes.training.trainable import install
 from PIL import Image
 
 
@@ -43,7 +43,7 @@ def wall(host):
 
 def whole(wall, model):
     """Hash of the base's bytes, whoever has patched the model by now."""
-    return install.tensors_digest(wall.base_weights.base_weights(model))
+    return sha256_of_tensors(wall.base_weights.base_weights(model))
 
 
 class Giver:
@@ -171,7 +171,7 @@ def test_a_preview_that_fails_costs_no_step(host, parts, wall, monkeypatch, wher
         vae=state.subject.vae,
         run="undisturbed",
     )[0]
-    assert install.tensors_digest(again[3]) == install.tensors_digest(host.call("TrainStep", state=other, **given)[3])
+    assert sha256_of_tensors(again[3]) == sha256_of_tensors(host.call("TrainStep", state=other, **given)[3])
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
@@ -205,7 +205,7 @@ def test_the_base_is_told_though_a_graft_comes_off_while_it_is_read(host, parts,
     before, real = whole(wall, model), model.model.state_dict
     grafted = host.call("LoRAStackPatch", model=model, clip=clip, lora_model=lora, mode="merge")[0]
     management.load_models_gpu([grafted])
-    assert install.tensors_digest(real()) != install.tensors_digest(wall.base_weights.base_weights(model)), (
+    assert sha256_of_tensors(real()) != sha256_of_tensors(wall.base_weights.base_weights(model)), (
         "the graft is on the model"
     )
 

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 
 import pytest
 from graft_nodes.storage import lock
-from graft_nodes.storage.lock import Busy, alone
+from graft_nodes.storage.lock import FolderInUse, folder_lock
 from graft_nodes.tests.faults import tried
 from graft_nodes.training.run import call
 from graft_nodes.training.run.loop import Callbacks
@@ -33,7 +33,7 @@ class Other:
         ready, told = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            with alone(folder):
+            with folder_lock(folder):
                 os.write(told, b"x")
                 time.sleep(60)
             os._exit(0)
@@ -54,7 +54,7 @@ def test_the_second_is_told_who_works_there_and_what_to_do_and_goes_on_when_that
     other = Other(run.folder / "run")
     try:
         with pytest.raises(
-            Busy, match=rf"run is in use by process {other.pid} on .*Wait for it, end it, or use another name"
+            FolderInUse, match=rf"run is in use by process {other.pid} on .*Wait for it, end it, or use another name"
         ):
             train(run)
         assert [path.name for path in run.folder.iterdir()] == [".run.lock"], (
@@ -74,7 +74,7 @@ def test_a_saved_state_has_one_writer_and_any_number_of_readers(run):
     saved_states.save(run.older, run.folder, "mine")
     other = Other(run.folder / "mine")
     try:
-        with pytest.raises(Busy, match="mine is in use"):
+        with pytest.raises(FolderInUse, match="mine is in use"):
             saved_states.save(run.older, run.folder, "mine")
         assert saved_states.load(run.folder, "mine", "model").step == run.older.step
     finally:
@@ -91,7 +91,7 @@ def test_of_many_processes_one_is_inside_at_a_time(tmp_path, monkeypatch):
         child = os.fork()
         if child == 0:
             for _ in range(25):
-                with alone(tmp_path / "run"):
+                with folder_lock(tmp_path / "run"):
                     number = int(count.read_text())
                     time.sleep(0.0005)
                     count.write_text(str(number + 1))
@@ -106,13 +106,13 @@ def test_a_drive_without_locks_is_said_in_the_report(run, monkeypatch, number):
     def refuse(descriptor):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(lock, "_lock", refuse)
+    monkeypatch.setattr(lock, "lock_descriptor", refuse)
     outcome = train(run)
-    assert outcome.trained == tried.STEPS and outcome.notes[0] == lock.WITHOUT
+    assert outcome.trained == tried.STEPS and outcome.notes[0] == lock.NO_LOCKS
 
 
 def test_an_error_inside_lets_go(tmp_path):
     for _ in range(2):
-        with pytest.raises(KeyboardInterrupt), alone(tmp_path / "run"):
+        with pytest.raises(KeyboardInterrupt), folder_lock(tmp_path / "run"):
             raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())

@@ -21,8 +21,9 @@ from typing import Any
 
 import torch
 from graft_nodes.ema.decay import EMASettings
+from graft_nodes.storage.atomic import write_whole
 from graft_nodes.storage.disk_errors import NEXT_STEPS
-from graft_nodes.storage.safetensors import load_safetensors, safetensors_bytes, write_whole
+from graft_nodes.storage.safetensors import load_safetensors, safetensors_bytes
 from graft_nodes.tests.faults.disk import Disk, fails
 from graft_nodes.tests.training.conftest import Lab
 from graft_nodes.training.data.cache import Cache

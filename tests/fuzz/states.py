@@ -8,9 +8,10 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from graft_nodes.storage.digest import sha256_of_json
 from graft_nodes.storage.safetensors import load_safetensors
 from graft_nodes.training.averages import snapshots
-from graft_nodes.training.state import TrainState, digest_of, equal
+from graft_nodes.training.state import TrainState, equal
 from graft_nodes.training.store import listing, rank_files, saved_states, store
 from hypothesis import strategies as st
 
@@ -139,7 +140,7 @@ def signed(text: bytes, files: dict[str, bytes], folder: str) -> bytes:
         pass
     try:
         record = json.loads(text) if not isinstance(record, dict) else record
-        record["sha256"] = digest_of({key: value for key, value in record.items() if key != "sha256"})
+        record["sha256"] = sha256_of_json({key: value for key, value in record.items() if key != "sha256"})
         return json.dumps(record).encode()
     except (ValueError, TypeError, AttributeError, RecursionError, UnboundLocalError):
         return text

@@ -15,6 +15,7 @@ from graft_nodes.headless.problem import HostError, WorkflowError
 from graft_nodes.patches.lora_files import metadata, stack_rows
 from graft_nodes.patches.lora_files.peft_config import peft_configs
 from graft_nodes.storage import safetensors
+from graft_nodes.storage.digest import sha256_of_json
 from graft_nodes.training.data import captions, images
 from graft_nodes.training.data.cache import Cache
 from graft_nodes.training.data.filters import Filters
@@ -23,7 +24,6 @@ from graft_nodes.training.data.folder_settings import parse_settings
 from graft_nodes.training.data.layouts import registry
 from graft_nodes.training.data.tags import fill_wildcards
 from graft_nodes.training.data.yaml_values import load_mapping
-from graft_nodes.training.state import digest_of
 from graft_nodes.training.store import listing, rank_files, store
 
 from .damage import CORPUS
@@ -64,7 +64,7 @@ def lora(path, header, data=b""):
 )
 def test_a_header_that_is_none_is_refused_and_named(tmp_path, header):
     path = lora(tmp_path / "a.safetensors", header, b"\0" * 4)
-    for act in (safetensors.header, metadata.describe, safetensors.load_safetensors):
+    for act in (safetensors.read_header, metadata.describe, safetensors.load_safetensors):
         with pytest.raises(ValueError, match=r"a\.safetensors is not a whole safetensors file"):
             act(path)
 
@@ -77,7 +77,7 @@ def test_an_empty_tensor_too_large_for_any_reader_is_refused(tmp_path, shape):
         {"a": whole, "b": {"dtype": "F32", "shape": shape, "data_offsets": [4, 4]}},
         b"\0" * 4,
     )
-    for act in (safetensors.header, metadata.describe, safetensors.load_safetensors):
+    for act in (safetensors.read_header, metadata.describe, safetensors.load_safetensors):
         with pytest.raises(ValueError, match=r"a\.safetensors is not a whole safetensors file.*'b'"):
             act(path)
 
@@ -138,7 +138,7 @@ def test_a_record_of_another_form_is_refused_though_its_hash_fits(tmp_path, chan
     folder.mkdir(parents=True)
     record = json.loads(next((CORPUS / "states").glob("run__*__state.json")).read_text())
     body = {key: value for key, value in {**record, **change}.items() if key != "sha256"}
-    (folder / "state.json").write_text(json.dumps({**body, "sha256": digest_of(body)}))
+    (folder / "state.json").write_text(json.dumps({**body, "sha256": sha256_of_json(body)}))
     with pytest.raises(store.Damaged, match=r"state\.json: (these entries|its position)"):
         store.read_record(folder)
     assert listing.runs(tmp_path) == [] and listing.states(tmp_path, "run") == []
@@ -156,9 +156,7 @@ def test_parts_that_do_not_say_what_they_are(tmp_path, said):
     for rank, shape in enumerate(((2, 3), (2, 4))):
         tensors = {"trained/a": torch.ones(shape)}
         name = '["trained/a"]' if said == "[]" else said
-        safetensors.write_whole(
-            str(tmp_path / f"{rank}.safetensors"), safetensors.safetensors_bytes(tensors, {rank_files.DIVIDED: name})
-        )
+        safetensors.write_safetensors(tmp_path / f"{rank}.safetensors", tensors, {rank_files.DIVIDED: name})
     with pytest.raises(ValueError, match="do not fit together" if said == "[]" else "does not say which"):
         rank_files.read(sorted(tmp_path.iterdir()))
 

@@ -10,7 +10,8 @@ import torch
 from graft_nodes.ema.decay import EMASettings
 from graft_nodes.ema.post_hoc import possible_widths
 from graft_nodes.patches.lora_files.stack_rows import StackRow
-from graft_nodes.storage.safetensors import safetensors_bytes, write_whole
+from graft_nodes.storage.atomic import write_whole
+from graft_nodes.storage.safetensors import safetensors_bytes
 from graft_nodes.training.data.dataset import Dataset
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.trainable.install import AdapterSettings

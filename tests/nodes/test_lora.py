@@ -106,7 +106,7 @@ def test_error_of_random_stacks_is_at_most_the_hosts(host, change):
     """
     import comfy.float
     import comfy.lora
-    from graft_nodes.patches.adapters import layer
+    from graft_nodes.patches.adapters.lora import LoRA
     from graft_nodes.patches.patching import fuse
 
     for seed in range(10):
@@ -122,7 +122,7 @@ def test_error_of_random_stacks_is_at_most_the_hosts(host, change):
             down = torch.randn(rank, *shape[1:], generator=generator) * base[0].numel() ** -0.5
             up *= change * base.float().norm() / (up.flatten(1) @ down.flatten(1)).norm()
             up, down = up.to(dtype), down.to(dtype)
-            patches.append(fuse.Patch(layer.LoRA(up, down, float(rank)), strength))
+            patches.append(fuse.Patch(LoRA(up, down, float(rank)), strength))
             exact = exact + strength * (up.double().flatten(1) @ down.double().flatten(1)).view(shape)
             state = {"a.lora_up.weight": up, "a.lora_down.weight": down, "a.alpha": torch.tensor(float(rank))}
             patch = comfy.lora.load_lora(state, {"a": "a.weight"})["a.weight"]

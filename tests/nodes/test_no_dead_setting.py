@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from graft_nodes.training.trainable import install
+from graft_nodes.storage.digest import sha256_of_tensors
 from PIL import Image
 
 NODES = ("GraftDataset", "GraftAdapter", "GraftOptimizer", "GraftObjective", "GraftEMA", "GraftTrainStart", "TrainStep")
@@ -297,8 +297,8 @@ class Lab:
             ) as file:
                 shown.update(file.read())
         return {
-            "weights": install.tensors_digest(after.trained),
-            "average": install.tensors_digest({**after.average, **after.powers}),
+            "weights": sha256_of_tensors(after.trained),
+            "average": sha256_of_tensors({**after.average, **after.powers}),
             "history": after.history,
             "files": [name.split("events.out")[0] if "tensorboard" in name else name for name in files],
             "snapshots": kept,

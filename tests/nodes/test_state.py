@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from graft_nodes.training.trainable import install
+from graft_nodes.storage.digest import sha256_of_tensors
 from PIL import Image
 
 
@@ -45,7 +45,7 @@ def test_a_saved_state_goes_on_bit_for_bit(host, parts, kind):
         "GraftLoadState", name=f"moved {kind}", model=parts[0], dataset=parts[3], clip=parts[1], vae=parts[2]
     )[0]
     one, two = (host.call("TrainStep", state=s, steps=1) for s in (state, loaded))
-    assert one[0].key == two[0].key and install.tensors_digest(one[3]) == install.tensors_digest(two[3])
+    assert one[0].key == two[0].key and sha256_of_tensors(one[3]) == sha256_of_tensors(two[3])
 
 
 def test_without_a_dataset_it_samples_and_averages_and_training_says_what_is_missing(host, parts):
@@ -53,7 +53,7 @@ def test_without_a_dataset_it_samples_and_averages_and_training_says_what_is_mis
     host.call("GraftSaveState", state=state, name="bare")
     loaded = host.call("GraftLoadState", name="bare", model=parts[0])[0]
     lora = host.call("TrainStep", state=loaded, steps=0)[3]
-    assert install.tensors_digest(lora) == install.tensors_digest(state.lora_model())
+    assert sha256_of_tensors(lora) == sha256_of_tensors(state.lora_model())
     averaged = host.call("EMAMerge", model=parts[0], state=loaded)[2]
     assert all(torch.allclose(averaged[name], tensor) for name, tensor in state.lora_model(ema=True).items())
     with pytest.raises(ValueError, match=r"loaded without its dataset\. Connect the dataset to Load State"):

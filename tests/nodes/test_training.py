@@ -10,6 +10,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from graft_nodes.storage.digest import sha256_of_tensors
 from graft_nodes.training.store import listing
 from graft_nodes.training.trainable import install
 from PIL import Image
@@ -92,7 +93,7 @@ def _run(host, prompt, **capture):
 
 
 def _bytes(tensors):
-    return install.tensors_digest(tensors)
+    return sha256_of_tensors(tensors)
 
 
 def _clear(host, run):

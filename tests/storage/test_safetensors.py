@@ -1,13 +1,14 @@
 """Safetensors files: read whole or refused, written whole or not at all."""
 
 import gc
+import hashlib
 import os
 import sys
 
 import pytest
 import torch
 from graft_nodes.storage import safetensors
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def tensors():
 
 def test_what_is_written_is_read_by_safetensors(tmp_path, tensors):
     path = str(tmp_path / "x.safetensors")
-    safetensors.write_whole(path, safetensors.safetensors_bytes(tensors, {"k": "ü", "a": "1"}))
+    safetensors.write_safetensors(path, tensors, {"k": "ü", "a": "1"})
     read = load_file(path)
     assert read.keys() == tensors.keys() and all(torch.equal(read[name], tensors[name]) for name in tensors)
     again, metadata = safetensors.load_safetensors(path)
@@ -115,14 +116,29 @@ def test_equal_input_gives_equal_bytes_in_any_order(tensors):
     assert first == b"".join(safetensors.safetensors_bytes(turned, {"b": "2", "a": "1"}))
 
 
-def test_a_full_disk_leaves_nothing(tmp_path, tensors):
-    def chunks():
-        yield next(safetensors.safetensors_bytes(tensors, {}))
+def test_a_file_of_this_process_alone_and_a_shared_one_appear_whole_or_not_at_all(tmp_path, monkeypatch):
+    weights = {"text.b": torch.ones(2), "text.a": torch.zeros(3)}
+    first = safetensors.write_safetensors(tmp_path / "x.safetensors", weights)
+    turned = dict(reversed(weights.items()))
+    assert first == safetensors.write_safetensors(tmp_path / "y.safetensors", turned, shared=True)
+    assert first == hashlib.sha256((tmp_path / "x.safetensors").read_bytes()).hexdigest()
+    assert load_file(tmp_path / "x.safetensors").keys() == weights.keys()
+
+    def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(OSError, match="No space left"):
-        safetensors.write_whole(str(tmp_path / "x.safetensors"), chunks())
-    assert os.listdir(tmp_path) == []
+    monkeypatch.setattr(os, "fsync", full)
+    for shared in (False, True):
+        with pytest.raises(OSError, match=r"No space.*x\.safetensors"):
+            safetensors.write_safetensors(tmp_path / "x.safetensors", {"text.a": torch.ones(1)}, shared=shared)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.safetensors", "y.safetensors"]
+    assert load_file(tmp_path / "x.safetensors").keys() == weights.keys()
+
+
+def test_bytes_are_those_of_the_library(tensors):
+    assert b"".join(safetensors.safetensors_bytes(tensors)) == save(tensors)
+    assert b"".join(safetensors.safetensors_bytes(tensors, {})) == save(tensors, {})  # as saved states have it
+    assert safetensors.tensors_from_bytes(save(tensors))["c"] == 1.5
 
 
 @pytest.mark.parametrize("keep", [0, 4, 60, 200])
@@ -148,39 +164,28 @@ def test_a_header_length_that_begins_like_a_pickle(tmp_path, first):
     padding = next(
         n for n in range(600) if len(next(safetensors.safetensors_bytes({}, {"a": "b" * n}))) - 8 & 0xFF == first
     )
-    safetensors.write_whole(str(path), safetensors.safetensors_bytes({}, {"a": "b" * padding}))
+    safetensors.write_safetensors(path, {}, {"a": "b" * padding})
     assert path.read_bytes()[0] == first
     assert safetensors.load_safetensors(str(path))[1] == {"a": "b" * padding}
 
 
-def test_a_file_is_read_once_until_it_changes(tmp_path, tensors):
-    path = str(tmp_path / "x.safetensors")
-    save_file(tensors, path)
-    first = safetensors.load_once(path)[0]
-    assert safetensors.load_once(path)[0] is first
-    save_file({"z": torch.ones(9)}, path)
-    assert safetensors.load_once(path)[0].keys() == {"z"}
-
-
-def test_a_long_stack_is_read_once_too(tmp_path, monkeypatch):
-    paths, read, real = (
-        [str(tmp_path / f"{number}.safetensors") for number in range(100)],
-        [],
-        safetensors.load_safetensors,
-    )
-    monkeypatch.setattr(safetensors, "load_safetensors", lambda path: read.append(path) or real(path))
-    for path in paths:
-        save_file({"a": torch.ones(1)}, path)
-    for path in paths * 2:
-        safetensors.load_once(path)
-    assert read == paths
-
-
-def test_pefts_settings_that_change_beside_a_file_are_noticed(tmp_path):
-    path, config = str(tmp_path / "adapter_model.safetensors"), tmp_path / "adapter_config.json"
-    save_file({"a": torch.ones(1)}, path)
-    before = safetensors.version(path)
-    for text in ('{"r": 4}', '{"r": 16}'):
-        config.write_text(text, encoding="utf-8")
-        assert text in safetensors.load_once(path)[1].values() and safetensors.version(path) != before
-        before = safetensors.version(path)
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "it is empty"),
+        (b"\x80\x04abc", "is a pickle"),
+        (b"PK\x03\x04" + b"x" * 40, "is a pickle"),
+        (b"\xff" * 30, "a header of"),
+        ((20).to_bytes(8, "little") + b"not json at all.....", "its header cannot be read"),
+        ((14).to_bytes(8, "little") + b'{"a": [1, 2]} ', "its header cannot be read"),
+        (
+            (62).to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}       ' + b"12",
+            "speaks of 86 bytes, it has 72",
+        ),
+    ],
+)
+def test_a_header_that_cannot_be_read(tmp_path, content, message):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        safetensors.read_header(str(path))

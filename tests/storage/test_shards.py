@@ -56,10 +56,10 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
         calls.append(args)
         if len(calls) == 2:
             raise OSError(28, "No space left on device")
-        return saves(*args)
+        return writes(*args)
 
-    saves = shards.save_file
-    monkeypatch.setattr(shards, "save_file", full)
+    writes = shards.write_safetensors
+    monkeypatch.setattr(shards, "write_safetensors", full)
     with pytest.raises(OSError, match="No space"):
         shards.save(tensors(), tmp_path, "average", 5000)
     assert list(tmp_path.iterdir()) == []

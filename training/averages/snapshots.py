@@ -12,10 +12,11 @@ from pathlib import Path
 from torch import Tensor
 
 from ...ema.post_hoc import Profile
-from ...storage.float16 import packed, unpacked
-from ...storage.safetensors import header, load_safetensors, make_folders, safetensors_bytes, sync_folder, write_whole
+from ...storage.atomic import make_folders, sync_folder
+from ...storage.digest import sha256_of_tensors
+from ...storage.float16 import from_float16, to_float16
+from ...storage.safetensors import load_safetensors, read_header, write_safetensors
 from ..state import TrainState, key_of, until
-from ..trainable.install import tensors_digest
 
 FOLDER = "averages"
 Position = tuple[tuple[str, int], ...]
@@ -68,13 +69,13 @@ def write(folder: Path, state: TrainState, width: float, lora: Callable[[], Mapp
     if path.exists():  # its name is its content's identity
         return
     make_folders(path.parent)
-    tensors = packed(lora())
+    tensors = to_float16(lora())
     more = {
         "graft_width": repr(width),
         "graft_position": json.dumps([list(part) for part in state.position]),
-        "graft_tensors": tensors_digest(tensors),
+        "graft_tensors": sha256_of_tensors(tensors),
     }
-    write_whole(str(path), safetensors_bytes(tensors, {**state.metadata(), **more}))
+    write_safetensors(path, tensors, {**state.metadata(), **more})
     sync_folder(path.parent)
 
 
@@ -87,11 +88,11 @@ def read(stored: Stored) -> dict[str, Tensor]:
             f"{stored.path} is missing: the snapshot of step {stored.profile.step}, width {stored.width:g}"
         )
     tensors, metadata = load_safetensors(str(stored.path))
-    if metadata.get("graft_tensors") != tensors_digest(tensors):
+    if metadata.get("graft_tensors") != sha256_of_tensors(tensors):
         raise ValueError(f"{stored.path}: its hash is not the recorded one; it was changed or cut short")
     if recorded(stored.path, metadata) != stored:
         raise ValueError(f"{stored.path}: it is not the snapshot that its name says")
-    return unpacked(tensors)
+    return from_float16(tensors)
 
 
 def recorded(path: Path, metadata: Mapping[str, str]) -> Stored | None:
@@ -111,7 +112,7 @@ def found(folder: Path) -> list[Stored]:
     """
     out = []
     for path in sorted((folder / FOLDER).glob("*.safetensors")):
-        one = recorded(path, header(str(path))[1])
+        one = recorded(path, read_header(str(path))[1])
         if one is not None:
             out.append(one)
     return sorted(out, key=lambda one: (one.start, one.profile.step, one.width, one.path.name))

@@ -12,10 +12,10 @@ from pathlib import Path
 from torch import Tensor
 
 from ...ema.post_hoc import Profile
+from ...patches.lora_files import open_file
 from ...patches.lora_files.parse import grouped, with_alphas
 from ...patches.lora_files.peft_config import peft_configs
-from ...storage.float16 import SCALE, unpacked
-from ...storage.safetensors import load_once, load_safetensors
+from ...storage.float16 import SCALE_PREFIX, from_float16
 from ..state import TrainState
 from . import snapshots
 from .snapshots import Stored
@@ -47,9 +47,9 @@ class Source:
         """
         if self.stored is not None:
             return snapshots.read(self.stored)
-        tensors, metadata = load_once(self.path)
+        tensors, metadata = open_file.load_once(self.path)
         if self.kind == "lora":
-            return with_alphas(unpacked(tensors), peft_configs(metadata))
+            return with_alphas(from_float16(tensors), peft_configs(metadata))
         prefix = next(prefix for prefix in CHECKPOINT if any(key.startswith(prefix) for key in tensors))
         return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
@@ -176,8 +176,10 @@ def of_files(files: Sequence[tuple[str, str]]) -> Sources:
 
 
 def _opened(name: str, path: str) -> Source:
-    tensors, metadata = load_safetensors(path)
-    groups, strangers, problems = grouped({key: tensor for key, tensor in tensors.items() if not key.startswith(SCALE)})
+    tensors, metadata = open_file.load(path)
+    groups, strangers, problems = grouped(
+        {key: tensor for key, tensor in tensors.items() if not key.startswith(SCALE_PREFIX)}
+    )
     checkpoint = any(key.startswith(CHECKPOINT[0]) for key in tensors) or any(
         key.startswith(CHECKPOINT[1]) for key in strangers
     )

@@ -5,10 +5,8 @@ verified when read, limited in size.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
-import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -17,9 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ...storage.disk_errors import naming
-from ...storage.safetensors import load_safetensors, safetensors_bytes, write_whole
-from ..trainable.install import tensors_digest
+from ...storage.digest import sha256, sha256_of_spaced_json, sha256_of_tensors
+from ...storage.disk_errors import disk_errors_at
+from ...storage.safetensors import load_safetensors, write_safetensors
 
 FORMAT = 1
 _ABANDONED = 3600.0  # seconds
@@ -27,7 +25,7 @@ _ABANDONED = 3600.0  # seconds
 
 def key_of(*parts: Any) -> str:
     """sha256 of plain values: the name of what was made from them."""
-    return hashlib.sha256(json.dumps([FORMAT, *parts], sort_keys=True).encode()).hexdigest()
+    return sha256_of_spaced_json([FORMAT, *parts])
 
 
 class Cache:
@@ -76,16 +74,11 @@ class Cache:
         self.write_counts[kind] += 1
         path, text = self._path(kind, key), json.dumps(values, sort_keys=True)
         metadata = {"digest": _digest(tensors, text), "values": text}
-        # Under a name of its own first: another process may be making the very same file.
-        temporary = path.with_name(f"{key}.{os.getpid()}.{threading.get_ident()}")
         try:
-            with naming(str(path)):
+            with disk_errors_at(str(path)):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(str(temporary), safetensors_bytes(tensors, metadata))
-                os.replace(temporary, path)
+                write_safetensors(path, tensors, metadata, shared=True)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
             if not self._full:
                 self.notes.append(
                     f"cache: cannot be written, what was encoded is kept in memory only: {error.strerror}"
@@ -142,4 +135,4 @@ class Cache:
 
 
 def _digest(tensors: Mapping[str, Tensor], values: str) -> str:
-    return hashlib.sha256(f"{tensors_digest(tensors)} {values}".encode()).hexdigest()
+    return sha256(f"{sha256_of_tensors(tensors)} {values}".encode()).hexdigest()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from ...storage.digest import sha256_of_file
 from . import images, wildcards
 from .layouts import registry
 
@@ -51,7 +51,7 @@ def _dataset_files(folder: Path) -> list[Path]:
 
 @lru_cache(maxsize=1 << 17)
 def _hash_of(path: Path, size: int, modified: int) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return sha256_of_file(path)
 
 
 def content_hash(path: Path) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+from ...storage.digest import sha256
 from .buckets import Framing
 from .changed_files import WatchedFiles
 from .tags import Caption
@@ -133,7 +133,7 @@ class Dataset:
             raise ValueError(f"{len(latents)} latents and {len(captions)} captions: expected one caption a latent.")
         train: list[DatasetImage] = []
         validation: list[DatasetImage] = []
-        digest = hashlib.sha256(_settings_text(held_out, settings).encode())
+        digest = sha256(_settings_text(held_out, settings).encode())
         for index, (latent, caption) in enumerate(zip(latents, captions, strict=True)):
             image = DatasetImage(str(index), caption, latent.detach().float().cpu())
             digest.update(caption.encode() + _tensor_bytes(image.latent))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ...storage.digest import sha256_of_spaced_json
 from . import images
 from .buckets import Framing
 from .cache import Cache, key_of
@@ -68,7 +67,7 @@ def _digest(listing: FolderListing, encoders: tuple[str, str], settings: Mapping
     body = [listing.digest, encoders, plain, None]
     if regularisation is not None:
         body[-1] = regularisation.digest
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return sha256_of_spaced_json(body)
 
 
 class ImageEncoder:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from ...storage.digest import sha256
 from ..random_draws import generator
 from . import folder_notes, images, wildcards
 from .buckets import Framing, frame, nearest_bucket
@@ -53,7 +53,7 @@ def _held_out_names(entries: Sequence[ImageEntry], share: float) -> set[str]:
         return set()
 
     def order(entry: ImageEntry) -> tuple[str, str]:
-        return hashlib.sha256(entry.sha256.encode()).hexdigest(), entry.name
+        return sha256(entry.sha256.encode()).hexdigest(), entry.name
 
     names = [entry.name for entry in sorted(unique_images(entries), key=order)]
     count = min(len(names) - 1, max(1, round(len(names) * share)))

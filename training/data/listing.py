@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ...storage.digest import sha256_of_spaced_json
 from .buckets import Framing
 from .folder_settings import FolderSettings
 from .tags import Caption
@@ -84,7 +83,7 @@ class FolderListing:
         lists = self._word_lists()
         if lists:
             body["word lists"] = lists.digest
-        return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        return sha256_of_spaced_json(body)
 
     def _word_lists(self) -> WordLists:
         """The word lists, if a caption names one of them."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ...storage.digest import sha256_of_spaced_json
 from .captions import MAX_TEXT_BYTES, read_lines
 
 FOLDER, SUFFIX = "wildcards", ".txt"
@@ -23,7 +22,7 @@ class WordLists:
         self._lines = dict(lines or {})
         self._depths: dict[str, int] = {}
         self._draws: dict[str, int] = {}
-        self.digest = hashlib.sha256(json.dumps(sorted(self._lines.items())).encode()).hexdigest()
+        self.digest = sha256_of_spaced_json(sorted(self._lines.items()))
 
     def __bool__(self) -> bool:
         return bool(self._lines)

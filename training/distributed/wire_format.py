@@ -8,11 +8,10 @@ import json
 from typing import Any
 
 import torch
-from safetensors.torch import load
 from torch import Tensor
 
 from ...patches.lora_files.stack_rows import StackRow
-from ...storage.safetensors import safetensors_bytes
+from ...storage.safetensors import safetensors_bytes, tensors_from_bytes
 
 
 def encode(value: Any) -> bytes:
@@ -21,13 +20,13 @@ def encode(value: Any) -> bytes:
     """
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_tree(value, "value", tensors)).encode()
-    return len(tree).to_bytes(8, "little") + tree + b"".join(safetensors_bytes(tensors, {}))
+    return len(tree).to_bytes(8, "little") + tree + b"".join(safetensors_bytes(tensors))
 
 
 def decode(body: bytes) -> Any:
     """The inverse of `encode`; tensors are on the CPU."""
     length = int.from_bytes(body[:8], "little")
-    return _value(json.loads(body[8 : 8 + length]), load(body[8 + length :]))
+    return _value(json.loads(body[8 : 8 + length]), tensors_from_bytes(body[8 + length :]))
 
 
 def _tree(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ...storage.disk_errors import naming
+from ...storage.disk_errors import disk_errors_at
 from ..run.step import StepResult
 
 
@@ -54,7 +54,7 @@ class Writer:
     @contextmanager
     def _named(self) -> Iterator[None]:
         try:
-            with naming(str(self.folder)):
+            with disk_errors_at(str(self.folder)):
                 yield
         except OSError:
             self.writer = None  # its thread has ended, and would say the same again

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from ...storage.lock import alone
+from ...storage.lock import folder_lock
 from ..averages import snapshots
 from ..data.dataset import Dataset
 from ..distributed import fsdp, process_group
@@ -55,9 +55,9 @@ def run(
     beside the last: `best` also the one with the lowest held-out loss, `every` that and every snapshot. `say` is told
     at once that a file of the dataset has changed; the report repeats it. Raises what `callbacks.on_step` raises (an
     interruption) and OSError of the store (a full disk); the whole steps so far are then kept as a snapshot, and the
-    same call later resumes from it. Raises Stopped when the loss is not finite or memory runs out, Busy when another
-    process works on the same run. Every rank of a group makes this call; only the first has the store, shows, validates
-    and saves.
+    same call later resumes from it. Raises Stopped when the loss is not finite or memory runs out, FolderInUse when
+    another process works on the same run. Every rank of a group makes this call; only the first has the store, shows,
+    validates and saves.
     """
     if keep not in KEEPS:
         raise ValueError(f"keep is {keep!r}, expected one of {', '.join(KEEPS)}.")
@@ -80,7 +80,7 @@ def run(
                 raise ValueError(
                     "TrainStep: with --shard and kind full, snapshots are the ranks' own: set keep to best or last."
                 )
-            warning = stack.enter_context(nullcontext("") if store is None else alone(store.folder))
+            warning = stack.enter_context(nullcontext("") if store is None else folder_lock(store.folder))
         return _run(group, state, steps, opened, dataset, store, callbacks, keep, say, [warning] if warning else [])
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ...storage.safetensors import make_folders, write_whole
+from ...storage.atomic import make_folders, write_whole
 from ..data.changed_files import FileWatcher
 from ..data.dataset import Dataset
 from ..state import TrainState

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...storage.disk_errors import naming
-from ...storage.safetensors import sync_folder
+from ...storage.atomic import sync_folder
+from ...storage.disk_errors import disk_errors_at
 
 CACHE = "cache"  # what GraftDataset has encoded lies beside the runs and has a limit of its own
 _REST = ("averages", "history", "previews")  # folders of a run beside its states
@@ -137,7 +137,7 @@ def remove(files: Collection[Path]) -> None:
     them.
     """
     for path in sorted(files, key=lambda path: (path.name != "state.json", path.name)):
-        with naming(str(path)):
+        with disk_errors_at(str(path)):
             path.unlink(missing_ok=True)
     for folder in {path.parent for path in files}:
         _remove_empty(folder)

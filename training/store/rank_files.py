@@ -4,16 +4,16 @@ that names all.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...storage.safetensors import load_safetensors, safetensors_bytes, sync_folder, write_whole
+from ...storage.atomic import sync_folder
+from ...storage.safetensors import load_safetensors, write_safetensors
 
 DIVIDED = "graft_divided"  # metadata: the tensors of which the file has rows
 
@@ -24,16 +24,10 @@ def write(
     """Write a rank's file durably; its name and sha256. `divided` are the tensors of which it has
     rows. Raises OSError.
     """
-    name, hashed = f"state-{step:08d}-{rank + 1:05}-of-{ranks:05}.safetensors", hashlib.sha256()
-
-    def chunks() -> Iterator[bytes]:
-        for chunk in safetensors_bytes(tensors, {DIVIDED: json.dumps(divided)}):
-            hashed.update(chunk)
-            yield chunk
-
-    write_whole(str(folder / name), chunks())
+    name = f"state-{step:08d}-{rank + 1:05}-of-{ranks:05}.safetensors"
+    sha256 = write_safetensors(folder / name, tensors, {DIVIDED: json.dumps(divided)})
     sync_folder(folder)
-    return name, hashed.hexdigest()
+    return name, sha256
 
 
 def read(paths: list[Path]) -> dict[str, Tensor]:

@@ -4,7 +4,6 @@ verified when read.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -14,18 +13,19 @@ from torch import Tensor
 
 from ...ema.decay import EMASettings
 from ...storage import shards
-from ...storage.disk_errors import naming
-from ...storage.lock import alone
-from ...storage.safetensors import make_folders, sync_folder
+from ...storage.atomic import make_folders, sync_folder
+from ...storage.digest import sha256_of_file, sha256_of_json, sha256_of_tensors
+from ...storage.disk_errors import disk_errors_at
+from ...storage.lock import folder_lock
 from ..objective.settings import ObjectiveSettings
 from ..optimizers.settings import OptimizerSettings
-from ..state import Settings, Start, TrainState, digest_of
-from ..trainable.install import AdapterSettings, tensors_digest
+from ..state import Settings, Start, TrainState
+from ..trainable.install import AdapterSettings
 from .store import (
-    GROUPS,
     PLAIN,
     Damaged,
     check_file,
+    group_tensors,
     history_of,
     plain,
     read_record,
@@ -54,20 +54,20 @@ def save(state: TrainState, root: Path, name: str, shard: int = 0, versions: Map
     """Keep a state under a name, in files of at most `shard` bytes (0: one file); its folder.
 
     A state that had the name is replaced when the new one is whole on disk, and not before. Raises OSError with nothing
-    half-written left, Busy when another process saves under that name.
+    half-written left, FolderInUse when another process saves under that name.
     """
-    with alone(folder_of(root, name)), naming(str(folder_of(root, name))):
+    with folder_lock(folder_of(root, name)), disk_errors_at(str(folder_of(root, name))):
         return _save(state, folder_of(root, name), shard, versions or {})
 
 
 def _save(state: TrainState, folder: Path, shard: int, versions: Mapping[str, str]) -> Path:
-    tensors = {f"{group}/{key}": t for group in GROUPS for key, t in getattr(state, group).items()}
+    tensors = group_tensors(state)
     # By content and cut: files of the state that has the name now are never written over with others.
-    stem = f"tensors-{digest_of([tensors_digest(tensors), list(tensors), shard])[:16]}"
+    stem = f"tensors-{sha256_of_json([sha256_of_tensors(tensors), list(tensors), shard])[:16]}"
     make_folders(folder)
     written = shards.save(tensors, folder, stem, shard)
     sync_folder(folder)
-    files = {path.name: _hash(path) for path in written}
+    files = {path.name: sha256_of_file(path) for path in written}
     more = {"run": state.run, "notes": dict(state.notes), "history": tail_of(state.history, []), "kind": "saved"}
     write_record(folder, {**record_of(state, versions), **more, "tensors": {"name": stem, "files": files}})
     for path in folder.glob("tensors-*"):
@@ -154,11 +154,3 @@ def _rebuilt(kind: Callable[..., Plain], values: Mapping[str, Any], folder: Path
         return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
     except (TypeError, ValueError, OverflowError) as error:
         raise Damaged(f"{folder / 'state.json'}: its settings cannot be used: {error}") from error
-
-
-def _hash(path: Path) -> str:
-    hashed = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            hashed.update(chunk)
-    return hashed.hexdigest()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import re
@@ -21,9 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ...storage.disk_errors import naming
-from ...storage.safetensors import load_safetensors, make_folders, safetensors_bytes, sync_folder, write_whole
-from ..state import History, RunCost, TrainState, advanced, digest_of, key_of, until
+from ...storage.atomic import make_folders, sync_folder, write_whole
+from ...storage.digest import sha256, sha256_of_file, sha256_of_json
+from ...storage.disk_errors import disk_errors_at
+from ...storage.safetensors import load_safetensors, write_safetensors
+from ..state import History, RunCost, TrainState, advanced, key_of, until
 from . import disk_quota, rank_files
 from .schema import BLOCK as MEASURED
 from .schema import problem
@@ -148,7 +149,7 @@ class Store:
         self._write(state, folder, tensors, "partial")
         for old in folder.glob("state-*.safetensors"):  # the JSON names the new one by now
             if old.name != tensors:
-                with naming(str(old)):
+                with disk_errors_at(str(old)):
                     old.unlink()
         return folder
 
@@ -161,7 +162,7 @@ class Store:
         The folder must be one that every rank sees. Raises OSError on every rank when one of them cannot write.
         """
         folder = self.result_folder(target) / "partial"
-        tensors = {f"{name}/{key}": t for name in GROUPS for key, t in getattr(state, name).items()}
+        tensors = group_tensors(state)
         rows = [full for full, t in tensors.items() if divided(full.partition("/")[2], t)]
         with group.raise_together():
             make_folders(folder)
@@ -189,7 +190,7 @@ class Store:
         write_record(folder, {**record_of(state, self.versions), **more})
         for old in folder.glob("state-*.safetensors"):  # the JSON names the new ones by now
             if old.name not in {one["file"] for one in files}:
-                with naming(str(old)):
+                with disk_errors_at(str(old)):
                     old.unlink()
 
     def drop_partial(self, target: str) -> None:
@@ -220,19 +221,10 @@ class Store:
         path = folder / tensors
         orphan = not path.exists()  # until a state.json names them, tensors that were not there before are nobody's
         try:
-            hashed = hashlib.sha256()
-
-            def chunks() -> Any:
-                every = {f"{group}/{name}": t for group in GROUPS for name, t in getattr(state, group).items()}
-                for chunk in safetensors_bytes(every, {}):
-                    hashed.update(chunk)
-                    yield chunk
-
-            write_whole(str(path), chunks())
-            sync_folder(
-                folder
-            )  # tensors first, durably: a state.json in place means that everything it names is in place
-            files = {"file": tensors, "sha256": hashed.hexdigest()}
+            written = write_safetensors(path, group_tensors(state))
+            # tensors first, durably: a state.json in place means that everything it names is in place
+            sync_folder(folder)
+            files = {"file": tensors, "sha256": written}
             more = {"history": tail_of(state.history, blocks), "kind": kind, "tensors": files}
             write_whole(str(folder / "state.json"), [_signed({**record_of(state, self.versions), **more})])
             orphan = False
@@ -251,7 +243,7 @@ class Store:
         folder, names = self.folder / HISTORY, []
         for number in range(len(history.loss) // BLOCK):
             body = json.dumps(_rows(history, number * BLOCK, (number + 1) * BLOCK), separators=(",", ":")).encode()
-            name = f"{hashlib.sha256(body).hexdigest()}.json"
+            name = f"{sha256(body).hexdigest()}.json"
             names.append(name)
             if not (folder / name).is_file():
                 make_folders(folder)
@@ -348,6 +340,15 @@ def load(folder: Path, like: TrainState, history: Path | None = None) -> tuple[T
         raise Damaged(f"{paths[0]}: {error}") from error
 
 
+def group_tensors(state: TrainState) -> dict[str, Tensor]:
+    """All tensors of a state by `<group>/<name>`, as its files have them."""
+    tensors = {}
+    for group in GROUPS:
+        for name, tensor in getattr(state, group).items():
+            tensors[f"{group}/{name}"] = tensor
+    return tensors
+
+
 def restored(like: TrainState, record: dict[str, Any], tensors: Mapping[str, Tensor], history: History) -> TrainState:
     """`like` at the position of a record, with tensors by `<group>/<name>`. Raises Damaged when they are of another
     run.
@@ -405,7 +406,7 @@ def history_of(recorded: dict[str, Any], folder: Path) -> History:
             body = path.read_bytes()
         except OSError as error:
             raise Damaged(f"{path}: cannot be read ({error.strerror})") from error
-        if f"{hashlib.sha256(body).hexdigest()}.json" != name:
+        if f"{sha256(body).hexdigest()}.json" != name:
             raise Damaged(f"{path}: its hash is not its name; it was changed or cut short")
         try:
             parts.append(json.loads(body))
@@ -419,17 +420,13 @@ def history_of(recorded: dict[str, Any], folder: Path) -> History:
     return History(loss, rate, norm, validation, recorded.get("outdated", 0))
 
 
-def check_file(path: Path, sha256: str) -> None:
+def check_file(path: Path, expected: str) -> None:
     """Raise Damaged unless the file is there and has this hash."""
     try:
-        with open(path, "rb") as file:
-            if hasattr(hashlib, "file_digest"):
-                hashed = hashlib.file_digest(file, "sha256").hexdigest()
-            else:
-                hashed = _digest(file)
+        hashed = sha256_of_file(path)
     except OSError as error:
         raise Damaged(f"{path}: cannot be read ({error.strerror})") from error
-    if hashed != sha256:
+    if hashed != expected:
         raise Damaged(f"{path}: its hash is not the one in state.json; it was changed or cut short")
 
 
@@ -463,7 +460,7 @@ def write_record(folder: Path, body: dict[str, Any]) -> None:
 
 
 def _signed(body: dict[str, Any]) -> bytes:
-    text = json.dumps({**body, "sha256": digest_of(body)}, indent=1, sort_keys=True)
+    text = json.dumps({**body, "sha256": sha256_of_json(body)}, indent=1, sort_keys=True)
     wrong = problem(json.loads(text))
     assert not wrong, wrong  # what is written here can be read again
     return text.encode()
@@ -480,7 +477,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise Damaged(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise Damaged(f"{path}: expected format {FORMAT} of a Graft training state")
-    if digest_of({k: v for k, v in record.items() if k != "sha256"}) != record.get("sha256"):
+    if sha256_of_json({k: v for k, v in record.items() if k != "sha256"}) != record.get("sha256"):
         raise Damaged(f"{path}: its hash does not fit its contents; it was changed by hand or cut short")
     wrong = problem(record)
     if wrong:
@@ -499,10 +496,3 @@ def _kind(folder: Path) -> str | None:
         return str(read_record(folder)["kind"])
     except Damaged:
         return None
-
-
-def _digest(file: Any) -> str:
-    hashed = hashlib.sha256()
-    for chunk in iter(lambda: file.read(1 << 20), b""):
-        hashed.update(chunk)
-    return hashed.hexdigest()

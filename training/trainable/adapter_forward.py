@@ -16,8 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...patches.adapters import layer as layers
-from ...patches.patching.bypass import convolve
+from ...patches.adapters.loha import LoHa
+from ...patches.adapters.lokr import LoKr
+from ...patches.adapters.lora import LoRA
+from ...patches.adapters.oft import OFT
+from ...patches.models.convolution import convolve
 from ..random_draws import generator
 from .targets import Site
 
@@ -126,14 +129,14 @@ def change(kind: str, tensors: Mapping[str, Tensor], site: Site) -> Tensor:
     magnitude.
     """
     get = tensors.__getitem__
-    layer: layers.LoRA | layers.LoHa | layers.LoKr
+    layer: LoRA | LoHa | LoKr
     if kind == "loha":
-        layer = layers.LoHa(get("hada_w1_a"), get("hada_w1_b"), get("hada_w2_a"), get("hada_w2_b"), site.alpha)
+        layer = LoHa(get("hada_w1_a"), get("hada_w1_b"), get("hada_w2_a"), get("hada_w2_b"), site.alpha)
     elif kind == "lokr":
         two = tensors.get("lokr_w2"), None, None, tensors.get("lokr_w2_a"), tensors.get("lokr_w2_b")
-        layer = layers.LoKr(get("lokr_w1"), *two, alpha=site.alpha)
+        layer = LoKr(get("lokr_w1"), *two, alpha=site.alpha)
     else:
-        layer = layers.LoRA(get("lora_up.weight"), get("lora_down.weight"), site.alpha)
+        layer = LoRA(get("lora_up.weight"), get("lora_down.weight"), site.alpha)
     return layer.delta(site.shape, next(iter(tensors.values())).device)
 
 
@@ -367,7 +370,7 @@ def _oft(site: Site, tensors: Mapping[str, Tensor], drop: Dropouts) -> After:
     OFT has it).
     """
     blocks = tensors["oft_blocks"]
-    layer, dropping = layers.OFT(blocks), drop.settings.dropping
+    layer, dropping = OFT(blocks), drop.settings.dropping
 
     def after(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
         if dropping:

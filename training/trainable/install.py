@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...storage.digest import sha256_of_tensors
 from ..memory.inference_tensors import as_normal_tensors
 from . import adapter_forward
 from .adapter_forward import Dropouts, Moment
@@ -28,7 +28,6 @@ __all__ = [
     "from_lora",
     "limit_norms_",
     "targets",
-    "tensors_digest",
 ]
 
 KINDS = ("lora", "locon", "loha", "lokr", "dora", "oft", "full")
@@ -100,7 +99,7 @@ class AdapterSettings:
         if wrong:
             raise ValueError("GraftAdapter: " + "; ".join(wrong) + ".")
         if self.initial is not None and not self.initial_digest:
-            object.__setattr__(self, "initial_digest", tensors_digest(self.initial))
+            object.__setattr__(self, "initial_digest", sha256_of_tensors(self.initial))
 
     @cached_property
     def patterns(self) -> Patterns:
@@ -111,17 +110,6 @@ class AdapterSettings:
     def dropping(self) -> bool:
         """Whether any dropout is on."""
         return bool(self.rank_dropout or self.module_dropout or self.network_dropout)
-
-
-def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """sha256 over names, dtypes, shapes and bytes, in name order."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().to("cpu").contiguous()
-        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        if tensor.numel():
-            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------------

@@ -238,7 +238,7 @@ def test_peft(tmp_path, build, config, options, plain):
     assert not torch.allclose(module.weight, layer.get_base_layer().weight, atol=1e-3)
     assert torch.allclose(grafted(module, state, name="base_model.model.a")[0], ours, atol=1e-5) == plain
     if config == "IA3Config" and not options["feedforward_modules"]:
-        assert torch.allclose(patches[1].layer.made(module.bias), layer.get_base_layer().bias, atol=1e-6)
+        assert torch.allclose(patches[1].layer.apply(module.bias), layer.get_base_layer().bias, atol=1e-6)
     if options.get("lora_bias"):
         (bias,) = [patch for patch in patches if patch.layer.kind == "diff"]
         assert torch.allclose(module.bias + bias.layer.delta(module.bias.shape), layer.get_base_layer().bias, atol=1e-6)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from graft_nodes.patches.lora_files import metadata
 from graft_nodes.patches.models.recognise import recognise_lora
-from graft_nodes.storage.safetensors import header
 from safetensors.torch import save_file
 
 SDXL = "lora_unet_input_blocks_4_1_transformer_blocks_0_attn2_to_k"
@@ -105,28 +104,6 @@ def test_describe_reads_no_tensor(tmp_path):
         except OSError:
             pytest.skip("this file system has no sparse files of 1 TB")
     assert metadata.describe(path)["kinds"] == {"LoRA": 1, "diff": 1}
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "it is empty"),
-        (b"\x80\x04abc", "is a pickle"),
-        (b"PK\x03\x04" + b"x" * 40, "is a pickle"),
-        (b"\xff" * 30, "a header of"),
-        ((20).to_bytes(8, "little") + b"not json at all.....", "its header cannot be read"),
-        ((14).to_bytes(8, "little") + b'{"a": [1, 2]} ', "its header cannot be read"),
-        (
-            (62).to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}       ' + b"12",
-            "speaks of 86 bytes, it has 72",
-        ),
-    ],
-)
-def test_a_header_that_cannot_be_read(tmp_path, content, message):
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        header(str(path))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import json
 
 import pytest
 import torch
-from graft_nodes.patches.adapters.layer import Diff, LoRA
+from graft_nodes.patches.adapters.diff import Diff
+from graft_nodes.patches.adapters.lora import LoRA
 from graft_nodes.patches.lora_files.parse import Target, grouped, patches_of, read, unplaced, with_alphas
 from graft_nodes.patches.lora_files.peft_config import peft_configs
 
@@ -274,8 +275,8 @@ def test_other_kinds_are_refused_where_only_pairs_will_do(key, kind):
 def test_a_boft_in_float8_is_that_of_its_values():
     turns = torch.randn(1, 2, 4, 4, generator=torch.Generator().manual_seed(0)).to(torch.float8_e4m3fn)
     made = [unplaced({"a.boft_R": of, "a.boft_s": torch.ones(6, 1)})[0][0][2] for of in (turns, turns.float())]
-    assert torch.equal(*(layer.made(torch.eye(6, 8)) for layer in made)) and not torch.equal(
-        made[0].made(torch.eye(6, 8)), torch.eye(6, 8)
+    assert torch.equal(*(layer.apply(torch.eye(6, 8)) for layer in made)) and not torch.equal(
+        made[0].apply(torch.eye(6, 8)), torch.eye(6, 8)
     )
 
 

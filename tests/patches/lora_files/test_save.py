@@ -167,7 +167,7 @@ def test_pefts_magnitudes_are_of_rows(kernel):
     ).layers.values()
     changed = weight.double() + (up.double().flatten(1) @ down.double().flatten(1)).reshape(weight.shape)
     rows = magnitude.double().flatten() / changed.flatten(1).norm(dim=1)
-    assert torch.allclose(layer.made(weight).double(), changed * rows.reshape(8, 1, *ones), atol=1e-5)
+    assert torch.allclose(layer.apply(weight).double(), changed * rows.reshape(8, 1, *ones), atol=1e-5)
 
 
 @pytest.mark.parametrize(("lora", "message"), [({}, "it is empty"), ({"x": torch.ones(1)}, "x: not a LoRA tensor")])

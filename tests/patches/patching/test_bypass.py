@@ -4,7 +4,9 @@ import shutil
 
 import pytest
 import torch
-from graft_nodes.patches.adapters.layer import Diff, DoRA, LoRA
+from graft_nodes.patches.adapters.diff import Diff
+from graft_nodes.patches.adapters.dora import DoRA
+from graft_nodes.patches.adapters.lora import LoRA
 from graft_nodes.patches.patching.bypass import Bypass, Wrapped, supports
 from graft_nodes.patches.patching.fuse import Patch
 from graft_nodes.patches.patching.strength_schedule import Clock, Schedule

@@ -6,7 +6,15 @@ import random
 
 import pytest
 import torch
-from graft_nodes.patches.adapters.layer import IA3, OFT, Diff, DoRA, GLoRA, InputOFT, LoHa, LoKr, LoRA, Set
+from graft_nodes.patches.adapters.diff import Diff, Set
+from graft_nodes.patches.adapters.dora import DoRA
+from graft_nodes.patches.adapters.glora import GLoRA
+from graft_nodes.patches.adapters.ia3 import IA3
+from graft_nodes.patches.adapters.input_oft import InputOFT
+from graft_nodes.patches.adapters.loha import LoHa
+from graft_nodes.patches.adapters.lokr import LoKr
+from graft_nodes.patches.adapters.lora import LoRA
+from graft_nodes.patches.adapters.oft import OFT
 from graft_nodes.patches.models.layers import bias_of, weight_of
 from graft_nodes.patches.patching import fuse as stacks
 from graft_nodes.patches.patching import ledger
@@ -139,7 +147,7 @@ def test_each_kind(kind, name, strength):
     build, shape = MODULES[name]
     generator, module = torch.Generator().manual_seed(1), build().requires_grad_(False)
     x, patch = torch.randn(*shape, generator=generator), Patch(layer(kind, module.weight.shape, generator), strength)
-    assert patch.layer.problem(module.weight.shape) is None
+    assert patch.layer.mismatch(module.weight.shape) is None
     found, parts = at_activations(module, [patch], x)
     assert torch.allclose(found, patched(module, [patch], x), rtol=0, atol=2e-5)
     assert not torch.allclose(found, module(x), atol=1e-2)
@@ -191,7 +199,7 @@ def test_in_any_order(name, compiled):
             part = draw.choice([None, None, (0, 8, 16), (1, 4, 8)])
             own = [part[2] if part and dimension == part[0] else side for dimension, side in enumerate(whole)]
             one = layer(draw.choice([kind for kind in KINDS if kind != "peft's boft" or own[1] > 8]), own, generator)
-            assert one.problem(own) is None
+            assert one.mismatch(own) is None
             patches.append(Patch(one, draw.choice([1.0, 0.5, -0.25]), part))
         bias = (
             []
@@ -248,7 +256,7 @@ def test_a_product_stays_about_as_small_as_its_file(kind, part):
         [Patch(made, 0.7, part), Patch(layer("lora", (640, 512), generator), 1.0)],
         torch.randn(2, 5, 512, generator=generator),
     )
-    assert made.problem((out, columns)) is None
+    assert made.mismatch((out, columns)) is None
     found, parts = at_activations(module, patches, x)
     assert torch.allclose(found, patched(module, patches, x), rtol=0, atol=1e-5 * float(found.abs().max()))
     products = [tensor for _, kron in parts.krons for tensor in (kron.first, *kron.second)]

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from graft_nodes.patches.adapters.layer import Diff, LoRA
+from graft_nodes.patches.adapters.diff import Diff
+from graft_nodes.patches.adapters.lora import LoRA
 from graft_nodes.patches.patching.fuse import Patch, Stack, bfloat16_factors, fuse, patched
 from graft_nodes.patches.patching.strength_schedule import Schedule
 
@@ -62,7 +63,7 @@ def test_tucker_core():
                 for b in range(5):
                     expected[o, i] += up[o, a, 0, 0].double() * mid[a, b].double() * down[b, i, 0, 0].double()
     layer = LoRA(up, down, alpha=2.5, mid=mid)
-    assert layer.problem((8, 6, 3, 3)) is None
+    assert layer.mismatch((8, 6, 3, 3)) is None
     assert torch.allclose(layer.delta((8, 6, 3, 3)).double(), 2.5 / 5 * expected, rtol=0, atol=1e-5)
     base = random(8, 6, 3, 3, seed=5)
     assert torch.allclose(

@@ -8,7 +8,10 @@ import weakref
 
 import pytest
 import torch
-from graft_nodes.patches.adapters.layer import IA3, Diff, DoRA, LoRA, Set
+from graft_nodes.patches.adapters.diff import Diff, Set
+from graft_nodes.patches.adapters.dora import DoRA
+from graft_nodes.patches.adapters.ia3 import IA3
+from graft_nodes.patches.adapters.lora import LoRA
 from graft_nodes.patches.patching import ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack
 from graft_nodes.patches.patching.ledger import Version, attach, attached, detach
@@ -69,7 +72,7 @@ def expected(base, stacks, x):
         parameter.copy_(base[name])
         for patch in [patch for of in stacks for patch in of.patches.get(name, ())]:
             if not patch.layer.additive:
-                parameter += patch.strength * (patch.layer.made(parameter.float()) - parameter)
+                parameter += patch.strength * (patch.layer.apply(parameter.float()) - parameter)
                 continue
             change = (
                 patch.layer.diff

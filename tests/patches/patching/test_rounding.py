@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from graft_nodes.patches.adapters.layer import LoRA
+from graft_nodes.patches.adapters.lora import LoRA
 from graft_nodes.patches.patching.fuse import Patch, patched
 from graft_nodes.patches.patching.rounding import stochastic
 

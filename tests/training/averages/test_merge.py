@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 from graft_nodes.ema.decay import EMASettings
-from graft_nodes.storage.safetensors import safetensors_bytes, write_whole
+from graft_nodes.storage.atomic import write_whole
+from graft_nodes.storage.safetensors import safetensors_bytes
 from graft_nodes.training.averages import merge, snapshots, sources
 from graft_nodes.training.averages.held_out_loss import held_out_loss
 from graft_nodes.training.run.call import run

@@ -12,7 +12,7 @@ from graft_nodes.ema import host_offload, shadow
 from graft_nodes.ema.decay import EMASettings
 from graft_nodes.ema.post_hoc import reconstruction
 from graft_nodes.patches.lora_files.average import average
-from graft_nodes.storage.float16 import SCALE, packed, unpacked
+from graft_nodes.storage.float16 import SCALE_PREFIX, from_float16, to_float16
 from graft_nodes.training.averages import snapshots
 from graft_nodes.training.run.call import run
 from graft_nodes.training.run.loop import Callbacks, train
@@ -142,10 +142,10 @@ def test_a_full_disk_leaves_no_half_snapshot(lab, tmp_path, monkeypatch):
     denoiser, dataset = lab.Flow(), lab.pictures()
     store = Store(tmp_path, "run")
 
-    def full(path, chunks):
+    def full(path, tensors, metadata):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(snapshots, "write_whole", full)
+    monkeypatch.setattr(snapshots, "write_safetensors", full)
     with pytest.raises(OSError, match="No space"):
         go(begun(lab, denoiser, dataset, EMASettings("ramp", snapshots=3)), 6, denoiser, dataset, store)
     assert files(store) == {}
@@ -209,10 +209,10 @@ def test_half_precision_keeps_what_float16_cannot_hold():
     plain = torch.randn(1000, generator=draw)
     tensors = {"usual": plain, "small": plain * 1e-7, "large": plain * 1e8, "zero": torch.zeros(4)}
     tensors |= {"alpha": torch.tensor(3.3), "n": torch.arange(3)}
-    kept = packed(tensors)
-    assert {name for name in kept if name.startswith(SCALE)} == {SCALE + "small", SCALE + "large"}
+    kept = to_float16(tensors)
+    assert {name for name in kept if name.startswith(SCALE_PREFIX)} == {SCALE_PREFIX + "small", SCALE_PREFIX + "large"}
     assert all(kept[name].dtype == torch.float16 for name in ("usual", "small", "large"))
-    back = unpacked(kept)
+    back = from_float16(kept)
     assert back.keys() == tensors.keys()
     for name in tensors:
         scale = float(tensors[name].abs().max()) or 1.0

@@ -101,7 +101,8 @@ def test_what_a_crash_left_is_removed(tmp_path):
 
 
 def test_a_file_with_foreign_metadata_is_made_again(tmp_path):
-    from graft_nodes.storage.safetensors import safetensors_bytes, write_whole
+    from graft_nodes.storage.atomic import write_whole
+    from graft_nodes.storage.safetensors import safetensors_bytes
 
     cache = Cache(tmp_path)
     cache.write("texts", key_of(1), TENSORS)

@@ -1,10 +1,10 @@
 """States under names: the same state back from shards, damage and misfits named, and nothing half-replaced."""
 
 import json
+import os
 
 import pytest
 from graft_nodes.ema.decay import EMASettings
-from graft_nodes.storage import shards
 from graft_nodes.storage.safetensors import load_safetensors
 from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.run.loop import Callbacks, train
@@ -66,18 +66,24 @@ def test_another_model_or_dataset_is_refused_with_both_named(run, tmp_path):
     assert run[2].digest[:16] in str(caught.value) and "pictures" in str(caught.value)
 
 
+def disk_full_at(monkeypatch, part):
+    """The disk is full when a file with `part` in its name is to be renamed into place."""
+    replace = os.replace
+
+    def full(source, target):
+        if part in os.fspath(target):
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+
+
 @pytest.mark.parametrize("shard", [2000, 2100])
 def test_a_full_disk_leaves_the_same_state_that_is_there_already(run, tmp_path, monkeypatch, shard):
     state = run[0]
     folder = saved_states.save(state, tmp_path, "mine", 2000)
-    before, appears = sorted(folder.iterdir()), shards._appear
-
-    def full(partial, path):
-        if "-00002-of-" in path.name:
-            raise OSError(28, "No space left on device", str(partial))
-        appears(partial, path)
-
-    monkeypatch.setattr(shards, "_appear", full)
+    before = sorted(folder.iterdir())
+    disk_full_at(monkeypatch, "-00002-of-")
     with pytest.raises(OSError, match="No space"):
         saved_states.save(state, tmp_path, "mine", shard)
     assert sorted(folder.iterdir()) == before and equal(saved_states.load(tmp_path, "mine", "model"), state)
@@ -123,14 +129,7 @@ def test_a_name_is_replaced_whole_or_not_at_all(run, tmp_path, monkeypatch):
     state, denoiser, dataset = run
     saved_states.save(state, tmp_path, "mine", 700)
     further = train(state, denoiser, dataset, 1)
-    appear = shards._appear
-
-    def full(partial, path):
-        if "00003" in path.name:
-            raise OSError("No space left on device")
-        appear(partial, path)
-
-    monkeypatch.setattr(shards, "_appear", full)
+    disk_full_at(monkeypatch, "00003")
     with pytest.raises(OSError, match="No space"):
         saved_states.save(further, tmp_path, "mine", 700)
     assert equal(saved_states.load(tmp_path, "mine", "model"), state)

@@ -4,8 +4,8 @@ with the file.
 
 import pytest
 import torch
-from graft_nodes.patches.lora_files.parse import Target, pieces_of, read
-from graft_nodes.patches.patching.fuse import Piece, patched
+from graft_nodes.patches.lora_files.parse import Target, patches_of, read
+from graft_nodes.patches.patching.fuse import Patch, patched
 from graft_nodes.training.trainable import adapter_forward
 from graft_nodes.training.trainable.install import (
     AdapterSettings,
@@ -76,9 +76,9 @@ def _merged(net, lora):
     other = _odd().double()
     shapes = {("model", f"diffusion_model.{name}"): tuple(p.shape) for name, p in other.named_parameters()}
     keys = {name.removesuffix(".weight"): Target("model", name) for _, name in shapes if name.endswith(".weight")}
-    for weight, layer, part in pieces_of(read(lora, keys, shapes, "file"), "model", shapes):
+    for weight, layer, part in patches_of(read(lora, keys, shapes, "file"), "model", shapes):
         own = other.get_parameter(weight.removeprefix("diffusion_model."))
-        own.data = patched(own.data.float(), [Piece(layer, 1.0, part)]).double()
+        own.data = patched(own.data.float(), [Patch(layer, 1.0, part)]).double()
     return other
 
 

@@ -20,7 +20,7 @@ from comfy.ldm.hunyuan_video.model import HunyuanVideoParams
 from graft_nodes.host import lora
 from graft_nodes.patches.lora_files import layer_names, merge, parse, save
 from graft_nodes.patches.lora_files.entry import LoraEntry
-from graft_nodes.storage.safetensors import load_once
+from graft_nodes.patches.lora_files.open_file import load_once
 from safetensors.torch import save_file
 
 UNET = dict(

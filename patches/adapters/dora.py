@@ -1,0 +1,157 @@
+"""DoRA (arXiv 2402.09353): the rows or columns of weight + delta are scaled to a learned magnitude."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from .channel_maps import Scale
+from .factor_products import shape_text
+from .file_format import FileFormat, LayerError, LayerTensors, PlacedLayer, TensorRole
+from .kind import AdapterKind
+from .layer import ActivationForm, AdditiveLayer, ReadWeight
+from .lora import TrainableLoRA, pair_hook
+from .trainable import AdapterHooks, Dropout, TargetSize, Tensors, TrainedTensor, column_norms
+
+
+@dataclass(frozen=True, eq=False)
+class DoRA:
+    """apply(W) = magnitude * (W + delta) / ||W + delta||.
+
+    Trainers differ in the axis of the norm: a magnitude (out) or (out, 1, …) has one number a row of W, (1, in, …) one
+    a column. ComfyUI divides by ||W|| in the first case; PEFT, lycoris and the paper by ||W + delta|| in both, and so
+    does this.
+    """
+
+    inner: AdditiveLayer
+    magnitude: Tensor
+    additive: ClassVar[bool] = False
+
+    @property
+    def kind(self) -> str:
+        """The kind's name, for reports."""
+        if self.inner.kind in ("LoRA", "LoCon"):
+            return "DoRA"
+        return f"{self.inner.kind} with DoRA"
+
+    def apply(self, weight: Tensor) -> Tensor:
+        """What a weight (out, in, ...) in float32 becomes."""
+        changed = weight + self.inner.delta(weight.shape, weight.device)
+        return changed * self._gains(changed)
+
+    def _gains(self, changed: Tensor) -> Tensor:
+        """magnitude / norm of a changed weight, with its number of dimensions."""
+        others = [dimension for dimension in range(changed.ndim) if dimension != self._axis(changed.shape)]
+        norm = torch.linalg.vector_norm(changed, dim=others, keepdim=True)
+        magnitude = self.magnitude.to(changed.device, torch.float32).reshape(norm.shape)
+        return magnitude / (norm + torch.finfo(torch.float32).eps)
+
+    def _axis(self, shape: Sequence[int]) -> int:
+        if self.magnitude.shape[0] == shape[0]:
+            return 0
+        return 1
+
+    def at_activations(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm:
+        """Rows or columns scaled, the inner layer's too; the norms are those of the weight now."""
+        weight = read()
+        gains = self._gains(weight + self.inner.delta(shape, weight.device)).flatten().cpu()
+        weight_map, inner_map = (Scale(1.0 + strength * (gains - 1.0)),), (Scale(gains),)
+        if self._axis(shape) == 0:
+            return ActivationForm(outputs=weight_map, layer=self.inner, strength=strength, layer_outputs=inner_map)
+        return ActivationForm(inputs=weight_map, layer=self.inner, strength=strength, layer_inputs=inner_map)
+
+    def mismatch(self, shape: Sequence[int]) -> str | None:
+        """Why this does not fit a weight of `shape`, or None."""
+        count, sides = self.magnitude.numel(), self.magnitude.shape
+        rows = count == shape[0] and sides[0] == shape[0]
+        columns = len(shape) > 1 and count == shape[1] and len(sides) > 1 and sides[1] == shape[1]
+        if rows or columns:
+            return self.inner.mismatch(shape)
+        expected = shape[1] if len(shape) > 1 else 1
+        return f"expected a magnitude of {shape[0]} rows or 1x{expected} columns, got {shape_text(self.magnitude)}"
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor this holds."""
+        return (*self.inner.tensors(), self.magnitude)
+
+
+# --- in files ---------------------------------------------------------------------------------------------------------
+
+
+def _build(tensors: LayerTensors) -> Iterator[PlacedLayer]:
+    inner = tensors.inner
+    if inner is None or not inner.additive:
+        beside = "nothing" if inner is None else inner.kind
+        raise LayerError(f"a DoRA magnitude beside {beside}; expected LoRA, LoHa or LoKr factors")
+    magnitude = tensors.get("dora_scale")
+    if magnitude is None:
+        magnitude = tensors["magnitude"].flatten()
+    yield PlacedLayer(DoRA(cast(AdditiveLayer, inner), magnitude))
+
+
+def _as_rows(magnitude: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+    """PEFT's (out) or (1, out, 1, 1) as the (out, 1, …) that every other reader expects."""
+    down = tensors.get("down")
+    ones = 1 if down is None else down.ndim - 1
+    return magnitude.reshape(-1, *(1,) * ones)
+
+
+_PEFT_SUFFIXES = (
+    ".lora_magnitude_vector",
+    ".lora_magnitude_vector.weight",
+    ".lora_magnitude_vector.default.weight",
+)
+_FORMAT = FileFormat(
+    name="DoRA",
+    roles=(
+        TensorRole("dora_scale", refused_as="DoRA"),
+        TensorRole("magnitude", _PEFT_SUFFIXES, refused_as="DoRA", written=".dora_scale", to_save=_as_rows),
+    ),
+    build=_build,
+    place="around",
+)
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+class TrainableDoRA(TrainableLoRA):
+    """A LoCon with a magnitude for each column of the weight."""
+
+    name = "dora"
+    help = "LoRA with a learned scale for each column"
+    convolutions = True
+    network_module = "lycoris.kohya"
+
+    def tensors(self, size: TargetSize) -> list[TrainedTensor]:
+        """The pair, and the magnitude, which starts as the norms of the weight's columns."""
+        _, columns, *kernel = size.shape
+        magnitude = TrainedTensor("dora_scale", (1, columns, *(1,) * len(kernel)), column_norms)
+        return [*super().tensors(size), magnitude]
+
+    def hooks(
+        self, size: TargetSize, tensors: Tensors, dropout: Dropout, column_norms: Callable[[Tensors], Tensor]
+    ) -> AdapterHooks:
+        """The columns of weight + change are scaled to the magnitude: the input is scaled. The norm is a constant for
+        the gradient (section 4.3).
+        """
+        magnitude, ones = tensors["dora_scale"], (1,) * (len(size.shape) - 2)
+
+        def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            x = args[0]
+            if dropout.drops_modules and dropout.skips_module(dropout.generator()):  # the same draw as the pair's
+                return args
+            with torch.no_grad():
+                norms = column_norms(tensors)
+            norms = norms.to(magnitude.dtype) + torch.finfo(torch.float32).eps
+            ratio = (magnitude.flatten() / norms).to(x.dtype)
+            return (x * ratio.view(-1, *ones), *args[1:])
+
+        return AdapterHooks(before, pair_hook(size, tensors, dropout))
+
+
+KIND = AdapterKind("dora", (DoRA,), (_FORMAT,), (TrainableDoRA(),))

@@ -1,0 +1,75 @@
+"""Products of low-rank factors, with and without a Tucker core: their value, the weight's shape they give, what is
+wrong with them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def product(a: Tensor, b: Tensor, core: Tensor | None, device: torch.device | str) -> Tensor:
+    """a @ b of flattened factors, or Tucker's product with a core; float32."""
+    a, b = a.to(device, torch.float32), b.to(device, torch.float32)
+    if core is not None:
+        return torch.einsum("ij...,ip,jr->pr...", core.to(device, torch.float32), a, b)
+    return (a.flatten(1) @ b.flatten(1)).reshape(a.shape[0], *b.shape[1:])
+
+
+def product_shape(a: Tensor, b: Tensor, core: Tensor | None) -> tuple[int, ...]:
+    """The shape of `product`."""
+    if core is None:
+        return (a.shape[0], *b.shape[1:])
+    return (a.shape[1], b.shape[1], *core.shape[2:])
+
+
+def product_error(name: str, a: Tensor, b: Tensor, core: Tensor | None) -> str | None:
+    """Why two factors cannot be multiplied, or None; `name` is what the message calls them."""
+    matrices = a.ndim >= 2 and b.ndim >= 2
+    if core is not None:
+        matrices = a.ndim == 2 and b.ndim == 2 and core.ndim >= 3
+    if not matrices:
+        return f"{name}: expected matrices, got {shape_text(a)} and {shape_text(b)}"
+    if core is None:
+        if a.flatten(1).shape[1] == b.shape[0]:
+            return None
+        return f"{name}: ranks differ: {shape_text(a)}, {shape_text(b)}"
+    if core.shape[:2] == (a.shape[0], b.shape[0]):
+        return None
+    return f"{name}: ranks differ: {shape_text(a)}, {shape_text(b)}, core {shape_text(core)}"
+
+
+def fits(found: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether a change of shape `found` can be reshaped to a weight: the same rows, and as many columns."""
+    return len(shape) > 1 and found[0] == shape[0] and math.prod(found[1:]) == math.prod(shape[1:])
+
+
+def nearly_square(side: int, factor: int = -1) -> tuple[int, int]:
+    """(m, n) with m * n = side and m <= n: `factor` where it divides, else the largest divisor up to it; -1 is as
+    square as can be.
+    """
+    if factor > 0 and side % factor == 0:
+        return min(factor, side // factor), max(factor, side // factor)
+    limit = math.isqrt(side)
+    if factor > 0:
+        limit = min(limit, factor)
+    m = next(m for m in range(limit, 0, -1) if side % m == 0)
+    return m, side // m
+
+
+def present(*tensors: Tensor | None) -> tuple[Tensor, ...]:
+    """The tensors that are not None."""
+    return tuple(tensor for tensor in tensors if tensor is not None)
+
+
+def shape_text(tensor: Tensor) -> str:
+    """A tensor's shape in messages: 4x8."""
+    return sides_text(tensor.shape)
+
+
+def sides_text(shape: Sequence[int]) -> str:
+    """A shape in messages: 4x8, or "scalar"."""
+    return "x".join(map(str, shape)) or "scalar"

@@ -1,0 +1,187 @@
+"""PEFT's OFT (arXiv 2506.19847) and BOFT (arXiv 2311.06243): rotates what goes into a layer. Loaded, not trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .channel_maps import Rotation, RotationStage, Scale, butterfly, rotate_blocks
+from .factor_products import present, sides_text
+from .file_format import FileFormat, LayerTensors, PlacedLayer, TensorRole
+from .kind import AdapterKind
+from .layer import ActivationForm, ReadWeight
+from .oft import REFUSED_AS
+
+_TERMS = 5  # of PEFT's Neumann series, where its settings do not say it
+
+
+@dataclass(frozen=True, eq=False)
+class InputOFT:
+    """apply(W) = W R', times `rescale` (out).
+
+    `rotations` (stages, blocks, b, b) are orthogonal already; they act on the flattened columns of W, one stage after
+    the other, and the blocks of stage i hold rows that are 2^i half blocks apart. One block stands for all of them
+    (PEFT's block_share).
+    """
+
+    rotations: Tensor
+    rescale: Tensor | None = None
+    kind: str = "OFT"
+    additive: ClassVar[bool] = False
+
+    def apply(self, weight: Tensor) -> Tensor:
+        """What a weight (out, in, ...) in float32 becomes."""
+        columns = weight.flatten(1).T
+        for stage, blocks in enumerate(self.rotations.to(weight.device, torch.float32)):
+            half = blocks.shape[-1] // 2
+            if stage:
+                columns = butterfly(columns, blocks, 2**stage * half, half)
+            else:
+                columns = rotate_blocks(columns, blocks)
+        rotated = columns.T.reshape(weight.shape)
+        if self.rescale is None:
+            return rotated
+        return rotated * self.rescale.to(rotated).reshape(-1, *(1,) * (weight.ndim - 1))
+
+    def at_activations(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm | None:
+        """What goes in is rotated; None where that is a patch of pixels, or where both sides change in part."""
+        if math.prod(shape[2:]) != 1 or (self.rescale is not None and strength != 1.0):
+            return None
+        stages = []
+        for stage, blocks in enumerate(self.rotations.float() - torch.eye(self.rotations.shape[-1])):
+            half = blocks.shape[-1] // 2
+            if stage:
+                stages.append(RotationStage(blocks, 2**stage * half, half))
+            else:
+                stages.append(RotationStage(blocks))
+        outputs: tuple[Scale, ...] = ()
+        if self.rescale is not None:
+            outputs = (Scale(self.rescale.flatten().float()),)
+        rotation = Rotation(tuple(stages), torch.tensor(strength))
+        return ActivationForm(inputs=(rotation.transposed(),), outputs=outputs)
+
+    def mismatch(self, shape: Sequence[int]) -> str | None:
+        """Why this does not fit a weight of `shape`, or None."""
+        stages, blocks, side, _ = self.rotations.shape
+        columns = math.prod(shape[1:]) if len(shape) > 1 else 0
+        if blocks == 1:
+            fits = columns % side == 0
+        else:
+            fits = columns == blocks * side
+        if stages > 1 and (side % 2 or columns % (2 ** (stages - 1) * side)):
+            fits = False
+        if not columns or not fits:
+            return f"expected a weight {sides_text(shape)}, got {stages}x{blocks} rotations of {side} columns"
+        if self.rescale is None or self.rescale.numel() == shape[0]:
+            return None
+        return f"expected {shape[0]} numbers to rescale by, got {self.rescale.numel()}"
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor this holds."""
+        return present(self.rotations, self.rescale)
+
+
+def neumann_rotations(upper: Tensor, terms: int = _TERMS) -> Tensor:
+    """(blocks, b, b) of PEFT's OFT: Cayley's transform of the skew matrices whose upper triangles are given (blocks, b
+    (b - 1) / 2).
+
+    `terms` of its Neumann series as PEFT cuts it off (2 Q^k summed, the last one once); 0 is the exact transform (I -
+    Q)(I + Q)^-1.
+    """
+    blocks, size = upper.shape
+    side = _side_of_triangle(size)
+    rows, columns = torch.triu_indices(side, side, 1)
+    skew = torch.zeros(blocks, side, side)
+    skew[:, rows, columns] = upper.float()
+    skew = skew - skew.transpose(1, 2)
+    one = torch.eye(side)
+    if not terms:
+        return (one - skew) @ torch.linalg.inv(one + skew)
+    if terms < 3:
+        last = terms - 1
+    else:
+        last = max(3, terms - 1)
+    rotations, power = one.repeat(blocks, 1, 1), skew
+    for k in range(1, last + 1):
+        factor = 1.0 if k == last > 1 else 2.0
+        rotations = rotations + power * factor
+        power = power @ skew
+    return rotations
+
+
+def _side_of_triangle(size: int) -> int:
+    """The side of the matrix whose upper triangle has so many numbers."""
+    return (1 + math.isqrt(1 + 8 * size)) // 2
+
+
+def _limited(upper: Tensor, limit: float | None) -> Tensor:
+    """PEFT's constrained OFT: the norm of each skew block is kept below limit / sqrt(blocks)."""
+    if limit is None:
+        return upper
+    norms = torch.linalg.vector_norm(upper.float(), dim=1, keepdim=True) * 2**0.5
+    return upper.float() * (limit / upper.shape[0] ** 0.5 / norms.clamp(min=1e-30)).clamp(max=1.0)
+
+
+# --- in files ---------------------------------------------------------------------------------------------------------
+
+
+def _build_oft(tensors: LayerTensors) -> Iterator[PlacedLayer]:
+    terms, limit = _TERMS, None
+    if tensors.peft is not None:
+        terms, limit = tensors.peft.terms, tensors.peft.limit
+    yield PlacedLayer(InputOFT(neumann_rotations(_limited(tensors["oft_R"], limit), terms)[None]))
+
+
+def _build_boft(tensors: LayerTensors) -> Iterator[PlacedLayer]:
+    blocks = tensors["boft_R"].float()
+    skew = 0.5 * (blocks - blocks.transpose(-1, -2))
+    one = torch.eye(skew.shape[-1])
+    rotations = (one - skew) @ torch.linalg.inv(one + skew)
+    yield PlacedLayer(InputOFT(rotations, tensors["boft_s"].flatten(), "BOFT"))
+
+
+def _triangle_error(role: str, tensor: Tensor) -> str | None:
+    shape = tuple(tensor.shape)
+    if len(shape) == 2:
+        side = _side_of_triangle(shape[1])
+        if side * (side - 1) // 2 == shape[1]:
+            return None
+    return f"expected upper triangles (blocks, b (b - 1) / 2), got {role} {shape}"
+
+
+def _stages_error(role: str, tensor: Tensor) -> str | None:
+    shape = tuple(tensor.shape)
+    if len(shape) == 4 and shape[-1] == shape[-2]:
+        return None
+    return f"expected (stages, blocks, b, b), got {role} {shape}"
+
+
+_OFT = FileFormat(
+    name="PEFT's OFT",
+    roles=(
+        TensorRole(
+            "oft_R",
+            (".oft_R.weight", ".oft_R.default.weight"),
+            needed=True,
+            refused_as=REFUSED_AS,
+            check=_triangle_error,
+        ),
+    ),
+    build=_build_oft,
+    unsupported={".oft_R": "OFT of PEFT before 0.15", ".oft_r": "OFT of PEFT before 0.15"},
+)
+_BOFT = FileFormat(
+    name="PEFT's BOFT",
+    roles=(
+        TensorRole("boft_R", (".boft_R", ".boft_R.default"), needed=True, refused_as=REFUSED_AS, check=_stages_error),
+        TensorRole("boft_s", (".boft_s", ".boft_s.default"), needed=True, refused_as=REFUSED_AS),
+    ),
+    build=_build_boft,
+)
+
+KIND = AdapterKind("input_oft", (InputOFT,), (_OFT, _BOFT))

@@ -1,0 +1,184 @@
+"""The adapter kinds by name, and all that is read from their list: names in files, layer classes, trainable kinds.
+
+To add a kind, write its file and add its KIND here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+from torch import Tensor
+
+from . import diff, dora, glora, ia3, input_oft, loha, lokr, lora, oft
+from .file_format import FileFormat, TensorRole
+from .kind import AdapterKind
+from .layer import Layer
+from .trainable import TrainableKind
+
+# In this order files are matched, layers of one weight are applied, and GraftAdapter lists the kinds.
+_KINDS: dict[str, AdapterKind] = {}
+_ALPHA = TensorRole("alpha")  # of every kind
+
+
+def kinds() -> tuple[AdapterKind, ...]:
+    """Every registered kind, in order."""
+    return tuple(_KINDS.values())
+
+
+def register(kind: AdapterKind) -> None:
+    """Add a kind; raises ValueError where one of its names is taken."""
+    taken = []
+    if kind.name in _KINDS:
+        taken.append(f"kind {kind.name}")
+    taken += [
+        f"trainable kind {name}" for name in sorted({form.name for form in kind.trainable} & {*trainable_names()})
+    ]
+    classes = {layer.__name__ for layer in kind.layers}
+    taken += [f"layer class {name}" for name in sorted(classes & layer_classes().keys())]
+    names = tensor_names()
+    for file_format in kind.formats:
+        taken += [f"tensor {role.name}" for role in file_format.roles if role.name in names.roles]
+        suffixes = [suffix for role in file_format.roles for suffix in role.read_suffixes]
+        taken += [f"suffix {suffix}" for suffix in (*suffixes, *file_format.unsupported) if suffix in names.suffixes]
+    if taken:
+        raise ValueError(f"Adapter kind {kind.name}: already registered: {', '.join(taken)}.")
+    _KINDS[kind.name] = kind
+    _forget_lists()
+
+
+def unregister(name: str) -> None:
+    """Take a kind off the list again."""
+    del _KINDS[name]
+    _forget_lists()
+
+
+@contextmanager
+def registered(kind: AdapterKind) -> Iterator[None]:
+    """A kind that is on the list for the block."""
+    register(kind)
+    try:
+        yield
+    finally:
+        unregister(kind.name)
+
+
+def _forget_lists() -> None:
+    for read in (tensor_names, layer_classes, _trainable):
+        read.cache_clear()
+
+
+# --- names in files ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TensorNames:
+    """The names of all kinds' tensors in files: every role by name, and (role, refusal) by the end of a key.
+
+    A refusal is what a message calls a tensor that is known and not supported; its role is then the suffix itself.
+    """
+
+    formats: tuple[FileFormat, ...]
+    roles: Mapping[str, TensorRole]
+    suffixes: Mapping[str, str]
+    unsupported: Mapping[str, str]
+    longest_first: tuple[str, ...]
+
+    def layer_and_role(self, key: str, state: Container[str]) -> tuple[str, str | None]:
+        """(layer, role) of a key in a file; the role of what is not supported is its suffix, None where it is no
+        LoRA's.
+        """
+        for suffix in self.longest_first:
+            if key.endswith(suffix):
+                return key[: -len(suffix)], self.suffixes[suffix]
+        for file_format in self.formats:
+            special = file_format.special_key(key, state)
+            if special is not None:
+                return special
+        return key.removesuffix(".weight"), None
+
+    def refusal(self, role: str, only_pairs: bool) -> str:
+        """What a message calls a tensor that is not taken, "" where it is; `only_pairs`: factor pairs and differences
+        alone are.
+        """
+        if role in self.unsupported:
+            return self.unsupported[role]
+        if only_pairs:
+            return self.roles[role].refused_as
+        return ""
+
+
+@functools.cache
+def tensor_names() -> TensorNames:
+    """The names of all kinds' tensors in files."""
+    formats = tuple(file_format for kind in kinds() for file_format in kind.formats)
+    roles = {_ALPHA.name: _ALPHA}
+    unsupported: dict[str, str] = {}
+    for file_format in formats:
+        roles.update((role.name, role) for role in file_format.roles)
+        unsupported.update(file_format.unsupported)
+    suffixes = {suffix: role.name for role in roles.values() for suffix in role.read_suffixes}
+    suffixes.update((suffix, suffix) for suffix in unsupported)
+    return TensorNames(formats, roles, suffixes, unsupported, tuple(sorted(suffixes, key=len, reverse=True)))
+
+
+# --- layers as plain values -------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def layer_classes() -> dict[str, type[Any]]:
+    """Every kind's layer classes, by name."""
+    return {layer.__name__: layer for kind in kinds() for layer in kind.layers}
+
+
+def pack_layer(layer: Any) -> tuple:
+    """A layer as a tuple of plain values and tensors: (class name, fields)."""
+    values = (getattr(layer, field.name) for field in fields(layer))
+    return type(layer).__name__, tuple(pack_layer(value) if _is_layer(value) else value for value in values)
+
+
+def unpack_layer(packed: tuple) -> Layer:
+    """The inverse of `pack_layer`."""
+    name, values = packed
+    return layer_classes()[name](*(unpack_layer(value) if isinstance(value, tuple) else value for value in values))
+
+
+def plain_fields(layer: Any) -> tuple:
+    """Everything of a layer that is not a tensor, for fingerprints."""
+    values = (getattr(layer, field.name) for field in fields(layer))
+    plain = (value for value in values if not isinstance(value, Tensor))
+    return layer.kind, tuple(plain_fields(value) if _is_layer(value) else value for value in plain)
+
+
+def _is_layer(value: Any) -> bool:
+    return hasattr(value, "additive")  # told apart by what it has: the package may be imported twice
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _trainable() -> dict[str, TrainableKind]:
+    return {form.name: form for kind in kinds() for form in kind.trainable}
+
+
+def trainable_names() -> tuple[str, ...]:
+    """The names in GraftAdapter's `kind` list."""
+    return tuple(_trainable())
+
+
+def trainable_kind(name: str) -> TrainableKind:
+    """The trainable kind of this name; KeyError where there is none."""
+    return _trainable()[name]
+
+
+def up_factor_suffixes() -> tuple[str, ...]:
+    """The ends of names of trained tensors that LoRA+ gives a higher rate."""
+    return tuple({f".{form.up_factor}" for form in _trainable().values() if form.up_factor})
+
+
+for _module in (lora, loha, lokr, dora, oft, input_oft, glora, diff, ia3):
+    register(_module.KIND)

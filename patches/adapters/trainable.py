@@ -1,0 +1,205 @@
+"""How an adapter kind trains: its trained tensors and their initial values, its forward hooks, its norm, its scale.
+
+Initial values and dropouts are those of the reference trainers (kohya-ss/sd-scripts, lycoris, PEFT); names and shapes
+are what lycoris writes and ComfyUI reads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from .layer import AdditiveLayer
+
+PreHook = Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]
+Hook = Callable[[Any, tuple[Any, ...], Tensor], Tensor]
+Tensors = Mapping[str, Tensor]  # the trained tensors of one module, by suffix
+
+
+class TargetSize(Protocol):
+    """What an adapter's tensors depend on: the shape (out, in, *kernel) of the module's weight, rank and alpha."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the module's weight."""
+
+    @property
+    def rank(self) -> int:
+        """Size of the factors, or of the blocks."""
+
+    @property
+    def alpha(self) -> float:
+        """The change is scaled by alpha / rank."""
+
+
+class Dropout(Protocol):
+    """Draws what one module's adapter leaves out in the forward that runs now."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether any dropout is on."""
+
+    @property
+    def drops_modules(self) -> bool:
+        """Whether `module_dropout` is on."""
+
+    def generator(self) -> torch.Generator | None:
+        """The generator of this forward, None outside training."""
+
+    def skips_module(self, generator: torch.Generator | None) -> bool:
+        """Whether the whole adapter is left out."""
+
+    def activations(self, values: Tensor, generator: torch.Generator | None) -> Tensor:
+        """`network_dropout`: some activations zeroed, the rest scaled up."""
+
+    def ranks(self, hidden: Tensor, dimension: int, generator: torch.Generator | None) -> Tensor:
+        """`rank_dropout` of a low-rank pair: some ranks of each image zeroed, the rest scaled up."""
+
+    def kept(self, count: int, generator: torch.Generator | None) -> Tensor | None:
+        """`rank_dropout` where there are no ranks: which of `count` rows or blocks stay, None for all."""
+
+
+class AdapterHooks(NamedTuple):
+    """What changes a module's input before its forward (or None), and its output after it."""
+
+    before: PreHook | None
+    after: Hook
+
+
+class InitSource(NamedTuple):
+    """What initial values are made of: a tensor's own generator, and the norms of the weight's columns."""
+
+    generator: Callable[[], torch.Generator]
+    column_norms: Callable[[], Tensor]
+
+
+class InitRule(Protocol):
+    """Gives a tensor's initial values, float32 on the CPU."""
+
+    def __call__(self, shape: tuple[int, ...], source: InitSource, /) -> Tensor:
+        """The values before the first step."""
+
+
+def zeros(shape: tuple[int, ...], source: InitSource) -> Tensor:
+    """All zero."""
+    return torch.zeros(shape)
+
+
+def uniform_fan_in(shape: tuple[int, ...], source: InitSource) -> Tensor:
+    """Uniform in +-1/sqrt(fan in), as torch starts a linear layer."""
+    bound = math.prod(shape[1:]) ** -0.5
+    return torch.empty(shape).uniform_(-bound, bound, generator=source.generator())
+
+
+def normal(deviation: float) -> InitRule:
+    """Normal draws of this standard deviation."""
+
+    def draw(shape: tuple[int, ...], source: InitSource) -> Tensor:
+        return torch.empty(shape).normal_(0.0, deviation, generator=source.generator())
+
+    return draw
+
+
+def column_norms(shape: tuple[int, ...], source: InitSource) -> Tensor:
+    """The norms of the weight's columns."""
+    return source.column_norms().reshape(shape).to("cpu", torch.float32)
+
+
+@dataclass(frozen=True)
+class TrainedTensor:
+    """One trained tensor of a module: its suffix, its shape, and its initial values.
+
+    `seed_name` is what its generator is seeded with beside the module's path: the suffix, where None.
+    """
+
+    suffix: str
+    shape: tuple[int, ...]
+    init: InitRule = zeros
+    seed_name: str | None = None
+
+
+class TrainableKind:
+    """An entry of GraftAdapter's `kind` list. One with `full_weights` trains copies of the weights themselves."""
+
+    name: ClassVar[str]
+    help: ClassVar[str]  # for the tooltip: what it trains, in a few words
+    full_weights: ClassVar[bool] = False
+    convolutions: ClassVar[bool] = True  # trains convolutions whose kernel is larger than 1 too
+    takes_alpha: ClassVar[bool] = True  # its change is scaled by alpha / rank
+    network_dropout: ClassVar[bool] = True  # has inner activations to leave out
+    network_module: ClassVar[str] = "lycoris.kohya"  # kohya's `ss_network_module`
+    up_factor: ClassVar[str] = ""  # suffix of the tensor that LoRA+ gives a higher rate
+
+
+class FullWeights(TrainableKind):
+    """Trains copies of the weights; saved as differences from the base."""
+
+    full_weights = True
+
+
+class TrainableAdapter(TrainableKind):
+    """A kind that trains tensors beside a module's weight, which stays as it is."""
+
+    scale_tensor: ClassVar[str] = ""  # suffix of the tensor that another scale of the change is multiplied into
+
+    def tensors(self, size: TargetSize) -> list[TrainedTensor]:
+        """The trained tensors of one module; together their initial values change nothing."""
+        raise NotImplementedError
+
+    def hooks(
+        self, size: TargetSize, tensors: Tensors, dropout: Dropout, column_norms: Callable[[Tensors], Tensor]
+    ) -> AdapterHooks:
+        """What the adapter does at the activations; `column_norms` gives those of weight + change, for DoRA."""
+        raise NotImplementedError
+
+    def norm(self, tensors: Tensors, scale: float) -> Tensor:
+        """Frobenius norm of the change of the weight at strength 1; `scale` is alpha / rank."""
+        raise NotImplementedError
+
+    def rescale_(self, tensors: Tensors, ratio: Tensor) -> None:
+        """Multiplies the change of the weight by `ratio`, in place (max_norm)."""
+        tensors[self.scale_tensor].mul_(ratio)
+
+    def alpha_counts(self, suffixes: Container[str]) -> bool:
+        """Whether tensors of these suffixes are scaled by alpha / rank."""
+        return self.takes_alpha
+
+    def scale(self, suffixes: Container[str], rank: int, alpha: float) -> float:
+        """What the change is multiplied by: alpha / rank, 1 where alpha does not count."""
+        if self.alpha_counts(suffixes):
+            return alpha / rank
+        return 1.0
+
+    def change(self, tensors: Tensors, size: TargetSize) -> Tensor:
+        """The difference (out, in, *kernel) that the adapter adds to the weight, in float32; of DoRA without its
+        magnitude.
+        """
+        return self.layer(tensors, size).delta(size.shape, next(iter(tensors.values())).device)
+
+    def layer(self, tensors: Tensors, size: TargetSize) -> AdditiveLayer:
+        """The added change as a layer."""
+        raise NotImplementedError
+
+
+def added_output(size: TargetSize, change: Callable[[nn.Module, Tensor], Tensor], dropout: Dropout) -> Hook:
+    """A hook that adds `change(module, input)` to a module's output, with lycoris' dropouts."""
+    dropping, rows, after_rows = dropout.enabled, size.shape[0], (1,) * (len(size.shape) - 2)
+
+    def hook(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
+        if not dropping:
+            return out + change(module, args[0]).to(out.dtype)
+        generator = dropout.generator()
+        if dropout.skips_module(generator):
+            return out
+        added = change(module, args[0])
+        kept = dropout.kept(rows, generator)
+        if kept is not None:
+            added = added * kept.to(added.device, added.dtype).view(-1, *after_rows)
+        return out + dropout.activations(added, generator).to(out.dtype)
+
+    return hook

@@ -1,0 +1,67 @@
+"""Opens a LoRA file together with PEFT's adapter_config.json beside it, and remembers files that did not change."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+
+from torch import Tensor
+
+from ...storage.safetensors import TensorInfo, load_safetensors, read_header
+from .peft_config import BESIDE
+
+
+def load(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(tensors, metadata) of a safetensors file, memory-mapped, with PEFT's settings beside it as one more entry of the
+    metadata. Raises ValueError that names the file when it is anything else or damaged.
+    """
+    tensors, metadata = load_safetensors(path)
+    return tensors, {**metadata, **_peft_settings(path)}
+
+
+def load_once(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """`load`, remembered as long as the file's `version` stays the same; do not change what it returns."""
+    return _load_version(path, version(path))
+
+
+def header(path: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """`load` without reading any tensor: what the header says of each."""
+    tensors, metadata = read_header(path)
+    return tensors, {**metadata, **_peft_settings(path)}
+
+
+def version(path: str) -> tuple[tuple[int, int], ...]:
+    """(size, time of change) of a file, and of PEFT's settings beside it: changes whenever one of them is written."""
+    paths = [path]
+    config = _peft_config_path(path)
+    if config is not None:
+        paths.append(config)
+    versions = []
+    for written in paths:
+        status = os.stat(written)
+        versions.append((status.st_size, status.st_mtime_ns))
+    return tuple(versions)
+
+
+@lru_cache(maxsize=128)  # mapped files: the system keeps or drops their bytes
+def _load_version(path: str, version: tuple[tuple[int, int], ...]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    return load(path)
+
+
+def _peft_config_path(path: str) -> str | None:
+    """The adapter_config.json beside PEFT's adapter_model.safetensors, None where there is none."""
+    config = os.path.join(os.path.dirname(path), "adapter_config.json")
+    if os.path.basename(path) == "adapter_model.safetensors" and os.path.isfile(config):
+        return config
+    return None
+
+
+def _peft_settings(path: str) -> dict[str, str]:
+    config = _peft_config_path(path)
+    if config is None:
+        return {}
+    with open(config, encoding="utf-8") as file:
+        try:
+            return {BESIDE: file.read()}
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{config} is not UTF-8 text ({error.reason} at byte {error.start})") from error

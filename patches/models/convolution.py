@@ -1,0 +1,43 @@
+"""Convolutions with another weight than the module's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_CONV: dict[int, Any] = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
+
+
+def _convolution(
+    x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+) -> Tensor:
+    return _CONV[weight.ndim](x, weight, None, stride, padding, dilation, groups)
+
+
+# The same as an operation that torch.compile does not look into: it would compile its own kernel for every rank, and
+# refuse dynamic ones.
+_opaque = torch.library.custom_op(re.sub(r"\W", "_", __name__) + "::convolution", _convolution, mutates_args=())
+_opaque.register_fake(_convolution)
+
+
+def convolve(module: Any, x: Tensor, weight: Tensor, groups: int = 1, compiled: bool = False) -> Tensor:
+    """A convolution with another weight in place of the module's (no bias), with its stride, dilation and padding."""
+    padding = module.padding
+    if module.padding_mode != "zeros" or isinstance(padding, str):
+        if module.padding_mode == "zeros":
+            mode = "constant"
+        else:
+            mode = module.padding_mode
+        x, padding = F.pad(x, module._reversed_padding_repeated_twice, mode=mode), (0,) * (weight.ndim - 2)
+    return (_opaque if compiled else _convolution)(x, weight, module.stride, padding, module.dilation, groups)
+
+
+def convolve_pointwise(x: Tensor, weight: Tensor, compiled: bool = False) -> Tensor:
+    """A convolution of kernel 1."""
+    one, nothing = [1] * (weight.ndim - 2), [0] * (weight.ndim - 2)
+    return (_opaque if compiled else _convolution)(x, weight, one, nothing, one, 1)

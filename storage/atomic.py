@@ -1,0 +1,71 @@
+"""Atomic writes: a file appears complete or not at all, and what was written survives a power cut (fsync)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+from .disk_errors import disk_errors_at
+
+DRAFT = ".partial"  # suffix of a file that is still being written
+
+
+def write_whole(path: str | os.PathLike[str], chunks: Iterable[bytes], shared: bool = False) -> None:
+    """Write a file that appears complete or not at all: a draft beside it, fsync, then rename. Raises OSError that
+    names the file.
+
+    `shared` gives the draft a hidden name of its own, for files that several processes may write at the same time.
+    """
+    path = os.fspath(path)
+    draft = f"{path}{DRAFT}"
+    if shared:
+        draft = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}{DRAFT}")
+    try:
+        with disk_errors_at(path):
+            with open(draft, "wb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+            move_file(draft, path)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error counts; the next write of this file replaces the draft
+            os.remove(draft)
+        raise
+
+
+def move_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Rename a file, in place of one that is there: other processes see the old file or the new one."""
+    os.replace(source, target)
+
+
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+    """Make renames in a folder durable where the system can (Windows cannot open folders)."""
+    if os.name == "nt":
+        return
+    with disk_errors_at(os.fspath(folder)):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def make_folders(folder: Path) -> list[Path]:
+    """Create a folder and its parents durably; returns the new ones, outermost first. Raises OSError that names the
+    folder.
+    """
+    missing = []
+    parent = folder
+    while not parent.exists():
+        missing.append(parent)
+        parent = parent.parent
+    missing.reverse()
+    for new in missing:
+        with disk_errors_at(str(new)):
+            new.mkdir(exist_ok=True)
+        sync_folder(new.parent)
+    return missing

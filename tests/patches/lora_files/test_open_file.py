@@ -1,0 +1,38 @@
+"""Files are read once until they change, with PEFT's settings beside them."""
+
+import torch
+from graft_nodes.patches.lora_files import open_file
+from safetensors.torch import save_file
+
+
+def test_a_file_is_read_once_until_it_changes(tmp_path):
+    path = str(tmp_path / "x.safetensors")
+    save_file({"a": torch.zeros(2)}, path)
+    first = open_file.load_once(path)[0]
+    assert open_file.load_once(path)[0] is first
+    save_file({"z": torch.ones(9)}, path)
+    assert open_file.load_once(path)[0].keys() == {"z"}
+
+
+def test_a_long_stack_is_read_once_too(tmp_path, monkeypatch):
+    paths, read, real = (
+        [str(tmp_path / f"{number}.safetensors") for number in range(100)],
+        [],
+        open_file.load_safetensors,
+    )
+    monkeypatch.setattr(open_file, "load_safetensors", lambda path: read.append(path) or real(path))
+    for path in paths:
+        save_file({"a": torch.ones(1)}, path)
+    for path in paths * 2:
+        open_file.load_once(path)
+    assert read == paths
+
+
+def test_pefts_settings_that_change_beside_a_file_are_noticed(tmp_path):
+    path, config = str(tmp_path / "adapter_model.safetensors"), tmp_path / "adapter_config.json"
+    save_file({"a": torch.ones(1)}, path)
+    before = open_file.version(path)
+    for text in ('{"r": 4}', '{"r": 16}'):
+        config.write_text(text, encoding="utf-8")
+        assert text in open_file.load_once(path)[1].values() and open_file.version(path) != before
+        before = open_file.version(path)

@@ -1,0 +1,59 @@
+"""Files appear complete or not at all; folders are made durably and named when they cannot be."""
+
+import os
+
+import pytest
+from graft_nodes.storage import atomic
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_full_disk_leaves_the_file_of_before(tmp_path, shared):
+    path = tmp_path / "file"
+    atomic.write_whole(path, [b"be", b"fore"], shared)
+
+    def chunks():
+        yield b"half"
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match=r"No space left.*free some space there.*file"):
+        atomic.write_whole(str(path), chunks(), shared)
+    assert os.listdir(tmp_path) == ["file"] and path.read_bytes() == b"before"
+
+
+def test_two_drafts_of_a_shared_file_do_not_meet(tmp_path):
+    path = tmp_path / "file"
+
+    def chunks():
+        yield b"outer"
+        atomic.write_whole(path, [b"inner"], shared=True)
+        assert path.read_bytes() == b"inner"
+
+    atomic.write_whole(path, chunks(), shared=True)
+    assert path.read_bytes() == b"outer" and os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes of a POSIX system")
+@pytest.mark.parametrize("shared", [False, True])
+def test_files_have_the_mode_that_the_user_set(tmp_path, shared):
+    before = os.umask(0o027)
+    try:
+        atomic.write_whole(tmp_path / "file", [], shared)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_moved_file_takes_the_place_of_another(tmp_path):
+    (tmp_path / "a").write_text("new")
+    (tmp_path / "b").write_text("old")
+    atomic.move_file(tmp_path / "a", tmp_path / "b")
+    assert os.listdir(tmp_path) == ["b"] and (tmp_path / "b").read_text() == "new"
+
+
+def test_new_folders_are_listed_and_a_failing_one_is_named(tmp_path):
+    deep = tmp_path / "a" / "b" / "c"
+    assert atomic.make_folders(deep) == [tmp_path / "a", tmp_path / "a" / "b", deep] and deep.is_dir()
+    assert atomic.make_folders(deep) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        atomic.make_folders(tmp_path / "file" / "below")
