@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m {package}", description="Run ComfyUI workflows without a browser."
     )
+    parser.add_argument("--version", action="version", version=f"Graft {hosts.graft_version()}")
     commands = parser.add_subparsers(dest="command", required=True)
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument(
@@ -96,7 +97,13 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument(
         "--shard",
         action="store_true",
-        help="divide the model that is trained among the ranks (FSDP2), when it does not fit on each",
+        help="shard the model that is trained over the ranks (FSDP2's fully_shard), if it does not fit on each",
+    )
+    runs.add_argument(
+        "--reproducible",
+        action="store_true",
+        help="with --shard: give exactly the bytes of one process, which is slower and uses private parts of torch"
+        " (default: FSDP2's own order of sums; without --shard the bytes are always those of one process)",
     )
     commands.add_parser(
         "doctor", parents=[shared], help="say which host and device there are, what works there and what does not"
@@ -176,7 +183,7 @@ def _run_reported(arguments: argparse.Namespace, argv: Sequence[str], report: di
         report["host"] = {"name": host.name, "version": host.version, "path": str(choice.root) if choice.root else None}
         report["device"] = doctor.device(host)
         print(f"device: {report['device']}", file=stream, flush=True)
-        with torchrun.joined(host, at, arguments.as_ranks, arguments.shard) as group:
+        with _join(host, at, arguments) as group:
             if group.size > 1:
                 report["ranks"] = group.size
                 print(f"ranks: {group.size}, steps as of {group.as_ranks}", file=stream, flush=True)
@@ -230,11 +237,18 @@ def _follow(arguments: argparse.Namespace) -> int:
         host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output)
         if not arguments.verbose:
             logging.getLogger().setLevel(logging.WARNING)  # what this rank does, the first one says
-        with log.quiet("execution"), torchrun.joined(host, at, arguments.as_ranks, arguments.shard) as group:
+        with log.quiet("execution"), _join(host, at, arguments) as group:
             return torchrun.Follower(host, group).follow(STATUS)
     except HostError as error:
         print(f"graft_nodes: {error}", file=sys.stderr)
         return FAILED
+
+
+def _join(
+    host: hosts.Host, at: torchrun.Place | None, arguments: argparse.Namespace
+) -> contextlib.AbstractContextManager[Any]:
+    """The group of ranks that the command line asks for."""
+    return torchrun.joined(host, at, arguments.as_ranks, arguments.shard, arguments.reproducible)
 
 
 def _other_packs(host: hosts.Host, document: workflow.Document, everything: bool, stream: TextIO) -> bool:

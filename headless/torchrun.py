@@ -79,7 +79,9 @@ def take_device(at: Place, cpu: bool) -> None:
 
 
 @contextlib.contextmanager
-def joined(host: hosts.Host, at: Place | None, meant: int | None, shard: bool) -> Iterator[Any]:
+def joined(
+    host: hosts.Host, at: Place | None, as_ranks: int | None, shard: bool = False, reproducible: bool = False
+) -> Iterator[Any]:
     """For the block the pack that the host loaded trains in the group of all ranks, or alone; gives that group."""
     parallel = of_pack(host, "training.distributed.process_group")
     if shard and (at is None or at.size == 1):
@@ -87,7 +89,7 @@ def joined(host: hosts.Host, at: Place | None, meant: int | None, shard: bool) -
             "--shard divides weights among ranks, and this is one process: start several with torchrun, or leave it out"
         )
     if at is None or at.size == 1:
-        parallel.join(parallel.SingleProcess(meant or 1))
+        parallel.join(parallel.SingleProcess(as_ranks or 1))
         try:
             yield parallel.current()
         finally:
@@ -116,7 +118,8 @@ def joined(host: hosts.Host, at: Place | None, meant: int | None, shard: bool) -
     except (RuntimeError, ValueError) as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise HostError(f"rank {at.rank} of {at.size} did not meet the others at {where}: {error}") from error
-    parallel.join(parallel.ProcessGroup(distributed.PrefixStore("graft", store), meant, shard))
+    group = parallel.ProcessGroup(distributed.PrefixStore("graft", store), as_ranks, shard, reproducible=reproducible)
+    parallel.join(group)
     try:
         yield parallel.current()
     finally:

@@ -1,15 +1,13 @@
-"""Weights divided among ranks with FSDP2 (torch's fully_shard, after 2304.11277): of each parameter a rank holds its
-part, and a block is whole on a rank only while it computes.
+"""Shards a model's weights over the ranks with FSDP2 (torch's fully_shard, after 2304.11277): a rank keeps its rows of
+each parameter, and a block is whole on a rank only while it computes.
 
-All ranks must run the same passes at the same time, so they say before each what they are about to do: who does
-something else is named.
+All ranks must run the same passes at the same time, so each says before a pass what it is about to do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +16,7 @@ from torch import Tensor, nn
 from ..memory.checkpointing import blocks
 from ..memory.inference_tensors import alias, as_normal_tensors
 from ..optimizers.registry import OPTIMIZERS
-from .fsdp_order import Sums, norm
+from .fsdp_order import OrderedReduction
 from .process_group import ProcessGroup, SingleProcess, parse_error
 
 if TYPE_CHECKING:
@@ -28,78 +26,150 @@ NOT_FINITE = "loss is not finite"
 
 
 class PassMismatchError(RuntimeError):
-    """Ranks are about to run different passes through a model that they hold together."""
+    """Ranks are about to run different passes through a model that is sharded over them."""
+
+
+class SumReduction:
+    """FSDP2's own gradient reduction: one sum over the ranks, added to the gradients of earlier micro-batches."""
+
+    def prepare(self, module: Any) -> None:
+        """Set up a module that fully_shard was called for. Raises ValueError where this torch cannot."""
+        if not hasattr(module, "set_force_sum_reduction_for_comms"):
+            raise ValueError(
+                "--shard needs a newer torch, whose FSDP2 has set_force_sum_reduction_for_comms, and this is"
+                f" {torch.__version__}."
+            )
+        module.set_gradient_divide_factor(1.0)  # a sum; FSDP2 would take the mean
+        module.set_force_sum_reduction_for_comms(True)  # gloo has nothing but sums
+
+    def begin_step(self, parameters: Mapping[str, Tensor]) -> None:
+        """Forget the gradients of the step before."""
+        for parameter in parameters.values():
+            parameter.grad = None
+
+    def begin_backward(self, parameters: Mapping[str, Tensor]) -> None:
+        """Before each backward pass of a step."""
+
+
+Reduction = SumReduction | OrderedReduction
+
+
+class _FSDPUnit(nn.Module):
+    """Runs a part of the model for FSDP2. Its hooks and state sit on this module, so that dropping it removes them:
+    torch has no call that undoes fully_shard.
+    """
+
+    def __init__(self, part: nn.Module, inner: list[nn.Module]) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList(inner)  # FSDP2 looks for the units inside of this one here
+        self.part = part
+        self.run = part.forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
 
 
 @contextmanager
 def sharded(
-    module: nn.Module, device: torch.device, group: SingleProcess, kind: torch.dtype | None = None
-) -> Iterator[Sums]:
-    """For the block each rank of the group holds a part of every parameter of `module`, on `device`: its
-    `local_rows`. Gives what adds their gradients.
+    module: nn.Module, device: torch.device, group: SingleProcess, compute_dtype: torch.dtype | None = None
+) -> Iterator[Reduction]:
+    """Within this context each rank keeps only its rows of every parameter of `module`, on `device`. Yields how their
+    gradients are summed.
 
-    Parameters may lie elsewhere before: a block at a time comes over and is divided. `kind` is what blocks compute in,
-    where trained parameters have another type. Afterwards classes, attributes, hooks and parameters are as they were.
-    Raises ValueError for weights that cannot be divided.
+    Parameters may be on another device before: they are moved and sharded block by block. `compute_dtype` is what
+    blocks compute in if trained parameters have another type. Afterwards attributes, hooks and parameters are as they
+    were. Raises ValueError for weights that cannot be sharded.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     assert isinstance(group, ProcessGroup)
-    _check(module)
-    sums = Sums(group)
-    policy = MixedPrecisionPolicy(
-        param_dtype=kind, reduce_dtype=None if kind is None else torch.float32, cast_forward_inputs=False
-    )
-    scalars = {p for p in module.parameters() if p.ndim == 0}
+    _check_weights(module)
+    reduction: Reduction = OrderedReduction(group) if group.reproducible else SumReduction()
+    reduce_dtype = None
+    if compute_dtype is not None:
+        reduce_dtype = torch.float32
+    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
     mesh = init_device_mesh(device.type, (group.size,))
-    before = [_Before(part) for part in module.modules()]
+    ignored = {parameter for parameter in module.parameters() if parameter.ndim == 0}
+    units: list[nn.Module] = []
+    with _restoring(module):
+        _detach_buffers(module)
+        for part in blocks(module):
+            unit = _FSDPUnit(part, [])
+            # Weights are given up after each pass, also by the outermost part: they may change before the next.
+            fully_shard(unit, mesh=mesh, mp_policy=policy, ignored_params=ignored, reshard_after_forward=True)
+            reduction.prepare(unit)
+            part.forward = unit.__call__
+            units.append(unit)
+            ignored |= set(part.parameters())  # sharded now
+        root = _FSDPUnit(module, units)
+        fully_shard(root, mesh=mesh, mp_policy=policy, ignored_params=ignored, reshard_after_forward=True)
+        reduction.prepare(root)
+        module.forward = _announced(group, root)
+        yield reduction
+
+
+def _announced(group: ProcessGroup, root: nn.Module) -> Callable[..., Any]:
+    """The model's forward pass, which says first that it runs."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        check_same_pass(group, "forward")
+        return root(*args, **kwargs)
+
+    return forward
+
+
+@contextmanager
+def _restoring(module: nn.Module) -> Iterator[None]:
+    """Afterwards every part of a module has the attributes, parameters, buffers and hooks of before."""
+    before = []
+    for part in module.modules():
+        attributes = vars(part)
+        tables = {}
+        for name, value in attributes.items():
+            if name.startswith("_") and isinstance(value, dict):  # nn.Module's own: parameters, buffers, hooks
+                tables[name] = (value, dict(value))
+        before.append((part, set(attributes), tables, attributes.get("forward")))
     try:
-        for part in module.modules():
-            for name, buffer in part._buffers.items():
-                part._buffers[name] = (
-                    None if buffer is None else buffer.detach()
-                )  # moved by its `.data`, so not the module's own
-        for part in (*blocks(module), module):
-            # The outermost part too gives its weights back after a pass: they may change before the next.
-            fully_shard(part, mesh=mesh, mp_policy=policy, ignored_params=scalars, reshard_after_forward=True)
-            sums.add_up(part)
-        module.register_forward_pre_hook(partial(_announced, group), prepend=True)
-        yield sums
+        yield
     finally:
-        for one in before:
-            one.restore()
+        for part, names, tables, forward in before:
+            attributes = vars(part)
+            for name in set(attributes) - names:
+                del attributes[name]
+            for name, (table, content) in tables.items():
+                table.clear()
+                table.update(content)
+                attributes[name] = table
+            if forward is not None:
+                attributes["forward"] = forward
 
 
-def _announced(group: ProcessGroup, *_: Any) -> None:
-    check_same_pass(group, "forward")
+def _detach_buffers(module: nn.Module) -> None:
+    """Replace buffers by aliases: FSDP2 moves a buffer by setting its `.data`, and the module's own must stay."""
+    for part in module.modules():
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            setattr(part, name, buffer.detach())
 
 
 def check_same_pass(group: ProcessGroup, doing: str) -> list[str]:
-    """What the ranks are about to do, which must be this or NOT_FINITE. Raises PassMismatchError on every rank where it
-    is not, RemoteRankError when one has failed.
+    """Tell the other ranks which pass comes next here, and return what each said: this, or NOT_FINITE.
+
+    Raises PassMismatchError on every rank if they differ, RemoteRankError if one has failed.
     """
-    said = group.all_gather_text(doing)
-    for rank, text in enumerate(said):
+    passes = group.all_gather_text(doing)
+    for rank, text in enumerate(passes):
         if "\n" in text:
             group.error_shared = True
             raise parse_error(rank, text)
-    if len(set(said) - {NOT_FINITE}) > 1:
-        each = ", ".join(f"rank {rank} {word}" for rank, word in enumerate(said))
+    if len(set(passes) - {NOT_FINITE}) > 1:
+        each = ", ".join(f"rank {rank} {text}" for rank, text in enumerate(passes))
         raise PassMismatchError(
-            f"Ranks that hold a model together must run the same passes, and they do not ({each}). Their pictures are"
-            " of different sizes or have prompts of different lengths: use batch_size 1 and one data set, or run"
-            " without --shard."
+            f"Ranks that share a model must run the same passes, and they do not ({each}). Their images have different"
+            " sizes, or their prompts different lengths: use batch_size 1 and one data set, or run without --shard."
         )
-    return said
-
-
-def local_rows(tensor: Tensor, group: SingleProcess) -> Tensor:
-    """The part of a tensor that this rank holds: equal numbers of rows, the last ranks fewer or none (torch.chunk)."""
-    parts = torch.chunk(tensor, group.size)
-    if group.rank < len(parts):
-        return parts[group.rank]
-    return tensor[:0]
+    return passes
 
 
 @contextmanager
@@ -109,189 +179,86 @@ def sharded_trainable(
     live: Mapping[str, Tensor],
     device: torch.device,
     group: SingleProcess,
-) -> Iterator[tuple[dict[str, nn.Parameter], Sums]]:
-    """For the block `module` computes with whole weights that are trained, divided as `sharded` says; gives them by
-    name, and what adds their gradients.
+) -> Iterator[tuple[dict[str, nn.Parameter], Reduction]]:
+    """Within this context `module` computes with whole weights that are trained, sharded as in `sharded`. Yields the
+    parameters by name, which receive the gradients, and how these are summed.
 
-    `whole` are the weights as the run begins, on the CPU and float32, `live` this rank's rows of them as they are now:
-    from here on they are the memory that the model computes with. Gradients arrive in the parameters that are given,
-    summed over the ranks.
+    `whole` are the weights as the run begins, on the CPU and float32; `live` are this rank's rows of them as they are
+    now, and become the memory that the model computes with.
     """
-    kinds = {p.dtype for p in module.parameters()}
-    if len(kinds) > 1:
+    dtypes = {parameter.dtype for parameter in module.parameters()}
+    if len(dtypes) > 1:
         raise ValueError(
-            f"--shard trains whole weights of one type, and the model has {', '.join(sorted(map(str, kinds)))}."
+            f"--shard trains whole weights of one type, and the model has {', '.join(sorted(map(str, dtypes)))}."
         )
-    (kind,) = kinds
+    compute_dtype: torch.dtype | None = dtypes.pop()
+    if compute_dtype == torch.float32:
+        compute_dtype = None
     masters = {name: nn.Parameter(alias(tensor)) for name, tensor in whole.items()}
-    with (
-        as_normal_tensors(module, masters),
-        sharded(module, device, group, None if kind == torch.float32 else kind) as sums,
-    ):
-        found = dict(module.named_parameters())
+    with as_normal_tensors(module, masters), sharded(module, device, group, compute_dtype) as reduction:
+        parameters = dict(module.named_parameters())
         with torch.no_grad():
             for name, tensor in live.items():
-                rows_held = found[name].detach().to_local()  # type: ignore[attr-defined]
-                tensor.data = rows_held.copy_(tensor)
-        yield {name: found[name] for name in whole}, sums
+                rows = parameters[name].detach().to_local()  # type: ignore[attr-defined]
+                tensor.data = rows.copy_(tensor)
+        yield {name: parameters[name] for name in whole}, reduction
 
 
 def check(state: TrainState, group: SingleProcess) -> None:
-    """Raise ValueError with everything in a run's settings that cannot be done on weights that ranks hold together."""
-    adapter, optimizer, ema, wrong = state.start.adapter, state.settings.optimizer, state.start.ema, []
+    """Raise ValueError with every setting of a run that does not work with --shard."""
+    errors = _errors(state, group)
+    if state.start.adapter.kind == "full":
+        errors += _errors_of_full_training(state, group)
+    if errors:
+        raise ValueError("--shard: " + "; ".join(errors) + ".")
+
+
+def _errors(state: TrainState, group: SingleProcess) -> list[str]:
+    optimizer = state.settings.optimizer
+    errors = []
     if optimizer.accumulation % group.size:
-        wrong.append(
+        errors.append(
             f"accumulation {optimizer.accumulation} is no multiple of {group.size} ranks, which must all run the same"
             " passes"
         )
     if optimizer.offload in ("activations", "layers"):
-        wrong.append(f"offload {optimizer.offload} moves what the ranks divide already: set it to none or optimizer")
-    if adapter.kind == "full":
-        if not OPTIMIZERS.get(optimizer.optimizer).element_wise:
-            usable = ", ".join(record.name for record in OPTIMIZERS if record.element_wise)
-            wrong.append(f"optimizer {optimizer.optimizer} needs whole tensors: use one of {usable}")
-        if optimizer.precision in ("fp16", "full-bf16"):
-            wrong.append(f"precision {optimizer.precision} is for weights that a rank holds whole: use bf16")
-        if adapter.text_encoder:
-            wrong.append("the text encoder is not divided: set GraftAdapter's text_encoder to off")
-        if ema is not None and ema.snapshots:
-            wrong.append(f"GraftEMA's snapshots (every {ema.snapshots} steps) need whole weights: set them to 0")
-        if state.settings.objective.prior == "output-preservation":
-            wrong.append("prior output-preservation needs the model without what is trained: use regularisation")
-        some = [
-            tensor
-            for tensor in state.trained.values()
-            if tensor.ndim and len(torch.chunk(tensor, group.size)) == group.size
-        ]
-        if state.trained and not some:
-            wrong.append(f"no trained tensor has rows for {group.size} ranks: start fewer")
-        wrong += [
-            f"{name} is a single number, which cannot be divided"
-            for name, tensor in state.trained.items()
-            if not tensor.ndim
-        ]
-    if wrong:
-        raise ValueError("--shard: " + "; ".join(wrong) + ".")
+        errors.append(f"offload {optimizer.offload} moves what is sharded already: set it to none or optimizer")
+    return errors
 
 
-class TensorPlacement:
-    """Which part of the trained tensors each rank has; this one: all of each."""
-
-    is_sharded = False  # whether it takes every rank to put the tensors together
-
-    def local(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's part of whole tensors, by `<name>` or `<slot>/<name>`."""
-        return dict(tensors)
-
-    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors from the parts of all ranks, on the CPU; with several ranks on the first one, and nothing on
-        the others.
-        """
-        return dict(tensors)
-
-
-class Replicated(TensorPlacement):
-    """Every rank has the whole trained tensors."""
-
-
-class RowSharded(TensorPlacement):
-    """Trained whole weights as the ranks hold them: rows of each."""
-
-    is_sharded = True
-
-    def __init__(self, trained: Mapping[str, Tensor], group: ProcessGroup) -> None:
-        self.group, self.shapes = group, {name: tensor.shape for name, tensor in trained.items()}
-
-    def _shape(self, key: str, tensor: Tensor) -> torch.Size | None:
-        """The whole shape of what is divided, None of what every rank has (numbers of an optimiser)."""
-        slot, _, name = key.rpartition("/")
-        shape = self.shapes.get(name)
-        if shape is not None and slot != "scalars" and tensor.ndim == len(shape):
-            return shape
-        return None
-
-    def is_row_sharded(self, key: str, tensor: Tensor) -> bool:
-        """Whether a tensor, by `<name>` or `<slot>/<name>`, is one of rows."""
-        return self._shape(key, tensor) is not None
-
-    def local(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        held = {
-            key: tensor if self._shape(key, tensor) is None else local_rows(tensor, self.group)
-            for key, tensor in tensors.items()
-        }
-        return {key: tensor for key, tensor in held.items() if tensor.numel()}
-
-    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        plan = [
-            [key, self._shape(key, t) is not None, str(t.dtype).removeprefix("torch.")] for key, t in tensors.items()
-        ]
-        out: dict[str, Tensor] = {}
-        for key, divided_, kind in self.group.broadcast(plan, {})[0]:  # the first rank has rows of everything
-            if not divided_:
-                out[key] = tensors.get(key, torch.empty(0))
-                continue
-            shape = self.shapes[key.rpartition("/")[2]]
-            most = -(-shape[0] // self.group.size) * (shape.numel() // shape[0])
-            own, every = (
-                torch.zeros(most, dtype=getattr(torch, kind)),
-                torch.empty(self.group.size, most, dtype=getattr(torch, kind)),
-            )
-            if key in tensors:
-                own[: tensors[key].numel()] = tensors[key].reshape(-1)
-            self.group.all_gather(every.view(torch.uint8), own.view(torch.uint8), "state")
-            if self.group.is_main_process:
-                out[key] = every.view(-1)[: shape.numel()].view(shape).clone()
-        if self.group.is_main_process:
-            return out
-        return {}
-
-    def norm(self, gradients: Mapping[str, Tensor], device: torch.device) -> Tensor:
-        """The norm over whole tensors of which `gradients` are what this rank holds, as one process measures it."""
-        return norm(gradients, self.shapes, self.group, device)
+def _errors_of_full_training(state: TrainState, group: SingleProcess) -> list[str]:
+    optimizer, ema = state.settings.optimizer, state.start.ema
+    errors = []
+    if not OPTIMIZERS.get(optimizer.optimizer).element_wise:  # a rank steps its rows alone
+        names = ", ".join(record.name for record in OPTIMIZERS if record.element_wise)
+        errors.append(f"optimizer {optimizer.optimizer} needs whole tensors: use one of {names}")
+    if optimizer.precision in ("fp16", "full-bf16"):
+        errors.append(f"precision {optimizer.precision} is for weights that a rank holds whole: use bf16")
+    if state.start.adapter.text_encoder:
+        errors.append("the text encoder is not divided: set GraftAdapter's text_encoder to off")
+    if ema is not None and ema.snapshots:
+        errors.append(f"GraftEMA's snapshots (every {ema.snapshots} steps) need whole weights: set them to 0")
+    if state.settings.objective.prior == "output-preservation":
+        errors.append("prior output-preservation needs the model without what is trained: use regularisation")
+    if state.trained and not any(_has_rows_for_all(tensor, group) for tensor in state.trained.values()):
+        errors.append(f"no trained tensor has rows for {group.size} ranks: start fewer")
+    for name, tensor in state.trained.items():
+        if not tensor.ndim:
+            errors.append(f"{name} is a single number, which cannot be divided")
+    return errors
 
 
-def placement(state: TrainState, group: SingleProcess) -> TensorPlacement:
-    """How a rank holds what a run trains."""
-    if isinstance(group, ProcessGroup) and group.shard and state.start.adapter.kind == "full":
-        return RowSharded(state.trained, group)
-    return Replicated()
+def _has_rows_for_all(tensor: Tensor, group: SingleProcess) -> bool:
+    return tensor.ndim > 0 and len(torch.chunk(tensor, group.size)) == group.size
 
 
-def _check(module: nn.Module) -> None:
-    strange = [
-        name
-        for name, p in module.named_parameters()
-        if type(p) not in (Tensor, nn.Parameter) or not p.is_floating_point()
-    ]
-    if strange:
+def _check_weights(module: nn.Module) -> None:
+    quantised = []
+    for name, parameter in module.named_parameters():
+        if type(parameter) not in (Tensor, nn.Parameter) or not parameter.is_floating_point():
+            quantised.append(name)
+    if quantised:
         raise ValueError(
-            f"--shard divides plain weights among ranks, and {len(strange)} are quantised ({strange[0]}): run without"
-            " --shard, or use a model that is not quantised."
+            f"--shard divides plain weights among ranks, and {len(quantised)} are quantised ({quantised[0]}): run"
+            " without --shard, or use a model that is not quantised."
         )
-
-
-class _Before:
-    """What a module was: its class, its attributes, and what is in its dictionaries (parameters, buffers, hooks)."""
-
-    def __init__(self, part: nn.Module) -> None:
-        self.part, self.kind = part, type(part)
-        self.names = set(part.__dict__)
-        self.held: dict[str, tuple[Any, Mapping[Any, Any]]] = {
-            name: (value, dict(value))
-            for name, value in part.__dict__.items()
-            if isinstance(value, dict) and name.startswith("_")
-        }
-
-    def restore(self) -> None:
-        from torch.distributed._composable_state import (
-            _module_state_mapping,
-        )  # the only way to have fully_shard forget a module
-
-        _module_state_mapping.pop(self.part, None)
-        self.part.__class__ = self.kind
-        for name in set(self.part.__dict__) - self.names:
-            del self.part.__dict__[name]
-        for name, (value, content) in self.held.items():
-            value.clear()
-            value.update(content)
-            self.part.__dict__[name] = value

@@ -19,12 +19,11 @@ from torch import Tensor
 
 from . import wire_format
 
-TIMEOUT = timedelta(
-    minutes=30
-)  # for a rank that does not answer: longer than any validation, preview or save of the first one
-_GLANCE = 0.05  # seconds between two looks into the store
-_SAID = 1024  # bytes of an error that travel
-_CHUNK = 4 << 20  # bytes of a value that travel together
+# How long to wait for a rank that does not answer: longer than any validation, preview or save of the first one.
+TIMEOUT = timedelta(minutes=30)
+_POLL_SECONDS = 0.05  # between two looks into the store
+TEXT_BYTES = 1024  # of an error or another short text that all ranks get
+_CHUNK_BYTES = 4 << 20  # of a value that go into the store together
 
 
 class RemoteRankError(RuntimeError):
@@ -56,7 +55,8 @@ class SingleProcess:
     """
 
     rank, size = 0, 1
-    shard = False  # whether weights are divided among the ranks (`sharding`)
+    shard = False  # whether weights are divided among the ranks (see fsdp.py)
+    reproducible = False  # whether sharded weights must get the bytes of one process (see fsdp_order.py)
 
     def __init__(self, as_ranks: int = 1) -> None:
         self.as_ranks = as_ranks
@@ -109,13 +109,18 @@ class ProcessGroup(SingleProcess):
     """
 
     def __init__(
-        self, store: Any, as_ranks: int | None = None, shard: bool = False, timeout: timedelta = TIMEOUT
+        self,
+        store: Any,
+        as_ranks: int | None = None,
+        shard: bool = False,
+        timeout: timedelta = TIMEOUT,
+        reproducible: bool = False,
     ) -> None:
         import torch.distributed as distributed
 
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
         super().__init__(self.size if as_ranks is None else as_ranks)
-        self.store, self.shard, self.timeout = store, shard, timeout
+        self.store, self.shard, self.reproducible, self.timeout = store, shard, reproducible, timeout
         self.distributed = distributed
         self.broken = False  # after an error of the connection nothing can be told any more
         self.error_shared = False  # an error was told or heard: every rank is on its way out, and nobody listens
@@ -161,11 +166,22 @@ class ProcessGroup(SingleProcess):
             return self.distributed.all_to_all_single(out.view(-1), own, async_op=not wait)
 
     def all_gather_text(self, text: str) -> list[str]:
-        """What every rank says, in order; longer texts than _SAID bytes are cut."""
-        own = torch.frombuffer(bytearray(text.encode()[:_SAID].ljust(_SAID, b"\0")), dtype=torch.uint8)
-        out = torch.empty(self.size, _SAID, dtype=torch.uint8)
-        self.all_gather(out, own, "control")
-        return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in out]
+        """The text of every rank, in order; only the first TEXT_BYTES of each are sent."""
+        texts = self._all_gather_bytes(text.encode()[:TEXT_BYTES], TEXT_BYTES)
+        return [text.decode(errors="replace") for text in texts]
+
+    def all_gather_json(self, value: Any, size: int) -> list[Any]:
+        """The plain value of every rank, in order. Its JSON has at most `size` bytes, the same number on every rank."""
+        body = json.dumps(value, separators=(",", ":")).encode()
+        if len(body) > size:
+            raise ValueError(f"A message of {len(body)} bytes was to fit in {size}.")
+        return [json.loads(text) for text in self._all_gather_bytes(body, size)]
+
+    def _all_gather_bytes(self, body: bytes, size: int) -> list[bytes]:
+        own = torch.frombuffer(bytearray(body.ljust(size, b"\0")), dtype=torch.uint8)
+        gathered = torch.empty(self.size, size, dtype=torch.uint8)
+        self.all_gather(gathered, own, "control")
+        return [bytes(row.tolist()).rstrip(b"\0") for row in gathered]
 
     def broadcast_error(self, error: BaseException) -> None:
         """Say what went wrong here, while the others are in `raise_remote_error`."""
@@ -283,7 +299,7 @@ class ProcessGroup(SingleProcess):
         with self.connection_errors():
             self.store.set(f"left/{self.rank}", "yes")
             while not (self.broken or self.store.check(["end"]) or time.monotonic() > until):
-                time.sleep(_GLANCE)
+                time.sleep(_POLL_SECONDS)
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """The first rank's messages, as they come."""
@@ -295,14 +311,16 @@ class ProcessGroup(SingleProcess):
     def put_value(self, key: str, value: Any) -> None:
         """Keep a plain value (`wire_format.encode`) for every rank that takes it. Raises TypeError where it is none."""
         body = wire_format.encode(value)
-        for number, start in enumerate(range(0, len(body), _CHUNK)):
-            self.store.set(f"value/{key}/{number}", body[start : start + _CHUNK])
-        self.store.set(f"value/{key}", str(-(-len(body) // _CHUNK)))
+        starts = range(0, len(body), _CHUNK_BYTES)
+        for number, start in enumerate(starts):
+            self.store.set(f"value/{key}/{number}", body[start : start + _CHUNK_BYTES])
+        self.store.set(f"value/{key}", str(len(starts)))
 
     def take_value(self, key: str) -> Any:
         """What `put_value` kept, when it is there."""
         count = int(self.wait_for(f"value/{key}"))
-        return wire_format.decode(b"".join(bytes(self.store.get(f"value/{key}/{number}")) for number in range(count)))
+        chunks = [bytes(self.store.get(f"value/{key}/{number}")) for number in range(count)]
+        return wire_format.decode(b"".join(chunks))
 
     def report_failure(self, error: BaseException | str) -> None:
         """Tell whoever waits in `wait_for` that this rank has failed."""
@@ -329,7 +347,7 @@ class ProcessGroup(SingleProcess):
                         f"Rank {self.rank} waited {self.timeout} for {key}: a rank hangs, or loads for longer than"
                         " that."
                     )
-                time.sleep(_GLANCE)
+                time.sleep(_POLL_SECONDS)
             return bytes(self.store.get(key))
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from ...storage.lock import folder_lock
 from ..averages import snapshots
 from ..data.dataset import Dataset
-from ..distributed import fsdp, process_group
+from ..distributed import process_group
+from ..distributed.placement import RowSharded, placement_for
 from ..distributed.process_group import SingleProcess
 from ..objective.denoiser import Denoiser
 from ..state import TrainState, advanced, key_of
@@ -64,7 +65,7 @@ def run(
     if steps == 0:
         return Outcome(state, None, 0, 0.0, ("0 steps: the state is passed on",))
     group, callbacks = process_group.current(), callbacks or Callbacks()
-    if fsdp.placement(state, group).is_sharded:
+    if placement_for(state, group).is_sharded:
         callbacks = replace(callbacks, save_snapshot=_together(group, state, steps, store))
     if not group.is_main_process:
         store, callbacks, say = None, _of_others(group, state, callbacks, keep), None
@@ -76,7 +77,7 @@ def run(
                     "TrainStep: previews sample on one rank, and --shard divides the model among all: set preview_every"
                     " to 0."
                 )
-            if fsdp.placement(state, group).is_sharded and keep == "every":
+            if placement_for(state, group).is_sharded and keep == "every":
                 raise ValueError(
                     "TrainStep: with --shard and kind full, snapshots are the ranks' own: set keep to best or last."
                 )
@@ -122,7 +123,7 @@ def _run(
             if old is not None:
                 store.drop_partial(old.parent.name)
     if left:
-        at = _everywhere(group, state, at, GROUPS if fsdp.placement(state, group).is_sharded else ("average", "powers"))
+        at = _everywhere(group, state, at, GROUPS if placement_for(state, group).is_sharded else ("average", "powers"))
     return _outcome(store, at, folder, at.step - began, seconds, notes)
 
 
@@ -167,7 +168,7 @@ def _of_others(group: SingleProcess, state: TrainState, callbacks: Callbacks, ke
     if not group.shard:
         return others
     others = replace(others, validate_every=callbacks.validate_every)
-    if not fsdp.placement(state, group).is_sharded:
+    if not placement_for(state, group).is_sharded:
         return others
 
     def gone(state: TrainState) -> None:
@@ -181,8 +182,8 @@ def _together(
     group: SingleProcess, state: TrainState, steps: int, store: Store | None
 ) -> Callable[[TrainState], None] | None:
     """What keeps a snapshot that all ranks write together."""
-    placement = fsdp.placement(state, group)
-    if store is None or not isinstance(placement, fsdp.RowSharded):
+    placement = placement_for(state, group)
+    if store is None or not isinstance(placement, RowSharded):
         return None
     target = key_of(state.start.digest, advanced(state.position, state.settings.digest, steps))
     save = store.save_parts

@@ -17,6 +17,7 @@ from ...ema.shadow import Shadow
 from ..data.batches import Batch, with_size_conditioning
 from ..data.dataset import Conditioning, Dataset
 from ..distributed import fsdp, gradient_sum, process_group
+from ..distributed.placement import RowSharded, placement_for
 from ..memory.checkpointing import checkpointed
 from ..memory.inference_tensors import as_normal_tensors
 from ..memory.offload import activations_on_host, layers_on_host, to_device
@@ -93,14 +94,14 @@ class Workspace:
         )
         device = denoiser.device
         settings = state.settings.optimizer
-        self.placement = placement = fsdp.placement(state, self.group)
+        self.placement = placement = placement_for(state, self.group)
         self.stepper = OptimizerStepper(
             settings,
             placement.local(state.trained),
             placement.local(state.optimizer),
             device,
             state.start.seed,
-            partial(placement.norm, device=device) if isinstance(placement, fsdp.RowSharded) else None,
+            partial(placement.norm, device=device) if isinstance(placement, RowSharded) else None,
         )
         self.trained = self.stepper.trained
         self.gradients = gradient_sum.for_group(self.group, self.trained, placement.is_sharded)
@@ -173,7 +174,7 @@ class Workspace:
             whole = fsdp.sharded_trainable(
                 denoiser.module, self.begun.trained, self.trained, denoiser.device, self.group
             )
-            self.gradients.parameters, self.gradients.sums = self.attached.enter_context(whole)
+            self.gradients.attach(*self.attached.enter_context(whole))
             return
         if adapter.text_encoder:
             text_encoder = denoiser.text_encoder

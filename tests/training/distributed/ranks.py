@@ -5,6 +5,7 @@ python ranks.py FOLDER SCENARIO   runs one of the functions below and prints one
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -138,6 +139,12 @@ def mixed(accumulation: int):
     return Lab.state(Lab.Flow(), dataset, accumulation=accumulation, batch_size=2, total_steps=100), dataset
 
 
+def shard(reproducible: bool = True) -> None:
+    """What --shard does, by default with --reproducible."""
+    group = process_group.current()
+    group.shard, group.reproducible = True, reproducible
+
+
 WATCH = Callbacks(validate_every=25, snapshot_every=40)
 WHOLE = AdapterSettings(kind="full", targets="all")
 STEPS = 100
@@ -214,7 +221,7 @@ def handed_otherwise() -> dict:
 
         def act(rank: int, name=name, state=state, dataset=dataset) -> object:
             group, counts = process_group.current(), {"gathered": 0, "scattered": 0}
-            group.shard = name.startswith("shard")
+            group.shard = group.reproducible = name.startswith("shard")
             for call, purpose in (("all_gather_single", "gathered"), ("reduce_scatter_single", "scattered")):
                 real = getattr(distributed, call)
 
@@ -318,7 +325,7 @@ def sharded(root: Path) -> dict:
 
         def act(rank: int, state=state, dataset=dataset, steps=steps, alone=alone, stored=stored, net=net) -> object:
             group, denoiser = process_group.current(), Lab.Flow(net())
-            group.shard = True
+            group.shard = group.reproducible = True
             parts, before, held = [], shape_of(denoiser.module), denoiser.denoise
 
             def counted(*arguments):
@@ -352,13 +359,51 @@ def sharded(root: Path) -> dict:
     return found
 
 
+def plain_fsdp(root: Path) -> dict:
+    """`--shard` by itself, twice on the same model: how far two ranks end from one process and from each other."""
+    results = {}
+    rate = {"learning_rate": 1e-4}
+    runs_of = {
+        "adapters": plain(2, ema=False),
+        "adapters, checkpointing": plain(2, ema=False, checkpointing=True),
+        "full": plain(2, ema=False, adapter=WHOLE, **rate),
+        "full, two micro-batches a rank": plain(4, ema=False, adapter=WHOLE, **rate),
+        "full, clipped": plain(2, ema=False, adapter=WHOLE, clip_norm=0.1, **rate),
+    }
+    for name, (state, dataset) in runs_of.items():
+        alone = train(state, dataset, 12, WATCH)
+
+        def act(rank: int, state=state, dataset=dataset, alone=alone) -> object:
+            shard(reproducible=False)
+            denoiser = Lab.Flow()
+            before = shape_of(denoiser.module)
+            end = train(train(state, dataset, 6, WATCH, denoiser=denoiser), dataset, 6, WATCH, denoiser=denoiser)
+            ours, expected = tensors_of(end), tensors_of(alone)
+            return {
+                "bytes": bytes_of(end),
+                "far": max(float((ours[name].float() - expected[name].float()).abs().max()) for name in expected),
+                "moved": max(
+                    float((expected[name] - state.trained[name.partition("/")[2]]).abs().max())
+                    for name in expected
+                    if name.startswith("trained/")
+                ),
+                "loss": max(abs(a - b) for a, b in zip(end.history.loss, alone.history.loss, strict=True)),
+                "same": ours.keys() == expected.keys() and end.key == alone.key,
+                "back": shape_of(denoiser.module) == before,
+            }
+
+        results[name] = together(2, act)
+    return results
+
+
 def disk_that_fills(folder: Path, rate: dict) -> dict:
     """The second snapshot that two ranks write together fails on the second of them; then the same call again."""
     state, dataset = plain(2, False, WHOLE, **rate)
     alone, often, real = bytes_of(train(state, dataset, 9)), Callbacks(snapshot_every=3), store.rank_files.write
 
     def act(rank: int, fails: bool) -> object:
-        process_group.current().shard, calls = True, []
+        calls = []
+        shard()
 
         def write(*arguments):
             calls.append(1)
@@ -384,17 +429,19 @@ def turns() -> list:
     state, dataset = skipping(2, WHOLE)
 
     def act(rank: int) -> object:
-        process_group.current().shard, order = True, []
+        order = []
+        shard()
         for call, doing in (("pre_backward", "takes"), ("post_backward", "gives")):
             real = getattr(FSDPParamGroup, call)
 
+            @functools.wraps(real)
             def told(self, *arguments, real=real, doing=doing):
                 order.append(f"{doing} {self._module_fqn}")
                 return real(self, *arguments)
 
             setattr(FSDPParamGroup, call, told)
         train(state, dataset, 1, denoiser=Lab.Flow(Skipping()))
-        return [one for one in order if "blocks" in one]
+        return [one for one in order if "inner" in one]
 
     return together(2, act)
 
@@ -406,7 +453,7 @@ def snapshots_together(folder: Path, adapter: AdapterSettings, rate: dict) -> di
     often = Callbacks(snapshot_every=3)
 
     def begun(rank: int) -> object:
-        process_group.current().shard = True
+        shard()
 
         def stepped(step, moved, validation):
             if step == 7 and rank == 1:
@@ -422,7 +469,8 @@ def snapshots_together(folder: Path, adapter: AdapterSettings, rate: dict) -> di
         shutil.copytree(folder, copy)
 
         def on(rank: int, size=size, copy=copy) -> object:
-            process_group.current().shard = size > 1
+            if size > 1:
+                shard()
             end, theirs = tensors_of(train(state, dataset, 9, often, copy)), tensors_of(alone)
             return max(float((end[name].float() - theirs[name].float()).abs().max()) for name in theirs)
 
@@ -586,8 +634,13 @@ if __name__ == "__main__":
         importlib.import_module(name)
     print(
         json.dumps(
-            {"equal": equal, "measured": measured, "failing": failing, "killed": killed, "sharded": sharded}[
-                sys.argv[2]
-            ](place)
+            {
+                "equal": equal,
+                "measured": measured,
+                "failing": failing,
+                "killed": killed,
+                "sharded": sharded,
+                "plain_fsdp": plain_fsdp,
+            }[sys.argv[2]](place)
         )
     )

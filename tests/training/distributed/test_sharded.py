@@ -39,7 +39,19 @@ def test_each_rank_holds_its_share_and_the_model_is_as_before(sharded, run):
 
 
 def test_a_block_gives_its_weights_back_before_the_one_before_takes_its_own(sharded):
-    assert sharded["turns"] == [["takes blocks.1", "gives blocks.1", "takes blocks.0", "gives blocks.0"]] * 2
+    assert sharded["turns"] == [["takes inner.1", "gives inner.1", "takes inner.0", "gives inner.0"]] * 2
+
+
+@pytest.mark.parametrize(
+    "run",
+    ["adapters", "adapters, checkpointing", "full", "full, two micro-batches a rank", "full, clipped"],
+)
+def test_shard_without_reproducible_ends_close_to_one_process(found, run):
+    ranks = found("plain_fsdp")[run]
+    assert len({rank["bytes"] for rank in ranks}) == 1
+    for rank in ranks:
+        assert rank["same"] and rank["back"]
+        assert rank["far"] <= 1e-5 and rank["loss"] <= 1e-5 and rank["moved"] > 1e-4
 
 
 def test_a_snapshot_is_written_by_all_ranks_and_goes_on_on_any_number_of_them(sharded):

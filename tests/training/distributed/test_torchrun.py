@@ -165,7 +165,7 @@ def test_two_ranks_of_which_one_is_killed_give_what_twice_the_accumulation_gives
 
 
 def test_a_model_that_two_ranks_hold_together_trains_as_one_process_does(tmp_path, pictures, alone):
-    status, _, errors = run(tmp_path, pictures, workflow(), 2, "--shard")
+    status, _, errors = run(tmp_path, pictures, workflow(), 2, "--shard", "--reproducible")
     assert status == 0, errors
     assert results(tmp_path) == results(alone)
 

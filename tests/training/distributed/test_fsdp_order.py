@@ -1,0 +1,28 @@
+"""What --reproducible needs of torch that is private."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from graft_nodes.training.distributed import fsdp_order, process_group
+
+
+def test_this_torch_has_the_private_names_that_reproducible_needs():
+    assert fsdp_order.unknown_torch() == [], f"torch {torch.__version__} differs from {fsdp_order.SEEN_WITH}"
+
+
+def test_a_torch_without_them_is_refused_by_name(monkeypatch):
+    from torch.distributed.fsdp import FSDPModule
+
+    monkeypatch.delattr(FSDPModule, "set_custom_reduce_scatter")
+    with pytest.raises(ValueError, match=r"has not FSDPModule.set_custom_reduce_scatter: run without --reproducible"):
+        fsdp_order.OrderedReduction(process_group.SingleProcess()).prepare(torch.nn.Linear(1, 1))
+
+
+def test_no_private_name_of_torch_is_imported_before_it_is_asked_for():
+    code = (
+        "import sys; from graft_nodes.training.distributed import fsdp; print('torch.distributed.fsdp' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
