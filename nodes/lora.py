@@ -272,10 +272,12 @@ class GraftSaveLoRA(io.ComfyNode):
                 + " connected"
             )
         if state is None:
-            lora = lora_model
+            lora, training_metadata = lora_model, {}
         else:
-            lora = state.lora_model()
-        said = save.saved_metadata(lora, os.path.basename(prefix), {} if state is None else state.metadata())
+            from ..training.lora_metadata import lora_metadata
+
+            lora, training_metadata = state.lora_model(), lora_metadata(state)
+        said = save.saved_metadata(lora, os.path.basename(prefix), training_metadata)
         tensors = save.renamed(lora, names, save.DTYPES[dtype])
         said |= save.hashes(tensors, said)
         path, entry = host.folders.output_file(prefix, ".safetensors")

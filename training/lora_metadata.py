@@ -5,7 +5,7 @@ modelspec.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .objective.loss_kinds import LOSSES
 from .objective.weightings import WEIGHTINGS
@@ -13,15 +13,13 @@ from .optimizers import options
 from .optimizers.learning_rate_schedule import peak_rate
 from .optimizers.registry import OPTIMIZERS
 from .optimizers.settings import OptimizerSettings
-
-if TYPE_CHECKING:
-    from .state import TrainState
+from .state import TrainState
 
 _SCHEDULES = {"cosine-restarts": "cosine_with_restarts"}
 _PRECISIONS = {"bf16": "bf16", "full-bf16": "bf16", "fp16": "fp16"}
 
 
-def of_state(state: TrainState) -> dict[str, str]:
+def lora_metadata(state: TrainState) -> dict[str, str]:
     """Entries of a state by name: settings and position only, no dates, no random ids; the state's notes go on top."""
     adapter, optimizer = state.start.adapter, state.settings.optimizer
     said: dict[str, Any] = {

@@ -121,7 +121,7 @@ class TrainState:
     @property
     def key(self) -> str:
         """Identity of this state: the run's beginning and the settings and steps since."""
-        return key_of(self.start.digest, self.position)
+        return state_key(self.start.digest, self.position)
 
     def weights(self, ema: bool = False) -> dict[str, Tensor]:
         """Copies of the trained tensors by name (kind full: whole weights by parameter name), or of their average."""
@@ -137,19 +137,13 @@ class TrainState:
             base = None
         return as_lora(self.weights(ema), self.start.adapter, base)
 
-    def metadata(self) -> dict[str, str]:
-        """Metadata for a saved LoRA in kohya's and modelspec's words (`training.lora_metadata`)."""
-        from . import lora_metadata
 
-        return lora_metadata.of_state(self)
-
-
-def key_of(start: str, position: tuple[tuple[str, int], ...]) -> str:
+def state_key(start: str, position: tuple[tuple[str, int], ...]) -> str:
     """Identity of a state from its run's identity and its position."""
     return sha256_of_json([start, [list(part) for part in position]])
 
 
-def advanced(position: tuple[tuple[str, int], ...], settings: str, steps: int) -> tuple[tuple[str, int], ...]:
+def advance_position(position: tuple[tuple[str, int], ...], settings: str, steps: int) -> tuple[tuple[str, int], ...]:
     """The position after `steps` more steps with `settings` (a digest): equal neighbours are joined, so 100 + 150 is
     250.
     """
@@ -200,7 +194,7 @@ def begin(
     return TrainState(start, settings, trained, average=average, powers=powers, run=run, base=base or own)
 
 
-def until(position: tuple[tuple[str, int], ...], step: int) -> tuple[tuple[str, int], ...]:
+def position_at(position: tuple[tuple[str, int], ...], step: int) -> tuple[tuple[str, int], ...]:
     """The beginning of a position, up to `step` steps."""
     out, left = [], step
     for settings, steps in position:

@@ -36,3 +36,19 @@ def stochastic(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -
     step = torch.exp2((exponent - 1).float()) * limits.eps  # between neighbours at this size
     draws = torch.rand(values.shape, generator=generator, device=values.device)
     return (torch.floor(values / step + draws) * step).clamp(limits.min, limits.max).to(dtype)
+
+
+@torch.no_grad()
+def round_to_bfloat16_(target: Tensor, value: Tensor, generator: torch.Generator) -> None:
+    """Round float32 `value` stochastically into `target` (bfloat16, same shape and device), so that small steps add up
+    instead of vanishing (2010.06192). Values that are not finite stay so.
+    """
+    if target.dtype != torch.bfloat16 or value.dtype != torch.float32 or target.shape != value.shape:
+        raise ValueError(
+            f"Stochastic rounding goes from float32 to bf16 of one shape, not from {value.dtype} {tuple(value.shape)}"
+            f" to {target.dtype} {tuple(target.shape)}."
+        )
+    # bf16 is the upper half of a float32: a random lower half carries into it as often as the lower half is large.
+    bits = torch.randint(0, 1 << 16, value.shape, dtype=torch.int32, device=value.device, generator=generator)
+    bits.add_(value.contiguous().view(torch.int32)).bitwise_and_(-(1 << 16))
+    target.copy_(torch.where(torch.isfinite(value), bits.view(torch.float32), value))

@@ -29,7 +29,7 @@ from graft_nodes.tests.training.conftest import Lab
 from graft_nodes.training.data.cache import Cache
 from graft_nodes.training.run import call
 from graft_nodes.training.run.loop import Callbacks, train
-from graft_nodes.training.state import TrainState, advanced, begin, equal, key_of
+from graft_nodes.training.state import TrainState, advance_position, begin, equal, state_key
 from graft_nodes.training.store import saved_states, store
 from graft_nodes.training.trainable.install import AdapterSettings
 from torch import nn
@@ -140,7 +140,7 @@ class Run:
     @property
     def start_key(self) -> str:
         """The folder of the run's result."""
-        return key_of(self.start.start.digest, advanced((), self.start.settings.digest, STEPS))[:32]
+        return state_key(self.start.start.digest, advance_position((), self.start.settings.digest, STEPS))[:32]
 
     def prepare(self) -> None:
         """An older result of the same run's folder."""

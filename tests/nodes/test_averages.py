@@ -13,6 +13,7 @@ from graft_nodes.patches.lora_files.stack_rows import StackRow
 from graft_nodes.storage.atomic import write_whole
 from graft_nodes.storage.safetensors import safetensors_bytes
 from graft_nodes.training.data.dataset import Dataset
+from graft_nodes.training.lora_metadata import lora_metadata
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.trainable.install import AdapterSettings
 
@@ -112,7 +113,7 @@ def files(host, state):
         lora = {name: t + 0.01 * number if t.numel() > 1 else t for name, t in state.lora_model().items()}
         write_whole(
             os.path.join(folder, f"s{step}.safetensors"),
-            safetensors_bytes(lora, {**state.metadata(), "ss_steps": str(step)}),
+            safetensors_bytes(lora, {**lora_metadata(state), "ss_steps": str(step)}),
         )
         names.append(f"output/loras/averages/s{step}.safetensors")
     other = {

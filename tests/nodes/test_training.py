@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from graft_nodes.storage.digest import sha256_of_tensors
+from graft_nodes.training.lora_metadata import lora_metadata
 from graft_nodes.training.store import listing
 from graft_nodes.training.trainable import install
 from PIL import Image
@@ -299,7 +300,7 @@ def test_todo_is_used_in_training_and_noted(host, pictures, run):
     one, two = (_run(host, prompt, lora=["10", 3], state=["10", 0]) for prompt in (plain, thinned))
     assert _bytes(one["lora"]) != _bytes(two["lora"])
     assert one["state"].start.model != two["state"].start.model and not two["state"].subject.unhashed
-    assert two["state"].metadata()["ss_todo_factor"] == "2" and "ss_todo_factor" not in one["state"].metadata()
+    assert lora_metadata(two["state"])["ss_todo_factor"] == "2" and "ss_todo_factor" not in lora_metadata(one["state"])
     sampling = _workflow(host, pictures, run, 2)
     sampling["8"] = _inputs(host, "ApplyToDo", model=["1", 0], factor=2.0, phase="sampling")
     sampling["7"]["inputs"]["model"] = ["8", 0]
@@ -326,8 +327,8 @@ def test_no_dates_and_no_random_ids_in_the_metadata(host, pictures, run):
     for _ in range(2):
         _clear(host, run)
         states.append(_run(host, _workflow(host, pictures, run, 1), state=["10", 0])["state"])
-    assert states[0].metadata() == states[1].metadata()
-    found = states[0].metadata()
+    assert lora_metadata(states[0]) == lora_metadata(states[1])
+    found = lora_metadata(states[0])
     assert all(isinstance(k, str) and isinstance(v, str) for k, v in found.items())
     assert (found["ss_network_dim"], found["ss_network_alpha"], found["ss_network_module"]) == (
         "4",
@@ -357,12 +358,12 @@ def test_a_saved_file_says_what_it_was_trained_on_and_a_reader_finds_it(host, pi
     shown = metadata.describe(captured["path"])  # as the editor's LoRA picker shows it
     assert sum(dict(shown["tags"]).values()) == 5 and shown["steps"] == "2" and shown["resolution"] == "(512, 512)"
     loaded = host.call("GraftLoadState", name=run, model=captured["model"])[0]
-    assert loaded.metadata() == captured["state"].metadata()
+    assert lora_metadata(loaded) == lora_metadata(captured["state"])
     loaded = host.call("GraftLoadState", name=run, model=captured["model"], dataset=captured["dataset"])[0]
     further = host.call(
         "TrainStep", state=loaded, steps=1, optimizer=host.call("GraftOptimizer", batch_size=1, total_steps=10)[0]
     )[0]
-    found = further.metadata()
+    found = lora_metadata(further)
     assert (found["ss_num_batches_per_epoch"], found["ss_num_epochs"], found["ss_epoch"]) == ("5", "2", "1")
 
 

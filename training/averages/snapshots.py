@@ -16,7 +16,8 @@ from ...storage.atomic import make_folders, sync_folder
 from ...storage.digest import sha256_of_tensors
 from ...storage.float16 import from_float16, to_float16
 from ...storage.safetensors import load_safetensors, read_header, write_safetensors
-from ..state import TrainState, key_of, until
+from ..lora_metadata import lora_metadata
+from ..state import TrainState, position_at, state_key
 
 FOLDER = "averages"
 Position = tuple[tuple[str, int], ...]
@@ -41,7 +42,7 @@ class Stored:
 
 def path_of(folder: Path, start: str, position: Position, width: float) -> Path:
     """The file of a snapshot; `folder` is the run's."""
-    return folder / FOLDER / f"{key_of(start, position)[:32]}-{width:g}.safetensors"
+    return folder / FOLDER / f"{state_key(start, position)[:32]}-{width:g}.safetensors"
 
 
 def expected(state: TrainState, folder: Path) -> list[Stored]:
@@ -53,7 +54,7 @@ def expected(state: TrainState, folder: Path) -> list[Stored]:
         return []
     out = []
     for step in range(ema.snapshots, state.step + 1, ema.snapshots):
-        at = until(state.position, step)
+        at = position_at(state.position, step)
         out += [
             Stored(path_of(folder, state.start.digest, at, width), state.start.digest, at, width)
             for width in ema.widths
@@ -75,7 +76,7 @@ def write(folder: Path, state: TrainState, width: float, lora: Callable[[], Mapp
         "graft_position": json.dumps([list(part) for part in state.position]),
         "graft_tensors": sha256_of_tensors(tensors),
     }
-    write_safetensors(path, tensors, {**state.metadata(), **more})
+    write_safetensors(path, tensors, {**lora_metadata(state), **more})
     sync_folder(path.parent)
 
 
@@ -130,11 +131,11 @@ def lines(snapshots: list[Stored]) -> dict[str, list[Stored]]:
         )
     ]
     return {
-        key_of(start, end): [one for one in snapshots if one.start == start and _leads_to(one.position, end)]
+        state_key(start, end): [one for one in snapshots if one.start == start and _leads_to(one.position, end)]
         for start, end in sorted(ends)
     }
 
 
 def _leads_to(position: Position, end: Position) -> bool:
     steps = sum(count for _, count in position)
-    return steps <= sum(count for _, count in end) and until(end, steps) == position
+    return steps <= sum(count for _, count in end) and position_at(end, steps) == position

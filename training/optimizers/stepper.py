@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...patches.patching.rounding import round_to_bfloat16_
 from ..memory.offload import Parking
 from ..random_draws import generator as seeded_generator
-from ..stochastic import round_into_
 from .block_rates import ratios
 from .build import build
 from .registry import OPTIMIZERS
@@ -345,7 +345,7 @@ class OptimizerStepper:
         live, parameter = self.trained[name], self._parameters[name]
         if parameter.grad is not None:
             generator = seeded_generator(self.seed, self._step, f"rounding {name}", live.device)
-            round_into_(live.detach(), parameter.data, generator)
+            round_to_bfloat16_(live.detach(), parameter.data, generator)
         parameter.grad = None
         parameter.data = _placeholder(live).data
 

@@ -18,7 +18,7 @@ from ..distributed import process_group
 from ..distributed.placement import RowSharded, placement_for
 from ..distributed.process_group import SingleProcess
 from ..objective.denoiser import Denoiser
-from ..state import TrainState, advanced, key_of
+from ..state import TrainState, advance_position, state_key
 from ..store.store import GROUPS, KEEPS, Store, Used, history_of, record_of, restored, tail_of
 from . import prepare
 from .loop import Callbacks, Stopped, behind, train
@@ -97,7 +97,7 @@ def _run(
     say: Callable[[str], object] | None,
     notes: list[str],
 ) -> Outcome:
-    target = key_of(state.start.digest, advanced(state.position, state.settings.digest, steps))
+    target = state_key(state.start.digest, advance_position(state.position, state.settings.digest, steps))
     with group.raise_together():
         at, folder, old = (state, None, None) if store is None else _furthest(store, state, steps, notes)
     at = _everywhere(group, state, at, GROUPS if at.step == state.step + steps else ("trained", "optimizer"))
@@ -185,7 +185,7 @@ def _together(
     placement = placement_for(state, group)
     if store is None or not isinstance(placement, RowSharded):
         return None
-    target = key_of(state.start.digest, advanced(state.position, state.settings.digest, steps))
+    target = state_key(state.start.digest, advance_position(state.position, state.settings.digest, steps))
     save = store.save_parts
 
     def parts(own: TrainState) -> None:

@@ -30,7 +30,7 @@ from ..optimizers.learning_rate_schedule import rate_at
 from ..optimizers.precision import LEAST_SCALE, LossScale, autocast
 from ..optimizers.stepper import OptimizerStepper
 from ..random_draws import generator
-from ..state import History, RunCost, TrainState, advanced
+from ..state import History, RunCost, TrainState, advance_position
 from ..trainable import install
 from .batch_loader import BatchLoader, BatchSchedule
 from .out_of_memory import used
@@ -225,7 +225,7 @@ class Workspace:
 
     def place(self) -> TrainState:
         """Where the workspace stands, as a state without tensors."""
-        position = advanced(self.begun.position, self.begun.settings.digest, self.step - self.begun.step)
+        position = advance_position(self.begun.position, self.begun.settings.digest, self.step - self.begun.step)
         return replace(self.begun, trained={}, optimizer={}, average={}, powers={}, step=self.step, position=position)
 
     def as_lora(self, shadow: Shadow) -> dict[str, Tensor]:
@@ -256,7 +256,7 @@ class Workspace:
             average=whole(average),
             powers=powers,
             step=self.step,
-            position=advanced(begun.position, begun.settings.digest, done),
+            position=advance_position(begun.position, begun.settings.digest, done),
             cost=RunCost(begun.cost.seconds + self.seconds, max(begun.cost.memory, used(self.denoiser.device))),
             history=History(
                 history.loss + tuple(m.loss for m in self.measured),

@@ -24,7 +24,7 @@ from ...storage.atomic import make_folders, sync_folder, write_whole
 from ...storage.digest import sha256, sha256_of_file, sha256_of_json
 from ...storage.disk_errors import disk_errors_at
 from ...storage.safetensors import load_safetensors, write_safetensors
-from ..state import History, RunCost, TrainState, advanced, key_of, until
+from ..state import History, RunCost, TrainState, advance_position, position_at, state_key
 from . import disk_quota, rank_files
 from .schema import BLOCK as MEASURED
 from .schema import problem
@@ -127,7 +127,7 @@ class Store:
         """
         best = state.history.best
         for step, _ in state.history.validation:
-            folder = self.result_folder(key_of(state.start.digest, until(state.position, step)))
+            folder = self.result_folder(state_key(state.start.digest, position_at(state.position, step)))
             outdated = since < step <= state.step and best is not None and step != best[0]
             if outdated and folder.is_dir() and (_kind(folder) == "best" or not (folder / "state.json").exists()):
                 remove(folder)
@@ -137,7 +137,7 @@ class Store:
         best = state.history.best
         if best is None or not best[0]:
             return None
-        folder = self.result_folder(key_of(state.start.digest, until(state.position, best[0])))
+        folder = self.result_folder(state_key(state.start.digest, position_at(state.position, best[0])))
         if (folder / "state.json").is_file():
             return folder
         return None
@@ -273,8 +273,8 @@ class Store:
         settings, start = state.settings.digest, state.start.digest
         snapshots = self._snapshots(names, state, steps, problems)
         for count in range(steps, 0, -1):
-            position = advanced(state.position, settings, count)
-            key = key_of(start, position)
+            position = advance_position(state.position, settings, count)
+            key = state_key(start, position)
             if key[:32] in names:
                 folders = [(self.result_folder(key), False)]
             else:

@@ -12,7 +12,7 @@ from graft_nodes.ema.decay import EMASettings
 from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.run.loop import Callbacks, Stopped, train
 from graft_nodes.training.run.step import Workspace, backward_
-from graft_nodes.training.state import advanced, equal, with_settings
+from graft_nodes.training.state import advance_position, equal, with_settings
 from graft_nodes.training.store import saved_states
 from graft_nodes.training.trainable.install import AdapterSettings
 
@@ -277,8 +277,8 @@ def test_accumulated_gradients_are_those_of_one_large_batch(lab, monkeypatch):
 
 
 def test_positions_join_equal_neighbours():
-    assert advanced(advanced((), "a", 100), "a", 150) == (("a", 250),)
-    assert advanced(advanced((("a", 100),), "b", 5), "a", 1) == (("a", 100), ("b", 5), ("a", 1))
+    assert advance_position(advance_position((), "a", 100), "a", 150) == (("a", 250),)
+    assert advance_position(advance_position((("a", 100),), "b", 5), "a", 1) == (("a", 100), ("b", 5), ("a", 1))
 
 
 def test_the_average_is_that_of_a_plain_loop(lab):
