@@ -242,7 +242,7 @@ class TrainableLoRA(TrainableAdapter):
         """down, drawn as torch starts a linear layer, and up, zero."""
         out, columns, *kernel = size.shape
         return [
-            TrainedTensor(DOWN, (size.rank, columns, *kernel), uniform_fan_in, seed_name=""),
+            TrainedTensor(DOWN, (size.rank, columns, *kernel), uniform_fan_in, seeded_by_suffix=False),
             TrainedTensor(UP, (out, size.rank, *(1,) * len(kernel))),
         ]
 

@@ -114,13 +114,13 @@ def column_norms(shape: tuple[int, ...], source: InitSource) -> Tensor:
 class TrainedTensor:
     """One trained tensor of a module: its suffix, its shape, and its initial values.
 
-    `seed_name` is what its generator is seeded with beside the module's path: the suffix, where None.
+    Its generator is seeded by the module's path, and by the suffix where `seeded_by_suffix`.
     """
 
     suffix: str
     shape: tuple[int, ...]
     init: InitRule = zeros
-    seed_name: str | None = None
+    seeded_by_suffix: bool = True
 
 
 class TrainableKind:

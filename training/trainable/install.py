@@ -1,121 +1,44 @@
-"""What is trained: an adapter at the activations of chosen modules (`kinds`), or copies of the weights themselves."""
+"""What is trained: an adapter at the activations of chosen modules, or copies of the weights themselves.
+
+Makes the initial values, installs them on a model for a block, and names them as a LoRA.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...storage.digest import sha256_of_tensors
+from ...patches.adapters.diff import difference_name, parameter_name
+from ...patches.adapters.trainable import InitSource, Tensors
 from ..memory.inference_tensors import as_normal_tensors
-from . import adapter_forward
-from .adapter_forward import Dropouts, Moment
-from .targets import TARGETS, TEXT_ENCODER, Patterns, Site, parse, sites, size_of, targets
+from ..random_draws import generator
+from .dropout import AdapterDropout, Moment
+from .settings import TEXT_ENCODER, AdapterSettings
+from .targets import AdapterTarget, adapter_targets
 
-__all__ = [
-    "KINDS",
-    "TARGETS",
-    "TEXT_ENCODER",
-    "AdapterSettings",
-    "as_lora",
-    "attached",
-    "beginning",
-    "from_lora",
-    "limit_norms_",
-    "targets",
-]
-
-KINDS = ("lora", "locon", "loha", "lokr", "dora", "oft", "full")
 _PREFIX = "diffusion_model."
-_DROPOUTS = ("rank_dropout", "module_dropout", "network_dropout")
 
 
-@dataclass(frozen=True)
-class AdapterSettings:
-    """Settings of what is trained; plain values, checked on creation (`initial` alone holds tensors, and its digest
-    stands for it).
-
-    `attention` is every projection of self- and cross-attention; `attention+ff` adds feed-forward and the transformers'
-    proj_in and proj_out; `all` is every module of the model. kind lora takes linear layers and convolutions of kernel
-    1, full every parameter, the others every convolution too. `pattern` narrows the choice and gives single parts a
-    rank and alpha of their own (`targets.parse`). `rank` is the size of the factors; of oft the side of the blocks (or
-    their number, whichever is larger). `alpha` 0 is the rank.
-    """
-
-    kind: str = "lora"
-    rank: int = 16
-    alpha: float = 0.0
-    targets: str = "attention"
-    pattern: str = ""
-    text_encoder: bool = False
-    rank_dropout: float = 0.0
-    module_dropout: float = 0.0
-    network_dropout: float = 0.0
-    max_norm: float = 0.0
-    initial_digest: str = ""
-    initial: Mapping[str, Tensor] | None = field(default=None, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        wrong = []
-        if self.kind not in KINDS:
-            wrong.append(f"kind is {self.kind!r}, expected one of {', '.join(KINDS)}")
-        if self.targets not in TARGETS:
-            wrong.append(f"targets is {self.targets!r}, expected one of {', '.join(TARGETS)}")
-        if self.rank < 1:
-            wrong.append(f"rank is {self.rank}, expected 1 or more")
-        if not 0 <= self.alpha < float("inf"):
-            wrong.append(f"alpha is {self.alpha}, expected 0 (the same as rank) or more")
-        for name in _DROPOUTS:
-            if not 0.0 <= getattr(self, name) < 1.0:
-                wrong.append(f"{name} is {getattr(self, name)}, expected at least 0 and below 1")
-        if not 0 <= self.max_norm < float("inf"):
-            wrong.append(f"max_norm is {self.max_norm}, expected 0 (off) or more")
-        try:
-            sizes = parse(self.pattern).sizes
-        except ValueError as error:
-            sizes = ()
-            wrong.append(str(error))
-        if self.kind == "full":
-            for name in (*_DROPOUTS, "max_norm", "alpha"):
-                if getattr(self, name):
-                    wrong.append(f"{name} works on an adapter and kind full has none; set it to 0")
-            if sizes:
-                wrong.append("pattern gives a rank or an alpha, and kind full has neither")
-            if self.initial is not None:
-                wrong.append("initial is a start for an adapter; with kind full apply it to the model instead")
-        if self.kind == "oft":
-            if self.alpha or any(size.alpha is not None for size in sizes):
-                wrong.append("alpha scales a change that is added, and kind oft rotates; set it to 0")
-            if self.network_dropout:
-                wrong.append(
-                    "network_dropout leaves out inner activations, and kind oft has none; use rank_dropout or"
-                    " module_dropout"
-                )
-        if wrong:
-            raise ValueError("GraftAdapter: " + "; ".join(wrong) + ".")
-        if self.initial is not None and not self.initial_digest:
-            object.__setattr__(self, "initial_digest", sha256_of_tensors(self.initial))
-
-    @cached_property
-    def patterns(self) -> Patterns:
-        """What `pattern` says."""
-        return parse(self.pattern)
-
-    @property
-    def dropping(self) -> bool:
-        """Whether any dropout is on."""
-        return bool(self.rank_dropout or self.module_dropout or self.network_dropout)
+def by_module(trained: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Trained tensors of adapters by path and suffix."""
+    modules: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in trained.items():
+        path, _, suffix = name.removesuffix(".weight").rpartition(".")
+        if name.endswith(".weight"):
+            suffix += ".weight"
+        modules.setdefault(path, {})[suffix] = tensor
+    return modules
 
 
-# --- tensors ----------------------------------------------------------------------------------------------------------
+# --- initial values ---------------------------------------------------------------------------------------------------
 
 
-def beginning(
+def init_trainable(
     module: nn.Module,
     settings: AdapterSettings,
     seed: int,
@@ -126,46 +49,62 @@ def beginning(
     """Trained tensors before the first step: float32, on the CPU, by name (`<path>.lora_down.weight`, or the
     parameter's own name).
 
-    Adapters begin as `kinds.start` says, drawn from (seed, module name); kind full copies the weights in `base`. `base`
+    Adapters start as their kind says, drawn from (seed, module name); kind full copies the weights in `base`. `base`
     goes by parameter name; names of the text encoder, which is trained when it is given, begin with `text_encoders.`
     there and in the result. `read` are the paths of its parts that can learn something; None is all of them.
     """
-    chosen = sites(module, settings, text_encoder)
+    targets = adapter_targets(module, settings, text_encoder)
     if read is not None:
-        chosen = {
-            path: site
-            for path, site in chosen.items()
-            if not path.startswith(TEXT_ENCODER) or path[len(TEXT_ENCODER) :] in read
-        }
-    if settings.kind == "full":
-        return _whole(module, text_encoder, chosen, base)
-    out: dict[str, Tensor] = {}
-    for path, site in chosen.items():
-        started = adapter_forward.start(settings.kind, site, seed, lambda site=site: _column_norms(site.part, None))  # type: ignore[misc]
-        out.update((f"{path}.{suffix}", tensor) for suffix, tensor in started.items())
+        targets = {path: target for path, target in targets.items() if _can_learn(path, read)}
+    if settings.full_weights:
+        return _copied_weights(module, text_encoder, targets, base)
+    trained: dict[str, Tensor] = {}
+    for path, target in targets.items():
+        for suffix, tensor in init_module(settings, target, seed).items():
+            trained[f"{path}.{suffix}"] = tensor
     if settings.initial is not None:
-        _start_from_(out, settings, chosen)
-    return out
+        _start_from_(trained, settings, targets)
+    return trained
 
 
-def _whole(
-    module: nn.Module, text_encoder: nn.Module | None, chosen: Mapping[str, Site], base: Mapping[str, Tensor]
+def _can_learn(path: str, read: Collection[str]) -> bool:
+    return not path.startswith(TEXT_ENCODER) or path[len(TEXT_ENCODER) :] in read
+
+
+def init_module(settings: AdapterSettings, target: AdapterTarget, seed: int) -> dict[str, Tensor]:
+    """The trained tensors of one module before the first step, by suffix; its weight stays the same."""
+
+    def norms() -> Tensor:
+        return _column_norms(target.module, None)
+
+    tensors = {}
+    for record in settings.adapter.tensors(target):
+        purpose = f"start {target.path}"
+        if record.seeded_by_suffix:
+            purpose += f" {record.suffix}"
+        source = InitSource(partial(generator, seed, 0, purpose), norms)
+        tensors[record.suffix] = record.init(record.shape, source)
+    return tensors
+
+
+def _copied_weights(
+    module: nn.Module, text_encoder: nn.Module | None, targets: Mapping[str, AdapterTarget], base: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    once = {
-        name for name, _ in module.named_parameters()
-    }  # a parameter that modules share is trained under its first name
-    once |= {TEXT_ENCODER + name for name, _ in text_encoder.named_parameters()} if text_encoder is not None else set()
-    names = [
-        _join(path, name) for path, site in chosen.items() for name, _ in site.part.named_parameters(recurse=False)
-    ]
-    quantised = [name for name in names if name in once and not _plain(base[name])]
+    first_names = {name for name, _ in module.named_parameters()}  # what modules share is trained under its first name
+    if text_encoder is not None:
+        first_names |= {TEXT_ENCODER + name for name, _ in text_encoder.named_parameters()}
+    names = []
+    for path, target in targets.items():
+        names += [_join(path, name) for name, _ in target.module.named_parameters(recurse=False)]
+    names = [name for name in names if name in first_names]
+    quantised = [name for name in names if not _is_plain(base[name])]
     if quantised:
-        one = quantised[0]
+        example = quantised[0]
         raise ValueError(
-            f"GraftAdapter: kind full trains weights, and {len(quantised)} of them are quantised ({one}:"
-            f" {base[one].dtype}); use another kind, which trains beside them, or a model that is not quantised."
+            f"GraftAdapter: kind full trains weights, and {len(quantised)} of them are quantised ({example}:"
+            f" {base[example].dtype}); use another kind, which trains beside them, or a model that is not quantised."
         )
-    return {name: base[name].detach().to("cpu", torch.float32, copy=True) for name in names if name in once}
+    return {name: base[name].detach().to("cpu", torch.float32, copy=True) for name in names}
 
 
 def _join(path: str, name: str) -> str:
@@ -174,16 +113,16 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}"
 
 
-def _plain(weight: Tensor) -> bool:
+def _is_plain(weight: Tensor) -> bool:
     return weight.is_floating_point() and weight.element_size() > 1 and type(weight) in (Tensor, nn.Parameter)
 
 
 @torch.no_grad()
-def _column_norms(part: nn.Module, change: Tensor | None) -> Tensor:
+def _column_norms(module: nn.Module, change: Tensor | None) -> Tensor:
     """Norms (in,) of the columns of a module's weight plus a change, in float32 or more; of a quantised one as it
     computes.
     """
-    weight = _values(part)
+    weight = _weight_values(module)
     if change is None:
         changed = weight
     else:
@@ -191,52 +130,64 @@ def _column_norms(part: nn.Module, change: Tensor | None) -> Tensor:
     return changed.transpose(0, 1).flatten(1).norm(dim=1)
 
 
-def _values(part: nn.Module) -> Tensor:
+def _weight_values(module: nn.Module) -> Tensor:
     """A module's weight as it computes with it; what is quantised in a way of its own is asked for the images of unit
     vectors.
     """
-    weight = part.weight
+    weight = module.weight
     assert isinstance(weight, Tensor)
-    if _plain(weight):
+    if _is_plain(weight):
         if weight.dtype == torch.float64:
             return weight
         return weight.float()
-    units = torch.eye(int(part.in_features), device=weight.device)  # type: ignore[arg-type]
+    units = torch.eye(int(module.in_features), device=weight.device)  # type: ignore[arg-type]
     zero = units.new_zeros(1, units.shape[0])
-    forward = type(part).forward.__get__(part)
+    forward = type(module).forward.__get__(module)
     return (forward(units) - forward(zero)).T.float()
 
 
-def _start_from_(out: dict[str, Tensor], settings: AdapterSettings, chosen: Mapping[str, Site]) -> None:
-    """Overwrite the beginning with the tensors of `settings.initial`; raises with every mismatch. The file's own alpha
-    is folded in.
+def _start_from_(trained: dict[str, Tensor], settings: AdapterSettings, targets: Mapping[str, AdapterTarget]) -> None:
+    """Overwrite initial values with the tensors of `settings.initial`, whose own alpha is multiplied in. Raises
+    ValueError with every mismatch.
     """
     assert settings.initial is not None
     given = {name.removeprefix(_PREFIX): tensor for name, tensor in settings.initial.items()}
-    wrong = []
-    for name in sorted(given.keys() - out.keys()):
-        if not name.endswith(".alpha"):
-            wrong.append(f"{name}: not a tensor that these settings train")
-    for name in sorted(given.keys() & out.keys()):
-        if given[name].shape != out[name].shape:
-            wrong.append(f"{name}: expected {tuple(out[name].shape)}, got {tuple(given[name].shape)}")
-        elif not torch.isfinite(given[name]).all():
-            wrong.append(f"{name}: has values that are not finite")
-    for path, site in chosen.items():
-        names = [f"{path}.{suffix}" for suffix in adapter_forward.shapes(settings.kind, site)]
-        if any(name in given for name in names):
-            wrong += [f"{name}: missing beside the others of its layer" for name in names if name not in given]
-    if not given.keys() & out.keys():
-        wrong.append("no tensor of it is one that these settings train")
-    if wrong:
-        raise ValueError(f"GraftAdapter: initial does not fit ({len(wrong)}):\n  " + "\n  ".join(wrong))
-    for name in given.keys() & out.keys():
-        out[name] = given[name].detach().to("cpu", torch.float32).clone()
-    for path, site in chosen.items():
-        name = f"{path}.{adapter_forward.folded(settings.kind)}"
-        if name in given and adapter_forward.scaled(settings.kind, adapter_forward.shapes(settings.kind, site)):
+    suffixes = {path: [record.suffix for record in settings.adapter.tensors(t)] for path, t in targets.items()}
+    errors = [*_tensor_mismatches(given, trained), *_incomplete_layers(given, suffixes)]
+    common = given.keys() & trained.keys()
+    if not common:
+        errors.append("no tensor of it is one that these settings train")
+    if errors:
+        raise ValueError(f"GraftAdapter: initial does not fit ({len(errors)}):\n  " + "\n  ".join(errors))
+    for name in common:
+        trained[name] = given[name].detach().to("cpu", torch.float32).clone()
+    for path, target in targets.items():
+        name = f"{path}.{settings.adapter.scale_tensor}"
+        if name in given and settings.adapter.alpha_counts(suffixes[path]):
             alpha = given.get(f"{path}.alpha")
-            out[name] = out[name] * ((site.rank if alpha is None else float(alpha)) / site.alpha)
+            given_alpha = target.rank if alpha is None else float(alpha)
+            trained[name] = trained[name] * (given_alpha / target.alpha)
+
+
+def _tensor_mismatches(given: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> Iterator[str]:
+    for name in sorted(given.keys() - trained.keys()):
+        if not name.endswith(".alpha"):
+            yield f"{name}: not a tensor that these settings train"
+    for name in sorted(given.keys() & trained.keys()):
+        if given[name].shape != trained[name].shape:
+            yield f"{name}: expected {tuple(trained[name].shape)}, got {tuple(given[name].shape)}"
+        elif not torch.isfinite(given[name]).all():
+            yield f"{name}: has values that are not finite"
+
+
+def _incomplete_layers(given: Mapping[str, Tensor], suffixes: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    for path, of_layer in suffixes.items():
+        names = [f"{path}.{suffix}" for suffix in of_layer]
+        if any(name in given for name in names):
+            yield from (f"{name}: missing beside the others of its layer" for name in names if name not in given)
+
+
+# --- as a LoRA --------------------------------------------------------------------------------------------------------
 
 
 def as_lora(
@@ -248,32 +199,28 @@ def as_lora(
     Adapters get an `.alpha` each; whole weights become differences from `base` (by parameter name): `.diff` and
     `.diff_b`.
     """
-    out: dict[str, Tensor] = {}
-    if settings.kind == "full" and base is None:
-        raise ValueError("Differences of whole weights need the base weights, and none are attached to this state.")
+    lora: dict[str, Tensor] = {}
+    if settings.full_weights:
+        if base is None:
+            raise ValueError("Differences of whole weights need the base weights, and none are attached to this state.")
+        for name, tensor in trained.items():
+            value = tensor.detach().to("cpu", torch.float32)
+            lora[difference_name(_generic_name(name))] = value - base[name].detach().to("cpu", torch.float32)
+        return lora
     for name, tensor in trained.items():
-        value = tensor.detach().to("cpu", torch.float32)
-        if name.startswith(TEXT_ENCODER):
-            key = name
-        else:
-            key = _PREFIX + name
-        if base is not None and settings.kind == "full":
-            difference = value - base[name].detach().to("cpu", torch.float32)
-            if name.endswith(".bias"):
-                own = key.removesuffix(".bias") + ".diff_b"
-            else:
-                own = key.removesuffix(".weight") + ".diff"
-            out[own] = difference
-            continue
-        out[key] = value.clone()
-    for path in adapter_forward.grouped(trained) if settings.kind != "full" else ():
-        if path.startswith(TEXT_ENCODER):
-            key = path
-        else:
-            key = _PREFIX + path
-        alpha = 0.0 if settings.kind == "oft" else size_of(path, settings)[1]  # lycoris' OFT: no constraint
-        out[f"{key}.alpha"] = torch.tensor(alpha)
-    return out
+        lora[_generic_name(name)] = tensor.detach().to("cpu", torch.float32).clone()
+    for path in by_module(trained):
+        alpha = 0.0  # lycoris' OFT: no constraint
+        if settings.adapter.takes_alpha:
+            alpha = settings.size_of(path)[1]
+        lora[f"{_generic_name(path)}.alpha"] = torch.tensor(alpha)
+    return lora
+
+
+def _generic_name(name: str) -> str:
+    if name.startswith(TEXT_ENCODER):
+        return name
+    return _PREFIX + name
 
 
 def from_lora(
@@ -282,38 +229,30 @@ def from_lora(
     """Trained tensors from what `as_lora` gave: factors as they are (alpha is the settings'), differences added to
     `base`.
     """
-    if settings.kind != "full":
-        return {
-            name.removeprefix(_PREFIX): tensor.clone() for name, tensor in lora.items() if not name.endswith(".alpha")
-        }
+    if not settings.full_weights:
+        factors = {name: tensor for name, tensor in lora.items() if not name.endswith(".alpha")}
+        return {name.removeprefix(_PREFIX): tensor.clone() for name, tensor in factors.items()}
     if base is None:
         raise ValueError("Whole weights from differences need the base weights, and none are attached to this state.")
-    out: dict[str, Tensor] = {}
+    trained: dict[str, Tensor] = {}
     for name, tensor in lora.items():
-        path, _, role = name.removeprefix(_PREFIX).rpartition(".")
-        if role == "diff_b":
-            own = f"{path}.bias"
-        else:
-            if f"{path}.weight" in base:
-                own = f"{path}.weight"
-            else:
-                own = path
-        out[own] = base[own].detach().to("cpu", torch.float32) + tensor
-    return out
+        parameter = parameter_name(name.removeprefix(_PREFIX), base)
+        trained[parameter] = base[parameter].detach().to("cpu", torch.float32) + tensor
+    return trained
 
 
 @torch.no_grad()
 def limit_norms_(trained: Mapping[str, Tensor], settings: AdapterSettings) -> int:
-    """Scale changes in place whose norm is above `max_norm` (kohya's scale weight norm; of a rotation its blocks'); how
-    many.
+    """Scales down in place the changes whose norm is above `max_norm` (kohya's scale weight norm; of a rotation its
+    blocks'). Returns how many.
     """
     if not settings.max_norm:
         return 0
-    above = []
-    for path, tensors in adapter_forward.grouped(trained).items():
-        norm = adapter_forward.norm(settings.kind, tensors, *size_of(path, settings))
+    adapter, above = settings.adapter, []
+    for path, tensors in by_module(trained).items():
+        norm = adapter.norm(tensors, adapter.scale(tensors, *settings.size_of(path)))
         above.append(norm > settings.max_norm)
-        adapter_forward.shrink_(settings.kind, tensors, settings.max_norm / norm.clamp(min=settings.max_norm))
+        adapter.rescale_(tensors, settings.max_norm / norm.clamp(min=settings.max_norm))
     return int(torch.stack(above).sum())
 
 
@@ -330,7 +269,7 @@ def _cast_(slots: Sequence[tuple[dict[str, Any], str, Tensor, torch.dtype]], *_:
 
 
 @contextmanager
-def _whole_in(module: nn.Module, trained: Mapping[str, Tensor]) -> Iterator[partial[None]]:
+def _installed_weights(module: nn.Module, trained: Mapping[str, Tensor]) -> Iterator[partial[None]]:
     """For the block the named parameters of `module` are the trained ones, in the model's own type as of its last
     forward.
 
@@ -369,33 +308,36 @@ def attached(
     called before its parts compute: a host calls those, and never the whole.
     """
     before = partial(_cast_, ())  # adapters have nothing to cast
-    parts = [("", module)] + ([(TEXT_ENCODER, text_encoder)] if text_encoder is not None else [])
+    parts = {"": module}
+    if text_encoder is not None:
+        parts[TEXT_ENCODER] = text_encoder
     with ExitStack() as stack:
-        if settings.kind == "full":
-            for prefix, part in parts:
-                own = {
-                    n.removeprefix(prefix): t for n, t in trained.items() if n.startswith(TEXT_ENCODER) == bool(prefix)
-                }
-                before = stack.enter_context(_whole_in(part, own))  # of the text encoder, which is last
+        if settings.full_weights:
+            for prefix, part in parts.items():
+                of_part = {n: t for n, t in trained.items() if n.startswith(TEXT_ENCODER) == bool(prefix)}
+                weights = {name.removeprefix(prefix): tensor for name, tensor in of_part.items()}
+                before = stack.enter_context(_installed_weights(part, weights))  # of the text encoder, which is last
             yield before
             return
-        for _, part in parts:
+        for part in parts.values():
             stack.enter_context(as_normal_tensors(part))
-        tensors = adapter_forward.grouped(trained)
-        for path, site in sites(module, settings, text_encoder).items():
-            if path not in tensors:  # a part of the text encoder that nothing reads
-                continue
-            _hooked(stack, settings, site, tensors[path], moment)
+        tensors = by_module(trained)
+        for path, target in adapter_targets(module, settings, text_encoder).items():
+            if path in tensors:  # not for a part of the text encoder that nothing reads
+                dropout = AdapterDropout(settings, path, moment)
+                _hook(stack, settings, target, tensors[path], dropout)
         yield before
 
 
-def _hooked(
-    stack: ExitStack, settings: AdapterSettings, site: Site, tensors: Mapping[str, Tensor], moment: Moment
+def _hook(
+    stack: ExitStack, settings: AdapterSettings, target: AdapterTarget, tensors: Tensors, dropout: AdapterDropout
 ) -> None:
-    def norms(now: Mapping[str, Tensor]) -> Tensor:
-        return _column_norms(site.part, adapter_forward.change(settings.kind, now, site))
+    adapter, module = settings.adapter, target.module
 
-    before, after = adapter_forward.acting(settings.kind, site, tensors, Dropouts(settings, site.path, moment), norms)
+    def column_norms(now: Tensors) -> Tensor:
+        return _column_norms(module, adapter.change(now, target))
+
+    before, after = adapter.hooks(target, tensors, dropout, column_norms)
     if before is not None:
-        stack.callback(site.part.register_forward_pre_hook(before).remove)
-    stack.callback(site.part.register_forward_hook(after).remove)
+        stack.callback(module.register_forward_pre_hook(before).remove)
+    stack.callback(module.register_forward_hook(after).remove)

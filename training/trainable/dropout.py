@@ -1,0 +1,65 @@
+"""Dropouts of an adapter while it trains: of ranks, of activations, of whole modules (kohya's and lycoris')."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..random_draws import generator
+from .settings import AdapterSettings
+
+Moment = Callable[[], tuple[int, int, str]]  # (seed, step, part of the step) of the forward that runs now
+
+
+class AdapterDropout:
+    """Draws what is left out of one module's adapter in the forward that runs now; the same when a checkpointed forward
+    runs again.
+    """
+
+    def __init__(self, settings: AdapterSettings, path: str, moment: Moment) -> None:
+        self.settings, self.path, self.moment = settings, path, moment
+        self.enabled = settings.any_dropout
+        self.drops_modules = settings.module_dropout > 0
+
+    def generator(self) -> torch.Generator | None:
+        """The generator of this forward; None outside training, where nothing is left out."""
+        seed, step, purpose = self.moment()
+        if purpose:
+            return generator(seed, step, f"dropout {purpose} {self.path}")
+        return None
+
+    def skips_module(self, generator: torch.Generator | None) -> bool:
+        """Whether the whole adapter is left out."""
+        chance = self.settings.module_dropout
+        return generator is not None and chance > 0 and float(torch.rand((), generator=generator)) < chance
+
+    def activations(self, values: Tensor, generator: torch.Generator | None) -> Tensor:
+        """`network_dropout`: single activations zeroed, the rest scaled up."""
+        chance = self.settings.network_dropout
+        if generator is None or not chance:
+            return values
+        keep = torch.rand(values.shape, generator=generator) >= chance
+        return values * (keep.to(values.device, values.dtype) / (1 - chance))
+
+    def ranks(self, hidden: Tensor, dimension: int, generator: torch.Generator | None) -> Tensor:
+        """`rank_dropout` of a low-rank pair: other ranks zeroed for each image, the rest scaled up (kohya); `dimension`
+        is that of the rank.
+        """
+        chance = self.settings.rank_dropout
+        if generator is None or not chance:
+            return hidden
+        shape = [1] * hidden.ndim
+        shape[0], shape[dimension] = hidden.shape[0], hidden.shape[dimension]
+        keep = torch.rand(shape, generator=generator) >= chance
+        return hidden * (keep.to(hidden.device, hidden.dtype) / (1 - chance))
+
+    def kept(self, count: int, generator: torch.Generator | None) -> Tensor | None:
+        """`rank_dropout` where there are no ranks to leave out: which rows of the change (lycoris, not scaled up) or
+        blocks of a rotation stay; None for all.
+        """
+        chance = self.settings.rank_dropout
+        if generator is None or not chance:
+            return None
+        return torch.rand(count, generator=generator) >= chance

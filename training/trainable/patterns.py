@@ -1,0 +1,133 @@
+"""GraftAdapter's `pattern`: which modules are kept or left out, and a rank and alpha of their own for some of them."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+_SIZE = re.compile(r"\s*(rank\s+(?P<rank>\d+))?\s*(alpha\s+(?P<alpha>\d+(\.\d*)?))?\s*")
+
+
+class Size(NamedTuple):
+    """Rank and alpha of what matches `pattern`; None leaves what GraftAdapter says."""
+
+    pattern: str
+    rank: int | None
+    alpha: float | None
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """What a pattern text says: modules to keep (all when empty), to leave out, and sizes, of which the last that
+    matches counts.
+    """
+
+    keep: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    sizes: tuple[Size, ...] = ()
+
+    def choose(self, path: str) -> bool:
+        """Whether a module is kept."""
+        if self.keep and not any(matches(path, pattern) for pattern in self.keep):
+            return False
+        return not any(matches(path, pattern) for pattern in self.drop)
+
+
+def parse_patterns(text: str) -> Patterns:
+    """Read a pattern text: globs, or /regular expressions/, separated by commas or lines; `!` leaves out, `=` gives
+    sizes.
+
+    `input_blocks.*=rank 8, alpha 4` narrows nothing: it says how large the adapters of chosen modules are. Raises
+    ValueError listing what cannot be read.
+    """
+    reader = _Reader()
+    for entry in re.split(r"[,\n]", text):
+        reader.read(entry.strip())
+    errors = reader.errors
+    for size in reader.sizes:
+        if size.rank == 0:
+            errors.append(f"{size.pattern!r}: rank is 0, expected 1 or more; !{size.pattern} leaves modules out")
+    for pattern in (*reader.keep, *reader.drop, *(size.pattern for size in reader.sizes)):
+        error = _regex_error(pattern)
+        if error:
+            errors.append(f"{pattern!r} is no regular expression: {error}")
+    if errors:
+        raise ValueError("pattern " + "; ".join(errors))
+    return Patterns(tuple(reader.keep), tuple(reader.drop), tuple(reader.sizes))
+
+
+@dataclass
+class _Reader:
+    """Reads a pattern text entry by entry; `after_size` says whether the last entry was a size."""
+
+    keep: list[str] = field(default_factory=list)
+    drop: list[str] = field(default_factory=list)
+    sizes: list[Size] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    after_size: bool = False
+
+    def read(self, entry: str) -> None:
+        """Take one entry in; a further "alpha 4" belongs to the size before it."""
+        size = _SIZE.fullmatch(entry)
+        if entry and size is not None and self.after_size:
+            last = self.sizes.pop()
+            self.sizes.append(Size(last.pattern, _rank(size) or last.rank, _alpha(size) or last.alpha))
+            return
+        self.after_size = False
+        if entry:
+            self._read_pattern(entry)
+
+    def _read_pattern(self, entry: str) -> None:
+        pattern, equals, value = entry.rpartition("=")
+        size = None
+        if equals:
+            size = _SIZE.fullmatch(value)
+        if entry.startswith("/") and entry.endswith("/") and size is None:
+            self.keep.append(entry)
+        elif equals:
+            self._read_size(entry, pattern.strip(), size if value.strip() else None)
+        elif entry.startswith("!"):
+            self.drop.append(entry[1:].strip())
+        else:
+            self.keep.append(entry)
+
+    def _read_size(self, entry: str, pattern: str, size: re.Match[str] | None) -> None:
+        if size is None or not pattern:
+            self.errors.append(f"{entry!r}: expected PATTERN=rank 8, PATTERN=alpha 4 or PATTERN=rank 8, alpha 4")
+            return
+        self.sizes.append(Size(pattern, _rank(size), _alpha(size)))
+        self.after_size = True
+
+
+def _rank(size: re.Match[str]) -> int | None:
+    if size["rank"] is None:
+        return None
+    return int(size["rank"])
+
+
+def _alpha(size: re.Match[str]) -> float | None:
+    if size["alpha"] is None:
+        return None
+    return float(size["alpha"])
+
+
+def _is_regex(pattern: str) -> bool:
+    return len(pattern) > 1 and pattern.startswith("/") and pattern.endswith("/")
+
+
+def _regex_error(pattern: str) -> str:
+    if _is_regex(pattern):
+        try:
+            re.compile(pattern[1:-1])
+        except re.error as error:
+            return str(error)
+    return ""
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Whether a pattern, a glob or a /regular expression/, matches a module's path."""
+    if _is_regex(pattern):
+        return re.search(pattern[1:-1], path) is not None
+    return fnmatch.fnmatchcase(path, pattern)

@@ -1,0 +1,137 @@
+"""Settings of what is trained, and their validation: adapter kind, rank, targets, dropouts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import cast
+
+from torch import Tensor
+
+from ...patches.adapters import registry
+from ...patches.adapters.trainable import TrainableAdapter, TrainableKind
+from ...storage.digest import sha256_of_tensors
+from .patterns import Patterns, Size, matches, parse_patterns
+
+TARGETS = ("attention", "attention+ff", "all")
+TEXT_ENCODER = "text_encoders."  # what trained names of a text encoder begin with, as ComfyUI's generic names do
+_DROPOUTS = ("rank_dropout", "module_dropout", "network_dropout")
+
+
+@dataclass(frozen=True)
+class AdapterSettings:
+    """Settings of what is trained; plain values, checked on creation (`initial` alone holds tensors, and its digest
+    stands for it).
+
+    `attention` is every projection of self- and cross-attention; `attention+ff` adds feed-forward and the transformers'
+    proj_in and proj_out; `all` is every module of the model. kind lora takes linear layers and convolutions of kernel
+    1, full every parameter, the others every convolution too. `pattern` narrows the choice and gives single parts a
+    rank and alpha of their own (`patterns.parse_patterns`). `rank` is the size of the factors; of oft the side of the
+    blocks (or their number, whichever is larger). `alpha` 0 is the rank.
+    """
+
+    kind: str = "lora"
+    rank: int = 16
+    alpha: float = 0.0
+    targets: str = "attention"
+    pattern: str = ""
+    text_encoder: bool = False
+    rank_dropout: float = 0.0
+    module_dropout: float = 0.0
+    network_dropout: float = 0.0
+    max_norm: float = 0.0
+    initial_digest: str = ""
+    initial: Mapping[str, Tensor] | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        errors = [*_value_errors(self)]
+        sizes: tuple[Size, ...] = ()
+        try:
+            sizes = parse_patterns(self.pattern).sizes
+        except ValueError as error:
+            errors.append(str(error))
+        if self.kind in registry.trainable_names():
+            errors += _kind_errors(self, sizes)
+        if errors:
+            raise ValueError("GraftAdapter: " + "; ".join(errors) + ".")
+        if self.initial is not None and not self.initial_digest:
+            object.__setattr__(self, "initial_digest", sha256_of_tensors(self.initial))
+
+    @property
+    def trainable_kind(self) -> TrainableKind:
+        """The registry's record of `kind`."""
+        return registry.trainable_kind(self.kind)
+
+    @property
+    def full_weights(self) -> bool:
+        """Whether the weights themselves are trained, and no adapter."""
+        return self.trainable_kind.full_weights
+
+    @property
+    def adapter(self) -> TrainableAdapter:
+        """How the adapter trains; only where `full_weights` is false."""
+        assert not self.full_weights
+        return cast(TrainableAdapter, self.trainable_kind)
+
+    @cached_property
+    def patterns(self) -> Patterns:
+        """What `pattern` says."""
+        return parse_patterns(self.pattern)
+
+    @property
+    def any_dropout(self) -> bool:
+        """Whether any dropout is on."""
+        return bool(self.rank_dropout or self.module_dropout or self.network_dropout)
+
+    def size_of(self, path: str) -> tuple[int, float]:
+        """(rank, alpha) of the adapter at a module's path: of the last pattern that gives them, else the settings' own;
+        alpha 0 is the rank.
+        """
+        rank, alpha = self.rank, self.alpha
+        for size in self.patterns.sizes:
+            if matches(path, size.pattern):
+                rank = rank if size.rank is None else size.rank
+                alpha = alpha if size.alpha is None else size.alpha
+        return rank, alpha or float(rank)
+
+
+def _value_errors(settings: AdapterSettings) -> Iterator[str]:
+    """What is wrong with single values."""
+    kinds = registry.trainable_names()
+    if settings.kind not in kinds:
+        yield f"kind is {settings.kind!r}, expected one of {', '.join(kinds)}"
+    if settings.targets not in TARGETS:
+        yield f"targets is {settings.targets!r}, expected one of {', '.join(TARGETS)}"
+    if settings.rank < 1:
+        yield f"rank is {settings.rank}, expected 1 or more"
+    if not 0 <= settings.alpha < math.inf:
+        yield f"alpha is {settings.alpha}, expected 0 (the same as rank) or more"
+    for name in _DROPOUTS:
+        value = getattr(settings, name)
+        if not 0.0 <= value < 1.0:
+            yield f"{name} is {value}, expected at least 0 and below 1"
+    if not 0 <= settings.max_norm < math.inf:
+        yield f"max_norm is {settings.max_norm}, expected 0 (off) or more"
+
+
+def _kind_errors(settings: AdapterSettings, sizes: tuple[Size, ...]) -> Iterator[str]:
+    """What the kind does not have and is set all the same."""
+    kind = settings.kind
+    if settings.full_weights:
+        for name in (*_DROPOUTS, "max_norm", "alpha"):
+            if getattr(settings, name):
+                yield f"{name} works on an adapter and kind {kind} has none; set it to 0"
+        if sizes:
+            yield f"pattern gives a rank or an alpha, and kind {kind} has neither"
+        if settings.initial is not None:
+            yield f"initial is a start for an adapter; with kind {kind} apply it to the model instead"
+        return
+    if not settings.trainable_kind.takes_alpha and (settings.alpha or any(size.alpha is not None for size in sizes)):
+        yield f"alpha scales a change that is added, and kind {kind} adds none; set it to 0"
+    if not settings.trainable_kind.network_dropout and settings.network_dropout:
+        yield (
+            f"network_dropout leaves out inner activations, and kind {kind} has none; use rank_dropout or"
+            " module_dropout"
+        )
