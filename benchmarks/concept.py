@@ -22,7 +22,7 @@ def begun(
     from graft_nodes.training.objective.settings import ObjectiveSettings
     from graft_nodes.training.optimizers.settings import OptimizerSettings
     from graft_nodes.training.state import Settings, Start, begin
-    from graft_nodes.training.trainable.install import AdapterSettings
+    from graft_nodes.training.trainable.settings import AdapterSettings
 
     regular = encoded(clip, vae, draw.regular())
     data = encoded(clip, vae, draw.concept(), regularisation=regular, regularisation_share=REGULAR, held_out=held_out)

@@ -175,7 +175,7 @@ def training(steps: int) -> list[dict]:
     from graft_nodes.training.optimizers.settings import OptimizerSettings
     from graft_nodes.training.run.step import Workspace, advance_
     from graft_nodes.training.state import Settings, Start, begin
-    from graft_nodes.training.trainable.install import AdapterSettings
+    from graft_nodes.training.trainable.settings import AdapterSettings
 
     patcher, clip, _ = host_model.demo_model(str(BASE))
     with torch.inference_mode():

@@ -50,7 +50,7 @@ def run(steps: int, batch: int) -> dict[str, list[float]]:
     from graft_nodes.training.run.loop import Callbacks
     from graft_nodes.training.state import Settings, Start, begin
     from graft_nodes.training.store.store import Store
-    from graft_nodes.training.trainable.install import AdapterSettings
+    from graft_nodes.training.trainable.settings import AdapterSettings
 
     patcher, clip, vae = host_model.demo_model(str(BASE))
     data = encoded(clip, vae, draw.concept(), held_out=(3, 8))

@@ -62,9 +62,8 @@ def measured(checkout: str, rank: int) -> dict[str, Model]:
     from comfy.ldm.flux.model import Flux
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
     from graft_nodes.training.memory.checkpointing import blocks
-    from graft_nodes.training.trainable.adapter_forward import shapes
-    from graft_nodes.training.trainable.install import AdapterSettings
-    from graft_nodes.training.trainable.targets import sites
+    from graft_nodes.training.trainable.settings import AdapterSettings
+    from graft_nodes.training.trainable.targets import adapter_targets
 
     common = {"dtype": torch.bfloat16, "device": "meta", "operations": comfy.ops.disable_weight_init}
     made = {name: UNetModel(**todo.SHAPES[name], **common) for name in ("sd15", "sdxl")}
@@ -73,7 +72,9 @@ def measured(checkout: str, rank: int) -> dict[str, Model]:
     for name, module in made.items():
         settings = AdapterSettings(rank=rank)
         trained = sum(
-            math.prod(shape) for site in sites(module, settings).values() for shape in shapes("lora", site).values()
+            math.prod(tensor.shape)
+            for target in adapter_targets(module, settings).values()
+            for tensor in settings.adapter.tensors(target)
         )
         largest = max(sum(p.numel() for p in block.parameters()) for block in blocks(module))
         out[name] = Model(sum(p.numel() for p in module.parameters()), largest, trained)

@@ -136,7 +136,7 @@ def graft(size: str, steps: int, checkout: str) -> dict[str, Any]:
     from graft_nodes.training.run.loop import Callbacks, train
     from graft_nodes.training.state import Settings, Start, begin
     from graft_nodes.training.trainable import install
-    from graft_nodes.training.trainable.install import AdapterSettings
+    from graft_nodes.training.trainable.settings import AdapterSettings
 
     patcher, draws = unet(size), torch.Generator().manual_seed(0)
     conditionings = {

@@ -69,7 +69,7 @@ def train(steps: int, seed: int) -> dict[str, Tensor]:
     from ..training.run.loop import Callbacks
     from ..training.state import Start, begin
     from ..training.store.store import Store
-    from ..training.trainable.install import AdapterSettings
+    from ..training.trainable.settings import AdapterSettings
     from . import host_model
     from .pictures import encoded
 

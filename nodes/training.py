@@ -16,7 +16,7 @@ from ..training.distributed import process_group
 from ..training.objective import settings as objectives
 from ..training.optimizers import settings as optimizers
 from ..training.store.store import KEEPS
-from ..training.trainable import install
+from ..training.trainable.settings import AdapterSettings
 from .aliases import aliases
 from .sockets import EMA, Adapter, Dataset, LoraModel, LossMap, Objective, Optimizer, TrainState
 
@@ -129,7 +129,7 @@ class GraftTrainStart(io.ComfyNode):
         Store(
             host.folders.training_folder(), run, limit=host.folders.store_limit()
         )  # what is wrong there is said before anything else
-        adapter = adapter or install.AdapterSettings()
+        adapter = adapter or AdapterSettings()
         optimizer = optimizers.of_ranks(optimizer or optimizers.OptimizerSettings(), process_group.current().as_ranks)
         settings = states.Settings(optimizer, objective or objectives.ObjectiveSettings())
         levels = host.model_sampling.with_zero_terminal_snr(model, settings.objective.zero_terminal_snr)
@@ -141,7 +141,7 @@ class GraftTrainStart(io.ComfyNode):
                 "GraftTrainStart: the adapter trains the text encoder (text_encoder), and no clip is connected."
             )
         patches = host.lora.patched_by(model) + (host.lora.patched_by(clip.patcher) if adapter.text_encoder else [])
-        if adapter.kind == "full" and patches:
+        if adapter.full_weights and patches:
             raise ValueError(
                 f"GraftTrainStart: kind full trains a model's own weights, and this one has {' and '.join(patches)}"
                 " on it."
@@ -154,7 +154,7 @@ class GraftTrainStart(io.ComfyNode):
         else:
             text_encoder = None
         base = partial(host.base_weights.trained_weights, model, clip if adapter.text_encoder else None)
-        adapted = adapter.text_encoder and adapter.kind != "full"
+        adapted = adapter.text_encoder and not adapter.full_weights
         if adapted:
             read = host.text_encoder_gradients.trainable_parts(clip, model, dataset.clip_skip)
         else:

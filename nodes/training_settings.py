@@ -7,10 +7,11 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from ..ema import decay as averages
+from ..patches.adapters.registry import trainable_names
 from ..training.objective import settings as objectives
 from ..training.optimizers import settings as optimizers
 from ..training.optimizers.registry import OPTIMIZERS
-from ..training.trainable import install
+from ..training.trainable.settings import TARGETS, AdapterSettings
 from .aliases import aliases
 from .sockets import EMA, Adapter, LoraModel, Objective, Optimizer
 
@@ -33,7 +34,7 @@ class GraftAdapter(io.ComfyNode):
                 io.Combo.Input(
                     "kind",
                     display_name="adapter type",
-                    options=["lora", "locon", "loha", "lokr", "dora", "oft", "full"],
+                    options=list(trainable_names()),
                     default="lora",
                     tooltip=(
                         "lora: low-rank matrices on linear layers. locon: on convolutions too. loha, lokr:"
@@ -67,7 +68,7 @@ class GraftAdapter(io.ComfyNode):
                 io.Combo.Input(
                     "targets",
                     display_name="target layers",
-                    options=list(install.TARGETS),
+                    options=list(TARGETS),
                     default="attention",
                     tooltip=(
                         "Which layers to train. attention: the attention projections. attention+ff: also"
@@ -166,7 +167,7 @@ class GraftAdapter(io.ComfyNode):
         initial=None,
     ) -> io.NodeOutput:
         return io.NodeOutput(
-            install.AdapterSettings(
+            AdapterSettings(
                 kind=kind,
                 rank=rank,
                 alpha=alpha,

@@ -27,7 +27,7 @@ def lora_metadata(state: TrainState) -> dict[str, str]:
         "modelspec.implementation": "https://github.com/comfyanonymous/ComfyUI",
         "modelspec.title": state.run,
         "ss_output_name": state.run,
-        "ss_network_module": "networks.lora" if adapter.kind == "lora" else "lycoris.kohya",
+        "ss_network_module": adapter.trainable_kind.network_module,
         "ss_network_dropout": adapter.network_dropout,
         "ss_network_args": json.dumps(
             {"algo": adapter.kind, "targets": adapter.targets, "pattern": adapter.pattern}, sort_keys=True
@@ -38,7 +38,7 @@ def lora_metadata(state: TrainState) -> dict[str, str]:
         "graft_run": state.start.digest,
         "graft_state": state.key,
     }
-    if adapter.kind != "full":
+    if not adapter.full_weights:
         said |= {"ss_network_dim": adapter.rank, "ss_network_alpha": adapter.alpha or float(adapter.rank)}
     said |= _of_optimizer(optimizer) | _of_objective(state)
     out = {name: str(value) for name, value in said.items()} | dict(state.notes)

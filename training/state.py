@@ -16,8 +16,8 @@ from .objective.settings import ObjectiveSettings
 from .optimizers.checks import check_run
 from .optimizers.record import RunFacts
 from .optimizers.settings import SPEED_ONLY, OptimizerSettings, same_state
-from .trainable.install import AdapterSettings, as_lora, beginning
-from .trainable.targets import TEXT_ENCODER
+from .trainable.install import as_lora, init_trainable
+from .trainable.settings import TEXT_ENCODER, AdapterSettings
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class TrainState:
 
     def lora_model(self, ema: bool = False) -> dict[str, Tensor]:
         """The trained change under ComfyUI's generic names (LORA_MODEL): pairs, or differences for kind full."""
-        if self.base is not None and self.start.adapter.kind == "full":
+        if self.base is not None and self.start.adapter.full_weights:
             base = self.base()
         else:
             base = None
@@ -180,7 +180,7 @@ def begin(
     settings, ema = settings or Settings(), start.ema
     if ema is not None:
         check_horizon(ema, settings.optimizer.total_steps)
-    trained = beginning(module, start.adapter, start.seed, (base or own)(), text_encoder, read)
+    trained = init_trainable(module, start.adapter, start.seed, (base or own)(), text_encoder, read)
     check_run(settings.optimizer, RunFacts(trained, start.adapter.kind, start.adapter.max_norm, ema is not None))
     if ema is not None:
         average = {name: tensor.clone() for name, tensor in trained.items()}

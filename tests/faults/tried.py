@@ -31,7 +31,7 @@ from graft_nodes.training.run import call
 from graft_nodes.training.run.loop import Callbacks, train
 from graft_nodes.training.state import TrainState, advance_position, begin, equal, state_key
 from graft_nodes.training.store import saved_states, store
-from graft_nodes.training.trainable.install import AdapterSettings
+from graft_nodes.training.trainable.settings import AdapterSettings
 from torch import nn
 
 STEPS = 4

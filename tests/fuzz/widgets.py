@@ -15,7 +15,7 @@ from graft_nodes.patches.lora_files import block_weights, stack_rows
 from graft_nodes.training.data import tags
 from graft_nodes.training.data.filters import Filters
 from graft_nodes.training.optimizers import block_rates
-from graft_nodes.training.trainable import targets
+from graft_nodes.training.trainable import patterns
 from hypothesis import strategies as st
 
 from .damage import CORPUS, damaged_bytes, damaged_json, text_of
@@ -29,7 +29,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], tuple[str, ...]]] = {
     "rows": (stack_rows.parse, (ROWS, stack_rows.EMPTY)),
     "block weights": (block_weights.parse, ("1,0,0.5", "in1: 0.5, mid: 1", "INALL", "double_blocks.*: 0.5", "1," * 20)),
     "schedule": (stack_rows.schedule_of, ("0-50%: 1", "0: 0, 50%: 1, 100%: 0.5", "0.2 - 0.8")),
-    "patterns": (targets.parse, ("blocks.*", "!ff", "/attn[12]/=8:4", "a=4\nb,!c", "*.to_q = 16")),
+    "patterns": (patterns.parse_patterns, ("blocks.*", "!ff", "/attn[12]/=8:4", "a=4\nb,!c", "*.to_q = 16")),
     "block rates": (block_rates.parse_block_rates, ("in* = 0.5", "/mid/ = 2\nout* = 0", "")),
     "widths": (decay.parse_widths, ("0.05 0.10", "0.1", "")),
     "mixture": (lambda text: weighted_sum.given(text, 3), ("1 2 3", "0.5, 0.5, 0", "")),

@@ -17,7 +17,7 @@ from graft_nodes.training.run import call
 from graft_nodes.training.run.loop import Callbacks
 from graft_nodes.training.state import begin
 from graft_nodes.training.store import saved_states, store
-from graft_nodes.training.trainable.install import AdapterSettings
+from graft_nodes.training.trainable.settings import AdapterSettings
 from PIL import Image
 
 from .damage import CORPUS

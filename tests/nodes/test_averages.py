@@ -15,7 +15,7 @@ from graft_nodes.storage.safetensors import safetensors_bytes
 from graft_nodes.training.data.dataset import Dataset
 from graft_nodes.training.lora_metadata import lora_metadata
 from graft_nodes.training.optimizers.settings import OptimizerSettings
-from graft_nodes.training.trainable.install import AdapterSettings
+from graft_nodes.training.trainable.settings import AdapterSettings
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from graft_nodes.training.data.dataset import Conditioning, Dataset
 from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.state import Settings, Start, begin
-from graft_nodes.training.trainable.install import AdapterSettings
+from graft_nodes.training.trainable.settings import AdapterSettings
 from torch import nn
 
 

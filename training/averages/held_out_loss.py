@@ -26,7 +26,7 @@ def held_out_loss(
     """
     trained = state.trained
     if lora is not None:
-        if state.base is not None and state.start.adapter.kind == "full":
+        if state.base is not None and state.start.adapter.full_weights:
             base = state.base()
         else:
             base = None

@@ -14,7 +14,8 @@ from ...ema import post_hoc, weighted_sum
 from ...ema.post_hoc import Profile
 from ...patches.lora_files import average
 from ..reports.curves import PALE, Curve
-from ..trainable.install import AdapterSettings, as_lora
+from ..trainable.install import as_lora
+from ..trainable.settings import AdapterSettings
 from .sources import Sources
 
 PROFILES = ("latest", "width", "best", "uniform", "exponential", "weights")

@@ -207,7 +207,7 @@ def sharded_trainable(
 def check(state: TrainState, group: SingleProcess) -> None:
     """Raise ValueError with every setting of a run that does not work with --shard."""
     errors = _errors(state, group)
-    if state.start.adapter.kind == "full":
+    if state.start.adapter.full_weights:
         errors += _errors_of_full_training(state, group)
     if errors:
         raise ValueError("--shard: " + "; ".join(errors) + ".")

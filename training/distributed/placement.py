@@ -111,6 +111,6 @@ class RowSharded(TensorPlacement):
 
 def placement_for(state: TrainState, group: SingleProcess) -> TensorPlacement:
     """What a rank of this group has of a run's trained tensors."""
-    if isinstance(group, ProcessGroup) and group.shard and state.start.adapter.kind == "full":
+    if isinstance(group, ProcessGroup) and group.shard and state.start.adapter.full_weights:
         return RowSharded(state.trained, group)
     return Replicated()

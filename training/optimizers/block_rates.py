@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterable
 from typing import Protocol
 
-from ..trainable.targets import TEXT_ENCODER
-
-_UP = ".lora_up.weight"
+from ...patches.adapters.registry import up_factor_suffixes
+from ..trainable.settings import TEXT_ENCODER
 
 
 class Rates(Protocol):
@@ -35,7 +34,7 @@ def is_text_encoder(name: str) -> bool:
 
 def is_up(name: str) -> bool:
     """Whether a trained tensor is an up factor, which LoRA+ moves faster."""
-    return name.endswith(_UP)
+    return name.endswith(up_factor_suffixes())
 
 
 def parse_block_rates(text: str) -> list[tuple[str, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...patches.adapters.registry import trainable_kind
 from .block_rates import is_text_encoder, is_up, unmatched
 from .build import missing
 from .record import RunFacts
@@ -22,7 +23,7 @@ def check_run(settings: OptimizerSettings, run: RunFacts) -> None:
     for pattern in unmatched(settings.block_rates, run.trained):
         errors.append(f"block_rates: {pattern!r} matches no trained tensor")
     errors += OPTIMIZERS.get(settings.optimizer).check_run(run)
-    if settings.offload == "layers" and run.kind == "full":
+    if settings.offload == "layers" and trainable_kind(run.kind).full_weights:
         errors.append(
             "offload layers moves frozen weights and kind full trains them all: use offload optimizer or activations"
         )

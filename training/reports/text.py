@@ -19,11 +19,11 @@ def beginning(state: TrainState, dataset: Dataset, unhashed: Sequence[str]) -> s
     """A run before its first step."""
     adapter, settings = state.start.adapter, state.settings.optimizer
     count = sum(tensor.numel() for tensor in state.trained.values())
-    if adapter.kind == "full":
+    if adapter.full_weights:
         size = ""
     else:
         size = f", rank {adapter.rank}, alpha {adapter.alpha or adapter.rank:g}"
-    whole = adapter.kind == "full"
+    whole = adapter.full_weights
     modules = len({(name if whole else name.removesuffix(".weight")).rpartition(".")[0] for name in state.trained})
     rounds = batches_per_epoch(dataset, settings.batch_size) / settings.accumulation
     lines = [

@@ -10,7 +10,7 @@ import traceback
 import torch
 
 from ..optimizers.settings import OptimizerSettings
-from ..trainable.install import AdapterSettings
+from ..trainable.settings import AdapterSettings
 
 _WORDS = ("not enough memory", "can't allocate memory", "out of memory")  # of torch's allocators on CPU, CUDA and MPS
 
@@ -64,7 +64,7 @@ def advice(adapter: AdapterSettings, optimizer: OptimizerSettings, device: torch
         ways.append("set precision to bf16")
     if getattr(optimizer, "offload", "none") == "none":
         ways.append("set offload")
-    if adapter.kind == "full":
+    if adapter.full_weights:
         ways.append("train a LoRA instead of the full weights")
     elif adapter.rank > 16:
         ways.append(f"lower the rank from {adapter.rank}")

@@ -129,7 +129,7 @@ class Workspace:
         self.validation: list[tuple[int, float]] = []
         # Before the trained tensors are installed: differences of whole weights are taken from the model's own.
         self.base: Mapping[str, Tensor] | None = None
-        if self.powers and state.base is not None and state.start.adapter.kind == "full":
+        if self.powers and state.base is not None and state.start.adapter.full_weights:
             self.base = state.base()
         self.attached = ExitStack()  # holds the trained tensors on the model
         self.before_encoding: Callable[[], None] = lambda: None

@@ -20,7 +20,7 @@ from ...storage.lock import folder_lock
 from ..objective.settings import ObjectiveSettings
 from ..optimizers.settings import OptimizerSettings
 from ..state import Settings, Start, TrainState
-from ..trainable.install import AdapterSettings
+from ..trainable.settings import AdapterSettings
 from .store import (
     PLAIN,
     Damaged,

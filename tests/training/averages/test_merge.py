@@ -17,7 +17,8 @@ from graft_nodes.training.run.call import run
 from graft_nodes.training.run.loop import train
 from graft_nodes.training.state import begin
 from graft_nodes.training.store.store import Store
-from graft_nodes.training.trainable.install import AdapterSettings, as_lora, from_lora
+from graft_nodes.training.trainable.install import as_lora, from_lora
+from graft_nodes.training.trainable.settings import AdapterSettings
 
 
 def lora(seed, rank=2):

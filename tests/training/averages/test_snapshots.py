@@ -18,7 +18,7 @@ from graft_nodes.training.run.call import run
 from graft_nodes.training.run.loop import Callbacks, train
 from graft_nodes.training.state import Settings, begin, equal
 from graft_nodes.training.store.store import Store
-from graft_nodes.training.trainable.install import AdapterSettings
+from graft_nodes.training.trainable.settings import AdapterSettings
 
 LORA, FULL = AdapterSettings(targets="all", rank=2), AdapterSettings("full", targets="attention")
 

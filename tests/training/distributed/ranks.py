@@ -34,7 +34,7 @@ from graft_nodes.training.run import call as runs
 from graft_nodes.training.run.loop import Callbacks
 from graft_nodes.training.state import Start, TrainState, begin
 from graft_nodes.training.store import store
-from graft_nodes.training.trainable.install import AdapterSettings
+from graft_nodes.training.trainable.settings import AdapterSettings
 
 torch.set_num_threads(1)
 

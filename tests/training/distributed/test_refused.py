@@ -11,7 +11,7 @@ from graft_nodes.training.distributed import fsdp, process_group
 from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.optimizers.settings import OptimizerSettings, of_ranks
 from graft_nodes.training.state import Settings, Start, TrainState
-from graft_nodes.training.trainable.install import AdapterSettings
+from graft_nodes.training.trainable.settings import AdapterSettings
 
 
 class Two(process_group.SingleProcess):

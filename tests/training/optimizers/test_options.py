@@ -9,7 +9,7 @@ from graft_nodes.training.optimizers import build, options
 from graft_nodes.training.optimizers.registry import OPTIMIZERS
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.run.loop import train
-from graft_nodes.training.trainable import install
+from graft_nodes.training.trainable.settings import AdapterSettings
 
 OTHER = {
     "betas": "0.5 0.9",
@@ -53,7 +53,7 @@ def test_every_option_changes_what_is_trained(lab, optimizer, name):
     found = []
     for said in ("", f"{name} = {value}"):
         denoiser, dataset = lab.Flow(), lab.pictures()
-        kind = install.AdapterSettings("full" if optimizer in ("muon", "adamw8bit") else "lora", targets="all")
+        kind = AdapterSettings("full" if optimizer in ("muon", "adamw8bit") else "lora", targets="all")
         state = lab.state(denoiser, dataset, kind, ema=False, **given, options=said)
         found.append(sha256_of_tensors(train(state, denoiser, dataset, 5).trained))
     if optimizer == "adamw8bit":

@@ -13,7 +13,7 @@ from graft_nodes.training.optimizers.learning_rate_schedule import rate_at
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.run.step import Workspace, advance_, backward_
 from graft_nodes.training.state import Settings, Start, begin, with_settings
-from graft_nodes.training.trainable.install import AdapterSettings
+from graft_nodes.training.trainable.settings import AdapterSettings
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from graft_nodes.training.run.loop import Callbacks, Stopped, train
 from graft_nodes.training.run.step import Workspace, advance_, backward_
 from graft_nodes.training.state import Settings, Start, begin, equal, with_settings
 from graft_nodes.training.store.store import Store
-from graft_nodes.training.trainable.install import AdapterSettings
+from graft_nodes.training.trainable.settings import AdapterSettings
 
 RATES = {"lion": 1e-3, "prodigy": 1.0}
 FULL = AdapterSettings("full", targets="all")

@@ -12,7 +12,7 @@ import comfy.sd
 from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from graft_nodes import host
 from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
-from graft_nodes.training.trainable.install import AdapterSettings
+from graft_nodes.training.trainable.settings import AdapterSettings
 from graft_nodes.training.data.dataset import Conditioning, Dataset
 from graft_nodes.training.run.loop import train
 from graft_nodes.training.optimizers.settings import OptimizerSettings

@@ -14,7 +14,7 @@ from graft_nodes.training.run.loop import Callbacks, Stopped, train
 from graft_nodes.training.run.step import Workspace, backward_
 from graft_nodes.training.state import advance_position, equal, with_settings
 from graft_nodes.training.store import saved_states
-from graft_nodes.training.trainable.install import AdapterSettings
+from graft_nodes.training.trainable.settings import AdapterSettings
 
 KINDS = {
     "lora": AdapterSettings(targets="attention+ff", rank=2),

@@ -13,7 +13,7 @@ from graft_nodes.training.run.batch_loader import BatchLoader
 from graft_nodes.training.run.loop import train
 from graft_nodes.training.run.step import Workspace, advance_, backward_
 from graft_nodes.training.state import equal
-from graft_nodes.training.trainable.install import AdapterSettings
+from graft_nodes.training.trainable.settings import AdapterSettings
 
 
 def _with_regularisation(lab, share=0.5):

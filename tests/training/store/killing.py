@@ -33,7 +33,7 @@ from graft_nodes.training.run import call
 from graft_nodes.training.run.loop import Callbacks
 from graft_nodes.training.state import begin
 from graft_nodes.training.store import store
-from graft_nodes.training.trainable.install import AdapterSettings
+from graft_nodes.training.trainable.settings import AdapterSettings
 
 torch.set_num_threads(1)
 store.BLOCK = 3

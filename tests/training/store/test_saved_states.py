@@ -11,7 +11,7 @@ from graft_nodes.training.run.loop import Callbacks, train
 from graft_nodes.training.state import begin, equal
 from graft_nodes.training.store import saved_states
 from graft_nodes.training.store.store import Damaged
-from graft_nodes.training.trainable.install import AdapterSettings
+from graft_nodes.training.trainable.settings import AdapterSettings
 
 
 @pytest.fixture

@@ -4,18 +4,13 @@ with the file.
 
 import pytest
 import torch
+from graft_nodes.patches.adapters.factor_products import nearly_square
 from graft_nodes.patches.lora_files.parse import Target, patches_of, read
 from graft_nodes.patches.patching.fuse import Patch, patched
-from graft_nodes.training.trainable import adapter_forward
-from graft_nodes.training.trainable.install import (
-    AdapterSettings,
-    as_lora,
-    attached,
-    beginning,
-    from_lora,
-    limit_norms_,
-)
-from graft_nodes.training.trainable.targets import parse, sites
+from graft_nodes.training.trainable.install import as_lora, attached, by_module, from_lora, init_trainable, limit_norms_
+from graft_nodes.training.trainable.patterns import parse_patterns
+from graft_nodes.training.trainable.settings import AdapterSettings
+from graft_nodes.training.trainable.targets import adapter_targets
 from torch import nn
 
 ADAPTERS = ("lora", "locon", "loha", "lokr", "dora", "oft")
@@ -86,7 +81,7 @@ def _merged(net, lora):
 def test_training_computes_what_the_file_makes_of_the_weights(kind):
     net, settings = _odd(), _settings(kind)
     before = {name: p.clone() for name, p in net.named_parameters()}
-    start = beginning(net, settings, 0, _base(net))
+    start = init_trainable(net, settings, 0, _base(net))
     trained = _moved(start)
     plain = net(_input())
     with attached(net, settings, start, _still):
@@ -113,11 +108,11 @@ def test_gradients_are_those_of_finite_differences(kind):
     net, settings = _odd().double(), _settings(kind)
     trained = {
         name: t.detach().double().requires_grad_()
-        for name, t in _moved(beginning(_odd(), settings, 0, _base(_odd()))).items()
+        for name, t in _moved(init_trainable(_odd(), settings, 0, _base(_odd()))).items()
     }
     x, draws = _input().double(), torch.Generator().manual_seed(3)
     frozen = (
-        {path: adapter_forward.change(kind, t, site).detach() for path, t, site in _of(net, settings, trained)}
+        {path: settings.adapter.change(t, site).detach() for path, t, site in _of(net, settings, trained)}
         if kind == "dora"
         else None
     )
@@ -143,8 +138,8 @@ def test_gradients_are_those_of_finite_differences(kind):
 
 
 def _of(net, settings, trained):
-    tensors = adapter_forward.grouped(trained)
-    return [(path, tensors[path], site) for path, site in sites(net, settings).items()]
+    tensors = by_module(trained)
+    return [(path, tensors[path], site) for path, site in adapter_targets(net, settings).items()]
 
 
 def _with_norms(net, settings, trained, frozen):
@@ -187,7 +182,7 @@ def test_names_shapes_beginnings_and_forward_are_lycoris(lycoris, kind, rank, bu
     torch.manual_seed(0)
     net.a = build().requires_grad_(False)
     settings = AdapterSettings(kind, rank=rank, alpha=0.0 if kind == "oft" else 2.0, targets="all")
-    start = beginning(net, settings, 0, {})
+    start = init_trainable(net, settings, 0, {})
     peer = getattr(lycoris, MODULES[kind])("a", net.a, 1.0, rank, 2.0, **OPTIONS.get(kind, {})).eval()
     theirs = {name: value for name, value in peer.state_dict().items() if name not in ("alpha", "scalar")}
     ours = {name.removeprefix("a."): value for name, value in start.items()}
@@ -212,7 +207,7 @@ def test_names_shapes_beginnings_and_forward_are_lycoris(lycoris, kind, rank, bu
 def test_peft_reads_a_lora_and_begins_alike():
     peft = pytest.importorskip("peft")
     net, settings = nn.ModuleDict({"a": nn.Linear(24, 40)}), AdapterSettings(rank=8, alpha=2.0, targets="all")
-    start = beginning(net, settings, 0, {})
+    start = init_trainable(net, settings, 0, {})
     model = peft.get_peft_model(
         nn.ModuleDict({"a": nn.Linear(24, 40)}), peft.LoraConfig(target_modules=["a"], r=8, lora_alpha=2)
     )
@@ -240,26 +235,26 @@ def test_peft_reads_a_lora_and_begins_alike():
     ],
 )
 def test_factors(side, factor, expected):
-    assert adapter_forward.factors(side, factor) == expected
+    assert nearly_square(side, factor) == expected
 
 
 def test_factors_are_lycoris(lycoris):
     from lycoris.functional.general import factorization
 
     sizes = [(side, factor) for side in range(1, 400) for factor in (-1, 4, 8, 64)]
-    assert [adapter_forward.factors(*size) for size in sizes] == [factorization(*size) for size in sizes]
+    assert [nearly_square(*size) for size in sizes] == [factorization(*size) for size in sizes]
 
 
 def test_rank_and_alpha_by_pattern():
     text = "conv=rank 5, alpha 2.5\n*line*=rank 2, p*=alpha 9, point=rank 1 alpha 1, !deep"
-    assert parse(text).sizes == (("conv", 5, 2.5), ("*line*", 2, None), ("p*", None, 9.0), ("point", 1, 1.0))
-    assert parse(text).drop == ("deep",) and parse(text).keep == ()
+    assert parse_patterns(text).sizes == (("conv", 5, 2.5), ("*line*", 2, None), ("p*", None, 9.0), ("point", 1, 1.0))
+    assert parse_patterns(text).drop == ("deep",) and parse_patterns(text).keep == ()
     settings = AdapterSettings("locon", rank=3, targets="all", pattern=text)
     net = _odd()
-    found = {path: (site.rank, site.alpha) for path, site in sites(net, settings).items()}
+    found = {path: (site.rank, site.alpha) for path, site in adapter_targets(net, settings).items()}
     plain = {"round": (3, 3.0), "long": (3, 3.0)}
     assert found == {"line": (2, 2.0), "plain": (3, 9.0), "conv": (5, 2.5), "point": (1, 1.0), **plain}
-    trained = _moved(beginning(net, settings, 0, {}))
+    trained = _moved(init_trainable(net, settings, 0, {}))
     lora = as_lora(trained, settings, None)
     assert {path: float(lora[f"diffusion_model.{path}.alpha"]) for path in found} == {
         path: alpha for path, (_, alpha) in found.items()
@@ -272,17 +267,17 @@ def test_rank_and_alpha_by_pattern():
 
 def test_a_size_for_nothing_is_said():
     with pytest.raises(ValueError, match=r"gives a size to other\*, which matches no chosen module such as line"):
-        sites(_odd(), AdapterSettings(targets="all", pattern="other*=rank 4"))
+        adapter_targets(_odd(), AdapterSettings(targets="all", pattern="other*=rank 4"))
 
 
 @pytest.mark.parametrize("kind", ADAPTERS)
 def test_going_on_from_a_file(kind):
     """A file of another alpha begins with the same change of the weights."""
     net, given = _odd(), _settings(kind)
-    trained = _moved(beginning(net, given, 0, {}))
+    trained = _moved(init_trainable(net, given, 0, {}))
     file = as_lora(trained, given, None)
     settings = AdapterSettings(kind, rank=3, alpha=0.0 if kind == "oft" else 6.0, targets="all", initial=file)
-    start = beginning(net, settings, 1, {})
+    start = init_trainable(net, settings, 1, {})
     with attached(net, given, trained, _still):
         expected = net(_input())
     with attached(net, settings, start, _still):
@@ -292,10 +287,10 @@ def test_going_on_from_a_file(kind):
 @pytest.mark.parametrize("kind", ["lora", "lokr", "dora"])
 def test_half_a_layer_in_a_file_is_said(kind):
     net, settings = _odd(), _settings(kind)
-    file = as_lora(beginning(net, settings, 0, {}), settings, None)
+    file = as_lora(init_trainable(net, settings, 0, {}), settings, None)
     del file[next(name for name in file if "plain" in name and not name.endswith(".alpha"))]
     with pytest.raises(ValueError, match=r"plain.*: missing beside the others of its layer"):
-        beginning(net, _settings(kind, initial=file), 1, {})
+        init_trainable(net, _settings(kind, initial=file), 1, {})
 
 
 def _kohya(trained, path, scale, limit):
@@ -310,8 +305,8 @@ def _kohya(trained, path, scale, limit):
 @pytest.mark.parametrize("kind", ["locon", "dora"])
 def test_scale_weight_norm_is_kohya(kind):
     net, settings = _odd().double(), _settings(kind, max_norm=0.4)
-    trained = {name: t.detach().double() for name, t in _moved(beginning(_odd(), settings, 0, {})).items()}
-    expected = {path: _kohya(trained, path, 0.5, 0.4) for path in sites(net, settings)}
+    trained = {name: t.detach().double() for name, t in _moved(init_trainable(_odd(), settings, 0, {})).items()}
+    expected = {path: _kohya(trained, path, 0.5, 0.4) for path in adapter_targets(net, settings)}
     before = {name: t.clone() for name, t in trained.items()}
     assert 0 < limit_norms_(trained, settings) < len(expected)
     for path, (up, down) in expected.items():
@@ -324,7 +319,7 @@ def test_scale_weight_norm_is_kohya(kind):
 @pytest.mark.parametrize("kind", ["loha", "lokr", "oft"])
 def test_scale_weight_norm_elsewhere_is_lycoris(lycoris, kind):
     settings, net = _settings(kind, max_norm=0.4), nn.ModuleDict({"a": nn.Linear(24, 40)})
-    trained = {name: t.detach() for name, t in _moved(beginning(net, settings, 0, {})).items()}
+    trained = {name: t.detach() for name, t in _moved(init_trainable(net, settings, 0, {})).items()}
     peer = getattr(lycoris, MODULES[kind])("a", net["a"], 1.0, 3, 1.5)
     peer.load_state_dict({name.removeprefix("a."): t.clone() for name, t in trained.items()}, strict=False)
     assert limit_norms_(trained, settings) == 1
@@ -335,8 +330,8 @@ def test_scale_weight_norm_elsewhere_is_lycoris(lycoris, kind):
             assert torch.allclose(trained["a.oft_blocks"], expected, atol=1e-6)
         else:
             weight = peer.get_weight(peer.shape)
-            (site,) = sites(net, settings).values()
-            found = adapter_forward.change(kind, adapter_forward.grouped(trained)["a"], site)
+            (site,) = adapter_targets(net, settings).values()
+            found = settings.adapter.change(by_module(trained)["a"], site)
             assert torch.allclose(found, weight * (0.4 / weight.norm()), atol=1e-6) and float(
                 found.norm()
             ) == pytest.approx(0.4, rel=1e-5)
@@ -348,7 +343,7 @@ def test_rank_dropout_without_ranks(kind):
     """Rows of the change (or blocks of the rotation) are there whole or not at all, the same for every picture."""
     settings = _settings(kind, pattern="line", rank_dropout=0.5)
     net = _odd()
-    trained = _moved(beginning(net, settings, 0, {}))
+    trained = _moved(init_trainable(net, settings, 0, {}))
     x = _input()
 
     def change(step, purpose="part 0"):
@@ -364,7 +359,7 @@ def test_rank_dropout_without_ranks(kind):
 @pytest.mark.parametrize("kind", ["loha", "dora", "oft"])
 def test_module_dropout_leaves_the_module_alone(kind):
     settings, net, x = _settings(kind, pattern="line", module_dropout=0.5), _odd(), _input()
-    trained = _moved(beginning(net, settings, 0, {}))
+    trained = _moved(init_trainable(net, settings, 0, {}))
     plain = net.line(x)
 
     def run(step):
@@ -381,13 +376,13 @@ def test_text_encoder_modules_come_after_the_models(lab):
         nn.ModuleDict({"self_attn": nn.ModuleDict({"q_proj": nn.Linear(6, 6)}), "mlp": nn.Linear(6, 6)}),
     )
     settings = AdapterSettings(rank=2, text_encoder=True)
-    trained = beginning(net, settings, 0, {}, text)
+    trained = init_trainable(net, settings, 0, {}, text)
     assert [name for name in trained if name.startswith("text_encoders.")] == [
         "text_encoders.self_attn.q_proj.lora_down.weight",
         "text_encoders.self_attn.q_proj.lora_up.weight",
     ]
     assert {name for name in trained if not name.startswith("text_")} == set(
-        beginning(net, AdapterSettings(rank=2), 0, {})
+        init_trainable(net, AdapterSettings(rank=2), 0, {})
     )
     lora = as_lora(trained, settings, None)
     assert "text_encoders.self_attn.q_proj.alpha" in lora and "diffusion_model.blocks.0.attn1.to_q.alpha" in lora
@@ -399,7 +394,7 @@ def test_text_encoder_modules_come_after_the_models(lab):
     name = "text_encoders.self_attn.q_proj.lora_"
     assert torch.allclose(out, part(x) + x @ moved[f"{name}down.weight"].T @ moved[f"{name}up.weight"].T, atol=1e-6)
     with pytest.raises(ValueError, match=r"text_encoder is on.*begin with text_encoders\."):
-        beginning(net, AdapterSettings(rank=2, text_encoder=True, pattern="blocks.*"), 0, {}, text)
+        init_trainable(net, AdapterSettings(rank=2, text_encoder=True, pattern="blocks.*"), 0, {}, text)
 
 
 def test_full_weights_of_both(lab):
@@ -408,7 +403,7 @@ def test_full_weights_of_both(lab):
         f"text_encoders.{n}": p.detach() for n, p in text.named_parameters()
     }
     settings = AdapterSettings("full", targets="all", text_encoder=True)
-    trained = {name: t + 0.5 for name, t in beginning(net, settings, 0, base, text).items()}
+    trained = {name: t + 0.5 for name, t in init_trainable(net, settings, 0, base, text).items()}
     assert trained.keys() == base.keys()
     with attached(net, settings, trained, _still, text):
         assert torch.equal(text["a"].weight, base["text_encoders.a.weight"] + 0.5)
@@ -422,7 +417,7 @@ def test_full_weights_of_a_quantised_model_are_refused(lab):
     net = lab.Flow().module
     base = {name: p.detach().to(torch.float8_e4m3fn) for name, p in net.named_parameters()}
     with pytest.raises(ValueError, match=r"quantised \(blocks.*float8_e4m3fn\); use another kind"):
-        beginning(net, AdapterSettings("full", targets="all"), 0, base)
+        init_trainable(net, AdapterSettings("full", targets="all"), 0, base)
 
 
 @pytest.mark.parametrize("kind", ["loha", "lokr", "dora", "oft"])
@@ -430,7 +425,7 @@ def test_snapshots_of_a_run_average_whatever_the_kind(kind):
     from graft_nodes.patches.lora_files.average import average
 
     net, settings = _odd(), _settings(kind)
-    first, second = beginning(net, settings, 0, {}), _moved(beginning(net, settings, 0, {}))
+    first, second = init_trainable(net, settings, 0, {}), _moved(init_trainable(net, settings, 0, {}))
     mean = average(
         [as_lora(first, settings, None), as_lora(second, settings, None)], [0.25, 0.75], ["a", "b"], "factors"
     ).state

@@ -4,14 +4,9 @@ result.
 
 import pytest
 import torch
-from graft_nodes.training.trainable.install import (
-    AdapterSettings,
-    as_lora,
-    attached,
-    beginning,
-    limit_norms_,
-    targets,
-)
+from graft_nodes.training.trainable.install import as_lora, attached, init_trainable, limit_norms_
+from graft_nodes.training.trainable.settings import AdapterSettings
+from graft_nodes.training.trainable.targets import adapter_targets
 
 
 def _net(lab):
@@ -21,7 +16,7 @@ def _net(lab):
 def _trained(net, settings, seed=0):
     """A beginning with up weights that are not zero, in float64."""
     base = {name: p.detach() for name, p in net.named_parameters()}
-    out = {name: t.double() for name, t in beginning(net, settings, seed, base).items()}
+    out = {name: t.double() for name, t in init_trainable(net, settings, seed, base).items()}
     draws = torch.Generator().manual_seed(5)
     return {
         name: t if "down" in name else torch.randn(t.shape, generator=draws, dtype=torch.float64) * 0.2
@@ -45,13 +40,13 @@ def _still():
     ],
 )
 def test_targets(lab, settings, expected):
-    found = targets(_net(lab), settings)
+    found = adapter_targets(_net(lab), settings)
     assert set(found) == {f"blocks.{i}.{name}" for i in (0, 1) for name in expected}
 
 
 def test_a_choice_of_nothing_says_what_there_is(lab):
     with pytest.raises(ValueError, match=r"pattern 'nothing' choose no module.*blocks\.0\.conv"):
-        targets(_net(lab), AdapterSettings(targets="all", pattern="nothing"))
+        adapter_targets(_net(lab), AdapterSettings(targets="all", pattern="nothing"))
 
 
 @pytest.mark.parametrize("kind", ["lora", "locon"])
@@ -63,9 +58,10 @@ def test_beside_the_activations_is_the_patched_weight(lab, kind):
         found = net(x, 0.0)
     patched = _net(lab)
     with torch.no_grad():
-        for path, part in targets(patched, settings).items():
+        for path, target in adapter_targets(patched, settings).items():
             up, down = trained[f"{path}.lora_up.weight"], trained[f"{path}.lora_down.weight"]
-            part.weight += 0.5 * (up.flatten(1) @ down.flatten(1)).view(part.weight.shape)
+            weight = target.module.weight
+            weight += 0.5 * (up.flatten(1) @ down.flatten(1)).view(weight.shape)
     assert not torch.allclose(found, net(x, 0.0), atol=1e-3)
     assert torch.allclose(found, patched(x, 0.0), atol=1e-12)
 
@@ -73,7 +69,7 @@ def test_beside_the_activations_is_the_patched_weight(lab, kind):
 def test_full_weights_are_used_and_given_as_differences(lab):
     settings, net = AdapterSettings("full", targets="all"), _net(lab)
     base = {name: p.detach().clone() for name, p in net.named_parameters()}
-    trained = {name: t.double() + 0.25 for name, t in beginning(net, settings, 0, base).items()}
+    trained = {name: t.double() + 0.25 for name, t in init_trainable(net, settings, 0, base).items()}
     assert trained.keys() == base.keys()
     with attached(net, settings, trained, _still):
         assert all(torch.equal(p, base[name] + 0.25) for name, p in net.named_parameters())
@@ -101,9 +97,9 @@ def test_names_of_a_lora(lab):
 
 def test_the_start_depends_on_seed_and_name_alone(lab):
     net = _net(lab)
-    small, large = (beginning(net, AdapterSettings(targets=t), 7, {}) for t in ("attention", "all"))
+    small, large = (init_trainable(net, AdapterSettings(targets=t), 7, {}) for t in ("attention", "all"))
     assert all(torch.equal(small[name], large[name]) for name in small)
-    other = beginning(net, AdapterSettings(targets="attention"), 8, {})
+    other = init_trainable(net, AdapterSettings(targets="attention"), 8, {})
     name = "blocks.0.attn1.to_q.lora_down.weight"
     assert not torch.equal(small[name], other[name])
     assert not torch.equal(small[name], small["blocks.1.attn1.to_q.lora_down.weight"])
@@ -116,7 +112,7 @@ def test_an_initial_lora_is_gone_on_from_at_its_own_scale(lab):
     trained = {name: t.float() for name, t in _trained(net, given).items()}
     file = as_lora(trained, given, None)
     settings = AdapterSettings(rank=3, alpha=6.0, initial=file)
-    start = beginning(net, settings, 0, {})
+    start = init_trainable(net, settings, 0, {})
     for name in trained:
         if "lora_up" in name:
             down = name.replace("lora_up", "lora_down")
@@ -130,10 +126,10 @@ def test_an_initial_lora_that_does_not_fit_is_listed(lab):
     file["diffusion_model.blocks.0.attn1.to_q.lora_up.weight"][0, 0] = float("nan")
     file["diffusion_model.other.lora_up.weight"] = torch.zeros(1, 1)
     with pytest.raises(ValueError, match=r"expected \(3, 4\), got \(2, 4\)[\s\S]*|other") as caught:
-        beginning(net, AdapterSettings(rank=3, initial=file), 0, {})
+        init_trainable(net, AdapterSettings(rank=3, initial=file), 0, {})
     assert "other.lora_up.weight: not a tensor" in str(caught.value) and str(caught.value).count("expected") == 8
     with pytest.raises(ValueError, match="not finite"):
-        beginning(net, AdapterSettings(rank=2, initial=file), 0, {})
+        init_trainable(net, AdapterSettings(rank=2, initial=file), 0, {})
 
 
 def test_max_norm_limits_the_product(lab):

@@ -14,7 +14,8 @@ from graft_nodes.training.memory import offload
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.run.loop import train
 from graft_nodes.training.state import Settings, Start, begin
-from graft_nodes.training.trainable.install import AdapterSettings, as_lora, attached, beginning
+from graft_nodes.training.trainable.install import as_lora, attached, init_trainable
+from graft_nodes.training.trainable.settings import AdapterSettings
 from quantised import parts, with_quantised_layers, with_scaled_layers
 
 
@@ -70,7 +71,7 @@ def test_every_kind_beside_scaled_fp8_is_that_beside_its_numbers(kind):
     """At the activations while training, and on the MODEL that comes out."""
     scaled, plain = with_scaled_layers("flux")
     settings = AdapterSettings(kind, rank=2, targets="attention+ff")
-    starts = [beginning(one.model.diffusion_model, settings, 0, {}) for one in (scaled, plain)]
+    starts = [init_trainable(one.model.diffusion_model, settings, 0, {}) for one in (scaled, plain)]
     assert all(torch.allclose(t, starts[1][name], rtol=1e-3, atol=1e-5) for name, t in starts[0].items())
     draws = torch.Generator().manual_seed(1)
     trained = {name: t + 0.05 * torch.randn(t.shape, generator=draws) for name, t in starts[1].items()}

@@ -25,8 +25,9 @@ from graft_nodes.training.memory.checkpointing import blocks, checkpointed
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.run import step as steps
 from graft_nodes.training.state import Settings, Start, begin
-from graft_nodes.training.trainable.install import AdapterSettings, as_lora, attached, beginning
-from graft_nodes.training.trainable.targets import targets
+from graft_nodes.training.trainable.install import as_lora, attached, init_trainable
+from graft_nodes.training.trainable.settings import AdapterSettings
+from graft_nodes.training.trainable.targets import adapter_targets
 
 NAMES = list(FAMILIES)
 KINDS = ("lora", "locon", "loha", "lokr", "dora", "oft")
@@ -218,7 +219,7 @@ def with_file(patcher, lora, name="model"):
 def moved(patcher, settings, size=0.05):
     draws = torch.Generator().manual_seed(9)
     base = {key: p.detach() for key, p in patcher.model.diffusion_model.named_parameters()}
-    start = beginning(patcher.model.diffusion_model, settings, 0, base)
+    start = init_trainable(patcher.model.diffusion_model, settings, 0, base)
     return {key: t + size * torch.randn(t.shape, generator=draws) for key, t in start.items()}
 
 
@@ -275,7 +276,7 @@ def test_gradients_are_those_of_finite_differences_of_sampling(name):
     way = random(*x.shape, seed=5)
     sigma = wall.denoiser.Denoiser(patcher).sigma(torch.tensor([0.6]))
     graded(patcher, settings, trained, x, sigma, name, way)
-    paths = list(targets(patcher.model.diffusion_model, settings))
+    paths = list(adapter_targets(patcher.model.diffusion_model, settings))
     for path in (paths[0], paths[len(paths) // 3], paths[2 * len(paths) // 3], paths[-1]):
         key = f"{path}.lora_up.weight"
         direction = random(*trained[key].shape, seed=6)
@@ -436,7 +437,7 @@ COUNTS = {  # attention, attention+ff: linear layers and pointwise convolutions 
 def test_presets_hit_the_layers_of_each_family(name):
     available(name)
     module = build(name).model.diffusion_model
-    found = [targets(module, AdapterSettings(targets=preset)) for preset in ("attention", "attention+ff")]
+    found = [adapter_targets(module, AdapterSettings(targets=preset)) for preset in ("attention", "attention+ff")]
     for chosen, parts in zip(found, (ATTENTION[name], ATTENTION[name] | FEED_FORWARD[name]), strict=True):
         assert all(set(path.split(".")) & parts for path in chosen)
         assert {part for path in chosen for part in path.split(".")} >= parts
@@ -468,10 +469,10 @@ def test_every_kind_beside_fp8_weights_is_that_beside_the_same_weights_in_float3
     settings = AdapterSettings(kind, rank=2, targets="attention+ff")
     trained = moved(plain, settings)
     x, sigma = random(1, *FAMILIES["flux"].latent, seed=4), torch.tensor([0.6])
-    start = beginning(quantised.model.diffusion_model, settings, 0, {})
+    start = init_trainable(quantised.model.diffusion_model, settings, 0, {})
     assert all(
         torch.allclose(t, start[key], atol=1e-5)
-        for key, t in beginning(plain.model.diffusion_model, settings, 0, {}).items()
+        for key, t in init_trainable(plain.model.diffusion_model, settings, 0, {}).items()
     )
     with torch.no_grad():
         found, expected = (denoised(patcher, settings, trained, x, sigma, "flux") for patcher in (quantised, plain))
