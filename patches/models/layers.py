@@ -14,15 +14,10 @@ from torch import Tensor, nn
 
 MERGED = (torch.float32, torch.bfloat16, torch.float16)
 COARSE = (torch.float8_e4m3fn, torch.float8_e5m2)
-_SCALES = (
-    "scale_weight",
-    "weight_scale",
-    "quant_state",
-    "scales",
-)  # what hosts and packs keep beside a quantised weight
+_SCALES = ("scale_weight", "weight_scale", "quant_state", "scales")  # what hosts keep beside a quantised weight
 _FUNCTIONS = ("_function", "_lowvram_function")  # of a partly loaded weight, and of a paged one
-_AT_ONCE = 2**22  # numbers that go through a quantised module at once while it is read
-_LOUD = 256.0  # units for a convolution: what a quantised bias beside them is rounded to does not show in the weight
+PROBE_NUMBERS = 2**22  # that go through a quantised module at once while its weight is read
+PROBE_SCALE = 256.0  # of a probe of a convolution: what a quantised bias beside it is rounded to does not show
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -30,9 +25,10 @@ def is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or (hasattr(module, "in_features") and hasattr(module, "out_features"))
 
 
-def obstacle(module: nn.Module, attribute: str, coarse: bool = False) -> str | None:
-    """Why a weight is no plain floating one, or None: it is not there, or quantised, by its class, its scales or its
-    type (`coarse`: fp8 is plain).
+def why_not_plain(module: nn.Module, attribute: str, coarse: bool = False) -> str | None:
+    """Why a weight is no plain floating-point tensor (missing, quantised, another type), or None when it is one.
+
+    `coarse`: fp8 counts as plain.
     """
     weight = module._parameters.get(attribute)
     if weight is None:
@@ -40,9 +36,9 @@ def obstacle(module: nn.Module, attribute: str, coarse: bool = False) -> str | N
     for kind in (type(weight), type(weight.data)):
         if kind not in (nn.Parameter, Tensor):
             return f"it is a {kind.__name__}"
-    scale = next((name for name in _SCALES if attribute == "weight" and getattr(module, name, None) is not None), None)
-    if scale is not None:
-        return f"it is quantised ({scale})"
+    for scale in _SCALES:
+        if attribute == "weight" and getattr(module, scale, None) is not None:
+            return f"it is quantised ({scale})"
     if weight.dtype in MERGED or (coarse and weight.dtype in COARSE):
         return None
     return f"its type is {weight.dtype}"
@@ -57,7 +53,7 @@ def shape_of(module: Any) -> tuple[int, ...]:
     """The shape that a module's weight stands for; a quantised one may be packed into another."""
     if is_linear(module):
         return module.out_features, module.in_features
-    if is_conv(module) and obstacle(module, "weight", coarse=True) is not None:
+    if is_conv(module) and why_not_plain(module, "weight", coarse=True) is not None:
         return module.out_channels, module.in_channels // module.groups, *module.kernel_size
     return tuple(module.weight.shape)
 
@@ -67,52 +63,57 @@ def weight_of(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Te
     this device.
 
     A plain one is read, fp8 too. A quantised one is what the forward makes of unit vectors, or of single pixels,
-    whatever the way it is kept. Raises ValueError where a convolution's forward does not do what its stride, padding
+    whatever the way it is stored. Raises ValueError where a convolution's forward does not do what its stride, padding
     and dilation say.
     """
     with torch.inference_mode(False), torch.no_grad():
         if _is_plain(module, "weight"):
             return cast(Tensor, module.weight).detach().float()
-        rows, columns, *kernel = shape_of(module)
-        weight, loud = torch.empty(columns, rows, *kernel), _LOUD if kernel else 1.0
-        with _laid_bare(module), _without_bias(module):
-            nothing = _forward(module, _pixels(module, torch.zeros(1, columns, dtype=dtype, device=device)))
-            for start in range(
-                0, columns, step := max(1, _AT_ONCE // _pixels(module, torch.zeros(1, columns)).numel())
-            ):
-                units = loud * torch.eye(columns, dtype=dtype, device=device)[start : start + step]
-                weight[start : start + step] = (_forward(module, _pixels(module, units)) - nothing) / loud
-        return weight.flip(tuple(range(2, weight.ndim))).transpose(0, 1).contiguous()
+        with _unit_stride(module), _without_bias(module):
+            return _probed_weight(module, dtype, device)
+
+
+def _probed_weight(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What a module's forward makes of unit vectors, as its weight."""
+    rows, columns, *kernel = shape_of(module)
+    scale = PROBE_SCALE if kernel else 1.0
+    weight = torch.empty(columns, rows, *kernel)
+    units = scale * torch.eye(columns, dtype=dtype, device=device)
+    zero = _forward(module, _pixels(module, torch.zeros(1, columns, dtype=dtype, device=device)))
+    step = max(1, PROBE_NUMBERS // _pixels(module, torch.zeros(1, columns)).numel())
+    for start in range(0, columns, step):
+        probe = _pixels(module, units[start : start + step])
+        weight[start : start + step] = (_forward(module, probe) - zero) / scale
+    return weight.flip(tuple(range(2, weight.ndim))).transpose(0, 1).contiguous()
 
 
 def bias_of(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-    """A module's bias (out,) in float32, as `weight_of` has its weight; None where there is none."""
+    """A module's bias (out,) in float32, read as `weight_of` reads its weight; None where there is none."""
     with torch.inference_mode(False), torch.no_grad():
         if getattr(module, "bias", None) is None:
             return None
         if _is_plain(module, "bias"):
             return cast(Tensor, module.bias).detach().float().cpu()
-        with _laid_bare(module):
-            nothing = _pixels(module, torch.zeros(1, shape_of(module)[1], dtype=dtype, device=device))
-            return _forward(module, nothing)[0].reshape(shape_of(module)[0], -1)[:, 0]
+        with _unit_stride(module):
+            zero = _pixels(module, torch.zeros(1, shape_of(module)[1], dtype=dtype, device=device))
+            return _forward(module, zero)[0].reshape(shape_of(module)[0], -1)[:, 0]
 
 
 @contextmanager
-def _laid_bare(module: nn.Module) -> Iterator[None]:
-    """Until the end, a convolution moves by one pixel over what it is given and pads nothing; any other module stays as
-    it is.
-    """
+def _unit_stride(module: nn.Module) -> Iterator[None]:
+    """Until the end, a convolution has stride and dilation 1 and no padding; any other module stays as it is."""
+    if not is_conv(module):
+        yield
+        return
     dimensions = len(shape_of(module)) - 2
-    bare = {
+    settings = {
         "stride": (1,) * dimensions,
         "padding": (0,) * dimensions,
         "dilation": (1,) * dimensions,
         "padding_mode": "zeros",
     }
-    if not is_conv(module):
-        bare = {}
-    before = {name: getattr(module, name) for name in bare}
-    module.__dict__.update(bare)
+    before = {name: getattr(module, name) for name in settings}
+    module.__dict__.update(settings)
     try:
         yield
     finally:
@@ -121,29 +122,29 @@ def _laid_bare(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _without_bias(module: nn.Module) -> Iterator[None]:
-    """Until the end, a plain bias is nought: what is read beside it would be rounded with it."""
-    if _is_plain(module, "bias"):
-        bias = module._parameters.get("bias")
-    else:
-        bias = None
-    if bias is not None:
-        module._parameters["bias"] = nn.Parameter(torch.zeros_like(bias), requires_grad=False)
+    """Until the end, a plain bias is zero: what is read beside it would be rounded with it."""
+    bias = module._parameters.get("bias")
+    if bias is None or not _is_plain(module, "bias"):
+        yield
+        return
+    module._parameters["bias"] = nn.Parameter(torch.zeros_like(bias), requires_grad=False)
     try:
         yield
     finally:
-        if bias is not None:
-            module._parameters["bias"] = bias
+        module._parameters["bias"] = bias
 
 
 def _pixels(module: nn.Module, vectors: Tensor) -> Tensor:
-    """Vectors (n, in / groups) as what goes into a module: for a convolution, in each group, one pixel in the midst of
+    """Vectors (n, in / groups) as input of a module: for a convolution, in each group, one pixel in the midst of
     zeros, so that what comes out is the kernel, back to front.
     """
     kernel = shape_of(module)[2:]
-    pixels = vectors.reshape(*vectors.shape, *(1,) * len(kernel)).repeat(
-        1, getattr(module, "groups", 1), *(1,) * len(kernel)
-    )
-    return F.pad(pixels, [side - 1 for side in reversed(kernel) for _ in range(2)])
+    ones = (1,) * len(kernel)
+    pixels = vectors.reshape(*vectors.shape, *ones).repeat(1, getattr(module, "groups", 1), *ones)
+    padding: list[int] = []
+    for side in reversed(kernel):
+        padding += (side - 1, side - 1)
+    return F.pad(pixels, padding)
 
 
 def _is_plain(module: nn.Module, attribute: str) -> bool:
@@ -151,7 +152,7 @@ def _is_plain(module: nn.Module, attribute: str) -> bool:
     its way.
     """
     changed = any(getattr(module, attribute + function, None) for function in _FUNCTIONS)
-    return obstacle(module, attribute, coarse=True) is None and not changed
+    return why_not_plain(module, attribute, coarse=True) is None and not changed
 
 
 def _forward(module: nn.Module, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from ..models.layers import COARSE, obstacle, shape_of
+from ..models.layers import COARSE, shape_of, why_not_plain
 from .bypass import Bypass, Wrapped, supports
 from .fuse import Patch, Stack, additive, effective, patched, shared_out
 from .huge_pages import empty
@@ -409,7 +409,7 @@ def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
         if (
             part._parameters.get("weight") is not None
             and supports(part)
-            and obstacle(part, "weight", coarse=True) is not None
+            and why_not_plain(part, "weight", coarse=True) is not None
         ):
             found[f"{name}.weight" if name else "weight"] = shape_of(part)
     return found

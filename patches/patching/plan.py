@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from ..models.layers import obstacle
+from ..models.layers import why_not_plain
 from .bypass import supports
 from .fuse import Patch, Stack, additive
 from .ledger import find_parameter
@@ -91,7 +91,7 @@ def plan_weights(module: nn.Module, patches: Patches, mode: str, why_not_merge: 
     problems: list[str] = []
     for name, on_weight in patches.items():
         owner, attribute = find_parameter(module, name)
-        no_merge = why_not_merge or obstacle(owner, attribute, coarse=mode == "merge")
+        no_merge = why_not_merge or why_not_plain(owner, attribute, coarse=mode == "merge")
         no_bypass = why_not_bypass(owner, attribute)
         if no_merge is None:
             _merge_or_bypass(plan, name, mode, no_bypass)
@@ -101,7 +101,7 @@ def plan_weights(module: nn.Module, patches: Patches, mode: str, why_not_merge: 
             plan.bypass.append(name)
             if mode != "bypass":
                 plan.reasons[f"at the activations because {no_merge}"] += 1
-        elif obstacle(owner, attribute) is None and additive(on_weight):
+        elif why_not_plain(owner, attribute) is None and additive(on_weight):
             plan.host.append(name)
             plan.reasons[f"through ComfyUI's own patches because {no_bypass} and {no_merge}"] += 1
         else:

@@ -94,7 +94,7 @@ def test_a_plain_bias_does_not_blur_the_weight(kind):
 def test_many_times_over(monkeypatch):
     """In as many goes as its size asks for."""
     module = MODULES["of groups"]()
-    monkeypatch.setattr("graft_nodes.patches.models.layers._AT_ONCE", 700)
+    monkeypatch.setattr("graft_nodes.patches.models.layers.PROBE_NUMBERS", 700)
     assert torch.allclose(weight_of(module, torch.float32, CPU).double(), module.held("weight"), atol=1e-5)
 
 
