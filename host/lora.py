@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..patches.lora_files import layer_names, read_stack
+from ..patches.lora_files import read_stack
 from ..patches.lora_files.entry import LoraEntry
+from ..patches.lora_files.key_formats import registry as key_formats
 from ..patches.lora_files.merge import WeightChange
 from ..patches.lora_files.parse import Target
 from ..patches.lora_files.read_stack import ModelWeights
@@ -92,7 +93,7 @@ def generic_keys(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor
     import comfy.lora_convert
 
     # a copy: the conversion may take keys out of what it is given
-    return comfy.lora_convert.convert_lora(dict(layer_names.renamed(state)))
+    return comfy.lora_convert.convert_lora(dict(key_formats.generic_keys(state)))
 
 
 def model_weights(model: Any, clip: Any = None) -> ModelWeights:

@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import host
 from ..patches.lora_files import metadata, open_file, save
 from ..patches.lora_files.entry import LoraEntry
+from ..patches.lora_files.key_formats import registry as key_formats
 from ..patches.lora_files.stack_rows import EMPTY, StackRow, parse, rows_of, schedule_of
 from ..storage.digest import sha256
 from ..storage.safetensors import write_safetensors
@@ -233,8 +234,8 @@ class GraftSaveLoRA(io.ComfyNode):
                 io.Combo.Input(
                     "names",
                     display_name="key format",
-                    options=list(save.NAMES),
-                    default=save.NAMES[0],
+                    options=list(key_formats.writable()),
+                    default="kohya",
                     tooltip=(
                         "The names of the tensors in the file. kohya (lora_unet_...) is read by most tools; peft"
                         " (lora_A and lora_B, alpha multiplied in) by diffusers; comfyui is ComfyUI's own."
@@ -278,7 +279,7 @@ class GraftSaveLoRA(io.ComfyNode):
 
             lora, training_metadata = state.lora_model(), lora_metadata(state)
         said = save.saved_metadata(lora, os.path.basename(prefix), training_metadata)
-        tensors = save.renamed(lora, names, save.DTYPES[dtype])
+        tensors = save.to_key_format(lora, names, save.DTYPES[dtype])
         said |= save.hashes(tensors, said)
         path, entry = host.folders.output_file(prefix, ".safetensors")
         write_safetensors(path, tensors, said)

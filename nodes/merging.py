@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from comfy_api.latest import io
 
 from .. import host
-from ..patches.lora_files import merge, parse
+from ..patches.lora_files import merge
 from ..patches.lora_files.entry import LoraEntry
+from ..patches.lora_files.key_formats import registry as key_formats
 from ..patches.lora_files.stack_rows import rows_of
 from ..patches.patching.plan import scheduled_weights
 from .aliases import aliases
@@ -28,7 +29,7 @@ def _report(merged: merge.MergedLora, source: str) -> str:
 def _embeddings_left_out(entries: Sequence[LoraEntry]) -> list[str]:
     lines = []
     for entry in entries:
-        names = parse.embeddings(entry.state_dict)
+        names = key_formats.embedding_names(entry.state_dict)
         if names:
             lines.append(f"{entry.name}: {len(names)} embeddings in the file are left out ({', '.join(names)})")
     return lines

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ..adapters.lora import LoRA
+from .key_formats.key_format import Group
 from .low_rank import cut_to_rank
-from .parse import Group, grouped
+from .parse import grouped
 
 ALGEBRAS = ("factors", "products")
 

@@ -1,96 +1,60 @@
-"""Names of layers in LoRA files, beyond those that a host knows: prefixes and separators of every trainer, and
-diffusers' names of models.
-
-Trainers write one name in many ways: kohya-ss/sd-scripts and musubi `lora_unet_a_b`, OneTrainer `lora_transformer_a_b`,
-lycoris `lycoris_a_b`, PEFT `base_model.model.a.b`, diffusers `transformer.a.b`, XLabs
-`double_blocks.0.processor.qkv_lora1`.
-"""
+"""Finds the weights that a LoRA file's layer names mean, beyond the names that a host knows."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..models import registry
 from ..models.layer_names import LayerNames, swap_halves
+from .key_formats import registry as key_formats
+from .key_formats.key_format import GENERIC_PREFIX
 from .parse import Target
 
 Shapes = Mapping[tuple[str, str], Sequence[int]]  # shape of every weight by ("model" or "clip", name)
-_OWN = "diffusion_model."
-_PREFIXES = (
-    "base_model.model.",
-    "model.diffusion_model.",
-    "diffusion_model.",
-    "transformer.",
-    "unet.",
-    "pipe.dit.",
-    "dit.",
-    "model.",
-    "lora_unet_",
-    "lora_transformer_",
-    "lora_prior_unet_",
-    "lycoris_unet_",
-    "lycoris_",
-    "oft_unet_",
-)
-_TEXT = re.compile(r"(?:(?:lora_|lycoris_)?(?:prior_)?te(\d?)|text_encoder(?:_(\d))?)[._](.+)")
-_BARE = re.compile(
-    r"(?:base_model\.model\.)?(text_model[._].+)"
-)  # PEFT's of a text encoder alone; which one, it does not say
-_LATER = {
-    "clip_g",
-    "t5xxl",
-}  # encoders that files number after CLIP-L; beside others (HunyuanVideo's LLaMA) that is not the first
+# PEFT's of a text encoder alone; which one, it does not say.
+_BARE = re.compile(r"(?:base_model\.model\.)?(text_model[._].+)")
+# Encoders that files number after CLIP-L; beside others (HunyuanVideo's LLaMA) that is not the first.
+_NUMBERED_LATER = {"clip_g", "t5xxl"}
 
 
-def found(names: Iterable[str], known: Mapping[str, Target], shapes: Shapes) -> dict[str, Target]:
+def find_targets(names: Iterable[str], known: Mapping[str, Target], shapes: Shapes) -> dict[str, Target]:
     """Targets of a file's layer names that `known` (the host's map) lacks; names that fit nothing, or two weights, are
     left out.
     """
     missing = [name for name in names if name not in known]
     if not missing:
         return {}
-    index = _index({**_spelled(shapes), **{name: target for name, target in known.items()}})
+    index = _index({**_model_names(shapes), **known})
     ends = _ends(shapes)
     encoders = {weight.partition(".")[0] for space, weight in shapes if space == "clip"}
-    targets = ((name, index.get(canonical(name)) or _by_end(name, ends, encoders)) for name in missing)
-    return {name: target for name, target in targets if target is not None and (target.model, target.weight) in shapes}
+    targets = {}
+    for name in missing:
+        target = index.get(canonical(name)) or _by_end(name, ends, encoders)
+        if target is not None and (target.model, target.weight) in shapes:
+            targets[name] = target
+    return targets
 
 
 def canonical(name: str) -> str:
     """A name without prefix and with underscores; text encoders keep their number (`te1:…`)."""
-    text = _TEXT.fullmatch(name)
-    if text is not None:
-        return f"te{text[1] or text[2] or '1'}:{_flat(text[3])}"
-    return _flat(name)
-
-
-def _flat(name: str) -> str:
-    prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
-    if prefix is None:
-        return name.replace(".", "_").lstrip("_")
-    return _flat(name[len(prefix) :])
-
-
-def with_processors_gone(name: str) -> str:
-    """A layer's name as diffusers writes it since 2023; before, `attn1.processor.to_out` was what `attn1.to_out.0` is
-    now.
-    """
-    return re.sub(
-        r"([._])processor[._]to_(\w+?)$",
-        lambda found: f"{found[1]}to_{found[2]}{found[1] + '0' if found[2] == 'out' else ''}",
-        name,
-    )
+    encoder = key_formats.split_text_encoder(name)
+    if encoder is None:
+        return key_formats.without_prefixes(name)
+    number, path = encoder
+    return f"te{number}:{key_formats.without_prefixes(path)}"
 
 
 def _index(names: Mapping[str, Target]) -> dict[str, Target]:
     """Targets by canonical name, without those that two names claim."""
-    index: dict[str, Target | None] = {}
+    index: dict[str, Target] = {}
+    claimed_twice = set()
     for name, target in names.items():
-        plain = canonical(name)
-        index[plain] = target if index.get(plain, target) == target else None
-    return {name: target for name, target in index.items() if target is not None}
+        if index.setdefault(canonical(name), target) != target:
+            claimed_twice.add(canonical(name))
+    for name in claimed_twice:
+        del index[name]
+    return index
 
 
 def _ends(shapes: Shapes) -> dict[str, list[Target]]:
@@ -108,34 +72,38 @@ def _ends(shapes: Shapes) -> dict[str, list[Target]]:
 
 def _by_end(name: str, ends: Mapping[str, list[Target]], encoders: set[str]) -> Target | None:
     """The only text encoder's weight that a name fits, of those that its number can mean."""
-    text, bare = _TEXT.fullmatch(name), _BARE.fullmatch(name)
-    if text is None:
-        if bare is not None:
-            fits = ends.get(_flat(bare[1]), [])
-        else:
-            fits = []
+    encoder, bare = key_formats.split_text_encoder(name), _BARE.fullmatch(name)
+    if encoder is not None:
+        number, path = encoder
+        other = _other_encoder(number, encoders)
+        fits = ends.get(key_formats.without_prefixes(path), [])
+        fits = [target for target in fits if target.weight.partition(".")[0] != other]
+    elif bare is not None:
+        fits = ends.get(key_formats.without_prefixes(bare[1]), [])
     else:
-        first = (text[1] or text[2] or "1") == "1"
-        wrong = "clip_l"
-        if first:
-            if "clip_l" in encoders:
-                wrong = "clip_g"
-            else:
-                wrong = ""
-        elif len(encoders) > 1 and not encoders & _LATER:
-            wrong = ""
-        fits = [target for target in ends.get(_flat(text[3]), []) if target.weight.partition(".")[0] != wrong]
+        fits = []
     if len(fits) == 1:
         return fits[0]
     return None
 
 
+def _other_encoder(number: str, encoders: set[str]) -> str:
+    """The encoder of these that a number cannot mean, "" where it can mean any."""
+    if number == "1":
+        if "clip_l" in encoders:
+            return "clip_g"
+        return ""
+    if len(encoders) > 1 and not encoders & _NUMBERED_LATER:
+        return ""
+    return "clip_l"
+
+
 # --- the model's weights under other names ---
 
 
-def _spelled(shapes: Shapes) -> dict[str, Target]:
+def _model_names(shapes: Shapes) -> dict[str, Target]:
     """{name: target}: the model's weights under their own names and under diffusers', where those differ."""
-    own = [name for space, name in shapes if space == "model" and name.startswith(_OWN)]
+    own = [name for space, name in shapes if space == "model" and name.startswith(GENERIC_PREFIX)]
     tables = _tables(own)
     names: dict[str, Target] = {}
     for weight in own:
@@ -150,7 +118,7 @@ def _spelled(shapes: Shapes) -> dict[str, Target]:
 
 
 def _path(weight: str) -> str:
-    return weight.removeprefix(_OWN).removesuffix(".weight").removesuffix(".scale")
+    return weight.removeprefix(GENERIC_PREFIX).removesuffix(".weight").removesuffix(".scale")
 
 
 def _tables(own: Sequence[str]) -> list[LayerNames]:
@@ -186,27 +154,3 @@ def _add_weight_parts(names: dict[str, Target], weight: str, shapes: Shapes) -> 
                 sibling = weight.replace(f".{layer}.", f".{part.sibling}.")
                 rows = part.per_row * shapes["model", sibling][0]
                 names[f"{base}.{part.name}"] = Target("model", weight, (0, 0, rows))
-
-
-# --- whole files under other names ---
-
-T = TypeVar("T")
-
-
-def renamed(state: Mapping[str, T]) -> Mapping[str, T]:
-    """A LoRA whose trainer has names of its own (XLabs' for Flux) under generic names; the same mapping where there is
-    none.
-    """
-    for family in registry.families():
-        for spelling in family.file_spellings:
-            pattern = re.compile(spelling.pattern)
-            if any(pattern.fullmatch(key) for key in state):
-                return {_respelled(key, pattern, spelling.rename): value for key, value in state.items()}
-    return state
-
-
-def _respelled(key: str, pattern: re.Pattern[str], rename: Callable[[re.Match[str]], str]) -> str:
-    match = pattern.fullmatch(key)
-    if match is None:
-        return key
-    return rename(match)

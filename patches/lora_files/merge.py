@@ -15,9 +15,11 @@ from ..models.block_names import DiffusersBlocks
 from ..patching.fuse import Patch, additive, fuse, in_order
 from . import block_weights
 from .entry import LoraEntry
-from .layer_names import canonical, renamed, with_processors_gone
+from .key_formats import registry as key_formats
+from .key_formats.diffusers import strip_attn_processor
+from .layer_names import canonical
 from .low_rank import best, cut_to_rank
-from .parse import TEXT_ENCODER, unplaced
+from .parse import unplaced
 from .peft_config import peft_configs
 
 MERGEABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -94,7 +96,7 @@ class _CollectedLayers:
 
     def add(self, entry: LoraEntry) -> None:
         """Add the layers of a file, with its strengths and block weights."""
-        state = renamed(entry.state_dict)
+        state = key_formats.generic_keys(entry.state_dict)
         diffusers = block_weights.diffusers_blocks(state)
         layers, problems = unplaced(state, peft_configs(entry.metadata))
         names = {base: _pairing_name(base) for base, _, _ in layers}
@@ -104,7 +106,7 @@ class _CollectedLayers:
         self.problems += [f"{entry.name}: {problem}" for problem in (*problems, *_not_additive(layers))]
         for base, bias, layer in layers:
             name = names[base]
-            if ":" in name or base.startswith(TEXT_ENCODER):
+            if ":" in name or base.startswith(key_formats.text_encoder_prefixes()):
                 strength = entry.strength_clip
                 block = block_weights.text_block(base, diffusers)
             else:
@@ -202,7 +204,7 @@ def _pairing_name(base: str) -> str:
     """A layer's name without its prefix and separators (`te1:…` of a text encoder), to pair layers of differently
     written files.
     """
-    name = canonical(with_processors_gone(_GENERIC.sub(_numbered_encoder, base)))
+    name = canonical(strip_attn_processor(_GENERIC.sub(_numbered_encoder, base)))
     name = re.sub(r"_(img|txt)_mlp_fc([12])$", _mlp_place, name)
     return re.sub(r"te\d:encoder_block_", "te:encoder_block_", name)  # a T5, whose number depends on the model
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from ...storage.safetensors import TensorInfo
 from ..models.recognise import recognise_lora
 from ..models.recognition import text_width
-from . import layer_names, open_file, parse
+from . import open_file, parse
+from .key_formats import registry as key_formats
 from .peft_config import peft_configs
 
 _FACTS = (  # (label, keys of which the first that is there counts)
@@ -49,7 +50,7 @@ def about(metadata: Mapping[str, str], words: int = 8) -> str:
 
 def contents(state: Mapping[str, Tensor]) -> str:
     """One line from names and shapes: kinds of layers and how many, ranks, and the model that they are for."""
-    shapes = layer_names.renamed({name: tuple(tensor.shape) for name, tensor in state.items()})
+    shapes = key_formats.generic_keys({name: tuple(tensor.shape) for name, tensor in state.items()})
     kinds, ranks = parse.summary(shapes)
     family = recognise_lora(shapes.items())
     if kinds:
@@ -97,7 +98,7 @@ def describe(path: str) -> dict[str, Any]:
     files, OSError without one.
     """
     tensors, said = open_file.header(path)
-    shapes = layer_names.renamed({name: tensor.shape for name, tensor in tensors.items()})
+    shapes = key_formats.generic_keys({name: tensor.shape for name, tensor in tensors.items()})
     kinds, ranks = parse.summary(shapes)
     family = recognise_lora(shapes.items())
     said_base = said.get("ss_base_model_version") or said.get("modelspec.architecture") or ""
@@ -119,7 +120,7 @@ def describe(path: str) -> dict[str, Any]:
         "resolution": _first(said, ("modelspec.resolution", "ss_resolution")),
         "todo": {key.removeprefix("ss_todo_"): value for key, value in said.items() if key.startswith("ss_todo_")},
         "ema": {key.removeprefix("ss_ema_"): value for key, value in said.items() if key.startswith("ss_ema_")},
-        "text_encoder": any(name.startswith(parse.TEXT_ENCODER) for name in shapes),
+        "text_encoder": any(name.startswith(key_formats.text_encoder_prefixes()) for name in shapes),
         "from_graft": "graft_state" in said,
     }
 
@@ -159,7 +160,7 @@ _ALPHAS = {
 
 def made_for(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     """The model family that a LoRA is for, from its metadata, else from names and shapes; empty when neither tells."""
-    shapes = layer_names.renamed({name: tuple(tensor.shape) for name, tensor in state.items()})
+    shapes = key_formats.generic_keys({name: tuple(tensor.shape) for name, tensor in state.items()})
     said = metadata.get("ss_base_model_version") or metadata.get("modelspec.architecture")
     if said:
         return f"{_short(said)} (its metadata)"

@@ -17,20 +17,10 @@ from ..adapters.file_format import FileFormat, LayerError, LayerTensors, PlacedL
 from ..adapters.layer import AdditiveLayer, Layer
 from ..adapters.registry import tensor_names
 from ..patching.fuse import Slice
+from .key_formats import registry as key_formats
+from .key_formats.key_format import Group
 from .peft_config import PeftConfig, config_for
 
-TEXT_ENCODER = (
-    "lora_te",
-    "text_encoder",
-    "text_model.",
-    "base_model.model.text_model.",
-    "te.",
-    "te1.",
-    "te2.",
-    "lora_prior_te",
-    "cond_stage_model.",
-    "clip_",
-)
 _LISTED = 12
 
 
@@ -89,7 +79,7 @@ def read(
     for base, tensors in groups.items():
         target = key_map.get(base)
         if target is None or (target.model, target.weight) not in shapes:
-            (text if not has_clip and base.startswith(TEXT_ENCODER) else unmatched).append(base)
+            (text if not has_clip and base.startswith(key_formats.text_encoder_prefixes()) else unmatched).append(base)
             continue
         if sources.setdefault(target, base) != base:
             problems.append(f"{base}: names the same weight as {sources[target]} ({target.weight})")
@@ -102,7 +92,7 @@ def read(
                 misfits.append(f"{base}: {misfit}")
     if misfits and not (partial and layers):
         problems += [*misfits, *(["mark the row as partial to use the rest"] if layers and not problems else [])]
-    bundled = embeddings(state)
+    bundled = key_formats.embedding_names(state)
     if bundled and not groups:
         problems.append(f"it holds embeddings only ({_some(bundled)}); put it into ComfyUI's embeddings folder")
     problems += _unusable(groups, layers, unmatched, text, partial, hint) if not problems else []
@@ -152,23 +142,8 @@ def with_alphas(state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...]) ->
     return {**state, **more}
 
 
-_EMBEDDING = (  # OneTrainer's prefix of the embeddings that it saves with a LoRA: bundle_emb.<name>.<encoder>
-    "bundle_emb."
-)
-_EMBEDDINGS = ("emb_params", "clip_l", "clip_g")  # ai-toolkit's, of the one embedding that it trains with a LoRA
-
-
-def embeddings(state: Iterable[str]) -> list[str]:
-    """Names of the textual inversions that OneTrainer and ai-toolkit put into a LoRA's file."""
-    return sorted({key.split(".")[1] if key.startswith(_EMBEDDING) else key for key in state if _is_embedding(key)})
-
-
-def _is_embedding(key: str) -> bool:
-    return key.startswith(_EMBEDDING) or key in _EMBEDDINGS
-
-
 def _without_embeddings(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    return {key: tensor for key, tensor in state.items() if not _is_embedding(key)}
+    return {key: tensor for key, tensor in state.items() if key_formats.embedding_name(key) is None}
 
 
 def names(state: Collection[str]) -> list[str]:
@@ -206,9 +181,6 @@ def _labels(roles: Mapping[str, Sequence[int]]) -> list[str]:
     around = [file_format for file_format in present if file_format.place == "around"]
     beside = [file_format for file_format in present if file_format.place == "beside"]
     return [name for file_format in (*alone[:1], *around, *beside) for name in file_format.names_in(roles)]
-
-
-Group = dict[str, tuple[str, Tensor]]  # role -> (key in the file, tensor)
 
 
 def grouped(state: Mapping[str, Tensor], plain: bool = True) -> tuple[dict[str, Group], list[str], list[str]]:

@@ -147,7 +147,7 @@ def _read_file(
         model_weights = (weight for space, weight in weights.shapes if space == "model")
         block_weights.fitting(entry.blocks, model_weights)
     state, enlarging = _split_enlarging(convert(entry.state_dict))
-    key_map = {**weights.key_map, **layer_names.found(parse.names(state), weights.key_map, weights.shapes)}
+    key_map = {**weights.key_map, **layer_names.find_targets(parse.names(state), weights.key_map, weights.shapes)}
     if enlarging:
         reading.enlarging.append(_read_enlarging(entry, enlarging, key_map, weights.can_enlarge))
         if not state:

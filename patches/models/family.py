@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from .block_names import BlockNames
-from .layer_names import FileSpelling, LayerNames, WeightPart
+from .layer_names import LayerNames, WeightPart
 from .recognition import Recognition
 from .token_layout import TokenLayout, UNetLayout
 
@@ -73,6 +73,5 @@ class ModelFamily:
     token_layout: TokenLayout | UNetLayout | Missing
     training: TrainingTargets | Missing
     examples: Sequence[Mapping[str, tuple[int, ...]]]
-    file_spellings: tuple[FileSpelling, ...] = ()
     weight_parts: tuple[WeightPart, ...] = ()
     masked_text_alone: tuple[str, ...] = ()

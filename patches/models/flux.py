@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from .block_names import REST, TEXT, BlockNames, DiffusersBlocks, numbered
 from .family import Kohya, ModelFamily, ModelSpec, TrainingTargets
-from .layer_names import FileSpelling, LayerNames, SwappedHalves, WeightPart, by_table, square_qkv
+from .layer_names import LayerNames, SwappedHalves, WeightPart, by_table, square_qkv
 from .recognition import Recognition, SharedNames
 from .token_layout import (
     Layout,
@@ -100,25 +99,6 @@ def _layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Map
 
 BLOCK_LISTS = ("double_blocks", "single_blocks")
 TOKENS = TokenLayout({"Flux": TransformerClass(_layout, patch_size, BLOCK_LISTS)})
-
-
-def _xlabs_key(match: re.Match[str]) -> str:
-    """lora1 is for the image, lora2 for the text."""
-    kind, number, weight, which, side = match.groups()
-    if kind == "single":
-        layer = {"qkv": "linear1_qkv", "proj": "linear2"}[weight]
-    elif which == "2":
-        layer = f"txt_attn.{weight}"
-    else:
-        layer = f"img_attn.{weight}"
-    return f"diffusion_model.{kind}_blocks.{number}.{layer}.lora_{side}.weight"
-
-
-XLABS = FileSpelling(
-    trainer="XLabs",
-    pattern=r"(double|single)_blocks\.(\d+)\.processor\.(qkv|proj)_lora([12]?)\.(up|down)\.weight",
-    rename=_xlabs_key,
-)
 FAMILY = ModelFamily(
     key="flux",
     title="Flux",
@@ -137,7 +117,6 @@ FAMILY = ModelFamily(
         {"transformer.single_transformer_blocks.0.attn.to_q": (3072, 3072)},
         {"transformer.transformer_blocks.0.attn.to_q": (3072, 3072)},
     ),
-    file_spellings=(XLABS,),
     weight_parts=(
         WeightPart(r"single_blocks\.\d+\.linear1$", "linear1_qkv", sibling="linear2", per_row=3),  # XLabs' Q, K and V
     ),

@@ -138,12 +138,3 @@ class WeightPart:
     name: str
     sibling: str
     per_row: int
-
-
-@dataclass(frozen=True)
-class FileSpelling:
-    """Files in which a trainer names the family's layers in a way of its own: `rename(key)` for keys that fit."""
-
-    trainer: str
-    pattern: str
-    rename: Callable[[re.Match[str]], str]

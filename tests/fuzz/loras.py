@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from graft_nodes.patches.lora_files import layer_names, metadata, parse, save
+from graft_nodes.patches.lora_files.key_formats import registry as key_formats
 from graft_nodes.patches.lora_files.parse import Target as Place
 from graft_nodes.patches.lora_files.peft_config import peft_configs
 from graft_nodes.patches.patching import ledger
@@ -125,9 +126,9 @@ class Loras(Target):
         state, said = safetensors.load_safetensors(str(self.path))
         metadata.about(said)
         metadata.contents(state)
-        names = {**self.targets, **layer_names.found(parse.names(state), self.targets, self.shapes)}
+        names = {**self.targets, **layer_names.find_targets(parse.names(state), self.targets, self.shapes)}
         hint, configs = metadata.made_for(state, said), peft_configs(said)
-        parsed = parse.read(layer_names.renamed(state), names, self.shapes, "lora", True, hint, configs)
+        parsed = parse.read(key_formats.generic_keys(state), names, self.shapes, "lora", True, hint, configs)
         patches: dict[str, list[Patch]] = {}
         for weight, layer, part in parse.patches_of(parsed, "model", self.shapes):
             patches.setdefault(weight, []).append(Patch(layer, 0.5, part))

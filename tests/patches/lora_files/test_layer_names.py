@@ -3,7 +3,8 @@ tests/with_comfyui/checks/test_lora_names.py.
 """
 
 import pytest
-from graft_nodes.patches.lora_files.layer_names import found, renamed
+from graft_nodes.patches.lora_files.key_formats.registry import generic_keys
+from graft_nodes.patches.lora_files.layer_names import find_targets
 from graft_nodes.patches.lora_files.parse import Target
 
 D = "diffusion_model."
@@ -91,22 +92,22 @@ def generic(shapes):
     ],
 )
 def test_found(shapes, name, target):
-    assert found([name], generic(shapes), shapes).get(name) == target
+    assert find_targets([name], generic(shapes), shapes).get(name) == target
 
 
 def test_the_hosts_own_names_go_first():
     shapes = {("model", f"{D}a.weight"): (2, 2), ("model", f"{D}b.weight"): (2, 2)}
     known = {"lora_unet_a": Target("model", f"{D}b.weight")}
-    assert found(["lora_unet_a"], known, shapes) == {}
-    assert found(["lycoris_a"], known, shapes) == {}  # claimed by two: the host's name and the weight's own
-    assert found(["lycoris_b"], known, shapes) == {"lycoris_b": Target("model", f"{D}b.weight")}
+    assert find_targets(["lora_unet_a"], known, shapes) == {}
+    assert find_targets(["lycoris_a"], known, shapes) == {}  # claimed by two: the host's name and the weight's own
+    assert find_targets(["lycoris_b"], known, shapes) == {"lycoris_b": Target("model", f"{D}b.weight")}
 
 
 def test_xlabs_names():
     state = {"double_blocks.3.processor.qkv_lora2.down.weight": 1, "single_blocks.4.processor.proj_lora.up.weight": 2}
-    assert renamed(state) == {
+    assert generic_keys(state) == {
         f"{D}double_blocks.3.txt_attn.qkv.lora_down.weight": 1,
         f"{D}single_blocks.4.linear2.lora_up.weight": 2,
     }
     other = {"a.lora_up.weight": 1}
-    assert renamed(other) is other
+    assert generic_keys(other) is other

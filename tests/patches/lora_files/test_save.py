@@ -5,7 +5,7 @@ import hashlib
 import pytest
 import torch
 from graft_nodes.patches.lora_files.parse import Target, read
-from graft_nodes.patches.lora_files.save import hashes, renamed, saved_metadata
+from graft_nodes.patches.lora_files.save import hashes, saved_metadata, to_key_format
 from graft_nodes.patches.models.recognise import recognise_lora
 from safetensors.torch import save
 
@@ -25,7 +25,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("names", EXPECTED)
 def test_names_and_the_same_change(names):
-    saved = renamed(LORA, names, torch.float32)
+    saved = to_key_format(LORA, names, torch.float32)
     assert set(saved) == EXPECTED[names]
     target = Target("model", f"{BASE}.weight")
     keys = {BASE: target, "lora_unet_input_blocks_1_1_proj_in": target}
@@ -35,7 +35,7 @@ def test_names_and_the_same_change(names):
 
 
 def test_types():
-    saved = renamed(LORA, "kohya", torch.bfloat16)
+    saved = to_key_format(LORA, "kohya", torch.bfloat16)
     assert {key.rpartition("proj_in.")[2]: tensor.dtype for key, tensor in saved.items()} == {
         "lora_up.weight": torch.bfloat16,
         "lora_down.weight": torch.bfloat16,
@@ -44,11 +44,11 @@ def test_types():
 
 
 def test_differences_have_kohya_names_and_no_peft_names():
-    assert set(renamed(FULL, "kohya", torch.float32)) == {
+    assert set(to_key_format(FULL, "kohya", torch.float32)) == {
         f"lora_unet_input_blocks_1_1_proj_in.{end}" for end in ("diff", "diff_b")
     }
     with pytest.raises(ValueError, match="PEFT has no name for diff, diff_b; save with kohya or comfyui names"):
-        renamed(FULL, "peft", torch.float32)
+        to_key_format(FULL, "peft", torch.float32)
 
 
 ATTENTION = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to"
@@ -66,7 +66,7 @@ def test_diffusers_names_of_merged_files_become_kohyas(base, names):
         for name in (base, "text_encoder.text_model.a.q", "text_encoder_2.a.fc1", "transformer.a.b", "lora_unet_c")
     }
     flat = ATTENTION.replace(".", "_")
-    assert {key.removesuffix(".weight").rpartition(".")[0] for key in renamed(state, names, torch.float32)} == {
+    assert {key.removesuffix(".weight").rpartition(".")[0] for key in to_key_format(state, names, torch.float32)} == {
         f"lora_unet_{flat}_out_0",
         "lora_te1_text_model_a_q",
         "lora_te2_a_fc1",
@@ -80,13 +80,13 @@ def test_files_names_that_peft_cannot_have_are_refused():
     with pytest.raises(
         ValueError, match=r"- 2 layers have a file's names.*\(lora_unet_a, lora_unet_b\); connect model to Merge LoRAs"
     ):
-        renamed(state, "peft", torch.float32)
+        to_key_format(state, "peft", torch.float32)
     old = {
         f"unet.{ATTENTION.replace('.to', '.processor.to')}_{part}.lora_{side}.weight": torch.ones(2, 2)
         for side in ("up", "down")
         for part in ("q", "out")
     }
-    saved = {key.partition(".lora")[0] for key in renamed(old, "peft", torch.float32)}
+    saved = {key.partition(".lora")[0] for key in to_key_format(old, "peft", torch.float32)}
     assert saved == {f"unet.{ATTENTION}_q", f"unet.{ATTENTION}_out.0"}
 
 
@@ -102,7 +102,7 @@ def test_diffusers_takes_layers_of_several_ranks_as_they_are():
             torch.randn(rank, 768, *kernel),
         )
         lora[f"{base}.alpha"] = torch.tensor(2.0)
-    saved = renamed(lora, "peft", torch.float32)
+    saved = to_key_format(lora, "peft", torch.float32)
     ranks = {key.replace("lora_A", "lora_B"): value.shape[0] for key, value in saved.items() if "lora_A" in key}
     said = utils.get_peft_kwargs(ranks, None, saved)
     for key, up in lora.items():
@@ -125,7 +125,7 @@ def layer_of(key):
 
 def test_the_refiners_unet_has_diffusers_names_too():
     layers = {"input_blocks.4.1.transformer_blocks.0.attn2.to_k": (768, 1280), "middle_block.1.proj_in": (1536, 1536)}
-    saved = {key.partition(".lora")[0] for key in renamed(of_layers(layers), "peft", torch.float32)}
+    saved = {key.partition(".lora")[0] for key in to_key_format(of_layers(layers), "peft", torch.float32)}
     assert saved == {
         "unet.down_blocks.1.attentions.0.transformer_blocks.0.attn2.to_k",
         "unet.mid_block.attentions.0.proj_in",
@@ -134,7 +134,7 @@ def test_the_refiners_unet_has_diffusers_names_too():
 
 def test_text_encoders_keep_the_generic_form():
     state = {"text_encoders.a.lora_up.weight": torch.ones(2, 1), "text_encoders.a.lora_down.weight": torch.ones(1, 2)}
-    assert set(renamed(state, "kohya", torch.float32)) == set(state)
+    assert set(to_key_format(state, "kohya", torch.float32)) == set(state)
 
 
 def test_a_models_own_parameter_keeps_the_generic_form():
@@ -144,7 +144,7 @@ def test_a_models_own_parameter_keeps_the_generic_form():
         for name in ("blocks.0.modulation", "head.modulation", "x_pad_token")
     }
     norm = {"diffusion_model.blocks.0.norm3.diff": torch.ones(8)}
-    saved = renamed(own | norm | of_layers({"single_blocks.0.modulation.lin": (8, 8)}), "kohya", torch.float32)
+    saved = to_key_format(own | norm | of_layers({"single_blocks.0.modulation.lin": (8, 8)}), "kohya", torch.float32)
     others = {
         f"lora_unet_single_blocks_0_modulation_lin.{end}" for end in ("lora_up.weight", "lora_down.weight", "alpha")
     }
@@ -160,7 +160,7 @@ def test_pefts_magnitudes_are_of_rows(kernel):
         for shape in ((8, 2, *ones), (2, 8, *kernel), (1, 8, *ones) if kernel else (8,), (8, 8, *kernel))
     )
     name = "a.lora_magnitude_vector" + (".weight" if kernel else "")
-    saved = renamed({"a.lora_B.weight": up, "a.lora_A.weight": down, name: magnitude}, "comfyui", torch.float32)
+    saved = to_key_format({"a.lora_B.weight": up, "a.lora_A.weight": down, name: magnitude}, "comfyui", torch.float32)
     assert saved["a.dora_scale"].shape == (8, 1, *ones)  # ComfyUI multiplies with it as it is
     ((layer,),) = read(
         saved, {"a": Target("model", "a.weight")}, {("model", "a.weight"): weight.shape}, "x"
@@ -173,7 +173,7 @@ def test_pefts_magnitudes_are_of_rows(kernel):
 @pytest.mark.parametrize(("lora", "message"), [({}, "it is empty"), ({"x": torch.ones(1)}, "x: not a LoRA tensor")])
 def test_what_cannot_be_saved(lora, message):
     with pytest.raises(ValueError, match=message):
-        renamed(lora, "kohya", torch.float32)
+        to_key_format(lora, "kohya", torch.float32)
 
 
 def test_metadata():
@@ -357,13 +357,13 @@ def test_families_that_share_names(layers, family):
 @pytest.mark.parametrize("layers", [FLUX_2, PIXART])
 def test_families_without_a_table_keep_their_names(layers):
     lora = of_layers(layers)
-    same(renamed(lora, "peft", torch.float32), generic(lora))
+    same(to_key_format(lora, "peft", torch.float32), generic(lora))
     assert "modelspec.architecture" not in saved_metadata(lora, "x", {})
 
 
 def test_qwens_last_norm_has_diffusers_order_already():
     lora = of_layers(QWEN | {"norm_out.linear": (6144, 3072)})
-    saved = renamed(lora, "peft", torch.float32)
+    saved = to_key_format(lora, "peft", torch.float32)
     same(saved, {key.replace("diffusion_model", "transformer"): tensor for key, tensor in generic(lora).items()})
 
 
@@ -379,9 +379,9 @@ def test_qwens_last_norm_has_diffusers_order_already():
 def test_diffusers_reads_kohya_names_as_the_diffusers_names(layers, names, convert):
     utils = pytest.importorskip("diffusers.loaders.lora_conversion_utils")
     lora = of_layers(layers)
-    written = generic(lora) if names == "generic" else renamed(lora, names, torch.float32)
+    written = generic(lora) if names == "generic" else to_key_format(lora, names, torch.float32)
     read = getattr(utils, f"_convert_{convert}_lora_to_diffusers")(written)
-    same(read, renamed(lora, "peft", torch.float32))
+    same(read, to_key_format(lora, "peft", torch.float32))
 
 
 def test_names_of_z_image_are_diffusers_modules():
@@ -393,7 +393,7 @@ def test_names_of_z_image_are_diffusers_modules():
         modules = {
             name for name, _ in diffusers.ZImageTransformer2DModel(n_layers=1, n_refiner_layers=1).named_modules()
         }
-    saved = changes(renamed(of_layers(Z_IMAGE), "peft", torch.float32))
+    saved = changes(to_key_format(of_layers(Z_IMAGE), "peft", torch.float32))
     assert {name.removeprefix("transformer.") for name in saved} <= modules and len(saved) == 3 * 7
 
 
@@ -456,7 +456,7 @@ def test_every_layer_of_sd1_has_diffusers_name():
     shapes = {layer: (320, 768 if "attn2.to_k" in layer or "attn2.to_v" in layer else 320) for layer in layers}
     lora = of_layers(shapes)
     assert len(expected) == len(layers) > 250
-    saved, kohya = renamed(lora, "peft", torch.float32), renamed(lora, "kohya", torch.float32)
+    saved, kohya = to_key_format(lora, "peft", torch.float32), to_key_format(lora, "kohya", torch.float32)
     names = {f"diffusion_model.{layer}": f"unet.{name}" for layer, name in expected.items()}
     same(
         saved,
@@ -482,7 +482,7 @@ def test_diffusers_reads_kohyas_unet_and_text_encoders():
         for layer in ("self_attn.q_proj", "self_attn.out_proj", "mlp.fc1")
         for role, value in (("lora_up.weight", torch.randn(8, 2)), ("lora_down.weight", torch.randn(2, 8)))
     }
-    written = renamed(lora | encoder, "kohya", torch.float32)
+    written = to_key_format(lora | encoder, "kohya", torch.float32)
     assert any(key.startswith("lora_te_text_model_encoder_layers_0_mlp_fc1.") for key in written)
     read, alphas = utils._convert_non_diffusers_lora_to_diffusers(dict(written))
     kinds = {
@@ -492,7 +492,7 @@ def test_diffusers_reads_kohyas_unet_and_text_encoders():
         diffusers.utils.convert_state_dict_to_diffusers(kinds["text_encoder."])
     )
     peft = {**diffusers.utils.convert_unet_state_dict_to_peft(kinds["unet."]), **text}
-    ours = renamed(lora | encoder, "peft", torch.float32)
+    ours = to_key_format(lora | encoder, "peft", torch.float32)
     assert set(peft) == set(ours) and set(alphas.values()) == {1.0}
     for key, value in ours.items():
         scale = 0.5 if key.startswith("unet.") and "lora_B" in key else 1.0  # alpha 1, rank 2: diffusers keeps it apart
@@ -516,7 +516,7 @@ def test_numbers_of_text_encoders(more, names):
         state |= {
             f"text_encoders.clip_{which}.transformer.a.lora_{side}.weight": torch.ones(2, 2) for side in ("up", "down")
         }
-    keys = {key.partition(".")[0] for key in renamed(state, "kohya", torch.float32)}
+    keys = {key.partition(".")[0] for key in to_key_format(state, "kohya", torch.float32)}
     assert {f"{name}a" for name in names.values()} <= keys
 
 
@@ -532,7 +532,7 @@ def test_peft_merges_what_is_saved_for_it():
     model = peft.get_peft_model(
         torch.nn.ModuleDict({"a": linear}), peft.LoraConfig(r=4, lora_alpha=4, target_modules=["a"])
     )
-    saved = {f"base_model.model.{key}": value for key, value in renamed(state, "peft", torch.float32).items()}
+    saved = {f"base_model.model.{key}": value for key, value in to_key_format(state, "peft", torch.float32).items()}
     assert not peft.set_peft_model_state_dict(model, saved).unexpected_keys
     model.base_model.model["a"].merge()
     assert torch.allclose(model.base_model.model["a"].get_base_layer().weight, expected, atol=1e-6)
@@ -546,8 +546,10 @@ def test_numbers_that_a_file_cannot_hold_are_refused():
     with pytest.raises(
         ValueError, match=r"use bf16 or float32:\n- lora_unet_a\.lora_up\.weight: holds numbers above 65504"
     ):
-        renamed(lora, "kohya", torch.float16)
-    assert len(renamed(lora, "kohya", torch.bfloat16)) == 2
+        to_key_format(lora, "kohya", torch.float16)
+    assert len(to_key_format(lora, "kohya", torch.bfloat16)) == 2
     for wrong in (torch.nan, torch.inf):
         with pytest.raises(ValueError, match=r"lora_down\.weight: holds NaN or infinite values"):
-            renamed({**lora, "diffusion_model.a.lora_down.weight": torch.full((1, 4), wrong)}, "peft", torch.bfloat16)
+            to_key_format(
+                {**lora, "diffusion_model.a.lora_down.weight": torch.full((1, 4), wrong)}, "peft", torch.bfloat16
+            )

@@ -22,7 +22,7 @@ FIELDS = {
     "token_layout": TokenLayout | UNetLayout,
     "training": TrainingTargets,
 }
-OPTIONAL = {"key", "title", "examples", "file_spellings", "weight_parts", "masked_text_alone"}
+OPTIONAL = {"key", "title", "examples", "weight_parts", "masked_text_alone"}
 EVERY = pytest.mark.parametrize("family", registry.families(), ids=lambda family: family.key)
 EXAMPLES = [
     pytest.param(family, example, id=f"{family.key}-{number}")

@@ -539,7 +539,7 @@ def test_comfyuis_loader_reads_all_of_a_merged_layer(models, layer, kinds):
     expected = weights(lora.apply_lora_stack(patcher, None, entries, "merge").model)
     changes, _ = lora.lora_changes(patcher, None, entries)
     for made in (merge.merge_loras(entries), merge.merge_changes(changes)):
-        state = save.renamed(made.state, "kohya", torch.float32)
+        state = save.to_key_format(made.state, "kohya", torch.float32)
         theirs = weights(comfy.sd.load_lora_for_models(patcher, None, state, 1.0, 0.0)[0])
         assert all(torch.allclose(theirs[name], expected[name], atol=1e-4) for name in base)
 
@@ -553,7 +553,7 @@ def test_comfyuis_loader_reads_every_difference_under_kohyas_names(models, famil
         if name.startswith(D) and not name.endswith(".bias")
     }
     made = merge.extract_lora({name: lambda tensor=tensor: tensor for name, tensor in differences.items()}, 1)
-    saved = save.renamed(made.state, "kohya", torch.float32)
+    saved = save.to_key_format(made.state, "kohya", torch.float32)
     known = comfy.lora.model_lora_keys_unet(patcher.model, {})
     assert set(comfy.lora.load_lora(saved, known, log_missing=False)) == set(differences)
 
@@ -571,7 +571,7 @@ def test_comfyuis_loader_reads_pefts_magnitudes(models, layer):
         f"{D}{layer}.lora_A.weight": torch.ones(1, *weight.shape[1:]),
         f"{D}{layer}.lora_magnitude_vector": magnitude.reshape(1, -1, *ones) if ones else magnitude,
     }
-    saved = save.renamed(state, "kohya", torch.float32)
+    saved = save.to_key_format(state, "kohya", torch.float32)
     expected = weight * (magnitude / weight.flatten(1).norm(dim=1)).reshape(-1, 1, *ones)
     theirs = weights(comfy.sd.load_lora_for_models(patcher, None, saved, 1.0, 0.0)[0])
     assert torch.allclose(theirs[f"{D}{layer}.weight"], expected, atol=1e-4)
@@ -601,7 +601,7 @@ def test_what_is_saved_under_pefts_names_is_the_same_change(models, family, name
             for key, value in of.items()
         }
     expected = weights(lora.apply_lora_stack(patcher, None, [LoraEntry("x", state)], "merge").model)
-    saved = save.renamed(state, "peft", torch.float32)
+    saved = save.to_key_format(state, "peft", torch.float32)
     made = [lora.apply_lora_stack(patcher, None, [LoraEntry("x", saved)], "merge").model]
     made += [comfy.sd.load_lora_for_models(patcher, None, saved, 1.0, 0.0)[0]] if hosts else []
     assert all(not torch.equal(expected[f"{D}{name}.weight"], base[f"{D}{name}.weight"]) for name in names)
@@ -677,7 +677,9 @@ def clip(path):
     made = of if isinstance(of, type) else of()
     with torch.device("meta"):
         module = made(device="meta", dtype=torch.float32)
-        return types.SimpleNamespace(cond_stage_model=module, patcher=types.SimpleNamespace(model=module, backup={}))
+        return types.SimpleNamespace(
+            cond_stage_model=module, patcher=types.SimpleNamespace(model=module, backup={}, patches={})
+        )
 
 
 L = "text_model.encoder.layers.3.self_attn.q_proj"
@@ -756,7 +758,7 @@ def clips(models):
 def test_names_of_text_encoders(clips, path, name, weight):
     known, shapes = clips(path)
     name = name.replace(".", "_") if name.startswith("lora_") else name
-    target = {**known, **layer_names.found([name], known, shapes)}.get(name)
+    target = {**known, **layer_names.find_targets([name], known, shapes)}.get(name)
     assert target == parse.Target("clip", f"{weight}.weight")
 
 
@@ -881,7 +883,7 @@ def test_saved_names_lead_back_to_their_weights(family):
     config = getattr(comfy.supported_models, name)(dict(settings))
     config.set_inference_dtype(torch.float32, None)
     with torch.device("meta"):
-        patcher = types.SimpleNamespace(model=config.get_model({}, "", torch.device("meta")), backup={})
+        patcher = types.SimpleNamespace(model=config.get_model({}, "", torch.device("meta")), backup={}, patches={})
     found = lora.model_weights(patcher)
     known, shapes = found.key_map, found.shapes
     layers = {
@@ -894,9 +896,9 @@ def test_saved_names_lead_back_to_their_weights(family):
         state[f"{base}.lora_up.weight"] = torch.zeros(rows, 1, *(1 for _ in kernel))
         state[f"{base}.lora_down.weight"] = torch.zeros(1, columns, *kernel)
     for names in ("kohya", "peft"):
-        saved = save.renamed(state, names, torch.bfloat16)
+        saved = save.to_key_format(state, names, torch.bfloat16)
         bases = parse.names(saved)
-        targets = {**known, **layer_names.found(bases, known, shapes)}
+        targets = {**known, **layer_names.find_targets(bases, known, shapes)}
         assert [
             base for base in bases if base not in (known if names == "kohya" else targets)
         ] == []  # ComfyUI's own loader knows kohya's
@@ -908,7 +910,7 @@ def test_saved_names_lead_back_to_their_weights(family):
             rows[targets[base].weight] = rows.get(targets[base].weight, 0) + up.shape[0]
         assert rows == {f"{base}.weight": shape[0] for base, shape in layers.items()}
     styles = {"sd1": "lora_unet_down_blocks_", "sdxl": "lora_unet_input_blocks_", "flux": "lora_unet_double_blocks_"}
-    kohya = save.renamed(state, "kohya", torch.bfloat16)
+    kohya = save.to_key_format(state, "kohya", torch.bfloat16)
     assert any(key.startswith(styles.get(family, "lora_unet_")) for key in kohya)
     expected = "unet." if family in ("sd1", "sdxl") else "transformer."
-    assert all(key.startswith(expected) for key in save.renamed(state, "peft", torch.bfloat16))
+    assert all(key.startswith(expected) for key in save.to_key_format(state, "peft", torch.bfloat16))

@@ -1,0 +1,37 @@
+"""ComfyUI's generic names: the model's own, as in its state dict. Trained LORA_MODELs have them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...models.family import ModelFamily
+from . import diffusers
+from .key_format import GENERIC_PREFIX, Groups, KeyFormat
+from .layer_tensors import layer_tensors
+
+
+class ComfyUIWriter:
+    """Writes generic names; a layer with diffusers' name of a UNet or a text encoder gets kohya's, which ComfyUI
+    reads.
+    """
+
+    def problems(self, groups: Groups, instead: str) -> list[str]:
+        return []
+
+    def write(self, groups: Groups, dtype: torch.dtype, family: ModelFamily | None) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        for base, group in groups.items():
+            tensors.update(layer_tensors(diffusers.kohya_name_from_diffusers(base, groups), group, dtype))
+        return tensors
+
+
+FORMAT = KeyFormat(
+    name="comfyui",
+    title="ComfyUI's generic names",
+    examples={"diffusion_model.blocks.0.self_attn.q.lora_up.weight": "diffusion_model.blocks.0.self_attn.q.weight"},
+    prefixes=(f"model.{GENERIC_PREFIX}", GENERIC_PREFIX, "model."),
+    text_encoder_prefixes=("cond_stage_model.", "clip_"),
+    writer=ComfyUIWriter(),
+    holds_every_kind=True,
+)

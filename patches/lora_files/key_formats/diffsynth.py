@@ -1,0 +1,10 @@
+"""DiffSynth-Studio: the model's own names behind the name of its pipeline."""
+
+from .key_format import KeyFormat
+
+FORMAT = KeyFormat(
+    name="diffsynth",
+    title="DiffSynth-Studio",
+    examples={"pipe.dit.blocks.0.self_attn.q.lora_A.default.weight": "diffusion_model.blocks.0.self_attn.q.weight"},
+    prefixes=("pipe.dit.", "dit."),
+)

@@ -1,0 +1,87 @@
+"""kohya-ss/sd-scripts and musubi-tuner: `lora_unet_` and the model's path, every point an underscore."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import Tensor
+
+from ...models.family import Kohya, ModelFamily
+from ...models.unet import diffusers_name
+from .diffusers import kohya_name_from_diffusers
+from .key_format import GENERIC_PREFIX, Groups, KeyFormat
+from .layer_tensors import layer_tensors
+
+GENERIC_ENCODER = re.compile(r"text_encoders\.(clip_l|clip_g|clip_h|t5xxl)\.transformer\.(.+)")
+_PARAMETER = re.compile(  # last words of what is no module's weight, but a parameter of the model's own
+    r"\.(modulation|modulate_table|\w*shift_table|scale|gamma|beta|positional_\w+|\w*(tokens?|registers?|pos_embed|_embedding|padding))$"
+)
+_NUMBERS = {"clip_l": "1", "clip_g": "2", "t5xxl": "3"}  # diffusers counts the encoders that a family has
+
+
+class KohyaWriter:
+    """Writes sd-scripts' names: `lora_unet_<path with underscores>.lora_up.weight` and `.alpha`; SD1.x and SD2 with
+    diffusers' block names; text encoders `lora_te…`.
+    """
+
+    def problems(self, groups: Groups, instead: str) -> list[str]:
+        return []
+
+    def write(self, groups: Groups, dtype: torch.dtype, family: ModelFamily | None) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        for base, group in groups.items():
+            tensors.update(layer_tensors(_layer_name(base, family, groups), group, dtype))
+        return tensors
+
+
+def _layer_name(base: str, family: ModelFamily | None, groups: Groups) -> str:
+    """sd-scripts' name of a layer; what has none keeps the generic form: text encoders of other kinds, a model's own
+    parameters.
+    """
+    encoder = GENERIC_ENCODER.fullmatch(base)
+    if encoder is not None:
+        return f"lora_te{_encoder_number(encoder[1], family, groups)}_{encoder[2].replace('.', '_')}"
+    path = base.removeprefix(GENERIC_PREFIX)
+    if path == base:
+        return kohya_name_from_diffusers(base, groups)
+    if "diff" in groups[base] and _PARAMETER.search(base):
+        return base
+    if family is not None and isinstance(family.kohya, Kohya) and family.kohya.diffusers_blocks:
+        path = diffusers_name(path)
+    return "lora_unet_" + path.replace(".", "_")
+
+
+def _encoder_number(encoder: str, family: ModelFamily | None, groups: Groups) -> str:
+    """kohya's number of a text encoder: none where the model has only one."""
+    if encoder == "clip_h":
+        return ""
+    if encoder != "t5xxl" and _is_single_encoder(encoder, family) and not _has_other_encoder(encoder, groups):
+        return ""
+    return _NUMBERS[encoder]
+
+
+def _is_single_encoder(encoder: str, family: ModelFamily | None) -> bool:
+    if family is None:
+        return encoder == "clip_l"
+    return isinstance(family.kohya, Kohya) and family.kohya.one_text_encoder
+
+
+def _has_other_encoder(encoder: str, groups: Groups) -> bool:
+    matches = [GENERIC_ENCODER.fullmatch(base) for base in groups]
+    return any(match is not None and match[1] != encoder for match in matches)
+
+
+FORMAT = KeyFormat(
+    name="kohya",
+    title="kohya-ss/sd-scripts and musubi-tuner",
+    examples={
+        "lora_unet_blocks_0_self_attn_q.lora_up.weight": "diffusion_model.blocks.0.self_attn.q.weight",
+        "oft_unet_blocks_0_self_attn_q.lora_up.weight": "diffusion_model.blocks.0.self_attn.q.weight",
+    },
+    prefixes=("lora_unet_", "oft_unet_"),
+    text_encoder=r"(?:lora_)?te(\d?)",
+    text_encoder_prefixes=("lora_te", "te.", "te1.", "te2."),
+    writer=KohyaWriter(),
+    holds_every_kind=True,
+)

@@ -1,0 +1,16 @@
+"""OneTrainer: kohya's names with prefixes of its own for transformers and Stable Cascade, and bundled embeddings."""
+
+from .key_format import KeyFormat
+
+FORMAT = KeyFormat(
+    name="onetrainer",
+    title="OneTrainer",
+    examples={
+        "lora_transformer_blocks_0_self_attn_q.lora_up.weight": "diffusion_model.blocks.0.self_attn.q.weight",
+        "lora_prior_unet_blocks_0_self_attn_q.lora_up.weight": "diffusion_model.blocks.0.self_attn.q.weight",
+    },
+    prefixes=("lora_transformer_", "lora_prior_unet_"),
+    text_encoder=r"(?:lora_|lycoris_)?prior_te(\d?)",
+    text_encoder_prefixes=("lora_prior_te",),
+    embeddings=r"bundle_emb\.([^.]*).*",
+)
