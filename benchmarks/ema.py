@@ -173,7 +173,8 @@ def training(steps: int) -> list[dict]:
     from graft_nodes.nodes.demo import BASE
     from graft_nodes.training.data.dataset import Dataset
     from graft_nodes.training.optimizers.settings import OptimizerSettings
-    from graft_nodes.training.run.step import Workspace, advance_
+    from graft_nodes.training.run.step import advance_
+    from graft_nodes.training.run.workspace import Workspace
     from graft_nodes.training.state import Settings, Start, begin
     from graft_nodes.training.trainable.settings import AdapterSettings
 

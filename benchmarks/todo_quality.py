@@ -29,7 +29,8 @@ NOISE_SEEDS = (0, 1)
 def held_out_loss(model: Any, state: Any, pictures: Any) -> float:
     """Mean loss of pictures that the run has not seen, with the weights of a TrainState on a plain MODEL."""
     from graft_nodes import host
-    from graft_nodes.training.run.step import Workspace, validate
+    from graft_nodes.training.run.validation import validate
+    from graft_nodes.training.run.workspace import Workspace
 
     with torch.inference_mode(False), host.denoiser.denoiser(model) as denoiser:
         work = Workspace(state, denoiser, pictures)

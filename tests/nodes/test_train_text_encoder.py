@@ -122,14 +122,14 @@ def test_gradients_of_the_text_encoder_are_those_of_finite_differences(host, pic
     state = _run(host, _workflow(host, pictures, "te slope", 1, targets="attention"))["state"]
     wall, subject = host.module("host"), state.subject
     with torch.inference_mode(False), wall.denoiser.denoiser(subject.model, clip=subject.clip) as denoiser:
-        work = steps.Workspace(state, denoiser, subject.dataset)
+        work = host.module("training.run.workspace").Workspace(state, denoiser, subject.dataset)
         try:
             with work.installed():
                 batch, *_ = work.loader.take(work.step, 0)
 
                 def loss():
                     draws = torch.Generator().manual_seed(0)
-                    return steps._batch_losses(work, batch, draws, {}).sum()
+                    return steps.batch_losses(work, batch, draws, {}).sum()
 
                 loss().backward()
                 text = {name: t for name, t in work.trained.items() if name.startswith("text_encoders.")}

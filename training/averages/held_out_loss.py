@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ..data.dataset import Dataset
 from ..objective.denoiser import Denoiser
-from ..run.step import Workspace, validate
+from ..run.validation import validate
+from ..run.workspace import Workspace
 from ..state import TrainState
 from ..trainable.install import from_lora
 

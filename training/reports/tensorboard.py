@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...storage.disk_errors import disk_errors_at
-from ..run.step import StepResult
+from ..run.workspace import StepResult
 
 
 def check() -> None:

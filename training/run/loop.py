@@ -20,7 +20,9 @@ from ..distributed.process_group import RankConnectionError, RemoteRankError
 from ..objective.denoiser import Denoiser
 from ..state import TrainState
 from . import out_of_memory
-from .step import Diverged, StepResult, Workspace, advance_, validate
+from .step import Diverged, advance_
+from .validation import validate
+from .workspace import StepResult, Workspace
 
 
 class Stopped(RuntimeError):
@@ -84,38 +86,63 @@ def train(
                 work.loader.until = until
                 stack.enter_context(work.installed())
             try:
-                _run_(work, until, callbacks)
+                _train_until(work, until, callbacks)
             except Diverged as error:
-                last = work.state() if work.whole else state  # every rank is here
-                if callbacks.save_snapshot is not None and work.whole and work.step > state.step:
-                    callbacks.save_snapshot(work.state(own=True) if work.placement.is_sharded else last)
-                kept = last.step if work.whole else work.kept  # fused_backward had moved some weights already
-                advice = f"The state after step {kept} is kept; use a lower learning_rate or a longer warmup."
-                raise Stopped(f"{error} {advice}", last) from error
-            except (
-                BaseException
-            ) as error:  # an interruption is no Exception everywhere; it goes on after the state is safe
-                if not isinstance(error, (RemoteRankError, RankConnectionError)):
-                    with suppress(RankConnectionError):  # what began it counts
-                        work.gradients.broadcast_error(error, until)
-                short = out_of_memory.exhausted(error)
-                if short:
-                    work.stepper.drop_gradients()
-                    out_of_memory.release(error)
-                moved = (
-                    work.whole and state.step < work.step and not work.placement.is_sharded
-                )  # a state that takes every rank is past
-                if moved and (short or (callbacks.save_snapshot is not None and work.step != work.kept)):
-                    last = work.state()
-                else:
-                    last = state
-                if callbacks.save_snapshot is not None and moved and work.step != work.kept:
-                    work.kept = work.step
-                    callbacks.save_snapshot(last)
-                if short:
-                    raise Stopped(_short_of_memory(work, error), last) from error
+                raise _diverged(work, error, callbacks) from error
+            except BaseException as error:  # an interruption is no Exception everywhere; it is raised again below
+                _tell_other_ranks(work, error, until)
+                stopped = _save_after_error(work, error, callbacks)
+                if stopped is not None:
+                    raise stopped from error
                 raise
         return work.state()
+
+
+def _diverged(work: Workspace, error: Diverged, callbacks: Callbacks) -> Stopped:
+    """Save the state before a step that diverged; the error for the caller. Every rank makes this call."""
+    last, kept_step = work.start_state, work.saved_step  # fused_backward may have moved some weights already
+    if work.is_consistent:
+        last = work.state()
+        kept_step = last.step
+        if callbacks.save_snapshot is not None and work.step > work.start_state.step:
+            if work.placement.is_sharded:
+                callbacks.save_snapshot(work.state(own=True))
+            else:
+                callbacks.save_snapshot(last)
+    advice = f"The state after step {kept_step} is kept; use a lower learning_rate or a longer warmup."
+    return Stopped(f"{error} {advice}", last)
+
+
+def _tell_other_ranks(work: Workspace, error: BaseException, until: int) -> None:
+    """Send an error of this rank to the others, unless it came from one of them."""
+    if isinstance(error, (RemoteRankError, RankConnectionError)):
+        return
+    with suppress(RankConnectionError):  # the error that began it counts
+        work.gradients.broadcast_error(error, until)
+
+
+def _save_after_error(work: Workspace, error: BaseException, callbacks: Callbacks) -> Stopped | None:
+    """Save the state after the last whole step; the error for the caller where memory ran out, else None.
+
+    Ranks that shard the tensors save nothing: it would take all of them.
+    """
+    is_out_of_memory = out_of_memory.exhausted(error)
+    if is_out_of_memory:
+        work.stepper.drop_gradients()
+        out_of_memory.release(error)
+    last = work.start_state
+    has_moved = work.is_consistent and last.step < work.step and not work.placement.is_sharded
+    save = None
+    if work.step != work.saved_step:
+        save = callbacks.save_snapshot
+    if has_moved and (is_out_of_memory or save is not None):
+        last = work.state()
+    if has_moved and save is not None:
+        work.saved_step = work.step
+        save(last)
+    if is_out_of_memory:
+        return Stopped(_short_of_memory(work, error), last)
+    return None
 
 
 def behind(state: TrainState, dataset: Dataset, callbacks: Callbacks) -> bool:
@@ -123,88 +150,104 @@ def behind(state: TrainState, dataset: Dataset, callbacks: Callbacks) -> bool:
     averages unkept.
     """
     ema = state.start.ema
-    averages = ema is not None and ema.snapshots and state.step and state.step % ema.snapshots == 0
-    return bool(averages) or (bool(dataset.held_out) and _unmeasured(state, callbacks))
+    if ema is not None and state.step and _is_due(state.step, ema.snapshots):
+        return True
+    return bool(dataset.held_out) and _unmeasured(state, callbacks)
 
 
 def _unmeasured(state: TrainState, callbacks: Callbacks) -> bool:
     """Whether the held-out loss is due at this step and not there: at the start, or where a call ended
     just before it.
     """
-    if not callbacks.validate_every or state.step % callbacks.validate_every:
+    if not _is_due(state.step, callbacks.validate_every):
         return False
     return state.step not in {step for step, _ in state.history.validation}
 
 
+def _is_due(step: int, every: int) -> bool:
+    """Whether what happens every so many steps (0 is never) happens after this one."""
+    return every > 0 and step % every == 0
+
+
 def _short_of_memory(work: Workspace, error: BaseException) -> str:
-    begun, said = work.begun, str(error).splitlines()
-    ways = out_of_memory.advice(begun.start.adapter, begun.settings.optimizer, work.denoiser.device)
-    if work.kept:
-        kept = f"The state after step {work.kept} is kept"
-    else:
-        kept = "No step was made yet"
-    return f"Memory ran out at step {work.step + 1}{f' ({said[0]})' if said else ''}. {kept}. To need less: {ways}."
+    settings = work.start_state.settings.optimizer
+    advice = out_of_memory.advice(work.start_state.start.adapter, settings, work.denoiser.device)
+    kept = "No step was made yet"
+    if work.saved_step:
+        kept = f"The state after step {work.saved_step} is kept"
+    cause, *_ = [*str(error).splitlines(), ""]
+    if cause:
+        cause = f" ({cause})"
+    return f"Memory ran out at step {work.step + 1}{cause}. {kept}. To need less: {advice}."
 
 
-def _run_(work: Workspace, until: int, callbacks: Callbacks) -> None:
-    _offer_averages(work, callbacks)
-    if _unmeasured(work.begun, callbacks):
-        _validate_(work, callbacks)
-    kept_at = time.monotonic()
+def _train_until(work: Workspace, until: int, callbacks: Callbacks) -> None:
+    """Steps up to step `until`, with what is due between them; fewer when the caller asks to stop."""
+    _save_averages(work, callbacks)
+    if _unmeasured(work.start_state, callbacks):
+        _validate(work, callbacks)
+    saved_at = time.monotonic()
     while work.step < until:
-        begun = time.perf_counter()
-        moved = advance_(work)
-        moved = replace(moved, seconds=time.perf_counter() - begun)
-        work.seconds += moved.seconds
-        due = callbacks.validate_every and work.step % callbacks.validate_every == 0
-        if due:
-            validation = _validate_(work, callbacks)
-        else:
-            validation = None
-        _offer_averages(work, callbacks)
+        result = _timed_step(work)
+        validation = None
+        if _is_due(work.step, callbacks.validate_every):
+            validation = _validate(work, callbacks)
+        _save_averages(work, callbacks)
         stopping = work.group.agree_to_stop(callbacks.should_stop is not None and callbacks.should_stop())
-        late = bool(callbacks.snapshot_minutes and time.monotonic() - kept_at >= 60 * callbacks.snapshot_minutes)
-        if work.placement.is_sharded:
-            late = work.group.broadcast_flag(late)
-        due = late or (callbacks.snapshot_every and work.step % callbacks.snapshot_every == 0)
+        due = _snapshot_is_due(work, callbacks, saved_at)
         if callbacks.save_snapshot is not None and due and work.step < until and not stopping:
-            work.kept = work.step  # before the attempt: a store that fails once is not asked again
+            work.saved_step = work.step  # before the attempt: a store that fails once is not asked again
             callbacks.save_snapshot(work.state(own=True))
-            kept_at = time.monotonic()
+            saved_at = time.monotonic()
         _preview(work, callbacks)
         if callbacks.on_step is not None:
-            callbacks.on_step(work.step, moved, validation)
+            callbacks.on_step(work.step, result, validation)
         if stopping:
             break
 
 
-def _offer_averages(work: Workspace, callbacks: Callbacks) -> None:
-    ema = work.begun.start.ema
-    if callbacks.save_average is None or ema is None or not ema.snapshots or not work.step or work.step % ema.snapshots:
+def _timed_step(work: Workspace) -> StepResult:
+    begun = time.perf_counter()
+    result = advance_(work)
+    result = replace(result, seconds=time.perf_counter() - begun)
+    work.seconds += result.seconds
+    return result
+
+
+def _snapshot_is_due(work: Workspace, callbacks: Callbacks, saved_at: float) -> bool:
+    """Whether a snapshot is due by steps or minutes; of ranks that shard the tensors the first one's clock counts."""
+    is_late = bool(callbacks.snapshot_minutes and time.monotonic() - saved_at >= 60 * callbacks.snapshot_minutes)
+    if work.placement.is_sharded:
+        is_late = work.group.broadcast_flag(is_late)
+    return is_late or _is_due(work.step, callbacks.snapshot_every)
+
+
+def _save_averages(work: Workspace, callbacks: Callbacks) -> None:
+    """Hand the power-function averages to the caller at the steps of the run's EMASettings."""
+    ema = work.start_state.start.ema
+    if callbacks.save_average is None or ema is None or not work.step or not _is_due(work.step, ema.snapshots):
         return
-    for own, shadow in work.powers:
-        callbacks.save_average(work.place(), own.widths[0], partial(work.as_lora, shadow))
+    for settings, shadow in work.powers:
+        callbacks.save_average(work.position(), settings.widths[0], partial(work.as_lora, shadow))
 
 
-def _validate_(work: Workspace, callbacks: Callbacks) -> float | None:
-    value = validate(work)
-    if value is not None:
-        earlier = work.best
-        work.validation.append((work.step, value))
-        if (
-            callbacks.save_best is not None
-            and work.step
-            and math.isfinite(value)
-            and (earlier is None or value < earlier[1])
-        ):
-            callbacks.save_best(work.state())
-    return value
+def _validate(work: Workspace, callbacks: Callbacks) -> float | None:
+    """Measure the held-out loss, and save the state where it is the lowest so far."""
+    loss = validate(work)
+    if loss is None:
+        return None
+    best = work.best
+    work.validation.append((work.step, loss))
+    is_best = math.isfinite(loss) and (best is None or loss < best[1])
+    if callbacks.save_best is not None and work.step and is_best:
+        callbacks.save_best(work.state())
+    return loss
 
 
 @torch.no_grad()
 def _preview(work: Workspace, callbacks: Callbacks) -> None:
-    """Pictures of the weights as they are and of their average, which is in the weights' place meanwhile."""
-    if callbacks.preview is None or not callbacks.preview_every or work.step % callbacks.preview_every:
+    """Let the caller sample with the weights as they are and with their average, which stands in for them meanwhile."""
+    if callbacks.preview is None or not _is_due(work.step, callbacks.preview_every):
         return
     with work.stepper.evaluated():
         callbacks.preview(work.denoiser, work.step, False)

@@ -14,7 +14,7 @@ from ..data.dataset import Dataset
 from ..state import TrainState
 from .batch_loader import BatchSchedule
 from .loop import Callbacks
-from .step import StepResult
+from .workspace import StepResult
 
 
 def ready(state: TrainState, steps: int, dataset: Dataset, folder: Path | None) -> list[str]:

@@ -11,7 +11,8 @@ from graft_nodes.ema.decay import EMASettings
 from graft_nodes.training.optimizers.checks import remarks
 from graft_nodes.training.optimizers.learning_rate_schedule import rate_at
 from graft_nodes.training.optimizers.settings import OptimizerSettings
-from graft_nodes.training.run.step import Workspace, advance_, backward_
+from graft_nodes.training.run.step import advance_, backward_
+from graft_nodes.training.run.workspace import Workspace
 from graft_nodes.training.state import Settings, Start, begin, with_settings
 from graft_nodes.training.trainable.settings import AdapterSettings
 
@@ -24,7 +25,7 @@ def test_three_steps_are_adamw_written_out(lab, settings):
     work = Workspace(
         lab.state(denoiser, dataset, AdapterSettings(targets="all", rank=2), **settings), denoiser, dataset
     )
-    held = work.begun.settings.optimizer
+    held = work.start_state.settings.optimizer
     weights = {name: t.detach().double().clone() for name, t in work.trained.items()}
     first, second = ({name: torch.zeros_like(w) for name, w in weights.items()} for _ in range(2))
     with work.installed():

@@ -16,7 +16,8 @@ from graft_nodes.training.optimizers.registry import OPTIMIZERS
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.optimizers.stepper import OptimizerStepper
 from graft_nodes.training.run.loop import Callbacks, Stopped, train
-from graft_nodes.training.run.step import Workspace, advance_, backward_
+from graft_nodes.training.run.step import advance_, backward_
+from graft_nodes.training.run.workspace import Workspace
 from graft_nodes.training.state import Settings, Start, begin, equal, with_settings
 from graft_nodes.training.store.store import Store
 from graft_nodes.training.trainable.settings import AdapterSettings
@@ -362,17 +363,17 @@ def test_a_loss_scale_that_overflows_is_halved_and_the_step_made_again(lab):
     denoiser, dataset = lab.Flow(), lab.pictures()
     start = _state(lab, denoiser, dataset, "adamw", FULL, precision="fp16")
     work = Workspace(start, denoiser, dataset)
-    work.scale._scaler.scale(torch.zeros(()))  # sets its tensors up
-    work.scale._scaler._scale.fill_(2.0**60)  # gradients overflow in fp16 until it is small enough
+    work.loss_scale._scaler.scale(torch.zeros(()))  # sets its tensors up
+    work.loss_scale._scaler._scale.fill_(2.0**60)  # gradients overflow in fp16 until it is small enough
     with work.installed():
         moved = advance_(work)
-    assert math.isfinite(moved.norm) and work.step == 1 and work.scale.scale < 2.0**30
+    assert math.isfinite(moved.norm) and work.step == 1 and work.loss_scale.scale < 2.0**30
     saved = work.state()
     assert (
-        saved.optimizer["grad_scaler/scale"].item() == work.scale.scale
+        saved.optimizer["grad_scaler/scale"].item() == work.loss_scale.scale
         and saved.optimizer["grad_scaler/count"].item() == 1
     )
-    assert Workspace(saved, denoiser, dataset).scale.scale == work.scale.scale
+    assert Workspace(saved, denoiser, dataset).loss_scale.scale == work.loss_scale.scale
 
 
 def test_the_loss_scale_does_not_change_the_gradient(lab):

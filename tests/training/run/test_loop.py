@@ -11,7 +11,8 @@ import torch
 from graft_nodes.ema.decay import EMASettings
 from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.run.loop import Callbacks, Stopped, train
-from graft_nodes.training.run.step import Workspace, backward_
+from graft_nodes.training.run.step import backward_
+from graft_nodes.training.run.workspace import Workspace
 from graft_nodes.training.state import advance_position, equal, with_settings
 from graft_nodes.training.store import saved_states
 from graft_nodes.training.trainable.settings import AdapterSettings

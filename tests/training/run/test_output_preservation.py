@@ -11,7 +11,8 @@ from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.run import step as steps
 from graft_nodes.training.run.batch_loader import BatchLoader
 from graft_nodes.training.run.loop import train
-from graft_nodes.training.run.step import Workspace, advance_, backward_
+from graft_nodes.training.run.step import advance_, backward_
+from graft_nodes.training.run.workspace import Workspace
 from graft_nodes.training.state import equal
 from graft_nodes.training.trainable.settings import AdapterSettings
 

@@ -15,6 +15,7 @@ from families import FAMILIES, build, latent
 from graft_nodes import host as wall
 from graft_nodes.training.data.dataset import Dataset
 from graft_nodes.training.run import step as steps
+from graft_nodes.training.run import workspace
 
 CLIP = {"num_attention_heads": 2}
 T5 = {"d_kv": 4, "num_heads": 2, "d_ff": 8, "num_layers": 2}
@@ -246,13 +247,13 @@ def test_gradients_of_the_encoder_are_those_of_finite_differences(host, name, ch
         "TrainStep", state=host.call("GraftTrainStart", **given, run=f"slope {name}")[0], steps=2, validate_every=0
     )[0]
     with torch.inference_mode(False), wall.denoiser.denoiser(model, clip=clip) as denoiser:
-        work = steps.Workspace(state, denoiser, data)
+        work = workspace.Workspace(state, denoiser, data)
         try:
             with work.installed():
                 (batch, *_) = work.loader.take(work.step, 0)
 
                 def loss():
-                    return steps._batch_losses(work, batch, torch.Generator().manual_seed(0), {}).sum()
+                    return steps.batch_losses(work, batch, torch.Generator().manual_seed(0), {}).sum()
 
                 loss().backward()
                 text = {key: t for key, t in work.trained.items() if key.startswith("text_encoders.")}

@@ -24,6 +24,7 @@ from graft_nodes.training.data.dataset import Conditioning, Dataset
 from graft_nodes.training.memory.checkpointing import blocks, checkpointed
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.run import step as steps
+from graft_nodes.training.run import workspace
 from graft_nodes.training.state import Settings, Start, begin
 from graft_nodes.training.trainable.install import as_lora, attached, init_trainable
 from graft_nodes.training.trainable.settings import AdapterSettings
@@ -503,7 +504,7 @@ def test_one_step_is_a_loop_written_by_hand():
             return before(x, sigma, texts, options)
 
         denoiser.denoise = watched
-        work = steps.Workspace(state, denoiser, data)
+        work = workspace.Workspace(state, denoiser, data)
         with work.installed():
             measured = steps.advance_(work)
         made = {key: t.detach().clone() for key, t in work.trained.items()}

@@ -1,0 +1,49 @@
+"""Validation: the loss of held-out images at noise and timesteps that never change."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..data.batches import with_size_conditioning
+from ..data.dataset import DatasetImage
+from ..objective.loss import losses
+from ..optimizers.precision import autocast
+from ..random_draws import generator as seeded_generator
+from .workspace import Workspace
+
+NOISE_LEVELS = 4  # of each held-out image
+MOST_IMAGES = 64
+
+
+@torch.no_grad()
+def validate(work: Workspace) -> float | None:
+    """Mean loss of the held-out images with plain weights and without dropout; None where no image is held out."""
+    images = work.dataset.held_out[:MOST_IMAGES]
+    if not images:
+        return None
+    means = []
+    for number, image in enumerate(images):
+        means.append(_image_losses(work, number, image).mean())
+    return float(torch.stack(means).mean())
+
+
+def _image_losses(work: Workspace, number: int, image: DatasetImage) -> Tensor:
+    """The losses of one image, at NOISE_LEVELS levels that depend on the run's seed and its number alone."""
+    denoiser, state = work.denoiser, work.start_state
+    generator = seeded_generator(state.start.seed, number, "validation")
+    latents = image.latent[None].expand(NOISE_LEVELS, *image.latent.shape)
+    clean = denoiser.process_in(latents.to(denoiser.device, torch.float32))
+    timesteps = (torch.arange(NOISE_LEVELS) + torch.rand((), generator=generator)) / NOISE_LEVELS
+    sigma = denoiser.sigma(timesteps.to(denoiser.device))
+    noise = torch.randn(clean.shape, generator=generator).to(denoiser.device)
+    with work.stepper.evaluated(), autocast(state.settings.optimizer, denoiser.device):
+        known = with_size_conditioning(work.dataset.conditionings[image.caption], image.framing)
+        (conditioning,) = work.encoded([image.caption], [known])
+        denoised = denoiser.denoise(
+            denoiser.noisy(clean, noise, sigma), sigma, (conditioning,) * NOISE_LEVELS, {"graft_evaluating": True}
+        )
+    mask = None
+    if image.mask is not None:
+        mask = image.mask[None].to(denoiser.device)
+    return losses(state.settings.objective, denoiser.prediction, denoised, clean, sigma, mask)

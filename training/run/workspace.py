@@ -1,0 +1,281 @@
+"""The live tensors of a training run on the model's device: trained weights, optimizer, gradients and averages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ...ema.decay import EMASettings
+from ...ema.shadow import Shadow
+from ..data.dataset import Conditioning, Dataset
+from ..distributed import fsdp, gradient_sum, process_group
+from ..distributed.placement import RowSharded, placement_for
+from ..memory.checkpointing import checkpointed
+from ..memory.inference_tensors import as_normal_tensors
+from ..memory.offload import activations_on_host, layers_on_host
+from ..objective.denoiser import Denoiser
+from ..objective.noise import LAST_SIGNAL
+from ..objective.settings import check_for
+from ..optimizers.precision import LossScale
+from ..optimizers.stepper import OptimizerStepper
+from ..state import History, RunCost, TrainState, advance_position
+from ..trainable import install
+from .batch_loader import BatchLoader, BatchSchedule
+from .out_of_memory import used
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step measured."""
+
+    loss: float
+    rate: float
+    norm: float
+    seconds: float = 0.0
+
+
+def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: process_group.SingleProcess) -> None:
+    """Raise ValueError when the state's objective does not fit the model or the pictures."""
+    objective = state.settings.objective
+    check_for(objective, denoiser.prediction)
+    if state.settings.optimizer.fused_backward and group.size > 1:
+        raise ValueError(
+            "GraftOptimizer: fused_backward moves a weight before the ranks can add up their gradients: set it to off."
+        )
+    if group.shard:
+        fsdp.check(state, group)
+    if state.start.adapter.text_encoder and denoiser.text_encoder is None:
+        raise ValueError("GraftAdapter: text_encoder is on, and there is no text encoder to train: connect clip.")
+    if objective.prior != "none" and dataset.regularisation is None:
+        raise ValueError(f"GraftObjective: prior {objective.prior} needs a regularisation dataset on GraftDataset.")
+    if (
+        objective.zero_terminal_snr
+        and float(denoiser.sigma(torch.tensor([1 - 2**-24], device=denoiser.device))) ** -2 > 2 * LAST_SIGNAL
+    ):
+        raise ValueError(
+            "GraftObjective: zero_terminal_snr, and the model's noise levels end with signal: rescale them"
+            " (zero_terminal)."
+        )
+
+
+class Workspace:
+    """Live copies of a state's tensors on the model's device, which steps change in place; `state()` freezes them
+    again.
+
+    The steps are those of a `group` of ranks that all have such a workspace; without one, of this process.
+    """
+
+    def __init__(
+        self, state: TrainState, denoiser: Denoiser, dataset: Dataset, group: process_group.SingleProcess | None = None
+    ) -> None:
+        self.group = group or process_group.SingleProcess()
+        check(state, denoiser, dataset, self.group)
+        self.start_state, self.denoiser, self.dataset = state, denoiser, dataset
+        self.loader = BatchLoader(
+            BatchSchedule.of(state, dataset), dataset.workers, every=(self.group.rank, self.group.size)
+        )
+        self.placement = placement_for(state, self.group)
+        self.stepper = self._build_stepper()
+        self.trained = self.stepper.trained
+        self.gradients = gradient_sum.for_group(self.group, self.trained, self.placement.is_sharded)
+        self.loss_scale: LossScale | None = None
+        if state.settings.optimizer.precision == "fp16":
+            self.loss_scale = LossScale(denoiser.device, state.optimizer)
+        self.shadow: Shadow | None = None
+        self.powers: list[tuple[EMASettings, Shadow]] = []  # power-function averages that snapshots are taken of
+        if self.group.is_main_process or self.placement.is_sharded:  # each number of the averages is kept once
+            self._begin_averages()
+        self.step = state.step
+        # False while a step changes the tensors: an interruption then leaves no usable state.
+        self.is_consistent = True
+        self.saved_step = state.step  # the step of the last snapshot
+        self.seconds = 0.0
+        self.results: list[StepResult] = []
+        self.validation: list[tuple[int, float]] = []
+        # Before the trained tensors are installed: differences of whole weights are taken from the model's own.
+        self.base: Mapping[str, Tensor] | None = None
+        if self.powers and state.base is not None and state.start.adapter.full_weights:
+            self.base = state.base()
+        self.attached = ExitStack()  # holds the trained tensors on the model
+        self.before_encoding: Callable[[], None] = lambda: None
+        self.purpose = ""  # what runs now: a micro-batch of the step, or "" outside training
+
+    def _build_stepper(self) -> OptimizerStepper:
+        state, device = self.start_state, self.denoiser.device
+        norm = None
+        if isinstance(self.placement, RowSharded):
+            norm = partial(self.placement.norm, device=device)
+        return OptimizerStepper(
+            state.settings.optimizer,
+            self.placement.local(state.trained),
+            self.placement.local(state.optimizer),
+            device,
+            state.start.seed,
+            norm,
+        )
+
+    def _begin_averages(self) -> None:
+        state, device = self.start_state, self.denoiser.device
+        ema = state.start.ema
+        if ema is None:
+            return
+        average = self.placement.local(state.average)
+        self.shadow = Shadow.beside(average, state.step, self.trained, device, ema.device)
+        if not ema.snapshots:
+            return
+        for number, width in enumerate(ema.widths):
+            average = {name: state.powers[f"{number}/{name}"] for name in state.trained}
+            settings = replace(ema, schedule="power", widths=(width,), snapshots=0)
+            self.powers.append((settings, Shadow.beside(average, state.step, self.trained, device, ema.device)))
+
+    def moment(self) -> tuple[int, int, str]:
+        """(seed, step, purpose) of the forward that runs now."""
+        return self.start_state.start.seed, self.step, self.purpose
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """For the block the model computes with the trained tensors; it is as before afterwards, whatever happens."""
+        settings, module = self.start_state.settings.optimizer, self.denoiser.module
+        # Weights that are fetched from the host block by block must not be kept for the backward pass: they are fetched
+        # again.
+        checkpointing: AbstractContextManager[None] = nullcontext()
+        if settings.checkpointing or settings.offload == "layers":
+            checkpointing = checkpointed(module)
+        offload: AbstractContextManager[None] = nullcontext()
+        if settings.offload == "activations":
+            offload = activations_on_host(module)
+        elif settings.offload == "layers":
+            offload = layers_on_host(module, self.denoiser.device)
+        with offload, checkpointing, torch.enable_grad(), self._sharded_base(), self.attached:
+            self._attach()
+            yield
+
+    @contextmanager
+    def _sharded_base(self) -> Iterator[None]:
+        """For the block the ranks shard the base weights, where that was asked for and adapters are trained beside
+        them.
+        """
+        with ExitStack() as stack:
+            if self.group.shard and not self.placement.is_sharded:
+                stack.enter_context(as_normal_tensors(self.denoiser.module))
+                stack.enter_context(fsdp.sharded(self.denoiser.module, self.denoiser.device, self.group))
+            yield
+
+    def _attach(self) -> None:
+        adapter, denoiser = self.start_state.start.adapter, self.denoiser
+        if self.placement.is_sharded:
+            whole = fsdp.sharded_trainable(
+                denoiser.module, self.start_state.trained, self.trained, denoiser.device, self.group
+            )
+            self.gradients.attach(*self.attached.enter_context(whole))
+            return
+        if adapter.text_encoder:
+            text_encoder = denoiser.text_encoder
+        else:
+            text_encoder = None
+        attached = install.attached(denoiser.module, adapter, self.trained, self.moment, text_encoder)
+        self.before_encoding = self.attached.enter_context(attached)
+
+    def encoded(self, captions: Sequence[str], known: Sequence[Conditioning]) -> Sequence[Conditioning]:
+        """Conditionings of captions: the dataset's, or what the text encoder makes of them now where it is trained."""
+        if not self.start_state.start.adapter.text_encoder:
+            return known
+        assert self.denoiser.encode is not None
+        self.before_encoding()
+        return self.denoiser.encode(captions, known)
+
+    @contextmanager
+    def plain(self) -> Iterator[None]:
+        """For the block, inside `installed()`, the model computes without the trained tensors and without gradients."""
+        self.attached.close()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._attach()
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """Step and held-out loss of the best validation so far."""
+        history = self.start_state.history
+        return replace(history, validation=history.validation + tuple(self.validation)).best
+
+    @property
+    def shadows(self) -> list[Shadow]:
+        """Every average that runs along."""
+        shadows = [shadow for _, shadow in self.powers]
+        if self.shadow is None:
+            return shadows
+        return [self.shadow, *shadows]
+
+    def finish(self) -> None:
+        """Wait for averages that move in host memory."""
+        for shadow in self.shadows:
+            shadow.finish()
+
+    def close(self) -> None:
+        """End what runs beside the steps."""
+        self.loader.close()
+        for shadow in self.shadows:
+            shadow.close()
+
+    def position(self) -> TrainState:
+        """Where the workspace stands, as a state without tensors."""
+        start = self.start_state
+        position = advance_position(start.position, start.settings.digest, self.step - start.step)
+        return replace(start, trained={}, optimizer={}, average={}, powers={}, step=self.step, position=position)
+
+    def as_lora(self, shadow: Shadow) -> dict[str, Tensor]:
+        """An average as a LORA_MODEL on the CPU."""
+        shadow.finish()
+        return install.as_lora(shadow.tensors, self.start_state.start.adapter, self.base)
+
+    def state(self, own: bool = False) -> TrainState:
+        """The workspace as an immutable state: everything is copied to the CPU.
+
+        Where ranks shard the tensors, all of them make this call together, unless it is for the rows of this rank
+        alone (`own`).
+        """
+        gather: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = self.placement.gather
+        if own:
+            gather = dict
+        self.finish()
+        average: dict[str, Tensor] = {}
+        if self.shadow is not None:
+            average = _cpu_copies(self.shadow)
+        powers = {}
+        for number, (_, shadow) in enumerate(self.powers):
+            for name, tensor in _cpu_copies(shadow).items():
+                powers[f"{number}/{name}"] = tensor
+        optimizer = gather(self.stepper.state())
+        if self.loss_scale is not None:
+            optimizer.update(self.loss_scale.state())
+        cost = self.start_state.cost
+        return replace(
+            self.position(),
+            trained=gather(self.stepper.sampled()),
+            optimizer=optimizer,
+            average=gather(average),
+            powers=powers,
+            cost=RunCost(cost.seconds + self.seconds, max(cost.memory, used(self.denoiser.device))),
+            history=self._history(),
+        )
+
+    def _history(self) -> History:
+        before = self.start_state.history
+        return History(
+            before.loss + tuple(result.loss for result in self.results),
+            before.rate + tuple(result.rate for result in self.results),
+            before.norm + tuple(result.norm for result in self.results),
+            before.validation + tuple(self.validation),
+            before.outdated,
+        )
+
+
+def _cpu_copies(shadow: Shadow) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in shadow.tensors.items()}
