@@ -48,7 +48,7 @@ LAYOUT = DatasetLayout(
     title="text files in a captions folder",
     hint="a .txt in a captions folder",
     documentation=(
-        "`name.txt` in a `captions` folder beside the picture, beside the picture's folder (`images/1.png`,"
+        "`name.txt` in a `captions` folder beside the image, beside the image's folder (`images/1.png`,"
         " `captions/1.txt`), or at the top with the same subfolders."
     ),
     suffixes=(".txt",),

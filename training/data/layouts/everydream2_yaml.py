@@ -89,6 +89,7 @@ class SettingsFiles:
             own = self._of_image(image)
         if caption is None:
             return _written(of_folder.overridden_by(own), own.has_caption or bool(of_folder.prompt))
+        of_folder = of_folder.overridden_by(_own_settings(caption))
         has_caption = caption.found or own.has_caption
         if not (own.has_caption or of_folder.prompt or of_folder.tags):
             return _with_settings(caption, of_folder.overridden_by(own), has_caption)
@@ -138,6 +139,20 @@ class SettingsFiles:
         except ValueError as error:
             self.problems.append(f"{path.relative_to(self.folder).as_posix()}: {error}; not used")
             return ImageSettings()
+
+
+def _own_settings(caption: WrittenCaption) -> ImageSettings:
+    """The settings, without the caption, that another layout's file gave for an image."""
+    return ImageSettings(
+        multiply=caption.multiply,
+        cond_dropout=caption.dropout,
+        flip_p=caption.flip,
+        shuffle_tags=caption.shuffle,
+        batch_id=caption.batch_id or None,
+        loss_scale=caption.loss_scale,
+        max_caption_length=caption.max_length or None,
+        notes=caption.notes,
+    )
 
 
 def _as_settings(caption: WrittenCaption) -> ImageSettings:

@@ -120,9 +120,9 @@ LAYOUT = DatasetLayout(
     title="one JSON file per image (LunNova)",
     hint="one JSON per image (tags, score, path)",
     documentation=(
-        'one JSON file a picture, anywhere below the folder: `{"tags": ["solo", "kirin"], "score": 55,'
-        ' "path": "images/1.png"}`. `path` is relative to the dataset\'s folder; without it the picture of the same'
-        " name beside the file is meant. Pictures that no file describes are left out."
+        'one JSON file per image, anywhere below the folder: `{"tags": ["solo", "kirin"], "score": 55, "path":'
+        ' "images/1.png"}`. `path` is relative to the dataset\'s folder; without it, it describes the image of the same'
+        " name beside it. Images without such a file are left out."
     ),
     suffixes=(".json",),
     recognise=_recognise,
