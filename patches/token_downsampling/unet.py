@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,16 +13,14 @@ from torch import Tensor, nn
 from ..models.token_layout import Grid
 from .tokens import ToDoSettings, target_grid, thin
 
-Block = tuple[str, int]
-TRAINING = (  # transformer_options key: {"step", "total_steps"} while a training step runs, absent otherwise
-    "graft_training"
-)
-EVALUATING = (  # transformer_options key: True while TrainStep validates or draws previews, absent otherwise
-    "graft_evaluating"
-)
-REPLACED = "graft_replaced"  # transformer_options key: the blocks whose attn1 computation another patch replaces
-# transformer_options key: {block: why a call left it alone, "" where it did not}, absent when nobody asks
-LEFT = "graft_left"
+Block = tuple[str, int]  # ("input", "middle" or "output", index)
+
+# Keys of transformer_options
+TRAINING = "graft_training"  # {"step", "total_steps"} while a training step runs, absent otherwise
+EVALUATING = "graft_evaluating"  # True while TrainStep validates or draws previews, absent otherwise
+REPLACED = "graft_replaced"  # the blocks whose attn1 computation another patch replaces
+LEFT = "graft_left"  # {block: why a call left it alone, "" where it did not}, absent when nobody asks
+
 COMPUTED = "whose attention another node computes"
 CHANGED = "whose keys another node changed"
 ROUNDING = 1e-6  # between noise levels that were worked out in different precisions
@@ -30,14 +28,16 @@ ROUNDING = 1e-6  # between noise levels that were worked out in different precis
 
 @dataclass(frozen=True)
 class Attention:
-    """One place of a UNet that has attention: its level (0 = full resolution) and its self-attention and other
-    transformer blocks.
+    """The attention at one place of a UNet: its level (0 = full resolution), and block_index of its transformer blocks.
+
+    `own` are those whose attn1 is self-attention, `foreign` those whose attn1 has a context of its own
+    (`disable_self_attn`). `width` is that of queries and keys, all heads together.
     """
 
     level: int
-    own: tuple[int, ...]  # block_index of the blocks whose attn1 attends to its own tokens
-    foreign: tuple[int, ...]  # those whose attn1 has a context of its own
-    width: int  # of the queries and keys, all heads together
+    own: tuple[int, ...]
+    foreign: tuple[int, ...]
+    width: int
 
 
 def attention_blocks(unet: nn.Module) -> dict[Block, Attention]:
@@ -50,17 +50,18 @@ def attention_blocks(unet: nn.Module) -> dict[Block, Attention]:
                 f"expected an LDM-layout UNet (input_blocks, middle_block, output_blocks), got {type(unet).__name__},"
                 f" which has no {name}"
             )
-    inputs, outputs = list(unet.input_blocks), list(unet.output_blocks)  # type: ignore[arg-type]
-    levels, level = [], 0
-    for block in inputs:
-        level += any(_halves(module) for module in block)
+    blocks: dict[Block, Attention] = {}
+    levels: list[int] = []
+    level = 0
+    for index, block in enumerate(unet.input_blocks):  # type: ignore[arg-type]
+        level += any(map(_halves, block))
         levels.append(level)
-    places: list[tuple[Block, int, nn.Module]] = [(("input", i), levels[i], block) for i, block in enumerate(inputs)]
-    places.append((("middle", 0), level, unet.middle_block))  # type: ignore[arg-type]
-    # output block i is joined with the skip of input block n-1-i, hence runs at its level
-    places += [(("output", i), levels[-1 - i], block) for i, block in enumerate(outputs)]
-    found = {block: _attention(level, module) for block, level, module in places}
-    return {block: attention for block, attention in found.items() if attention.own or attention.foreign}
+        blocks["input", index] = _attention(level, block)
+    blocks["middle", 0] = _attention(level, unet.middle_block)  # type: ignore[arg-type]
+    for index, block in enumerate(unet.output_blocks):  # type: ignore[arg-type]
+        # output block i is joined with the skip of input block n-1-i, hence runs at its level
+        blocks["output", index] = _attention(levels[-1 - index], block)
+    return {block: attention for block, attention in blocks.items() if attention.own or attention.foreign}
 
 
 def _halves(module: nn.Module) -> bool:
@@ -73,21 +74,23 @@ def _attention(level: int, block: nn.Module) -> Attention:
     foreign: list[int] = []
     width = 0
     for module in block.children():
-        if isinstance(getattr(module, "transformer_blocks", None), nn.ModuleList):
-            for index, transformer in enumerate(module.transformer_blocks):  # type: ignore[arg-type]
-                (foreign if getattr(transformer, "disable_self_attn", False) else own).append(index)
-                width = transformer.attn1.heads * transformer.attn1.dim_head
+        transformers = getattr(module, "transformer_blocks", None)
+        if not isinstance(transformers, nn.ModuleList):
+            continue
+        for index, transformer in enumerate(transformers):
+            if getattr(transformer, "disable_self_attn", False):
+                foreign.append(index)
+            else:
+                own.append(index)
+            width = transformer.attn1.heads * transformer.attn1.dim_head  # type: ignore[union-attr, operator]
     return Attention(level, tuple(own), tuple(foreign), width)
 
 
 def attention_depths(unet: nn.Module) -> dict[Block, int]:
     """{(block type, index): depth}; depth 1 is the first level that has self-attention (SD1.x has 4 depths, SDXL 2)."""
-    blocks = {block: attention for block, attention in attention_blocks(unet).items() if attention.own}
-    depth = {
-        level: number
-        for number, level in enumerate(sorted({attention.level for attention in blocks.values()}), start=1)
-    }
-    return {block: depth[attention.level] for block, attention in blocks.items()}
+    levels = {block: attention.level for block, attention in attention_blocks(unet).items() if attention.own}
+    depths = {level: number for number, level in enumerate(sorted(set(levels.values())), start=1)}
+    return {block: depths[level] for block, level in levels.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,11 +106,10 @@ class ToDoPatch:
     settings: ToDoSettings
     factors: Mapping[Block, float]
     foreign: frozenset[tuple[str, int, int]] = frozenset()
-    depths: Mapping[int, tuple[int, int]] = field(
-        default_factory=dict
-    )  # depth -> (self-attention blocks, blocks left alone)
-    levels: Mapping[int, int] = field(default_factory=dict)  # depth -> halvings of the latent's sides
-    widths: Mapping[int, int] = field(default_factory=dict)  # depth -> width of queries and keys
+    # By depth: (self-attention blocks, blocks left alone), halvings of the latent's sides, width of queries and keys
+    depths: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    levels: Mapping[int, int] = field(default_factory=dict)
+    widths: Mapping[int, int] = field(default_factory=dict)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ToDoPatch:
         return self
@@ -123,28 +125,27 @@ class ToDoPatch:
         factor = self._factor(extra_options)
         if factor is None:
             return q, context, value
-        place, left = _place(extra_options), extra_options.get(LEFT)
-        if (
-            context.shape[0] != extra_options["activations_shape"][0]
-        ):  # windows of another node's, or a video's frames, place by place
-            if left is not None:
-                left.setdefault(place, CHANGED)  # a video's spatial attention of the same place came before
+        place, shape = _place(extra_options), extra_options["activations_shape"]
+        left = extra_options.get(LEFT)
+        if left is None:
+            left = {}
+        if context.shape[0] != shape[0]:  # windows of another node's, or a video's frames, place by place
+            left.setdefault(place, CHANGED)  # a video's spatial attention of the same place came before
             return q, context, value
         replaced = extra_options.get(REPLACED, ())
-        taken = place in replaced or place[:2] in replaced
-        if taken:
-            grid = None
-        else:
-            grid = _strip(q, context, value, extra_options["activations_shape"])
-        if grid is None:
-            if left is not None:
-                left[place] = COMPUTED if taken else CHANGED
+        if place in replaced or place[:2] in replaced:
+            left[place] = COMPUTED
             return q, context, value
-        if left is not None:
-            left[place] = ""
+        grid = _strip(q, context, value, shape)
+        if grid is None:
+            left[place] = CHANGED
+            return q, context, value
+        left[place] = ""
         target = target_grid(grid, factor)
         thinned = self._thinned(context, grid, target)
-        return q, thinned, thinned if value is context else self._thinned(value, grid, target)
+        if value is context:
+            return q, thinned, thinned
+        return q, thinned, self._thinned(value, grid, target)
 
     def _thinned(self, tokens: Tensor, grid: Grid, target: Grid) -> Tensor:
         strips = tokens.shape[1] // (grid[0] * grid[1])
@@ -218,50 +219,59 @@ def plan_unet(unet: nn.Module, settings: ToDoSettings, replaced: Collection[tupl
     `replaced` are the blocks, (type, index) or (type, index, transformer), whose attention another patch computes:
     these are counted as left alone.
     """
-    blocks = attention_blocks(unet)
-    depths = attention_depths(unet)
-    count = max(depths.values(), default=0)
-    name = type(unet).__name__
-    if count == 0:
-        raise ValueError(f"token downsampling needs self-attention; this {name} has {_what(blocks)}")
-    if len(settings.factors) > count:
-        raise ValueError(
-            f"{len(settings.factors)} depths asked for, but this {name} has self-attention at {count} "
-            f"({', '.join(_levels(blocks, depths))}): use max_depth {count} or at most {count} factors"
-        )
-    wanted = {depth: factor for depth, factor in enumerate(settings.factors, start=1) if factor != 1.0}
-    at: dict[int, list[Block]] = {}
-    for block, depth in depths.items():
-        at.setdefault(depth, []).append(block)
+    attention = attention_blocks(unet)
+    places: dict[int, list[Block]] = {}  # by depth
+    for block, depth in attention_depths(unet).items():
+        places.setdefault(depth, []).append(block)
+    _check_depths(type(unet).__name__, settings, attention, places)
+    factors: dict[Block, float] = {}
+    for depth, factor in enumerate(settings.factors, start=1):
+        if factor != 1.0:
+            factors.update(dict.fromkeys(places[depth], factor))
+    foreign: set[tuple[str, int, int]] = set()
+    for block, at_block in attention.items():
+        foreign |= {(*block, index) for index in at_block.foreign}
     return ToDoPatch(
         settings=settings,
-        factors={block: wanted[depth] for block, depth in depths.items() if depth in wanted},
-        foreign=frozenset((*block, index) for block, attention in blocks.items() for index in attention.foreign),
-        depths={depth: _counted(places, blocks, replaced) for depth, places in at.items()},
-        levels={depth: blocks[places[0]].level for depth, places in at.items()},
-        widths={depth: blocks[places[0]].width for depth, places in at.items()},
+        factors=factors,
+        foreign=frozenset(foreign),
+        depths={depth: _counted(blocks, attention, replaced) for depth, blocks in places.items()},
+        levels={depth: attention[blocks[0]].level for depth, blocks in places.items()},
+        widths={depth: attention[blocks[0]].width for depth, blocks in places.items()},
     )
 
 
+def _check_depths(
+    name: str, settings: ToDoSettings, attention: Mapping[Block, Attention], places: Mapping[int, Sequence[Block]]
+) -> None:
+    """Raise ValueError when a UNet has no self-attention, or fewer depths than there are factors."""
+    count = len(places)
+    if count == 0:
+        has = "no attention at all"
+        if attention:
+            has = f"{len(attention)} attention places, each with a context of its own"
+        raise ValueError(f"token downsampling needs self-attention; this {name} has {has}")
+    if len(settings.factors) > count:
+        levels = [f"depth {depth} = latent / {2 ** attention[places[depth][0]].level}" for depth in sorted(places)]
+        raise ValueError(
+            f"{len(settings.factors)} depths asked for, but this {name} has self-attention at {count} "
+            f"({', '.join(levels)}): use max_depth {count} or at most {count} factors"
+        )
+
+
 def _counted(
-    places: Sequence[Block], blocks: Mapping[Block, Attention], replaced: Collection[tuple[Any, ...]]
+    places: Sequence[Block], attention: Mapping[Block, Attention], replaced: Collection[tuple[Any, ...]]
 ) -> tuple[int, int]:
     """(self-attention blocks that can be thinned, others) at some places of a UNet."""
-    own = [(*place, index) for place in places for index in blocks[place].own]
-    taken = sum(block in replaced or block[:2] in replaced for block in own)
-    return len(own) - taken, taken + sum(len(blocks[place].foreign) for place in places)
-
-
-def _what(blocks: Mapping[Block, Attention]) -> str:
-    if blocks:
-        return f"{len(blocks)} attention places, each with a context of its own"
-    return "no attention at all"
-
-
-def _levels(blocks: Mapping[Block, Attention], depths: Mapping[Block, int]) -> Iterator[str]:
-    for depth in sorted(set(depths.values())):
-        level = next(blocks[block].level for block, at in depths.items() if at == depth)
-        yield f"depth {depth} = latent / {2**level}"
+    own = others = 0
+    for place in places:
+        others += len(attention[place].foreign)
+        for index in attention[place].own:
+            if (*place, index) in replaced or place in replaced:
+                others += 1
+            else:
+                own += 1
+    return own, others
 
 
 def _halved(grid: Grid, times: int) -> Grid:
