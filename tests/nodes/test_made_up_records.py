@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from graft_nodes.storage.digest import sha256_of_tensors
+from graft_nodes.training.lora_metadata import lora_metadata
 from PIL import Image
 
 
@@ -101,7 +102,7 @@ def test_an_optimizer_is_one_record(host, parts, drift):
     resumed = host.call("TrainStep", state=loaded, steps=2)[0]
     assert resumed.key == whole.key and sha256_of_tensors(resumed.trained) == sha256_of_tensors(whole.trained)
     assert sha256_of_tensors(resumed.optimizer) == sha256_of_tensors(whole.optimizer)
-    assert whole.metadata()["ss_optimizer"] == "made_up.Drift(pull=0.25)"
+    assert lora_metadata(whole)["ss_optimizer"] == "made_up.Drift(pull=0.25)"
 
 
 def test_a_weighting_is_one_record(host, parts, weighting):

@@ -4,6 +4,7 @@ from dataclasses import fields
 
 import pytest
 import torch
+from graft_nodes.training.lora_metadata import lora_metadata
 from graft_nodes.training.objective.loss import losses, step_weights
 from graft_nodes.training.objective.loss_kinds import LOSSES, LossKind
 from graft_nodes.training.objective.settings import ObjectiveSettings, check_for
@@ -107,7 +108,7 @@ def test_one_record_is_all_that_a_new_one_needs(lab, registry, record):
         whole = train(start, denoiser, dataset, 3)
         assert equal(whole, train(train(start, denoiser, dataset, 1), denoiser, dataset, 2))
         assert whole.history.loss != plain.history.loss and whole.key != plain.key
-        metadata = whole.metadata()
+        metadata = lora_metadata(whole)
     if registry is WEIGHTINGS:
         assert metadata["ss_late_weighting"] == "2.0"
     if registry is LOSSES:
