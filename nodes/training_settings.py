@@ -7,7 +7,7 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from ..ema import decay as averages
-from ..patches.adapters.registry import trainable_names
+from ..patches.adapters.registry import trainable_kinds, trainable_names
 from ..training.objective import settings as objectives
 from ..training.optimizers import settings as optimizers
 from ..training.optimizers.registry import OPTIMIZERS
@@ -36,11 +36,7 @@ class GraftAdapter(io.ComfyNode):
                     display_name="adapter type",
                     options=list(trainable_names()),
                     default="lora",
-                    tooltip=(
-                        "lora: low-rank matrices on linear layers. locon: on convolutions too. loha, lokr:"
-                        " products of small matrices. dora: LoRA that also learns one scale per column. oft:"
-                        " rotates the weights. full: the weights themselves. Start with lora."
-                    ),
+                    tooltip="".join(f"{kind.name}: {kind.help}. " for kind in trainable_kinds()) + "Start with lora.",
                 ),
                 io.Int.Input(
                     "rank",

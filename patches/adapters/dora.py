@@ -123,7 +123,7 @@ class TrainableDoRA(TrainableLoRA):
     """A LoCon with a magnitude for each column of the weight."""
 
     name = "dora"
-    help = "LoRA with a learned scale for each column"
+    help = "LoRA that also learns one scale per column"
     convolutions = True
     network_module = "lycoris.kohya"
 

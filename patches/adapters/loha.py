@@ -136,7 +136,7 @@ class TrainableLoHa(TrainableAdapter):
     """LoHa as lycoris trains it: w2_a starts at zero."""
 
     name = "loha"
-    help = "elementwise product of two LoRAs"
+    help = "elementwise product of two low-rank matrices"
     scale_tensor = W1_A
 
     def tensors(self, size: TargetSize) -> list[TrainedTensor]:

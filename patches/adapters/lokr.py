@@ -206,7 +206,7 @@ class TrainableLoKr(TrainableAdapter):
     """LoKr as lycoris trains it: w1 whole, w2 of low rank where that is smaller."""
 
     name = "lokr"
-    help = "Kronecker product of two matrices"
+    help = "Kronecker product of two small matrices"
     scale_tensor = W1
 
     def tensors(self, size: TargetSize) -> list[TrainedTensor]:

@@ -232,7 +232,7 @@ class TrainableLoRA(TrainableAdapter):
     """LoRA of linear layers and of convolutions of kernel 1."""
 
     name = "lora"
-    help = "linear layers"
+    help = "low-rank matrices on linear layers"
     convolutions = False
     network_module = "networks.lora"
     up_factor = UP
@@ -271,7 +271,7 @@ class TrainableLoCon(TrainableLoRA):
     """LoRA of convolutions of any kernel too."""
 
     name = "locon"
-    help = "convolutions too"
+    help = "on convolutions too"
     convolutions = True
     network_module = "lycoris.kohya"
 

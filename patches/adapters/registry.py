@@ -170,6 +170,11 @@ def trainable_names() -> tuple[str, ...]:
     return tuple(_trainable())
 
 
+def trainable_kinds() -> tuple[TrainableKind, ...]:
+    """Every entry of GraftAdapter's `kind` list."""
+    return tuple(_trainable().values())
+
+
 def trainable_kind(name: str) -> TrainableKind:
     """The trainable kind of this name; KeyError where there is none."""
     return _trainable()[name]

@@ -65,10 +65,10 @@ class Dropout(Protocol):
 
 
 class AdapterHooks(NamedTuple):
-    """What changes a module's input before its forward (or None), and its output after it."""
+    """What changes a module's input before its forward, and its output after it; None changes nothing."""
 
     before: PreHook | None
-    after: Hook
+    after: Hook | None
 
 
 class InitSource(NamedTuple):

@@ -340,4 +340,5 @@ def _hook(
     before, after = adapter.hooks(target, tensors, dropout, column_norms)
     if before is not None:
         stack.callback(module.register_forward_pre_hook(before).remove)
-    stack.callback(module.register_forward_hook(after).remove)
+    if after is not None:
+        stack.callback(module.register_forward_hook(after).remove)

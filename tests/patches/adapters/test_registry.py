@@ -1,0 +1,242 @@
+"""The contract of the adapter registry: every kind says everything, its names are its own, and its forms agree."""
+
+import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from graft_nodes.patches.adapters import registry
+from graft_nodes.patches.adapters.kind import AdapterKind
+from graft_nodes.patches.adapters.trainable import FullWeights, InitSource, TrainableAdapter
+from graft_nodes.patches.lora_files.parse import Target, grouped, patches_of, read
+from graft_nodes.patches.lora_files.save import renamed
+from graft_nodes.patches.patching.bypass import Bypass, Wrapped
+from graft_nodes.patches.patching.fuse import Patch, patched
+from torch import nn
+
+KINDS = registry.kinds()
+ADAPTERS = [kind for kind in registry.trainable_kinds() if not kind.full_weights]
+LINEAR, CONV = (lambda: nn.Linear(12, 8)), (lambda: nn.Conv2d(6, 8, 3, padding=1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """A module's size, as training gives it."""
+
+    shape: tuple
+    rank: int = 2
+    alpha: float = 1.5
+
+
+class NoDropout:
+    """Nothing is left out."""
+
+    enabled = drops_modules = False
+
+
+def named(entries):
+    return [pytest.param(entry, id=entry.name) for entry in entries]
+
+
+def column_norms(weight):
+    return weight.transpose(0, 1).flatten(1).norm(dim=1)
+
+
+def trained_tensors(adapter, size, weight, moved):
+    """A module's trained tensors as they start, or after a random walk."""
+    generator = torch.Generator().manual_seed(3)
+    source = InitSource(lambda: generator, lambda: column_norms(weight))
+    tensors = {record.suffix: record.init(record.shape, source) for record in adapter.tensors(size)}
+    if not moved:
+        return tensors
+    return {name: t + 0.2 * torch.randn(t.shape, generator=generator) for name, t in tensors.items()}
+
+
+def hooked(adapter, module, size, tensors):
+    """A module's output function with the adapter's hooks on it."""
+    base = module.weight.detach()
+    norms = lambda now: column_norms(base + adapter.change(now, size))  # noqa: E731
+    before, after = adapter.hooks(size, tensors, NoDropout(), norms)
+    if before is not None:
+        module.register_forward_pre_hook(before)
+    if after is not None:
+        module.register_forward_hook(after)
+    return module
+
+
+def layers_of(adapter, tensors, size):
+    """The layers that a saved file of the trained tensors holds."""
+    alpha = size.alpha if adapter.takes_alpha else 0.0
+    state = {f"lora_unet_a.{suffix}": tensor for suffix, tensor in tensors.items()}
+    state["lora_unet_a.alpha"] = torch.tensor(alpha)
+    shapes = {("model", "a.weight"): size.shape}
+    parsed = read(renamed(state, "kohya", torch.float32), {"lora_unet_a": Target("model", "a.weight")}, shapes, "file")
+    return [layer for _, layer, _ in patches_of(parsed, "model", shapes)]
+
+
+def module_of(build):
+    torch.manual_seed(0)
+    return build().requires_grad_(False)
+
+
+@pytest.mark.parametrize("kind", named(KINDS))
+def test_a_kind_says_everything(kind):
+    assert kind.name and kind.layers and kind.formats
+    for layer in kind.layers:
+        assert dataclasses.is_dataclass(layer) and layer.additive in (True, False)
+        methods = {"tensors", "mismatch"}
+        methods |= {"delta", "factors", "malformed", "weight_shape"} if layer.additive else {"apply", "at_activations"}
+        assert not [name for name in methods if not callable(getattr(layer, name, None))], layer
+    for file_format in kind.formats:
+        assert file_format.name and file_format.roles and file_format.place in ("alone", "around", "beside")
+        assert all(role.saved_suffix.startswith(".") for role in file_format.roles)
+    for trainable in kind.trainable:
+        assert trainable.name and trainable.help and trainable.network_module
+        assert isinstance(trainable, FullWeights if trainable.full_weights else TrainableAdapter)
+
+
+@pytest.mark.parametrize("adapter", named(ADAPTERS))
+def test_a_trainable_kind_says_everything(adapter):
+    suffixes = [record.suffix for record in adapter.tensors(Size((8, 12)))]
+    assert suffixes and len(suffixes) == len(set(suffixes))
+    for name in ("hooks", "norm", "tensors"):
+        assert getattr(type(adapter), name) is not getattr(TrainableAdapter, name), name
+    assert adapter.scale_tensor in suffixes or (not adapter.scale_tensor and not adapter.takes_alpha)
+    assert not adapter.up_factor or adapter.up_factor in suffixes
+    read_names = registry.tensor_names()
+    assert all(read_names.layer_and_role(f"a.{suffix}", {})[1] in read_names.roles for suffix in suffixes)
+
+
+def test_names_are_unique():
+    roles = [role for kind in KINDS for file_format in kind.formats for role in file_format.roles]
+    suffixes = [suffix for role in roles for suffix in role.read_suffixes]
+    suffixes += [suffix for kind in KINDS for file_format in kind.formats for suffix in file_format.unsupported]
+    trainable = [form.name for kind in KINDS for form in kind.trainable]
+    classes = [layer.__name__ for kind in KINDS for layer in kind.layers]
+    for names in ([role.name for role in roles], suffixes, trainable, classes, [kind.name for kind in KINDS]):
+        assert len(names) == len(set(names)), sorted(name for name in names if names.count(name) > 1)
+
+
+@pytest.mark.parametrize("build", [LINEAR, CONV], ids=["linear", "conv"])
+@pytest.mark.parametrize("adapter", named(ADAPTERS))
+def test_a_start_changes_nothing(adapter, build):
+    module = module_of(build)
+    size, x = (
+        Size(tuple(module.weight.shape)),
+        torch.randn(2, module.weight.shape[1], *(5, 5)[: module.weight.ndim - 2]),
+    )
+    plain = module(x)
+    hooked(adapter, module, size, trained_tensors(adapter, size, module.weight, moved=False))
+    torch.testing.assert_close(module(x), plain, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("build", [LINEAR, CONV], ids=["linear", "conv"])
+@pytest.mark.parametrize("adapter", named(ADAPTERS))
+def test_training_merging_and_activations_agree(adapter, build):
+    """Saved and read again, the layer makes of the weight, and at the activations, what the training computed."""
+    module = module_of(build)
+    size, x = (
+        Size(tuple(module.weight.shape)),
+        torch.randn(2, module.weight.shape[1], *(5, 5)[: module.weight.ndim - 2]),
+    )
+    tensors = trained_tensors(adapter, size, module.weight, moved=True)
+    plain = module(x)
+    patches = [Patch(layer, 1.0) for layer in layers_of(adapter, tensors, size)]
+    merged = module_of(build)
+    merged.weight.data = patched(merged.weight.data, patches)
+    wrapped = Wrapped(module, Bypass(module, patches))
+    at_activations = module(x)
+    wrapped.remove()
+    expected = hooked(adapter, module, size, tensors)(x)
+    assert not torch.allclose(expected, plain, atol=1e-2)
+    torch.testing.assert_close(merged(x), expected, rtol=0, atol=5e-5)
+    torch.testing.assert_close(at_activations, expected, rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize("adapter", named(ADAPTERS))
+def test_rescaling_rescales_the_norm(adapter):
+    size = Size((8, 12))
+    tensors = trained_tensors(adapter, size, torch.randn(8, 12), moved=True)
+    scale = adapter.scale(tensors, size.rank, size.alpha)
+    before = adapter.norm(tensors, scale)
+    adapter.rescale_(tensors, torch.tensor(0.25))
+    torch.testing.assert_close(adapter.norm(tensors, scale), 0.25 * before)
+
+
+@pytest.mark.parametrize("adapter", named(ADAPTERS))
+def test_a_packed_layer_is_the_same_layer(adapter):
+    size = Size((8, 12))
+    for layer in layers_of(adapter, trained_tensors(adapter, size, torch.randn(8, 12), moved=True), size):
+        again = registry.unpack_layer(registry.pack_layer(layer))
+        assert type(again) is type(layer) and registry.plain_fields(again) == registry.plain_fields(layer)
+        assert all(torch.equal(*pair) for pair in zip(again.tensors(), layer.tensors(), strict=True))
+
+
+def random(*shape):
+    return 0.3 * torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+LAYERS = {  # one of every class, for a weight (8, 12)
+    "LoRA": lambda make: make(random(8, 3), random(3, 12), 1.5),
+    "Diff": lambda make: make(random(8, 12)),
+    "Set": lambda make: make(random(8, 12)),
+    "LoHa": lambda make: make(random(8, 3), random(3, 12), random(8, 2), random(2, 12)),
+    "LoKr": lambda make: make(random(2, 3), random(4, 4)),
+    "DoRA": lambda make: make(LAYERS["LoRA"](registry.layer_classes()["LoRA"]), 1.0 + random(1, 12)),
+    "OFT": lambda make: make(random(2, 4, 4)),
+    "InputOFT": lambda make: make(torch.linalg.matrix_exp(random(3, 4, 4) - random(3, 4, 4).mT)[None]),
+    "GLoRA": lambda make: make(random(12, 2), random(2, 12), random(8, 2), random(2, 12)),
+    "IA3": lambda make: make(random(12), True),
+}
+
+
+def test_every_layer_class_is_tried():
+    assert LAYERS.keys() == registry.layer_classes().keys()
+
+
+@pytest.mark.parametrize("strength", [1.0, 0.6])
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_layer_is_the_same_at_the_activations(name, strength):
+    module, layer = module_of(LINEAR), LAYERS[name](registry.layer_classes()[name])
+    assert layer.mismatch((8, 12)) is None and layer.mismatch((9, 13)) is not None
+    x, patches = torch.randn(2, 12), [Patch(layer, strength)]
+    merged = module_of(LINEAR)
+    merged.weight.data = patched(merged.weight.data, patches)
+    wrapped = Wrapped(module, Bypass(module, patches))
+    torch.testing.assert_close(module(x), merged(x), rtol=0, atol=5e-5)
+    wrapped.remove()
+
+
+@pytest.fixture
+def made_up():
+    """The made-up kind of `made_up_kind.py`, as if its file lay beside the others."""
+    name = f"{registry.__package__}.made_up_kind"
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("made_up_kind.py"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+        yield module.KIND
+    finally:
+        del sys.modules[name]
+
+
+def test_a_made_up_kind_is_on_the_list_for_a_block(made_up):
+    names = registry.trainable_names()
+    assert grouped({"a.column_gains": torch.ones(3)})[1] == ["a.column_gains"]
+    with registry.registered(made_up):
+        assert registry.trainable_names() == (*names, "gains")
+        test_training_merging_and_activations_agree(registry.trainable_kind("gains"), CONV)
+        test_a_start_changes_nothing(registry.trainable_kind("gains"), LINEAR)
+        assert "gains is not available here" in grouped({"a.column_gains": torch.ones(3)})[2][0]
+    assert registry.trainable_names() == names
+
+
+def test_names_that_are_taken_are_refused(made_up):
+    with registry.registered(made_up), pytest.raises(ValueError, match="kind gains, trainable kind gains, layer class"):
+        registry.register(made_up)
+    (lora, *_) = KINDS
+    with pytest.raises(ValueError, match=r"tensor up, .*suffix \.lora_up\.weight"):
+        registry.register(AdapterKind("other", (), lora.formats))
