@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from graft_nodes.patches.lora_files import layer_names, metadata, parse, save
+from graft_nodes.patches.lora_files import layer_names, metadata, open_file, parse, save
 from graft_nodes.patches.lora_files.key_formats import registry as key_formats
 from graft_nodes.patches.lora_files.parse import Target as Place
 from graft_nodes.patches.lora_files.peft_config import peft_configs
 from graft_nodes.patches.patching import ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack
-from graft_nodes.storage import safetensors
 from hypothesis import strategies as st
 from torch import nn
 
@@ -123,7 +122,7 @@ class Loras(Target):
         except ValueError as error:
             assert str(self.path) in str(error), f"the error does not name the file: {error}"
             refused = error
-        state, said = safetensors.load_safetensors(str(self.path))
+        state, said = open_file.load(str(self.path))
         metadata.about(said)
         metadata.contents(state)
         names = {**self.targets, **layer_names.find_targets(parse.names(state), self.targets, self.shapes)}

@@ -4,11 +4,11 @@ they write.
 
 import pytest
 import torch
+from graft_nodes.patches.lora_files import open_file
 from graft_nodes.patches.lora_files.parse import Target, patches_of, read
 from graft_nodes.patches.lora_files.peft_config import peft_configs
 from graft_nodes.patches.patching import ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack, additive, patched
-from graft_nodes.storage.safetensors import load_safetensors
 from torch import nn
 
 LINEAR, CONV, POINT = (
@@ -221,7 +221,7 @@ def test_peft(tmp_path, build, config, options, plain):
                 drawn.abs() + 0.5 if any(kind in name for kind in ("magnitude", "ia3", "boft_s")) else drawn
             )
     model.save_pretrained(tmp_path)
-    state, said = load_safetensors(str(tmp_path / "adapter_model.safetensors"))
+    state, said = open_file.load(str(tmp_path / "adapter_model.safetensors"))
     ours, patches = grafted(module, state, name="base_model.model.a", said=said)
     layer = model.base_model.model["a"]
     around, unmerged = (
@@ -259,7 +259,7 @@ def test_the_settings_that_diffusers_keeps_in_the_header(tmp_path):
         unet_lora_adapter_metadata=configs["unet"],
         text_encoder_lora_adapter_metadata=configs["te"],
     )
-    saved, said = load_safetensors(str(tmp_path / "pytorch_lora_weights.safetensors"))
+    saved, said = open_file.load(str(tmp_path / "pytorch_lora_weights.safetensors"))
     module = base(LINEAR)
     for part, scale in (("unet", 0.5), ("text_encoder", 3.0)):
         own = {key: value for key, value in saved.items() if key.startswith(f"{part}.")}
