@@ -1,0 +1,239 @@
+"""Reads the graph editor's JSON: its nodes, links and subgraphs, and what is errors with the file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .problem import Problem
+
+LINK_KEYS = ("id", "origin_id", "origin_slot", "target_id", "target_slot")
+
+
+@dataclass(frozen=True)
+class Link:
+    """A wire: from an output slot of one node to an input slot of another."""
+
+    id: str
+    origin: str
+    origin_slot: int
+    target: str
+    target_slot: int
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An input of a node: its link, if any, and the widget it belongs to, if any."""
+
+    name: str
+    type: str
+    link: str | None
+    widget: str | None = None
+
+
+@dataclass
+class EditorGraph:
+    """One graph of the file: the root, or the definition of a subgraph with its own inputs and outputs."""
+
+    name: str
+    nodes: list[dict[str, Any]]
+    links: dict[str, Link]
+    inputs: list[dict[str, Any]] = field(default_factory=list)
+    outputs: list[dict[str, Any]] = field(default_factory=list)
+
+
+def read_graphs(data: Mapping[str, Any]) -> tuple[EditorGraph, dict[str, EditorGraph]]:
+    """The root graph and the subgraph definitions by id. Node ids inside subgraphs are made unique over the file, as
+    the editor does on loading.
+    """
+    root = EditorGraph("", list(data.get("nodes", [])), _links(data.get("links") or []))
+    ids = _NodeIds(data, root)
+    subgraphs: dict[str, EditorGraph] = {}
+    renamed: dict[str, dict[str, str]] = {}
+    for entry in subgraph_definitions(data):
+        renames: dict[str, str] = {}
+        nodes = [ids.unique(node, renames) for node in entry.get("nodes") or []]
+        links = {key: _renamed(link, renames) for key, link in _links(entry.get("links") or []).items()}
+        subgraph_id = str(entry.get("id"))
+        renamed[subgraph_id] = renames
+        subgraphs[subgraph_id] = EditorGraph(
+            str(entry.get("name")), nodes, links, list(entry.get("inputs") or []), list(entry.get("outputs") or [])
+        )
+    for graph in [root, *subgraphs.values()]:
+        graph.nodes = [_with_renamed_proxies(node, renamed.get(str(node.get("type")), {})) for node in graph.nodes]
+    return root, subgraphs
+
+
+class _NodeIds:
+    """The node ids of a file so far, and the last number that was given."""
+
+    def __init__(self, data: Mapping[str, Any], root: EditorGraph) -> None:
+        self.taken = {str(node.get("id")) for node in root.nodes}
+        state = data.get("state")
+        counted = data.get("last_node_id")
+        if not counted and isinstance(state, Mapping):
+            counted = state.get("lastNodeId")
+        numbers = [_whole(node_id) for node_id in (counted, *self.taken)]
+        self.last = max([0, *(number for number in numbers if number is not None)])
+
+    def unique(self, node: dict[str, Any], renames: dict[str, str]) -> dict[str, Any]:
+        """The node, with a new id if its own is taken; that is noted in `renames`."""
+        old = str(node.get("id"))
+        if old in self.taken:
+            self.last += 1
+            while str(self.last) in self.taken:
+                self.last += 1
+            renames[old] = str(self.last)
+            node = {**node, "id": self.last}
+        else:
+            self.last = max(self.last, _whole(old) or 0)
+        self.taken.add(str(node.get("id")))
+        return node
+
+
+def subgraph_definitions(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return list((data.get("definitions") or {}).get("subgraphs") or [])
+
+
+def _links(entries: Sequence[Any]) -> dict[str, Link]:
+    """Links in either style: [id, origin, slot, target, slot, type] or {"id", "origin_id", "origin_slot", "target_id",
+    "target_slot"}.
+    """
+    links = {}
+    for entry in entries:
+        if isinstance(entry, Mapping):
+            entry = [entry.get(key) for key in LINK_KEYS]
+        if isinstance(entry, list) and len(entry) >= 5:
+            links[str(entry[0])] = Link(str(entry[0]), str(entry[1]), int(entry[2]), str(entry[3]), int(entry[4]))
+    return links
+
+
+def _whole(node_id: Any) -> int | None:
+    """An id as the number that it is; None for another one."""
+    text = str(node_id)
+    if re.fullmatch(r"-?[0-9]{1,18}", text):
+        return int(text)
+    return None
+
+
+def _renamed(link: Link, renames: Mapping[str, str]) -> Link:
+    return Link(
+        link.id,
+        renames.get(link.origin, link.origin),
+        link.origin_slot,
+        renames.get(link.target, link.target),
+        link.target_slot,
+    )
+
+
+def _with_renamed_proxies(node: dict[str, Any], renames: Mapping[str, str]) -> dict[str, Any]:
+    entries = (node.get("properties") or {}).get("proxyWidgets")
+    if not renames or not isinstance(entries, list):
+        return node
+    proxies = []
+    for entry in entries:
+        if isinstance(entry, list) and entry:
+            entry = [renames.get(str(entry[0]), entry[0]), *entry[1:]]
+        proxies.append(entry)
+    return {**node, "properties": {**node["properties"], "proxyWidgets": proxies}}
+
+
+def malformed(data: Mapping[str, Any]) -> list[Problem]:
+    """Why this is not a file of the editor: nodes, slots and links of another shape."""
+    definitions = data.get("definitions")
+    subgraphs: Any = []
+    if isinstance(definitions, Mapping):
+        subgraphs = definitions.get("subgraphs") or []
+    elif definitions is not None:
+        subgraphs = None
+    if not isinstance(subgraphs, list) or not _are_objects(subgraphs):
+        return [Problem("'definitions' is not {\"subgraphs\": [subgraph, …]}")]
+    problems = _malformed_graph(data, "")
+    for subgraph in subgraphs:
+        where = f"subgraph {subgraph.get('name') or subgraph.get('id')}: "
+        problems += _malformed_graph(subgraph, where)
+        for key in ("inputs", "outputs"):
+            entries = subgraph.get(key) or []
+            if isinstance(entries, list) and not _are_objects(entries):
+                problems.append(Problem(f"{where}'{key}' holds an entry that is not an object"))
+    return problems
+
+
+def _malformed_graph(graph: Mapping[str, Any], where: str) -> list[Problem]:
+    problems = []
+    for key in ("nodes", "links", "inputs", "outputs"):
+        entries = graph.get(key) or []
+        if not isinstance(entries, list):
+            problems.append(Problem(f"{where}'{key}' is not a list"))
+        elif key == "nodes":
+            for node in entries:
+                problems += _malformed_node(node, where)
+        elif key == "links":
+            for entry in entries:
+                if not _is_link(entry):
+                    problems.append(Problem(f"{where}not a link: {json.dumps(entry)[:80]}"))
+    return problems
+
+
+def _are_objects(entries: list[Any]) -> bool:
+    return all(isinstance(entry, Mapping) for entry in entries)
+
+
+def _malformed_node(node: Any, where: str) -> list[Problem]:
+    if not isinstance(node, Mapping) or node.get("id") is None or not isinstance(node.get("type"), str):
+        return [Problem(f"{where}not a node (it needs an id and a type): {json.dumps(node)[:80]}")]
+    errors = []
+    if not isinstance(node.get("mode") or 0, int):
+        errors.append(f"{where}'mode' is not a number but {json.dumps(node['mode'])[:40]}")
+    if not isinstance(node.get("properties") or {}, Mapping):
+        errors.append(f"{where}'properties' is not an object")
+    for part in ("inputs", "outputs"):
+        entries = node.get(part) or []
+        if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
+            errors.append(f"{where}'{part}' is not a list of slots")
+    return [Problem(message, str(node["id"]), str(node.get("title") or ""), node["type"]) for message in errors]
+
+
+def _is_link(entry: Any) -> bool:
+    """Whether it is a link in either style (or the null that the editor may leave)."""
+    if isinstance(entry, Mapping):
+        entry = [entry.get(key) for key in LINK_KEYS]
+    whole = isinstance(entry, list) and len(entry) >= 5 and None not in entry[:5]
+    return entry is None or (whole and isinstance(entry[2], int) and isinstance(entry[4], int))
+
+
+def all_nodes(data: Mapping[str, Any]) -> list[Any]:
+    """Every node of the file, also those inside subgraphs."""
+    nodes = list(data.get("nodes", []))
+    for entry in subgraph_definitions(data):
+        nodes += entry.get("nodes") or []
+    return nodes
+
+
+def group_nodes(data: Mapping[str, Any]) -> list[Problem]:
+    """The group nodes (the editor's older way, before subgraphs), which cannot be translated."""
+    message = (
+        "this is a group node, which only the editor can unpack: ungroup it there or convert it to a subgraph, or save"
+        " with 'Export (API)'"
+    )
+    problems = []
+    for node in all_nodes(data):
+        kind = str(node.get("type"))
+        if kind.startswith(("workflow/", "workflow>")):
+            problems.append(Problem(message, str(node.get("id")), str(node.get("title") or ""), kind))
+    return problems
+
+
+def read_slot(entry: Mapping[str, Any]) -> Slot:
+    """A slot of a node as the file has it."""
+    widget, link = entry.get("widget"), entry.get("link")
+    if isinstance(widget, Mapping):
+        widget = widget.get("name")
+    else:
+        widget = None
+    if link is not None:
+        link = str(link)
+    return Slot(str(entry.get("name")), str(entry.get("type")), link, widget)
