@@ -1095,11 +1095,6 @@ class PromptQueue:
             self.history[kept[1]] = {"prompt": kept, "outputs": {}, "status": described, **history_result}
             self.server.queue_updated()
 
-    def get_current_queue(self) -> tuple[list[tuple], list[tuple]]:
-        """(running, waiting), copied."""
-        with self.mutex:
-            return list(self.currently_running.values()), copy.deepcopy(self.queue)
-
     def get_current_queue_volatile(self) -> tuple[list[tuple], list[tuple]]:
         """(running, waiting); the items themselves are shared and must not be changed."""
         with self.mutex:

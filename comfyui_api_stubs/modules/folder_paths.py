@@ -252,10 +252,3 @@ def get_save_image_path(
         subfolder,
         prefix,
     )
-
-
-def get_input_subfolders() -> list[str]:
-    """Every folder below the input folder, relative to it, sorted."""
-    root = get_input_directory()
-    found = (os.path.relpath(folder, root) for folder, _, _ in os.walk(root))
-    return sorted(folder.replace(os.sep, "/") for folder in found if folder != ".")

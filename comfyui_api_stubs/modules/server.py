@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import struct
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
-
-from protocol import BinaryEventTypes
 
 MAX_UPLOAD = 100 * 1024 * 1024  # bytes of one request
 
@@ -68,6 +65,8 @@ class PromptServer:
 
     instance: PromptServer
 
+    largest_upload = MAX_UPLOAD  # bytes of a request
+
     def __init__(self, loop: asyncio.AbstractEventLoop):
         from execution import PromptQueue
 
@@ -93,19 +92,13 @@ class PromptServer:
         if self._app is None:
             from aiohttp import web
 
-            self._app = web.Application(client_max_size=MAX_UPLOAD)
+            self._app = web.Application(client_max_size=self.largest_upload)
         return self._app
 
     def send_sync(self, event: Any, data: Any, sid: str | None = None) -> None:
         """Send an event to one client or to all; nobody is connected here, so whoever runs the host puts its own
         function in place.
         """
-
-    def send_progress_text(self, text: bytes | bytearray | str, node_id: str, sid: str | None = None) -> None:
-        """Send a line of text to show under a node: the length of the node's id, the id, the text."""
-        name = str(node_id).encode()
-        message = struct.pack(">I", len(name)) + name + (text.encode() if isinstance(text, str) else bytes(text))
-        self.send_sync(BinaryEventTypes.TEXT, message, sid)
 
     def get_queue_info(self) -> dict:
         """How many workflows wait or run, as clients are told."""
@@ -114,10 +107,6 @@ class PromptServer:
     def queue_updated(self) -> None:
         """Tell the clients that the queue changed."""
         self.send_sync("status", {"status": self.get_queue_info()})
-
-    def add_on_prompt_handler(self, handler: Callable) -> None:
-        """Register a function that may change each queued workflow."""
-        self.on_prompt_handlers.append(handler)
 
     def trigger_on_prompt(self, json_data: dict) -> dict:
         """Pass a queued workflow through the registered functions; one that fails is passed over, with a log entry."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from aiohttp import web
 
 from ..hosts import Host
@@ -17,11 +19,10 @@ from .userdata import UserData
 def build(host: Host, front_end: str, listen: str) -> web.Application:
     """The application of an open embedded host, not yet listening; events of the host go to its clients from now on."""
     app = host.server.app
-    largest = app._client_max_size
-    app["largest_upload"] = largest
+    app["largest_upload"] = host.server.largest_upload
     app.middlewares.append(guard(listen))
     app.middlewares.append(explained)
-    clients = Clients(host.server, largest)
+    clients = Clients(host.server, host.server.largest_upload)
     host.server.send_sync = clients.send_sync
     routes, packs = web.RouteTableDef(), Packs(host, front_end)
     routes.get("/ws")(clients.connect)
@@ -36,13 +37,13 @@ def build(host: Host, front_end: str, listen: str) -> web.Application:
     return app
 
 
-def _definition(route: object) -> web.RouteDef:
+def _definition(route: Any) -> web.RouteDef:
     """A route that a pack registered, as aiohttp has it."""
-    method, path, handler = route  # type: ignore[misc]
+    method, path, handler = route
     return web.route(method, path, handler)
 
 
-def _add_twice(app: web.Application, routes: list) -> None:
+def _add_twice(app: web.Application, routes: list[web.RouteDef]) -> None:
     """Add routes under their own address and under /api, as clients use both."""
     for route in routes:
         for prefix in ("/api", ""):

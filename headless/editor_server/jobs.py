@@ -29,10 +29,11 @@ def ended(prompt_id: str, entry: Mapping[str, Any], whole: bool = False) -> dict
     place, _, prompt, extra_data, _ = entry["prompt"]
     status, outputs = entry.get("status") or {}, entry.get("outputs") or {}
     events = {name: data for name, data in status.get("messages", ())}
-    end = next(
-        (events[name] for name in ("execution_success", "execution_error", "execution_interrupted") if name in events),
-        {},
-    )
+    end: Mapping[str, Any] = {}
+    for name in ("execution_success", "execution_error", "execution_interrupted"):
+        if name in events:
+            end = events[name]
+            break
     shown = _shown(outputs)
     job = {
         "id": prompt_id,

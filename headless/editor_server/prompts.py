@@ -138,12 +138,11 @@ class Prompts:
         job_id = request.match_info["job_id"]
         entry = self.queue.get_history(prompt_id=job_id).get(job_id)
         if entry:
-            found = jobs.ended(job_id, entry, whole=True)
-        else:
-            found = next((job for job in self._all_jobs() if job["id"] == job_id), None)
-        if found is None:
-            return answer({"error": "Job not found"}, 404)
-        return answer(found)
+            return answer(jobs.ended(job_id, entry, whole=True))
+        for job in self._all_jobs():
+            if job["id"] == job_id:
+                return answer(job)
+        return answer({"error": "Job not found"}, 404)
 
     def _all_jobs(self) -> list[dict[str, Any]]:
         running, waiting = self.queue.get_current_queue_volatile()

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import webbrowser
+from typing import Any
 
 from .. import hosts
 from ..problem import HostError
@@ -118,7 +119,7 @@ def _say_how_it_ended(done: bool, waiting: int) -> None:
 @contextlib.contextmanager
 def _on_signal(loop: asyncio.AbstractEventLoop, ended: asyncio.Event):
     """Set the event on the first Ctrl-C (or SIGTERM); a second one is Python's own KeyboardInterrupt."""
-    previous = {}
+    previous: dict[int, Any] = {}
 
     def end(number: int, frame: object) -> None:
         print(

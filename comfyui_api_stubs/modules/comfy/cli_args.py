@@ -20,15 +20,6 @@ class LatentPreviewMethod(enum.Enum):
         return next((member for member in cls if member.value == value), None)
 
 
-class PerformanceFeature(enum.Enum):
-    """Optional speed settings; the embedded host has none of them."""
-
-    Fp16Accumulation = "fp16_accumulation"
-    Fp8MatrixMultiplication = "fp8_matrix_mult"
-    CublasOps = "cublas_ops"
-    AutoTune = "autotune"
-
-
 _FLAGS = (
     "cpu",
     "cpu_vae",

@@ -10,28 +10,11 @@ class EnumHookMode(enum.Enum):
     MaxSpeed = "maxspeed"
 
 
-class EnumHookType(enum.Enum):
-    """What a hook changes."""
-
-    Weight = "weight"
-    ObjectPatch = "object_patch"
-    AdditionalModels = "add_models"
-    TransformerOptions = "transformer_options"
-    Injections = "add_injections"
-
-
 class EnumWeightTarget(enum.Enum):
     """Which model a weight hook changes."""
 
     Model = "model"
     Clip = "clip"
-
-
-class EnumHookScope(enum.Enum):
-    """Which conditionings a hook speaks to."""
-
-    AllConditioning = "all_conditioning"
-    HookedOnly = "hooked_only"
 
 
 class HookGroup:
@@ -51,10 +34,6 @@ class HookGroup:
     def contains(self, hook):
         """Whether the hook is in the group."""
         return hook in self.hooks
-
-    def get_type(self, hook_type):
-        """The hooks of one type."""
-        return [hook for hook in self.hooks if hook.hook_type == hook_type]
 
     def clone(self):
         """A copy with the same hooks."""

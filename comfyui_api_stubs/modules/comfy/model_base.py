@@ -157,10 +157,6 @@ class BaseModel(torch.nn.Module):
             found["c_concat"] = (comfy.conds.CONDNoiseShape, kwargs["noise_concat"])
         return {name: kind(value) for name, (kind, value) in found.items() if value is not None}
 
-    def extra_conds_shapes(self, **kwargs):
-        """Shapes of conditioning that counts in memory estimates."""
-        return {}
-
     def load_model_weights(self, sd, unet_prefix=""):
         """Take the UNet's weights out of `sd`; every key of the model must be there, and no other."""
         state = comfy.utils.state_dict_prefix_replace(sd, {unet_prefix: ""}, filter_keys=True)

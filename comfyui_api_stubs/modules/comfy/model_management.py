@@ -68,11 +68,6 @@ def is_device_cuda(device):
     return is_device_type(device, "cuda")
 
 
-def is_nvidia():
-    """Whether models run on an NVIDIA GPU."""
-    return is_device_cuda(get_torch_device()) and torch.version.cuda is not None
-
-
 def cpu_mode():
     """Whether models run on the CPU."""
     return is_device_cpu(get_torch_device())
@@ -146,11 +141,6 @@ def minimum_inference_memory():
     return 0.8 * 2**30 + extra_reserved_memory()
 
 
-def maximum_vram_for_weights(device=None):
-    """Bytes that weights may take."""
-    return get_total_memory(device) * 0.88 - minimum_inference_memory()
-
-
 def dtype_size(dtype):
     """Bytes of one element."""
     return dtype.itemsize
@@ -200,24 +190,9 @@ def unet_manual_cast(weight_dtype, inference_device, supported_dtypes=_FLOATS):
     return next((dtype for dtype in supported_dtypes if usable.get(dtype, False)), torch.float32)
 
 
-def supports_dtype(device, dtype):
-    """Whether a device computes in that type."""
-    return dtype == torch.float32 or (not is_device_cpu(device) and dtype in (torch.float16, torch.bfloat16))
-
-
-def supports_cast(device, dtype):
-    """Whether weights may be stored in that type."""
-    return dtype in _FLOATS
-
-
 def unet_offload_device():
     """Where diffusion models wait."""
     return get_torch_device() if args.highvram or args.gpu_only else torch.device("cpu")
-
-
-def unet_inital_load_device(parameters, dtype):
-    """Where a diffusion model is built."""
-    return unet_offload_device()
 
 
 def text_encoder_offload_device():
@@ -247,27 +222,12 @@ def intermediate_device():
     return get_torch_device() if args.gpu_only else torch.device("cpu")
 
 
-def vae_device():
-    """Where VAEs run."""
-    return torch.device("cpu") if args.cpu_vae else get_torch_device()
-
-
-def vae_offload_device():
-    """Where VAEs wait."""
-    return get_torch_device() if args.gpu_only else torch.device("cpu")
-
-
 def vae_dtype(device=None, allowed_dtypes=()):
     """The type a VAE computes in."""
     for dtype in allowed_dtypes:
         if {torch.float16: should_use_fp16, torch.bfloat16: should_use_bf16}.get(dtype, lambda _: False)(device):
             return dtype
     return torch.float32
-
-
-def get_autocast_device(dev):
-    """The device type for torch.autocast."""
-    return getattr(dev, "type", "cuda")
 
 
 def force_channels_last():
@@ -288,16 +248,6 @@ def cast_to(weight, dtype=None, device=None, non_blocking=False, copy=False, str
 def cast_to_device(tensor, device, dtype, copy=False):
     """A tensor on a device as a type."""
     return cast_to(tensor, dtype=dtype, device=device, non_blocking=device_supports_non_blocking(device), copy=copy)
-
-
-def xformers_enabled():
-    """The embedded host uses PyTorch's attention."""
-    return False
-
-
-def pytorch_attention_enabled():
-    """The embedded host uses PyTorch's attention."""
-    return True
 
 
 def pytorch_attention_flash_attention():
@@ -356,10 +306,6 @@ class LoadedModel:
     def model_memory(self):
         """Bytes of the model."""
         return self.model.model_size()
-
-    def model_loaded_memory(self):
-        """Bytes on the device."""
-        return self.model.loaded_size()
 
     def model_offloaded_memory(self):
         """Bytes not on the device."""

@@ -45,21 +45,9 @@ def set_model_options_post_cfg_function(model_options, post_cfg_function, disabl
     )
 
 
-def set_model_options_pre_cfg_function(model_options, pre_cfg_function, disable_cfg1_optimization=False):
-    """Add a function that changes the predictions before classifier-free guidance."""
-    return _append_cfg_function(model_options, "sampler_pre_cfg_function", pre_cfg_function, disable_cfg1_optimization)
-
-
 def create_model_options_clone(orig_model_options: dict):
     """Options whose dicts and lists are copies."""
     return comfy.patcher_extension.copy_nested_dicts(orig_model_options)
-
-
-def get_key_weight(model, key):
-    """(weight, its set function, its convert function); the embedded host's weights are plain, so both functions are
-    None.
-    """
-    return comfy.utils.get_attr(model, key), None, None
 
 
 class ModelPatcher:
@@ -169,21 +157,9 @@ class ModelPatcher:
         """Add a function that changes the result of classifier-free guidance."""
         set_model_options_post_cfg_function(self.model_options, post_cfg_function, disable_cfg1_optimization)
 
-    def set_model_sampler_pre_cfg_function(self, pre_cfg_function, disable_cfg1_optimization=False):
-        """Add a function that changes the predictions before classifier-free guidance."""
-        set_model_options_pre_cfg_function(self.model_options, pre_cfg_function, disable_cfg1_optimization)
-
-    def set_model_sampler_calc_cond_batch_function(self, sampler_calc_cond_batch_function):
-        """Replace the prediction of all conditionings."""
-        self.model_options["sampler_calc_cond_batch_function"] = sampler_calc_cond_batch_function
-
     def set_model_unet_function_wrapper(self, unet_wrapper_function):
         """Wrap apply_model in the samplers."""
         self.model_options["model_function_wrapper"] = unet_wrapper_function
-
-    def set_model_denoise_mask_function(self, denoise_mask_function):
-        """Change the inpainting mask at each step."""
-        self.model_options["denoise_mask_function"] = denoise_mask_function
 
     def set_model_patch(self, patch, name):
         """Add a patch to transformer_options["patches"]."""
@@ -200,45 +176,13 @@ class ModelPatcher:
         """Before self-attention's projections: (q, context, value, extra_options) to the same three."""
         self.set_model_patch(patch, "attn1_patch")
 
-    def set_model_attn2_patch(self, patch):
-        """Before cross-attention's projections: (q, context, value, extra_options) to the same three."""
-        self.set_model_patch(patch, "attn2_patch")
-
     def set_model_attn1_replace(self, patch, block_name, number, transformer_index=None):
         """Replace self-attention between its projections."""
         self.set_model_patch_replace(patch, "attn1", block_name, number, transformer_index)
 
-    def set_model_attn2_replace(self, patch, block_name, number, transformer_index=None):
-        """Replace cross-attention between its projections."""
-        self.set_model_patch_replace(patch, "attn2", block_name, number, transformer_index)
-
     def set_model_attn1_output_patch(self, patch):
         """After self-attention: (x, extra_options) to x."""
         self.set_model_patch(patch, "attn1_output_patch")
-
-    def set_model_attn2_output_patch(self, patch):
-        """After cross-attention: (x, extra_options) to x."""
-        self.set_model_patch(patch, "attn2_output_patch")
-
-    def set_model_input_block_patch(self, patch):
-        """After an input block, before its skip is taken: (h, transformer_options) to h."""
-        self.set_model_patch(patch, "input_block_patch")
-
-    def set_model_input_block_patch_after_skip(self, patch):
-        """After an input block's skip was taken: (h, transformer_options) to h."""
-        self.set_model_patch(patch, "input_block_patch_after_skip")
-
-    def set_model_output_block_patch(self, patch):
-        """Before an output block: (h, skip, transformer_options) to (h, skip)."""
-        self.set_model_patch(patch, "output_block_patch")
-
-    def set_model_emb_patch(self, patch):
-        """After the timestep embedding: (emb, model_channels, transformer_options) to emb."""
-        self.set_model_patch(patch, "emb_patch")
-
-    def set_model_forward_timestep_embed_patch(self, patch):
-        """(class, handler): the handler runs layers of that class."""
-        self.set_model_patch(patch, "forward_timestep_embed_patch")
 
     def add_object_patch(self, name, obj):
         """Put an object at a dotted path of the model while it is patched."""
@@ -251,12 +195,6 @@ class ModelPatcher:
         if name in self.object_patches_backup:
             return self.object_patches_backup[name]
         return comfy.utils.get_attr(self.model, name)
-
-    def set_model_compute_dtype(self, dtype):
-        """Compute in another type than the weights are stored in."""
-        self.add_object_patch("manual_cast_dtype", dtype)
-        self.force_cast_weights = self.force_cast_weights or dtype is not None
-        self.patches_uuid = uuid.uuid4()
 
     def add_weight_wrapper(self, name, function):
         """Run a function on a weight at each use."""
@@ -546,10 +484,6 @@ class ModelPatcher:
         """Attach an object."""
         self.attachments[key] = attachment
 
-    def remove_attachments(self, key: str):
-        """Remove an attached object."""
-        self.attachments.pop(key, None)
-
     def get_attachment(self, key: str):
         """An attached object, None without it."""
         return self.attachments.get(key)
@@ -562,17 +496,9 @@ class ModelPatcher:
         """Remove the injections of a key."""
         self.injections.pop(key, None)
 
-    def get_injections(self, key: str):
-        """The injections of a key, None without them."""
-        return self.injections.get(key)
-
     def set_additional_models(self, key: str, models: list):
         """Set further patchers to load with this one."""
         self.additional_models[key] = models
-
-    def remove_additional_models(self, key: str):
-        """Remove the further patchers of a key."""
-        self.additional_models.pop(key, None)
 
     def get_additional_models_with_key(self, key: str):
         """The further patchers of a key."""
@@ -628,33 +554,15 @@ class ModelPatcher:
 
     # --- hooks: empty ones only ---------------------------------------------------------------------------------------
 
-    def set_hook_mode(self, hook_mode):
-        """Say whether weights of hooks are cached."""
-        self.hook_mode = hook_mode
-
-    def restore_hook_patches(self):
-        """Nothing to restore."""
-
     def register_all_hook_patches(self, hooks, target_dict, model_options=None, registered=None):
         """An empty group; other hooks are refused."""
         comfy.hooks.refuse(hooks)
         return comfy.hooks.HookGroup() if registered is None else registered
 
-    def prepare_hook_patches_current_keyframe(self, t, hook_group, model_options):
-        """Refuses hooks."""
-        comfy.hooks.refuse(hook_group)
-
     def apply_hooks(self, hooks, transformer_options=None, force_apply=False):
         """Transformer options of hooks: none; other hooks are refused."""
         comfy.hooks.refuse(hooks)
         return {} if transformer_options is None else transformer_options
-
-    def patch_hooks(self, hooks):
-        """Refuses hooks."""
-        comfy.hooks.refuse(hooks)
-
-    def unpatch_hooks(self, whitelist_keys_set=None):
-        """Nothing to take off."""
 
     def clean_hooks(self):
         """Nothing to take off."""

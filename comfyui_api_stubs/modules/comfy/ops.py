@@ -11,11 +11,6 @@ def scaled_dot_product_attention(q, k, v, *args, **kwargs):
     return F.scaled_dot_product_attention(q, k, v, *args, **kwargs)
 
 
-def cast_to_input(weight, input, non_blocking=False, copy=True):
-    """A weight as the input's type on its device."""
-    return comfy.model_management.cast_to(weight, input.dtype, input.device, non_blocking=non_blocking, copy=copy)
-
-
 def cast_bias_weight(s, input=None, dtype=None, device=None, bias_dtype=None):
     """(weight, bias) of a layer cast for the input and passed through its weight and bias functions."""
     if input is not None:

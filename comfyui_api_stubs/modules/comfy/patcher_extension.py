@@ -67,11 +67,6 @@ def add_callback_with_key(
     _add("callbacks", call_type, key, callback, transformer_options, is_model_options)
 
 
-def get_callbacks_with_key(call_type: str, key: str, transformer_options: dict, is_model_options=False):
-    """The callbacks of one key."""
-    return list(_section("callbacks", transformer_options, is_model_options, False).get(call_type, {}).get(key, []))
-
-
 def get_all_callbacks(call_type: str, transformer_options: dict, is_model_options=False):
     """The callbacks of every key, in order."""
     return _flat(_section("callbacks", transformer_options, is_model_options, False).get(call_type, {}))
@@ -87,11 +82,6 @@ def add_wrapper_with_key(
 ):
     """Register a wrapper under a key."""
     _add("wrappers", wrapper_type, key, wrapper, transformer_options, is_model_options)
-
-
-def get_wrappers_with_key(wrapper_type: str, key: str, transformer_options: dict, is_model_options=False):
-    """The wrappers of one key."""
-    return list(_section("wrappers", transformer_options, is_model_options, False).get(wrapper_type, {}).get(key, []))
 
 
 def get_all_wrappers(wrapper_type: str, transformer_options: dict, is_model_options=False):

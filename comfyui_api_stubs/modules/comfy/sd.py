@@ -83,10 +83,6 @@ class CLIP:
         """The patcher's weights and patches."""
         return self.patcher.get_key_patches()
 
-    def set_tokenizer_option(self, option_name, value):
-        """Set an option that the tokenizer gets."""
-        self.tokenizer_options[option_name] = value
-
     def clip_layer(self, layer_idx):
         """Take hidden states of that layer (-1 the last)."""
         self.layer_idx = layer_idx
@@ -228,15 +224,3 @@ def load_diffusion_model(unet_path, model_options=None):
     return _known(
         load_diffusion_model_state_dict(comfy.utils.load_torch_file(unet_path), model_options=model_options), unet_path
     )
-
-
-def save_checkpoint(output_path, model, clip=None, vae=None, clip_vision=None, metadata=None, extra_keys=None):
-    """Write the patched model, and text encoder and VAE when given, as one file."""
-    if clip_vision is not None:
-        raise NotImplementedError("saving CLIP vision models needs a real ComfyUI")
-    model_management.load_models_gpu([model] + ([] if clip is None else [clip.load_model()]), force_patch_weights=True)
-    sd = model.model.state_dict_for_saving(
-        None if clip is None else clip.get_sd(), None if vae is None else vae.get_sd()
-    )
-    sd = {key: tensor.contiguous() for key, tensor in {**sd, **(extra_keys or {})}.items()}
-    comfy.utils.save_torch_file(sd, output_path, metadata=metadata)

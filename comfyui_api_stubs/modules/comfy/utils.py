@@ -1,7 +1,6 @@
 """Files, nested attributes, resizing, progress and the diffusers names of UNet weights (ComfyUI's `comfy.utils`)."""
 
 import math
-import struct
 
 import numpy as np
 import safetensors
@@ -29,13 +28,6 @@ def save_torch_file(sd, ckpt, metadata=None):
     safetensors.torch.save_file(sd, str(ckpt), metadata=metadata)
 
 
-def safetensors_header(safetensors_path, max_size=100 * 1024 * 1024):
-    """The JSON header of a safetensors file as bytes, or None when it claims to be larger than max_size."""
-    with open(safetensors_path, "rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        return file.read(length) if length <= max_size else None
-
-
 def calculate_parameters(sd, prefix=""):
     """The number of elements of all tensors under a prefix."""
     return sum(tensor.nelement() for key, tensor in sd.items() if key.startswith(prefix))
@@ -48,14 +40,6 @@ def weight_dtype(sd, prefix=""):
         if key.startswith(prefix):
             counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.numel()
     return max(counts, key=counts.get) if counts else None
-
-
-def state_dict_key_replace(state_dict, keys_to_replace):
-    """Rename keys in place."""
-    for old, new in keys_to_replace.items():
-        if old in state_dict:
-            state_dict[new] = state_dict.pop(old)
-    return state_dict
 
 
 def state_dict_prefix_replace(state_dict, replace_prefix, filter_keys=False):

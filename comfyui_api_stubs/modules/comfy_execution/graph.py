@@ -42,9 +42,6 @@ class DynamicPrompt:
             raise NodeNotFoundError(f"Node {node_id} not found")
         return self.original_prompt[node_id]
 
-    def has_node(self, node_id: str) -> bool:
-        return node_id in self.original_prompt
-
     def get_real_node_id(self, node_id: str) -> str:
         return node_id
 
@@ -53,12 +50,6 @@ class DynamicPrompt:
 
     def get_parent_node_id(self, node_id: str) -> str | None:
         return None
-
-    def all_node_ids(self) -> set[str]:
-        return set(self.original_prompt)
-
-    def get_original_prompt(self) -> dict[str, dict]:
-        return self.original_prompt
 
 
 def get_input_info(

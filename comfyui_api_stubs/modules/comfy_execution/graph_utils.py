@@ -30,19 +30,6 @@ class Node:
         """A link to one of the node's outputs."""
         return [self.id, index]
 
-    def set_input(self, key: str, value: Any) -> None:
-        """Set an input; None removes it."""
-        if value is None:
-            self.inputs.pop(key, None)
-        else:
-            self.inputs[key] = value
-
-    def get_input(self, key: str) -> Any:
-        return self.inputs.get(key)
-
-    def set_override_display_id(self, override_display_id: str) -> None:
-        self.override_display_id = override_display_id
-
     def serialize(self) -> dict[str, Any]:
         shown = {} if self.override_display_id is None else {"override_display_id": self.override_display_id}
         return {"class_type": self.class_type, "inputs": self.inputs, **shown}
@@ -60,10 +47,6 @@ class GraphBuilder:
         self.nodes: dict[str, Node] = {}
 
     @classmethod
-    def set_default_prefix(cls, prefix_root: str, call_index: int, graph_index: int = 0) -> None:
-        cls._root, cls._call_index, cls._graph_index = prefix_root, call_index, graph_index
-
-    @classmethod
     def alloc_prefix(
         cls, root: str | None = None, call_index: int | None = None, graph_index: int | None = None
     ) -> str:
@@ -79,12 +62,6 @@ class GraphBuilder:
         """Add a node, or return the one that has this id already."""
         key = self.prefix + (str(len(self.nodes) + 1) if id is None else id)
         return self.nodes.setdefault(key, Node(key, class_type, kwargs))
-
-    def lookup_node(self, id: str) -> Node | None:
-        return self.nodes.get(self.prefix + id)
-
-    def remove_node(self, id: str) -> None:
-        del self.nodes[self.prefix + id]
 
     def finalize(self) -> dict[str, dict]:
         """The graph in API format."""

@@ -121,10 +121,6 @@ class ProgressRegistry:
     def register_handler(self, handler: ProgressHandler) -> None:
         self.handlers[handler.name] = handler
 
-    def unregister_handler(self, handler_name: str) -> None:
-        if handler_name in self.handlers:
-            self.handlers.pop(handler_name).reset()
-
     def ensure_entry(self, node_id: str) -> dict:
         return self.nodes.setdefault(node_id, {"state": NodeState.Pending, "value": 0, "max": 1})
 

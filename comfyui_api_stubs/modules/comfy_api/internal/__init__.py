@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 
@@ -41,11 +40,6 @@ def is_class(obj: object) -> bool:
 def prune_dict(d: dict) -> dict:
     """The entries whose value is not None."""
     return {key: value for key, value in d.items() if value is not None}
-
-
-def as_pruned_dict(dataclass_obj: Any) -> dict:
-    """A dataclass as a dict without its None values."""
-    return prune_dict(asdict(dataclass_obj))
 
 
 def first_real_override(cls: type, name: str, *, base: type | None = None) -> Callable | None:

@@ -435,47 +435,6 @@ class Combo(ComfyTypeIO):
             return self.options
 
 
-@comfytype(io_type="COMBO")
-class MultiCombo(ComfyTypeI):
-    Type = list[str]
-
-    class Input(Combo.Input):  # type: ignore[name-defined]
-        """Several choices from a list."""
-
-        def __init__(
-            self,
-            id: str,
-            options: list[str],
-            display_name: str | None = None,
-            optional: bool = False,
-            tooltip: str | None = None,
-            lazy: bool | None = None,
-            default: list[str] | None = None,
-            placeholder: str | None = None,
-            chip: bool | None = None,
-            control_after_generate: bool | None = None,
-            socketless: bool | None = None,
-        ):
-            super().__init__(
-                id,
-                options,
-                display_name,
-                optional,
-                tooltip,
-                lazy,
-                default,
-                control_after_generate,
-                socketless=socketless,
-            )
-            self.multiselect = True
-            self.placeholder = placeholder
-            self.chip = chip
-
-        def as_dict(self) -> dict:
-            own = {"multi_select": self.multiselect, "placeholder": self.placeholder, "chip": self.chip}
-            return super().as_dict() | prune_dict(own)
-
-
 @comfytype(io_type="IMAGE")
 class Image(ComfyTypeIO):
     """Pictures (B, H, W, C), float32 from 0 to 1."""

@@ -112,14 +112,6 @@ class PreviewImage(_UIOutput):
         return {"images": self.values, "animated": (self.animated,)}
 
 
-class PreviewMask(PreviewImage):
-    """Masks (B, H, W) shown under the node."""
-
-    def __init__(self, mask: Any, animated: bool = False, cls: type[ComfyNode] | None = None, **kwargs: Any):
-        picture = mask.reshape(-1, mask.shape[-2], mask.shape[-1], 1).expand(-1, -1, -1, 3)
-        super().__init__(picture, animated, cls, **kwargs)
-
-
 class PreviewText(_UIOutput):
     """A text shown under the node."""
 

@@ -16,15 +16,6 @@ def register_attention_function(name, func):
     REGISTERED_ATTENTION_FUNCTIONS.setdefault(name, func)
 
 
-def get_attention_function(name, default=...):
-    """The attention function of a name ("optimized" for the one in use)."""
-    if name == "optimized":
-        return optimized_attention
-    if name not in REGISTERED_ATTENTION_FUNCTIONS and default is ...:
-        raise KeyError(f"no attention function {name!r}; known: {', '.join(sorted(REGISTERED_ATTENTION_FUNCTIONS))}")
-    return REGISTERED_ATTENTION_FUNCTIONS.get(name, default)
-
-
 def wrap_attn(func):
     """Let transformer_options["optimized_attention_override"] replace an attention function, but not inside the
     override itself.
@@ -60,11 +51,6 @@ def attention_pytorch(
 optimized_attention = attention_pytorch
 optimized_attention_masked = attention_pytorch
 register_attention_function("pytorch", attention_pytorch)
-
-
-def optimized_attention_for_device(device, mask=False, small_input=False):
-    """The attention function for a device."""
-    return optimized_attention
 
 
 class GEGLU(nn.Module):
