@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,10 +28,9 @@ class Denoiser:
     """
 
     def __init__(self, patcher: Any, encode: LiveEncoder | None = None) -> None:
-        self.encode = encode
-        if encode is None:
-            self.text_encoder = None
-        else:
+        self.encode: Callable[[Sequence[str], Sequence[Conditioning]], Sequence[Conditioning]] | None = encode
+        self.text_encoder: torch.nn.Module | None = None
+        if encode is not None:
             self.text_encoder = encode.module
         self.patcher, self.model = patcher, patcher.model
         self.module: torch.nn.Module = patcher.model.diffusion_model
@@ -53,9 +52,7 @@ class Denoiser:
         share for flows.
         """
         sampling = self.sampling
-        if hasattr(
-            sampling, "log_sigmas"
-        ):  # continuous schedules (EDM) have a table too, and timesteps that are no shares
+        if hasattr(sampling, "log_sigmas"):  # continuous schedules (EDM) have a table too, but other timesteps
             table = sampling.sigmas.to(u.device, torch.float32)
             return table[(u * len(table)).long().clamp(max=len(table) - 1)]
         return sampling.sigma(u * getattr(sampling, "multiplier", 1.0)).to(torch.float32)

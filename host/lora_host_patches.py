@@ -45,7 +45,8 @@ def _fuses(patches: Sequence[Patch]) -> bool:
     """Whether patches of a weight are a product of factors and a difference."""
     if not additive(patches):
         return False
-    return all(patch.layer.kind == "diff" or patch.layer.factors() is not None for patch in patches)
+    layers: list[Any] = [patch.layer for patch in patches]
+    return all(layer.kind == "diff" or layer.factors() is not None for layer in layers)
 
 
 @functools.cache

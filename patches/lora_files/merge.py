@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..adapters.layer import Layer
 from ..models.block_names import DiffusersBlocks
 from ..patching.fuse import Patch, additive, fuse, in_order
 from . import block_weights
@@ -138,7 +137,7 @@ class _CollectedLayers:
             raise ValueError("these LoRAs cannot be merged:\n" + "\n".join(f"- {problem}" for problem in problems))
 
 
-def _not_additive(layers: Iterable[tuple[str, bool, Layer]]) -> list[str]:
+def _not_additive(layers: Iterable[tuple[str, bool, Any]]) -> list[str]:
     """Layers that need a model's weight, and layers whose tensors contradict each other, as problems."""
     needs_weight: dict[str, list[str]] = {}
     malformed, parts = [], []

@@ -191,20 +191,9 @@ class Bypass:
                 change = F.linear(x, diff)
             else:
                 change = convolve(module, x, diff, getattr(module, "groups", 1), self.compiled)
-            if place and gains is not None:
-                change = change * gains[place]
-            if output is None:
-                output = change
-            else:
-                output = output + change
+            output = _plus_change(output, change, place, gains)
         for place, kron in parts.krons:
-            change = kron.to(x.dtype, x.device)(x)
-            if place and gains is not None:
-                change = change * gains[place]
-            if output is None:
-                output = change
-            else:
-                output = output + change
+            output = _plus_change(output, kron.to(x.dtype, x.device)(x), place, gains)
         assert output is not None  # where nothing of the module's own is left, a difference stands in for it
         if down is not None and up is not None:
             down, up = down.to(x.device, x.dtype), up.to(x.device, x.dtype)
@@ -216,8 +205,10 @@ class Bypass:
                 hidden = hidden * gains[places].view(-1, *(1,) * (down.ndim - 2))
             output = _plus(output, hidden, up, self.compiled)
         for place, bias in parts.biases:
-            change = bias.to(x.device, x.dtype).view(-1, *(1,) * (output.ndim - 2 if is_conv(module) else 0))
-            output = output + (change if not place or gains is None else change * gains[place])
+            change = bias.to(x.device, x.dtype)
+            if is_conv(module):
+                change = change.view(-1, *(1,) * (output.ndim - 2))
+            output = _plus_change(output, change, place, gains)
         return output
 
 
@@ -255,6 +246,15 @@ class Parts(NamedTuple):
 # The parts of attached adapters under torch.compile, by module. What hangs on a module has fixed shapes for
 # torch.compile; what is found here may have a dynamic one.
 _COMPILED: dict[str, Parts] = {}
+
+
+def _plus_change(output: Tensor | None, change: Tensor, place: int, gains: Tensor | None) -> Tensor:
+    """output + change, times the multiplier of a scheduled one; the change alone where there is no output yet."""
+    if place and gains is not None:
+        change = change * gains[place]
+    if output is None:
+        return change
+    return output + change
 
 
 def _plus(output: Tensor, hidden: Tensor, up: Tensor, compiled: bool) -> Tensor:

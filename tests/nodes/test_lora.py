@@ -719,16 +719,14 @@ def test_equal_input_gives_equal_bytes(host, small):
         assert first != second and a.read() == b.read()
 
 
-def test_a_state_is_saved_with_its_metadata(host, small):
+def test_a_state_is_saved_with_its_metadata(host, small, monkeypatch):
     from safetensors import safe_open
 
     class State:
         def lora_model(self):
             return small.lora(small.unet(), 5)
 
-        def metadata(self):
-            return {"ss_steps": "250"}
-
+    monkeypatch.setattr(host.module("training.lora_metadata"), "lora_metadata", lambda state: {"ss_steps": "250"})
     path = host.call("GraftSaveLoRA", state=State())[0]
     with safe_open(path, "pt") as file:
         metadata = file.metadata()

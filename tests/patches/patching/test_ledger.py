@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 import torch
-from graft_nodes.patches.adapters.diff import Diff, Set
+from graft_nodes.patches.adapters.diff import Diff
 from graft_nodes.patches.adapters.dora import DoRA
 from graft_nodes.patches.adapters.ia3 import IA3
 from graft_nodes.patches.adapters.lora import LoRA
@@ -398,40 +398,6 @@ def test_half_precision_is_restored_bit_for_bit(dtype):
     assert of.get_parameter("0.weight").dtype == dtype
     detach(of, "a")
     before.check(of)
-
-
-def test_plan():
-    of = model()
-    patches = stack(of, NAMES).patches
-    others = {"3.weight": [Patch(Set(torch.ones_like(of.get_parameter("3.weight"))), 1.0)]}
-    assert plan_weights(of, patches, "auto") == (list(NAMES), [], [], {})
-    assert plan_weights(of, patches, "bypass") == (
-        ["3.weight"],
-        ["0.weight", "2.weight"],
-        [],
-        {"merged because LayerNorm has no bypass": 1},
-    )
-    left = "through ComfyUI's own patches because LayerNorm has no bypass and paged"
-    for mode in ("auto", "bypass"):
-        merge, bypass, by_host, reasons = plan_weights(of, patches, mode, "paged")
-        assert (merge, bypass, by_host, reasons[left]) == ([], ["0.weight", "2.weight"], ["3.weight"], 1)
-        norms = {f"{number}.weight": patches["3.weight"] for number in range(2)}
-        more = plan_weights(nn.Sequential(nn.LayerNorm(4), nn.GroupNorm(2, 4)), norms, mode, "paged")
-        assert more.reasons == {left: 1, left.replace("LayerNorm", "GroupNorm"): 1}
-        with pytest.raises(
-            ValueError, match=r"3\.weight: cannot be merged, paged, and LayerNorm has no bypass; use mode host"
-        ):
-            plan_weights(of, others, mode, "paged")
-    of[0].weight.data = of[0].weight.data.to(torch.float8_e4m3fn)
-    merge, bypass, by_host, reasons = plan_weights(of, patches, "auto")
-    assert (merge, bypass, by_host) == (["2.weight", "3.weight"], ["0.weight"], [])
-    assert reasons == {"at the activations because its type is torch.float8_e4m3fn": 1}
-    assert plan_weights(of, patches, "merge") == (list(NAMES), [], [], {})  # fp8 is merged where that is asked for
-    of[0].scale_weight = torch.ones(1)
-    with pytest.raises(
-        ValueError, match=r"0\.weight: cannot be merged, it is quantised \(scale_weight\); use mode auto"
-    ):
-        plan_weights(of, patches, "merge")
 
 
 class Sequences(RuleBasedStateMachine):
