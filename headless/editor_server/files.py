@@ -161,6 +161,16 @@ def _unreadable() -> tuple[type[Exception], ...]:
     return (OSError, ValueError, SyntaxError, struct.error, zlib.error, Image.DecompressionBombError, *more)
 
 
+async def _copy_part(part: BodyPartReader, target: BinaryIO, taken: int, largest: int) -> int:
+    """Write a part of a form into a file; the bytes taken so far, with those before. 413 when they are too many."""
+    while chunk := await part.read_chunk(PART):
+        taken += len(chunk)
+        if taken > largest:
+            raise web.HTTPRequestEntityTooLarge(max_size=largest, actual_size=taken)
+        target.write(chunk)
+    return taken
+
+
 async def _form(request: web.Request) -> tuple[dict[str, str], BinaryIO, str]:
     """(the texts of a form, the file "image", its name); 400 when there is no such file."""
     if not request.content_type.startswith("multipart/"):
@@ -177,17 +187,13 @@ async def _form(request: web.Request) -> tuple[dict[str, str], BinaryIO, str]:
                 raise web.HTTPBadRequest(text="a form within a form")
             if part.name == "image" and part.filename:
                 name, file = part.filename, tempfile.TemporaryFile()  # noqa: SIM115  (the caller closes it)
-            body = bytearray()
-            while chunk := await part.read_chunk(PART):
-                taken += len(chunk)
-                if taken > request.app["largest_upload"]:
-                    raise web.HTTPRequestEntityTooLarge(max_size=request.app["largest_upload"], actual_size=taken)
-                if part.name == "image" and file is not None:
-                    file.write(chunk)
-                else:
-                    body += chunk
+            target: BinaryIO = io.BytesIO()
+            if part.name == "image" and file is not None:
+                target = file
+            taken = await _copy_part(part, target, taken, request.app["largest_upload"])
             if part.name and part.name != "image":
-                texts[part.name] = body.decode()
+                target.seek(0)
+                texts[part.name] = target.read().decode()
     except (ValueError, BadHttpMessage) as error:
         _close(file)
         raise web.HTTPBadRequest(text=f"the form cannot be read: {error}") from error
