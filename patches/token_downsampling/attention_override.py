@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..models.attention_kernels import InferenceOnly, TrainingKernel
 from ..models.compiled import is_compiled, own_code, uncompiled
-from ..models.token_layout import Grid, Layout, Place
+from ..models.token_layout import Grid, Layout, Place, text_length
 from .tokens import Span, ToDoSettings, target_grid, thin_span, thin_span_mask
 from .transformers import TransformerToDo, plan_transformer
 from .unet import CHANGED, LEFT, REPLACED, ToDoPatch, active, plan_unet
@@ -91,11 +91,11 @@ class ToDoCall:
         if isinstance(set_up, Thinning):
             reasons[CHANGED] += set_up.left
         if reasons.total():  # in the node's report are those that were known before the model ran
-            said = ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
-            _say_once(f"ApplyToDo left {reasons.total()} self-attention blocks alone: {said}")
+            listed = ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
+            _warn_once(f"ApplyToDo left {reasons.total()} self-attention blocks alone: {listed}")
         elif isinstance(set_up, Thinning) and set_up.met and not set_up.thinned:
             lengths = " or ".join(map(str, sorted(set_up.layout.places)))
-            _say_once(
+            _warn_once(
                 f"ApplyToDo thinned nothing: no attention had {lengths} tokens. Another node adds tokens, or keeps keys"
                 " of its own"
             )
@@ -105,12 +105,10 @@ class ToDoCall:
         self, whole: Any, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any], options: dict[str, Any]
     ) -> tuple[dict[str, Any], str]:
         """(the options of one call, a name for all of them that compiled code may take as it is)."""
-        if isinstance(self.todo, ToDoPatch):
-            unet = self.todo
-        else:
-            unet = None
         if not active(self.todo.settings, options, whole.model_sampling.percent_to_sigma):
-            return options if unet is None else without(unet, options), f"{self.identity} rests"
+            if isinstance(self.todo, ToDoPatch):
+                options = without(self.todo, options)
+            return options, f"{self.identity} rests"
         code, override = f"{self.identity} on {tuple(x.shape[2:])}", options.get(OVERRIDE)
         if isinstance(self.todo, TransformerToDo):
             layout = self.todo.tokens.layout(uncompiled(whole.diffusion_model), x, context, conditions)
@@ -118,17 +116,15 @@ class ToDoCall:
             code = f"{code} {layout}"
         else:
             options = last_in_line(self.todo, options)
-            if override is None:
-                override = None
-            else:
-                override = Guard(override, 0 if context is None else context.shape[1])
+            if override is not None:
+                override = Guard(override, text_length(context))
         if override is not None:
             options[OVERRIDE] = override
         return options, code
 
 
 @functools.cache
-def _say_once(text: str) -> None:
+def _warn_once(text: str) -> None:
     log.warning(text)
 
 
@@ -136,11 +132,12 @@ def last_in_line(patch: ToDoPatch, options: Mapping[str, Any]) -> dict[str, Any]
     """transformer_options of a UNet in which the patch comes after every other attn1 patch and knows the replaced
     blocks.
     """
-    found = without(patch, options)
-    others, before = (each.get("patches", {}).get("attn1_patch", []) for each in (found, options))
+    reordered = without(patch, options)
+    others = reordered["patches"].get("attn1_patch", [])
+    before = options.get("patches", {}).get("attn1_patch", [])
     if len(others) < len(before):  # else the patch was taken off for this call
-        found["patches"]["attn1_patch"] = [*others, patch]
-    return {**found, REPLACED: frozenset(options.get("patches_replace", {}).get("attn1", {}))}
+        reordered["patches"]["attn1_patch"] = [*others, patch]
+    return {**reordered, REPLACED: frozenset(options.get("patches_replace", {}).get("attn1", {}))}
 
 
 def without(patch: ToDoPatch, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,32 +16,23 @@ from .unet import ToDoPatch
 
 def report_rows(todo: ToDo, latent: Sequence[int] | None = None) -> list[DepthReport]:
     """One row a depth that the model has; grids are given when the latent's shape (..., [frames,] height, width) is."""
+    frames = 1
+    if latent is not None and len(latent) == 5:
+        frames = int(latent[2])
     rows = []
     for depth, (own, foreign) in sorted(todo.depths.items()):
+        factor, patched = 1.0, 0
         if depth <= len(todo.settings.factors):
             factor = todo.settings.factors[depth - 1]
-        else:
-            factor = 1.0
-        if latent is None:
-            before = None
-        else:
-            before = todo.grid_at(depth, latent)
-        if before is None:
-            after = None
-        else:
-            after = target_grid(before, factor)
         if factor != 1.0:
             patched = own
-        else:
-            patched = 0
-        if latent is not None and len(latent) == 5:
-            frames = int(latent[2])
-        else:
-            frames = 1
+        before = after = None
+        if latent is not None:
+            before = todo.grid_at(depth, latent)
+            after = target_grid(before, factor)
+        width = 1
         if isinstance(todo, ToDoPatch):
             width = todo.widths[depth]
-        else:
-            width = 1
         rows.append(DepthReport(depth, factor, before, after, patched, own - patched + foreign, frames, width))
     return rows
 
@@ -110,25 +101,20 @@ def report_text(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence
     if isinstance(todo, TransformerToDo):
         lines.append(f"{todo.name}: the image's keys and values are thinned, those of text and reference images stay")
     if latent is not None:
+        among = ""
         if isinstance(todo, TransformerToDo):
-            of = " among the image's tokens"
-        else:
-            of = ""
-        lines.append(f"self-attention products saved{of}: about {100 * attention_saving(rows):.0f}%")
+            among = " among the image's tokens"
+        lines.append(f"self-attention products saved{among}: about {100 * attention_saving(rows):.0f}%")
     lines.append(
         f"method {settings.method}, phase {settings.phase}, {100 * settings.start_percent:g}% to"
         f" {100 * settings.end_percent:g}%"
     )
     if settings.disable_after:
         if settings.disable_after < 1:
-            unit = "of the training run"
+            when = f"{100 * settings.disable_after:g}% of the training run"
         else:
-            unit = "training steps"
-        if settings.disable_after < 1:
-            amount = f"{100 * settings.disable_after:g}%"
-        else:
-            amount = f"{settings.disable_after:g}"
-        lines.append(f"off after {amount} {unit}")
+            when = f"{settings.disable_after:g} training steps"
+        lines.append(f"off after {when}")
     return "\n".join([*lines, *notes])
 
 

@@ -82,7 +82,8 @@ def _attention(level: int, block: nn.Module) -> Attention:
                 foreign.append(index)
             else:
                 own.append(index)
-            width = transformer.attn1.heads * transformer.attn1.dim_head  # type: ignore[union-attr, operator]
+            attn1: Any = transformer.attn1
+            width = attn1.heads * attn1.dim_head
     return Attention(level, tuple(own), tuple(foreign), width)
 
 
