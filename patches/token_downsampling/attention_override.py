@@ -92,10 +92,10 @@ class ToDoCall:
             reasons[CHANGED] += set_up.left
         if reasons.total():  # in the node's report are those that were known before the model ran
             listed = ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
-            _warn_once(f"ApplyToDo left {reasons.total()} self-attention blocks alone: {listed}")
+            warn_once(f"ApplyToDo left {reasons.total()} self-attention blocks alone: {listed}")
         elif isinstance(set_up, Thinning) and set_up.met and not set_up.thinned:
             lengths = " or ".join(map(str, sorted(set_up.layout.places)))
-            _warn_once(
+            warn_once(
                 f"ApplyToDo thinned nothing: no attention had {lengths} tokens. Another node adds tokens, or keeps keys"
                 " of its own"
             )
@@ -124,7 +124,8 @@ class ToDoCall:
 
 
 @functools.cache
-def _warn_once(text: str) -> None:
+def warn_once(text: str) -> None:
+    """Log a warning that has not been logged before."""
     log.warning(text)
 
 

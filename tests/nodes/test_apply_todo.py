@@ -124,7 +124,7 @@ def test_other_attn1_patches_before_and_after_work_on_whole_keys(host, small, un
 @pytest.fixture
 def said(host, caplog):
     """What ApplyToDo has logged since, also what it has said before."""
-    host.module("patches.token_downsampling.attention_override")._say_once.cache_clear()
+    host.module("patches.token_downsampling.attention_override").warn_once.cache_clear()
     return lambda: [record.getMessage() for record in caplog.records if "ApplyToDo" in record.getMessage()]
 
 

@@ -142,8 +142,8 @@ def test_block_weights(host, small, model, rowan, blocks, strengths):
 
 
 def test_training_targets(host, model, rowan):
-    targets = host.module("training.trainable.targets").targets
-    settings = host.module("training.trainable.install").AdapterSettings
+    targets = host.module("training.trainable.targets").adapter_targets
+    settings = host.module("training.trainable.settings").AdapterSettings
     chosen = {preset: set(targets(model.model.diffusion_model, settings(targets=preset))) for preset in TARGETS}
     assert chosen == TARGETS
 

@@ -870,7 +870,7 @@ def test_noise_levels_are_those_of_a_later_nodes_sampling():
 def test_steps_that_easycache_skips_are_not_called_unthinned(caplog):
     from comfy_extras.nodes_easycache import EasyCacheNode
 
-    attention_override._say_once.cache_clear()
+    attention_override.warn_once.cache_clear()
     case = CASES["flux"]
     cached = EasyCacheNode.execute(build(case), 10.0, 0.15, 0.95, False).args[0]
     patched = host.token_downsampling.apply_todo(cached, settings())[0]
@@ -953,7 +953,7 @@ def test_blocks_whose_keys_another_node_extends_are_counted(caplog):
             {"k": torch.cat([k, k[:, :, -3:]], 2), "v": torch.cat([v, v[:, :, -3:]], 2), "pe": None} if single else {}
         )
 
-    attention_override._say_once.cache_clear()
+    attention_override.warn_once.cache_clear()
     case, lengths = CASES["flux"], []
 
     def counting(kernel, q, k, v, *args, **kwargs):

@@ -206,7 +206,7 @@ def test_attention_over_a_videos_frames_is_nobodys_to_thin(small, caplog):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(comfy.model_base, "BaseModel", Video)
         patcher = small.build_unet()
-    attention_override._say_once.cache_clear()
+    attention_override.warn_once.cache_clear()
     patched, seen = watched(todo(patcher))
     frames, generator = 6, torch.Generator().manual_seed(1)
     x, concat, y = (torch.randn(frames, *shape, generator=generator) for shape in ((4, 8, 8), (4, 8, 8), (768,)))
