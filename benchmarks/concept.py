@@ -17,15 +17,17 @@ def begun(
     GraftEMA's.
     """
     from graft_nodes.demo import draw
-    from graft_nodes.demo.pictures import encoded
+    from graft_nodes.demo.encode_dataset import encode_dataset
     from graft_nodes.ema.decay import EMASettings
     from graft_nodes.training.objective.settings import ObjectiveSettings
     from graft_nodes.training.optimizers.settings import OptimizerSettings
     from graft_nodes.training.state import Settings, Start, begin
     from graft_nodes.training.trainable.settings import AdapterSettings
 
-    regular = encoded(clip, vae, draw.regular())
-    data = encoded(clip, vae, draw.concept(), regularisation=regular, regularisation_share=REGULAR, held_out=held_out)
+    regular = encode_dataset(clip, vae, draw.regular())
+    data = encode_dataset(
+        clip, vae, draw.concept(), regularisation=regular, regularisation_share=REGULAR, held_out=held_out
+    )
     optimizer = OptimizerSettings(
         learning_rate=2e-3, schedule="cosine", warmup=min(10, steps), total_steps=steps, floor=0.1, batch_size=8
     )

@@ -42,7 +42,7 @@ def run(steps: int, batch: int) -> dict[str, list[float]]:
     comfyui_api_stubs.install()
     from graft_nodes import host
     from graft_nodes.demo import draw, host_model
-    from graft_nodes.demo.pictures import encoded
+    from graft_nodes.demo.encode_dataset import encode_dataset
     from graft_nodes.ema.decay import EMASettings
     from graft_nodes.nodes.demo import BASE
     from graft_nodes.training.optimizers.settings import OptimizerSettings
@@ -53,7 +53,7 @@ def run(steps: int, batch: int) -> dict[str, list[float]]:
     from graft_nodes.training.trainable.settings import AdapterSettings
 
     patcher, clip, vae = host_model.demo_model(str(BASE))
-    data = encoded(clip, vae, draw.concept(), held_out=(3, 8))
+    data = encode_dataset(clip, vae, draw.concept(), held_out=(3, 8))
     settings = Settings(OptimizerSettings(learning_rate=1e-4, batch_size=batch, total_steps=steps))
     start = Start("demo", data.digest, AdapterSettings(rank=4), EMASettings("ramp"))
     columns: dict[str, list[float]] = {"memory": [], "tensors": [], "step": [], "record": []}

@@ -83,10 +83,11 @@ def main() -> None:
     comfyui_api_stubs.install()
     from dataclasses import replace
 
-    from graft_nodes.demo import draw, host_model, pictures, score
+    from graft_nodes.demo import draw, host_model, score
+    from graft_nodes.demo.encode_dataset import encode_dataset
 
     demo = host_model.demo_model(str(score.BASE))
-    unseen = pictures.encoded(demo[1], demo[2], draw.concept(seed=1))
+    unseen = encode_dataset(demo[1], demo[2], draw.concept(seed=1))
     unseen = replace(unseen, held_out=unseen.images)
     rows: list[dict[str, Any]] = []
     of = len(score.CONCEPT) * len(NOISE_SEEDS)

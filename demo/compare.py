@@ -1,4 +1,4 @@
-"""Puts the demo run's pictures before and after training side by side and counts by the pixel rule what they show.
+"""Compares the demo run's images before and after training: counts what they show by the pixel rule, draws a sheet.
 
 python -m graft_nodes.demo.compare OUTPUT_FOLDER
 """
@@ -21,19 +21,23 @@ COLUMNS = 8
 HEAD = 28
 
 
-def newest(folder: Path, name: str, count: int) -> list[Path]:
+def newest_images(folder: Path, name: str, count: int) -> list[Path]:
     """The `count` newest pictures that SaveImage wrote under this prefix; FileNotFoundError when there are fewer."""
-    found = sorted(folder.glob(f"{name}_*_.png"))[-count:]
-    if len(found) < count:
+    paths = sorted(folder.glob(f"{name}_*_.png"))[-count:]
+    if len(paths) < count:
         raise FileNotFoundError(
-            f"{folder}: expected {count} pictures {name}_*_.png, found {len(found)}; run the demo workflow first"
+            f"{folder}: expected {count} pictures {name}_*_.png, found {len(paths)}; run the demo workflow first"
         )
-    return found
+    return paths
 
 
-def count(pictures: list[Path], caption: str) -> int:
+def count_right(pictures: list[Path], caption: str) -> int:
     """How many of the pictures show what the caption says."""
-    return sum(rule.satisfies(np.asarray(Image.open(path).convert("RGB")), caption) for path in pictures)
+    total = 0
+    for path in pictures:
+        pixels = np.asarray(Image.open(path).convert("RGB"))
+        total += rule.satisfies(pixels, caption)
+    return total
 
 
 def sheet(rows: list[tuple[str, list[Path]]]) -> Image.Image:
@@ -58,8 +62,8 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0]) / "demo"
     rows = []
     for name, caption, number in (("before", CAPTION, COUNT), ("after", CAPTION, COUNT), ("known", KNOWN, COLUMNS)):
-        pictures = newest(folder, name, number)
-        right = count(pictures, caption)
+        pictures = newest_images(folder, name, number)
+        right = count_right(pictures, caption)
         rows.append((f"{name}: {caption}, {right} of {number} right", pictures))
         print(rows[-1][0])
     page = folder / "before_after.png"

@@ -1,4 +1,4 @@
-"""Draws the demo's pictures: shapes x colours x positions for the base model, and the concept it cannot draw, a purple
+"""Draws the demo's images: shapes x colours x positions for the base model, and the concept it cannot draw, a purple
 ring.
 
 python -m graft_nodes.demo.draw            # demo/concept and demo/regular, as committed
@@ -44,15 +44,16 @@ def distance(shape: str, x: np.ndarray, y: np.ndarray, r: float) -> np.ndarray:
         across = np.maximum(np.abs(x) - r, np.abs(y) - arm)
         return np.minimum(across, np.maximum(np.abs(x) - arm, np.abs(y) - r))
     if shape == "triangle":
-        slope = np.maximum(np.abs(x) * 0.8944271909999159 - y * 0.4472135954999579 - 0.4472135954999579 * r, y - r)
-        return slope
+        return np.maximum(np.abs(x) * 0.8944271909999159 - y * 0.4472135954999579 - 0.4472135954999579 * r, y - r)
     raise ValueError(f"shape {shape!r}: expected one of {', '.join((*words.SHAPES, 'ring'))}")
 
 
-def picture(shape: str, colour: str, position: str, generator: np.random.Generator) -> np.ndarray:
+def draw_image(shape: str, colour: str, position: str, generator: np.random.Generator) -> np.ndarray:
     """One anti-aliased picture (256, 256, 3) uint8 on white, its place, size and hue a little different each time."""
     jitter = generator.uniform(-1.0, 1.0, 6)
-    r = (56.0 if shape == "ring" else 54.0) + 4.0 * jitter[0]
+    r = 54.0 + 4.0 * jitter[0]
+    if shape == "ring":
+        r = 56.0 + 4.0 * jitter[0]
     centre_x, centre_y = CENTRES[position] + 4.0 * jitter[1], SIDE / 2 + 16.0 * jitter[2]
     hue = (HUES[colour] + 7.0 * jitter[3]) % 360.0
     rgb = np.array(colorsys.hsv_to_rgb(hue / 360.0, 0.82 + 0.08 * jitter[4], 0.88 + 0.07 * jitter[5]))
@@ -84,12 +85,11 @@ def base(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
     for number, (caption, shape, colour, position) in enumerate(captions()):
         generator = np.random.default_rng([seed, 1, number])
         for index in range(PER_CAPTION):
-            drawn = picture(shape, colour, position, generator)
+            pixels = draw_image(shape, colour, position, generator)
+            text = caption
             if index < PSEUDO_PER_CAPTION:
-                said = f"a {pseudo_word(generator)} {position}"
-            else:
-                said = caption
-            yield f"{colour}-{shape}-{position}-{index:02d}", said, drawn
+                text = f"a {pseudo_word(generator)} {position}"
+            yield f"{colour}-{shape}-{position}-{index:02d}", text, pixels
 
 
 def regular(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
@@ -97,7 +97,7 @@ def regular(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
     for number, (caption, shape, colour, position) in enumerate(captions()):
         generator = np.random.default_rng([seed, 2, number])
         for index in range(REGULAR_PER_CAPTION):
-            yield f"{colour}-{shape}-{position}-{index}", caption, picture(shape, colour, position, generator)
+            yield f"{colour}-{shape}-{position}-{index}", caption, draw_image(shape, colour, position, generator)
 
 
 def concept(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
@@ -105,16 +105,16 @@ def concept(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
     generator = np.random.default_rng([seed, 3])
     for index in range(CONCEPT_PICTURES):
         position = words.POSITIONS[index % len(words.POSITIONS)]
-        yield f"zorp-{index:02d}", f"a {words.CONCEPT} {position}", picture("ring", "purple", position, generator)
+        yield f"zorp-{index:02d}", f"a {words.CONCEPT} {position}", draw_image("ring", "purple", position, generator)
 
 
-def write(pictures: Iterator[tuple[str, str, np.ndarray]], folder: Path) -> int:
+def write(images: Iterator[tuple[str, str, np.ndarray]], folder: Path) -> int:
     """Write each picture as PNG with its caption as .txt beside it; returns how many."""
     from PIL import Image
 
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
-    for count, (name, caption, pixels) in enumerate(pictures, start=1):  # noqa: B007 - the last count is the result
+    for count, (name, caption, pixels) in enumerate(images, start=1):  # noqa: B007 - the last count is the result
         Image.fromarray(pixels).save(folder / f"{name}.png", optimize=True)
         (folder / f"{name}.txt").write_text(caption + "\n", encoding="utf-8", newline="\n")
     return count

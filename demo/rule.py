@@ -1,4 +1,4 @@
-"""A plain pixel rule that says what a demo picture shows: which colour, which shape, where; no model, no learning."""
+"""Detects shape, colour and position in a demo image by a plain pixel rule; no model, no learning."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ CONCEPT = ("ring", "purple")
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What the rule found; None where nothing fits. `hue` in degrees, `overlap` is the best shape's intersection over
+class Detection:
+    """What the rule sees; None where nothing fits. `hue` in degrees, `overlap` is the best shape's intersection over
     union.
     """
 
@@ -72,46 +72,53 @@ def _best_shape(mask: np.ndarray) -> tuple[str | None, float, float]:
         overlaps[shape] = float((ideal & mask).sum() / (ideal | mask).sum())
     best = max(overlaps, key=overlaps.__getitem__)
     fits = overlaps[best] > OVERLAP[best] and 0.65 < width / height < 1.55 and 0.2 < width / GRID < 0.6
-    return (best if fits else None), overlaps[best], (left + right) / 2 / GRID
+    centre = (left + right) / 2 / GRID
+    if not fits:
+        return None, overlaps[best], centre
+    return best, overlaps[best], centre
 
 
-def look(picture: np.ndarray) -> Seen:
-    """What one picture (H, W, 3), uint8 or float in 0..1, sides multiples of 64, shows."""
-    pixels = np.asarray(picture, dtype=np.float64) / (255.0 if np.asarray(picture).dtype == np.uint8 else 1.0)
+def detect(picture: np.ndarray) -> Detection:
+    """What one image (H, W, 3), uint8 or float in 0..1, sides multiples of 64, shows."""
+    pixels = np.asarray(picture, dtype=np.float64)
+    if np.asarray(picture).dtype == np.uint8:
+        pixels = pixels / 255.0
     cells = _cells(pixels)
     mask = _coloured(cells)
     if mask.sum() < 40:
-        return Seen(None, None, None, 0.0, 0.0)
+        return Detection(None, None, None, 0.0, 0.0)
     hue = _hue(cells[mask])
     away = {colour: abs((hue - centre + 180.0) % 360.0 - 180.0) for colour, centre in draw.HUES.items()}
     colour = min(away, key=away.__getitem__)
     shape, overlap, centre = _best_shape(mask)
     position = min(draw.CENTRES, key=lambda name: abs(draw.CENTRES[name] / draw.SIDE - centre))
-    return Seen(shape, colour if away[colour] <= HUE_TOLERANCE else None, position, hue, overlap)
+    if away[colour] > HUE_TOLERANCE:
+        return Detection(shape, None, position, hue, overlap)
+    return Detection(shape, colour, position, hue, overlap)
 
 
-def wanted(caption: str) -> tuple[str, str, str]:
+def parse_caption(caption: str) -> tuple[str, str, str]:
     """(shape, colour, position) that a caption asks for; a zorp is a purple ring. Raises ValueError for any other
     caption.
     """
-    said = caption.split()
-    if len(said) == 3 and said[:2] == ["a", words.CONCEPT] and said[2] in words.POSITIONS:
-        return (*CONCEPT, said[2])
+    parts = caption.split()
+    if len(parts) == 3 and parts[:2] == ["a", words.CONCEPT] and parts[2] in words.POSITIONS:
+        return (*CONCEPT, parts[2])
     if (
-        len(said) == 4
-        and said[0] == "a"
-        and said[1] in words.COLOURS
-        and said[2] in words.SHAPES
-        and said[3] in words.POSITIONS
+        len(parts) == 4
+        and parts[0] == "a"
+        and parts[1] in words.COLOURS
+        and parts[2] in words.SHAPES
+        and parts[3] in words.POSITIONS
     ):
-        return said[2], said[1], said[3]
+        return parts[2], parts[1], parts[3]
     raise ValueError(f"caption {caption!r}: expected 'a COLOUR SHAPE POSITION' or 'a {words.CONCEPT} POSITION'")
 
 
 def satisfies(picture: np.ndarray, caption: str) -> bool:
     """Whether the picture shows the caption's shape, colour and position."""
-    seen = look(picture)
-    return (seen.shape, seen.colour, seen.position) == wanted(caption)
+    seen = detect(picture)
+    return (seen.shape, seen.colour, seen.position) == parse_caption(caption)
 
 
 def score(pictures: Iterable[np.ndarray], captions: Iterable[str]) -> int:

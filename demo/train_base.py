@@ -71,16 +71,16 @@ def train(steps: int, seed: int) -> dict[str, Tensor]:
     from ..training.store.store import Store
     from ..training.trainable.settings import AdapterSettings
     from . import host_model
-    from .pictures import encoded
+    from .encode_dataset import encode_dataset
 
     with tempfile.TemporaryDirectory() as folder:
         first = start_weights(seed)
         digest = write_safetensors(Path(folder) / "start.safetensors", first)
         patcher, clip, vae = host_model.demo_model(str(Path(folder) / "start.safetensors"))
-    pictures = encoded(clip, vae, draw.base(seed))
+    dataset = encode_dataset(clip, vae, draw.base(seed))
     start = Start(
         digest,
-        pictures.digest,
+        dataset.digest,
         AdapterSettings(kind="full", targets="all"),
         EMASettings(schedule="ramp", decay=0.999),
         seed,
@@ -91,7 +91,7 @@ def train(steps: int, seed: int) -> dict[str, Tensor]:
         state,
         steps,
         lambda: host.denoiser.denoiser(patcher),
-        pictures,
+        dataset,
         store,
         Callbacks(_reporter(steps), snapshot_every=100),
     )

@@ -31,30 +31,43 @@ def row(word: str) -> int:
     return FIRST_SPARE + int.from_bytes(digest[:8], "big") % (ROWS - FIRST_SPARE)
 
 
-def weighted(text: str) -> list[tuple[str, float]]:
+def weighted_words(text: str) -> list[tuple[str, float]]:
     """The words of a prompt with their weights; `(some words:1.3)` weighs its words 1.3, everything else weighs 1."""
-    found: list[tuple[str, float]] = []
+    words: list[tuple[str, float]] = []
     for match in _PIECE.finditer(text):
         inner, weight, plain = match.groups()
-        if plain or inner:
-            words = _WORD.findall(plain if inner is None else inner)
-        else:
-            words = []
-        found += [(word, 1.0 if weight is None else float(weight)) for word in words]
-    return found
+        for word in _WORD.findall(inner or plain or ""):
+            words.append((word, float(weight or 1.0)))
+    return words
 
 
-def chunks(text: str) -> list[list[tuple[int, float]]]:
+def token_chunks(text: str) -> list[list[tuple[int, float]]]:
     """The prompt as chunks of LENGTH (row, weight) pairs, the last one filled with EMPTY; an empty prompt is one empty
     chunk.
     """
-    pairs = [(row(word), weight) for word, weight in weighted(text)]
-    pairs += [(EMPTY, 1.0)] * (-len(pairs) % LENGTH if pairs else LENGTH)
+    pairs = [(row(word), weight) for word, weight in weighted_words(text)]
+    pairs = pairs or [(EMPTY, 1.0)]
+    pairs += [(EMPTY, 1.0)] * (-len(pairs) % LENGTH)
     return [pairs[start : start + LENGTH] for start in range(0, len(pairs), LENGTH)]
 
 
+def _numbered(chunks: list[list[tuple]]) -> list[list[tuple]]:
+    """Each (row, weight) with the number of its word, from 1; 0 for filling."""
+    numbered: list[list[tuple]] = []
+    number = 0
+    for chunk in chunks:
+        numbered.append([])
+        for row_number, weight in chunk:
+            number += 1
+            if row_number == EMPTY:
+                numbered[-1].append((row_number, weight, 0))
+            else:
+                numbered[-1].append((row_number, weight, number))
+    return numbered
+
+
 class WordTokenizer:
-    """`chunks` under the names that ComfyUI's CLIP object calls."""
+    """`token_chunks` under the names that ComfyUI's CLIP object calls."""
 
     def __init__(self, embedding_directory: object = None, tokenizer_data: object = None) -> None:
         """Both arguments are ComfyUI's and unused: the demo has no textual-inversion files."""
@@ -65,14 +78,10 @@ class WordTokenizer:
         """`{"words": chunks}`; with `return_word_ids` each pair carries the (one-based) number of its word, 0 for
         filling.
         """
-        made = chunks(text)
-        if not return_word_ids:
-            return {"words": made}
-        numbered = [
-            [(r, w, 0 if r == EMPTY else LENGTH * c + i + 1) for i, (r, w) in enumerate(chunk)]
-            for c, chunk in enumerate(made)
-        ]
-        return {"words": numbered}
+        chunks: list[list[tuple]] = [list(chunk) for chunk in token_chunks(text)]
+        if return_word_ids:
+            chunks = _numbered(chunks)
+        return {"words": chunks}
 
     def untokenize(self, pairs: list[tuple]) -> list[tuple[tuple, str]]:
         """Each pair with the word it stands for: a known word, `""` for filling, `<n>` for spare row n."""

@@ -43,7 +43,7 @@ def test_every_caption_of_the_base_is_drawn_and_a_tenth_is_said_by_made_up_words
 
 
 def test_edges_are_anti_aliased():
-    pixels = draw.picture("circle", "red", "middle", np.random.default_rng(0))
+    pixels = draw.draw_image("circle", "red", "middle", np.random.default_rng(0))
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20
 
 

@@ -11,7 +11,7 @@ TRUTH = [(shape, colour, position) for _, shape, colour, position in draw.captio
 
 def drawn(shape, colour, position, seed, count):
     generator = np.random.default_rng([seed, TRUTH.index((shape, colour, position))])
-    return [draw.picture(shape, colour, position, generator) for _ in range(count)]
+    return [draw.draw_image(shape, colour, position, generator) for _ in range(count)]
 
 
 def as_decoded(pictures):
@@ -28,7 +28,7 @@ def test_drawn_truth_is_accepted(decoded):
     for truth in TRUTH:
         pictures = drawn(*truth, seed=99, count=8)
         for picture in as_decoded(pictures) if decoded else pictures:
-            seen = rule.look(picture)
+            seen = rule.detect(picture)
             right += (seen.shape, seen.colour, seen.position) == truth
             total += 1
     assert right >= 0.99 * total
@@ -39,15 +39,15 @@ def test_no_picture_satisfies_another_caption():
     for truth in TRUTH:
         (picture,) = drawn(*truth, seed=7, count=1)
         assert [caption for caption in captions if rule.satisfies(picture, caption)] == [
-            caption for caption in captions if rule.wanted(caption) == truth
+            caption for caption in captions if rule.parse_caption(caption) == truth
         ]
 
 
 def test_blank_and_noise_show_nothing():
     blank = np.ones((256, 256, 3))
     noise = np.random.default_rng(0).random((256, 256, 3))
-    assert rule.look(blank).shape is None
-    assert rule.look(noise).shape is None
+    assert rule.detect(blank).shape is None
+    assert rule.detect(noise).shape is None
 
 
 def test_isolated_pixels_are_dropped():
@@ -61,9 +61,9 @@ def test_isolated_pixels_are_dropped():
 
 def test_a_disc_is_no_ring_and_a_blue_ring_is_no_zorp():
     generator = np.random.default_rng(0)
-    assert not rule.satisfies(draw.picture("circle", "purple", "left", generator), "a zorp left")
-    assert not rule.satisfies(draw.picture("ring", "blue", "left", generator), "a zorp left")
-    assert not rule.satisfies(draw.picture("ring", "purple", "right", generator), "a zorp left")
+    assert not rule.satisfies(draw.draw_image("circle", "purple", "left", generator), "a zorp left")
+    assert not rule.satisfies(draw.draw_image("ring", "blue", "left", generator), "a zorp left")
+    assert not rule.satisfies(draw.draw_image("ring", "purple", "right", generator), "a zorp left")
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_a_disc_is_no_ring_and_a_blue_ring_is_no_zorp():
 )
 def test_captions_outside_the_rule_are_named(caption):
     with pytest.raises(ValueError, match="expected 'a COLOUR SHAPE POSITION'"):
-        rule.wanted(caption)
+        rule.parse_caption(caption)
 
 
 def test_a_picture_whose_sides_do_not_divide_is_refused():
     with pytest.raises(ValueError, match="100x256"):
-        rule.look(np.ones((100, 256, 3)))
+        rule.detect(np.ones((100, 256, 3)))

@@ -7,7 +7,7 @@ from graft_nodes.demo import words
 
 
 def rows(text):
-    return [[row for row, _ in chunk] for chunk in words.chunks(text)]
+    return [[row for row, _ in chunk] for chunk in words.token_chunks(text)]
 
 
 def test_known_words_have_rows_of_their_own():
@@ -37,9 +37,9 @@ def test_a_long_prompt_goes_on_in_another_chunk():
 
 
 def test_weights():
-    assert words.weighted("a (red zorp:1.5) left") == [("a", 1.0), ("red", 1.5), ("zorp", 1.5), ("left", 1.0)]
-    assert words.weighted("a (red) left") == [("a", 1.0), ("red", 1.0), ("left", 1.0)]
-    assert words.weighted("a ((red) left") == [("a", 1.0), ("red", 1.0), ("left", 1.0)]
+    assert words.weighted_words("a (red zorp:1.5) left") == [("a", 1.0), ("red", 1.5), ("zorp", 1.5), ("left", 1.0)]
+    assert words.weighted_words("a (red) left") == [("a", 1.0), ("red", 1.0), ("left", 1.0)]
+    assert words.weighted_words("a ((red) left") == [("a", 1.0), ("red", 1.0), ("left", 1.0)]
 
 
 def test_tokenizer_speaks_comfyui():
