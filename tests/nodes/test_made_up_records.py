@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from graft_nodes.storage.digest import sha256_of_tensors
-from graft_nodes.training.lora_metadata import lora_metadata
 from PIL import Image
 
 
@@ -102,7 +101,8 @@ def test_an_optimizer_is_one_record(host, parts, drift):
     resumed = host.call("TrainStep", state=loaded, steps=2)[0]
     assert resumed.key == whole.key and sha256_of_tensors(resumed.trained) == sha256_of_tensors(whole.trained)
     assert sha256_of_tensors(resumed.optimizer) == sha256_of_tensors(whole.optimizer)
-    assert lora_metadata(whole)["ss_optimizer"] == "made_up.Drift(pull=0.25)"
+    metadata = host.module("training.lora_metadata").lora_metadata(whole)
+    assert metadata["ss_optimizer"] == "made_up.Drift(pull=0.25)"
 
 
 def test_a_weighting_is_one_record(host, parts, weighting):
