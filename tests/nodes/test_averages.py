@@ -72,7 +72,7 @@ def test_latest_width_and_best_of_a_state(host, demo, state):
     best = shown["best", 0.1][1]
     assert "held-out loss" in best and best.count("width 0.") >= 10 and "<- best" in best and "last weights" in best
     kept = host.call("GraftSnapshots", source="averages")[0]
-    last = next(file for file in reversed(kept.files) if file.stored.width == 0.10).load()
+    last = next(file for file in reversed(kept.files) if file.snapshot.width == 0.10).load()
     for name, tensor in shown["width", 0.10][0].items():
         torch.testing.assert_close(tensor, last[name])
 

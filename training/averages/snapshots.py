@@ -24,7 +24,7 @@ Position = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
-class Stored:
+class Snapshot:
     """A snapshot file of the run that began as `start`: the average of one width at the end of `position`, the run's
     settings and steps.
     """
@@ -37,7 +37,7 @@ class Stored:
     @property
     def profile(self) -> Profile:
         """What the average is made of."""
-        return Profile(sum(steps for _, steps in self.position), self.width)
+        return Profile(_steps(self.position), self.width)
 
 
 def path_of(folder: Path, start: str, position: Position, width: float) -> Path:
@@ -45,21 +45,18 @@ def path_of(folder: Path, start: str, position: Position, width: float) -> Path:
     return folder / FOLDER / f"{state_key(start, position)[:32]}-{width:g}.safetensors"
 
 
-def expected(state: TrainState, folder: Path) -> list[Stored]:
-    """The snapshots that a run had taken when it stood at `state`, by step and width; whether they are there is another
-    question.
-    """
+def expected(state: TrainState, folder: Path) -> list[Snapshot]:
+    """The snapshots that a run had taken when it stood at `state`, by step and width, whether they are there or not."""
     ema = state.start.ema
     if ema is None or not ema.snapshots:
         return []
-    out = []
+    start = state.start.digest
+    taken = []
     for step in range(ema.snapshots, state.step + 1, ema.snapshots):
-        at = position_at(state.position, step)
-        out += [
-            Stored(path_of(folder, state.start.digest, at, width), state.start.digest, at, width)
-            for width in ema.widths
-        ]
-    return out
+        position = position_at(state.position, step)
+        for width in ema.widths:
+            taken.append(Snapshot(path_of(folder, start, position, width), start, position, width))
+    return taken
 
 
 def write(folder: Path, state: TrainState, width: float, lora: Callable[[], Mapping[str, Tensor]]) -> None:
@@ -80,62 +77,66 @@ def write(folder: Path, state: TrainState, width: float, lora: Callable[[], Mapp
     sync_folder(path.parent)
 
 
-def read(stored: Stored) -> dict[str, Tensor]:
+def read(snapshot: Snapshot) -> dict[str, Tensor]:
     """The average as a LORA_MODEL in float32. Raises ValueError naming the file when it is missing, damaged or another
     one.
     """
-    if not stored.path.is_file():
+    if not snapshot.path.is_file():
         raise ValueError(
-            f"{stored.path} is missing: the snapshot of step {stored.profile.step}, width {stored.width:g}"
+            f"{snapshot.path} is missing: the snapshot of step {snapshot.profile.step}, width {snapshot.width:g}"
         )
-    tensors, metadata = load_safetensors(str(stored.path))
+    tensors, metadata = load_safetensors(str(snapshot.path))
     if metadata.get("graft_tensors") != sha256_of_tensors(tensors):
-        raise ValueError(f"{stored.path}: its hash is not the recorded one; it was changed or cut short")
-    if recorded(stored.path, metadata) != stored:
-        raise ValueError(f"{stored.path}: it is not the snapshot that its name says")
+        raise ValueError(f"{snapshot.path}: its hash is not the recorded one; it was changed or cut short")
+    if recorded(snapshot.path, metadata) != snapshot:
+        raise ValueError(f"{snapshot.path}: it is not the snapshot that its name says")
     return from_float16(tensors)
 
 
-def recorded(path: Path, metadata: Mapping[str, str]) -> Stored | None:
+def recorded(path: Path, metadata: Mapping[str, str]) -> Snapshot | None:
     """What a file's metadata say that it is a snapshot of, or None."""
     if not metadata.keys() >= {"graft_run", "graft_width", "graft_position"}:
         return None
     try:
         position = tuple((str(settings), int(steps)) for settings, steps in json.loads(metadata["graft_position"]))
-        return Stored(path, metadata["graft_run"], position, float(metadata["graft_width"]))
+        return Snapshot(path, metadata["graft_run"], position, float(metadata["graft_width"]))
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path}: what it says of itself cannot be read ({error})") from error
 
 
-def found(folder: Path) -> list[Stored]:
+def found(folder: Path) -> list[Snapshot]:
     """Every snapshot in a run's folder, of whatever beginnings and settings, by step and width; only the headers are
     read.
     """
-    out = []
+    kept = []
     for path in sorted((folder / FOLDER).glob("*.safetensors")):
-        one = recorded(path, read_header(str(path))[1])
-        if one is not None:
-            out.append(one)
-    return sorted(out, key=lambda one: (one.start, one.profile.step, one.width, one.path.name))
+        snapshot = recorded(path, read_header(str(path))[1])
+        if snapshot is not None:
+            kept.append(snapshot)
+    return sorted(kept, key=lambda kept: (kept.start, kept.profile.step, kept.width, kept.path.name))
 
 
-def lines(snapshots: list[Stored]) -> dict[str, list[Stored]]:
-    """Snapshots by the furthest one of their way (its key), for runs that were begun or continued in several ways."""
-    positions = {(one.start, one.position) for one in snapshots}
-    ends = [
-        (start, position)
-        for start, position in positions
-        if not any(
-            other_start == start and other != position and _leads_to(position, other)
-            for other_start, other in positions
-        )
-    ]
-    return {
-        state_key(start, end): [one for one in snapshots if one.start == start and _leads_to(one.position, end)]
-        for start, end in sorted(ends)
-    }
+def branches(snapshots: list[Snapshot]) -> dict[str, list[Snapshot]]:
+    """The snapshots on the way to each furthest one, by its state's key: a run that was begun or continued in several
+    ways has several.
+    """
+    positions = sorted({(snapshot.start, snapshot.position) for snapshot in snapshots})
+    by_key = {}
+    for start, end in positions:
+        if any(start == other and end != longer and _leads_to(end, longer) for other, longer in positions):
+            continue
+        way = []
+        for snapshot in snapshots:
+            if snapshot.start == start and _leads_to(snapshot.position, end):
+                way.append(snapshot)
+        by_key[state_key(start, end)] = way
+    return by_key
 
 
 def _leads_to(position: Position, end: Position) -> bool:
-    steps = sum(count for _, count in position)
-    return steps <= sum(count for _, count in end) and position_at(end, steps) == position
+    steps = _steps(position)
+    return steps <= _steps(end) and position_at(end, steps) == position
+
+
+def _steps(position: Position) -> int:
+    return sum(count for _, count in position)

@@ -5,7 +5,8 @@ recorded in them.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from ...patches.lora_files.peft_config import peft_configs
 from ...storage.float16 import SCALE_PREFIX, from_float16
 from ..state import TrainState
 from . import snapshots
-from .snapshots import Stored
+from .snapshots import Snapshot
 
 CHECKPOINT = ("model.diffusion_model.", "diffusion_model.", "")  # the last of files that hold a diffusion model alone
 _TEXT_ENCODERS = ("cond_stage_model.", "conditioner.", "text_encoders.")
@@ -37,7 +38,7 @@ class Source:
     step: int | None = None
     run: str = ""
     kind: str = "lora"
-    stored: Stored | None = None
+    snapshot: Snapshot | None = None
     text_encoder: int = 0
 
     def load(self) -> dict[str, Tensor]:
@@ -45,8 +46,8 @@ class Source:
 
         Raises ValueError naming what is wrong with the file.
         """
-        if self.stored is not None:
-            return snapshots.read(self.stored)
+        if self.snapshot is not None:
+            return snapshots.read(self.snapshot)
         tensors, metadata = open_file.load_once(self.path)
         if self.kind == "lora":
             return with_alphas(from_float16(tensors), peft_configs(metadata))
@@ -67,29 +68,30 @@ class Sources:
     @property
     def profiles(self) -> list[Profile]:
         """What snapshots are averages of."""
-        return [file.stored.profile for file in self.files if file.stored is not None]
+        return [file.snapshot.profile for file in self.files if file.snapshot is not None]
 
     def report(self) -> str:
         """The files, one a line, numbered as weights are given."""
-        lines = [f"{len(self.files)} {'snapshots' if self.powers else 'files'}", *self.notes]
+        kind = "snapshots" if self.powers else "files"
+        lines = [f"{len(self.files)} {kind}", *self.notes]
         for number, file in enumerate(self.files, 1):
-            if file.step is None:
-                step = "no step recorded"
-            else:
-                step = f"step {file.step}"
-            if file.stored is not None:
-                width = f", width {file.stored.width:g}"
-            else:
-                width = ""
-            lines.append(f"{number}. {file.name}: {step}{width}{'' if file.kind == 'lora' else ', ' + file.kind}")
+            line = f"{number}. {file.name}: no step recorded"
+            if file.step is not None:
+                line = f"{number}. {file.name}: step {file.step}"
+            if file.snapshot is not None:
+                line += f", width {file.snapshot.width:g}"
+            if file.kind != "lora":
+                line += f", {file.kind}"
+            lines.append(line)
         return "\n".join(lines)
 
 
-def _of_stored(stored: Sequence[Stored]) -> Sources:
-    ordered = sorted(stored, key=lambda one: (one.profile.step, one.width))
-    return Sources(
-        tuple(Source(one.path.name, str(one.path), one.profile.step, one.start, stored=one) for one in ordered), True
-    )
+def _of_snapshots(snapshots: Sequence[Snapshot]) -> Sources:
+    files = []
+    for snapshot in sorted(snapshots, key=lambda snapshot: (snapshot.profile.step, snapshot.width)):
+        path = snapshot.path
+        files.append(Source(path.name, str(path), snapshot.profile.step, snapshot.start, snapshot=snapshot))
+    return Sources(tuple(files), True)
 
 
 def of_state(state: TrainState, folder: Path) -> Sources:
@@ -109,33 +111,31 @@ def of_state(state: TrainState, folder: Path) -> Sources:
             f"the state is at step {state.step}, before the first snapshot (step {state.start.ema.snapshots}): train"
             " further"
         )
-    return _of_stored(wanted)
+    return _of_snapshots(wanted)
 
 
 def of_run(folder: Path, way: str = "") -> Sources:
     """The snapshots in a run's folder. `way` is the beginning of one way's key, for a run that was begun or continued
     in several ways.
     """
-    found = snapshots.found(folder)
-    if not found:
+    kept = snapshots.found(folder)
+    if not kept:
         raise ValueError(
             f"run {folder.name!r} has no snapshots of averages: set snapshots on GraftEMA before Start Training"
         )
-    every = snapshots.lines(found)
-    ways = {key: of for key, of in every.items() if key.startswith(way)}
-    if len(ways) != 1:
-        listed = "\n".join(
-            f"- {folder.name}/{key[:12]}: {len(of)} snapshots, to step {of[-1].profile.step}"
-            for key, of in every.items()
-        )
-        if not ways:
-            wrong = f"none that begins with {way!r}"
-        else:
-            wrong = "was begun or continued in several ways"
-        raise ValueError(
-            f"Snapshots of different runs: run {folder.name!r}: {wrong}; name one of these as the source:\n{listed}"
-        )
-    return _of_stored(next(iter(ways.values())))
+    branches = snapshots.branches(kept)
+    keys = [key for key in branches if key.startswith(way)]
+    if len(keys) == 1:
+        return _of_snapshots(branches[keys[0]])
+    problem = "was begun or continued in several ways"
+    if not keys:
+        problem = f"none that begins with {way!r}"
+    listed = ""
+    for key, branch in branches.items():
+        listed += f"\n- {folder.name}/{key[:12]}: {len(branch)} snapshots, to step {branch[-1].profile.step}"
+    raise ValueError(
+        f"Snapshots of different runs: run {folder.name!r}: {problem}; name one of these as the source:{listed}"
+    )
 
 
 def of_files(files: Sequence[tuple[str, str]]) -> Sources:
@@ -145,29 +145,28 @@ def of_files(files: Sequence[tuple[str, str]]) -> Sources:
     When all are snapshots of power-function averages they must be of one way of one run. Raises ValueError that lists
     every file that is unreadable, of the other kind, named twice, or of another run.
     """
-    sources, wrong = [], []
+    sources, problems = [], []
     for name, path in files:
         try:
-            sources.append(_opened(name, path))
+            sources.append(_open_source(name, path))
         except ValueError as error:
-            wrong.append(str(error))
-    wrong += [f"{name}: named twice" for name in sorted({n for n, _ in files}) if [n for n, _ in files].count(name) > 1]
+            problems.append(str(error))
+    for name, count in sorted(Counter(name for name, _ in files).items()):
+        if count > 1:
+            problems.append(f"{name}: named twice")
     if len({source.kind for source in sources}) > 1:
-        wrong += [f"{source.name}: a {source.kind}; give files of one kind" for source in sources]
-    if wrong:
-        raise ValueError("Files to average:\n" + "\n".join(f"- {one}" for one in wrong))
+        for source in sources:
+            problems.append(f"{source.name}: a {source.kind}; give files of one kind")
+    if problems:
+        raise ValueError("Files to average:\n- " + "\n- ".join(problems))
     without = [source.name for source in sources if source.step is None]
     if without:
         return Sources(tuple(sources), notes=(f"in the order given: no step is recorded in {', '.join(without)}",))
-    stored = [source.stored for source in sources if source.stored is not None]
-    if len(stored) == len(sources):
-        ways = snapshots.lines(stored)
-        if len(ways) > 1:
-            listed = "\n".join(f"- {one.path.name}: {key[:12]}" for key, of in ways.items() for one in of)
-            raise ValueError(f"Snapshots of different runs:\n{listed}")
-        return _of_stored(stored)
-    sources = [replace(source, stored=None) for source in sources]  # among other files a snapshot is a file like them
-    ordered = sorted(sources, key=lambda source: source.step or 0)
+    kept = [source.snapshot for source in sources if source.snapshot is not None]
+    if len(kept) == len(sources):
+        return _of_one_branch(kept)
+    # among other files a snapshot is a file like them
+    ordered = sorted((replace(source, snapshot=None) for source in sources), key=lambda source: source.step or 0)
     notes = ["in the order of the steps recorded in them"]
     runs = {source.run for source in ordered}
     if len(runs) > 1:
@@ -175,31 +174,48 @@ def of_files(files: Sequence[tuple[str, str]]) -> Sources:
     return Sources(tuple(ordered), notes=tuple(notes))
 
 
-def _opened(name: str, path: str) -> Source:
+def _of_one_branch(kept: list[Snapshot]) -> Sources:
+    branches = snapshots.branches(kept)
+    if len(branches) > 1:
+        listed = ""
+        for key, branch in branches.items():
+            for snapshot in branch:
+                listed += f"\n- {snapshot.path.name}: {key[:12]}"
+        raise ValueError(f"Snapshots of different runs:{listed}")
+    return _of_snapshots(kept)
+
+
+_STEP_KEYS = ("ss_steps", "graft_step", "step", "global_step")  # of the metadata; the first that is a number counts
+
+
+def _open_source(name: str, path: str) -> Source:
     tensors, metadata = open_file.load(path)
-    groups, strangers, problems = grouped(
-        {key: tensor for key, tensor in tensors.items() if not key.startswith(SCALE_PREFIX)}
-    )
-    checkpoint = any(key.startswith(CHECKPOINT[0]) for key in tensors) or any(
-        key.startswith(CHECKPOINT[1]) for key in strangers
-    )
-    if (
-        not groups and not problems
-    ):  # names without a prefix are a diffusion model's, if they are those of the model that it is put on
-        checkpoint = checkpoint or any(key.endswith(".weight") and tensors[key].ndim > 1 for key in strangers)
-    if not checkpoint and (not groups or problems):
-        raise ValueError(
-            f"{name}: neither a LoRA nor a checkpoint of a diffusion model ({'; '.join(problems) or 'no known key'})"
-        )
-    recorded = next(
-        (metadata[key] for key in ("ss_steps", "graft_step", "step", "global_step") if metadata.get(key, "").isdigit()),
-        None,
-    )
+    kind = _kind(name, tensors)
+    step = None
+    for key in reversed(_STEP_KEYS):
+        if metadata.get(key, "").isdigit():
+            step = int(metadata[key])
     # Without a recorded run a file is its own: averages of factors are only offered where one run is recorded.
     run = metadata.get("graft_run") or metadata.get("ss_session_id") or ""
-    step, kind = None if recorded is None else int(recorded), "checkpoint" if checkpoint else "lora"
-    if checkpoint:
-        text = sum(key.startswith(_TEXT_ENCODERS) for key in tensors)
-    else:
-        text = 0
-    return Source(name, os.path.abspath(path), step, run, kind, snapshots.recorded(Path(path), metadata), text)
+    text_encoder = 0
+    if kind == "checkpoint":
+        text_encoder = sum(key.startswith(_TEXT_ENCODERS) for key in tensors)
+    snapshot = snapshots.recorded(Path(path), metadata)
+    return Source(name, os.path.abspath(path), step, run, kind, snapshot, text_encoder)
+
+
+def _kind(name: str, tensors: Mapping[str, Tensor]) -> str:
+    """ "lora" or "checkpoint"; raises ValueError for what is neither."""
+    weights = {key: tensor for key, tensor in tensors.items() if not key.startswith(SCALE_PREFIX)}
+    groups, strangers, problems = grouped(weights)
+    if any(key.startswith(CHECKPOINT[0]) for key in tensors):
+        return "checkpoint"
+    if any(key.startswith(CHECKPOINT[1]) for key in strangers):
+        return "checkpoint"
+    if groups and not problems:
+        return "lora"
+    # names without a prefix are a diffusion model's, if they are those of the model that it is put on
+    if not groups and not problems and any(key.endswith(".weight") and tensors[key].ndim > 1 for key in strangers):
+        return "checkpoint"
+    reason = "; ".join(problems) or "no known key"
+    raise ValueError(f"{name}: neither a LoRA nor a checkpoint of a diffusion model ({reason})")

@@ -12,7 +12,7 @@ from ..optimizers.checks import remarks
 from ..optimizers.learning_rate_schedule import peak_rate
 from ..run.call import Outcome
 from ..state import TrainState
-from ..store.store import Used
+from ..store.store import DiskUse
 
 
 def beginning(state: TrainState, dataset: Dataset, unhashed: Sequence[str]) -> str:
@@ -55,7 +55,7 @@ def _more(ema: EMASettings) -> str:
     return said + (f"; the weights are set to it every {ema.switch_every} steps" if ema.switch_every else "")
 
 
-def _disk(used: Used) -> str:
+def _disk(used: DiskUse) -> str:
     if used.states == 1:
         states = "1 state"
     else:

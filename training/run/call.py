@@ -19,7 +19,7 @@ from ..distributed.placement import RowSharded, placement_for
 from ..distributed.process_group import SingleProcess
 from ..objective.denoiser import Denoiser
 from ..state import TrainState, advance_position, state_key
-from ..store.store import GROUPS, KEEPS, Store, Used, history_of, record_of, restored, tail_of
+from ..store.store import GROUPS, KEEPS, DiskUse, Store, history_of, record_of, restored, tail_of
 from . import prepare
 from .loop import Callbacks, Stopped, behind, train
 
@@ -36,7 +36,7 @@ class Outcome:
     seconds: float
     notes: tuple[str, ...] = ()
     best: Path | None = None  # where the state with the lowest held-out loss is kept
-    used: Used | None = None  # of the disk
+    used: DiskUse | None = None  # of the disk
 
 
 def run(
@@ -186,7 +186,7 @@ def _together(
     if store is None or not isinstance(placement, RowSharded):
         return None
     target = state_key(state.start.digest, advance_position(state.position, state.settings.digest, steps))
-    save = store.save_parts
+    save = store.save_by_ranks
 
     def parts(own: TrainState) -> None:
         """What this rank has of a snapshot, beside the others' parts."""

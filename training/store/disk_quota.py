@@ -1,6 +1,4 @@
-"""How much the stored runs may take on disk together: what was unused for longest goes first, never what the run at
-hand needs.
-"""
+"""Keeps all stored runs within a size limit: removes what was unused for longest, never what this run needs."""
 
 from __future__ import annotations
 
@@ -16,16 +14,14 @@ from ...storage.disk_errors import disk_errors_at
 
 CACHE = "cache"  # what GraftDataset has encoded lies beside the runs and has a limit of its own
 _REST = ("averages", "history", "previews")  # folders of a run beside its states
-_UNFINISHED = (
-    24 * 3600.0
-)  # seconds: snapshots on the way to a result are left alone so long, another process may be at it
+_UNFINISHED = 24 * 3600.0  # seconds: a younger snapshot on the way to a result may be another process's
 _ABANDONED = 3600.0  # seconds: what a crash left and nothing names
 _AT_WORK = 7 * 24 * 3600.0  # seconds: a younger lock beside a run's folder says that another process works in it
 
 
 @dataclass(frozen=True)
-class Held:
-    """Files that are kept or go together: a state, or what else a run without states has left.
+class StoredFiles:
+    """Files that are kept or removed together: a state, or what else a run without states has left.
 
     `kind` is "state", "partial" (a snapshot on the way), "orphan" (tensors that no state.json names) or "rest"; `used`
     is when they were written or read last, in seconds since 1970.
@@ -38,27 +34,37 @@ class Held:
     used: float
 
 
-def held(root: Path) -> tuple[list[Held], int]:
+def stored_files(root: Path) -> tuple[list[StoredFiles], int]:
     """(what could be removed of every run below `root`, bytes of all their files)."""
-    found: list[Held] = []
+    removable: list[StoredFiles] = []
     total = 0
-    for run in sorted(path for path in root.glob("*") if path.is_dir() and path.name != CACHE):
-        every = [path for path in run.rglob("*") if path.is_file()]
-        total += sum(map(_size, every))
-        folders: dict[Path, list[Path]] = {}
-        for path in every:
-            if path.name.startswith("state"):
-                folders.setdefault(path.parent, []).append(path)
-        states = [_held(folder, _kind(folder, files), files) for folder, files in folders.items()]
-        found += states
-        if not states:
-            rest = [path for path in every if path.parent in [run / name for name in _REST]]
-            found += [_held(run, "rest", rest)] if rest else []
-    return found, total
+    for run in sorted(root.glob("*")):
+        if not run.is_dir() or run.name == CACHE:
+            continue
+        files = [path for path in run.rglob("*") if path.is_file()]
+        total += sum(map(_size, files))
+        removable += _of_run(run, files)
+    return removable, total
 
 
-def _held(folder: Path, kind: str, files: Sequence[Path]) -> Held:
-    return Held(folder, kind, tuple(files), sum(map(_size, files)), max(map(_time, files)))
+def _of_run(run: Path, files: Sequence[Path]) -> list[StoredFiles]:
+    """The states of a run; what else it has left when it has none."""
+    folders: dict[Path, list[Path]] = {}
+    rest = []
+    for path in files:
+        if path.name.startswith("state"):
+            folders.setdefault(path.parent, []).append(path)
+        elif path.parent.parent == run and path.parent.name in _REST:
+            rest.append(path)
+    if folders:
+        return [_together(folder, _kind(folder, paths), paths) for folder, paths in folders.items()]
+    if rest:
+        return [_together(run, "rest", rest)]
+    return []
+
+
+def _together(folder: Path, kind: str, files: Sequence[Path]) -> StoredFiles:
+    return StoredFiles(folder, kind, tuple(files), sum(map(_size, files)), max(map(_time, files)))
 
 
 def _kind(folder: Path, files: Iterable[Path]) -> str:
@@ -90,46 +96,57 @@ def touch(folder: Path) -> None:
             os.utime(path)
 
 
-def to_go(found: Iterable[Held], excess: int, needed: Collection[Path], now: float) -> list[Held]:
-    """What to remove so that `excess` bytes become free, or as many as can be: leftovers, then the longest unused,
-    unfinished runs last.
+_ORDER = {"orphan": 0, "state": 1, "rest": 1, "partial": 2}  # which kind is removed first
+_MIN_AGE = {"orphan": _ABANDONED, "partial": _UNFINISHED}  # seconds without use, by kind
+
+
+def choose_removals(
+    stored: Iterable[StoredFiles], excess: int, needed: Collection[Path], now: float
+) -> list[StoredFiles]:
+    """What to remove so that `excess` bytes become free, or as many as can be: leftovers first, then the longest
+    unused, unfinished runs last.
 
     Never what is in a folder of `needed`, nor what another process may be writing.
     """
-    order = {"orphan": 0, "state": 1, "rest": 1, "partial": 2}
-    least = {"orphan": _ABANDONED, "partial": _UNFINISHED}
-    free = (one for one in found if one.folder not in needed and now - one.used >= least.get(one.kind, 0.0))
     chosen = []
-    for one in sorted(free, key=lambda one: (order[one.kind], one.used, str(one.folder))):
+    for entry in sorted(stored, key=lambda entry: (_ORDER[entry.kind], entry.used, str(entry.folder))):
         if excess <= 0:
             break
-        chosen.append(one)
-        excess -= one.size
+        if entry.folder in needed or now - entry.used < _MIN_AGE.get(entry.kind, 0.0):
+            continue
+        chosen.append(entry)
+        excess -= entry.size
     return chosen
 
 
-def make(root: Path, limit: int, coming: int, needed: Collection[Path]) -> list[Held]:
-    """Remove what must go so that `coming` more bytes stay within `limit`; what was removed.
+def make_space(root: Path, limit: int, coming: int, needed: Collection[Path]) -> list[StoredFiles]:
+    """Remove stored files so that `coming` more bytes stay within `limit`; returns what was removed.
 
     Folders in `needed` stay as they are; if a run's own folder is among them, it is the one that this process works in.
     """
-    found, total = held(root)
-    others = {one.folder.relative_to(root).parts[0] for one in found} - {
-        folder.name for folder in needed if folder.parent == root
-    }
-    at_work = {run for run in others if time.time() - _time(root / f".{run}.lock") < _AT_WORK}
-    found = [one for one in found if one.folder.relative_to(root).parts[0] not in at_work]
-    gone = []
-    for one in to_go(found, total + coming - limit, needed, time.time()):
+    stored, total = stored_files(root)
+    now = time.time()
+    free = [entry for entry in stored if not _in_use(root, _run_name(root, entry), needed, now)]
+    removed = []
+    for entry in choose_removals(free, total + coming - limit, needed, now):
         try:
-            remove(one.files)
+            remove(entry.files)
         except OSError:  # somebody has it open: it stays, and the report's total shows it
             continue
-        gone.append(one)
-        for folder in (one.folder, one.folder.parent):
+        removed.append(entry)
+        for folder in (entry.folder, entry.folder.parent):
             if folder != root:
                 _remove_empty(folder)
-    return gone
+    return removed
+
+
+def _run_name(root: Path, entry: StoredFiles) -> str:
+    return entry.folder.relative_to(root).parts[0]
+
+
+def _in_use(root: Path, run: str, needed: Collection[Path], now: float) -> bool:
+    """Whether another process works in a run's folder: there is a young lock beside it, which is not our own."""
+    return root / run not in needed and now - _time(root / f".{run}.lock") < _AT_WORK
 
 
 def remove(files: Collection[Path]) -> None:
@@ -149,11 +166,13 @@ def _remove_empty(folder: Path) -> None:
         sync_folder(folder.parent)
 
 
-def said(gone: Sequence[Held], root: Path, limit: int) -> str:
+def removal_report(removed: Sequence[StoredFiles], root: Path, limit: int) -> str:
     """What was removed, in a sentence."""
-    some = [one.folder.relative_to(root).as_posix() for one in gone[:5]] + (["…"] if len(gone) > 5 else [])
-    freed = sum(one.size for one in gone) / 1e6
+    names = [entry.folder.relative_to(root).as_posix() for entry in removed[:5]]
+    if len(removed) > 5:
+        names.append("…")
+    freed = sum(entry.size for entry in removed) / 1e6
     return (
-        f"{len(gone)} stored results that were unused for longest were removed, {freed:.1f} MB, so that all runs stay"
-        f" within {limit / 1e9:g} GB (GRAFT_STORE_GB): {', '.join(some)}"
+        f"{len(removed)} stored results that were unused for longest were removed, {freed:.1f} MB, so that all runs"
+        f" stay within {limit / 1e9:g} GB (GRAFT_STORE_GB): {', '.join(names)}"
     )

@@ -27,7 +27,7 @@ from .store import (
     check_file,
     group_tensors,
     history_of,
-    plain,
+    is_plain_name,
     read_record,
     record_of,
     restored,
@@ -40,7 +40,7 @@ Plain = TypeVar("Plain")
 
 def folder_of(root: Path, name: str) -> Path:
     """The folder of a name below `root`; ValueError when it is no plain folder name."""
-    if not plain(name):
+    if not is_plain_name(name):
         raise ValueError(f"name is {name!r}: expected a plain folder name, {PLAIN}.")
     return root / name
 

@@ -40,7 +40,7 @@ GROUPS = ("trained", "optimizer", "average", "powers")
 PLAIN = "without slashes, colons or quotes, of at most 100 characters and 240 bytes (80 of Chinese or Japanese)"
 
 
-def plain(name: str) -> bool:
+def is_plain_name(name: str) -> bool:
     """Whether a name is a plain folder name, as `PLAIN` says; systems allow 255 bytes, and the lock's
     name is longer.
     """
@@ -53,7 +53,7 @@ class Damaged(ValueError):
 
 
 @dataclass(frozen=True)
-class Found:
+class StoredState:
     """A state that was read back, where it lay, whether it was a snapshot, and the versions it was made with."""
 
     state: TrainState
@@ -63,7 +63,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Used:
+class DiskUse:
     """Disk in use: states and bytes of one run, bytes of all runs, and how many those may be (0: any number)."""
 
     states: int
@@ -80,7 +80,7 @@ class Store:
     """
 
     def __init__(self, root: str | Path, run: str, versions: dict[str, str] | None = None, limit: int = 0) -> None:
-        if not plain(run):
+        if not is_plain_name(run):
             raise ValueError(f"run is {run!r}: expected a plain folder name, {PLAIN}.")
         if run.lower() == "cache":
             raise ValueError(
@@ -153,7 +153,7 @@ class Store:
                     old.unlink()
         return folder
 
-    def save_parts(
+    def save_by_ranks(
         self, state: TrainState, target: str, group: ProcessGroup, divided: Callable[[str, Tensor], bool]
     ) -> Path:
         """`save_partial` by all ranks of a group: each writes the tensors that its `state` has, of which those
@@ -173,10 +173,10 @@ class Store:
         ]
         with group.raise_together():
             if group.is_main_process:
-                self._write_parts(state, folder, files)
+                self._write_ranks_record(state, folder, files)
         return folder
 
-    def _write_parts(self, state: TrainState, folder: Path, files: list[dict[str, str]]) -> None:
+    def _write_ranks_record(self, state: TrainState, folder: Path, files: list[dict[str, str]]) -> None:
         missing = [one["file"] for one in files if not (folder / one["file"]).is_file()]
         if missing:
             raise FileNotFoundError(
@@ -208,9 +208,9 @@ class Store:
             return
         best = self.best(state)
         needed = {self.folder, folder, folder / "partial", *([] if best is None else [best])}
-        gone = disk_quota.make(self.folder.parent, self.limit, coming, needed)
-        if gone:
-            self.removed.append(disk_quota.said(gone, self.folder.parent, self.limit))
+        removed = disk_quota.make_space(self.folder.parent, self.limit, coming, needed)
+        if removed:
+            self.removed.append(disk_quota.removal_report(removed, self.folder.parent, self.limit))
 
     def _write(self, state: TrainState, folder: Path, tensors: str, kind: str) -> None:
         self._make_room(
@@ -251,15 +251,19 @@ class Store:
                 sync_folder(folder)
         return names
 
-    def used(self) -> Used:
+    def used(self) -> DiskUse:
         """What the run's folder holds, and all runs."""
-        sizes = [(path.name, path.stat().st_size) for path in self.folder.rglob("*") if path.is_file()]
-        states = sum(name == "state.json" for name, _ in sizes)
-        return Used(states, sum(size for _, size in sizes), disk_quota.held(self.folder.parent)[1], self.limit)
+        states = size = 0
+        for path in self.folder.rglob("*"):
+            if path.is_file():
+                size += path.stat().st_size
+                states += path.name == "state.json"
+        _, size_of_all = disk_quota.stored_files(self.folder.parent)
+        return DiskUse(states, size, size_of_all, self.limit)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def furthest(self, state: TrainState, steps: int) -> tuple[Found | None, list[str]]:
+    def furthest(self, state: TrainState, steps: int) -> tuple[StoredState | None, list[str]]:
         """The stored state furthest on the way from `state` to `steps` more steps with its settings, and what was found
         damaged.
 
@@ -290,7 +294,7 @@ class Store:
                     continue
                 if found.key == key:
                     disk_quota.touch(folder)
-                    return Found(found, folder, partial, recorded), problems
+                    return StoredState(found, folder, partial, recorded), problems
         return None, problems
 
     def _snapshots(self, names: set[str], state: TrainState, steps: int, problems: list[str]) -> dict[int, list[Path]]:

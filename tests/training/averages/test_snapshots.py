@@ -13,6 +13,7 @@ from graft_nodes.ema.decay import EMASettings
 from graft_nodes.ema.post_hoc import reconstruction
 from graft_nodes.patches.lora_files.average import average
 from graft_nodes.storage.float16 import SCALE_PREFIX, from_float16, to_float16
+from graft_nodes.storage.safetensors import load_safetensors
 from graft_nodes.training.averages import snapshots
 from graft_nodes.training.run.call import run
 from graft_nodes.training.run.loop import Callbacks, train
@@ -128,7 +129,7 @@ def test_a_killed_run_goes_on_with_the_same_snapshots(lab, tmp_path):
     def stepped(step, moved, validation):
         if step == 6:
             for path in (two.folder / snapshots.FOLDER).glob("*"):  # killed before the snapshots of this step were kept
-                if snapshots.json.loads(snapshots.load_safetensors(str(path))[1]["graft_position"])[0][1] == 6:
+                if snapshots.json.loads(load_safetensors(str(path))[1]["graft_position"])[0][1] == 6:
                     path.unlink()
             raise Stop
 
@@ -182,7 +183,7 @@ def test_branches_of_a_run_are_told_apart(lab, tmp_path):
         trunk, settings=Settings(replace(trunk.settings.optimizer, learning_rate=1e-3), trunk.settings.objective)
     )
     ends = [go(trunk, 5, denoiser, dataset, store), go(slower, 10, denoiser, dataset, store)]
-    ways = snapshots.lines(snapshots.found(store.folder))
+    ways = snapshots.branches(snapshots.found(store.folder))
     assert set(ways) == {end.key for end in ends}
     for end in ends:
         assert sorted(ways[end.key], key=lambda s: s.path) == sorted(
@@ -194,7 +195,7 @@ def test_metadata_orders_and_identifies(lab, tmp_path):
     denoiser, dataset = lab.Flow(), lab.pictures()
     store = Store(tmp_path, "run")
     state = go(begun(lab, denoiser, dataset, EMASettings("ramp", snapshots=5)), 5, denoiser, dataset, store)
-    metadata = snapshots.load_safetensors(str(snapshots.expected(state, store.folder)[0].path))[1]
+    metadata = load_safetensors(str(snapshots.expected(state, store.folder)[0].path))[1]
     assert (
         metadata["ss_steps"] == "5"
         and metadata["graft_run"] == state.start.digest

@@ -11,7 +11,7 @@ from graft_nodes.training.run import call as runs
 from graft_nodes.training.run.loop import Callbacks
 from graft_nodes.training.state import equal
 from graft_nodes.training.store import disk_quota
-from graft_nodes.training.store.disk_quota import Held, to_go
+from graft_nodes.training.store.disk_quota import StoredFiles, choose_removals
 from graft_nodes.training.store.store import Store, load
 
 
@@ -131,7 +131,7 @@ def test_leftovers_of_a_crash_and_averages_without_a_run_go_too(bench):
 
 
 def _held(name, kind, size, age):
-    return Held(Path(name), kind, (Path(name) / "state.json",), size, 1e6 - age)
+    return StoredFiles(Path(name), kind, (Path(name) / "state.json",), size, 1e6 - age)
 
 
 def test_the_order_and_how_much():
@@ -145,7 +145,7 @@ def test_the_order_and_how_much():
     ]
 
     def names(excess, needed=()):
-        return [str(one.folder) for one in to_go(found, excess, {Path(name) for name in needed}, 1e6)]
+        return [str(one.folder) for one in choose_removals(found, excess, {Path(name) for name in needed}, 1e6)]
 
     assert names(0) == [] and names(1) == ["left"] and names(11) == ["left", "old"]
     assert names(1000) == ["left", "old", "new", "given up"]
@@ -154,10 +154,10 @@ def test_the_order_and_how_much():
 
 def test_making_room_while_another_process_does_too(bench, monkeypatch):
     first = bench.run("one", 2)
-    found, total = disk_quota.held(bench.folder)
+    found, total = disk_quota.stored_files(bench.folder)
     for path in first.folder.iterdir():
         path.unlink()
-    monkeypatch.setattr(disk_quota, "held", lambda root: (found, total))
+    monkeypatch.setattr(disk_quota, "stored_files", lambda root: (found, total))
     done = bench.run("two", 1, 10, seed=4)
     assert bench.states() == {done.folder}
 
