@@ -32,44 +32,44 @@ class EMASettings:
     switch_every: int = 0
 
     def __post_init__(self) -> None:
-        wrong = []
+        problems = []
         if self.schedule not in SCHEDULES:
-            wrong.append(f"schedule is {self.schedule!r}, expected one of {', '.join(SCHEDULES)}")
+            problems.append(f"schedule is {self.schedule!r}, expected one of {', '.join(SCHEDULES)}")
         if not 0.0 <= self.decay < 1.0:
-            wrong.append(f"decay is {self.decay}, expected at least 0 and below 1")
+            problems.append(f"decay is {self.decay}, expected at least 0 and below 1")
         if self.inv_gamma <= 0 or self.power <= 0:
-            wrong.append(f"inv_gamma and power are {self.inv_gamma} and {self.power}, expected above 0")
+            problems.append(f"inv_gamma and power are {self.inv_gamma} and {self.power}, expected above 0")
         if not 0.0 < self.target < 1.0:
-            wrong.append(f"target is {self.target}, expected above 0 and below 1")
+            problems.append(f"target is {self.target}, expected above 0 and below 1")
         if self.interval < 1:
-            wrong.append(f"interval is {self.interval}, expected 1 or more steps")
+            problems.append(f"interval is {self.interval}, expected 1 or more steps")
         if self.snapshots < 0 or self.switch_every < 0:
-            wrong.append(
+            problems.append(
                 f"snapshots and switch_every are {self.snapshots} and {self.switch_every}, expected 0 (never) or more"
                 " steps"
             )
         if self.snapshots and (len(set(self.widths)) < 2 or len(set(self.widths)) < len(self.widths)):
-            wrong.append(f"snapshots need two or more different widths, got {self.widths}")
+            problems.append(f"snapshots need two or more different widths, got {self.widths}")
         if self.interval > 1 and (self.snapshots % self.interval or self.switch_every % self.interval):
-            wrong.append(
+            problems.append(
                 "snapshots and switch_every fall between two updates of the average: use multiples of interval"
                 f" ({self.interval})"
             )
         if self.device not in ("same", "host"):
-            wrong.append(f"device is {self.device!r}, expected same or host")
+            problems.append(f"device is {self.device!r}, expected same or host")
         if not self.widths or not all(0.0 < width < 0.28 for width in self.widths):
-            wrong.append(f"widths are {self.widths}, expected one or more above 0 and below 0.28")
-        if wrong:
-            raise ValueError("GraftEMA: " + "; ".join(wrong) + ".")
+            problems.append(f"widths are {self.widths}, expected one or more above 0 and below 0.28")
+        if problems:
+            raise ValueError("GraftEMA: " + "; ".join(problems) + ".")
 
 
 def check_horizon(settings: EMASettings, total_steps: int) -> None:
     """Raise ValueError when the run's horizon ends before the average's first update, snapshot or switch."""
-    late = {"interval": settings.interval, "snapshots": settings.snapshots, "switch_every": settings.switch_every}
-    wrong = [f"{name} is {steps}" for name, steps in late.items() if steps > total_steps]
-    if wrong:
+    steps_of = {"interval": settings.interval, "snapshots": settings.snapshots, "switch_every": settings.switch_every}
+    late = [f"{name} is {steps}" for name, steps in steps_of.items() if steps > total_steps]
+    if late:
         raise ValueError(
-            f"GraftEMA: {' and '.join(wrong)}, longer than the run (total_steps of GraftOptimizer is {total_steps})."
+            f"GraftEMA: {' and '.join(late)}, longer than the run (total_steps of GraftOptimizer is {total_steps})."
         )
 
 

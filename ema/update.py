@@ -13,17 +13,22 @@ from torch import Tensor
 
 def check_pairs(shadow: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
     """Raise ValueError that lists every name or shape in which the average and the weights differ."""
-    wrong = [f"{name}: only in the average" for name in sorted(shadow.keys() - weights.keys())]
-    wrong += [f"{name}: only in the weights" for name in sorted(weights.keys() - shadow.keys())]
+    problems = []
+    for name in sorted(shadow.keys() - weights.keys()):
+        problems.append(f"{name}: only in the average")
+    for name in sorted(weights.keys() - shadow.keys()):
+        problems.append(f"{name}: only in the weights")
     for name in sorted(shadow.keys() & weights.keys()):
-        if shadow[name].shape != weights[name].shape:
-            wrong.append(f"{name}: average {tuple(shadow[name].shape)}, weights {tuple(weights[name].shape)}")
-        if shadow[name].dtype != torch.float32:
-            wrong.append(
-                f"{name}: the average is {shadow[name].dtype}, expected torch.float32 (a bf16 average never moves)"
+        average, live = shadow[name], weights[name]
+        if average.shape != live.shape:
+            problems.append(f"{name}: average {tuple(average.shape)}, weights {tuple(live.shape)}")
+        if average.dtype != torch.float32:
+            problems.append(
+                f"{name}: the average is {average.dtype}, expected torch.float32 (a bf16 average never moves)"
             )
-    if wrong:
-        raise ValueError(f"The weight average does not fit the weights ({len(wrong)}):\n  " + "\n  ".join(wrong))
+    if problems:
+        listed = "\n  ".join(problems)
+        raise ValueError(f"The weight average does not fit the weights ({len(problems)}):\n  {listed}")
 
 
 _CHUNK = 1 << 20  # numbers in the buffer that casts

@@ -49,9 +49,8 @@ def given(text: str, count: int) -> tuple[float, ...]:
     """Shares from numbers separated by spaces or commas, one a file, divided by their sum. Raises ValueError saying
     what is wrong.
     """
-    words = text.replace(",", " ").split()
     try:
-        numbers = [float(word) for word in words]
+        numbers = list(map(float, text.replace(",", " ").split()))
     except ValueError as error:
         raise ValueError(f"weights {text!r}: expected numbers separated by spaces or commas ({error}).") from error
     if len(numbers) != count:
@@ -66,19 +65,20 @@ def given(text: str, count: int) -> tuple[float, ...]:
 
 def check_equal(sources: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> None:
     """Raise ValueError that lists every key and shape in which a source differs from the first."""
-    wrong = []
+    problems = []
+    first = sources[0]
     for source, name in zip(sources[1:], names[1:], strict=True):
-        wrong += [f"{key}: in {names[0]}, missing in {name}" for key in sorted(sources[0].keys() - source.keys())]
-        wrong += [f"{key}: in {name}, missing in {names[0]}" for key in sorted(source.keys() - sources[0].keys())]
-        for key in sorted(sources[0].keys() & source.keys()):
-            if sources[0][key].shape != source[key].shape:
-                wrong.append(
-                    f"{key}: {tuple(sources[0][key].shape)} in {names[0]}, {tuple(source[key].shape)} in {name}"
-                )
-    if wrong:
-        raise ValueError(
-            f"The weights to average do not fit each other ({len(wrong)}):\n" + "\n".join(f"- {one}" for one in wrong)
-        )
+        for key in sorted(first.keys() - source.keys()):
+            problems.append(f"{key}: in {names[0]}, missing in {name}")
+        for key in sorted(source.keys() - first.keys()):
+            problems.append(f"{key}: in {name}, missing in {names[0]}")
+        for key in sorted(first.keys() & source.keys()):
+            if first[key].shape != source[key].shape:
+                shapes = f"{tuple(first[key].shape)} in {names[0]}, {tuple(source[key].shape)} in {name}"
+                problems.append(f"{key}: {shapes}")
+    if problems:
+        listed = "\n- ".join(problems)
+        raise ValueError(f"The weights to average do not fit each other ({len(problems)}):\n- {listed}")
 
 
 @torch.no_grad()
@@ -94,25 +94,29 @@ def mixture(
         raise ValueError(f"Expected one share a source, got {len(shares)} for {len(sources)}.")
     names = names or [f"number {k + 1}" for k in range(len(sources))]
     check_equal(sources, names)
-    out, broken = {}, []
+    mixed = {}
+    broken = []
     for key, like in sources[0].items():
         if not like.is_floating_point():
-            out[key] = sources[-1][key].clone()
+            mixed[key] = sources[-1][key].clone()
             continue
         total = torch.zeros(like.shape, dtype=torch.float64)
         for source, share in zip(sources, shares, strict=True):
             if share:
                 total.add_(source[key].to("cpu", torch.float64), alpha=share)
-        if not bool(torch.isfinite(total).all()):
-            broken += [
-                f"{key} of {n}"
-                for s, n in zip(sources, names, strict=True)
-                if not bool(torch.isfinite(s[key].float()).all())
-            ]
-        out[key] = total.to(torch.float32)
+        if not _is_finite(total):
+            for source, name in zip(sources, names, strict=True):
+                if not _is_finite(source[key].float()):
+                    broken.append(f"{key} of {name}")
+        mixed[key] = total.to(torch.float32)
     if broken:
-        raise ValueError(f"NaN or infinite values ({len(broken)}):\n" + "\n".join(f"- {one}" for one in broken))
-    return out
+        listed = "\n- ".join(broken)
+        raise ValueError(f"NaN or infinite values ({len(broken)}):\n- {listed}")
+    return mixed
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
 
 
 def _check_steps(steps: Sequence[int]) -> None:
