@@ -35,6 +35,20 @@ SOCKETS = {
     "vae": "VAE",
 }
 
+# Display names of the outputs whose names in the declarations are ids: workflows store those, so they stay.
+OUTPUTS = {
+    "GRAFT_ADAPTER": "adapter settings",
+    "GRAFT_DATASET": "dataset",
+    "GRAFT_EMA": "EMA settings",
+    "GRAFT_OBJECTIVE": "objective settings",
+    "GRAFT_OPTIMIZER": "optimizer settings",
+    "GRAFT_SNAPSHOTS": "snapshots",
+    "LORA_MODEL": "LoRA",
+    "LORA_STACK": "LoRA stack",
+    "LOSS_MAP": "losses",
+    "TRAIN_STATE": "training state",
+}
+
 
 def node_texts(nodes: Iterable[Any]) -> dict[str, Any]:
     """{node id: {display_name, description, inputs: {id: {name, tooltip}}, outputs: {place: {name}}}} of V3 node
@@ -47,7 +61,8 @@ def node_texts(nodes: Iterable[Any]) -> dict[str, Any]:
             name = declared.display_name or SOCKETS[declared.id]
             inputs[declared.id] = {"name": name, "tooltip": declared.tooltip}
         for place, declared in enumerate(schema.outputs):
-            outputs[str(place)] = {"name": declared.display_name or declared.io_type}
+            name = declared.display_name or declared.io_type
+            outputs[str(place)] = {"name": OUTPUTS.get(name, name)}
         texts[schema.node_id] = {
             "display_name": schema.display_name,
             "description": schema.description,

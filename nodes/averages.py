@@ -75,7 +75,7 @@ class GraftSnapshots(io.ComfyNode):
                     ),
                 ),
             ],
-            outputs=[Snapshots.Output(display_name="snapshots"), io.String.Output(display_name="report")],
+            outputs=[Snapshots.Output(display_name="GRAFT_SNAPSHOTS"), io.String.Output(display_name="report")],
         )
 
     @classmethod
@@ -241,7 +241,7 @@ class EMAMerge(io.ComfyNode):
             outputs=[
                 io.Model.Output(display_name="MODEL"),
                 io.Clip.Output(display_name="CLIP"),
-                LoraModel.Output(display_name="LoRA"),
+                LoraModel.Output(display_name="LORA_MODEL"),
                 io.Image.Output(display_name="profile"),
                 io.String.Output(display_name="report"),
             ],

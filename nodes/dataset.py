@@ -202,7 +202,7 @@ class GraftDataset(io.ComfyNode):
                 ),
             ],
             outputs=[
-                Dataset.Output(display_name="dataset"),
+                Dataset.Output(display_name="GRAFT_DATASET"),
                 io.Image.Output(display_name="contact sheet"),
                 io.String.Output(display_name="report"),
             ],

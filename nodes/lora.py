@@ -104,7 +104,7 @@ class GraftLoRAStack(io.ComfyNode):
                     tooltip="Optional. A stack that is applied before these rows, from Graft or another node pack.",
                 ),
             ],
-            outputs=[LoraStack.Output(display_name="LoRA stack"), io.String.Output(display_name="report")],
+            outputs=[LoraStack.Output(display_name="LORA_STACK"), io.String.Output(display_name="report")],
         )
 
     @classmethod

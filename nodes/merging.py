@@ -89,7 +89,7 @@ class GraftMergeLoRAs(io.ComfyNode):
                     tooltip="The text encoder, connected together with the model, for LoRAs that train it too.",
                 ),
             ],
-            outputs=[LoraModel.Output(display_name="LoRA"), io.String.Output(display_name="report")],
+            outputs=[LoraModel.Output(display_name="LORA_MODEL"), io.String.Output(display_name="report")],
         )
 
     @classmethod
@@ -145,7 +145,7 @@ class GraftExtractLoRA(io.ComfyNode):
                     ),
                 ),
             ],
-            outputs=[LoraModel.Output(display_name="LoRA"), io.String.Output(display_name="report")],
+            outputs=[LoraModel.Output(display_name="LORA_MODEL"), io.String.Output(display_name="report")],
         )
 
     @classmethod

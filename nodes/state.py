@@ -107,7 +107,7 @@ class GraftLoadState(io.ComfyNode):
                 ),
                 io.Vae.Input("vae", optional=True, tooltip="For the previews of Train Step."),
             ],
-            outputs=[TrainState.Output(display_name="training state")],
+            outputs=[TrainState.Output(display_name="TRAIN_STATE")],
         )
 
     @classmethod

@@ -105,7 +105,7 @@ class GraftTrainStart(io.ComfyNode):
                     tooltip="Folder under output/graft where the training states are stored.",
                 ),
             ],
-            outputs=[TrainState.Output(display_name="training state"), io.String.Output(display_name="report")],
+            outputs=[TrainState.Output(display_name="TRAIN_STATE"), io.String.Output(display_name="report")],
         )
 
     @classmethod
@@ -288,11 +288,11 @@ class TrainStep(io.ComfyNode):
                 ),
             ],
             outputs=[
-                TrainState.Output(display_name="training state"),
+                TrainState.Output(display_name="TRAIN_STATE"),
                 io.Model.Output(display_name="MODEL"),
                 io.Clip.Output(display_name="CLIP"),
-                LoraModel.Output(display_name="LoRA"),
-                LossMap.Output(display_name="losses"),
+                LoraModel.Output(display_name="LORA_MODEL"),
+                LossMap.Output(display_name="LOSS_MAP"),
                 io.String.Output(display_name="report"),
             ],
         )

@@ -144,7 +144,7 @@ class GraftAdapter(io.ComfyNode):
                     tooltip="Optional. A LoRA of the same type, rank and layers to continue from.",
                 ),
             ],
-            outputs=[Adapter.Output(display_name="adapter settings")],
+            outputs=[Adapter.Output(display_name="GRAFT_ADAPTER")],
         )
 
     @classmethod
@@ -393,7 +393,7 @@ class GraftOptimizer(io.ComfyNode):
                     ),
                 ),
             ],
-            outputs=[Optimizer.Output(display_name="optimizer settings")],
+            outputs=[Optimizer.Output(display_name="GRAFT_OPTIMIZER")],
         )
 
     @classmethod
@@ -577,7 +577,7 @@ class GraftObjective(io.ComfyNode):
                     ),
                 ),
             ],
-            outputs=[Objective.Output(display_name="objective settings")],
+            outputs=[Objective.Output(display_name="GRAFT_OBJECTIVE")],
         )
 
     @classmethod
@@ -705,7 +705,7 @@ class GraftEMA(io.ComfyNode):
                     ),
                 ),
             ],
-            outputs=[EMA.Output(display_name="EMA settings")],
+            outputs=[EMA.Output(display_name="GRAFT_EMA")],
         )
 
     @classmethod
