@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 _DOWN = re.compile(
-    r"[._](lora_down|lora_A|lora\.down|lora_linear_layer\.down)(\.default)?\.weight$|_lora\.down\.weight$|\.down\.weight$"
+    r"[._](lora_down|lora_A|lora\.down|lora_linear_layer\.down)(\.default)?\.weight$"
+    r"|_lora\.down\.weight$|\.down\.weight$"
 )
 _UP = re.compile(_DOWN.pattern.replace("down", "up").replace("lora_A", "lora_B"))
 _UNET = re.compile(r"(input_blocks|output_blocks|middle_block|down_blocks|up_blocks|mid_block)_")

@@ -196,7 +196,9 @@ def compose(
             done += own
             continue
         for patch in run:
-            around = _around(patch, made.shape, lambda: in_order(read(), done)) if groups == 1 else None  # noqa: B023 (called at once)
+            around = None
+            if groups == 1:
+                around = _around(patch, made.shape, lambda: in_order(read(), done))  # noqa: B023 (called at once)
             done.append(patch)
             if around is None:
                 base = read()

@@ -23,7 +23,8 @@ def alias(tensor: Tensor) -> Tensor:
     if hasattr(tensor, "__tensor_flatten__"):  # torch's protocol of tensors made of others, as quantised weights are
         names, context = tensor.__tensor_flatten__()
         parts = {name: alias(getattr(tensor, name)) for name in names}
-        return type(tensor).__tensor_unflatten__(parts, context, tensor.shape, tensor.stride())  # type: ignore[attr-defined]
+        kind: Any = type(tensor)
+        return kind.__tensor_unflatten__(parts, context, tensor.shape, tensor.stride())
     if type(tensor) not in (Tensor, nn.Parameter):
         raise TypeError(
             f"Weights of type {type(tensor).__name__} made in inference mode cannot be trained on in this version of"

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from .key_format import KeyFormat
 
 _UNET = re.compile(
-    r"(?:base_model\.model\.)?(?:unet\.)?((?:(?:down|up)_blocks\.|mid_block\.|conv_|time_embedding\.|add_embedding\.).+)"
+    r"(?:base_model\.model\.)?(?:unet\.)?"
+    r"((?:(?:down|up)_blocks\.|mid_block\.|conv_|time_embedding\.|add_embedding\.).+)"
 )
 _TEXT_ENCODER = re.compile(r"text_encoder(?:_([23]))?\.(.+)")
 _PROCESSOR = re.compile(r"([._])processor[._]to_(\w+?)$")

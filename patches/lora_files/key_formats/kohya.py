@@ -15,7 +15,8 @@ from .layer_tensors import layer_tensors
 
 GENERIC_ENCODER = re.compile(r"text_encoders\.(clip_l|clip_g|clip_h|t5xxl)\.transformer\.(.+)")
 _PARAMETER = re.compile(  # last words of what is no module's weight, but a parameter of the model's own
-    r"\.(modulation|modulate_table|\w*shift_table|scale|gamma|beta|positional_\w+|\w*(tokens?|registers?|pos_embed|_embedding|padding))$"
+    r"\.(modulation|modulate_table|\w*shift_table|scale|gamma|beta|positional_\w+"
+    r"|\w*(tokens?|registers?|pos_embed|_embedding|padding))$"
 )
 _NUMBERS = {"clip_l": "1", "clip_g": "2", "t5xxl": "3"}  # diffusers counts the encoders that a family has
 
