@@ -196,11 +196,7 @@ class GraftOptimizer(io.ComfyNode):
                     display_name="optimizer",
                     options=OPTIMIZERS.names(),
                     default="adamw",
-                    tooltip=(
-                        "adamw, adafactor, muon, sgd and adacoor come with Graft or torch. adamw8bit, lion,"
-                        " prodigy and schedulefree need a Python package. Start with adamw; take adamw8bit to"
-                        " save memory."
-                    ),
+                    tooltip=" ".join(record.tooltip for record in OPTIMIZERS) + " Start with adamw.",
                 ),
                 io.Float.Input(
                     "learning_rate",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from graft_nodes.nodes import NODES
+from graft_nodes.training.optimizers.registry import OPTIMIZERS
 
 ROOT = Path(__file__).resolve().parents[1]
 LANGUAGES = sorted(
@@ -105,6 +106,15 @@ def lookup(content, path):
     for name in path:
         content = content[name]
     return content
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_tooltip_of_the_optimizer_says_a_word_on_each(language):
+    tooltip = read(language, "nodeDefs.json")["GraftOptimizer"]["inputs"]["optimizer"]["tooltip"]
+    colon = {"en": ": ", "zh": "\uff1a"}[language]
+    assert not [record.name for record in OPTIMIZERS if f"{record.name}{colon}" not in tooltip]
+    packages = [record.package.name for record in OPTIMIZERS if record.package is not None]
+    assert packages and not [name for name in packages if name not in tooltip]
 
 
 @pytest.mark.parametrize("language", [one for one in LANGUAGES if one != "en"])

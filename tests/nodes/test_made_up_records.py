@@ -38,6 +38,7 @@ def drift(host):
     readers = host.module("training.optimizers.option_readers")
     made_up = record.OptimizerRecord(
         name="drift",
+        help="moves by signs",
         full_name="made_up.Drift",
         build=lambda request: Drift(request.groups, request.learning_rate, **request.options),
         options={"pull": readers.BELOW_ONE},
@@ -74,8 +75,8 @@ def parts(host):
     return model, clip, vae, host.call("GraftDataset", folder="made_up", vae=vae, clip=clip, resolution=128)[0]
 
 
-def _choices(host, node, name):
-    return next(entry.options for entry in host.node(node).define_schema().inputs if entry.id == name)
+def _input(host, node, name):
+    return next(entry for entry in host.node(node).define_schema().inputs if entry.id == name)
 
 
 def _start(host, parts, run, **settings):
@@ -85,7 +86,8 @@ def _start(host, parts, run, **settings):
 
 
 def test_an_optimizer_is_one_record(host, parts, drift):
-    assert _choices(host, "GraftOptimizer", "optimizer")[-1] == "drift"
+    offered = _input(host, "GraftOptimizer", "optimizer")
+    assert offered.options[-1] == "drift" and " drift: moves by signs. " in offered.tooltip
     with pytest.raises(ValueError, match="drift has no 'push', only pull"):
         host.call("GraftOptimizer", optimizer="drift", options="push = 1")
     optimizer = host.call("GraftOptimizer", optimizer="drift", learning_rate=1e-3, options="pull = 0.25")[0]
@@ -106,7 +108,7 @@ def test_an_optimizer_is_one_record(host, parts, drift):
 
 
 def test_a_weighting_is_one_record(host, parts, weighting):
-    assert _choices(host, "GraftObjective", "weighting")[-1] == "late"
+    assert _input(host, "GraftObjective", "weighting").options[-1] == "late"
     ends = []
     for name in ("none", "late"):
         objective = host.call("GraftObjective", weighting=name, gamma=2.0)[0]
@@ -116,7 +118,7 @@ def test_a_weighting_is_one_record(host, parts, weighting):
 
 
 def test_afterwards_nothing_of_them_is_left(host):
-    assert "drift" not in _choices(host, "GraftOptimizer", "optimizer")
+    assert "drift" not in _input(host, "GraftOptimizer", "optimizer").options
     with pytest.raises(ValueError, match="optimizer is 'drift', expected one of adamw"):
         host.call("GraftOptimizer", optimizer="drift")
     with pytest.raises(ValueError, match="weighting is 'late', expected one of none, min-snr, debiased"):

@@ -109,6 +109,8 @@ class OptimizerRecord:
 
     name: str
     """What the settings call it."""
+    help: str
+    """A few words for the tooltip: what it is good for, and the learning rate to try."""
     full_name: str
     """Module and class as kohya's scripts write them into LoRA metadata. Saved files have it: it never changes."""
     build: Callable[[BuildRequest], torch.optim.Optimizer]
@@ -147,6 +149,15 @@ class OptimizerRecord:
     """The optimizers that it is made of, by name, where several share the work."""
     part_of: Callable[[Tensor], str] = _one_part
     """Which of its parts moves a tensor."""
+
+    @property
+    def tooltip(self) -> str:
+        """Its sentence in the node's tooltip: name, `help`, and what has to be installed."""
+        if self.package is not None:
+            return f"{self.name}: {self.help} (needs the package {self.package.name})."
+        if self.torch_class is not None:
+            return f"{self.name}: {self.help} (needs torch {self.torch_class.version})."
+        return f"{self.name}: {self.help}."
 
     def __post_init__(self) -> None:
         if not self.name or "." not in self.full_name:

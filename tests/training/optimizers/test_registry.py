@@ -174,7 +174,7 @@ def test_a_record_without_a_needed_field_is_refused():
         for f in fields(OptimizerRecord)
         if f.default is f.default_factory  # both MISSING
     }
-    assert needed == {"name", "full_name", "build", "options", "element_wise"}
+    assert needed == {"name", "help", "full_name", "build", "options", "element_wise"}
     given = {name: getattr(adamw.RECORD, name) for name in needed}
     assert OptimizerRecord(**given).name == "adamw"
     for name in needed:

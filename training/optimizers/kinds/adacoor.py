@@ -68,6 +68,7 @@ def _remarks(settings: SettingsView) -> list[str]:
 
 RECORD = OptimizerRecord(
     name="adacoor",
+    help="EveryDream2's, without a learning rate",
     full_name="graft_nodes.training.adacoor.AdaCoor",  # where the class was when the first files were saved
     build=_build,
     options={"eps": ABOVE_ZERO},

@@ -16,6 +16,7 @@ def _build(request: BuildRequest) -> torch.optim.Optimizer:
 
 RECORD = OptimizerRecord(
     name="adafactor",
+    help="almost no optimizer memory; try learning rate 0.01",
     full_name="torch.optim._adafactor.Adafactor",
     torch_class=TorchClass("Adafactor", "2.5"),
     build=_build,

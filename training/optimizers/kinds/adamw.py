@@ -25,6 +25,7 @@ def build(request: BuildRequest) -> torch.optim.Optimizer:
 
 RECORD = OptimizerRecord(
     name="adamw",
+    help="the usual choice",
     full_name="torch.optim.adamw.AdamW",
     build=build,
     options=OPTIONS,

@@ -20,6 +20,7 @@ def _build(request: BuildRequest) -> torch.optim.Optimizer:
 
 RECORD = OptimizerRecord(
     name="adamw8bit",
+    help="adamw with a quarter of its optimizer memory",
     full_name="bitsandbytes.optim.adamw.AdamW8bit",
     package=Package("bitsandbytes", "bitsandbytes"),
     build=_build,

@@ -27,6 +27,7 @@ def _remarks(settings: SettingsView) -> list[str]:
 
 RECORD = OptimizerRecord(
     name="lion",
+    help="half of adamw's optimizer memory; try a tenth of its learning rate",
     full_name="lion_pytorch.lion_pytorch.Lion",
     package=Package("lion_pytorch", "lion-pytorch"),
     build=_build,

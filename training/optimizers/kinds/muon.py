@@ -46,6 +46,7 @@ def _check_run(run: RunFacts) -> list[str]:
 
 RECORD = OptimizerRecord(
     name="muon",
+    help="for the matrices of LoRA and linear layers; adamw trains the rest",
     full_name="torch.optim._muon.Muon",
     torch_class=TorchClass("Muon", "2.9"),
     build=_build,

@@ -55,6 +55,7 @@ def _has_mean_of_gradients(options: Mapping[str, Any]) -> bool:
 
 RECORD = OptimizerRecord(
     name="prodigy",
+    help="finds the learning rate itself; set learning rate to 1",
     full_name="prodigyopt.prodigy.Prodigy",
     package=Package("prodigyopt", "prodigyopt"),
     build=_build,

@@ -51,6 +51,7 @@ def _average(live: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -
 
 RECORD = OptimizerRecord(
     name="schedulefree",
+    help="adamw that keeps its own average and needs no schedule",
     full_name="schedulefree.adamw_schedulefree.AdamWScheduleFree",
     package=Package("schedulefree", "schedulefree"),
     build=_build,

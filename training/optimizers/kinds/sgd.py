@@ -28,6 +28,7 @@ def _build(request: BuildRequest) -> torch.optim.Optimizer:
 
 RECORD = OptimizerRecord(
     name="sgd",
+    help="plain gradient descent with momentum; needs a much higher learning rate",
     full_name="torch.optim.sgd.SGD",
     build=_build,
     options=OPTIONS,
