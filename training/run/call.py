@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -65,11 +65,13 @@ def run(
     if steps == 0:
         return Outcome(state, None, 0, 0.0, ("0 steps: the state is passed on",))
     group, callbacks = process_group.current(), callbacks or Callbacks()
-    if placement_for(state, group).is_sharded:
-        callbacks = replace(callbacks, save_snapshot=_together(group, state, steps, store))
+    is_sharded = placement_for(state, group).is_sharded
+    if is_sharded:
+        callbacks = replace(callbacks, save_snapshot=_save_rows(group, state, steps, store))
     if not group.is_main_process:
-        store, callbacks, say = None, _of_others(group, state, callbacks, keep), None
+        store, callbacks, say = None, _of_other_ranks(group, state, callbacks, keep), None
     group.begin_call()
+    call = _Call(group, state, steps, opened, dataset, store, callbacks, keep, say)
     with ExitStack() as stack:
         with group.raise_together():
             if group.shard and callbacks.preview_every:
@@ -77,93 +79,163 @@ def run(
                     "TrainStep: previews sample on one rank, and --shard divides the model among all: set preview_every"
                     " to 0."
                 )
-            if placement_for(state, group).is_sharded and keep == "every":
+            if is_sharded and keep == "every":
                 raise ValueError(
                     "TrainStep: with --shard and kind full, snapshots are the ranks' own: set keep to best or last."
                 )
-            warning = stack.enter_context(nullcontext("") if store is None else folder_lock(store.folder))
-        return _run(group, state, steps, opened, dataset, store, callbacks, keep, say, [warning] if warning else [])
+            if store is not None:
+                warning = stack.enter_context(folder_lock(store.folder))
+                if warning:
+                    call.notes.append(warning)
+        return call.run()
 
 
-def _run(
-    group: SingleProcess,
-    state: TrainState,
-    steps: int,
-    opened: Callable[[], AbstractContextManager[Denoiser]],
-    dataset: Dataset,
-    store: Store | None,
-    callbacks: Callbacks,
-    keep: str,
-    say: Callable[[str], object] | None,
-    notes: list[str],
-) -> Outcome:
-    target = state_key(state.start.digest, advance_position(state.position, state.settings.digest, steps))
-    with group.raise_together():
-        at, folder, old = (state, None, None) if store is None else _furthest(store, state, steps, notes)
-    at = _everywhere(group, state, at, GROUPS if at.step == state.step + steps else ("trained", "optimizer"))
-    left = state.step + steps - at.step
-    if left == 0 and old is None:
-        if store is not None and folder is not None:
-            store.promote(folder)
-            store.drop_partial(target)
-        return _outcome(store, at, folder, 0, 0.0, notes)
-    began, begun = at.step, time.perf_counter()
-    with group.raise_together():
-        if left or behind(at, dataset, callbacks):
-            at = _trained(group, at, left, opened, dataset, store, callbacks, notes, say, (state, target, keep))
-        seconds = time.perf_counter() - begun
-        if at.step < state.step + steps:
-            notes.append(
-                f"stopped at step {at.step} as asked, {state.step + steps - at.step} steps early; the state so far is"
-                " passed on"
-            )
-        if store is not None:
-            folder = store.save(at)
-            store.drop_partial(target)
-            if old is not None:
-                store.drop_partial(old.parent.name)
-    if left:
-        at = _everywhere(group, state, at, GROUPS if placement_for(state, group).is_sharded else ("average", "powers"))
-    return _outcome(store, at, folder, at.step - began, seconds, notes)
+@dataclass(frozen=True)
+class _Call:
+    """One call of `run` on this rank: what was asked for, and the notes for its report."""
 
+    group: SingleProcess
+    state: TrainState
+    steps: int
+    open_model: Callable[[], AbstractContextManager[Denoiser]]
+    dataset: Dataset
+    store: Store | None
+    callbacks: Callbacks
+    keep: str
+    say: Callable[[str], object] | None
+    notes: list[str] = field(default_factory=list)
 
-def _trained(
-    group: SingleProcess,
-    at: TrainState,
-    left: int,
-    opened: Callable[[], AbstractContextManager[Denoiser]],
-    dataset: Dataset,
-    store: Store | None,
-    callbacks: Callbacks,
-    notes: list[str],
-    say: Callable[[str], object] | None,
-    way: tuple[TrainState, str, str],
-) -> TrainState:
-    """`left` steps further from `at`; `way` is the state that the call began with, the key that it leads to and what is
-    kept.
-    """
-    state, target, keep = way
-    began = at.step
-    try:
-        with ExitStack() as stack:
-            with group.raise_together():
-                callbacks = prepare.watching(callbacks, dataset, notes, say)
-                notes += prepare.ready(at, left, dataset, None if store is None else store.folder) if left else []
-                denoiser = stack.enter_context(opened())
-            at = train(at, denoiser, dataset, left, _keeping(callbacks, store, state, target, keep))
-    except Stopped as error:
+    @property
+    def until(self) -> int:
+        """The step that the call leads to."""
+        return self.state.step + self.steps
+
+    @property
+    def target(self) -> str:
+        """The key of the state that the call leads to."""
+        return _target(self.state, self.steps)
+
+    def run(self) -> Outcome:
+        """Resume from the store, train what is left, and store the result."""
+        with self.group.raise_together():
+            at, folder, snapshot = self._furthest()
+        resumed: Sequence[str] = ("trained", "optimizer")
+        if at.step == self.until:
+            resumed = GROUPS
+        at = _on_every_rank(self.group, self.state, at, resumed)
+        left = self.until - at.step
+        if left == 0 and snapshot is None:
+            if self.store is not None and folder is not None:
+                self.store.promote(folder)
+                self.store.drop_partial(self.target)
+            return self._outcome(at, folder, 0, 0.0)
+        first_step, begun = at.step, time.perf_counter()
+        with self.group.raise_together():
+            if left or behind(at, self.dataset, self.callbacks):
+                at = self._train(at, left)
+            seconds = time.perf_counter() - begun
+            if at.step < self.until:
+                self.notes.append(
+                    f"stopped at step {at.step} as asked, {self.until - at.step} steps early; the state so far is"
+                    " passed on"
+                )
+            if self.store is not None:
+                folder = self.store.save(at)
+                self.store.drop_partial(self.target)
+                if snapshot is not None:
+                    self.store.drop_partial(snapshot.parent.name)
+        if left:
+            trained: Sequence[str] = ("average", "powers")  # the rest every rank has by itself
+            if placement_for(self.state, self.group).is_sharded:
+                trained = GROUPS
+            at = _on_every_rank(self.group, self.state, at, trained)
+        return self._outcome(at, folder, at.step - first_step, seconds)
+
+    def _furthest(self) -> tuple[TrainState, Path | None, Path | None]:
+        """The state to resume from, its folder, and that again where it is a snapshot."""
+        if self.store is None:
+            return self.state, None, None
+        stored, problems = self.store.furthest(self.state, self.steps)
+        for problem in problems:
+            self.notes.append(f"not used: {problem}")
+        if stored is None:
+            return self.state, None, None
+        self.notes.append(_resumed_from(stored.state.step, self.until, stored.partial))
+        differing = []
+        for name, version in sorted(stored.versions.items()):
+            now = self.store.versions.get(name)
+            if now != version:
+                differing.append(f"{name} {version}, now {now}")
+        self.store.prune(stored.state, self.state.step)  # what a run that was killed left behind
+        if differing:
+            self.notes.append(f"it was made with {'; '.join(differing)}")
+        if stored.partial:
+            return stored.state, stored.folder, stored.folder
+        return stored.state, stored.folder, None
+
+    def _train(self, at: TrainState, left: int) -> TrainState:
+        """`left` steps further from `at`."""
+        first_step = at.step
+        try:
+            with ExitStack() as stack:
+                with self.group.raise_together():
+                    callbacks = prepare.watching(self.callbacks, self.dataset, self.notes, self.say)
+                    if left:
+                        folder = None
+                        if self.store is not None:
+                            folder = self.store.folder
+                        self.notes.extend(prepare.ready(at, left, self.dataset, folder))
+                    denoiser = stack.enter_context(self.open_model())
+                at = train(at, denoiser, self.dataset, left, self._with_saving(callbacks))
+        except Stopped as error:
+            raise Stopped(f"{error}{self._stored_in(error.state)}", error.state) from error
+        self.notes.extend(self.group.report(at.settings.optimizer.accumulation, at.step - first_step))
+        return at
+
+    def _stored_in(self, state: TrainState) -> str:
+        """Where the state that a stopped call ended with is stored, as a sentence; empty where it is not."""
+        if self.store is None:
+            return ""
+        for place in (self.store.result_folder(self.target) / "partial", self.store.result_folder(state.key)):
+            if (place / "state.json").is_file():
+                return f" It is stored in {place}."
+        return ""
+
+    def _with_saving(self, callbacks: Callbacks) -> Callbacks:
+        """`callbacks` with those that save states: snapshots, the best so far, and averages."""
+        store = self.store
         if store is None:
-            places = []
-        else:
-            places = [store.result_folder(target) / "partial", store.result_folder(error.state.key)]
-        where = next((f" It is stored in {place}." for place in places if (place / "state.json").is_file()), "")
-        raise Stopped(f"{error}{where}", error.state) from error
-    notes += group.report(at.settings.optimizer.accumulation, at.step - began)
-    return at
+            return callbacks
+
+        def snapshot(state: TrainState) -> None:
+            if callbacks.save_snapshot is not None:  # by all ranks
+                callbacks.save_snapshot(state)
+            elif self.keep == "every" and not (callbacks.snapshot_every and state.step % callbacks.snapshot_every):
+                store.save(state, "snapshot")
+            else:
+                store.save_partial(state, self.target)
+
+        def best(state: TrainState) -> None:
+            store.save_best(state, self.state.step)
+
+        saving = replace(callbacks, save_snapshot=snapshot, save_average=partial(snapshots.write, store.folder))
+        if self.keep == "last":
+            return replace(saving, save_best=None)
+        return replace(saving, save_best=best)
+
+    def _outcome(self, at: TrainState, folder: Path | None, trained: int, seconds: float) -> Outcome:
+        if self.store is None:
+            return Outcome(at, folder, trained, seconds, tuple(self.notes))
+        best, used = self.store.best(at), self.store.used()
+        return Outcome(at, folder, trained, seconds, (*self.notes, *self.store.removed), best, used)
 
 
-def _of_others(group: SingleProcess, state: TrainState, callbacks: Callbacks, keep: str) -> Callbacks:
-    """What ranks after the first do of `callbacks`: they keep nothing; what takes every rank they do with it."""
+def _target(state: TrainState, steps: int) -> str:
+    return state_key(state.start.digest, advance_position(state.position, state.settings.digest, steps))
+
+
+def _of_other_ranks(group: SingleProcess, state: TrainState, callbacks: Callbacks, keep: str) -> Callbacks:
+    """The callbacks of ranks after the first: they save nothing, and take part in what takes every rank."""
     others = Callbacks(on_step=callbacks.on_step, should_stop=callbacks.should_stop)
     if not group.shard:
         return others
@@ -171,21 +243,24 @@ def _of_others(group: SingleProcess, state: TrainState, callbacks: Callbacks, ke
     if not placement_for(state, group).is_sharded:
         return others
 
-    def gone(state: TrainState) -> None:
-        """The state was put together on the first rank."""
+    def saved_by_first_rank(state: TrainState) -> None:
+        """Nothing to do: the state was gathered on the first rank."""
 
     others = replace(others, snapshot_every=callbacks.snapshot_every, snapshot_minutes=callbacks.snapshot_minutes)
-    return replace(others, save_snapshot=callbacks.save_snapshot, save_best=gone if keep != "last" else None)
+    others = replace(others, save_snapshot=callbacks.save_snapshot)
+    if keep == "last":
+        return others
+    return replace(others, save_best=saved_by_first_rank)
 
 
-def _together(
+def _save_rows(
     group: SingleProcess, state: TrainState, steps: int, store: Store | None
 ) -> Callable[[TrainState], None] | None:
-    """What keeps a snapshot that all ranks write together."""
+    """The callback that saves a snapshot which all ranks write together, each its own rows."""
     placement = placement_for(state, group)
     if store is None or not isinstance(placement, RowSharded):
         return None
-    target = state_key(state.start.digest, advance_position(state.position, state.settings.digest, steps))
+    target = _target(state, steps)
     save = store.save_by_ranks
 
     def parts(own: TrainState) -> None:
@@ -195,80 +270,30 @@ def _together(
     return parts
 
 
-def _furthest(
-    store: Store, state: TrainState, steps: int, notes: list[str]
-) -> tuple[TrainState, Path | None, Path | None]:
-    """The state to go on from, its folder, and that again where it is a snapshot; what there is to say
-    goes to `notes`.
-    """
-    found, problems = store.furthest(state, steps)
-    notes += [f"not used: {problem}" for problem in problems]
-    if found is None:
-        return state, None, None
-    notes.append(_said(found.state.step, state.step + steps, found.partial))
-    differing = [
-        f"{name} {value}, now {store.versions.get(name)}"
-        for name, value in sorted(found.versions.items())
-        if store.versions.get(name) != value
-    ]
-    store.prune(found.state, state.step)  # what a run that was killed left behind
-    if differing:
-        notes.append(f"it was made with {'; '.join(differing)}")
-    return found.state, found.folder, found.folder if found.partial else None
-
-
-def _everywhere(group: SingleProcess, state: TrainState, at: TrainState, groups: Sequence[str]) -> TrainState:
+def _on_every_rank(group: SingleProcess, state: TrainState, at: TrainState, groups: Sequence[str]) -> TrainState:
     """The first rank's `at` on every rank; of tensors those of `groups` travel. Raises ValueError on a rank that trains
     something else.
     """
     if group.size == 1:
         return at
     named = {name: {f"{name}/{key}": t for key, t in getattr(at, name).items()} for name in GROUPS}
-    said = {"from": state.key, "record": {**record_of(at, {}), "history": tail_of(at.history, [])}}
-    said, given = group.broadcast(said, {key: t for name in groups for key, t in named[name].items()})
+    first = {"from": state.key, "record": {**record_of(at, {}), "history": tail_of(at.history, [])}}
+    first, received = group.broadcast(first, {key: t for name in groups for key, t in named[name].items()})
     with group.raise_together():
-        if said["from"] != state.key:
+        if first["from"] != state.key:
             raise ValueError(
-                f"The first rank trains {said['from'][:16]} and this one {state.key[:16]}: model, dataset, settings or"
+                f"The first rank trains {first['from'][:16]} and this one {state.key[:16]}: model, dataset, settings or"
                 " seed differ. Give every rank the same files."
             )
     if group.is_main_process:
         return at
     own = {key: t for name in GROUPS if name not in groups for key, t in named[name].items()}
-    return restored(state, said["record"], {**own, **given}, history_of(said["record"]["history"], Path()))
+    return restored(state, first["record"], {**own, **received}, history_of(first["record"]["history"], Path()))
 
 
-def _outcome(
-    store: Store | None, at: TrainState, folder: Path | None, trained: int, seconds: float, notes: list[str]
-) -> Outcome:
-    best, used = (None, None) if store is None else (store.best(at), store.used())
-    removed: tuple[str, ...] = ()
-    if store is not None:
-        removed = tuple(store.removed)
-    return Outcome(at, folder, trained, seconds, (*notes, *removed), best, used)
-
-
-def _keeping(callbacks: Callbacks, store: Store | None, before: TrainState, target: str, keep: str) -> Callbacks:
-    """`callbacks` with what keeps states: snapshots, the best so far, and averages."""
-    if store is None:
-        return callbacks
-
-    def snapshot(state: TrainState) -> None:
-        if callbacks.save_snapshot is not None:  # by all ranks
-            callbacks.save_snapshot(state)
-        elif keep == "every" and not (callbacks.snapshot_every and state.step % callbacks.snapshot_every):
-            store.save(state, "snapshot")
-        else:
-            store.save_partial(state, target)
-
-    def best(state: TrainState) -> None:
-        store.save_best(state, before.step)
-
-    averages = partial(snapshots.write, store.folder)
-    return replace(callbacks, save_snapshot=snapshot, save_best=best if keep != "last" else None, save_average=averages)
-
-
-def _said(found: int, wanted: int, snapshot: bool) -> str:
-    if snapshot:
-        return f"went on from the snapshot at step {found}"
-    return f"stored result of step {found}: " + ("nothing was trained" if found == wanted else "went on from there")
+def _resumed_from(step: int, until: int, is_snapshot: bool) -> str:
+    if is_snapshot:
+        return f"went on from the snapshot at step {step}"
+    if step == until:
+        return f"stored result of step {step}: nothing was trained"
+    return f"stored result of step {step}: went on from there"
