@@ -60,7 +60,7 @@ def test_where_memory_runs_out_the_state_is_kept_and_the_base_as_it_was(run, tmp
         "step": (at(3, ERRORS[kind]), (torch.optim.SGD, "step")),
         "validate": (at(2, ERRORS[kind]), "graft_nodes.training.run.loop.validate"),
         "validate at the end": (at(3, ERRORS[kind]), "graft_nodes.training.run.loop.validate"),
-        "save": (at(2, ERRORS[kind]), "graft_nodes.training.store.store.safetensors_bytes"),
+        "save": (at(2, ERRORS[kind]), "graft_nodes.training.store.store.write_safetensors"),
     }[place]
     with monkeypatch.context() as patch:
         if isinstance(where, str):
