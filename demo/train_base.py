@@ -93,7 +93,7 @@ def train(steps: int, seed: int) -> dict[str, Tensor]:
         lambda: host.denoiser.denoiser(patcher),
         dataset,
         store,
-        Callbacks(_reporter(steps), snapshot_every=100),
+        Callbacks(progress_printer(steps), snapshot_every=100),
     )
     for note in done.notes:
         print(note)
@@ -101,8 +101,8 @@ def train(steps: int, seed: int) -> dict[str, Tensor]:
     return {key: trained.get(key, tensor).contiguous() for key, tensor in first.items()}
 
 
-def _reporter(steps: int) -> Any:
-    """A watcher that prints the mean loss and the time left every 50 steps."""
+def progress_printer(steps: int) -> Any:
+    """A callback that prints the mean loss and the time left every 50 steps."""
     began, recent = time.monotonic(), []
 
     def stepped(step: int, moved: Any, _: float | None) -> None:

@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument(
         "--as-ranks",
         metavar="N",
-        type=_count,
+        type=rank_count,
         help="make the steps that N ranks would make, on however many there are (default: as many as there are)",
     )
     runs.add_argument(
@@ -126,8 +126,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _count(text: str) -> int:
-    """A number of ranks on the command line."""
+def rank_count(text: str) -> int:
+    """Parse a number of ranks from the command line."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number, 1 or more, got {text!r}")
     return int(text)

@@ -106,10 +106,10 @@ class Files:
             return download(path)
         try:
             if "preview" in query:
-                kind, body = await asyncio.to_thread(_small, path, query["preview"], channel)
+                kind, body = await asyncio.to_thread(preview, path, query["preview"], channel)
             else:
                 kind, body = "png", await asyncio.to_thread(_channel, path, channel)
-        except _unreadable() as error:
+        except picture_errors() as error:
             return problem(f"{query['filename']!r} cannot be shown as a picture: {error}")
         return web.Response(body=body, content_type=f"image/{kind}")
 
@@ -137,7 +137,7 @@ class Files:
                 return problem(f"there is no picture {reference['filename']!r}", 404)
             try:
                 masked = await asyncio.to_thread(_masked, original, file)
-            except _unreadable() as error:
+            except picture_errors() as error:
                 return problem(f"not a picture: {error}")
             return await self._stored(form, name, masked)
 
@@ -153,8 +153,8 @@ class Files:
         return answer({"name": stored, "subfolder": subfolder, "type": kind})
 
 
-def _unreadable() -> tuple[type[Exception], ...]:
-    """What Pillow and its plugins raise for a file that is no whole picture, or one that is too large."""
+def picture_errors() -> tuple[type[Exception], ...]:
+    """The errors that Pillow and its plugins raise for a file that is no whole picture, or one that is too large."""
     from PIL import Image
 
     more = (RuntimeError, TypeError, KeyError, IndexError, AttributeError, OverflowError, EOFError, ZeroDivisionError)
@@ -231,8 +231,8 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
         yield chunk
 
 
-def _small(path: str, asked: str, channel: str) -> tuple[str, bytes]:
-    """A picture as webp or jpeg of the quality in "webp;90"."""
+def preview(path: str, asked: str, channel: str) -> tuple[str, bytes]:
+    """A picture as the bytes of a WebP or JPEG file; `asked` is the query's `preview`, such as "webp;90"."""
     from PIL import Image
 
     kind, _, quality = asked.partition(";")

@@ -26,7 +26,7 @@ INSTALL = "install Graft with its 'editor' extra (pip install 'graft-nodes[edito
 def main(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C; returns 0. Raises HostError when something that it needs is missing."""
     front_end = find_front_end(arguments.front_end_root)
-    listening = _listen(arguments.listen, arguments.port)
+    listening = listen(arguments.listen, arguments.port)
     with contextlib.closing(listening):
         choice = hosts.Choice(None, "the editor runs on it")
         host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output)
@@ -53,7 +53,7 @@ def find_front_end(root: str | None) -> str:
     return str(folder)
 
 
-def _listen(address: str, port: int) -> socket.socket:
+def listen(address: str, port: int) -> socket.socket:
     """A listening socket; HostError when the address is not this machine's or the port is taken."""
     if ":" in address:
         family = socket.AF_INET6

@@ -22,7 +22,7 @@ Slice = tuple[int, int, int]  # (dimension, start, length): the part of a fused 
 
 _serial = itertools.count(1)
 _BLOCK = 2**21  # elements that are worked on at once where float32 copies are needed
-_FACTORS = 2**20  # elements of `up` that are split at once
+FACTOR_ELEMENTS = 2**20  # elements of `up` that are split at once
 _NOISE = 3e-5  # of the energy of rounding: raises the mean error by less than a hundredth of a percent
 # part of the components, so many times in the rank, that must get off more cheaply before picking them out is worth it
 _WORTH = 8
@@ -176,7 +176,7 @@ def patched(base: Tensor, patches: Sequence[Patch], out: Tensor | None = None, s
             down = fused.down
         else:
             down = fused.down.float()
-        for some in _blocks(len(rows), _FACTORS // max(1, len(fused.scale))):
+        for some in _blocks(len(rows), FACTOR_ELEMENTS // max(1, len(fused.scale))):
             up = fused.up_of(some)
             torch.addmm(rows[some], *(bfloat16_factors(up, down, rows[some]) if half else (up, down)), out=target[some])
         return result

@@ -235,7 +235,7 @@ class Ledger:
             slot.restore()
         saved, origin = self.kept.saved.get(name), _origin(base, version)
         if name in version.transient or saved is None or saved.base() is not base or saved.origin != origin:
-            saved = _Saved(weakref.ref(base), origin, _host_copy(base))
+            saved = _Saved(weakref.ref(base), origin, host_copy(base))
             if name not in version.transient:
                 self.kept.saved[name] = saved
         made = _Slot(module, attribute, base, base, saved.copy)
@@ -321,7 +321,8 @@ def is_patched_in_place(base: nn.Parameter) -> bool:
     return base.device.type != "cpu"
 
 
-def _host_copy(base: nn.Parameter) -> Tensor:
+def host_copy(base: nn.Parameter) -> Tensor:
+    """Copy a weight into host memory, which is pinned for a weight on CUDA."""
     with torch.inference_mode(False), torch.no_grad():
         copy = torch.empty(base.shape, dtype=base.dtype, pin_memory=base.device.type == "cuda")
         return copy.copy_(base.data)

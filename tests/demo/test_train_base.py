@@ -32,11 +32,11 @@ def test_training_changes_the_unet_alone_and_goes_on_after_an_interruption(few_p
         return stepped
 
     monkeypatch.setattr(train_base, "RUN", "another")
-    report = train_base._reporter
-    monkeypatch.setattr(train_base, "_reporter", interrupted)
+    report = train_base.progress_printer
+    monkeypatch.setattr(train_base, "progress_printer", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train_base.train(4, seed=1)
-    monkeypatch.setattr(train_base, "_reporter", report)
+    monkeypatch.setattr(train_base, "progress_printer", report)
     resumed = train_base.train(4, seed=1)
     assert "went on from the snapshot at step 2" in capsys.readouterr().out
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)

@@ -262,10 +262,10 @@ def test_a_folder_that_nothing_can_be_called_is_said(name):
 @pytest.mark.parametrize("address", ["a\0b", "x" * 300, "\udcff"])
 def test_an_address_that_no_machine_has_is_said(address):
     pytest.importorskip("aiohttp")
-    from graft_nodes.headless.editor_server.serve import _listen
+    from graft_nodes.headless.editor_server.serve import listen
 
     with pytest.raises(HostError, match="cannot listen on"):
-        _listen(address, 0)
+        listen(address, 0)
 
 
 # --- datasets ---------------------------------------------------------------------------------------------------------
@@ -388,13 +388,13 @@ def test_a_body_that_no_reader_takes_is_refused(body, charset):
 
 def test_pictures_that_are_too_large_or_damaged_are_refused_by_view_and_upload(tmp_path):
     pytest.importorskip("aiohttp")
-    from graft_nodes.headless.editor_server.files import _small, _unreadable
+    from graft_nodes.headless.editor_server.files import picture_errors, preview
     from PIL import Image
 
     path = tmp_path / "a.png"
     Image.new("1", (30_000, 30_000)).save(path)
-    with pytest.raises(_unreadable()):
-        _small(str(path), "webp", "")
+    with pytest.raises(picture_errors()):
+        preview(str(path), "webp", "")
     path.write_bytes((CORPUS / "pictures" / "rgb.avif").read_bytes()[:-60])
-    with pytest.raises(_unreadable()):
-        _small(str(path), "webp", "")
+    with pytest.raises(picture_errors()):
+        preview(str(path), "webp", "")

@@ -1,6 +1,4 @@
-"""Host memory in place of the device's: optimiser state between steps, what the forward keeps for the backward, frozen
-weights.
-"""
+"""Offloading to host memory: optimizer state between steps, activations until the backward pass, frozen layers."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ def on_device(tensor: Tensor) -> bool:
     return tensor.device.type != "cpu"
 
 
-def _room(like: Tensor) -> Tensor:
+def empty_on_host(like: Tensor) -> Tensor:
     """Host memory for a tensor, pinned where copies from the device then need not be waited for."""
     return torch.empty_like(like, device="cpu", pin_memory=like.device.type == "cuda")
 
@@ -35,7 +33,7 @@ def to_device(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tenso
 
 
 class Parking:
-    """Keeps the tensors of optimisers in host memory between steps. Copies run in the device's own order; `wait` before
+    """Keeps the tensors of optimizers in host memory between steps. Copies run in the device's own order; `wait` before
     the host reads.
     """
 
@@ -50,13 +48,13 @@ class Parking:
                 if isinstance(value, Tensor) and value.ndim and on_device(value):
                     key = id(parameter), slot
                     if key not in self._places:
-                        self._places[key] = _room(value)
+                        self._places[key] = empty_on_host(value)
                     self._waiting.add(value.device)
                     slots[slot] = self._places[key].copy_(value, non_blocking=True)
 
     def fetch(self, optimizer: torch.optim.Optimizer, devices: Sequence[torch.device]) -> None:
         """Bring parked state back beside the parameters; `devices` are theirs, in the order of
-        the optimiser's groups.
+        the optimizer's groups.
         """
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for parameter, device in zip(parameters, devices, strict=True):
@@ -87,7 +85,7 @@ def activations_on_host(module: nn.Module) -> Iterator[None]:
         size = tensor.numel() * tensor.element_size()
         if size < SMALL or not on_device(tensor) or tensor.untyped_storage().data_ptr() in stays:
             return tensor.detach()
-        return tensor.device, _room(tensor).copy_(tensor, non_blocking=True)
+        return tensor.device, empty_on_host(tensor).copy_(tensor, non_blocking=True)
 
     def unpack(packed: Any) -> Tensor:
         if isinstance(packed, Tensor):
@@ -100,7 +98,8 @@ def activations_on_host(module: nn.Module) -> Iterator[None]:
         yield
 
 
-def _elsewhere(tensor: Tensor, device: torch.device) -> bool:
+def is_on_other_device(tensor: Tensor, device: torch.device) -> bool:
+    """Whether a layer's tensor must be copied to `device` before the layer computes."""
     return tensor.device != device
 
 
@@ -120,7 +119,7 @@ def layers_on_host(module: nn.Module, device: torch.device) -> Iterator[None]:
     try:
         for owner, parts in [(module, outer), *((block, list(block.modules())) for block in inner)]:
             before.append((owner, owner.__dict__.get("forward")))
-            owner.forward = partial(_fetched, owner.forward, parts, device)
+            owner.forward = partial(call_with_weights_on, owner.forward, parts, device)
         yield
     finally:
         for owner, own in reversed(before):
@@ -130,7 +129,7 @@ def layers_on_host(module: nn.Module, device: torch.device) -> Iterator[None]:
                 owner.forward = own
 
 
-def _fetched(
+def call_with_weights_on(
     forward: Callable[..., Any], parts: Sequence[nn.Module], device: torch.device, *args: Any, **kwargs: Any
 ) -> Any:
     """Call `forward` with the weights and buffers of `parts` on `device`; what was in their places
@@ -142,7 +141,7 @@ def _fetched(
             both: tuple[dict[str, Any], dict[str, Any]] = (part._parameters, part._buffers)
             for slots in both:
                 for name, tensor in list(slots.items()):
-                    if tensor is None or not _elsewhere(tensor, device):
+                    if tensor is None or not is_on_other_device(tensor, device):
                         continue
                     places.append((slots, name, tensor))
                     here = tensor.detach().to(device, non_blocking=True)

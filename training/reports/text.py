@@ -55,7 +55,8 @@ def _more(ema: EMASettings) -> str:
     return said + (f"; the weights are set to it every {ema.switch_every} steps" if ema.switch_every else "")
 
 
-def _disk(used: DiskUse) -> str:
+def disk_use(used: DiskUse) -> str:
+    """The report's sentence on the disk space of a run and of all runs, and on their limit."""
     if used.states == 1:
         states = "1 state"
     else:
@@ -118,7 +119,7 @@ def step(
     if outcome.folder is not None:
         lines.append(f"stored in {outcome.folder}")
         if outcome.used is not None:
-            lines.append(_disk(outcome.used))
+            lines.append(disk_use(outcome.used))
     elif unhashed:
         lines.append("not stored, these cannot be hashed: " + ", ".join(unhashed))
         if state.start.ema is not None and state.start.ema.snapshots:

@@ -186,7 +186,7 @@ def test_bfloat16_factors_are_as_many_as_it_takes(change, file_dtype):
 def test_as_exact_when_the_factors_are_split_in_blocks_of_rows(monkeypatch, dtype):
     base, patches = random(300, 64, seed=7).to(dtype), [Patch(linear(300, 64, 16, 16.0, seed=n), 0.3) for n in range(3)]
     exact = by_hand(base, patches)
-    monkeypatch.setattr("graft_nodes.patches.patching.fuse._FACTORS", 48 * 7)  # seven rows at a time
+    monkeypatch.setattr("graft_nodes.patches.patching.fuse.FACTOR_ELEMENTS", 48 * 7)  # seven rows at a time
     best, error = (
         (exact.to(dtype).double() - exact).abs().mean(),
         (patched(base, patches).double() - exact).abs().mean(),

@@ -80,7 +80,7 @@ def test_everything_that_cannot_is_said_at_once():
 
 
 def test_a_number_of_ranks_is_a_whole_number():
-    assert command._count("8") == 8
+    assert command.rank_count("8") == 8
     for text in ("0", "-2", "two", "1.5"):
         with pytest.raises(argparse.ArgumentTypeError, match="expected a whole number, 1 or more"):
-            command._count(text)
+            command.rank_count(text)

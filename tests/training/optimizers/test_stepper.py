@@ -311,8 +311,10 @@ def test_activations_in_host_memory_give_the_same_bytes(lab, monkeypatch, adapte
     copies = []
     monkeypatch.setattr(offload, "on_device", lambda tensor: True)
     monkeypatch.setattr(offload, "SMALL", 0)
-    room = offload._room
-    monkeypatch.setattr(offload, "_room", lambda like: copies.append(like.untyped_storage().data_ptr()) or room(like))
+    room = offload.empty_on_host
+    monkeypatch.setattr(
+        offload, "empty_on_host", lambda like: copies.append(like.untyped_storage().data_ptr()) or room(like)
+    )
     start = _state(lab, denoiser, dataset, "adamw", adapter, offload="activations", checkpointing=checkpointing)
     away = train(start, denoiser, dataset, 3)
     assert _same(plain, away) and plain.key == away.key
@@ -327,7 +329,7 @@ def test_layers_in_host_memory_give_the_same_bytes_and_come_over_block_by_block(
     dataset = lab.pictures(held_out=[9])
     plain = train(_state(lab, denoiser, dataset, "adamw"), denoiser, dataset, 3, Callbacks(validate_every=2))
     before = {name: (id(p), p.clone()) for name, p in denoiser.module.named_parameters()}
-    fetched, here, real = [], set(), offload._fetched
+    fetched, here, real = [], set(), offload.call_with_weights_on
 
     def seen(forward, parts, *args, **kwargs):
         key = tuple(id(part) for part in parts)
@@ -339,8 +341,8 @@ def test_layers_in_host_memory_give_the_same_bytes_and_come_over_block_by_block(
         finally:
             here.discard(key)
 
-    monkeypatch.setattr(offload, "_elsewhere", lambda tensor, device: True)
-    monkeypatch.setattr(offload, "_fetched", seen)
+    monkeypatch.setattr(offload, "is_on_other_device", lambda tensor, device: True)
+    monkeypatch.setattr(offload, "call_with_weights_on", seen)
     away = train(
         _state(lab, denoiser, dataset, "adamw", offload="layers"), denoiser, dataset, 3, Callbacks(validate_every=2)
     )

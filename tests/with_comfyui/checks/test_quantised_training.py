@@ -117,11 +117,13 @@ def test_layers_in_host_memory_train_to_the_same_bytes(monkeypatch, family):
     plain = _trained(patcher, family, checkpointing=True)  # which layers implies
     monkeypatch.setattr(host.denoiser, "to_host_memory", lambda p: p.partially_unload(p.offload_device, p.model_size()))
     monkeypatch.setattr(
-        offload, "_elsewhere", lambda tensor, device: True
+        offload, "is_on_other_device", lambda tensor, device: True
     )  # this machine's memory stands for the device's, too
-    real, fetched = offload._fetched, []
+    real, fetched = offload.call_with_weights_on, []
     monkeypatch.setattr(
-        offload, "_fetched", lambda forward, parts, *a, **k: fetched.append(len(parts)) or real(forward, parts, *a, **k)
+        offload,
+        "call_with_weights_on",
+        lambda forward, parts, *a, **k: fetched.append(len(parts)) or real(forward, parts, *a, **k),
     )
     opened = host.denoiser.denoiser
     monkeypatch.setattr(host.denoiser, "denoiser", lambda p: opened(p, layers=True))
