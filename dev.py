@@ -6,7 +6,7 @@ python dev.py test --quick              run the quick tests (3 minutes on two co
 python dev.py test [pytest arguments]   run some tests: a file, -k NAME, --lf for those that failed last time
 python dev.py check                     formatter, linters, type checker, known vulnerabilities of the packages
 python dev.py host [pytest arguments]   run the tests on a real ComfyUI: COMFYUI_PATH or ~/ComfyUI
-python dev.py kills                     stop training with kill -9 in hundreds of places
+python dev.py long                      run the long tests: kill -9 in many places, 1,000 random sequences of patching
 python dev.py fuzz [TARGET …] [--cases N] [--seed S]  fuzz for a night; a failure prints how to replay it
 python dev.py soak [--minutes N]        use the editor's server for two hours, or N minutes: nothing may grow
 python dev.py lock                      write requirements/*.txt again from pyproject.toml and constraints.txt
@@ -114,10 +114,12 @@ def host(arguments: list[str]) -> None:
     run("-m", "pytest", "tests/with_comfyui", "-s", *arguments)
 
 
-def kills() -> None:
-    """Run the tests that stop training with kill -9 in hundreds of places."""
+def long() -> None:
+    """Run the tests that are marked long, and the random sequences of patching a thousand times."""
     install("develop")
-    run("-m", "pytest", "-m", "long", "tests/training")
+    run("-m", "pytest", "-m", "long", "--ignore=tests/with_comfyui")
+    sequences = {"GRAFT_TEST_SEQUENCES": "1000"}
+    run("-m", "pytest", "tests/nodes/test_ledger.py", "-k", "random_sequences", environment=sequences)
 
 
 def long_run(name: str, arguments: list[str]) -> None:
@@ -239,7 +241,7 @@ def main(arguments: list[str]) -> None:
     if sys.version_info < (3, 11):
         version = sys.version.split()[0]
         sys.exit(f"dev.py needs Python 3.11 or newer, and this is {version} (inside ComfyUI, Graft runs on 3.10 too)")
-    alone = {"demo": demo, "check": check, "kills": kills, "lock": lock}
+    alone = {"demo": demo, "check": check, "long": long, "lock": lock}
     with_arguments = {"test": test, "host": host}
     name, *rest = arguments or [""]
     if name in with_arguments:

@@ -24,6 +24,34 @@ else:
     comfyui_api_stubs.install()
 
 
+# Files and folders of which every test is slow: they open browsers and servers, start processes, or run workflows.
+# A single slow test of another file is marked where it stands: @pytest.mark.slow.
+SLOW = (
+    "tests/editor",
+    "tests/faults",
+    "tests/fuzz",
+    "tests/headless/test_command.py",
+    "tests/nodes/test_apply_todo",
+    "tests/nodes/test_averages.py",
+    "tests/nodes/test_bad_input.py",
+    "tests/nodes/test_ledger.py",
+    "tests/nodes/test_lora",
+    "tests/nodes/test_main_job.py",
+    "tests/nodes/test_no_dead_setting.py",
+    "tests/nodes/test_processes.py",
+    "tests/nodes/test_train",
+    "tests/training/distributed",
+    "tests/training/store/test_killed.py",
+    "tests/with_comfyui",
+)
+
+
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if item.path.relative_to(config.rootpath).as_posix().startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def host(tmp_path_factory):
     """The open host with Graft's pack loaded: see host_fixture.Host."""

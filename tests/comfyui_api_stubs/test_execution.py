@@ -500,6 +500,7 @@ def test_a_node_that_returns_none_is_named(host):
     assert "TestNone returned None" in error["exception_message"]
 
 
+@pytest.mark.slow
 @only_embedded
 def test_a_long_chain_is_no_recursion(host):
     prompt = {"0": node("TestNumber", value=0)} | {

@@ -188,6 +188,7 @@ def test_scheduled_strengths(name):
         assert torch.allclose(result, module(x), rtol=0, atol=1e-4), percent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_one_form_for_torch_compile(backend):
     """Any patches, or none, give adapters that the guards of a compiled module cannot tell apart, of linear layers and

@@ -251,6 +251,7 @@ def test_a_failure_on_a_device_writes_every_base_back(monkeypatch):
     before.check(of)
 
 
+@pytest.mark.slow
 def test_memory_over_the_base_is_the_touched_weights():
     """By the bytes of every tensor that is alive: 5 % over the touched weights at most, at the worst moment of all."""
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -53,6 +53,7 @@ def test_equal_to_interpolate_bit_for_bit(height, width, factor, method):
     assert torch.equal(thin(tokens_of(image), grid, target, method), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["nearest-exact", "nearest", "area", "blend"])
 def test_every_grid_from_1_to_65_by_every_factor(method):
     for height in range(1, 66):

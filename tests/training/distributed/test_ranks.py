@@ -106,6 +106,7 @@ def killed(found):
     return found("killed")
 
 
+@pytest.mark.long
 def test_twenty_kills_each_end_the_job_and_cost_no_byte_of_its_result(killed):
     assert [sorted(kinds(end), key=str)[0] for end in killed["ends"]] == [-9] * 20
     assert {kind for end in killed["ends"] for kind in kinds(end)} - {

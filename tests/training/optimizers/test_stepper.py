@@ -51,6 +51,7 @@ def _same(left, right):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.names())
 @pytest.mark.parametrize("precision", ["float32", "bf16", "fp16", "full-bf16"])
 @pytest.mark.parametrize("adapter", [PAIRS, FULL], ids=["pairs", "full"])
