@@ -22,7 +22,7 @@ from .trainable.settings import TEXT_ENCODER, AdapterSettings
 
 @dataclass(frozen=True)
 class Settings:
-    """What may change between two calls of TrainStep: optimiser and objective."""
+    """What may change between two calls of TrainStep: optimizer and objective."""
 
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
@@ -209,7 +209,7 @@ def position_at(position: tuple[tuple[str, int], ...], step: int) -> tuple[tuple
 def with_settings(
     state: TrainState, optimizer: OptimizerSettings | None, objective: ObjectiveSettings | None
 ) -> TrainState:
-    """The state with other settings from here on; None keeps what it has. Another optimiser begins with a state of its
+    """The state with other settings from here on; None keeps what it has. Another optimizer begins with a state of its
     own, and with another objective the held-out losses so far are outdated.
     """
     settings = Settings(optimizer or state.settings.optimizer, objective or state.settings.objective)

@@ -1,5 +1,5 @@
-"""Gradient checkpointing of any block-structured network (1604.06174): its blocks forget their activations and compute
-them again.
+"""Gradient checkpointing (1604.06174): blocks of a network drop their activations and compute them again in
+the backward pass.
 """
 
 from __future__ import annotations

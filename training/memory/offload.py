@@ -145,7 +145,9 @@ def call_with_weights_on(
                         continue
                     places.append((slots, name, tensor))
                     here = tensor.detach().to(device, non_blocking=True)
-                    slots[name] = nn.Parameter(here, requires_grad=False) if isinstance(tensor, nn.Parameter) else here
+                    if isinstance(tensor, nn.Parameter):
+                        here = nn.Parameter(here, requires_grad=False)
+                    slots[name] = here
         return forward(*args, **kwargs)
     finally:
         for slots, name, tensor in places:

@@ -68,7 +68,7 @@ class LossScale:
 
 
 class _Gradients:
-    """What GradScaler asks of an optimiser; its step says that it was allowed to step."""
+    """What GradScaler asks of an optimizer; its step says that it was allowed to step."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self.param_groups = [{"params": tensors}]

@@ -1,4 +1,4 @@
-"""Pictures of curves over training steps, drawn with Pillow: losses, and how much of an average each step is."""
+"""Plots of curves over training steps, drawn with Pillow: losses, and how much each step weighs in an average."""
 
 from __future__ import annotations
 
@@ -60,18 +60,20 @@ def editor_data(curves: Sequence[Curve], points: int = 400) -> list[dict[str, An
     """The curves as JSON for the editor: [{name, steps, values}], thinned to about so many points; the last one is
     always kept.
     """
-    out = []
-    for curve in curves:
-        count = len(curve.values)
-        kept = sorted({*range(0, count, max(1, count // points)), *([count - 1] if count else [])})
-        out.append(
-            {
-                "name": curve.name,
-                "steps": [curve.first + i for i in kept],
-                "values": [float(curve.values[i]) for i in kept],
-            }
-        )
-    return out
+    return [_thinned(curve, points) for curve in curves]
+
+
+def _thinned(curve: Curve, points: int) -> dict[str, Any]:
+    """About so many points of a curve, the last one among them."""
+    count = len(curve.values)
+    kept = list(range(0, count, max(1, count // points)))
+    if kept and kept[-1] != count - 1:
+        kept.append(count - 1)
+    return {
+        "name": curve.name,
+        "steps": [curve.first + i for i in kept],
+        "values": [float(curve.values[i]) for i in kept],
+    }
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -106,23 +108,29 @@ def draw(curves: Sequence[Curve], title: str, across: str, up: str) -> Tensor:
     left, top, right, bottom = _BOX
 
     def place(step: float, value: float) -> tuple[float, float]:
-        x = left + (right - left) * ((step - first) / (last - first) if last > first else 0.5)
-        return x, bottom - (bottom - top) * (value - low) / (high - low)
+        share = 0.5
+        if last > first:
+            share = (step - first) / (last - first)
+        return left + (right - left) * share, bottom - (bottom - top) * (value - low) / (high - low)
 
     for value in ticks(low, high):
         y = place(float(first), value)[1]
         pen.line([(left, y), (right, y)], fill=_GRID)
         pen.text((left - 8, y), f"{value:.4g}", fill=_INK, anchor="rm")
-    for number in (tick for tick in ticks(first, last) if tick == int(tick)):
+    for number in ticks(first, last):
+        if number != int(number):
+            continue
         x = place(number, low)[0]
         pen.line([(x, top), (x, bottom)], fill=_GRID)
         pen.text((x, bottom + 8), f"{number:.0f}", fill=_INK, anchor="mt")
     for curve in curves:
-        _line(
-            pen,
-            [place(curve.first + i, v) if math.isfinite(v) else None for i, v in enumerate(curve.values)],
-            curve.colour,
-        )
+        points: list[tuple[float, float] | None] = []  # None where the curve is interrupted
+        for i, value in enumerate(curve.values):
+            if math.isfinite(value):
+                points.append(place(curve.first + i, value))
+            else:
+                points.append(None)
+        _line(pen, points, curve.colour)
     pen.rectangle(_BOX, outline=_INK)
     pen.text((left, 14), title, fill=_INK)
     pen.text(((left + right) / 2, SIZE[1] - 12), across, fill=_INK, anchor="mb")
@@ -147,7 +155,9 @@ def _line(pen: ImageDraw.ImageDraw, points: Sequence[tuple[float, float] | None]
 
 def _legend(pen: ImageDraw.ImageDraw, curves: Sequence[Curve]) -> None:
     x = float(_BOX[2])
-    for curve in reversed([curve for curve in curves if curve.name]):
+    for curve in reversed(curves):
+        if not curve.name:
+            continue
         width = pen.textlength(curve.name)
         pen.text((x - width, 14), curve.name, fill=_INK)
         pen.line([(x - width - 30, 20), (x - width - 8, 20)], fill=curve.colour, width=3)

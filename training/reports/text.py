@@ -1,4 +1,4 @@
-"""What the training nodes say: in words and numbers, from states and outcomes."""
+"""Text reports of the training nodes: a run before its first step, and what a call of TrainStep did."""
 
 from __future__ import annotations
 
@@ -16,19 +16,17 @@ from ..store.store import DiskUse
 
 
 def beginning(state: TrainState, dataset: Dataset, unhashed: Sequence[str]) -> str:
-    """A run before its first step."""
+    """The report of GraftTrainStart: a run before its first step."""
     adapter, settings = state.start.adapter, state.settings.optimizer
-    count = sum(tensor.numel() for tensor in state.trained.values())
-    if adapter.full_weights:
-        size = ""
-    else:
+    count = _trained_numbers(state)
+    modules = {_module_of(name, adapter.full_weights) for name in state.trained}
+    size = ""
+    if not adapter.full_weights:
         size = f", rank {adapter.rank}, alpha {adapter.alpha or adapter.rank:g}"
-    whole = adapter.full_weights
-    modules = len({(name if whole else name.removesuffix(".weight")).rpartition(".")[0] for name in state.trained})
     rounds = batches_per_epoch(dataset, settings.batch_size) / settings.accumulation
     lines = [
         f"run {state.run!r}, identity {state.start.digest[:16]}",
-        f"trains {count:,} numbers in {modules} modules: {adapter.kind} on {adapter.targets}{size}",
+        f"trains {count:,} numbers in {len(modules)} modules: {adapter.kind} on {adapter.targets}{size}",
         (
             f"{settings.optimizer} at {peak_rate(settings):g}, {settings.schedule} over {settings.total_steps} steps, "
             f"batch {settings.batch_size} x {settings.accumulation}"
@@ -39,20 +37,32 @@ def beginning(state: TrainState, dataset: Dataset, unhashed: Sequence[str]) -> s
     if not dataset.held_out:
         lines.append("no picture is held out, so there is no validation")
     if state.start.ema is not None:
-        lines.append(
-            f"average: {state.start.ema.schedule}, every {state.start.ema.interval} steps" + _more(state.start.ema)
-        )
+        ema = state.start.ema
+        lines.append(f"average: {ema.schedule}, every {ema.interval} steps{_snapshots_and_switching(ema)}")
     if unhashed:
         lines.append("results are neither stored nor reused, these cannot be hashed: " + ", ".join(unhashed))
     return "\n".join(lines)
 
 
-def _more(ema: EMASettings) -> str:
-    said = ""
+def _module_of(name: str, full_weights: bool) -> str:
+    """The module of a trained tensor, `<module>.weight` or, of an adapter, such as `<module>.lora_down.weight`."""
+    if not full_weights:
+        name = name.removesuffix(".weight")
+    return name.rpartition(".")[0]
+
+
+def _trained_numbers(state: TrainState) -> int:
+    return sum(tensor.numel() for tensor in state.trained.values())
+
+
+def _snapshots_and_switching(ema: EMASettings) -> str:
+    text = ""
     if ema.snapshots:
         widths = " and ".join(f"{width:g}" for width in ema.widths)
-        said += f"; snapshots every {ema.snapshots} steps, of widths {widths}"
-    return said + (f"; the weights are set to it every {ema.switch_every} steps" if ema.switch_every else "")
+        text += f"; snapshots every {ema.snapshots} steps, of widths {widths}"
+    if ema.switch_every:
+        text += f"; the weights are set to it every {ema.switch_every} steps"
+    return text
 
 
 def disk_use(used: DiskUse) -> str:
@@ -61,23 +71,39 @@ def disk_use(used: DiskUse) -> str:
         states = "1 state"
     else:
         states = f"{used.states} states"
-    said = (
+    text = (
         f"the run's folder holds {states}, {used.run / 1e6:.1f} MB; delete it to free them. All runs hold"
         f" {used.every / 1e9:.2f} GB"
     )
     if not used.limit:
-        return f"{said}, without a limit (GRAFT_STORE_GB is 0)"
+        return f"{text}, without a limit (GRAFT_STORE_GB is 0)"
     if used.every > used.limit:
         needed = ", more than that because this run or unfinished ones need it"
     else:
         needed = ""
-    return f"{said} of at most {used.limit / 1e9:g} (GRAFT_STORE_GB){needed}"
+    return f"{text} of at most {used.limit / 1e9:g} (GRAFT_STORE_GB){needed}"
+
+
+def _held_out_loss(outcome: Outcome) -> list[str]:
+    """The held-out loss at the first, the last and the best step, and where the state of the best is kept."""
+    history = outcome.state.history
+    (first_step, first), (last_step, last) = history.comparable[0], history.comparable[-1]
+    line = f"held-out loss {first:.4g} at step {first_step}, {last:.4g} at {last_step}, "
+    if history.best is None:
+        return [line + "none of them finite"]
+    best_step, best = history.best
+    lines = [f"{line}best {best:.4g} at {best_step}"]
+    if outcome.best is not None and outcome.best != outcome.folder:
+        lines.append(
+            f"the state of the best step is kept in {outcome.best}; {best_step} steps from the same beginning give it"
+        )
+    return lines
 
 
 def step(
     before: TrainState, outcome: Outcome, unhashed: Sequence[str], pictures: Sequence[Mapping[str, str]] = ()
 ) -> str:
-    """What a call of TrainStep did."""
+    """The report of a call of TrainStep: what it did, the losses, and where the result is stored."""
     state = outcome.state
     losses = state.history.loss[before.step :]
     lines = [f"run {state.run!r}: step {before.step} to {state.step}, {outcome.trained} trained now"]
@@ -91,21 +117,11 @@ def step(
             f" {fmean(losses[:some]):.4g}, of the last {some} {fmean(losses[-some:]):.4g}"
         )
     if state.history.comparable:
-        (first_step, first), (last_step, last) = state.history.comparable[0], state.history.comparable[-1]
-        best = state.history.best
-        if best is None:
-            among = "none of them finite"
-        else:
-            among = f"best {best[1]:.4g} at {best[0]}"
-        lines.append(f"held-out loss {first:.4g} at step {first_step}, {last:.4g} at {last_step}, {among}")
-        if best is not None and outcome.best is not None and outcome.best != outcome.folder:
-            lines.append(
-                f"the state of the best step is kept in {outcome.best}; {best[0]} steps from the same beginning give it"
-            )
-    count = sum(tensor.numel() for tensor in state.trained.values())
-    lines.append(
-        f"{count:,} trained numbers, MODEL has the last weights{' (the average: EMA Merge)' if state.average else ''}"
-    )
+        lines += _held_out_loss(outcome)
+    weights = f"{_trained_numbers(state):,} trained numbers, MODEL has the last weights"
+    if state.average:
+        weights += " (the average: EMA Merge)"
+    lines.append(weights)
     if state.settings.objective.zero_terminal_snr:
         lines.append(
             "trained with zero terminal SNR: MODEL samples with the same noise levels. With the LoRA's file elsewhere"
