@@ -42,7 +42,7 @@ class AvoidInplaceOps(TorchFunctionMode):
             return
         if _AUTOGRAD_REFUSAL in str(error):
             raise RuntimeError(
-                f"{_EXPLANATION}, so this version of the host cannot train it; a newer one may. {error}"
+                f"{_EXPLANATION}, so this version of ComfyUI cannot train it; a newer one may. {error}"
             ) from error
 
     def __torch_function__(

@@ -39,14 +39,14 @@ def lora_path(name: str) -> str:
 
     plain = _plain(name)
     if not _stays_inside(plain):
-        raise ValueError(f"{name!r} leaves the loras folder; give a name below it")
+        raise ValueError(f"{name!r} is outside the loras folder; give a name inside it")
     path = folder_paths.get_full_path("loras", name) or folder_paths.get_full_path("loras", plain)
     if path is None and plain.startswith(OUTPUT_LORAS):
         path = os.path.join(folder_paths.get_output_directory(), *plain.split("/")[1:])
     if path is None or not os.path.isfile(path):
         if listed(name):
             raise FileNotFoundError(
-                f"LoRA file {name!r} is a link to a file that is not there; put that back, or remove the link"
+                f"LoRA file {name!r} is a link to a missing file; put the file back, or remove the link"
             )
         near = near_loras(name)
         if near:
@@ -94,7 +94,7 @@ def output_file(prefix: str, extension: str) -> tuple[str, dict[str, str]]:
     import folder_paths
 
     if not _stays_inside(_plain(prefix)) or not prefix.strip("/\\ "):
-        raise ValueError(f"prefix {prefix!r}: expected a name below ComfyUI's output folder")
+        raise ValueError(f"prefix {prefix!r}: expected a name inside ComfyUI's output folder")
     root = folder_paths.get_output_directory()
     with disk_errors_at(root):
         folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(prefix, root)
@@ -111,11 +111,11 @@ def input_folder(name: str) -> str:
     root = os.path.realpath(folder_paths.get_input_directory())
     path = os.path.realpath(os.path.join(root, name.strip() or "."))
     if not _stays_inside(_plain(name.strip())) or os.path.commonpath([root, path]) != root:
-        raise ValueError(f"folder {name!r} leaves ComfyUI's input folder; give a folder below it")
+        raise ValueError(f"folder {name!r} is outside ComfyUI's input folder; give a folder inside it")
     if path == root and not name.strip():
-        raise ValueError("folder is empty: give the name of a folder below ComfyUI's input folder")
+        raise ValueError("folder is empty: give the name of a folder inside ComfyUI's input folder")
     if not os.path.isdir(path):
-        raise FileNotFoundError(f"there is no folder {name!r} below ComfyUI's input folder ({root})")
+        raise FileNotFoundError(f"there is no folder {name!r} in ComfyUI's input folder ({root})")
     return path
 
 
@@ -136,7 +136,9 @@ def store_limit() -> int:
     except ValueError:
         limit = -1.0
     if not 0 <= limit < float("inf"):
-        raise ValueError(f"the environment's GRAFT_STORE_GB is {said!r}, expected a number of GB, or 0 for no limit")
+        raise ValueError(
+            f"the environment variable GRAFT_STORE_GB is {said!r}, expected a number of GB, or 0 for no limit"
+        )
     return int(limit * 1e9)
 
 

@@ -141,9 +141,9 @@ def _shapes_before_enlarging(patcher: Any) -> dict[str, tuple[int, ...]]:
 def why_not_merge(patcher: Any) -> str | None:
     """Why no weight of this patcher may be merged, or None."""
     if getattr(patcher, "is_dynamic", lambda: False)():
-        return "the host pages its weights in and out (dynamic VRAM)"
+        return "ComfyUI moves the weights in and out of VRAM (dynamic VRAM)"
     if getattr(patcher.model, "model_lowvram", False):
-        return "the host holds only a part of the model on the device"
+        return "only a part of the model is loaded on the device (low VRAM)"
     return None
 
 
@@ -154,5 +154,5 @@ def patched_by(patcher: Any) -> list[str]:
         changes.append(f"{len(patcher.patches)} patched weights")
     stacks = carried_stacks(patcher)
     if stacks:
-        changes.append(f"{len(stacks)} stacks of LoRAs")
+        changes.append(f"{len(stacks)} LoRA stacks")
     return changes

@@ -37,7 +37,9 @@ def with_host_patches(patcher: Any, patches: Mapping[str, Sequence[Patch]]) -> A
     for host_patches in (adapters, differences):
         applied = clone.add_patches(host_patches, 1.0)
         if len(applied) != len(host_patches):
-            raise ValueError(f"the host did not take patches for {sorted(set(host_patches) - set(applied))}")
+            raise ValueError(
+                f"ComfyUI did not accept the patches of these weights: {sorted(set(host_patches) - set(applied))}"
+            )
     return clone
 
 

@@ -33,10 +33,11 @@ def check(positive: Any, negative: Any, latent: Any, vae: Any) -> None:
         held = {
             key for _, options in conditioning or () for key in ("control", "hooks") if options.get(key) is not None
         }
-        wrong += [f"{name} has {key}, which needs weights of its own in memory" for key in sorted(held)]
+        wrong += [f"{name} has {key}, which needs more weights in memory" for key in sorted(held)]
     if wrong:
         raise ValueError(
-            f"TrainStep: preview_every is above 0, and {'; '.join(wrong)}. Connect what lacks, or set preview_every"
+            f"TrainStep: preview_every is above 0, and {'; '.join(wrong)}. Connect what is missing, or set"
+            " preview_every"
             " to 0."
         )
 

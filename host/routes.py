@@ -70,7 +70,7 @@ def _named(request: Any, name: str) -> str:
     """A text of the query; ValueError when it is missing or holds what no name has."""
     value = request.query.get(name, "")
     if not value.strip() or len(value) > 1000 or any(ord(character) < 32 for character in value):
-        raise ValueError(f"{name} is missing or no name: got {value[:100]!r}")
+        raise ValueError(f"{name} is missing or not a valid name: got {value[:100]!r}")
     return value
 
 

@@ -30,7 +30,7 @@ def apply_todo(patcher: Any, settings: ToDoSettings) -> tuple[Any, ToDo, list[st
         return patcher, todo, []
     clone, others = _without_todo(patcher)
     if settings.changes_nothing:
-        return clone, todo, ["takes off the token downsampling that the model had"]
+        return clone, todo, ["removes the model's earlier token downsampling"]
     options = clone.model_options["transformer_options"]
     if isinstance(todo, ToDoPatch):
         options["patches"]["attn1_patch"] = [*others, todo]
@@ -89,13 +89,13 @@ def _is_todo(patch: Any) -> bool:
 
 def _todo_notes(todo: ToDo, others: int, replaced: bool) -> list[str]:
     if replaced:
-        notes = ["replaces the token downsampling that the model had"]
+        notes = ["replaces the model's earlier token downsampling"]
     else:
         notes = []
     if others and isinstance(todo, ToDoPatch):
         notes.append(
-            f"other attn1 patches on the model: {others}; where they change the number of keys, the block is left"
-            " alone; tiled queries (HyperTile) are thinned within each tile whose keys are whole rows of the picture"
+            f"other attn1 patches on the model: {others}; a block where they change the number of keys is not"
+            " downsampled; with HyperTile, each tile whose keys are whole rows of the image is downsampled by itself"
         )
     kernel = attention_kernels.FEWER_KEYS.get(attention_kernel())
     return [*notes, *([kernel] if kernel else [])]

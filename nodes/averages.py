@@ -104,7 +104,7 @@ class GraftSnapshots(io.ComfyNode):
 
         lines = _lines(source)
         if not lines:
-            raise ValueError("GraftSnapshots: source is empty; give the name of a run, or one file a line")
+            raise ValueError("GraftSnapshots: source is empty; give the name of a run, or one file per line")
         if len(lines) == 1:
             run = _run_folder(lines[0])
         else:
@@ -278,17 +278,14 @@ class EMAMerge(io.ComfyNode):
             )
             left_out = sum(file.text_encoder for file in found.files)
             if clip is not None and left_out:
-                line = (
-                    f"{left_out} tensors of text encoders in these files are left out: only diffusion models are"
-                    " averaged"
-                )
+                line = f"skips {left_out} text encoder tensors in these files: only the diffusion model is averaged"
                 made = replace(made, lines=(*made.lines, line))
         if state is not None:
             model = host.model_sampling.with_zero_terminal_snr(model, state.settings.objective.zero_terminal_snr)
         grafted = host.lora.apply_lora_stack(
             model, clip, [LoraEntry("the average", made.lora, strength, strength)], mode
         )
-        picture = draw(list(made.curves), "share of each step's weights in the average", "step", "share")
+        picture = draw(list(made.curves), "how much each step counts in the average", "step", "share")
         profile_data = {"version": 1, "curves": editor_data(made.curves), "lines": list(made.lines)}
         report = "\n".join([*made.lines, grafted.report])
         return io.NodeOutput(
@@ -311,17 +308,18 @@ def _check(state: Any, snapshots: Any, lora_stack: Any, profile: str, weights: s
             are = "none is"
         wrong.append(f"connect exactly one of state, snapshots and lora_stack; {are} connected")
     elif state is not None and not state.average:
-        wrong.append("this state has no average: connect EMA Settings to Start Training")
+        wrong.append("this state has no average: connect EMA Settings to Start Training and train again")
     elif state is not None and profile in ("uniform", "exponential", "weights"):
         wrong.append(
-            f"profile {profile} is for files: connect snapshots or lora_stack; of a state use latest, width or best"
+            f"profile {profile} needs files: connect snapshots or lora_stack; for a training state use latest, width"
+            " or best"
         )
     elif state is None and profile == "best":
-        wrong.append("profile best measures the loss on a run's held-out pictures: connect the run's state")
+        wrong.append("profile best needs a run's held-out images: connect the run's training state")
     if weights.strip() and profile not in ("weights", "best"):
         wrong.append(f"weights are given and profile is {profile}: leave them empty, or set profile to weights")
     if rank and algebra == "factors":
-        wrong.append("rank is for algebra products; factors keep their rank")
+        wrong.append("rank only works with algebra products: set rank to 0, or algebra to products")
     if wrong:
         raise ValueError("EMAMerge: " + "; ".join(wrong) + ".")
 
@@ -336,12 +334,12 @@ def _sources(state: Any, snapshots: Any, lora_stack: Any) -> Any:
         return sources.of_state(state, Store(host.folders.training_folder(), state.run).folder)
     rows = rows_of(lora_stack)
     if not rows:
-        raise ValueError("EMAMerge: lora_stack is empty.")
+        raise ValueError("EMAMerge: lora_stack is empty. Add LoRAs to it.")
     changing = [row[0] for row in rows if row.blocks or row.schedule]
     if changing:
         raise ValueError(
-            f"EMAMerge: files are averaged whole; empty blocks and schedule of {', '.join(changing)}, or use Merge"
-            " LoRAs."
+            "EMAMerge cannot average LoRAs with block weights or schedules: clear blocks and schedule of"
+            f" {', '.join(changing)}, or use Merge LoRAs."
         )
     return sources.of_files(_paths([row[0] for row in rows], host.folders.lora_path))
 
@@ -352,10 +350,7 @@ def _running(state: Any) -> Any:
     from ..training.reports.curves import Curve, averaging_profile
 
     shares = averaging_profile(state.start.ema, state.step, state.settings.optimizer.total_steps)
-    line = (
-        f"average ({state.start.ema.schedule}) at step {state.step}; {shares[0]:.2%} of it are the weights before the"
-        " first step"
-    )
+    line = f"EMA ({state.start.ema.schedule}) at step {state.step}; {shares[0]:.2%} of it is the starting weights"
     return Merged(state.lora_model(ema=True), (Curve(shares, first=0),), (line,))
 
 

@@ -298,7 +298,7 @@ class GraftDataset(io.ComfyNode):
         )
         lines = [folder_report.report(listing, regularisation, regularisation_share), folder_report.memory(dataset)]
         if unhashed:
-            lines.append(f"nothing is kept on disk, these cannot be hashed: {', '.join(unhashed)}")
+            lines.append(f"nothing is cached on disk, because these cannot be hashed: {', '.join(unhashed)}")
         if cache is not None:
             lines += cache.report()
         report = "\n".join(lines)
@@ -309,7 +309,8 @@ class GraftDataset(io.ComfyNode):
 
 
 def _missing_inputs(**inputs) -> list[str]:
-    return [f"{name} is empty: this model has none; connect one" for name, value in inputs.items() if value is None]
+    missing = [name for name, value in inputs.items() if value is None]
+    return [f"{name} is empty: the checkpoint has none; connect one from another loader" for name in missing]
 
 
 NODES = [GraftDataset]

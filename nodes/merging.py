@@ -20,7 +20,7 @@ from .sockets import LoraModel, LoraStack
 def _report(merged: merge.MergedLora, source: str) -> str:
     layers = sum(key.endswith((".lora_up.weight", ".diff", ".diff_b")) for key in merged.state)
     if merged.lost:
-        left_out = f"{merged.lost:.2%} of the change (its norm) left out"
+        left_out = f"{merged.lost:.2%} of the change left out (by norm)"
     else:
         left_out = "nothing left out"
     return f"{source}: {layers} layers, largest rank {merged.rank}, {left_out}"
@@ -100,8 +100,8 @@ class GraftMergeLoRAs(io.ComfyNode):
         scheduled = [row[0] for row in listed if row.schedule]
         if scheduled:
             raise ValueError(
-                f"{', '.join(scheduled)}: a schedule over sampling cannot be merged; leave it empty, or patch with the"
-                " stack"
+                f"{', '.join(scheduled)}: a LoRA with a sampling schedule cannot be merged; clear the schedule, or"
+                " use Patch Model with LoRA Stack"
             )
         entries = lora_entries(listed)
         if model is None:
@@ -156,10 +156,7 @@ class GraftExtractLoRA(io.ComfyNode):
         for name, patcher in (("model", model), ("base", base)):
             count = len(scheduled_weights(host.lora_injection.carried_stacks(patcher)))
             if count:
-                lines.append(
-                    f"{name}: {count} weights have strengths that change while sampling; they count as without a"
-                    " schedule"
-                )
+                lines.append(f"{name}: ignores the sampling schedule of {count} weights")
         return io.NodeOutput(merged.state, "\n".join(lines))
 
 

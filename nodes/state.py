@@ -141,7 +141,9 @@ class GraftLoadState(io.ComfyNode):
             pictures = dataset.digest
         both = saved_states.trains_text_encoder(_root(), name)
         if both and clip is None:
-            raise ValueError(f"GraftLoadState: {name} trains the text encoder too, and no clip is connected.")
+            raise ValueError(
+                f"GraftLoadState: {name} trains the text encoder too, and no clip is connected. Connect one."
+            )
         if both:
             trained_clip = clip
         else:

@@ -139,12 +139,13 @@ class GraftTrainStart(io.ComfyNode):
         if adapter.text_encoder and clip is None:
             raise ValueError(
                 "GraftTrainStart: the adapter trains the text encoder (text_encoder), and no clip is connected."
+                " Connect one, or switch text_encoder off."
             )
         patches = host.lora.patched_by(model) + (host.lora.patched_by(clip.patcher) if adapter.text_encoder else [])
         if adapter.full_weights and patches:
             raise ValueError(
-                f"GraftTrainStart: kind full trains a model's own weights, and this one has {' and '.join(patches)}"
-                " on it."
+                f"GraftTrainStart: kind full needs an unpatched model, and this one has {' and '.join(patches)} on"
+                " it. Take them off first."
             )
         identity, unhashed = host.fingerprint.of_trained(model, clip if adapter.text_encoder else None)
         unhashed += dataset.unhashed
@@ -330,7 +331,7 @@ class TrainStep(io.ComfyNode):
         subject, state = state.subject, _noted(states.with_settings(state, optimizer, objective))
         if state.start.adapter.text_encoder and subject.clip is None:
             raise ValueError(
-                "TrainStep: the state trains the text encoder and was loaded without one. Connect clip to Load State."
+                "TrainStep: this state trains the text encoder, but was loaded without one. Connect clip to Load State."
             )
         _check(subject, steps > 0 or epochs > 0, preview_every, positive, negative, latent, tensorboard)
         if epochs > 0:

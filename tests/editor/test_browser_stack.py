@@ -212,7 +212,7 @@ def test_only_rows_that_are_on_are_flagged_and_one_that_is_no_name_hides_no_othe
     editor, node = stack
     near = "**/graft/near_loras?name="
     editor.page.route(
-        near, lambda route: route.fulfill(status=400, json={"error": "name is missing or no name: got ''"})
+        near, lambda route: route.fulfill(status=400, json={"error": "name is missing or not a valid name: got ''"})
     )
     assert flagged(editor, node, "gone.safetensors", "", "zorp.safetensors") == [True, True, False]
     editor.page.unroute(near)

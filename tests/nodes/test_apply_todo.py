@@ -100,7 +100,7 @@ def test_a_second_todo_replaces_the_first(host, small, unet):
     off, report = apply(host, first, factor=1.0)
     assert (
         torch.equal(small.forward(off), small.forward(unet))
-        and "takes off" in report
+        and "removes the model's earlier token downsampling" in report
         and wall.token_downsampling.todo_of(off) is None
     )
     assert not torch.equal(small.forward(first), small.forward(off))

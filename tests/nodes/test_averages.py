@@ -199,7 +199,7 @@ def test_pefts_settings_beside_a_file_count(host, demo, state):
 def test_what_an_average_of_files_cannot_follow_is_refused(host, demo, files):
     for more in ({"blocks": "OUT=0"}, {"schedule": "0.2-0.8"}):
         stack = [StackRow(files[0], 1.0, 1.0, **more), StackRow(files[1], 1.0, 1.0)]
-        with pytest.raises(ValueError, match=r"empty blocks and schedule of \S*s4\.safetensors, or use Merge LoRAs"):
+        with pytest.raises(ValueError, match=r"clear blocks and schedule of \S*s4\.safetensors, or use Merge LoRAs"):
             host.call("EMAMerge", model=demo[0], lora_stack=stack, profile="uniform")
 
 
@@ -210,7 +210,7 @@ def test_text_encoders_of_checkpoints_are_said_to_be_left_out(host, demo):
         whole = {**{f"model.{name}": t for name, t in weights_of(demo[0]).items()}, **text}
         write_whole(os.path.join(host.models, "checkpoints", f"{name}.safetensors"), safetensors_bytes(whole, {}))
     found = host.call("GraftSnapshots", source="a.safetensors\nb.safetensors")[0]
-    said = f"{2 * len(text)} tensors of text encoders in these files are left out"
+    said = f"skips {2 * len(text)} text encoder tensors in these files"
     assert said in host.call("EMAMerge", model=demo[0], clip=demo[1], snapshots=found, profile="uniform")[4]
     assert said not in host.call("EMAMerge", model=demo[0], snapshots=found, profile="uniform")[4]
 
@@ -225,10 +225,13 @@ def weights_of(model):
     [
         ({}, "none is connected"),
         ({"state": 1, "snapshots": 1}, "state and snapshots are connected"),
-        ({"state": 1, "profile": "uniform"}, "profile uniform is for files"),
-        ({"snapshots": 1, "profile": "best"}, "connect the run's state"),
+        ({"state": 1, "profile": "uniform"}, "profile uniform needs files"),
+        ({"snapshots": 1, "profile": "best"}, "connect the run's training state"),
         ({"snapshots": 1, "profile": "uniform", "weights": "1 2"}, "leave them empty"),
-        ({"snapshots": 1, "profile": "uniform", "algebra": "factors", "rank": 2}, "factors keep their rank"),
+        (
+            {"snapshots": 1, "profile": "uniform", "algebra": "factors", "rank": 2},
+            "rank only works with algebra products",
+        ),
         ({"snapshots": 1, "profile": "weights", "weights": "1"}, "1 numbers for 8 files"),
         ({"snapshots": 1, "profile": "exponential"}, "use width"),
     ],
@@ -244,7 +247,7 @@ def test_sources_that_are_not_there(host, state):
     for source, says in (
         ("", "source is empty"),
         ("nowhere.safetensors", "no LoRA file"),
-        ("../../x", "leaves"),
+        ("../../x", "is outside the loras folder"),
         ("a\nb", "(?s)'a'.*'b'"),
     ):
         with pytest.raises(Exception, match=says):

@@ -267,9 +267,7 @@ def test_kind_full_refuses_a_patched_model(host, pictures, run):
     prompt = _workflow(host, pictures, run, 2)
     captured = _run(host, prompt, model=["10", 1], dataset=["2", 0])
     adapter = host.call("GraftAdapter", kind="full", targets="all")[0]
-    with pytest.raises(
-        ValueError, match="kind full trains a model's own weights, and this one has 1 stacks of LoRAs on it"
-    ):
+    with pytest.raises(ValueError, match="kind full needs an unpatched model, and this one has 1 LoRA stacks on it"):
         host.call("GraftTrainStart", model=captured["model"], dataset=captured["dataset"], adapter=adapter, run=run)
 
 
@@ -640,7 +638,7 @@ def test_the_model_that_comes_out_samples_at_the_levels_it_was_trained_at(host, 
 def test_stored_runs_stay_within_the_limit_of_the_environment(host, pictures, run, monkeypatch):
     old = _run(host, _workflow(host, pictures, f"{run} old", 1), report=["10", 5])["report"]
     folder = old.partition("stored in ")[2].splitlines()[0]
-    assert os.path.isdir(folder) and " of at most 100 (GRAFT_STORE_GB)" in old
+    assert os.path.isdir(folder) and " of at most 100 GB (GRAFT_STORE_GB)" in old
     monkeypatch.setenv("GRAFT_STORE_GB", "0.000001")
     said = _run(host, _workflow(host, pictures, run, 2), report=["10", 5])["report"]
     assert not os.path.exists(folder) and "were removed" in said and "stay within 1e-06 GB (GRAFT_STORE_GB)" in said

@@ -222,7 +222,7 @@ def sweep(
     """
     plain = score(None)
     if plain is None:
-        raise ValueError("profile best needs held-out pictures: set validation on GraftDataset, or choose a width")
+        raise ValueError("profile best needs held-out images: set validation on GraftDataset, or choose a width")
     found = [
         post_hoc.reconstruction(sources.profiles, width) for width in widths
     ]  # every width is checked before the first is scored

@@ -15,17 +15,21 @@ def check_run(settings: OptimizerSettings, run: RunFacts) -> None:
     errors = missing(settings.optimizer)
     if settings.lora_plus != 1 and not any(map(is_up, run.trained)):
         errors.append(
-            f"lora_plus {settings.lora_plus:g} is the rate of the up factors and kind {run.kind} trains none: set it"
-            " to 1"
+            f"lora_plus {settings.lora_plus:g} sets the learning rate of LoRA up weights, and kind {run.kind} trains"
+            " none: set it to 1"
         )
     if settings.text_encoder_rate and not any(map(is_text_encoder, run.trained)):
-        errors.append(f"text_encoder_rate {settings.text_encoder_rate:g}: the text encoder is not trained; set it to 0")
+        errors.append(
+            f"text_encoder_rate {settings.text_encoder_rate:g}: the text encoder is not trained: set it to"
+            " 0, or switch text_encoder on in Adapter Settings"
+        )
     for pattern in unmatched(settings.block_rates, run.trained):
         errors.append(f"block_rates: {pattern!r} matches no trained tensor")
     errors += OPTIMIZERS.get(settings.optimizer).check_run(run)
     if settings.offload == "layers" and trainable_kind(run.kind).full_weights:
         errors.append(
-            "offload layers moves frozen weights and kind full trains them all: use offload optimizer or activations"
+            "offload layers keeps frozen weights in CPU memory, and kind full freezes none: use offload optimizer or"
+            " activations"
         )
     if errors:
         raise ValueError("GraftOptimizer: " + "; ".join(errors) + ".")
@@ -42,7 +46,7 @@ def remarks(settings: OptimizerSettings) -> list[str]:
         )
     if settings.total_steps <= 2 * settings.warmup and settings.warmup:
         sentences.append(
-            f"warmup is {settings.warmup} of {settings.total_steps} steps: the rate is at its peak for half of the run"
-            " or less"
+            f"warmup takes {settings.warmup} of {settings.total_steps} steps, so the learning rate is at its peak for"
+            " half of the run or less"
         )
     return sentences

@@ -101,7 +101,9 @@ def _wrong_numbers(settings: OptimizerSettings) -> list[str]:
     if settings.warmup > settings.total_steps:
         errors.append(f"warmup is {settings.warmup} steps and total_steps only {settings.total_steps}")
     if not 0.0 <= settings.floor <= 1.0:
-        errors.append(f"floor is {settings.floor}, expected a share from 0 to 1 of the learning rate")
+        errors.append(
+            f"floor is {settings.floor}, expected 0 to 1: the fraction of the learning rate that is left at the end"
+        )
     if not (math.isfinite(settings.lora_plus) and settings.lora_plus > 0):
         errors.append(f"lora_plus is {settings.lora_plus}, expected a finite number above 0 (1 is off)")
     return errors

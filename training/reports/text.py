@@ -26,21 +26,21 @@ def beginning(state: TrainState, dataset: Dataset, unhashed: Sequence[str]) -> s
     rounds = batches_per_epoch(dataset, settings.batch_size) / settings.accumulation
     lines = [
         f"run {state.run!r}, identity {state.start.digest[:16]}",
-        f"trains {count:,} numbers in {len(modules)} modules: {adapter.kind} on {adapter.targets}{size}",
+        f"trains {count:,} parameters in {len(modules)} modules: {adapter.kind} on {adapter.targets}{size}",
         (
             f"{settings.optimizer} at {peak_rate(settings):g}, {settings.schedule} over {settings.total_steps} steps, "
             f"batch {settings.batch_size} x {settings.accumulation}"
         ),
         *remarks(settings),
-        f"{len(dataset.images)} pictures, {len(dataset.held_out)} held out; a round is {rounds:g} steps",
+        f"{len(dataset.images)} images, {len(dataset.held_out)} held out for validation; an epoch is {rounds:g} steps",
     ]
     if not dataset.held_out:
-        lines.append("no picture is held out, so there is no validation")
+        lines.append("no image is held out, so there is no validation (Dataset's validation sets how many)")
     if state.start.ema is not None:
         ema = state.start.ema
-        lines.append(f"average: {ema.schedule}, every {ema.interval} steps{_snapshots_and_switching(ema)}")
+        lines.append(f"EMA: {ema.schedule}, updated every {ema.interval} steps{_snapshots_and_switching(ema)}")
     if unhashed:
-        lines.append("results are neither stored nor reused, these cannot be hashed: " + ", ".join(unhashed))
+        lines.append("results are neither stored nor reused, because these cannot be hashed: " + ", ".join(unhashed))
     return "\n".join(lines)
 
 
@@ -59,9 +59,9 @@ def _snapshots_and_switching(ema: EMASettings) -> str:
     text = ""
     if ema.snapshots:
         widths = " and ".join(f"{width:g}" for width in ema.widths)
-        text += f"; snapshots every {ema.snapshots} steps, of widths {widths}"
+        text += f"; snapshots every {ema.snapshots} steps with widths {widths}"
     if ema.switch_every:
-        text += f"; the weights are set to it every {ema.switch_every} steps"
+        text += f"; the weights are reset to the average every {ema.switch_every} steps"
     return text
 
 
@@ -72,16 +72,16 @@ def disk_use(used: DiskUse) -> str:
     else:
         states = f"{used.states} states"
     text = (
-        f"the run's folder holds {states}, {used.run / 1e6:.1f} MB; delete it to free them. All runs hold"
+        f"the run's folder holds {states}, {used.run / 1e6:.1f} MB; delete it to free the space. All runs take"
         f" {used.every / 1e9:.2f} GB"
     )
     if not used.limit:
         return f"{text}, without a limit (GRAFT_STORE_GB is 0)"
     if used.every > used.limit:
-        needed = ", more than that because this run or unfinished ones need it"
+        needed = ", over the limit because this run or unfinished ones need the space"
     else:
         needed = ""
-    return f"{text} of at most {used.limit / 1e9:g} (GRAFT_STORE_GB){needed}"
+    return f"{text} of at most {used.limit / 1e9:g} GB (GRAFT_STORE_GB){needed}"
 
 
 def _held_out_loss(outcome: Outcome) -> list[str]:
@@ -95,7 +95,8 @@ def _held_out_loss(outcome: Outcome) -> list[str]:
     lines = [f"{line}best {best:.4g} at {best_step}"]
     if outcome.best is not None and outcome.best != outcome.folder:
         lines.append(
-            f"the state of the best step is kept in {outcome.best}; {best_step} steps from the same beginning give it"
+            f"the state of the best step is kept in {outcome.best}; to get it, train {best_step} steps from the same"
+            " start"
         )
     return lines
 
@@ -109,7 +110,7 @@ def step(
     lines = [f"run {state.run!r}: step {before.step} to {state.step}, {outcome.trained} trained now"]
     lines += [*outcome.notes, *remarks(state.settings.optimizer)]
     if outcome.trained and outcome.seconds:
-        lines.append(f"{outcome.seconds / outcome.trained:.3f} s a step, {outcome.seconds:.1f} s in all")
+        lines.append(f"{outcome.seconds / outcome.trained:.3f} s per step, {outcome.seconds:.1f} s in total")
     if losses:
         some = max(1, min(10, len(losses) // 2))
         lines.append(
@@ -118,14 +119,14 @@ def step(
         )
     if state.history.comparable:
         lines += _held_out_loss(outcome)
-    weights = f"{_trained_numbers(state):,} trained numbers, MODEL has the last weights"
+    weights = f"{_trained_numbers(state):,} trained parameters; MODEL has the last weights"
     if state.average:
-        weights += " (the average: EMA Merge)"
+        weights += " (for the average use EMA Merge)"
     lines.append(weights)
     if state.settings.objective.zero_terminal_snr:
         lines.append(
-            "trained with zero terminal SNR: MODEL samples with the same noise levels. With the LoRA's file elsewhere"
-            " use ModelSamplingDiscrete with sampling v_prediction and zsnr on"
+            "trained with zero terminal SNR: MODEL samples with the same noise levels. Where you load the LoRA file"
+            " elsewhere, add ModelSamplingDiscrete with sampling v_prediction and zsnr on"
         )
     if pictures:
         lines.append(
@@ -137,7 +138,7 @@ def step(
         if outcome.used is not None:
             lines.append(disk_use(outcome.used))
     elif unhashed:
-        lines.append("not stored, these cannot be hashed: " + ", ".join(unhashed))
+        lines.append("not stored, because these cannot be hashed: " + ", ".join(unhashed))
         if state.start.ema is not None and state.start.ema.snapshots:
-            lines.append("so no snapshots of averages were kept")
+            lines.append("so no snapshots of averages were kept either")
     return "\n".join(lines)

@@ -111,7 +111,7 @@ def _value_errors(settings: AdapterSettings) -> Iterator[str]:
     for name in _DROPOUTS:
         value = getattr(settings, name)
         if not 0.0 <= value < 1.0:
-            yield f"{name} is {value}, expected at least 0 and below 1"
+            yield f"{name} is {value}, expected 0 or more, and below 1"
     if not 0 <= settings.max_norm < math.inf:
         yield f"max_norm is {settings.max_norm}, expected 0 (off) or more"
 
@@ -122,16 +122,16 @@ def _kind_errors(settings: AdapterSettings, sizes: tuple[Size, ...]) -> Iterator
     if settings.full_weights:
         for name in (*_DROPOUTS, "max_norm", "alpha"):
             if getattr(settings, name):
-                yield f"{name} works on an adapter and kind {kind} has none; set it to 0"
+                yield f"{name} needs an adapter, and kind {kind} trains without one: set it to 0"
         if sizes:
-            yield f"pattern gives a rank or an alpha, and kind {kind} has neither"
+            yield f"pattern sets a rank or an alpha, and kind {kind} has neither: take them out"
         if settings.initial is not None:
-            yield f"initial is a start for an adapter; with kind {kind} apply it to the model instead"
+            yield f"initial is a LoRA to continue from, and kind {kind} trains no LoRA: apply it to the model instead"
         return
     if not settings.trainable_kind.takes_alpha and (settings.alpha or any(size.alpha is not None for size in sizes)):
-        yield f"alpha scales a change that is added, and kind {kind} adds none; set it to 0"
+        yield f"kind {kind} does not use alpha: set it to 0"
     if not settings.trainable_kind.network_dropout and settings.network_dropout:
         yield (
-            f"network_dropout leaves out inner activations, and kind {kind} has none; use rank_dropout or"
+            f"network_dropout drops the activations inside an adapter, and kind {kind} has none: use rank_dropout or"
             " module_dropout"
         )

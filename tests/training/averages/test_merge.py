@@ -199,7 +199,7 @@ def test_trained_tensors_come_back_from_a_lora(lab, kind):
 def test_a_sweep_needs_held_out_pictures_and_possible_widths(lab, tmp_path):
     state, denoiser, dataset, store = trained(lab, tmp_path, steps=6, held_out=())
     found = sources.of_state(state, store.folder)
-    with pytest.raises(ValueError, match="held-out pictures"):
+    with pytest.raises(ValueError, match="needs held-out images"):
         merge.sweep(found, [0.07], lambda one: held_out_loss(state, denoiser, dataset, one), state.lora_model())
     with pytest.raises(ValueError, match="they express widths"):
         merge.sweep(found, [0.07, 0.001], lambda one: 1.0, state.lora_model())

@@ -99,7 +99,7 @@ RUNS = [
     ({"block_rates": "blocks.*=0.5, nowhere.*=2"}, {}, False, "'nowhere.\\*' matches no trained tensor"),
     ({"optimizer": "schedulefree"}, {"max_norm": 1.0}, True, "disconnect GraftEMA.*max_norm 1 would scale"),
     ({"optimizer": "muon"}, {"kind": "full", "pattern": "norm"}, False, "muon moves matrices"),
-    ({"offload": "layers"}, {"kind": "full"}, False, "kind full trains them all"),
+    ({"offload": "layers"}, {"kind": "full"}, False, "kind full freezes none"),
 ]
 
 
@@ -149,7 +149,7 @@ def test_an_old_torch_is_told_which_one_is_needed(lab, monkeypatch, optimizer, n
         ({"optimizer": "adacoor"}, "adacoor ignores learning_rate (0.0001) and weight_decay (0.01)"),
         ({"learning_rate": 1.0}, "learning_rate 1 is so large for adamw"),
         ({"optimizer": "lion", "learning_rate": 1e-3}, "a tenth of AdamW's"),
-        ({"warmup": 600}, "warmup is 600 of 1000 steps"),
+        ({"warmup": 600}, "warmup takes 600 of 1000 steps"),
     ],
 )
 def test_what_is_probably_not_meant_is_said(settings, said):

@@ -93,7 +93,7 @@ def test_a_limit_that_is_too_small_for_one_run_keeps_what_it_needs_and_says_so(b
     before = bench.run("old", 1)
     done = bench.run("run", 4, 10, seed=4)
     assert not before.folder.exists() and bench.states() == {done.folder}
-    assert "more than that because this run or unfinished ones need it" in text.disk_use(done.used)
+    assert "over the limit because this run or unfinished ones need the space" in text.disk_use(done.used)
     assert "without a limit" in text.disk_use(bench.run("run", 4, 0, seed=4).used)
 
 

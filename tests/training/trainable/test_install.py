@@ -171,18 +171,18 @@ def test_dropout_is_drawn_from_the_moment_and_keeps_the_mean(lab, name):
     [
         ({"kind": "ia3"}, "kind is 'ia3', expected one of lora, locon, loha, lokr, dora, oft, full"),
         ({"rank": 0, "max_norm": -1.0}, "rank is 0.*max_norm is -1"),
-        ({"kind": "full", "rank_dropout": 0.1}, "rank_dropout works on an adapter and kind full has none"),
-        ({"kind": "full", "alpha": 4.0}, "alpha works on an adapter"),
+        ({"kind": "full", "rank_dropout": 0.1}, "rank_dropout needs an adapter, and kind full trains without one"),
+        ({"kind": "full", "alpha": 4.0}, "alpha needs an adapter"),
         ({"kind": "full", "pattern": "*=rank 4"}, "kind full has neither"),
         (
             {"kind": "oft", "alpha": 4.0, "network_dropout": 0.1},
-            "alpha scales a change that is added.*network_dropout leaves out inner",
+            "does not use alpha.*network_dropout drops the activations inside",
         ),
         (
             {"pattern": "a=rank 0, b=size 3, /(/"},
             "'b=size 3': expected PATTERN=rank 8.*'a': rank is 0.*no regular expression",
         ),
-        ({"kind": "full", "initial": {}}, "initial is a start for an adapter"),
+        ({"kind": "full", "initial": {}}, "initial is a LoRA to continue from, and kind full trains no LoRA"),
     ],
 )
 def test_wrong_settings_are_named(settings, message):
