@@ -42,7 +42,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], tuple[str, ...]]] = {
         lambda text: prompt_text.fill_in(text, lambda *_: "x", datetime(2026, 1, 1)),
         ("%date:yyyy-MM-dd%", "a %Node.seed% b", "%%%"),
     ),
-    "caption": (lambda text: tags.chosen(text, None), ("{a|b {c|d}}", "__a__, {{x}}", "a, b")),
+    "caption": (lambda text: tags.fill_wildcards(text, None), ("{a|b {c|d}}", "__a__, {{x}}", "a, b")),
 }
 
 
