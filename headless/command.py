@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     shared.add_argument(
         "--embedded", action="store_true", help="run on Graft's embedded host even when a ComfyUI is found"
     )
-    shared.add_argument("--cpu", action="store_true", help="do not use an accelerator")
+    shared.add_argument("--cpu", action="store_true", help="run on the CPU only")
     shared.add_argument(
         "--input", metavar="DIR", help="the input folder (default: the host's own; embedded host: ./input)"
     )
@@ -92,21 +92,21 @@ def _parser() -> argparse.ArgumentParser:
         "--as-ranks",
         metavar="N",
         type=rank_count,
-        help="make the steps that N ranks would make, on however many there are (default: as many as there are)",
+        help="train as on N ranks, however many there are (default: as many as there are)",
     )
     runs.add_argument(
         "--shard",
         action="store_true",
-        help="shard the model that is trained over the ranks (FSDP2's fully_shard), if it does not fit on each",
+        help="split the trained model over the ranks (FSDP2's fully_shard), for a model that does not fit on one GPU",
     )
     runs.add_argument(
         "--reproducible",
         action="store_true",
-        help="with --shard: give exactly the bytes of one process, which is slower and uses private parts of torch"
-        " (default: FSDP2's own order of sums; without --shard the bytes are always those of one process)",
+        help="with --shard: get exactly the bytes that one process gets; slower, and uses private parts of torch"
+        " (default: FSDP2's own order of sums; without --shard you always get the bytes of one process)",
     )
     commands.add_parser(
-        "doctor", parents=[shared], help="say which host and device there are, what works there and what does not"
+        "doctor", parents=[shared], help="check the host and the device: what works here, and what does not"
     )
     edits = commands.add_parser("editor", help="open the graph editor (ComfyUI's front end) on Graft's embedded host")
     edits.add_argument(
@@ -119,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     edits.add_argument(
         "--front-end-root", metavar="DIR", help="the folder of another version of the front end (it holds index.html)"
     )
-    edits.add_argument("--cpu", action="store_true", help="do not use an accelerator")
+    edits.add_argument("--cpu", action="store_true", help="run on the CPU only")
     edits.add_argument("--input", metavar="DIR", help="the input folder (default: ./input)")
     edits.add_argument("--output", metavar="DIR", help="the output folder (default: ./output)")
     edits.add_argument("--verbose", action="store_true", help="show the host's own log, and every refused request")
@@ -140,7 +140,7 @@ def _edit(arguments: argparse.Namespace) -> int:
     try:
         if torchrun.place(os.environ) is not None:
             raise HostError(
-                "the editor is one process: start it without torchrun; `run` is what several ranks can do together"
+                "the editor runs in one process: start it without torchrun. To train on several ranks, use `run`"
             )
         return serve.main(arguments)
     except HostError as error:
@@ -186,7 +186,7 @@ def _run_reported(arguments: argparse.Namespace, argv: Sequence[str], report: di
         with _join(host, at, arguments) as group:
             if group.size > 1:
                 report["ranks"] = group.size
-                print(f"ranks: {group.size}, steps as of {group.as_ranks}", file=stream, flush=True)
+                print(f"ranks: {group.size}, training as on {group.as_ranks}", file=stream, flush=True)
             status = _run_opened(arguments, argv, report, stream, host, document, group)
             torchrun.finish(group, status)
             return status
@@ -296,7 +296,7 @@ def _finish(result: run.Result, report: dict[str, Any], argv: Sequence[str], str
     if result.status == "interrupted":
         words = ["python", "-m", __package__.partition(".")[0], *argv]
         report["continue"] = subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
-        print(f"interrupted after {result.seconds:.1f} s; to go on: {report['continue']}", file=sys.stderr)
+        print(f"interrupted after {result.seconds:.1f} s; to continue: {report['continue']}", file=sys.stderr)
     if result.status == "done":
         print(f"done in {result.seconds:.1f} s", file=stream, flush=True)
     return STATUS[result.status]

@@ -91,7 +91,7 @@ def _look(host: hosts.Host) -> dict[str, Any]:
         },
         "memory": _memory(host, place),
         "free disk": (
-            f"{shutil.disk_usage(host.folders.get_output_directory()).free / GIB:.1f} GiB at the output folder"
+            f"{shutil.disk_usage(host.folders.get_output_directory()).free / GIB:.1f} GiB in the output folder"
         ),
     }
 
@@ -108,7 +108,7 @@ def _dtypes(place: Any) -> dict[str, str]:
             found[name] = "computes"
         except (RuntimeError, NotImplementedError, TypeError) as error:
             reason = str(error).splitlines()[0][:100]
-            found[name] = f"storage only ({reason})" if name.startswith("float8") else f"does not compute ({reason})"
+            found[name] = f"storage only ({reason})" if name.startswith("float8") else f"cannot compute ({reason})"
     return found
 
 
@@ -143,9 +143,9 @@ def _features(host: hosts.Host, place: Any, dtypes: dict[str, str]) -> tuple[lis
         fails.append("full checkpoints, ControlNet, nodes of other packs: they need a ComfyUI (--comfyui DIR)")
     else:
         works.append("the ComfyUI's own nodes and, where a workflow uses them, its custom nodes")
-        fails.append("ComfyUI's dynamic VRAM: not switched on when a workflow runs without its server")
+        fails.append("ComfyUI's dynamic VRAM: off when a workflow runs without ComfyUI's server")
         fails += [
-            f"{name}: did not import, so its nodes are missing (--verbose shows why)" for name in host.not_imported
+            f"{name}: its import failed, so its nodes are missing (--verbose shows why)" for name in host.not_imported
         ]
     (works if place.type == "cuda" else fails).append(
         "pinned host memory" + ("" if place.type == "cuda" else f": not on {place.type}")
@@ -153,10 +153,10 @@ def _features(host: hosts.Host, place: Any, dtypes: dict[str, str]) -> tuple[lis
     lacking = [package for module, package in EDITOR_NEEDS if importlib.util.find_spec(module) is None]
     (fails if lacking else works).append(
         "the graph editor on the embedded host (python -m graft_nodes editor)"
-        + (f": {' and '.join(lacking)} not installed; Graft's 'editor' extra brings them" if lacking else "")
+        + (f": {' and '.join(lacking)} not installed (pip install 'graft-nodes[editor]')" if lacking else "")
     )
     if importlib.util.find_spec("tqdm") is None:
-        fails.append("progress bars: tqdm is not installed; plain lines are printed")
+        fails.append("progress bars: tqdm is not installed, so progress is printed as plain lines")
     return works, fails
 
 

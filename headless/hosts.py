@@ -116,7 +116,7 @@ def folder_named(name: str, what: str) -> Path:
     except FileNotFoundError:
         return path
     except (OSError, ValueError, RuntimeError) as error:
-        raise HostError(f"{what}: {name[:100]!r} names no folder ({error})"[:400]) from error
+        raise HostError(f"{what}: {name[:100]!r} is not a valid folder name ({error})"[:400]) from error
     return path
 
 
@@ -197,7 +197,7 @@ def _import_embedded() -> None:
         else:
             where = "?"
         raise HostError(
-            f"the embedded host cannot be opened: another package named 'comfy' is importable from {where}; run from"
+            f"the embedded host cannot start: another package named 'comfy' is importable from {where}; run from"
             " another folder, or name that ComfyUI with --comfyui"
         )
 
@@ -251,7 +251,7 @@ def _set_folders(host: Host, input_folder: str | None, output_folder: str | None
         try:
             os.makedirs(getter(), exist_ok=True)
         except OSError as error:
-            raise HostError(f"the folder {getter()} cannot be made: {error.strerror}") from error
+            raise HostError(f"cannot create the folder {getter()}: {error.strerror}") from error
 
 
 def load_nodes(host: Host) -> None:

@@ -47,7 +47,7 @@ def choose(text: str, source: random.Random) -> str:
     Raises ValueError when they lie in each other more than 100 deep.
     """
     if _depth(text) > DEEPEST:
-        raise ValueError(f"choices lie in each other more than {DEEPEST} deep: {text[:60]!r}")
+        raise ValueError(f"choices {{a|b}} are nested more than {DEEPEST} deep: {text[:60]!r}")
     return ESCAPED.sub(r"\1", _choose(COMMENTS.sub("", text), source))
 
 

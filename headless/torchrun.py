@@ -1,5 +1,5 @@
-"""A workflow under torchrun: which rank this process is, how it meets the others, and what the ranks after the first
-do.
+"""Runs a workflow on several ranks under torchrun: reads the rank, joins the process group, and runs TrainSteps on the
+ranks after the first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GOODBYE = 60.0  # seconds for the first rank to save what it has before this one
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process stands among the ranks of a job: its number, their number, and its number on this machine."""
+    """The rank of a process, the world size, and its rank on this machine (LOCAL_RANK)."""
 
     rank: int
     size: int
@@ -33,8 +33,8 @@ class Place:
 
 
 def place(environment: Mapping[str, str]) -> Place | None:
-    """What torchrun (or whoever else starts ranks) says; None when this is a process by itself. Raises HostError with
-    what is wrong.
+    """Rank and world size from the environment variables that torchrun sets; None for a single process. Raises
+    HostError that lists what is missing or wrong.
     """
     given = {name: environment[name] for name in NAMES if environment.get(name)}
     if not given.keys() & {"RANK", "WORLD_SIZE"}:
@@ -51,7 +51,7 @@ def place(environment: Mapping[str, str]) -> Place | None:
         wrong.append(f"RANK is {numbers['RANK']} and WORLD_SIZE {numbers['WORLD_SIZE']}: ranks count from 0")
     if wrong:
         raise HostError(
-            f"the environment says that this is one rank of several, and is not whole: {'; '.join(wrong)}. Start ranks"
+            f"the environment variables of a torchrun rank are incomplete or wrong: {'; '.join(wrong)}. Start ranks"
             " with torchrun: `torchrun --nproc-per-node 2 -m graft_nodes run WORKFLOW.json`, or unset RANK and"
             " WORLD_SIZE to run one process"
         )
@@ -59,12 +59,12 @@ def place(environment: Mapping[str, str]) -> Place | None:
 
 
 def follows(environment: Mapping[str, str]) -> bool:
-    """Whether this is a rank after the first."""
+    """Whether RANK is set and not 0."""
     return environment.get("RANK", "0") != "0"
 
 
 def take_device(at: Place, cpu: bool) -> None:
-    """Make the GPU of this rank the current one, before a host asks which that is."""
+    """Set the current CUDA device to this rank's GPU, before the host picks a device."""
     import torch
 
     if cpu or not torch.cuda.is_available():
@@ -72,7 +72,8 @@ def take_device(at: Place, cpu: bool) -> None:
     count = torch.cuda.device_count()
     if at.local >= count:
         raise HostError(
-            f"this machine has {count} GPUs and this is its rank {at.local}, counted from 0: use --nproc-per-node"
+            f"rank {at.local} of this machine (counted from 0) has no GPU, as there are only {count}: use"
+            " --nproc-per-node"
             f" {count}"
         )
     torch.cuda.set_device(at.local)
@@ -82,11 +83,12 @@ def take_device(at: Place, cpu: bool) -> None:
 def joined(
     host: hosts.Host, at: Place | None, as_ranks: int | None, shard: bool = False, reproducible: bool = False
 ) -> Iterator[Any]:
-    """For the block the pack that the host loaded trains in the group of all ranks, or alone; gives that group."""
+    """For the block the loaded pack trains in a process group of all ranks, or alone; yields the group."""
     parallel = of_pack(host, "training.distributed.process_group")
     if shard and (at is None or at.size == 1):
         raise HostError(
-            "--shard divides weights among ranks, and this is one process: start several with torchrun, or leave it out"
+            "--shard splits the model over several ranks, and this is one process: start several with torchrun, or"
+            " leave out --shard"
         )
     if at is None or at.size == 1:
         parallel.join(parallel.SingleProcess(as_ranks or 1))
@@ -117,7 +119,9 @@ def joined(
         )
     except (RuntimeError, ValueError) as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise HostError(f"rank {at.rank} of {at.size} did not meet the others at {where}: {error}") from error
+        raise HostError(
+            f"rank {at.rank} of {at.size} could not connect to the other ranks at {where}: {error}"
+        ) from error
     group = parallel.ProcessGroup(distributed.PrefixStore("graft", store), as_ranks, shard, reproducible=reproducible)
     parallel.join(group)
     try:
@@ -168,7 +172,7 @@ def of_pack(host: hosts.Host, name: str) -> Any:
 
 
 def spread(host: hosts.Host, group: Any, look_up: Catalogue, graph: Graph, outputs: list[str]) -> Graph:
-    """Send the other ranks their graph; the first rank's own."""
+    """Send the graph to the other ranks; returns the first rank's own graph."""
     if group.size == 1:
         return graph
     steps = rank_placement.trained(graph, outputs)
@@ -196,7 +200,7 @@ def _putting(group: Any, source: str) -> Any:
 
 
 def finish(group: Any, status: int) -> None:
-    """The first rank is done: the others end too, and it waits for them."""
+    """Tell the other ranks that the first rank is done, and wait until they have ended."""
     if group.size == 1 or group.broken:
         return
     group.timeout = timedelta(seconds=10)
@@ -210,8 +214,8 @@ def finish(group: Any, status: int) -> None:
 
 
 class Follower:
-    """A rank after the first: it runs the TrainSteps that the first one says, and what they stand on, and writes
-    nothing.
+    """A rank after the first: runs the TrainSteps that the first rank names, and the nodes they depend on; writes no
+    files.
     """
 
     def __init__(self, host: hosts.Host, group: Any) -> None:
@@ -222,7 +226,7 @@ class Follower:
         self.busy = False
 
     def follow(self, codes: Mapping[str, int]) -> int:
-        """Do what the first rank says until it says that it is done; the exit status."""
+        """Run what the first rank sends until it is done; returns the exit status."""
         try:
             with self._interruptible():
                 for message in self.group.messages():
@@ -286,7 +290,7 @@ class Follower:
         return "done"
 
     def _failed(self, error: BaseException | str) -> None:
-        """Say what went wrong here, to whoever reads and to the other ranks."""
+        """Report an error of this rank on standard error and to the other ranks."""
         self._say(error if isinstance(error, str) else type(error).__name__)
         with contextlib.suppress(RuntimeError):
             self.group.report_failure(error)

@@ -110,7 +110,7 @@ class Files:
             else:
                 kind, body = "png", await asyncio.to_thread(_channel, path, channel)
         except picture_errors() as error:
-            return problem(f"{query['filename']!r} cannot be shown as a picture: {error}")
+            return problem(f"{query['filename']!r} cannot be shown as an image: {error}")
         return web.Response(body=body, content_type=f"image/{kind}")
 
     async def upload_image(self, request: web.Request) -> web.Response:
@@ -134,11 +134,11 @@ class Files:
                 reference["filename"], str(reference.get("subfolder") or ""), str(reference.get("type") or "output")
             )
             if not os.path.isfile(original):
-                return problem(f"there is no picture {reference['filename']!r}", 404)
+                return problem(f"there is no image {reference['filename']!r}", 404)
             try:
                 masked = await asyncio.to_thread(_masked, original, file)
             except picture_errors() as error:
-                return problem(f"not a picture: {error}")
+                return problem(f"not an image: {error}")
             return await self._stored(form, name, masked)
 
     async def _stored(self, form: dict[str, str], name: str, file: BinaryIO) -> web.Response:
@@ -184,7 +184,7 @@ async def _form(request: web.Request) -> tuple[dict[str, str], BinaryIO, str]:
     try:
         async for part in parts:
             if not isinstance(part, BodyPartReader):
-                raise web.HTTPBadRequest(text="a form within a form")
+                raise web.HTTPBadRequest(text="a form inside another form")
             if part.name == "image" and part.filename:
                 name, file = part.filename, tempfile.TemporaryFile()  # noqa: SIM115  (the caller closes it)
             target: BinaryIO = io.BytesIO()

@@ -52,7 +52,7 @@ def guard(listen: str) -> Callable:
     @web.middleware
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not request.raw_path.startswith("/"):
-            return web.Response(status=400, text="this server is no proxy", headers=HEADERS)
+            return web.Response(status=400, text="this server is not a proxy", headers=HEADERS)
         reason = refused(request.headers, everywhere, listen) or _from_another_site(request)
         if reason:
             logging.warning("refused %s %s: %s", request.method, request.path, reason)
@@ -154,7 +154,7 @@ async def explained(request: web.Request, handler: Handler) -> web.StreamRespons
     except (ConnectionError, web.RequestPayloadError) as error:  # the rest never came, or is not packed as it says
         return web.json_response({"error": f"the request ended early: {error}"}, status=400)
     except (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        return web.json_response({"error": f"there is no such place: {error.strerror}"}, status=409)
+        return web.json_response({"error": f"cannot use that path: {error.strerror}"}, status=409)
     except OSError as error:  # a full or broken disk, a folder that may only be read
         logging.error("%s %s: %s", request.method, request.path, error)
         name = os.path.basename(os.fsdecode(error.filename or ""))

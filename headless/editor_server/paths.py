@@ -43,7 +43,7 @@ def inside(folder: str, *names: str) -> str:
     except (ValueError, OSError) as error:
         raise PathRefused(f"{names[-1]!r} is not the name of a file: {error}") from error
     if not stays:
-        raise PathRefused(f"{'/'.join(names)!r} leads out of its folder")
+        raise PathRefused(f"{'/'.join(names)!r} is outside its folder")
     return path
 
 
@@ -70,7 +70,7 @@ def _check(name: str) -> None:
             )
         for part in form.split("/"):
             if _climbs(part):
-                raise PathRefused(f"{name!r} climbs out of its folder")
+                raise PathRefused(f"{name!r} leaves its folder")
             if _DEVICES.match(part.strip()):
                 raise PathRefused(f"{name!r} is the name of a device")
     for part in name.split("/"):
@@ -86,7 +86,7 @@ def identifier(value: str) -> str:
     """
     for form in _forms(value):
         if _CONTROL.search(form) or any(_climbs(part) for part in form.replace("\\", "/").split("/")):
-            raise PathRefused(f"{value!r} is no id")
+            raise PathRefused(f"{value!r} is not a valid id")
     return value
 
 

@@ -214,7 +214,7 @@ def _wrong_id(prompt_id: Any) -> dict[str, Any] | None:
         good = prompt_id is None or str(uuid.UUID(prompt_id)) == prompt_id
     except (ValueError, AttributeError, TypeError):
         good = False
-    details = "expected a UUID, lower case with hyphens; leave it out to have one made"
+    details = "expected a UUID, lower case with hyphens; leave it out to get a new one"
     if good:
         return None
     return _error("invalid_prompt_id", "prompt_id must be a valid UUID", details)

@@ -89,12 +89,12 @@ async def _serve(host: hosts.Host, front_end: str, listening: socket.socket, arg
             address = f"http://{reach}:{listening.getsockname()[1]}/"
             if not is_loopback(arguments.listen):
                 print(
-                    f"graft_nodes: listening on {arguments.listen}: everybody who can reach this machine can run"
-                    " workflows on it, as there are no passwords",
+                    f"graft_nodes: listening on {arguments.listen}: there are no passwords, so anyone who can reach"
+                    " this machine can run workflows on it",
                     file=sys.stderr,
                     flush=True,
                 )
-            print(f"editor: {address}  (Ctrl-C ends it)", flush=True)
+            print(f"editor: {address}  (press Ctrl-C to stop)", flush=True)
             if not arguments.no_browser:
                 await asyncio.to_thread(webbrowser.open, address)
             await ended.wait()
@@ -112,7 +112,9 @@ def _say_how_it_ended(done: bool, waiting: int) -> None:
     if waiting:
         print(f"graft_nodes: {waiting} queued workflow{'s were' if waiting > 1 else ' was'} not run", file=sys.stderr)
     if not done:
-        print(f"graft_nodes: the running workflow did not end within {PATIENCE:.0f} s and was cut off", file=sys.stderr)
+        print(
+            f"graft_nodes: the running workflow did not stop within {PATIENCE:.0f} s and was cut off", file=sys.stderr
+        )
     print("editor: ended", flush=True)
 
 
@@ -123,7 +125,8 @@ def _on_signal(loop: asyncio.AbstractEventLoop, ended: asyncio.Event):
 
     def end(number: int, frame: object) -> None:
         print(
-            "\neditor: ending; a running workflow is interrupted and its state is kept (Ctrl-C again: at once)",
+            "\neditor: stopping; a running workflow is interrupted and its state is kept (press Ctrl-C again to stop"
+            " at once)",
             flush=True,
         )
         for known, handler in previous.items():

@@ -63,7 +63,7 @@ class UserData:
         """The path of a file of the user; the front end sends its name encoded once more than the address needs."""
         decoded = unquote(name)
         if not decoded.strip("/"):
-            raise PathRefused("the name of a file is missing")
+            raise PathRefused("the file name is missing")
         return inside(self.root, decoded)
 
     def _about(self, path: str, below: str) -> dict[str, Any]:
@@ -88,7 +88,10 @@ class UserData:
             with contextlib.suppress(OSError):
                 move_file(path, f"{path}.broken")
             logging.error(
-                "%s is not JSON (%s); it was renamed to %s.broken, and settings begin anew", path, error, SETTINGS
+                "%s is not JSON (%s); it was renamed to %s.broken, and settings start from their defaults",
+                path,
+                error,
+                SETTINGS,
             )
             return {}
         if isinstance(found, dict):
@@ -170,7 +173,7 @@ class UserData:
         """POST /userdata/FILE[?overwrite=false][&full_info=true]: the body is the file."""
         path = self._path(request.match_info["file"])
         if os.path.isdir(path):
-            return problem("there is a folder of that name", 409)
+            return problem("there is already a folder with that name", 409)
         if request.query.get("overwrite") == "false" and os.path.exists(path):
             return problem("File already exists", 409)
         body = await request.read()

@@ -196,7 +196,7 @@ def test_an_output_that_can_be_no_folder_is_said(place, words):
         [sys.executable, "-m", "graft_nodes", *words, "--cpu", "--output", "w.json"], timeout=120, check=False, **how
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert f"graft_nodes: the folder {place / 'w.json'} cannot be made: " in done.stderr
+    assert f"graft_nodes: cannot create the folder {place / 'w.json'}: " in done.stderr
 
 
 @any_host

@@ -1,8 +1,8 @@
-"""Several processes that train as one: what one of them gives to all, stops and errors that all hear of, and who meets
-whom where.
+"""Process groups for training on several ranks (torch.distributed): broadcasts, gathers, shared errors and stops, and
+barriers.
 
 A process is a `SingleProcess` until it joins a `ProcessGroup` (torch.distributed); both have the same methods, so that
-training has one way to go.
+training code is the same for one process and for many.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class RemoteRankError(RuntimeError):
 
 
 class RankConnectionError(RuntimeError):
-    """The connection to another rank broke, or a rank did not answer in time."""
+    """The connection to another rank broke or timed out."""
 
 
 def format_error(error: BaseException) -> str:
-    """An error as it is told to other ranks; `parse_error` reads it."""
+    """Serialize an error for the other ranks; `parse_error` reads it."""
     return f"{type(error).__name__}\n{' '.join(str(error).split())}"
 
 
@@ -50,8 +50,8 @@ def parse_error(rank: int, text: str) -> RemoteRankError:
 
 
 class SingleProcess:
-    """One process. `as_ranks` multiplies the accumulation that is asked for: the steps are those that so many ranks
-    would make.
+    """Training in one process. `as_ranks` multiplies the gradient accumulation, so that steps equal those of so many
+    ranks.
     """
 
     rank, size = 0, 1
@@ -67,42 +67,38 @@ class SingleProcess:
         return self.rank == 0
 
     def meet_at(self, place: str) -> None:
-        """Wait until every rank stands at this place of the workflow; ranks after the first come when the first says
-        where.
-        """
+        """Barrier: wait until every rank has reached this node; the first rank tells the others which."""
 
     def begin_call(self) -> None:
         """A call of TrainStep begins."""
 
     @contextmanager
     def raise_together(self) -> Iterator[None]:
-        """Around work that every rank does: an error of one is an error of all. Raises RemoteRankError where
-        it is another's.
-        """
+        """For work that every rank does: an error on one rank is raised on all, as RemoteRankError on the others."""
         yield
 
     def broadcast(self, plain: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
-        """The first rank's plain values (JSON) and CPU tensors, on every rank."""
+        """Send the first rank's plain values (JSON) and CPU tensors to every rank."""
         return plain, dict(tensors)
 
     def broadcast_(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set the tensors of every rank to the first rank's."""
+        """Overwrite the tensors of every rank with the first rank's."""
 
     def agree_to_stop(self, asked: bool) -> bool:
-        """Whether some rank asked to stop, said at the same step on all of them."""
+        """Whether any rank asked to stop; the answer is the same on all ranks at the same step."""
         return asked
 
     def broadcast_flag(self, own: bool) -> bool:
-        """The first rank's answer, where all must act alike."""
+        """The first rank's flag on every rank, where all must decide alike."""
         return own
 
     def report(self, parts: int, steps: int) -> list[str]:
-        """What a report says of steps of so many micro-batches; nothing of one process."""
+        """Report lines on the number of ranks and micro-batches per step; none for one process."""
         return []
 
 
 class ProcessGroup(SingleProcess):
-    """One of the processes of torch.distributed's default group, which must be there and able to send CPU tensors.
+    """Training as one rank of torch.distributed's default group, which must exist and be able to send CPU tensors.
 
     `store` is a store of torch.distributed that every rank sees: it is for moments that may take long, such as loading
     a model; what must be fast goes through the group.
@@ -136,7 +132,7 @@ class ProcessGroup(SingleProcess):
 
     @contextmanager
     def connection_errors(self) -> Iterator[None]:
-        """Around calls of torch.distributed: what they raise is RankConnectionError."""
+        """Context manager around calls of torch.distributed: turns their errors into RankConnectionError."""
         try:
             yield
         except (RemoteRankError, RankConnectionError):
@@ -152,7 +148,7 @@ class ProcessGroup(SingleProcess):
             ) from error
 
     def all_gather(self, out: Tensor, own: Tensor, purpose: str, wait: bool = True) -> Any:
-        """Every rank's bytes (n,) as rows of `out` (ranks, n); without `wait` a handle to wait on."""
+        """Gather every rank's bytes (n,) into rows of `out` (ranks, n); without `wait` returns a handle to wait on."""
         self.bytes_sent[purpose] = self.bytes_sent.get(purpose, 0) + own.numel()
         with self.connection_errors():
             return self._gather(out.view(-1), own, async_op=not wait)
@@ -166,12 +162,12 @@ class ProcessGroup(SingleProcess):
             return self.distributed.all_to_all_single(out.view(-1), own, async_op=not wait)
 
     def all_gather_text(self, text: str) -> list[str]:
-        """The text of every rank, in order; only the first TEXT_BYTES of each are sent."""
+        """Gather a text from every rank, in order; only the first TEXT_BYTES of each are sent."""
         texts = self._all_gather_bytes(text.encode()[:TEXT_BYTES], TEXT_BYTES)
         return [text.decode(errors="replace") for text in texts]
 
     def all_gather_json(self, value: Any, size: int) -> list[Any]:
-        """The plain value of every rank, in order. Its JSON has at most `size` bytes, the same number on every rank."""
+        """Gather every rank's plain value, in order; its JSON has at most `size` bytes, the same number everywhere."""
         body = json.dumps(value, separators=(",", ":")).encode()
         if len(body) > size:
             raise ValueError(f"A message of {len(body)} bytes was to fit in {size}.")
@@ -184,12 +180,12 @@ class ProcessGroup(SingleProcess):
         return [bytes(row.tolist()).rstrip(b"\0") for row in gathered]
 
     def broadcast_error(self, error: BaseException) -> None:
-        """Say what went wrong here, while the others are in `raise_remote_error`."""
+        """Send this rank's error to the others, which wait in `raise_remote_error`."""
         self.error_shared = True
         self.all_gather_text(format_error(error))
 
     def raise_remote_error(self) -> None:
-        """Raise what another rank sent, if one failed. Every rank calls this or `all_gather_text` at the same time."""
+        """Raise another rank's error, if one failed. Every rank calls this or `all_gather_text` at the same time."""
         for rank, text in enumerate(self.all_gather_text("")):
             if text:
                 self.error_shared = True
@@ -287,14 +283,14 @@ class ProcessGroup(SingleProcess):
     # --- slow moments -------------------------------------------------------------------------------------------------
 
     def publish(self, message: Mapping[str, Any]) -> None:
-        """The first rank's next message to all others."""
+        """Send the first rank's next message to all others."""
         number = self.store.add("said", 1)
         self.store.set(f"said/{number}", json.dumps(message))
         if "end" in message:
             self.store.set("end", "yes")
 
     def leave(self, patience: float) -> None:
-        """A rank after the first is done; it stays until the first one is too, or as long as `patience` seconds."""
+        """Leave as a rank after the first: waits until the first rank is done, at most `patience` seconds."""
         until = time.monotonic() + patience
         with self.connection_errors():
             self.store.set(f"left/{self.rank}", "yes")
@@ -302,14 +298,14 @@ class ProcessGroup(SingleProcess):
                 time.sleep(_POLL_SECONDS)
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """The first rank's messages, as they come."""
+        """Iterate over the first rank's messages as they arrive."""
         number = 1
         while True:
             yield json.loads(self.wait_for(f"said/{number}", forever=True))
             number += 1
 
     def put_value(self, key: str, value: Any) -> None:
-        """Keep a plain value (`wire_format.encode`) for every rank that takes it. Raises TypeError where it is none."""
+        """Store a plain value (`wire_format.encode`) for the other ranks. Raises TypeError for any other value."""
         body = wire_format.encode(value)
         starts = range(0, len(body), _CHUNK_BYTES)
         for number, start in enumerate(starts):
@@ -317,13 +313,13 @@ class ProcessGroup(SingleProcess):
         self.store.set(f"value/{key}", str(len(starts)))
 
     def take_value(self, key: str) -> Any:
-        """What `put_value` kept, when it is there."""
+        """Wait for the value that `put_value` stored, and return it."""
         count = int(self.wait_for(f"value/{key}"))
         chunks = [bytes(self.store.get(f"value/{key}/{number}")) for number in range(count)]
         return wire_format.decode(b"".join(chunks))
 
     def report_failure(self, error: BaseException | str) -> None:
-        """Tell whoever waits in `wait_for` that this rank has failed."""
+        """Tell the ranks that wait in `wait_for` that this rank has failed."""
         if isinstance(error, str):
             text = error
         else:
@@ -333,7 +329,7 @@ class ProcessGroup(SingleProcess):
             self.store.set("failed", json.dumps([self.rank, text]))
 
     def wait_for(self, key: str, forever: bool = False) -> bytes:
-        """The value of a key of the store, when it is there. Raises RemoteRankError when a rank fails meanwhile,
+        """Wait for a key of the store and return its value. Raises RemoteRankError when a rank fails meanwhile,
         RankConnectionError after `timeout`.
         """
         until = time.monotonic() + self.timeout.total_seconds()
@@ -355,11 +351,11 @@ _group: SingleProcess = SingleProcess()
 
 
 def current() -> SingleProcess:
-    """The group that this process trains in."""
+    """The process group (or single process) that this process trains in."""
     return _group
 
 
 def join(joined: SingleProcess) -> None:
-    """Make this process train in a group, until it joins another."""
+    """Set the process group that this process trains in."""
     global _group
     _group = joined

@@ -1,5 +1,5 @@
-"""Plain values with tensors in them as bytes and back, as JSON and safetensors: what a node gives, on its way to
-another process.
+"""Serializes plain values with tensors to bytes and back, as JSON and safetensors: sends a node's outputs to another
+process.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ...storage.safetensors import safetensors_bytes, tensors_from_bytes
 
 
 def encode(value: Any) -> bytes:
-    """A tree of dicts, lists, tuples, tensors, texts, numbers, truth values and None; raises TypeError that says where
-    it is not.
+    """Serialize a tree of dicts, lists, tuples, tensors, strings, numbers, booleans and None to bytes; raises TypeError
+    that says where another value is.
     """
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_tree(value, "value", tensors)).encode()
@@ -24,13 +24,13 @@ def encode(value: Any) -> bytes:
 
 
 def decode(body: bytes) -> Any:
-    """The inverse of `encode`; tensors are on the CPU."""
+    """Read what `encode` wrote; tensors are on the CPU."""
     length = int.from_bytes(body[:8], "little")
     return _value(json.loads(body[8 : 8 + length]), tensors_from_bytes(body[8 + length :]))
 
 
 def _tree(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
-    """A value as JSON: whatever is no text, number, truth value or None becomes [kind, content]."""
+    """A value as JSON: everything but strings, numbers, booleans and None becomes [kind, content]."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int):

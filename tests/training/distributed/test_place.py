@@ -58,7 +58,7 @@ def test_the_editor_is_one_process(tmp_path):
         env={**WHOLE, "PATH": ""},
         cwd=tmp_path,
     )
-    assert done.returncode == 1 and "the editor is one process" in done.stderr
+    assert done.returncode == 1 and "the editor runs in one process" in done.stderr
 
 
 def node(kind, **inputs):

@@ -154,7 +154,7 @@ def test_two_ranks_of_which_one_is_killed_give_what_twice_the_accumulation_gives
     status, said, errors = run(tmp_path, pictures, workflow(), 2, kill="0:1:3:inside", restarts=3)
     assert status == 0, errors
     assert (
-        said.count("ranks: 2, steps as of 2") == 2 and "went on from the snapshot" in errors
+        said.count("ranks: 2, training as on 2") == 2 and "went on from the snapshot" in errors
     )  # started again, and not from the start
     assert errors.count("2 ranks, 2 micro-batches a step") == 2  # said by one rank, of two steps
     assert results(tmp_path) == results(alone) and len(results(alone)) == 5
