@@ -1,4 +1,4 @@
-"""The identity of a model across processes, by content."""
+"""Hashes a model by its content, so that the same model has the same fingerprint in every process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Averages of LoRAs: of factors, which holds for states of one run, or of products, for any ranks, exact or cut to a
+"""Averages LoRA files: their factors (for states of one run) or their products (for any ranks), exact or reduced to a
 rank by SVD.
 """
 

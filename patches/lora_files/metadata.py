@@ -1,5 +1,5 @@
-"""What a LoRA file says about itself: trigger words and training settings (kohya-ss/sd-scripts' `ss_*`, `modelspec.*`),
-and its model.
+"""Reads a LoRA file's metadata: trigger words and training settings (kohya-ss/sd-scripts' `ss_*`, `modelspec.*`), and
+its base model.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""LoRA state dicts of every spelling (kohya-ss/sd-scripts, lycoris, PEFT, diffusers, ComfyUI), read into layers and
-checked whole.
+"""Parses LoRA state dicts of every key format (kohya-ss/sd-scripts, lycoris, PEFT, diffusers, ComfyUI) into layers and
+validates them.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def summary(shapes: Mapping[str, Sequence[int]]) -> tuple[dict[str, int], list[i
 
 
 def _labels(roles: Mapping[str, Sequence[int]]) -> list[str]:
-    """What a summary calls a layer of tensors of these shapes."""
+    """The kind of a layer with tensors of these shapes, as a summary names it."""
     present = [file_format for file_format in tensor_names().formats if file_format.is_in(roles)]
     alone = [file_format for file_format in present if file_format.place == "alone"]
     around = [file_format for file_format in present if file_format.place == "around"]

@@ -1,5 +1,5 @@
-"""All patches of one weight, applied at the activations: maps of a module's input and output, and what is added
-beside them.
+"""Applies all patches of one weight at the activations (bypass): maps of a module's input and output, and low-rank
+products added to it.
 
 y = outputs(W @ inputs(x)) + sum of multiplier * up @ down @ x + sum of multiplier * difference @ x + bias: the same as
 the weight that `stack.in_order` makes, for every order of patches. A Kronecker product stays one, as small as its file.
@@ -60,7 +60,7 @@ class Kron:
 
 @dataclass
 class Composed:
-    """What patches make of a module: maps, factor pairs (place, up, down), differences and changes of the bias (place,
+    """A module's patches composed: maps, factor pairs (place, up, down), differences and changes of the bias (place,
     tensor).
 
     `own` is false where nothing of the module's own output is left.
@@ -76,7 +76,7 @@ class Composed:
     biases: list[tuple[int, Tensor]] = field(default_factory=list)
 
     def add(self, patches: Sequence[Patch], place: Place, groups: int = 1) -> None:
-        """Patches that add to what is there."""
+        """Add additive patches."""
         for schedule, of in _by_schedule(patches):
             index, kept = place(schedule), []
             for patch in of:

@@ -1,5 +1,5 @@
-"""A stack of LoRAs as one change: the factor pairs of a weight concatenate into one product, accumulated in float32,
-rounded once.
+"""Merges a stack of LoRAs into a weight: concatenates their factor pairs into one product, accumulates in float32,
+rounds once.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Patch:
 
 
 class Stack:
-    """What one node puts on one model: patches by weight name, in order; `bypass` names the weights that are handled at
-    the activations.
+    """The LoRA stack of one node on one model: patches by weight name, in order; `bypass` names the weights that
+    are handled at the activations.
     """
 
     def __init__(self, patches: Mapping[str, Sequence[Patch]], bypass: Iterable[str] = ()):
@@ -124,7 +124,7 @@ def fuse(
 
 
 def _joined(factors: Sequence[Tensor], dimension: int) -> Tensor:
-    """Factors side by side in their common type, float32 when they have none."""
+    """Concatenate factors in their common type, float32 when they have none."""
     if len(factors) == 1:
         return factors[0]
     one = len({factor.dtype for factor in factors}) == 1

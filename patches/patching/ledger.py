@@ -1,5 +1,5 @@
-"""One ledger per model: the base weights by reference and the stacks on them; what is live is always computed anew from
-the base.
+"""Keeps a model's base weights and the LoRA stacks on them, so that patches come off bit for bit: patched weights are
+always computed from the base.
 """
 
 from __future__ import annotations
@@ -355,7 +355,7 @@ def find_parameter(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def attach(model: nn.Module, owner: Hashable, stacks: Iterable[Stack], version: Version | None = None) -> None:
-    """Put an owner's stacks on a model, through the one ledger that the model carries."""
+    """Apply an owner's LoRA stacks to a model, through the model's ledger."""
     ledger = model.__dict__.get(ATTRIBUTE)
     if ledger is None:
         ledger = model.__dict__[ATTRIBUTE] = Ledger()
@@ -363,7 +363,7 @@ def attach(model: nn.Module, owner: Hashable, stacks: Iterable[Stack], version: 
 
 
 def detach(model: nn.Module, owner: Hashable, version: Version | None = None) -> None:
-    """Take an owner's stacks off a model; nothing happens when it has none on it."""
+    """Remove an owner's LoRA stacks from a model; does nothing if it has none there."""
     ledger = model.__dict__.get(ATTRIBUTE)
     if ledger is not None:
         ledger.detach(model, owner, version or Version())
