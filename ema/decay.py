@@ -66,21 +66,21 @@ class EMASettings:
 def check_horizon(settings: EMASettings, total_steps: int) -> None:
     """Raise ValueError when the run's horizon ends before the average's first update, snapshot or switch."""
     steps_of = {"interval": settings.interval, "snapshots": settings.snapshots, "switch_every": settings.switch_every}
-    late = [f"{name} is {steps}" for name, steps in steps_of.items() if steps > total_steps]
-    if late:
+    too_late = [f"{name} is {steps}" for name, steps in steps_of.items() if steps > total_steps]
+    if too_late:
         raise ValueError(
-            f"GraftEMA: {' and '.join(late)}, longer than the run (total_steps of GraftOptimizer is {total_steps})."
+            f"GraftEMA: {' and '.join(too_late)}, longer than the run (total_steps of GraftOptimizer is {total_steps})."
         )
 
 
 def parse_widths(text: str) -> tuple[float, ...]:
     """Relative widths from text such as "0.05 0.10" (spaces or commas); raises ValueError naming what is no number."""
     widths = []
-    for part in text.replace(",", " ").split():
+    for word in text.replace(",", " ").split():
         try:
-            widths.append(float(part))
+            widths.append(float(word))
         except ValueError:
-            raise ValueError(f"GraftEMA: widths has {part!r}, expected numbers such as '0.05 0.10'.") from None
+            raise ValueError(f"GraftEMA: widths has {word!r}, expected numbers such as '0.05 0.10'.") from None
     return tuple(widths)
 
 
@@ -135,4 +135,4 @@ def decay_over(settings: EMASettings, step: int, total_steps: int) -> float:
     if constant).
     """
     first = max(1, step - settings.interval + 1)
-    return math.prod(decay_at(settings, one, total_steps) for one in range(first, step + 1))
+    return math.prod(decay_at(settings, past_step, total_steps) for past_step in range(first, step + 1))

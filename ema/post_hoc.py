@@ -67,30 +67,30 @@ class _System:
     """The normal equations of a list of snapshots, decomposed once: a range of widths asks it many times."""
 
     def __init__(self, snapshots: Sequence[Profile]) -> None:
-        wrong = [
+        errors = [
             f"{snapshot} is there twice"
             for snapshot in sorted(set(snapshots), key=repr)
             if snapshots.count(snapshot) > 1
         ]
-        wrong += [f"{snapshot}: expected step 1 or later" for snapshot in snapshots if snapshot.step < 1]
-        if wrong:
-            raise ValueError("Snapshots: " + "; ".join(wrong) + ".")
+        errors += [f"{snapshot}: expected step 1 or later" for snapshot in snapshots if snapshot.step < 1]
+        if errors:
+            raise ValueError("Snapshots: " + "; ".join(errors) + ".")
         if not snapshots:
             raise TooFew("Snapshots: there is none to reconstruct an average from.")
         self.snapshots, self.gram = snapshots, products(snapshots, snapshots)
         self.scale = self.gram.diagonal().sqrt()  # unit diagonal: early snapshots have far larger norms
-        values, self.vectors = torch.linalg.eigh(self.gram / self.scale[:, None] / self.scale)
+        eigenvalues, self.vectors = torch.linalg.eigh(self.gram / self.scale[:, None] / self.scale)
         # Dense snapshots make the system nearly singular: of the solutions that are equal to float64 the one of least
         # norm is taken.
-        self.inverse = torch.where(values > 1e-13 * values.max(), 1 / values, 0.0)
+        self.inverse = torch.where(eigenvalues > 1e-13 * eigenvalues.max(), 1 / eigenvalues, 0.0)
 
     def fit(self, target: Profile) -> Fit:
         """Weights for `target`, and what they miss."""
-        right = products(self.snapshots, [target])[:, 0]
-        weights = self.vectors @ (self.inverse * (self.vectors.T @ (right / self.scale))) / self.scale
-        whole = float(products([target], [target]))
-        missed = whole - 2 * float(weights @ right) + float(weights @ self.gram @ weights)
-        return Fit(tuple(weights.tolist()), (max(0.0, missed) / whole) ** 0.5)
+        right_side = products(self.snapshots, [target])[:, 0]
+        weights = self.vectors @ (self.inverse * (self.vectors.T @ (right_side / self.scale))) / self.scale
+        squared_norm = float(products([target], [target]))
+        squared_miss = squared_norm - 2 * float(weights @ right_side) + float(weights @ self.gram @ weights)
+        return Fit(tuple(weights.tolist()), (max(0.0, squared_miss) / squared_norm) ** 0.5)
 
 
 def fit(snapshots: Sequence[Profile], target: Profile) -> Fit:
@@ -116,26 +116,26 @@ def reconstruction(
     if Profile(step, width) in snapshots:
         return Fit(tuple(float(snapshot == Profile(step, width)) for snapshot in snapshots), 0.0)
     if len(snapshots) < 2:
-        only = f"step {last}, width {snapshots[0].width:g}"
-        raise TooFew(f"One snapshot ({only}) holds that average alone; two or more are needed for width {width:g}.")
+        single = f"step {last}, width {snapshots[0].width:g}"
+        raise TooFew(f"One snapshot ({single}) holds that average alone; two or more are needed for width {width:g}.")
     if step > last:
         raise ValueError(
             f"The last snapshot is of step {last}; an average at step {step} cannot be reconstructed from it."
         )
     if 0.0 < width <= WIDEST:
-        found = fit(snapshots, Profile(step, width))
+        result = fit(snapshots, Profile(step, width))
     else:
-        found = None
-    if found is None or found.miss > tolerance:
-        if found is None:
-            why = f"expected above 0 and at most {WIDEST}"
+        result = None
+    if result is None or result.miss > tolerance:
+        if result is None:
+            reason = f"expected above 0 and at most {WIDEST}"
         else:
-            why = f"{found.miss:.0%} of its profile is missed"
+            reason = f"{result.miss:.0%} of its profile is missed"
         raise ValueError(
-            f"Width {width:g} at step {step} is beyond these {len(snapshots)} snapshots ({why}); they express "
+            f"Width {width:g} at step {step} is beyond these {len(snapshots)} snapshots ({reason}); they express "
             f"{_range_text(snapshots, step, tolerance)}."
         )
-    return found
+    return result
 
 
 def possible_widths(
@@ -151,29 +151,29 @@ def possible_widths(
         return system.fit(Profile(step, width)).miss <= tolerance
 
     grid = [NARROWEST * (WIDEST / NARROWEST) ** (k / 60) for k in range(61)]
-    grid = sorted({*grid, *(s.width for s in snapshots if NARROWEST <= s.width <= WIDEST)})
-    able = [good(width) for width in grid]
+    grid = sorted({*grid, *(snapshot.width for snapshot in snapshots if NARROWEST <= snapshot.width <= WIDEST)})
+    reachable = [good(width) for width in grid]
     start = max(
-        (k for k, yes in enumerate(able) if yes),
-        key=lambda k: (grid[k] in {s.width for s in snapshots}, -k),
+        (k for k, is_reachable in enumerate(reachable) if is_reachable),
+        key=lambda k: (grid[k] in {snapshot.width for snapshot in snapshots}, -k),
         default=None,
     )
     if start is None:
         return None
     low = high = start
-    while low > 0 and able[low - 1]:
+    while low > 0 and reachable[low - 1]:
         low -= 1
-    while high < len(grid) - 1 and able[high + 1]:
+    while high < len(grid) - 1 and reachable[high + 1]:
         high += 1
     if low == 0:
-        narrow = grid[low]
+        narrowest = grid[low]
     else:
-        narrow = _edge(good, grid[low], grid[low - 1])
+        narrowest = _edge(good, grid[low], grid[low - 1])
     if high == len(grid) - 1:
-        wide = grid[high]
+        widest = grid[high]
     else:
-        wide = _edge(good, grid[high], grid[high + 1])
-    return narrow, wide
+        widest = _edge(good, grid[high], grid[high + 1])
+    return narrowest, widest
 
 
 def shape(profiles: Sequence[Profile], weights: Sequence[float], points: Tensor) -> Tensor:
@@ -200,7 +200,7 @@ def _edge(good: Callable[[float], bool], inside: float, outside: float) -> float
 
 
 def _range_text(snapshots: Sequence[Profile], step: int, tolerance: float) -> str:
-    found = possible_widths(snapshots, step, tolerance)
-    if found is None:
+    widths = possible_widths(snapshots, step, tolerance)
+    if widths is None:
         return "no width there; take snapshots more often"
-    return f"widths {found[0]:.4f} to {found[1]:.4f}"
+    return f"widths {widths[0]:.4f} to {widths[1]:.4f}"

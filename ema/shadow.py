@@ -47,11 +47,13 @@ class Shadow:
         else:
             lane = None
         if where == "same":
-            place = device
+            target_device = device
         else:
-            place = torch.device("cpu")
+            target_device = torch.device("cpu")
         return cls(
-            {name: t.to(place, copy=True) for name, t in average.items()}, step, None if lane is None else Offload(lane)
+            {name: t.to(target_device, copy=True) for name, t in average.items()},
+            step,
+            None if lane is None else Offload(lane),
         )
 
     def update_(self, weights: Mapping[str, Tensor], settings: EMASettings, step: int, total_steps: int) -> bool:
@@ -112,6 +114,6 @@ class Shadow:
 @torch.no_grad()
 def _exchange_(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> None:
     for name, tensor in left.items():
-        held = tensor.clone()
+        saved = tensor.clone()
         tensor.copy_(right[name])
-        right[name].copy_(held)
+        right[name].copy_(saved)

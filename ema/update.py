@@ -61,5 +61,7 @@ def _lerp_through(buffer: Tensor, shadow: Tensor, weights: Tensor, share: float)
     if not (shadow.is_contiguous() and weights.is_contiguous()):
         shadow.lerp_(weights.to(shadow.device, torch.float32), share)
         return
-    for piece, new in zip(shadow.view(-1).split(buffer.numel()), weights.view(-1).split(buffer.numel()), strict=True):
-        piece.lerp_(buffer[: new.numel()].copy_(new), share)
+    for shadow_part, weights_part in zip(
+        shadow.view(-1).split(buffer.numel()), weights.view(-1).split(buffer.numel()), strict=True
+    ):
+        shadow_part.lerp_(buffer[: weights_part.numel()].copy_(weights_part), share)

@@ -28,8 +28,8 @@ def exponential(steps: Sequence[int], width: float) -> tuple[float, ...]:
     _check_steps(steps)
     if not (width > 0 and math.isfinite(width)):
         raise ValueError(f"Width {width}: expected above 0.")
-    raw = [math.exp((step - steps[-1]) / (width * steps[-1])) for step in steps]
-    return tuple(one / math.fsum(raw) for one in raw)
+    raw_weights = [math.exp((step - steps[-1]) / (width * steps[-1])) for step in steps]
+    return tuple(weight / math.fsum(raw_weights) for weight in raw_weights)
 
 
 def fitted(steps: Sequence[int], width: float) -> tuple[float, ...]:
@@ -41,8 +41,8 @@ def fitted(steps: Sequence[int], width: float) -> tuple[float, ...]:
     """
     _check_steps(steps)
     exponent = gamma_of_width(width) + 1
-    reached = [0.0, *((step / steps[-1]) ** exponent for step in steps)]
-    return tuple(after - before for before, after in itertools.pairwise(reached))
+    cumulative = [0.0, *((step / steps[-1]) ** exponent for step in steps)]
+    return tuple(after - before for before, after in itertools.pairwise(cumulative))
 
 
 def given(text: str, count: int) -> tuple[float, ...]:
@@ -94,11 +94,11 @@ def mixture(
         raise ValueError(f"Expected one share a source, got {len(shares)} for {len(sources)}.")
     names = names or [f"number {k + 1}" for k in range(len(sources))]
     check_equal(sources, names)
-    mixed = {}
-    broken = []
+    averaged = {}
+    not_finite = []
     for key, like in sources[0].items():
         if not like.is_floating_point():
-            mixed[key] = sources[-1][key].clone()
+            averaged[key] = sources[-1][key].clone()
             continue
         total = torch.zeros(like.shape, dtype=torch.float64)
         for source, share in zip(sources, shares, strict=True):
@@ -107,12 +107,12 @@ def mixture(
         if not _is_finite(total):
             for source, name in zip(sources, names, strict=True):
                 if not _is_finite(source[key].float()):
-                    broken.append(f"{key} of {name}")
-        mixed[key] = total.to(torch.float32)
-    if broken:
-        listed = "\n- ".join(broken)
-        raise ValueError(f"NaN or infinite values ({len(broken)}):\n- {listed}")
-    return mixed
+                    not_finite.append(f"{key} of {name}")
+        averaged[key] = total.to(torch.float32)
+    if not_finite:
+        listed = "\n- ".join(not_finite)
+        raise ValueError(f"NaN or infinite values ({len(not_finite)}):\n- {listed}")
+    return averaged
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -68,8 +68,10 @@ class Set:
 
     def at_activations(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm:
         """A module of its own in place of the other, or beside what is left of it."""
-        rest = (Scale(torch.full((shape[0],), 1.0 - strength)),)
-        return ActivationForm(outputs=rest, keeps_output=strength != 1.0, layer=Diff(self.value), strength=strength)
+        base_scale = (Scale(torch.full((shape[0],), 1.0 - strength)),)
+        return ActivationForm(
+            outputs=base_scale, keeps_output=strength != 1.0, layer=Diff(self.value), strength=strength
+        )
 
     def mismatch(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""

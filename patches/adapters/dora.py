@@ -45,8 +45,8 @@ class DoRA:
 
     def _gains(self, changed: Tensor) -> Tensor:
         """magnitude / norm of a changed weight, with its number of dimensions."""
-        others = [dimension for dimension in range(changed.ndim) if dimension != self._axis(changed.shape)]
-        norm = torch.linalg.vector_norm(changed, dim=others, keepdim=True)
+        other_dimensions = [dimension for dimension in range(changed.ndim) if dimension != self._axis(changed.shape)]
+        norm = torch.linalg.vector_norm(changed, dim=other_dimensions, keepdim=True)
         magnitude = self.magnitude.to(changed.device, torch.float32).reshape(norm.shape)
         return magnitude / (norm + torch.finfo(torch.float32).eps)
 
@@ -85,8 +85,8 @@ class DoRA:
 def _build(tensors: LayerTensors) -> Iterator[PlacedLayer]:
     inner = tensors.inner
     if inner is None or not inner.additive:
-        beside = "nothing" if inner is None else inner.kind
-        raise LayerError(f"a DoRA magnitude beside {beside}; expected LoRA, LoHa or LoKr factors")
+        inner_kind = "nothing" if inner is None else inner.kind
+        raise LayerError(f"a DoRA magnitude beside {inner_kind}; expected LoRA, LoHa or LoKr factors")
     magnitude = tensors.get("dora_scale")
     if magnitude is None:
         magnitude = tensors["magnitude"].flatten()

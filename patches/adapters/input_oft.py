@@ -99,14 +99,14 @@ def neumann_rotations(upper: Tensor, terms: int = _TERMS) -> Tensor:
     skew = torch.zeros(blocks, side, side)
     skew[:, rows, columns] = upper.float()
     skew = skew - skew.transpose(1, 2)
-    one = torch.eye(side)
+    identity = torch.eye(side)
     if not terms:
-        return (one - skew) @ torch.linalg.inv(one + skew)
+        return (identity - skew) @ torch.linalg.inv(identity + skew)
     if terms < 3:
         last = terms - 1
     else:
         last = max(3, terms - 1)
-    rotations, power = one.repeat(blocks, 1, 1), skew
+    rotations, power = identity.repeat(blocks, 1, 1), skew
     for k in range(1, last + 1):
         factor = 1.0 if k == last > 1 else 2.0
         rotations = rotations + power * factor
@@ -140,8 +140,8 @@ def _build_oft(tensors: LayerTensors) -> Iterator[PlacedLayer]:
 def _build_boft(tensors: LayerTensors) -> Iterator[PlacedLayer]:
     blocks = tensors["boft_R"].float()
     skew = 0.5 * (blocks - blocks.transpose(-1, -2))
-    one = torch.eye(skew.shape[-1])
-    rotations = (one - skew) @ torch.linalg.inv(one + skew)
+    identity = torch.eye(skew.shape[-1])
+    rotations = (identity - skew) @ torch.linalg.inv(identity + skew)
     yield PlacedLayer(InputOFT(rotations, tensors["boft_s"].flatten(), "BOFT"))
 
 

@@ -94,9 +94,9 @@ class LoHa:
             "hada_w1": product_shape(self.w1_a, self.w1_b, self.t1),
             "hada_w2": product_shape(self.w2_a, self.w2_b, self.t2),
         }
-        for name, found in shapes.items():
-            if not fits(found, shape):
-                return f"expected a weight {sides_text(shape)}, got {name} {sides_text(found)}"
+        for name, factor_shape in shapes.items():
+            if not fits(factor_shape, shape):
+                return f"expected a weight {sides_text(shape)}, got {name} {sides_text(factor_shape)}"
         return None
 
     def tensors(self) -> tuple[Tensor, ...]:

@@ -101,8 +101,8 @@ class LoKr:
 
     def weight_shape(self) -> tuple[int, ...]:
         """The shape of the weight that this is for, as far as it says; a kernel may be flattened into the columns."""
-        (out, columns, *_), (more, inner, *kernel) = self._factor_shapes()
-        return (out * more, columns * inner, *kernel)
+        (first_out, first_in, *_), (second_out, second_in, *kernel) = self._factor_shapes()
+        return (first_out * second_out, first_in * second_in, *kernel)
 
     def malformed(self) -> str | None:
         """What is wrong with the tensors beside each other, whatever weight they are for, or None."""
@@ -196,10 +196,10 @@ _FORMAT = FileFormat(
 
 
 def _second_factor(tensors: Tensors) -> Tensor:
-    whole = tensors.get(W2)
-    if whole is None:
+    matrix = tensors.get(W2)
+    if matrix is None:
         return tensors[W2_A] @ tensors[W2_B]
-    return whole
+    return matrix
 
 
 class TrainableLoKr(TrainableAdapter):
@@ -235,8 +235,8 @@ class TrainableLoKr(TrainableAdapter):
 
         def convolution(module: nn.Module, x: Tensor) -> Tensor:
             second, mix = _second_factor(tensors).to(x.dtype), (first * scale).to(x.dtype)
-            of_parts = x.unflatten(1, (parts, -1)).flatten(0, 1)
-            hidden = convolve(module, of_parts, second.reshape(second.shape[0], -1, *kernel))
+            split = x.unflatten(1, (parts, -1)).flatten(0, 1)
+            hidden = convolve(module, split, second.reshape(second.shape[0], -1, *kernel))
             hidden = hidden.unflatten(0, (x.shape[0], parts))
             return torch.einsum("lm,bmk...->blk...", mix, hidden).flatten(1, 2)
 

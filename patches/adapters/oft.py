@@ -50,8 +50,8 @@ class OFT:
         norm = torch.linalg.vector_norm(skew) + 1e-8
         if limit > 0 and norm > limit:
             skew = skew * (limit / norm)
-        one = torch.eye(blocks.shape[-1], device=blocks.device)
-        return (one + skew) @ torch.linalg.inv(one - skew)
+        identity = torch.eye(blocks.shape[-1], device=blocks.device)
+        return (identity + skew) @ torch.linalg.inv(identity - skew)
 
     def apply(self, weight: Tensor) -> Tensor:
         """What a weight (out, in, ...) in float32 becomes."""
@@ -197,11 +197,11 @@ def _rotation_hook(size: TargetSize, blocks: Tensor, dropout: Dropout) -> Hook:
         rotations = layer.rotations(rows, device)
         if not dropping:
             return rotations
-        kept = dropout.kept(blocks.shape[0], generator)
-        if kept is None:
+        mask = dropout.kept(blocks.shape[0], generator)
+        if mask is None:
             return rotations
-        one = torch.eye(blocks.shape[-1], device=rotations.device, dtype=rotations.dtype)
-        return torch.where(kept.to(rotations.device).view(-1, 1, 1), rotations, one)
+        identity = torch.eye(blocks.shape[-1], device=rotations.device, dtype=rotations.dtype)
+        return torch.where(mask.to(rotations.device).view(-1, 1, 1), rotations, identity)
 
     def hook(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
         generator = None

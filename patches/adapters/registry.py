@@ -31,21 +31,23 @@ def kinds() -> tuple[AdapterKind, ...]:
 
 def register(kind: AdapterKind) -> None:
     """Add a kind; raises ValueError where one of its names is taken."""
-    taken = []
+    duplicates = []
     if kind.name in _KINDS:
-        taken.append(f"kind {kind.name}")
-    taken += [
+        duplicates.append(f"kind {kind.name}")
+    duplicates += [
         f"trainable kind {name}" for name in sorted({form.name for form in kind.trainable} & {*trainable_names()})
     ]
     classes = {layer.__name__ for layer in kind.layers}
-    taken += [f"layer class {name}" for name in sorted(classes & layer_classes().keys())]
+    duplicates += [f"layer class {name}" for name in sorted(classes & layer_classes().keys())]
     names = tensor_names()
     for file_format in kind.formats:
-        taken += [f"tensor {role.name}" for role in file_format.roles if role.name in names.roles]
+        duplicates += [f"tensor {role.name}" for role in file_format.roles if role.name in names.roles]
         suffixes = [suffix for role in file_format.roles for suffix in role.read_suffixes]
-        taken += [f"suffix {suffix}" for suffix in (*suffixes, *file_format.unsupported) if suffix in names.suffixes]
-    if taken:
-        raise ValueError(f"Adapter kind {kind.name}: already registered: {', '.join(taken)}.")
+        duplicates += [
+            f"suffix {suffix}" for suffix in (*suffixes, *file_format.unsupported) if suffix in names.suffixes
+        ]
+    if duplicates:
+        raise ValueError(f"Adapter kind {kind.name}: already registered: {', '.join(duplicates)}.")
     _KINDS[kind.name] = kind
     _forget_lists()
 
@@ -67,8 +69,8 @@ def registered(kind: AdapterKind) -> Iterator[None]:
 
 
 def _forget_lists() -> None:
-    for read in (tensor_names, layer_classes, _trainable):
-        read.cache_clear()
+    for cached_list in (tensor_names, layer_classes, _trainable):
+        cached_list.cache_clear()
 
 
 # --- names in files ---------------------------------------------------------------------------------------------------
@@ -149,8 +151,8 @@ def unpack_layer(packed: tuple) -> Layer:
 def plain_fields(layer: Any) -> tuple:
     """Everything of a layer that is not a tensor, for fingerprints."""
     values = (getattr(layer, field.name) for field in fields(layer))
-    plain = (value for value in values if not isinstance(value, Tensor))
-    return layer.kind, tuple(plain_fields(value) if _is_layer(value) else value for value in plain)
+    plain_values = (value for value in values if not isinstance(value, Tensor))
+    return layer.kind, tuple(plain_fields(value) if _is_layer(value) else value for value in plain_values)
 
 
 def _is_layer(value: Any) -> bool:

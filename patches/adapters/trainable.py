@@ -197,9 +197,9 @@ def added_output(size: TargetSize, change: Callable[[nn.Module, Tensor], Tensor]
         if dropout.skips_module(generator):
             return out
         added = change(module, args[0])
-        kept = dropout.kept(rows, generator)
-        if kept is not None:
-            added = added * kept.to(added.device, added.dtype).view(-1, *after_rows)
+        mask = dropout.kept(rows, generator)
+        if mask is not None:
+            added = added * mask.to(added.device, added.dtype).view(-1, *after_rows)
         return out + dropout.activations(added, generator).to(out.dtype)
 
     return hook

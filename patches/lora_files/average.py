@@ -63,86 +63,90 @@ def _read(states: Sequence[Mapping[str, Tensor]], names: Sequence[str], plain: b
     """Layers of each file: with `plain` factor pairs and differences alone, else whatever they are, as factors of one
     run average.
     """
-    files, wrong = [], []
+    files, errors = [], []
     for state, name in zip(states, names, strict=True):
         groups, strangers, problems = grouped(state, plain)
-        wrong += [f"{name}: {problem}" for problem in problems]
-        wrong += [f"{name}: {key} is no LoRA tensor" for key in strangers]
-        wrong += [f"{name}: it holds no layer"] if not groups else []
+        errors += [f"{name}: {problem}" for problem in problems]
+        errors += [f"{name}: {key} is no LoRA tensor" for key in strangers]
+        errors += [f"{name}: it holds no layer"] if not groups else []
         for base, group in groups.items():
             if ("up" in group) != ("down" in group) or ("mid" in group and "up" not in group):
-                wrong.append(f"{name}: {base} is half a pair ({', '.join(sorted(key for key, _ in group.values()))})")
-            broken = [key for key, tensor in group.values() if not bool(torch.isfinite(tensor.float()).all())]
-            wrong += [f"{name}: {key} holds NaN or infinite values" for key in broken]
+                errors.append(f"{name}: {base} is half a pair ({', '.join(sorted(key for key, _ in group.values()))})")
+            not_finite = [key for key, tensor in group.values() if not bool(torch.isfinite(tensor.float()).all())]
+            errors += [f"{name}: {key} holds NaN or infinite values" for key in not_finite]
         files.append(groups)
-    _raise(wrong)
+    _raise(errors)
     return files
 
 
 def _check(files: Sequence[Mapping[str, Group]], names: Sequence[str], same_rank: bool) -> None:
-    wrong = []
+    errors = []
     first, name = files[0], names[0]
     for groups, other in zip(files[1:], names[1:], strict=True):
-        wrong += [f"{base}: in {name}, missing in {other}" for base in sorted(first.keys() - groups.keys())]
-        wrong += [f"{base}: in {other}, missing in {name}" for base in sorted(groups.keys() - first.keys())]
+        errors += [f"{base}: in {name}, missing in {other}" for base in sorted(first.keys() - groups.keys())]
+        errors += [f"{base}: in {other}, missing in {name}" for base in sorted(groups.keys() - first.keys())]
         for base in sorted(first.keys() & groups.keys()):
-            wrong += [
+            errors += [
                 f"{base}: {problem} ({name}, {other})" for problem in _differences(first[base], groups[base], same_rank)
             ]
-    _raise(wrong)
+    _raise(errors)
 
 
 def _differences(left: Group, right: Group, same_rank: bool) -> list[str]:
     keys = left.keys() | right.keys()
     if not same_rank:
         keys -= {"alpha", "mid"}
-    wrong = []
+    differences = []
     for role in sorted(keys):
         if (role in left) != (role in right):
-            wrong.append(f"{role} only in one")
+            differences.append(f"{role} only in one")
             continue
         a, b = left[role][1], right[role][1]
         if role == "alpha" and float(a) != float(b):
-            wrong.append(f"alpha {float(a):g} and {float(b):g}")
+            differences.append(f"alpha {float(a):g} and {float(b):g}")
         elif same_rank and a.shape != b.shape:
-            wrong.append(f"{role} {tuple(a.shape)} and {tuple(b.shape)}; average products for different ranks")
+            differences.append(f"{role} {tuple(a.shape)} and {tuple(b.shape)}; average products for different ranks")
         elif not same_rank and role in ("diff", "diff_b") and a.shape != b.shape:
-            wrong.append(f"{role} {tuple(a.shape)} and {tuple(b.shape)}")
-    if not same_rank and not wrong and "up" in left and _pair(left).weight_shape() != _pair(right).weight_shape():
-        wrong.append(f"weights {_pair(left).weight_shape()} and {_pair(right).weight_shape()}")
-    return wrong
+            differences.append(f"{role} {tuple(a.shape)} and {tuple(b.shape)}")
+    if not same_rank and not differences and "up" in left and _pair(left).weight_shape() != _pair(right).weight_shape():
+        differences.append(f"weights {_pair(left).weight_shape()} and {_pair(right).weight_shape()}")
+    return differences
 
 
 def _factors(files: Sequence[Mapping[str, Group]], shares: Sequence[float]) -> Averaged:
-    out: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = {}
     for base, group in files[0].items():
         for role, (key, tensor) in group.items():
-            out[key] = (
+            state[key] = (
                 tensor.float().clone() if role == "alpha" else _sum([groups[base][role][1] for groups in files], shares)
             )
-    return Averaged(out, "factors", _ranks(files[0]))
+    return Averaged(state, "factors", _ranks(files[0]))
 
 
 def _products(files: Sequence[Mapping[str, Group]], shares: Sequence[float], rank: int) -> Averaged:
-    out: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = {}
     ranks: set[int] = set()
-    whole = lost = 0.0
+    total_energy = lost_energy = 0.0
     for base, group in files[0].items():
         for role in sorted(group.keys() & {"diff", "diff_b"}):
-            out[group[role][0]] = _sum([groups[base][role][1] for groups in files], shares)
+            state[group[role][0]] = _sum([groups[base][role][1] for groups in files], shares)
         if "up" not in group:
             continue
         up, down = concatenated([_pair(groups[base]) for groups in files], shares)
         if rank:
-            up, down, all_of_it, left = cut_to_rank(up, down, rank)
-            whole, lost = whole + all_of_it, lost + left
+            up, down, energy, cut_energy = cut_to_rank(up, down, rank)
+            total_energy, lost_energy = total_energy + energy, lost_energy + cut_energy
         shape = _pair(group).weight_shape()
         convolution = group["down"][1].ndim > 2
-        out[f"{base}.lora_up.weight"] = (up.reshape(*up.shape, *(1,) * (len(shape) - 2)) if convolution else up).float()
-        out[f"{base}.lora_down.weight"] = (down.reshape(down.shape[0], *shape[1:]) if convolution else down).float()
-        out[f"{base}.alpha"] = torch.tensor(float(up.shape[1]))  # scale 1
+        state[f"{base}.lora_up.weight"] = (
+            up.reshape(*up.shape, *(1,) * (len(shape) - 2)) if convolution else up
+        ).float()
+        state[f"{base}.lora_down.weight"] = (down.reshape(down.shape[0], *shape[1:]) if convolution else down).float()
+        state[f"{base}.alpha"] = torch.tensor(float(up.shape[1]))  # scale 1
         ranks.add(up.shape[1])
-    return Averaged(out, "products", tuple(sorted(ranks)), (lost / whole) ** 0.5 if whole else 0.0)
+    return Averaged(
+        state, "products", tuple(sorted(ranks)), (lost_energy / total_energy) ** 0.5 if total_energy else 0.0
+    )
 
 
 def concatenated(layers: Sequence[LoRA], shares: Sequence[float]) -> tuple[Tensor, Tensor]:
@@ -178,4 +182,4 @@ def _ranks(groups: Mapping[str, Group]) -> tuple[int, ...]:
 
 def _raise(wrong: Sequence[str]) -> None:
     if wrong:
-        raise ValueError(f"The LoRAs cannot be averaged ({len(wrong)}):\n" + "\n".join(f"- {one}" for one in wrong))
+        raise ValueError(f"The LoRAs cannot be averaged ({len(wrong)}):\n" + "\n".join(f"- {error}" for error in wrong))

@@ -23,10 +23,10 @@ def lists_of_weights() -> dict[int, tuple[str, tuple[str, ...]]]:
 
 def presets() -> dict[str, Mapping[str, float]]:
     """{name: block weights} of every model family."""
-    known: dict[str, Mapping[str, float]] = {}
+    all_presets: dict[str, Mapping[str, float]] = {}
     for names in registry.block_names():
-        known.update(names.presets)
-    return known
+        all_presets.update(names.presets)
+    return all_presets
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,13 @@ def block_of(weight: str) -> str:
     """The block of a weight: IN04, M00, OUT11, D18, S37; IN and OUT of Flux's first and last layers; BASE of everything
     else.
     """
-    known = _known()
-    match = known.in_model.match(weight)
+    patterns = _known()
+    match = patterns.in_model.match(weight)
     if match is None:
         return _end(weight)
-    if match[1] in known.single:
-        return known.kinds[match[1]]
-    return f"{known.kinds[match[1]]}{int(match[2]):02}"
+    if match[1] in patterns.single:
+        return patterns.kinds[match[1]]
+    return f"{patterns.kinds[match[1]]}{int(match[2]):02}"
 
 
 def _end(name: str) -> str:
@@ -123,12 +123,12 @@ def _end(name: str) -> str:
 
 def together(kinds: set[str]) -> set[str]:
     """Every kind of block of a model that has blocks of these kinds."""
-    of_unets = {"IN", "M", "OUT"}
+    unet_kinds = {"IN", "M", "OUT"}
     for names in registry.block_names():
-        if kinds & set(names.kinds) - of_unets:
+        if kinds & set(names.kinds) - unet_kinds:
             return set(names.kinds) if len(names.kinds) > 1 else kinds
-    if kinds & of_unets:
-        return of_unets
+    if kinds & unet_kinds:
+        return unet_kinds
     return kinds
 
 
@@ -149,14 +149,14 @@ def block_of_name(layer: str, diffusers: DiffusersBlocks | None = None) -> str:
     names.
     """
     name = layer.replace(".", "_") + "_"
-    known = _known()
-    for blocks in known.files:
+    patterns = _known()
+    for blocks in patterns.files:
         match = re.search(blocks.pattern, name)
         if match is not None:
             return f"{blocks.kind}{blocks.number(match.groups()):02}"
-    match = known.in_files.search(name)
+    match = patterns.in_files.search(name)
     if match is not None:
-        kind = known.kinds[match[1]]
+        kind = patterns.kinds[match[1]]
         if diffusers is not None:
             kind = diffusers.lists.get(match[1], kind)
         return f"{kind}{int(match[2]):02}"
@@ -184,17 +184,17 @@ def parse(text: str) -> dict[str, float]:
         return dict(preset)
     parts = [part.strip() for part in text.replace("\n", ",").split(",") if part.strip()]
     if any("=" in part for part in parts):
-        named = [part.partition("=") for part in parts]
-        unknown = [name for name, _, _ in named if not _known().block.fullmatch(name.strip())]
+        pairs = [part.partition("=") for part in parts]
+        unknown = [name for name, _, _ in pairs if not _known().block.fullmatch(name.strip())]
         if unknown:
             expected = _known().described
             raise ValueError(f"blocks: {', '.join(unknown)} is no block; expected {expected}, with or without a number")
-        return {name.strip(): _number(value) for name, _, value in named}
+        return {name.strip(): _number(value) for name, _, value in pairs}
     lists = lists_of_weights()
     if len(parts) not in lists:
-        known = ", ".join(f"{length} ({title})" for length, (title, _) in lists.items())
-        others = f"names such as IN=0, OUT05=0.5, or a preset ({', '.join(presets())})"
-        raise ValueError(f"blocks: expected a list of {known} numbers, got {len(parts)}; or {others}")
+        known_lists = ", ".join(f"{length} ({title})" for length, (title, _) in lists.items())
+        alternatives = f"names such as IN=0, OUT05=0.5, or a preset ({', '.join(presets())})"
+        raise ValueError(f"blocks: expected a list of {known_lists} numbers, got {len(parts)}; or {alternatives}")
     return dict(zip(lists[len(parts)][1], map(_number, parts), strict=True))
 
 
@@ -211,15 +211,21 @@ def _number(text: str) -> float:
 def fitting(text: str, weights: Iterable[str]) -> dict[str, float]:
     """`parse`, checked against a model's weights: ValueError when it names blocks that the model does not have."""
     strengths = parse(text)
-    there = {block_of(weight) for weight in weights} | {REST, *TEXT}
-    gone = [name for name in strengths if not any(_fits(name, block) for block in there)]
-    if gone:
-        fits = [f"{length} ({name})" for length, (name, of) in lists_of_weights().items() if set(of) <= there]
+    model_blocks = {block_of(weight) for weight in weights} | {REST, *TEXT}
+    missing = [name for name in strengths if not any(_fits(name, block) for block in model_blocks)]
+    if missing:
+        fits = [
+            f"{length} ({name})"
+            for length, (name, block_names) in lists_of_weights().items()
+            if set(block_names) <= model_blocks
+        ]
         if fits:
-            instead = f"; expected a list of {' or '.join(fits)} numbers"
+            advice = f"; expected a list of {' or '.join(fits)} numbers"
         else:
-            instead = ""
-        raise ValueError(f"blocks: this model has no {', '.join(gone[:6])}{' …' if len(gone) > 6 else ''}{instead}")
+            advice = ""
+        raise ValueError(
+            f"blocks: this model has no {', '.join(missing[:6])}{' …' if len(missing) > 6 else ''}{advice}"
+        )
     return strengths
 
 

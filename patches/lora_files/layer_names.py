@@ -76,14 +76,14 @@ def _by_end(name: str, ends: Mapping[str, list[Target]], encoders: set[str]) -> 
     if encoder is not None:
         number, path = encoder
         other = _other_encoder(number, encoders)
-        fits = ends.get(key_formats.without_prefixes(path), [])
-        fits = [target for target in fits if target.weight.partition(".")[0] != other]
+        candidates = ends.get(key_formats.without_prefixes(path), [])
+        candidates = [target for target in candidates if target.weight.partition(".")[0] != other]
     elif bare is not None:
-        fits = ends.get(key_formats.without_prefixes(bare[1]), [])
+        candidates = ends.get(key_formats.without_prefixes(bare[1]), [])
     else:
-        fits = []
-    if len(fits) == 1:
-        return fits[0]
+        candidates = []
+    if len(candidates) == 1:
+        return candidates[0]
     return None
 
 
@@ -103,13 +103,13 @@ def _other_encoder(number: str, encoders: set[str]) -> str:
 
 def _model_names(shapes: Shapes) -> dict[str, Target]:
     """{name: target}: the model's weights under their own names and under diffusers', where those differ."""
-    own = [name for space, name in shapes if space == "model" and name.startswith(GENERIC_PREFIX)]
-    tables = _tables(own)
+    weight_names = [name for space, name in shapes if space == "model" and name.startswith(GENERIC_PREFIX)]
+    tables = _tables(weight_names)
     names: dict[str, Target] = {}
-    for weight in own:
+    for weight in weight_names:
         if not weight.endswith(".bias"):
             names[_path(weight)] = Target("model", weight)
-    for weight in own:
+    for weight in weight_names:
         if not weight.endswith(".bias"):
             for table in tables:
                 _add_diffusers_names(names, weight, table, shapes)

@@ -17,8 +17,8 @@ def cut_to_rank(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor, fl
     """
     (left_side, first), (right_side, second) = torch.linalg.qr(up), torch.linalg.qr(down.T)
     inner = first @ second.T
-    inner_up, inner_down, left = best(inner, rank)
-    return left_side @ inner_up, inner_down @ right_side.T, float(inner.norm()) ** 2, left
+    inner_up, inner_down, residual = best(inner, rank)
+    return left_side @ inner_up, inner_down @ right_side.T, float(inner.norm()) ** 2, residual
 
 
 def best(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
@@ -30,13 +30,13 @@ def best(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
     rank = min(rank, *matrix.shape)
     basis = None
     if min(matrix.shape) > max(_SMALL, 4 * rank):
-        drawn = torch.randn(matrix.shape[1], rank + 16, generator=torch.Generator().manual_seed(0)).to(matrix)
-        basis = torch.linalg.qr(matrix @ drawn).Q
+        projection = torch.randn(matrix.shape[1], rank + 16, generator=torch.Generator().manual_seed(0)).to(matrix)
+        basis = torch.linalg.qr(matrix @ projection).Q
         for _ in range(3):
             basis = torch.linalg.qr(matrix @ torch.linalg.qr(matrix.T @ basis).Q).Q
     left, values, right = torch.linalg.svd(matrix if basis is None else basis.T @ matrix, full_matrices=False)
     if basis is not None:
         left = basis @ left
     roots = values[:rank].sqrt()
-    rest = float(matrix.norm()) ** 2 - float(values[:rank].square().sum())
-    return left[:, :rank] * roots, roots[:, None] * right[:rank], max(rest, 0.0)
+    residual = float(matrix.norm()) ** 2 - float(values[:rank].square().sum())
+    return left[:, :rank] * roots, roots[:, None] * right[:rank], max(residual, 0.0)

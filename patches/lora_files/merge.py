@@ -336,8 +336,8 @@ class _MergedLayers:
     def add_product(self, base: str, up: Tensor, down: Tensor, shape: Sequence[int]) -> None:
         """A product up @ down, cut where its rank is above the one that is wanted."""
         if self.rank and up.shape[1] > self.rank:
-            up, down, whole, left_out = cut_to_rank(up, down, self.rank)
-            self._count(whole, left_out)
+            up, down, total_energy, cut_energy = cut_to_rank(up, down, self.rank)
+            self._count(total_energy, cut_energy)
         else:
             self._count(float(((up.T @ up) * (down @ down.T)).sum()), 0.0)
         self.add_pair(base, up, down, shape)

@@ -38,8 +38,8 @@ _LONGEST = 80
 def about(metadata: Mapping[str, str], words: int = 8) -> str:
     """One line: title, trigger words, the most frequent training tags, model, rank, steps …; empty without metadata."""
     facts = []
-    for label, entries in _FACTS:
-        value = _first(metadata, entries)
+    for label, keys in _FACTS:
+        value = _first(metadata, keys)
         if value:
             facts.append(f"{label} {_short(value)}")
     tags = _tags(metadata.get("ss_tag_frequency", ""))
@@ -97,11 +97,11 @@ def describe(path: str) -> dict[str, Any]:
     todo, ema, text_encoder (whether it has layers for one), from_graft. Raises ValueError for pickles and damaged
     files, OSError without one.
     """
-    tensors, said = open_file.header(path)
+    tensors, metadata = open_file.header(path)
     shapes = key_formats.generic_keys({name: tensor.shape for name, tensor in tensors.items()})
     kinds, ranks = parse.summary(shapes)
     family = recognise_lora(shapes.items())
-    said_base = said.get("ss_base_model_version") or said.get("modelspec.architecture") or ""
+    base_model = metadata.get("ss_base_model_version") or metadata.get("modelspec.architecture") or ""
     types = Counter(tensor.kind for tensor in tensors.values())
     return {
         "file": os.path.basename(path),
@@ -109,19 +109,19 @@ def describe(path: str) -> dict[str, Any]:
         "layers": len(parse.names(shapes)),
         "kinds": kinds,
         "ranks": ranks,
-        "alphas": _alphas(path, tensors, said),
+        "alphas": _alphas(path, tensors, metadata),
         "types": dict(sorted(types.items())),
         "family": family.key if family else "",
-        "base": said_base or (family.title if family else ""),
-        "title": _first(said, ("modelspec.title", "ss_output_name")),
-        "words": _first(said, _WORDS),
-        "tags": [list(tag) for tag in _tags(said.get("ss_tag_frequency", "")).most_common(20)],
-        "steps": _first(said, ("ss_steps", "ss_max_train_steps")),
-        "resolution": _first(said, ("modelspec.resolution", "ss_resolution")),
-        "todo": {key.removeprefix("ss_todo_"): value for key, value in said.items() if key.startswith("ss_todo_")},
-        "ema": {key.removeprefix("ss_ema_"): value for key, value in said.items() if key.startswith("ss_ema_")},
+        "base": base_model or (family.title if family else ""),
+        "title": _first(metadata, ("modelspec.title", "ss_output_name")),
+        "words": _first(metadata, _WORDS),
+        "tags": [list(tag) for tag in _tags(metadata.get("ss_tag_frequency", "")).most_common(20)],
+        "steps": _first(metadata, ("ss_steps", "ss_max_train_steps")),
+        "resolution": _first(metadata, ("modelspec.resolution", "ss_resolution")),
+        "todo": {key.removeprefix("ss_todo_"): value for key, value in metadata.items() if key.startswith("ss_todo_")},
+        "ema": {key.removeprefix("ss_ema_"): value for key, value in metadata.items() if key.startswith("ss_ema_")},
         "text_encoder": any(name.startswith(key_formats.text_encoder_prefixes()) for name in shapes),
-        "from_graft": "graft_state" in said,
+        "from_graft": "graft_state" in metadata,
     }
 
 
@@ -131,21 +131,21 @@ def _first(metadata: Mapping[str, str], entries: Sequence[str]) -> str:
 
 def _alphas(path: str, tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> list[float]:
     """Every alpha of a file: the few bytes of each, else what its metadata says."""
-    found = set()
+    alphas = set()
     with open(path, "rb") as file:
         for name, tensor in tensors.items():
             if name.endswith(".alpha") and tensor.kind in _ALPHAS and 0 < tensor.end - tensor.start <= 8:
                 file.seek(tensor.start)
-                kind = _ALPHAS[tensor.kind]
-                found.add(float(torch.frombuffer(bytearray(file.read(tensor.end - tensor.start)), dtype=kind)[0]))
-    if not found:
+                dtype = _ALPHAS[tensor.kind]
+                alphas.add(float(torch.frombuffer(bytearray(file.read(tensor.end - tensor.start)), dtype=dtype)[0]))
+    if not alphas:
         try:
             configs = peft_configs(metadata)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
-        said = [metadata.get("ss_network_alpha", "")] + [str(config.alpha) for config in configs]
-        found = {float(text) for text in said if re.fullmatch(r"\d+(\.\d+)?", text)}
-    return sorted(found)
+        texts = [metadata.get("ss_network_alpha", "")] + [str(config.alpha) for config in configs]
+        alphas = {float(text) for text in texts if re.fullmatch(r"\d+(\.\d+)?", text)}
+    return sorted(alphas)
 
 
 _ALPHAS = {
@@ -161,9 +161,9 @@ _ALPHAS = {
 def made_for(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     """The model family that a LoRA is for, from its metadata, else from names and shapes; empty when neither tells."""
     shapes = key_formats.generic_keys({name: tuple(tensor.shape) for name, tensor in state.items()})
-    said = metadata.get("ss_base_model_version") or metadata.get("modelspec.architecture")
-    if said:
-        return f"{_short(said)} (its metadata)"
+    base_model = metadata.get("ss_base_model_version") or metadata.get("modelspec.architecture")
+    if base_model:
+        return f"{_short(base_model)} (its metadata)"
     family = recognise_lora(shapes.items())
     if family is not None:
         return f"{family.title} (its names and shapes)"

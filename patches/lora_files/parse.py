@@ -74,40 +74,44 @@ def read(
     layers: dict[Target, list[Layer]] = {}
     sources: dict[Target, str] = {}
     unmatched: list[str] = list(strangers)
-    text: list[str] = []
+    encoder_names: list[str] = []
     misfits: list[str] = []
     for base, tensors in groups.items():
         target = key_map.get(base)
         if target is None or (target.model, target.weight) not in shapes:
-            (text if not has_clip and base.startswith(key_formats.text_encoder_prefixes()) else unmatched).append(base)
+            (
+                encoder_names if not has_clip and base.startswith(key_formats.text_encoder_prefixes()) else unmatched
+            ).append(base)
             continue
         if sources.setdefault(target, base) != base:
             problems.append(f"{base}: names the same weight as {sources[target]} ({target.weight})")
             continue
-        for place, layer in _layers(base, tensors, target, shapes, config_for(configs, base), problems):
-            misfit = _misfit(place, layer, shapes)
+        for layer_target, layer in _layers(base, tensors, target, shapes, config_for(configs, base), problems):
+            misfit = _misfit(layer_target, layer, shapes)
             if misfit is None:
-                layers.setdefault(place, []).append(layer)
+                layers.setdefault(layer_target, []).append(layer)
             else:
                 misfits.append(f"{base}: {misfit}")
     if misfits and not (partial and layers):
         problems += [*misfits, *(["mark the row as partial to use the rest"] if layers and not problems else [])]
-    bundled = key_formats.embedding_names(state)
-    if bundled and not groups:
-        problems.append(f"it holds embeddings only ({_some(bundled)}); put it into ComfyUI's embeddings folder")
-    problems += _unusable(groups, layers, unmatched, text, partial, hint) if not problems else []
+    embeddings = key_formats.embedding_names(state)
+    if embeddings and not groups:
+        problems.append(f"it holds embeddings only ({_some(embeddings)}); put it into ComfyUI's embeddings folder")
+    problems += _unusable(groups, layers, unmatched, encoder_names, partial, hint) if not problems else []
     if problems:
         if hint and sources:
-            made = f", made for {hint},"
+            purpose = f", made for {hint},"
         else:
-            made = ""
-        raise ValueError(f"LoRA {name}{made} cannot be used:\n" + "\n".join(f"- {problem}" for problem in problems))
+            purpose = ""
+        raise ValueError(f"LoRA {name}{purpose} cannot be used:\n" + "\n".join(f"- {problem}" for problem in problems))
     kinds: dict[str, int] = {}
-    for of in layers.values():
-        for layer in of:
+    for target_layers in layers.values():
+        for layer in target_layers:
             kinds[layer.kind] = kinds.get(layer.kind, 0) + 1
-    found = {target: tuple(of) for target, of in layers.items()}
-    return ParsedLora(name, found, tuple(unmatched), tuple(text), kinds, tuple(bundled), tuple(misfits))
+    layers_by_target = {target: tuple(target_layers) for target, target_layers in layers.items()}
+    return ParsedLora(
+        name, layers_by_target, tuple(unmatched), tuple(encoder_names), kinds, tuple(embeddings), tuple(misfits)
+    )
 
 
 def unplaced(
@@ -118,28 +122,28 @@ def unplaced(
     """
     groups, strangers, problems = grouped(_without_embeddings(state), plain=False)
     problems += [f"{key} is no LoRA tensor" for key in strangers]
-    found: list[tuple[str, bool, Layer]] = []
+    layers: list[tuple[str, bool, Layer]] = []
     for base, tensors in groups.items():
         weight = Target("", f"{base}.weight")
         for target, layer in _layers(base, tensors, weight, defaultdict(tuple), config_for(configs, base), problems):
-            found.append((base, target.weight != weight.weight, layer))
-    return found, problems
+            layers.append((base, target.weight != weight.weight, layer))
+    return layers, problems
 
 
 def with_alphas(state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...]) -> dict[str, Tensor]:
     """A LoRA's state dict that says by itself what PEFT's settings beside it say of its scales."""
     groups, _, _ = grouped(state, plain=False)
-    more: dict[str, Tensor] = {}
-    divided = [role.name for role in tensor_names().roles.values() if role.divides_alpha]
+    alphas: dict[str, Tensor] = {}
+    rank_roles = [role.name for role in tensor_names().roles.values() if role.divides_alpha]
     for base, group in groups.items():
         config = config_for(configs, base)
-        ranks = [len(group[role][1]) for role in divided if role in group]
+        ranks = [len(group[role][1]) for role in rank_roles if role in group]
         if config is None or not ranks or "alpha" in group:
             continue
         scale = config.scale(base, ranks[0])
         if scale is not None:
-            more[f"{base}.alpha"] = torch.tensor(scale * ranks[0])
-    return {**state, **more}
+            alphas[f"{base}.alpha"] = torch.tensor(scale * ranks[0])
+    return {**state, **alphas}
 
 
 def _without_embeddings(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -190,7 +194,7 @@ def grouped(state: Mapping[str, Tensor], plain: bool = True) -> tuple[dict[str, 
     groups: dict[str, Group] = {}
     strangers: list[str] = []
     problems: list[str] = []
-    others: dict[str, list[str]] = {}
+    unavailable: dict[str, list[str]] = {}
     names = tensor_names()
     for key, tensor in state.items():
         base, role = names.layer_and_role(key, state)
@@ -199,13 +203,13 @@ def grouped(state: Mapping[str, Tensor], plain: bool = True) -> tuple[dict[str, 
             continue
         refusal = names.refusal(role, plain)
         if refusal:
-            others.setdefault(refusal, []).append(key)
+            unavailable.setdefault(refusal, []).append(key)
             continue
         group = groups.setdefault(base, {})
         if role in group:
             problems.append(f"{key}: the same tensor is also there as {group[role][0]}")
         group[role] = (key, tensor)
-    for kind, keys in sorted(others.items()):
+    for kind, keys in sorted(unavailable.items()):
         problems.append(
             f"{kind} is not available {'here' if plain else 'in this version of Graft'} ({_some(keys)});"
             f" {_INSTEAD[plain]}"
@@ -264,12 +268,12 @@ def _layers(
 
 def _built(tensors: LayerTensors, formats: Sequence[FileFormat]) -> list[PlacedLayer]:
     """The layers of one name: the one that is alone, in what wraps it, then those beside it; biases after weights."""
-    main = [placed for each in formats if each.place == "alone" for placed in each.build(tensors)]
-    for each in formats:
-        if each.place == "around":
+    main = [placed for file_format in formats if file_format.place == "alone" for placed in file_format.build(tensors)]
+    for file_format in formats:
+        if file_format.place == "around":
             inner = main[0].layer if main else None
-            main[:1] = each.build(replace(tensors, inner=inner))
-    by_format = [main, *(list(each.build(tensors)) for each in formats if each.place == "beside")]
+            main[:1] = file_format.build(replace(tensors, inner=inner))
+    by_format = [main, *(list(file_format.build(tensors)) for file_format in formats if file_format.place == "beside")]
     weights = [placed for layers in by_format for placed in layers if not placed.on_bias]
     biases = [placed for layers in reversed(by_format) for placed in layers if placed.on_bias]
     return weights + biases
@@ -297,7 +301,7 @@ def _contradiction(group: Group, formats: Sequence[FileFormat]) -> str | None:
     keys = ", ".join(sorted(key for key, _ in group.values()))
     alone = [file_format for file_format in formats if file_format.place == "alone"]
     if len(alone) > 1:
-        return f"expected one kind of layer, got {' and '.join(each.name for each in alone)} ({keys})"
+        return f"expected one kind of layer, got {' and '.join(layer_format.name for layer_format in alone)} ({keys})"
     for file_format in formats:
         missing = file_format.missing(group)
         if missing:
@@ -309,8 +313,8 @@ def _contradiction(group: Group, formats: Sequence[FileFormat]) -> str | None:
 def _tensor_errors(role: str, key: str, tensor: Tensor) -> Iterator[str]:
     """What is wrong with a tensor by itself."""
     if not tensor.numel() or tensor.is_complex():
-        what = "complex ones" if tensor.is_complex() else "none"
-        yield f"{key}: expected real numbers, got {what} {tuple(tensor.shape)}"
+        numbers = "complex ones" if tensor.is_complex() else "none"
+        yield f"{key}: expected real numbers, got {numbers} {tuple(tensor.shape)}"
         return
     error = tensor_names().roles[role].check(role, tensor)
     if error is not None:

@@ -40,17 +40,17 @@ class PeftConfig:
         """
         layer = layer.removeprefix("base_model.model.").removeprefix(f"{self.part}." if self.part else "")
         alpha = _of(self.alpha_pattern, layer, self.alpha)
-        over = _of(self.rank_pattern, layer, self.rank) or rank
-        if alpha is None or not over:
+        divisor = _of(self.rank_pattern, layer, self.rank) or rank
+        if alpha is None or not divisor:
             return None
-        return float(alpha) / (over**0.5 if self.rslora else over)
+        return float(alpha) / (divisor**0.5 if self.rslora else divisor)
 
 
 def peft_configs(metadata: Mapping[str, str]) -> tuple[PeftConfig, ...]:
     """The settings in a file's metadata, the most specific part first; raises ValueError when they are there and no
     JSON object.
     """
-    found: list[PeftConfig] = []
+    configs: list[PeftConfig] = []
     for key in (_HEADER, BESIDE):
         if metadata.get(key):
             try:
@@ -63,11 +63,11 @@ def peft_configs(metadata: Mapping[str, str]) -> tuple[PeftConfig, ...]:
                 parts = {name.rpartition(".")[0] for name in content}
             else:
                 parts = {""}
-            found += [
+            configs += [
                 _config(part, {name.removeprefix(f"{part}."): value for name, value in content.items()})
                 for part in parts
             ]
-    return tuple(sorted(found, key=lambda config: -len(config.part)))
+    return tuple(sorted(configs, key=lambda config: -len(config.part)))
 
 
 def config_for(configs: tuple[PeftConfig, ...], layer: str) -> PeftConfig | None:
@@ -114,10 +114,10 @@ def _names(value: Any) -> tuple[str, ...] | None:
 
 def _patterns(content: Mapping[str, Any], name: str, check: Callable[[Any], bool]) -> dict[str, Any]:
     """{pattern: value}; ValueError for what is no pattern, or one that could keep a reader busy for hours (`(a+)+`)."""
-    given = content.get(name) or {}
-    if not isinstance(given, Mapping):
-        raise ValueError(f"{name}: expected an object, got {str(given)[:80]}")
-    for pattern in given:
+    patterns = content.get(name) or {}
+    if not isinstance(patterns, Mapping):
+        raise ValueError(f"{name}: expected an object, got {str(patterns)[:80]}")
+    for pattern in patterns:
         try:
             re.compile(pattern)
             slow = len(pattern) > 1000 or len(re.findall(r"[*+{]", pattern)) > 2 or re.search(r"\)[*+{]", pattern)
@@ -125,7 +125,7 @@ def _patterns(content: Mapping[str, Any], name: str, check: Callable[[Any], bool
             raise ValueError(f"{name}: {pattern[:80]!r} is no pattern ({error})") from error
         if slow:
             raise ValueError(f"{name}: {pattern[:80]!r} is too complicated a pattern; expected names of layers")
-    return {pattern: value for pattern, value in given.items() if check(value)}
+    return {pattern: value for pattern, value in patterns.items() if check(value)}
 
 
 def _of(patterns: Mapping[str, Any], layer: str, otherwise: Any) -> Any:

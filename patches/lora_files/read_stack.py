@@ -180,13 +180,13 @@ def _split_enlarging(state: StateDict) -> tuple[StateDict, dict[str, Tensor]]:
     layers = tuple(key.removesuffix("reshape_weight") for key in state if key.endswith(".reshape_weight"))
     if not layers:
         return state, {}
-    rest, enlarging = {}, {}
+    remaining, enlarging = {}, {}
     for key, tensor in state.items():
         if key.startswith(layers):
             enlarging[key] = tensor
         else:
-            rest[key] = tensor
-    return rest, enlarging
+            remaining[key] = tensor
+    return remaining, enlarging
 
 
 def _read_enlarging(
@@ -200,9 +200,9 @@ def _read_enlarging(
         raise ValueError(f"{refused}- it enlarges {', '.join(unknown)}, which this model does not have")
     if not can_enlarge:
         raise ValueError(f"{refused}- it enlarges {', '.join(names)}; only a real ComfyUI can do that")
-    broken = [key for key, tensor in state.items() if not bool(torch.isfinite(tensor.float()).all())]
-    if broken:
-        raise ValueError(refused + "\n".join(f"- {key}: holds NaN or infinite values" for key in broken))
+    not_finite = [key for key, tensor in state.items() if not bool(torch.isfinite(tensor.float()).all())]
+    if not_finite:
+        raise ValueError(refused + "\n".join(f"- {key}: holds NaN or infinite values" for key in not_finite))
     layers = {name: key_map[name].weight for name in names}
     changed = []
     for name, weight in layers.items():
@@ -279,9 +279,9 @@ def entry_report(entry: LoraEntry, lora: parse.ParsedLora, has_clip: bool) -> st
         if has_clip:
             line += ", the text encoder's does not"
     line = "; ".join([line, *_left_out(lora)])
-    about = metadata.about(entry.metadata)
-    if about:
-        line += f"\n  {about}"
+    facts = metadata.about(entry.metadata)
+    if facts:
+        line += f"\n  {facts}"
     return line
 
 

@@ -33,8 +33,8 @@ def to_key_format(lora: Mapping[str, Tensor], name: str, dtype: torch.dtype) -> 
     groups, strangers, problems = grouped(lora, plain=False)
     problems += [f"{key}: not a LoRA tensor" for key in strangers]
     problems += [f"{key}: holds NaN or infinite values" for key, tensor in lora.items() if not _finite(tensor)]
-    instead = [choice.name for choice in choices.values() if choice.holds_every_kind]
-    problems += writer.problems(groups, " or ".join(instead))
+    alternatives = [choice.name for choice in choices.values() if choice.holds_every_kind]
+    problems += writer.problems(groups, " or ".join(alternatives))
     if not groups and not problems:
         problems.append("it is empty")
     if problems:
@@ -66,15 +66,15 @@ def hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[s
     The first is sha256 of everything behind the header; the second the first 8 digits of sha256 of 64 KiB from 1 MiB
     on.
     """
-    whole, legacy, place = sha256(), sha256(), 0
+    model_hash, legacy_hash, offset = sha256(), sha256(), 0
     kohya = {key: value for key, value in metadata.items() if key.startswith("ss_")}
     chunks = safetensors_bytes(tensors, kohya or None)
     for number, chunk in enumerate(chunks):
         if number:
-            whole.update(chunk)
-        legacy.update(chunk[max(0, 0x100000 - place) : max(0, 0x110000 - place)])
-        place += len(chunk)
-    return {"sshs_model_hash": whole.hexdigest(), "sshs_legacy_hash": legacy.hexdigest()[:8]}
+            model_hash.update(chunk)
+        legacy_hash.update(chunk[max(0, 0x100000 - offset) : max(0, 0x110000 - offset)])
+        offset += len(chunk)
+    return {"sshs_model_hash": model_hash.hexdigest(), "sshs_legacy_hash": legacy_hash.hexdigest()[:8]}
 
 
 def saved_metadata(lora: Mapping[str, Tensor], title: str, more: Mapping[str, str]) -> dict[str, str]:

@@ -65,9 +65,9 @@ def rows_of(stack: Iterable[Sequence]) -> list[StackRow]:
         row.update(
             (name, getattr(element, name)) for name in ("blocks", "schedule", "partial") if hasattr(element, name)
         )
-        found = list(_row_problems(row))
-        problems += [f"row {number} ({element[0]}): {problem}" for problem in found]
-        if not found:
+        row_problems = list(_row_problems(row))
+        problems += [f"row {number} ({element[0]}): {problem}" for problem in row_problems]
+        if not row_problems:
             rows.append(_row(row, number))
     if problems:
         raise ValueError("LORA_STACK:\n" + "\n".join(f"- {problem}" for problem in problems))
@@ -97,11 +97,11 @@ def parse(text: str) -> list[StackRow]:
             problems.append(f"row {number}: expected an object with a file, got {row!r}")
             continue
         if row.get("on", True):
-            found = [f"row {number} ({row['file']}): {problem}" for problem in _row_problems(row)]
+            row_problems = [f"row {number} ({row['file']}): {problem}" for problem in _row_problems(row)]
         else:
-            found = []
-        problems += found
-        if not found and row.get("on", True):
+            row_problems = []
+        problems += row_problems
+        if not row_problems and row.get("on", True):
             rows.append(_row(row, number))
     if problems:
         raise ValueError("rows:\n" + "\n".join(f"- {problem}" for problem in problems))
@@ -139,8 +139,8 @@ def schedule_of(text: str) -> Schedule | None:
         return Schedule.between(start, end)
     points = []
     for part in filter(None, (part.strip() for part in text.replace("\n", ",").split(","))):
-        share, found, strength = part.partition(":")
-        if not found:
+        share, colon, strength = part.partition(":")
+        if not colon:
             raise ValueError(
                 "schedule: expected start-end such as 0.2-0.8, or points such as 0:1, 0.5:0.3, 1:0; got"
                 f" {text.strip()!r}"
@@ -178,6 +178,6 @@ def _number(text: str) -> float:
 def _row(row: dict[str, Any], number: int) -> StackRow:
     model = float(row.get("model", 1.0))
     extras = (row.get("blocks", ""), row.get("schedule", ""), row.get("partial", False))
-    made = StackRow(row["file"], model, float(row.get("clip", model)), *extras)
-    made.number = number
-    return made
+    stack_row = StackRow(row["file"], model, float(row.get("clip", model)), *extras)
+    stack_row.number = number
+    return stack_row

@@ -56,12 +56,12 @@ def refuse_inference_only(kernel: Any) -> None:
     cells = (cell.cell_contents for cell in getattr(kernel, "__closure__", None) or () if _filled(cell))
     names = [kernel_name(kernel), *(kernel_name(content) for content in cells if callable(content))]
     for name in names:
-        known = INFERENCE_ONLY.get(name.rpartition(".")[2])
-        if known is None:
-            known = next((what for word, what in INFERENCE_ONLY_WORDS.items() if word.search(name)), None)
-        if known is not None:
+        title = INFERENCE_ONLY.get(name.rpartition(".")[2])
+        if title is None:
+            title = next((label for word, label in INFERENCE_ONLY_WORDS.items() if word.search(name)), None)
+        if title is not None:
             raise InferenceOnly(
-                f"{known} is for inference only, it has no backward pass (kernel {name}): start ComfyUI without it, or"
+                f"{title} is for inference only, it has no backward pass (kernel {name}): start ComfyUI without it, or"
                 " take its node off the model, and train with PyTorch's attention"
             )
 

@@ -39,5 +39,5 @@ def convolve(module: Any, x: Tensor, weight: Tensor, groups: int = 1, compiled: 
 
 def convolve_pointwise(x: Tensor, weight: Tensor, compiled: bool = False) -> Tensor:
     """A convolution of kernel 1."""
-    one, nothing = [1] * (weight.ndim - 2), [0] * (weight.ndim - 2)
-    return (_opaque if compiled else _convolution)(x, weight, one, nothing, one, 1)
+    ones, zeros = [1] * (weight.ndim - 2), [0] * (weight.ndim - 2)
+    return (_opaque if compiled else _convolution)(x, weight, ones, zeros, ones, 1)

@@ -21,9 +21,9 @@ def _layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Map
     frames = frame_count(x.shape[2], int(model.patch_temporal))  # type: ignore[arg-type]
     grid = token_grid(x.shape, _patch(model))
     total = frames * grid[0] * grid[1]
-    words, text = conditions.get("t5xxl_ids"), text_length(context)
-    if words is not None:
-        text = max(_ANIMA_TEXT, words.shape[-1])
+    t5_ids, text = conditions.get("t5xxl_ids"), text_length(context)
+    if t5_ids is not None:
+        text = max(_ANIMA_TEXT, t5_ids.shape[-1])
     period = 1
     if text == total:
         period = 2

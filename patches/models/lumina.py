@@ -106,7 +106,7 @@ def _refined(grid: Grid, starts: Mapping[int, int], refiners: Sequence[tuple[int
     """
     places = {}
     for length, start in starts.items():
-        skip = sum(len(blocks) for seen, blocks in refiners if seen == length)
+        skip = sum(len(blocks) for refiner_length, blocks in refiners if refiner_length == length)
         places[length] = Place(start, skip)
     return Layout(1, grid, places)
 

@@ -54,9 +54,9 @@ def _by_shared_names(file: LoraShapes) -> ModelFamily | None:
         if shared is not None and shared.fits(file):
             claims.setdefault(shared.pattern, []).append(family)
     for families in claims.values():
-        telling = _without_overruled(families)
-        if len(telling) == 1:
-            return telling[0]
+        deciding = _without_overruled(families)
+        if len(deciding) == 1:
+            return deciding[0]
     return None
 
 
@@ -67,9 +67,9 @@ def _without_overruled(families: Sequence[ModelFamily]) -> list[ModelFamily]:
         shared = family.recognition.shared_names
         if shared is not None and shared.also is not None:
             overruled |= set(shared.widths or ())
-    kept = []
+    remaining = []
     for family in families:
         shared = family.recognition.shared_names
         if shared is not None and (shared.also is not None or not overruled & set(shared.widths or ())):
-            kept.append(family)
-    return kept
+            remaining.append(family)
+    return remaining

@@ -59,7 +59,7 @@ def families() -> tuple[ModelFamily, ...]:
 
 def register(family: ModelFamily) -> None:
     """Add a family, which files are compared with before all others; ValueError when its key is taken."""
-    if any(family.key == known.key for known in _families):
+    if any(family.key == other.key for other in _families):
         raise ValueError(f"a model family {family.key!r} is already registered")
     _families.insert(0, family)
 

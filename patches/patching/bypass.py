@@ -116,20 +116,20 @@ class Bypass:
         self.schedules = {patch.schedule for patch in (*weight, *bias) if patch.schedule is not None}
         self.clock.users.add(self)
         self._cast: tuple[tuple[torch.dtype, torch.device], Parts] | None = None
-        seen = compute or (torch.float32, torch.device("cpu"))
+        dtype_and_device = compute or (torch.float32, torch.device("cpu"))
         shape, groups = shape_of(module), getattr(module, "groups", 1)
         with torch.inference_mode(False), torch.no_grad():
-            read = functools.partial(weight_of, module, *seen)
-            made = compose(weight, shape, read, self.clock.place, groups)
+            read_weight = functools.partial(weight_of, module, *dtype_and_device)
+            composed = compose(weight, shape, read_weight, self.clock.place, groups)
             if compiled:
-                made = uniform(made, weight, read, self.clock.place, groups)
-            made.bias(bias, lambda: bias_of(module, *seen), self.clock.place)
-            up, down, places = made.joined()
+                composed = uniform(composed, weight, read_weight, self.clock.place, groups)
+            composed.bias(bias, lambda: bias_of(module, *dtype_and_device), self.clock.place)
+            up, down, places = composed.joined()
             if compiled and groups == 1:
-                more = max(8, -(-up.shape[1] // 8) * 8) - up.shape[1]
-                up, down, places = F.pad(up, (0, more)), F.pad(down, (0, 0, 0, more)), places + [0] * more
-            biases = made.biases or ([(0, torch.zeros(shape[0]))] if compiled else [])
-            inputs, outputs = made.inputs, made.outputs
+                padding = max(8, -(-up.shape[1] // 8) * 8) - up.shape[1]
+                up, down, places = F.pad(up, (0, padding)), F.pad(down, (0, 0, 0, padding)), places + [0] * padding
+            biases = composed.biases or ([(0, torch.zeros(shape[0]))] if compiled else [])
+            inputs, outputs = composed.inputs, composed.outputs
             if compiled:
                 inputs = (combined_scale(inputs, shape[1] * groups),)
                 outputs = (combined_scale(outputs, shape[0]),)
@@ -137,12 +137,12 @@ class Bypass:
                 down.reshape(-1, *shape[1:]) if up.shape[1] else None,
                 up.reshape(*up.shape, *(1,) * (len(shape) - 2)) if up.shape[1] else None,
                 torch.tensor(places) if any(places) else None,
-                tuple(made.diffs),
-                tuple(made.krons),
+                tuple(composed.diffs),
+                tuple(composed.krons),
                 tuple(biases),
                 inputs,
                 outputs,
-                made.own,
+                composed.own,
             )
         if compute is not None:
             self._prepare(*compute)
@@ -237,8 +237,8 @@ class Parts(NamedTuple):
             tuple((place, diff.to(device, dtype)) for place, diff in self.diffs),
             tuple((place, kron.to(dtype, device)) for place, kron in self.krons),
             tuple((place, bias.to(device, dtype)) for place, bias in self.biases),
-            tuple(one.to(device) for one in self.inputs),
-            tuple(one.to(device) for one in self.outputs),
+            tuple(channel_map.to(device) for channel_map in self.inputs),
+            tuple(channel_map.to(device) for channel_map in self.outputs),
             self.own,
         )
 

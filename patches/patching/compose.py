@@ -42,10 +42,10 @@ class Kron:
         hidden = (x if side == 0 else x.narrow(-1, start, length)).unflatten(-1, (columns, -1))
         for factor in reversed(self.second):
             hidden = F.linear(hidden, factor)
-        made = torch.matmul(self.first, hidden).flatten(-2)
+        product = torch.matmul(self.first, hidden).flatten(-2)
         if self.part and side == 0:
-            return F.pad(made, (start, self.shape[0] - start - length))
-        return made
+            return F.pad(product, (start, self.shape[0] - start - length))
+        return product
 
     def to(self, dtype: torch.dtype, device: torch.device) -> Kron:
         """This product in another type, on another device."""
@@ -77,16 +77,16 @@ class Composed:
 
     def add(self, patches: Sequence[Patch], place: Place, groups: int = 1) -> None:
         """Add additive patches."""
-        for schedule, of in _by_schedule(patches):
-            index, kept = place(schedule), []
-            for patch in of:
+        for schedule, patch_group in _by_schedule(patches):
+            index, not_kronecker = place(schedule), []
+            for patch in patch_group:
                 kron = self._kron(patch)
                 if kron is None:
-                    kept.append(patch)
+                    not_kronecker.append(patch)
                 else:
                     self.krons.append((index, kron))
             fused = fuse(
-                kept,
+                not_kronecker,
                 self.shape,
                 max_rank=max(MAX_FACTOR_RANK, min(self.shape[0], torch.Size(self.shape[1:]).numel()) // 4),
             )
@@ -108,12 +108,12 @@ class Composed:
         """A patch as a Kronecker product of its own, None where it is none or not a matrix's."""
         layer: Any = patch.layer
         if hasattr(layer, "kronecker_factors") and len(self.shape) == 2:
-            found = layer.kronecker_factors()
+            factors = layer.kronecker_factors()
         else:
-            found = None
-        if found is None:
+            factors = None
+        if factors is None:
             return None
-        return Kron(self.shape, patch.strength * found[0], found[1], patch.part)
+        return Kron(self.shape, patch.strength * factors[0], factors[1], patch.part)
 
     def put(self, around: ActivationForm, part: Slice | None) -> None:
         """Maps around what is there, and a layer beside it (of a part of the weight)."""
@@ -123,13 +123,13 @@ class Composed:
         else:
             self.inputs, self.outputs, self.own, self.pairs, self.diffs, self.krons = (), (), False, [], [], []
         if around.layer is not None:
-            beside = Composed(self.shape)
-            beside.add([Patch(around.layer, around.strength, part)], lambda _: 0)
-            beside._through(around.layer_inputs, around.layer_outputs)
+            added = Composed(self.shape)
+            added.add([Patch(around.layer, around.strength, part)], lambda _: 0)
+            added._through(around.layer_inputs, around.layer_outputs)
             self.pairs, self.diffs, self.krons = (
-                self.pairs + beside.pairs,
-                self.diffs + beside.diffs,
-                self.krons + beside.krons,
+                self.pairs + added.pairs,
+                self.diffs + added.diffs,
+                self.krons + added.krons,
             )
 
     def _through(self, inputs: Sequence[Map], outputs: Sequence[Map]) -> None:
@@ -154,17 +154,21 @@ class Composed:
         constant = [patch for patch in patches if patch.schedule is None]
         changed = self.outputs or not self.own or not additive(constant)
         if changed:
-            own = read()
+            base_bias = read()
         else:
-            own = None
-        if own is None:
-            added = patches
+            base_bias = None
+        if base_bias is None:
+            remaining = patches
         else:
-            seen = apply_maps(self.outputs, own, 0) if self.own else torch.zeros_like(own)  # of it in the mapped output
-            self.biases.append((0, in_order(own, constant) - seen))
-            added = [patch for patch in patches if patch.schedule is not None]
-        for schedule, of in _by_schedule(added):
-            self.biases += [(place(schedule), diff) for diff in [fuse(of, self.shape[:1]).diff] if diff is not None]
+            mapped_bias = (
+                apply_maps(self.outputs, base_bias, 0) if self.own else torch.zeros_like(base_bias)
+            )  # of it in the mapped output
+            self.biases.append((0, in_order(base_bias, constant) - mapped_bias))
+            remaining = [patch for patch in patches if patch.schedule is not None]
+        for schedule, patch_group in _by_schedule(remaining):
+            self.biases += [
+                (place(schedule), diff) for diff in [fuse(patch_group, self.shape[:1]).diff] if diff is not None
+            ]
 
     def joined(self) -> tuple[Tensor, Tensor, list[int]]:
         """(up (out, R), down (R, columns), the place of every component's multiplier) of all pairs."""
@@ -188,24 +192,24 @@ def compose(
     """Patches of a weight (out, in / groups, ...), in order; `read` gives its values in float32, where a patch needs
     them.
     """
-    made, done = Composed(tuple(shape)), []  # type: Composed, list[Patch]
-    for adds, run in itertools.groupby(patches, lambda patch: patch.layer.additive):
-        if adds:
-            own = list(run)
-            made.add(own, place, groups)
-            done += own
+    composed, applied = Composed(tuple(shape)), []  # type: Composed, list[Patch]
+    for is_additive, batch_patches in itertools.groupby(patches, lambda patch: patch.layer.additive):
+        if is_additive:
+            batch = list(batch_patches)
+            composed.add(batch, place, groups)
+            applied += batch
             continue
-        for patch in run:
-            around = None
+        for patch in batch_patches:
+            form = None
             if groups == 1:
-                around = _around(patch, made.shape, lambda: in_order(read(), done))  # noqa: B023 (called at once)
-            done.append(patch)
-            if around is None:
+                form = _around(patch, composed.shape, lambda: in_order(read(), applied))  # noqa: B023 (called at once)
+            applied.append(patch)
+            if form is None:
                 base = read()
-                made = Composed(made.shape, diffs=[(0, (in_order(base, done) - base).cpu())])
+                composed = Composed(composed.shape, diffs=[(0, (in_order(base, applied) - base).cpu())])
             else:
-                made.put(around, patch.part)
-    return made
+                composed.put(form, patch.part)
+    return composed
 
 
 def uniform(
@@ -227,15 +231,21 @@ def uniform(
         outputs = made.outputs
     else:
         outputs = (Scale(torch.zeros(made.shape[0])),)
-    whole = [diff for index, diff in made.diffs if not index]
+    constant_diffs = [diff for index, diff in made.diffs if not index]
     if groups > 1:
-        diffs = [(0, sum(whole, torch.zeros(made.shape))), *(one for one in made.diffs if one[0])]
+        diffs = [
+            (0, sum(constant_diffs, torch.zeros(made.shape))),
+            *(scheduled_diff for scheduled_diff in made.diffs if scheduled_diff[0]),
+        ]
         return Composed(made.shape, made.inputs, outputs, diffs=diffs)
-    if whole:
-        summed = [(0, sum(whole, torch.zeros(made.shape)))]
+    if constant_diffs:
+        summed = [(0, sum(constant_diffs, torch.zeros(made.shape)))]
     else:
         summed = []
-    factors = [(index, *_factors(diff)) for index, diff in (*summed, *(one for one in made.diffs if one[0]))]
+    factors = [
+        (index, *_factors(diff))
+        for index, diff in (*summed, *(scheduled_diff for scheduled_diff in made.diffs if scheduled_diff[0]))
+    ]
     return Composed(made.shape, made.inputs, outputs, pairs=made.pairs + factors)
 
 
@@ -253,20 +263,20 @@ def _around(patch: Patch, shape: Sequence[int], read: Callable[[], Tensor]) -> A
     if patch.part is None:
         return layer.at_activations(patch.strength, shape, read)
     side, start, length = patch.part
-    own = [length if dimension == side else size for dimension, size in enumerate(shape)]
-    around = layer.at_activations(patch.strength, own, lambda: read().narrow(side, start, length))
-    if around is None or (around.inputs if side == 0 else around.outputs):
+    part_shape = [length if dimension == side else size for dimension, size in enumerate(shape)]
+    form = layer.at_activations(patch.strength, part_shape, lambda: read().narrow(side, start, length))
+    if form is None or (form.inputs if side == 0 else form.outputs):
         return None
 
     def within(maps: Sequence[Any]) -> tuple[Map, ...]:
-        return tuple(PartMap(one, start, length) for one in maps)
+        return tuple(PartMap(channel_map, start, length) for channel_map in maps)
 
-    return around._replace(
-        inputs=within(around.inputs),
-        outputs=within(around.outputs),
+    return form._replace(
+        inputs=within(form.inputs),
+        outputs=within(form.outputs),
         keeps_output=True,
-        layer_inputs=within(around.layer_inputs),
-        layer_outputs=within(around.layer_outputs),
+        layer_inputs=within(form.layer_inputs),
+        layer_outputs=within(form.layer_outputs),
     )
 
 

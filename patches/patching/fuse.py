@@ -47,7 +47,7 @@ class Stack:
     """
 
     def __init__(self, patches: Mapping[str, Sequence[Patch]], bypass: Iterable[str] = ()):
-        self.patches = {name: tuple(of) for name, of in patches.items()}
+        self.patches = {name: tuple(weight_patches) for name, weight_patches in patches.items()}
         self.bypass = frozenset(bypass)
         self.serial = next(_serial)
         self._identity: str | None = None
@@ -65,8 +65,15 @@ class Stack:
             for name in sorted(self.patches):
                 for patch in self.patches[name]:
                     layer = patch.layer
-                    what = (name, name in self.bypass, patch.strength, patch.part, patch.schedule, plain_fields(layer))
-                    digest.update(repr((what, [(str(t.dtype), tuple(t.shape)) for t in layer.tensors()])).encode())
+                    settings = (
+                        name,
+                        name in self.bypass,
+                        patch.strength,
+                        patch.part,
+                        patch.schedule,
+                        plain_fields(layer),
+                    )
+                    digest.update(repr((settings, [(str(t.dtype), tuple(t.shape)) for t in layer.tensors()])).encode())
                     for tensor in layer.tensors():
                         digest.update(tensor_bytes(tensor))
             self._identity = digest.hexdigest()
@@ -116,8 +123,8 @@ def fuse(
         else:
             if diff is None:
                 diff = torch.zeros(tuple(shape), device=device)
-            into = diff.narrow(*(patch.part or (0, 0, out)))
-            into.add_(layer.delta(into.shape, device), alpha=patch.strength)
+            target = diff.narrow(*(patch.part or (0, 0, out)))
+            target.add_(layer.delta(target.shape, device), alpha=patch.strength)
     if not ups:
         ups, downs = [torch.zeros(out, 0, device=device)], [torch.zeros(0, columns, device=device)]
     return Fused(ups, torch.tensor(scales, dtype=torch.float32, device=device), _joined(downs, 0), diff)
@@ -127,8 +134,8 @@ def _joined(factors: Sequence[Tensor], dimension: int) -> Tensor:
     """Concatenate factors in their common type, float32 when they have none."""
     if len(factors) == 1:
         return factors[0]
-    one = len({factor.dtype for factor in factors}) == 1
-    return torch.cat(list(factors) if one else [factor.float() for factor in factors], dimension)
+    same_dtype = len({factor.dtype for factor in factors}) == 1
+    return torch.cat(list(factors) if same_dtype else [factor.float() for factor in factors], dimension)
 
 
 def _placed(factor: Tensor, part: Slice | None, dimension: int, size: int, kernel: int = 1) -> Tensor:
@@ -159,33 +166,35 @@ def patched(base: Tensor, patches: Sequence[Patch], out: Tensor | None = None, s
     if not result.is_contiguous():  # a convolution's weight in channels_last, changed where it is
         return result.copy_(patched(base, patches, seed=seed))
     if seed is None:
-        draws = None
+        generator = None
     else:
-        draws = torch.Generator(base.device).manual_seed(seed)
+        generator = torch.Generator(base.device).manual_seed(seed)
     if not additive(patches):
-        return result.copy_(_rounded(in_order(base.float(), patches), base.dtype, draws))
+        return result.copy_(_rounded(in_order(base.float(), patches), base.dtype, generator))
     fused = fuse(patches, base.shape, base.device)
     rows, target = base.reshape(base.shape[0], -1), result.view(base.shape[0], -1)
     if fused.diff is None:
         diff = None
     else:
         diff = fused.diff.reshape(target.shape)
-    if diff is None and draws is None and base.dtype in (torch.float32, torch.bfloat16):
+    if diff is None and generator is None and base.dtype in (torch.float32, torch.bfloat16):
         half = base.dtype == torch.bfloat16
         if half and fused.down.dtype == torch.bfloat16:
             down = fused.down
         else:
             down = fused.down.float()
-        for some in _blocks(len(rows), FACTOR_ELEMENTS // max(1, len(fused.scale))):
-            up = fused.up_of(some)
-            torch.addmm(rows[some], *(bfloat16_factors(up, down, rows[some]) if half else (up, down)), out=target[some])
+        for block in _blocks(len(rows), FACTOR_ELEMENTS // max(1, len(fused.scale))):
+            up = fused.up_of(block)
+            torch.addmm(
+                rows[block], *(bfloat16_factors(up, down, rows[block]) if half else (up, down)), out=target[block]
+            )
         return result
     down = fused.down.float()
-    for some in _blocks(len(rows), _BLOCK // rows.shape[1]):  # float32 copies of a few rows at a time
-        total = rows[some].to(torch.float32, copy=True)
+    for block in _blocks(len(rows), _BLOCK // rows.shape[1]):  # float32 copies of a few rows at a time
+        total = rows[block].to(torch.float32, copy=True)
         if diff is not None:
-            total += diff[some]
-        target[some] = _rounded(total.addmm_(fused.up_of(some), down), base.dtype, draws)
+            total += diff[block]
+        target[block] = _rounded(total.addmm_(fused.up_of(block), down), base.dtype, generator)
     return result
 
 
@@ -211,11 +220,11 @@ def in_order(weight: Tensor, patches: Sequence[Patch]) -> Tensor:
     ones is one product.
     """
     result = weight
-    for adds, run in itertools.groupby(patches, lambda patch: patch.layer.additive):
-        if adds:
-            result = patched(result, list(run))
+    for is_additive, batch in itertools.groupby(patches, lambda patch: patch.layer.additive):
+        if is_additive:
+            result = patched(result, list(batch))
             continue
-        for patch in run:
+        for patch in batch:
             layer: Any = patch.layer
             if result is weight:
                 result = result.clone()
@@ -241,8 +250,12 @@ def bfloat16_factors(up: Tensor, down: Tensor, base: Tensor) -> tuple[Tensor, Te
     else:
         ways = [_once, _twice, _high_and_low]
     shares = _shared_out(up, down, base, (1.0,) if exact else (2.0, 2.0 * _LEFT))
-    made = [way(up[:, some], down[some]) for way, some in zip(ways, shares, strict=True) if some is not None]
-    ups, downs = zip(*made, strict=True)
+    factors = [
+        way(up[:, components], down[components])
+        for way, components in zip(ways, shares, strict=True)
+        if components is not None
+    ]
+    ups, downs = zip(*factors, strict=True)
     return _joined(ups, 1), _joined(downs, 0)
 
 
@@ -285,21 +298,21 @@ def _shared_out(up: Tensor, down: Tensor, base: Tensor, left: Sequence[float]) -
     """Components by way of multiplying them: way n leaves left[n] |up_r|^2 |down_r|^2 e^2 of noise, a last one leaves
     none.
     """
-    everything = slice(None)
+    all_components = slice(None)
     if up.device.type != "cpu":
-        return [*(None for _ in left), everything]
+        return [*(None for _ in left), all_components]
     noise = up.square().sum(0) * down.float().square().sum(1)
-    some = base[:: max(1, base.shape[0] // 64)]
-    size = 1.25 * float(some.float().abs().sum()) / some.numel()  # a normal weight's root mean square
-    allowed = _NOISE * size * size * base.numel()
-    whole = float(noise.sum())
+    sample = base[:: max(1, base.shape[0] // 64)]
+    size = 1.25 * float(sample.float().abs().sum()) / sample.numel()  # a normal weight's root mean square
+    allowed_noise = _NOISE * size * size * base.numel()
+    total_noise = float(noise.sum())
     for way, share in enumerate(left):
-        if share * whole <= allowed:
-            return [everything if place == way else None for place in range(len(left) + 1)]
+        if share * total_noise <= allowed_noise:
+            return [all_components if place == way else None for place in range(len(left) + 1)]
     noise, order = noise.sort()
-    ends = [int((share * noise.cumsum(0) <= allowed / len(left)).sum()) for share in left]  # the weakest go first
+    ends = [int((share * noise.cumsum(0) <= allowed_noise / len(left)).sum()) for share in left]  # the weakest go first
     if sum(ends) < len(order) // _WORTH:
-        return [*(None for _ in left), everything]
+        return [*(None for _ in left), all_components]
     return [order[start:end] if start < end else None for start, end in itertools.pairwise([0, *ends, len(order)])]
 
 
@@ -314,7 +327,7 @@ def shared_out(stacks: Iterable[Stack], weight: str) -> tuple[list[Stack], list[
     for stack in stacks:
         if weight in stack.patches:
             late = bool(activations) and not additive(
-                patch for one in (*activations, stack) for patch in one.patches[weight]
+                patch for other in (*activations, stack) for patch in other.patches[weight]
             )
             (activations if weight in stack.bypass or late else merged).append(stack)
     return merged, activations

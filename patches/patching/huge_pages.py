@@ -29,11 +29,13 @@ def empty(like: Sequence[Tensor]) -> list[Tensor]:
         return [torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in like]
     block = mmap.mmap(-1, sum(_bytes(tensor) for tensor in like), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     block.madvise(_HUGE)
-    made, start = [], 0
+    tensors, start = [], 0
     for tensor in like:
-        made.append(torch.frombuffer(block, dtype=tensor.dtype, count=tensor.numel(), offset=start).view(tensor.shape))
+        tensors.append(
+            torch.frombuffer(block, dtype=tensor.dtype, count=tensor.numel(), offset=start).view(tensor.shape)
+        )
         start += _bytes(tensor)
-    return made
+    return tensors
 
 
 def _bytes(tensor: Tensor) -> int:

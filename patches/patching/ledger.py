@@ -37,7 +37,7 @@ class _Kept:
         """Whether the memory can take another result for this base; a compiled model's guards see no difference between
         the two.
         """
-        return all(of(self.live) == of(base) for of in (_kind, lambda parameter: parameter.requires_grad))
+        return all(trait(self.live) == trait(base) for trait in (_kind, lambda parameter: parameter.requires_grad))
 
 
 @dataclass(eq=False)
@@ -155,11 +155,13 @@ class Ledger:
             self.kept = _kept.setdefault(model, self.kept)
 
     def _weights(self, model: nn.Module, stacks: Sequence[Stack], version: Version) -> None:
-        wanted = {name for name in {name for stack in stacks for name in stack.patches} if shared_out(stacks, name)[0]}
-        for name in [name for name in self.slots if name not in wanted]:
+        merged_names = {
+            name for name in {name for stack in stacks for name in stack.patches} if shared_out(stacks, name)[0]
+        }
+        for name in [name for name in self.slots if name not in merged_names]:
             self.slots.pop(name).restore()
-        bases = {name: self._base(model, name) for name in sorted(wanted)}
-        fresh = self._fresh(
+        bases = {name: self._base(model, name) for name in sorted(merged_names)}
+        new_memory = self._fresh(
             {
                 name: base
                 for name, (_, _, base) in bases.items()
@@ -170,7 +172,7 @@ class Ledger:
             if is_patched_in_place(base):
                 self.slots[name] = self._on_device(name, module, attribute, base, stacks, version)
                 continue
-            live = self._patched(name, base, stacks, version, fresh.get(name))
+            live = self._patched(name, base, stacks, version, new_memory.get(name))
             self.slots[name] = _Slot(module, attribute, base, live)
             module._parameters[attribute] = live
 
@@ -189,12 +191,12 @@ class Ledger:
         """Memory for the weights whose kept memory does not fit; where others have no use for theirs any more, for all:
         they share it.
         """
-        kept = self.kept.weights
-        new = [name for name, base in bases.items() if name not in kept or not kept[name].fits(base)]
-        if new and any(name not in bases or name in new for name in kept):
-            for name in [name for name in self.slots if name in kept]:
+        kept_weights = self.kept.weights
+        new = [name for name, base in bases.items() if name not in kept_weights or not kept_weights[name].fits(base)]
+        if new and any(name not in bases or name in new for name in kept_weights):
+            for name in [name for name in self.slots if name in kept_weights]:
                 self.slots.pop(name).restore()
-            kept.clear()
+            kept_weights.clear()
             new = list(bases)
         memory: dict[str, Tensor] = {}
         for inference in (False, True):
@@ -211,14 +213,20 @@ class Ledger:
         patches = effective(stacks, name, bypass=False)
         if name in version.transient:
             return _computed(base, patches, None, _seed(name, base, version))
-        kept = self.kept.weights.pop(
+        kept_weight = self.kept.weights.pop(
             name, None
         )  # put back when it is right: a failure must not leave half-written memory behind
-        if kept is None or kept.base() is not base or (kept.origin, kept.recipe) != (origin, recipe):
-            live = _computed(base, patches, memory if kept is None else kept.live, _seed(name, base, version))
-            kept = _Kept(weakref.ref(base), origin, recipe, live)
-        self.kept.weights[name] = kept
-        return kept.live
+        if (
+            kept_weight is None
+            or kept_weight.base() is not base
+            or (kept_weight.origin, kept_weight.recipe) != (origin, recipe)
+        ):
+            live = _computed(
+                base, patches, memory if kept_weight is None else kept_weight.live, _seed(name, base, version)
+            )
+            kept_weight = _Kept(weakref.ref(base), origin, recipe, live)
+        self.kept.weights[name] = kept_weight
+        return kept_weight.live
 
     def _on_device(
         self,
@@ -238,22 +246,22 @@ class Ledger:
             saved = _Saved(weakref.ref(base), origin, host_copy(base))
             if name not in version.transient:
                 self.kept.saved[name] = saved
-        made = _Slot(module, attribute, base, base, saved.copy)
-        self.slots[name] = made  # before the first byte changes: a failure restores it
+        new_slot = _Slot(module, attribute, base, base, saved.copy)
+        self.slots[name] = new_slot  # before the first byte changes: a failure restores it
         with torch.inference_mode(base.is_inference()), torch.no_grad():
             patched(base.data, effective(stacks, name, bypass=False), out=base.data, seed=_seed(name, base, version))
-        return made
+        return new_slot
 
     def _bypasses(self, model: nn.Module, stacks: Sequence[Stack], version: Version) -> None:
-        wanted = {name.rpartition(".")[0] for stack in stacks for name in stack.bypass}
-        if version.compiled and wanted:
-            parts = {name.partition(".")[0] for name in wanted}
-            wanted |= {
+        module_names = {name.rpartition(".")[0] for stack in stacks for name in stack.bypass}
+        if version.compiled and module_names:
+            parts = {name.partition(".")[0] for name in module_names}
+            module_names |= {
                 name for name, module in model.named_modules() if name.partition(".")[0] in parts and supports(module)
             }
-        for name in [name for name in self.wrapped if name not in wanted]:
+        for name in [name for name in self.wrapped if name not in module_names]:
             self.wrapped.pop(name).remove()
-        for name in sorted(wanted):
+        for name in sorted(module_names):
             adapter = self._bypass(model, name, stacks, version)
             current = self.wrapped.get(name)
             if current is None or current.adapter is not adapter:
@@ -263,34 +271,39 @@ class Ledger:
 
     def _bypass(self, model: nn.Module, name: str, stacks: Sequence[Stack], version: Version) -> Bypass:
         module, names = model.get_submodule(name), (f"{name}.weight", f"{name}.bias")
-        on_weight, on_bias = (effective(stacks, of, bypass=True) for of in names)
-        serials = tuple(tuple(stack.serial for stack in shared_out(stacks, of)[1]) for of in names)
+        on_weight, on_bias = (effective(stacks, parameter_name, bypass=True) for parameter_name in names)
+        serials = tuple(
+            tuple(stack.serial for stack in shared_out(stacks, parameter_name)[1]) for parameter_name in names
+        )
         recipe: Hashable = serials, version.compute, version.compiled
-        passing = False
+        is_transient = False
         if not additive([*on_weight, *on_bias]):  # then it is made from the module's weight and bias
             recipe = (
                 recipe,
                 version.load,
-                tuple((_recipe(stacks, of), id(module._parameters.get(of.rpartition(".")[2]))) for of in names),
+                tuple(
+                    (_recipe(stacks, parameter_name), id(module._parameters.get(parameter_name.rpartition(".")[2])))
+                    for parameter_name in names
+                ),
             )
-            passing = bool(version.transient & set(names))
-        kept = self.kept.bypasses.pop(name, None)
-        if kept is None or passing or kept[0] != recipe:
+            is_transient = bool(version.transient & set(names))
+        entry = self.kept.bypasses.pop(name, None)
+        if entry is None or is_transient or entry[0] != recipe:
             if not supports(module):
                 raise ValueError(
                     f"{name}: bypass works on Linear and convolution modules, not on {type(module).__name__}; use mode"
                     " merge"
                 )
-            kept = recipe, Bypass(module, on_weight, on_bias, self.kept.clock, version.compiled, version.compute)
-        if not passing:
-            self.kept.bypasses[name] = kept
-        return kept[1]
+            entry = recipe, Bypass(module, on_weight, on_bias, self.kept.clock, version.compiled, version.compute)
+        if not is_transient:
+            self.kept.bypasses[name] = entry
+        return entry[1]
 
     def _clear(self, model: nn.Module) -> None:
         for slot in self.slots.values():
             slot.restore()
-        for wrapped in self.wrapped.values():
-            wrapped.remove()
+        for wrapper in self.wrapped.values():
+            wrapper.remove()
         self.slots, self.wrapped, self.owners = {}, {}, {}
         model.__dict__.pop(ATTRIBUTE, None)
 
@@ -405,12 +418,12 @@ def is_kept(model: nn.Module) -> bool:
 
 def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     """The shape that every weight stands for, by name; a quantised one may be packed into another."""
-    found = {name: tuple(weight.shape) for name, weight in module.named_parameters(remove_duplicate=False)}
+    shape_by_name = {name: tuple(weight.shape) for name, weight in module.named_parameters(remove_duplicate=False)}
     for name, part in module.named_modules():
         if (
             part._parameters.get("weight") is not None
             and supports(part)
             and why_not_plain(part, "weight", coarse=True) is not None
         ):
-            found[f"{name}.weight" if name else "weight"] = shape_of(part)
-    return found
+            shape_by_name[f"{name}.weight" if name else "weight"] = shape_of(part)
+    return shape_by_name

@@ -54,7 +54,7 @@ def plan_stack(target: PatchTarget, patches: Patches, mode: str) -> Installation
     label = target.label
     if mode == "host":
         line = f"{label}: {len(patches)} weights through ComfyUI's own patches; merging, extracting and saving see them"
-        return Installation({weight: list(those) for weight, those in patches.items()}, [], [line])
+        return Installation({weight: list(weight_patches) for weight, weight_patches in patches.items()}, [], [line])
     refuse_after_scheduled(patches, target.carried)
     constant, scheduled = split_by_schedule(patches)
     merge, bypass, by_host, reasons = plan_weights(target.module, constant, mode, target.why_not_merge)

@@ -34,8 +34,8 @@ def stochastic(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -
     values = values.clamp(limits.min, limits.max)
     exponent = torch.frexp(values)[1].clamp(min=round(math.log2(limits.smallest_normal)) + 1)
     step = torch.exp2((exponent - 1).float()) * limits.eps  # between neighbours at this size
-    draws = torch.rand(values.shape, generator=generator, device=values.device)
-    return (torch.floor(values / step + draws) * step).clamp(limits.min, limits.max).to(dtype)
+    noise = torch.rand(values.shape, generator=generator, device=values.device)
+    return (torch.floor(values / step + noise) * step).clamp(limits.min, limits.max).to(dtype)
 
 
 @torch.no_grad()

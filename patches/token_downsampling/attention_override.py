@@ -81,17 +81,17 @@ class ToDoCall:
     ) -> Tensor:
         options, code = self._options(executor.class_obj, x, c_crossattn, conditions, dict(transformer_options or {}))
         compiled = is_compiled(options.get("wrappers", {}))
-        left: dict[tuple[str, int, int], str] = {}
+        unthinned: dict[tuple[str, int, int], str] = {}
         if not compiled:
-            options[LEFT] = left
+            options[LEFT] = unthinned
         with own_code(code) if compiled else contextlib.nullcontext():
             out = executor(x, t, c_concat, c_crossattn, control, options, **conditions)
         set_up = options.get(OVERRIDE)
-        reasons = Counter(why for why in left.values() if why)
+        reasons = Counter(reason for reason in unthinned.values() if reason)
         if isinstance(set_up, Thinning):
             reasons[CHANGED] += set_up.left
         if reasons.total():  # in the node's report are those that were known before the model ran
-            listed = ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
+            listed = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
             warn_once(f"ApplyToDo left {reasons.total()} self-attention blocks alone: {listed}")
         elif isinstance(set_up, Thinning) and set_up.met and not set_up.thinned:
             lengths = " or ".join(map(str, sorted(set_up.layout.places)))

@@ -20,12 +20,12 @@ def report_rows(todo: ToDo, latent: Sequence[int] | None = None) -> list[DepthRe
     if latent is not None and len(latent) == 5:
         frames = int(latent[2])
     rows = []
-    for depth, (own, foreign) in sorted(todo.depths.items()):
+    for depth, (patchable, foreign) in sorted(todo.depths.items()):
         factor, patched = 1.0, 0
         if depth <= len(todo.settings.factors):
             factor = todo.settings.factors[depth - 1]
         if factor != 1.0:
-            patched = own
+            patched = patchable
         before = after = None
         if latent is not None:
             before = todo.grid_at(depth, latent)
@@ -33,7 +33,7 @@ def report_rows(todo: ToDo, latent: Sequence[int] | None = None) -> list[DepthRe
         width = 1
         if isinstance(todo, ToDoPatch):
             width = todo.widths[depth]
-        rows.append(DepthReport(depth, factor, before, after, patched, own - patched + foreign, frames, width))
+        rows.append(DepthReport(depth, factor, before, after, patched, patchable - patched + foreign, frames, width))
     return rows
 
 
@@ -101,20 +101,20 @@ def report_text(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence
     if isinstance(todo, TransformerToDo):
         lines.append(f"{todo.name}: the image's keys and values are thinned, those of text and reference images stay")
     if latent is not None:
-        among = ""
+        scope = ""
         if isinstance(todo, TransformerToDo):
-            among = " among the image's tokens"
-        lines.append(f"self-attention products saved{among}: about {100 * attention_saving(rows):.0f}%")
+            scope = " among the image's tokens"
+        lines.append(f"self-attention products saved{scope}: about {100 * attention_saving(rows):.0f}%")
     lines.append(
         f"method {settings.method}, phase {settings.phase}, {100 * settings.start_percent:g}% to"
         f" {100 * settings.end_percent:g}%"
     )
     if settings.disable_after:
         if settings.disable_after < 1:
-            when = f"{100 * settings.disable_after:g}% of the training run"
+            end = f"{100 * settings.disable_after:g}% of the training run"
         else:
-            when = f"{settings.disable_after:g} training steps"
-        lines.append(f"off after {when}")
+            end = f"{settings.disable_after:g} training steps"
+        lines.append(f"off after {end}")
     return "\n".join([*lines, *notes])
 
 

@@ -65,8 +65,8 @@ class ToDoSettings:
             )
         if problems:
             raise ValueError("ToDo settings:\n" + "\n".join(f"- {problem}" for problem in problems))
-        given = (" ".join(depth_factors.replace(",", " ").split()) or f"{factor:g}", str(len(factors)))
-        return cls(factors, method, start_percent, end_percent, phase, disable_after, given)
+        user_text = (" ".join(depth_factors.replace(",", " ").split()) or f"{factor:g}", str(len(factors)))
+        return cls(factors, method, start_percent, end_percent, phase, disable_after, user_text)
 
     @property
     def identity(self) -> str:
@@ -117,10 +117,10 @@ def _parse_factors(factor: float, max_depth: int, depth_factors: str, problems: 
             problems.append(f"{name}: expected numbers separated by spaces, such as '4 2', got {word!r}")
         elif not 1.0 <= value <= MAX_FACTOR:  # NaN fails this too
             problems.append(f"{name}: expected a factor from 1 (off) to {MAX_FACTOR:g}, got {word}")
-    known = tuple(value for value in values if value is not None)
+    valid = tuple(value for value in values if value is not None)
     if name == "depth_factors":
-        return known
-    return known * max(1, max_depth)
+        return valid
+    return valid * max(1, max_depth)
 
 
 def _number(word: str) -> float | None:
@@ -230,8 +230,8 @@ def _check(length: int, span: Span) -> None:
 def _kept_of(length: int, span: Span, target: Grid, method: str, device: torch.device) -> Tensor:
     """Indices of the tokens that stay of a sequence of `length`."""
     with torch.inference_mode(False):
-        kept, size = _kept(span.grid, target, method, device), span.grid[0] * span.grid[1]
-        image = [kept + span.start + frame * size for frame in range(span.frames)]
+        indices, size = _kept(span.grid, target, method, device), span.grid[0] * span.grid[1]
+        image = [indices + span.start + frame * size for frame in range(span.frames)]
         numbers = torch.arange(length, device=device)
         return torch.cat((numbers[: span.start], *image, numbers[span.start + span.count :]))
 
@@ -254,12 +254,12 @@ def attention_saving(rows: Sequence[DepthReport]) -> float:
     """Share of the self-attention's multiplications (Q K^T and A V: queries x keys x width) that thinning removes, 0 to
     1.
     """
-    full = kept = 0
+    full = reduced = 0
     for row in rows:
         if row.before is not None and row.after is not None:
             queries, keys = (row.frames * grid[0] * grid[1] for grid in (row.before, row.after))
             full += row.width * (row.patched + row.skipped) * queries * queries
-            kept += row.width * (row.patched * queries * keys + row.skipped * queries * queries)
+            reduced += row.width * (row.patched * queries * keys + row.skipped * queries * queries)
     if full:
-        return 1 - kept / full
+        return 1 - reduced / full
     return 0.0

@@ -70,7 +70,7 @@ def _halves(module: nn.Module) -> bool:
 
 
 def _attention(level: int, block: nn.Module) -> Attention:
-    own: list[int] = []
+    patchable: list[int] = []
     foreign: list[int] = []
     width = 0
     for module in block.children():
@@ -81,10 +81,10 @@ def _attention(level: int, block: nn.Module) -> Attention:
             if getattr(transformer, "disable_self_attn", False):
                 foreign.append(index)
             else:
-                own.append(index)
+                patchable.append(index)
             attn1: Any = transformer.attn1
             width = attn1.heads * attn1.dim_head
-    return Attention(level, tuple(own), tuple(foreign), width)
+    return Attention(level, tuple(patchable), tuple(foreign), width)
 
 
 def attention_depths(unet: nn.Module) -> dict[Block, int]:
@@ -127,21 +127,21 @@ class ToDoPatch:
         if factor is None:
             return q, context, value
         place, shape = _place(extra_options), extra_options["activations_shape"]
-        left = extra_options.get(LEFT)
-        if left is None:
-            left = {}
+        unthinned = extra_options.get(LEFT)
+        if unthinned is None:
+            unthinned = {}
         if context.shape[0] != shape[0]:  # windows of another node's, or a video's frames, place by place
-            left.setdefault(place, CHANGED)  # a video's spatial attention of the same place came before
+            unthinned.setdefault(place, CHANGED)  # a video's spatial attention of the same place came before
             return q, context, value
         replaced = extra_options.get(REPLACED, ())
         if place in replaced or place[:2] in replaced:
-            left[place] = COMPUTED
+            unthinned[place] = COMPUTED
             return q, context, value
         grid = _strip(q, context, value, shape)
         if grid is None:
-            left[place] = CHANGED
+            unthinned[place] = CHANGED
             return q, context, value
-        left[place] = ""
+        unthinned[place] = ""
         target = target_grid(grid, factor)
         thinned = self._thinned(context, grid, target)
         if value is context:
@@ -152,8 +152,8 @@ class ToDoPatch:
         strips = tokens.shape[1] // (grid[0] * grid[1])
         if strips == 1:
             return thin(tokens, grid, target, self.settings.method)
-        each = tokens.reshape(tokens.shape[0] * strips, -1, tokens.shape[2])
-        return thin(each, grid, target, self.settings.method).reshape(tokens.shape[0], -1, tokens.shape[2])
+        strip_tokens = tokens.reshape(tokens.shape[0] * strips, -1, tokens.shape[2])
+        return thin(strip_tokens, grid, target, self.settings.method).reshape(tokens.shape[0], -1, tokens.shape[2])
 
     def _factor(self, options: Mapping[str, Any]) -> float | None:
         """The factor of the block that runs, None where nothing is asked for or the context is not its own."""
@@ -209,8 +209,8 @@ def active(settings: ToDoSettings, options: Mapping[str, Any], level: Callable[[
     now = float(options["sigmas"].max())
     # The ends are open where all of sampling is asked for: samplers that add noise go beyond them. Levels come in
     # float32.
-    begun = settings.start_percent == 0.0 or now <= level(settings.start_percent) * (1 + ROUNDING)
-    return begun and (settings.end_percent == 1.0 or now >= level(settings.end_percent) * (1 - ROUNDING))
+    has_started = settings.start_percent == 0.0 or now <= level(settings.start_percent) * (1 + ROUNDING)
+    return has_started and (settings.end_percent == 1.0 or now >= level(settings.end_percent) * (1 - ROUNDING))
 
 
 def plan_unet(unet: nn.Module, settings: ToDoSettings, replaced: Collection[tuple[Any, ...]] = ()) -> ToDoPatch:
@@ -248,10 +248,10 @@ def _check_depths(
     """Raise ValueError when a UNet has no self-attention, or fewer depths than there are factors."""
     count = len(places)
     if count == 0:
-        has = "no attention at all"
+        attention_text = "no attention at all"
         if attention:
-            has = f"{len(attention)} attention places, each with a context of its own"
-        raise ValueError(f"token downsampling needs self-attention; this {name} has {has}")
+            attention_text = f"{len(attention)} attention places, each with a context of its own"
+        raise ValueError(f"token downsampling needs self-attention; this {name} has {attention_text}")
     if len(settings.factors) > count:
         levels = [f"depth {depth} = latent / {2 ** attention[places[depth][0]].level}" for depth in sorted(places)]
         raise ValueError(
@@ -264,15 +264,15 @@ def _counted(
     places: Sequence[Block], attention: Mapping[Block, Attention], replaced: Collection[tuple[Any, ...]]
 ) -> tuple[int, int]:
     """(self-attention blocks that can be thinned, others) at some places of a UNet."""
-    own = others = 0
+    patched = skipped = 0
     for place in places:
-        others += len(attention[place].foreign)
+        skipped += len(attention[place].foreign)
         for index in attention[place].own:
             if (*place, index) in replaced or place in replaced:
-                others += 1
+                skipped += 1
             else:
-                own += 1
-    return own, others
+                patched += 1
+    return patched, skipped
 
 
 def _halved(grid: Grid, times: int) -> Grid:

@@ -27,9 +27,9 @@ class PeftWriter:
     def problems(self, groups: Groups, instead: str) -> list[str]:
         problems = []
         for base, group in groups.items():
-            others = sorted(set(group) - _HELD)
-            if others:
-                problems.append(f"{base}: PEFT has no name for {', '.join(others)}; save with {instead} names")
+            unsupported = sorted(set(group) - _HELD)
+            if unsupported:
+                problems.append(f"{base}: PEFT has no name for {', '.join(unsupported)}; save with {instead} names")
         underscored = sorted(base for base in groups if base.startswith(_UNDERSCORED))
         if underscored:
             problems.append(

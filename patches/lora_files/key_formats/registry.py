@@ -32,9 +32,9 @@ def register(key_format: KeyFormat) -> None:
     """Add a format; raises ValueError when its name or a prefix is taken."""
     if key_format.name in _FORMATS:
         raise ValueError(f"Key format {key_format.name} is already registered.")
-    taken = {*key_format.prefixes} & {*layer_prefixes()}
-    if taken:
-        raise ValueError(f"Key format {key_format.name}: already registered: prefix {', '.join(sorted(taken))}.")
+    duplicates = {*key_format.prefixes} & {*layer_prefixes()}
+    if duplicates:
+        raise ValueError(f"Key format {key_format.name}: already registered: prefix {', '.join(sorted(duplicates))}.")
     _FORMATS[key_format.name] = key_format
     _forget_lists()
 
@@ -134,8 +134,8 @@ def embedding_names(keys: Iterable[str]) -> list[str]:
 
 
 def _forget_lists() -> None:
-    for read in (layer_prefixes, text_encoder_prefixes, _text_encoder_pattern, _embedding_pattern):
-        read.cache_clear()
+    for cached_list in (layer_prefixes, text_encoder_prefixes, _text_encoder_pattern, _embedding_pattern):
+        cached_list.cache_clear()
 
 
 for _module in (kohya, peft, comfyui, diffusers, lycoris, onetrainer, ai_toolkit, xlabs, diffsynth):

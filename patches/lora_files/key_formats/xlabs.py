@@ -9,10 +9,10 @@ from .key_format import KeyFormat, KeySpelling
 
 def _generic_key(match: re.Match[str]) -> str:
     """lora1 is for the image, lora2 for the text."""
-    kind, number, weight, which, side = match.groups()
+    kind, number, weight, stream, side = match.groups()
     if kind == "single":
         layer = {"qkv": "linear1_qkv", "proj": "linear2"}[weight]
-    elif which == "2":
+    elif stream == "2":
         layer = f"txt_attn.{weight}"
     else:
         layer = f"img_attn.{weight}"
