@@ -18,9 +18,9 @@ def base_weights(patcher: Any) -> dict[str, torch.Tensor]:
     bases: dict[str, torch.Tensor] = dict(ledger.bases(patcher.model))
     bases.update({key: saved.weight for key, saved in patcher.backup.items()})
     bases.update({key: saved[0] for key, saved in patcher.hook_backup.items()})
-    found = dict(patcher.model.state_dict())
-    found.update({key: base for key, base in bases.items() if key in found})
-    return found
+    weights = dict(patcher.model.state_dict())
+    weights.update({key: base for key, base in bases.items() if key in weights})
+    return weights
 
 
 def trained_weights(patcher: Any, clip: Any) -> dict[str, torch.Tensor]:

@@ -153,12 +153,14 @@ class Denoiser:
         from comfy.ldm.modules.attention import attention_pytorch
 
         options = self.patcher.model_options
-        both = {**options.get("transformer_options", {}), **transformer_options}
-        both[OVERRIDE] = TrainingKernel(attention_pytorch, both.get(OVERRIDE))
-        both["wrappers"] = extension.merge_nested_dicts(both.get("wrappers", {}), self.patcher.wrappers)
-        both["callbacks"] = extension.merge_nested_dicts(both.get("callbacks", {}), self.patcher.callbacks)
-        both.update(sigmas=sigma, cond_or_uncond=[0], uuids=[self.patcher.patches_uuid])
-        arguments: dict[str, Any] = {"transformer_options": both}
+        all_options = {**options.get("transformer_options", {}), **transformer_options}
+        all_options[OVERRIDE] = TrainingKernel(attention_pytorch, all_options.get(OVERRIDE))
+        all_options["wrappers"] = extension.merge_nested_dicts(all_options.get("wrappers", {}), self.patcher.wrappers)
+        all_options["callbacks"] = extension.merge_nested_dicts(
+            all_options.get("callbacks", {}), self.patcher.callbacks
+        )
+        all_options.update(sigmas=sigma, cond_or_uncond=[0], uuids=[self.patcher.patches_uuid])
+        arguments: dict[str, Any] = {"transformer_options": all_options}
         for name, condition in conditions[0].items():
             arguments[name] = condition.concat([other[name] for other in conditions[1:]])
         wrapper = options.get("model_function_wrapper")
@@ -214,14 +216,14 @@ def denoiser(
     management.load_models_gpu([patcher, *([] if clip is None else [clip.patcher])], force_full_load=not layers)
     if layers:
         to_host_memory(patcher)
-    before = getattr(management, "in_training", None)
+    was_training = getattr(management, "in_training", None)
     patcher.pre_run()
     try:
-        if before is not None:
+        if was_training is not None:
             management.in_training = True
         with _fit_for_autograd(patcher.model.diffusion_model, clip is not None):
             yield Denoiser(patcher, None if clip is None else LiveEncoder(clip, clip_skip))
     finally:
-        if before is not None:
-            management.in_training = before
+        if was_training is not None:
+            management.in_training = was_training
         patcher.cleanup()

@@ -55,12 +55,12 @@ def stoppable(run: str) -> Iterator[Callable[[], bool]]:
     and passed on: that is not an interruption, which raises and ends the whole workflow. Steps of several workflows may
     be within it at once.
     """
-    asked = threading.Event()
-    _stoppable.setdefault(run, []).append(asked)
+    stop_event = threading.Event()
+    _stoppable.setdefault(run, []).append(stop_event)
     try:
-        yield asked.is_set
+        yield stop_event.is_set
     finally:
-        _stoppable[run].remove(asked)
+        _stoppable[run].remove(stop_event)
         if not _stoppable[run]:
             del _stoppable[run]
 
@@ -68,11 +68,11 @@ def stoppable(run: str) -> Iterator[Callable[[], bool]]:
 def stop(run: str) -> bool:
     """Ask every training step of this run that goes on now to stop; whether there was one."""
     global _stops
-    asked = list(_stoppable.get(run, ()))
-    for event in asked:
-        event.set()
-    _stops += bool(asked)
-    return bool(asked)
+    stop_events = list(_stoppable.get(run, ()))
+    for stop_event in stop_events:
+        stop_event.set()
+    _stops += bool(stop_events)
+    return bool(stop_events)
 
 
 def stops() -> int:

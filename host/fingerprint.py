@@ -59,11 +59,14 @@ def of_trained(patcher: Any, clip: Any) -> tuple[str, tuple[str, ...]]:
     """(identity, what could not be hashed) of a MODEL that is trained, and of its CLIP where that is trained too (not
     None).
     """
-    made = fingerprint(patcher)
+    model_fingerprint = fingerprint(patcher)
     if clip is None:
-        return made
-    text = fingerprint_of(clip, "clip")
-    return f"{made.digest} {text.digest}", made.unhashed + text.unhashed
+        return model_fingerprint
+    clip_fingerprint = fingerprint_of(clip, "clip")
+    return (
+        f"{model_fingerprint.digest} {clip_fingerprint.digest}",
+        model_fingerprint.unhashed + clip_fingerprint.unhashed,
+    )
 
 
 def fingerprint_of(thing: Any, name: str) -> Fingerprint:
@@ -76,9 +79,10 @@ def fingerprint_of(thing: Any, name: str) -> Fingerprint:
             f"{i}.{key}": value for i, module in enumerate(modules) for key, value in module.state_dict().items()
         }
         return Fingerprint(sha256(f"{kind} {sha256_of_tensors(weights)}".encode()).hexdigest())
-    made = fingerprint(patcher)
+    patcher_fingerprint = fingerprint(patcher)
     return Fingerprint(
-        f"{made.digest} {getattr(thing, 'layer_idx', None)}", tuple(f"{name}: {what}" for what in made.unhashed)
+        f"{patcher_fingerprint.digest} {getattr(thing, 'layer_idx', None)}",
+        tuple(f"{name}: {part}" for part in patcher_fingerprint.unhashed),
     )
 
 
@@ -98,8 +102,8 @@ def versions(patcher: Any) -> dict[str, str]:
 
 def _base_digest(patcher: Any) -> str:
     if patcher.model not in _BASES:
-        kept = {key: value for key, value in base_weights(patcher).items() if not key.startswith("model_sampling.")}
-        _BASES[patcher.model] = sha256_of_tensors(kept)
+        weights = {key: value for key, value in base_weights(patcher).items() if not key.startswith("model_sampling.")}
+        _BASES[patcher.model] = sha256_of_tensors(weights)
     return _BASES[patcher.model]
 
 
@@ -108,12 +112,16 @@ def _model_facts(patcher: Any) -> list[Any]:
     if not hasattr(model, "model_sampling"):  # a text encoder or a VAE
         return [type(model).__qualname__]
     sampling = patcher.get_model_object("model_sampling")
-    plain = {k: v for k, v in vars(sampling).items() if isinstance(v, int | float | str | bool) and k != "training"}
+    values = {
+        key: value
+        for key, value in vars(sampling).items()
+        if isinstance(value, int | float | str | bool) and key != "training"
+    }
     return [
         type(model).__qualname__,
         type(model.latent_format).__qualname__,
         [cls.__qualname__ for cls in type(sampling).__mro__ if cls.__module__.startswith("comfy")],
-        {k: repr(v) for k, v in sorted(plain.items())},
+        {key: repr(value) for key, value in sorted(values.items())},
         sha256_of_tensors(dict(sampling.named_buffers())),
         str(model.get_dtype()),
         str(model.manual_cast_dtype),
@@ -122,9 +130,9 @@ def _model_facts(patcher: Any) -> list[Any]:
 
 def _without_empty(value: Any) -> Any:
     if isinstance(value, Mapping):
-        kept = {key: _without_empty(one) for key, one in value.items()}
-        if kept:
-            return {key: one for key, one in kept.items() if one not in ({}, [])}
+        filled = {key: _without_empty(item) for key, item in value.items()}
+        if filled:
+            return {key: item for key, item in filled.items() if item not in ({}, [])}
         return {}
     return value
 
@@ -140,9 +148,9 @@ def _hashable(value: Any, where: str, unhashed: list[str]) -> Any:
     if isinstance(value, torch.Tensor):
         return sha256_of_tensors({"": value})
     if isinstance(value, Mapping):
-        return [[_hashable(key, where, unhashed), _hashable(one, where, unhashed)] for key, one in value.items()]
+        return [[_hashable(key, where, unhashed), _hashable(item, where, unhashed)] for key, item in value.items()]
     if isinstance(value, list | tuple):
-        return [_hashable(one, where, unhashed) for one in value]
+        return [_hashable(item, where, unhashed) for item in value]
     if isinstance(getattr(value, "identity", None), str):
         return value.identity
     if hasattr(value, "weights") and hasattr(value, "name"):

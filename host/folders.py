@@ -15,10 +15,10 @@ def lora_names() -> list[str]:
     import folder_paths
 
     saved = os.path.join(folder_paths.get_output_directory(), "loras")
-    found = [
+    paths = [
         os.path.relpath(os.path.join(folder, file), saved) for folder, _, files in os.walk(saved) for file in files
     ]
-    names = sorted(name.replace(os.sep, "/") for name in found if name.endswith(".safetensors"))
+    names = sorted(name.replace(os.sep, "/") for name in paths if name.endswith(".safetensors"))
     return [*folder_paths.get_filename_list("loras"), *(OUTPUT_LORAS + name for name in names)]
 
 
@@ -37,20 +37,20 @@ def lora_path(name: str) -> str:
     """
     import folder_paths
 
-    plain = _plain(name)
-    if not _stays_inside(plain):
+    clean_name = _plain(name)
+    if not _stays_inside(clean_name):
         raise ValueError(f"{name!r} is outside the loras folder; give a name inside it")
-    path = folder_paths.get_full_path("loras", name) or folder_paths.get_full_path("loras", plain)
-    if path is None and plain.startswith(OUTPUT_LORAS):
-        path = os.path.join(folder_paths.get_output_directory(), *plain.split("/")[1:])
+    path = folder_paths.get_full_path("loras", name) or folder_paths.get_full_path("loras", clean_name)
+    if path is None and clean_name.startswith(OUTPUT_LORAS):
+        path = os.path.join(folder_paths.get_output_directory(), *clean_name.split("/")[1:])
     if path is None or not os.path.isfile(path):
         if listed(name):
             raise FileNotFoundError(
                 f"LoRA file {name!r} is a link to a missing file; put the file back, or remove the link"
             )
-        near = near_loras(name)
-        if near:
-            hint = f"; did you mean {' or '.join(near)}?"
+        suggestions = near_loras(name)
+        if suggestions:
+            hint = f"; did you mean {' or '.join(suggestions)}?"
         else:
             hint = " in ComfyUI's loras folders"
         raise FileNotFoundError(f"no LoRA file {name!r}{hint}")
@@ -62,11 +62,11 @@ def near_loras(name: str, count: int = 3) -> list[str]:
     spelt much alike.
     """
     names = lora_names()
-    same = [other for other in names if _file_name(other) == _file_name(name)]
+    same_file = [other for other in names if _file_name(other) == _file_name(name)]
     stems = {other: os.path.splitext(other)[0] for other in names}  # every name ends alike
-    close = difflib.get_close_matches(os.path.splitext(name)[0], stems.values(), n=count, cutoff=0.5)
-    alike = [other for stem in close for other in names if stems[other] == stem]
-    return [*same, *(other for other in alike if other not in same)][:count]
+    close_stems = difflib.get_close_matches(os.path.splitext(name)[0], stems.values(), n=count, cutoff=0.5)
+    similar = [other for stem in close_stems for other in names if stems[other] == stem]
+    return [*same_file, *(other for other in similar if other not in same_file)][:count]
 
 
 def _file_name(name: str) -> str:
@@ -130,14 +130,14 @@ def store_limit() -> int:
     """How many bytes all training states may take together: GRAFT_STORE_GB of the environment, 100 GB without it, 0 for
     no limit.
     """
-    said = os.environ.get("GRAFT_STORE_GB", "100")
+    text = os.environ.get("GRAFT_STORE_GB", "100")
     try:
-        limit = float(said)
+        limit = float(text)
     except ValueError:
         limit = -1.0
     if not 0 <= limit < float("inf"):
         raise ValueError(
-            f"the environment variable GRAFT_STORE_GB is {said!r}, expected a number of GB, or 0 for no limit"
+            f"the environment variable GRAFT_STORE_GB is {text!r}, expected a number of GB, or 0 for no limit"
         )
     return int(limit * 1e9)
 

@@ -81,8 +81,8 @@ def lora_changes(model: Any, clip: Any, entries: Sequence[LoraEntry]) -> tuple[d
         if space == "clip":
             prefix = "text_encoders."
         for name, patches in by_weight.items():
-            read = functools.partial(weight_as_sampled, patchers[space], name, bases[space][name])
-            changes[prefix + name] = WeightChange(patches, weights.shapes[space, name], read)
+            read_weight = functools.partial(weight_as_sampled, patchers[space], name, bases[space][name])
+            changes[prefix + name] = WeightChange(patches, weights.shapes[space, name], read_weight)
     return changes, stack.report
 
 
@@ -130,10 +130,10 @@ def _shapes_before_enlarging(patcher: Any) -> dict[str, tuple[int, ...]]:
     """Shapes, as the model's file has them, of the weights that a loaded LoRA has enlarged."""
     if not patcher.backup:
         return {}
-    live = dict(patcher.model.named_parameters(remove_duplicate=False))
+    parameters = dict(patcher.model.named_parameters(remove_duplicate=False))
     shapes = {}
     for name, saved in patcher.backup.items():
-        if name in live and saved.weight.shape != live[name].shape:
+        if name in parameters and saved.weight.shape != parameters[name].shape:
             shapes[name] = tuple(saved.weight.shape)
     return shapes
 

@@ -75,7 +75,7 @@ def _graft_adapter_class() -> type:
             intermediate_dtype: torch.dtype = torch.float32,
             original_weight: Any = None,
         ) -> torch.Tensor:
-            patches = [Patch(unpack_layer(layer), own, part) for own, part, layer in self.weights]
+            patches = [Patch(unpack_layer(layer), patch_strength, part) for patch_strength, part, layer in self.weights]
             with torch.no_grad():
                 base = weight.float()
                 change = in_order(base, patches) - base

@@ -77,8 +77,8 @@ def _inject(stacks: Sequence[Stack], patcher: Any) -> None:
     _unpin(patcher, stacks)
     try:
         with _bases_in_backup(patcher):
-            ordered = [_after_host_patches(patcher.model, stack) for stack in stacks]
-            ledger.attach(patcher.model, id(patcher), ordered, _version(patcher))
+            ordered_stacks = [_after_host_patches(patcher.model, stack) for stack in stacks]
+            ledger.attach(patcher.model, id(patcher), ordered_stacks, _version(patcher))
     except BaseException:  # nothing may stay on the device that ComfyUI does not count
         patcher.unpatch_model(patcher.offload_device)
         raise
@@ -178,13 +178,13 @@ def _after_host_patches(model: Any, stack: Stack) -> Stack:
     """A stack whose layers that depend on the weight they find come after ComfyUI's own patches, where these are
     applied as the weight is used.
     """
-    late = frozenset(weight for weight in stack.patches if _needs_bypass(model, stack, weight))
-    if not late:
+    bypassed = frozenset(weight for weight in stack.patches if _needs_bypass(model, stack, weight))
+    if not bypassed:
         return stack
-    known = _reordered.setdefault(stack, {})
-    if late not in known:
-        known[late] = Stack(stack.patches, stack.bypass | late)
-    return known[late]
+    variants = _reordered.setdefault(stack, {})
+    if bypassed not in variants:
+        variants[bypassed] = Stack(stack.patches, stack.bypass | bypassed)
+    return variants[bypassed]
 
 
 def _needs_bypass(model: Any, stack: Stack, weight: str) -> bool:

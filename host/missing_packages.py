@@ -9,9 +9,9 @@ def missing_packages() -> list[str]:
     from ..training.optimizers.registry import OPTIMIZERS
     from ..training.reports import tensorboard
 
-    found = [sentence for optimizer in OPTIMIZERS.names() for sentence in build.missing(optimizer)]
+    messages = [message for optimizer in OPTIMIZERS.names() for message in build.missing(optimizer)]
     try:
         tensorboard.check()
     except ValueError:
-        found.append("TensorBoard files of TrainStep need the package tensorboard: pip install tensorboard")
-    return found
+        messages.append("TensorBoard files of TrainStep need the package tensorboard: pip install tensorboard")
+    return messages

@@ -19,12 +19,14 @@ def model_difference(patcher: Any, base: Any) -> dict[str, Callable[[], torch.Te
 
     Raises ValueError that lists every weight that only one has, whose shapes differ, or that is quantised.
     """
-    left, right = base_weights(patcher), base_weights(base)
+    trained, original = base_weights(patcher), base_weights(base)
     changes: dict[str, Callable[[], torch.Tensor]] = {}
-    for name in check_comparable(left, right, prefix="diffusion_model."):
-        same = _same_memory(left[name], right[name]) and _is_plain(patcher, name) and _is_plain(base, name)
-        if not same:
-            changes[name] = functools.partial(_difference, patcher, left[name], base, right[name], name)
+    for name in check_comparable(trained, original, prefix="diffusion_model."):
+        is_unchanged = (
+            _same_memory(trained[name], original[name]) and _is_plain(patcher, name) and _is_plain(base, name)
+        )
+        if not is_unchanged:
+            changes[name] = functools.partial(_difference, patcher, trained[name], base, original[name], name)
     return changes
 
 

@@ -27,16 +27,16 @@ MOST = 48  # previews that a panel may show
 
 def check(positive: Any, negative: Any, latent: Any, vae: Any) -> None:
     """Raise ValueError that names everything that previews lack or cannot have."""
-    given = {"positive": positive, "latent": latent, "vae (on Start Training, or on Load State)": vae}
-    wrong = [f"{name} is not connected" for name, value in given.items() if value is None]
+    inputs = {"positive": positive, "latent": latent, "vae (on Start Training, or on Load State)": vae}
+    errors = [f"{name} is not connected" for name, value in inputs.items() if value is None]
     for name, conditioning in (("positive", positive), ("negative", negative)):
-        held = {
+        unsupported = {
             key for _, options in conditioning or () for key in ("control", "hooks") if options.get(key) is not None
         }
-        wrong += [f"{name} has {key}, which needs more weights in memory" for key in sorted(held)]
-    if wrong:
+        errors += [f"{name} has {key}, which needs more weights in memory" for key in sorted(unsupported)]
+    if errors:
         raise ValueError(
-            f"TrainStep: preview_every is above 0, and {'; '.join(wrong)}. Connect what is missing, or set"
+            f"TrainStep: preview_every is above 0, and {'; '.join(errors)}. Connect what is missing, or set"
             " preview_every"
             " to 0."
         )
@@ -116,13 +116,13 @@ def _held(patcher: Any) -> Iterator[None]:
     import comfy.model_management as management
 
     loaded = management.current_loaded_models
-    held = [entry for entry in loaded if entry.model is patcher]
-    for entry in held:
+    entries = [entry for entry in loaded if entry.model is patcher]
+    for entry in entries:
         loaded.remove(entry)
     try:
         yield
     finally:
-        loaded[:0] = held
+        loaded[:0] = entries
 
 
 def keep(pictures: torch.Tensor, run: str, name: str) -> list[dict[str, str]]:
@@ -135,7 +135,7 @@ def keep(pictures: torch.Tensor, run: str, name: str) -> list[dict[str, str]]:
 
     folder = _folder(run)
     make_folders(Path(folder))
-    out = []
+    files = []
     for number, picture in enumerate(pictures):
         file = f"{name}-{number}.jpg"
         body = io.BytesIO()
@@ -143,8 +143,8 @@ def keep(pictures: torch.Tensor, run: str, name: str) -> list[dict[str, str]]:
             body, format="JPEG", quality=92
         )
         write_whole(os.path.join(folder, file), [body.getvalue()])
-        out.append(_viewed(run, file))
-    return out
+        files.append(_viewed(run, file))
+    return files
 
 
 def name_of(start: str, step: int, label: str) -> str:
@@ -158,10 +158,10 @@ def kept(run: str, start: str, until: int) -> list[dict[str, Any]]:
         files = os.listdir(_folder(run))
     else:
         files = []
-    named = [re.fullmatch(r"([0-9a-f]{12})-(\d{8})-(weights|average)-(\d+)\.jpg", file) for file in files]
-    mine = [one for one in named if one and one[1] == start[:12] and int(one[2]) <= until]
-    mine.sort(key=lambda one: (int(one[2]), one[3] == "average", int(one[4])))
-    return [{**_viewed(run, one[0]), "step": int(one[2]), "label": one[3]} for one in mine[-MOST:]]
+    matches_of_names = [re.fullmatch(r"([0-9a-f]{12})-(\d{8})-(weights|average)-(\d+)\.jpg", file) for file in files]
+    matches = [one for one in matches_of_names if one and one[1] == start[:12] and int(one[2]) <= until]
+    matches.sort(key=lambda one: (int(one[2]), one[3] == "average", int(one[4])))
+    return [{**_viewed(run, one[0]), "step": int(one[2]), "label": one[3]} for one in matches[-MOST:]]
 
 
 def _folder(run: str) -> str:

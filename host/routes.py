@@ -35,9 +35,9 @@ def register() -> None:
     instance = getattr(server.PromptServer, "instance", None)
     if instance is None:
         return
-    known = {getattr(route, "path", None) for route in instance.routes}
+    paths = {getattr(route, "path", None) for route in instance.routes}
     for method, path, ask in _ROUTES:
-        if path not in known:
+        if path not in paths:
             getattr(instance.routes, method)(path)(_handler(ask))
 
 
@@ -107,9 +107,9 @@ def _run(request: Any) -> Answer:
     from ..training.store import listing
 
     run = request.match_info["run"]
-    held = listing.states(folders.training_folder(), run)
-    if held:
-        return (200, {"run": run, "states": held})
+    states = listing.states(folders.training_folder(), run)
+    if states:
+        return (200, {"run": run, "states": states})
     return (404, {"error": f"run {run!r} has no stored state"})
 
 
@@ -117,8 +117,8 @@ def _state(request: Any) -> Answer:
     from ..training.store import listing
 
     run = request.match_info["run"]
-    found = listing.shown(folders.training_folder(), run, request.match_info["key"])
-    return 200, {**found, "previews": previews.kept(run, found["start"], found["step"])}
+    state = listing.shown(folders.training_folder(), run, request.match_info["key"])
+    return 200, {**state, "previews": previews.kept(run, state["start"], state["step"])}
 
 
 def _stop(request: Any) -> Answer:

@@ -28,14 +28,14 @@ def apply_todo(patcher: Any, settings: ToDoSettings) -> tuple[Any, ToDo, list[st
     earlier = todo_of(patcher)
     if settings.changes_nothing and earlier is None:
         return patcher, todo, []
-    clone, others = _without_todo(patcher)
+    clone, other_patches = _without_todo(patcher)
     if settings.changes_nothing:
         return clone, todo, ["removes the model's earlier token downsampling"]
     options = clone.model_options["transformer_options"]
     if isinstance(todo, ToDoPatch):
-        options["patches"]["attn1_patch"] = [*others, todo]
+        options["patches"]["attn1_patch"] = [*other_patches, todo]
     options["wrappers"].setdefault(WrappersMP.APPLY_MODEL, {})[TODO_KEY] = [ToDoCall(todo)]
-    return clone, todo, _todo_notes(todo, len(others), earlier is not None)
+    return clone, todo, _todo_notes(todo, len(other_patches), earlier is not None)
 
 
 def _without_todo(patcher: Any) -> tuple[Any, list[Any]]:
@@ -47,12 +47,12 @@ def _without_todo(patcher: Any) -> tuple[Any, list[Any]]:
     clone = patcher.clone()
     options = clone.model_options["transformer_options"] = dict(clone.model_options["transformer_options"])
     patches = options["patches"] = dict(options.get("patches", {}))
-    others = [patch for patch in patches.get("attn1_patch", ()) if not _is_todo(patch)]
+    other_patches = [patch for patch in patches.get("attn1_patch", ()) if not _is_todo(patch)]
     if "attn1_patch" in patches:
-        patches["attn1_patch"] = others
+        patches["attn1_patch"] = other_patches
     wrappers = options["wrappers"] = {kind: dict(keyed) for kind, keyed in options.get("wrappers", {}).items()}
     wrappers.get(WrappersMP.APPLY_MODEL, {}).pop(TODO_KEY, None)
-    return clone, others
+    return clone, other_patches
 
 
 def todo_of(patcher: Any) -> ToDo | None:

@@ -30,23 +30,23 @@ def _run_folder(line: str) -> tuple[Path, str] | None:
     """(folder, beginning of a way's key) when the line names a run below output/graft."""
     from ..training.store.store import Store
 
-    run, _, way = line.replace("\\", "/").partition("/")
+    run, _, branch = line.replace("\\", "/").partition("/")
     folder = Path(host.folders.training_folder()) / run
-    if "/" in way or not folder.is_dir():
+    if "/" in branch or not folder.is_dir():
         return None
-    return Store(host.folders.training_folder(), run).folder, way
+    return Store(host.folders.training_folder(), run).folder, branch
 
 
 def _paths(lines: list[str], find: Callable[[str], str]) -> list[tuple[str, str]]:
-    found, wrong = [], []
+    paths, problems = [], []
     for line in lines:
         try:
-            found.append((line, find(line)))
+            paths.append((line, find(line)))
         except (ValueError, FileNotFoundError) as error:
-            wrong.append(str(error))
-    if wrong:
-        raise ValueError("Files to average:\n" + "\n".join(f"- {one}" for one in wrong))
-    return found
+            problems.append(str(error))
+    if problems:
+        raise ValueError("Files to average:\n" + "\n".join(f"- {problem}" for problem in problems))
+    return paths
 
 
 class GraftSnapshots(io.ComfyNode):
@@ -87,11 +87,11 @@ class GraftSnapshots(io.ComfyNode):
         else:
             run = None
         if run is None:
-            found = _paths(lines, host.folders.weights_path)
+            files = _paths(lines, host.folders.weights_path)
         else:
-            found = []
+            files = []
         if run is None:
-            paths = [path for _, path in found]
+            paths = [path for _, path in files]
         else:
             paths = sorted(map(str, (run[0] / "averages").glob("*.safetensors")))
         for path in paths:
@@ -110,10 +110,10 @@ class GraftSnapshots(io.ComfyNode):
         else:
             run = None
         if run is None:
-            found = sources.of_files(_paths(lines, host.folders.weights_path))
+            snapshots = sources.of_files(_paths(lines, host.folders.weights_path))
         else:
-            found = sources.of_run(*run)
-        return io.NodeOutput(found, found.report())
+            snapshots = sources.of_run(*run)
+        return io.NodeOutput(snapshots, snapshots.report())
 
 
 class EMAMerge(io.ComfyNode):
@@ -267,35 +267,35 @@ class EMAMerge(io.ComfyNode):
 
         _check(state, snapshots, lora_stack, profile, weights, algebra, rank)
         if state is not None and profile == "latest":
-            made = _running(state)
+            average = _running(state)
         else:
-            found = _sources(state, snapshots, lora_stack)
+            sources = _sources(state, snapshots, lora_stack)
             if lora_stack is not None and profile == "weights" and not weights.strip():
                 strengths = {row[0]: row[1] for row in rows_of(lora_stack)}
-                weights = " ".join(repr(strengths[file.name]) for file in found.files)
-            made = _made(
-                state, found, profile, width, weights, algebra, rank, lambda: host.base_weights.unet_weights(model)
+                weights = " ".join(repr(strengths[file.name]) for file in sources.files)
+            average = _made(
+                state, sources, profile, width, weights, algebra, rank, lambda: host.base_weights.unet_weights(model)
             )
-            left_out = sum(file.text_encoder for file in found.files)
+            left_out = sum(file.text_encoder for file in sources.files)
             if clip is not None and left_out:
                 line = f"skips {left_out} text encoder tensors in these files: only the diffusion model is averaged"
-                made = replace(made, lines=(*made.lines, line))
+                average = replace(average, lines=(*average.lines, line))
         if state is not None:
             model = host.model_sampling.with_zero_terminal_snr(model, state.settings.objective.zero_terminal_snr)
         grafted = host.lora.apply_lora_stack(
-            model, clip, [LoraEntry("the average", made.lora, strength, strength)], mode
+            model, clip, [LoraEntry("the average", average.lora, strength, strength)], mode
         )
-        picture = draw(list(made.curves), "how much each step counts in the average", "step", "share")
-        profile_data = {"version": 1, "curves": editor_data(made.curves), "lines": list(made.lines)}
-        report = "\n".join([*made.lines, grafted.report])
+        picture = draw(list(average.curves), "how much each step counts in the average", "step", "share")
+        profile_data = {"version": 1, "curves": editor_data(average.curves), "lines": list(average.lines)}
+        report = "\n".join([*average.lines, grafted.report])
         return io.NodeOutput(
-            grafted.model, grafted.clip, made.lora, picture, report, ui={"graft_profile": [profile_data]}
+            grafted.model, grafted.clip, average.lora, picture, report, ui={"graft_profile": [profile_data]}
         )
 
 
 def _check(state: Any, snapshots: Any, lora_stack: Any, profile: str, weights: str, algebra: str, rank: int) -> None:
     """Raise one ValueError that lists everything in EMAMerge's inputs that does not go together."""
-    wrong = []
+    errors = []
     connected = [
         name
         for name, value in (("state", state), ("snapshots", snapshots), ("lora_stack", lora_stack))
@@ -303,25 +303,25 @@ def _check(state: Any, snapshots: Any, lora_stack: Any, profile: str, weights: s
     ]
     if len(connected) != 1:
         if connected:
-            are = f"{' and '.join(connected)} are"
+            inputs_are = f"{' and '.join(connected)} are"
         else:
-            are = "none is"
-        wrong.append(f"connect exactly one of state, snapshots and lora_stack; {are} connected")
+            inputs_are = "none is"
+        errors.append(f"connect exactly one of state, snapshots and lora_stack; {inputs_are} connected")
     elif state is not None and not state.average:
-        wrong.append("this state has no average: connect EMA Settings to Start Training and train again")
+        errors.append("this state has no average: connect EMA Settings to Start Training and train again")
     elif state is not None and profile in ("uniform", "exponential", "weights"):
-        wrong.append(
+        errors.append(
             f"profile {profile} needs files: connect snapshots or lora_stack; for a training state use latest, width"
             " or best"
         )
     elif state is None and profile == "best":
-        wrong.append("profile best needs a run's held-out images: connect the run's training state")
+        errors.append("profile best needs a run's held-out images: connect the run's training state")
     if weights.strip() and profile not in ("weights", "best"):
-        wrong.append(f"weights are given and profile is {profile}: leave them empty, or set profile to weights")
+        errors.append(f"weights are given and profile is {profile}: leave them empty, or set profile to weights")
     if rank and algebra == "factors":
-        wrong.append("rank only works with algebra products: set rank to 0, or algebra to products")
-    if wrong:
-        raise ValueError("EMAMerge: " + "; ".join(wrong) + ".")
+        errors.append("rank only works with algebra products: set rank to 0, or algebra to products")
+    if errors:
+        raise ValueError("EMAMerge: " + "; ".join(errors) + ".")
 
 
 def _sources(state: Any, snapshots: Any, lora_stack: Any) -> Any:
@@ -366,10 +366,10 @@ def _made(state: Any, found: Any, profile: str, width: float, weights: str, alge
         widths = merge.widths_to_try(found, weights)
         with opened(state) as denoiser:
             score = partial(held_out_loss, state, denoiser, state.subject.dataset)
-            swept = merge.sweep(found, widths, score, state.lora_model(ema=True))
-        profile, width, weights, lines = "width", swept.best, "", swept.lines()
-    made = merge.merged(found, profile, width, weights, algebra, rank, base)
-    return merge.Merged(made.lora, made.curves, (*lines, *made.lines))
+            sweep = merge.sweep(found, widths, score, state.lora_model(ema=True))
+        profile, width, weights, lines = "width", sweep.best, "", sweep.lines()
+    average = merge.merged(found, profile, width, weights, algebra, rank, base)
+    return merge.Merged(average.lora, average.curves, (*lines, *average.lines))
 
 
 NODES = [GraftSnapshots, EMAMerge]

@@ -50,23 +50,25 @@ def lora_entries(listed: list[StackRow]) -> list[LoraEntry]:
 
 
 def _of_each(listed: list[StackRow], find: Callable[[str], T]) -> list[T]:
-    found, problems = [], []
+    results, problems = [], []
     for row in listed:
         try:
-            found.append(find(row[0]))
+            results.append(find(row[0]))
         except (ValueError, FileNotFoundError) as error:
             problems.append(f"row {row.number}: {error}")
     if problems:
         raise ValueError("LoRA stack:\n" + "\n".join(f"- {problem}" for problem in problems))
-    return found
+    return results
 
 
 def _line(row: StackRow, state: Mapping[str, Tensor], of_training: Mapping[str, str]) -> str:
     """What the report says of a row: strengths, and what its file says about itself."""
     extras = [f"{name} {value}" for name, value in (("blocks", row.blocks), ("schedule", row.schedule)) if value]
     extras += ["partial matches allowed"] if row.partial else []
-    said = "; ".join(filter(None, (metadata.contents(state), metadata.about(of_training))))
-    return ", ".join((f"{row[0]}: model {row[1]:g}, clip {row[2]:g}", *extras)) + (f"\n  {said}" if said else "")
+    about_file = "; ".join(filter(None, (metadata.contents(state), metadata.about(of_training))))
+    return ", ".join((f"{row[0]}: model {row[1]:g}, clip {row[2]:g}", *extras)) + (
+        f"\n  {about_file}" if about_file else ""
+    )
 
 
 class GraftLoRAStack(io.ComfyNode):
@@ -127,12 +129,12 @@ class GraftLoRAStack(io.ComfyNode):
 
     @classmethod
     def execute(cls, rows=EMPTY, lora_stack=None) -> io.NodeOutput:
-        listed = parse(rows)
-        lines = [_line(row, *read) for row, read in zip(listed, read_files(listed), strict=True)]
-        before = list(lora_stack or [])
-        if before:
-            lines.insert(0, f"{len(before)} rows from the stack before")
-        return io.NodeOutput([*before, *listed], "\n".join(lines) or "no rows")
+        new_rows = parse(rows)
+        lines = [_line(row, *file) for row, file in zip(new_rows, read_files(new_rows), strict=True)]
+        earlier_rows = list(lora_stack or [])
+        if earlier_rows:
+            lines.insert(0, f"{len(earlier_rows)} rows from the stack before")
+        return io.NodeOutput([*earlier_rows, *new_rows], "\n".join(lines) or "no rows")
 
 
 class LoRAStackPatch(io.ComfyNode):
@@ -196,8 +198,8 @@ class LoRAStackPatch(io.ComfyNode):
     def execute(
         cls, model, lora_stack=None, clip=None, lora_model=None, lora_strength=1.0, mode="auto"
     ) -> io.NodeOutput:
-        listed = [row for row in rows_of(lora_stack or []) if row[1] != 0.0 or (clip is not None and row[2] != 0.0)]
-        entries = lora_entries(listed)
+        rows = [row for row in rows_of(lora_stack or []) if row[1] != 0.0 or (clip is not None and row[2] != 0.0)]
+        entries = lora_entries(rows)
         if lora_model is not None and lora_strength != 0.0:
             entries.append(LoraEntry("lora_model", lora_model, lora_strength, lora_strength))
         patched = host.lora.apply_lora_stack(model, clip, entries, mode)
@@ -278,11 +280,11 @@ class GraftSaveLoRA(io.ComfyNode):
             from ..training.lora_metadata import lora_metadata
 
             lora, training_metadata = state.lora_model(), lora_metadata(state)
-        said = save.saved_metadata(lora, os.path.basename(prefix), training_metadata)
+        file_metadata = save.saved_metadata(lora, os.path.basename(prefix), training_metadata)
         tensors = save.to_key_format(lora, names, save.DTYPES[dtype])
-        said |= save.hashes(tensors, said)
+        file_metadata |= save.hashes(tensors, file_metadata)
         path, entry = host.folders.output_file(prefix, ".safetensors")
-        write_safetensors(path, tensors, said)
+        write_safetensors(path, tensors, file_metadata)
         return io.NodeOutput(path, ui={"loras": [entry]})
 
 

@@ -37,11 +37,11 @@ def _embeddings_left_out(entries: Sequence[LoraEntry]) -> list[str]:
 
 def _advancing(steps: int) -> Callable[[], None]:
     """Called after each of so many steps: shows progress, and stops when the user wants that."""
-    bar, done = host.events.progress(steps), iter(range(1, steps + 1))
+    bar, step_numbers = host.events.progress(steps), iter(range(1, steps + 1))
 
     def advance() -> None:
         host.events.raise_if_interrupted()
-        bar(next(done))
+        bar(next(step_numbers))
 
     return advance
 
@@ -96,14 +96,14 @@ class GraftMergeLoRAs(io.ComfyNode):
     def execute(cls, lora_stack, rank=0, model=None, clip=None) -> io.NodeOutput:
         if clip is not None and model is None:
             raise ValueError("clip is connected without model: connect both, or neither")
-        listed = rows_of(lora_stack)
-        scheduled = [row[0] for row in listed if row.schedule]
+        rows = rows_of(lora_stack)
+        scheduled = [row[0] for row in rows if row.schedule]
         if scheduled:
             raise ValueError(
                 f"{', '.join(scheduled)}: a LoRA with a sampling schedule cannot be merged; clear the schedule, or"
                 " use Patch Model with LoRA Stack"
             )
-        entries = lora_entries(listed)
+        entries = lora_entries(rows)
         if model is None:
             merged = merge.merge_loras(entries, rank, host.events.raise_if_interrupted)
             left_out = _embeddings_left_out(entries)

@@ -64,11 +64,11 @@ class GraftSaveState(io.ComfyNode):
         folder = saved_states.save(state, _root(), name, int(max_shard_gb * 1e9), versions)
         files = [path for path in folder.iterdir() if path.is_file()]
         size = sum(path.stat().st_size for path in files)
-        said = (
+        message = (
             f"step {state.step} of run {state.run!r} saved as {name!r}: {len(files)} files, {size / 1e6:.1f} MB in"
             f" {folder}"
         )
-        return io.NodeOutput(str(folder), ui={"text": [said]})
+        return io.NodeOutput(str(folder), ui={"text": [message]})
 
 
 class GraftLoadState(io.ComfyNode):
@@ -139,12 +139,12 @@ class GraftLoadState(io.ComfyNode):
             pictures = None
         else:
             pictures = dataset.digest
-        both = saved_states.trains_text_encoder(_root(), name)
-        if both and clip is None:
+        needs_clip = saved_states.trains_text_encoder(_root(), name)
+        if needs_clip and clip is None:
             raise ValueError(
                 f"GraftLoadState: {name} trains the text encoder too, and no clip is connected. Connect one."
             )
-        if both:
+        if needs_clip:
             trained_clip = clip
         else:
             trained_clip = None

@@ -157,12 +157,12 @@ class GraftTrainStart(io.ComfyNode):
         base = partial(host.base_weights.trained_weights, model, clip if adapter.text_encoder else None)
         adapted = adapter.text_encoder and not adapter.full_weights
         if adapted:
-            read = host.text_encoder_gradients.trainable_parts(clip, model, dataset.clip_skip)
+            encoder_parts = host.text_encoder_gradients.trainable_parts(clip, model, dataset.clip_skip)
         else:
-            read = None
-        begun = states.begin(model.model.diffusion_model, start, settings, run, base, text_encoder, read)
-        begun = _noted(replace(begun, subject=Subject(model, clip, vae, dataset, unhashed)))
-        return io.NodeOutput(begun, text.beginning(begun, dataset, unhashed))
+            encoder_parts = None
+        state = states.begin(model.model.diffusion_model, start, settings, run, base, text_encoder, encoder_parts)
+        state = _noted(replace(state, subject=Subject(model, clip, vae, dataset, unhashed)))
+        return io.NodeOutput(state, text.beginning(state, dataset, unhashed))
 
 
 class TrainStep(io.ComfyNode):
@@ -335,8 +335,15 @@ class TrainStep(io.ComfyNode):
             )
         _check(subject, steps > 0 or epochs > 0, preview_every, positive, negative, latent, tensorboard)
         if epochs > 0:
-            held = state.settings.optimizer
-            steps = max(1, math.ceil(epochs * batches_per_epoch(subject.dataset, held.batch_size) / held.accumulation))
+            optimizer_settings = state.settings.optimizer
+            steps = max(
+                1,
+                math.ceil(
+                    epochs
+                    * batches_per_epoch(subject.dataset, optimizer_settings.batch_size)
+                    / optimizer_settings.accumulation
+                ),
+            )
         callbacks = Callbacks(
             validate_every=validate_every,
             snapshot_every=snapshot_every,
@@ -356,14 +363,14 @@ class TrainStep(io.ComfyNode):
             model, subject.clip, [LoraEntry(f"{result.run} at step {result.step}", lora)]
         )
         log.info("%s", report)
-        shown = {
+        panel = {
             "text": [report],
             "graft_run": [{"run": result.run, "key": result.key}],
             "graft_previews": call.pictures,
         }
         losses = {"loss": list(result.history.loss)}
         return io.NodeOutput(
-            result, grafted.model, grafted.clip, lora, losses, report, ui={k: v for k, v in shown.items() if v}
+            result, grafted.model, grafted.clip, lora, losses, report, ui={k: v for k, v in panel.items() if v}
         )
 
 
@@ -378,8 +385,8 @@ def _noted(state: Any) -> Any:
         return state
     optimizer = settings.optimizer
     sizes = optimizer.batch_size, optimizer.accumulation, optimizer.total_steps
-    said = kohya_metadata.training_metadata(subject.dataset, *sizes, settings.objective.conditioning_dropout)
-    return replace(state, notes={**host.token_downsampling.todo_metadata(subject.model), **said})
+    metadata = kohya_metadata.training_metadata(subject.dataset, *sizes, settings.objective.conditioning_dropout)
+    return replace(state, notes={**host.token_downsampling.todo_metadata(subject.model), **metadata})
 
 
 def opened(state: Any, layers: bool = False) -> Any:
@@ -461,7 +468,7 @@ class _Call:
         from ..training.run.out_of_memory import used
 
         self.bar(step - self.state.step)
-        speed, left = self.pace(step, moved.seconds)
+        speed, seconds_left = self.pace(step, moved.seconds)
         data = {
             "node": self.node,
             "run": self.state.run,
@@ -470,8 +477,10 @@ class _Call:
             "loss": moved.loss,
             "rate": moved.rate,
         }
-        more = {"norm": moved.norm, "validation": validation, "speed": speed, "left": left}
-        host.events.send_event("graft.step", {**data, **more, "memory": used(self.state.subject.model.load_device)})
+        measurements = {"norm": moved.norm, "validation": validation, "speed": speed, "left": seconds_left}
+        host.events.send_event(
+            "graft.step", {**data, **measurements, "memory": used(self.state.subject.model.load_device)}
+        )
         if self.writer is not None:
             self.writer.write(step, moved, validation)
         host.events.raise_if_interrupted()
@@ -488,9 +497,9 @@ class _Call:
             host.previews.decode(self.state.subject.vae, latents, denoiser.patcher), self.state.run, name
         )
         self.pictures += files
-        told = [{**file, "label": label} for file in files]
+        pictures = [{**file, "label": label} for file in files]
         host.events.send_event(
-            "graft.preview", {"node": self.node, "run": self.state.run, "step": step, "pictures": told}
+            "graft.preview", {"node": self.node, "run": self.state.run, "step": step, "pictures": pictures}
         )
 
 

@@ -35,7 +35,7 @@ def to_float16(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def from_float16(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """float32 tensors from what `to_float16` gave."""
-    whole: dict[str, Tensor] = {}
+    converted: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if name.startswith(SCALE_PREFIX):
             continue
@@ -45,5 +45,5 @@ def from_float16(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         scale = tensors.get(SCALE_PREFIX + name)
         if scale is not None:
             value = value * float(scale)
-        whole[name] = value
-    return whole
+        converted[name] = value
+    return converted

@@ -46,9 +46,9 @@ def save(
     sizes = {key: tensor.numel() * tensor.element_size() for key, tensor in tensors.items()}
     shards = plan(sizes, most)
     folder.mkdir(parents=True, exist_ok=True)
-    before = {path for path in folder.iterdir() if path.suffix != DRAFT}
+    old_files = {path for path in folder.iterdir() if path.suffix != DRAFT}
     weight_map: dict[str, str] = {}
-    written: list[Path] = []
+    new_files: list[Path] = []
     try:
         for number, keys in enumerate(shards, 1):
             file = f"{name}.safetensors"
@@ -56,19 +56,19 @@ def save(
                 file = f"{name}-{number:05}-of-{len(shards):05}.safetensors"
             weight_map |= dict.fromkeys(keys, file)
             write_safetensors(folder / file, {key: tensors[key] for key in keys}, metadata or {})
-            written.append(folder / file)
+            new_files.append(folder / file)
         if len(shards) > 1:
             index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
             path = _index_path(folder, name)
             write_whole(path, [json.dumps(index, indent=1).encode()])
-            written.append(path)
+            new_files.append(path)
     except BaseException:
-        for path in written:
-            if path not in before:
+        for path in new_files:
+            if path not in old_files:
                 with contextlib.suppress(OSError):  # the first error counts
                     path.unlink(missing_ok=True)
         raise
-    return written
+    return new_files
 
 
 def load(folder: Path, name: str) -> dict[str, Tensor]:

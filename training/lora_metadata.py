@@ -22,7 +22,7 @@ _PRECISIONS = {"bf16": "bf16", "full-bf16": "bf16", "fp16": "fp16"}
 def lora_metadata(state: TrainState) -> dict[str, str]:
     """Entries of a state by name: settings and position only, no dates, no random ids; the state's notes go on top."""
     adapter, optimizer = state.start.adapter, state.settings.optimizer
-    said: dict[str, Any] = {
+    entries: dict[str, Any] = {
         "modelspec.sai_model_spec": "1.0.0",
         "modelspec.implementation": "https://github.com/comfyanonymous/ComfyUI",
         "modelspec.title": state.run,
@@ -39,12 +39,14 @@ def lora_metadata(state: TrainState) -> dict[str, str]:
         "graft_state": state.key,
     }
     if not adapter.full_weights:
-        said |= {"ss_network_dim": adapter.rank, "ss_network_alpha": adapter.alpha or float(adapter.rank)}
-    said |= _of_optimizer(optimizer) | _of_objective(state)
-    out = {name: str(value) for name, value in said.items()} | dict(state.notes)
-    if out.get("ss_num_batches_per_epoch"):
-        out["ss_epoch"] = str(-(-state.step // -(-int(out["ss_num_batches_per_epoch"]) // optimizer.accumulation)))
-    return out
+        entries |= {"ss_network_dim": adapter.rank, "ss_network_alpha": adapter.alpha or float(adapter.rank)}
+    entries |= _of_optimizer(optimizer) | _of_objective(state)
+    metadata = {name: str(value) for name, value in entries.items()} | dict(state.notes)
+    if metadata.get("ss_num_batches_per_epoch"):
+        metadata["ss_epoch"] = str(
+            -(-state.step // -(-int(metadata["ss_num_batches_per_epoch"]) // optimizer.accumulation))
+        )
+    return metadata
 
 
 def _of_optimizer(optimizer: OptimizerSettings) -> dict[str, Any]:
@@ -53,17 +55,17 @@ def _of_optimizer(optimizer: OptimizerSettings) -> dict[str, Any]:
     else:
         schedule = optimizer.schedule
     record = OPTIMIZERS.get(optimizer.optimizer)
-    given = options.parse(optimizer.optimizer, optimizer.options)
+    arguments = options.parse(optimizer.optimizer, optimizer.options)
     if record.has_weight_decay:
-        given = {"weight_decay": optimizer.weight_decay, **given}
-    arguments = ",".join(f"{name}={value}" for name, value in given.items())
+        arguments = {"weight_decay": optimizer.weight_decay, **arguments}
+    argument_text = ",".join(f"{name}={value}" for name, value in arguments.items())
     return {
         "ss_learning_rate": peak_rate(optimizer),
         "ss_unet_lr": peak_rate(optimizer),
         "ss_text_encoder_lr": optimizer.text_encoder_rate or peak_rate(optimizer),
         "ss_lr_scheduler": _SCHEDULES.get(schedule, schedule),
         "ss_lr_warmup_steps": optimizer.warmup,
-        "ss_optimizer": record.full_name + (f"({arguments})" if arguments else ""),
+        "ss_optimizer": record.full_name + (f"({argument_text})" if argument_text else ""),
         "ss_total_batch_size": optimizer.batch_size * optimizer.accumulation,
         "ss_gradient_accumulation_steps": optimizer.accumulation,
         "ss_gradient_checkpointing": optimizer.checkpointing,

@@ -196,14 +196,14 @@ def begin(
 
 def position_at(position: tuple[tuple[str, int], ...], step: int) -> tuple[tuple[str, int], ...]:
     """The beginning of a position, up to `step` steps."""
-    out, left = [], step
+    result, remaining = [], step
     for settings, steps in position:
-        if left > 0:
-            out.append((settings, min(steps, left)))
-        left -= steps
-    if left > 0:
-        raise ValueError(f"The position ends {left} steps before step {step}.")
-    return tuple(out)
+        if remaining > 0:
+            result.append((settings, min(steps, remaining)))
+        remaining -= steps
+    if remaining > 0:
+        raise ValueError(f"The position ends {remaining} steps before step {step}.")
+    return tuple(result)
 
 
 def with_settings(
@@ -217,11 +217,11 @@ def with_settings(
         return state
     adapter = state.start.adapter
     check_run(settings.optimizer, RunFacts(state.trained, adapter.kind, adapter.max_norm, state.start.ema is not None))
-    same = same_state(settings.optimizer, state.settings.optimizer)
+    keeps_state = same_state(settings.optimizer, state.settings.optimizer)
     history = state.history
     if settings.objective != state.settings.objective:
         history = replace(history, outdated=len(history.validation))
-    return replace(state, settings=settings, optimizer=state.optimizer if same else {}, history=history)
+    return replace(state, settings=settings, optimizer=state.optimizer if keeps_state else {}, history=history)
 
 
 def equal(left: TrainState, right: TrainState) -> bool:

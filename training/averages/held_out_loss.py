@@ -35,9 +35,9 @@ def held_out_loss(
         if trained.keys() != state.trained.keys():
             raise ValueError("The weights to score are not of this run: they have other layers.")
     with torch.inference_mode(False):
-        plain = replace(
+        start_state = replace(
             state, start=replace(state.start, ema=None), trained=trained, optimizer={}, average={}, powers={}
         )
-        work = Workspace(plain, denoiser, dataset)
+        work = Workspace(start_state, denoiser, dataset)
         with work.installed():
             return validate(work)

@@ -42,11 +42,11 @@ def shares_of(sources: Sources, profile: str, width: float, weights: str) -> tup
     if profile == "weights":
         return weighted_sum.given(weights, count), ["weights as given, divided by their sum"]
     if sources.powers and profile == "width":
-        found = post_hoc.reconstruction(sources.profiles, width)
-        last = max(one.step for one in sources.profiles)
-        return found.weights, [
-            f"width {width:g} at step {last}, reconstructed from {count} snapshots by least squares: {found.miss:.2%}"
-            f" of the profile is missed, the snapshots' weights add up to {sum(found.weights):.4f}"
+        fit = post_hoc.reconstruction(sources.profiles, width)
+        last = max(profile_of_file.step for profile_of_file in sources.profiles)
+        return fit.weights, [
+            f"width {width:g} at step {last}, reconstructed from {count} snapshots by least squares: {fit.miss:.2%}"
+            f" of the profile is missed, the snapshots' weights add up to {sum(fit.weights):.4f}"
         ]
     if sources.powers:
         raise ValueError(
@@ -54,19 +54,19 @@ def shares_of(sources: Sources, profile: str, width: float, weights: str) -> tup
         )
     steps = _steps(sources, profile)
     if profile == "exponential":
-        said = f"exponential: a file's share falls with its age, over {width:g} of the {steps[-1]} steps"
-        return weighted_sum.exponential(steps, width), [said]
+        line = f"exponential: a file's share falls with its age, over {width:g} of the {steps[-1]} steps"
+        return weighted_sum.exponential(steps, width), [line]
     return weighted_sum.fitted(steps, width), [
         f"fitted to the power-function average of width {width:g} over {steps[-1]} steps"
     ]
 
 
 def _steps(sources: Sources, profile: str) -> list[int]:
-    without = [file.name for file in sources.files if file.step is None]
-    if without:
-        listed = ", ".join(without)
+    missing = [file.name for file in sources.files if file.step is None]
+    if missing:
+        names = ", ".join(missing)
         raise ValueError(
-            f"profile {profile} needs the step of every file, and none is recorded in {listed}; use uniform or weights"
+            f"profile {profile} needs the step of every file, and none is recorded in {names}; use uniform or weights"
         )
     return [file.step for file in sources.files if file.step is not None]
 
@@ -86,10 +86,10 @@ def merged(
     shares, lines = shares_of(sources, profile, width, weights)
     files, names = [file.load() for file in sources.files], [file.name for file in sources.files]
     if sources.files[0].kind == "checkpoint":
-        lora, said = _checkpoints(files, shares, names, base)
+        lora, line = _checkpoints(files, shares, names, base)
     else:
-        lora, said = _loras(sources, files, shares, names, algebra, rank)
-    lines += [said, *(f"{name}: {share:.4f}" for name, share in zip(names, shares, strict=True))]
+        lora, line = _loras(sources, files, shares, names, algebra, rank)
+    lines += [line, *(f"{name}: {share:.4f}" for name, share in zip(names, shares, strict=True))]
     return Merged(lora, curves(sources, shares, width if profile == "width" else None), tuple(lines))
 
 
@@ -101,16 +101,18 @@ def _checkpoints(
 ) -> tuple[dict[str, Tensor], str]:
     if base is None:
         raise ValueError("an average of checkpoints needs the model that it is put on")
-    own = base()
-    strangers = [name for name, file in zip(names, files, strict=True) if not own.keys() & file.keys()]
-    if strangers:
+    model_weights = base()
+    mismatched = [name for name, file in zip(names, files, strict=True) if not model_weights.keys() & file.keys()]
+    if mismatched:
         raise ValueError(
-            f"no weight of {', '.join(strangers)} is one of the model's: expected checkpoints of it or its diffusion"
+            f"no weight of {', '.join(mismatched)} is one of the model's: expected checkpoints of it or its diffusion"
             " model"
         )
-    weighted_sum.check_equal([own, files[0]], ["the model", names[0]])
-    whole = weighted_sum.mixture(files, shares, names)
-    lora = as_lora({name: whole[name] for name in own}, AdapterSettings("full", targets="all"), own)
+    weighted_sum.check_equal([model_weights, files[0]], ["the model", names[0]])
+    averaged = weighted_sum.mixture(files, shares, names)
+    lora = as_lora(
+        {name: averaged[name] for name in model_weights}, AdapterSettings("full", targets="all"), model_weights
+    )
     return lora, "checkpoints: whole weights are averaged, and put on as the difference from the model's own"
 
 
@@ -123,50 +125,53 @@ def _loras(
     rank: int,
 ) -> tuple[dict[str, Tensor], str]:
     runs = {file.run for file in sources.files}
-    same = len(runs) == 1 and runs != {""}
+    same_run = len(runs) == 1 and runs != {""}
     if sources.powers and algebra == "products":
         raise ValueError(
             "snapshots of one run's averages are averaged by their factors; set algebra to auto or factors"
         )
-    if algebra == "factors" and not same and len(files) > 1:
-        listed = "; ".join(f"{file.name}: {file.run[:16] or 'no run recorded'}" for file in sources.files)
+    if algebra == "factors" and not same_run and len(files) > 1:
+        labels = "; ".join(f"{file.name}: {file.run[:16] or 'no run recorded'}" for file in sources.files)
         raise ValueError(
-            f"algebra factors holds for files of one run only, and these are of different runs ({listed}); use products"
+            f"algebra factors holds for files of one run only, and these are of different runs ({labels}); use products"
         )
     if algebra != "auto":
-        chosen = algebra
+        method = algebra
     else:
-        if same and not rank:
-            chosen = "factors"
+        if same_run and not rank:
+            method = "factors"
         else:
-            chosen = "products"
-    out = average.average(files, shares, names, chosen, rank)
-    ranks = ", ".join(map(str, out.ranks)) or "none"
-    if out.algebra == "factors":
-        return out.state, f"factors are averaged (files of one run), rank {ranks}"
+            method = "products"
+    result = average.average(files, shares, names, method, rank)
+    ranks = ", ".join(map(str, result.ranks)) or "none"
+    if result.algebra == "factors":
+        return result.state, f"factors are averaged (files of one run), rank {ranks}"
     if not rank:
-        cut = "exactly, by concatenation"
+        reduction = "exactly, by concatenation"
     else:
-        cut = f"cut to rank {rank} by SVD, which leaves out {out.lost:.2%} of the change's norm"
-    return out.state, f"products are averaged {cut}; rank {ranks}"
+        reduction = f"cut to rank {rank} by SVD, which leaves out {result.lost:.2%} of the change's norm"
+    return result.state, f"products are averaged {reduction}; rank {ranks}"
 
 
 def curves(sources: Sources, shares: Sequence[float], width: float | None) -> tuple[Curve, ...]:
     """How much of the average each training step makes (snapshots), or each file at its step."""
     if sources.powers:
-        profiles, last = sources.profiles, max(one.step for one in sources.profiles)
-        points = torch.arange(1, last + 1, dtype=torch.float64) - 0.5
-        made = Curve(post_hoc.shape(profiles, shares, points).tolist(), name="average")
+        profiles, last = sources.profiles, max(profile.step for profile in sources.profiles)
+        midpoints = torch.arange(1, last + 1, dtype=torch.float64) - 0.5
+        curve = Curve(post_hoc.shape(profiles, shares, midpoints).tolist(), name="average")
         if width is None:
-            return (made,)
-        return (Curve(post_hoc.shape([Profile(last, width)], [1.0], points).tolist(), PALE, f"width {width:g}"), made)
+            return (curve,)
+        return (
+            Curve(post_hoc.shape([Profile(last, width)], [1.0], midpoints).tolist(), PALE, f"width {width:g}"),
+            curve,
+        )
     places = [file.step for file in sources.files]
-    at = [place for place in places if place is not None]
-    if len(at) < len(places) or len(set(at)) < len(at):
-        at = list(range(1, len(places) + 1))
-    values = [0.0] * at[-1]
-    for place, share in zip(at, shares, strict=True):
-        values[place - 1] = share
+    steps = [step for step in places if step is not None]
+    if len(steps) < len(places) or len(set(steps)) < len(steps):
+        steps = list(range(1, len(places) + 1))
+    values = [0.0] * steps[-1]
+    for step, share in zip(steps, shares, strict=True):
+        values[step - 1] = share
     return (Curve(values, name="share of each file"),)
 
 
@@ -174,20 +179,20 @@ def widths_to_try(sources: Sources, text: str) -> list[float]:
     """The widths in `text`, or ten, evenly spaced in the logarithm, over all that the snapshots express."""
     if text.strip():
         try:
-            return [float(word) for word in text.replace(",", " ").split()]
+            return [float(number) for number in text.replace(",", " ").split()]
         except ValueError as error:
             raise ValueError(
                 f"weights {text!r}: with profile best expected widths such as '0.05 0.1', or nothing ({error})"
             ) from error
-    last = max((one.step for one in sources.profiles), default=0)
+    last = max((profile.step for profile in sources.profiles), default=0)
     if len(sources.files) > 1:
-        able = post_hoc.possible_widths(sources.profiles, last)
+        possible = post_hoc.possible_widths(sources.profiles, last)
     else:
-        able = None
-    if able is None:
+        possible = None
+    if possible is None:
         raise post_hoc.TooFew(f"{len(sources.files)} snapshots express no range of widths; take snapshots more often")
-    low, high = able[0] * 1.001, able[1] * 0.999
-    return [low * (high / low) ** (k / (SWEEP - 1)) for k in range(SWEEP)]
+    narrowest, widest = possible[0] * 1.001, possible[1] * 0.999
+    return [narrowest * (widest / narrowest) ** (k / (SWEEP - 1)) for k in range(SWEEP)]
 
 
 @dataclass(frozen=True)
@@ -220,18 +225,18 @@ def sweep(
     """Score every width; `score` gives the held-out loss of a LORA_MODEL (None: the last weights), or None without
     held-out pictures.
     """
-    plain = score(None)
-    if plain is None:
+    last_loss = score(None)
+    if last_loss is None:
         raise ValueError("profile best needs held-out images: set validation on GraftDataset, or choose a width")
-    found = [
+    reconstructions = [
         post_hoc.reconstruction(sources.profiles, width) for width in widths
     ]  # every width is checked before the first is scored
     files, names = [file.load() for file in sources.files], [file.name for file in sources.files]
     rows = []
-    for width, one in zip(widths, found, strict=True):
-        loss = score(average.average(files, one.weights, names, "factors").state)
+    for width, reconstruction in zip(widths, reconstructions, strict=True):
+        loss = score(average.average(files, reconstruction.weights, names, "factors").state)
         assert loss is not None
         rows.append((width, loss))
-    after = score(running)
-    assert after is not None
-    return Sweep(plain, after, tuple(rows))
+    ema_loss = score(running)
+    assert ema_loss is not None
+    return Sweep(last_loss, ema_loss, tuple(rows))

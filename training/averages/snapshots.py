@@ -51,12 +51,12 @@ def expected(state: TrainState, folder: Path) -> list[Snapshot]:
     if ema is None or not ema.snapshots:
         return []
     start = state.start.digest
-    taken = []
+    snapshots = []
     for step in range(ema.snapshots, state.step + 1, ema.snapshots):
         position = position_at(state.position, step)
         for width in ema.widths:
-            taken.append(Snapshot(path_of(folder, start, position, width), start, position, width))
-    return taken
+            snapshots.append(Snapshot(path_of(folder, start, position, width), start, position, width))
+    return snapshots
 
 
 def write(folder: Path, state: TrainState, width: float, lora: Callable[[], Mapping[str, Tensor]]) -> None:
@@ -68,12 +68,12 @@ def write(folder: Path, state: TrainState, width: float, lora: Callable[[], Mapp
         return
     make_folders(path.parent)
     tensors = to_float16(lora())
-    more = {
+    snapshot_metadata = {
         "graft_width": repr(width),
         "graft_position": json.dumps([list(part) for part in state.position]),
         "graft_tensors": sha256_of_tensors(tensors),
     }
-    write_safetensors(path, tensors, {**lora_metadata(state), **more})
+    write_safetensors(path, tensors, {**lora_metadata(state), **snapshot_metadata})
     sync_folder(path.parent)
 
 
@@ -123,13 +123,13 @@ def branches(snapshots: list[Snapshot]) -> dict[str, list[Snapshot]]:
     positions = sorted({(snapshot.start, snapshot.position) for snapshot in snapshots})
     by_key = {}
     for start, end in positions:
-        if any(start == other and end != longer and _leads_to(end, longer) for other, longer in positions):
+        if any(start == other and end != later_end and _leads_to(end, later_end) for other, later_end in positions):
             continue
-        way = []
+        on_branch = []
         for snapshot in snapshots:
             if snapshot.start == start and _leads_to(snapshot.position, end):
-                way.append(snapshot)
-        by_key[state_key(start, end)] = way
+                on_branch.append(snapshot)
+        by_key[state_key(start, end)] = on_branch
     return by_key
 
 

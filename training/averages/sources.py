@@ -98,43 +98,45 @@ def of_state(state: TrainState, folder: Path) -> Sources:
     """The snapshots that a state's run has taken; raises ValueError that lists those that are missing."""
     if state.start.ema is None or not state.start.ema.snapshots:
         raise ValueError("this run takes no snapshots of averages: set snapshots on GraftEMA before Start Training")
-    wanted = snapshots.expected(state, folder)
-    missing = [one for one in wanted if not one.path.is_file()]
+    expected = snapshots.expected(state, folder)
+    missing = [snapshot for snapshot in expected if not snapshot.path.is_file()]
     if missing:
-        listed = "\n".join(f"- step {one.profile.step}, width {one.width:g}: {one.path}" for one in missing)
-        raise ValueError(
-            f"{len(missing)} of {len(wanted)} snapshots are missing (results that cannot be stored have none; deleted"
-            f" ones come back when the run's stored results are deleted too and it is trained again):\n{listed}"
+        lines = "\n".join(
+            f"- step {snapshot.profile.step}, width {snapshot.width:g}: {snapshot.path}" for snapshot in missing
         )
-    if not wanted:
+        raise ValueError(
+            f"{len(missing)} of {len(expected)} snapshots are missing (results that cannot be stored have none; deleted"
+            f" ones come back when the run's stored results are deleted too and it is trained again):\n{lines}"
+        )
+    if not expected:
         raise ValueError(
             f"the state is at step {state.step}, before the first snapshot (step {state.start.ema.snapshots}): train"
             " further"
         )
-    return _of_snapshots(wanted)
+    return _of_snapshots(expected)
 
 
 def of_run(folder: Path, way: str = "") -> Sources:
     """The snapshots in a run's folder. `way` is the beginning of one way's key, for a run that was begun or continued
     in several ways.
     """
-    kept = snapshots.found(folder)
-    if not kept:
+    found_snapshots = snapshots.found(folder)
+    if not found_snapshots:
         raise ValueError(
             f"run {folder.name!r} has no snapshots of averages: set snapshots on GraftEMA before Start Training"
         )
-    branches = snapshots.branches(kept)
+    branches = snapshots.branches(found_snapshots)
     keys = [key for key in branches if key.startswith(way)]
     if len(keys) == 1:
         return _of_snapshots(branches[keys[0]])
     problem = "was begun or continued in several ways"
     if not keys:
         problem = f"none that begins with {way!r}"
-    listed = ""
+    lines = ""
     for key, branch in branches.items():
-        listed += f"\n- {folder.name}/{key[:12]}: {len(branch)} snapshots, to step {branch[-1].profile.step}"
+        lines += f"\n- {folder.name}/{key[:12]}: {len(branch)} snapshots, to step {branch[-1].profile.step}"
     raise ValueError(
-        f"Snapshots of different runs: run {folder.name!r}: {problem}; name one of these as the source:{listed}"
+        f"Snapshots of different runs: run {folder.name!r}: {problem}; name one of these as the source:{lines}"
     )
 
 
@@ -159,29 +161,29 @@ def of_files(files: Sequence[tuple[str, str]]) -> Sources:
             problems.append(f"{source.name}: a {source.kind}; give files of one kind")
     if problems:
         raise ValueError("Files to average:\n- " + "\n- ".join(problems))
-    without = [source.name for source in sources if source.step is None]
-    if without:
-        return Sources(tuple(sources), notes=(f"in the order given: no step is recorded in {', '.join(without)}",))
-    kept = [source.snapshot for source in sources if source.snapshot is not None]
-    if len(kept) == len(sources):
-        return _of_one_branch(kept)
+    no_step = [source.name for source in sources if source.step is None]
+    if no_step:
+        return Sources(tuple(sources), notes=(f"in the order given: no step is recorded in {', '.join(no_step)}",))
+    of_snapshots = [source.snapshot for source in sources if source.snapshot is not None]
+    if len(of_snapshots) == len(sources):
+        return _of_one_branch(of_snapshots)
     # among other files a snapshot is a file like them
-    ordered = sorted((replace(source, snapshot=None) for source in sources), key=lambda source: source.step or 0)
+    by_step = sorted((replace(source, snapshot=None) for source in sources), key=lambda source: source.step or 0)
     notes = ["in the order of the steps recorded in them"]
-    runs = {source.run for source in ordered}
+    runs = {source.run for source in by_step}
     if len(runs) > 1:
         notes.append(f"they are of {len(runs)} different runs")
-    return Sources(tuple(ordered), notes=tuple(notes))
+    return Sources(tuple(by_step), notes=tuple(notes))
 
 
 def _of_one_branch(kept: list[Snapshot]) -> Sources:
     branches = snapshots.branches(kept)
     if len(branches) > 1:
-        listed = ""
+        lines = ""
         for key, branch in branches.items():
             for snapshot in branch:
-                listed += f"\n- {snapshot.path.name}: {key[:12]}"
-        raise ValueError(f"Snapshots of different runs:{listed}")
+                lines += f"\n- {snapshot.path.name}: {key[:12]}"
+        raise ValueError(f"Snapshots of different runs:{lines}")
     return _of_snapshots(kept)
 
 
@@ -207,15 +209,15 @@ def _open_source(name: str, path: str) -> Source:
 def _kind(name: str, tensors: Mapping[str, Tensor]) -> str:
     """ "lora" or "checkpoint"; raises ValueError for what is neither."""
     weights = {key: tensor for key, tensor in tensors.items() if not key.startswith(SCALE_PREFIX)}
-    groups, strangers, problems = grouped(weights)
+    groups, other_keys, problems = grouped(weights)
     if any(key.startswith(CHECKPOINT[0]) for key in tensors):
         return "checkpoint"
-    if any(key.startswith(CHECKPOINT[1]) for key in strangers):
+    if any(key.startswith(CHECKPOINT[1]) for key in other_keys):
         return "checkpoint"
     if groups and not problems:
         return "lora"
     # names without a prefix are a diffusion model's, if they are those of the model that it is put on
-    if not groups and not problems and any(key.endswith(".weight") and tensors[key].ndim > 1 for key in strangers):
+    if not groups and not problems and any(key.endswith(".weight") and tensors[key].ndim > 1 for key in other_keys):
         return "checkpoint"
     reason = "; ".join(problems) or "no known key"
     raise ValueError(f"{name}: neither a LoRA nor a checkpoint of a diffusion model ({reason})")

@@ -32,10 +32,10 @@ def bucket_sizes(resolution: int, step: int) -> list[tuple[int, int]]:
 
 def nearest_bucket(width: int, height: int, choices: list[tuple[int, int]]) -> tuple[int, int]:
     """The bucket whose aspect ratio is nearest to the image's in logarithm; of equals the largest."""
-    wanted = math.log(width / height)
+    aspect = math.log(width / height)
 
     def distance(size: tuple[int, int]) -> tuple[float, int, tuple[int, int]]:
-        return abs(math.log(size[0] / size[1]) - wanted), -size[0] * size[1], size
+        return abs(math.log(size[0] / size[1]) - aspect), -size[0] * size[1], size
 
     return min(choices, key=distance)
 

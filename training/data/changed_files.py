@@ -114,9 +114,9 @@ class FileWatcher:
             for watched in self.watched:
                 changes += [_Change(watched.folder, name, "is new", watched.stop) for name in watched.new_files()]
         for watched, name in self._queue[self._next : self._next + self.at_once]:
-            what = _difference(watched.folder / name, watched.files[name])
-            if what:
-                changes.append(_Change(watched.folder, name, what, watched.stop))
+            difference = _difference(watched.folder / name, watched.files[name])
+            if difference:
+                changes.append(_Change(watched.folder, name, difference, watched.stop))
         self._next += self.at_once
         if self._next >= len(self._queue):
             self._next = 0

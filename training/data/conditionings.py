@@ -122,22 +122,22 @@ class Conditionings(Mapping[str, Conditioning]):
         cached = self._cache.read("texts", self._key(text))
         if cached is None:
             return None
-        tensors, plain = cached
+        tensors, settings = cached
         context = tensors.pop("context")
         extras = {name.removeprefix("extras/"): tensor for name, tensor in tensors.items()}
-        return Conditioning(context, {**plain, **extras})
+        return Conditioning(context, {**settings, **extras})
 
     def _write(self, text: str, conditioning: Conditioning) -> None:
         if self._cache is None:
             return
-        tensors, plain = {"context": conditioning.context}, {}
+        tensors, settings = {"context": conditioning.context}, {}
         for name, value in conditioning.extras.items():
             if isinstance(value, Tensor):
                 tensors[f"extras/{name}"] = value
             else:
-                plain[name] = value
-        if _is_plain(plain):
-            self._cache.write("texts", self._key(text), tensors, plain)
+                settings[name] = value
+        if _is_plain(settings):
+            self._cache.write("texts", self._key(text), tensors, settings)
 
 
 def _is_plain(value: Any) -> bool:

@@ -149,8 +149,8 @@ class Dataset:
 
 
 def _settings_text(held_out: Sequence[int], settings: Mapping[str, Any]) -> str:
-    plain = sorted((key, str(value)) for key, value in settings.items() if key != "regularisation")
-    return repr((sorted(held_out), plain))
+    entries = sorted((key, str(value)) for key, value in settings.items() if key != "regularisation")
+    return repr((sorted(held_out), entries))
 
 
 def _tensor_bytes(tensor: Tensor) -> bytes:

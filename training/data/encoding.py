@@ -62,9 +62,9 @@ def encode(
 
 
 def _digest(listing: FolderListing, encoders: tuple[str, str], settings: Mapping[str, Any]) -> str:
-    plain = {name: value for name, value in settings.items() if name not in _NOT_HASHED}
+    hashed_settings = {name: value for name, value in settings.items() if name not in _NOT_HASHED}
     regularisation = settings.get("regularisation")
-    body = [listing.digest, encoders, plain, None]
+    body = [listing.digest, encoders, hashed_settings, None]
     if regularisation is not None:
         body[-1] = regularisation.digest
     return sha256_of_spaced_json(body)
@@ -103,7 +103,7 @@ class ImageEncoder:
         return self._opened
 
     def _image(self, entry: ImageEntry) -> DatasetImage:
-        first, *others = [self._crop(entry, framing) for framing in entry.framings]
+        first, *other_framings = [self._crop(entry, framing) for framing in entry.framings]
         flip = None
         if entry.flip != self.listing.settings.flip:
             flip = entry.flip
@@ -118,7 +118,7 @@ class ImageEncoder:
             repeats=entry.repeats,
             mask=first.mask,
             framing=first.framing,
-            other_crops=tuple(others),
+            other_crops=tuple(other_framings),
             caption_template=template,
             flip=flip,
             dropout=entry.dropout,

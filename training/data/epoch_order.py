@@ -39,14 +39,14 @@ class EpochOrder:
         """Indices of the images of an epoch, with repeats. A fraction of a repeat is spread over the epochs as evenly
         as possible.
         """
-        out: list[int] = []
+        repeated: list[int] = []
         for index, repeats in enumerate(self._repeats):
             phase = 0.0
             if not float(repeats).is_integer():
                 phase = index * _GOLDEN_RATIO % 1.0
             times = math.floor((epoch + 1) * repeats + phase) - math.floor(epoch * repeats + phase)
-            out += [index] * times
-        return out
+            repeated += [index] * times
+        return repeated
 
     def count(self, epoch: int) -> int:
         """How many batches an epoch has."""
@@ -134,10 +134,10 @@ def select_images(
         return _take(dataset, batch_size, seed, number, "order"), []
     count = _regularisation_count(dataset, batch_size)
     if count == 0:
-        before = math.floor(number * dataset.regularisation_share)
-        if math.floor((number + 1) * dataset.regularisation_share) > before:
-            return [], _take(other, batch_size, seed, before, "regularisation order")
-        return _take(dataset, batch_size, seed, number - before, "order"), []
+        regularisation_batches = math.floor(number * dataset.regularisation_share)
+        if math.floor((number + 1) * dataset.regularisation_share) > regularisation_batches:
+            return [], _take(other, batch_size, seed, regularisation_batches, "regularisation order")
+        return _take(dataset, batch_size, seed, number - regularisation_batches, "order"), []
     regularisation_images: list[DatasetImage] = []
     for i in range(number * count, (number + 1) * count):
         regularisation_images += _take(other, 1, seed, i, "regularisation order")

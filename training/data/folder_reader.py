@@ -84,11 +84,11 @@ class _FolderReader:
         self._word_lists = wildcards.NO_LISTS
         if self.filters.wildcards:
             self._word_lists, self._problems = wildcards.read_word_lists(folder, self.filters.encoding)
-        chosen = settings.captions != registry.AUTO
+        is_chosen = settings.captions != registry.AUTO
         self._selected = registry.selected(settings.captions)
-        self._readers = [(layout, layout.open(folder, self.filters, chosen)) for layout in self._selected]
+        self._readers = [(layout, layout.open(folder, self.filters, is_chosen)) for layout in self._selected]
         self._fallback: tuple[DatasetLayout, CaptionReader] | None = None
-        if chosen:
+        if is_chosen:
             self._fallback = self._readers[0]
         self._settings_readers: list[tuple[DatasetLayout, ImageSettingsReader]] = []
         for layout in registry.layouts():
@@ -108,14 +108,14 @@ class _FolderReader:
             listed |= reader.listed_images or set()
         unlisted_reason = self._selected[0].unlisted_reason
         if self._fallback is not None and unlisted_reason:
-            kept = [path for path in paths if path in listed]
-            self.counts.left_out[unlisted_reason] += len(paths) - len(kept)
-            return kept
+            selected = [path for path in paths if path in listed]
+            self.counts.left_out[unlisted_reason] += len(paths) - len(selected)
+            return selected
         if listed:
             return paths
-        kept = paths[:: self.filters.consider_every_nth]
-        self.counts.left_out["by consider_every_nth"] += len(paths) - len(kept)
-        return kept
+        selected = paths[:: self.filters.consider_every_nth]
+        self.counts.left_out["by consider_every_nth"] += len(paths) - len(selected)
+        return selected
 
     def all_problems(self) -> list[str]:
         """Errors of files that were left out, as "file: what is wrong"."""
@@ -142,19 +142,19 @@ class _FolderReader:
         return []
 
     def _read_image(self, path: Path, name: str) -> list[ImageEntry]:
-        layout, written = self._written_caption(path)
-        caption = self._caption(written)
+        layout, image_caption = self._written_caption(path)
+        caption = self._caption(image_caption)
         if self.filters.wildcards:
             self._word_lists.check(" ".join(caption.texts))
         _ = caption.plain  # what cannot be written out is a problem of this image, now
-        reason = self._reason_to_skip(written)
+        reason = self._reason_to_skip(image_caption)
         if reason:
             self.counts.left_out[reason] += 1
             return []
         sha256 = content_hash(path)
         size, has_alpha = self._size_and_alpha(path, sha256)
         mask, mask_sha256 = self._mask(layout, path, has_alpha)
-        self.counts.add_notes(written.notes)
+        self.counts.add_notes(image_caption.notes)
         folder_repeats = layout.repeats(path, self.folder)
         entries: list[ImageEntry] = []
         for bucket, framings in self._framings(sha256, size):
@@ -166,14 +166,14 @@ class _FolderReader:
                 sha256,
                 caption,
                 bucket,
-                repeats=self.settings.repeats * folder_repeats * _or_default(written.multiply, 1.0),
+                repeats=self.settings.repeats * folder_repeats * _or_default(image_caption.multiply, 1.0),
                 size=size,
-                captioned=written.found,
+                captioned=image_caption.found,
                 framings=framings,
-                flip=_or_default(written.flip, self.settings.flip),
-                dropout=written.dropout,
-                batch_id=written.batch_id,
-                loss_scale=_or_default(written.loss_scale, 1.0),
+                flip=_or_default(image_caption.flip, self.settings.flip),
+                dropout=image_caption.dropout,
+                batch_id=image_caption.batch_id,
+                loss_scale=_or_default(image_caption.loss_scale, 1.0),
                 mask=mask,
                 mask_sha256=mask_sha256,
                 folder_repeats=folder_repeats,
@@ -191,13 +191,13 @@ class _FolderReader:
             if caption is not None:
                 layout = candidate
                 break
-        written = self._with_settings_files(path, caption, True)
-        if not written.found and self._fallback is not None:
+        image_caption = self._with_settings_files(path, caption, True)
+        if not image_caption.found and self._fallback is not None:
             fallback = self._fallback[1].fallback(path)
             if fallback is not None:
                 self.counts.fallbacks += 1
-                written = self._with_settings_files(path, fallback, False)
-        return layout, written
+                image_caption = self._with_settings_files(path, fallback, False)
+        return layout, image_caption
 
     def _with_settings_files(self, path: Path, caption: WrittenCaption | None, own_file: bool) -> WrittenCaption:
         for layout, reader in self._settings_readers:
@@ -256,13 +256,13 @@ class _FolderReader:
 
     def _framings(self, sha256: str, size: tuple[int, int]) -> list[tuple[tuple[int, int], tuple[Framing, ...]]]:
         """The bucket of an image at each resolution, with its crops there."""
-        out: list[tuple[tuple[int, int], tuple[Framing, ...]]] = []
+        framings_by_bucket: list[tuple[tuple[int, int], tuple[Framing, ...]]] = []
         positions = self._crop_positions(sha256)
         for choices in self._buckets:
             bucket = nearest_bucket(*size, choices)
             framings = dict.fromkeys(frame(size, bucket, position) for position in positions)
-            out.append((bucket, tuple(framings)))
-        return out
+            framings_by_bucket.append((bucket, tuple(framings)))
+        return framings_by_bucket
 
     def _crop_positions(self, sha256: str) -> list[tuple[float, float]]:
         """Where the image may be cropped: one position, or several that its contents draw."""

@@ -44,7 +44,7 @@ def mask_file(image: Path, folder: Path) -> Path | None:
     places.append(image.parent / MASK_FOLDER / image.stem)
     if image.parent != folder:
         places.append(image.parent.parent / MASK_FOLDER / image.stem)
-    return first_file([place.with_name(place.name + suffix) for place in places for suffix in SUFFIXES])
+    return first_file([path.with_name(path.name + suffix) for path in places for suffix in SUFFIXES])
 
 
 # What Pillow and its plugins raise on damaged files, AVIF's a RuntimeError.
@@ -167,10 +167,10 @@ def contact_sheet(images: list[Image.Image], columns: int = 6, side: int = 160) 
     rows = -(-len(images) // columns)
     sheet = Image.new("RGB", (columns * side, rows * side), (32, 32, 32))
     for index, image in enumerate(images):
-        small = image.copy()
-        small.thumbnail((side - 4, side - 4))
+        thumbnail = image.copy()
+        thumbnail.thumbnail((side - 4, side - 4))
         row, column = divmod(index, columns)
-        x = column * side + (side - small.width) // 2
-        y = row * side + (side - small.height) // 2
-        sheet.paste(small, (x, y))
+        x = column * side + (side - thumbnail.width) // 2
+        y = row * side + (side - thumbnail.height) // 2
+        sheet.paste(thumbnail, (x, y))
     return sheet

@@ -105,8 +105,10 @@ class Caption:
         if rng is not None and rules.shuffle and float(torch.rand((), generator=rng)) < rules.shuffle:
             free = [free[i] for i in _shuffled_order([weight for _, weight in free], rng)]
         if rng is not None and rules.dropout:
-            draws = torch.rand(len(free), generator=rng).tolist()
-            free = [tag for tag, draw in zip(free, draws, strict=True) if draw >= rules.dropout]
+            random_numbers = torch.rand(len(free), generator=rng).tolist()
+            free = [
+                tag for tag, random_number in zip(free, random_numbers, strict=True) if random_number >= rules.dropout
+            ]
         text = _join([tag for tag, _ in parts.front + free + parts.end], rules)
         prefix = self._fill(rules.prefix, rng)
         suffix = self._fill(rules.suffix, rng)
@@ -220,12 +222,12 @@ def _join(tags: list[str], rules: CaptionRules) -> str:
         return rules.separator.join(tags)
     text = ""
     for tag in tags:
-        longer = tag
+        joined = tag
         if text:
-            longer = f"{text}{rules.separator}{tag}"
-        if len(longer) > rules.max_length:
+            joined = f"{text}{rules.separator}{tag}"
+        if len(joined) > rules.max_length:
             break
-        text = longer
+        text = joined
     return text
 
 

@@ -53,19 +53,19 @@ class WordLists:
     def _max_draws(self, name: str) -> int:
         """How many lines may have to be drawn for this list: its own and those of the lists in it."""
         if name not in self._draws:
-            most = 0
+            max_in_a_line = 0
             for line in self._lines[name]:
-                most = max(most, sum(map(self._max_draws, list_names(line))))
-            self._draws[name] = 1 + most
+                max_in_a_line = max(max_in_a_line, sum(map(self._max_draws, list_names(line))))
+            self._draws[name] = 1 + max_in_a_line
         return self._draws[name]
 
     def _check_depth(self, name: str, within: tuple[str, ...]) -> int:
         """How many lists are nested from this one on; raises ValueError for too many. `within` are the lists around."""
         if name not in self._lines:
-            where = "the caption"
+            source = "the caption"
             if within:
-                where = f"the word list {within[-1]!r}"
-            raise ValueError(f"{where} has __{name}__, and there is no file {FOLDER}/{name}.txt that can be used")
+                source = f"the word list {within[-1]!r}"
+            raise ValueError(f"{source} has __{name}__, and there is no file {FOLDER}/{name}.txt that can be used")
         if name not in self._depths:
             if name in within or len(within) == MAX_DEPTH:
                 raise ValueError(

@@ -123,18 +123,18 @@ def _announced(group: ProcessGroup, root: nn.Module) -> Callable[..., Any]:
 @contextmanager
 def _restoring(module: nn.Module) -> Iterator[None]:
     """Afterwards every part of a module has the attributes, parameters, buffers and hooks of before."""
-    before = []
+    saved = []
     for part in module.modules():
         attributes = vars(part)
         tables = {}
         for name, value in attributes.items():
             if name.startswith("_") and isinstance(value, dict):  # nn.Module's own: parameters, buffers, hooks
                 tables[name] = (value, dict(value))
-        before.append((part, set(attributes), tables, attributes.get("forward")))
+        saved.append((part, set(attributes), tables, attributes.get("forward")))
     try:
         yield
     finally:
-        for part, names, tables, forward in before:
+        for part, names, tables, forward in saved:
             attributes = vars(part)
             for name in set(attributes) - names:
                 del attributes[name]
@@ -164,9 +164,9 @@ def check_same_pass(group: ProcessGroup, doing: str) -> list[str]:
             group.error_shared = True
             raise parse_error(rank, text)
     if len(set(passes) - {NOT_FINITE}) > 1:
-        each = ", ".join(f"rank {rank} {text}" for rank, text in enumerate(passes))
+        ranks = ", ".join(f"rank {rank} {text}" for rank, text in enumerate(passes))
         raise PassMismatchError(
-            f"Ranks that share a model must run the same passes, and they do not ({each}). Their images have different"
+            f"Ranks that share a model must run the same passes, and they do not ({ranks}). Their images have different"
             " sizes, or their prompts different lengths: use batch_size 1 and one data set, or run without --shard."
         )
     return passes

@@ -103,11 +103,11 @@ def _register_first(tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
     hooks: dict[int, Any] = {}
     if tensor._backward_hooks is not None:
         hooks = tensor._backward_hooks
-    others = dict(hooks)
+    other_hooks = dict(hooks)
     hooks.clear()
     tensor.register_hook(hook)
     assert tensor._backward_hooks is not None
-    tensor._backward_hooks.update(others)
+    tensor._backward_hooks.update(other_hooks)
 
 
 class _OrderedReduceScatter:
@@ -125,13 +125,13 @@ class _OrderedReduceScatter:
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> None:
-        ranks, before = self.reduction.group, self.reduction.totals.get(self.module)
+        ranks, total = self.reduction.group, self.reduction.totals.get(self.module)
         rows = torch.empty_like(input_tensor).view(ranks.size, -1)
         ranks.all_to_all(rows.view(torch.uint8), input_tensor.view(torch.uint8), "gradients")
-        if before is None:
+        if total is None:
             output_tensor.copy_(rows[0])
-        elif before.shape == output_tensor.shape:
-            torch.add(before, rows[0], out=output_tensor)
+        elif total.shape == output_tensor.shape:
+            torch.add(total, rows[0], out=output_tensor)
         else:
             raise RuntimeError(
                 "Some weights have gradients in one micro-batch of a step and none in another, and ranks that share a"
@@ -163,20 +163,20 @@ def norm(
     """
     norms = torch.zeros(len(shapes), device=device)
     for bucket in _in_buckets(shapes, group.size):
-        own = torch.zeros(group.size, max(place.end for place in bucket), device=device)
+        local_rows = torch.zeros(group.size, max(place.end for place in bucket), device=device)
         for place in bucket:
             if place.name in rows:
-                own[place.rank, place.start] = 1  # it is there
-                own[place.rank, place.start + 1 :][: rows[place.name].numel()] = rows[place.name].reshape(-1)
-        received = torch.empty_like(own)
-        group.all_to_all(received.view(torch.uint8), own.view(-1).view(torch.uint8), "norms")
+                local_rows[place.rank, place.start] = 1  # it is there
+                local_rows[place.rank, place.start + 1 :][: rows[place.name].numel()] = rows[place.name].reshape(-1)
+        received = torch.empty_like(local_rows)
+        group.all_to_all(received.view(torch.uint8), local_rows.view(-1).view(torch.uint8), "norms")
         for place in bucket:
             if place.rank == group.rank:
                 norms[place.number] = _norm_of_one(received, place, shapes[place.name])
     gathered = torch.empty(group.size, len(shapes), device=device)
     group.all_gather(gathered.view(torch.uint8), norms.view(torch.uint8), "norms")
-    each = gathered.sum(0)  # one rank has measured each tensor, the others have zeros
-    return torch.linalg.vector_norm(each[each != -1])
+    tensor_norms = gathered.sum(0)  # one rank has measured each tensor, the others have zeros
+    return torch.linalg.vector_norm(tensor_norms[tensor_norms != -1])
 
 
 def _norm_of_one(received: Tensor, place: _Slice, shape: torch.Size) -> Tensor | int:
@@ -184,8 +184,8 @@ def _norm_of_one(received: Tensor, place: _Slice, shape: torch.Size) -> Tensor |
     if not received[:, place.start].any():
         return -1
     # Only the last ranks may have fewer rows, so that the numbers of all are one piece.
-    whole = received[:, place.start + 1 : place.end].reshape(-1)[: shape.numel()].view(shape)
-    return torch._foreach_norm([whole])[0]
+    tensor = received[:, place.start + 1 : place.end].reshape(-1)[: shape.numel()].view(shape)
+    return torch._foreach_norm([tensor])[0]
 
 
 def _in_buckets(shapes: Mapping[str, torch.Size], ranks: int) -> Iterator[list[_Slice]]:

@@ -63,13 +63,13 @@ class LocalGradients:
             self._clear()
         yield
         if last and self._before:
-            for tensor, before in zip(self.tensors, self._before, strict=True):
-                if before is None:
+            for tensor, earlier_gradient in zip(self.tensors, self._before, strict=True):
+                if earlier_gradient is None:
                     continue
                 if tensor.grad is None:
-                    tensor.grad = before
+                    tensor.grad = earlier_gradient
                 else:
-                    tensor.grad = before.add_(tensor.grad)
+                    tensor.grad = earlier_gradient.add_(tensor.grad)
             self._before = []
 
     def _clear(self) -> None:
@@ -99,15 +99,15 @@ class Bucket:
         for tensor in tensors:
             size += tensor.numel()
             self.ends.append(size)
-        like = tensors[0]
+        first = tensors[0]
         self.low, length = 0, size
         if self.sliced:
             length = -(-size // ranks)
             size = length * ranks
             self.low = rank * length
         self.high = self.low + length
-        self.own = torch.zeros(size, dtype=like.dtype, device=like.device)
-        self.sum = torch.zeros(length, dtype=like.dtype, device=like.device)
+        self.own = torch.zeros(size, dtype=first.dtype, device=first.device)
+        self.sum = torch.zeros(length, dtype=first.dtype, device=first.device)
         self.total = self.sum
         if self.sliced:
             self.total = torch.zeros_like(self.own)
@@ -134,10 +134,10 @@ class Bucket:
     def launch(self, group: ProcessGroup) -> None:
         """Send what was written and receive what the others send, without waiting."""
         received = torch.empty(self.ranks, self.sum.numel(), dtype=self.own.dtype, device=self.own.device)
-        send = group.all_gather
+        exchange = group.all_gather
         if self.sliced:
-            send = group.all_to_all
-        handle = send(received.view(torch.uint8), self.own.view(torch.uint8), "gradients", wait=False)
+            exchange = group.all_to_all
+        handle = exchange(received.view(torch.uint8), self.own.view(torch.uint8), "gradients", wait=False)
         self.pending = handle, received
 
     def wait(self, group: ProcessGroup) -> Tensor:
@@ -158,8 +158,8 @@ class Bucket:
             self._add_whole(rows)
             return
         for number in range(len(self.tensors)):
-            for row, has in zip(rows, present, strict=True):
-                if has[number]:
+            for row, has_gradient in zip(rows, present, strict=True):
+                if has_gradient[number]:
                     self._add_one(row, number)
 
     def _add_whole(self, rows: Tensor) -> None:
@@ -359,7 +359,7 @@ class RankStatus:
         """As JSON: of each bucket a text of 0 and 1, one for each gradient."""
         present = []
         for bucket in self.present:
-            present.append("".join("1" if has else "0" for has in bucket))
+            present.append("".join("1" if has_gradient else "0" for has_gradient in bucket))
         return {"failed": self.failed, "stop": self.stop, "loss": self.loss, "present": present}
 
     @classmethod
@@ -374,14 +374,14 @@ class RankStatus:
 def _in_buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     """Tensors in their order, as many together as BUCKET_BYTES allows; types and devices are not mixed."""
     buckets: list[list[Tensor]] = []
-    left = 0
+    free_bytes = 0
     for tensor in tensors:
         size = tensor.numel() * tensor.element_size()
-        if not buckets or size > left or not _travel_together(buckets[-1][-1], tensor):
+        if not buckets or size > free_bytes or not _travel_together(buckets[-1][-1], tensor):
             buckets.append([])
-            left = BUCKET_BYTES
+            free_bytes = BUCKET_BYTES
         buckets[-1].append(tensor)
-        left -= size
+        free_bytes -= size
     return buckets
 
 

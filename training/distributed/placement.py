@@ -77,35 +77,37 @@ class RowSharded(TensorPlacement):
         plan = []
         for key, tensor in tensors.items():
             plan.append([key, self.is_row_sharded(key, tensor), str(tensor.dtype).removeprefix("torch.")])
-        whole: dict[str, Tensor] = {}
+        full_tensors: dict[str, Tensor] = {}
         for key, is_row_sharded, dtype in self.group.broadcast(plan, {})[0]:  # the first rank has rows of everything
             if is_row_sharded:
                 tensor = self._gather_rows(key, tensors.get(key), getattr(torch, dtype))
             else:
                 tensor = tensors.get(key, torch.empty(0))
             if self.group.is_main_process:
-                whole[key] = tensor
-        return whole
+                full_tensors[key] = tensor
+        return full_tensors
 
     def _gather_rows(self, key: str, rows: Tensor | None, dtype: torch.dtype) -> Tensor:
         shape = self.shapes[key.rpartition("/")[2]]
         numbers_per_rank = -(-shape[0] // self.group.size) * (shape.numel() // shape[0])
-        own = torch.zeros(numbers_per_rank, dtype=dtype)
+        local_values = torch.zeros(numbers_per_rank, dtype=dtype)
         if rows is not None:
-            own[: rows.numel()] = rows.reshape(-1)
+            local_values[: rows.numel()] = rows.reshape(-1)
         gathered = torch.empty(self.group.size, numbers_per_rank, dtype=dtype)
-        self.group.all_gather(gathered.view(torch.uint8), own.view(torch.uint8), "state")
+        self.group.all_gather(gathered.view(torch.uint8), local_values.view(torch.uint8), "state")
         return gathered.view(-1)[: shape.numel()].view(shape).clone()
 
     def norm(self, gradients: Mapping[str, Tensor], device: torch.device) -> Tensor:
         """The norm over whole tensors, of which `gradients` are this rank's rows."""
         if self.group.reproducible:
             return fsdp_order.norm(gradients, self.shapes, self.group, device)
-        own = torch.zeros((), device=device)
+        local_norm = torch.zeros((), device=device)
         if gradients:
-            own = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t) for t in gradients.values()]))
+            local_norm = torch.linalg.vector_norm(
+                torch.stack([torch.linalg.vector_norm(t) for t in gradients.values()])
+            )
         norms = torch.empty(self.group.size, 1, device=device)
-        self.group.all_gather(norms.view(torch.uint8), own.reshape(1).to(norms).view(torch.uint8), "norms")
+        self.group.all_gather(norms.view(torch.uint8), local_norm.reshape(1).to(norms).view(torch.uint8), "norms")
         return torch.linalg.vector_norm(norms)
 
 

@@ -140,11 +140,11 @@ class ProcessGroup(SingleProcess):
         except RuntimeError as error:
             self.broken = True
             if str(error):
-                why = str(error).splitlines()[0]
+                reason = str(error).splitlines()[0]
             else:
-                why = type(error).__name__
+                reason = type(error).__name__
             raise RankConnectionError(
-                f"Rank {self.rank} lost another rank, or it did not answer for {self.timeout}: {why}"
+                f"Rank {self.rank} lost another rank, or it did not answer for {self.timeout}: {reason}"
             ) from error
 
     def all_gather(self, out: Tensor, own: Tensor, purpose: str, wait: bool = True) -> Any:
@@ -174,9 +174,9 @@ class ProcessGroup(SingleProcess):
         return [json.loads(text) for text in self._all_gather_bytes(body, size)]
 
     def _all_gather_bytes(self, body: bytes, size: int) -> list[bytes]:
-        own = torch.frombuffer(bytearray(body.ljust(size, b"\0")), dtype=torch.uint8)
+        local_bytes = torch.frombuffer(bytearray(body.ljust(size, b"\0")), dtype=torch.uint8)
         gathered = torch.empty(self.size, size, dtype=torch.uint8)
-        self.all_gather(gathered, own, "control")
+        self.all_gather(gathered, local_bytes, "control")
         return [bytes(row.tolist()).rstrip(b"\0") for row in gathered]
 
     def broadcast_error(self, error: BaseException) -> None:
@@ -232,11 +232,11 @@ class ProcessGroup(SingleProcess):
         self._spread(header)
         plain, shapes = json.loads(bytes(header.numpy()))
         if self.is_main_process:
-            out = dict(tensors)
+            received = dict(tensors)
         else:
-            out = {n: torch.empty(shape, dtype=getattr(torch, kind)) for n, (kind, shape) in shapes.items()}
-        self.broadcast_(out)
-        return plain, out
+            received = {n: torch.empty(shape, dtype=getattr(torch, kind)) for n, (kind, shape) in shapes.items()}
+        self.broadcast_(received)
+        return plain, received
 
     def broadcast_(self, tensors: Mapping[str, Tensor]) -> None:
         for tensor in tensors.values():
@@ -256,9 +256,9 @@ class ProcessGroup(SingleProcess):
         return self.stop_agreed
 
     def broadcast_flag(self, own: bool) -> bool:
-        said = torch.tensor([own], dtype=torch.uint8)
-        self._spread(said)
-        return bool(said)
+        flag = torch.tensor([own], dtype=torch.uint8)
+        self._spread(flag)
+        return bool(flag)
 
     def report(self, parts: int, steps: int) -> list[str]:
         rounds, idle = -(-parts // self.size), -parts % self.size
@@ -269,10 +269,10 @@ class ProcessGroup(SingleProcess):
         else:
             sends = ""
         if self.shard:
-            together = ", the model divided among them"
+            sharding = ", the model divided among them"
         else:
-            together = ""
-        lines = [f"{self.size} ranks{together}, {parts} micro-batches a step, {rounds} one after another{sends}"]
+            sharding = ""
+        lines = [f"{self.size} ranks{sharding}, {parts} micro-batches a step, {rounds} one after another{sends}"]
         if idle:
             lines.append(
                 f"{idle} of {self.size} ranks are idle in the last round of a step: {parts} is no multiple of"

@@ -44,11 +44,11 @@ def _tree(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, StackRow):
         return ["row", [*value, value.blocks, value.schedule, value.partial]]
     if type(value) in (list, tuple):
-        return [type(value).__name__, [_tree(one, f"{place}[{number}]", tensors) for number, one in enumerate(value)]]
+        return [type(value).__name__, [_tree(item, f"{place}[{number}]", tensors) for number, item in enumerate(value)]]
     if isinstance(value, dict):
         pairs = [
-            [_tree(key, f"a key of {place}", tensors), _tree(one, f"{place}[{key!r}]", tensors)]
-            for key, one in value.items()
+            [_tree(key, f"a key of {place}", tensors), _tree(item, f"{place}[{key!r}]", tensors)]
+            for key, item in value.items()
         ]
         return ["dict", pairs]
     raise TypeError(
@@ -65,8 +65,8 @@ def _value(tree: Any, tensors: dict[str, Tensor]) -> Any:
     if kind == "row":
         return StackRow(*content)
     if kind == "dict":
-        return {_value(key, tensors): _value(one, tensors) for key, one in content}
-    parts = [_value(one, tensors) for one in content]
+        return {_value(key, tensors): _value(item, tensors) for key, item in content}
+    parts = [_value(item, tensors) for item in content]
     if kind == "tuple":
         return tuple(parts)
     return parts

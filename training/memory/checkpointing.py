@@ -19,20 +19,20 @@ def blocks(module: nn.Module) -> list[nn.Module]:
     """The outermost parts that sit in a list or a sequence and hold parts of their own: residual and transformer
     blocks.
     """
-    found: list[nn.Module] = []
+    outermost: list[nn.Module] = []
 
     def visit(part: nn.Module) -> None:
         for child in part.children():
-            listed = isinstance(part, nn.ModuleList | nn.Sequential) and not isinstance(
+            is_in_list = isinstance(part, nn.ModuleList | nn.Sequential) and not isinstance(
                 child, nn.ModuleList | nn.Sequential
             )
-            if listed and len(list(child.children())) > 1:
-                found.append(child)
+            if is_in_list and len(list(child.children())) > 1:
+                outermost.append(child)
             else:
                 visit(child)
 
     visit(module)
-    return found
+    return outermost
 
 
 def _as_it_is(value: Any) -> Any:
@@ -42,7 +42,7 @@ def _as_it_is(value: Any) -> Any:
     What in it counts calls has `as_it_is`, a copy that goes on from here.
     """
     if isinstance(value, dict):
-        return {key: of.as_it_is() if hasattr(of, "as_it_is") else of for key, of in value.items()}
+        return {key: item.as_it_is() if hasattr(item, "as_it_is") else item for key, item in value.items()}
     return value
 
 
@@ -59,14 +59,14 @@ def _watched(name: str, call: Callable[[], Any], given: Sequence[Any]) -> Any:
     of it.
     """
     tensors = [value for value in given if isinstance(value, torch.Tensor) and not value.is_inference()]
-    before = [value._version for value in tensors]
-    out = call()
-    if [value._version for value in tensors] != before:
+    versions = [value._version for value in tensors]
+    output = call()
+    if [value._version for value in tensors] != versions:
         raise RuntimeError(
             f"{name} changes its input in place: with checkpointing its gradients would be wrong. Switch checkpointing"
             " off."
         )
-    return out
+    return output
 
 
 @contextmanager
@@ -79,27 +79,27 @@ def checkpointed(module: nn.Module) -> Iterator[None]:
         def run(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
-            again = partial(
+            recompute = partial(
                 forward, *map(_as_it_is, args), **{name: _as_it_is(value) for name, value in kwargs.items()}
             )
-            again = partial(_in, _get_current_function_mode_stack(), again)
+            recompute = partial(_in, _get_current_function_mode_stack(), recompute)
             first = partial(_watched, name, partial(forward, *args, **kwargs), [*args, *kwargs.values()])
             runs = iter((first,))
             # The arguments go along so that checkpoint() knows their device.
             return checkpoint(
-                lambda *_, **__: next(runs, again)(), *args, use_reentrant=False, preserve_rng_state=False, **kwargs
+                lambda *_, **__: next(runs, recompute)(), *args, use_reentrant=False, preserve_rng_state=False, **kwargs
             )
 
         return run
 
-    before = [(part, part.__dict__.get("forward")) for part in blocks(module)]
+    old_forwards = [(part, part.__dict__.get("forward")) for part in blocks(module)]
     try:
-        for part, _ in before:
+        for part, _ in old_forwards:
             part.forward = forgetting(part.forward, type(part).__name__)
         yield
     finally:
-        for part, own in before:
-            if own is None:
+        for part, old_forward in old_forwards:
+            if old_forward is None:
                 part.__dict__.pop("forward", None)
             else:
-                part.forward = own
+                part.forward = old_forward

@@ -30,8 +30,8 @@ def alias(tensor: Tensor) -> Tensor:
             f"Weights of type {type(tensor).__name__} made in inference mode cannot be trained on in this version of"
             " Graft."
         )
-    plain = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return plain.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+    normal = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return normal.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def as_normal_tensors(module: nn.Module, trained: Mapping[str, Tensor] | None = 
     missing = trained.keys() - names.keys()
     if missing:
         raise KeyError(f"The model has no parameter {', '.join(sorted(missing))}.")
-    instead: dict[int, Tensor] = {
+    replacements: dict[int, Tensor] = {
         id(names[name]): tensor for name, tensor in trained.items()
     }  # by identity: modules may share a parameter
     places: list[tuple[dict[str, Any], str, Any]] = []
@@ -56,10 +56,10 @@ def as_normal_tensors(module: nn.Module, trained: Mapping[str, Tensor] | None = 
             for name, old in list(part._parameters.items()):
                 if old is None:
                     continue
-                if id(old) not in instead:
-                    instead[id(old)] = nn.Parameter(alias(old), requires_grad=False)
+                if id(old) not in replacements:
+                    replacements[id(old)] = nn.Parameter(alias(old), requires_grad=False)
                 places.append((part._parameters, name, old))
-                part._parameters[name] = instead[id(old)]  # type: ignore[assignment]
+                part._parameters[name] = replacements[id(old)]  # type: ignore[assignment]
             for name, buffer in list(part._buffers.items()):
                 if buffer is not None and buffer.is_inference():
                     places.append((part._buffers, name, buffer))

@@ -60,9 +60,9 @@ class Parking:
         for parameter, device in zip(parameters, devices, strict=True):
             slots = optimizer.state.get(parameter, {})
             for slot, value in slots.items():
-                place = self._places.get((id(parameter), slot))
-                if place is not None and place is value:
-                    slots[slot] = torch.empty_like(place, device=device).copy_(place, non_blocking=True)
+                parked = self._places.get((id(parameter), slot))
+                if parked is not None and parked is value:
+                    slots[slot] = torch.empty_like(parked, device=device).copy_(parked, non_blocking=True)
 
     def wait(self) -> None:
         """Until every copy to host memory has arrived."""
@@ -80,10 +80,10 @@ def activations_on_host(module: nn.Module) -> Iterator[None]:
     """
 
     def pack(tensor: Tensor) -> Any:
-        if not stays:  # at the first use: by then the trained tensors are in the module
-            stays.update(t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers()))
+        if not weight_storages:  # at the first use: by then the trained tensors are in the module
+            weight_storages.update(t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers()))
         size = tensor.numel() * tensor.element_size()
-        if size < SMALL or not on_device(tensor) or tensor.untyped_storage().data_ptr() in stays:
+        if size < SMALL or not on_device(tensor) or tensor.untyped_storage().data_ptr() in weight_storages:
             return tensor.detach()
         return tensor.device, empty_on_host(tensor).copy_(tensor, non_blocking=True)
 
@@ -93,7 +93,7 @@ def activations_on_host(module: nn.Module) -> Iterator[None]:
         device, host = packed
         return torch.empty_like(host, device=device).copy_(host, non_blocking=True)
 
-    stays: set[int] = set()
+    weight_storages: set[int] = set()
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield
 
@@ -115,18 +115,18 @@ def layers_on_host(module: nn.Module, device: torch.device) -> Iterator[None]:
     inner = blocks(module)
     in_blocks = {id(part) for block in inner for part in block.modules()}
     outer = [part for part in module.modules() if id(part) not in in_blocks]
-    before: list[tuple[nn.Module, Any]] = []
+    old_forwards: list[tuple[nn.Module, Any]] = []
     try:
         for owner, parts in [(module, outer), *((block, list(block.modules())) for block in inner)]:
-            before.append((owner, owner.__dict__.get("forward")))
+            old_forwards.append((owner, owner.__dict__.get("forward")))
             owner.forward = partial(call_with_weights_on, owner.forward, parts, device)
         yield
     finally:
-        for owner, own in reversed(before):
-            if own is None:
+        for owner, old_forward in reversed(old_forwards):
+            if old_forward is None:
                 owner.__dict__.pop("forward", None)
             else:
-                owner.forward = own
+                owner.forward = old_forward
 
 
 def call_with_weights_on(
@@ -138,16 +138,16 @@ def call_with_weights_on(
     places: list[tuple[dict[str, Any], str, Any]] = []
     try:
         for part in parts:
-            both: tuple[dict[str, Any], dict[str, Any]] = (part._parameters, part._buffers)
-            for slots in both:
+            slot_tables: tuple[dict[str, Any], dict[str, Any]] = (part._parameters, part._buffers)
+            for slots in slot_tables:
                 for name, tensor in list(slots.items()):
                     if tensor is None or not is_on_other_device(tensor, device):
                         continue
                     places.append((slots, name, tensor))
-                    here = tensor.detach().to(device, non_blocking=True)
+                    copied = tensor.detach().to(device, non_blocking=True)
                     if isinstance(tensor, nn.Parameter):
-                        here = nn.Parameter(here, requires_grad=False)
-                    slots[name] = here
+                        copied = nn.Parameter(copied, requires_grad=False)
+                    slots[name] = copied
         return forward(*args, **kwargs)
     finally:
         for slots, name, tensor in places:

@@ -42,9 +42,9 @@ def losses(
     `mask` (B, 1, h, w) from 0 to 1 weights each place; as kohya does, the mean still goes over every place, masked or
     not.
     """
-    wide = torch.promote_types(denoised.dtype, torch.float32)
-    error = denoised.to(wide) - target.to(wide)
-    sigma = sigma.to(wide)
+    dtype = torch.promote_types(denoised.dtype, torch.float32)
+    error = denoised.to(dtype) - target.to(dtype)
+    sigma = sigma.to(dtype)
     per_image = [-1] + [1] * (error.ndim - 1)
     kind = LOSSES.get(settings.loss)
     if not kind.of_denoised:

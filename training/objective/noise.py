@@ -61,10 +61,10 @@ def zero_terminal(sigmas: Tensor) -> Tensor:
 
     The first level stays as it is; a table that ends without signal already is returned unchanged.
     """
-    wide = sigmas.double()
-    signal = (1 + wide**2) ** -0.5
+    sigmas64 = sigmas.double()
+    signal = (1 + sigmas64**2) ** -0.5
     if float(signal[-1] ** 2) <= LAST_SIGNAL * 1.01:
-        return wide
+        return sigmas64
     bar = ((signal - signal[-1]) * signal[0] / (signal[0] - signal[-1])) ** 2
     bar[-1] = LAST_SIGNAL
     return ((1 - bar) / bar).sqrt()

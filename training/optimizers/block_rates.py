@@ -72,7 +72,7 @@ def is_regular(pattern: str) -> bool:
 
 def _matches(name: str, pattern: str) -> bool:
     """Whether a pattern means a trained tensor: by its own name or by its module's path."""
-    paths = [name.rsplit(".", cut)[0] for cut in range(3)]
+    paths = [name.rsplit(".", suffix_parts)[0] for suffix_parts in range(3)]
     if is_regular(pattern):
         return any(re.search(pattern[1:-1], path) for path in paths)
     return any(fnmatch.fnmatchcase(path, pattern) for path in paths)
@@ -81,11 +81,11 @@ def _matches(name: str, pattern: str) -> bool:
 def unmatched(block_rates: str, names: Iterable[str]) -> list[str]:
     """The patterns that mean none of the trained tensors."""
     names = list(names)
-    missed = []
+    unused = []
     for pattern, _ in parse_block_rates(block_rates):
         if not any(_matches(name, pattern) for name in names):
-            missed.append(pattern)
-    return missed
+            unused.append(pattern)
+    return unused
 
 
 def ratios(settings: Rates, names: Iterable[str]) -> dict[str, float]:
@@ -93,12 +93,12 @@ def ratios(settings: Rates, names: Iterable[str]) -> dict[str, float]:
     counts.
     """
     patterns = parse_block_rates(settings.block_rates)
-    out = {}
+    ratio_of_name = {}
     for name in names:
         ratio = next((factor for pattern, factor in reversed(patterns) if _matches(name, pattern)), 1.0)
         if is_up(name):
             ratio *= settings.lora_plus
         if is_text_encoder(name) and settings.text_encoder_rate:
             ratio *= settings.text_encoder_rate / settings.learning_rate
-        out[name] = ratio
-    return out
+        ratio_of_name[name] = ratio
+    return ratio_of_name

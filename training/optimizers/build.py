@@ -44,17 +44,17 @@ def build(settings: OptimizerSettings, groups: Sequence[dict[str, Any]], part: s
     `part` says which of its parts is wanted where the record has several (muon). Raises ValueError that says what to
     install.
     """
-    lacking = missing(settings.optimizer)
-    if lacking:
-        raise ValueError("GraftOptimizer: " + "; ".join(lacking) + ".")
+    messages = missing(settings.optimizer)
+    if messages:
+        raise ValueError("GraftOptimizer: " + "; ".join(messages) + ".")
     record = OPTIMIZERS.get(settings.optimizer)
-    chosen = options.parse(settings.optimizer, settings.options)
+    given_options = options.parse(settings.optimizer, settings.options)
     request = BuildRequest(
         groups=list(groups),
         learning_rate=settings.learning_rate,
         weight_decay=settings.weight_decay,
         warmup=settings.warmup,
-        options={**record.option_defaults, **chosen},
+        options={**record.option_defaults, **given_options},
         part=part,
     )
     return record.build(request)

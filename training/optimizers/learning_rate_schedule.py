@@ -36,10 +36,10 @@ def rate_at(settings: OptimizerSettings, step: int) -> float:
         return peak
     # The last step of the run (total_steps - 1) is at the floor, the first after the warm-up at the peak.
     length = max(1, settings.total_steps - 1 - settings.warmup)
-    done = min(1.0, (step - settings.warmup) / length)
-    if settings.schedule == "cosine-restarts" and done < 1.0:
-        done = (done * RESTARTS) % 1.0
-    return peak * (settings.floor + (1 - settings.floor) * _left(settings.schedule, done))
+    progress = min(1.0, (step - settings.warmup) / length)
+    if settings.schedule == "cosine-restarts" and progress < 1.0:
+        progress = (progress * RESTARTS) % 1.0
+    return peak * (settings.floor + (1 - settings.floor) * _left(settings.schedule, progress))
 
 
 def _left(schedule: str, done: float) -> float:

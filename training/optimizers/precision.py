@@ -62,8 +62,11 @@ class LossScale:
 
     def state(self) -> dict[str, Tensor]:
         """Scale and count of good steps, for the run's state."""
-        held = self._scaler.state_dict()
-        numbers = {"scale": (held["scale"], torch.float64), "count": (held["_growth_tracker"], torch.int64)}
+        scaler_state = self._scaler.state_dict()
+        numbers = {
+            "scale": (scaler_state["scale"], torch.float64),
+            "count": (scaler_state["_growth_tracker"], torch.int64),
+        }
         return {f"{_SLOT}/{name}": torch.tensor(value, dtype=dtype) for name, (value, dtype) in numbers.items()}
 
 

@@ -79,10 +79,10 @@ def _unknown_choices(settings: OptimizerSettings) -> list[str]:
     errors = []
     if settings.optimizer not in OPTIMIZERS:
         errors.append(OPTIMIZERS.unknown(settings.optimizer))
-    for name, known in (("schedule", SCHEDULES), ("precision", PRECISIONS), ("offload", OFFLOADS)):
+    for name, choices in (("schedule", SCHEDULES), ("precision", PRECISIONS), ("offload", OFFLOADS)):
         value = getattr(settings, name)
-        if value not in known:
-            errors.append(f"{name} is {value!r}, expected one of {', '.join(known)}")
+        if value not in choices:
+            errors.append(f"{name} is {value!r}, expected one of {', '.join(choices)}")
     return errors
 
 

@@ -95,11 +95,11 @@ class OptimizerStepper:
             dtype = torch.bfloat16
         else:
             dtype = torch.float32
-        live = {}
+        copies = {}
         for name, tensor in trained.items():
             start = slots[name].get(self._live_slot, tensor)
-            live[name] = start.to(device, dtype, copy=True).requires_grad_()
-        return live
+            copies[name] = start.to(device, dtype, copy=True).requires_grad_()
+        return copies
 
     def _optimizer_parameters(self) -> dict[str, Tensor]:
         """What the optimizers step: the live tensors, or float32 stand-ins that take memory only while they move."""
@@ -111,8 +111,8 @@ class OptimizerStepper:
         pieces = []
         for part in self.record.parts:
             names = [name for name, tensor in self.trained.items() if self.record.part_of(tensor) == part]
-            for together in self._split(names):
-                pieces.append(self._piece(together, part))
+            for piece_names in self._split(names):
+                pieces.append(self._piece(piece_names, part))
         return pieces
 
     def _split(self, names: Sequence[str]) -> list[list[str]]:
@@ -126,14 +126,14 @@ class OptimizerStepper:
         if not (self.half or self._parking) or self.record.joint_step:
             return [list(names)]
         pieces: list[list[str]] = []
-        left = 0
+        free_elements = 0
         for name in names:
             count = self.trained[name].numel()
-            if not pieces or count > left:
+            if not pieces or count > free_elements:
                 pieces.append([])
-                left = PIECE
+                free_elements = PIECE
             pieces[-1].append(name)
-            left -= count
+            free_elements -= count
         return pieces
 
     def _piece(self, names: Sequence[str], part: str) -> _Piece:
@@ -141,11 +141,11 @@ class OptimizerStepper:
         by_ratio: dict[float, list[str]] = {}
         for name in names:
             by_ratio.setdefault(self._ratios[name], []).append(name)
-        groups, ordered = [], []
+        groups, ordered_names = [], []
         for ratio, members in by_ratio.items():
             groups.append({"params": [self._parameters[name] for name in members], "ratio": ratio})
-            ordered += members
-        return _Piece(build(self.settings, groups, part), tuple(ordered))
+            ordered_names += members
+        return _Piece(build(self.settings, groups, part), tuple(ordered_names))
 
     # --- the state ----------------------------------------------------------------------------------------------------
 
@@ -223,17 +223,17 @@ class OptimizerStepper:
         """For the block the model computes with the weights to sample with; the live ones are back afterwards,
         bit for bit.
         """
-        before: dict[str, Tensor] = {}
+        copies: dict[str, Tensor] = {}
         try:
             for name, tensor in self.trained.items():
                 sampling = self._sampling_weights(name)
                 if sampling is not None:
-                    before[name] = tensor.detach().clone()
+                    copies[name] = tensor.detach().clone()
                     tensor.copy_(sampling)
             yield
         finally:
-            for name, live in before.items():
-                self.trained[name].copy_(live)
+            for name, weights in copies.items():
+                self.trained[name].copy_(weights)
 
     # --- stepping -----------------------------------------------------------------------------------------------------
 

@@ -35,24 +35,24 @@ def smoothed(values: Sequence[float], smoothing: float) -> list[float]:
     """Exponential moving average with the start's bias taken out (smoothing 0 is the values themselves)."""
     if not 0.0 <= smoothing < 1.0:
         raise ValueError(f"smoothing is {smoothing}, expected at least 0 and below 1.")
-    out, mean, weight = [], 0.0, 0.0
+    smoothed_values, mean, weight = [], 0.0, 0.0
     for value in values:
         mean = smoothing * mean + (1 - smoothing) * value
         weight = smoothing * weight + (1 - smoothing)
-        out.append(mean / weight)
-    return out
+        smoothed_values.append(mean / weight)
+    return smoothed_values
 
 
 def averaging_profile(settings: EMASettings, steps: int, total_steps: int) -> list[float]:
     """Weight of the start (first entry) and of the weights after each step in the average after `steps` steps; they sum
     to 1.
     """
-    weights, left = [0.0] * (steps + 1), 1.0
+    weights, remaining = [0.0] * (steps + 1), 1.0
     for step in range(steps, 0, -1):
         if step % settings.interval == 0:
             decay = decay_over(settings, step, total_steps)
-            weights[step], left = left * (1 - decay), left * decay
-    weights[0] = left
+            weights[step], remaining = remaining * (1 - decay), remaining * decay
+    weights[0] = remaining
     return weights
 
 
@@ -66,13 +66,13 @@ def editor_data(curves: Sequence[Curve], points: int = 400) -> list[dict[str, An
 def _thinned(curve: Curve, points: int) -> dict[str, Any]:
     """About so many points of a curve, the last one among them."""
     count = len(curve.values)
-    kept = list(range(0, count, max(1, count // points)))
-    if kept and kept[-1] != count - 1:
-        kept.append(count - 1)
+    indices = list(range(0, count, max(1, count // points)))
+    if indices and indices[-1] != count - 1:
+        indices.append(count - 1)
     return {
         "name": curve.name,
-        "steps": [curve.first + i for i in kept],
-        "values": [float(curve.values[i]) for i in kept],
+        "steps": [curve.first + i for i in indices],
+        "values": [float(curve.values[i]) for i in indices],
     }
 
 
@@ -99,8 +99,8 @@ def draw(curves: Sequence[Curve], title: str, across: str, up: str) -> Tensor:
         raise ValueError("There is nothing to draw: no value is finite.")
     low, high = min(finite), max(finite)
     if high - low <= 1e-12 * max(1.0, abs(high)):  # a constant curve runs through the middle
-        room = abs(high) * 0.1 or 1.0
-        low, high = low - room, high + room
+        margin = abs(high) * 0.1 or 1.0
+        low, high = low - margin, high + margin
     first = min(curve.first for curve in curves)
     last = max(curve.first + len(curve.values) - 1 for curve in curves)
     image = Image.new("RGB", SIZE, _PAPER)

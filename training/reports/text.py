@@ -78,10 +78,10 @@ def disk_use(used: DiskUse) -> str:
     if not used.limit:
         return f"{text}, without a limit (GRAFT_STORE_GB is 0)"
     if used.every > used.limit:
-        needed = ", over the limit because this run or unfinished ones need the space"
+        explanation = ", over the limit because this run or unfinished ones need the space"
     else:
-        needed = ""
-    return f"{text} of at most {used.limit / 1e9:g} GB (GRAFT_STORE_GB){needed}"
+        explanation = ""
+    return f"{text} of at most {used.limit / 1e9:g} GB (GRAFT_STORE_GB){explanation}"
 
 
 def _held_out_loss(outcome: Outcome) -> list[str]:
@@ -112,10 +112,10 @@ def step(
     if outcome.trained and outcome.seconds:
         lines.append(f"{outcome.seconds / outcome.trained:.3f} s per step, {outcome.seconds:.1f} s in total")
     if losses:
-        some = max(1, min(10, len(losses) // 2))
+        window = max(1, min(10, len(losses) // 2))
         lines.append(
-            f"loss {losses[0]:.4g} at the first step, {losses[-1]:.4g} at the last; mean of the first {some}"
-            f" {fmean(losses[:some]):.4g}, of the last {some} {fmean(losses[-some:]):.4g}"
+            f"loss {losses[0]:.4g} at the first step, {losses[-1]:.4g} at the last; mean of the first {window}"
+            f" {fmean(losses[:window]):.4g}, of the last {window} {fmean(losses[-window:]):.4g}"
         )
     if state.history.comparable:
         lines += _held_out_loss(outcome)

@@ -18,12 +18,12 @@ class Throughput:
     def __call__(self, step: int, seconds: float) -> tuple[float, float]:
         now = time.monotonic()
         if self.last is None:
-            took = seconds
+            step_seconds = seconds
         else:
-            took = now - self.last
+            step_seconds = now - self.last
         if self.last is None:
-            self.each = took
+            self.each = step_seconds
         else:
-            self.each = 0.9 * self.each + 0.1 * took
+            self.each = 0.9 * self.each + 0.1 * step_seconds
         self.last = now
         return (1 / self.each if self.each else 0.0), (self.until - step) * self.each

@@ -57,12 +57,12 @@ class BatchSchedule:
         sources = [source for source in (self.dataset, self.dataset.regularisation) if source is not None]
         if not any(image.caption_template is not None for source in sources for image in source.images):
             return {}
-        out: dict[Dataset, set[str]] = {source: set() for source in sources}
+        needed: dict[Dataset, set[str]] = {source: set() for source in sources}
         for step in range(first, first + steps):
             for part in range(self.parts):
-                for one in self.shown(step, part):
-                    out[one.dataset].add(one.caption)
-        return out
+                for item in self.shown(step, part):
+                    needed[item.dataset].add(item.caption)
+        return needed
 
     def prepare(self, first: int, steps: int, done: Callable[[int, int], object] = lambda done, total: None) -> int:
         """Encode the captions of those steps now, while the text encoder may have the device to itself; how many were
@@ -70,8 +70,8 @@ class BatchSchedule:
         """
         count = 0
         for source, texts in self.captions(first, steps).items():
-            ahead = getattr(source.conditionings, "prepare", None)
-            count += 0 if ahead is None else ahead(texts, done)
+            prepare_texts = getattr(source.conditionings, "prepare", None)
+            count += 0 if prepare_texts is None else prepare_texts(texts, done)
         return count
 
     def lines(self, first: int, steps: int) -> Iterator[str]:
@@ -80,8 +80,8 @@ class BatchSchedule:
             for part in range(self.parts):
                 yield f"step {step + 1}" + (f" part {part + 1}" if self.parts > 1 else "")
                 for group in group_by_size(self.shown(step, part)):
-                    for one in group:
-                        yield f"  {_said(one)}"
+                    for item in group:
+                        yield f"  {_said(item)}"
 
 
 def _said(one: BatchItem) -> str:
@@ -121,8 +121,10 @@ class BatchLoader:
         """Micro-batch `part` of a step, grouped by picture size."""
         if self._threads is None:
             return self.schedule.batches(step, part)
-        place = step * len(self._parts) + self._parts.index(part)
-        for number in range(place, min(place + 1 + self._ahead, max(place + 1, self.until * len(self._parts)))):
+        position = step * len(self._parts) + self._parts.index(part)
+        for number in range(
+            position, min(position + 1 + self._ahead, max(position + 1, self.until * len(self._parts)))
+        ):
             key = number // len(self._parts), self._parts[number % len(self._parts)]
             if key not in self._coming:
                 self._coming[key] = self._threads.submit(_put_together, self.schedule.shown(*key))

@@ -118,38 +118,38 @@ class _Call:
     def run(self) -> Outcome:
         """Resume from the store, train what is left, and store the result."""
         with self.group.raise_together():
-            at, folder, snapshot = self._furthest()
+            state, folder, snapshot = self._furthest()
         resumed: Sequence[str] = ("trained", "optimizer")
-        if at.step == self.until:
+        if state.step == self.until:
             resumed = GROUPS
-        at = _on_every_rank(self.group, self.state, at, resumed)
-        left = self.until - at.step
-        if left == 0 and snapshot is None:
+        state = _on_every_rank(self.group, self.state, state, resumed)
+        remaining = self.until - state.step
+        if remaining == 0 and snapshot is None:
             if self.store is not None and folder is not None:
                 self.store.promote(folder)
                 self.store.drop_partial(self.target)
-            return self._outcome(at, folder, 0, 0.0)
-        first_step, begun = at.step, time.perf_counter()
+            return self._outcome(state, folder, 0, 0.0)
+        first_step, started = state.step, time.perf_counter()
         with self.group.raise_together():
-            if left or behind(at, self.dataset, self.callbacks):
-                at = self._train(at, left)
-            seconds = time.perf_counter() - begun
-            if at.step < self.until:
+            if remaining or behind(state, self.dataset, self.callbacks):
+                state = self._train(state, remaining)
+            seconds = time.perf_counter() - started
+            if state.step < self.until:
                 self.notes.append(
-                    f"stopped at step {at.step} as asked, {self.until - at.step} steps early; the state so far is"
+                    f"stopped at step {state.step} as asked, {self.until - state.step} steps early; the state so far is"
                     " passed on"
                 )
             if self.store is not None:
-                folder = self.store.save(at)
+                folder = self.store.save(state)
                 self.store.drop_partial(self.target)
                 if snapshot is not None:
                     self.store.drop_partial(snapshot.parent.name)
-        if left:
+        if remaining:
             trained: Sequence[str] = ("average", "powers")  # the rest every rank has by itself
             if placement_for(self.state, self.group).is_sharded:
                 trained = GROUPS
-            at = _on_every_rank(self.group, self.state, at, trained)
-        return self._outcome(at, folder, at.step - first_step, seconds)
+            state = _on_every_rank(self.group, self.state, state, trained)
+        return self._outcome(state, folder, state.step - first_step, seconds)
 
     def _furthest(self) -> tuple[TrainState, Path | None, Path | None]:
         """The state to resume from, its folder, and that again where it is a snapshot."""
@@ -163,9 +163,9 @@ class _Call:
         self.notes.append(_resumed_from(stored.state.step, self.until, stored.partial))
         differing = []
         for name, version in sorted(stored.versions.items()):
-            now = self.store.versions.get(name)
-            if now != version:
-                differing.append(f"{name} {version}, now {now}")
+            current_version = self.store.versions.get(name)
+            if current_version != version:
+                differing.append(f"{name} {version}, now {current_version}")
         self.store.prune(stored.state, self.state.step)  # what a run that was killed left behind
         if differing:
             self.notes.append(f"it was made with {'; '.join(differing)}")
@@ -196,9 +196,9 @@ class _Call:
         """Where the state that a stopped call ended with is stored, as a sentence; empty where it is not."""
         if self.store is None:
             return ""
-        for place in (self.store.result_folder(self.target) / "partial", self.store.result_folder(state.key)):
-            if (place / "state.json").is_file():
-                return f" It is stored in {place}."
+        for state_folder in (self.store.result_folder(self.target) / "partial", self.store.result_folder(state.key)):
+            if (state_folder / "state.json").is_file():
+                return f" It is stored in {state_folder}."
         return ""
 
     def _with_saving(self, callbacks: Callbacks) -> Callbacks:
@@ -226,8 +226,8 @@ class _Call:
     def _outcome(self, at: TrainState, folder: Path | None, trained: int, seconds: float) -> Outcome:
         if self.store is None:
             return Outcome(at, folder, trained, seconds, tuple(self.notes))
-        best, used = self.store.best(at), self.store.used()
-        return Outcome(at, folder, trained, seconds, (*self.notes, *self.store.removed), best, used)
+        best, disk_used = self.store.best(at), self.store.used()
+        return Outcome(at, folder, trained, seconds, (*self.notes, *self.store.removed), best, disk_used)
 
 
 def _target(state: TrainState, steps: int) -> str:
@@ -236,21 +236,23 @@ def _target(state: TrainState, steps: int) -> str:
 
 def _of_other_ranks(group: SingleProcess, state: TrainState, callbacks: Callbacks, keep: str) -> Callbacks:
     """The callbacks of ranks after the first: they save nothing, and take part in what takes every rank."""
-    others = Callbacks(on_step=callbacks.on_step, should_stop=callbacks.should_stop)
+    rank_callbacks = Callbacks(on_step=callbacks.on_step, should_stop=callbacks.should_stop)
     if not group.shard:
-        return others
-    others = replace(others, validate_every=callbacks.validate_every)
+        return rank_callbacks
+    rank_callbacks = replace(rank_callbacks, validate_every=callbacks.validate_every)
     if not placement_for(state, group).is_sharded:
-        return others
+        return rank_callbacks
 
     def saved_by_first_rank(state: TrainState) -> None:
         """Nothing to do: the state was gathered on the first rank."""
 
-    others = replace(others, snapshot_every=callbacks.snapshot_every, snapshot_minutes=callbacks.snapshot_minutes)
-    others = replace(others, save_snapshot=callbacks.save_snapshot)
+    rank_callbacks = replace(
+        rank_callbacks, snapshot_every=callbacks.snapshot_every, snapshot_minutes=callbacks.snapshot_minutes
+    )
+    rank_callbacks = replace(rank_callbacks, save_snapshot=callbacks.save_snapshot)
     if keep == "last":
-        return others
-    return replace(others, save_best=saved_by_first_rank)
+        return rank_callbacks
+    return replace(rank_callbacks, save_best=saved_by_first_rank)
 
 
 def _save_rows(
@@ -287,8 +289,10 @@ def _on_every_rank(group: SingleProcess, state: TrainState, at: TrainState, grou
             )
     if group.is_main_process:
         return at
-    own = {key: t for name in GROUPS if name not in groups for key, t in named[name].items()}
-    return restored(state, first["record"], {**own, **received}, history_of(first["record"]["history"], Path()))
+    local_tensors = {key: t for name in GROUPS if name not in groups for key, t in named[name].items()}
+    return restored(
+        state, first["record"], {**local_tensors, **received}, history_of(first["record"]["history"], Path())
+    )
 
 
 def _resumed_from(step: int, until: int, is_snapshot: bool) -> str:

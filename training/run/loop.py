@@ -172,13 +172,13 @@ def _is_due(step: int, every: int) -> bool:
 def _short_of_memory(work: Workspace, error: BaseException) -> str:
     settings = work.start_state.settings.optimizer
     advice = out_of_memory.advice(work.start_state.start.adapter, settings, work.denoiser.device)
-    kept = "No step was made yet"
+    saved = "No step was made yet"
     if work.saved_step:
-        kept = f"The state after step {work.saved_step} is kept"
+        saved = f"The state after step {work.saved_step} is kept"
     cause, *_ = [*str(error).splitlines(), ""]
     if cause:
         cause = f" ({cause})"
-    return f"Memory ran out at step {work.step + 1}{cause}. {kept}. To need less: {advice}."
+    return f"Memory ran out at step {work.step + 1}{cause}. {saved}. To need less: {advice}."
 
 
 def _train_until(work: Workspace, until: int, callbacks: Callbacks) -> None:
@@ -207,9 +207,9 @@ def _train_until(work: Workspace, until: int, callbacks: Callbacks) -> None:
 
 
 def _timed_step(work: Workspace) -> StepResult:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     result = advance_(work)
-    result = replace(result, seconds=time.perf_counter() - begun)
+    result = replace(result, seconds=time.perf_counter() - started)
     work.seconds += result.seconds
     return result
 

@@ -37,15 +37,15 @@ def exhausted(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on whatever device."""
     if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _WORDS)
+    return isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in _WORDS)
 
 
 def release(error: BaseException) -> None:
     """Let go of what the failed computation still holds, so that the state can be saved."""
-    at: BaseException | None = error
-    while at is not None:
-        traceback.clear_frames(at.__traceback__)
-        at = at.__context__
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__context__
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -53,20 +53,20 @@ def release(error: BaseException) -> None:
 
 def advice(adapter: AdapterSettings, optimizer: OptimizerSettings, device: torch.device) -> str:
     """What would need less memory than these settings, the cheapest first."""
-    ways = []
+    suggestions = []
     if not optimizer.checkpointing:
-        ways.append("switch checkpointing on")
+        suggestions.append("switch checkpointing on")
     if optimizer.batch_size > 1:
-        ways.append(
+        suggestions.append(
             f"make batch_size smaller than {optimizer.batch_size} (a larger accumulation keeps the step the same)"
         )
     if device.type == "cuda" and optimizer.precision == "float32":
-        ways.append("set precision to bf16")
+        suggestions.append("set precision to bf16")
     if getattr(optimizer, "offload", "none") == "none":
-        ways.append("set offload")
+        suggestions.append("set offload")
     if adapter.full_weights:
-        ways.append("train a LoRA instead of the full weights")
+        suggestions.append("train a LoRA instead of the full weights")
     elif adapter.rank > 16:
-        ways.append(f"lower the rank from {adapter.rank}")
-    ways.append("train at a lower resolution, or apply ToDo to the model")
-    return "; or ".join(ways)
+        suggestions.append(f"lower the rank from {adapter.rank}")
+    suggestions.append("train at a lower resolution, or apply ToDo to the model")
+    return "; or ".join(suggestions)

@@ -45,7 +45,11 @@ def watching(
 
     It goes to `notes`, which are for the report, and to `say`. Raises DatasetChangedError if it is to stop.
     """
-    sources = [one.watched for one in (dataset, dataset.regularisation) if one is not None and one.watched is not None]
+    sources = [
+        source.watched
+        for source in (dataset, dataset.regularisation)
+        if source is not None and source.watched is not None
+    ]
     watcher = FileWatcher(sources)
 
     def tell(changes: list[str]) -> None:

@@ -71,11 +71,11 @@ def backward_(work: Workspace) -> float:
     parts, total, ranks = work.start_state.settings.optimizer.accumulation, 0.0, work.gradients.size
     work.gradients.begin_step(work.step, parts)
     for first in range(0, parts, ranks):
-        own_part = first + work.gradients.rank
-        own_loss = 0.0
-        if own_part < parts:
-            own_loss = _backward_part(work, own_part)
-        for loss in work.gradients.finish_round(min(ranks, parts - first), own_loss):
+        local_part = first + work.gradients.rank
+        local_loss = 0.0
+        if local_part < parts:
+            local_loss = _backward_part(work, local_part)
+        for loss in work.gradients.finish_round(min(ranks, parts - first), local_loss):
             total += loss
             if not math.isfinite(total):
                 return total

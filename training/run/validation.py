@@ -38,8 +38,8 @@ def _image_losses(work: Workspace, number: int, image: DatasetImage) -> Tensor:
     sigma = denoiser.sigma(timesteps.to(denoiser.device))
     noise = torch.randn(clean.shape, generator=generator).to(denoiser.device)
     with work.stepper.evaluated(), autocast(state.settings.optimizer, denoiser.device):
-        known = with_size_conditioning(work.dataset.conditionings[image.caption], image.framing)
-        (conditioning,) = work.encoded([image.caption], [known])
+        stored = with_size_conditioning(work.dataset.conditionings[image.caption], image.framing)
+        (conditioning,) = work.encoded([image.caption], [stored])
         denoised = denoiser.denoise(
             denoiser.noisy(clean, noise, sigma), sigma, (conditioning,) * NOISE_LEVELS, {"graft_evaluating": True}
         )

@@ -169,10 +169,10 @@ class Workspace:
     def _attach(self) -> None:
         adapter, denoiser = self.start_state.start.adapter, self.denoiser
         if self.placement.is_sharded:
-            whole = fsdp.sharded_trainable(
+            sharded = fsdp.sharded_trainable(
                 denoiser.module, self.start_state.trained, self.trained, denoiser.device, self.group
             )
-            self.gradients.attach(*self.attached.enter_context(whole))
+            self.gradients.attach(*self.attached.enter_context(sharded))
             return
         if adapter.text_encoder:
             text_encoder = denoiser.text_encoder
@@ -267,13 +267,13 @@ class Workspace:
         )
 
     def _history(self) -> History:
-        before = self.start_state.history
+        earlier = self.start_state.history
         return History(
-            before.loss + tuple(result.loss for result in self.results),
-            before.rate + tuple(result.rate for result in self.results),
-            before.norm + tuple(result.norm for result in self.results),
-            before.validation + tuple(self.validation),
-            before.outdated,
+            earlier.loss + tuple(result.loss for result in self.results),
+            earlier.rate + tuple(result.rate for result in self.results),
+            earlier.norm + tuple(result.norm for result in self.results),
+            earlier.validation + tuple(self.validation),
+            earlier.outdated,
         )
 
 

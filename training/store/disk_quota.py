@@ -50,16 +50,16 @@ def stored_files(root: Path) -> tuple[list[StoredFiles], int]:
 def _of_run(run: Path, files: Sequence[Path]) -> list[StoredFiles]:
     """The states of a run; what else it has left when it has none."""
     folders: dict[Path, list[Path]] = {}
-    rest = []
+    other_paths = []
     for path in files:
         if path.name.startswith("state"):
             folders.setdefault(path.parent, []).append(path)
         elif path.parent.parent == run and path.parent.name in _REST:
-            rest.append(path)
+            other_paths.append(path)
     if folders:
         return [_together(folder, _kind(folder, paths), paths) for folder, paths in folders.items()]
-    if rest:
-        return [_together(run, "rest", rest)]
+    if other_paths:
+        return [_together(run, "rest", other_paths)]
     return []
 
 
@@ -108,15 +108,15 @@ def choose_removals(
 
     Never what is in a folder of `needed`, nor what another process may be writing.
     """
-    chosen = []
+    removals = []
     for entry in sorted(stored, key=lambda entry: (_ORDER[entry.kind], entry.used, str(entry.folder))):
         if excess <= 0:
             break
         if entry.folder in needed or now - entry.used < _MIN_AGE.get(entry.kind, 0.0):
             continue
-        chosen.append(entry)
+        removals.append(entry)
         excess -= entry.size
-    return chosen
+    return removals
 
 
 def make_space(root: Path, limit: int, coming: int, needed: Collection[Path]) -> list[StoredFiles]:
@@ -171,8 +171,8 @@ def removal_report(removed: Sequence[StoredFiles], root: Path, limit: int) -> st
     names = [entry.folder.relative_to(root).as_posix() for entry in removed[:5]]
     if len(removed) > 5:
         names.append("…")
-    freed = sum(entry.size for entry in removed) / 1e6
+    megabytes = sum(entry.size for entry in removed) / 1e6
     return (
-        f"{len(removed)} stored results that were unused for longest were removed, {freed:.1f} MB, so that all runs"
+        f"{len(removed)} stored results that were unused for longest were removed, {megabytes:.1f} MB, so that all runs"
         f" stay within {limit / 1e9:g} GB (GRAFT_STORE_GB): {', '.join(names)}"
     )

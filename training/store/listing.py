@@ -19,10 +19,13 @@ def runs(root: str | Path) -> list[dict[str, Any]]:
         names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False))
     else:
         names = []
-    listed = [(name, states(root, name)) for name in names if name != CACHE and _plain(root, name)]
-    listed = [(name, held) for name, held in listed if held]
-    listed.sort(key=lambda pair: max(state["changed"] for state in pair[1]), reverse=True)
-    return [{"run": name, "states": len(held), "step": max(state["step"] for state in held)} for name, held in listed]
+    named_states = [(name, states(root, name)) for name in names if name != CACHE and _plain(root, name)]
+    named_states = [(name, run_states) for name, run_states in named_states if run_states]
+    named_states.sort(key=lambda pair: max(state["changed"] for state in pair[1]), reverse=True)
+    return [
+        {"run": name, "states": len(run_states), "step": max(state["step"] for state in run_states)}
+        for name, run_states in named_states
+    ]
 
 
 def states(root: str | Path, run: str) -> list[dict[str, Any]]:
@@ -30,14 +33,14 @@ def states(root: str | Path, run: str) -> list[dict[str, Any]]:
     the name is none.
     """
     folder = Store(root, run).folder
-    found = []
-    for place in sorted(_places(folder)):
+    entries = []
+    for state_folder in sorted(_places(folder)):
         try:
-            record, changed = read_record(place), (place / "state.json").stat().st_mtime
+            record, changed = read_record(state_folder), (state_folder / "state.json").stat().st_mtime
         except (Damaged, FileNotFoundError):
             continue  # a listing shows what can be shown; whoever uses a state is told what is wrong with it
-        found.append({"key": record["key"], "step": record["step"], "kind": record["kind"], "changed": changed})
-    return sorted(found, key=lambda state: (state["step"], state["changed"]))
+        entries.append({"key": record["key"], "step": record["step"], "kind": record["kind"], "changed": changed})
+    return sorted(entries, key=lambda state: (state["step"], state["changed"]))
 
 
 def shown(root: str | Path, run: str, key: str) -> dict[str, Any]:
@@ -50,29 +53,29 @@ def shown(root: str | Path, run: str, key: str) -> dict[str, Any]:
     """
     store = Store(root, run)
     if key == "latest":
-        known = states(root, run)
-        if not known:
+        stored = states(root, run)
+        if not stored:
             raise FileNotFoundError(f"run {run!r} has no stored state")
-        key = known[-1]["key"]
+        key = stored[-1]["key"]
     if not re.fullmatch(r"[0-9a-f]{32,64}", key):
         raise ValueError(f"key {key!r}: expected the 32 to 64 hexadecimal digits of a stored state, or 'latest'")
     folder = _place(store, key)
     record = read_record(folder)
     measured = history_of(record["history"], store.folder / HISTORY)
-    kept = ("key", "start", "step", "kind", "settings", "effort", "versions", "begun_from")
+    names = ("key", "start", "step", "kind", "settings", "effort", "versions", "begun_from")
     history = {name: list(getattr(measured, name)) for name in ("loss", "rate", "norm", "validation")}
-    return {"run": run, **{name: record[name] for name in kept}, "best": measured.best, "history": history}
+    return {"run": run, **{name: record[name] for name in names}, "best": measured.best, "history": history}
 
 
 def _place(store: Store, key: str) -> Path:
     """The folder of the state with this key, of the snapshot that is that state, or of the one on the way to it."""
     folder = store.result_folder(key)
-    for place in (folder, folder / "partial"):
-        if (place / "state.json").is_file():
-            return place
-    for place in _places(store.folder):
-        if place.name == "partial" and read_record(place)["key"] == key:
-            return place
+    for candidate in (folder, folder / "partial"):
+        if (candidate / "state.json").is_file():
+            return candidate
+    for candidate in _places(store.folder):
+        if candidate.name == "partial" and read_record(candidate)["key"] == key:
+            return candidate
     raise FileNotFoundError(f"run {store.folder.name!r} has no stored state {key[:32]}")
 
 

@@ -35,11 +35,11 @@ def read(paths: list[Path]) -> dict[str, Tensor]:
     a damaged one.
     """
     rows: dict[str, list[Tensor]] = {}
-    out: dict[str, Tensor] = {}
+    whole: dict[str, Tensor] = {}
     for path in paths:
-        tensors, said = load_safetensors(str(path))
+        tensors, metadata = load_safetensors(str(path))
         try:
-            divided: Any = json.loads(said.get(DIVIDED, "null"))
+            divided: Any = json.loads(metadata.get(DIVIDED, "null"))
         except (ValueError, RecursionError):
             divided = None
         if not isinstance(divided, list):
@@ -48,12 +48,12 @@ def read(paths: list[Path]) -> dict[str, Tensor]:
             if name in divided:
                 rows.setdefault(name, []).append(tensor)
             else:
-                out.setdefault(name, tensor)
-    wrong = sorted(
+                whole.setdefault(name, tensor)
+    mismatched = sorted(
         name
         for name, parts in rows.items()
         if any(not part.ndim or part[:0].shape != parts[0][:0].shape for part in parts)
     )
-    if wrong:
-        raise ValueError(f"{paths[0].parent}: the rows of {', '.join(wrong[:5])} do not fit together")
-    return {**out, **{name: torch.cat(parts) for name, parts in rows.items()}}
+    if mismatched:
+        raise ValueError(f"{paths[0].parent}: the rows of {', '.join(mismatched[:5])} do not fit together")
+    return {**whole, **{name: torch.cat(parts) for name, parts in rows.items()}}

@@ -65,11 +65,11 @@ def _save(state: TrainState, folder: Path, shard: int, versions: Mapping[str, st
     # By content and cut: files of the state that has the name now are never written over with others.
     stem = f"tensors-{sha256_of_json([sha256_of_tensors(tensors), list(tensors), shard])[:16]}"
     make_folders(folder)
-    written = shards.save(tensors, folder, stem, shard)
+    paths = shards.save(tensors, folder, stem, shard)
     sync_folder(folder)
-    files = {path.name: sha256_of_file(path) for path in written}
-    more = {"run": state.run, "notes": dict(state.notes), "history": tail_of(state.history, []), "kind": "saved"}
-    write_record(folder, {**record_of(state, versions), **more, "tensors": {"name": stem, "files": files}})
+    files = {path.name: sha256_of_file(path) for path in paths}
+    extra = {"run": state.run, "notes": dict(state.notes), "history": tail_of(state.history, []), "kind": "saved"}
+    write_record(folder, {**record_of(state, versions), **extra, "tensors": {"name": stem, "files": files}})
     for path in folder.glob("tensors-*"):
         if path.name not in files:
             path.unlink(missing_ok=True)
@@ -99,17 +99,17 @@ def load(
             f"There is no saved state {name!r} in {root}; there are: {', '.join(names(root)) or 'none'}."
         )
     record = read_record(folder)
-    begun = record["begun_from"]
-    wrong = [
-        f"it was trained {preposition} the {what} {begun[what][:16]}, and the {what} that is connected is {given[:16]}"
-        for what, preposition, given in (("model", "on", model), ("dataset", "with", dataset))
-        if given is not None and given != begun[what]
+    start = record["begun_from"]
+    errors = [
+        f"it was trained {preposition} the {kind} {start[kind][:16]}, and the {kind} that is connected is {digest[:16]}"
+        for kind, preposition, digest in (("model", "on", model), ("dataset", "with", dataset))
+        if digest is not None and digest != start[kind]
     ]
-    if wrong:
+    if errors:
         advice = (
             "Connect that one; to go on with another, save a LoRA and start a run from it (Adapter Settings, initial)."
         )
-        raise ValueError(f"The saved state {name!r} does not fit: {'; '.join(wrong)}. {advice}")
+        raise ValueError(f"The saved state {name!r} does not fit: {'; '.join(errors)}. {advice}")
     if "name" not in record["tensors"]:
         raise Damaged(f"{folder / 'state.json'}: it is a state of a run's own folder, not a saved one")
     for file, sha256 in record["tensors"]["files"].items():
@@ -119,13 +119,13 @@ def load(
     except ValueError as error:
         raise Damaged(str(error)) from error
     settings = record["settings"]
-    like = TrainState(
+    template = TrainState(
         Start(
-            begun["model"],
-            begun["dataset"],
-            _rebuilt(AdapterSettings, begun["adapter"], folder),
-            None if begun["ema"] is None else _rebuilt(EMASettings, begun["ema"], folder),
-            begun["seed"],
+            start["model"],
+            start["dataset"],
+            _rebuilt(AdapterSettings, start["adapter"], folder),
+            None if start["ema"] is None else _rebuilt(EMASettings, start["ema"], folder),
+            start["seed"],
         ),
         Settings(
             _rebuilt(OptimizerSettings, settings["optimizer"], folder),
@@ -138,17 +138,17 @@ def load(
     )
     measured = history_of(record["history"], folder)
     try:
-        return restored(like, record, tensors, measured)
+        return restored(template, record, tensors, measured)
     except Damaged as error:
         raise Damaged(f"{folder / 'state.json'}: {error}") from error
 
 
 def _rebuilt(kind: Callable[..., Plain], values: Mapping[str, Any], folder: Path) -> Plain:
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    strange = sorted(values.keys() - known)
-    if strange:
+    field_names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    unknown = sorted(values.keys() - field_names)
+    if unknown:
         raise Damaged(
-            f"{folder / 'state.json'}: a newer Graft wrote it, with {', '.join(strange)}; update Graft to load it"
+            f"{folder / 'state.json'}: a newer Graft wrote it, with {', '.join(unknown)}; update Graft to load it"
         )
     try:
         return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})

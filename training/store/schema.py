@@ -105,10 +105,10 @@ _OPTIONAL: dict[str, Check] = {"run": _text, "notes": _map_of(_text)}  # of a sa
 
 def problem(record: Mapping[str, Any]) -> str:
     """What is wrong with the entries of a state.json, "" when nothing is."""
-    wrong = [name for name, check in _FORM.items() if name not in record or not check(record[name])]
-    wrong += [name for name, check in _OPTIONAL.items() if name in record and not check(record[name])]
-    if wrong:
-        return f"these entries are missing or of another form: {', '.join(wrong)}"
+    names = [name for name, check in _FORM.items() if name not in record or not check(record[name])]
+    names += [name for name, check in _OPTIONAL.items() if name in record and not check(record[name])]
+    if names:
+        return f"these entries are missing or of another form: {', '.join(names)}"
     steps = sum(count for _, count in record["position"])
     if steps == record["step"]:
         return ""

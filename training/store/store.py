@@ -168,8 +168,8 @@ class Store:
             make_folders(folder)
             name, sha256 = rank_files.write(folder, state.step, group.rank, group.size, tensors, rows)
         files = [
-            dict(zip(("file", "sha256"), told.split(), strict=True))
-            for told in group.all_gather_text(f"{name} {sha256}")
+            dict(zip(("file", "sha256"), line.split(), strict=True))
+            for line in group.all_gather_text(f"{name} {sha256}")
         ]
         with group.raise_together():
             if group.is_main_process:
@@ -177,19 +177,19 @@ class Store:
         return folder
 
     def _write_ranks_record(self, state: TrainState, folder: Path, files: list[dict[str, str]]) -> None:
-        missing = [one["file"] for one in files if not (folder / one["file"]).is_file()]
+        missing = [file["file"] for file in files if not (folder / file["file"]).is_file()]
         if missing:
             raise FileNotFoundError(
                 errno.ENOENT, "other ranks write elsewhere: give all the same output folder", str(folder / missing[0])
             )
-        more = {
+        extra = {
             "history": tail_of(state.history, self._write_history(state.history)),
             "kind": "partial",
             "tensors": {"parts": files},
         }
-        write_record(folder, {**record_of(state, self.versions), **more})
+        write_record(folder, {**record_of(state, self.versions), **extra})
         for old in folder.glob("state-*.safetensors"):  # the JSON names the new ones by now
-            if old.name not in {one["file"] for one in files}:
+            if old.name not in {file["file"] for file in files}:
                 with disk_errors_at(str(old)):
                     old.unlink()
 
@@ -207,8 +207,8 @@ class Store:
         if not self.limit:
             return
         best = self.best(state)
-        needed = {self.folder, folder, folder / "partial", *([] if best is None else [best])}
-        removed = disk_quota.make_space(self.folder.parent, self.limit, coming, needed)
+        in_use = {self.folder, folder, folder / "partial", *([] if best is None else [best])}
+        removed = disk_quota.make_space(self.folder.parent, self.limit, coming, in_use)
         if removed:
             self.removed.append(disk_quota.removal_report(removed, self.folder.parent, self.limit))
 
@@ -217,25 +217,25 @@ class Store:
             state, folder, sum(t.numel() * t.element_size() for group in GROUPS for t in getattr(state, group).values())
         )
         blocks = self._write_history(state.history)
-        made = make_folders(folder)
+        new_folders = make_folders(folder)
         path = folder / tensors
         orphan = not path.exists()  # until a state.json names them, tensors that were not there before are nobody's
         try:
-            written = write_safetensors(path, group_tensors(state))
+            tensors_sha256 = write_safetensors(path, group_tensors(state))
             # tensors first, durably: a state.json in place means that everything it names is in place
             sync_folder(folder)
-            files = {"file": tensors, "sha256": written}
-            more = {"history": tail_of(state.history, blocks), "kind": kind, "tensors": files}
-            write_whole(str(folder / "state.json"), [_signed({**record_of(state, self.versions), **more})])
+            files = {"file": tensors, "sha256": tensors_sha256}
+            extra = {"history": tail_of(state.history, blocks), "kind": kind, "tensors": files}
+            write_whole(str(folder / "state.json"), [_signed({**record_of(state, self.versions), **extra})])
             orphan = False
             sync_folder(folder)
             self._make_room(state, folder, 0)  # headers and history count too
         except BaseException:
             if orphan:
                 path.unlink(missing_ok=True)
-            for one in reversed(made):
+            for new_folder in reversed(new_folders):
                 with contextlib.suppress(OSError):
-                    one.rmdir()
+                    new_folder.rmdir()
             raise
 
     def _write_history(self, history: History) -> list[str]:
@@ -288,17 +288,17 @@ class Store:
                 if not (folder / "state.json").is_file():
                     continue
                 try:
-                    found, recorded = load(folder, state, self.folder / HISTORY)
+                    stored, recorded = load(folder, state, self.folder / HISTORY)
                 except Damaged as error:
                     problems.append(str(error))
                     continue
-                if found.key == key:
+                if stored.key == key:
                     disk_quota.touch(folder)
-                    return StoredState(found, folder, partial, recorded), problems
+                    return StoredState(stored, folder, partial, recorded), problems
         return None, problems
 
     def _snapshots(self, names: set[str], state: TrainState, steps: int, problems: list[str]) -> dict[int, list[Path]]:
-        out: dict[int, list[Path]] = {}
+        folders: dict[int, list[Path]] = {}
         for name in sorted(names):
             folder = self.folder / name / "partial"
             if not (folder / "state.json").is_file():
@@ -309,8 +309,8 @@ class Store:
                 problems.append(str(error))
                 continue
             if record["start"] == state.start.digest and state.step < record["step"] <= state.step + steps:
-                out.setdefault(record["step"], []).append(folder)
-        return out
+                folders.setdefault(record["step"], []).append(folder)
+        return folders
 
 
 def load(folder: Path, like: TrainState, history: Path | None = None) -> tuple[TrainState, dict[str, str]]:
@@ -325,9 +325,9 @@ def load(folder: Path, like: TrainState, history: Path | None = None) -> tuple[T
             f"{folder / 'state.json'}: it is a saved state, not one of a run's own folder; Load State reads it"
         )
     files = record["tensors"].get("parts", [record["tensors"]])
-    paths = [folder / one["file"] for one in files]
-    for path, one in zip(paths, files, strict=True):
-        check_file(path, one["sha256"])
+    paths = [folder / file["file"] for file in files]
+    for path, file in zip(paths, files, strict=True):
+        check_file(path, file["sha256"])
     try:
         if "parts" in record["tensors"]:
             tensors = rank_files.read(paths)
@@ -465,8 +465,8 @@ def write_record(folder: Path, body: dict[str, Any]) -> None:
 
 def _signed(body: dict[str, Any]) -> bytes:
     text = json.dumps({**body, "sha256": sha256_of_json(body)}, indent=1, sort_keys=True)
-    wrong = problem(json.loads(text))
-    assert not wrong, wrong  # what is written here can be read again
+    error = problem(json.loads(text))
+    assert not error, error  # what is written here can be read again
     return text.encode()
 
 
@@ -483,9 +483,9 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise Damaged(f"{path}: expected format {FORMAT} of a Graft training state")
     if sha256_of_json({k: v for k, v in record.items() if k != "sha256"}) != record.get("sha256"):
         raise Damaged(f"{path}: its hash does not fit its contents; it was changed by hand or cut short")
-    wrong = problem(record)
-    if wrong:
-        raise Damaged(f"{path}: {wrong}")
+    fault = problem(record)
+    if fault:
+        raise Damaged(f"{path}: {fault}")
     return record
 
 

@@ -141,9 +141,9 @@ def _weight_values(module: nn.Module) -> Tensor:
             return weight
         return weight.float()
     units = torch.eye(int(module.in_features), device=weight.device)  # type: ignore[arg-type]
-    zero = units.new_zeros(1, units.shape[0])
+    zero_input = units.new_zeros(1, units.shape[0])
     forward = type(module).forward.__get__(module)
-    return (forward(units) - forward(zero)).T.float()
+    return (forward(units) - forward(zero_input)).T.float()
 
 
 def _start_from_(trained: dict[str, Tensor], settings: AdapterSettings, targets: Mapping[str, AdapterTarget]) -> None:
@@ -151,20 +151,20 @@ def _start_from_(trained: dict[str, Tensor], settings: AdapterSettings, targets:
     ValueError with every mismatch.
     """
     assert settings.initial is not None
-    given = {name.removeprefix(_PREFIX): tensor for name, tensor in settings.initial.items()}
+    initial = {name.removeprefix(_PREFIX): tensor for name, tensor in settings.initial.items()}
     suffixes = {path: [record.suffix for record in settings.adapter.tensors(t)] for path, t in targets.items()}
-    errors = [*_tensor_mismatches(given, trained), *_incomplete_layers(given, suffixes)]
-    common = given.keys() & trained.keys()
+    errors = [*_tensor_mismatches(initial, trained), *_incomplete_layers(initial, suffixes)]
+    common = initial.keys() & trained.keys()
     if not common:
         errors.append("no tensor of it is one that these settings train")
     if errors:
         raise ValueError(f"GraftAdapter: initial does not fit ({len(errors)}):\n  " + "\n  ".join(errors))
     for name in common:
-        trained[name] = given[name].detach().to("cpu", torch.float32).clone()
+        trained[name] = initial[name].detach().to("cpu", torch.float32).clone()
     for path, target in targets.items():
         name = f"{path}.{settings.adapter.scale_tensor}"
-        if name in given and settings.adapter.alpha_counts(suffixes[path]):
-            alpha = given.get(f"{path}.alpha")
+        if name in initial and settings.adapter.alpha_counts(suffixes[path]):
+            alpha = initial.get(f"{path}.alpha")
             given_alpha = target.rank if alpha is None else float(alpha)
             trained[name] = trained[name] * (given_alpha / target.alpha)
 
@@ -181,8 +181,8 @@ def _tensor_mismatches(given: Mapping[str, Tensor], trained: Mapping[str, Tensor
 
 
 def _incomplete_layers(given: Mapping[str, Tensor], suffixes: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    for path, of_layer in suffixes.items():
-        names = [f"{path}.{suffix}" for suffix in of_layer]
+    for path, layer_suffixes in suffixes.items():
+        names = [f"{path}.{suffix}" for suffix in layer_suffixes]
         if any(name in given for name in names):
             yield from (f"{name}: missing beside the others of its layer" for name in names if name not in given)
 
@@ -248,12 +248,12 @@ def limit_norms_(trained: Mapping[str, Tensor], settings: AdapterSettings) -> in
     """
     if not settings.max_norm:
         return 0
-    adapter, above = settings.adapter, []
+    adapter, exceeded = settings.adapter, []
     for path, tensors in by_module(trained).items():
         norm = adapter.norm(tensors, adapter.scale(tensors, *settings.size_of(path)))
-        above.append(norm > settings.max_norm)
+        exceeded.append(norm > settings.max_norm)
         adapter.rescale_(tensors, settings.max_norm / norm.clamp(min=settings.max_norm))
-    return int(torch.stack(above).sum())
+    return int(torch.stack(exceeded).sum())
 
 
 # --- installing -------------------------------------------------------------------------------------------------------
@@ -263,9 +263,9 @@ def _cast_(slots: Sequence[tuple[dict[str, Any], str, Tensor, torch.dtype]], *_:
     """Before a forward: float32 weights that are trained go in as the model's own type, so that gradients reach them in
     float32.
     """
-    done: dict[int, Tensor] = {}
+    cast_tensors: dict[int, Tensor] = {}
     for parameters, name, tensor, dtype in slots:
-        parameters[name] = done.setdefault(id(tensor), tensor.to(dtype))
+        parameters[name] = cast_tensors.setdefault(id(tensor), tensor.to(dtype))
 
 
 @contextmanager
@@ -275,8 +275,8 @@ def _installed_weights(module: nn.Module, trained: Mapping[str, Tensor]) -> Iter
 
     Yields what makes them so without a forward.
     """
-    own = dict(module.named_parameters())
-    cast = {id(own[name]): tensor for name, tensor in trained.items() if own[name].dtype != tensor.dtype}
+    parameters = dict(module.named_parameters())
+    cast = {id(parameters[name]): tensor for name, tensor in trained.items() if parameters[name].dtype != tensor.dtype}
     slots = [
         (part._parameters, name, cast[id(p)], p.dtype)
         for part in module.modules()
@@ -284,7 +284,7 @@ def _installed_weights(module: nn.Module, trained: Mapping[str, Tensor]) -> Iter
         if p is not None and id(p) in cast
     ]
     with as_normal_tensors(
-        module, {name: tensor for name, tensor in trained.items() if own[name].dtype == tensor.dtype}
+        module, {name: tensor for name, tensor in trained.items() if parameters[name].dtype == tensor.dtype}
     ):
         hook = module.register_forward_pre_hook(partial(_cast_, slots))
         try:
@@ -307,17 +307,18 @@ def attached(
     So does `text_encoder`, where it is trained; its trained names begin with `text_encoders.`. Yields what must be
     called before its parts compute: a host calls those, and never the whole.
     """
-    before = partial(_cast_, ())  # adapters have nothing to cast
+    cast_weights = partial(_cast_, ())  # adapters have nothing to cast
     parts = {"": module}
     if text_encoder is not None:
         parts[TEXT_ENCODER] = text_encoder
     with ExitStack() as stack:
         if settings.full_weights:
             for prefix, part in parts.items():
-                of_part = {n: t for n, t in trained.items() if n.startswith(TEXT_ENCODER) == bool(prefix)}
-                weights = {name.removeprefix(prefix): tensor for name, tensor in of_part.items()}
-                before = stack.enter_context(_installed_weights(part, weights))  # of the text encoder, which is last
-            yield before
+                part_weights = {n: t for n, t in trained.items() if n.startswith(TEXT_ENCODER) == bool(prefix)}
+                weights = {name.removeprefix(prefix): tensor for name, tensor in part_weights.items()}
+                # The text encoder comes last, so this ends as its function.
+                cast_weights = stack.enter_context(_installed_weights(part, weights))
+            yield cast_weights
             return
         for part in parts.values():
             stack.enter_context(as_normal_tensors(part))
@@ -326,7 +327,7 @@ def attached(
             if path in tensors:  # not for a part of the text encoder that nothing reads
                 dropout = AdapterDropout(settings, path, moment)
                 _hook(stack, settings, target, tensors[path], dropout)
-        yield before
+        yield cast_weights
 
 
 def _hook(
@@ -337,8 +338,8 @@ def _hook(
     def column_norms(now: Tensors) -> Tensor:
         return _column_norms(module, adapter.change(now, target))
 
-    before, after = adapter.hooks(target, tensors, dropout, column_norms)
-    if before is not None:
-        stack.callback(module.register_forward_pre_hook(before).remove)
-    if after is not None:
-        stack.callback(module.register_forward_hook(after).remove)
+    pre_hook, post_hook = adapter.hooks(target, tensors, dropout, column_norms)
+    if pre_hook is not None:
+        stack.callback(module.register_forward_pre_hook(pre_hook).remove)
+    if post_hook is not None:
+        stack.callback(module.register_forward_hook(post_hook).remove)

@@ -50,14 +50,14 @@ def adapter_targets(
     """
     targets = {target.path: target for target in _targets_in(module, settings, "")}
     if text_encoder is not None:
-        of_encoder = {target.path: target for target in _targets_in(text_encoder, settings, TEXT_ENCODER)}
-        if not of_encoder:
+        encoder_targets = {target.path: target for target in _targets_in(text_encoder, settings, TEXT_ENCODER)}
+        if not encoder_targets:
             raise ValueError(
                 f"GraftAdapter: text_encoder is on, and targets {settings.targets!r} with pattern {settings.pattern!r}"
                 f" choose no module of it. Its paths begin with {TEXT_ENCODER}, so that {TEXT_ENCODER}* chooses all of"
                 " them."
             )
-        targets |= of_encoder
+        targets |= encoder_targets
     if not targets:
         examples = [path for path, part in module.named_modules() if is_linear(part) or isinstance(part, nn.Conv2d)]
         raise ValueError(

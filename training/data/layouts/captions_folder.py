@@ -22,7 +22,7 @@ def text_files(image: Path, folder: Path) -> list[Path]:
     if image.parent != folder:
         places.append(image.parent.parent / FOLDER)
         places.append(folder / FOLDER / image.parent.relative_to(folder))
-    return [place / f"{image.stem}.txt" for place in places]
+    return [captions_folder / f"{image.stem}.txt" for captions_folder in places]
 
 
 class CaptionsFolder(CaptionReader):

@@ -84,18 +84,18 @@ class SettingsFiles:
         """
         for_all_below, for_this_folder = self._of_folder(image.parent)
         of_folder = for_all_below.overridden_by(for_this_folder)
-        own = ImageSettings()
+        of_image = ImageSettings()
         if own_file:
-            own = self._of_image(image)
+            of_image = self._of_image(image)
         if caption is None:
-            return _written(of_folder.overridden_by(own), own.has_caption or bool(of_folder.prompt))
+            return _written(of_folder.overridden_by(of_image), of_image.has_caption or bool(of_folder.prompt))
         of_folder = of_folder.overridden_by(_own_settings(caption))
-        has_caption = caption.found or own.has_caption
-        if not (own.has_caption or of_folder.prompt or of_folder.tags):
-            return _with_settings(caption, of_folder.overridden_by(own), has_caption)
+        has_caption = caption.found or of_image.has_caption
+        if not (of_image.has_caption or of_folder.prompt or of_folder.tags):
+            return _with_settings(caption, of_folder.overridden_by(of_image), has_caption)
         if caption.found:
-            own = _as_settings(caption).overridden_by(own)
-        merged = _written(of_folder.overridden_by(own), has_caption or bool(of_folder.prompt))
+            of_image = _as_settings(caption).overridden_by(of_image)
+        merged = _written(of_folder.overridden_by(of_image), has_caption or bool(of_folder.prompt))
         return replace(merged, score=caption.score)
 
     def _of_image(self, image: Path) -> ImageSettings:
@@ -125,10 +125,10 @@ class SettingsFiles:
         try:
             return replace(_read_yaml(path, self.encoding), has_caption=False)
         except ValueError as error:
-            place = ""  # the error begins with the file's name, so only its folder is missing
+            parent = ""  # the error begins with the file's name, so only its folder is missing
             if path.parent != self.folder:
-                place = path.parent.relative_to(self.folder).as_posix() + "/"
-            self.problems.append(f"{place}{error}; not used")
+                parent = path.parent.relative_to(self.folder).as_posix() + "/"
+            self.problems.append(f"{parent}{error}; not used")
             return ImageSettings()
 
     def _folder_text(self, path: Path, key: str) -> ImageSettings:
@@ -223,9 +223,9 @@ def _read_key(key: Any, value: Any) -> dict[str, Any]:
         return {"prompt": settings.prompt, "tags": settings.tags, "has_caption": True}
     if key not in _KEYS:
         raise ValueError(unknown_key(str(key)[:80], {*_KEYS, "caption"}))
-    field, read = _KEYS[key]
+    field, reader = _KEYS[key]
     try:
-        values = {field: read(value)}
+        values = {field: reader(value)}
     except ValueError as error:
         raise ValueError(f"{key} is {shorten(value)}, expected {error}") from None
     if field in ("prompt", "tags"):

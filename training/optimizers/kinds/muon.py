@@ -21,20 +21,20 @@ def _part_of(tensor: Tensor) -> str:
 
 
 def _build(request: BuildRequest) -> torch.optim.Optimizer:
-    of_matrices, of_others = {}, {}
+    muon_options, adamw_options = {}, {}
     for name, value in request.options.items():
         if name in adamw.OPTIONS:
-            of_others[name] = value
+            adamw_options[name] = value
         else:
-            of_matrices[name] = value
+            muon_options[name] = value
     if request.part != MATRICES:
-        return adamw.build(replace(request, options=of_others))
+        return adamw.build(replace(request, options=adamw_options))
     return torch.optim.Muon(
         request.groups,
         lr=request.learning_rate,
         weight_decay=request.weight_decay,
         adjust_lr_fn="match_rms_adamw",  # a rate as AdamW's
-        **of_matrices,
+        **muon_options,
     )
 
 
