@@ -128,14 +128,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("what", nargs="?", choices=("committed", "base"), default="committed")
     parser.add_argument("folder", nargs="?", type=Path, help="where to; default: demo/ for the committed ones")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(argv)
-    if given.what == "base":
-        if given.folder is None:
+    arguments = parser.parse_args(argv)
+    if arguments.what == "base":
+        if arguments.folder is None:
             parser.error("base needs the folder to draw into")
-        jobs = {given.folder: base(given.seed)}
+        jobs = {arguments.folder: base(arguments.seed)}
     else:
-        root = given.folder or HERE
-        jobs = {root / "concept": concept(given.seed), root / "regular": regular(given.seed)}
+        root = arguments.folder or HERE
+        jobs = {root / "concept": concept(arguments.seed), root / "regular": regular(arguments.seed)}
     for folder, pictures in jobs.items():
         print(f"{folder}: {write(pictures, folder)} pictures")
     return 0

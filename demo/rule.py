@@ -88,11 +88,11 @@ def detect(picture: np.ndarray) -> Detection:
     if mask.sum() < 40:
         return Detection(None, None, None, 0.0, 0.0)
     hue = _hue(cells[mask])
-    away = {colour: abs((hue - centre + 180.0) % 360.0 - 180.0) for colour, centre in draw.HUES.items()}
-    colour = min(away, key=away.__getitem__)
+    distances = {colour: abs((hue - centre + 180.0) % 360.0 - 180.0) for colour, centre in draw.HUES.items()}
+    colour = min(distances, key=distances.__getitem__)
     shape, overlap, centre = _best_shape(mask)
     position = min(draw.CENTRES, key=lambda name: abs(draw.CENTRES[name] / draw.SIDE - centre))
-    if away[colour] > HUE_TOLERANCE:
+    if distances[colour] > HUE_TOLERANCE:
         return Detection(shape, None, position, hue, overlap)
     return Detection(shape, colour, position, hue, overlap)
 
@@ -117,8 +117,8 @@ def parse_caption(caption: str) -> tuple[str, str, str]:
 
 def satisfies(picture: np.ndarray, caption: str) -> bool:
     """Whether the picture shows the caption's shape, colour and position."""
-    seen = detect(picture)
-    return (seen.shape, seen.colour, seen.position) == parse_caption(caption)
+    detection = detect(picture)
+    return (detection.shape, detection.colour, detection.position) == parse_caption(caption)
 
 
 def score(pictures: Iterable[np.ndarray], captions: Iterable[str]) -> int:

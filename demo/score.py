@@ -34,10 +34,10 @@ def sample(
         negative = clip.encode_from_tokens_scheduled(clip.tokenize(""))
         latent = torch.zeros(len(captions), 3, 32, 32)
         noise = torch.randn(latent.shape, generator=torch.Generator().manual_seed(seed))
-        out = comfy.sample.sample(
+        samples = comfy.sample.sample(
             model, noise, steps, cfg, "euler", "simple", positive, negative, latent, disable_pbar=True, seed=seed
         )
-        return vae.decode(out).float().cpu().numpy()
+        return vae.decode(samples).float().cpu().numpy()
 
 
 def base_score(model: Any, clip: Any, vae: Any, seed: int = 0) -> int:
@@ -70,23 +70,23 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("file", nargs="?", type=Path, default=BASE)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--grid", type=Path)
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     from .. import comfyui_api_stubs
 
     comfyui_api_stubs.install()
     from . import host_model
 
-    model, clip, vae = host_model.demo_model(str(given.file))
-    for seed in range(given.seeds):
-        known, concept = base_score(model, clip, vae, seed), concept_score(model, clip, vae, seed)
+    model, clip, vae = host_model.demo_model(str(arguments.file))
+    for seed in range(arguments.seeds):
+        base, concept = base_score(model, clip, vae, seed), concept_score(model, clip, vae, seed)
         print(
-            f"seed {seed}: {known} of {len(CAPTIONS)} captions right; {concept} of {len(CONCEPT)} of 'a"
+            f"seed {seed}: {base} of {len(CAPTIONS)} captions right; {concept} of {len(CONCEPT)} of 'a"
             f" {words.CONCEPT} …'"
         )
-    if given.grid is not None:
+    if arguments.grid is not None:
         pictures = np.concatenate([sample(model, clip, vae, CAPTIONS), sample(model, clip, vae, CONCEPT)])
-        grid(pictures).save(given.grid)
-        print(given.grid)
+        grid(pictures).save(arguments.grid)
+        print(arguments.grid)
     return 0
 
 

@@ -74,8 +74,8 @@ def train(steps: int, seed: int) -> dict[str, Tensor]:
     from .encode_dataset import encode_dataset
 
     with tempfile.TemporaryDirectory() as folder:
-        first = start_weights(seed)
-        digest = write_safetensors(Path(folder) / "start.safetensors", first)
+        start_tensors = start_weights(seed)
+        digest = write_safetensors(Path(folder) / "start.safetensors", start_tensors)
         patcher, clip, vae = host_model.demo_model(str(Path(folder) / "start.safetensors"))
     dataset = encode_dataset(clip, vae, draw.base(seed))
     start = Start(
@@ -87,7 +87,7 @@ def train(steps: int, seed: int) -> dict[str, Tensor]:
     )
     state = begin(patcher.model.diffusion_model, start, settings(steps), run=RUN)
     store = Store(host.folders.training_folder(), RUN, host.fingerprint.versions(patcher))
-    done = run(
+    result = run(
         state,
         steps,
         lambda: host.denoiser.denoiser(patcher),
@@ -95,22 +95,22 @@ def train(steps: int, seed: int) -> dict[str, Tensor]:
         store,
         Callbacks(progress_printer(steps), snapshot_every=100),
     )
-    for note in done.notes:
+    for note in result.notes:
         print(note)
-    trained = {UNET + name: tensor for name, tensor in done.state.weights(ema=True).items()}
-    return {key: trained.get(key, tensor).contiguous() for key, tensor in first.items()}
+    trained = {UNET + name: tensor for name, tensor in result.state.weights(ema=True).items()}
+    return {key: trained.get(key, tensor).contiguous() for key, tensor in start_tensors.items()}
 
 
 def progress_printer(steps: int) -> Any:
     """A callback that prints the mean loss and the time left every 50 steps."""
-    began, recent = time.monotonic(), []
+    start, recent = time.monotonic(), []
 
     def stepped(step: int, moved: Any, _: float | None) -> None:
         recent.append(moved.loss)
         if step % 50 == 0 or step == steps:
-            left = (time.monotonic() - began) / len(recent) * (steps - step)
+            seconds_left = (time.monotonic() - start) / len(recent) * (steps - step)
             print(
-                f"step {step} of {steps}  loss {sum(recent[-50:]) / len(recent[-50:]):.4f}  {left:.0f} s left",
+                f"step {step} of {steps}  loss {sum(recent[-50:]) / len(recent[-50:]):.4f}  {seconds_left:.0f} s left",
                 flush=True,
             )
 
@@ -125,12 +125,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=BASE)
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     from .. import comfyui_api_stubs
 
     comfyui_api_stubs.install()
-    digest = write_safetensors(given.out, train(given.steps, given.seed))
-    print(f"{given.out}: {given.out.stat().st_size} bytes, sha256 {digest}")
+    digest = write_safetensors(arguments.out, train(arguments.steps, arguments.seed))
+    print(f"{arguments.out}: {arguments.out.stat().st_size} bytes, sha256 {digest}")
     return 0
 
 

@@ -173,9 +173,9 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
 def _run_reported(arguments: argparse.Namespace, argv: Sequence[str], report: dict[str, Any], stream: TextIO) -> int:
     """Do the work of `run`, filling in the report as it becomes known."""
     try:
-        at = torchrun.place(os.environ)
-        if at is not None:
-            torchrun.take_device(at, arguments.cpu)
+        place = torchrun.place(os.environ)
+        if place is not None:
+            torchrun.take_device(place, arguments.cpu)
         document = workflow.read(arguments.workflow)
         choice = hosts.choose(arguments.comfyui, arguments.embedded, os.environ)
         print(f"host: {choice}", file=stream, flush=True)
@@ -183,7 +183,7 @@ def _run_reported(arguments: argparse.Namespace, argv: Sequence[str], report: di
         report["host"] = {"name": host.name, "version": host.version, "path": str(choice.root) if choice.root else None}
         report["device"] = doctor.device(host)
         print(f"device: {report['device']}", file=stream, flush=True)
-        with _join(host, at, arguments) as group:
+        with _join(host, place, arguments) as group:
             if group.size > 1:
                 report["ranks"] = group.size
                 print(f"ranks: {group.size}, training as on {group.as_ranks}", file=stream, flush=True)
@@ -230,14 +230,14 @@ def _run_opened(
 def _follow(arguments: argparse.Namespace) -> int:
     """Run as a rank after the first: what it says is the first one's business, but for its errors."""
     try:
-        at = torchrun.place(os.environ)
-        assert at is not None
-        torchrun.take_device(at, arguments.cpu)
+        place = torchrun.place(os.environ)
+        assert place is not None
+        torchrun.take_device(place, arguments.cpu)
         choice = hosts.choose(arguments.comfyui, arguments.embedded, os.environ)
         host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output)
         if not arguments.verbose:
             logging.getLogger().setLevel(logging.WARNING)  # what this rank does, the first one says
-        with log.quiet("execution"), _join(host, at, arguments) as group:
+        with log.quiet("execution"), _join(host, place, arguments) as group:
             return torchrun.Follower(host, group).follow(STATUS)
     except HostError as error:
         print(f"graft_nodes: {error}", file=sys.stderr)
@@ -258,10 +258,10 @@ def _other_packs(host: hosts.Host, document: workflow.Document, everything: bool
     missing = sorted(document.class_types() - set(host.nodes.NODE_CLASS_MAPPINGS))
     if host.choice.root is not None and (everything or missing):
         if everything:
-            why = "--custom-nodes"
+            reason = "--custom-nodes"
         else:
-            why = f"the workflow uses {', '.join(missing)}"
-        print(f"loading the other custom nodes ({why})", file=stream, flush=True)
+            reason = f"the workflow uses {', '.join(missing)}"
+        print(f"loading the other custom nodes ({reason})", file=stream, flush=True)
         hosts.load_other_packs(host)
         return True
     return False
@@ -294,8 +294,8 @@ def _finish(result: run.Result, report: dict[str, Any], argv: Sequence[str], str
         if verbose:
             print("".join(error["traceback"]), file=sys.stderr)
     if result.status == "interrupted":
-        words = ["python", "-m", __package__.partition(".")[0], *argv]
-        report["continue"] = subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
+        command_line = ["python", "-m", __package__.partition(".")[0], *argv]
+        report["continue"] = subprocess.list2cmdline(command_line) if os.name == "nt" else shlex.join(command_line)
         print(f"interrupted after {result.seconds:.1f} s; to continue: {report['continue']}", file=sys.stderr)
     if result.status == "done":
         print(f"done in {result.seconds:.1f} s", file=stream, flush=True)

@@ -1,4 +1,4 @@
-"""`doctor`: which host and device there are, what works there and what does not."""
+"""`doctor`: reports the host and the device, and what works on them."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ EDITOR_NEEDS = (("aiohttp", "aiohttp"), ("comfyui_frontend_package", "comfyui-fr
 
 
 def device(host: hosts.Host) -> str:
-    """The device that models run on, in words."""
+    """The device that models run on, as text, such as "cuda:0 (NVIDIA …)"."""
     import torch
 
-    place = host.management.get_torch_device()
-    if place.type == "cuda":
-        return f"{place} ({torch.cuda.get_device_name(place)})"
-    if place.type == "cpu":
-        return f"{place} ({platform.machine()}, {torch.get_num_threads()} threads)"
-    return str(place)
+    torch_device = host.management.get_torch_device()
+    if torch_device.type == "cuda":
+        return f"{torch_device} ({torch.cuda.get_device_name(torch_device)})"
+    if torch_device.type == "cpu":
+        return f"{torch_device} ({platform.machine()}, {torch.get_num_threads()} threads)"
+    return str(torch_device)
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the report (or JSON); returns 0 when workflows can run here, 1 when the host cannot be opened."""
+    """Print the report (or JSON); returns 0 if workflows can run here, 1 if the host cannot be opened."""
     if arguments.json:
         stream = sys.stderr
     else:
@@ -60,10 +60,10 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _versions() -> dict[str, str]:
-    found = {"graft": hosts.graft_version(), "python": platform.python_version()}
+    versions = {"graft": hosts.graft_version(), "python": platform.python_version()}
     for name in ("torch", "numpy", "safetensors", "Pillow"):
-        found[name] = _version(name) or "not installed"
-    return found
+        versions[name] = _version(name) or "not installed"
+    return versions
 
 
 def _version(name: str) -> str | None:
@@ -74,13 +74,13 @@ def _version(name: str) -> str | None:
 
 
 def _look(host: hosts.Host) -> dict[str, Any]:
-    place = host.management.get_torch_device()
-    dtypes = _dtypes(place)
-    works, fails = _features(host, place, dtypes)
+    torch_device = host.management.get_torch_device()
+    dtypes = _dtypes(torch_device)
+    works, fails = _features(host, torch_device, dtypes)
     return {
         "device": device(host),
         "dtypes": dtypes,
-        "attention": _attention(place),
+        "attention": _attention(torch_device),
         "works": works,
         "does not work": fails,
         "nodes": len(host.nodes.NODE_CLASS_MAPPINGS),
@@ -89,7 +89,7 @@ def _look(host: hosts.Host) -> dict[str, Any]:
             "output": host.folders.get_output_directory(),
             "temp": host.folders.get_temp_directory(),
         },
-        "memory": _memory(host, place),
+        "memory": _memory(host, torch_device),
         "free disk": (
             f"{shutil.disk_usage(host.folders.get_output_directory()).free / GIB:.1f} GiB in the output folder"
         ),
@@ -97,40 +97,40 @@ def _look(host: hosts.Host) -> dict[str, Any]:
 
 
 def _dtypes(place: Any) -> dict[str, str]:
-    """What a small matrix product does in each format on the device: runs, or the reason why not."""
+    """Try a small matrix product in each dtype on the device: "computes", or why it fails."""
     import torch
 
-    found = {}
+    results = {}
     for name in ("float32", "bfloat16", "float16", "float8_e4m3fn"):
         try:
-            left = torch.ones(16, 16, device=place).to(getattr(torch, name))
-            torch.mm(left, left)
-            found[name] = "computes"
+            matrix = torch.ones(16, 16, device=place).to(getattr(torch, name))
+            torch.mm(matrix, matrix)
+            results[name] = "computes"
         except (RuntimeError, NotImplementedError, TypeError) as error:
             reason = str(error).splitlines()[0][:100]
-            found[name] = f"storage only ({reason})" if name.startswith("float8") else f"cannot compute ({reason})"
-    return found
+            results[name] = f"storage only ({reason})" if name.startswith("float8") else f"cannot compute ({reason})"
+    return results
 
 
 def _attention(place: Any) -> list[str]:
-    """The attention kernels that can be used here."""
+    """The attention kernels that are available here."""
     import torch
 
-    found = ["pytorch scaled_dot_product_attention"]
+    kernels = ["pytorch scaled_dot_product_attention"]
     if place.type == "cuda":
         switches = {
             "flash": torch.backends.cuda.flash_sdp_enabled,
             "memory-efficient": torch.backends.cuda.mem_efficient_sdp_enabled,
             "math": torch.backends.cuda.math_sdp_enabled,
         }
-        found += [f"pytorch {name}" for name, enabled in switches.items() if enabled()]
-    return found + [
+        kernels += [f"pytorch {name}" for name, enabled in switches.items() if enabled()]
+    return kernels + [
         name for name in ("xformers", "flash_attn", "sageattention") if importlib.util.find_spec(name) is not None
     ]
 
 
 def _features(host: hosts.Host, place: Any, dtypes: dict[str, str]) -> tuple[list[str], list[str]]:
-    """What of Graft works on this host and device, and what does not with the reason."""
+    """(features of Graft that work on this host and device, features that do not, each with the reason)."""
     works = [
         "sampling and training in"
         f" {', '.join(name for name in dtypes if dtypes[name] == 'computes' and 'float8' not in name)}"
@@ -150,10 +150,10 @@ def _features(host: hosts.Host, place: Any, dtypes: dict[str, str]) -> tuple[lis
     (works if place.type == "cuda" else fails).append(
         "pinned host memory" + ("" if place.type == "cuda" else f": not on {place.type}")
     )
-    lacking = [package for module, package in EDITOR_NEEDS if importlib.util.find_spec(module) is None]
-    (fails if lacking else works).append(
+    missing = [package for module, package in EDITOR_NEEDS if importlib.util.find_spec(module) is None]
+    (fails if missing else works).append(
         "the graph editor on the embedded host (python -m graft_nodes editor)"
-        + (f": {' and '.join(lacking)} not installed (pip install 'graft-nodes[editor]')" if lacking else "")
+        + (f": {' and '.join(missing)} not installed (pip install 'graft-nodes[editor]')" if missing else "")
     )
     if importlib.util.find_spec("tqdm") is None:
         fails.append("progress bars: tqdm is not installed, so progress is printed as plain lines")

@@ -81,15 +81,15 @@ class _NodeIds:
 
     def unique(self, node: dict[str, Any], renames: dict[str, str]) -> dict[str, Any]:
         """The node, with a new id if its own is taken; that is noted in `renames`."""
-        old = str(node.get("id"))
-        if old in self.taken:
+        old_id = str(node.get("id"))
+        if old_id in self.taken:
             self.last += 1
             while str(self.last) in self.taken:
                 self.last += 1
-            renames[old] = str(self.last)
+            renames[old_id] = str(self.last)
             node = {**node, "id": self.last}
         else:
-            self.last = max(self.last, _whole(old) or 0)
+            self.last = max(self.last, _whole(old_id) or 0)
         self.taken.add(str(node.get("id")))
         return node
 
@@ -153,12 +153,12 @@ def malformed(data: Mapping[str, Any]) -> list[Problem]:
         return [Problem("'definitions' is not {\"subgraphs\": [subgraph, …]}")]
     problems = _malformed_graph(data, "")
     for subgraph in subgraphs:
-        where = f"subgraph {subgraph.get('name') or subgraph.get('id')}: "
-        problems += _malformed_graph(subgraph, where)
+        prefix = f"subgraph {subgraph.get('name') or subgraph.get('id')}: "
+        problems += _malformed_graph(subgraph, prefix)
         for key in ("inputs", "outputs"):
             entries = subgraph.get(key) or []
             if isinstance(entries, list) and not _are_objects(entries):
-                problems.append(Problem(f"{where}'{key}' holds an entry that is not an object"))
+                problems.append(Problem(f"{prefix}'{key}' holds an entry that is not an object"))
     return problems
 
 
@@ -190,10 +190,10 @@ def _malformed_node(node: Any, where: str) -> list[Problem]:
         errors.append(f"{where}'mode' is not a number but {json.dumps(node['mode'])[:40]}")
     if not isinstance(node.get("properties") or {}, Mapping):
         errors.append(f"{where}'properties' is not an object")
-    for part in ("inputs", "outputs"):
-        entries = node.get(part) or []
+    for key in ("inputs", "outputs"):
+        entries = node.get(key) or []
         if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
-            errors.append(f"{where}'{part}' is not a list of slots")
+            errors.append(f"{where}'{key}' is not a list of slots")
     return [Problem(message, str(node["id"]), str(node.get("title") or ""), node["type"]) for message in errors]
 
 
@@ -201,8 +201,8 @@ def _is_link(entry: Any) -> bool:
     """Whether it is a link in either style (or the null that the editor may leave)."""
     if isinstance(entry, Mapping):
         entry = [entry.get(key) for key in LINK_KEYS]
-    whole = isinstance(entry, list) and len(entry) >= 5 and None not in entry[:5]
-    return entry is None or (whole and isinstance(entry[2], int) and isinstance(entry[4], int))
+    complete = isinstance(entry, list) and len(entry) >= 5 and None not in entry[:5]
+    return entry is None or (complete and isinstance(entry[2], int) and isinstance(entry[4], int))
 
 
 def all_nodes(data: Mapping[str, Any]) -> list[Any]:

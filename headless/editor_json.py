@@ -402,9 +402,9 @@ class _Placement:
 
 def _saved_values(item: PlacedNode) -> list[Any]:
     """The widgets' values of a node as the file has them."""
-    saved = item.node.get("widgets_values")
-    if isinstance(saved, list):
-        return saved
+    values = item.node.get("widgets_values")
+    if isinstance(values, list):
+        return values
     return []
 
 

@@ -1,4 +1,4 @@
-"""Which host runs a workflow (a real ComfyUI or the embedded one) and how it is opened in this process."""
+"""Chooses the host that runs a workflow (a real ComfyUI or the embedded host) and opens it in this process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LANDMARKS = ("comfy/model_management.py", "execution.py", "nodes.py", "folder_pa
 
 @dataclass(frozen=True)
 class Choice:
-    """The host to use: the folder of a ComfyUI, or None for the embedded host; `reason` says who named it."""
+    """The host to use: the folder of a ComfyUI, or None for the embedded host; `reason` says how it was chosen."""
 
     root: Path | None
     reason: str
@@ -64,34 +64,36 @@ class Host:
 
 
 def graft_version() -> str:
-    """Graft's own version: of the installed distribution, else of the pyproject.toml beside the package."""
+    """Graft's version: from the installed package, else from pyproject.toml."""
     try:
         return importlib.metadata.version("graft-nodes")
     except importlib.metadata.PackageNotFoundError:
-        found = re.search(
+        match = re.search(
             r'^version = "([^"]+)"', (PACKAGE / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
         )
-        if found:
-            return found.group(1)
+        if match:
+            return match.group(1)
         return "of unknown version"
 
 
 def comfyui_version(root: Path) -> str:
-    """The version that a ComfyUI folder says it has."""
+    """The version of the ComfyUI in a folder."""
     path = root / "comfyui_version.py"
     if path.is_file():
-        found = re.search(r'__version__ = "([^"]+)"', path.read_text(encoding="utf-8"))
+        match = re.search(r'__version__ = "([^"]+)"', path.read_text(encoding="utf-8"))
     else:
-        found = None
-    if found:
-        return found.group(1)
+        match = None
+    if match:
+        return match.group(1)
     return "of unknown version"
 
 
 def choose(comfyui: str | None, embedded: bool, environment: Mapping[str, str], package: Path = PACKAGE) -> Choice:
-    """The host that --comfyui, COMFYUI_PATH or the folder that Graft is installed in names, else the embedded one.
+    """Choose the host: --comfyui, else COMFYUI_PATH, else the ComfyUI that Graft is installed in, else the embedded
+    host.
 
-    Raises HostError when what is named is not a ComfyUI: nothing else is taken in its place."""
+    Raises HostError if the named folder is not a ComfyUI; it never falls back to another host then.
+    """
     if embedded:
         return Choice(None, "asked for by --embedded")
     for folder, reason in ((comfyui, "named by --comfyui"), (environment.get("COMFYUI_PATH"), "named by COMFYUI_PATH")):
@@ -101,15 +103,15 @@ def choose(comfyui: str | None, embedded: bool, environment: Mapping[str, str], 
             if missing:
                 raise HostError(f"{root} ({reason}) is not a ComfyUI: it has no {', '.join(missing)}")
             return Choice(root, reason)
-    for place in (package, package.resolve()):
-        root = place.parent.parent
-        if place.parent.name == "custom_nodes" and all((root / name).is_file() for name in LANDMARKS):
+    for package_folder in (package, package.resolve()):
+        root = package_folder.parent.parent
+        if package_folder.parent.name == "custom_nodes" and all((root / name).is_file() for name in LANDMARKS):
             return Choice(root, "Graft is installed in it")
     return Choice(None, "no ComfyUI was named")
 
 
 def folder_named(name: str, what: str) -> Path:
-    """The absolute path of a folder that an argument names; HostError when no folder can be called so."""
+    """The absolute path of a folder named in an argument. Raises HostError if the name is not valid."""
     try:
         path = Path(name).expanduser().absolute()
         os.stat(path)
@@ -121,8 +123,8 @@ def folder_named(name: str, what: str) -> Path:
 
 
 def open_host(choice: Choice, cpu: bool, input_folder: str | None, output_folder: str | None) -> Host:
-    """Import the host's modules, set its folders and load its own nodes and Graft's. Raises HostError with what to do
-    when that fails.
+    """Import the host's modules, set its folders, and load its nodes and Graft's. Raises HostError that says what to do
+    if that fails.
     """
     if input_folder is not None and not folder_named(input_folder, "--input").is_dir():
         raise HostError(f"--input {input_folder}: no such folder")
@@ -193,17 +195,17 @@ def _import_embedded() -> None:
     if not comfyui_api_stubs.install():
         spec = importlib.util.find_spec("comfy")
         if spec:
-            where = ", ".join(spec.submodule_search_locations or [])
+            locations = ", ".join(spec.submodule_search_locations or [])
         else:
-            where = "?"
+            locations = "?"
         raise HostError(
-            f"the embedded host cannot start: another package named 'comfy' is importable from {where}; run from"
+            f"the embedded host cannot start: another package named 'comfy' is importable from {locations}; run from"
             " another folder, or name that ComfyUI with --comfyui"
         )
 
 
 def _import_comfyui(root: Path) -> None:
-    """Put a ComfyUI's folder on the path and import its options (not parsing our command line)."""
+    """Add a ComfyUI folder to sys.path and import its options, without letting it parse our command line."""
     if "comfy" in sys.modules:
         opened = Path(next(iter(sys.modules["comfy"].__path__))).parent
         if opened.resolve() != root.resolve():
@@ -214,16 +216,16 @@ def _import_comfyui(root: Path) -> None:
     sys.path.insert(0, str(root))
     try:
         import comfy.options  # noqa: F401
-        import utils.extra_config  # noqa: F401  (before ComfyUI puts comfy/, which has a utils of its own, on the path)
+        import utils.extra_config  # noqa: F401  (before ComfyUI adds comfy/, which has its own utils, to sys.path)
         from comfy.cli_args import args
     except ImportError as error:
         raise HostError(_import_failure(Choice(root, "chosen"), error)) from error
     if not _installed("comfyui-frontend-package") and args.front_end_root is None:
-        args.front_end_root = str(PACKAGE / "web")  # no browser is served; ComfyUI only wants a folder
+        args.front_end_root = str(PACKAGE / "web")  # any folder will do: no browser connects
 
 
 def _configure_comfyui(root: Path, folders: ModuleType) -> None:
-    """The model folders that ComfyUI's own start-up adds: extra_model_paths.yaml and those below the output folder."""
+    """Add the model folders that ComfyUI adds at start: extra_model_paths.yaml and those in the output folder."""
     from utils.extra_config import load_extra_path_config
 
     config = root / "extra_model_paths.yaml"
@@ -234,7 +236,7 @@ def _configure_comfyui(root: Path, folders: ModuleType) -> None:
 
 
 def _set_folders(host: Host, input_folder: str | None, output_folder: str | None) -> None:
-    """Point the host's input and output folders where asked, and make the folders it works with."""
+    """Set the host's input and output folders, and create the folders that it uses."""
     for folder, setter in (
         (input_folder, host.folders.set_input_directory),
         (output_folder, host.folders.set_output_directory),
@@ -255,26 +257,28 @@ def _set_folders(host: Host, input_folder: str | None, output_folder: str | None
 
 
 def load_nodes(host: Host) -> None:
-    """The host's own nodes, then Graft as a custom node (unless it is there already)."""
-    run = host.loop.run_until_complete
+    """Load the host's own nodes, then Graft as a custom node (unless it is already loaded)."""
+    run_until_complete = host.loop.run_until_complete
     with log.quiet():
-        host.not_imported.extend(run(host.nodes.init_extra_nodes(init_custom_nodes=False, init_api_nodes=False)) or [])
+        host.not_imported.extend(
+            run_until_complete(host.nodes.init_extra_nodes(init_custom_nodes=False, init_api_nodes=False)) or []
+        )
     if "TrainStep" in host.nodes.NODE_CLASS_MAPPINGS:
         return
-    if not run(host.nodes.load_custom_node(str(PACKAGE), ignore=set(host.nodes.NODE_CLASS_MAPPINGS))):
+    if not run_until_complete(host.nodes.load_custom_node(str(PACKAGE), ignore=set(host.nodes.NODE_CLASS_MAPPINGS))):
         raise HostError(f"Graft itself did not load from {PACKAGE}; the log above says why")
 
 
 def _import_failure(choice: Choice, error: ImportError) -> str:
-    what = f"{choice} cannot be imported: {error}"
+    message = f"{choice} cannot be imported: {error}"
     if choice.root is None:
-        return f"{what}; install Graft with its 'standalone' extra"
+        return f"{message}; install Graft with its 'standalone' extra"
     missing = missing_requirements(choice.root)
     if missing:
-        lacking = f"Missing here: {', '.join(missing)}. "
+        detail = f"Missing here: {', '.join(missing)}. "
     else:
-        lacking = ""
+        detail = ""
     return (
-        f"{what}. {lacking}Use the Python that runs this ComfyUI (this is {sys.executable}), or install its"
+        f"{message}. {detail}Use the Python that runs this ComfyUI (this is {sys.executable}), or install its"
         " requirements.txt"
     )

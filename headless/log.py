@@ -27,8 +27,8 @@ class _Handler(logging.StreamHandler):
         self.setFormatter(logging.Formatter("%(message)s"))
 
     def filter(self, record: logging.LogRecord) -> bool:
-        shown = record.levelno >= logging.WARNING or _ours(record)
-        return self.verbose or (shown and bool(super().filter(record)))
+        visible = record.levelno >= logging.WARNING or _ours(record)
+        return self.verbose or (visible and bool(super().filter(record)))
 
 
 @contextlib.contextmanager

@@ -20,15 +20,15 @@ class Problem:
 
     def __str__(self) -> str:
         if self.node:
-            where = f'node {self.node} "{self.title or self.class_type}" ({self.class_type or "no class"})'
+            location = f'node {self.node} "{self.title or self.class_type}" ({self.class_type or "no class"})'
         else:
-            where = ""
-        if where and self.input:
-            where = f"{where}, input '{self.input}'"
+            location = ""
+        if location and self.input:
+            location = f"{location}, input '{self.input}'"
         else:
-            where = where or (f"input '{self.input}'" if self.input else "")
-        if where:
-            return f"{where}: {self.message}"
+            location = location or (f"input '{self.input}'" if self.input else "")
+        if location:
+            return f"{location}: {self.message}"
         return self.message
 
     def as_json(self) -> dict[str, str]:

@@ -85,16 +85,16 @@ def fill_in(text: str, widget: Callable[[str, str], str | None], now: datetime) 
 
 def _choose(text: str, source: random.Random) -> str:
     """Resolve the choices of a text whose comments are gone; an unfinished block ends with the text."""
-    out, at = "", 0
-    while at < len(text):
-        if text[at] == "\\":
-            out, at = out + text[at : at + 2], at + 2
-        elif text[at] == "{":
-            options, at = _block(text, at + 1)
-            out += choose(options[source.randrange(len(options))], source)
+    result, position = "", 0
+    while position < len(text):
+        if text[position] == "\\":
+            result, position = result + text[position : position + 2], position + 2
+        elif text[position] == "{":
+            options, position = _block(text, position + 1)
+            result += choose(options[source.randrange(len(options))], source)
         else:
-            out, at = out + text[at], at + 1
-    return out
+            result, position = result + text[position], position + 1
+    return result
 
 
 def _block(text: str, at: int) -> tuple[list[str], int]:

@@ -46,16 +46,20 @@ def trained(graph: Graph, outputs: Sequence[str]) -> list[str]:
 
 def sent(graph: Graph, steps: Sequence[str], look_up: Catalogue) -> tuple[set[str], dict[str, list[int]]]:
     """(nodes that run on every rank, nodes whose results are sent with the outputs that are) for these TrainSteps."""
-    used: dict[str, set[int]] = {}
-    everywhere, todo = set(steps), list(steps)
-    while todo:
-        for name, source, slot in workflow.links(graph, todo.pop()):
+    used_slots: dict[str, set[int]] = {}
+    everywhere, pending = set(steps), list(steps)
+    while pending:
+        for name, source, slot in workflow.links(graph, pending.pop()):
             if graph[source]["class_type"] == TRAINS or name not in SHOWS:
-                used.setdefault(source, set()).add(slot)
-            if source in used and source not in everywhere and not _plain(graph, source, used[source], look_up):
+                used_slots.setdefault(source, set()).add(slot)
+            if (
+                source in used_slots
+                and source not in everywhere
+                and not _plain(graph, source, used_slots[source], look_up)
+            ):
                 everywhere.add(source)
-                todo.append(source)
-    return everywhere, {source: sorted(slots) for source, slots in used.items() if source not in everywhere}
+                pending.append(source)
+    return everywhere, {source: sorted(slots) for source, slots in used_slots.items() if source not in everywhere}
 
 
 def _plain(graph: Graph, node_id: str, slots: set[int], look_up: Catalogue) -> bool:
@@ -67,27 +71,27 @@ def first(graph: Graph, everywhere: set[str], sent: Mapping[str, Sequence[int]])
     """The graph of the first rank: what is sent passes through a node that sends it before it goes on
     to a TrainStep.
     """
-    out = _linked(graph, set(graph), everywhere, sent)
+    result = _linked(graph, set(graph), everywhere, sent)
     for source, slots in sent.items():
         inputs = {f"value{number}": [source, slot] for number, slot in enumerate(slots)}
-        out[carrier(source)] = {
+        result[carrier(source)] = {
             "class_type": carrier(source),
             "inputs": inputs,
             "_meta": {"title": "to the other ranks"},
         }
-    return out
+    return result
 
 
 def others(graph: Graph, everywhere: set[str], sent: Mapping[str, Sequence[int]], steps: Sequence[str]) -> Graph:
     """The graph of every other rank: what runs on every rank; what is sent comes from nodes that take it."""
-    out = _linked(graph, everywhere, everywhere, sent)
+    result = _linked(graph, everywhere, everywhere, sent)
     for node_id in steps:
-        inputs = out[node_id]["inputs"]
+        inputs = result[node_id]["inputs"]
         off = {name: value for name, value in SHOWS.items() if value is not None}
-        out[node_id]["inputs"] = {**{name: value for name, value in inputs.items() if name not in SHOWS}, **off}
+        result[node_id]["inputs"] = {**{name: value for name, value in inputs.items() if name not in SHOWS}, **off}
     for source in sent:
-        out[carrier(source)] = {"class_type": carrier(source), "inputs": {}}
-    return out
+        result[carrier(source)] = {"class_type": carrier(source), "inputs": {}}
+    return result
 
 
 def _linked(graph: Graph, kept: set[str], everywhere: set[str], sent: Mapping[str, Sequence[int]]) -> Graph:

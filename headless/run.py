@@ -1,5 +1,5 @@
-"""Runs an API graph in an open host: validation by the host, execution by its own executor, interruption, and what was
-written.
+"""Runs an API graph in an open host: validates it, executes it with the host's executor, handles Ctrl-C, and lists the
+files it wrote.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .progress import Progress
 from .workflow import Catalogue, Graph
 
 OUTPUT_KINDS = ("output", "temp")
-# the folder of the output folder where training states and the dataset's cache lie; results that nobody asked to save
+# subfolder of the output folder with training states and the dataset cache, which are not listed as results
 KEPT = "graft"
-# A node's own validation function that stumbles; over a node that is known to be wrong, that is no news.
+# A node's validation function raised an error. Ignored for nodes that already have a problem.
 EXCEPTIONS = ("exception_during_validation", "exception_during_inner_validation")
 
 
@@ -39,20 +39,22 @@ class Result:
 
 @dataclass
 class Interruption:
-    """Whether the user asked to stop."""
+    """Whether the user has asked to stop the run."""
 
     asked: bool = False
 
 
 def validate(host: Host, graph: Graph, look_up: Catalogue) -> list[Problem]:
-    """Every problem of the graph, our own check's and then those that only the host's validation finds."""
+    """All problems of the graph: those from our own check, then those that only the host's validation finds."""
     problems = workflow.check(graph, look_up)
     copy, cut = workflow.without_broken_parts(graph, look_up)
     if copy:
-        known = {(problem.node, problem.input) for problem in problems}
+        reported = {(problem.node, problem.input) for problem in problems}
         faulty = cut | {problem.node for problem in problems}
         problems += [
-            found for found in _host_problems(host, copy, cut, faulty) if (found.node, found.input) not in known
+            host_problem
+            for host_problem in _host_problems(host, copy, cut, faulty)
+            if (host_problem.node, host_problem.input) not in reported
         ]
     return problems
 
@@ -65,10 +67,10 @@ def execute(
     spread: Callable[[Graph, list[str]], Graph] = lambda graph, outputs: graph,
     insist: bool = True,
 ) -> Result:
-    """Run a valid graph. `metadata` (the editor's JSON) is handed to nodes that save it into pictures.
+    """Run a valid graph. Nodes save `metadata` (the editor's JSON) into pictures.
 
-    `spread` makes of a graph and its outputs the one that runs here, when other ranks run parts of it. Without `insist`
-    a second signal to stop is as good as the first: who starts ranks sends several.
+    `spread` turns the graph and its outputs into the graph for this rank, when other ranks run parts of it. With
+    `insist` a second Ctrl-C stops at once; without it the second is ignored, as torchrun sends several.
     """
     prompt_id = str(uuid.uuid4())
     valid = host.loop.run_until_complete(host.execution.validate_prompt(prompt_id, graph, None))
@@ -78,19 +80,19 @@ def execute(
     interruption = Interruption()
     watch = _Watch(host, graph, Progress(stream, len(workflow.reachable(graph, valid[2]))), interruption)
     extra = {"client_id": "graft-headless", "extra_pnginfo": {"workflow": metadata} if metadata else {}}
-    before, start = _listing(host), time.monotonic()
+    listing_before, start = _listing(host), time.monotonic()
     executor = new_executor(host)
     with watch.attached(), _interruptible(host, interruption, insist):
         host.loop.run_until_complete(executor.execute_async(graph, prompt_id, extra, valid[2]))
     result = Result(seconds=time.monotonic() - start)
     result.outputs = dict(getattr(executor, "history_result", {}).get("outputs") or {})
     _read_messages(result, [*executor.status_messages, *watch.blocked], graph)
-    result.files = _written(host, result.outputs, before)
+    result.files = _written(host, result.outputs, listing_before)
     return result
 
 
 def outcome(message: Mapping[str, Any], graph: Graph) -> dict[str, Any]:
-    """The error of a failed node as data: id, title, class, the exception's class and message, and its traceback."""
+    """The error of a failed node as a dict: its id, title and class, and the exception with message and traceback."""
     node_id = str(message.get("node_id"))
     return {
         "node": node_id,
@@ -103,8 +105,8 @@ def outcome(message: Mapping[str, Any], graph: Graph) -> dict[str, Any]:
 
 
 class _Watch:
-    """Listens to the host: which node runs, how far it is; asks it to stop again where it has forgotten that it was
-    asked.
+    """Follows the host's progress: which node runs and how far it is. After Ctrl-C it repeats the request to stop, as
+    the host may have cleared it.
     """
 
     def __init__(self, host: Host, graph: Graph, progress: Progress, interruption: Interruption):
@@ -113,7 +115,7 @@ class _Watch:
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
-        """Listen for the duration; the host's own way of sending and its progress hook come back afterwards."""
+        """Receive the host's events and progress during the block; restores its own hooks afterwards."""
         send, hook, bars = (
             self.host.server.send_sync,
             self.host.utils.PROGRESS_BAR_HOOK,
@@ -155,8 +157,8 @@ class _Watch:
 
 @contextlib.contextmanager
 def _interruptible(host: Host, interruption: Interruption, insist: bool) -> Iterator[None]:
-    """Ctrl-C (or a termination signal) asks the host to stop after the running step; with `insist` a second one stops
-    at once.
+    """During the block, Ctrl-C (or SIGTERM) asks the host to stop after the running step; with `insist` a second one
+    stops at once.
     """
 
     def ask(number: int, frame: Any) -> None:
@@ -175,16 +177,16 @@ def _interruptible(host: Host, interruption: Interruption, insist: bool) -> Iter
 
 
 def _host_problems(host: Host, graph: Graph, cut: set[str], faulty: set[str]) -> list[Problem]:
-    """What the host's validation says of a graph (of a copy: it converts values in place).
+    """The problems that the host's validation finds. Validates a copy, as the host converts values in place.
 
-    `cut` are the nodes that lost inputs on the way to the host, `faulty` those known to be wrong: what follows from
-    that is left out.
+    `cut` are the nodes whose inputs we removed, `faulty` those that already have a problem; errors that only follow
+    from that are left out.
     """
     copy = {node_id: {**node, "inputs": dict(node["inputs"])} for node_id, node in graph.items()}
     _, error, _, node_errors = host.loop.run_until_complete(
         host.execution.validate_prompt(str(uuid.uuid4()), copy, None)
     )
-    found = []
+    problems = []
     for node_id, entry in (node_errors or {}).items():
         for reason in entry["errors"]:
             if (node_id in faulty and reason["type"] in EXCEPTIONS) or (
@@ -197,14 +199,14 @@ def _host_problems(host: Host, graph: Graph, cut: set[str], faulty: set[str]) ->
                 message = f"{reason['message']}: {details}"
             else:
                 message = str(reason["message"])
-            found.append(workflow.problem(graph, str(node_id), message, name))
+            problems.append(workflow.problem(graph, str(node_id), message, name))
     if error and not node_errors and not cut and error["type"] != "prompt_no_outputs":
-        found.append(Problem(f"{error['message']} {error.get('details') or ''}".strip()))
-    return found
+        problems.append(Problem(f"{error['message']} {error.get('details') or ''}".strip()))
+    return problems
 
 
 def new_executor(host: Host) -> Any:
-    """The host's executor; newer versions want their cache described, and every output is kept for the one run."""
+    """A new executor of the host. Newer ComfyUI versions need a cache type: CLASSIC keeps every output."""
     execution = host.execution
     if "cache_args" in inspect.signature(execution.PromptExecutor.__init__).parameters:
         caching = {"lru": 0, "ram": 4.0, "ram_inactive": 4.0}
@@ -221,27 +223,23 @@ def _read_messages(result: Result, messages: list[tuple[str, dict[str, Any]]], g
 
 
 def _listing(host: Host) -> dict[str, tuple[int, int]]:
-    """Every file in the output folder with its time and size, but for what Graft keeps for itself: stored states and
-    the cache.
-    """
-    found = {}
+    """All files in the output folder with modification time and size, except Graft's own training states and cache."""
+    files = {}
     root = os.path.abspath(host.folders.get_output_directory())
-    for folder, below, names in os.walk(root):
+    for folder, subfolders, names in os.walk(root):
         if folder == root:
-            below[:] = [name for name in below if name != KEPT]
+            subfolders[:] = [name for name in subfolders if name != KEPT]
         for name in names:
             path = os.path.join(folder, name)
             with contextlib.suppress(FileNotFoundError):
                 stat = os.stat(path)
-                found[path] = (stat.st_mtime_ns, stat.st_size)
-    return found
+                files[path] = (stat.st_mtime_ns, stat.st_size)
+    return files
 
 
 def _written(host: Host, outputs: Mapping[str, Any], before: Mapping[str, tuple[int, int]]) -> list[str]:
-    """The files that the nodes name as their results, then every other file of the output folder that is new or
-    changed.
-    """
-    named = [
+    """The files that nodes list as results, then all other new or changed files in the output folder."""
+    named_paths = [
         path
         for output in outputs.values()
         for items in output.values()
@@ -249,12 +247,12 @@ def _written(host: Host, outputs: Mapping[str, Any], before: Mapping[str, tuple[
         for path in (_path(host, item) for item in items)
         if path
     ]
-    changed = [path for path, state in sorted(_listing(host).items()) if before.get(path) != state]
-    return list(dict.fromkeys([*named, *changed]))
+    changed_paths = [path for path, state in sorted(_listing(host).items()) if before.get(path) != state]
+    return list(dict.fromkeys([*named_paths, *changed_paths]))
 
 
 def _path(host: Host, item: Any) -> str | None:
-    """The file of one result entry ({filename, subfolder, type}); None when it is none, or lies outside the host's
+    """The path of a result entry ({filename, subfolder, type}); None if it is not a file, or outside the host's
     folders.
     """
     if not isinstance(item, Mapping) or not item.get("filename") or item.get("type") not in OUTPUT_KINDS:

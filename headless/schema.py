@@ -85,9 +85,9 @@ class Schema:
     def input(self, name: str) -> Input | None:
         """The input of that name; a `name.key` of a dynamic input gives the dynamic input."""
         exact = {item.name: item for item in self.inputs}
-        found = exact.get(name) or exact.get(name.split(".", 1)[0])
-        if found is None or found.name == name or found.dynamic:
-            return found
+        match = exact.get(name) or exact.get(name.split(".", 1)[0])
+        if match is None or match.name == name or match.dynamic:
+            return match
         return None
 
     def checks(self, name: str) -> bool:
@@ -119,12 +119,12 @@ def catalogue(classes: Mapping[str, Any], titles: Mapping[str, str]) -> Callable
     """A look-up from class type to schema over a host's node classes and display names; each class is read once, when
     first asked for.
     """
-    known: dict[str, Schema] = {}
+    schemas: dict[str, Schema] = {}
 
     def look_up(class_type: str) -> Schema | None:
-        if class_type not in known and class_type in classes:
-            known[class_type] = describe(class_type, classes[class_type], titles.get(class_type, ""))
-        return known.get(class_type)
+        if class_type not in schemas and class_type in classes:
+            schemas[class_type] = describe(class_type, classes[class_type], titles.get(class_type, ""))
+        return schemas.get(class_type)
 
     return look_up
 

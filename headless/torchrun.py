@@ -36,22 +36,22 @@ def place(environment: Mapping[str, str]) -> Place | None:
     """Rank and world size from the environment variables that torchrun sets; None for a single process. Raises
     HostError that lists what is missing or wrong.
     """
-    given = {name: environment[name] for name in NAMES if environment.get(name)}
-    if not given.keys() & {"RANK", "WORLD_SIZE"}:
+    variables = {name: environment[name] for name in NAMES if environment.get(name)}
+    if not variables.keys() & {"RANK", "WORLD_SIZE"}:
         return None
-    wrong = [f"{name} is missing" for name in NAMES if name not in given]
+    errors = [f"{name} is missing" for name in NAMES if name not in variables]
     numbers: dict[str, int] = {}
-    for name, least in (("RANK", 0), ("WORLD_SIZE", 1), ("MASTER_PORT", 1), ("LOCAL_RANK", 0)):
+    for name, minimum in (("RANK", 0), ("WORLD_SIZE", 1), ("MASTER_PORT", 1), ("LOCAL_RANK", 0)):
         text = environment.get(name) or ("0" if name == "LOCAL_RANK" else "")
-        if text and not (text.isdecimal() and int(text) >= least):
-            wrong.append(f"{name} is {text!r}, expected a whole number, {least} or more")
+        if text and not (text.isdecimal() and int(text) >= minimum):
+            errors.append(f"{name} is {text!r}, expected a whole number, {minimum} or more")
         elif text:
             numbers[name] = int(text)
-    if not wrong and numbers["RANK"] >= numbers["WORLD_SIZE"]:
-        wrong.append(f"RANK is {numbers['RANK']} and WORLD_SIZE {numbers['WORLD_SIZE']}: ranks count from 0")
-    if wrong:
+    if not errors and numbers["RANK"] >= numbers["WORLD_SIZE"]:
+        errors.append(f"RANK is {numbers['RANK']} and WORLD_SIZE {numbers['WORLD_SIZE']}: ranks count from 0")
+    if errors:
         raise HostError(
-            f"the environment variables of a torchrun rank are incomplete or wrong: {'; '.join(wrong)}. Start ranks"
+            f"the environment variables of a torchrun rank are incomplete or wrong: {'; '.join(errors)}. Start ranks"
             " with torchrun: `torchrun --nproc-per-node 2 -m graft_nodes run WORKFLOW.json`, or unset RANK and"
             " WORLD_SIZE to run one process"
         )
@@ -118,9 +118,9 @@ def joined(
             timeout=parallel.TIMEOUT,
         )
     except (RuntimeError, ValueError) as error:
-        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise HostError(
-            f"rank {at.rank} of {at.size} could not connect to the other ranks at {where}: {error}"
+            f"rank {at.rank} of {at.size} could not connect to the other ranks at {address}: {error}"
         ) from error
     group = parallel.ProcessGroup(distributed.PrefixStore("graft", store), as_ranks, shard, reproducible=reproducible)
     parallel.join(group)
@@ -137,18 +137,23 @@ def _start(store: Any, rank: int, size: int, patience: float) -> str:
     """A name for this start of the job that all its ranks know and no earlier one had: ranks that are started again may
     find the store as those before them left it. The first rank gives the name to whoever says hello now.
     """
-    name, until = uuid.uuid4().hex, time.monotonic() + patience
+    name, deadline = uuid.uuid4().hex, time.monotonic() + patience
     if rank:
         store.set(f"hello/{rank}", name)
-        _await(store, f"welcome/{rank}/{name}", until)
-        given = store.get(f"welcome/{rank}/{name}").decode()
-        store.set(f"ready/{given}/{rank}", "yes")
-        return given
-    for other in range(1, size):
-        while not store.check([f"ready/{name}/{other}"]):
-            if store.check([f"hello/{other}"]):
-                store.set(f"welcome/{other}/{store.get(f'hello/{other}').decode()}", name)
-            _await(store, f"ready/{name}/{other}", min(until, time.monotonic() + 0.2), last=time.monotonic() > until)
+        _await(store, f"welcome/{rank}/{name}", deadline)
+        given_name = store.get(f"welcome/{rank}/{name}").decode()
+        store.set(f"ready/{given_name}/{rank}", "yes")
+        return given_name
+    for follower in range(1, size):
+        while not store.check([f"ready/{name}/{follower}"]):
+            if store.check([f"hello/{follower}"]):
+                store.set(f"welcome/{follower}/{store.get(f'hello/{follower}').decode()}", name)
+            _await(
+                store,
+                f"ready/{name}/{follower}",
+                min(deadline, time.monotonic() + 0.2),
+                last=time.monotonic() > deadline,
+            )
     return name
 
 
@@ -176,15 +181,15 @@ def spread(host: hosts.Host, group: Any, look_up: Catalogue, graph: Graph, outpu
     if group.size == 1:
         return graph
     steps = rank_placement.trained(graph, outputs)
-    everywhere, sent = rank_placement.sent(graph, steps, look_up)
-    types = {source: [_types(host, graph, source)[slot] for slot in slots] for source, slots in sent.items()}
-    for source, kinds in types.items():
+    everywhere, sent_outputs = rank_placement.sent(graph, steps, look_up)
+    types = {source: [_types(host, graph, source)[slot] for slot in slots] for source, slots in sent_outputs.items()}
+    for source, output_types in types.items():
         host.nodes.NODE_CLASS_MAPPINGS[rank_placement.carrier(source)] = rank_placement.carrying(
-            kinds, _putting(group, source), inputs=True
+            output_types, _putting(group, source), inputs=True
         )
-    counts = {source: len(slots) for source, slots in sent.items()}
-    group.publish({"graph": rank_placement.others(graph, everywhere, sent, steps), "taken": counts})
-    return rank_placement.first(graph, everywhere, sent)
+    counts = {source: len(slots) for source, slots in sent_outputs.items()}
+    group.publish({"graph": rank_placement.others(graph, everywhere, sent_outputs, steps), "taken": counts})
+    return rank_placement.first(graph, everywhere, sent_outputs)
 
 
 def _types(host: hosts.Host, graph: Graph, node_id: str) -> Any:
@@ -261,12 +266,12 @@ class Follower:
 
     def _run(self, node_id: str) -> str:
         """Run one TrainStep; "done", "failed" or "interrupted". Its results are kept: it never runs a second time."""
-        kinds = _types(self.host, self.graph, node_id)
+        output_types = _types(self.host, self.graph, node_id)
         keeper, classes = f"{node_id} kept", self.host.nodes.NODE_CLASS_MAPPINGS
         classes[keeper] = rank_placement.carrying(
-            kinds, lambda values: self.results.setdefault(node_id, values), inputs=True, output=True
+            output_types, lambda values: self.results.setdefault(node_id, values), inputs=True, output=True
         )
-        inputs = {f"value{number}": [node_id, number] for number in range(len(kinds))}
+        inputs = {f"value{number}": [node_id, number] for number in range(len(output_types))}
         graph = {**self.graph, keeper: {"class_type": keeper, "inputs": inputs}}
         self.busy = True
         try:
@@ -279,13 +284,13 @@ class Follower:
                 return "interrupted"
             if event == "execution_error":
                 error = run.outcome(data, self.graph)
-                kind = error["exception"].rpartition(".")[2]
-                if kind == "RemoteRankError":  # whoever failed says so
+                exception_name = error["exception"].rpartition(".")[2]
+                if exception_name == "RemoteRankError":  # whoever failed says so
                     self._say(error["message"])
                 else:
-                    self._failed(f"{kind}\nnode {error['node']} ({error['class']}): {error['message']}")
+                    self._failed(f"{exception_name}\nnode {error['node']} ({error['class']}): {error['message']}")
                 return "failed"
-        classes[keeper] = rank_placement.carrying(kinds, lambda _: self.results[node_id], inputs=False)
+        classes[keeper] = rank_placement.carrying(output_types, lambda _: self.results[node_id], inputs=False)
         self.graph = {**self.graph, node_id: {"class_type": keeper, "inputs": {}}}
         return "done"
 

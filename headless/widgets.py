@@ -32,49 +32,51 @@ def ordered(schema: Schema) -> list[Input]:
 def sockets(schema: Schema) -> list[Input]:
     """The inputs that have a socket, in the editor's order: plain sockets first, then the widgets' sockets."""
     items = ordered(schema)
-    shown = [item for item in items if item.widget and not item.settings.get("socketless")]
-    return [item for item in items if not item.widget] + shown
+    widget_inputs = [item for item in items if item.widget and not item.settings.get("socketless")]
+    return [item for item in items if not item.widget] + widget_inputs
 
 
 def widgets(schema: Schema) -> list[Widget]:
     """The node's widgets, in the order of `widgets_values`."""
-    found: list[Widget] = []
+    result: list[Widget] = []
     for item in ordered(schema):
         if item.widget:
-            found.append(Widget(item.name, item, item.default))
-            found += [Widget(name, None) for name in _controls(item)]
+            result.append(Widget(item.name, item, item.default))
+            result += [Widget(name, None) for name in _controls(item)]
     if any(
         item.required and item.type == COMBO and any(item.settings.get(key) for key in UPLOADS)
         for item in schema.inputs
     ):
-        found.append(Widget("upload", None))
-    return found
+        result.append(Widget("upload", None))
+    return result
 
 
 def values(schema: Schema, saved: Any) -> dict[str, Any]:
     """The value of every widget that fills an input: the saved one where there is one, else its default.
 
     `saved` is the node's `widgets_values`: a list, or a dict by name as some packs save it."""
-    shown = widgets(schema)
-    given: Mapping[str, Any] = saved if isinstance(saved, Mapping) else {}
+    node_widgets = widgets(schema)
+    saved_values: Mapping[str, Any] = saved if isinstance(saved, Mapping) else {}
     if isinstance(saved, list):
-        given = dict(zip([widget.name for widget in shown], _without_sockets(schema, shown, saved), strict=False))
+        saved_values = dict(
+            zip([widget.name for widget in node_widgets], _without_sockets(schema, node_widgets, saved), strict=False)
+        )
     return {
-        widget.name: _settled(given.get(widget.name, widget.default), widget)
-        for widget in shown
+        widget.name: _settled(saved_values.get(widget.name, widget.default), widget)
+        for widget in node_widgets
         if widget.input is not None
     }
 
 
 def _controls(item: Input) -> list[str]:
     """The widgets that the editor adds after a value to change it after each run; their values are not inputs."""
-    asked = item.settings.get("control_after_generate")
-    if asked is None and item.type == "INT":
-        asked = item.name in ("seed", "noise_seed")
-    if not asked or item.type not in ("INT", "FLOAT", COMBO):
+    control = item.settings.get("control_after_generate")
+    if control is None and item.type == "INT":
+        control = item.name in ("seed", "noise_seed")
+    if not control or item.type not in ("INT", "FLOAT", COMBO):
         return []
-    if isinstance(asked, str) and item.type != COMBO:
-        name = asked
+    if isinstance(control, str) and item.type != COMBO:
+        name = control
     else:
         name = "control_after_generate"
     if item.type == COMBO:

@@ -1,5 +1,5 @@
-"""A workflow file as an API graph ({id: {class_type, inputs, _meta}}): reading both JSON formats, --set, checking
-before anything runs.
+"""Reads a workflow file in either JSON format as an API graph ({id: {class_type, inputs, _meta}}), applies --set, and
+checks the graph before anything runs.
 """
 
 from __future__ import annotations
@@ -20,29 +20,27 @@ Catalogue = Callable[[str], Schema | None]
 
 @dataclass(frozen=True)
 class Document:
-    """A workflow file as read: `data` in the format it came in, and the editor's own JSON when it was that format."""
+    """A workflow file: `data` is its JSON, in the editor's format if `is_editor`, else in the API format."""
 
     path: str
     data: dict[str, Any]
     is_editor: bool
 
     def class_types(self) -> set[str]:
-        """Every node type that it names and that a host must know (Note, Reroute and other editor-only nodes are not
-        among them).
-        """
+        """The node types that a host needs for this workflow, without editor-only nodes such as Note and Reroute."""
         if self.is_editor:
             return editor_json.class_types(self.data)
         return {str(node["class_type"]) for node in self.data.values() if node.get("class_type")}
 
     def graph(self, look_up: Catalogue) -> Graph:
-        """The API graph. Raises WorkflowError with everything that cannot be translated."""
+        """The API graph. Raises WorkflowError that lists everything that cannot be translated."""
         if self.is_editor:
             return editor_json.to_api(self.data, look_up)
         return {str(node_id): _api_node(node) for node_id, node in self.data.items()}
 
 
 def read(path: str) -> Document:
-    """Read a workflow file of either format. Raises WorkflowError when it is missing, not JSON, or not a workflow."""
+    """Read a workflow file of either format. Raises WorkflowError if it is missing, not JSON, or not a workflow."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -55,13 +53,13 @@ def read(path: str) -> Document:
         raise WorkflowError(
             [Problem(f"{path}: not JSON (line {error.lineno}, column {error.colno}: {error.msg})")]
         ) from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists in lists in lists …
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits, or lists nested too deep
         raise WorkflowError([Problem(f"{path}: JSON that cannot be read ({error})")]) from error
     return parse(data, path)
 
 
 def parse(data: Any, path: str = "workflow") -> Document:
-    """Tell the format of a workflow's JSON. Raises WorkflowError when it is neither."""
+    """Detect the format of a workflow's JSON. Raises WorkflowError if it is neither."""
     if isinstance(data, dict) and isinstance(data.get("nodes"), list):
         return Document(path, data, True)
     if isinstance(data, dict) and isinstance(data.get("prompt"), dict) and "class_type" not in data["prompt"]:
@@ -72,20 +70,24 @@ def parse(data: Any, path: str = "workflow") -> Document:
     )
     if not isinstance(data, dict) or not data:
         raise WorkflowError([Problem(f"{path}: not a workflow; expected {expected}, got {_kind(data)}")])
-    wrong = [
+    malformed = [
         str(key)
         for key, node in data.items()
         if not isinstance(node, dict) or not isinstance(node.get("inputs", {}), dict)
     ]
-    if wrong:
+    if malformed:
         raise WorkflowError(
-            [Problem(f"{path}: not a workflow; expected {expected}; these entries are not nodes: {', '.join(wrong)}")]
+            [
+                Problem(
+                    f"{path}: not a workflow; expected {expected}; these entries are not nodes: {', '.join(malformed)}"
+                )
+            ]
         )
     return Document(path, data, False)
 
 
 def title(graph: Graph, node_id: str) -> str:
-    """The title a node shows in the editor, its class otherwise."""
+    """A node's title in the editor, else its class."""
     node = graph.get(node_id, {})
     meta = node.get("_meta")
     return str((meta.get("title") if isinstance(meta, dict) else None) or node.get("class_type") or "")
@@ -102,7 +104,7 @@ def is_link(value: Any) -> bool:
 
 
 def set_values(graph: Graph, assignments: Iterable[str], look_up: Catalogue) -> tuple[Graph, list[Problem]]:
-    """The graph with every NODE.INPUT=VALUE applied, and what could not be applied; the given graph is not changed."""
+    """A copy of the graph with every NODE.INPUT=VALUE applied, and the problems with those that could not be."""
     result = {node_id: {**node, "inputs": dict(node["inputs"])} for node_id, node in graph.items()}
     problems = []
     for assignment in assignments:
@@ -115,8 +117,8 @@ def set_values(graph: Graph, assignments: Iterable[str], look_up: Catalogue) -> 
 
 
 def check(graph: Graph, look_up: Catalogue) -> list[Problem]:
-    """Everything that is wrong with the graph: unknown classes anywhere; links, values, missing inputs and cycles in
-    what would run.
+    """All problems of the graph: unknown classes and cycles anywhere; bad links, bad values and missing inputs in the
+    nodes that would run.
     """
     unknown = [node_id for node_id, node in graph.items() if look_up(str(node.get("class_type") or "")) is None]
     problems = [problem(graph, node_id, _unknown(graph[node_id])) for node_id in unknown]
@@ -135,13 +137,13 @@ def check(graph: Graph, look_up: Catalogue) -> list[Problem]:
 
 def reachable(graph: Graph, roots: Sequence[str]) -> set[str]:
     """The nodes that the roots need, the roots included."""
-    found, todo = set(), [root for root in roots if root in graph]
-    while todo:
-        node_id = todo.pop()
-        if node_id not in found:
-            found.add(node_id)
-            todo += [source for _, source, _ in links(graph, node_id) if source in graph]
-    return found
+    reached, pending = set(), [root for root in roots if root in graph]
+    while pending:
+        node_id = pending.pop()
+        if node_id not in reached:
+            reached.add(node_id)
+            pending += [source for _, source, _ in links(graph, node_id) if source in graph]
+    return reached
 
 
 def links(graph: Graph, node_id: str) -> Iterator[tuple[str, str, int]]:
@@ -152,57 +154,57 @@ def links(graph: Graph, node_id: str) -> Iterator[tuple[str, str, int]]:
 
 
 def cycles(graph: Graph) -> list[list[str]]:
-    """One closed path [a, b, …, a] for every pair of nodes whose link closes a cycle in a depth-first walk along the
-    links.
+    """The cycles of the graph, each as a closed path [a, b, …, a]: one for each link that closes a cycle in a
+    depth-first search.
     """
-    found: list[list[str]] = []
-    done: set[str] = set()
+    closed_paths: list[list[str]] = []
+    finished: set[str] = set()
     for start in graph:
-        path, trail = ([start], [(start, _sources(graph, start))]) if start not in done else ([], [])
+        path, trail = ([start], [(start, _sources(graph, start))]) if start not in finished else ([], [])
         while trail:
             node_id, sources = trail[-1]
             source = next(sources, None)
             if source is None:
-                done.add(node_id)
+                finished.add(node_id)
                 trail.pop()
                 path.pop()
             elif source in path:
-                found.append([*path[path.index(source) :], source])
-            elif source not in done:
+                closed_paths.append([*path[path.index(source) :], source])
+            elif source not in finished:
                 trail.append((source, _sources(graph, source)))
                 path.append(source)
-    return found
+    return closed_paths
 
 
 def without_broken_parts(graph: Graph, look_up: Catalogue) -> tuple[Graph, set[str]]:
-    """A copy that a host can validate although the graph is broken: unknown nodes, dangling links and one link of each
-    cycle are left out.
+    """A copy of a broken graph that a host can validate: without unknown nodes, dangling links and one link of each
+    cycle.
 
-    Also returns the nodes that lost an input on the way.
+    Also returns the nodes that lost an input.
     """
-    known = {key: node for key, node in graph.items() if look_up(str(node.get("class_type") or ""))}
-    keep: Graph = {key: {**node, "inputs": dict(node["inputs"])} for key, node in known.items()}
+    known_nodes = {key: node for key, node in graph.items() if look_up(str(node.get("class_type") or ""))}
+    repaired: Graph = {key: {**node, "inputs": dict(node["inputs"])} for key, node in known_nodes.items()}
     cut: set[str] = set()
     closing = {(path[-2], path[-1]) for path in cycles(graph)}
-    for node_id, node in keep.items():
-        for name, source, slot in list(links(keep, node_id)):
+    for node_id, node in repaired.items():
+        for name, source, slot in list(links(repaired, node_id)):
             if (
-                source not in keep
-                or not 0 <= slot < len(_schema(keep[source], look_up).outputs)
+                source not in repaired
+                or not 0 <= slot < len(_schema(repaired[source], look_up).outputs)
                 or (node_id, source) in closing
             ):
                 del node["inputs"][name]
                 cut.add(node_id)
-    return keep, cut
+    return repaired, cut
 
 
 def _sources(graph: Graph, node_id: str) -> Iterator[str]:
-    """The nodes that a node is linked to, each once."""
+    """The nodes that a node takes inputs from, each once."""
     return iter(dict.fromkeys(source for _, source, _ in links(graph, node_id) if source in graph))
 
 
 def _api_node(node: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy with inputs, and with links written as ["id", slot]."""
+    """A copy of a node that always has `inputs`, with links written as ["id", slot]."""
     inputs = {
         name: [str(value[0]), value[1]] if is_link(value) else value
         for name, value in (node.get("inputs") or {}).items()
@@ -245,19 +247,21 @@ def _check_node(graph: Graph, node_id: str, look_up: Catalogue) -> list[Problem]
     for item in schema.inputs:
         if item.required and item.name not in inputs and not item.dynamic:
             if item.widget:
-                how = "give it a value"
+                advice = "give it a value"
             else:
-                how = f"link a {item.type} to it"
-            problems.append(problem(graph, node_id, f"required input is missing (type {item.type}); {how}", item.name))
+                advice = f"link a {item.type} to it"
+            problems.append(
+                problem(graph, node_id, f"required input is missing (type {item.type}); {advice}", item.name)
+            )
     for name, value in inputs.items():
-        found = schema.input(name)
+        declared_input = schema.input(name)
         if isinstance(value, list):
-            message = _check_link(graph, value, found, schema, look_up)
+            message = _check_link(graph, value, declared_input, schema, look_up)
         else:
-            if found is None or found.dynamic:
+            if declared_input is None or declared_input.dynamic:
                 message = None
             else:
-                message = _check_value(value, found, schema)
+                message = _check_value(value, declared_input, schema)
         if message:
             problems.append(problem(graph, node_id, message, name))
     return problems
@@ -269,33 +273,33 @@ def _check_link(graph: Graph, value: list[Any], item: Input | None, schema: Sche
     source, slot = str(value[0]), value[1]
     if source not in graph:
         return f"linked to node {source}, which is not in the workflow"
-    sender = look_up(str(graph[source].get("class_type") or ""))
-    if sender is None:
+    source_schema = look_up(str(graph[source].get("class_type") or ""))
+    if source_schema is None:
         return None
-    if not 0 <= slot < len(sender.outputs):
+    if not 0 <= slot < len(source_schema.outputs):
         return (
-            f'linked to output {slot} of node {source} "{title(graph, source)}", which has {len(sender.outputs)}'
+            f'linked to output {slot} of node {source} "{title(graph, source)}", which has {len(source_schema.outputs)}'
             " outputs"
         )
-    given = sender.outputs[slot]
-    if item is None or item.dynamic or "input_types" in schema.own_checks or compatible(given, item.type):
+    output_type = source_schema.outputs[slot]
+    if item is None or item.dynamic or "input_types" in schema.own_checks or compatible(output_type, item.type):
         return None
-    return f'expected {item.type}, got {given} from output {slot} of node {source} "{title(graph, source)}"'
+    return f'expected {item.type}, got {output_type} from output {slot} of node {source} "{title(graph, source)}"'
 
 
 def compatible(given: str, wanted: str) -> bool:
-    """Whether an output of one type may be linked to an input of the other: equal, any, or a common member of "A,B"
-    lists.
+    """Whether an output of type `given` fits an input of type `wanted`: the types are equal, one is "*", or lists such
+    as "A,B" share a type.
     """
     if "*" in (given, wanted) or given == wanted or "COMFY_MATCHTYPE_V3" in (given, wanted):
         return True
-    parts = [{part.strip() for part in kind.split(",")} for kind in (given, wanted)]
-    return not parts[0].isdisjoint(parts[1])
+    type_sets = [{name.strip() for name in kind.split(",")} for kind in (given, wanted)]
+    return not type_sets[0].isdisjoint(type_sets[1])
 
 
 def _check_value(value: Any, item: Input, schema: Schema) -> str | None:
-    """What is wrong with a constant, as ComfyUI's own validation sees it (and a text for a BOOLEAN, which it would take
-    for true).
+    """The error of a value, by the rules of ComfyUI's validation; also refuses a text for a BOOLEAN, which ComfyUI
+    would read as true.
     """
     if isinstance(value, dict) and "__value__" in value:
         value = value["__value__"]
@@ -329,45 +333,46 @@ def _check_limits(value: Any, item: Input) -> str | None:
 
 
 def _choices(options: Sequence[Any]) -> str:
-    shown = ", ".join(str(option) for option in options[:20])
+    names = ", ".join(str(option) for option in options[:20])
     if len(options) > 20:
-        more = f", … {len(options)} in all"
+        remainder = f", … {len(options)} in all"
     else:
-        more = ""
-    return f"[{shown}{more}]"
+        remainder = ""
+    return f"[{names}{remainder}]"
 
 
 def _target(graph: Graph, assignment: str, look_up: Catalogue) -> tuple[str, tuple[str, Input], str]:
-    """The node id, the input and the text that a NODE.INPUT=VALUE names."""
-    left, equals, text = assignment.partition("=")
-    if not equals or "." not in left:
+    """Parse NODE.INPUT=VALUE into the node id, the input (its name and description) and the value's text."""
+    target, equals, text = assignment.partition("=")
+    if not equals or "." not in target:
         raise WorkflowError(
             [Problem(f"--set {assignment}: expected NODE.INPUT=VALUE (NODE is an id or a unique title)")]
         )
-    splits = [(left[:at], left[at + 1 :]) for at, letter in enumerate(left) if letter == "."]
-    matches = [(found, name) for node, name in splits if (found := _named(graph, node))]
+    splits = [(target[:index], target[index + 1 :]) for index, letter in enumerate(target) if letter == "."]
+    matches = [(node_ids, name) for node, name in splits if (node_ids := _named(graph, node))]
     if not matches:
-        known = ", ".join(f'{node_id} "{title(graph, node_id)}"' for node_id in graph)
+        choices = ", ".join(f'{node_id} "{title(graph, node_id)}"' for node_id in graph)
         raise WorkflowError(
-            [Problem(f"--set {assignment}: no node has the id or title '{splits[-1][0]}'; the nodes are {known}")]
+            [Problem(f"--set {assignment}: no node has the id or title '{splits[-1][0]}'; the nodes are {choices}")]
         )
-    found, name = matches[-1]
-    if len(found) > 1:
-        same = ", ".join(found)
+    node_ids, name = matches[-1]
+    if len(node_ids) > 1:
+        ids = ", ".join(node_ids)
         message = (
-            f"--set {assignment}: {len(found)} nodes have the title '{title(graph, found[0])}' (ids {same}); use the id"
+            f"--set {assignment}: {len(node_ids)} nodes have the title '{title(graph, node_ids[0])}' (ids {ids});"
+            " use the id"
         )
         raise WorkflowError([Problem(message)])
-    node_id = found[0]
+    node_id = node_ids[0]
     schema = look_up(str(graph[node_id].get("class_type") or ""))
     if schema is None:
-        raise WorkflowError([])  # the unknown class is reported by check()
+        raise WorkflowError([])  # check() reports the unknown class
     for candidates, candidate in matches:
         item = schema.input(candidate)
-        if candidates == found and item is not None:
+        if candidates == node_ids and item is not None:
             return node_id, (candidate, item), text
-    known = ", ".join(item.name for item in schema.inputs) or "none"
-    message = f"--set {assignment}: has no input '{name}'; its inputs are {known}"
+    choices = ", ".join(item.name for item in schema.inputs) or "none"
+    message = f"--set {assignment}: has no input '{name}'; its inputs are {choices}"
     raise WorkflowError([problem(graph, node_id, message)])
 
 
@@ -378,7 +383,7 @@ def _named(graph: Graph, name: str) -> list[str]:
 
 
 def _value(text: str, item: Input, what: str) -> Any:
-    """The text of a --set as a value of the input's type: JSON where that fits, the text itself otherwise."""
+    """Convert the text of a --set to the input's type: parsed as JSON if that fits, else the text itself."""
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""The server behind `python -m graft_nodes editor`: ComfyUI's own front end on the embedded host, over ComfyUI's HTTP
+"""The server of `python -m graft_nodes editor`: runs ComfyUI's front end on the embedded host, through ComfyUI's HTTP
 and WebSocket API.
 
-`serve` starts and ends it; `app` puts the routes together; `guard` and `paths` decide what may be asked for and which
-files may be touched; `worker` executes what is queued; `clients` are the open pages. (The translator of the editor's
-workflow files is `headless/editor_json.py`.)
+`serve` starts and stops it, `app` collects the routes, `guard` refuses requests from other sites, `paths` checks file
+names, `worker` runs the queued workflows, and `clients` holds the open pages. (`headless/editor_json.py` translates the
+editor's workflow files.)
 """

@@ -1,4 +1,4 @@
-"""What the front end asks about the host: its nodes, its models, the machine, and what the server can do."""
+"""Answers questions about the host: its nodes, its models, the machine, and the server's features."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..hosts import Host
 from .answers import answer, problem
 from .paths import inside
 
-HEADER_LIMIT = 16 * 1024 * 1024  # bytes of a safetensors header that are read
+HEADER_LIMIT = 16 * 1024 * 1024  # bytes; longer safetensors headers are not read
 NOT_MODELS = ("custom_nodes", "configs")
-# Attributes of a node class that are sent under their lower-case name.
+# Attributes of a node class that are sent under their name in lower case.
 WHEN_SET, WHEN_TRUE = ("OUTPUT_TOOLTIPS", "API_NODE", "ESSENTIALS_CATEGORY"), ("DEPRECATED", "EXPERIMENTAL", "DEV_ONLY")
 
 
@@ -46,12 +46,12 @@ class About:
         routes.get("/internal/files/{kind}")(self.files)
 
     async def all_nodes(self, request: web.Request) -> web.Response:
-        """GET /object_info: every node's inputs and outputs."""
+        """GET /object_info: the inputs and outputs of all nodes."""
         table = self.host.nodes.NODE_CLASS_MAPPINGS
         return answer(await asyncio.to_thread(lambda: {node_id: self._node(node_id) for node_id in list(table)}))
 
     async def one_node(self, request: web.Request) -> web.Response:
-        """GET /object_info/NODE: one node's; an empty object when there is none of that id."""
+        """GET /object_info/NODE: the inputs and outputs of one node; an empty object if there is no such node."""
         node_id = request.match_info["node"]
         return answer({node_id: self._node(node_id)} if node_id in self.host.nodes.NODE_CLASS_MAPPINGS else {})
 
@@ -82,33 +82,33 @@ class About:
 
     # models
     async def embeddings(self, request: web.Request) -> web.Response:
-        """GET /embeddings: their names."""
+        """GET /embeddings: the names of the embeddings."""
         return answer([os.path.splitext(name)[0] for name in self.host.folders.get_filename_list("embeddings")])
 
     async def model_kinds(self, request: web.Request) -> web.Response:
-        """GET /models: the kinds of models."""
+        """GET /models: the kinds of models, such as checkpoints or loras."""
         return answer(list(self.host.folders.folder_names_and_paths))
 
     async def models(self, request: web.Request) -> web.Response:
-        """GET /models/KIND: the files of a kind."""
+        """GET /models/KIND: the file names of one kind of model."""
         kind = request.match_info["folder"]
         if kind not in self.host.folders.folder_names_and_paths:
             return web.Response(status=404)
         return answer(self.host.folders.get_filename_list(kind))
 
     async def model_folders(self, request: web.Request) -> web.Response:
-        """GET /experiment/models: the kinds with their folders."""
-        known = self.host.folders.folder_names_and_paths
+        """GET /experiment/models: the kinds of models with their folders."""
+        kinds = self.host.folders.folder_names_and_paths
         return answer(
             [
                 {"name": kind, "folders": list(folders), "extensions": sorted(extensions)}
-                for kind, (folders, extensions) in known.items()
+                for kind, (folders, extensions) in kinds.items()
                 if kind not in NOT_MODELS
             ]
         )
 
     async def model_files(self, request: web.Request) -> web.Response:
-        """GET /experiment/models/KIND: the files of a kind, with the number of the folder they are in."""
+        """GET /experiment/models/KIND: the files of one kind of model, each with the index of its folder."""
         kind = request.match_info["folder"]
         if kind not in self.host.folders.folder_names_and_paths:
             return web.Response(status=404)
@@ -116,38 +116,38 @@ class About:
 
     def _files_of(self, kind: str) -> list[dict[str, Any]]:
         folders = self.host.folders
-        found = []
-        for index, place in enumerate(folders.get_folder_paths(kind)):
+        files = []
+        for index, folder in enumerate(folders.get_folder_paths(kind)):
             names = folders.filter_files_extensions(
-                folders.recursive_search(place, [".git"])[0], folders.folder_names_and_paths[kind][1]
+                folders.recursive_search(folder, [".git"])[0], folders.folder_names_and_paths[kind][1]
             )
             for name in names:
-                about = os.stat(os.path.join(place, name))
-                found.append(
+                stat = os.stat(os.path.join(folder, name))
+                files.append(
                     {
                         "name": name,
                         "pathIndex": index,
-                        "modified": about.st_mtime,
-                        "created": about.st_ctime,
-                        "size": about.st_size,
+                        "modified": stat.st_mtime,
+                        "created": stat.st_ctime,
+                        "size": stat.st_size,
                     }
                 )
-        return found
+        return files
 
     async def metadata(self, request: web.Request) -> web.Response:
-        """GET /view_metadata/KIND?filename=: what a safetensors file says of itself."""
+        """GET /view_metadata/KIND?filename=: the metadata of a safetensors file."""
         kind, name = request.match_info["folder"], request.query.get("filename", "")
         if kind not in self.host.folders.folder_names_and_paths or not name.endswith(".safetensors"):
             return web.Response(status=404)
         paths = [inside(folder, name) for folder in self.host.folders.get_folder_paths(kind)]
         path = next((path for path in paths if os.path.isfile(path)), None)
         if path is None:
-            found = None
+            metadata = None
         else:
-            found = await asyncio.to_thread(_metadata, path)
-        if found is None:
+            metadata = await asyncio.to_thread(_metadata, path)
+        if metadata is None:
             return web.Response(status=404)
-        return answer(found)
+        return answer(metadata)
 
     # the machine
     async def machine(self, request: web.Request) -> web.Response:
@@ -157,12 +157,12 @@ class About:
     def _machine(self) -> dict[str, Any]:
         import torch
 
-        management, device, memory = self.host.management, self.host.management.get_torch_device(), torch.device("cpu")
+        management, device, cpu = self.host.management, self.host.management.get_torch_device(), torch.device("cpu")
         return {
             "system": {
                 "os": sys.platform,
-                "ram_total": management.get_total_memory(memory),
-                "ram_free": management.get_free_memory(memory),
+                "ram_total": management.get_total_memory(cpu),
+                "ram_free": management.get_free_memory(cpu),
                 "comfyui_version": self.host.version,
                 "required_frontend_version": None,
                 "installed_templates_version": None,
@@ -188,32 +188,32 @@ class About:
         }
 
     async def can(self, request: web.Request) -> web.Response:
-        """GET /features: the same as is said on the WebSocket."""
+        """GET /features: the features that the WebSocket also sends."""
         return answer(self.features)
 
     async def replacements(self, request: web.Request) -> web.Response:
-        """GET /node_replacements: there are none."""
+        """GET /node_replacements: always empty."""
         return answer({})
 
     async def no_log(self, request: web.Request) -> web.Response:
-        """GET /internal/logs: the log is in the terminal."""
+        """GET /internal/logs: always empty, as the log is in the terminal."""
         return answer("")
 
     async def no_log_entries(self, request: web.Request) -> web.Response:
-        """GET /internal/logs/raw: as `no_log`."""
+        """GET /internal/logs/raw: always empty, as the log is in the terminal."""
         return answer({"entries": [], "size": {"cols": 80, "rows": 24}})
 
     async def accepted(self, request: web.Request) -> web.Response:
-        """PATCH /internal/logs/subscribe: accepted, nothing follows."""
+        """PATCH /internal/logs/subscribe: accept it, but never send log entries."""
         return web.Response()
 
     async def folders(self, request: web.Request) -> web.Response:
-        """GET /internal/folder_paths: the folders of each kind of models."""
+        """GET /internal/folder_paths: the folders of each kind of model."""
         return answer({kind: list(folders) for kind, (folders, _) in self.host.folders.folder_names_and_paths.items()})
 
     async def files(self, request: web.Request) -> web.Response:
-        """GET /internal/files/KIND: the pictures of the input, output or temporary folder, newest first, as a node's
-        list has them.
+        """GET /internal/files/KIND: the files in the input, output or temp folder, newest first, written as
+        "name.png [output]".
         """
         kind = request.match_info["kind"]
         folder = self.host.folders.get_directory_by_type(kind)
@@ -223,21 +223,21 @@ class About:
             entries = list(os.scandir(folder))
         else:
             entries = []
-        shown = [entry for entry in entries if entry.is_file() and not entry.name.startswith(".")]
-        return answer([f"{entry.name} [{kind}]" for entry in sorted(shown, key=lambda entry: -entry.stat().st_mtime)])
+        files = [entry for entry in entries if entry.is_file() and not entry.name.startswith(".")]
+        return answer([f"{entry.name} [{kind}]" for entry in sorted(files, key=lambda entry: -entry.stat().st_mtime)])
 
 
 def _metadata(path: str) -> dict[str, Any] | None:
-    """The "__metadata__" of a safetensors file; None when it has none or is no such file."""
+    """The "__metadata__" of a safetensors file; None if it has none or is not a safetensors file."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= HEADER_LIMIT:
             return None
         header = file.read(length)
     try:
-        found = json.loads(header)
+        content = json.loads(header)
     except (ValueError, RecursionError):
         return None
-    if isinstance(found, dict):
-        return found.get("__metadata__")
+    if isinstance(content, dict):
+        return content.get("__metadata__")
     return None

@@ -11,7 +11,7 @@ from ...host import browser_json
 
 
 def text_of(value: Any) -> str:
-    """JSON that every browser reads; what JSON has no form for is its own text."""
+    """JSON that every browser can read; a value that JSON cannot hold becomes its str()."""
     return browser_json.text_of(value, default=str)
 
 
@@ -21,16 +21,16 @@ def answer(value: Any, status: int = 200) -> web.Response:
 
 
 def problem(message: str, status: int = 400) -> web.Response:
-    """A JSON response that says what is wrong."""
+    """A JSON response with an error message."""
     return answer({"error": message}, status)
 
 
 class NotJson(ValueError):
-    """What came in a request is no JSON: the message says why."""
+    """Part of a request is not JSON; the message says why."""
 
 
 async def asked(request: web.Request) -> dict[str, Any]:
-    """The object in a request's body; 400 when it is anything else. An empty body is an empty object."""
+    """The JSON object in a request's body; 400 if it is anything else. An empty body counts as an empty object."""
     value = await body_of(request, {})
     if not isinstance(value, dict):
         raise web.HTTPBadRequest(text="the body must be a JSON object")
@@ -38,7 +38,7 @@ async def asked(request: web.Request) -> dict[str, Any]:
 
 
 async def body_of(request: web.Request, empty: Any = None) -> Any:
-    """The JSON value in a request's body, `empty` for an empty one; NotJson when it is none."""
+    """The JSON value in a request's body, or `empty` if the body is empty. Raises NotJson if it is not JSON."""
     try:
         text = await request.text()
     except (LookupError, UnicodeError) as error:
@@ -49,7 +49,7 @@ async def body_of(request: web.Request, empty: Any = None) -> Any:
 
 
 def parsed(text: str, what: str) -> Any:
-    """JSON text as a value; NotJson when it is none, also for endless nesting and endless numbers."""
+    """Parse JSON text. Raises NotJson if it is not valid, nested too deep, or holds a number that is too long."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -57,7 +57,7 @@ def parsed(text: str, what: str) -> Any:
 
 
 def number(request: web.Request, name: str, default: int | None = None) -> int | None:
-    """An integer of the query; 400 when it is none."""
+    """An integer from the query; 400 if it is not one."""
     value = request.query.get(name)
     if value is None:
         return default

@@ -1,4 +1,4 @@
-"""The web application: every route, with and without /api before it, behind the guard."""
+"""The web application: all routes, with and without the /api prefix, behind the guard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .userdata import UserData
 
 
 def build(host: Host, front_end: str, listen: str) -> web.Application:
-    """The application of an open embedded host, not yet listening; events of the host go to its clients from now on."""
+    """The web application of an open embedded host, not yet listening; the host's events now go to its clients."""
     app = host.server.app
     app["largest_upload"] = host.server.largest_upload
     app.middlewares.append(guard(listen))
@@ -26,8 +26,8 @@ def build(host: Host, front_end: str, listen: str) -> web.Application:
     host.server.send_sync = clients.send_sync
     routes, packs = web.RouteTableDef(), Packs(host, front_end)
     routes.get("/ws")(clients.connect)
-    for part in (Prompts(host), Files(host), UserData(host), About(host, clients.features), packs):
-        part.add(routes)
+    for handlers in (Prompts(host), Files(host), UserData(host), About(host, clients.features), packs):
+        handlers.add(routes)
     _add_twice(app, [*routes, *(_definition(route) for route in host.server.routes)])
     files = web.RouteTableDef()
     packs.add_files(files)
@@ -38,13 +38,13 @@ def build(host: Host, front_end: str, listen: str) -> web.Application:
 
 
 def _definition(route: Any) -> web.RouteDef:
-    """A route that a pack registered, as aiohttp has it."""
+    """A route that a pack registered, as an aiohttp RouteDef."""
     method, path, handler = route
     return web.route(method, path, handler)
 
 
 def _add_twice(app: web.Application, routes: list[web.RouteDef]) -> None:
-    """Add routes under their own address and under /api, as clients use both."""
+    """Add each route with and without the /api prefix, as clients use both."""
     for route in routes:
         for prefix in ("/api", ""):
             if route.method == "GET":

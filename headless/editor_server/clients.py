@@ -1,6 +1,4 @@
-"""The open pages: their WebSockets, what they say they can do, and the events that are sent to them in ComfyUI's
-formats.
-"""
+"""The WebSockets of the open pages: receives each page's features and sends it events in ComfyUI's formats."""
 
 from __future__ import annotations
 
@@ -19,12 +17,12 @@ from aiohttp import WSMsgType, web
 from .answers import text_of
 
 PREVIEW_IMAGE, UNENCODED_PREVIEW_IMAGE, TEXT, PREVIEW_IMAGE_WITH_METADATA = 1, 2, 3, 4
-LARGEST_MESSAGE = 4 * 1024 * 1024  # bytes from a client: it sends its features and little else
+LARGEST_MESSAGE = 4 * 1024 * 1024  # bytes; a client sends its features and little else
 HEARTBEAT = 30.0  # seconds
 
 
 def features(largest_upload: int) -> dict[str, Any]:
-    """What this server can do, as the front end asks it."""
+    """The features of this server, in the front end's format."""
     return {
         "supports_preview_metadata": True,
         "supports_model_type_tags": False,
@@ -36,9 +34,9 @@ def features(largest_upload: int) -> dict[str, Any]:
 
 
 class Clients:
-    """Sends the server's events, in order, to the pages that they are for.
+    """Sends the server's events to the open pages, in order.
 
-    Two tabs may have the same client id (a duplicated tab copies it): both get what is sent to it."""
+    Two tabs may have the same client id (duplicating a tab copies it); both then get its events."""
 
     def __init__(self, server: Any, largest_upload: int):
         self.server, self.features = server, features(largest_upload)
@@ -46,12 +44,12 @@ class Clients:
         self.waiting: asyncio.Queue[tuple[Any, Any, str | None]] = asyncio.Queue()
 
     def send_sync(self, event: Any, data: Any, sid: str | None = None) -> None:
-        """Have an event sent, from any thread; the events of one thread arrive in order."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the server is gone, and nobody is left to tell
+        """Queue an event for sending, from any thread; the events of one thread arrive in order."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed because the server has stopped
             self.server.loop.call_soon_threadsafe(self.waiting.put_nowait, (event, data, sid))
 
     async def running(self, app: web.Application) -> AsyncIterator[None]:
-        """Send what waits for as long as the application runs; then close the sockets."""
+        """Send queued events while the application runs."""
         task = asyncio.create_task(self._publish())
         yield
         task.cancel()
@@ -59,7 +57,7 @@ class Clients:
             await task
 
     async def close(self, app: web.Application) -> None:
-        """Tell every page that the server goes away."""
+        """Close every WebSocket because the server stops."""
         for socket in [socket for sockets in self.open.values() for socket in sockets]:
             await socket.close(code=1001, message=b"the server stops")
 
@@ -101,7 +99,7 @@ class Clients:
         return socket
 
     async def _heard(self, socket: web.WebSocketResponse, sid: str, text: str) -> None:
-        """A page says what it can do, and is told the same of the server; nothing else is expected from it."""
+        """Store the features that a page sends and reply with the server's; ignore all other messages."""
         try:
             message = json.loads(text)
         except (ValueError, RecursionError):
@@ -116,29 +114,29 @@ class Clients:
             await _send(socket, text_of({"type": "feature_flags", "data": self.features}))
 
     def _gone(self, socket: web.WebSocketResponse, sid: str) -> None:
-        left = [other for other in self.open.pop(sid, []) if other is not socket]
-        if left:
-            self.open[sid], self.server.sockets[sid] = left, left[-1]
+        remaining = [other for other in self.open.pop(sid, []) if other is not socket]
+        if remaining:
+            self.open[sid], self.server.sockets[sid] = remaining, remaining[-1]
         else:
             self.server.sockets.pop(sid, None)
             self.server.sockets_metadata.pop(sid, None)
 
 
 async def _send(socket: web.WebSocketResponse, message: str | bytes) -> None:
-    """Send, unless the page has gone away meanwhile."""
+    """Send a message; do nothing if the page has disconnected."""
     with contextlib.suppress(ConnectionError, RuntimeError):
         await (socket.send_str(message) if isinstance(message, str) else socket.send_bytes(message))
 
 
 async def encoded(event: Any, data: Any) -> str | bytes:
-    """An event as it is sent: JSON, or a binary message that begins with the event's number."""
+    """Encode an event: as JSON, or as a binary message that starts with the event's number."""
     if event == UNENCODED_PREVIEW_IMAGE:
         kind, picture = await asyncio.to_thread(_picture, data)
         return struct.pack(">II", PREVIEW_IMAGE, 2 if kind == "png" else 1) + picture
     if event == PREVIEW_IMAGE_WITH_METADATA:
-        preview, about = data
+        preview, metadata = data
         kind, picture = await asyncio.to_thread(_picture, preview)
-        header = text_of({**(about or {}), "image_type": f"image/{kind}"}).encode()
+        header = text_of({**(metadata or {}), "image_type": f"image/{kind}"}).encode()
         return struct.pack(">II", PREVIEW_IMAGE_WITH_METADATA, len(header)) + header + picture
     if isinstance(data, (bytes, bytearray)):
         return struct.pack(">I", event) + bytes(data)
@@ -146,17 +144,17 @@ async def encoded(event: Any, data: Any) -> str | bytes:
 
 
 def _picture(preview: tuple) -> tuple[str, bytes]:
-    """("jpeg" or "png", the encoded file) of (format, PIL picture, largest side or None)."""
+    """Encode a preview (format, PIL picture, largest side or None); returns ("jpeg" or "png", file bytes)."""
     kind, picture, largest = preview
     if largest is not None and max(picture.size) != largest:
         scale = largest / max(picture.size)
         picture = picture.resize(
             (max(1, round(picture.width * scale)), max(1, round(picture.height * scale))), resample=2
         )
-    out = io.BytesIO()
+    buffer = io.BytesIO()
     png = kind == "PNG"
     if png:
-        picture.save(out, format="PNG", compress_level=1)
+        picture.save(buffer, format="PNG", compress_level=1)
     else:
-        picture.convert("RGB").save(out, format="JPEG", quality=95)
-    return ("png" if png else "jpeg"), out.getvalue()
+        picture.convert("RGB").save(buffer, format="JPEG", quality=95)
+    return ("png" if png else "jpeg"), buffer.getvalue()

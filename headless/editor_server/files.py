@@ -1,4 +1,4 @@
-"""Pictures in and out: /view and /upload, and files of the front end and of packs as they are."""
+"""Shows and uploads pictures (/view and /upload), and serves files of the front end and of packs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .answers import answer, parsed, problem
 from .paths import PathRefused, inside, single
 
 KINDS = ("input", "output", "temp")
-PART = 1 << 20  # bytes that an upload is read in
-# Python's table is the system's own where it has one, and some systems say text/plain for scripts: then a browser does
-# not run them.
+PART = 1 << 20  # bytes of an upload to read at a time
+# Python takes content types from the system, and some systems say text/plain for scripts, which browsers then refuse to
+# run.
 TYPES = {
     ".js": "text/javascript",
     ".mjs": "text/javascript",
@@ -40,25 +40,25 @@ TYPES = {
     ".vtt": "text/vtt",
     ".map": "application/json",
 }
-# What a browser shows inline without running anything that is in it.
+# Content types that a browser shows without running any code in them.
 INERT = ("image/", "video/", "audio/", "text/plain", "application/json", "font/")
 
 
 def type_of(path: str) -> str:
-    """The content type by the file's extension."""
+    """The content type for a file's extension."""
     return TYPES.get(os.path.splitext(path)[1].lower()) or mimetypes.guess_type(path)[0] or "application/octet-stream"
 
 
 def served(path: str) -> web.StreamResponse:
-    """A file of the front end or of a pack, as it is; 404 for anything but a file, so for folders too."""
+    """Serve a file of the front end or of a pack; 404 if it does not exist or is a folder."""
     if not os.path.isfile(path):
         raise web.HTTPNotFound()
     return web.FileResponse(path, headers={"Content-Type": type_of(path), "Cache-Control": "no-cache"})
 
 
 def download(path: str) -> web.StreamResponse:
-    """A file that a user put there: shown when it is inert, else handed over to be saved, never run in this page's
-    origin.
+    """Serve a user's file: the browser shows it if it cannot run code and downloads it otherwise, so that it never runs
+    in this page's origin.
     """
     kind = type_of(path)
     inert = kind.startswith(INERT) and kind != "image/svg+xml"
@@ -84,8 +84,8 @@ class Files:
         routes.post("/upload/mask")(self.upload_mask)
 
     def find(self, name: str, subfolder: str, kind: str) -> str:
-        """The path of "name.png" or "name.png [output]" in the folder of that kind; PathRefused when it is no such
-        folder or leads out.
+        """The path of "name.png" or "name.png [output]" in the folder of that kind. Raises PathRefused if there is no
+        such kind of folder or the path leaves it.
         """
         name, annotated = self.folders.annotated_filepath(name)
         folder = annotated or (self.folders.get_directory_by_type(kind) if kind in KINDS else None)
@@ -120,7 +120,7 @@ class Files:
             return await self._stored(form, name, file)
 
     async def upload_mask(self, request: web.Request) -> web.Response:
-        """POST /upload/mask: as an image, whose transparency is put on the picture that original_ref names."""
+        """POST /upload/mask: like an image; its transparency is copied onto the picture that original_ref names."""
         form, file, name = await _form(request)
         with file:
             reference = parsed(form.get("original_ref") or "null", "original_ref")
@@ -142,27 +142,36 @@ class Files:
             return await self._stored(form, name, masked)
 
     async def _stored(self, form: dict[str, str], name: str, file: BinaryIO) -> web.Response:
-        """Keep a file in the folder that a form asks for, and say under which name."""
+        """Save an uploaded file in the folder that the form names; the response has its name."""
         kind, subfolder = form.get("type") or "input", form.get("subfolder", "")
         if kind not in KINDS:
             return problem(f"type {kind!r} is not one of {', '.join(KINDS)}")
         folder = inside(self.folders.get_directory_by_type(kind), subfolder)
         inside(folder, single(name))
         overwrite = form.get("overwrite", "").lower() in ("true", "1")
-        stored = await asyncio.to_thread(_store, folder, name, file, overwrite)
-        return answer({"name": stored, "subfolder": subfolder, "type": kind})
+        stored_name = await asyncio.to_thread(_store, folder, name, file, overwrite)
+        return answer({"name": stored_name, "subfolder": subfolder, "type": kind})
 
 
 def picture_errors() -> tuple[type[Exception], ...]:
-    """The errors that Pillow and its plugins raise for a file that is no whole picture, or one that is too large."""
+    """The errors that Pillow and its plugins raise for a broken or too large picture."""
     from PIL import Image
 
-    more = (RuntimeError, TypeError, KeyError, IndexError, AttributeError, OverflowError, EOFError, ZeroDivisionError)
-    return (OSError, ValueError, SyntaxError, struct.error, zlib.error, Image.DecompressionBombError, *more)
+    other_errors = (
+        RuntimeError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        OverflowError,
+        EOFError,
+        ZeroDivisionError,
+    )
+    return (OSError, ValueError, SyntaxError, struct.error, zlib.error, Image.DecompressionBombError, *other_errors)
 
 
 async def _copy_part(part: BodyPartReader, target: BinaryIO, taken: int, largest: int) -> int:
-    """Write a part of a form into a file; the bytes taken so far, with those before. 413 when they are too many."""
+    """Copy a part of a form into a file; returns `taken` plus its bytes. 413 if that is more than `largest`."""
     while chunk := await part.read_chunk(PART):
         taken += len(chunk)
         if taken > largest:
@@ -172,11 +181,11 @@ async def _copy_part(part: BodyPartReader, target: BinaryIO, taken: int, largest
 
 
 async def _form(request: web.Request) -> tuple[dict[str, str], BinaryIO, str]:
-    """(the texts of a form, the file "image", its name); 400 when there is no such file."""
+    """Read a form; returns (its texts, the file "image", the file's name). 400 if it has no such file."""
     if not request.content_type.startswith("multipart/"):
         raise web.HTTPBadRequest(text="a multipart form with the file 'image' was expected")
     texts: dict[str, str] = {}
-    file, name, taken = None, "", 0
+    file, name, byte_count = None, "", 0
     try:
         parts = await request.multipart()
     except ValueError as error:  # no boundary
@@ -190,7 +199,7 @@ async def _form(request: web.Request) -> tuple[dict[str, str], BinaryIO, str]:
             target: BinaryIO = io.BytesIO()
             if part.name == "image" and file is not None:
                 target = file
-            taken = await _copy_part(part, target, taken, request.app["largest_upload"])
+            byte_count = await _copy_part(part, target, byte_count, request.app["largest_upload"])
             if part.name and part.name != "image":
                 target.seek(0)
                 texts[part.name] = target.read().decode()
@@ -212,7 +221,7 @@ def _close(file: BinaryIO | None) -> None:
 
 
 def _store(folder: str, name: str, file: BinaryIO, overwrite: bool) -> str:
-    """Write a file whole or not at all; returns its name: another one where that name is taken by other contents."""
+    """Save a file, completely or not at all. Returns its name, with a number added if another file already has it."""
     os.makedirs(folder, exist_ok=True)
     stem, extension = os.path.splitext(name)
     count = 1
@@ -232,7 +241,7 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def preview(path: str, asked: str, channel: str) -> tuple[str, bytes]:
-    """A picture as the bytes of a WebP or JPEG file; `asked` is the query's `preview`, such as "webp;90"."""
+    """Encode a picture as WebP or JPEG; `asked` is the query's `preview`, such as "webp;90"."""
     from PIL import Image
 
     kind, _, quality = asked.partition(";")
@@ -240,13 +249,13 @@ def preview(path: str, asked: str, channel: str) -> tuple[str, bytes]:
         kind = "jpeg"
     else:
         kind = "webp"
-    out = io.BytesIO()
+    buffer = io.BytesIO()
     with Image.open(path) as picture:
-        plain = picture.convert(
+        converted = picture.convert(
             "RGB" if kind == "jpeg" or channel == "rgb" else "RGBA" if _transparent(picture) else "RGB"
         )
-        plain.save(out, format=kind, quality=min(100, int(quality)) if quality.isdecimal() else 90)
-    return kind, out.getvalue()
+        converted.save(buffer, format=kind, quality=min(100, int(quality)) if quality.isdecimal() else 90)
+    return kind, buffer.getvalue()
 
 
 def _transparent(picture: Any) -> bool:
@@ -254,35 +263,35 @@ def _transparent(picture: Any) -> bool:
 
 
 def _channel(path: str, channel: str) -> bytes:
-    """A picture without its transparency ("rgb"), or its transparency alone ("a"), as PNG."""
+    """A PNG of a picture without its transparency ("rgb"), or of its transparency alone ("a")."""
     from PIL import Image
 
-    out = io.BytesIO()
+    buffer = io.BytesIO()
     with Image.open(path) as picture:
         if channel == "rgb":
-            picture.convert("RGB").save(out, format="PNG")
+            picture.convert("RGB").save(buffer, format="PNG")
         else:
             alpha = Image.new("RGBA", picture.size)
             alpha.putalpha(picture.convert("RGBA").getchannel("A"))
-            alpha.save(out, format="PNG")
-    return out.getvalue()
+            alpha.save(buffer, format="PNG")
+    return buffer.getvalue()
 
 
 def _masked(original: str, mask: BinaryIO) -> BinaryIO:
-    """The original picture with the mask's transparency, its texts kept, as PNG."""
+    """A PNG of the original picture with the mask's transparency; keeps the picture's text metadata."""
     from PIL import Image
     from PIL.PngImagePlugin import PngInfo
 
-    out, texts = io.BytesIO(), PngInfo()
-    with Image.open(original) as picture, Image.open(mask) as drawn:
+    buffer, texts = io.BytesIO(), PngInfo()
+    with Image.open(original) as picture, Image.open(mask) as mask_picture:
         for key, text in getattr(picture, "text", {}).items():
             texts.add_text(key, text)
-        whole = picture.convert("RGBA")
-        alpha = drawn.convert("RGBA").getchannel("A")
-        if alpha.size != whole.size:
+        masked = picture.convert("RGBA")
+        alpha = mask_picture.convert("RGBA").getchannel("A")
+        if alpha.size != masked.size:
             raise ValueError(
-                f"the mask is {alpha.size[0]}x{alpha.size[1]}, the picture {whole.size[0]}x{whole.size[1]}"
+                f"the mask is {alpha.size[0]}x{alpha.size[1]}, the picture {masked.size[0]}x{masked.size[1]}"
             )
-        whole.putalpha(alpha)
-        whole.save(out, format="PNG", compress_level=4, pnginfo=texts)
-    return out
+        masked.putalpha(alpha)
+        masked.save(buffer, format="PNG", compress_level=4, pnginfo=texts)
+    return buffer

@@ -1,10 +1,9 @@
-"""Which requests are answered at all: those whose Host is this machine as it was told to listen, and whose Origin is
-this very page.
+"""Refuses requests from other websites: the Host must be an address that this server listens on, and the Origin must be
+this server's own page.
 
-A page on the web may make a browser send requests to 127.0.0.1, directly (CSRF) or under a name that it lets point
-there (DNS rebinding). ComfyUI compares Origin with Host when the host is a loopback one; here the Host itself must be
-one that was asked for, an opaque Origin is refused, and a request that another site made is refused even when the
-browser sends no Origin with it.
+A web page can make a browser send requests to 127.0.0.1, either directly (CSRF) or through a domain name that points
+there (DNS rebinding). ComfyUI compares Origin with Host when the host is a loopback address. This guard also checks the
+Host itself, refuses an opaque Origin, and refuses requests from other sites even if the browser sends no Origin.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ HEADERS = {
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a host name or address is this machine alone."""
+    """Whether a host name or address can only be reached from this machine."""
     if name == "localhost":
         return True
     try:
@@ -44,7 +43,7 @@ def is_loopback(name: str) -> bool:
 
 
 def guard(listen: str) -> Callable:
-    """The middleware for a server that listens on `listen`: refuses (403) what another site sent, adds the security
+    """The middleware for a server that listens on `listen`: refuses requests from other sites (403) and adds security
     headers.
     """
     everywhere = not is_loopback(listen)
@@ -59,7 +58,7 @@ def guard(listen: str) -> Callable:
             return web.Response(status=403, text=reason.encode("ascii", "backslashreplace").decode(), headers=HEADERS)
         try:
             response = await handler(request)
-        except web.HTTPException as error:  # aiohttp's way of saying 404, 405, 413 …
+        except web.HTTPException as error:  # aiohttp raises this for 404, 405, 413 …
             _harden(error)
             raise
         if not response.prepared:
@@ -76,8 +75,8 @@ def _harden(response: web.StreamResponse) -> None:
 
 
 def refused(headers: object, everywhere: bool, listen: str) -> str:
-    """Why the Host or the Origin of a request is not accepted; empty when both are. `everywhere`: the server listens
-    beyond loopback.
+    """Why the Host or Origin of a request is refused; empty if both are fine. `everywhere`: other machines can
+    reach the server.
     """
     get = headers.get  # type: ignore[attr-defined]
     host = (get("Host") or "").lower()
@@ -100,8 +99,8 @@ def refused(headers: object, everywhere: bool, listen: str) -> str:
 
 
 def _from_another_site(request: web.Request) -> str:
-    """Why what the browser says about the page that made a request forbids it; following a link to the start page is
-    allowed.
+    """Why a request is refused because another site sent it (Sec-Fetch-Site), else empty. A link from another site to
+    the start page is allowed.
     """
     site = request.headers.get("Sec-Fetch-Site", "none")
     opens = request.method == "GET" and request.path == "/" and request.headers.get("Sec-Fetch-Dest") == "document"
@@ -111,7 +110,7 @@ def _from_another_site(request: web.Request) -> str:
 
 
 def _name(host: str) -> str:
-    """The name in a Host header, without its port; empty when it cannot be read."""
+    """The host name in a Host header, without the port; empty if the header is not valid."""
     try:
         parts = urlsplit(f"//{host}")
         _ = parts.port
@@ -135,15 +134,15 @@ def _is_address(name: str) -> bool:
 
 
 def _own_names() -> set[str]:
-    """What this machine calls itself."""
-    own = socket.gethostname().lower()
-    return {own, f"{own}.local", own.split(".")[0]}
+    """The names of this machine."""
+    hostname = socket.gethostname().lower()
+    return {hostname, f"{hostname}.local", hostname.split(".")[0]}
 
 
 @web.middleware
 async def explained(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer an address or a path that climbs, or a body that is not JSON with 400, a place that cannot be with 409, a
-    full disk with 507, and why.
+    """Turn errors into JSON responses with a message: 400 for an unsafe path or a body that is not JSON, 409 for a path
+    that cannot be used, 507 for a full disk, 500 for other disk errors.
     """
     try:
         for value in request.match_info.values():
@@ -151,11 +150,11 @@ async def explained(request: web.Request, handler: Handler) -> web.StreamRespons
         return await handler(request)
     except (PathRefused, NotJson) as error:
         return web.json_response({"error": str(error)}, status=400)
-    except (ConnectionError, web.RequestPayloadError) as error:  # the rest never came, or is not packed as it says
+    except (ConnectionError, web.RequestPayloadError) as error:  # the body is incomplete, or its compression is broken
         return web.json_response({"error": f"the request ended early: {error}"}, status=400)
     except (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         return web.json_response({"error": f"cannot use that path: {error.strerror}"}, status=409)
-    except OSError as error:  # a full or broken disk, a folder that may only be read
+    except OSError as error:  # a full or broken disk, or a read-only folder
         logging.error("%s %s: %s", request.method, request.path, error)
         name = os.path.basename(os.fsdecode(error.filename or ""))
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -163,7 +162,7 @@ async def explained(request: web.Request, handler: Handler) -> web.StreamRespons
         else:
             status = 500
         if request.method == "GET":
-            told = error
+            reported_error = error
         else:
-            told = with_next_step(error, name)
-        return web.json_response({"error": f"{name}: {told.strerror or error}"}, status=status)
+            reported_error = with_next_step(error, name)
+        return web.json_response({"error": f"{name}: {reported_error.strerror or error}"}, status=status)

@@ -1,4 +1,4 @@
-"""Workflows that wait, run or have run as the front end's list shows them (ComfyUI's /api/jobs)."""
+"""The list of queued, running and finished workflows that the front end shows (ComfyUI's /api/jobs)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ TEXT_SHOWN = 1024  # characters
 
 
 def unfinished(item: tuple, status: str) -> dict[str, Any]:
-    """A workflow that waits ("pending") or runs ("in_progress")."""
-    place, prompt_id, _, extra_data, _ = item
+    """The job of a workflow that waits ("pending") or runs ("in_progress")."""
+    priority, prompt_id, _, extra_data, _ = item
     job = {
         "id": prompt_id,
         "status": status,
-        "priority": place,
+        "priority": priority,
         "outputs_count": 0,
         "previewable_outputs_count": 0,
         **_origin(extra_data),
@@ -25,8 +25,8 @@ def unfinished(item: tuple, status: str) -> dict[str, Any]:
 
 
 def ended(prompt_id: str, entry: Mapping[str, Any], whole: bool = False) -> dict[str, Any]:
-    """A workflow that has run; `whole`: with its outputs, its status messages and the workflow itself."""
-    place, _, prompt, extra_data, _ = entry["prompt"]
+    """The job of a finished workflow; `whole` adds its outputs, its status and the workflow itself."""
+    priority, _, prompt, extra_data, _ = entry["prompt"]
     status, outputs = entry.get("status") or {}, entry.get("outputs") or {}
     events = {name: data for name, data in status.get("messages", ())}
     end: Mapping[str, Any] = {}
@@ -34,19 +34,19 @@ def ended(prompt_id: str, entry: Mapping[str, Any], whole: bool = False) -> dict
         if name in events:
             end = events[name]
             break
-    shown = _shown(outputs)
+    results = _shown(outputs)
     job = {
         "id": prompt_id,
         "status": _state(status, events),
-        "priority": place,
+        "priority": priority,
         "execution_start_time": events.get("execution_start", {}).get("timestamp"),
         "execution_end_time": end.get("timestamp"),
         "execution_error": events.get("execution_error"),
-        "outputs_count": len([one for one in shown if one["mediaType"] != "text"]),
+        "outputs_count": len([result for result in results if result["mediaType"] != "text"]),
         "previewable_outputs_count": len(
-            [one for one in shown if one["mediaType"] in SHOWN and one["mediaType"] != "text"]
+            [result for result in results if result["mediaType"] in SHOWN and result["mediaType"] != "text"]
         ),
-        "preview_output": _preview(shown),
+        "preview_output": _preview(results),
         **_origin(extra_data),
     }
     job = _known(job)
@@ -58,32 +58,37 @@ def ended(prompt_id: str, entry: Mapping[str, Any], whole: bool = False) -> dict
 
 
 def page(jobs: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """The jobs that a query (status, workflow_id, sort_by, sort_order, limit, offset) asks for; ValueError says what is
-    wrong with it.
+    """Filter, sort and page jobs by a query (status, workflow_id, sort_by, sort_order, limit, offset). Raises
+    ValueError if the query is not valid.
     """
-    wanted = [state.strip().lower() for state in query.get("status", "").split(",") if state.strip()]
-    unknown = [state for state in wanted if state not in STATES]
+    states = [state.strip().lower() for state in query.get("status", "").split(",") if state.strip()]
+    unknown = [state for state in states if state not in STATES]
     if unknown:
         raise ValueError(f"Invalid status value(s): {', '.join(unknown)}. Valid values: {', '.join(STATES)}")
-    by, order = query.get("sort_by", "created_at").lower(), query.get("sort_order", "desc").lower()
-    if by not in ("created_at", "execution_duration") or order not in ("asc", "desc"):
+    sort_key, order = query.get("sort_by", "created_at").lower(), query.get("sort_order", "desc").lower()
+    if sort_key not in ("created_at", "execution_duration") or order not in ("asc", "desc"):
         raise ValueError("sort_by must be 'created_at' or 'execution_duration', sort_order 'asc' or 'desc'")
     limit, offset = _count(query, "limit"), max(0, _count(query, "offset") or 0)
     if limit is not None and limit <= 0:
         raise ValueError("limit must be a positive integer")
     workflow = query.get("workflow_id")
-    chosen = [
+    matches = [
         job
         for job in jobs
-        if (not wanted or job["status"] in wanted) and (not workflow or job.get("workflow_id") == workflow)
+        if (not states or job["status"] in states) and (not workflow or job.get("workflow_id") == workflow)
     ]
-    chosen.sort(key=_created if by == "created_at" else _duration, reverse=order == "desc")
+    matches.sort(key=_created if sort_key == "created_at" else _duration, reverse=order == "desc")
     if limit is None:
-        part = chosen[offset:]
+        page_jobs = matches[offset:]
     else:
-        part = chosen[offset : offset + limit]
-    pagination = {"offset": offset, "limit": limit, "total": len(chosen), "has_more": offset + len(part) < len(chosen)}
-    return {"jobs": part, "pagination": pagination}
+        page_jobs = matches[offset : offset + limit]
+    pagination = {
+        "offset": offset,
+        "limit": limit,
+        "total": len(matches),
+        "has_more": offset + len(page_jobs) < len(matches),
+    }
+    return {"jobs": page_jobs, "pagination": pagination}
 
 
 def _created(job: dict[str, Any]) -> float:
@@ -104,14 +109,14 @@ def _count(query: Mapping[str, str], name: str) -> int | None:
 
 
 def _origin(extra_data: Mapping[str, Any]) -> dict[str, Any]:
-    """When a workflow was queued, and the id that the editor gave it."""
-    found: Any = extra_data
+    """The time a workflow was queued and the id that the editor gave it."""
+    value: Any = extra_data
     for name in ("extra_pnginfo", "workflow", "id"):
-        if isinstance(found, Mapping):
-            found = found.get(name)
+        if isinstance(value, Mapping):
+            value = value.get(name)
         else:
-            found = None
-    return {"create_time": extra_data.get("create_time"), "workflow_id": found}
+            value = None
+    return {"create_time": extra_data.get("create_time"), "workflow_id": value}
 
 
 def _known(job: dict[str, Any]) -> dict[str, Any]:
@@ -127,24 +132,24 @@ def _state(status: Mapping[str, Any], events: Mapping[str, Any]) -> str:
 
 
 def _shown(outputs: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Everything that nodes gave the editor to show: files, then texts, each with its node and its kind."""
-    found = []
+    """All files and texts that nodes output for the editor to show, each with its node id and media type."""
+    results = []
     for node_id, output in outputs.items():
         for kind, items in output.items() if isinstance(output, dict) else ():
             for item in items if isinstance(items, (list, tuple)) and kind != "animated" else ():
                 if isinstance(item, dict):
-                    found.append({**item, "nodeId": node_id, "mediaType": kind})
+                    results.append({**item, "nodeId": node_id, "mediaType": kind})
                 elif kind == "text" and isinstance(item, str):
                     if len(item) > TEXT_SHOWN:
-                        cut = {"truncated": True}
+                        flags = {"truncated": True}
                     else:
-                        cut = {}
-                    found.append({"content": item[:TEXT_SHOWN], **cut, "nodeId": node_id, "mediaType": kind})
-    return found
+                        flags = {}
+                    results.append({"content": item[:TEXT_SHOWN], **flags, "nodeId": node_id, "mediaType": kind})
+    return results
 
 
 def _preview(shown: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """What stands for a workflow in a list: a saved file, else a preview, else a text."""
-    files = [one for one in shown if one["mediaType"] in SHOWN and one["mediaType"] != "text"]
-    saved = [one for one in files if one.get("type") == "output"]
-    return next(iter([*saved, *files, *(one for one in shown if one["mediaType"] == "text")]), None)
+    """The result that represents a workflow in the list: a saved file, else a preview, else a text."""
+    files = [result for result in shown if result["mediaType"] in SHOWN and result["mediaType"] != "text"]
+    saved = [result for result in files if result.get("type") == "output"]
+    return next(iter([*saved, *files, *(result for result in shown if result["mediaType"] == "text")]), None)

@@ -1,5 +1,5 @@
-"""What packs bring to the editor: scripts, help pages, translations, example workflows, subgraph blueprints; and the
-front end itself.
+"""Serves the front end and what node packs add to the editor: scripts, help pages, translations, example workflows and
+subgraph blueprints.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ LOCALE_FILES = ("nodeDefs", "commands", "settings")
 
 
 class Packs:
-    """The handlers of the routes; `add` registers them. `front_end`: the folder that holds the
-    front end's index.html.
-    """
+    """The handlers of the routes; `add` registers them. `front_end` is the folder with the front end's index.html."""
 
     def __init__(self, host: Host, front_end: str):
         self.nodes, self.front_end = host.nodes, front_end
 
     def add(self, routes: web.RouteTableDef) -> None:
-        """Register every route; the front end's own files are last, as they match every address."""
+        """Register all routes except those of plain files (see `add_files`)."""
         routes.get("/extensions")(self.extensions)
         routes.get("/i18n")(self.translations)
         routes.get("/workflow_templates")(self.templates)
@@ -43,7 +41,7 @@ class Packs:
         routes.get("/global_subgraphs/{id}")(self.blueprint)
 
     def add_files(self, routes: web.RouteTableDef) -> None:
-        """Register the routes of plain files, which have no second address below /api."""
+        """Register the routes of plain files, which have no /api prefix. The last one matches every address."""
         routes.get("/")(self.start)
         routes.get("/extensions/{pack}/{file:.*}")(self.extension_file)
         routes.get("/templates/{file}")(self.own_template)
@@ -64,22 +62,20 @@ class Packs:
 
     # scripts and help pages
     async def extensions(self, request: web.Request) -> web.Response:
-        """GET /extensions: the address of every script that the page loads."""
+        """GET /extensions: the URLs of all scripts that the page loads."""
         core = [f"/{name}" for name in _below(self.front_end, "extensions/**/*.js")]
         folders = self.nodes.EXTENSION_WEB_DIRS.items()
         packs = [f"/extensions/{quote(pack)}/{name}" for pack, folder in folders for name in _below(folder, "**/*.js")]
         return answer([*core, *packs])
 
     async def extension_file(self, request: web.Request) -> web.StreamResponse:
-        """GET /extensions/PACK/…: a pack's script, help page or picture, or a script of the front end's own."""
+        """GET /extensions/PACK/…: a script, help page or picture of a pack, or a script of the front end."""
         pack, name = request.match_info["pack"], request.match_info["file"]
         folder = self.nodes.EXTENSION_WEB_DIRS.get(pack)
         return served(inside(self.front_end, "extensions", pack, name) if folder is None else inside(folder, name))
 
     async def help_of_core(self, request: web.Request) -> web.Response:
-        """GET /docs/NODE/LOCALE.md: a core node's help: what it is, its inputs and outputs, as far as the embedded host
-        knows.
-        """
+        """GET /docs/NODE/LOCALE.md: help for a core node: its description, inputs and outputs, read from its class."""
         node_id = request.match_info["node"]
         cls = self.nodes.NODE_CLASS_MAPPINGS.get(node_id)
         if cls is None or not re.fullmatch(r"[a-z]{2,3}(-[A-Za-z]{2,4})?", single(request.match_info["locale"])):
@@ -89,25 +85,25 @@ class Packs:
 
     # translations
     async def translations(self, request: web.Request) -> web.Response:
-        """GET /i18n: every pack's locales, by language."""
+        """GET /i18n: the translations of all packs, by language."""
         return answer(await asyncio.to_thread(self._translations))
 
     def _translations(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        translations: dict[str, Any] = {}
         for folder in self.nodes.LOADED_MODULE_DIRS.values():
             for language in sorted(path for path in Path(folder, "locales").glob("*") if path.is_dir()):
                 texts = _json(language / "main.json")
                 texts.update({name: content for name in LOCALE_FILES if (content := _json(language / f"{name}.json"))})
-                found[language.name] = _merged(found.get(language.name, {}), texts)
-        return found
+                translations[language.name] = _merged(translations.get(language.name, {}), texts)
+        return translations
 
     # examples
     async def templates(self, request: web.Request) -> web.Response:
-        """GET /workflow_templates: the names of each pack's example workflows."""
-        found: dict[str, list[str]] = {}
+        """GET /workflow_templates: the names of the example workflows, by pack."""
+        names: dict[str, list[str]] = {}
         for pack, path in self._examples():
-            found.setdefault(pack, []).append(path.stem)
-        return answer(found)
+            names.setdefault(pack, []).append(path.stem)
+        return answer(names)
 
     async def template(self, request: web.Request) -> web.StreamResponse:
         """GET /workflow_templates/PACK/NAME.json or .jpg: an example or its picture."""
@@ -118,8 +114,8 @@ class Packs:
         return served(next((path for path in paths if os.path.isfile(path)), paths[0]))
 
     async def own_template(self, request: web.Request) -> web.StreamResponse:
-        """GET /templates/index.json, NAME.json, NAME-1.jpg: what ComfyUI's own templates are there; here the packs'
-        examples are.
+        """GET /templates/index.json, NAME.json, NAME-1.jpg: ComfyUI serves its own templates here; this server serves
+        the packs' examples.
         """
         file = request.match_info["file"]
         if re.fullmatch(r"index(\.[A-Za-z-]+)?\.json", file):
@@ -128,10 +124,10 @@ class Packs:
             return answer({})
         stem, extension = os.path.splitext(single(file))
         name = (stem.removesuffix("-1") if extension == ".jpg" else stem) + extension
-        found = next((path for _, path in self._examples() if path.with_suffix(extension).name == name), None)
-        if found is None:
+        example = next((path for _, path in self._examples() if path.with_suffix(extension).name == name), None)
+        if example is None:
             return web.Response(status=404)
-        return served(str(found.with_suffix(extension)))
+        return served(str(example.with_suffix(extension)))
 
     def _examples(self) -> list[tuple[str, Path]]:
         """(pack, file) of every example workflow."""
@@ -144,7 +140,7 @@ class Packs:
         ]
 
     def _index(self) -> list[dict[str, Any]]:
-        """The examples as the front end lists templates."""
+        """The examples, in the format of the front end's list of templates."""
         entries = [
             {
                 "name": path.stem,
@@ -170,57 +166,55 @@ class Packs:
         return []
 
     async def no_style(self, request: web.Request) -> web.Response:
-        """GET /user.css: the page asks for it; the user's own is /userdata/user.css."""
+        """GET /user.css: always empty; the user's style sheet is /userdata/user.css."""
         return web.Response(text="", content_type="text/css")
 
     # blueprints
     async def blueprints(self, request: web.Request) -> web.Response:
-        """GET /global_subgraphs: the subgraphs that packs offer as nodes."""
+        """GET /global_subgraphs: the subgraphs that packs offer as nodes, by id."""
         return answer({key: entry for key, (entry, _) in self._blueprints().items()})
 
     async def blueprint(self, request: web.Request) -> web.Response:
-        """GET /global_subgraphs/ID: one of them with its workflow."""
-        found = self._blueprints().get(request.match_info["id"])
-        if found is None:
+        """GET /global_subgraphs/ID: one subgraph with its workflow."""
+        blueprint = self._blueprints().get(request.match_info["id"])
+        if blueprint is None:
             return problem("there is no such subgraph", 404)
-        entry, path = found
+        entry, path = blueprint
         return answer({**entry, "data": path.read_text(encoding="utf-8")})
 
     def _blueprints(self) -> dict[str, tuple[dict[str, Any], Path]]:
-        found = {}
+        blueprints = {}
         for pack, folder in self.nodes.LOADED_MODULE_DIRS.items():
             for path in sorted(Path(folder, "subgraphs").glob("*.json")):
                 key = sha256(f"{pack}/{path.name}".encode()).hexdigest()
-                found[key] = (
+                blueprints[key] = (
                     {"source": "custom_node", "name": path.stem, "info": {"node_pack": f"custom_nodes.{pack}"}},
                     path,
                 )
-        return found
+        return blueprints
 
 
 def _below(folder: str, pattern: str) -> list[str]:
-    """The files that match, as addresses relative to the folder."""
+    """The files that match the pattern, as URLs relative to the folder."""
     return sorted(quote(path.relative_to(folder).as_posix()) for path in Path(folder).glob(pattern) if path.is_file())
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty when there is no file, and, with a log entry, when it is broken."""
+    """Read a JSON object from a file; empty if there is no file, or if it is broken (which is logged)."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError) as error:
         logging.error("%s is not JSON, so its texts are missing: %s", path, error)
         return {}
-    if isinstance(found, dict):
-        return found
+    if isinstance(content, dict):
+        return content
     return {}
 
 
 def _first_note(path: Path) -> str:
-    """The first paragraph below the heading of an example's first note, without Markdown's marks; empty when it has
-    none.
-    """
+    """The first paragraph below the heading of the first note in an example, without * and `; empty without a note."""
     notes = [
         node for node in _json(path).get("nodes", ()) if "Note" in str(node.get("type")) and node.get("widgets_values")
     ]
@@ -232,16 +226,16 @@ def _first_note(path: Path) -> str:
 
 
 def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Both trees in one; where they meet, the second counts."""
-    both = dict(first)
+    """Merge two nested dicts; where both have a value, the second one wins."""
+    merged = dict(first)
     for key, value in second.items():
-        known = both.get(key)
-        both[key] = _merged(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
-    return both
+        existing = merged.get(key)
+        merged[key] = _merged(existing, value) if isinstance(existing, dict) and isinstance(value, dict) else value
+    return merged
 
 
 def _help(title: str, cls: Any) -> str:
-    """A help page made of what a node class says of itself."""
+    """A help page made from the DESCRIPTION, inputs and outputs of a node class."""
     lines = [f"# {title}", "", getattr(cls, "DESCRIPTION", "") or "A node of the host.", "", "## Inputs", ""]
     for group in ("required", "optional"):
         for name, entry in cls.INPUT_TYPES().get(group, {}).items():
@@ -249,6 +243,6 @@ def _help(title: str, cls: Any) -> str:
                 kind = entry[0]
             else:
                 kind = "one of a list"
-            about = (entry[1] if len(entry) > 1 else {}).get("tooltip", "")
-            lines.append(f"- **{name}** ({kind}{', optional' if group == 'optional' else ''}) {about}".rstrip())
+            tooltip = (entry[1] if len(entry) > 1 else {}).get("tooltip", "")
+            lines.append(f"- **{name}** ({kind}{', optional' if group == 'optional' else ''}) {tooltip}".rstrip())
     return "\n".join([*lines, "", "## Outputs", "", *(f"- {kind}" for kind in cls.RETURN_TYPES)]) + "\n"

@@ -1,6 +1,4 @@
-"""Where a name that came in a request may lead: only below the folder it is asked for in, whatever system it was made
-for.
-"""
+"""Checks file names from requests: a path must stay inside its folder, on every operating system."""
 
 from __future__ import annotations
 
@@ -9,9 +7,9 @@ import re
 import unicodedata
 from urllib.parse import unquote
 
-LONGEST = 255  # bytes of one component
-# Characters that look like a separator or that some system folds into one (NFKC knows the full-width ones, but not
-# these).
+LONGEST = 255  # bytes in one part of a path
+# Characters that look like a path separator or that some system turns into one. (NFKC covers the full-width ones, but
+# not these.)
 _LIKE_SEPARATORS = str.maketrans(
     dict.fromkeys("\u2044\u2215\u29f8\u2571", "/") | dict.fromkeys("\u2216\u29f5\u29f9\ufe68\uff3c", "\\")
 )
@@ -23,15 +21,15 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\ufffd\u202a-\u202e\u2066-\u2069\ufeff\u20
 
 
 class PathRefused(ValueError):
-    """A name that does not stay in its folder, or that means something else than a file in it on some system."""
+    """A name leaves its folder, or is not a plain file name on some operating system."""
 
 
 def inside(folder: str, *names: str) -> str:
-    """The absolute path of `names` below `folder`; an empty name is passed over. Nothing need be there.
+    """The absolute path of `names` below `folder`; empty names are ignored. The file need not exist.
 
-    Raises PathRefused when a name is absolute, climbs, holds what a file system reads as more than a name (drives,
-    streams, devices, control characters, encoded or look-alike separators), or leads out of the folder through a
-    symbolic link.
+    Raises PathRefused if a name is absolute, goes up a folder, leaves the folder through a symbolic link, or holds
+    something special to a file system: a drive, stream, device, control character, or an encoded or look-alike
+    separator.
     """
     for name in names:
         _check(name)
@@ -48,7 +46,7 @@ def inside(folder: str, *names: str) -> str:
 
 
 def single(name: str) -> str:
-    """A file name without any folder; raises PathRefused for everything else."""
+    """Check that a name is a file name without folders; raises PathRefused if not."""
     _check(name)
     if not name or "/" in name or name in (".", ".."):
         raise PathRefused(f"{name!r} is not the name of one file")
@@ -56,7 +54,7 @@ def single(name: str) -> str:
 
 
 def _check(name: str) -> None:
-    """Raise PathRefused when a name, or what it becomes once decoded or normalised, is more than a relative path."""
+    """Raise PathRefused if a name is not a plain relative path, also after URL-decoding or Unicode normalisation."""
     try:
         name.encode()
     except UnicodeEncodeError as error:
@@ -81,8 +79,8 @@ def _check(name: str) -> None:
 
 
 def identifier(value: str) -> str:
-    """An id that is looked up in a table and never made a path; raises PathRefused when it could only be meant as one
-    that climbs.
+    """Check an id, which is looked up in a table and never used as a path. Raises PathRefused if it holds ".." or
+    control characters.
     """
     for form in _forms(value):
         if _CONTROL.search(form) or any(_climbs(part) for part in form.replace("\\", "/").split("/")):
@@ -91,16 +89,16 @@ def identifier(value: str) -> str:
 
 
 def _climbs(part: str) -> bool:
-    """Whether a part of a path is "..", or what some system takes for it: more dots, spaces around them, parameters
-    after them.
+    """Whether a part of a path is "..", or something that a system may read as "..": more dots, spaces around them, or
+    ;parameters after them.
     """
     plain = part.split(";")[0]
     return ".." in plain and not plain.replace(".", "").strip()
 
 
 def _forms(name: str) -> set[str]:
-    """The name as given, decoded once and twice (and by Microsoft's %uXXXX), and each as a system that normalises
-    Unicode would see it.
+    """All readings of a name: as it is, URL-decoded once and twice, with Microsoft's %uXXXX decoded, and each of these
+    with normalised Unicode.
     """
     decoded = {name, unquote(name), unquote(unquote(name)), _U_CODES.sub(lambda found: chr(int(found[1], 16)), name)}
     return {

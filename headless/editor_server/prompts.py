@@ -1,4 +1,4 @@
-"""Queueing, watching and stopping workflows: /prompt, /queue, /interrupt, /free, /history and /jobs."""
+"""Queues, lists and stops workflows: /prompt, /queue, /interrupt, /free, /history and /jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .answers import answer, asked, number
 SECRETS = (
     "auth_token_comfy_org",
     "api_key_comfy_org",
-)  # the embedded host calls no paid service: they are not even kept
+)  # never stored: the embedded host calls no paid service
 
 
 class Prompts:
@@ -41,11 +41,11 @@ class Prompts:
         routes.post("/jobs/{job_id}/cancel")(self.cancel_job)
 
     async def state(self, request: web.Request) -> web.Response:
-        """GET /prompt: how many workflows wait or run."""
+        """GET /prompt: how many workflows are waiting or running."""
         return answer(self.server.get_queue_info())
 
     async def put(self, request: web.Request) -> web.Response:
-        """POST /prompt: check a workflow and queue it; what is wrong with it comes back by node."""
+        """POST /prompt: check a workflow and queue it; returns its errors by node."""
         data = self.server.trigger_on_prompt(await asked(request))
         problem = _malformed(data)
         if problem:
@@ -62,23 +62,23 @@ class Prompts:
         if "client_id" in data:
             extra["client_id"] = data["client_id"]
         extra["create_time"] = int(time.time() * 1000)
-        place = self._number(data)
-        self.queue.put((place, prompt_id, prompt, extra, outputs))
-        return answer({"prompt_id": prompt_id, "number": place, "node_errors": node_errors})
+        queue_number = self._number(data)
+        self.queue.put((queue_number, prompt_id, prompt, extra, outputs))
+        return answer({"prompt_id": prompt_id, "number": queue_number, "node_errors": node_errors})
 
     def _number(self, data: dict[str, Any]) -> float:
-        """Where a workflow goes in the queue: a number of its own, the front, or the end."""
+        """A workflow's place in the queue: the number in the request, else the front or the end."""
         if "number" in data:
             return float(data["number"])
         if data.get("front"):
-            place = -self.server.number
+            queue_number = -self.server.number
         else:
-            place = self.server.number
+            queue_number = self.server.number
         self.server.number += 1
-        return place
+        return queue_number
 
     async def waiting(self, request: web.Request) -> web.Response:
-        """GET /queue: what runs and what waits."""
+        """GET /queue: the running and the waiting workflows."""
         running, waiting = self.queue.get_current_queue_volatile()
         return answer({"queue_running": running, "queue_pending": waiting})
 
@@ -92,7 +92,7 @@ class Prompts:
         return web.Response()
 
     async def interrupt(self, request: web.Request) -> web.Response:
-        """POST /interrupt: stop what runs, or only the workflow that is named, if it runs."""
+        """POST /interrupt: stop the running workflow; with a prompt_id, only if it is that one."""
         prompt_id = (await asked(request)).get("prompt_id")
         if prompt_id:
             self.queue.interrupt_if_running(prompt_id)
@@ -101,7 +101,7 @@ class Prompts:
         return web.Response()
 
     async def free(self, request: web.Request) -> web.Response:
-        """POST /free: unload models, forget results, once nothing runs."""
+        """POST /free: unload models and clear cached results, once nothing is running."""
         data = await asked(request)
         for name in ("unload_models", "free_memory"):
             if data.get(name):
@@ -109,12 +109,12 @@ class Prompts:
         return web.Response()
 
     async def history(self, request: web.Request) -> web.Response:
-        """GET /history: what has run."""
-        most, offset = number(request, "max_items"), number(request, "offset", -1)
-        return answer(self.queue.get_history(max_items=most, offset=offset))
+        """GET /history: the finished workflows."""
+        max_items, offset = number(request, "max_items"), number(request, "offset", -1)
+        return answer(self.queue.get_history(max_items=max_items, offset=offset))
 
     async def one_of_history(self, request: web.Request) -> web.Response:
-        """GET /history/ID: one workflow that has run; an empty object when there is none of that id."""
+        """GET /history/ID: one finished workflow; an empty object if there is none with that id."""
         return answer(self.queue.get_history(prompt_id=request.match_info["prompt_id"]))
 
     async def change_history(self, request: web.Request) -> web.Response:
@@ -127,7 +127,7 @@ class Prompts:
         return web.Response()
 
     async def jobs(self, request: web.Request) -> web.Response:
-        """GET /jobs: everything that waits, runs or has run, filtered, sorted and in pages."""
+        """GET /jobs: waiting, running and finished workflows, filtered, sorted and in pages."""
         try:
             return answer(jobs.page(self._all_jobs(), request.query))
         except ValueError as error:
@@ -146,19 +146,19 @@ class Prompts:
 
     def _all_jobs(self) -> list[dict[str, Any]]:
         running, waiting = self.queue.get_current_queue_volatile()
-        done = self.queue.get_history()
+        history = self.queue.get_history()
         return [
             *(jobs.unfinished(item, "in_progress") for item in running),
             *(jobs.unfinished(item, "pending") for item in waiting),
-            *(jobs.ended(prompt_id, entry) for prompt_id, entry in done.items()),
+            *(jobs.ended(prompt_id, entry) for prompt_id, entry in history.items()),
         ]
 
     async def cancel_job(self, request: web.Request) -> web.Response:
-        """POST /jobs/ID/cancel: stop a workflow or take it from the queue."""
+        """POST /jobs/ID/cancel: stop a workflow or remove it from the queue."""
         return answer({"cancelled": self._cancel(request.match_info["job_id"])})
 
     async def cancel_jobs(self, request: web.Request) -> web.Response:
-        """POST /jobs/cancel: several at once, {"job_ids": [ids]}."""
+        """POST /jobs/cancel: cancel several workflows, {"job_ids": [ids]}."""
         ids = _ids(await asked(request), "job_ids")
         return answer({"cancelled": any([self._cancel(job_id) for job_id in ids])})
 
@@ -169,7 +169,7 @@ class Prompts:
 
 
 def _ids(data: dict[str, Any], name: str) -> list[str]:
-    """A list of ids in a body; 400 when it is anything else."""
+    """A list of ids from a request's body; 400 if it is anything else."""
     value = data.get(name, [])
     if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
         raise web.HTTPBadRequest(text=f"{name} must be a list of ids")
@@ -177,7 +177,7 @@ def _ids(data: dict[str, Any], name: str) -> list[str]:
 
 
 def _malformed(data: Any) -> dict[str, Any] | None:
-    """What is wrong with the form of a request to queue a workflow, before anything of it is looked at."""
+    """The error of a request to queue a workflow whose JSON has the wrong shape; None if the shape is right."""
     if not isinstance(data, dict) or "prompt" not in data:
         return _error("no_prompt", "No prompt provided", "No prompt provided")
     prompt = data["prompt"]
@@ -187,15 +187,15 @@ def _malformed(data: Any) -> dict[str, Any] | None:
             "The prompt is not a workflow",
             f"expected an object of nodes by id, got {type(prompt).__name__}",
         )
-    wrong = [
+    malformed_nodes = [
         node_id
         for node_id, node in prompt.items()
         if not isinstance(node, dict)
         or not isinstance(node.get("inputs", {}), dict)
         or not isinstance(node.get("class_type", ""), str)
     ]
-    if wrong:
-        details = f"nodes that are not {{class_type, inputs}}: {', '.join(wrong[:10])}"
+    if malformed_nodes:
+        details = f"nodes that are not {{class_type, inputs}}: {', '.join(malformed_nodes[:10])}"
         return _error("invalid_prompt", "The prompt is not a workflow", details)
     extra, targets = data.get("extra_data"), data.get("partial_execution_targets")
     if extra is not None and not isinstance(extra, dict):
@@ -211,11 +211,11 @@ def _malformed(data: Any) -> dict[str, Any] | None:
 
 def _wrong_id(prompt_id: Any) -> dict[str, Any] | None:
     try:
-        good = prompt_id is None or str(uuid.UUID(prompt_id)) == prompt_id
+        valid = prompt_id is None or str(uuid.UUID(prompt_id)) == prompt_id
     except (ValueError, AttributeError, TypeError):
-        good = False
+        valid = False
     details = "expected a UUID, lower case with hyphens; leave it out to get a new one"
-    if good:
+    if valid:
         return None
     return _error("invalid_prompt_id", "prompt_id must be a valid UUID", details)
 

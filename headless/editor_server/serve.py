@@ -1,6 +1,4 @@
-"""`python -m graft_nodes editor`: opens the embedded host, serves ComfyUI's front end on it, and ends cleanly on
-Ctrl-C.
-"""
+"""`python -m graft_nodes editor`: opens the embedded host, serves ComfyUI's front end, and stops cleanly on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,13 +16,15 @@ from typing import Any
 from .. import hosts
 from ..problem import HostError
 
-PATIENCE = 60.0  # seconds that a running workflow has to end once it is interrupted
+PATIENCE = 60.0  # seconds to wait for an interrupted workflow to end
 FRONT_END = "comfyui_frontend_package"
 INSTALL = "install Graft with its 'editor' extra (pip install 'graft-nodes[editor]')"
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Serve until Ctrl-C; returns 0. Raises HostError when something that it needs is missing."""
+    """Serve until Ctrl-C; returns 0, or 1 if the running workflow had to be cut off. Raises HostError if something is
+    missing.
+    """
     front_end = find_front_end(arguments.front_end_root)
     listening = listen(arguments.listen, arguments.port)
     with contextlib.closing(listening):
@@ -35,8 +35,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def find_front_end(root: str | None) -> str:
-    """The folder with the front end's index.html: the one given, else that of the installed package. Raises HostError
-    without one.
+    """The folder with the front end's index.html: `root`, else the installed package's. Raises HostError if there is
+    none.
     """
     if importlib.util.find_spec("aiohttp") is None:
         raise HostError(f"the editor needs aiohttp, which is not installed; {INSTALL}")
@@ -54,14 +54,14 @@ def find_front_end(root: str | None) -> str:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """A listening socket; HostError when the address is not this machine's or the port is taken."""
+    """Open a listening socket. Raises HostError if the address is not this machine's or the port is in use."""
     if ":" in address:
         family = socket.AF_INET6
     else:
         family = socket.AF_INET
     try:
         return socket.create_server((address, port), family=family, backlog=128)
-    except (OSError, OverflowError, ValueError, TypeError) as error:  # the last two: a name that no machine can have
+    except (OSError, OverflowError, ValueError, TypeError) as error:  # the last two: an invalid host name
         raise HostError(
             f"cannot listen on {address[:100]} port {port}: {error}; choose another with --port (0: any free one)"
         ) from error
@@ -82,11 +82,11 @@ async def _serve(host: hosts.Host, front_end: str, listening: socket.socket, arg
         await web.SockSite(runner, listening).start()
         with _on_signal(host.loop, ended):
             if ":" in arguments.listen:
-                shown = f"[{arguments.listen}]"
+                url_host = f"[{arguments.listen}]"
             else:
-                shown = arguments.listen
-            reach = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(shown, shown)
-            address = f"http://{reach}:{listening.getsockname()[1]}/"
+                url_host = arguments.listen
+            reachable_host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(url_host, url_host)
+            address = f"http://{reachable_host}:{listening.getsockname()[1]}/"
             if not is_loopback(arguments.listen):
                 print(
                     f"graft_nodes: listening on {arguments.listen}: there are no passwords, so anyone who can reach"
@@ -100,10 +100,10 @@ async def _serve(host: hosts.Host, front_end: str, listening: socket.socket, arg
             await ended.wait()
     finally:
         waiting = len(host.server.prompt_queue.queue)
-        done = await asyncio.to_thread(worker.stop, PATIENCE)
+        stopped = await asyncio.to_thread(worker.stop, PATIENCE)
         await runner.cleanup()
-    _say_how_it_ended(done, waiting)
-    if done:
+    _say_how_it_ended(stopped, waiting)
+    if stopped:
         return 0
     return 1
 
@@ -120,7 +120,7 @@ def _say_how_it_ended(done: bool, waiting: int) -> None:
 
 @contextlib.contextmanager
 def _on_signal(loop: asyncio.AbstractEventLoop, ended: asyncio.Event):
-    """Set the event on the first Ctrl-C (or SIGTERM); a second one is Python's own KeyboardInterrupt."""
+    """Set the event on the first Ctrl-C (or SIGTERM); the second one stops Python at once, as usual."""
     previous: dict[int, Any] = {}
 
     def end(number: int, frame: object) -> None:
@@ -129,8 +129,8 @@ def _on_signal(loop: asyncio.AbstractEventLoop, ended: asyncio.Event):
             " at once)",
             flush=True,
         )
-        for known, handler in previous.items():
-            signal.signal(known, handler)
+        for signal_number, handler in previous.items():
+            signal.signal(signal_number, handler)
         loop.call_soon_threadsafe(ended.set)
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -138,5 +138,5 @@ def _on_signal(loop: asyncio.AbstractEventLoop, ended: asyncio.Event):
     try:
         yield
     finally:
-        for known, handler in previous.items():
-            signal.signal(known, handler)
+        for signal_number, handler in previous.items():
+            signal.signal(signal_number, handler)

@@ -1,4 +1,4 @@
-"""What the front end keeps on the server: saved workflows and other files of the user, and settings."""
+"""The user's files on the server: saved workflows, other files, and the editor's settings."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from .files import download
 from .paths import PathRefused, inside
 
 SETTINGS = "comfy.settings.json"
-# What the front end asks for when it opens, so that a new page finds it; and no look at ComfyUI's releases.
+# The front end requests these files when it opens, so they always exist. The first settings turn off the check for new
+# ComfyUI releases.
 FOLDERS, FILES = ("workflows", "subgraphs"), {"comfy.templates.json": b"[]", "user.css": b""}
 FIRST_SETTINGS = {"Comfy.Notification.ShowVersionUpdates": False}
 
 
 class UserData:
-    """The one user's folder: `user/default` in the host's folder."""
+    """The folder of the only user: `default` in the host's user folder."""
 
     def __init__(self, host: Host):
         self.root = os.path.join(host.folders.get_user_directory(), "default")
@@ -35,8 +36,8 @@ class UserData:
     def _prepare(self) -> None:
         for name in FOLDERS:
             os.makedirs(os.path.join(self.root, name), exist_ok=True)
-        first = {**FILES, SETTINGS: json.dumps(FIRST_SETTINGS, indent=4).encode()}
-        for name, content in first.items():
+        default_files = {**FILES, SETTINGS: json.dumps(FIRST_SETTINGS, indent=4).encode()}
+        for name, content in default_files.items():
             path = os.path.join(self.root, name)
             if not os.path.exists(path):
                 write_whole(path, [content], shared=True)
@@ -56,32 +57,32 @@ class UserData:
         routes.post("/userdata/{file}/move/{dest}")(self.move)
 
     async def users(self, request: web.Request) -> web.Response:
-        """GET /users: there is one, whose files are here."""
+        """GET /users: there is one user, whose files are on the server."""
         return answer({"storage": "server", "migrated": os.path.isdir(self.root)})
 
     def _path(self, name: str) -> str:
-        """The path of a file of the user; the front end sends its name encoded once more than the address needs."""
+        """The path of a user's file. The front end URL-encodes the name twice, so decode it once more here."""
         decoded = unquote(name)
         if not decoded.strip("/"):
             raise PathRefused("the file name is missing")
         return inside(self.root, decoded)
 
     def _about(self, path: str, below: str) -> dict[str, Any]:
-        found = os.stat(path)
+        stat = os.stat(path)
         return {
             "path": _relative(path, below),
-            "size": found.st_size,
-            "modified": int(found.st_mtime * 1000),
-            "created": int(found.st_ctime * 1000),
+            "size": stat.st_size,
+            "modified": int(stat.st_mtime * 1000),
+            "created": int(stat.st_ctime * 1000),
         }
 
     # settings
     def _settings(self) -> dict[str, Any]:
-        """The stored settings; none when there is no file, and, with a log entry, when it is broken."""
+        """The saved settings; empty if there is no file, or if it is broken (which is logged, and the file renamed)."""
         path = os.path.join(self.root, SETTINGS)
         try:
             with open(path, encoding="utf-8") as file:
-                found = json.load(file)
+                settings = json.load(file)
         except FileNotFoundError:
             return {}
         except (ValueError, RecursionError) as error:
@@ -94,8 +95,8 @@ class UserData:
                 SETTINGS,
             )
             return {}
-        if isinstance(found, dict):
-            return found
+        if isinstance(settings, dict):
+            return settings
         return {}
 
     async def _change(self, changes: dict[str, Any]) -> web.Response:
@@ -110,15 +111,15 @@ class UserData:
         return answer(self._settings())
 
     async def setting(self, request: web.Request) -> web.Response:
-        """GET /settings/ID: its value, null when it was never set."""
+        """GET /settings/ID: the value of a setting, or null if it was never set."""
         return answer(self._settings().get(request.match_info["id"]))
 
     async def change_settings(self, request: web.Request) -> web.Response:
-        """POST /settings: an object of values by id."""
+        """POST /settings: change several settings; the body is an object {id: value}."""
         return await self._change(await asked(request))
 
     async def change_setting(self, request: web.Request) -> web.Response:
-        """POST /settings/ID: a value."""
+        """POST /settings/ID: change one setting; the body is its value."""
         return await self._change({request.match_info["id"]: await body_of(request)})
 
     # files
@@ -137,27 +138,27 @@ class UserData:
         return answer([[name, *name.split("/")] for name in names] if _yes(request, "split") else names)
 
     async def tree(self, request: web.Request) -> web.Response:
-        """GET /v2/userdata?path=: folders and files below a folder, folders first."""
-        wanted = unquote(request.query.get("path", ""))
-        folder = inside(self.root, wanted)
+        """GET /v2/userdata?path=: all folders and files below a folder, folders first."""
+        path = unquote(request.query.get("path", ""))
+        folder = inside(self.root, path)
         if not os.path.exists(folder):
-            if wanted:
+            if path:
                 return problem("Requested path not found", 404)
             return answer([])
         if not os.path.isdir(folder):
             return problem("Requested path is not a directory")
         entries = []
-        for place, folders, files in os.walk(folder):
-            entries += [self._entry(os.path.join(place, name), "directory") for name in folders]
-            entries += [self._entry(os.path.join(place, name), "file") for name in files]
+        for parent, folders, files in os.walk(folder):
+            entries += [self._entry(os.path.join(parent, name), "directory") for name in folders]
+            entries += [self._entry(os.path.join(parent, name), "file") for name in files]
         return answer(sorted(entries, key=lambda entry: (entry["type"] != "directory", entry["name"].lower())))
 
     def _entry(self, path: str, kind: str) -> dict[str, Any]:
         entry: dict[str, Any] = {"name": os.path.basename(path), "path": _relative(path, self.root), "type": kind}
         if kind == "file":
-            with contextlib.suppress(OSError):  # a link to nowhere is listed without a size
-                found = os.stat(path)
-                entry.update(size=found.st_size, modified=found.st_mtime)
+            with contextlib.suppress(OSError):  # a broken link is listed without a size
+                stat = os.stat(path)
+                entry.update(size=stat.st_size, modified=stat.st_mtime)
         return entry
 
     async def read(self, request: web.Request) -> web.StreamResponse:
@@ -170,7 +171,7 @@ class UserData:
         return download(path)
 
     async def write(self, request: web.Request) -> web.Response:
-        """POST /userdata/FILE[?overwrite=false][&full_info=true]: the body is the file."""
+        """POST /userdata/FILE[?overwrite=false][&full_info=true]: save the body as this file."""
         path = self._path(request.match_info["file"])
         if os.path.isdir(path):
             return problem("there is already a folder with that name", 409)
@@ -213,9 +214,9 @@ def _yes(request: web.Request, name: str) -> bool:
 
 
 def _files(folder: str, below: bool) -> list[str]:
-    """The files in a folder (and below it), sorted; what begins with a dot is hidden."""
-    found = []
-    for place, folders, names in os.walk(folder):
+    """The files in a folder, sorted, without hidden ones (.name); `below` includes its subfolders."""
+    paths = []
+    for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if below and not name.startswith(".")]
-        found += [os.path.join(place, name) for name in names if not name.startswith(".")]
-    return sorted(found)
+        paths += [os.path.join(parent, name) for name in names if not name.startswith(".")]
+    return sorted(paths)

@@ -1,4 +1,4 @@
-"""Executes what is queued, one workflow after the other, in a thread of its own."""
+"""Runs the queued workflows, one after the other, in its own thread."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .. import run
 from ..hosts import Host
 from .clients import UNENCODED_PREVIEW_IMAGE
 
-IDLE = 1000.0  # seconds that the thread sleeps when nothing is queued; a flag wakes it
-AGAIN = 0.2  # seconds between two requests to stop: a workflow that only now starts takes back an earlier one
+IDLE = 1000.0  # seconds to sleep when the queue is empty; a flag wakes the thread
+AGAIN = 0.2  # seconds between two requests to stop, as a workflow that just starts clears an earlier request
 
 
 class Worker:
-    """The thread; `start` and `stop` it once."""
+    """The thread that runs workflows; call `start` and `stop` once each."""
 
     def __init__(self, host: Host):
         self.host, self.queue = host, host.server.prompt_queue
@@ -24,31 +24,31 @@ class Worker:
         self.ending = threading.Event()
 
     def start(self) -> None:
-        """Execute from now on; nodes' progress goes to the clients."""
+        """Start the thread, and send the progress of nodes to the clients."""
         self.host.utils.set_progress_bar_global_hook(self._moved)
         self.host.utils.set_progress_bar_enabled(False)
         self.thread.start()
 
     def stop(self, timeout: float) -> bool:
-        """Interrupt what runs and let the thread end, at most `timeout` seconds; whether it did. What waits is not
-        begun.
+        """Interrupt the running workflow and wait up to `timeout` seconds for the thread to end; returns whether it
+        did. Waiting workflows do not start.
         """
         self.ending.set()
-        left = timeout
-        while self.thread.is_alive() and left > 0:
+        remaining = timeout
+        while self.thread.is_alive() and remaining > 0:
             self.host.nodes.interrupt_processing(True)
             self.queue.set_flag("ending", True)
             self.thread.join(AGAIN)
-            left -= AGAIN
+            remaining -= AGAIN
         return not self.thread.is_alive()
 
     def _work(self) -> None:
         executor = run.new_executor(self.host)
         while not self.ending.is_set():
-            taken = self.queue.get(timeout=IDLE)
-            self._asked(executor, self.queue.get_flags())  # before what was queued after it
-            if taken is not None:
-                self._execute(executor, *taken)
+            entry = self.queue.get(timeout=IDLE)
+            self._asked(executor, self.queue.get_flags())  # before workflows that were queued later
+            if entry is not None:
+                self._execute(executor, *entry)
 
     def _execute(self, executor: Any, item: tuple, task: int) -> None:
         server, (_, prompt_id, prompt, extra_data, outputs) = self.host.server, item
@@ -60,18 +60,18 @@ class Worker:
             executor.execute(prompt, prompt_id, extra_data, outputs)
         finally:
             if executor.success:
-                word = "success"
+                status_name = "success"
             else:
-                word = "error"
+                status_name = "error"
             status = self.queue.ExecutionStatus(
-                status_str=word, completed=executor.success, messages=executor.status_messages
+                status_str=status_name, completed=executor.success, messages=executor.status_messages
             )
             self.queue.task_done(task, executor.history_result, status=status)
             if server.client_id is not None:
                 server.send_sync("executing", {"node": None, "prompt_id": prompt_id}, server.client_id)
 
     def _asked(self, executor: Any, flags: dict[str, Any]) -> None:
-        """Do what POST /free asked for."""
+        """Unload models and clear results, as POST /free requested."""
         if flags.get("unload_models") or flags.get("free_memory"):
             self.host.management.unload_all_models()
             if flags.get("free_memory"):
@@ -82,7 +82,7 @@ class Worker:
     def _moved(
         self, value: float, total: float, preview: Any = None, prompt_id: str | None = None, node_id: str | None = None
     ) -> None:
-        """The running node is at `value` of `total`; raises the host's exception when the workflow is to stop."""
+        """The running node is at `value` of `total`; raises the host's exception if the workflow was interrupted."""
         from comfy_execution.progress import get_progress_state
         from comfy_execution.utils import get_executing_context
 
@@ -102,13 +102,13 @@ class Worker:
 
 
 def _set_previews(method: Any) -> None:
-    """How latents are previewed while this workflow runs: as its sender asked, by default as well as it can be done."""
+    """Set the latent preview method for this workflow: the one the client asked for, else Auto."""
     from comfy.cli_args import LatentPreviewMethod, args
 
     if isinstance(method, str):
-        chosen = LatentPreviewMethod.from_string(method)
+        preview_method = LatentPreviewMethod.from_string(method)
     else:
-        chosen = None
-    args.preview_method = chosen or LatentPreviewMethod.Auto
-    if isinstance(method, str) and chosen is None and method != "default":
+        preview_method = None
+    args.preview_method = preview_method or LatentPreviewMethod.Auto
+    if isinstance(method, str) and preview_method is None and method != "default":
         logging.warning("there is no preview method %r", method)
