@@ -1,5 +1,5 @@
-"""The wall to ComfyUI: models, folders, progress and events (comfy.*, folder_paths, server). It translates and holds no
-policy.
+"""The only code that talks to ComfyUI (comfy.*, folder_paths, server): models, folders, progress, events. It makes no
+decisions of its own.
 """
 
 from . import (

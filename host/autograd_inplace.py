@@ -1,4 +1,4 @@
-"""Lets ComfyUI's models train that change activations in place: `x += y` and `out=` make new tensors, because the
+"""Makes ComfyUI models trainable that change activations in place: `x += y` and `out=` make new tensors, because the
 backward pass may need the old values.
 """
 
@@ -64,9 +64,7 @@ def _needs_gradient(*values: Any) -> bool:
 
 
 def _call_without_out(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
-    """A call with `out=`: makes a new tensor of its type where gradients are asked for and the caller uses the
-    result.
-    """
+    """Runs a call with `out=`. With gradients on and the result in use, it returns a new tensor of the same type."""
     out = kwargs["out"]
     if not torch.is_grad_enabled() or not isinstance(out, torch.Tensor) or not _needs_gradient(*args, *kwargs.values()):
         return func(*args, **kwargs)
@@ -77,7 +75,7 @@ def _call_without_out(func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
 
 
 def _is_augmented_assignment(frame: FrameType) -> bool:
-    """Whether the frame is at `x += y` or its like, not at a call."""
+    """Whether the frame is at `x += y` or a similar statement, not at a call."""
     return frame.f_lasti in _augmented_assignments(frame.f_code)
 
 

@@ -1,4 +1,4 @@
-"""The weights of a model as its file had them, whoever has patched it by now."""
+"""A model's original weights, as its file had them, whatever patches it carries now."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from ..patches.patching import ledger
 
 
 def base_weights(patcher: Any) -> dict[str, torch.Tensor]:
-    """The tensors of a model as its file had them (after the loader's cast), by reference, whoever has patched it by
-    now.
-    """
+    """A model's tensors as its file had them (after the loader's cast), whatever patches it carries now. Not copies."""
     # Before the state dict: a clone that is collected while that is made takes off what it had put on, and the patched
     # tensors are in it.
     bases: dict[str, torch.Tensor] = dict(ledger.bases(patcher.model))

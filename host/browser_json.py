@@ -9,8 +9,8 @@ from typing import Any
 
 
 def text_of(value: Any, default: Callable[[Any], Any] | None = None) -> str:
-    """JSON text in which NaN and infinities are null; `default` makes a value of what JSON has no form for, else that
-    is a TypeError.
+    """JSON text with null for NaN and infinities. `default` converts values that JSON cannot hold; without it they
+    raise TypeError.
     """
     try:
         return json.dumps(value, allow_nan=False, default=default)

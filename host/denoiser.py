@@ -1,6 +1,4 @@
-"""The host's forward of a diffusion model as training calls it: conditions, noise levels, patches and wrappers
-included.
-"""
+"""ComfyUI's forward pass of a diffusion model, for training: with conditions, noise levels, patches and wrappers."""
 
 from __future__ import annotations
 
@@ -40,16 +38,16 @@ class Denoiser:
         self._conditions: OrderedDict[tuple[Any, ...], tuple[Conditioning, dict[str, Any]]] = OrderedDict()
 
     def process_in(self, latents: torch.Tensor) -> torch.Tensor:
-        """Latents of the VAE as the network sees them; one picture of a video model gets its frame dimension, (B, C, 1,
-        h, w).
+        """Scales the VAE's latents as the network expects them. For a video model a single picture gets a frame
+        dimension, (B, C, 1, h, w).
         """
         if getattr(self.model.latent_format, "latent_dimensions", 2) == 3 and latents.ndim == 4:
             latents = latents.unsqueeze(2)
         return self.model.process_latent_in(latents)
 
     def sigma(self, u: torch.Tensor) -> torch.Tensor:
-        """Noise levels (B,) of timestep shares (B,): a row of the model's table of levels, the model's own shifted
-        share for flows.
+        """Noise levels (B,) at timesteps from 0 to 1 (B,): from the model's sigma table, or with the model's own shift
+        for flows.
         """
         sampling = self.sampling
         if hasattr(sampling, "log_sigmas"):  # continuous schedules (EDM) have a table too, but other timesteps
@@ -68,8 +66,8 @@ class Denoiser:
         conditionings: Sequence[Conditioning],
         transformer_options: Mapping[str, Any],
     ) -> torch.Tensor:
-        """Denoised latents (B, C, h, w) in float32; images whose conditions ComfyUI cannot batch go through one group
-        after another.
+        """Denoised latents (B, C, h, w) in float32; images whose conditions ComfyUI cannot batch are run in separate
+        groups.
         """
         conditions = [self._condition(conditioning, x) for conditioning in conditionings]
         groups = self._batches(conditions)
@@ -83,7 +81,7 @@ class Denoiser:
         return torch.stack(denoised)
 
     def _batches(self, conditions: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-        """Indices of the images that go through the network together, by conditions that ComfyUI can concatenate."""
+        """Groups the indices of images that can run in one batch: those whose conditions ComfyUI can concatenate."""
         batches: list[list[int]] = []
         for index, condition in enumerate(conditions):
             batch = None
@@ -96,14 +94,12 @@ class Denoiser:
         return batches
 
     def _alone(self, condition: Mapping[str, Any]) -> bool:
-        """Whether the network takes such conditions one at a time."""
+        """Whether the network can only take these conditions one at a time."""
         return "attention_mask" in condition and registry.takes_masked_text_alone(self.module)
 
     def _condition(self, conditioning: Conditioning, x: torch.Tensor) -> dict[str, Any]:
-        """The host's condition objects of one picture, kept for the next time the same caption comes with the same
-        size.
-        """
-        if conditioning.context.requires_grad:  # of this step alone
+        """ComfyUI's condition objects for one picture, cached for the next time this caption and size come up."""
+        if conditioning.context.requires_grad:  # for this step only
             return self._new_condition(conditioning, x)
         key = (id(conditioning), tuple(x.shape[1:]))
         if key not in self._conditions:
@@ -115,7 +111,7 @@ class Denoiser:
         return self._conditions[key][1]
 
     def conditions(self, conditioning: Conditioning) -> list[torch.Tensor]:
-        """What the network is given for a conditioning, as tensors."""
+        """The tensors that the network gets for a conditioning."""
         space = self.model.latent_format
         x = torch.zeros(
             1, space.latent_channels, *(1,) * (getattr(space, "latent_dimensions", 2) - 2), 16, 16, device=self.device
@@ -125,7 +121,7 @@ class Denoiser:
 
     def _new_condition(self, conditioning: Conditioning, x: torch.Tensor) -> dict[str, Any]:
         noise = torch.zeros(1, *x.shape[1:], device=self.device)
-        # Guidance 1: what a guidance-distilled model predicts without guidance is what the pictures are made of.
+        # Guidance 1: a guidance-distilled model must predict the training images without guidance.
         sizes = {"width": x.shape[-1] * 8, "height": x.shape[-2] * 8}
         params = {**sizes, "prompt_type": "positive", "guidance": 1.0, **conditioning.extras}
         params.update(
@@ -189,9 +185,7 @@ def _fit_for_autograd(module: torch.nn.Module, text_encoder: bool) -> contextlib
 
 
 def to_host_memory(patcher: Any) -> None:
-    """Move the weights of a loaded MODEL to where the host keeps them when they are not in use; patches are then put on
-    at every use.
-    """
+    """Moves the weights of a loaded MODEL to ComfyUI's offload device. Patches are then applied at every use."""
     if patcher.load_device != patcher.offload_device:
         patcher.partially_unload(patcher.offload_device, patcher.model_size())
 
@@ -200,7 +194,7 @@ def to_host_memory(patcher: Any) -> None:
 def denoiser(
     patcher: Any, terminal: bool = False, layers: bool = False, clip: Any = None, clip_skip: int = 0
 ) -> Iterator[Denoiser]:
-    """Load a MODEL and hand out its Denoiser for the block; afterwards the host is told that the run is over.
+    """Loads a MODEL and yields its Denoiser. At the end ComfyUI is told that training is over.
 
     `terminal` rescales the noise levels of a v model to zero terminal SNR. With `layers` the weights stay in host
     memory, for `training.memory.offload.layers_on_host` to bring over. With a `clip` its text encoder is loaded too, to

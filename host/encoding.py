@@ -1,4 +1,4 @@
-"""Latents and conditionings from the host's VAE and text encoder."""
+"""Encodes images and captions with ComfyUI's VAE and text encoder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def encode_captions(clip: Any, captions: Sequence[str], clip_skip: int = 0) -> d
 
 
 def with_clip_skip(clip: Any, clip_skip: int) -> Any:
-    """A clone of a CLIP that stops at that layer from the end; 0 leaves it as it is."""
+    """A clone of a CLIP that stops at that layer, counted from the end. 0 leaves it as it is."""
     if not clip_skip:
         return clip
     clone = clip.clone()
@@ -43,18 +43,16 @@ def _encode(clip: Any, caption: str) -> tuple[torch.Tensor, dict[str, Any]]:
 
 
 class LiveEncoder:
-    """The text encoder of a CLIP that is loaded, for captions whose conditionings carry gradients to what is trained in
-    it.
-    """
+    """A loaded CLIP's text encoder that is being trained: its conditionings carry gradients."""
 
     def __init__(self, clip: Any, clip_skip: int = 0) -> None:
         self.clip = with_clip_skip(clip, clip_skip).clone()
-        # It is loaded, and another load would move it under the trained tensors.
+        # Already loaded: loading it again would move the weights that are being trained.
         self.clip.load_model = lambda *_, **__: self.clip.patcher
         self.module: torch.nn.Module = self.clip.cond_stage_model
 
     def __call__(self, captions: Sequence[str], known: Sequence[Conditioning]) -> list[Conditioning]:
-        """Conditionings of the captions as the encoder computes now; `known` are the dataset's, whose other entries
+        """Encodes the captions with the current weights. `known` are the dataset's conditionings; their other entries
         (sizes) are kept.
         """
         encoded = {caption: _encode(self.clip, caption) for caption in dict.fromkeys(captions)}

@@ -9,12 +9,12 @@ from typing import Any
 
 from .browser_json import finite
 
-_stoppable: dict[str, list[threading.Event]] = {}  # by run: the training steps that go on now
+_stoppable: dict[str, list[threading.Event]] = {}  # by run: the training steps that are running now
 _stops = 0
 
 
 def progress(total: int) -> Callable[[int], None]:
-    """A progress bar of the node that runs now: call it with how much is done."""
+    """The running node's progress bar: call it with how much is done."""
     import comfy.utils
 
     bar = comfy.utils.ProgressBar(total)
@@ -29,7 +29,7 @@ def raise_if_interrupted() -> None:
 
 
 def interrupt_as(kind: str) -> None:
-    """Raise the host's own interruption when what ended another process, by its exception's class, was one."""
+    """Raises ComfyUI's interruption when that exception class, which ended another process, was one."""
     import comfy.model_management as management
 
     if kind in (management.InterruptProcessingException.__name__, KeyboardInterrupt.__name__):
@@ -38,7 +38,7 @@ def interrupt_as(kind: str) -> None:
 
 
 def send_event(name: str, data: Mapping[str, Any]) -> None:
-    """Send an event to the front end, NaN and infinities as null; a host without a server has nobody to send it to."""
+    """Sends an event to the front end, with null for NaN and infinities. Without a server it does nothing."""
     import server
 
     instance = getattr(server.PromptServer, "instance", None)
@@ -66,7 +66,7 @@ def stoppable(run: str) -> Iterator[Callable[[], bool]]:
 
 
 def stop(run: str) -> bool:
-    """Ask every training step of this run that goes on now to stop; whether there was one."""
+    """Asks every running training step of this run to stop. Returns whether there was one."""
     global _stops
     stop_events = list(_stoppable.get(run, ()))
     for stop_event in stop_events:
@@ -76,7 +76,7 @@ def stop(run: str) -> bool:
 
 
 def stops() -> int:
-    """How often a step was stopped in this process. As part of a node's fingerprint it has a stopped step go on when it
-    is queued again.
+    """How often a training step was stopped in this process. In a node's fingerprint it makes a stopped step continue
+    when it is queued again.
     """
     return _stops

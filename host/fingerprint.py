@@ -15,9 +15,7 @@ from .lora_injection import carried_stacks
 
 
 class Fingerprint(NamedTuple):
-    """Identity of a model across processes, and what of it could not be hashed (a run with such a model
-    is not reused).
-    """
+    """A model's hash, the same in every process, and the parts that could not be hashed (such a run is not reused)."""
 
     digest: str
     unhashed: tuple[str, ...] = ()
@@ -30,7 +28,8 @@ def fingerprint(patcher: Any) -> Fingerprint:
     """Hash of a ModelPatcher: base tensors in key order, then patches, grafts, attention patches, compute dtype and
     model sampling.
 
-    The live, patched weights are never hashed. The base is hashed once a model; it is never changed for good.
+    The live, patched weights are never hashed. The base weights are hashed once per model, because they never change
+    for good.
     """
     unhashed: list[str] = []
     parts: list[Any] = [_base_digest(patcher), _model_facts(patcher)]
@@ -48,7 +47,7 @@ def fingerprint(patcher: Any) -> Fingerprint:
     ):
         parts.append([name, _hashable(value, f"option {name}", unhashed)])
     for name, value in sorted(patcher.object_patches.items()):
-        if name != "model_sampling":  # among the facts
+        if name != "model_sampling":  # already in the facts
             parts.append([name, _hashable(value, f"object patch {name}", unhashed)])
     for name in ("wrappers", "hook_patches", "weight_wrapper_patches"):
         parts.append([name, _hashable(_without_empty(getattr(patcher, name, {})), name, unhashed)])
@@ -56,7 +55,7 @@ def fingerprint(patcher: Any) -> Fingerprint:
 
 
 def of_trained(patcher: Any, clip: Any) -> tuple[str, tuple[str, ...]]:
-    """(identity, what could not be hashed) of a MODEL that is trained, and of its CLIP where that is trained too (not
+    """(hash, parts that could not be hashed) of the MODEL that is trained, and of its CLIP if that is trained too (not
     None).
     """
     model_fingerprint = fingerprint(patcher)
@@ -70,7 +69,7 @@ def of_trained(patcher: Any, clip: Any) -> tuple[str, tuple[str, ...]]:
 
 
 def fingerprint_of(thing: Any, name: str) -> Fingerprint:
-    """Hash of a CLIP or VAE object: its patcher's fingerprint, or for one without weights its class."""
+    """Hash of a CLIP or VAE: its patcher's fingerprint, or its class if it has no weights."""
     patcher = getattr(thing, "patcher", None)
     if patcher is None:
         kind = f"{type(thing).__module__.rpartition('.')[2]}.{type(thing).__qualname__}"
@@ -87,7 +86,7 @@ def fingerprint_of(thing: Any, name: str) -> Fingerprint:
 
 
 def versions(patcher: Any) -> dict[str, str]:
-    """What is recorded beside a training result: versions of Graft and torch, and the device."""
+    """The versions of Graft and torch, and the device, to record with a training result."""
     import importlib.metadata
 
     try:
@@ -139,7 +138,7 @@ def _without_empty(value: Any) -> Any:
 
 def _hashable(value: Any, where: str, unhashed: list[str]) -> Any:
     """`value` as canonical JSON: tensors by digest, objects by their `identity`, host adapters by kind and weights;
-    others are noted.
+    other values are added to `unhashed`.
     """
     if value is None or isinstance(value, bool | int | str):
         return value

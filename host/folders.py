@@ -1,4 +1,4 @@
-"""ComfyUI's folders: names of files to paths, never outside the folder that a name belongs to."""
+"""Turns file names into paths in ComfyUI's folders, never outside the folder."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 
 from ..storage.disk_errors import disk_errors_at
 
-OUTPUT_LORAS = "output/loras/"  # prefix of the names of LoRAs that were saved under ComfyUI's output folder
+OUTPUT_LORAS = "output/loras/"  # names of LoRAs saved in ComfyUI's output folder begin with this
 
 
 def lora_names() -> list[str]:
-    """Names that `lora_path` knows: ComfyUI's loras folders, then what lies under output/loras."""
+    """All names that `lora_path` accepts: ComfyUI's loras folders first, then output/loras."""
     import folder_paths
 
     saved = os.path.join(folder_paths.get_output_directory(), "loras")
@@ -23,7 +23,7 @@ def lora_names() -> list[str]:
 
 
 def listed(name: str) -> bool:
-    """Whether a name is one of `lora_names`, also as the other systems spell it."""
+    """Whether a name is in `lora_names`, with either kind of slash."""
     return _plain(name) in map(_plain, lora_names())
 
 
@@ -58,12 +58,10 @@ def lora_path(name: str) -> str:
 
 
 def near_loras(name: str, count: int = 3) -> list[str]:
-    """Up to `count` names of LoRAs that a missing one may have been: the same file in another folder first, then names
-    spelt much alike.
-    """
+    """Up to `count` LoRAs that the user may have meant: first the same file in another folder, then similar names."""
     names = lora_names()
     same_file = [other for other in names if _file_name(other) == _file_name(name)]
-    stems = {other: os.path.splitext(other)[0] for other in names}  # every name ends alike
+    stems = {other: os.path.splitext(other)[0] for other in names}  # every name ends the same way
     close_stems = difflib.get_close_matches(os.path.splitext(name)[0], stems.values(), n=count, cutoff=0.5)
     similar = [other for stem in close_stems for other in names if stems[other] == stem]
     return [*same_file, *(other for other in similar if other not in same_file)][:count]
@@ -74,8 +72,8 @@ def _file_name(name: str) -> str:
 
 
 def weights_path(name: str) -> str:
-    """The file of a LoRA's, checkpoint's or diffusion model's name; ValueError when it leaves its folder,
-    FileNotFoundError without one.
+    """The path of a LoRA, checkpoint or diffusion model by name. ValueError when it leaves its folder,
+    FileNotFoundError when there is none.
     """
     import folder_paths
 
@@ -103,7 +101,7 @@ def output_file(prefix: str, extension: str) -> tuple[str, dict[str, str]]:
 
 
 def input_folder(name: str) -> str:
-    """The folder of that name below ComfyUI's input folder; ValueError when it leaves it, FileNotFoundError when there
+    """The folder with this name in ComfyUI's input folder. ValueError when it is outside, FileNotFoundError when there
     is none.
     """
     import folder_paths
@@ -127,8 +125,8 @@ def training_folder() -> str:
 
 
 def store_limit() -> int:
-    """How many bytes all training states may take together: GRAFT_STORE_GB of the environment, 100 GB without it, 0 for
-    no limit.
+    """The size limit in bytes for all training states: the environment variable GRAFT_STORE_GB, or 100 GB. 0 means no
+    limit.
     """
     text = os.environ.get("GRAFT_STORE_GB", "100")
     try:
@@ -143,12 +141,12 @@ def store_limit() -> int:
 
 
 def states_folder() -> str:
-    """Where training states are saved under names."""
+    """Where named training states are saved."""
     import folder_paths
 
     return os.path.join(folder_paths.get_output_directory(), "graft_states")
 
 
 def _stays_inside(name: str) -> bool:
-    """Whether a relative name with forward slashes stays below the folder it is relative to, on every system."""
+    """Whether a relative path with forward slashes stays inside its folder, on every system."""
     return not (name.startswith("/") or ".." in name.split("/") or ":" in name or "\0" in name)

@@ -1,4 +1,4 @@
-"""LATENTs as the host samples them."""
+"""LATENTs in the shape that ComfyUI samples them in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def sampled(patcher: Any, latent: Mapping[str, Any]) -> Tensor:
-    """The samples (B, C, [frames,] h, w) that this host begins with.
+    """The samples (B, C, [frames,] h, w) that ComfyUI starts from.
 
     An empty LATENT takes the model's channels and, on newer hosts, its size.
     """

@@ -25,7 +25,7 @@ LABELS = {"model": "model", "clip": "text encoder"}
 
 
 class PatchedModels(NamedTuple):
-    """Clones that carry a stack (or the very inputs when there was nothing to do), and a report."""
+    """Clones with the stack applied (or the inputs themselves when there was nothing to do), and a report."""
 
     model: Any
     clip: Any
@@ -33,7 +33,7 @@ class PatchedModels(NamedTuple):
 
 
 def apply_lora_stack(model: Any, clip: Any, entries: Sequence[LoraEntry], mode: str = "auto") -> PatchedModels:
-    """Put LoRAs on a MODEL and, when it is not None, a CLIP; both stay as they are, clones come back.
+    """Applies LoRAs to clones of a MODEL and, when it is not None, a CLIP. The inputs do not change.
 
     `entries` go on in order, as one stack, on top of what the inputs carry. `mode`: "merge" (weights change while the
     model is loaded), "bypass" (activations), "host" (ComfyUI's own patches, one fused adapter a weight; for merging,
@@ -66,7 +66,7 @@ def lora_changes(model: Any, clip: Any, entries: Sequence[LoraEntry]) -> tuple[d
     """(what LoRAs, in order, do to a MODEL and, when it is not None, a CLIP, by generic name; what of them is left out,
     in words).
 
-    For merging them into one LoRA. The weights that they find are those that the inputs sample with, patches and stacks
+    For merging them into one LoRA. They start from the weights that the inputs sample with, patches and stacks
     included. Raises ValueError that lists everything wrong.
     """
     patchers = {"model": model}
@@ -87,7 +87,7 @@ def lora_changes(model: Any, clip: Any, entries: Sequence[LoraEntry]) -> tuple[d
 
 
 def generic_keys(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """A LoRA's state dict under generic names: XLabs' for Flux, and those that ComfyUI's own conversion knows (BFL's
+    """Renames a LoRA's keys to the generic names: XLabs' Flux LoRAs, and those that ComfyUI itself converts (BFL's
     control LoRAs …).
     """
     import comfy.lora_convert
@@ -139,7 +139,7 @@ def _shapes_before_enlarging(patcher: Any) -> dict[str, tuple[int, ...]]:
 
 
 def why_not_merge(patcher: Any) -> str | None:
-    """Why no weight of this patcher may be merged, or None."""
+    """Why this patcher's weights cannot be merged, or None."""
     if getattr(patcher, "is_dynamic", lambda: False)():
         return "ComfyUI moves the weights in and out of VRAM (dynamic VRAM)"
     if getattr(patcher.model, "model_lowvram", False):
@@ -148,7 +148,7 @@ def why_not_merge(patcher: Any) -> str | None:
 
 
 def patched_by(patcher: Any) -> list[str]:
-    """What changes the weights of this MODEL, in words; empty when it is the plain base."""
+    """What patches this MODEL's weights, in words. Empty for the plain base model."""
     changes = []
     if patcher.patches:
         changes.append(f"{len(patcher.patches)} patched weights")

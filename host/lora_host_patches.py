@@ -1,4 +1,4 @@
-"""LoRA stacks as ComfyUI's own patches: one fused adapter a weight, and control LoRAs that enlarge a weight."""
+"""Applies LoRA stacks as ComfyUI's own patches: one fused adapter per weight, and control LoRAs that enlarge a weight."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..patches.patching.fuse import Patch, additive, fuse, in_order
 
 
 def with_host_patches(patcher: Any, patches: Mapping[str, Sequence[Patch]]) -> Any:
-    """A clone with one fused adapter a weight as ComfyUI's own patch; layers that are no product of factors go as one
-    adapter of Graft's.
+    """A clone with one fused adapter per weight as ComfyUI's own patch. Layers that are not a product of factors go
+    into one Graft adapter.
     """
     from comfy.weight_adapter import LoRAAdapter
 
@@ -24,7 +24,7 @@ def with_host_patches(patcher: Any, patches: Mapping[str, Sequence[Patch]]) -> A
     adapters: dict[str, Any] = {}
     differences: dict[str, Any] = {}
     for weight, on_weight in patches.items():
-        if not _fuses(on_weight):  # stays as small as its file
+        if not _fuses(on_weight):  # takes no more memory than its file
             layers = tuple((patch.strength, patch.part, pack_layer(patch.layer)) for patch in on_weight)
             adapters[weight] = graft_adapter(set(), layers)
             continue
@@ -44,7 +44,7 @@ def with_host_patches(patcher: Any, patches: Mapping[str, Sequence[Patch]]) -> A
 
 
 def _fuses(patches: Sequence[Patch]) -> bool:
-    """Whether patches of a weight are a product of factors and a difference."""
+    """Whether a weight's patches can be written as a product of factors plus a difference."""
     if not additive(patches):
         return False
     layers: list[Any] = [patch.layer for patch in patches]
@@ -53,8 +53,8 @@ def _fuses(patches: Sequence[Patch]) -> bool:
 
 @functools.cache
 def _graft_adapter_class() -> type:
-    """ComfyUI's adapter that puts patches of any kind on a weight, in order; its `weights` are (strength, part, packed
-    layer) each.
+    """A ComfyUI adapter class that applies patches of any kind to a weight, in order. Each of its `weights` is
+    (strength, part, packed layer).
     """
     from comfy.weight_adapter import WeightAdapterBase
 
@@ -103,7 +103,7 @@ def enlarges_weight(patch: Any) -> bool:
 
 def with_enlarging_loras(model: Any, loras: Iterable[EnlargingLora]) -> Any:
     """A clone with ComfyUI's own patches for LoRAs that enlarge a weight, below every stack; the model itself when
-    there are none.
+    there is no such LoRA.
     """
     import comfy.lora
 

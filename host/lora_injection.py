@@ -23,7 +23,7 @@ _detached: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def inject_stacks(patcher: Any, stacks: Sequence[Stack]) -> Any:
-    """A clone whose injection attaches more stacks, after those that the patcher carries; one injection holds all."""
+    """A clone that attaches more stacks, after those that the patcher carries. One injection holds them all."""
     import comfy.patcher_extension as extension
 
     clone = patcher.clone()
@@ -57,7 +57,7 @@ def carried_stacks(patcher: Any) -> list[Stack]:
 
 
 def _take_injections(clone: Any) -> list[Stack]:
-    """Remove Graft's injections from a clone, and return the stacks that they held."""
+    """Removes Graft's injections from a clone and returns their stacks."""
     stacks: list[Stack] = []
     for key, injections in list(clone.injections.items()):
         if injections and all(hasattr(injection, "graft_stacks") for injection in injections):
@@ -79,13 +79,13 @@ def _inject(stacks: Sequence[Stack], patcher: Any) -> None:
         with _bases_in_backup(patcher):
             ordered_stacks = [_after_host_patches(patcher.model, stack) for stack in stacks]
             ledger.attach(patcher.model, id(patcher), ordered_stacks, _version(patcher))
-    except BaseException:  # nothing may stay on the device that ComfyUI does not count
+    except BaseException:  # leave nothing on the device that ComfyUI does not count
         patcher.unpatch_model(patcher.offload_device)
         raise
 
 
 def _eject(patcher: Any) -> None:
-    """Detach the stacks. It imports nothing, because patchers also end while Python shuts down."""
+    """Detaches the stacks. It imports nothing, because it may run while Python shuts down."""
     with _bases_in_backup(patcher):
         ledger.detach(patcher.model, id(patcher), _version(patcher))
 
@@ -113,8 +113,8 @@ def _on_load(patcher: Any, *_: Any) -> None:
 
 
 def _free_with_parent(parent: Any, clone: Any) -> None:
-    """Free what is kept for a model when its parent is unloaded: ComfyUI unloads through the parent once a clone has
-    ended.
+    """Frees what Graft keeps for a model when its parent is unloaded: ComfyUI unloads through the parent once a clone
+    has ended.
     """
     import comfy.patcher_extension as extension
 
@@ -165,7 +165,7 @@ def _bases_in_backup(patcher: Any) -> Iterator[None]:
 
 
 def _unpin(patcher: Any, stacks: Iterable[Stack]) -> None:
-    """Unpin the weights that are replaced: ComfyUI would look for them in vain when it unpins what it has pinned."""
+    """Unpins the weights that are replaced: ComfyUI could not find them later, when it unpins what it has pinned."""
     merged = {name for stack in stacks for name in stack.patches if name not in stack.bypass}
     for name in merged & set(getattr(patcher, "pinned", ())):
         patcher.unpin_weight(name)
@@ -175,8 +175,8 @@ _reordered: weakref.WeakKeyDictionary[Stack, dict[frozenset[str], Stack]] = weak
 
 
 def _after_host_patches(model: Any, stack: Stack) -> Stack:
-    """A stack whose layers that depend on the weight they find come after ComfyUI's own patches, where these are
-    applied as the weight is used.
+    """A stack that puts layers depending on the current weight after ComfyUI's own patches, if ComfyUI patches the
+    weight at each use.
     """
     bypassed = frozenset(weight for weight in stack.patches if _needs_bypass(model, stack, weight))
     if not bypassed:
@@ -194,7 +194,7 @@ def _needs_bypass(model: Any, stack: Stack, weight: str) -> bool:
 
 
 def _patched_in_use(model: Any, weight: str) -> bool:
-    """Whether ComfyUI applies its patches each time that a weight is used, because it holds the weight elsewhere."""
+    """Whether ComfyUI patches the weight at each use, because it keeps the weight elsewhere."""
     path, _, attribute = weight.rpartition(".")
     module = model.get_submodule(path)
     functions = [getattr(module, f"{attribute}_{kind}", None) for kind in ("function", "lowvram_function")]
@@ -218,7 +218,7 @@ def _version(patcher: Any) -> ledger.Version:
 
 
 def _follow_schedules(executor: Any, x: torch.Tensor, t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Around one prediction of the model: scheduled strengths are set to what holds at its noise level."""
+    """Wraps one model call: sets scheduled strengths to their values at this noise level."""
     model = executor.class_obj
     ledger.tick(model, sampled_share(model.model_sampling, float(t.flatten()[0])))
     return executor(x, t, *args, **kwargs)
@@ -229,7 +229,7 @@ def sampled_share(sampling: Any, sigma: float) -> float:
     end_percent.
     """
     left, right = 0, SHARES
-    while left < right:  # the levels fall as the share rises
+    while left < right:  # noise falls as sampling goes on
         middle = (left + right) // 2
         if float(sampling.percent_to_sigma(middle / SHARES)) > sigma * (1 + 1e-5):
             left = middle + 1

@@ -1,10 +1,10 @@
-"""What of training needs a package that is not installed here."""
+"""Which training features need a package that is not installed."""
 
 from __future__ import annotations
 
 
 def missing_packages() -> list[str]:
-    """A sentence for each feature that lacks its package: what it is and what to install."""
+    """One sentence for each feature whose package is missing: what it is and what to install."""
     from ..training.optimizers import build
     from ..training.optimizers.registry import OPTIMIZERS
     from ..training.reports import tensorboard

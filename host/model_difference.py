@@ -1,4 +1,4 @@
-"""What two MODELs differ in, and a weight as a MODEL samples with it: ComfyUI's patches and Graft's stacks included."""
+"""The difference of two MODELs, and a weight as a MODEL samples with it: with ComfyUI's patches and Graft's stacks."""
 
 from __future__ import annotations
 
@@ -54,5 +54,5 @@ def _same_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def _is_plain(patcher: Any, name: str) -> bool:
-    """Whether nothing patches a weight."""
+    """Whether a weight has no patches."""
     return not patcher.patches.get(name) and not _stack_patches(patcher, name)

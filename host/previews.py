@@ -1,5 +1,5 @@
-"""Pictures while training: the host's own sampler on a model that is loaded and stays as it is, and files that the
-front end can show.
+"""Preview images during training: samples with ComfyUI's sampler, without changing the loaded model, and saves files
+for the front end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST = 48  # previews that a panel may show
 
 
 def check(positive: Any, negative: Any, latent: Any, vae: Any) -> None:
-    """Raise ValueError that names everything that previews lack or cannot have."""
+    """Raises ValueError that names every missing or unsupported input of previews."""
     inputs = {"positive": positive, "latent": latent, "vae (on Start Training, or on Load State)": vae}
     errors = [f"{name} is not connected" for name, value in inputs.items() if value is None]
     for name, conditioning in (("positive", positive), ("negative", negative)):
@@ -53,7 +53,7 @@ def sample(patcher: Any, positive: Any, negative: Any, latent: Any, seed: int) -
     import comfy.samplers
 
     class Loaded(comfy.samplers.CFGGuider):
-        """A guider that leaves the model where it is."""
+        """A guider that does not load or move the model."""
 
         def outer_sample(
             self,
@@ -112,7 +112,7 @@ def decode(vae: Any, latents: torch.Tensor, training: Any) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _held(patcher: Any) -> Iterator[None]:
-    """For the block the host does not know that a model is loaded, so that it cannot unload it."""
+    """Hides a loaded model from ComfyUI inside the block, so that it is not unloaded."""
     import comfy.model_management as management
 
     loaded = management.current_loaded_models
@@ -126,8 +126,8 @@ def _held(patcher: Any) -> Iterator[None]:
 
 
 def keep(pictures: torch.Tensor, run: str, name: str) -> list[dict[str, str]]:
-    """Write pictures (B, h, w, 3) as JPEG files into the folder `previews` of a run; how the front end's /view
-    addresses them.
+    """Write pictures (B, h, w, 3) as JPEG files into the folder `previews` of a run; returns their addresses for the
+    front end's /view.
 
     Raises OSError that names the file and says what to do when the disk is full.
     """
@@ -153,7 +153,7 @@ def name_of(start: str, step: int, label: str) -> str:
 
 
 def kept(run: str, start: str, until: int) -> list[dict[str, Any]]:
-    """The newest previews of a run up to a step, the oldest first: how /view addresses them, their step and label."""
+    """The newest previews of a run up to a step, oldest first: their /view addresses, steps and labels."""
     if os.path.isdir(_folder(run)):
         files = os.listdir(_folder(run))
     else:

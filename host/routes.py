@@ -29,7 +29,7 @@ Answer = tuple[int, Any]
 
 
 def register() -> None:
-    """Add the routes to the host's server, if there is one; a second copy of the pack in one process adds none."""
+    """Adds the routes to ComfyUI's server, if there is one. A second copy of the pack in the same process adds none."""
     import server
 
     instance = getattr(server.PromptServer, "instance", None)
@@ -67,7 +67,7 @@ def _answered(ask: Callable[[Any], Answer], request: Any) -> Answer:
 
 
 def _named(request: Any, name: str) -> str:
-    """A text of the query; ValueError when it is missing or holds what no name has."""
+    """A name from the query. ValueError when it is missing or has characters that no name has."""
     value = request.query.get(name, "")
     if not value.strip() or len(value) > 1000 or any(ord(character) < 32 for character in value):
         raise ValueError(f"{name} is missing or not a valid name: got {value[:100]!r}")

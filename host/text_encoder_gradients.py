@@ -1,4 +1,4 @@
-"""Finds the parts of a text encoder that a LoRA can learn in: those whose output reaches the model's conditioning."""
+"""Finds the parts of a text encoder that a LoRA can train: those whose output reaches the model's conditioning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def trainable_parts(clip: Any, model: Any, clip_skip: int = 0) -> set[str]:
     """Paths of a text encoder's modules whose output reaches what a MODEL is conditioned on, found by the gradients of
     an empty caption.
 
-    The others (CLIP-L's last layer for SDXL) can learn nothing.
+    The others (CLIP-L's last layer for SDXL) get no gradient.
     """
     import comfy.model_management as management
 

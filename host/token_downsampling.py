@@ -18,8 +18,8 @@ def apply_todo(patcher: Any, settings: ToDoSettings) -> tuple[Any, ToDo, list[st
     """(a clone of a ModelPatcher whose self-attention thins K and V, the plan, notes); the patcher itself when every
     factor is 1.
 
-    A ToDo that the patcher carries already is replaced, or taken off when every factor is 1. Notes say what of this
-    host and this model deserves a word in the report.
+    A ToDo that the patcher carries already is replaced, or taken off when every factor is 1. Notes tell the report what
+    is special about this host and this model.
     """
     from comfy.patcher_extension import WrappersMP
 
@@ -56,7 +56,7 @@ def _without_todo(patcher: Any) -> tuple[Any, list[Any]]:
 
 
 def todo_of(patcher: Any) -> ToDo | None:
-    """The token downsampling that a ModelPatcher carries."""
+    """The token downsampling on a ModelPatcher."""
     from comfy.patcher_extension import WrappersMP
 
     wrappers = patcher.model_options.get("transformer_options", {}).get("wrappers", {})

@@ -27,7 +27,7 @@ def _lines(source: str) -> list[str]:
 
 
 def _run_folder(line: str) -> tuple[Path, str] | None:
-    """(folder, beginning of a way's key) when the line names a run below output/graft."""
+    """(folder, first characters of a branch's key) when the line names a run in output/graft."""
     from ..training.store.store import Store
 
     run, _, branch = line.replace("\\", "/").partition("/")
@@ -50,7 +50,7 @@ def _paths(lines: list[str], find: Callable[[str], str]) -> list[tuple[str, str]
 
 
 class GraftSnapshots(io.ComfyNode):
-    """What to average: a run's snapshots, or a list of files."""
+    """Lists what to average: a run's snapshots, or files."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -80,7 +80,7 @@ class GraftSnapshots(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, source="run") -> str:
-        """Changes when a listed file, or what a run has kept, does."""
+        """Changes when a listed file changes, or the run's snapshots change."""
         lines, digest = _lines(source), sha256(source.encode())
         if len(lines) == 1:
             run = _run_folder(lines[0])
@@ -294,7 +294,7 @@ class EMAMerge(io.ComfyNode):
 
 
 def _check(state: Any, snapshots: Any, lora_stack: Any, profile: str, weights: str, algebra: str, rank: int) -> None:
-    """Raise one ValueError that lists everything in EMAMerge's inputs that does not go together."""
+    """Raises one ValueError that lists all inputs of EMAMerge that do not fit together."""
     errors = []
     connected = [
         name
@@ -345,7 +345,7 @@ def _sources(state: Any, snapshots: Any, lora_stack: Any) -> Any:
 
 
 def _running(state: Any) -> Any:
-    """The average that ran along."""
+    """The EMA that was kept during training."""
     from ..training.averages.merge import Merged
     from ..training.reports.curves import Curve, averaging_profile
 
@@ -355,7 +355,7 @@ def _running(state: Any) -> Any:
 
 
 def _made(state: Any, found: Any, profile: str, width: float, weights: str, algebra: str, rank: int, base: Any) -> Any:
-    """The average of files or snapshots; profile best chooses the width by the held-out loss first."""
+    """The average of files or snapshots; profile best first picks the width with the lowest held-out loss."""
     from ..training.averages import merge
     from ..training.averages.held_out_loss import held_out_loss
 

@@ -26,19 +26,23 @@ T = TypeVar("T")
 
 
 def found_files(listed: list[StackRow]) -> list[str]:
-    """The files of rows; raises one ValueError that lists every row whose file is missing or outside the folder."""
+    """The path of each row's file. Raises one ValueError that lists every row whose file is missing or outside the
+    folder.
+    """
     return _of_each(listed, host.folders.lora_path)
 
 
 def read_files(listed: list[StackRow]) -> list[tuple[dict[str, Tensor], dict[str, str]]]:
-    """(tensors, metadata) of the files of rows; raises one ValueError that lists every row whose file is missing or
+    """(tensors, metadata) of each row's file. Raises one ValueError that lists every row whose file is missing or
     cannot be read.
     """
     return _of_each(listed, lambda name: open_file.load_once(host.folders.lora_path(name)))
 
 
 def lora_entries(listed: list[StackRow]) -> list[LoraEntry]:
-    """Rows with their files read, as entries of a stack; raises one ValueError that lists every row that cannot be."""
+    """Reads the files of rows and returns the entries of a stack. Raises one ValueError that lists every unreadable
+    row.
+    """
     entries = []
     for row, (tensors, file_metadata) in zip(listed, read_files(listed), strict=True):
         name, strength_model, strength_clip = row
@@ -62,7 +66,7 @@ def _of_each(listed: list[StackRow], find: Callable[[str], T]) -> list[T]:
 
 
 def _line(row: StackRow, state: Mapping[str, Tensor], of_training: Mapping[str, str]) -> str:
-    """What the report says of a row: strengths, and what its file says about itself."""
+    """A row's line in the report: strengths, and what the file's metadata say."""
     extras = [f"{name} {value}" for name, value in (("blocks", row.blocks), ("schedule", row.schedule)) if value]
     extras += ["partial matches allowed"] if row.partial else []
     about_file = "; ".join(filter(None, (metadata.contents(state), metadata.about(of_training))))
@@ -119,9 +123,7 @@ class GraftLoRAStack(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, rows=EMPTY, lora_stack=None) -> str:
-        """Changes when a listed file does; a stack that comes in through the socket is fingerprinted by the node it
-        comes from.
-        """
+        """Changes when a listed file changes. A stack from the socket is fingerprinted by the node that made it."""
         digest = sha256(rows.encode())
         for path in found_files(parse(rows)):
             digest.update(repr((path, open_file.version(path))).encode())
@@ -138,7 +140,7 @@ class GraftLoRAStack(io.ComfyNode):
 
 
 class LoRAStackPatch(io.ComfyNode):
-    """Applies a stack of LoRAs in one pass; the base comes back bit for bit."""
+    """Applies a stack of LoRAs in one pass. Removing it restores the base weights bit for bit."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:

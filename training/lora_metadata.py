@@ -1,6 +1,4 @@
-"""What a saved LoRA says of the run that made it, in the words of kohya-ss/sd-scripts (`train_network.py`) and
-modelspec.
-"""
+"""Training metadata of a saved LoRA, with the keys of kohya-ss/sd-scripts (`train_network.py`) and modelspec."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ _PRECISIONS = {"bf16": "bf16", "full-bf16": "bf16", "fp16": "fp16"}
 
 
 def lora_metadata(state: TrainState) -> dict[str, str]:
-    """Entries of a state by name: settings and position only, no dates, no random ids; the state's notes go on top."""
+    """Metadata of a state: settings and position only, no dates, no random ids. The state's notes override them."""
     adapter, optimizer = state.start.adapter, state.settings.optimizer
     entries: dict[str, Any] = {
         "modelspec.sai_model_spec": "1.0.0",

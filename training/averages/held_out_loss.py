@@ -1,4 +1,4 @@
-"""Held-out loss of other weights than the ones a run ended with."""
+"""Held-out loss of weights other than the run's last ones."""
 
 from __future__ import annotations
 

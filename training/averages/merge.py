@@ -1,6 +1,4 @@
-"""Averaged weights from files or snapshots as one LORA_MODEL: which share each file has, the average itself, and what
-there is to say.
-"""
+"""Averages files or snapshots into one LORA_MODEL: the share of each file, the average itself, and the report."""
 
 from __future__ import annotations
 
@@ -80,8 +78,8 @@ def merged(
     rank: int = 0,
     base: Callable[[], Mapping[str, Tensor]] | None = None,
 ) -> Merged:
-    """The average of `sources` with the shares of `profile`; `base` gives the model's own weights, from which
-    checkpoints differ.
+    """Averages `sources` with the shares of `profile`. `base` returns the model's own weights; checkpoints are saved as
+    differences from them.
     """
     shares, lines = shares_of(sources, profile, width, weights)
     files, names = [file.load() for file in sources.files], [file.name for file in sources.files]
@@ -154,7 +152,7 @@ def _loras(
 
 
 def curves(sources: Sources, shares: Sequence[float], width: float | None) -> tuple[Curve, ...]:
-    """How much of the average each training step makes (snapshots), or each file at its step."""
+    """How much each training step (snapshots) or each file at its step counts in the average."""
     if sources.powers:
         profiles, last = sources.profiles, max(profile.step for profile in sources.profiles)
         midpoints = torch.arange(1, last + 1, dtype=torch.float64) - 0.5
@@ -176,7 +174,7 @@ def curves(sources: Sources, shares: Sequence[float], width: float | None) -> tu
 
 
 def widths_to_try(sources: Sources, text: str) -> list[float]:
-    """The widths in `text`, or ten, evenly spaced in the logarithm, over all that the snapshots express."""
+    """The widths in `text`, or else ten, evenly spaced on a log scale, over the range that the snapshots allow."""
     if text.strip():
         try:
             return [float(number) for number in text.replace(",", " ").split()]
@@ -197,7 +195,7 @@ def widths_to_try(sources: Sources, text: str) -> list[float]:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Held-out losses of a run's last weights, of its running average, and of averages by width."""
+    """Held-out losses of a run's last weights, of its EMA, and of averages of several widths."""
 
     plain: float
     running: float
@@ -205,11 +203,11 @@ class Sweep:
 
     @property
     def best(self) -> float:
-        """The width with the least loss; the wider one of two equals."""
+        """The width with the lowest loss. On a tie, the wider one."""
         return min(self.rows, key=lambda row: (row[1], -row[0]))[0]
 
     def lines(self) -> list[str]:
-        """As a table for the report."""
+        """The losses as a table for the report."""
         rows = [
             f"width {width:.4f}: {loss:.6g}{'  <- best' if width == self.best else ''}" for width, loss in self.rows
         ]
@@ -222,8 +220,8 @@ def sweep(
     score: Callable[[Mapping[str, Tensor] | None], float | None],
     running: Mapping[str, Tensor],
 ) -> Sweep:
-    """Score every width; `score` gives the held-out loss of a LORA_MODEL (None: the last weights), or None without
-    held-out pictures.
+    """Measures the loss of every width. `score` returns the held-out loss of a LORA_MODEL (None: the last weights), or
+    None without held-out pictures.
     """
     last_loss = score(None)
     if last_loss is None:

@@ -36,7 +36,7 @@ class Snapshot:
 
     @property
     def profile(self) -> Profile:
-        """What the average is made of."""
+        """The step and width of the average."""
         return Profile(_steps(self.position), self.width)
 
 
@@ -46,7 +46,7 @@ def path_of(folder: Path, start: str, position: Position, width: float) -> Path:
 
 
 def expected(state: TrainState, folder: Path) -> list[Snapshot]:
-    """The snapshots that a run had taken when it stood at `state`, by step and width, whether they are there or not."""
+    """All snapshots that a run has taken up to `state`, by step and width, whether their files still exist or not."""
     ema = state.start.ema
     if ema is None or not ema.snapshots:
         return []
@@ -60,11 +60,11 @@ def expected(state: TrainState, folder: Path) -> list[Snapshot]:
 
 
 def write(folder: Path, state: TrainState, width: float, lora: Callable[[], Mapping[str, Tensor]]) -> None:
-    """Keep an average of `state`'s run as it stands at `state`, unless it is kept already. Raises OSError, leaving
-    nothing half-written.
+    """Saves an average of `state`'s run at `state`, unless the file exists. Raises OSError, leaving nothing
+    half-written.
     """
     path = path_of(folder, state.start.digest, state.position, width)
-    if path.exists():  # its name is its content's identity
+    if path.exists():  # the name identifies the content
         return
     make_folders(path.parent)
     tensors = to_float16(lora())
@@ -94,7 +94,7 @@ def read(snapshot: Snapshot) -> dict[str, Tensor]:
 
 
 def recorded(path: Path, metadata: Mapping[str, str]) -> Snapshot | None:
-    """What a file's metadata say that it is a snapshot of, or None."""
+    """The snapshot that a file's metadata describe, or None."""
     if not metadata.keys() >= {"graft_run", "graft_width", "graft_position"}:
         return None
     try:
@@ -105,9 +105,7 @@ def recorded(path: Path, metadata: Mapping[str, str]) -> Snapshot | None:
 
 
 def found(folder: Path) -> list[Snapshot]:
-    """Every snapshot in a run's folder, of whatever beginnings and settings, by step and width; only the headers are
-    read.
-    """
+    """Every snapshot in a run's folder, with any start and settings, by step and width. Only headers are read."""
     kept = []
     for path in sorted((folder / FOLDER).glob("*.safetensors")):
         snapshot = recorded(path, read_header(str(path))[1])
@@ -117,8 +115,8 @@ def found(folder: Path) -> list[Snapshot]:
 
 
 def branches(snapshots: list[Snapshot]) -> dict[str, list[Snapshot]]:
-    """The snapshots on the way to each furthest one, by its state's key: a run that was begun or continued in several
-    ways has several.
+    """Splits snapshots into branches, by the key of each branch's last state. A run that was started or continued in
+    different ways has several.
     """
     positions = sorted({(snapshot.start, snapshot.position) for snapshot in snapshots})
     by_key = {}

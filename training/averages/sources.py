@@ -21,7 +21,7 @@ from ..state import TrainState
 from . import snapshots
 from .snapshots import Snapshot
 
-CHECKPOINT = ("model.diffusion_model.", "diffusion_model.", "")  # the last of files that hold a diffusion model alone
+CHECKPOINT = ("model.diffusion_model.", "diffusion_model.", "")  # the last one is for files with only a diffusion model
 _TEXT_ENCODERS = ("cond_stage_model.", "conditioner.", "text_encoders.")
 
 
@@ -42,7 +42,8 @@ class Source:
     text_encoder: int = 0
 
     def load(self) -> dict[str, Tensor]:
-        """A LORA_MODEL in float32, or a checkpoint's diffusion model by parameter name, mapped as the file has it.
+        """Loads a LORA_MODEL in float32, or a checkpoint's diffusion model by parameter name, memory-mapped in the
+        file's own type.
 
         Raises ValueError naming what is wrong with the file.
         """
@@ -57,8 +58,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Sources:
-    """Files in the order in which they are averaged; `powers` when they are snapshots of one run's power-function
-    averages.
+    """Files in the order in which they are averaged. `powers` is True when they are snapshots of one run's
+    power-function averages.
     """
 
     files: tuple[Source, ...]
@@ -67,11 +68,11 @@ class Sources:
 
     @property
     def profiles(self) -> list[Profile]:
-        """What snapshots are averages of."""
+        """The step and width of each snapshot."""
         return [file.snapshot.profile for file in self.files if file.snapshot is not None]
 
     def report(self) -> str:
-        """The files, one a line, numbered as weights are given."""
+        """The files, one per line, numbered in the order that `weights` uses."""
         kind = "snapshots" if self.powers else "files"
         lines = [f"{len(self.files)} {kind}", *self.notes]
         for number, file in enumerate(self.files, 1):
@@ -117,8 +118,8 @@ def of_state(state: TrainState, folder: Path) -> Sources:
 
 
 def of_run(folder: Path, way: str = "") -> Sources:
-    """The snapshots in a run's folder. `way` is the beginning of one way's key, for a run that was begun or continued
-    in several ways.
+    """The snapshots in a run's folder. `way` is the first characters of a branch's key, for a run that was started or
+    continued in several ways.
     """
     found_snapshots = snapshots.found(folder)
     if not found_snapshots:
@@ -167,7 +168,7 @@ def of_files(files: Sequence[tuple[str, str]]) -> Sources:
     of_snapshots = [source.snapshot for source in sources if source.snapshot is not None]
     if len(of_snapshots) == len(sources):
         return _of_one_branch(of_snapshots)
-    # among other files a snapshot is a file like them
+    # next to other files, a snapshot is treated as a normal file
     by_step = sorted((replace(source, snapshot=None) for source in sources), key=lambda source: source.step or 0)
     notes = ["in the order of the steps recorded in them"]
     runs = {source.run for source in by_step}
@@ -187,7 +188,7 @@ def _of_one_branch(kept: list[Snapshot]) -> Sources:
     return _of_snapshots(kept)
 
 
-_STEP_KEYS = ("ss_steps", "graft_step", "step", "global_step")  # of the metadata; the first that is a number counts
+_STEP_KEYS = ("ss_steps", "graft_step", "step", "global_step")  # in the metadata; the first number counts
 
 
 def _open_source(name: str, path: str) -> Source:
@@ -197,7 +198,7 @@ def _open_source(name: str, path: str) -> Source:
     for key in reversed(_STEP_KEYS):
         if metadata.get(key, "").isdigit():
             step = int(metadata[key])
-    # Without a recorded run a file is its own: averages of factors are only offered where one run is recorded.
+    # A file without a recorded run counts as its own run: factors are averaged only if all files name the same run.
     run = metadata.get("graft_run") or metadata.get("ss_session_id") or ""
     text_encoder = 0
     if kind == "checkpoint":
@@ -207,7 +208,7 @@ def _open_source(name: str, path: str) -> Source:
 
 
 def _kind(name: str, tensors: Mapping[str, Tensor]) -> str:
-    """ "lora" or "checkpoint"; raises ValueError for what is neither."""
+    """Whether it is "lora" or "checkpoint". Raises ValueError when it is neither."""
     weights = {key: tensor for key, tensor in tensors.items() if not key.startswith(SCALE_PREFIX)}
     groups, other_keys, problems = grouped(weights)
     if any(key.startswith(CHECKPOINT[0]) for key in tensors):

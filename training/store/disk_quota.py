@@ -1,4 +1,4 @@
-"""Keeps all stored runs within a size limit: removes what was unused for longest, never what this run needs."""
+"""Keeps all stored runs below a size limit: removes what has not been used for longest, never what this run needs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _kind(folder: Path, files: Iterable[Path]) -> str:
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except FileNotFoundError:  # another process makes room too
+    except FileNotFoundError:  # another process is freeing space too
         return 0
 
 
@@ -90,9 +90,9 @@ def _time(path: Path) -> float:
 
 
 def touch(folder: Path) -> None:
-    """Note that the state in a folder was used now."""
+    """Records that the state in a folder was used now."""
     for path in folder.glob("state*.safetensors"):
-        with contextlib.suppress(OSError):  # a folder that may be read only
+        with contextlib.suppress(OSError):  # the folder may be read-only
             os.utime(path)
 
 
@@ -131,7 +131,7 @@ def make_space(root: Path, limit: int, coming: int, needed: Collection[Path]) ->
     for entry in choose_removals(free, total + coming - limit, needed, now):
         try:
             remove(entry.files)
-        except OSError:  # somebody has it open: it stays, and the report's total shows it
+        except OSError:  # another process has it open: it stays, and counts in the report's total
             continue
         removed.append(entry)
         for folder in (entry.folder, entry.folder.parent):
@@ -145,7 +145,7 @@ def _run_name(root: Path, entry: StoredFiles) -> str:
 
 
 def _in_use(root: Path, run: str, needed: Collection[Path], now: float) -> bool:
-    """Whether another process works in a run's folder: there is a young lock beside it, which is not our own."""
+    """Whether another process works in a run's folder: there is a recent lock beside it that is not ours."""
     return root / run not in needed and now - _time(root / f".{run}.lock") < _AT_WORK
 
 
@@ -161,13 +161,13 @@ def remove(files: Collection[Path]) -> None:
 
 
 def _remove_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # something else is in it, or it is gone
+    with contextlib.suppress(OSError):  # not empty, or already removed
         folder.rmdir()
         sync_folder(folder.parent)
 
 
 def removal_report(removed: Sequence[StoredFiles], root: Path, limit: int) -> str:
-    """What was removed, in a sentence."""
+    """One sentence about what was removed."""
     names = [entry.folder.relative_to(root).as_posix() for entry in removed[:5]]
     if len(removed) > 5:
         names.append("…")

@@ -1,4 +1,4 @@
-"""What the store holds, by run and by key, without reading a tensor: for panels that show a run again."""
+"""Lists stored runs and states without reading tensors, for panels that show earlier runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def runs(root: str | Path) -> list[dict[str, Any]]:
 
 def states(root: str | Path, run: str) -> list[dict[str, Any]]:
     """The readable states of a run: {key, step, kind, changed, best}; `changed` in seconds since 1970. ValueError when
-    the name is none.
+    the name is not valid.
     """
     folder = Store(root, run).folder
     entries = []
@@ -38,14 +38,14 @@ def states(root: str | Path, run: str) -> list[dict[str, Any]]:
         try:
             record, changed = read_record(state_folder), (state_folder / "state.json").stat().st_mtime
         except (Damaged, FileNotFoundError):
-            continue  # a listing shows what can be shown; whoever uses a state is told what is wrong with it
+            continue  # skip it here; loading the state reports what is wrong with it
         entries.append({"key": record["key"], "step": record["step"], "kind": record["kind"], "changed": changed})
     return sorted(entries, key=lambda state: (state["step"], state["changed"]))
 
 
 def shown(root: str | Path, run: str, key: str) -> dict[str, Any]:
-    """What is measured of one state: run, key, start (its digest), step, kind, settings, effort, versions and the whole
-    history.
+    """A state's record and measurements: run, key, start (its digest), step, kind, settings, effort, versions and the
+    whole history.
 
     `key` is a state's key, or that of the state that a snapshot is on the way to; "latest" is the furthest state of the
     run. Raises ValueError for what is no name or key, FileNotFoundError when it is not stored, Damaged when it cannot
@@ -68,7 +68,7 @@ def shown(root: str | Path, run: str, key: str) -> dict[str, Any]:
 
 
 def _place(store: Store, key: str) -> Path:
-    """The folder of the state with this key, of the snapshot that is that state, or of the one on the way to it."""
+    """The folder of the state with this key, or of the snapshot of it, or of the snapshot on the way to it."""
     folder = store.result_folder(key)
     for candidate in (folder, folder / "partial"):
         if (candidate / "state.json").is_file():

@@ -1,5 +1,5 @@
-"""Snapshots that ranks write together: each a file with its rows of every tensor, and the first rank one state.json
-that names all.
+"""Snapshots that all ranks write together: each rank writes a file with its rows of every tensor, and the first rank a
+state.json that lists the files.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ DIVIDED = "graft_divided"  # metadata: the tensors of which the file has rows
 def write(
     folder: Path, step: int, rank: int, ranks: int, tensors: Mapping[str, Tensor], divided: list[str]
 ) -> tuple[str, str]:
-    """Write a rank's file durably; its name and sha256. `divided` are the tensors of which it has
-    rows. Raises OSError.
+    """Writes a rank's file to disk and returns its name and sha256. `divided` are the tensors of which it has rows.
+    Raises OSError.
     """
     name = f"state-{step:08d}-{rank + 1:05}-of-{ranks:05}.safetensors"
     sha256 = write_safetensors(folder / name, tensors, {DIVIDED: json.dumps(divided)})

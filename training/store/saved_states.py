@@ -1,5 +1,5 @@
-"""A training state under a name, to move a run to another folder or machine: sharded safetensors and one state.json,
-verified when read.
+"""Named training states, to move a run to another folder or machine: sharded safetensors and one state.json, verified
+when read.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ Plain = TypeVar("Plain")
 
 
 def folder_of(root: Path, name: str) -> Path:
-    """The folder of a name below `root`; ValueError when it is no plain folder name."""
+    """The folder for a name in `root`. ValueError when it is not a plain folder name."""
     if not is_plain_name(name):
         raise ValueError(f"name is {name!r}: expected a plain folder name, {PLAIN}.")
     return root / name
 
 
 def names(root: Path) -> list[str]:
-    """The names that states are saved under."""
+    """The names of all saved states."""
     return sorted(path.parent.name for path in root.glob("*/state.json"))
 
 
@@ -62,7 +62,7 @@ def save(state: TrainState, root: Path, name: str, shard: int = 0, versions: Map
 
 def _save(state: TrainState, folder: Path, shard: int, versions: Mapping[str, str]) -> Path:
     tensors = group_tensors(state)
-    # By content and cut: files of the state that has the name now are never written over with others.
+    # Named by content and shard size, so that the files of an older state with this name are not overwritten.
     stem = f"tensors-{sha256_of_json([sha256_of_tensors(tensors), list(tensors), shard])[:16]}"
     make_folders(folder)
     paths = shards.save(tensors, folder, stem, shard)

@@ -53,7 +53,7 @@ def _beside(value: Any) -> bool:
 
 
 def _plain(value: Any) -> bool:
-    """A name as Graft gives it to files, which leads nowhere else on any system."""
+    """A name of the form that Graft gives files: it cannot lead to another folder on any system."""
     return isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}", value) is not None
 
 
@@ -104,7 +104,7 @@ _OPTIONAL: dict[str, Check] = {"run": _text, "notes": _map_of(_text)}  # of a sa
 
 
 def problem(record: Mapping[str, Any]) -> str:
-    """What is wrong with the entries of a state.json, "" when nothing is."""
+    """What is wrong with the entries of a state.json, or ""."""
     names = [name for name, check in _FORM.items() if name not in record or not check(record[name])]
     names += [name for name, check in _OPTIONAL.items() if name in record and not check(record[name])]
     if names:

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from ..distributed.process_group import ProcessGroup
 
 FORMAT = 2
-KEEPS = ("last", "best", "every")  # which states a call of TrainStep keeps beside the last one
+KEEPS = ("last", "best", "every")  # which states TrainStep keeps besides the last one
 HISTORY = "history"
-BLOCK = 1000  # steps a block of history
+BLOCK = 1000  # steps per block of history
 GROUPS = ("trained", "optimizer", "average", "powers")
 PLAIN = "without slashes, colons or quotes, of at most 100 characters and 240 bytes (80 of Chinese or Japanese)"
 
@@ -91,7 +91,7 @@ class Store:
         self.limit, self.removed = limit, list[str]()
 
     def result_folder(self, key: str) -> Path:
-        """Where the state with this key lies."""
+        """The folder of the state with this key."""
         return self.folder / key[:32]
 
     # --- writing ------------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class Store:
     def save(self, state: TrainState, kind: str = "result") -> Path:
         """Keep a state as a result, as the `best` so far or as one `snapshot` of many; its folder.
 
-        A result stays one when it is kept again as something else. Raises OSError (a full disk) with nothing
+        A result stays a result when it is saved again as something else. Raises OSError (a full disk) with nothing
         half-written left behind.
         """
         folder = self.result_folder(state.key)
@@ -108,7 +108,7 @@ class Store:
         return folder
 
     def promote(self, folder: Path) -> None:
-        """Make a state that is kept as the best so far or as a snapshot a result, which stays."""
+        """Turns a state that was kept as the best so far, or as a snapshot, into a result, which stays."""
         record = read_record(folder)
         if record["kind"] not in ("result", "partial"):
             write_record(folder, {**{key: value for key, value in record.items() if key != "sha256"}, "kind": "result"})
@@ -147,7 +147,7 @@ class Store:
         folder = self.result_folder(target) / "partial"
         tensors = f"state-{state.step:08d}.safetensors"
         self._write(state, folder, tensors, "partial")
-        for old in folder.glob("state-*.safetensors"):  # the JSON names the new one by now
+        for old in folder.glob("state-*.safetensors"):  # the JSON already names the new one
             if old.name != tensors:
                 with disk_errors_at(str(old)):
                     old.unlink()
@@ -188,7 +188,7 @@ class Store:
             "tensors": {"parts": files},
         }
         write_record(folder, {**record_of(state, self.versions), **extra})
-        for old in folder.glob("state-*.safetensors"):  # the JSON names the new ones by now
+        for old in folder.glob("state-*.safetensors"):  # the JSON already names the new ones
             if old.name not in {file["file"] for file in files}:
                 with disk_errors_at(str(old)):
                     old.unlink()
@@ -219,7 +219,7 @@ class Store:
         blocks = self._write_history(state.history)
         new_folders = make_folders(folder)
         path = folder / tensors
-        orphan = not path.exists()  # until a state.json names them, tensors that were not there before are nobody's
+        orphan = not path.exists()  # new tensors belong to no state until a state.json names them
         try:
             tensors_sha256 = write_safetensors(path, group_tensors(state))
             # tensors first, durably: a state.json in place means that everything it names is in place
@@ -239,7 +239,7 @@ class Store:
             raise
 
     def _write_history(self, history: History) -> list[str]:
-        """Keep whole blocks of history that are not kept yet; the names of all."""
+        """Writes full blocks of history that are not stored yet. Returns the names of all blocks."""
         folder, names = self.folder / HISTORY, []
         for number in range(len(history.loss) // BLOCK):
             body = json.dumps(_rows(history, number * BLOCK, (number + 1) * BLOCK), separators=(",", ":")).encode()
@@ -252,7 +252,7 @@ class Store:
         return names
 
     def used(self) -> DiskUse:
-        """What the run's folder holds, and all runs."""
+        """The disk use of this run's folder and of all runs."""
         states = size = 0
         for path in self.folder.rglob("*"):
             if path.is_file():
@@ -267,7 +267,7 @@ class Store:
         """The stored state furthest on the way from `state` to `steps` more steps with its settings, and what was found
         damaged.
 
-        Results are found by their key, snapshots by what they record. Whatever cannot be used is named, never deleted.
+        Results are found by their key, snapshots by what they record. Unusable states are reported, never deleted.
         """
         problems: list[str] = []
         try:
@@ -391,7 +391,7 @@ def tail_of(history: History, blocks: list[str]) -> dict[str, Any]:
 
 
 def _rows(history: History, start: int, end: int) -> dict[str, Any]:
-    """What was measured of the steps after `start` up to `end`; the validation at step 0 counts to the first."""
+    """The measurements of the steps after `start` up to `end`. The validation at step 0 goes with the first step."""
     validation = [row for row in history.validation if start < row[0] <= end or row[0] == start == 0]
     return {
         "loss": history.loss[start:end],
@@ -425,7 +425,7 @@ def history_of(recorded: dict[str, Any], folder: Path) -> History:
 
 
 def check_file(path: Path, expected: str) -> None:
-    """Raise Damaged unless the file is there and has this hash."""
+    """Raises Damaged unless the file exists and has this hash."""
     try:
         hashed = sha256_of_file(path)
     except OSError as error:
@@ -435,7 +435,7 @@ def check_file(path: Path, expected: str) -> None:
 
 
 def record_of(state: TrainState, made_with: Mapping[str, str]) -> dict[str, Any]:
-    """What a state.json says of a state beside its history and its files."""
+    """The entries of a state.json, except its history and files."""
     adapter = {f.name: getattr(state.start.adapter, f.name) for f in fields(state.start.adapter) if f.name != "initial"}
     return {
         "format": FORMAT,
@@ -458,7 +458,7 @@ def record_of(state: TrainState, made_with: Mapping[str, str]) -> dict[str, Any]
 
 
 def write_record(folder: Path, body: dict[str, Any]) -> None:
-    """Put a state.json with its own hash into a folder, whole and durably."""
+    """Writes a state.json with its own hash, whole or not at all."""
     write_whole(str(folder / "state.json"), [_signed(body)])
     sync_folder(folder)
 
@@ -466,7 +466,7 @@ def write_record(folder: Path, body: dict[str, Any]) -> None:
 def _signed(body: dict[str, Any]) -> bytes:
     text = json.dumps({**body, "sha256": sha256_of_json(body)}, indent=1, sort_keys=True)
     error = problem(json.loads(text))
-    assert not error, error  # what is written here can be read again
+    assert not error, error  # it must be readable again
     return text.encode()
 
 
@@ -495,7 +495,7 @@ def remove(folder: Path) -> None:
 
 
 def _kind(folder: Path) -> str | None:
-    """As what the state in a folder is kept; None when there is none that can be read."""
+    """The kind under which the state in a folder is kept. None when no readable state is there."""
     try:
         return str(read_record(folder)["kind"])
     except Damaged:
