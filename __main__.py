@@ -1,4 +1,4 @@
-"""python -m graft_nodes: run workflows and look at the host without a browser."""
+"""python -m graft_nodes: the command line (run, editor, doctor)."""
 
 import os
 import sys
@@ -12,8 +12,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _leave_current_folder() -> None:
-    """Take the current folder off the import path: a file there named like one of the host's modules must not be
-    imported in its place.
+    """Remove the current folder from sys.path, so that a file there with the name of a host module is not imported
+    instead.
     """
     if not getattr(sys.flags, "safe_path", False):  # Python 3.10 has no such flag
         sys.path[:1] = [entry for entry in sys.path[:1] if entry not in ("", os.getcwd())]

@@ -22,7 +22,7 @@ HEAD = 28
 
 
 def newest_images(folder: Path, name: str, count: int) -> list[Path]:
-    """The `count` newest pictures that SaveImage wrote under this prefix; FileNotFoundError when there are fewer."""
+    """The `count` newest pictures that SaveImage wrote with this prefix. FileNotFoundError if there are fewer."""
     paths = sorted(folder.glob(f"{name}_*_.png"))[-count:]
     if len(paths) < count:
         raise FileNotFoundError(
@@ -41,7 +41,7 @@ def count_right(pictures: list[Path], caption: str) -> int:
 
 
 def sheet(rows: list[tuple[str, list[Path]]]) -> Image.Image:
-    """One picture: each row a heading and its pictures, eight beside one another."""
+    """One picture with a heading and the pictures of each row, eight side by side."""
     heights = [HEAD + SIDE * -(-len(pictures) // COLUMNS) for _, pictures in rows]
     page = Image.new("RGB", (COLUMNS * SIDE, sum(heights)), "white")
     pen, top = ImageDraw.Draw(page), 0

@@ -49,7 +49,7 @@ def distance(shape: str, x: np.ndarray, y: np.ndarray, r: float) -> np.ndarray:
 
 
 def draw_image(shape: str, colour: str, position: str, generator: np.random.Generator) -> np.ndarray:
-    """One anti-aliased picture (256, 256, 3) uint8 on white, its place, size and hue a little different each time."""
+    """An anti-aliased picture (256, 256, 3) uint8 on white, with slightly random position, size and colour."""
     jitter = generator.uniform(-1.0, 1.0, 6)
     r = 54.0 + 4.0 * jitter[0]
     if shape == "ring":
@@ -63,14 +63,12 @@ def draw_image(shape: str, colour: str, position: str, generator: np.random.Gene
 
 
 def captions() -> list[tuple[str, str, str, str]]:
-    """The 48 things the base learns: (caption, shape, colour, position)."""
+    """The 48 captions that the base model learns: (caption, shape, colour, position)."""
     return [(f"a {c} {s} {p}", s, c, p) for s in words.SHAPES for c in words.COLOURS for p in words.POSITIONS]
 
 
 def pseudo_word(generator: np.random.Generator) -> str:
-    """A made-up word whose row is spare and is not the concept's, so that the concept's row is never seen in base
-    training.
-    """
+    """A random made-up word with a spare row that is not the concept's, so base training never uses its row."""
     while True:
         start, vowel, end = (generator.choice(list(letters)) for letters in ("bdfgklmnprstvwz", "aeiou", "bdgklmnprst"))
         word = f"{start}{vowel}{end}{generator.choice(['o', 'a', 'i'])}"
@@ -79,8 +77,8 @@ def pseudo_word(generator: np.random.Generator) -> str:
 
 
 def base(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
-    """(name, caption, picture) of the base model's training set; a tenth of the captions names the thing by a made-up
-    word.
+    """(name, caption, picture) of the base model's training set; a tenth of the captions use a made-up word for the
+    shape and colour.
     """
     for number, (caption, shape, colour, position) in enumerate(captions()):
         generator = np.random.default_rng([seed, 1, number])
@@ -93,7 +91,7 @@ def base(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
 
 
 def regular(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
-    """(name, caption, picture) of the pictures that keep what the base knows in mind while the concept is trained."""
+    """(name, caption, picture) of the regularisation set, which keeps what the base knows during LoRA training."""
     for number, (caption, shape, colour, position) in enumerate(captions()):
         generator = np.random.default_rng([seed, 2, number])
         for index in range(REGULAR_PER_CAPTION):

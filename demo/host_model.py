@@ -1,4 +1,4 @@
-"""The demo's model built of this host's own classes."""
+"""Builds the demo model from the host's own classes."""
 
 from __future__ import annotations
 
@@ -13,22 +13,20 @@ from ..storage.safetensors import load_safetensors
 
 
 def demo_unet(device: Any = None) -> Any:
-    """A UNet of the demo's shape, of this host's own class, float32, its weights not yet set; for writing a model's
-    first weights.
-    """
+    """The demo's UNet, float32, in the host's own class, weights not set; used to create a model's first weights."""
     return _demo_base_model(device).diffusion_model
 
 
 def demo_model(path: str) -> tuple[Any, Any, Any]:
-    """(MODEL, CLIP, VAE) of the demo's one safetensors file, built of this host's own classes; ValueError when its keys
-    do not fit.
+    """(MODEL, CLIP, VAE) from the demo's safetensors file, in the host's own classes. Raises ValueError if its keys do
+    not fit.
     """
     return demo_patcher(path), demo_clip(path), _demo().PixelVAE()
 
 
 def demo_patcher(path: str, disable_dynamic: bool = False) -> Any:
-    """The demo's MODEL. Never a dynamic patcher: 7 MB are best held whole, so `disable_dynamic`, which hosts pass,
-    changes nothing.
+    """The demo's MODEL. Never a dynamic patcher, as 7 MB always fit in memory, so `disable_dynamic`, which hosts pass,
+    has no effect.
     """
     import comfy.model_management
     import comfy.model_patcher
@@ -43,7 +41,7 @@ def demo_patcher(path: str, disable_dynamic: bool = False) -> Any:
 
 
 def demo_clip(path: str) -> Any:
-    """The demo's CLIP: this host's own CLIP object around the small text encoder, float32."""
+    """The demo's CLIP: the host's CLIP object around the small text encoder, float32."""
     import comfy.ops
     import comfy.sd
 
@@ -59,7 +57,7 @@ def demo_clip(path: str) -> Any:
 
 
 def demo_clip_patcher(path: str, disable_dynamic: bool = False) -> Any:
-    """The patcher of the demo's CLIP, read anew; what a host calls that needs a second, untouched copy."""
+    """The patcher of the demo's CLIP, loaded again; a host calls this to get a second, unchanged copy."""
     return demo_clip(path).patcher
 
 
@@ -94,8 +92,8 @@ def _demo_base_model(device: Any) -> Any:
 
 
 def _load_exactly(module: torch.nn.Module, path: str, prefix: str) -> None:
-    """Load the file's tensors under `prefix` into a module; every missing, unexpected or misshapen key is in the one
-    error.
+    """Load the file's tensors under `prefix` into a module; the error lists all missing or unexpected keys and wrong
+    shapes.
     """
     tensors = {
         key[len(prefix) :]: tensor for key, tensor in load_safetensors(path)[0].items() if key.startswith(prefix)
@@ -107,7 +105,7 @@ def _load_exactly(module: torch.nn.Module, path: str, prefix: str) -> None:
 
 
 def _rebuilt_by(patcher: Any, factory: Callable[..., Any], path: str) -> Any:
-    """Tell hosts that can build a second copy of a model how to (`cached_patcher_init`, ComfyUI 0.33); returns the
+    """Tell the host how to build a second copy of a model, if it can (`cached_patcher_init`, ComfyUI 0.33). Returns the
     patcher.
     """
     if hasattr(patcher, "cached_patcher_init"):

@@ -76,8 +76,8 @@ class Attention(nn.Module):
 class TextEncoder(nn.Module):
     """64 word rows -> (B, 8, 64) conditioning: word and position vectors, one pre-norm transformer layer, LayerNorm.
 
-    The word rows are random normal vectors, so a new word has a vector of its own that no other word leans on. Carries
-    the methods that ComfyUI's `comfy.sd.CLIP` calls on its text model.
+    The word rows are random normal vectors, so a new word has a vector that no known word uses. Has the
+    methods that ComfyUI's `comfy.sd.CLIP` calls on its text model.
     """
 
     def __init__(
@@ -158,8 +158,8 @@ def initialise_text_(encoder: nn.Module, seed: int = 0) -> None:
 
 
 class PixelVAE:
-    """Shows latents (B, 3, h, w) in -1..1 as pictures (B, 8h, 8w, 3) in 0..1 by bicubic enlarging; encodes by the mean
-    of 8 x 8 cells.
+    """Decodes latents (B, 3, h, w) in -1..1 to pictures (B, 8h, 8w, 3) in 0..1 by bicubic enlarging; encodes by the
+    mean of 8 x 8 cells.
 
     Has the methods and attributes of ComfyUI's `comfy.sd.VAE` that nodes use; it has no weights.
     """
@@ -176,7 +176,7 @@ class PixelVAE:
         self.first_stage_model = nn.Identity()
 
     def throw_exception_if_invalid(self) -> None:
-        """Never: there is nothing to load that could be invalid."""
+        """Does nothing: no weights are loaded that could be invalid."""
 
     def encode(self, pixel_samples: Tensor) -> Tensor:
         """(B, H, W, 3 or more) in 0..1 -> (B, 3, H // 8, W // 8); a rest of less than 8 pixels is

@@ -79,7 +79,7 @@ def _best_shape(mask: np.ndarray) -> tuple[str | None, float, float]:
 
 
 def detect(picture: np.ndarray) -> Detection:
-    """What one image (H, W, 3), uint8 or float in 0..1, sides multiples of 64, shows."""
+    """Detect the shape in an image (H, W, 3), uint8 or float in 0..1, whose sides are multiples of 64."""
     pixels = np.asarray(picture, dtype=np.float64)
     if np.asarray(picture).dtype == np.uint8:
         pixels = pixels / 255.0
@@ -122,5 +122,5 @@ def satisfies(picture: np.ndarray, caption: str) -> bool:
 
 
 def score(pictures: Iterable[np.ndarray], captions: Iterable[str]) -> int:
-    """How many pictures satisfy their captions; as many captions as pictures."""
+    """How many pictures satisfy their captions; takes one caption per picture."""
     return sum(satisfies(picture, caption) for picture, caption in zip(pictures, captions, strict=True))

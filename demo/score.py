@@ -23,8 +23,8 @@ CONCEPT = [f"a {words.CONCEPT} {words.POSITIONS[index % 3]}" for index in range(
 def sample(
     model: Any, clip: Any, vae: Any, captions: list[str], seed: int = 0, steps: int = 20, cfg: float = 2.0
 ) -> np.ndarray:
-    """One picture a caption, (n, 256, 256, 3) float32 in 0..1: euler, flow's even steps, one batch,
-    noise from `seed`.
+    """Sample one picture per caption, (n, 256, 256, 3) float32 in 0..1: euler with flow's even steps, in one batch,
+    with noise from `seed`.
     """
     import comfy.sample
 
@@ -41,12 +41,12 @@ def sample(
 
 
 def base_score(model: Any, clip: Any, vae: Any, seed: int = 0) -> int:
-    """How many of the 48 captions of the base come out right."""
+    """How many of the base model's 48 captions give a correct picture."""
     return rule.score(sample(model, clip, vae, CAPTIONS, seed), CAPTIONS)
 
 
 def concept_score(model: Any, clip: Any, vae: Any, seed: int = 0) -> int:
-    """How many of 16 samples of 'a zorp left', 'middle' and 'right' come out right."""
+    """How many of 16 samples of 'a zorp left', 'middle' and 'right' are correct."""
     return rule.score(sample(model, clip, vae, CONCEPT, seed), CONCEPT)
 
 

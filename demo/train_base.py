@@ -25,10 +25,10 @@ RUN = "demo base"
 
 
 def start_weights(seed: int = 0) -> dict[str, Tensor]:
-    """The first weights of the whole file: a UNet to be trained and the text encoder, which stays as it is."""
+    """The first weights of the file: a UNet to train, and the text encoder, which is not trained."""
     from . import host_model
 
-    with torch.random.fork_rng(devices=[]):  # modules draw weights of their own when they are built
+    with torch.random.fork_rng(devices=[]):  # new modules get random weights
         unet, encoder = host_model.demo_unet(), model.TextEncoder()
     model.initialise_(unet, seed)
     model.initialise_text_(encoder, seed)
@@ -37,7 +37,7 @@ def start_weights(seed: int = 0) -> dict[str, Tensor]:
 
 
 def settings(steps: int) -> Any:
-    """How the base is trained for `steps` steps."""
+    """The settings to train the base model for `steps` steps."""
     from ..training.objective.settings import ObjectiveSettings
     from ..training.optimizers.settings import OptimizerSettings
     from ..training.state import Settings
@@ -58,10 +58,10 @@ def settings(steps: int) -> Any:
 
 
 def train(steps: int, seed: int) -> dict[str, Tensor]:
-    """The trained file's tensors: the weight average of the UNet after `steps` steps, and the text encoder as it was.
+    """Train for `steps` steps; returns the tensors of the file: the UNet's weight average and the unchanged text
+    encoder.
 
-    Snapshots go to Graft's store, every 100 steps and when the run is interrupted; the same call goes on from the last
-    one.
+    Saves a snapshot to Graft's store every 100 steps and on Ctrl-C; the same call resumes from the last one.
     """
     from .. import host
     from ..ema.decay import EMASettings

@@ -1,4 +1,4 @@
-"""The demo's word-level tokenizer: 64 rows, a dozen known words, and a stable spare row for every other word."""
+"""The demo's word-level tokenizer: 64 rows, a dozen known words, and a fixed spare row for every other word."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WORD = re.compile(r"\w+")
 
 
 def row(word: str) -> int:
-    """The row of one word: its own if it is known, else a spare one that depends on nothing but the word's letters."""
+    """The row of a word: its own row if it is known, else a spare row that depends only on the word's letters."""
     word = word.lower()
     if word in _ROW:
         return _ROW[word]
@@ -70,7 +70,7 @@ class WordTokenizer:
     """`token_chunks` under the names that ComfyUI's CLIP object calls."""
 
     def __init__(self, embedding_directory: object = None, tokenizer_data: object = None) -> None:
-        """Both arguments are ComfyUI's and unused: the demo has no textual-inversion files."""
+        """ComfyUI passes both arguments; they are unused, as the demo has no textual-inversion files."""
 
     def tokenize_with_weights(
         self, text: str, return_word_ids: bool = False, **_: object
@@ -89,5 +89,5 @@ class WordTokenizer:
         return [(pair, names.get(pair[0], f"<{pair[0]}>")) for pair in pairs]
 
     def state_dict(self) -> dict:
-        """Nothing: the words are code."""
+        """Empty: the words are in the code."""
         return {}

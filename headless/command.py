@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    package = __package__.partition(".")[0]  # in ComfyUI's custom_nodes the folder's own name
+    package = __package__.partition(".")[0]  # in ComfyUI's custom_nodes this is the name of Graft's folder
     parser = argparse.ArgumentParser(
         prog=f"python -m {package}", description="Run ComfyUI workflows without a browser."
     )
@@ -171,7 +171,7 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
 
 
 def _run_reported(arguments: argparse.Namespace, argv: Sequence[str], report: dict[str, Any], stream: TextIO) -> int:
-    """Do the work of `run`, filling in the report as it becomes known."""
+    """Run the `run` command and fill in the report on the way."""
     try:
         place = torchrun.place(os.environ)
         if place is not None:
@@ -207,7 +207,7 @@ def _run_opened(
     document: workflow.Document,
     group: Any,
 ) -> int:
-    """Validate and run a workflow in an open host; `group` are the ranks that train, this one the first of them."""
+    """Validate and run a workflow in an open host; `group` is the group of training ranks; this is the first one."""
     look_up = catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
     try:
         if _other_packs(host, document, arguments.custom_nodes, stream) and group.size > 1:
@@ -228,7 +228,7 @@ def _run_opened(
 
 
 def _follow(arguments: argparse.Namespace) -> int:
-    """Run as a rank after the first: what it says is the first one's business, but for its errors."""
+    """Run as a rank after the first; only its errors are printed, as the first rank prints the rest."""
     try:
         place = torchrun.place(os.environ)
         assert place is not None
@@ -236,7 +236,7 @@ def _follow(arguments: argparse.Namespace) -> int:
         choice = hosts.choose(arguments.comfyui, arguments.embedded, os.environ)
         host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output)
         if not arguments.verbose:
-            logging.getLogger().setLevel(logging.WARNING)  # what this rank does, the first one says
+            logging.getLogger().setLevel(logging.WARNING)  # the first rank logs the rest
         with log.quiet("execution"), _join(host, place, arguments) as group:
             return torchrun.Follower(host, group).follow(STATUS)
     except HostError as error:
@@ -252,8 +252,8 @@ def _join(
 
 
 def _other_packs(host: hosts.Host, document: workflow.Document, everything: bool, stream: TextIO) -> bool:
-    """Load the ComfyUI's other custom nodes when asked to, or when the workflow names a node that is not there yet;
-    whether it did.
+    """Load the ComfyUI's other custom nodes if requested, or if the workflow uses a node that is not loaded yet.
+    Returns whether it did.
     """
     missing = sorted(document.class_types() - set(host.nodes.NODE_CLASS_MAPPINGS))
     if host.choice.root is not None and (everything or missing):

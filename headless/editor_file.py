@@ -1,4 +1,4 @@
-"""Reads the graph editor's JSON: its nodes, links and subgraphs, and what is errors with the file."""
+"""Reads the graph editor's JSON: its nodes, links and subgraphs, and what is wrong with the file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINK_KEYS = ("id", "origin_id", "origin_slot", "target_id", "target_slot")
 
 @dataclass(frozen=True)
 class Link:
-    """A wire: from an output slot of one node to an input slot of another."""
+    """A link from an output slot of one node to an input slot of another."""
 
     id: str
     origin: str
@@ -68,7 +68,7 @@ def read_graphs(data: Mapping[str, Any]) -> tuple[EditorGraph, dict[str, EditorG
 
 
 class _NodeIds:
-    """The node ids of a file so far, and the last number that was given."""
+    """The node ids used so far in a file, and the last number given to a node."""
 
     def __init__(self, data: Mapping[str, Any], root: EditorGraph) -> None:
         self.taken = {str(node.get("id")) for node in root.nodes}
@@ -80,7 +80,7 @@ class _NodeIds:
         self.last = max([0, *(number for number in numbers if number is not None)])
 
     def unique(self, node: dict[str, Any], renames: dict[str, str]) -> dict[str, Any]:
-        """The node, with a new id if its own is taken; that is noted in `renames`."""
+        """The node, with a new id if its id is already used; `renames` then records the change."""
         old_id = str(node.get("id"))
         if old_id in self.taken:
             self.last += 1
@@ -112,7 +112,7 @@ def _links(entries: Sequence[Any]) -> dict[str, Link]:
 
 
 def _whole(node_id: Any) -> int | None:
-    """An id as the number that it is; None for another one."""
+    """An id as an int, or None if it is not a whole number."""
     text = str(node_id)
     if re.fullmatch(r"-?[0-9]{1,18}", text):
         return int(text)
@@ -142,7 +142,7 @@ def _with_renamed_proxies(node: dict[str, Any], renames: Mapping[str, str]) -> d
 
 
 def malformed(data: Mapping[str, Any]) -> list[Problem]:
-    """Why this is not a file of the editor: nodes, slots and links of another shape."""
+    """Problems with the shape of an editor file: its nodes, slots and links."""
     definitions = data.get("definitions")
     subgraphs: Any = []
     if isinstance(definitions, Mapping):
@@ -198,7 +198,7 @@ def _malformed_node(node: Any, where: str) -> list[Problem]:
 
 
 def _is_link(entry: Any) -> bool:
-    """Whether it is a link in either style (or the null that the editor may leave)."""
+    """Whether an entry is a link in either style, or the null that the editor sometimes leaves."""
     if isinstance(entry, Mapping):
         entry = [entry.get(key) for key in LINK_KEYS]
     complete = isinstance(entry, list) and len(entry) >= 5 and None not in entry[:5]
@@ -206,7 +206,7 @@ def _is_link(entry: Any) -> bool:
 
 
 def all_nodes(data: Mapping[str, Any]) -> list[Any]:
-    """Every node of the file, also those inside subgraphs."""
+    """All nodes of the file, including those inside subgraphs."""
     nodes = list(data.get("nodes", []))
     for entry in subgraph_definitions(data):
         nodes += entry.get("nodes") or []
@@ -214,7 +214,7 @@ def all_nodes(data: Mapping[str, Any]) -> list[Any]:
 
 
 def group_nodes(data: Mapping[str, Any]) -> list[Problem]:
-    """The group nodes (the editor's older way, before subgraphs), which cannot be translated."""
+    """The group nodes (which the editor had before subgraphs); they cannot be translated."""
     message = (
         "this is a group node, which only the editor can unpack: ungroup it there or convert it to a subgraph, or save"
         " with 'Export (API)'"
@@ -228,7 +228,7 @@ def group_nodes(data: Mapping[str, Any]) -> list[Problem]:
 
 
 def read_slot(entry: Mapping[str, Any]) -> Slot:
-    """A slot of a node as the file has it."""
+    """Read a slot of a node from the file's JSON."""
     widget, link = entry.get("widget"), entry.get("link")
     if isinstance(widget, Mapping):
         widget = widget.get("name")

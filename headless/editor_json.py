@@ -1,6 +1,4 @@
-"""The editor's JSON (nodes, links, subgraphs) -> API graph, with the meaning of the ComfyUI front end's own export
-("Export (API)").
-"""
+"""Translates the editor's JSON (nodes, links, subgraphs) to an API graph, like ComfyUI's "Export (API)"."""
 
 from __future__ import annotations
 
@@ -29,14 +27,14 @@ from .schema import Schema
 Catalogue = Callable[[str], Schema | None]
 MUTED, BYPASSED = 2, 4
 INPUT_NODE, OUTPUT_NODE = "-10", "-20"
-# Nodes that exist in the editor alone: they are resolved or dropped, and never run.
+# Nodes that exist only in the editor: they are resolved or dropped, and never run.
 EDITOR_ONLY = frozenset(("Note", "MarkdownNote", "Reroute", "PrimitiveNode"))
 
 
 @dataclass
 class PlacedNode:
-    """A node where it stands: `id` is its execution id ("12:5" inside subgraph node 12); `values` are its widgets'
-    values.
+    """A node and the graph it is in: `id` is its execution id ("12:5" for node 5 inside subgraph node 12); `values` are
+    the values of its widgets.
     """
 
     id: str
@@ -70,10 +68,9 @@ class PlacedNode:
 
 
 def class_types(data: Mapping[str, Any]) -> set[str]:
-    """The node types that a host must know: those of nodes that are neither muted, bypassed nor the editor's own,
-    subgraphs included.
+    """The node types that a host needs, also inside subgraphs: all but muted, bypassed and editor-only nodes.
 
-    Raises WorkflowError when the file is not what the editor saves.
+    Raises WorkflowError if the file is not a valid editor file.
     """
     problems = malformed(data)
     if problems:
@@ -87,7 +84,7 @@ def class_types(data: Mapping[str, Any]) -> set[str]:
 
 
 def to_api(data: Mapping[str, Any], look_up: Catalogue) -> dict[str, dict[str, Any]]:
-    """The API graph of an editor workflow. Raises WorkflowError with everything that cannot be translated."""
+    """The API graph of an editor workflow. Raises WorkflowError that lists everything that cannot be translated."""
     problems = malformed(data)
     if problems:
         raise WorkflowError(problems)
@@ -115,28 +112,26 @@ def _drop_links_to_nothing(inputs: dict[str, Any], graph: Mapping[str, Any]) -> 
 
 @dataclass(frozen=True)
 class _Constant:
-    """A value that comes from a widget of a subgraph's host."""
+    """A value that comes from a widget of a subgraph node."""
 
     value: Any
 
 
-_UNSET = _Constant(None)  # a host's widget without a saved value: the widget inside keeps its own
-_Source = tuple[str, int] | _Constant | None  # where a link ends: at an output of a node that runs, a value, nowhere
+_UNSET = _Constant(None)  # a widget of the subgraph node without a saved value: the widget inside keeps its own value
+_Source = (
+    tuple[str, int] | _Constant | None
+)  # where a link comes from: an output of a node that runs, a value, or nowhere
 
 
 class _Placement:
-    """Every node of the workflow at its place, and the links between them followed through subgraphs, reroutes and
-    bypassed nodes.
-    """
+    """All nodes of the workflow by execution id; follows their links through subgraphs, reroutes and bypassed nodes."""
 
     def __init__(self, subgraphs: Mapping[str, EditorGraph], look_up: Catalogue, problems: list[Problem]):
         self.subgraphs, self.look_up, self.problems = subgraphs, look_up, problems
         self.all: dict[str, PlacedNode] = {}
 
     def place(self, graph: EditorGraph, host: PlacedNode | None, path: list[str]) -> None:
-        """Place the nodes of a graph below its host; the host's promoted values go down before the inner nodes are
-        looked at.
-        """
+        """Add the nodes of a graph; `host` is the subgraph node around it, whose promoted values are set first."""
         overrides: dict[str, dict[str, Any]] = {}
         if host:
             overrides = self._promoted(host)
@@ -151,7 +146,7 @@ class _Placement:
                     self.place(item.inside, item, [*path, str(node.get("id"))])
 
     def apply_primitives(self) -> None:
-        """The editor's PrimitiveNode writes its value into the widgets that it is wired to."""
+        """Write the value of each PrimitiveNode into the widgets that it is linked to, as the editor does."""
         for item in self.all.values():
             value = _first_saved_value(item)
             if item.type != "PrimitiveNode" or value is None:
@@ -172,7 +167,7 @@ class _Placement:
             target.values[slot.widget] = value
 
     def export(self, item: PlacedNode) -> dict[str, Any]:
-        """The node as the API format has it."""
+        """The node in the API format."""
         inputs: dict[str, Any] = {name: self._sent(item, name, value) for name, value in item.values.items()}
         for slot in item.inputs:
             source = self._source(item, slot, slot.type, frozenset())
@@ -220,8 +215,8 @@ class _Placement:
         return dict(zip(names, _saved_values(item), strict=False))
 
     def _promotes(self, inside: EditorGraph, number: int, depth: int) -> bool:
-        """Whether an input of a subgraph shows a widget: it is wired to a widget inside, or to another subgraph's input
-        that does.
+        """Whether an input of a subgraph shows a widget: it is linked to a widget inside, or to another
+        subgraph's input that does.
         """
         if depth > 100:
             return False
@@ -280,7 +275,7 @@ class _Placement:
         return promoted
 
     def _input_behind(self, host: PlacedNode, node_id: str, name: str) -> str | None:
-        """The subgraph's input that is wired to that inner widget."""
+        """The name of the subgraph's input that is linked to an inner widget."""
         assert host.inside is not None
         node = next((node for node in host.inside.nodes if str(node.get("id")) == node_id), {})
         slots = [read_slot(entry) for entry in node.get("inputs") or []]
@@ -328,7 +323,7 @@ class _Placement:
         return self.all.get(f"{path}:{node_id}" if path else node_id)
 
     def _source(self, item: PlacedNode, slot: Slot, wanted: str, seen: frozenset[tuple[str, str]]) -> _Source:
-        """What an input is wired to in the end: an output of a node that runs, a promoted value, or nothing."""
+        """Where an input's link comes from in the end: an output of a node that runs, a promoted value, or nothing."""
         if slot.link is None:
             return None
         key = (item.id, slot.name)
@@ -352,9 +347,7 @@ class _Placement:
         return self._output(origin, link.origin_slot, wanted, seen | {key})
 
     def _outer(self, item: PlacedNode, host: PlacedNode, link: Link, seen: frozenset[tuple[str, str]]) -> _Source:
-        """What the host's input gives to a node inside a subgraph: what it is wired to, or the value of
-        its own widget.
-        """
+        """Where a link inside a subgraph gets its value: from the link of the host's input, or from the host's widget."""
         if not 0 <= link.origin_slot < len(host.inputs):
             self.problems.append(_at(item, f"the subgraph has no input {link.origin_slot}"))
             return None
@@ -401,7 +394,7 @@ class _Placement:
 
 
 def _saved_values(item: PlacedNode) -> list[Any]:
-    """The widgets' values of a node as the file has them."""
+    """The values of a node's widgets, as saved in the file."""
     values = item.node.get("widgets_values")
     if isinstance(values, list):
         return values
@@ -413,8 +406,8 @@ def _first_saved_value(item: PlacedNode) -> Any:
 
 
 def _bypass(item: PlacedNode, slot: int, wanted: str) -> Slot | None:
-    """The input that a bypassed node hands on for an output: the same position if the types fit, else the first of the
-    wanted type.
+    """The input that a bypassed node passes on to an output: the one in the same position if the types fit, else the
+    first one of the wanted type.
     """
     has_input = 0 <= slot < len(item.inputs)
     if wanted in ("*", ""):
@@ -432,7 +425,7 @@ def _bypass(item: PlacedNode, slot: int, wanted: str) -> Slot | None:
 
 
 def _fits(first: str, second: str) -> bool:
-    """The editor's rule for a permitted connection: any, the same (case aside), or a common member of "A,B" lists."""
+    """The editor's rule for which types connect: "*", equal types (ignoring case), or lists "A,B" that share a type."""
     if {first, second} & {"*", "", "0"}:
         return True
     return not set(first.lower().split(",")).isdisjoint(second.lower().split(","))
@@ -443,8 +436,8 @@ def _slot_of(item: PlacedNode, link: Link) -> Slot | None:
 
 
 def _configured(schema: Schema, saved: Sequence[Slot]) -> list[Slot]:
-    """A node's inputs as the editor shows them: the class's own in its order, with the saved links, then what only the
-    file has.
+    """A node's inputs as the editor shows them: those of its class, in order and with the saved links, then those that
+    are only in the file.
     """
     links = {slot.name: slot.link for slot in saved}
     declared = []
@@ -456,7 +449,7 @@ def _configured(schema: Schema, saved: Sequence[Slot]) -> list[Slot]:
 
 
 def _subgraph_slots(inside: EditorGraph, saved: Sequence[Slot]) -> list[Slot]:
-    """A subgraph node's inputs: those of its definition, in that order, with the links that the file has for them."""
+    """A subgraph node's inputs: those of its definition, in order and with the links from the file."""
     slots = []
     for entry in inside.inputs:
         name = str(entry.get("name"))
@@ -472,7 +465,7 @@ def _at(item: PlacedNode, message: str) -> Problem:
 
 
 def _wrapped(value: Any) -> Any:
-    """A list as a value is wrapped, because a bare list means a link."""
+    """Wrap a value that is a list, because a bare list means a link."""
     if isinstance(value, list):
         return {"__value__": value}
     return value

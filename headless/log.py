@@ -1,4 +1,4 @@
-"""What is logged during a command: Graft's own messages and the host's warnings, on standard error."""
+"""Logging of a command: Graft's own messages and the host's warnings, on standard error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EMBEDDED = os.path.join(PACKAGE, "comfyui_api_stubs") + os.sep
 
 
 def _ours(record: logging.LogRecord) -> bool:
-    """Whether Graft logs it (the embedded host is a host, not Graft)."""
+    """Whether a record comes from Graft (the embedded host counts as a host, not as Graft)."""
     return record.pathname.startswith(PACKAGE) and not record.pathname.startswith(EMBEDDED)
 
 
@@ -33,7 +33,7 @@ class _Handler(logging.StreamHandler):
 
 @contextlib.contextmanager
 def shown(verbose: bool) -> Iterator[None]:
-    """Log to standard error for the duration."""
+    """Log to standard error during the block."""
     root, handler = logging.getLogger(), _Handler(verbose)
     level = root.level
     root.addHandler(handler)
@@ -47,9 +47,7 @@ def shown(verbose: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet(module: str | None = None) -> Iterator[None]:
-    """Keep the host's log (or that of one of its modules) back where Graft reports the same; a verbose log still shows
-    it.
-    """
+    """Hide the host's log, or that of one of its modules, while Graft reports the same; --verbose still shows it."""
 
     def keep(record: logging.LogRecord) -> bool:
         return _ours(record) or (module is not None and record.module != module)

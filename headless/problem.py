@@ -1,4 +1,4 @@
-"""What is wrong with a workflow: problems are gathered, then raised once."""
+"""The problems of a workflow: they are collected, then raised together."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: the node it is at (if any), the input (if any) and a message that says what was
-    expected.
-    """
+    """One problem: its node (if any), its input (if any), and a message that says what was expected."""
 
     message: str
     node: str = ""
@@ -44,7 +42,7 @@ class Problem:
 
 
 class WorkflowError(Exception):
-    """A workflow that is not valid; `problems` lists everything that is wrong with it."""
+    """The workflow is not valid; `problems` lists every error."""
 
     def __init__(self, problems: Sequence[Problem]):
         self.problems = list(problems)
@@ -52,4 +50,4 @@ class WorkflowError(Exception):
 
 
 class HostError(Exception):
-    """The host that was asked for cannot be opened; the message says what is missing and what to do."""
+    """The requested host cannot be opened; the message says what is missing and what to do."""

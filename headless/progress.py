@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: a bar for the running node on a terminal, plain lines otherwise."""
+"""Shows the progress of a run: a bar for the running node on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LINE_EVERY = 5.0  # seconds between plain lines of one node
 
 
 class Progress:
-    """Told when a node starts and how far it is; writes to `stream`."""
+    """Writes to `stream` when a node starts and how far it is."""
 
     def __init__(self, stream: TextIO, total: int):
         self.stream, self.total, self.started = stream, total, 0

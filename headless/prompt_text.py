@@ -13,7 +13,7 @@ COMMENTS = re.compile(r"/\*.*?\*/|//[^\n\r\u2028\u2029]*", re.DOTALL)
 ESCAPED = re.compile(r"\\([{}|])")
 UNSAFE = re.compile(r'[/?<>\\:*|"\x00-\x1F\x7F]')
 DATE_PARTS = re.compile(r"([dMhms])\1?|y{2,4}")
-DEEPEST = 100  # choices within choices
+DEEPEST = 100  # nested choices
 # Nodes whose filename_prefix the editor fills in before it sends the workflow.
 SAVES_FILES = frozenset(
     (
@@ -42,9 +42,9 @@ SAVES_FILES = frozenset(
 
 
 def choose(text: str, source: random.Random) -> str:
-    """A dynamic prompt with its comments dropped and one alternative of every {a|b|…} taken (nested ones too).
+    """Resolve a dynamic prompt: remove its comments and pick one option of every {a|b|…}, also of nested ones.
 
-    Raises ValueError when they lie in each other more than 100 deep.
+    Raises ValueError if they are nested more than 100 deep.
     """
     if _depth(text) > DEEPEST:
         raise ValueError(f"choices {{a|b}} are nested more than {DEEPEST} deep: {text[:60]!r}")
@@ -52,7 +52,7 @@ def choose(text: str, source: random.Random) -> str:
 
 
 def _depth(text: str) -> int:
-    """The most blocks that are open at once."""
+    """How deep the blocks are nested."""
     deepest = depth = 0
     for letter in text:
         if letter == "{":
@@ -65,8 +65,8 @@ def _depth(text: str) -> int:
 
 
 def fill_in(text: str, widget: Callable[[str, str], str | None], now: datetime) -> str:
-    """A file name prefix with %date:FORMAT% and %Node.widget% replaced; what names nothing stays (the host knows
-    %width% and more).
+    """Replace %date:FORMAT% and %Node.widget% in a file name prefix; anything else stays, as the host replaces %width%
+    and others.
     """
 
     def replace(match: re.Match[str]) -> str:
@@ -84,7 +84,7 @@ def fill_in(text: str, widget: Callable[[str, str], str | None], now: datetime) 
 
 
 def _choose(text: str, source: random.Random) -> str:
-    """Resolve the choices of a text whose comments are gone; an unfinished block ends with the text."""
+    """Resolve the choices of a text without comments; an unclosed block ends at the end of the text."""
     result, position = "", 0
     while position < len(text):
         if text[position] == "\\":
@@ -98,7 +98,7 @@ def _choose(text: str, source: random.Random) -> str:
 
 
 def _block(text: str, at: int) -> tuple[list[str], int]:
-    """The alternatives of the block that starts at `at`, and where it ends."""
+    """The options of the block that starts at `at`, and the position after it."""
     options, current, depth = [], "", 0
     while at < len(text):
         letter = text[at]

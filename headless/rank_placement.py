@@ -1,8 +1,8 @@
-"""Which nodes of a workflow run on which rank, and the small nodes that carry results from one rank to the others.
+"""Decides which nodes of a workflow run on which rank, and builds the small nodes that send results to other ranks.
 
-Everything runs on the first rank. The others run what a TrainStep stands on, as far as it is live (models, text
-encoders, states): plain results of the first rank (pictures, latents, conditionings, LoRAs, numbers, texts) are sent to
-them.
+The first rank runs everything. The other ranks run only the nodes that a TrainStep depends on and whose results cannot
+be sent (models, text encoders, states). The first rank sends them plain results (pictures, latents, conditionings,
+LoRAs, numbers, texts).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from . import workflow
 from .workflow import Catalogue, Graph
 
 TRAINS = "TrainStep"
-# Types that are nothing but tensors, texts and numbers, whoever makes them.
+# Types that hold only tensors, texts and numbers, whichever node outputs them.
 PLAIN = frozenset(
     (
         "INT",
@@ -33,19 +33,19 @@ PLAIN = frozenset(
         "LOSS_MAP",
     )
 )
-# What TrainStep needs on the first rank alone: it shows, the others do not.
+# Inputs that TrainStep uses only on the first rank, which shows previews; their values on the other ranks.
 SHOWS: dict[str, Any] = {"positive": None, "negative": None, "latent": None, "preview_every": 0, "tensorboard": False}
 
-Values = list[list[Any]]  # of each output a list, as the host keeps them
+Values = list[list[Any]]  # one list for each output, as the host stores them
 
 
 def trained(graph: Graph, outputs: Sequence[str]) -> list[str]:
-    """The nodes that train, of those that the outputs need."""
+    """The TrainStep nodes that the outputs depend on."""
     return sorted(node_id for node_id in workflow.reachable(graph, outputs) if graph[node_id]["class_type"] == TRAINS)
 
 
 def sent(graph: Graph, steps: Sequence[str], look_up: Catalogue) -> tuple[set[str], dict[str, list[int]]]:
-    """(nodes that run on every rank, nodes whose results are sent with the outputs that are) for these TrainSteps."""
+    """For these TrainSteps: (nodes that run on every rank, {node whose results are sent: its sent outputs})."""
     used_slots: dict[str, set[int]] = {}
     everywhere, pending = set(steps), list(steps)
     while pending:
@@ -68,8 +68,8 @@ def _plain(graph: Graph, node_id: str, slots: set[int], look_up: Catalogue) -> b
 
 
 def first(graph: Graph, everywhere: set[str], sent: Mapping[str, Sequence[int]]) -> Graph:
-    """The graph of the first rank: what is sent passes through a node that sends it before it goes on
-    to a TrainStep.
+    """The graph of the first rank: results for the other ranks pass through a node that sends them, then go to the
+    TrainStep.
     """
     result = _linked(graph, set(graph), everywhere, sent)
     for source, slots in sent.items():
@@ -83,7 +83,7 @@ def first(graph: Graph, everywhere: set[str], sent: Mapping[str, Sequence[int]])
 
 
 def others(graph: Graph, everywhere: set[str], sent: Mapping[str, Sequence[int]], steps: Sequence[str]) -> Graph:
-    """The graph of every other rank: what runs on every rank; what is sent comes from nodes that take it."""
+    """The graph of every other rank: the nodes that run on every rank, and nodes that receive the sent results."""
     result = _linked(graph, everywhere, everywhere, sent)
     for node_id in steps:
         inputs = result[node_id]["inputs"]
@@ -95,7 +95,7 @@ def others(graph: Graph, everywhere: set[str], sent: Mapping[str, Sequence[int]]
 
 
 def _linked(graph: Graph, kept: set[str], everywhere: set[str], sent: Mapping[str, Sequence[int]]) -> Graph:
-    """A copy of some nodes, in which those that run everywhere take what is sent from its carrier."""
+    """A copy of the `kept` nodes; those that run on every rank take sent results from the carrier nodes."""
 
     def link(name: str, value: Any) -> Any:
         if workflow.is_link(value) and str(value[0]) in sent and name not in SHOWS:
@@ -110,13 +110,13 @@ def _linked(graph: Graph, kept: set[str], everywhere: set[str], sent: Mapping[st
 
 
 def carrier(node_id: str) -> str:
-    """Id and class of the node that carries another one's results."""
+    """The id, and also the class name, of the node that carries the results of `node_id` between ranks."""
     return f"{node_id} on every rank"
 
 
 def carrying(types: Sequence[Any], act: Callable[[Values], Values], inputs: bool, output: bool = False) -> type:
-    """A node class that gives what `act` makes of its inputs, both as the lists that the host keeps; without inputs
-    `act` gets none.
+    """A node class that outputs `act(inputs)`, both as the host's lists of values. Without `inputs`, `act` gets an
+    empty list.
     """
 
     class Carrier:

@@ -1,4 +1,4 @@
-"""What a node takes and gives, read from its class (INPUT_TYPES, RETURN_TYPES) for V1 and V3 nodes alike."""
+"""Reads the inputs and outputs of a node from its class (INPUT_TYPES, RETURN_TYPES), for V1 and V3 nodes."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ class Input:
 
     @property
     def widget(self) -> bool:
-        """Whether the editor draws a widget for it (a value may be typed in), rather than a socket alone."""
+        """Whether the editor draws a widget where you can enter a value, not only a socket."""
         return str(self.settings.get("widgetType") or self.type) in WIDGETS and not self.settings.get("forceInput")
 
     @property
     def dynamic(self) -> bool:
-        """Whether it stands for several inputs, named `name.key` (ComfyUI's V3 dynamic inputs)."""
+        """Whether this is a dynamic V3 input, which stands for several inputs named `name.key`."""
         return self.type.startswith("COMFY_") and self.type.endswith("_V3") and self.type != "COMFY_MATCHTYPE_V3"
 
     @property
     def default(self) -> Any:
-        """What the widget shows before anyone touches it."""
+        """The first value of the widget."""
         if "default" in self.settings:
             return self.settings["default"]
         if self.type == COMBO:
@@ -70,8 +70,8 @@ class Input:
 
 @dataclass(frozen=True)
 class Schema:
-    """A node class as a workflow sees it: inputs in the editor's order, output types, and whether it makes a workflow
-    run.
+    """A node class: its inputs in the editor's order, its output types, and whether it is an output node, which makes a
+    workflow run.
     """
 
     id: str
@@ -83,7 +83,7 @@ class Schema:
     checks_all: bool = False
 
     def input(self, name: str) -> Input | None:
-        """The input of that name; a `name.key` of a dynamic input gives the dynamic input."""
+        """The input with this name; for `name.key`, the dynamic input `name`."""
         exact = {item.name: item for item in self.inputs}
         match = exact.get(name) or exact.get(name.split(".", 1)[0])
         if match is None or match.name == name or match.dynamic:
@@ -91,7 +91,7 @@ class Schema:
         return None
 
     def checks(self, name: str) -> bool:
-        """Whether the node's own validation function sees that input, so that limits and choices are its business."""
+        """Whether the node's own validation function checks this input, so that we do not check limits and choices."""
         return self.checks_all or name in self.own_checks
 
 
@@ -116,9 +116,7 @@ def describe(class_type: str, cls: Any, title: str = "") -> Schema:
 
 
 def catalogue(classes: Mapping[str, Any], titles: Mapping[str, str]) -> Callable[[str], Schema | None]:
-    """A look-up from class type to schema over a host's node classes and display names; each class is read once, when
-    first asked for.
-    """
+    """A function that returns the schema of a class type in the host; it reads each class once, on first use."""
     schemas: dict[str, Schema] = {}
 
     def look_up(class_type: str) -> Schema | None:
@@ -143,7 +141,7 @@ def _input(name: str, entry: Any, required: bool) -> Input:
 
 
 def _type(kind: Any) -> tuple[str, tuple[Any, ...] | None]:
-    """A type as a string, and the choices where the type is written as a list of them."""
+    """The type as a string, and its choices if the type is given as a list."""
     if isinstance(kind, (list, tuple)):
         return (COMBO, tuple(kind))
     return (str(kind), None)

@@ -1,4 +1,4 @@
-"""Ctrl-C and termination signals: what they do for the length of a block."""
+"""Sets what Ctrl-C and SIGTERM do during a block."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 
 class Stopped(KeyboardInterrupt):
-    """Asked to stop. Python kills itself at its end when a plain KeyboardInterrupt has passed through an exec(), as of
-    a dataclass.
+    """Ctrl-C or SIGTERM was received. Not a plain KeyboardInterrupt: Python kills itself at exit if one has passed
+    through an exec(), which dataclasses use.
     """
 
 
 @contextlib.contextmanager
 def listening(ask: Callable[[int, Any], None]) -> Iterator[None]:
-    """For the block Ctrl-C and a termination signal call `ask`; outside the main thread, which alone may listen,
-    nothing changes.
+    """During the block, Ctrl-C and SIGTERM call `ask`. Does nothing outside the main thread, as only that may set
+    signal handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -33,7 +33,7 @@ def listening(ask: Callable[[int, Any], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def stopping() -> Iterator[None]:
-    """For the block they raise Stopped, at its end again: an import may have swallowed it."""
+    """During the block, Ctrl-C and SIGTERM raise Stopped, and again at its end, as an import may have caught it."""
     asked = False
 
     def stop(number: int, frame: Any) -> None:

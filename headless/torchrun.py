@@ -20,7 +20,7 @@ from .problem import HostError
 from .workflow import Catalogue, Graph
 
 NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-GOODBYE = 60.0  # seconds for the first rank to save what it has before this one ends
+GOODBYE = 60.0  # seconds to wait for the first rank to save its state before this rank ends
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,9 @@ def take_device(at: Place, cpu: bool) -> None:
 def joined(
     host: hosts.Host, at: Place | None, as_ranks: int | None, shard: bool = False, reproducible: bool = False
 ) -> Iterator[Any]:
-    """For the block the loaded pack trains in a process group of all ranks, or alone; yields the group."""
+    """During the block, the loaded pack trains in a process group of all ranks, or as a single process. Yields the
+    group.
+    """
     parallel = of_pack(host, "training.distributed.process_group")
     if shard and (at is None or at.size == 1):
         raise HostError(
@@ -129,13 +131,13 @@ def joined(
     finally:
         broken = parallel.current().broken
         parallel.join(parallel.SingleProcess())
-        if not broken:  # else it would wait for those that are gone
+        if not broken:  # otherwise it would wait for ranks that have ended
             distributed.destroy_process_group()
 
 
 def _start(store: Any, rank: int, size: int, patience: float) -> str:
-    """A name for this start of the job that all its ranks know and no earlier one had: ranks that are started again may
-    find the store as those before them left it. The first rank gives the name to whoever says hello now.
+    """Agree with the other ranks on a new name for this start of the job: after a restart, the store may still hold
+    keys of the earlier start. The first rank sends the name to each rank that says hello.
     """
     name, deadline = uuid.uuid4().hex, time.monotonic() + patience
     if rank:
@@ -158,7 +160,7 @@ def _start(store: Any, rank: int, size: int, patience: float) -> str:
 
 
 def _await(store: Any, key: str, until: float, last: bool = True) -> None:
-    """Wait for a key; past `until` raises RuntimeError, or gives up for now."""
+    """Wait for a key until `until`; then raise RuntimeError if `last`, else return."""
     while not store.check([key]):
         if time.monotonic() > until:
             if last:
@@ -168,7 +170,7 @@ def _await(store: Any, key: str, until: float, last: bool = True) -> None:
 
 
 def of_pack(host: hosts.Host, name: str) -> Any:
-    """A module of the pack as the host loaded it, which may be another copy than the one that runs the command."""
+    """A module of the pack that the host loaded, which may be a different copy from the one that runs the command."""
     home = host.nodes.NODE_CLASS_MAPPINGS[rank_placement.TRAINS].__module__.partition(".nodes.")[0]
     return importlib.import_module(f"{home}.{name}")
 
@@ -209,7 +211,7 @@ def finish(group: Any, status: int) -> None:
     if group.size == 1 or group.broken:
         return
     group.timeout = timedelta(seconds=10)
-    with contextlib.suppress(RuntimeError):  # a rank that failed has said so, one that is gone needs nothing
+    with contextlib.suppress(RuntimeError):  # a rank that failed has reported it; one that has ended needs nothing
         group.publish({"end": status})
         for rank in range(1, group.size):
             group.wait_for(f"left/{rank}")
@@ -265,7 +267,7 @@ class Follower:
             )
 
     def _run(self, node_id: str) -> str:
-        """Run one TrainStep; "done", "failed" or "interrupted". Its results are kept: it never runs a second time."""
+        """Run one TrainStep; returns "done", "failed" or "interrupted". Keeps its results, so it never runs twice."""
         output_types = _types(self.host, self.graph, node_id)
         keeper, classes = f"{node_id} kept", self.host.nodes.NODE_CLASS_MAPPINGS
         classes[keeper] = rank_placement.carrying(
@@ -285,7 +287,7 @@ class Follower:
             if event == "execution_error":
                 error = run.outcome(data, self.graph)
                 exception_name = error["exception"].rpartition(".")[2]
-                if exception_name == "RemoteRankError":  # whoever failed says so
+                if exception_name == "RemoteRankError":  # the rank that failed reports it
                     self._say(error["message"])
                 else:
                     self._failed(f"{exception_name}\nnode {error['node']} ({error['class']}): {error['message']}")
@@ -305,8 +307,8 @@ class Follower:
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """A signal asks the running node to stop after its step, which every rank then does; between nodes it ends this
-        rank.
+        """During the block, Ctrl-C (or SIGTERM) stops the running node after its step, on every rank; between nodes it
+        ends this rank.
         """
 
         def ask(number: int, frame: Any) -> None:

@@ -1,5 +1,5 @@
-"""Which widgets a node shows in the editor, and which value each has, given the node's `widgets_values` as saved by
-ComfyUI's front end.
+"""The widgets that a node shows in the editor, and their values, read from the `widgets_values` that ComfyUI's front
+end saves.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ UPLOADS = ("image_upload", "animated_image_upload", "video_upload")
 
 @dataclass(frozen=True)
 class Widget:
-    """One widget: the input that it fills, or None for one that the editor keeps to itself (control after generate, an
-    upload button).
+    """One widget: the input that it sets, or None for one that only the editor uses (control after generate, an upload
+    button).
     """
 
     name: str
@@ -25,7 +25,7 @@ class Widget:
 
 
 def ordered(schema: Schema) -> list[Input]:
-    """The inputs in the order in which the editor lays out a node: required, then optional."""
+    """The inputs in the editor's order: required, then optional."""
     return [item for item in schema.inputs if item.required] + [item for item in schema.inputs if not item.required]
 
 
@@ -52,7 +52,7 @@ def widgets(schema: Schema) -> list[Widget]:
 
 
 def values(schema: Schema, saved: Any) -> dict[str, Any]:
-    """The value of every widget that fills an input: the saved one where there is one, else its default.
+    """The value of every widget that sets an input: the saved value if there is one, else the default.
 
     `saved` is the node's `widgets_values`: a list, or a dict by name as some packs save it."""
     node_widgets = widgets(schema)
@@ -69,7 +69,7 @@ def values(schema: Schema, saved: Any) -> dict[str, Any]:
 
 
 def _controls(item: Input) -> list[str]:
-    """The widgets that the editor adds after a value to change it after each run; their values are not inputs."""
+    """The widgets that the editor adds to change a value after each run; their values are not inputs."""
     control = item.settings.get("control_after_generate")
     if control is None and item.type == "INT":
         control = item.name in ("seed", "noise_seed")
@@ -85,8 +85,8 @@ def _controls(item: Input) -> list[str]:
 
 
 def _without_sockets(schema: Schema, shown: Sequence[Widget], saved: Sequence[Any]) -> list[Any]:
-    """Old files also hold a value for inputs that have become sockets (forceInput); when the count says
-    so, drop those.
+    """Drop the values of inputs that are now sockets (forceInput): old files still hold them, which the number of
+    values shows.
     """
     names = {widget.name for widget in shown}
     flags: list[bool] = []
@@ -100,7 +100,7 @@ def _without_sockets(schema: Schema, shown: Sequence[Widget], saved: Sequence[An
 
 
 def _settled(value: Any, widget: Widget) -> Any:
-    """A COMBO without a value shows its first choice; a text box holds text."""
+    """A value as the editor shows it: an empty COMBO shows its first choice, a text box always holds text."""
     assert widget.input is not None
     if value is None and widget.input.type == COMBO:
         if widget.input.options:
