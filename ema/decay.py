@@ -1,5 +1,5 @@
-"""How strongly a weight average holds on to its past: diffusers' schedules, Karras 2024 (arXiv 2312.02696),
-EveryDream2's target.
+"""How strongly a weight average keeps its past: diffusers' schedules, Karras 2024 (arXiv 2312.02696), EveryDream2's
+target.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ class EMASettings:
     """Settings of a weight average; plain values, checked on creation.
 
     `decay` caps constant, ramp and warmup; `inv_gamma` and `power` shape warmup; `target` is the share of the first
-    weights that is left after the whole run; `widths` are relative widths (sigma_rel), of which the power schedule
-    follows the first; `interval` is in steps. Every `snapshots` steps (0: never) a power-function average of each width
-    is kept; every `switch_every` steps (0: never) the trained weights are set to the average.
+    weights that remains after the whole run; `widths` are relative widths (sigma_rel), the first of which sets the
+    power schedule; `interval` is in steps. Every `snapshots` steps (0: never) a power-function average of each width is
+    saved; every `switch_every` steps (0: never) the trained weights are set to the average.
     """
 
     schedule: str = "constant"
@@ -131,8 +131,8 @@ def decay_at(settings: EMASettings, step: int, total_steps: int) -> float:
 
 
 def decay_over(settings: EMASettings, step: int, total_steps: int) -> float:
-    """Decay of the update at `step` that stands for the `interval` steps that end there: the product of theirs (decay^N
-    if constant).
+    """Decay of an update at `step` that covers the last `interval` steps: the product of their decays (decay^N if
+    constant).
     """
     first = max(1, step - settings.interval + 1)
     return math.prod(decay_at(settings, past_step, total_steps) for past_step in range(first, step + 1))

@@ -1,5 +1,5 @@
-"""A weight average in host memory: weights are copied beside the training (CUDA streams, pinned memory), the lerp runs
-on a host thread.
+"""A weight average in host memory: weights are copied while training runs (CUDA streams, pinned memory), and the lerp
+runs on a host thread.
 """
 
 from __future__ import annotations
@@ -15,29 +15,23 @@ from .update import average_, check_pairs
 
 
 class Lane(Protocol):
-    """How weights come to the host. `staging` holds them there, float by float as they are on the device, and is
-    allocated once.
-    """
+    """Copies weights to the host. `staging` holds them there, in the device's float types, and is allocated once."""
 
     staging: dict[str, Tensor]
     note: str
 
     def fetch(self, weights: Mapping[str, Tensor]) -> None:
-        """Begin to copy the weights into `staging`, behind the work that the device was given before; may return at
-        once.
-        """
+        """Begin to copy the weights into `staging`, after the work already queued on the device; may return at once."""
 
     def protect(self) -> None:
-        """Let the work that the device is given from now on wait until the copy has read the weights. Does not block
-        the host.
-        """
+        """Make later work on the device wait until the copy has read the weights. Does not block the host."""
 
     def landed(self) -> None:
-        """Block this thread until `staging` holds the weights. Called on the averaging thread only."""
+        """Block this thread until `staging` holds the weights. Only called on the averaging thread."""
 
 
 class CudaLane:
-    """Pinned staging, a side stream and an event; the training stream goes on while the copy runs."""
+    """Pinned staging, a side stream and an event; the training stream keeps running during the copy."""
 
     note = ""
 
@@ -80,14 +74,14 @@ class PlainLane:
                 tensor.copy_(weights[name])
 
     def protect(self) -> None:
-        """The copy has ended before `fetch` returned."""
+        """The copy was done when `fetch` returned."""
 
     def landed(self) -> None:
-        """The copy has ended before `fetch` returned."""
+        """The copy was done when `fetch` returned."""
 
 
 def lane_for(weights: Mapping[str, Tensor], device: torch.device) -> Lane | None:
-    """The way from `device` to the host; None where the weights are in host memory already."""
+    """The lane from `device` to the host; None if the weights are already in host memory."""
     if device.type == "cpu":
         return None
     if device.type == "cuda":
@@ -96,7 +90,7 @@ def lane_for(weights: Mapping[str, Tensor], device: torch.device) -> Lane | None
 
 
 def note_on(device: torch.device) -> str:
-    """What there is to say about an average in host memory when training on `device`; empty where it runs beside the
+    """A note about keeping the average in host memory when training on `device`; empty if it runs in parallel with the
     steps.
     """
     if device.type == "cuda":
@@ -107,12 +101,12 @@ def note_on(device: torch.device) -> str:
 
 
 class Offload:
-    """Moves an average in host memory after each step without holding the step up: at most one copy and one lerp are
-    under way.
+    """Updates an average in host memory after each step without blocking the step: at most one copy and one lerp run at
+    a time.
 
-    A step calls `protect` before it changes the weights and `take` after. `take` waits only when the lerp before has
-    not ended; `finish` waits for it, and raises what went wrong on the averaging thread. Nothing but that thread reads
-    or writes the average in between.
+    A step calls `protect` before it changes the weights and `take` after. `take` waits only if the previous lerp is
+    still running; `finish` waits for it and raises any error from the averaging thread. Only that thread reads or
+    writes the average in between.
     """
 
     def __init__(self, lane: Lane) -> None:
@@ -121,7 +115,7 @@ class Offload:
         self._pending: Future[None] | None = None
 
     def take(self, average: Mapping[str, Tensor], weights: Mapping[str, Tensor], decay: float) -> None:
-        """Begin to move `average` towards the weights as they are now."""
+        """Begin to move `average` towards the current weights."""
         check_pairs(average, weights)
         self.finish()  # the staging is free, and the averages move in order
         self.lane.fetch(weights)
@@ -133,7 +127,7 @@ class Offload:
             self.lane.protect()
 
     def finish(self) -> None:
-        """Wait until the average has taken in everything."""
+        """Wait until the average includes every update."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()

@@ -1,5 +1,5 @@
-"""Averages after the fact: any relative width from snapshots of a few, by least squares (Karras 2024, arXiv 2312.02696,
-section 3.2).
+"""Averages after training: any relative width, reconstructed by least squares from snapshots of a few widths (Karras
+2024, arXiv 2312.02696, section 3.2).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ NARROWEST = 0.001
 
 @dataclass(frozen=True)
 class Profile:
-    """The power-function average of relative width `width` (sigma_rel) as it stands after step `step`: p(t) = (g+1)/T
-    (t/T)^g on 0..T.
+    """The power-function average of relative width `width` (sigma_rel) after step `step`: p(t) = (g+1)/T (t/T)^g on
+    0..T.
     """
 
     step: int
@@ -34,7 +34,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Fit:
-    """How snapshots add up to a profile: one weight a snapshot, and what they miss as a share (0 to 1) of the profile's
+    """How snapshots combine into a profile: one weight per snapshot, and the error as a share (0 to 1) of the profile's
     L2 norm.
     """
 
@@ -64,7 +64,7 @@ def products(left: Sequence[Profile], right: Sequence[Profile]) -> Tensor:
 
 
 class _System:
-    """The normal equations of a list of snapshots, decomposed once: a range of widths asks it many times."""
+    """The normal equations for a list of snapshots, decomposed once because a range of widths solves it many times."""
 
     def __init__(self, snapshots: Sequence[Profile]) -> None:
         errors = [
@@ -85,7 +85,7 @@ class _System:
         self.inverse = torch.where(eigenvalues > 1e-13 * eigenvalues.max(), 1 / eigenvalues, 0.0)
 
     def fit(self, target: Profile) -> Fit:
-        """Weights for `target`, and what they miss."""
+        """Weights for `target`, and the error of the fit."""
         right_side = products(self.snapshots, [target])[:, 0]
         weights = self.vectors @ (self.inverse * (self.vectors.T @ (right_side / self.scale))) / self.scale
         squared_norm = float(products([target], [target]))
@@ -94,7 +94,7 @@ class _System:
 
 
 def fit(snapshots: Sequence[Profile], target: Profile) -> Fit:
-    """The least-squares weights of `snapshots` for `target` (algorithm 3 of the paper), whatever they miss."""
+    """The least-squares weights of `snapshots` for `target` (algorithm 3 of the paper), whatever the error."""
     return _System(snapshots).fit(target)
 
 
@@ -103,8 +103,8 @@ def reconstruction(
 ) -> Fit:
     """Weights of `snapshots` for the average of relative width `width` at `step` (default: the last snapshot's).
 
-    Raises TooFew below two snapshots (unless one is the very average), and ValueError with the possible range for a
-    width that misses more than `tolerance` of its profile.
+    Raises TooFew below two snapshots (unless one is exactly that average), and ValueError with the possible range if a
+    width misses more than `tolerance` of its profile.
     """
     if not snapshots:
         raise TooFew(
@@ -141,8 +141,8 @@ def reconstruction(
 def possible_widths(
     snapshots: Sequence[Profile], step: int, tolerance: float = TOLERANCE
 ) -> tuple[float, float] | None:
-    """(narrowest, widest) relative width that the snapshots express at `step` without a gap between; None when they
-    express none.
+    """(narrowest, widest) relative width that the snapshots can reconstruct at `step`, with no gap in between; None if
+    there is no such width.
     """
 
     system = _System(snapshots)
@@ -177,8 +177,8 @@ def possible_widths(
 
 
 def shape(profiles: Sequence[Profile], weights: Sequence[float], points: Tensor) -> Tensor:
-    """Density (len(points)) at steps `points` of the weighted sum of profiles: how much of the average each training
-    step makes.
+    """Density (len(points)) at steps `points` of the weighted sum of profiles: how much each training step contributes
+    to the average.
     """
     total = torch.zeros_like(points, dtype=torch.float64)
     for profile, weight in zip(profiles, weights, strict=True):

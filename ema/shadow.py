@@ -1,5 +1,5 @@
-"""A weight average and the step it stands at: begun from weights, moved after every step, swapped in for a while, set
-as the weights.
+"""A weight average and its step: started from weights, updated after every step, swapped in temporarily, or set as the
+weights.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .update import average_, check_pairs
 
 @dataclass(eq=False)
 class Shadow:
-    """Float32 averages by name, and the number of the last training step they have seen. `update_` and `swapped` change
+    """Float32 averages by name, and the number of the last training step they include. `update_` and `swapped` change
     it in place.
 
-    With `offload` the averages are in host memory and move on a thread of their own: `finish` before you read
+    With `offload` the averages are in host memory and are updated on a separate thread: call `finish` before reading
     `tensors`.
     """
 
@@ -32,16 +32,14 @@ class Shadow:
 
     @classmethod
     def of(cls, weights: Mapping[str, Tensor], device: torch.device | str | None = None) -> Shadow:
-        """An average that starts as a float32 copy of `weights` (on `device`, else where each tensor is)."""
+        """An average that starts as a float32 copy of `weights` (on `device`, else on each tensor's own device)."""
         return cls({name: w.detach().to(device or w.device, torch.float32, copy=True) for name, w in weights.items()})
 
     @classmethod
     def beside(
         cls, average: Mapping[str, Tensor], step: int, weights: Mapping[str, Tensor], device: torch.device, where: str
     ) -> Shadow:
-        """A copy of `average` at `step` for weights that live on `device`: `where` is "same", or "host" for host
-        memory.
-        """
+        """A copy of `average` at `step` for weights on `device`: `where` is "same" or "host" (host memory)."""
         if where == "host":
             lane = lane_for(weights, device)
         else:
@@ -57,7 +55,9 @@ class Shadow:
         )
 
     def update_(self, weights: Mapping[str, Tensor], settings: EMASettings, step: int, total_steps: int) -> bool:
-        """Take in the weights after training step `step` (1 is the first), every `interval` steps; whether it did."""
+        """Include the weights after training step `step` (1 is the first), every `interval` steps; returns whether it
+        did.
+        """
         if step != self.step + 1:
             raise ValueError(f"The average stands at step {self.step}: it can take step {self.step + 1}, not {step}.")
         due = step % settings.interval == 0
@@ -73,12 +73,12 @@ class Shadow:
             self.offload.take(self.tensors, weights, decay)
 
     def protect(self) -> None:
-        """Call before the weights change: a copy to host memory that still reads them comes first."""
+        """Call before the weights change: waits for a copy to host memory that still reads them."""
         if self.offload is not None:
             self.offload.protect()
 
     def finish(self) -> None:
-        """Wait until the averages hold everything that `update_` was given."""
+        """Wait until the averages include everything passed to `update_`."""
         if self.offload is not None:
             self.offload.finish()
 
@@ -97,7 +97,7 @@ class Shadow:
 
     @contextmanager
     def swapped(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Exchange the live `weights` and the average in place for the block, one tensor at a time; refuses nesting."""
+        """Swap the live `weights` and the average in place within the block, one tensor at a time; cannot be nested."""
         if self._out:
             raise RuntimeError("The weight average is swapped in already: leave that block first.")
         self.finish()

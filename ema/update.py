@@ -1,4 +1,4 @@
-"""The averaging step: shadow = decay * shadow + (1 - decay) * weights, one fused pass a (device, dtype) group, paired
+"""The averaging step: shadow = decay * shadow + (1 - decay) * weights, one fused pass per (device, dtype) group, paired
 by name.
 """
 
@@ -36,8 +36,8 @@ _CHUNK = 1 << 20  # numbers in the buffer that casts
 
 @torch.no_grad()
 def average_(shadow: Mapping[str, Tensor], weights: Mapping[str, Tensor], decay: float) -> None:
-    """Move every tensor of `shadow` (float32) towards the one of the same name in `weights`, in place. Names and shapes
-    must be equal.
+    """Move every tensor of `shadow` (float32) towards the tensor of the same name in `weights`, in place. Names and
+    shapes must match.
     """
     check_pairs(shadow, weights)
     groups: dict[tuple[torch.device, torch.device, torch.dtype], list[str]] = defaultdict(list)

@@ -33,11 +33,11 @@ def exponential(steps: Sequence[int], width: float) -> tuple[float, ...]:
 
 
 def fitted(steps: Sequence[int], width: float) -> tuple[float, ...]:
-    """Shares of files saved after `steps` (rising) for the power-function average of relative width `width` after the
-    last of them.
+    """Shares of files saved after `steps` (rising) for the power-function average of relative width `width` at the last
+    step.
 
-    A file stands for the steps since the file before it, the first for all steps up to its own: its share is what the
-    profile has there.
+    A file represents the steps since the previous file, the first file all steps up to its own; its share is the
+    profile's integral over them.
     """
     _check_steps(steps)
     exponent = gamma_of_width(width) + 1
@@ -46,8 +46,8 @@ def fitted(steps: Sequence[int], width: float) -> tuple[float, ...]:
 
 
 def given(text: str, count: int) -> tuple[float, ...]:
-    """Shares from numbers separated by spaces or commas, one a file, divided by their sum. Raises ValueError saying
-    what is wrong.
+    """Shares from numbers separated by spaces or commas, one per file, divided by their sum. Raises ValueError
+    describing the error.
     """
     try:
         numbers = list(map(float, text.replace(",", " ").split()))
@@ -85,10 +85,10 @@ def check_equal(sources: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -
 def mixture(
     sources: Sequence[Mapping[str, Tensor]], shares: Sequence[float], names: Sequence[str] | None = None
 ) -> dict[str, Tensor]:
-    """The weighted sum of sources of equal keys and shapes, float32, added up in float64 one tensor at a time.
+    """The weighted sum of sources with equal keys and shapes, in float32, added up in float64 one tensor at a time.
 
-    What is not a float is the last source's. Raises ValueError that lists every mismatch (see `check_equal`) or every
-    tensor that holds NaN or infinite values.
+    Tensors that are not floats are taken from the last source. Raises ValueError listing every mismatch (see
+    `check_equal`) or every tensor that holds NaN or infinite values.
     """
     if not sources or len(sources) != len(shares):
         raise ValueError(f"Expected one share a source, got {len(shares)} for {len(sources)}.")

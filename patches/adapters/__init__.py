@@ -1,1 +1,1 @@
-"""The adapter kinds (LoRA, LoHa, LoKr, DoRA …): one file a kind, and the registry that lists them."""
+"""The adapter kinds (LoRA, LoHa, LoKr, DoRA …): one file per kind, and the registry that lists them."""

@@ -16,7 +16,7 @@ class Scale:
     factors: Tensor
 
     def apply(self, x: Tensor) -> Tensor:
-        """The map of x (n, any)."""
+        """Apply the map to x (n, any)."""
         return x * self.factors[:, None]
 
     def transposed(self) -> Scale:
@@ -36,7 +36,7 @@ class LowRankMix:
     second: Tensor
 
     def apply(self, x: Tensor) -> Tensor:
-        """The map of x (n, any)."""
+        """Apply the map to x (n, any)."""
         return x + self.first @ (self.second @ x)
 
     def transposed(self) -> LowRankMix:
@@ -50,8 +50,9 @@ class LowRankMix:
 
 @dataclass(frozen=True, eq=False)
 class RotationStage:
-    """Blocks (count, b, b), or one for all, less the identity: each rotates b channels. `half` 0: neighbours; else runs
-    of `run` channels that are `half` apart meet (a butterfly).
+    """Blocks (count, b, b), or one shared block, minus the identity: each rotates b channels.
+
+    `half` 0: neighbouring channels; otherwise runs of `run` channels that are `half` apart are paired (a butterfly).
     """
 
     blocks: Tensor
@@ -67,8 +68,8 @@ class RotationStage:
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """From x to what the stages, one after the other, make of it, times `gains` (n,) where there are any; `fraction` ()
-    of the way.
+    """Applies the stages to x one after the other, then multiplies by `gains` (n,) if given; `fraction` () blends from
+    x to the result.
     """
 
     stages: tuple[RotationStage, ...]
@@ -76,7 +77,7 @@ class Rotation:
     gains: Tensor | None = None
 
     def apply(self, x: Tensor) -> Tensor:
-        """The map of x (n, any)."""
+        """Apply the map to x (n, any)."""
         rotated = x
         for stage in self.stages:
             rotated = stage.apply(rotated)
@@ -101,14 +102,14 @@ class Rotation:
 
 @dataclass(frozen=True, eq=False)
 class PartMap:
-    """Another map of `length` channels from `start` on; the others stay."""
+    """Another map applied to `length` channels from `start` on; the others are unchanged."""
 
     inner: Scale | LowRankMix | Rotation
     start: int
     length: int
 
     def apply(self, x: Tensor) -> Tensor:
-        """The map of x (n, any)."""
+        """Apply the map to x (n, any)."""
         end = self.start + self.length
         return torch.cat([x[: self.start], self.inner.apply(x[self.start : end]), x[end:]])
 
@@ -125,18 +126,18 @@ Map = Scale | LowRankMix | Rotation | PartMap
 
 
 def is_scale(channel_map: Map) -> bool:
-    """Whether a map scales every channel by itself."""
+    """Whether a map scales each channel separately."""
     inner = getattr(channel_map, "inner", channel_map)
     return hasattr(inner, "factors")  # told apart by what it has: the package may be imported twice
 
 
 def combined_scale(scales: Iterable[Map], channels: int) -> Scale:
-    """Scales of so many channels, one after the other, as one; of ones where there are none."""
+    """Consecutive scales of this many channels as one; ones if there are none."""
     return Scale(apply_maps(scales, torch.ones(channels), 0))
 
 
 def apply_maps(maps: Iterable[Map], x: Tensor, dimension: int) -> Tensor:
-    """x with maps, one after the other, of its channels in a dimension."""
+    """Apply maps, one after the other, to the channels of x in a dimension."""
     for channel_map in maps:
         if hasattr(channel_map, "factors"):
             x = x * channel_map.factors.view(-1, *(1,) * (x.ndim - 1 - dimension % x.ndim))
@@ -148,18 +149,18 @@ def apply_maps(maps: Iterable[Map], x: Tensor, dimension: int) -> Tensor:
 
 
 def transposed_maps(maps: Sequence[Map]) -> list[Map]:
-    """Maps that make of a matrix's columns what those do to the vectors that it is multiplied with: M @ (map x) = (M
+    """Maps that do to a matrix's columns what these do to the vectors it multiplies: M @ (map x) = (M
     with these) @ x.
     """
     return [channel_map.transposed() for channel_map in reversed(maps)]
 
 
 def rotate_blocks(rows: Tensor, blocks: Tensor) -> Tensor:
-    """Every run of b rows rotated by its block of (blocks, b, b), or by the only one there is."""
+    """Every run of b rows rotated by its block of (blocks, b, b), or by the single shared block."""
     return (blocks @ rows.unflatten(0, (-1, blocks.shape[-1]))).flatten(0, 1)
 
 
 def butterfly(rows: Tensor, blocks: Tensor, half: int, run: int) -> Tensor:
-    """One stage: runs of `run` rows that are `half` apart meet in a block, rotate, and go back."""
+    """One stage: pair runs of `run` rows that are `half` apart, rotate them, and restore the order."""
     mixed = rows.unflatten(0, (-1, 2, half // run, run)).transpose(1, 2)
     return rotate_blocks(mixed.flatten(0, 3), blocks).reshape(mixed.shape).transpose(1, 2).flatten(0, 3)

@@ -1,4 +1,4 @@
-"""Whole differences (`.diff`, `.diff_b`, lycoris' norm layers), which kind full trains, and `.set_weight`."""
+"""Full differences (`.diff`, `.diff_b`, lycoris' norm layers), which kind full trains, and `.set_weight`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .trainable import FullWeights
 
 @dataclass(frozen=True, eq=False)
 class Diff:
-    """delta = scale * diff, of the weight's own shape."""
+    """delta = scale * diff, in the weight's own shape."""
 
     diff: Tensor
     scale: float = 1.0
@@ -56,7 +56,7 @@ class Diff:
 
 @dataclass(frozen=True, eq=False)
 class Set:
-    """apply(W) = value. (ComfyUI sets it whatever the strength; here strength goes from W to the value.)"""
+    """apply(W) = value. (ComfyUI sets it at any strength; here strength blends from W to the value.)"""
 
     value: Tensor
     kind: ClassVar[str] = "set_weight"
@@ -67,7 +67,7 @@ class Set:
         return self.value.to(weight.device, torch.float32).reshape(weight.shape)
 
     def at_activations(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm:
-        """A module of its own in place of the other, or beside what is left of it."""
+        """A separate module that replaces the original, or is added to what remains of it."""
         base_scale = (Scale(torch.full((shape[0],), 1.0 - strength)),)
         return ActivationForm(
             outputs=base_scale, keeps_output=strength != 1.0, layer=Diff(self.value), strength=strength
@@ -99,7 +99,7 @@ def _labels(shapes: Shapes) -> list[str]:
 
 
 def _block_parameter(key: str, state: Container[str]) -> tuple[str, str] | None:
-    """Distilled LoRAs of Wan name the difference of a block's own parameter `modulation` `.diff_m`."""
+    """Distilled Wan LoRAs save the difference of a block's own parameter `modulation` as `.diff_m`."""
     if key.endswith(".diff_m"):
         return key.removesuffix(".diff_m") + ".modulation", "diff"
     return None
@@ -131,7 +131,7 @@ _SET = FileFormat(
 
 
 def difference_name(parameter: str) -> str:
-    """The name under which the difference of a parameter is saved: `.diff`, of a bias `.diff_b`."""
+    """The name under which a parameter's difference is saved: `.diff`, or `.diff_b` for a bias."""
     if parameter.endswith(".bias"):
         return parameter.removesuffix(".bias") + ".diff_b"
     return parameter.removesuffix(".weight") + ".diff"

@@ -22,9 +22,9 @@ from .trainable import AdapterHooks, Dropout, TargetSize, Tensors, TrainedTensor
 class DoRA:
     """apply(W) = magnitude * (W + delta) / ||W + delta||.
 
-    Trainers differ in the axis of the norm: a magnitude (out) or (out, 1, …) has one number a row of W, (1, in, …) one
-    a column. ComfyUI divides by ||W|| in the first case; PEFT, lycoris and the paper by ||W + delta|| in both, and so
-    does this.
+    Trainers differ in the axis of the norm: a magnitude (out) or (out, 1, …) has one number per row of W, (1, in, …)
+    one per column. ComfyUI divides by ||W|| in the first case; PEFT, lycoris and the paper divide by ||W + delta|| in
+    both, and so do we.
     """
 
     inner: AdditiveLayer
@@ -44,7 +44,7 @@ class DoRA:
         return changed * self._gains(changed)
 
     def _gains(self, changed: Tensor) -> Tensor:
-        """magnitude / norm of a changed weight, with its number of dimensions."""
+        """magnitude / norm of a changed weight, broadcastable to its dimensions."""
         other_dimensions = [dimension for dimension in range(changed.ndim) if dimension != self._axis(changed.shape)]
         norm = torch.linalg.vector_norm(changed, dim=other_dimensions, keepdim=True)
         magnitude = self.magnitude.to(changed.device, torch.float32).reshape(norm.shape)
@@ -56,7 +56,7 @@ class DoRA:
         return 1
 
     def at_activations(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm:
-        """Rows or columns scaled, the inner layer's too; the norms are those of the weight now."""
+        """Scales rows or columns, including the inner layer's; the norms are those of the current weight."""
         weight = read()
         gains = self._gains(weight + self.inner.delta(shape, weight.device)).flatten().cpu()
         weight_map, inner_map = (Scale(1.0 + strength * (gains - 1.0)),), (Scale(gains),)
@@ -94,7 +94,7 @@ def _build(tensors: LayerTensors) -> Iterator[PlacedLayer]:
 
 
 def _as_rows(magnitude: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-    """PEFT's (out) or (1, out, 1, 1) as the (out, 1, …) that every other reader expects."""
+    """PEFT's (out) or (1, out, 1, 1) as (out, 1, …), the shape every other reader expects."""
     down = tensors.get("down")
     ones = 1 if down is None else down.ndim - 1
     return magnitude.reshape(-1, *(1,) * ones)
@@ -128,7 +128,7 @@ class TrainableDoRA(TrainableLoRA):
     network_module = "lycoris.kohya"
 
     def tensors(self, size: TargetSize) -> list[TrainedTensor]:
-        """The pair, and the magnitude, which starts as the norms of the weight's columns."""
+        """The LoRA pair, and the magnitude, which starts as the norms of the weight's columns."""
         _, columns, *kernel = size.shape
         magnitude = TrainedTensor("dora_scale", (1, columns, *(1,) * len(kernel)), column_norms)
         return [*super().tensors(size), magnitude]

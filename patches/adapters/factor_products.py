@@ -1,5 +1,5 @@
-"""Products of low-rank factors, with and without a Tucker core: their value, the weight's shape they give, what is
-wrong with them.
+"""Products of low-rank factors, with and without a Tucker core: their value, the resulting weight's shape, and their
+errors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def product_shape(a: Tensor, b: Tensor, core: Tensor | None) -> tuple[int, ...]:
 
 
 def product_error(name: str, a: Tensor, b: Tensor, core: Tensor | None) -> str | None:
-    """Why two factors cannot be multiplied, or None; `name` is what the message calls them."""
+    """Why two factors cannot be multiplied, or None; `name` is their name in the message."""
     matrices = a.ndim >= 2 and b.ndim >= 2
     if core is not None:
         matrices = a.ndim == 2 and b.ndim == 2 and core.ndim >= 3
@@ -48,8 +48,8 @@ def fits(found: Sequence[int], shape: Sequence[int]) -> bool:
 
 
 def nearly_square(side: int, factor: int = -1) -> tuple[int, int]:
-    """(m, n) with m * n = side and m <= n: `factor` where it divides, else the largest divisor up to it; -1 is as
-    square as can be.
+    """(m, n) with m * n = side and m <= n: `factor` if it divides side, else the largest divisor up to it; -1 is as
+    square as possible.
     """
     if factor > 0 and side % factor == 0:
         return min(factor, side // factor), max(factor, side // factor)

@@ -1,4 +1,4 @@
-"""How files hold the layers of an adapter kind: the names of the tensors, their checks, and the layer made of them."""
+"""How files store the layers of an adapter kind: tensor names, their checks, and the layer built from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LayerError(ValueError):
 
 
 class PeftSettings(Protocol):
-    """What PEFT keeps in `adapter_config.json`, beside the tensors."""
+    """What PEFT stores in `adapter_config.json`, next to the tensors."""
 
     @property
     def terms(self) -> int:
@@ -36,7 +36,7 @@ class PeftSettings(Protocol):
 
 
 class TensorCheck(Protocol):
-    """A check of one tensor by itself."""
+    """A check of a single tensor."""
 
     def __call__(self, role: str, tensor: Tensor, /) -> str | None:
         """What is wrong with the tensor, or None."""
@@ -49,13 +49,13 @@ def accept(role: str, tensor: Tensor) -> str | None:
 
 @dataclass(frozen=True)
 class TensorRole:
-    """One tensor of a layer: what it is, and the ends of its names in files.
+    """One tensor of a layer: what it is, and the suffixes of its name in files.
 
-    `suffixes` are the ends that are read (None: `.<name>`); `written` is the end that is saved (empty: the first that
-    is read). `refused_as` is what a message calls the tensor where only factor pairs and differences are taken, as in
-    averages of products (empty: it is taken there too). `is_rank`: its first side is a rank, for reports.
-    `divides_alpha`: that rank divides the alpha that PEFT keeps outside the file. `to_save` reshapes the tensor for
-    saving, given the layer's tensors by role.
+    `suffixes` are the ones we read (None: `.<name>`); `written` is the one we save (empty: the first one we read).
+    `refused_as` is the tensor's name in messages when only factor pairs and differences are accepted, as in averages of
+    products (empty: it is accepted there too). `is_rank`: its first side is a rank, for reports. `divides_alpha`: that
+    rank divides the alpha that PEFT keeps outside the file. `to_save` reshapes the tensor for saving, given the layer's
+    tensors by role.
     """
 
     name: str
@@ -83,10 +83,10 @@ class TensorRole:
 
 @dataclass(frozen=True)
 class LayerTensors:
-    """The tensors of one layer in a file, by role, and what is known beside them.
+    """The tensors of one layer in a file, by role, and what else is known about it.
 
-    `weight_shape` is () and `has_bias` false where there is no model. `inner` is the layer that a format of place
-    "around" wraps.
+    `weight_shape` is () and `has_bias` false without a model. `inner` is the layer that a format with place "around"
+    wraps.
     """
 
     name: str
@@ -105,14 +105,14 @@ class LayerTensors:
         return self.tensors.get(role)
 
     def peft_scale(self, rank: int | None = None) -> float | None:
-        """The scale that PEFT keeps outside of the tensors; None where the file says its own, or nobody does."""
+        """The scale that PEFT stores outside the tensors; None if the file has its own, or there is none."""
         if self.peft is None or self.alpha is not None:
             return None
         return self.peft.scale(self.name, rank)
 
 
 class PlacedLayer(NamedTuple):
-    """A layer that a file format made, and where it goes: the weight, its bias, or (first row, rows) of the weight."""
+    """A layer built by a file format, and its target: the weight, its bias, or (first row, rows) of the weight."""
 
     layer: Layer
     on_bias: bool = False
@@ -131,14 +131,14 @@ def alpha_counts(roles: Container[str]) -> bool:
 
 @dataclass(frozen=True)
 class FileFormat:
-    """One way in which files hold a layer of a kind.
+    """One way files store a layer of a kind.
 
-    `place`: "alone" is a layer's one kind, beside which no other may stand; "around" wraps the layer that is alone;
-    "beside" is applied after it. `build` makes layers of the tensors, of which the needed ones are there; it may raise
-    LayerError. `labels` names a layer in summaries of a file, by its tensors' shapes (None: `name`). `ignores_alpha`
-    says whether alpha counts for nothing beside these roles. `special_key` reads (layer name, role) from a key that has
-    none of the suffixes. `unsupported` are ends of names that are refused, and what a message calls them. `incomplete`
-    is what a message expects where a needed tensor is missing.
+    `place`: "alone" is the main kind of a layer, and only one is allowed; "around" wraps the main layer; "beside" is
+    applied after it. `build` makes layers from the tensors, once all needed ones are present; it may raise LayerError.
+    `labels` names a layer in summaries of a file, from its tensors' shapes (None: `name`). `ignores_alpha` says whether
+    alpha has no effect with these roles. `special_key` reads (layer name, role) from a key that has none of the
+    suffixes. `unsupported` maps refused suffixes to their names in messages. `incomplete` is the expectation a message
+    states when a needed tensor is missing.
     """
 
     name: str
@@ -160,7 +160,7 @@ class FileFormat:
         return [role.name for role in self.roles if role.needed and role.name not in roles]
 
     def names_in(self, shapes: Shapes) -> Sequence[str]:
-        """What a summary of a file calls a layer of these tensors."""
+        """The name for a layer with these tensors in a summary of a file."""
         if self.labels is not None:
             return self.labels(shapes)
         return [self.name]

@@ -20,9 +20,8 @@ from .lora import LoRA
 
 @dataclass(frozen=True, eq=False)
 class GLoRA:
-    """apply(W) = W + scale * (W a1 a2 + b1 b2), b with a Tucker core `bm`.
-
-    lycoris' older files hold each pair the other way round.
+    """apply(W) = W + scale * (W a1 a2 + b1 b2), b with a Tucker core `bm`. Older lycoris files store each pair in
+    reverse order.
     """
 
     a1: Tensor

@@ -1,4 +1,4 @@
-"""IA3 (arXiv 2205.05638): the rows or columns of a weight times one factor each. Loaded, not trained."""
+"""IA3 (arXiv 2205.05638): multiplies each row or column of a weight by one factor. Loaded, not trained."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _build_lycoris(tensors: LayerTensors) -> Iterator[PlacedLayer]:
 
 
 def _build_peft(tensors: LayerTensors) -> Iterator[PlacedLayer]:
-    """PEFT scales the output, bias and all; of feed-forward layers the input."""
+    """PEFT scales the output including bias; in feed-forward layers it scales the input."""
     factor, columns = tensors["ia3_l"], None
     if tensors.peft is not None:
         columns = tensors.peft.scales_inputs(tensors.name)

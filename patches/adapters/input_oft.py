@@ -1,4 +1,4 @@
-"""PEFT's OFT (arXiv 2506.19847) and BOFT (arXiv 2311.06243): rotates what goes into a layer. Loaded, not trained."""
+"""PEFT's OFT (arXiv 2506.19847) and BOFT (arXiv 2311.06243): rotates a layer's input. Loaded, not trained."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _TERMS = 5  # of PEFT's Neumann series, where its settings do not say it
 class InputOFT:
     """apply(W) = W R', times `rescale` (out).
 
-    `rotations` (stages, blocks, b, b) are orthogonal already; they act on the flattened columns of W, one stage after
-    the other, and the blocks of stage i hold rows that are 2^i half blocks apart. One block stands for all of them
+    `rotations` (stages, blocks, b, b) are already orthogonal; they act on the flattened columns of W, one stage after
+    the other, and the blocks of stage i hold rows that are 2^i half blocks apart. A single block is shared by all
     (PEFT's block_share).
     """
 
@@ -49,7 +49,7 @@ class InputOFT:
         return rotated * self.rescale.to(rotated).reshape(-1, *(1,) * (weight.ndim - 1))
 
     def at_activations(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm | None:
-        """What goes in is rotated; None where that is a patch of pixels, or where both sides change in part."""
+        """Rotates the input; None if that is a patch of pixels, or if both sides change in part."""
         if math.prod(shape[2:]) != 1 or (self.rescale is not None and strength != 1.0):
             return None
         stages = []
@@ -115,7 +115,7 @@ def neumann_rotations(upper: Tensor, terms: int = _TERMS) -> Tensor:
 
 
 def _side_of_triangle(size: int) -> int:
-    """The side of the matrix whose upper triangle has so many numbers."""
+    """The side of the matrix whose upper triangle has this many numbers."""
     return (1 + math.isqrt(1 + 8 * size)) // 2
 
 

@@ -11,10 +11,10 @@ from .trainable import TrainableKind
 
 @dataclass(frozen=True)
 class AdapterKind:
-    """One adapter kind, as its file registers it.
+    """One adapter kind, as registered by its file.
 
-    `layers` are the classes that do its maths on a weight and at the activations. `formats` are the ways in which files
-    hold it. `trainable` are its entries in GraftAdapter's `kind` list: none if it can only be loaded.
+    `layers` are the classes that do its maths on a weight and at the activations. `formats` are the ways files store
+    it. `trainable` are its entries in GraftAdapter's `kind` list: none if it can only be loaded.
     """
 
     name: str

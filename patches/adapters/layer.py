@@ -1,8 +1,8 @@
-"""What a layer of any adapter kind offers: its change of a weight, and the same change at the activations.
+"""The interface of a layer of any adapter kind: its change of a weight, and the same change at the activations.
 
-A layer is what a LoRA file holds for one weight. An additive layer adds a difference, whatever the weight is: at
-strength s it gives W + s * delta. Any other layer computes a new weight from the one it finds: W + s * (apply(W) - W).
-Each agrees at strength 1 with the library that makes such files (lycoris, PEFT).
+A layer is what a LoRA file stores for one weight. An additive layer adds a difference, whatever the weight is: at
+strength s the result is W + s * delta. Any other layer computes a new weight from the current one: W + s * (apply(W) -
+W). At strength 1, each matches the library that writes such files (lycoris, PEFT).
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ class Layer(Protocol):
 
 
 class AdditiveLayer(Layer, Protocol):
-    """A layer that adds a difference: delta. A matrix's Kronecker product offers `kronecker_factors` too."""
+    """A layer that adds a difference: delta. The Kronecker product of a matrix has `kronecker_factors` too."""
 
     @property
     def scale(self) -> float:
-        """What the product of the factors is multiplied by: alpha / rank; 1 without alpha."""
+        """The multiplier of the factors' product: alpha / rank, or 1 without alpha."""
 
     def factors(self, max_rank: int = MAX_FACTOR_RANK) -> tuple[Tensor, Tensor] | None:
-        """(up (out, rank), down (rank, columns)), not scaled, or None where there are none of at most `max_rank`."""
+        """(up (out, rank), down (rank, columns)), not scaled, or None if there are none with at most `max_rank`."""
 
     def delta(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
         """The difference (shape) at strength 1 in float32."""
 
     def malformed(self) -> str | None:
-        """What is wrong with the tensors beside each other, whatever weight they are for, or None."""
+        """Why the tensors contradict each other, whatever their weight, or None."""
 
     def weight_shape(self) -> tuple[int, ...]:
-        """The shape of the weight that this is for, as far as the tensors say it."""
+        """The shape of the weight this is for, as far as the tensors tell."""
 
 
 class WeightLayer(Layer, Protocol):
-    """A layer that computes a new weight from the one it finds."""
+    """A layer that computes a new weight from the current one."""
 
     def apply(self, weight: Tensor) -> Tensor:
         """The new weight of a weight (out, in, ...) in float32."""
@@ -69,9 +69,9 @@ class WeightLayer(Layer, Protocol):
 
 
 class ActivationForm(NamedTuple):
-    """A layer at the activations: maps around the module's own product, and an additive layer beside it.
+    """A layer at the activations: maps around the module's own product, plus an additive layer.
 
-    y = outputs(W @ inputs(x)) + strength * layer_outputs(delta @ layer_inputs(x)); the first term is left out where
+    y = outputs(W @ inputs(x)) + strength * layer_outputs(delta @ layer_inputs(x)); the first term is dropped if
     `keeps_output` is false.
     """
 

@@ -73,13 +73,11 @@ class LoHa:
         return (self.scale * first * second).reshape(tuple(shape))
 
     def weight_shape(self) -> tuple[int, ...]:
-        """The shape of the weight that this is for, as far as it says; without cores a kernel is flattened into the
-        columns.
-        """
+        """The weight's shape, as far as the tensors tell; without cores the kernel is flattened into the columns."""
         return product_shape(self.w1_a, self.w1_b, self.t1)
 
     def malformed(self) -> str | None:
-        """What is wrong with the tensors beside each other, whatever weight they are for, or None."""
+        """Why the tensors contradict each other, whatever their weight, or None."""
         first = product_error("hada_w1", self.w1_a, self.w1_b, self.t1)
         if first is not None:
             return first
@@ -152,7 +150,7 @@ class TrainableLoHa(TrainableAdapter):
     def hooks(
         self, size: TargetSize, tensors: Tensors, dropout: Dropout, column_norms: Callable[[Tensors], Tensor]
     ) -> AdapterHooks:
-        """The difference as a weight of its own beside the module's."""
+        """Applies the difference as a separate weight next to the module's."""
         convolution = len(size.shape) > 2
 
         def change(module: nn.Module, x: Tensor) -> Tensor:

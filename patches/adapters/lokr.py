@@ -1,4 +1,4 @@
-"""LoKr (arXiv 2309.14859): delta is a Kronecker product of two small matrices, each whole or of low rank."""
+"""LoKr (arXiv 2309.14859): delta is a Kronecker product of two small matrices, each full or low-rank."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from .trainable import (
 
 @dataclass(frozen=True, eq=False)
 class LoKr:
-    """delta = scale * kron(w1, w2); each is a matrix or a product a @ b, w2 also of a convolution or with a Tucker core
-    t2.
+    """delta = scale * kron(w1, w2); each is a matrix or a product a @ b; w2 can also be a convolution or have a Tucker
+    core t2.
 
-    alpha counts only where a factor is a product (alpha / its rank), as lycoris has it.
+    alpha counts only if a factor is a product (alpha / its rank), as in lycoris.
     """
 
     w1: Tensor | None
@@ -49,7 +49,7 @@ class LoKr:
 
     @property
     def scale(self) -> float:
-        """alpha / rank of w2, or of w1 where only that is a product; 1 where neither is or without alpha."""
+        """alpha / rank of w2, or of w1 if only that is a product; 1 if neither is, or without alpha."""
         if self.w2 is None:
             ranked = self.w2_b
         elif self.w1 is None:
@@ -71,11 +71,11 @@ class LoKr:
         return self
 
     def factors(self, max_rank: int = MAX_FACTOR_RANK) -> None:
-        """None: a Kronecker product is not of low rank."""
+        """None: a Kronecker product is not low-rank."""
 
     def kronecker_factors(self) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-        """(w1 (a, b) with the scale, (w2,) (c, d) or the two factors of w2), float32, of a matrix (a c, b d); None of a
-        convolution's.
+        """(w1 (a, b) with the scale, (w2,) (c, d) or the two factors of w2), float32, for a matrix (a c, b d); None for
+        a convolution.
         """
         if self.t2 is not None or any(tensor.ndim > 2 for tensor in self.tensors()):
             return None
@@ -100,12 +100,12 @@ class LoKr:
         return first, _shape_of(self.w2, self.w2_a, self.w2_b, self.t2)
 
     def weight_shape(self) -> tuple[int, ...]:
-        """The shape of the weight that this is for, as far as it says; a kernel may be flattened into the columns."""
+        """The weight's shape, as far as the tensors tell; a kernel may be flattened into the columns."""
         (first_out, first_in, *_), (second_out, second_in, *kernel) = self._factor_shapes()
         return (first_out * second_out, first_in * second_in, *kernel)
 
     def malformed(self) -> str | None:
-        """What is wrong with the tensors beside each other, whatever weight they are for, or None."""
+        """Why the tensors contradict each other, whatever their weight, or None."""
         first = _factor_error("lokr_w1", self.w1, self.w1_a, self.w1_b, None)
         if first is not None:
             return first
@@ -172,7 +172,7 @@ def _build(tensors: LayerTensors) -> Iterator[PlacedLayer]:
 
 
 def _has_no_product(roles: Container[str]) -> bool:
-    """Two whole factors, beside which ai-toolkit writes an alpha of 9999999999: infinite in float16."""
+    """Two full factors, for which ai-toolkit writes an alpha of 9999999999: infinite in float16."""
     return W1 in roles and W2 in roles
 
 
@@ -203,14 +203,14 @@ def _second_factor(tensors: Tensors) -> Tensor:
 
 
 class TrainableLoKr(TrainableAdapter):
-    """LoKr as lycoris trains it: w1 whole, w2 of low rank where that is smaller."""
+    """LoKr as lycoris trains it: w1 full, w2 low-rank if that is smaller."""
 
     name = "lokr"
     help = "Kronecker product of two small matrices"
     scale_tensor = W1
 
     def tensors(self, size: TargetSize) -> list[TrainedTensor]:
-        """w1, and w2 whole or in two factors; the last one starts at zero."""
+        """w1, and w2 full or as two factors; the last one starts at zero."""
         out, columns, *kernel = size.shape
         (first_out, rest_out), (first_in, rest_in) = nearly_square(out), nearly_square(columns)
         first = TrainedTensor(W1, (first_out, first_in), uniform_fan_in)
@@ -225,7 +225,7 @@ class TrainableLoKr(TrainableAdapter):
     def hooks(
         self, size: TargetSize, tensors: Tensors, dropout: Dropout, column_norms: Callable[[Tensors], Tensor]
     ) -> AdapterHooks:
-        """kron(w1, w2) x without the product: w2 on each part of the input, then w1 across the parts."""
+        """kron(w1, w2) x without forming the product: w2 on each part of the input, then w1 across the parts."""
         first, kernel = tensors[W1], size.shape[2:]
         parts, scale = first.shape[1], self.scale(tensors, size.rank, size.alpha)
 

@@ -79,7 +79,7 @@ class LoRA:
         return self.up.flatten(1), down.flatten(1)
 
     def weight_shape(self) -> tuple[int, ...]:
-        """The shape of the weight that this is for, as far as it says; a kernel may be flattened into the columns."""
+        """The weight's shape, as far as the tensors tell; a kernel may be flattened into the columns."""
         if self.mid is None:
             kernel = self.down.shape[2:]
         else:
@@ -87,7 +87,7 @@ class LoRA:
         return (self.up.shape[0], self.down.shape[1], *kernel)
 
     def malformed(self) -> str | None:
-        """What is wrong with the tensors beside each other, whatever weight they are for, or None."""
+        """Why the tensors contradict each other, whatever their weight, or None."""
         if self.up.ndim < 2 or self.down.ndim < 2 or (self.mid is not None and self.mid.ndim < 3):
             return f"expected matrices, got up {shape_text(self.up)} and down {shape_text(self.down)}"
         up_rank = self.up.flatten(1).shape[1]
@@ -229,7 +229,7 @@ def pair_hook(size: TargetSize, tensors: Tensors, dropout: Dropout) -> Hook:
 
 
 class TrainableLoRA(TrainableAdapter):
-    """LoRA of linear layers and of convolutions of kernel 1."""
+    """LoRA of linear layers and of 1x1 convolutions."""
 
     name = "lora"
     help = "low-rank matrices on linear layers"
@@ -268,7 +268,7 @@ class TrainableLoRA(TrainableAdapter):
 
 
 class TrainableLoCon(TrainableLoRA):
-    """LoRA of convolutions of any kernel too."""
+    """LoRA of convolutions of any kernel size too."""
 
     name = "locon"
     help = "on convolutions too"

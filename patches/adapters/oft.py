@@ -19,12 +19,12 @@ from .trainable import AdapterHooks, Dropout, Hook, TargetSize, Tensors, Trainab
 
 @dataclass(frozen=True, eq=False)
 class OFT:
-    """apply(W) = R W with R block-diagonal and orthogonal, times `rescale` (out, 1, …) where there is one.
+    """apply(W) = R W with R block-diagonal and orthogonal, times `rescale` (out, 1, …) if given.
 
     `blocks` (blocks, b, b): one rotation (OFT); (stages, blocks, b, b): a butterfly of stages (BOFT). `alpha` is
     lycoris' and kohya's constraint: the skew-symmetric parts are kept below alpha * out. (ComfyUI reads it without
-    `out`, leaves OFT's rescale out, and squares the strength.) `rotated`: the blocks are the rotations themselves,
-    rescaled already, as lycoris 2.0 wrote them (`oft_diag`).
+    `out`, ignores OFT's rescale, and squares the strength.) `rotated`: the blocks are the rotations themselves, already
+    rescaled, as lycoris 2.0 wrote them (`oft_diag`).
     """
 
     blocks: Tensor
@@ -68,7 +68,7 @@ class OFT:
         return rotated * self.rescale.to(weight.device, torch.float32).reshape(-1, *(1,) * (weight.ndim - 1))
 
     def at_activations(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm:
-        """What comes out is rotated."""
+        """Rotates the output."""
         rotations = self.rotations(shape[0], "cpu")
         rotations = rotations - torch.eye(rotations.shape[-1])
         if self.blocks.ndim == 3:
@@ -176,7 +176,7 @@ class TrainableOFT(TrainableAdapter):
     def hooks(
         self, size: TargetSize, tensors: Tensors, dropout: Dropout, column_norms: Callable[[Tensors], Tensor]
     ) -> AdapterHooks:
-        """R (W x) + b: the output without bias is rotated block by block."""
+        """R (W x) + b: rotates the output without bias, block by block."""
         return AdapterHooks(None, _rotation_hook(size, tensors[BLOCKS], dropout))
 
     def norm(self, tensors: Tensors, scale: float) -> Tensor:
@@ -189,7 +189,7 @@ class TrainableOFT(TrainableAdapter):
 
 
 def _rotation_hook(size: TargetSize, blocks: Tensor, dropout: Dropout) -> Hook:
-    """Rotates a module's output. `rank_dropout` leaves out whole blocks, which then do not rotate (as PEFT's OFT)."""
+    """Rotates a module's output. `rank_dropout` drops whole blocks, which then do not rotate (as in PEFT's OFT)."""
     layer, dropping = OFT(blocks), dropout.enabled
     rows, convolution = size.shape[0], len(size.shape) > 2
 

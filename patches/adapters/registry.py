@@ -1,4 +1,5 @@
-"""The adapter kinds by name, and all that is read from their list: names in files, layer classes, trainable kinds.
+"""The adapter kinds by name, and what is derived from their list: tensor names in files, layer classes, trainable
+kinds.
 
 To add a kind, write its file and add its KIND here.
 """
@@ -53,14 +54,14 @@ def register(kind: AdapterKind) -> None:
 
 
 def unregister(name: str) -> None:
-    """Take a kind off the list again."""
+    """Remove a kind from the list."""
     del _KINDS[name]
     _forget_lists()
 
 
 @contextmanager
 def registered(kind: AdapterKind) -> Iterator[None]:
-    """A kind that is on the list for the block."""
+    """Register a kind within the block."""
     register(kind)
     try:
         yield
@@ -78,9 +79,9 @@ def _forget_lists() -> None:
 
 @dataclass(frozen=True)
 class TensorNames:
-    """The names of all kinds' tensors in files: every role by name, and (role, refusal) by the end of a key.
+    """The tensor names of all kinds in files: every role by name, and (role, refusal) by key suffix.
 
-    A refusal is what a message calls a tensor that is known and not supported; its role is then the suffix itself.
+    A refusal is the name in messages of a tensor that is known but not supported; its role is then the suffix itself.
     """
 
     formats: tuple[FileFormat, ...]
@@ -90,9 +91,7 @@ class TensorNames:
     longest_first: tuple[str, ...]
 
     def layer_and_role(self, key: str, state: Container[str]) -> tuple[str, str | None]:
-        """(layer, role) of a key in a file; the role of what is not supported is its suffix, None where it is no
-        LoRA's.
-        """
+        """(layer, role) of a key; an unsupported tensor has its suffix as role, a tensor of no LoRA has None."""
         for suffix in self.longest_first:
             if key.endswith(suffix):
                 return key[: -len(suffix)], self.suffixes[suffix]
@@ -103,8 +102,8 @@ class TensorNames:
         return key.removesuffix(".weight"), None
 
     def refusal(self, role: str, only_pairs: bool) -> str:
-        """What a message calls a tensor that is not taken, "" where it is; `only_pairs`: factor pairs and differences
-        alone are.
+        """The name in messages of a refused tensor, "" if it is accepted; `only_pairs` accepts just factor pairs and
+        differences.
         """
         if role in self.unsupported:
             return self.unsupported[role]
@@ -149,7 +148,7 @@ def unpack_layer(packed: tuple) -> Layer:
 
 
 def plain_fields(layer: Any) -> tuple:
-    """Everything of a layer that is not a tensor, for fingerprints."""
+    """All values of a layer that are not tensors, for fingerprints."""
     values = (getattr(layer, field.name) for field in fields(layer))
     plain_values = (value for value in values if not isinstance(value, Tensor))
     return layer.kind, tuple(plain_fields(value) if _is_layer(value) else value for value in plain_values)
@@ -183,7 +182,7 @@ def trainable_kind(name: str) -> TrainableKind:
 
 
 def up_factor_suffixes() -> tuple[str, ...]:
-    """The ends of names of trained tensors that LoRA+ gives a higher rate."""
+    """The suffixes of trained tensors that LoRA+ gives a higher learning rate."""
     return tuple({f".{form.up_factor}" for form in _trainable().values() if form.up_factor})
 
 

@@ -38,7 +38,7 @@ class TargetSize(Protocol):
 
 
 class Dropout(Protocol):
-    """Draws what one module's adapter leaves out in the forward that runs now."""
+    """Draws what one module's adapter drops in the current forward."""
 
     @property
     def enabled(self) -> bool:
@@ -49,10 +49,10 @@ class Dropout(Protocol):
         """Whether `module_dropout` is on."""
 
     def generator(self) -> torch.Generator | None:
-        """The generator of this forward, None outside training."""
+        """The generator for this forward, None outside training."""
 
     def skips_module(self, generator: torch.Generator | None) -> bool:
-        """Whether the whole adapter is left out."""
+        """Whether the whole adapter is skipped."""
 
     def activations(self, values: Tensor, generator: torch.Generator | None) -> Tensor:
         """`network_dropout`: some activations zeroed, the rest scaled up."""
@@ -61,18 +61,18 @@ class Dropout(Protocol):
         """`rank_dropout` of a low-rank pair: some ranks of each image zeroed, the rest scaled up."""
 
     def kept(self, count: int, generator: torch.Generator | None) -> Tensor | None:
-        """`rank_dropout` where there are no ranks: which of `count` rows or blocks stay, None for all."""
+        """`rank_dropout` for kinds without ranks: which of `count` rows or blocks stay, None for all."""
 
 
 class AdapterHooks(NamedTuple):
-    """What changes a module's input before its forward, and its output after it; None changes nothing."""
+    """Hooks that change a module's input before its forward and its output after it; None changes nothing."""
 
     before: PreHook | None
     after: Hook | None
 
 
 class InitSource(NamedTuple):
-    """What initial values are made of: a tensor's own generator, and the norms of the weight's columns."""
+    """What initial values are computed from: a tensor's own generator, and the norms of the weight's columns."""
 
     generator: Callable[[], torch.Generator]
     column_norms: Callable[[], Tensor]
@@ -143,7 +143,7 @@ class FullWeights(TrainableKind):
 
 
 class TrainableAdapter(TrainableKind):
-    """A kind that trains tensors beside a module's weight, which stays as it is."""
+    """A kind that trains tensors next to a module's weight, which stays unchanged."""
 
     scale_tensor: ClassVar[str] = ""  # suffix of the tensor that another scale of the change is multiplied into
 

@@ -1,4 +1,4 @@
-"""Averages LoRA files: their factors (for states of one run) or their products (for any ranks), exact or reduced to a
+"""Averages LoRA files: either their factors (for states of one run) or their products (any ranks), exact or cut to a
 rank by SVD.
 """
 
@@ -20,8 +20,8 @@ ALGEBRAS = ("factors", "products")
 
 @dataclass(frozen=True)
 class Averaged:
-    """An average as a LoRA state dict, how it was made, its ranks, and the share of the change's norm that a cut left
-    out.
+    """An averaged LoRA state dict, with the algebra used, its ranks, and the share of the change's norm lost by the
+    cut.
     """
 
     state: dict[str, Tensor]
@@ -33,11 +33,11 @@ class Averaged:
 def average(
     states: Sequence[Mapping[str, Tensor]], shares: Sequence[float], names: Sequence[str], algebra: str, rank: int = 0
 ) -> Averaged:
-    """The weighted average of LoRA state dicts of one spelling; `algebra` is "factors" or "products", `rank` 0 keeps
-    products exact.
+    """The weighted average of LoRA state dicts in one key format. `algebra` is "factors" or "products"; with products,
+    `rank` 0 keeps the result exact.
 
-    Raises ValueError that lists every layer, shape and key in which the files differ and every form that cannot be
-    averaged.
+    Raises ValueError listing every layer, shape and key that differs between the files, and every layer kind that
+    cannot be averaged.
     """
     if algebra not in ALGEBRAS:
         raise ValueError(f"Averaging LoRAs: expected one of {', '.join(ALGEBRAS)}, got {algebra!r}.")
@@ -60,8 +60,8 @@ def average(
 
 
 def _read(states: Sequence[Mapping[str, Tensor]], names: Sequence[str], plain: bool) -> list[dict[str, Group]]:
-    """Layers of each file: with `plain` factor pairs and differences alone, else whatever they are, as factors of one
-    run average.
+    """The layers of each file. `plain` takes only factor pairs and differences; otherwise any kind, as an average of
+    factors within one run does.
     """
     files, errors = [], []
     for state, name in zip(states, names, strict=True):
@@ -150,7 +150,7 @@ def _products(files: Sequence[Mapping[str, Group]], shares: Sequence[float], ran
 
 
 def concatenated(layers: Sequence[LoRA], shares: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """(up (out, all ranks), down (all ranks, columns)), float64, whose product is the weighted sum of the layers'
+    """(up (out, all ranks), down (all ranks, columns)) in float64; their product is the weighted sum of the layers'
     products.
     """
     ups, downs = [], []

@@ -1,5 +1,5 @@
-"""Block weights: one strength a block of the model, in the lists of sd-webui-lora-block-weight (LBW), or
-by block name.
+"""Block weights: one strength per block of the model, as in the lists of sd-webui-lora-block-weight (LBW), or by block
+name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def presets() -> dict[str, Mapping[str, float]]:
 
 @dataclass(frozen=True)
 class _Patterns:
-    """What the block names of all model families are together, ready to look names up."""
+    """The block names of all model families combined, as patterns for lookup."""
 
     in_model: re.Pattern[str]
     in_files: re.Pattern[str]
@@ -75,7 +75,7 @@ def _patterns(families: tuple[BlockNames, ...]) -> _Patterns:
 
 
 def _any(words: Iterable[str]) -> str:
-    """A regular expression for any of some words, the longest first."""
+    """A regular expression that matches any of the words, the longest first."""
     return "|".join(sorted(words, key=len, reverse=True))
 
 
@@ -88,8 +88,8 @@ def _known() -> _Patterns:
 
 
 def diffusers_blocks(keys: Iterable[str]) -> DiffusersBlocks | None:
-    """How the blocks of a file are named that diffusers or its trainers wrote, where a family has names for that; None
-    for every other file.
+    """How a file from diffusers or its trainers names its blocks, if the family has such names; None for any other
+    file.
     """
     text = "\n".join(keys)
     for names in registry.block_names():
@@ -99,8 +99,8 @@ def diffusers_blocks(keys: Iterable[str]) -> DiffusersBlocks | None:
 
 
 def block_of(weight: str) -> str:
-    """The block of a weight: IN04, M00, OUT11, D18, S37; IN and OUT of Flux's first and last layers; BASE of everything
-    else.
+    """The block of a weight: IN04, M00, OUT11, D18, S37; IN and OUT for Flux's first and last layers; BASE for
+    everything else.
     """
     patterns = _known()
     match = patterns.in_model.match(weight)
@@ -112,7 +112,7 @@ def block_of(weight: str) -> str:
 
 
 def _end(name: str) -> str:
-    """IN or OUT of a layer before or after all blocks, by its name; else BASE."""
+    """IN or OUT for a layer before or after all blocks, by its name; else BASE."""
     match = _known().ends.match(name)
     if match is None:
         return REST
@@ -133,7 +133,7 @@ def together(kinds: set[str]) -> set[str]:
 
 
 def text_block(name: str, diffusers: DiffusersBlocks | None = None) -> str:
-    """CLIP or T5, by the name of a text encoder's weight or layer; `diffusers`: of a file whose blocks have these
+    """CLIP or T5, from the name of a text encoder's weight or layer; pass `diffusers` for a file with those block
     names.
     """
     t5 = ["t5", "te3", "text_encoder_3"]
@@ -145,8 +145,8 @@ def text_block(name: str, diffusers: DiffusersBlocks | None = None) -> str:
 
 
 def block_of_name(layer: str, diffusers: DiffusersBlocks | None = None) -> str:
-    """The block of a layer by its name in a file, without prefix; `diffusers`: of a file whose blocks have these
-    names.
+    """The block of a layer, from its name in a file without prefix; pass `diffusers` for a file with
+    those block names.
     """
     name = layer.replace(".", "_") + "_"
     patterns = _known()
@@ -164,7 +164,7 @@ def block_of_name(layer: str, diffusers: DiffusersBlocks | None = None) -> str:
 
 
 def _diffusers_end(name: str, diffusers: DiffusersBlocks | None) -> str | None:
-    """IN or OUT of a layer before or after all blocks, by its name in a file of diffusers'."""
+    """IN or OUT for a layer before or after all blocks, from its name in a diffusers file."""
     if diffusers is None:
         return None
     for layers, block in ((diffusers.first, "IN"), (diffusers.last, "OUT")):
@@ -174,10 +174,10 @@ def _diffusers_end(name: str, diffusers: DiffusersBlocks | None) -> str | None:
 
 
 def parse(text: str) -> dict[str, float]:
-    """{block or kind of block: strength} of "1,0,0.5,…" (12, 17, 20, 26, 57, 58 or 61 numbers), "IN=0, OUT05=0.5", or a
-    preset.
+    """{block or kind of block: strength} from "1,0,0.5,…" (12, 17, 20, 26, 57, 58 or 61 numbers), "IN=0, OUT05=0.5", or
+    a preset.
 
-    Raises ValueError that says what is wrong.
+    Raises ValueError that describes the error.
     """
     preset = presets().get(text.strip().upper())
     if preset is not None:
@@ -209,7 +209,7 @@ def _number(text: str) -> float:
 
 
 def fitting(text: str, weights: Iterable[str]) -> dict[str, float]:
-    """`parse`, checked against a model's weights: ValueError when it names blocks that the model does not have."""
+    """`parse`, checked against a model's weights: ValueError if it names blocks the model does not have."""
     strengths = parse(text)
     model_blocks = {block_of(weight) for weight in weights} | {REST, *TEXT}
     missing = [name for name in strengths if not any(_fits(name, block) for block in model_blocks)]
@@ -230,8 +230,8 @@ def fitting(text: str, weights: Iterable[str]) -> dict[str, float]:
 
 
 def strength(strengths: Mapping[str, float], weight: str, text: bool = False) -> float:
-    """The strength of a weight (`text`: of a text encoder): its block's, of the longest name that fits; else BASE's;
-    else 1.
+    """The strength of a weight (`text`: of a text encoder): that of its block, by the longest matching name; else
+    BASE's; else 1.
     """
     return of_block(strengths, text_block(weight) if text else block_of(weight))
 
@@ -245,7 +245,9 @@ def of_block(strengths: Mapping[str, float], block: str) -> float:
 
 
 def _fits(name: str, block: str) -> bool:
-    """Whether a name means a block: OUT means OUT00 and all others, OUT1 and OUT01 mean OUT01, "" means everything."""
+    """Whether a name covers a block: OUT covers OUT00 and all others, OUT1 and OUT01 cover OUT01, ""
+    covers everything.
+    """
     kind, number = _split(name)
     return not name or (kind, number) == _split(block) or (number is None and kind == _split(block)[0])
 

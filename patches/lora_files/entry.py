@@ -1,4 +1,4 @@
-"""One LoRA of a stack: its tensors and how strongly it goes on a model and a text encoder."""
+"""One LoRA of a stack: its tensors and its strengths on the model and the text encoder."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ StateDict = Mapping[str, Tensor]
 class LoraEntry(NamedTuple):
     """One LoRA of a stack: its name for messages, its tensors, its strengths on the model and the text encoder.
 
-    `partial`: names that match no weight are left out instead of refused. `blocks` are block weights as
-    `block_weights.parse` reads them, `metadata` is the file's own; `schedule` multiplies the model's strength while
+    `partial`: names that match no weight are skipped instead of refused. `blocks` are block weights as
+    `block_weights.parse` reads them, `metadata` is the file's own; `schedule` multiplies the model's strength during
     sampling.
     """
 

@@ -1,4 +1,4 @@
-"""Finds the weights that a LoRA file's layer names mean, beyond the names that a host knows."""
+"""Matches layer names in LoRA files with weights, beyond the names the host knows."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _NUMBERED_LATER = {"clip_g", "t5xxl"}
 
 
 def find_targets(names: Iterable[str], known: Mapping[str, Target], shapes: Shapes) -> dict[str, Target]:
-    """Targets of a file's layer names that `known` (the host's map) lacks; names that fit nothing, or two weights, are
-    left out.
+    """Targets of a file's layer names that `known` (the host's map) lacks; names that match no weight, or two weights,
+    are skipped.
     """
     missing = [name for name in names if name not in known]
     if not missing:
@@ -46,7 +46,7 @@ def canonical(name: str) -> str:
 
 
 def _index(names: Mapping[str, Target]) -> dict[str, Target]:
-    """Targets by canonical name, without those that two names claim."""
+    """Targets by canonical name, without names that two targets claim."""
     index: dict[str, Target] = {}
     claimed_twice = set()
     for name, target in names.items():
@@ -58,8 +58,8 @@ def _index(names: Mapping[str, Target]) -> dict[str, Target]:
 
 
 def _ends(shapes: Shapes) -> dict[str, list[Target]]:
-    """Text encoder weights by the last words of their names, for encoders whose place in the host's model the file does
-    not know.
+    """Text encoder weights by the last words of their names, for files that do not know the encoder's path in the
+    host's model.
     """
     ends: dict[str, list[Target]] = {}
     for space, weight in shapes:
@@ -71,7 +71,7 @@ def _ends(shapes: Shapes) -> dict[str, list[Target]]:
 
 
 def _by_end(name: str, ends: Mapping[str, list[Target]], encoders: set[str]) -> Target | None:
-    """The only text encoder's weight that a name fits, of those that its number can mean."""
+    """The text encoder weight that a name matches, if exactly one does among the encoders its number can mean."""
     encoder, bare = key_formats.split_text_encoder(name), _BARE.fullmatch(name)
     if encoder is not None:
         number, path = encoder
@@ -88,7 +88,7 @@ def _by_end(name: str, ends: Mapping[str, list[Target]], encoders: set[str]) -> 
 
 
 def _other_encoder(number: str, encoders: set[str]) -> str:
-    """The encoder of these that a number cannot mean, "" where it can mean any."""
+    """The encoder that a number cannot mean, "" if it can mean any."""
     if number == "1":
         if "clip_l" in encoders:
             return "clip_g"
@@ -102,7 +102,7 @@ def _other_encoder(number: str, encoders: set[str]) -> str:
 
 
 def _model_names(shapes: Shapes) -> dict[str, Target]:
-    """{name: target}: the model's weights under their own names and under diffusers', where those differ."""
+    """{name: target}: the model's weights under their own names, and under diffusers' where those differ."""
     weight_names = [name for space, name in shapes if space == "model" and name.startswith(GENERIC_PREFIX)]
     tables = _tables(weight_names)
     names: dict[str, Target] = {}
@@ -122,7 +122,7 @@ def _path(weight: str) -> str:
 
 
 def _tables(own: Sequence[str]) -> list[LayerNames]:
-    """Names of the families that a model's weights give away."""
+    """The layer name tables of the families that a model's weights reveal."""
     tables = []
     for names in registry.layer_names():
         sign = names.model_sign
@@ -132,7 +132,7 @@ def _tables(own: Sequence[str]) -> list[LayerNames]:
 
 
 def _add_diffusers_names(names: dict[str, Target], weight: str, table: LayerNames, shapes: Shapes) -> None:
-    """diffusers' names of a weight, or of its parts."""
+    """Add diffusers' names of a weight, or of its parts."""
     path, shape = _path(weight), shapes["model", weight]
     if len(shape) < 2:
         names.setdefault(table.rename(path), Target("model", weight))
@@ -145,7 +145,7 @@ def _add_diffusers_names(names: dict[str, Target], weight: str, table: LayerName
 
 
 def _add_weight_parts(names: dict[str, Target], weight: str, shapes: Shapes) -> None:
-    """Names of the first rows of a weight that some files have a layer for."""
+    """Add names for the first rows of a weight, for which some files have a separate layer."""
     path = _path(weight)
     for family in registry.families():
         for part in family.weight_parts:

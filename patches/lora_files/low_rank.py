@@ -1,4 +1,4 @@
-"""The best product of two factors of a given rank, by SVD (randomised for large matrices, Halko 2011)."""
+"""The best product of two factors at a given rank, by SVD (randomised for large matrices, Halko 2011)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _SMALL = 384  # up to this side a full SVD is quick
 
 
 def cut_to_rank(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor, float, float]:
-    """The nearest product of at most `rank` to (out, r) @ (r, columns), and the squared norms of all of it and of what
-    is left out.
+    """The nearest product of at most `rank` to (out, r) @ (r, columns), with the squared norms of the whole and of what
+    was cut.
 
-    Its factors are balanced; it is found through the small matrix between two orthogonal ones, without a full-size
+    Its factors are balanced. It works on the small matrix between two orthogonal ones, so it never forms the full-size
     product.
     """
     (left_side, first), (right_side, second) = torch.linalg.qr(up), torch.linalg.qr(down.T)
@@ -22,10 +22,10 @@ def cut_to_rank(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor, fl
 
 
 def best(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
-    """(up, down, squared norm of what is left out): the best product of a rank of a matrix, each factor with half of
-    the spectrum.
+    """(up, down, squared norm of what was cut): the best rank-limited product for a matrix, with the singular values
+    split evenly between the factors.
 
-    Beyond a few hundred rows and columns it is Halko's randomised one, with a fixed seed of its own.
+    Beyond a few hundred rows and columns it uses Halko's randomised SVD, with its own fixed seed.
     """
     rank = min(rank, *matrix.shape)
     basis = None

@@ -1,4 +1,4 @@
-"""Makes a LoRA of several LoRAs or of the difference of two models: exact, or cut to a rank by SVD."""
+"""Makes one LoRA from several LoRAs or from the difference of two models: exact, or cut to a rank by SVD."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _GENERIC = re.compile(r"text_encoders\.(\w+)\.transformer\.(model\.)?")
 
 @dataclass(frozen=True)
 class MergedLora:
-    """A LoRA state dict, its largest rank, and the share of the change's norm that a cut left out."""
+    """A LoRA state dict, its largest rank, and the share of the change's norm lost by the cut."""
 
     state: dict[str, Tensor]
     rank: int
@@ -47,8 +47,8 @@ class MergedLora:
 
 
 class WeightChange(NamedTuple):
-    """What a stack does to one weight of a model: patches, the weight's shape, and how to read the weight that they
-    find, in float32.
+    """The change a stack makes to one weight of a model: patches, the weight's shape, and a function that reads the
+    current weight in float32.
     """
 
     patches: Sequence[Patch]
@@ -60,18 +60,20 @@ class WeightChange(NamedTuple):
 
 
 class LayerKey(NamedTuple):
-    """Pairs layers of differently written files: a name without prefix and separators; whether it is for the bias."""
+    """The key that pairs layers across files with different names: the name without prefix and separators, and whether
+    it is for the bias.
+    """
 
     name: str
     bias: bool
 
 
 def merge_loras(entries: Iterable[LoraEntry], rank: int = 0, advance: Callable[[], None] = lambda: None) -> MergedLora:
-    """One LoRA, the same change as all of the entries together, without a model: their layers must merely add.
+    """One LoRA with the same change as all entries together, without a model, so every layer must be additive.
 
-    `rank` 0 keeps the change exactly (factors side by side, float32; a difference where a layer has none); above 0 it
-    is cut to it by SVD. Layers are paired by name, prefixes and separators aside, so a model's own names and diffusers'
-    do not mix. Raises ValueError that lists everything that cannot be merged.
+    `rank` 0 keeps the change exactly (factors side by side, float32; a difference if a layer has one); above 0 it is
+    cut to that rank by SVD. Layers are paired by name without prefixes and separators, so a model's own names and
+    diffusers' do not mix. Raises ValueError listing everything that cannot be merged.
     """
     collected = _CollectedLayers()
     for entry in entries:
@@ -85,7 +87,7 @@ def merge_loras(entries: Iterable[LoraEntry], rank: int = 0, advance: Callable[[
 
 
 class _CollectedLayers:
-    """The layers of several files, paired by name, and everything that keeps them from being merged."""
+    """The layers of several files, paired by name, and all problems that prevent a merge."""
 
     def __init__(self) -> None:
         self.patches: dict[LayerKey, list[Patch]] = {}
@@ -123,7 +125,7 @@ class _CollectedLayers:
             self.spellings.setdefault(spellings[0], file)
 
     def raise_problems(self) -> None:
-        """Raise one ValueError that lists everything that cannot be merged."""
+        """Raise one ValueError listing everything that cannot be merged."""
         problems = self.problems
         if len(self.spellings) > 1:
             problems.append(
@@ -138,7 +140,7 @@ class _CollectedLayers:
 
 
 def _not_additive(layers: Iterable[tuple[str, bool, Any]]) -> list[str]:
-    """Layers that need a model's weight, and layers whose tensors contradict each other, as problems."""
+    """Problems: layers that need a model's weight, and layers whose tensors contradict each other."""
     needs_weight: dict[str, list[str]] = {}
     malformed, parts = [], []
     for base, _, layer in layers:
@@ -158,7 +160,7 @@ def _not_additive(layers: Iterable[tuple[str, bool, Any]]) -> list[str]:
 
 
 def _largest_shape(patches: Iterable[Patch]) -> tuple[int, ...]:
-    """The shape of the weight that all patches are for: that of the layer with most dimensions."""
+    """The shape of the weight that all patches are for: that of the layer with the most dimensions."""
     shapes: list[tuple[int, ...]] = []
     for patch in patches:
         layer: Any = patch.layer  # additive, so it knows its sides
@@ -167,7 +169,7 @@ def _largest_shape(patches: Iterable[Patch]) -> tuple[int, ...]:
 
 
 def _contradictions(base: str, patches: Sequence[Patch]) -> list[str]:
-    """A layer's first patch that is for another shape than the others, as a problem."""
+    """A problem for the first patch of a layer whose shape differs from the others."""
     shape = _largest_shape(patches)
     for patch in patches:
         problem = patch.layer.mismatch(shape)
@@ -181,7 +183,7 @@ def _contradictions(base: str, patches: Sequence[Patch]) -> list[str]:
 def _missing_blocks(
     name: str, state: Iterable[str], by_block: Mapping[str, float], diffusers: DiffusersBlocks | None
 ) -> list[str]:
-    """Blocks that are named and that a file's layers are not in, as a problem; a partial LoRA need not have every block
+    """A problem if block weights name blocks that no layer of the file is in; a partial LoRA need not have every block
     of a list.
     """
     blocks = {block_weights.block_of_name(_pairing_name(key.rpartition(".")[0]), diffusers) for key in state}
@@ -215,7 +217,7 @@ def _numbered_encoder(match: re.Match[str]) -> str:
 
 
 def _mlp_place(match: re.Match[str]) -> str:
-    """diffusers' `fc1` and `fc2` as the places 0 and 2 that they have in an MLP."""
+    """diffusers' `fc1` and `fc2` as 0 and 2, their positions in an MLP."""
     return f"_{match[1]}_mlp_{2 * int(match[2]) - 2}"
 
 
@@ -225,7 +227,7 @@ def _mlp_place(match: re.Match[str]) -> str:
 def merge_changes(
     changes: Mapping[str, WeightChange], rank: int = 0, advance: Callable[[], None] = lambda: None
 ) -> MergedLora:
-    """One LoRA, the same change of these weights by name as all their patches, of any kind, in order; `rank` as for
+    """One LoRA with the same change as all patches (of any kind, in order) of these weights by name; `rank` as in
     `merge_loras`.
     """
     merged = _MergedLayers(rank)
@@ -242,8 +244,8 @@ def merge_changes(
 def extract_lora(
     changes: Mapping[str, Callable[[], Tensor]], rank: int, advance: Callable[[], None] = lambda: None
 ) -> MergedLora:
-    """A LoRA of differences by weight name, each computed when its turn comes; biases, norms and other vectors stay
-    whole differences.
+    """A LoRA of the differences by weight name, each computed only when needed; biases, norms and other vectors stay
+    full differences.
     """
     merged = _MergedLayers(rank)
     for name, compute in changes.items():
@@ -261,9 +263,9 @@ def extract_lora(
 
 
 def check_comparable(weights: Mapping[str, Tensor], base: Mapping[str, Tensor], prefix: str) -> list[str]:
-    """The names, among those with a prefix, of the weights of two models of which a LoRA can hold the difference.
+    """The names, among those with a prefix, of the two models' weights whose difference a LoRA can store.
 
-    Raises ValueError that lists every weight that only one has, whose shapes differ, or that is quantised.
+    Raises ValueError listing every weight that only one model has, whose shapes differ, or that is quantised.
     """
     names = [name for name in {**weights, **base} if name.startswith(prefix)]
     missing, other_shape, quantised = [], [], []
@@ -287,7 +289,7 @@ def check_comparable(weights: Mapping[str, Tensor], base: Mapping[str, Tensor], 
 
 
 class _MergedLayers:
-    """Collects the layers of a LoRA that is being made, and how much of the change they leave out."""
+    """Collects the layers of the merged LoRA, and how much of the change is cut."""
 
     def __init__(self, rank: int):
         self.rank, self.largest_rank = rank, 0
@@ -302,7 +304,9 @@ class _MergedLayers:
         bias: bool = False,
         read: Callable[[], Tensor] | None = None,
     ) -> None:
-        """The sum of what patches change of a weight (or bias) of `shape`; `read` gives it where they need it."""
+        """Add the summed change of patches to a weight (or bias) of `shape`; `read` gives the weight to patches that
+        need it.
+        """
         if read is not None and not additive(patches):
             weight = read()
             self.add_change(base, in_order(weight, patches) - weight, bias)
@@ -319,7 +323,7 @@ class _MergedLayers:
         self.add_change(base, diff, bias, may_be_flat)
 
     def add_change(self, base: str, change: Tensor, bias: bool = False, may_be_flat: bool = False) -> None:
-        """A difference, cut to the rank or whole; whole, as factors with a unit matrix where it may be a flattened
+        """Add a difference, cut to the rank or in full; in full, as factors with a unit matrix if it may be a flattened
         convolution's.
         """
         if self.rank and change.ndim > 1:
@@ -334,7 +338,7 @@ class _MergedLayers:
             self.add_whole(base, change, bias)
 
     def add_product(self, base: str, up: Tensor, down: Tensor, shape: Sequence[int]) -> None:
-        """A product up @ down, cut where its rank is above the one that is wanted."""
+        """Add a product up @ down, cut if its rank is above the requested one."""
         if self.rank and up.shape[1] > self.rank:
             up, down, total_energy, cut_energy = cut_to_rank(up, down, self.rank)
             self._count(total_energy, cut_energy)
@@ -343,7 +347,7 @@ class _MergedLayers:
         self.add_pair(base, up, down, shape)
 
     def add_pair(self, base: str, up: Tensor, down: Tensor, shape: Sequence[int]) -> None:
-        """A factor pair (out, r), (r, columns) of a weight of `shape`."""
+        """Add a factor pair (out, r), (r, columns) for a weight of `shape`."""
         rank = up.shape[1]
         kernel = [1] * len(shape[2:])
         self.state[f"{base}.lora_up.weight"] = up.reshape(up.shape[0], rank, *kernel).contiguous()
@@ -352,7 +356,7 @@ class _MergedLayers:
         self.largest_rank = max(self.largest_rank, rank)
 
     def add_whole(self, base: str, change: Tensor, bias: bool = False) -> None:
-        """A difference as it is."""
+        """Add a difference unchanged."""
         self._count(float(change.norm()) ** 2, 0.0)
         key = f"{base}.diff"
         if bias:
@@ -360,7 +364,7 @@ class _MergedLayers:
         self.state[key] = change.contiguous()
 
     def add_cut(self, base: str, change: Tensor) -> None:
-        """A difference cut to the rank."""
+        """Add a difference cut to the rank."""
         up, down, left_out = best(change.flatten(1), self.rank)
         self._count(float(change.norm()) ** 2, left_out)
         self.add_pair(base, up, down, change.shape)
@@ -370,7 +374,7 @@ class _MergedLayers:
         self.left_out += left_out
 
     def lora(self) -> MergedLora:
-        """What was collected; ValueError when it is nothing."""
+        """The collected LoRA; ValueError if it is empty."""
         if not self.state:
             raise ValueError("there is nothing to make a LoRA of: the change is zero everywhere")
         lost = 0.0

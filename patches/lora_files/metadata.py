@@ -49,7 +49,7 @@ def about(metadata: Mapping[str, str], words: int = 8) -> str:
 
 
 def contents(state: Mapping[str, Tensor]) -> str:
-    """One line from names and shapes: kinds of layers and how many, ranks, and the model that they are for."""
+    """One line from names and shapes: the kinds of layers with their counts, ranks, and the model they are for."""
     shapes = key_formats.generic_keys({name: tuple(tensor.shape) for name, tensor in state.items()})
     kinds, ranks = parse.summary(shapes)
     family = recognise_lora(shapes.items())
@@ -70,7 +70,7 @@ def _short(text: str) -> str:
 
 
 def _tags(text: str) -> Counter[str]:
-    """Tags and their counts over all folders of kohya's `ss_tag_frequency`; none when it is not what it should be."""
+    """Tags and their counts over all folders of kohya's `ss_tag_frequency`; empty if it is malformed."""
     try:
         folders = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -89,13 +89,13 @@ _WORDS = ("modelspec.trigger_phrase", "ss_trigger_words", "trained_words", "mode
 
 
 def describe(path: str) -> dict[str, Any]:
-    """What the editor shows of a LoRA file, as plain JSON values, from its header alone (and a few bytes where only
-    alphas say the scale).
+    """What the editor shows of a LoRA file, as plain JSON values, read from its header (plus a few bytes if only alphas
+    give the scale).
 
     file, size (bytes), layers, kinds {kind: layers}, ranks, alphas, types {type: tensors}, family and base (its model,
-    "" when nothing tells), title, words (trigger words), tags [[tag, count]] (the most frequent), steps, resolution,
-    todo, ema, text_encoder (whether it has layers for one), from_graft. Raises ValueError for pickles and damaged
-    files, OSError without one.
+    "" if unknown), title, words (trigger words), tags [[tag, count]] (the most frequent), steps, resolution, todo, ema,
+    text_encoder (whether it has layers for one), from_graft. Raises ValueError for pickles and damaged files, OSError
+    if the file is missing.
     """
     tensors, metadata = open_file.header(path)
     shapes = key_formats.generic_keys({name: tensor.shape for name, tensor in tensors.items()})
@@ -130,7 +130,7 @@ def _first(metadata: Mapping[str, str], entries: Sequence[str]) -> str:
 
 
 def _alphas(path: str, tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> list[float]:
-    """Every alpha of a file: the few bytes of each, else what its metadata says."""
+    """All alphas of a file: from the few bytes of each tensor, else from its metadata."""
     alphas = set()
     with open(path, "rb") as file:
         for name, tensor in tensors.items():
@@ -159,7 +159,7 @@ _ALPHAS = {
 
 
 def made_for(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """The model family that a LoRA is for, from its metadata, else from names and shapes; empty when neither tells."""
+    """The model family a LoRA is for, from its metadata, else from names and shapes; empty if neither tells."""
     shapes = key_formats.generic_keys({name: tuple(tensor.shape) for name, tensor in state.items()})
     base_model = metadata.get("ss_base_model_version") or metadata.get("modelspec.architecture")
     if base_model:

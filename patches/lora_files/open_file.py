@@ -1,4 +1,4 @@
-"""Opens a LoRA file together with PEFT's adapter_config.json beside it, and remembers files that did not change."""
+"""Opens a LoRA file together with PEFT's adapter_config.json next to it, and caches unchanged files."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from .peft_config import BESIDE
 
 
 def load(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(tensors, metadata) of a safetensors file, memory-mapped, with PEFT's settings beside it as one more entry of the
-    metadata. Raises ValueError that names the file when it is anything else or damaged.
+    """(tensors, metadata) of a safetensors file, memory-mapped; PEFT's settings next to it become another metadata
+    entry.
+
+    Raises ValueError that names the file if it is damaged or in another format.
     """
     tensors, metadata = load_safetensors(path)
     return tensors, {**metadata, **_peft_settings(path)}
 
 
 def load_once(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """`load`, remembered as long as the file's `version` stays the same; do not change what it returns."""
+    """`load`, cached while the file's `version` stays the same; do not modify the result."""
     return _load_version(path, version(path))
 
 
 def header(path: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-    """`load` without reading any tensor: what the header says of each."""
+    """`load` without reading any tensor: the header's description of each."""
     tensors, metadata = read_header(path)
     return tensors, {**metadata, **_peft_settings(path)}
 
 
 def version(path: str) -> tuple[tuple[int, int], ...]:
-    """(size, time of change) of a file, and of PEFT's settings beside it: changes whenever one of them is written."""
+    """(size, modification time) of a file and of PEFT's settings next to it: changes whenever either is written."""
     paths = [path]
     config = _peft_config_path(path)
     if config is not None:
@@ -49,7 +51,7 @@ def _load_version(path: str, version: tuple[tuple[int, int], ...]) -> tuple[dict
 
 
 def _peft_config_path(path: str) -> str | None:
-    """The adapter_config.json beside PEFT's adapter_model.safetensors, None where there is none."""
+    """The adapter_config.json next to PEFT's adapter_model.safetensors, None if there is none."""
     config = os.path.join(os.path.dirname(path), "adapter_config.json")
     if os.path.basename(path) == "adapter_model.safetensors" and os.path.isfile(config):
         return config

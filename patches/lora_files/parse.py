@@ -25,8 +25,8 @@ _LISTED = 12
 
 
 class Target(NamedTuple):
-    """Where a layer goes: a model ("model" or "clip"), its weight, and for a fused weight the part and a row
-    permutation of the host's.
+    """Where a layer is applied: a model ("model" or "clip"), its weight, and for a fused weight the part and the host's
+    row permutation.
     """
 
     model: str
@@ -37,11 +37,12 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ParsedLora:
-    """One LoRA read: layers by target, and the names that found no weight (`text_encoder`: names for a text encoder
-    that is not here).
+    """One parsed LoRA: layers by target, and the names that match no weight (`text_encoder`: names for a text encoder
+    that is not loaded).
 
-    `misfits` says of what found a weight and does not fit it why, where the rest was wanted all the same. `embeddings`
-    are the names of the textual inversions in the file (OneTrainer, ai-toolkit), which are no LoRA's and are not read.
+    `misfits` says why layers that match a weight do not fit it, for partial LoRAs whose other layers are used.
+    `embeddings` names the textual inversions in the file (OneTrainer, ai-toolkit); they are not part of the LoRA and
+    are not read.
     """
 
     name: str
@@ -62,12 +63,12 @@ def read(
     hint: str = "",
     configs: tuple[PeftConfig, ...] = (),
 ) -> ParsedLora:
-    """Match a LoRA's state dict with a model's weights and check it whole.
+    """Match a LoRA's state dict with a model's weights and check all of it.
 
-    `key_map` gives the target of every LoRA name the model knows; `shapes` the shape of (model, weight). Raises
+    `key_map` gives the target of every LoRA name the model knows, `shapes` the shape of each (model, weight). Raises
     ValueError listing every problem: no match at all, names without a weight and wrong shapes (unless `partial`),
-    incomplete pairs, NaN or infinite values, kinds that are not available. `hint` says what the file is for, in the
-    message when nothing matches; `configs` are PEFT's settings that came with the file. Nothing is changed.
+    incomplete pairs, NaN or infinite values, unavailable kinds. `hint` says what the file is for, in the message when
+    nothing matches; `configs` are the PEFT settings that came with the file. Nothing is changed.
     """
     groups, strangers, problems = grouped(_without_embeddings(state), plain=False)
     has_clip = any(target.model == "clip" for target in key_map.values())
@@ -117,8 +118,8 @@ def read(
 def unplaced(
     state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...] = ()
 ) -> tuple[list[tuple[str, bool, Layer]], list[str]]:
-    """((name in the file, whether it is for the bias, layer) of all layers, problems), without a model to check a file
-    against.
+    """(all layers as (name in the file, whether it is for the bias, layer), problems), without a model to check the
+    file against.
     """
     groups, strangers, problems = grouped(_without_embeddings(state), plain=False)
     problems += [f"{key} is no LoRA tensor" for key in strangers]
@@ -131,7 +132,7 @@ def unplaced(
 
 
 def with_alphas(state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...]) -> dict[str, Tensor]:
-    """A LoRA's state dict that says by itself what PEFT's settings beside it say of its scales."""
+    """A LoRA's state dict with alphas added for the scales that PEFT keeps in its settings beside the file."""
     groups, _, _ = grouped(state, plain=False)
     alphas: dict[str, Tensor] = {}
     rank_roles = [role.name for role in tensor_names().roles.values() if role.divides_alpha]
@@ -151,14 +152,14 @@ def _without_embeddings(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 
 def names(state: Collection[str]) -> list[str]:
-    """Every layer that a LoRA's keys name, once."""
+    """Every layer named by a LoRA's keys, once."""
     layers = (tensor_names().layer_and_role(key, state) for key in state)
     return list(dict.fromkeys(base for base, role in layers if role is not None))
 
 
 def summary(shapes: Mapping[str, Sequence[int]]) -> tuple[dict[str, int], list[int]]:
-    """({kind of layer: how many}, every rank) of a file by the names and shapes of its tensors; what is no LoRA's is
-    not counted.
+    """({kind of layer: count}, all ranks) of a file, from the names and shapes of its tensors; tensors that are not a
+    LoRA's are not counted.
     """
     names = tensor_names()
     groups: dict[str, dict[str, Sequence[int]]] = {}
@@ -188,8 +189,8 @@ def _labels(roles: Mapping[str, Sequence[int]]) -> list[str]:
 
 
 def grouped(state: Mapping[str, Tensor], plain: bool = True) -> tuple[dict[str, Group], list[str], list[str]]:
-    """(tensors by layer name and role, keys of no known form, problems); `plain` refuses everything but factor pairs
-    and differences.
+    """(tensors by layer name and role, unknown keys, problems); `plain` refuses everything but factor pairs and
+    differences.
     """
     groups: dict[str, Group] = {}
     strangers: list[str] = []
@@ -228,7 +229,7 @@ def _layers(
     config: PeftConfig | None,
     problems: list[str],
 ) -> Iterator[tuple[Target, Layer]]:
-    """The layers that the tensors of one name make, and where they go; what is wrong with them joins `problems`."""
+    """The layers built from the tensors of one name, and their targets; errors are added to `problems`."""
     present = [file_format for file_format in tensor_names().formats if file_format.is_in(group)]
     tensors = {role: tensor for role, (_, tensor) in group.items()}
     if any(file_format.ignores_alpha(tensors) for file_format in present):
@@ -267,7 +268,7 @@ def _layers(
 
 
 def _built(tensors: LayerTensors, formats: Sequence[FileFormat]) -> list[PlacedLayer]:
-    """The layers of one name: the one that is alone, in what wraps it, then those beside it; biases after weights."""
+    """The layers of one name: the main layer with its wrappers, then the layers beside it; biases after weights."""
     main = [placed for file_format in formats if file_format.place == "alone" for placed in file_format.build(tensors)]
     for file_format in formats:
         if file_format.place == "around":
@@ -280,7 +281,7 @@ def _built(tensors: LayerTensors, formats: Sequence[FileFormat]) -> list[PlacedL
 
 
 def _place(target: Target, placed: PlacedLayer) -> Target:
-    """Where a layer of a target's tensors goes."""
+    """The target of a layer built from a target's tensors."""
     if placed.on_bias:
         return _bias_of(target)
     if placed.rows is None:
@@ -297,7 +298,7 @@ def _bias_of(target: Target) -> Target:
 
 
 def _contradiction(group: Group, formats: Sequence[FileFormat]) -> str | None:
-    """Why the tensors of one layer do not go together, or None."""
+    """Why the tensors of one layer contradict each other, or None."""
     keys = ", ".join(sorted(key for key, _ in group.values()))
     alone = [file_format for file_format in formats if file_format.place == "alone"]
     if len(alone) > 1:
@@ -311,7 +312,7 @@ def _contradiction(group: Group, formats: Sequence[FileFormat]) -> str | None:
 
 
 def _tensor_errors(role: str, key: str, tensor: Tensor) -> Iterator[str]:
-    """What is wrong with a tensor by itself."""
+    """The errors of a single tensor."""
     if not tensor.numel() or tensor.is_complex():
         numbers = "complex ones" if tensor.is_complex() else "none"
         yield f"{key}: expected real numbers, got {numbers} {tuple(tensor.shape)}"
@@ -322,14 +323,14 @@ def _tensor_errors(role: str, key: str, tensor: Tensor) -> Iterator[str]:
 
 
 def _rows(part: Slice | None) -> Slice | None:
-    """The part of a bias that belongs to a part of its weight."""
+    """The part of the bias for a part of its weight."""
     if part is not None and part[0] == 0:
         return part
     return None
 
 
 def _misfit(target: Target, layer: Layer, shapes: Mapping[tuple[str, str], Sequence[int]]) -> str | None:
-    """Why a layer does not fit where it goes, or None."""
+    """Why a layer does not fit its target, or None."""
     shape = shapes.get((target.model, target.weight))
     if shape is None:
         return f"the model has no {target.weight}"

@@ -1,5 +1,5 @@
-"""What PEFT and diffusers keep beside the tensors: scales and the form of a rotation, from a file's header or its
-`adapter_config.json`.
+"""Settings that PEFT and diffusers keep outside the tensors: scales and the form of a rotation, from a file's header or
+its `adapter_config.json`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class PeftConfig:
     feedforward: tuple[str, ...] | None = None
 
     def scales_inputs(self, layer: str) -> bool | None:
-        """Whether an IA3 layer scales what goes in rather than what comes out; None where the settings do not say."""
+        """Whether an IA3 layer scales its input instead of its output; None if the settings do not say."""
         if self.feedforward is None:
             return None
         return layer.endswith(self.feedforward)
 
     def scale(self, layer: str, rank: int | None = None) -> float | None:
-        """What PEFT multiplies a layer's change by: alpha / rank (its root for rsLoRA); None where the settings do not
-        say.
+        """PEFT's multiplier for a layer's change: alpha / rank (or alpha / root of the rank for rsLoRA); None if the
+        settings do not say.
         """
         layer = layer.removeprefix("base_model.model.").removeprefix(f"{self.part}." if self.part else "")
         alpha = _of(self.alpha_pattern, layer, self.alpha)
@@ -47,8 +47,8 @@ class PeftConfig:
 
 
 def peft_configs(metadata: Mapping[str, str]) -> tuple[PeftConfig, ...]:
-    """The settings in a file's metadata, the most specific part first; raises ValueError when they are there and no
-    JSON object.
+    """The settings in a file's metadata, the most specific part first; raises ValueError if they exist but are no JSON
+    object.
     """
     configs: list[PeftConfig] = []
     for key in (_HEADER, BESIDE):
@@ -71,7 +71,7 @@ def peft_configs(metadata: Mapping[str, str]) -> tuple[PeftConfig, ...]:
 
 
 def config_for(configs: tuple[PeftConfig, ...], layer: str) -> PeftConfig | None:
-    """The settings that count for a layer's name in the file, or None."""
+    """The settings that apply to a layer's name in the file, or None."""
     return next((config for config in configs if not config.part or layer.startswith(f"{config.part}.")), None)
 
 
@@ -106,14 +106,16 @@ def _number(value: Any) -> bool:
 
 
 def _names(value: Any) -> tuple[str, ...] | None:
-    """The ends of layers' names, where a list of them is given."""
+    """The layer-name endings in a list, or None if there is no such list."""
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
         return tuple(value)
     return None
 
 
 def _patterns(content: Mapping[str, Any], name: str, check: Callable[[Any], bool]) -> dict[str, Any]:
-    """{pattern: value}; ValueError for what is no pattern, or one that could keep a reader busy for hours (`(a+)+`)."""
+    """{pattern: value}; ValueError for an invalid pattern, or one that could keep the regex engine busy for hours
+    (`(a+)+`).
+    """
     patterns = content.get(name) or {}
     if not isinstance(patterns, Mapping):
         raise ValueError(f"{name}: expected an object, got {str(patterns)[:80]}")
@@ -129,7 +131,7 @@ def _patterns(content: Mapping[str, Any], name: str, check: Callable[[Any], bool
 
 
 def _of(patterns: Mapping[str, Any], layer: str, otherwise: Any) -> Any:
-    """The value of the first pattern that fits the end of a module's name (all of it after `^`), as
-    PEFT matches them.
+    """The value of the first pattern that matches the end of a module's name (the whole name after `^`), as PEFT
+    matches them.
     """
     return next((value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", layer)), otherwise)

@@ -1,4 +1,4 @@
-"""Reads a stack of LoRAs for a model: files, key names and shapes in; patches by weight and a report out."""
+"""Reads a stack of LoRAs for a model: takes files, key names and shapes; returns patches by weight and a report."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _MISFITS_SHOWN = 3
 
 
 class ModelWeights(NamedTuple):
-    """What LoRAs may patch, as the host describes a MODEL and a CLIP.
+    """The weights LoRAs may patch, as the host describes a MODEL and a CLIP.
 
-    `key_map` has the target of every LoRA key that the host knows, `shapes` the shape of every weight by ("model" or
-    "clip", name). `enlarged` are weights that a LoRA which the model carries enlarges; `can_enlarge` says whether the
-    host has adapters that do so.
+    `key_map` has the target of every LoRA key the host knows, `shapes` the shape of every weight by ("model" or "clip",
+    name). `enlarged` are weights enlarged by a LoRA already on the model; `can_enlarge` says whether the host has
+    adapters that do so.
     """
 
     key_map: Mapping[str, parse.Target]
@@ -37,9 +37,9 @@ class ModelWeights(NamedTuple):
 
 
 class EnlargingLora(NamedTuple):
-    """Layers of one LoRA that enlarge their weight (BFL's control LoRAs), for ComfyUI's own adapters to apply.
+    """The layers of one LoRA that enlarge their weight (BFL's control LoRAs), for ComfyUI's own adapters to apply.
 
-    `layers` maps a layer's name in `state_dict` to the weight; `changed` are all weights and biases that it changes.
+    `layers` maps a layer's name in `state_dict` to the weight; `changed` are all weights and biases it changes.
     """
 
     name: str
@@ -51,7 +51,7 @@ class EnlargingLora(NamedTuple):
 
 @dataclass
 class LoraReading:
-    """The LoRAs of a stack, matched with a model's weights, and everything that is wrong with them."""
+    """The LoRAs of a stack, matched with a model's weights, and all errors found."""
 
     loras: list[tuple[LoraEntry, parse.ParsedLora]] = field(default_factory=list)
     enlarging: list[EnlargingLora] = field(default_factory=list)
@@ -64,7 +64,7 @@ class LoraReading:
 
 
 class LoraStackPatches(NamedTuple):
-    """A stack that was read: patches by weight, what ComfyUI's own adapters must apply, and lines for the report."""
+    """A parsed stack: patches by weight, what ComfyUI's own adapters must apply, and lines for the report."""
 
     patches: SpacePatches
     enlarging: Sequence[EnlargingLora]
@@ -77,9 +77,9 @@ def read_stack(
     mode: str,
     convert: Callable[[StateDict], StateDict],
 ) -> LoraStackPatches:
-    """The patches of a stack for a model, to apply in `mode`; `convert` gives a file's keys generic names.
+    """The patches of a stack for a model, to apply in `mode`; `convert` turns a file's keys into generic names.
 
-    Raises ValueError that lists everything wrong with every entry.
+    Raises ValueError listing every error of every entry.
     """
     reading = read_files(entries, weights, convert)
     reading.problems = [*_refused_entries(entries, mode), *reading.problems]
@@ -99,9 +99,9 @@ def read_stack_to_merge(
     base_weights: Mapping[str, Mapping[str, Tensor]],
     convert: Callable[[StateDict], StateDict],
 ) -> LoraStackPatches:
-    """The patches of a stack that is to become one LoRA; its report says what is left out.
+    """The patches of a stack that will become one LoRA; its report says what is skipped.
 
-    `base_weights` are the tensors of the "model" and the "clip" by name. Raises ValueError that lists everything wrong.
+    `base_weights` are the tensors of the "model" and the "clip" by name. Raises ValueError listing every error.
     """
     reading = read_files(entries, weights, convert)
     patches = _patches_by_space(reading, weights)
@@ -142,7 +142,7 @@ def read_files(
 def _read_file(
     entry: LoraEntry, weights: ModelWeights, convert: Callable[[StateDict], StateDict], reading: LoraReading
 ) -> None:
-    """Match one entry's layers with a model's weights; raises ValueError when it cannot be used."""
+    """Match one entry's layers with a model's weights; raises ValueError if it cannot be used."""
     if entry.blocks:
         model_weights = (weight for space, weight in weights.shapes if space == "model")
         block_weights.fitting(entry.blocks, model_weights)
@@ -159,7 +159,7 @@ def _read_file(
 
 
 def _refused_entries(entries: Iterable[LoraEntry], mode: str) -> list[str]:
-    """Schedules that the mode cannot do and strengths that are no numbers, as problems."""
+    """Problems: schedules that the mode does not support, and strengths that are not numbers."""
     scheduled, not_finite = [], []
     for entry in entries:
         if entry.schedule is not None and mode in ("merge", "host"):
@@ -176,7 +176,7 @@ def _refused_entries(entries: Iterable[LoraEntry], mode: str) -> list[str]:
 
 
 def _split_enlarging(state: StateDict) -> tuple[StateDict, dict[str, Tensor]]:
-    """(the rest, the layers that enlarge their weight): those have a `reshape_weight`."""
+    """(the other tensors, the tensors of layers that enlarge their weight): the latter have a `reshape_weight`."""
     layers = tuple(key.removesuffix("reshape_weight") for key in state if key.endswith(".reshape_weight"))
     if not layers:
         return state, {}
@@ -192,7 +192,7 @@ def _split_enlarging(state: StateDict) -> tuple[StateDict, dict[str, Tensor]]:
 def _read_enlarging(
     entry: LoraEntry, state: dict[str, Tensor], key_map: Mapping[str, parse.Target], can_enlarge: bool
 ) -> EnlargingLora:
-    """Check layers that enlarge their weight; ValueError when the model or the host has no such thing."""
+    """Check layers that enlarge their weight; ValueError if the model or the host does not support them."""
     names = [key.removesuffix(".reshape_weight") for key in state if key.endswith(".reshape_weight")]
     unknown = [name for name in names if name not in key_map]
     refused = f"LoRA {entry.name} cannot be used:\n"
@@ -214,7 +214,7 @@ def _read_enlarging(
 
 
 def _changed_and_enlarged(reading: LoraReading, weights: ModelWeights) -> list[str]:
-    """Weights that one LoRA, of these or of those that the model carries, enlarges and another one changes at its old
+    """Weights that one LoRA (of these, or already on the model) enlarges while another one changes them at their old
     size.
     """
     enlarged = dict.fromkeys(weights.enlarged, "a LoRA that the model carries")
@@ -248,7 +248,9 @@ def patches_by_weight(
     space: str,
     shapes: Mapping[tuple[str, str], Sequence[int]],
 ) -> dict[str, list[Patch]]:
-    """The patches of LoRAs for the "model" or the "clip", block weights included; what has strength 0 is left out."""
+    """The patches of LoRAs for the "model" or the "clip", block weights included; layers with strength 0
+    are skipped.
+    """
     patches: dict[str, list[Patch]] = {}
     for entry, lora in loras:
         if entry.strength(space) == 0.0:
@@ -265,7 +267,7 @@ def patches_by_weight(
 
 
 def entry_report(entry: LoraEntry, lora: parse.ParsedLora, has_clip: bool) -> str:
-    """What the report says of one LoRA: weights, strengths, kinds of layers, what is left out, what the file says."""
+    """The report on one LoRA: weights, strengths, kinds of layers, what is skipped, and the file's metadata."""
     spaces = [target.model for target in lora.layers]
     line = f"{entry.name}: {spaces.count('model')} weights of the model at {entry.strength_model:g}"
     if has_clip:
@@ -286,7 +288,7 @@ def entry_report(entry: LoraEntry, lora: parse.ParsedLora, has_clip: bool) -> st
 
 
 def _left_out(lora: parse.ParsedLora) -> list[str]:
-    """What of a file is not used, and why."""
+    """The parts of a file that are not used, and why."""
     left_out = []
     if lora.text_encoder:
         left_out.append(f"{len(lora.text_encoder)} text encoder layers not used, no CLIP is connected")

@@ -1,4 +1,4 @@
-"""Saves LoRAs: the names of a key format, and the metadata and hashes of kohya-ss/sd-scripts."""
+"""Saves LoRAs: in the names of a key format, with the metadata and hashes of kohya-ss/sd-scripts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": torch.float3
 
 
 def to_key_format(lora: Mapping[str, Tensor], name: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """A LORA_MODEL (ComfyUI's generic names) under the names of a key format, factors and differences as `dtype`, alpha
-    as float32.
+    """A LORA_MODEL (ComfyUI's generic names) in the names of a key format: factors and differences as `dtype`, alpha as
+    float32.
 
-    Layers that were merged without a model have their first file's names: kohya's and diffusers' of a UNet become
-    kohya's, with which ComfyUI reads them too. Raises ValueError listing what cannot be named so, and tensors with NaN,
-    infinite numbers, or numbers that `dtype` cannot hold.
+    Layers merged without a model have their first file's names: kohya's, and diffusers' UNet names become kohya's,
+    which ComfyUI reads too. Raises ValueError listing what the format cannot name, and tensors with NaN, infinite
+    numbers, or numbers that `dtype` cannot hold.
     """
     choices = key_formats.writable()
     if name not in choices:
@@ -61,10 +61,10 @@ def _family(lora: Mapping[str, Tensor]) -> ModelFamily | None:
 
 
 def hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, str]:
-    """`sshs_model_hash` and `sshs_legacy_hash` as sd-scripts computes them, of the file with only its `ss_*` metadata.
+    """`sshs_model_hash` and `sshs_legacy_hash` as sd-scripts computes them, for the file with only its `ss_*` metadata.
 
-    The first is sha256 of everything behind the header; the second the first 8 digits of sha256 of 64 KiB from 1 MiB
-    on.
+    The first is the sha256 of everything after the header; the second is the first 8 digits of the sha256 of 64 KiB
+    from 1 MiB on.
     """
     model_hash, legacy_hash, offset = sha256(), sha256(), 0
     kohya = {key: value for key, value in metadata.items() if key.startswith("ss_")}
@@ -78,7 +78,9 @@ def hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[s
 
 
 def saved_metadata(lora: Mapping[str, Tensor], title: str, more: Mapping[str, str]) -> dict[str, str]:
-    """`ss_*` and `modelspec.*` entries of a LoRA, without dates or random ids; `more` (of the training) goes on top."""
+    """`ss_*` and `modelspec.*` entries of a LoRA, without dates or random ids; `more` (from training)
+    overrides them.
+    """
     groups, _, _ = grouped(lora, plain=False)
     ranks = sorted({group["down"][1].shape[0] for group in groups.values() if "down" in group})
     alphas = sorted({float(group["alpha"][1]) for group in groups.values() if "alpha" in group})
@@ -99,7 +101,7 @@ def saved_metadata(lora: Mapping[str, Tensor], title: str, more: Mapping[str, st
 
 
 def _family_metadata(family: ModelFamily | None) -> dict[str, str]:
-    """What modelspec and kohya say of the model that a LoRA is for; nothing where it is not known."""
+    """modelspec's and kohya's entries for the model a LoRA is for; empty if it is unknown."""
     if family is None:
         return {}
     entries: dict[str, str] = {}

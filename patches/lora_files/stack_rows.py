@@ -1,4 +1,4 @@
-"""Rows of a LoRA stack: the elements of a LORA_STACK, and the JSON that GraftLoRAStack's widget holds."""
+"""Rows of a LoRA stack: the elements of a LORA_STACK, and the JSON of GraftLoRAStack's widget."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ _RANGE = re.compile(r"([\d.]+%?)\s*-\s*([\d.]+%?)")
 
 
 class StackRow(tuple):
-    """One row of a LORA_STACK: a tuple (file name, model strength, clip strength) that other packs can unpack, with
-    Graft's extras.
+    """One row of a LORA_STACK: a tuple (file name, model strength, clip strength) that other packs can unpack, plus
+    Graft's extra fields.
 
-    `number` is its place in the list that it was read from, for messages, counted from 1 and rows that are off
-    included.
+    `number` is its position in the source list, for messages: counted from 1, including rows that are off.
     """
 
     blocks: str
@@ -53,9 +52,7 @@ class StackRow(tuple):
 
 
 def rows_of(stack: Iterable[Sequence]) -> list[StackRow]:
-    """The rows of a LORA_STACK of any pack, as StackRows; raises ValueError that lists every element that cannot be
-    used.
-    """
+    """The rows of any pack's LORA_STACK, as StackRows; raises ValueError listing every unusable element."""
     rows, problems = [], []
     for number, element in enumerate(stack, start=1):
         if not (isinstance(element, (tuple, list)) and len(element) == 3 and isinstance(element[0], str)):
@@ -75,10 +72,9 @@ def rows_of(stack: Iterable[Sequence]) -> list[StackRow]:
 
 
 def parse(text: str) -> list[StackRow]:
-    """The rows that are on, of `{"version": 1, "rows": [{"file", "on", "model", "clip", "blocks", "schedule",
-    "partial"}]}`.
+    """The enabled rows of `{"version": 1, "rows": [{"file", "on", "model", "clip", "blocks", "schedule", "partial"}]}`.
 
-    Only "file" must be there; clip defaults to the model's strength. Raises ValueError that lists everything wrong.
+    Only "file" is required; clip defaults to the model's strength. Raises ValueError listing every error.
     """
     try:
         content = json.loads(text.strip() or EMPTY)
@@ -125,9 +121,9 @@ def _row_problems(row: Mapping[str, Any]) -> Iterable[str]:
 
 def schedule_of(text: str) -> Schedule | None:
     """The schedule of a row: "0.2-0.8" (on from start to end), or points "0:1, 0.5:0.3, 1:0" (share of sampling:
-    strength); None of "".
+    strength); None for "".
 
-    Shares are from 0 (all noise) to 1, or in percent ("20%-80%"). Raises ValueError that says what is wrong.
+    Shares are from 0 (all noise) to 1, or in percent ("20%-80%"). Raises ValueError that describes the error.
     """
     if not text.strip():
         return None

@@ -1,1 +1,1 @@
-"""Putting LoRA stacks on weights and activations, and taking them off again."""
+"""Applies LoRA stacks to weights and activations, and removes them again."""

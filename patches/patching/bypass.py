@@ -1,7 +1,7 @@
-"""A stack applied at the activations, y = f(x) + h(x), touching no weight: one fused adapter a module, whatever the
-number of LoRAs.
+"""Applies a stack at the activations, y = f(x) + h(x), without changing any weight: one fused adapter per module,
+however many LoRAs there are.
 
-Layers that do not merely add (DoRA, rotations, IA3 …) are maps of what goes into f and of what comes out.
+Layers that do more than add (DoRA, rotations, IA3 …) become maps of the module's input and output.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from .strength_schedule import Clock
 
 
 def supports(module: nn.Module) -> bool:
-    """Whether a module's output is linear in its weight in a way that is known here: Linear, or a convolution."""
+    """Whether a module is known to have an output linear in its weight: Linear or convolution."""
     return is_linear(module) or is_conv(module)
 
 
 class Wrapped:
     """An adapter around one module's forward, until `remove`.
 
-    An instance's `forward`, not a forward hook: torch.compile looks for a changed forward, and misses hooks that come
-    and go. Another wrapper may have been put around this one and taken off in any order; then what remains of this one
-    passes everything through.
+    It replaces the instance's `forward` instead of using a forward hook: torch.compile notices a changed forward but
+    misses hooks that come and go. Another wrapper may be put around this one, and they may be removed in any order; a
+    removed wrapper that is still in the chain passes everything through.
     """
 
     def __init__(self, module: nn.Module, adapter: Bypass):
@@ -74,7 +74,7 @@ class Wrapped:
         module.forward = forward
 
     def remove(self) -> None:
-        """Put the forward back that was there before."""
+        """Restore the previous forward."""
         self._state["adapter"] = None  # type: ignore[assignment]
         if _COMPILED.get(self._key) is self.adapter.parts:
             del _COMPILED[self._key]
@@ -87,20 +87,20 @@ class Wrapped:
 
 
 def _without_remains(forward: Any) -> Any:
-    """An instance's forward without removed wrappers of ours that another pack's wrapper had kept."""
+    """An instance's forward, skipping our removed wrappers that another pack's wrapper still holds."""
     while getattr(forward, "graft_state", {"adapter": True})["adapter"] is None:
         forward = forward.graft_inner
     return forward
 
 
 class Bypass:
-    """What all patches of a module's weight and bias make of its output.
+    """The combined effect of all patches of a module's weight and bias on its output.
 
-    `module` is read where a patch needs its weight (DoRA's norms) or its bias, in the type and on the device of the
-    activations (`compute`; float32 on the CPU where that is not known). Factors are cast once to the activations' type
-    and device. `compiled` gives every adapter the same form, so that torch.compile sees no difference between them: one
-    scale of what goes in and one of what comes out, factors whose rank is a multiple of 8 and marked as dynamic, and
-    always a bias. Scheduled patches take their multipliers from `clock`.
+    `module` is read when a patch needs its weight (DoRA's norms) or its bias, in the type and on the device of the
+    activations (`compute`; float32 on the CPU if unknown). Factors are cast once to the activations' type and device.
+    With `compiled`, every adapter has the same structure, so torch.compile sees no difference between them: one input
+    scale, one output scale, factors whose rank is a multiple of 8 and marked as dynamic, and always a bias. Scheduled
+    patches take their multipliers from `clock`.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Bypass:
             self._prepare(*compute)
 
     def __call__(self, module: nn.Module, x: Tensor, own: Callable[[Tensor], Tensor]) -> Tensor:
-        """The module's output for x with this adapter's change; `own` is what it is without."""
+        """The module's output for x with this adapter applied; `own` computes the output without it."""
         key = (x.dtype, x.device)
         if self._cast is None or self._cast[0] != key:
             with torch.inference_mode(False), torch.no_grad():
@@ -156,7 +156,7 @@ class Bypass:
         return self.run(module, x, own, self._cast[1])
 
     def _prepare(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Cast to the activations' type, and move to their device, before the first call."""
+        """Cast to the activations' type and move to their device before the first call."""
         with torch.inference_mode(False), torch.no_grad():
             self.parts = self.parts.to(dtype, device)
         if self.compiled and self.parts.down is not None:
@@ -166,7 +166,7 @@ class Bypass:
                 torch._dynamo.mark_dynamic(self.parts.places, 0)
 
     def run(self, module: nn.Module, x: Tensor, own: Callable[[Tensor], Tensor], parts: Parts) -> Tensor:
-        """`__call__` with given parts."""
+        """`__call__` with the given parts."""
         if not parts.own:
             return self._added(module, x, None, parts)
         if is_linear(module):
@@ -213,9 +213,9 @@ class Bypass:
 
 
 class Parts(NamedTuple):
-    """What an adapter multiplies with: factors, the place of each component's multiplier, (place, difference) of the
-    weight, (place, Kronecker product), (place, difference) of the bias, maps of what goes into the module and of what
-    comes out, and whether any of the module's own output is left.
+    """The tensors an adapter computes with: factors, the multiplier index of each component, (multiplier index,
+    difference) of the weight, (multiplier index, Kronecker product), (multiplier index, difference) of the bias, maps
+    of the module's input and output, and whether any of the module's own output is used.
     """
 
     down: Tensor | None
@@ -229,7 +229,7 @@ class Parts(NamedTuple):
     own: bool
 
     def to(self, dtype: torch.dtype, device: torch.device) -> Parts:
-        """These parts in another type, on another device; maps stay float32, so that their output is rounded once."""
+        """These parts in another type, on another device; maps stay float32, so their output is rounded once."""
         return Parts(
             None if self.down is None else self.down.to(device, dtype),
             None if self.up is None else self.up.to(device, dtype),
@@ -249,7 +249,7 @@ _COMPILED: dict[str, Parts] = {}
 
 
 def _plus_change(output: Tensor | None, change: Tensor, place: int, gains: Tensor | None) -> Tensor:
-    """output + change, times the multiplier of a scheduled one; the change alone where there is no output yet."""
+    """output + change, times its multiplier if scheduled; the change alone if there is no output yet."""
     if place and gains is not None:
         change = change * gains[place]
     if output is None:
@@ -258,7 +258,7 @@ def _plus_change(output: Tensor | None, change: Tensor, place: int, gains: Tenso
 
 
 def _plus(output: Tensor, hidden: Tensor, up: Tensor, compiled: bool) -> Tensor:
-    """output + up of hidden, in one pass and one rounding where the types allow it."""
+    """output + up @ hidden, in one pass with one rounding if the types allow it."""
     if up.ndim > 2:
         return output + convolve_pointwise(hidden, up, compiled)
     if output.dtype != hidden.dtype or output.ndim < 2:

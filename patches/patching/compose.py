@@ -1,9 +1,10 @@
-"""Applies all patches of one weight at the activations (bypass): maps of a module's input and output, and low-rank
-products added to it.
+"""Applies all patches of one weight at the activations (bypass): maps of the module's input and output, plus low-rank
+products.
 
 y = outputs(W @ inputs(x)) + sum of multiplier * up @ down @ x + sum of multiplier * difference @ x + bias: the same as
-the weight that `stack.in_order` makes, for every order of patches. A Kronecker product stays one, as small as its file.
-What has no such form (rotated patches of pixels, both sides of a part) becomes a difference of the whole weight.
+the weight that `stack.in_order` computes, for any order of patches. A Kronecker product keeps its two small factors, as
+in the file. What does not fit this form (rotated pixel patches, both sides of a part) becomes a difference of the whole
+weight.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ Place = Callable[[Schedule | None], int]  # of a schedule's multiplier
 
 @dataclass(frozen=True, eq=False)
 class Kron:
-    """x (..., in) to kron(first (a, b), second (c, d)) @ x, for a part of a weight (out, in); `second` may be two
-    factors of it.
+    """x (..., in) to kron(first (a, b), second (c, d)) @ x, for a part of a weight (out, in); `second` may itself be
+    two factors.
     """
 
     shape: tuple[int, ...]
@@ -54,16 +55,16 @@ class Kron:
         )
 
     def dense(self) -> Tensor:
-        """The difference (shape) that this is."""
+        """The same change as a full difference of the weight (shape)."""
         return self(torch.eye(self.shape[1], dtype=self.first.dtype)).T
 
 
 @dataclass
 class Composed:
-    """A module's patches composed: maps, factor pairs (place, up, down), differences and changes of the bias (place,
-    tensor).
+    """A module's patches composed: maps, factor pairs (multiplier index, up, down), differences and bias changes
+    (multiplier index, tensor).
 
-    `own` is false where nothing of the module's own output is left.
+    `own` is false if nothing of the module's own output is used.
     """
 
     shape: tuple[int, ...]
@@ -105,7 +106,7 @@ class Composed:
                 self.diffs.append((index, diff))
 
     def _kron(self, patch: Patch) -> Kron | None:
-        """A patch as a Kronecker product of its own, None where it is none or not a matrix's."""
+        """A patch as a separate Kronecker product; None if it is not one, or not of a matrix."""
         layer: Any = patch.layer
         if hasattr(layer, "kronecker_factors") and len(self.shape) == 2:
             factors = layer.kronecker_factors()
@@ -116,7 +117,7 @@ class Composed:
         return Kron(self.shape, patch.strength * factors[0], factors[1], patch.part)
 
     def put(self, around: ActivationForm, part: Slice | None) -> None:
-        """Maps around what is there, and a layer beside it (of a part of the weight)."""
+        """Wrap the current result in maps, and add a layer beside it (on a part of the weight)."""
         if around.keeps_output:
             self.inputs, self.outputs = (*around.inputs, *self.inputs), (*self.outputs, *around.outputs)
             self._through(around.inputs, around.outputs)
@@ -133,7 +134,7 @@ class Composed:
             )
 
     def _through(self, inputs: Sequence[Map], outputs: Sequence[Map]) -> None:
-        """What is added goes through the maps too."""
+        """Apply the maps to the added changes too."""
         if not inputs and not outputs:
             return
         self.expand()
@@ -146,11 +147,11 @@ class Composed:
         self.diffs = [(place, mapped(apply_maps(outputs, diff, 0))) for place, diff in self.diffs]
 
     def expand(self) -> None:
-        """Kronecker products become differences of the whole weight."""
+        """Turn Kronecker products into differences of the whole weight."""
         self.diffs, self.krons = self.diffs + [(place, kron.dense()) for place, kron in self.krons], []
 
     def bias(self, patches: Sequence[Patch], read: Callable[[], Tensor | None], place: Place) -> None:
-        """Changes of the bias, which no map of the weight concerns."""
+        """Changes of the bias; maps of the weight do not touch them."""
         constant = [patch for patch in patches if patch.schedule is None]
         changed = self.outputs or not self.own or not additive(constant)
         if changed:
@@ -160,9 +161,8 @@ class Composed:
         if base_bias is None:
             remaining = patches
         else:
-            mapped_bias = (
-                apply_maps(self.outputs, base_bias, 0) if self.own else torch.zeros_like(base_bias)
-            )  # of it in the mapped output
+            # what the mapped output already contains of the bias
+            mapped_bias = apply_maps(self.outputs, base_bias, 0) if self.own else torch.zeros_like(base_bias)
             self.biases.append((0, in_order(base_bias, constant) - mapped_bias))
             remaining = [patch for patch in patches if patch.schedule is not None]
         for schedule, patch_group in _by_schedule(remaining):
@@ -171,7 +171,7 @@ class Composed:
             ]
 
     def joined(self) -> tuple[Tensor, Tensor, list[int]]:
-        """(up (out, R), down (R, columns), the place of every component's multiplier) of all pairs."""
+        """(up (out, R), down (R, columns), the multiplier index of every component) of all pairs."""
         columns = torch.Size(self.shape[1:]).numel()
         ups = [torch.zeros(self.shape[0], 0), *(up for _, up, _ in self.pairs)]
         downs = [torch.zeros(0, columns), *(down for _, _, down in self.pairs)]
@@ -189,8 +189,8 @@ def compose(
     place: Place = lambda _: 0,
     groups: int = 1,
 ) -> Composed:
-    """Patches of a weight (out, in / groups, ...), in order; `read` gives its values in float32, where a patch needs
-    them.
+    """Compose the patches of a weight (out, in / groups, ...) in order; `read` gives the weight in float32 to patches
+    that need it.
     """
     composed, applied = Composed(tuple(shape)), []  # type: Composed, list[Patch]
     for is_additive, batch_patches in itertools.groupby(patches, lambda patch: patch.layer.additive):
@@ -215,11 +215,12 @@ def compose(
 def uniform(
     made: Composed, patches: Sequence[Patch], read: Callable[[], Tensor], place: Place, groups: int = 1
 ) -> Composed:
-    """What `compose` made of these patches, with scales for its only maps and a part of the module's own output:
-    torch.compile's one form.
+    """The result of `compose` in the one structure torch.compile sees: scales as its only maps, and always some share
+    of the module's own output.
 
-    What is no scale (a rotation, a mixture) becomes a difference of the whole weight, and a difference becomes factors,
-    one of them a unit matrix; a convolution of groups has no factors, and one difference that holds at any time.
+    A map that is not a scale (a rotation, a mixture) becomes a difference of the whole weight, and a difference becomes
+    factors, one of them a unit matrix. A grouped convolution has no factors, only one difference that applies at any
+    time.
     """
     if not all(map(is_scale, (*made.inputs, *made.outputs))):
         base = read()
@@ -258,7 +259,7 @@ def _factors(diff: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _around(patch: Patch, shape: Sequence[int], read: Callable[[], Tensor]) -> ActivationForm | None:
-    """A patch's maps, of a part's channels where it is for a part of a fused weight; None where maps cannot say it."""
+    """A patch's maps, limited to its channels if it is for a part of a fused weight; None if maps cannot express it."""
     layer: Any = patch.layer
     if patch.part is None:
         return layer.at_activations(patch.strength, shape, read)

@@ -1,5 +1,5 @@
-"""Merges a stack of LoRAs into a weight: concatenates their factor pairs into one product, accumulates in float32,
-rounds once.
+"""Merges a stack of LoRAs into a weight: concatenates the factor pairs into one product, accumulates in float32, rounds
+once.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from .strength_schedule import Schedule
 Slice = tuple[int, int, int]  # (dimension, start, length): the part of a fused weight that a layer is for
 
 _serial = itertools.count(1)
-_BLOCK = 2**21  # elements that are worked on at once where float32 copies are needed
+_BLOCK = 2**21  # elements processed at once if float32 copies are needed
 FACTOR_ELEMENTS = 2**20  # elements of `up` that are split at once
-_NOISE = 3e-5  # of the energy of rounding: raises the mean error by less than a hundredth of a percent
-# part of the components, so many times in the rank, that must get off more cheaply before picking them out is worth it
+_NOISE = 3e-5  # share of the rounding energy: raises the mean error by less than 0.01 %
+# splitting off cheaper components pays only if at least 1 in this many qualifies
 _WORTH = 8
-_LEFT = 1 / 400  # of the noise of rounding both factors is what two products leave
+_LEFT = 1 / 400  # two products leave this share of the noise of rounding both factors
 
 
 @dataclass(frozen=True, eq=False)
 class Patch:
-    """One layer of one LoRA on one weight; a schedule multiplies its strength while sampling, and works at the
-    activations only.
+    """One layer of one LoRA on one weight. A schedule multiplies its strength during sampling, and works only at the
+    activations.
     """
 
     layer: Layer
@@ -42,8 +42,8 @@ class Patch:
 
 
 class Stack:
-    """The LoRA stack of one node on one model: patches by weight name, in order; `bypass` names the weights that
-    are handled at the activations.
+    """The LoRA stack of one node on one model: patches by weight name, in order; `bypass` names the weights patched at
+    the activations.
     """
 
     def __init__(self, patches: Mapping[str, Sequence[Patch]], bypass: Iterable[str] = ()):
@@ -57,8 +57,8 @@ class Stack:
 
     @property
     def identity(self) -> str:
-        """sha256 of everything the stack does (weights, strengths, tensors): equal in every
-        process, for fingerprints.
+        """sha256 of everything the stack does (weights, strengths, tensors): the same in every process, for
+        fingerprints.
         """
         if self._identity is None:
             digest = sha256()
@@ -84,9 +84,9 @@ class Stack:
 class Fused:
     """All patches of one weight: delta = up @ down + diff, with R components.
 
-    `ups` are (out, r) of the files' types, `scale` (R,) in float32 is their components' strengths and scales, and `up`
-    (out, R) in float32 is both. `down` (R, columns) has the files' common type; R may be 0. `diff` is float32 of the
-    weight's shape, or None.
+    `ups` are (out, r) in the files' types; `scale` (R,) in float32 holds each component's strength times scale; `up`
+    (out, R) in float32 combines the two. `down` (R, columns) has the files' common type; R may be 0. `diff` is float32
+    in the weight's shape, or None.
     """
 
     ups: Sequence[Tensor]
@@ -106,14 +106,14 @@ class Fused:
 def fuse(
     patches: Sequence[Patch], shape: Sequence[int], device: torch.device | str = "cpu", max_rank: int = MAX_FACTOR_RANK
 ) -> Fused:
-    """Concatenate the factor pairs of one weight of `shape`, and sum the full differences; every patch is additive.
+    """Concatenate the factor pairs of one weight of `shape` and sum the full differences; every patch must be additive.
 
-    A LoHa is a pair of factors where these have at most `max_rank` components.
+    A LoHa counts as a factor pair if it has at most `max_rank` components.
     """
     ups, downs, scales, diff = [], [], [], None
     out, columns, kernel = shape[0], torch.Size(shape[1:]).numel(), torch.Size(shape[2:]).numel()
     for patch in patches:
-        layer: Any = patch.layer  # told apart by what it has, not by class: the package may be imported twice
+        layer: Any = patch.layer  # checked by attribute, not by class: the package may be imported twice
         factors = layer.factors(max_rank)
         if factors is not None:
             up, down = (factor.to(device, non_blocking=True) for factor in factors)
@@ -131,7 +131,7 @@ def fuse(
 
 
 def _joined(factors: Sequence[Tensor], dimension: int) -> Tensor:
-    """Concatenate factors in their common type, float32 when they have none."""
+    """Concatenate factors in their common type, or float32 if they differ."""
     if len(factors) == 1:
         return factors[0]
     same_dtype = len({factor.dtype for factor in factors}) == 1
@@ -139,8 +139,8 @@ def _joined(factors: Sequence[Tensor], dimension: int) -> Tensor:
 
 
 def _placed(factor: Tensor, part: Slice | None, dimension: int, size: int, kernel: int = 1) -> Tensor:
-    """A factor of a part of the weight, with zeros where the rest of the weight is; a convolution has `kernel` columns
-    a channel.
+    """A factor for a part of the weight, padded with zeros to the whole weight; a convolution has `kernel` columns per
+    channel.
     """
     if part is None or part[0] != dimension:
         return factor
@@ -152,18 +152,18 @@ def _placed(factor: Tensor, part: Slice | None, dimension: int, size: int, kerne
 
 
 def patched(base: Tensor, patches: Sequence[Patch], out: Tensor | None = None, seed: int | None = None) -> Tensor:
-    """base with every patch on it, in order: one product accumulated in float32 and rounded once to base's type, into
-    `out` when given.
+    """base with every patch applied in order: one product accumulated in float32 and rounded once to base's type,
+    written to `out` if given.
 
-    `base` is a floating weight (out, ...) of any shape but a scalar; `out` is of its shape, type and device, and may be
-    `base` itself. Patches that do not merely add (DoRA, OFT, set_weight …) see what the patches before them made. A
+    `base` is a floating weight (out, ...) of any shape but a scalar; `out` has its shape, type and device, and may be
+    `base` itself. Patches that do more than add (DoRA, OFT, set_weight …) see the result of the patches before them. A
     `seed` makes the rounding stochastic.
     """
     if out is None:
         result = torch.empty(base.shape, dtype=base.dtype, device=base.device)
     else:
         result = out
-    if not result.is_contiguous():  # a convolution's weight in channels_last, changed where it is
+    if not result.is_contiguous():  # a convolution's weight in channels_last, changed in place
         return result.copy_(patched(base, patches, seed=seed))
     if seed is None:
         generator = None
@@ -209,15 +209,15 @@ def _rounded(values: Tensor, dtype: torch.dtype, draws: torch.Generator | None) 
 
 
 def additive(patches: Iterable[Patch]) -> bool:
-    """Whether all of these add to the weight, whatever it is; then their order does not matter and they work at the
-    activations too.
+    """Whether all of these only add to the weight, whatever it is; then their order does not matter, and they work at
+    the activations too.
     """
     return all(patch.layer.additive for patch in patches)
 
 
 def in_order(weight: Tensor, patches: Sequence[Patch]) -> Tensor:
-    """A float32 weight (which stays as it is) with patches of any kind on it, one after the other; a run of additive
-    ones is one product.
+    """A float32 weight (left unchanged) with patches of any kind applied one after the other; consecutive additive
+    patches become one product.
     """
     result = weight
     for is_additive, batch in itertools.groupby(patches, lambda patch: patch.layer.additive):
@@ -237,10 +237,10 @@ def bfloat16_factors(up: Tensor, down: Tensor, base: Tensor) -> tuple[Tensor, Te
     """bfloat16 factors (out, K), (K, columns) of the product `up` (out, R) float32 @ `down` (R, columns), precise
     enough to add to `base`.
 
-    Rounding both factors of component r to bfloat16 adds noise of energy 2 |up_r|^2 |down_r|^2 e^2 to the result, where
-    rounding the result itself adds |base|^2 e^2 whatever is done. All noise together stays below _NOISE of that: each
-    component takes the cheapest way that allows it. On devices other than a CPU, where asking costs more than
-    multiplying, every component takes the most precise one.
+    Rounding both factors of component r to bfloat16 adds noise of energy 2 |up_r|^2 |down_r|^2 e^2 to the result;
+    rounding the result itself always adds |base|^2 e^2. The total noise stays below _NOISE of that: each component gets
+    the cheapest method that allows it. On devices other than a CPU, checking costs more than multiplying, so every
+    component gets the most precise method.
     """
     exact = down.dtype == torch.bfloat16
     if not exact:
@@ -265,9 +265,9 @@ def _once(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _twice(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-    """Each component as two products that take back each other's rounding: B A = (B h + (B - B h)) A with h = 31/32.
+    """Each component as two products that cancel each other's rounding: B A = (B h + (B - B h)) A with h = 31/32.
 
-    With e = bf16(h B) - h B and f = bf16(A) - A the second product is (B / 32 - e) (A - 31 f); what is left in the sum
+    With e = bf16(h B) - h B and f = bf16(A) - A the second product is (B / 32 - e) (A - 31 f); what remains in the sum
     is 32 e f and the rounding of the second, which is 32 times smaller: _LEFT of the noise of `_once`.
     """
     rank = up.shape[1]
@@ -283,7 +283,7 @@ def _twice(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _high_and_low(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-    """Each component as the products of its factors' high and low parts (but for low with low), exact beside the
+    """Each component as the products of its factors' high and low parts (except low times low), exact compared with the
     result's rounding.
     """
     high, coarse = _once(up, down)
@@ -295,8 +295,8 @@ def _high_and_low(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _shared_out(up: Tensor, down: Tensor, base: Tensor, left: Sequence[float]) -> list[slice | Tensor | None]:
-    """Components by way of multiplying them: way n leaves left[n] |up_r|^2 |down_r|^2 e^2 of noise, a last one leaves
-    none.
+    """Assigns components to multiplication methods: method n leaves left[n] |up_r|^2 |down_r|^2 e^2 of noise, the last
+    one none.
     """
     all_components = slice(None)
     if up.device.type != "cpu":
@@ -317,10 +317,10 @@ def _shared_out(up: Tensor, down: Tensor, base: Tensor, left: Sequence[float]) -
 
 
 def shared_out(stacks: Iterable[Stack], weight: str) -> tuple[list[Stack], list[Stack]]:
-    """(stacks that are merged into a weight, stacks that work at the activations), each in order.
+    """(stacks merged into a weight, stacks applied at the activations), each in order.
 
-    What is at the activations comes after what is merged. Where that would turn the order of patches that do not merely
-    add, a merge that comes after a stack at the activations goes there too.
+    The activations come after everything merged. If that would change the order of patches that do more than add, a
+    stack to merge that follows one at the activations goes to the activations too.
     """
     merged: list[Stack] = []
     activations: list[Stack] = []
@@ -334,5 +334,7 @@ def shared_out(stacks: Iterable[Stack], weight: str) -> tuple[list[Stack], list[
 
 
 def effective(stacks: Iterable[Stack], weight: str, bypass: bool) -> list[Patch]:
-    """The patches of all stacks for one weight, in order, of those that are (or are not) handled at the activations."""
+    """The patches of all stacks for one weight, in order: those applied at the activations if `bypass`, else the merged
+    ones.
+    """
     return [patch for stack in shared_out(stacks, weight)[bypass] for patch in stack.patches[weight]]

@@ -1,5 +1,5 @@
-"""Memory for many weights at once: one mapping in huge pages where the system gives them, which costs a third of its
-first touch.
+"""Memory for many weights at once: one mapping, in huge pages if the system offers them, which makes the first touch
+three times cheaper.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _WORTH = 2**24  # bytes below which a mapping of its own is not
 
 
 def empty(like: Sequence[Tensor]) -> list[Tensor]:
-    """Contiguous tensors of the shapes, types and devices of `like`, contents undefined; those on the CPU share one
+    """Contiguous tensors with the shapes, types and devices of `like`, contents undefined; those on the CPU share one
     mapping.
 
-    The mapping is freed when the last of them is. Each tensor has a storage of its own, that ends where it ends.
+    The mapping is freed with the last of them. Each tensor has its own storage, which ends where the tensor ends.
     """
     if (
         _HUGE is None

@@ -1,5 +1,5 @@
-"""Keeps a model's base weights and the LoRA stacks on them, so that patches come off bit for bit: patched weights are
-always computed from the base.
+"""Keeps a model's base weights and the LoRA stacks on them, so that removing patches restores every bit: patched
+weights are always computed from the base.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class _Kept:
     live: nn.Parameter
 
     def fits(self, base: nn.Parameter) -> bool:
-        """Whether the memory can take another result for this base; a compiled model's guards see no difference between
-        the two.
+        """Whether this memory can hold another result for the base, without a compiled model's guards noticing a
+        difference.
         """
         return all(trait(self.live) == trait(base) for trait in (_kind, lambda parameter: parameter.requires_grad))
 
 
 @dataclass(eq=False)
 class _Saved:
-    """A copy, in the host's memory, of a weight that is patched in place on a device."""
+    """A copy in host memory of a weight that is patched in place on a device."""
 
     base: weakref.ReferenceType[nn.Parameter]
     origin: Hashable
@@ -51,11 +51,10 @@ class _Saved:
 
 @dataclass(eq=False)
 class Kept:
-    """Memory and results of one model that wait for the next attach, of whatever stack: a changed strength is another
-    stack.
+    """Memory and results of one model, kept for the next attach of any stack; a changed strength counts as a new stack.
 
-    `weights` are patched parameters, one a weight whatever the number of stacks that come and go; `saved` the bases of
-    weights on a device; `bypasses` adapters by module, `clock` their scheduled multipliers.
+    `weights` are patched parameters, one per weight however many stacks come and go; `saved` are the bases of weights
+    on a device; `bypasses` are adapters by module, `clock` their scheduled multipliers.
     """
 
     weights: dict[str, _Kept] = field(default_factory=dict)
@@ -66,7 +65,7 @@ class Kept:
 
 @dataclass(eq=False)
 class _Slot:
-    """One weight that is replaced now: another parameter stands in its place, or, with `saved`, its own contents are
+    """One weight that is currently patched: another parameter replaces it or, with `saved`, its own contents are
     changed.
     """
 
@@ -88,12 +87,12 @@ class _Slot:
 
 @dataclass(frozen=True)
 class Version:
-    """What the host says about the base: `load` changes with each load, weights in `transient` hold passing contents
+    """What the host knows about the base: `load` changes with each load; weights in `transient` hold temporary contents
     (LoRA hooks).
 
-    `compute` is the activations' type and device where it is known. `compiled`: torch.compile has (or will have) seen
-    the model, so every module of the kinds that a bypass is for carries an adapter of one form, and another layer set
-    compiles nothing anew. `stochastic`: bfloat16 and float16 weights are rounded so too, not fp8 ones alone.
+    `compute` is the activations' type and device, if known. `compiled`: torch.compile has seen (or will see) the model,
+    so every module that supports bypass carries an adapter of one structure, and another set of layers recompiles
+    nothing. `stochastic`: bfloat16 and float16 weights are rounded stochastically too, not only fp8.
     """
 
     load: Hashable = None
@@ -104,15 +103,15 @@ class Version:
 
 
 class Ledger:
-    """The stacks that are on one model, by owner, in the order they came; a stack that two owners hold is applied once.
+    """The stacks on one model, by owner, in the order they were attached; a stack with two owners is applied once.
 
     `attach` and `detach` may come in any order. After the last detach the model has the same parameter objects with the
-    same bytes, and no wrapper or attribute of ours. If computing fails, everything that is on the model comes off and
-    the error is raised.
+    same bytes, and none of our wrappers or attributes. If computing fails, everything on the model is removed and the
+    error is raised.
 
-    A weight in the host's memory is replaced by another parameter, so that its base is never written to and restoring
-    is pointing back at it. A weight on a device is patched in place, so that the device holds it once: its base is
-    copied to (pinned) host memory at the first touch, kept there, and copied back.
+    A weight in host memory is replaced by another parameter: its base is never written, and restoring means pointing
+    back to it. A weight on a device is patched in place, so that the device holds it only once: its base is copied to
+    (pinned) host memory at the first patch, kept there, and copied back.
     """
 
     def __init__(self) -> None:
@@ -127,13 +126,13 @@ class Ledger:
         return list(dict.fromkeys(stack for stacks in self.owners.values() for stack in stacks))
 
     def attach(self, model: nn.Module, owner: Hashable, stacks: Iterable[Stack], version: Version) -> None:
-        """Put an owner's stacks on the model, in place of what the same owner had on it."""
+        """Apply an owner's stacks to the model, replacing the ones that owner had on it."""
         self.owners.pop(owner, None)
         self.owners[owner] = tuple(stacks)
         self._realize(model, version)
 
     def detach(self, model: nn.Module, owner: Hashable, version: Version) -> None:
-        """Take an owner's stacks off; nothing happens when it has none here."""
+        """Remove an owner's stacks; does nothing if it has none here."""
         if self.owners.pop(owner, None) is not None:
             self._realize(model, version)
 
@@ -150,7 +149,7 @@ class Ledger:
             self._clear(model)
 
     def _adopt(self, model: nn.Module) -> None:
-        """Go on with the memory that was kept for this model."""
+        """Reuse the memory kept for this model."""
         if not self.slots and not self.wrapped:
             self.kept = _kept.setdefault(model, self.kept)
 
@@ -188,8 +187,8 @@ class Ledger:
         return module, attribute, base
 
     def _fresh(self, bases: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-        """Memory for the weights whose kept memory does not fit; where others have no use for theirs any more, for all:
-        they share it.
+        """New memory for the weights whose kept memory does not fit. All kept memory is one mapping, so if any of it is
+        no longer needed, all of it is allocated anew.
         """
         kept_weights = self.kept.weights
         new = [name for name, base in bases.items() if name not in kept_weights or not kept_weights[name].fits(base)]
@@ -309,9 +308,7 @@ class Ledger:
 
 
 def _computed(base: nn.Parameter, patches: Sequence[Patch], memory: Tensor | None, seed: int | None) -> nn.Parameter:
-    """A parameter base + patches, in `memory` when given (a parameter itself is used again); an inference tensor where
-    the base is one.
-    """
+    """A parameter base + patches, in `memory` if given (a parameter is reused); an inference tensor if base is one."""
     with torch.inference_mode(base.is_inference()), torch.no_grad():
         result = patched(base.detach(), patches, out=None if memory is None else memory.detach(), seed=seed)
         if isinstance(memory, nn.Parameter):
@@ -320,8 +317,8 @@ def _computed(base: nn.Parameter, patches: Sequence[Patch], memory: Tensor | Non
 
 
 def _seed(name: str, base: nn.Parameter, version: Version) -> int | None:
-    """Of the stochastic rounding that a weight needs whose steps are wider than most changes; the same for the same
-    weight everywhere.
+    """The seed for stochastic rounding of a weight whose steps are wider than most changes, always the same for the
+    same weight; None if it needs none.
     """
     coarse = base.dtype in COARSE or (version.stochastic and base.dtype in (torch.bfloat16, torch.float16))
     if coarse:
@@ -330,12 +327,12 @@ def _seed(name: str, base: nn.Parameter, version: Version) -> int | None:
 
 
 def is_patched_in_place(base: nn.Parameter) -> bool:
-    """Whether a weight is on a device, where a second copy of it would cost what is scarce."""
+    """Whether a weight is on a device, where memory is too scarce for a second copy."""
     return base.device.type != "cpu"
 
 
 def host_copy(base: nn.Parameter) -> Tensor:
-    """Copy a weight into host memory, which is pinned for a weight on CUDA."""
+    """Copy a weight to host memory, pinned if the weight is on CUDA."""
     with torch.inference_mode(False), torch.no_grad():
         copy = torch.empty(base.shape, dtype=base.dtype, pin_memory=base.device.type == "cuda")
         return copy.copy_(base.data)
@@ -391,7 +388,7 @@ def attached(model: nn.Module) -> list[Stack]:
 
 
 def bases(model: nn.Module) -> dict[str, Tensor]:
-    """What the weights that are replaced on a model now are without the stacks, by name."""
+    """The base of every weight currently patched on a model, by name."""
     ledger = model.__dict__.get(ATTRIBUTE)
     if ledger is None:
         return {}
@@ -399,25 +396,25 @@ def bases(model: nn.Module) -> dict[str, Tensor]:
 
 
 def tick(model: nn.Module, percent: float) -> None:
-    """Set the scheduled strengths of what is attached to what holds when `percent` (0 to 1) of sampling is done."""
+    """Set the scheduled strengths of attached stacks to their values when `percent` (0 to 1) of sampling is done."""
     ledger = model.__dict__.get(ATTRIBUTE)
     if ledger is not None:
         ledger.kept.clock.tick(percent)
 
 
 def forget(model: nn.Module) -> None:
-    """Free what is kept for this model's next attach, unless something is attached."""
+    """Free what is kept for this model's next attach, unless a stack is attached."""
     if ATTRIBUTE not in model.__dict__:
         _kept.pop(model, None)
 
 
 def is_kept(model: nn.Module) -> bool:
-    """Whether memory waits for this model's next attach."""
+    """Whether memory is kept for this model's next attach."""
     return model in _kept
 
 
 def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The shape that every weight stands for, by name; a quantised one may be packed into another."""
+    """The shape each weight represents, by name; a quantised weight may be packed into another shape."""
     shape_by_name = {name: tuple(weight.shape) for name, weight in module.named_parameters(remove_duplicate=False)}
     for name, part in module.named_modules():
         if (

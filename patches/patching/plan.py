@@ -19,7 +19,7 @@ CHANGING = "their strength changes while sampling"
 
 
 class PatchTarget(NamedTuple):
-    """A model that a stack goes on: what reports call it, the stacks that it carries, and why it may not be merged."""
+    """A model to patch: its label in reports, the stacks already on it, and why it may not be merged."""
 
     label: str
     module: nn.Module
@@ -36,8 +36,8 @@ class Installation(NamedTuple):
 
 
 class WeightPlan(NamedTuple):
-    """Weights to merge, weights for bypass, weights that ComfyUI's own patches take, and {reason: number of weights}
-    where that is not what the mode says.
+    """Weights to merge, weights to bypass, weights left to ComfyUI's own patches, and {reason: number of weights} where
+    this differs from what the mode asks for.
     """
 
     merge: list[str]
@@ -47,9 +47,9 @@ class WeightPlan(NamedTuple):
 
 
 def plan_stack(target: PatchTarget, patches: Patches, mode: str) -> Installation:
-    """How a stack goes on a model in a mode: "merge", "bypass", "host" (ComfyUI's own patches alone) or "auto".
+    """How to apply a stack to a model in a mode: "merge", "bypass", "host" (only ComfyUI's own patches) or "auto".
 
-    Raises ValueError that lists the weights for which the mode or a schedule is impossible.
+    Raises ValueError listing the weights for which the mode or a schedule is impossible.
     """
     label = target.label
     if mode == "host":
@@ -80,11 +80,11 @@ def plan_stack(target: PatchTarget, patches: Patches, mode: str) -> Installation
 
 
 def plan_weights(module: nn.Module, patches: Patches, mode: str, why_not_merge: str | None = None) -> WeightPlan:
-    """What becomes of each weight of a stack.
+    """How each weight of a stack is patched.
 
-    "auto" merges plain floating weights and bypasses the others (quantised ones); "merge" merges plain fp8 too, with
-    stochastic rounding, because most changes are smaller than its steps. With `why_not_merge` nothing is merged: what
-    has no bypass (norms, embeddings) and is merely added to is then left to the host, but not in "merge". Raises
+    "auto" merges plain floating weights and bypasses the others (quantised ones). "merge" also merges plain fp8, with
+    stochastic rounding, because most changes are smaller than its steps. With `why_not_merge` nothing is merged:
+    weights without a bypass (norms, embeddings) go to the host if their patches only add, except in "merge". Raises
     ValueError listing the weights for which the mode, or any mode, is impossible.
     """
     plan = WeightPlan([], [], [], Counter())
@@ -138,7 +138,7 @@ def has_bypass(module: nn.Module, attribute: str) -> bool:
 
 
 def split_by_schedule(patches: Patches) -> tuple[dict[str, list[Patch]], dict[str, list[Patch]]]:
-    """(patches without, patches with a schedule), by weight."""
+    """(patches without a schedule, patches with one), by weight."""
     constant: dict[str, list[Patch]] = {}
     scheduled: dict[str, list[Patch]] = {}
     for weight, on_weight in patches.items():
@@ -151,7 +151,7 @@ def split_by_schedule(patches: Patches) -> tuple[dict[str, list[Patch]], dict[st
 
 
 def scheduled_weights(stacks: Iterable[Stack]) -> set[str]:
-    """The weights whose strength changes while sampling."""
+    """The weights whose strength changes during sampling."""
     return {weight for stack in stacks for weight in stack.patches if _has_schedule(stack.patches[weight])}
 
 
@@ -160,7 +160,7 @@ def _has_schedule(patches: Iterable[Patch]) -> bool:
 
 
 def refuse_after_scheduled(patches: Patches, carried: Sequence[Stack]) -> None:
-    """Raise ValueError where a layer that depends on the weight it finds has a schedule or comes after one."""
+    """Raise ValueError if a layer that depends on the current weight has a schedule or comes after one."""
     problems = []
     already_scheduled = scheduled_weights(carried)
     for weight, on_weight in patches.items():
@@ -181,7 +181,7 @@ def refuse_after_scheduled(patches: Patches, carried: Sequence[Stack]) -> None:
 
 
 def _scheduled_stack(target: PatchTarget, patches: Patches) -> Stack:
-    """Scheduled patches at the activations; ValueError that lists the weights that have no bypass."""
+    """A stack of scheduled patches at the activations; ValueError listing the weights that have no bypass."""
     plan = plan_weights(target.module, patches, "bypass", target.why_not_merge)
     if plan.merge or plan.host:
         listed = "\n".join(f"- {weight}" for weight in (*plan.merge, *plan.host))

@@ -1,5 +1,5 @@
-"""Stochastic rounding: up or down at random so that the mean is exact, for types whose steps are wider than what is
-added.
+"""Stochastic rounding: rounds up or down at random so that the mean is exact, for types whose steps are wider than the
+change added.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ENVIRONMENT_VARIABLE = "GRAFT_ROUNDING"
 
 
 def rounds_stochastically() -> bool:
-    """Whether GRAFT_ROUNDING asks for stochastic rounding of merged bfloat16 and float16 weights; ValueError when it is
+    """Whether GRAFT_ROUNDING asks for stochastic rounding of merged bfloat16 and float16 weights; ValueError if it is
     neither "nearest" nor "stochastic".
     """
     rounding = os.environ.get(ENVIRONMENT_VARIABLE, "") or "nearest"
@@ -24,10 +24,10 @@ def rounds_stochastically() -> bool:
 
 
 def stochastic(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """float32 `values` in a narrower floating type: the neighbour above with the probability of its nearness, else the
-    one below.
+    """float32 `values` rounded to a narrower floating type: up with a probability that grows with the closeness of the
+    upper neighbour, else down.
 
-    Values beyond the type's range become its largest; those that the type has stay what they are. The same generator
+    Values beyond the type's range become its largest; values the type can represent stay unchanged. The same generator
     gives the same bytes.
     """
     limits = torch.finfo(dtype)
@@ -41,7 +41,7 @@ def stochastic(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -
 @torch.no_grad()
 def round_to_bfloat16_(target: Tensor, value: Tensor, generator: torch.Generator) -> None:
     """Round float32 `value` stochastically into `target` (bfloat16, same shape and device), so that small steps add up
-    instead of vanishing (2010.06192). Values that are not finite stay so.
+    instead of vanishing (2010.06192). Values that are not finite stay as they are.
     """
     if target.dtype != torch.bfloat16 or value.dtype != torch.float32 or target.shape != value.shape:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""How a LoRA's strength changes over sampling: a multiplier by the share of sampling that is done."""
+"""How a LoRA's strength changes during sampling: a multiplier that depends on the share of sampling done."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 
 @dataclass(frozen=True)
 class Schedule:
-    """A multiplier through points (percent, multiplier), straight between them, constant before the first and after the
+    """A multiplier through points (percent, multiplier): linear between them, constant before the first and after the
     last.
 
-    `percent` is 0 at the start of sampling (all noise) and 1 at its end, as ComfyUI counts start_percent and
-    end_percent. Two points at one percent are a step: from there on the second counts. Raises ValueError unless there
-    are points, finite and in order from 0 to 1.
+    `percent` is 0 at the start of sampling (all noise) and 1 at its end, like ComfyUI's start_percent and end_percent.
+    Two points at one percent make a step: from there on the second counts. Raises ValueError unless there are points,
+    finite and in order from 0 to 1.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -58,10 +58,10 @@ class Schedule:
 
 
 class Clock:
-    """The multipliers that hold now, one place a schedule, in one tensor that adapters read; place 0 is always 1.
+    """The current multipliers, one index per schedule, in one tensor that adapters read; index 0 is always 1.
 
-    `tick` writes into the same memory, so that nothing is computed or compiled anew when sampling goes on. A schedule
-    keeps its place as long as one of `users` (objects with `schedules`) is alive that has it, and others need no place.
+    `tick` writes to the same memory, so nothing is recomputed or recompiled as sampling proceeds. A schedule keeps its
+    index while one of `users` (objects with `schedules`) that has it is alive; schedules nobody uses need no index.
     """
 
     def __init__(self, places: int = 64) -> None:
@@ -71,7 +71,9 @@ class Clock:
             self.values = torch.ones(places)
 
     def place(self, schedule: Schedule | None) -> int:
-        """The index of a schedule's multiplier in `values`; it stands at the start of sampling until the next tick."""
+        """The index of a schedule's multiplier in `values`; it has the value for the start of sampling until the next
+        tick.
+        """
         if schedule is None:
             return 0
         if schedule not in self._schedules:
@@ -94,6 +96,6 @@ class Clock:
         self.values = self.values.to(device)
 
     def tick(self, percent: float) -> None:
-        """Set every multiplier to what holds when `percent` of sampling is done."""
+        """Set every multiplier to its value when `percent` of sampling is done."""
         for schedule, index in self._schedules.items():
             self.values[index] = schedule.at(percent)

@@ -36,11 +36,11 @@ ToDo = ToDoPatch | TransformerToDo
 
 
 def plan_todo(model: nn.Module, settings: ToDoSettings, replaced: Collection[tuple[Any, ...]] = ()) -> ToDo:
-    """What token downsampling does to this diffusion model; `replaced` are a UNet's blocks that `plan_unet` counts as
+    """The token downsampling plan for this diffusion model; `replaced` are a UNet's blocks that `plan_unet` counts as
     left alone.
 
-    Raises TypeError naming a class it does not know, and ValueError when the model has no self-attention or fewer
-    depths than factors.
+    Raises TypeError naming an unknown class, and ValueError if the model has no self-attention or fewer depths than
+    factors.
     """
     model = uncompiled(model)
     if isinstance(getattr(model, "input_blocks", None), nn.Module):
@@ -50,12 +50,12 @@ def plan_todo(model: nn.Module, settings: ToDoSettings, replaced: Collection[tup
 
 @dataclass(frozen=True, eq=False)
 class ToDoCall:
-    """ComfyUI `APPLY_MODEL` wrapper: sets token downsampling up for one call of the model, in a copy of that call's
+    """ComfyUI `APPLY_MODEL` wrapper: sets up token downsampling for one call of the model, in a copy of that call's
     options.
 
-    For a transformer it chains its override in front of whatever override the call brings, so that no other node's is
-    lost, and none set later loses it. For a UNet it moves the patch behind all other attn1 patches, and tells it which
-    blocks' attention is replaced. A compiled model runs code that was compiled for these settings.
+    For a transformer it chains its override in front of the call's existing override, so that no other node's is lost,
+    and a later one does not replace ours. For a UNet it moves the patch after all other attn1 patches, and tells it
+    which blocks' attention is replaced. A compiled model runs code compiled for these settings.
     """
 
     todo: ToDo
@@ -104,7 +104,7 @@ class ToDoCall:
     def _options(
         self, whole: Any, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any], options: dict[str, Any]
     ) -> tuple[dict[str, Any], str]:
-        """(the options of one call, a name for all of them that compiled code may take as it is)."""
+        """(the options of one call, an identity for them if compiled code can use them as they are)."""
         if not active(self.todo.settings, options, whole.model_sampling.percent_to_sigma):
             if isinstance(self.todo, ToDoPatch):
                 options = without(self.todo, options)
@@ -125,14 +125,12 @@ class ToDoCall:
 
 @functools.cache
 def warn_once(text: str) -> None:
-    """Log a warning that has not been logged before."""
+    """Log a warning unless it has been logged before."""
     log.warning(text)
 
 
 def last_in_line(patch: ToDoPatch, options: Mapping[str, Any]) -> dict[str, Any]:
-    """transformer_options of a UNet in which the patch comes after every other attn1 patch and knows the replaced
-    blocks.
-    """
+    """A UNet's transformer_options with the patch after every other attn1 patch, and told about the replaced blocks."""
     reordered = without(patch, options)
     others = reordered["patches"].get("attn1_patch", [])
     before = options.get("patches", {}).get("attn1_patch", [])
@@ -142,7 +140,7 @@ def last_in_line(patch: ToDoPatch, options: Mapping[str, Any]) -> dict[str, Any]
 
 
 def without(patch: ToDoPatch, options: Mapping[str, Any]) -> dict[str, Any]:
-    """transformer_options of a UNet in which the patch is none of the attn1 patches."""
+    """A UNet's transformer_options without the patch among its attn1 patches."""
     patches = dict(options.get("patches", {}))
     if "attn1_patch" in patches:
         patches["attn1_patch"] = [other for other in patches["attn1_patch"] if other is not patch]
@@ -150,7 +148,7 @@ def without(patch: ToDoPatch, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def thinning(todo: TransformerToDo, layout: Layout, previous: Kernel | None) -> Thinning | Kernel | None:
-    """The override for one call with this layout; `previous` itself when the grid is too small to thin."""
+    """The override for one call with this layout; `previous` itself if the grid is too small to thin."""
     target = target_grid(layout.grid, todo.settings.factors[0])
     if target == layout.grid:
         return previous
@@ -232,10 +230,8 @@ class Thinning:
 
 
 class Guard:
-    """A UNet's `optimized_attention_override` while it is thinned: another node's, which is named when it fails at
-    thinned attention.
-
-    `text` is how many tokens cross-attention has.
+    """A UNet's `optimized_attention_override` during thinning: another node's override, named if it fails on thinned
+    attention. `text` is the number of cross-attention tokens.
     """
 
     def __init__(self, override: Kernel, text: int):
@@ -250,8 +246,8 @@ class Guard:
 
 
 def _axis(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """Which axis of an attention call's tensors counts tokens: (B, heads, N, D), or (B, N, C), or (B, N, heads, D) as
-    SD3 passes v.
+    """The axis of an attention call's tensors that counts tokens: (B, heads, N, D), or (B, N, C), or (B, N, heads, D)
+    as SD3 passes v.
     """
     if args[3] if len(args) > 3 else kwargs.get("skip_reshape", False):
         return 2
@@ -259,7 +255,7 @@ def _axis(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
 
 
 def _with_fewer_keys(override: Kernel, kernel: Kernel, *args: Any, **kwargs: Any) -> Tensor:
-    """Call an override with fewer keys than queries; another node's is named when it fails."""
+    """Call an override with fewer keys than queries; if another node's override fails, the error names it."""
     if isinstance(override, TrainingKernel):
         foreign = override.previous
     else:

@@ -1,4 +1,4 @@
-"""What token downsampling will do to a model, in numbers for the editor and in words: tokens before and after, blocks,
+"""What token downsampling will do to a model, as numbers for the editor and as text: tokens before and after, blocks,
 estimated saving.
 """
 
@@ -15,7 +15,9 @@ from .unet import ToDoPatch
 
 
 def report_rows(todo: ToDo, latent: Sequence[int] | None = None) -> list[DepthReport]:
-    """One row a depth that the model has; grids are given when the latent's shape (..., [frames,] height, width) is."""
+    """One row per depth of the model; grids are included if the latent's shape (..., [frames,] height,
+    width) is given.
+    """
     frames = 1
     if latent is not None and len(latent) == 5:
         frames = int(latent[2])
@@ -86,14 +88,14 @@ def report_data(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence
 
 
 def _cell(todo: ToDo, depth: int) -> int:
-    """How many of the latent's values a token of a depth stands for, a side."""
+    """How many of the latent's values one token of a depth covers, per side."""
     if isinstance(todo, TransformerToDo):
         return todo.patch
     return 2 ** todo.levels[depth]
 
 
 def report_text(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence[str] = ()) -> str:
-    """The report in words: per depth the tokens before and after, blocks patched and left alone, and the estimated
+    """The report as text: per depth the tokens before and after, blocks patched and left alone, and the estimated
     saving.
     """
     rows, settings = report_rows(todo, latent), todo.settings

@@ -24,7 +24,7 @@ BLEND = 0.5  # equal parts of the nearest token and of the mean, the middle of B
 
 @dataclass(frozen=True)
 class ToDoSettings:
-    """What a user asked for; `factors[d - 1]` is the factor per side at depth d (depth 1 = the first level that has
+    """The user's settings; `factors[d - 1]` is the factor per side at depth d (depth 1 = the first level that has
     attention).
     """
 
@@ -48,7 +48,7 @@ class ToDoSettings:
         phase: str = "both",
         disable_after: float = 0.0,
     ) -> ToDoSettings:
-        """Settings from the node's inputs; raises ValueError that lists every input that is wrong."""
+        """Settings from the node's inputs; raises ValueError listing every invalid input."""
         problems: list[str] = []
         factors = _parse_factors(factor, max_depth, depth_factors, problems)
         if method not in METHODS:
@@ -142,8 +142,8 @@ def target_grid(grid: Grid, factor: float) -> Grid:
 def thin(tokens: Tensor, grid: Grid, target: Grid, method: str = "nearest-exact") -> Tensor:
     """Tokens (B, h*w, C) of a grid (h, w) thinned to (B, h'*w', C) of the target grid.
 
-    Bit-equal to `F.interpolate(image, size=target, mode=method)` of the image (B, C, h, w) that the tokens are; `blend`
-    is the mean of `nearest` and `area`. Raises ValueError when the tokens are not h*w.
+    Bit-equal to `F.interpolate(image, size=target, mode=method)` of the tokens as an image (B, C, h, w); `blend` is the
+    mean of `nearest` and `area`. Raises ValueError if there are not h*w tokens.
     """
     if tokens.shape[1] != grid[0] * grid[1]:
         raise ValueError(f"expected {grid[0]}x{grid[1]} = {grid[0] * grid[1]} tokens, got {tokens.shape[1]}")
@@ -165,7 +165,7 @@ def _area(tokens: Tensor, grid: Grid, target: Grid) -> Tensor:
 
 @lru_cache(maxsize=128)
 def _kept(grid: Grid, target: Grid, method: str, device: torch.device) -> Tensor:
-    """Indices (h'*w') of the tokens that stay, read from F.interpolate itself so that they are its choice on this
+    """Indices (h'*w') of the tokens to keep, taken from F.interpolate itself so that they match its choice on this
     device.
     """
     with torch.inference_mode(False):  # an inference tensor could not be saved for backward
@@ -177,8 +177,8 @@ def _kept(grid: Grid, target: Grid, method: str, device: torch.device) -> Tensor
 
 @dataclass(frozen=True)
 class Span:
-    """Where the image tokens lie in a longer sequence: `frames` grids of (height, width), row by row, from token
-    `start` on.
+    """Where the image tokens are in a longer sequence: `frames` grids of (height, width), row by row, starting at token
+    `start`.
     """
 
     start: int
@@ -192,10 +192,10 @@ class Span:
 
 
 def thin_span(tokens: Tensor, span: Span, target: Grid, method: str = "nearest-exact") -> Tensor:
-    """Tokens (..., N, C) whose image part is thinned frame by frame to the target grid; what lies before and after
-    stays as it is.
+    """Tokens (..., N, C) with the image part thinned frame by frame to the target grid; tokens before and after are
+    unchanged.
 
-    Raises ValueError when the span does not fit into N.
+    Raises ValueError if the span does not fit into N.
     """
     _check(tokens.shape[-2], span)
     if target == span.grid:
@@ -228,7 +228,7 @@ def _check(length: int, span: Span) -> None:
 
 @lru_cache(maxsize=128)
 def _kept_of(length: int, span: Span, target: Grid, method: str, device: torch.device) -> Tensor:
-    """Indices of the tokens that stay of a sequence of `length`."""
+    """Indices of the tokens to keep in a sequence of `length`."""
     with torch.inference_mode(False):
         indices, size = _kept(span.grid, target, method, device), span.grid[0] * span.grid[1]
         image = [indices + span.start + frame * size for frame in range(span.frames)]

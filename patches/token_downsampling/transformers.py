@@ -1,4 +1,4 @@
-"""Token downsampling of transformers: what it does to a model whose family says where the image tokens are."""
+"""Token downsampling of transformers: the plan for a model whose family knows where the image tokens are."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .tokens import ToDoSettings
 
 @dataclass(frozen=True, eq=False)
 class TransformerToDo:
-    """What token downsampling does to one transformer: image tokens of K and V are thinned in every block (depth 1).
+    """The token downsampling plan for one transformer: image tokens of K and V are thinned in every block (depth 1).
 
-    It holds plain values and the family's functions only, so that clones of a model share it.
+    It holds only plain values and the family's functions, so that clones of a model share it.
     """
 
     settings: ToDoSettings
@@ -40,9 +40,9 @@ class TransformerToDo:
 
 
 def plan_transformer(model: nn.Module, settings: ToDoSettings) -> TransformerToDo:
-    """What token downsampling does to a transformer.
+    """The token downsampling plan for a transformer.
 
-    Raises TypeError that names a class nobody knows, and ValueError for more than one depth.
+    Raises TypeError naming an unknown class, and ValueError for more than one depth.
     """
     tokens, name = tokens_of(model), type(model).__name__
     blocks = sum(len(getattr(model, block_list)) for block_list in tokens.blocks)
@@ -55,7 +55,7 @@ def plan_transformer(model: nn.Module, settings: ToDoSettings) -> TransformerToD
 
 
 def tokens_of(model: nn.Module) -> TransformerClass:
-    """Where a transformer keeps its image tokens; raises TypeError that names a class nobody knows."""
+    """Where a transformer keeps its image tokens; raises TypeError naming an unknown class."""
     name, classes = type(model).__name__, registry.transformer_classes()
     tokens = classes.get(name)
     if tokens is None:

@@ -96,10 +96,10 @@ def attention_depths(unet: nn.Module) -> dict[Block, int]:
 
 @dataclass(frozen=True, eq=False)
 class ToDoPatch:
-    """`attn1_patch(q, context, value, extra_options)` of one UNet: thins the tokens of K and V, leaves Q as it is.
+    """`attn1_patch(q, context, value, extra_options)` of one UNet: thins the tokens of K and V, leaves Q unchanged.
 
-    It holds plain values only, so that clones of a model share it. Whether it works in a call is decided once, around
-    the whole call (`active`), and it is there only where it does. The grid comes from
+    It holds only plain values, so that clones of a model share it. Whether it runs in a call is decided once, around
+    the whole call (`active`); otherwise it is not installed for that call. The grid comes from
     `extra_options["activations_shape"]`, so odd sizes, tiles and mixed batches need no memory of earlier calls, and
     gradient checkpointing may call it again.
     """
@@ -168,17 +168,17 @@ class ToDoPatch:
 
 
 def _place(options: Mapping[str, Any]) -> tuple[str, int, int]:
-    """The transformer block that runs: (type, index, number)."""
+    """The current transformer block: (type, index, number)."""
     block = options["block"]
     return block[0], block[1], options.get("block_index", 0)
 
 
 def _strip(q: Tensor, context: Tensor, value: Tensor, shape: Sequence[int]) -> Grid | None:
-    """The grid (height, width) of the keys that one query sees: all of (B, C, height, width), or a strip of it; None
-    when not known.
+    """The grid (height, width) of the keys that one query sees: all of (B, C, height, width), or a strip of it; None if
+    unknown.
 
-    ComfyUI's HyperTile cuts the queries into tiles, which become more of the batch, and leaves keys and values whole:
-    its attention then deals them out to the tiles in order, as strips of whole rows where the rows divide.
+    ComfyUI's HyperTile cuts the queries into tiles, which enlarge the batch, and leaves keys and values whole: its
+    attention then assigns them to the tiles in order, as strips of whole rows if the rows divide evenly.
     """
     height, width = int(shape[2]), int(shape[3])
     if context.shape[1] != height * width or value.shape[:2] != context.shape[:2]:
@@ -192,9 +192,9 @@ def _strip(q: Tensor, context: Tensor, value: Tensor, shape: Sequence[int]) -> G
 
 
 def active(settings: ToDoSettings, options: Mapping[str, Any], level: Callable[[float], float]) -> bool:
-    """Whether a call with these transformer_options thins: its phase, its place in the run, its noise level.
+    """Whether a call with these transformer_options thins, from its phase, its point in the run and its noise level.
 
-    `level` gives the noise level at a share of sampling, from 0 (the noisiest) to 1, as the model's sampling has it
+    `level` gives the noise level at a share of sampling, from 0 (the noisiest) to 1, as defined by the model's sampling
     during the call.
     """
     training = options.get(TRAINING)
@@ -245,7 +245,7 @@ def plan_unet(unet: nn.Module, settings: ToDoSettings, replaced: Collection[tupl
 def _check_depths(
     name: str, settings: ToDoSettings, attention: Mapping[Block, Attention], places: Mapping[int, Sequence[Block]]
 ) -> None:
-    """Raise ValueError when a UNet has no self-attention, or fewer depths than there are factors."""
+    """Raise ValueError if a UNet has no self-attention, or fewer depths than factors."""
     count = len(places)
     if count == 0:
         attention_text = "no attention at all"
@@ -263,7 +263,7 @@ def _check_depths(
 def _counted(
     places: Sequence[Block], attention: Mapping[Block, Attention], replaced: Collection[tuple[Any, ...]]
 ) -> tuple[int, int]:
-    """(self-attention blocks that can be thinned, others) at some places of a UNet."""
+    """(self-attention blocks that can be thinned, others) at the given places of a UNet."""
     patched = skipped = 0
     for place in places:
         skipped += len(attention[place].foreign)

@@ -1,1 +1,1 @@
-"""The ways in which trainers name a LoRA's tensors; one file a format, listed in registry.py."""
+"""How trainers name a LoRA's tensors; one file per format, listed in registry.py."""

@@ -1,4 +1,4 @@
-"""ComfyUI's generic names: the model's own, as in its state dict. Trained LORA_MODELs have them."""
+"""ComfyUI's generic names: the model's own, as in its state dict. Trained LORA_MODELs use them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .layer_tensors import layer_tensors
 
 
 class ComfyUIWriter:
-    """Writes generic names; a layer with diffusers' name of a UNet or a text encoder gets kohya's, which ComfyUI
-    reads.
+    """Writes generic names; a layer with a diffusers UNet or text encoder name gets kohya's name, which
+    ComfyUI reads.
     """
 
     def problems(self, groups: Groups, instead: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""DiffSynth-Studio: the model's own names behind the name of its pipeline."""
+"""DiffSynth-Studio: the model's own names, prefixed by its pipeline's name."""
 
 from .key_format import KeyFormat
 

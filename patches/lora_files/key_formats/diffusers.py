@@ -1,4 +1,4 @@
-"""diffusers: the names of its own models, behind the part of the pipeline that they are in."""
+"""diffusers: its own models' names, prefixed by the part of the pipeline."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _PROCESSOR = re.compile(r"([._])processor[._]to_(\w+?)$")
 
 
 def strip_attn_processor(name: str) -> str:
-    """A layer's name as diffusers writes it since 2023; before, `attn1.processor.to_out` was what `attn1.to_out.0` is
-    now.
+    """A layer's name as diffusers has written it since 2023; before, `attn1.to_out.0` was called
+    `attn1.processor.to_out`.
     """
     return _PROCESSOR.sub(_without_processor, name)
 
@@ -31,7 +31,7 @@ def _without_processor(match: re.Match[str]) -> str:
 
 
 def kohya_name_from_diffusers(base: str, layers: Iterable[str]) -> str:
-    """kohya's name of a layer that has diffusers' name of a UNet or a text encoder; every other name as it is."""
+    """kohya's name for a layer with a diffusers UNet or text encoder name; other names are returned unchanged."""
     encoder, unet = _TEXT_ENCODER.fullmatch(base), _UNET.fullmatch(base)
     if encoder is not None:
         number = encoder[1] or ""

@@ -1,4 +1,4 @@
-"""What a key format is: how its names are recognised, how they map to generic names, and how Graft writes them."""
+"""What a key format is: how to recognise its names, map them to generic names, and write them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ GENERIC_PREFIX = "diffusion_model."
 
 
 class KeyWriter(Protocol):
-    """Writes a LoRA under the names of a format."""
+    """Writes a LoRA in a format's names."""
 
     def problems(self, groups: Groups, instead: str) -> list[str]:
-        """What the format cannot hold; `instead` names the formats that can."""
+        """What the format cannot store; `instead` names the formats that can."""
 
     def write(self, groups: Groups, dtype: torch.dtype, family: ModelFamily | None) -> dict[str, Tensor]:
         """The tensors of a file, factors and differences as `dtype`."""
@@ -29,7 +29,7 @@ class KeyWriter(Protocol):
 
 @dataclass(frozen=True)
 class KeySpelling:
-    """Whole keys that a trainer writes in a way of its own: `rename` gives the generic key of one that fits."""
+    """Whole keys that a trainer spells in its own way: `rename` gives the generic key for a match."""
 
     pattern: re.Pattern[str]
     rename: Callable[[re.Match[str]], str]
@@ -37,14 +37,16 @@ class KeySpelling:
 
 @dataclass(frozen=True, eq=False)
 class KeyFormat:
-    """One way of naming a LoRA's tensors. `title` says who writes it; `examples` lead keys of files to the weights that
-    they are for (tests read them).
+    """One way of naming a LoRA's tensors. `title` says who writes it; `examples` maps keys in files to their weights
+    (tests read them).
 
-    Layers of the diffusion model are recognised by `prefixes`; the rest of a name is the model's path or diffusers',
-    with points or underscores. Layers of text encoders begin with one of `text_encoder_prefixes`; where they are
-    numbered, `text_encoder` matches what comes before the path, with the number as its only group. `spellings` rename
-    whole keys. `embeddings` matches keys of textual inversions in the file, with their name as its only group. Formats
-    with a `writer` are choices of Save LoRA; `holds_every_kind` says that it takes every kind of adapter.
+    Layers of the diffusion model are recognised by `prefixes`; the rest of the name is the model's path or diffusers',
+    with dots or underscores. Text encoder layers begin with one of `text_encoder_prefixes`; if they are numbered,
+    `text_encoder` matches the part before the path, with the number as its only group. `spellings` rename whole keys.
+    `embeddings` matches keys of textual inversions in the file, with their name as its only group.
+
+    Formats with a `writer` can be chosen in Save LoRA; `holds_every_kind` means the format can store every kind of
+    adapter.
     """
 
     name: str

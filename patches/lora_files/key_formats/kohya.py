@@ -1,4 +1,4 @@
-"""kohya-ss/sd-scripts and musubi-tuner: `lora_unet_` and the model's path, every point an underscore."""
+"""kohya-ss/sd-scripts and musubi-tuner: `lora_unet_` and the model's path, with underscores for dots."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class KohyaWriter:
 
 
 def _layer_name(base: str, family: ModelFamily | None, groups: Groups) -> str:
-    """sd-scripts' name of a layer; what has none keeps the generic form: text encoders of other kinds, a model's own
+    """sd-scripts' name for a layer; a layer without one keeps its generic name: other text encoders, a model's own
     parameters.
     """
     encoder = GENERIC_ENCODER.fullmatch(base)
@@ -54,7 +54,7 @@ def _layer_name(base: str, family: ModelFamily | None, groups: Groups) -> str:
 
 
 def _encoder_number(encoder: str, family: ModelFamily | None, groups: Groups) -> str:
-    """kohya's number of a text encoder: none where the model has only one."""
+    """kohya's number for a text encoder: none if the model has only one."""
     if encoder == "clip_h":
         return ""
     if encoder != "t5xxl" and _is_single_encoder(encoder, family) and not _has_other_encoder(encoder, groups):

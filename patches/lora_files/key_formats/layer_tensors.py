@@ -1,4 +1,4 @@
-"""The tensors of one layer as files hold them, with the suffixes of its adapter kind."""
+"""The tensors of one layer as stored in files, with the suffixes of its adapter kind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .key_format import Group
 
 
 def layer_tensors(name: str, group: Group, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """(key, tensor) of a layer's tensors under a name: floating ones as `dtype`, alpha as float32."""
+    """(key, tensor) for each of a layer's tensors under a name: floats as `dtype`, alpha as float32."""
     by_role = {role: tensor for role, (_, tensor) in group.items()}
     for role, tensor in by_role.items():
         record = tensor_names().roles[role]

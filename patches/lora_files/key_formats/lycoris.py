@@ -1,4 +1,4 @@
-"""lycoris used by itself: its own prefix, every point an underscore."""
+"""lycoris on its own: its own prefix, with underscores for dots."""
 
 from .key_format import KeyFormat
 

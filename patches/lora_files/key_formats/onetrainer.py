@@ -1,4 +1,4 @@
-"""OneTrainer: kohya's names with prefixes of its own for transformers and Stable Cascade, and bundled embeddings."""
+"""OneTrainer: kohya's names with its own prefixes for transformers and Stable Cascade, and bundled embeddings."""
 
 from .key_format import KeyFormat
 

@@ -1,4 +1,4 @@
-"""PEFT, with diffusers' names where the model's family is known: `lora_A` and `lora_B`, alpha outside the file."""
+"""PEFT, with diffusers' names if the model's family is known: `lora_A` and `lora_B`, alpha outside the file."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _UNDERSCORED = ("lora_", "lycoris_", "oft_unet_")  # beginnings of names with an
 
 
 class PeftWriter:
-    """Writes `unet.…` and `transformer.….lora_B.weight` (a fused weight in its parts), alpha / rank multiplied into B,
-    and every factor filled up with zeros to the largest rank: PEFT keeps alpha outside the file, and diffusers takes
-    one rank for all.
+    """Writes `unet.…` and `transformer.….lora_B.weight` (a fused weight as separate parts), with alpha / rank
+    multiplied into B and every factor padded with zeros to the largest rank: PEFT stores alpha outside the file, and
+    diffusers expects one rank for all layers.
     """
 
     def problems(self, groups: Groups, instead: str) -> list[str]:
@@ -69,8 +69,8 @@ def _family_names(family: ModelFamily | None) -> LayerNames | None:
 
 
 def _layer_parts(base: str, names: LayerNames | None, rows: int, columns: int) -> Sequence[tuple[str, int, int]]:
-    """(diffusers' name, first row, rows) of a layer: several for a fused weight; its own name where the family is not
-    known.
+    """(diffusers' name, first row, rows) of a layer: several for a fused weight; its own name if the
+    family is unknown.
     """
     encoder = GENERIC_ENCODER.fullmatch(base)
     if encoder is not None:
@@ -86,7 +86,7 @@ def _layer_parts(base: str, names: LayerNames | None, rows: int, columns: int) -
 
 
 def _with_one_rank(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Factors with zeros up to the largest rank of their part of the model (`unet.`, `text_encoder.`)."""
+    """Factors padded with zeros to the largest rank of their part of the model (`unet.`, `text_encoder.`)."""
     ranks: dict[str, int] = {}
     for name, tensor in tensors.items():
         if name.endswith(".lora_A.weight"):

@@ -1,4 +1,4 @@
-"""The key formats by name, and all that is read from their list.
+"""The key formats by name, and what is derived from their list.
 
 To add a format, write its file and add its FORMAT to the list at the end.
 """
@@ -40,14 +40,14 @@ def register(key_format: KeyFormat) -> None:
 
 
 def unregister(name: str) -> None:
-    """Take a format off the list again."""
+    """Remove a format from the list."""
     del _FORMATS[name]
     _forget_lists()
 
 
 @contextmanager
 def registered(key_format: KeyFormat) -> Iterator[None]:
-    """A format that is on the list for the block."""
+    """Register a format within the block."""
     register(key_format)
     try:
         yield
@@ -59,7 +59,7 @@ def registered(key_format: KeyFormat) -> Iterator[None]:
 
 
 def without_prefixes(name: str) -> str:
-    """A layer's name without the prefixes of any format, with underscores for points."""
+    """A layer's name without any format's prefix, with underscores for dots."""
     while name.startswith(layer_prefixes()):
         prefix = next(prefix for prefix in layer_prefixes() if name.startswith(prefix))
         name = name[len(prefix) :]
@@ -68,19 +68,19 @@ def without_prefixes(name: str) -> str:
 
 @functools.cache
 def layer_prefixes() -> tuple[str, ...]:
-    """What names of the diffusion model's layers begin with, the longest first."""
+    """The prefixes of the diffusion model's layer names, the longest first."""
     prefixes = [prefix for key_format in formats() for prefix in key_format.prefixes]
     return tuple(sorted(prefixes, key=len, reverse=True))
 
 
 @functools.cache
 def text_encoder_prefixes() -> tuple[str, ...]:
-    """What names of a text encoder's layers begin with."""
+    """The prefixes of text encoder layer names."""
     return tuple(prefix for key_format in formats() for prefix in key_format.text_encoder_prefixes)
 
 
 def split_text_encoder(name: str) -> tuple[str, str] | None:
-    """(number of the text encoder, "1" where the name has none; the rest of the name), or None for other names."""
+    """(number of the text encoder, "1" if the name has none; the rest of the name), or None for other names."""
     match = _text_encoder_pattern().fullmatch(name)
     if match is None:
         return None
@@ -98,7 +98,7 @@ def _text_encoder_pattern() -> re.Pattern[str]:
 
 
 def generic_keys(state: Mapping[str, T]) -> Mapping[str, T]:
-    """A LoRA under generic keys where its trainer spells whole keys in its own way (XLabs); else the same mapping."""
+    """A LoRA under generic keys if its trainer spells whole keys in its own way (XLabs); else the same mapping."""
     for key_format in formats():
         for spelling in key_format.spellings:
             if any(spelling.pattern.fullmatch(key) for key in state):
@@ -114,7 +114,7 @@ def _respell(key: str, spelling: KeySpelling) -> str:
 
 
 def embedding_name(key: str) -> str | None:
-    """The name of the textual inversion that a key of a LoRA's file is for, or None."""
+    """The name of the textual inversion that a key of a LoRA file belongs to, or None."""
     match = _embedding_pattern().fullmatch(key)
     if match is None:
         return None
@@ -128,7 +128,7 @@ def _embedding_pattern() -> re.Pattern[str]:
 
 
 def embedding_names(keys: Iterable[str]) -> list[str]:
-    """The names of the textual inversions that trainers put into a LoRA's file."""
+    """The names of the textual inversions in a LoRA file."""
     names = {embedding_name(key) for key in keys}
     return sorted(name for name in names if name is not None)
 

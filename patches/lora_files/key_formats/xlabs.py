@@ -8,7 +8,7 @@ from .key_format import KeyFormat, KeySpelling
 
 
 def _generic_key(match: re.Match[str]) -> str:
-    """lora1 is for the image, lora2 for the text."""
+    """lora1 is for the image stream, lora2 for the text stream."""
     kind, number, weight, stream, side = match.groups()
     if kind == "single":
         layer = {"qkv": "linear1_qkv", "proj": "linear2"}[weight]
