@@ -347,7 +347,7 @@ class _Placement:
         return self._output(origin, link.origin_slot, wanted, seen | {key})
 
     def _outer(self, item: PlacedNode, host: PlacedNode, link: Link, seen: frozenset[tuple[str, str]]) -> _Source:
-        """Where a link inside a subgraph gets its value: from the link of the host's input, or from the host's widget."""
+        """Where a link inside a subgraph gets its value: the link of the host's input, or the host's widget."""
         if not 0 <= link.origin_slot < len(host.inputs):
             self.problems.append(_at(item, f"the subgraph has no input {link.origin_slot}"))
             return None
