@@ -1,4 +1,4 @@
-"""Applies LoRA stacks as ComfyUI's own patches: one fused adapter per weight, and control LoRAs that enlarge a weight."""
+"""Applies LoRA stacks as ComfyUI patches: one fused adapter per weight, and control LoRAs that enlarge a weight."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ _KNOWN = any(field.name == "search_aliases" for field in dataclasses.fields(io.S
 
 
 def aliases(*words: str) -> dict[str, list[str]]:
-    """`io.Schema(..., **aliases("a", "b"))`: the keyword argument where the host's Schema has it, else nothing."""
+    """`io.Schema(..., **aliases("a", "b"))`: passes the keyword argument if the host's Schema has it."""
     if _KNOWN:
         return {"search_aliases": list(words)}
     return {}

@@ -1,4 +1,4 @@
-"""GraftDataset: a folder of captioned pictures, encoded and in memory."""
+"""GraftDataset: loads a folder of captioned images, encoded, into memory."""
 
 from __future__ import annotations
 
@@ -210,7 +210,9 @@ class GraftDataset(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, folder="", **_) -> str:
-        """Changes when a file of the folder does; a folder that comes in through a link is seen by `execute` alone."""
+        """Changes when a file in the folder changes. A folder name that comes through a link is known only to
+        `execute`.
+        """
         digest = sha256(str(folder).encode())
         try:
             root = host.folders.input_folder(folder or "")
@@ -266,7 +268,7 @@ class GraftDataset(io.ComfyNode):
         clip_hash = host.fingerprint.fingerprint_of(clip, "clip")
         unhashed = vae_hash.unhashed + clip_hash.unhashed
         cache = None
-        # What cannot be hashed cannot be found again either.
+        # Without a hash there is no cache entry to find.
         if settings.filters.cache and not unhashed:
             cache = Cache(Path(host.folders.training_folder()) / "cache", settings.filters.cache_gb)
         listing = read_folder(Path(host.folders.input_folder(folder)), settings, cache)

@@ -1,4 +1,4 @@
-"""Nodes that make LoRAs of what is there: several LoRAs into one, the difference of two models as a LoRA."""
+"""Nodes that make LoRAs without training: merge several LoRAs into one, or extract the difference of two models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _embeddings_left_out(entries: Sequence[LoraEntry]) -> list[str]:
 
 
 def _advancing(steps: int) -> Callable[[], None]:
-    """Called after each of so many steps: shows progress, and stops when the user wants that."""
+    """Returns a function to call after each of `steps` steps: it shows progress and stops when the user asks."""
     bar, step_numbers = host.events.progress(steps), iter(range(1, steps + 1))
 
     def advance() -> None:
@@ -47,7 +47,7 @@ def _advancing(steps: int) -> Callable[[], None]:
 
 
 class GraftMergeLoRAs(io.ComfyNode):
-    """A stack of LoRAs as one LoRA."""
+    """Merges a stack of LoRAs into one LoRA."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -115,7 +115,7 @@ class GraftMergeLoRAs(io.ComfyNode):
 
 
 class GraftExtractLoRA(io.ComfyNode):
-    """The difference of two models as a LoRA."""
+    """Extracts the difference of two models as a LoRA."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:

@@ -1,4 +1,4 @@
-"""The sockets that ComfyUI itself has no name for: Graft's own, and those shared with other packs."""
+"""Socket types that ComfyUI does not define: Graft's own, and those shared with other packs."""
 
 from comfy_api.latest import io
 

@@ -1,4 +1,4 @@
-"""Training states under a name: saved to move or keep a run, loaded to go on, to sample or to average."""
+"""Named training states: save one to move or keep a run; load it to continue, sample or average."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _root() -> Path:
 
 
 class GraftSaveState(io.ComfyNode):
-    """Keeps a state under a name."""
+    """Saves a state under a name."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -72,7 +72,7 @@ class GraftSaveState(io.ComfyNode):
 
 
 class GraftLoadState(io.ComfyNode):
-    """Reads a saved state back."""
+    """Loads a saved state."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -123,7 +123,7 @@ class GraftLoadState(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, name="", **_) -> str:
-        """Changes when the saved state does."""
+        """Changes when the saved state changes."""
         record = _root() / name / "state.json"
         if record.is_file():
             return f"{record.stat().st_mtime_ns} {record.stat().st_size}"

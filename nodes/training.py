@@ -1,4 +1,4 @@
-"""Training in the graph: GraftTrainStart begins a run, TrainStep is a step of it."""
+"""Training nodes: GraftTrainStart begins a run, TrainStep trains it for some steps."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 
 class Subject(NamedTuple):
-    """What a TRAIN_STATE carries for the nodes: the host's objects, the pictures, and why results are not reused if
-    they are not.
+    """What a TRAIN_STATE carries for the nodes: ComfyUI's objects, the dataset, and why results cannot be reused, if
+    so.
     """
 
     model: Any
@@ -126,9 +126,7 @@ class GraftTrainStart(io.ComfyNode):
         from ..training.reports import text
         from ..training.store.store import Store
 
-        Store(
-            host.folders.training_folder(), run, limit=host.folders.store_limit()
-        )  # what is wrong there is said before anything else
+        Store(host.folders.training_folder(), run, limit=host.folders.store_limit())  # report its errors first
         adapter = adapter or AdapterSettings()
         optimizer = optimizers.of_ranks(optimizer or optimizers.OptimizerSettings(), process_group.current().as_ranks)
         settings = states.Settings(optimizer, objective or objectives.ObjectiveSettings())
@@ -166,7 +164,7 @@ class GraftTrainStart(io.ComfyNode):
 
 
 class TrainStep(io.ComfyNode):
-    """Training as a function: a state goes in, a state comes out, the first is still there."""
+    """Trains some steps: takes a state and returns a new one. The old state stays valid."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -300,7 +298,7 @@ class TrainStep(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, **_) -> str:
-        """Changes when a step was stopped by its button: queued again it goes on."""
+        """Changes when the stop button was used, so that the step continues when queued again."""
         return str(host.events.stops())
 
     @classmethod
@@ -375,9 +373,7 @@ class TrainStep(io.ComfyNode):
 
 
 def _noted(state: Any) -> Any:
-    """The state with what its LoRA is to say of the pictures and of ToDo; one without its dataset keeps
-    what it says.
-    """
+    """The state with notes about the dataset and ToDo for its LoRA's metadata. Without a dataset it keeps its notes."""
     from ..training.data import kohya_metadata
 
     subject, settings = state.subject, state.settings
@@ -406,7 +402,7 @@ def opened(state: Any, layers: bool = False) -> Any:
 def _check(
     subject: Any, training: bool, preview_every: int, positive: Any, negative: Any, latent: Any, tensorboard: bool
 ) -> None:
-    """Say what is missing before the first step."""
+    """Raises an error for missing inputs before the first step."""
     if training and subject.dataset is None:
         raise ValueError(
             "TrainStep: the state was loaded without its dataset. Connect the dataset to Load State to train further."
@@ -420,7 +416,7 @@ def _check(
 
 
 class _Call:
-    """One execution of TrainStep: what it tells the front end while it trains."""
+    """One execution of TrainStep: sends progress to the front end while it trains."""
 
     def __init__(self, state: Any, until: int, node: str | None, sampled: tuple[Any, Any, Any]) -> None:
         from ..training.reports.throughput import Throughput
@@ -464,7 +460,7 @@ class _Call:
         return outcome.state, text.step(state, outcome, subject.unhashed, self.pictures)
 
     def stepped(self, step: int, moved: Any, validation: float | None) -> None:
-        """Tell of a step; raises the host's exception when the user interrupts."""
+        """Reports a step to the front end. Raises ComfyUI's exception when the user interrupts."""
         from ..training.run.out_of_memory import used
 
         self.bar(step - self.state.step)
@@ -486,7 +482,7 @@ class _Call:
         host.events.raise_if_interrupted()
 
     def preview(self, denoiser: Any, step: int, average: bool) -> None:
-        """Sample with the weights that are on the model now, show the pictures, and remember where they are."""
+        """Samples with the model's current weights, shows the images, and remembers their files."""
         if average:
             label = "average"
         else:

@@ -1,6 +1,4 @@
-"""Settings of training, one node each: what is trained, how it is stepped, what is minimised, and the average that is
-kept.
-"""
+"""Nodes for the training settings: adapter, optimizer, objective and EMA."""
 
 from __future__ import annotations
 

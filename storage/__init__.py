@@ -1,1 +1,1 @@
-"""The one place that reads, writes, hashes and locks files. Everyone may import it; it imports nobody."""
+"""Reads, writes, hashes and locks files. All other code may import it; it imports none of theirs."""

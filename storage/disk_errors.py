@@ -1,4 +1,4 @@
-"""Errors of a disk that is full, broken or read-only: which file it was, and what to do next."""
+"""Explains errors of a full, broken or read-only disk: which file it was, and what to do next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights in half precision for keeping: float16, with a float32 scale where float16's range would lose them."""
+"""Stores weights in half precision: float16, with a float32 scale where float16's range is too small."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def to_float16(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def from_float16(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """float32 tensors from what `to_float16` gave."""
+    """float32 tensors from the result of `to_float16`."""
     converted: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if name.startswith(SCALE_PREFIX):

@@ -18,7 +18,13 @@ PATIENCE = 2.0  # seconds to wait for a process that is just ending
 NO_LOCKS = "this drive has no locks: make sure that no second process works on the same run"
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 _HELD = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
-_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}  # what network drives answer
+_UNSUPPORTED = {
+    errno.ENOLCK,
+    errno.ENOSYS,
+    errno.EOPNOTSUPP,
+    errno.ENOTSUP,
+    errno.EINVAL,
+}  # error numbers of network drives
 
 
 class FolderInUse(RuntimeError):
@@ -47,7 +53,7 @@ def folder_lock(folder: Path) -> Iterator[str]:
         yield warning
     finally:
         with contextlib.suppress(OSError):
-            # before the lock goes: a process that waits for it sees that its file is no longer the one at this place
+            # before unlocking: a waiting process then sees that its lock file is no longer the one at this path
             path.unlink()
         os.close(descriptor)
 
@@ -64,7 +70,7 @@ def _open_locked(path: Path, folder: Path) -> tuple[int, str]:
                     os.truncate(descriptor, 0)
                     os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
                 return descriptor, ""
-            os.close(descriptor)  # the process before removed it while we waited
+            os.close(descriptor)  # the previous process removed it while we waited
         except FileNotFoundError:
             os.close(descriptor)
         except OSError as error:

@@ -43,9 +43,9 @@ def load_safetensors(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
             # unlike a mapping of Python's mmap it keeps no file open
             memory = torch.from_file(path, shared=False, size=size, dtype=torch.uint8).numpy()
         except RuntimeError as error:
-            os.stat(path)  # raises where it is gone
+            os.stat(path)  # raises when the file is gone
             raise _damaged(path, f"it changed while it was read: {error}") from error
-        if not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):  # another file has taken its place since
+        if not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):  # the file was replaced meanwhile
             return load_safetensors(path)
     return {name: _mapped_tensor(path, memory, name, info) for name, info in tensors.items()}, metadata
 
@@ -90,7 +90,7 @@ def _damaged(path: str, why: str) -> ValueError:
 
 
 class TensorInfo(NamedTuple):
-    """What a file's header says of a tensor: its type by safetensors' name, its shape, where its bytes begin and end
+    """A tensor's entry in a file's header: its type (safetensors' name), its shape, and where its bytes begin and end
     in the file.
     """
 
@@ -101,7 +101,7 @@ class TensorInfo(NamedTuple):
 
 
 def read_header(path: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-    """(what the header says of each tensor, metadata) of a safetensors file; reads no tensor. Raises ValueError as
+    """(header entry of each tensor, metadata) of a safetensors file. Reads no tensors. Raises ValueError as
     `load_safetensors` does.
     """
     _refuse_pickle(path)
@@ -152,7 +152,7 @@ def _info(name: str, entry: object, data: int) -> TensorInfo:
     if kind in _DTYPES and size != math.prod(shape) * _DTYPES[kind].itemsize:
         need = math.prod(shape) * _DTYPES[kind].itemsize
         raise ValueError(f"{name[:80]!r} has {size} bytes, its type and shape need {need}")
-    if math.prod(max(side, 1) for side in shape) >= 2**63:  # though it be empty: no tensor has such strides
+    if math.prod(max(side, 1) for side in shape) >= 2**63:  # even if it is empty: no tensor has such strides
         raise ValueError(f"{name[:80]!r} is too large for a tensor: its shape is {str(list(shape))[:80]}")
     return TensorInfo(kind, shape, data + offsets[0], data + offsets[1])
 

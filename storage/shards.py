@@ -72,8 +72,8 @@ def save(
 
 
 def load(folder: Path, name: str) -> dict[str, Tensor]:
-    """What `save` wrote, memory-mapped. Raises ValueError that names every missing or damaged file, every key that is
-    missing and every one that the index does not list.
+    """Loads what `save` wrote, memory-mapped. Raises ValueError that names every missing or damaged file, every key
+    that is missing and every one that the index does not list.
     """
     weight_map = None
     files = [f"{name}.safetensors"]

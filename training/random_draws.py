@@ -1,5 +1,5 @@
-"""Random draws of training: every one comes from its own generator seeded by (seed, step, purpose); the global
-generator is never used.
+"""Random draws of training: each has its own generator, seeded by (seed, step, purpose). The global generator is never
+used.
 """
 
 from __future__ import annotations

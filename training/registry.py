@@ -1,4 +1,4 @@
-"""Registries: records of one sort (optimizers, losses, loss weightings, timestep samplings) that settings name."""
+"""Registries: the choices of one setting (optimizers, losses, loss weightings, timestep samplings), by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ R = TypeVar("R", bound=Record)
 
 
 class Registry(Generic[R]):
-    """Records by name; `setting` is the name of the setting that chooses one of them."""
+    """Records by name. `setting` is the setting that selects one of them."""
 
     def __init__(self, setting: str, records: Sequence[R]) -> None:
         self.setting = setting
@@ -37,17 +37,17 @@ class Registry(Generic[R]):
         return list(self._records)
 
     def get(self, name: str) -> R:
-        """The record of this name; ValueError with the names that there are where it is unknown."""
+        """The record with this name. For an unknown name, ValueError that lists the known ones."""
         if name not in self._records:
             raise ValueError(self.unknown(name))
         return self._records[name]
 
     def unknown(self, name: str) -> str:
-        """The error that there is no record of this name."""
+        """The error for an unknown name."""
         return f"{self.setting} is {name!r}, expected one of {', '.join(self._records)}"
 
     def register(self, record: R) -> None:
-        """Add a record; ValueError where its name is taken."""
+        """Adds a record. ValueError when its name is taken."""
         if record.name in self._records:
             raise ValueError(f"{self.setting} {record.name} is registered already.")
         self._records[record.name] = record
@@ -58,7 +58,7 @@ class Registry(Generic[R]):
 
     @contextmanager
     def registered(self, record: R) -> Iterator[None]:
-        """For the block there is one more record; for tests."""
+        """Adds a record inside the block, for tests."""
         self.register(record)
         try:
             yield

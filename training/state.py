@@ -1,4 +1,4 @@
-"""The state of a training run as a value: what began it, which steps it has seen, its tensors and its history."""
+"""The state of a training run as a value: its start, its steps so far, its tensors and its history."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Settings:
 
     @property
     def digest(self) -> str:
-        """Stands for the settings in a run's position: of all that changes what is computed."""
+        """Hash of all settings that change the result. It stands for the settings in a run's position."""
         optimizer = {name: value for name, value in asdict(self.optimizer).items() if name not in SPEED_ONLY}
         return sha256_of_json({"optimizer": optimizer, "objective": asdict(self.objective)})
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a run is begun from; its digest is the run's identity. `model` and `dataset` are fingerprints."""
+    """What a run starts from. Its digest is the run's identity. `model` and `dataset` are fingerprints."""
 
     model: str
     dataset: str
@@ -46,7 +46,7 @@ class Start:
 
     @property
     def digest(self) -> str:
-        """Identity of the run: equal for equal beginnings in every process."""
+        """Identity of the run: the same start gives the same digest in every process."""
         adapter = {f.name: getattr(self.adapter, f.name) for f in fields(self.adapter) if f.name != "initial"}
         if self.ema is None:
             ema = None
@@ -59,9 +59,8 @@ class Start:
 
 @dataclass(frozen=True)
 class History:
-    """What was measured: the loss, learning rate and gradient norm of every step, and (step, loss) of every validation.
-
-    The first `outdated` validations are of an objective that the run has no more: their losses are not comparable.
+    """The loss, learning rate and gradient norm of every step, and (step, loss) of every validation. The first
+    `outdated` validations used an earlier objective: their losses are not comparable.
     """
 
     loss: tuple[float, ...] = ()
@@ -72,12 +71,12 @@ class History:
 
     @property
     def comparable(self) -> tuple[tuple[int, float], ...]:
-        """The validations by the objective that holds now."""
+        """The validations with the current objective."""
         return self.validation[self.outdated :]
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """Step and held-out loss of the best of the comparable validations; losses that are not finite do not count."""
+        """Step and loss of the best comparable validation. Losses that are not finite do not count."""
         finite = (row for row in self.comparable if math.isfinite(row[1]))
         return min(finite, key=lambda row: (row[1], row[0]), default=None)
 

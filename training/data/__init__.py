@@ -1,1 +1,1 @@
-"""Pictures and captions on disk, and what training sees of them."""
+"""Reads images and captions from disk and prepares them for training."""

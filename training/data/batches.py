@@ -171,7 +171,7 @@ def _masks(items: Sequence[BatchItem], latents: Tensor) -> Tensor | None:
 
 
 def group_by_size(items: Sequence[BatchItem]) -> list[list[BatchItem]]:
-    """The images in groups whose latents have one size, in the order of their first."""
+    """Groups images by latent size, in the order in which each size first appears."""
     groups: dict[tuple[int, ...], list[BatchItem]] = {}
     for item in items:
         groups.setdefault(tuple(item.image.latent.shape), []).append(item)

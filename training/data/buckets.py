@@ -31,7 +31,7 @@ def bucket_sizes(resolution: int, step: int) -> list[tuple[int, int]]:
 
 
 def nearest_bucket(width: int, height: int, choices: list[tuple[int, int]]) -> tuple[int, int]:
-    """The bucket whose aspect ratio is nearest to the image's in logarithm; of equals the largest."""
+    """The bucket whose aspect ratio is nearest to the image's, on a log scale. On a tie, the largest."""
     aspect = math.log(width / height)
 
     def distance(size: tuple[int, int]) -> tuple[float, int, tuple[int, int]]:

@@ -24,7 +24,7 @@ _ABANDONED = 3600.0  # seconds
 
 
 def key_of(*parts: Any) -> str:
-    """sha256 of plain values: the name of what was made from them."""
+    """sha256 of plain values, the key of what is made from them."""
     return sha256_of_spaced_json([FORMAT, *parts])
 
 
@@ -46,7 +46,7 @@ class Cache:
         return self.folder / kind / key[:2] / f"{key}.safetensors"
 
     def holds(self, kind: str, key: str) -> bool:
-        """Whether there is a file; `read` says whether it is whole."""
+        """Whether the file exists; `read` checks whether it is complete."""
         return self._path(kind, key).is_file()
 
     def read(self, kind: str, key: str) -> tuple[dict[str, Tensor], Any] | None:
@@ -56,11 +56,11 @@ class Cache:
             return None
         try:
             views, metadata = load_safetensors(str(path))
-            tensors = {name: view.clone() for name, view in views.items()}  # the file may be replaced
+            tensors = {name: view.clone() for name, view in views.items()}  # a copy, because the file may be replaced
             if metadata.get("digest") != _digest(tensors, metadata.get("values", "")):
                 raise ValueError(f"{path}: its contents are not what was written")
             values = json.loads(metadata["values"])
-            with contextlib.suppress(OSError):  # a cache that can only be read
+            with contextlib.suppress(OSError):  # a read-only cache
                 os.utime(path)  # the least recently used goes first
         except (ValueError, OSError) as error:
             self.notes.append(f"cache: {error}; made again")
@@ -70,7 +70,7 @@ class Cache:
         return tensors, values
 
     def write(self, kind: str, key: str, tensors: Mapping[str, Tensor], values: Any = None) -> bool:
-        """Keep tensors and plain values (JSON) under a key. Returns whether that was possible."""
+        """Stores tensors and plain values (JSON) under a key. Returns whether that was possible."""
         self.write_counts[kind] += 1
         path, text = self._path(kind, key), json.dumps(values, sort_keys=True)
         metadata = {"digest": _digest(tensors, text), "values": text}
@@ -94,7 +94,7 @@ class Cache:
         for path in self.folder.rglob("*.safetensors"):
             try:
                 stat = path.stat()
-            except FileNotFoundError:  # another process trims too
+            except FileNotFoundError:  # another process is trimming too
                 continue
             files.append((stat.st_mtime, stat.st_size, path))
         return sorted(files)
@@ -103,7 +103,7 @@ class Cache:
         """Remove the least recently used files until the folder is within its limit, never those that this object has
         used. Returns the bytes that are left.
         """
-        for path in self.folder.rglob("*"):  # what a crash left; a young one may be another process's
+        for path in self.folder.rglob("*"):  # left by a crash; a recent one may belong to another process
             if path.suffix != ".safetensors" and path.is_file() and time.time() - path.stat().st_mtime > _ABANDONED:
                 path.unlink(missing_ok=True)
         files = self.files()

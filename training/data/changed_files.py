@@ -13,7 +13,7 @@ from .layouts import registry
 
 
 class DatasetChangedError(RuntimeError):
-    """A file of the dataset has changed, and the dataset says to stop then (`changed: stop`)."""
+    """A file of the dataset changed, and its settings say to stop then (`changed: stop`)."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class FileWatcher:
         self._reported: set[tuple[Path, str]] = set()
 
     def check_next(self) -> list[str]:
-        """What has changed among the next files; raises DatasetChangedError when training is to stop then."""
+        """The changes among the next files. Raises DatasetChangedError when a change must stop training."""
         changes = [change for change in self._changes() if change.key not in self._reported]
         self._reported.update(change.key for change in changes)
         lines = [f"{change.name} {change.what}" for change in changes]
@@ -124,7 +124,7 @@ class FileWatcher:
 
 
 def _difference(path: Path, before: FileStamp) -> str:
-    """What has happened to a file, "" when its contents are the same."""
+    """What happened to a file, or "" when its contents are the same."""
     try:
         stat = path.stat()
         if (stat.st_size, stat.st_mtime_ns) == (before.size, before.modified):

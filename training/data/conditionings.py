@@ -17,7 +17,7 @@ from .dataset import Conditioning
 
 Encode = Callable[[Sequence[str]], Mapping[str, Conditioning]]
 _CHUNK = 64  # captions per call of the text encoder
-RECENT_BYTES = 256 * 2**20  # conditionings of variants that stay in memory
+RECENT_BYTES = 256 * 2**20  # how many conditionings of variants stay in memory
 
 
 class Conditionings(Mapping[str, Conditioning]):
@@ -141,7 +141,7 @@ class Conditionings(Mapping[str, Conditioning]):
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON gives back the very value."""
+    """Whether a value survives JSON unchanged."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_plain(entry) for key, entry in value.items())
     if isinstance(value, list):

@@ -86,7 +86,7 @@ class Dataset:
     regularisation_share: float = 0.0
     report: str = ""
     unhashed: tuple[str, ...] = ()  # parts of the encoders that cannot be hashed, so the digest leaves them out
-    clip_skip: int = 0  # of the encoder that made the conditionings, for whoever encodes the captions again
+    clip_skip: int = 0  # of the encoder that made the conditionings, for encoding the captions again
     workers: int = 0  # threads that prepare batches ahead; not part of the digest
     write_schedule: bool = False
     watched: WatchedFiles | None = None  # the files it was read from

@@ -1,4 +1,4 @@
-"""What the report notes about a dataset folder beside its problems: left out images, duplicates, unused word lists."""
+"""The report's notes about a dataset folder, besides its problems: left out images, duplicates, unused word lists."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _unused_wildcards(folder: Path, entries: Sequence[ImageEntry]) -> list[str]:
 
 
 def _other_layouts(folder: Path, settings: FolderSettings, entries: Sequence[ImageEntry]) -> list[str]:
-    """Where the chosen layout has no caption at all: which other one the folder looks like."""
+    """If the chosen layout finds no captions: the other layout that the folder looks like."""
     if settings.captions == registry.AUTO or any(entry.captioned for entry in entries):
         return []
     lines: list[str] = []

@@ -97,7 +97,7 @@ class _FolderReader:
         self._buckets = settings.bucket_choices()
 
     def image_paths(self) -> list[Path]:
-        """The images to consider; raises ValueError when there is none."""
+        """The images to consider. Raises ValueError when there are none."""
         paths = images.find_images(self.folder)
         if not paths:
             raise ValueError(
@@ -131,7 +131,7 @@ class _FolderReader:
         return folder_notes.notes(self.folder, self.settings, self.counts, entries)
 
     def entries(self, path: Path) -> list[ImageEntry]:
-        """The entries of an image, one per resolution; none when it is left out, for a problem or by a filter."""
+        """An image's entries, one per resolution. None of them when it is left out, for a problem or by a filter."""
         name = path.relative_to(self.folder).as_posix()
         try:
             return self._read_image(path, name)
@@ -146,7 +146,7 @@ class _FolderReader:
         caption = self._caption(image_caption)
         if self.filters.wildcards:
             self._word_lists.check(" ".join(caption.texts))
-        _ = caption.plain  # what cannot be written out is a problem of this image, now
+        _ = caption.plain  # a caption that cannot be expanded fails here, as this image's problem
         reason = self._reason_to_skip(image_caption)
         if reason:
             self.counts.left_out[reason] += 1

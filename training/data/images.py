@@ -67,7 +67,7 @@ _DAMAGED = (
 
 @contextlib.contextmanager
 def pillow_errors(path: Path) -> Iterator[None]:
-    """Errors of Pillow inside the block come out as ValueError with what is wrong."""
+    """Turns Pillow's errors inside the block into ValueError that says what is wrong."""
     from PIL import Image, UnidentifiedImageError
 
     try:

@@ -1,4 +1,4 @@
-"""What a dataset folder holds: its images to train on, those held out, and what is wrong with the others."""
+"""A dataset folder's contents: images to train on, held-out images, and the problems of the others."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ class ImageEntry:
 
         The keys are part of stored digests and never change.
         """
-        rules = replace(self.caption.rules, lists=NO_LISTS)  # the lists are the same for all and may be long
+        rules = replace(
+            self.caption.rules, lists=NO_LISTS
+        )  # the word lists are the same for all images and may be long
         values = asdict(replace(self, caption=replace(self.caption, rules=rules)))
         del values["caption"]["rules"]["lists"]
         values["group"] = values.pop("batch_id")

@@ -1,1 +1,1 @@
-"""What training aims at: losses, noise, timesteps."""
+"""The training objective: losses, noise, timesteps."""

@@ -12,8 +12,8 @@ from ..data.dataset import Conditioning
 
 
 class Denoiser(Protocol):
-    """A diffusion model as training needs it; the host's is built by `host.denoiser.denoiser`, a test's may be a few
-    lines.
+    """The interface of a diffusion model for training. ComfyUI's models get it from `host.denoiser.denoiser`; a test
+    can write its own in a few lines.
     """
 
     module: nn.Module
@@ -39,4 +39,4 @@ class Denoiser(Protocol):
     def denoise(
         self, x: Tensor, sigma: Tensor, conditionings: Sequence[Conditioning], transformer_options: Mapping[str, Any]
     ) -> Tensor:
-        """Denoised latents in float32 (B, C, h, w), differentiable; one conditioning an image."""
+        """Denoised latents in float32 (B, C, h, w), differentiable; one conditioning per image."""

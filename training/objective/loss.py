@@ -36,7 +36,7 @@ def losses(
     sigma: Tensor,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Loss an image (B,) in float32 or wider, from denoised latents and what they should be (B, C, …, h, w), at sigma
+    """Loss per image (B,) in float32 or wider, from denoised latents and what they should be (B, C, …, h, w), at sigma
     (B,).
 
     `mask` (B, 1, h, w) from 0 to 1 weights each place; as kohya does, the mean still goes over every place, masked or

@@ -1,4 +1,4 @@
-"""The losses that Graft knows, by name: mean square and kohya's Huber losses. To add one, list its record here."""
+"""The losses by name: mean square and kohya's Huber losses. To add one, list its record here."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Batches of a run ahead of the steps that need them, and what is known of them before: their captions, their order as
-text.
+"""Prepares a run's batches ahead of time, and tells their captions and their order before training.
 
 `batches.draw_items` draws what a batch holds from (seed, step). Threads only put it together, so any number of them
 gives the same bytes.
@@ -21,9 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """What decides which pictures the steps of a run see: `parts` micro-batches a step, `dropout`
-    is the objective's.
-    """
+    """Decides which images each step of a run sees: `parts` micro-batches per step, `dropout` is the objective's."""
 
     dataset: Dataset
     batch_size: int
@@ -44,16 +41,14 @@ class BatchSchedule:
         return draw_items(*self._place(step, part))
 
     def batches(self, step: int, part: int) -> list[Batch]:
-        """They as batches, grouped by size."""
+        """The batches of that micro-batch, grouped by image size."""
         return make_batches(*self._place(step, part))
 
     def _place(self, step: int, part: int) -> tuple[Dataset, int, float, int, int, int, str]:
         return self.dataset, self.batch_size, self.dropout, self.seed, step, step * self.parts + part, f"part {part}"
 
     def captions(self, first: int, steps: int) -> dict[Dataset, set[str]]:
-        """The captions that steps from `first` on will need, by the dataset whose text encoder reads them; only those
-        that vary.
-        """
+        """The captions that the steps from `first` on need, by dataset. Empty if no caption varies."""
         sources = [source for source in (self.dataset, self.dataset.regularisation) if source is not None]
         if not any(image.caption_template is not None for source in sources for image in source.images):
             return {}
@@ -65,8 +60,8 @@ class BatchSchedule:
         return needed
 
     def prepare(self, first: int, steps: int, done: Callable[[int, int], object] = lambda done, total: None) -> int:
-        """Encode the captions of those steps now, while the text encoder may have the device to itself; how many were
-        encoded.
+        """Encodes the captions of those steps now, while the text encoder can have the device to itself. Returns how
+        many.
         """
         count = 0
         for source, texts in self.captions(first, steps).items():

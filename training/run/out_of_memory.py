@@ -1,4 +1,4 @@
-"""Memory of a training run: how much is in use, and what to change when it does not suffice."""
+"""Memory of a training run: how much is used, and what to change when it runs out."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def used(device: torch.device) -> int:
 
 
 def exhausted(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on whatever device."""
+    """Whether an error means out of memory, on any device."""
     if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in _WORDS)
 
 
 def release(error: BaseException) -> None:
-    """Let go of what the failed computation still holds, so that the state can be saved."""
+    """Frees what the failed computation still holds, so that the state can be saved."""
     cause: BaseException | None = error
     while cause is not None:
         traceback.clear_frames(cause.__traceback__)
@@ -52,7 +52,7 @@ def release(error: BaseException) -> None:
 
 
 def advice(adapter: AdapterSettings, optimizer: OptimizerSettings, device: torch.device) -> str:
-    """What would need less memory than these settings, the cheapest first."""
+    """Settings that would save memory, those that cost least first."""
     suggestions = []
     if not optimizer.checkpointing:
         suggestions.append("switch checkpointing on")

@@ -1,6 +1,4 @@
-"""What is done about the pictures before the steps of a call and beside them: captions encoded, schedule written, files
-watched.
-"""
+"""Prepares a call's images and watches them while it trains: encodes captions, writes the schedule, checks files."""
 
 from __future__ import annotations
 

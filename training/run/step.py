@@ -1,4 +1,4 @@
-"""One training step: images, noise and timesteps are drawn from (seed, step), then the trained tensors move."""
+"""One training step: images, noise and timesteps are drawn from (seed, step), then the trained tensors are updated."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _backward_part(work: Workspace, part: int) -> float:
         per_image = _weighted(work, batch, batch_losses(work, batch, generator, options))
         loss = per_image.sum() / (images * settings.optimizer.accumulation)
         total += float(loss.detach())
-        if not _may_go_backward(work, total):  # before fused_backward moves anything
+        if not _may_go_backward(work, total):  # before fused_backward updates anything
             if math.isfinite(total):
                 return math.nan  # another rank's is not finite
             return total
@@ -158,7 +158,7 @@ def advance_(work: Workspace) -> StepResult:
     loss, norm = _gradients(work)
     if not (math.isfinite(loss) and math.isfinite(norm)):
         work.stepper.drop_gradients()
-        if not math.isfinite(loss):  # seen before anything has moved
+        if not math.isfinite(loss):  # checked before anything is updated
             work.is_consistent = True
         raise Diverged(f"Step {work.step + 1} has loss {loss} and gradient norm {norm}: training has diverged.")
     if not work.stepper.early:
@@ -193,9 +193,7 @@ def _gradients(work: Workspace) -> tuple[float, float]:
 
 
 def _average_(work: Workspace) -> None:
-    """The averages take in the weights of the step that was just made; now and then the weights are set
-    to the average.
-    """
+    """Updates the averages with this step's weights; every `switch_every` steps sets the weights to the average."""
     ema, total = work.start_state.start.ema, work.start_state.settings.optimizer.total_steps
     if ema is None:
         return

@@ -18,7 +18,7 @@ MOST_IMAGES = 64
 
 @torch.no_grad()
 def validate(work: Workspace) -> float | None:
-    """Mean loss of the held-out images with plain weights and without dropout; None where no image is held out."""
+    """Mean loss of the held-out images with plain weights and without dropout; None without held-out images."""
     images = work.dataset.held_out[:MOST_IMAGES]
     if not images:
         return None

@@ -88,7 +88,7 @@ class Workspace:
             self.loss_scale = LossScale(denoiser.device, state.optimizer)
         self.shadow: Shadow | None = None
         self.powers: list[tuple[EMASettings, Shadow]] = []  # power-function averages that snapshots are taken of
-        if self.group.is_main_process or self.placement.is_sharded:  # each number of the averages is kept once
+        if self.group.is_main_process or self.placement.is_sharded:  # each part of the averages is kept once
             self._begin_averages()
         self.step = state.step
         # False while a step changes the tensors: an interruption then leaves no usable state.
@@ -139,7 +139,7 @@ class Workspace:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """For the block the model computes with the trained tensors; it is as before afterwards, whatever happens."""
+        """Inside the block the model computes with the trained tensors. Afterwards it is restored, also on errors."""
         settings, module = self.start_state.settings.optimizer, self.denoiser.module
         # Weights that are fetched from the host block by block must not be kept for the backward pass: they are fetched
         # again.
@@ -182,7 +182,7 @@ class Workspace:
         self.before_encoding = self.attached.enter_context(attached)
 
     def encoded(self, captions: Sequence[str], known: Sequence[Conditioning]) -> Sequence[Conditioning]:
-        """Conditionings of captions: the dataset's, or what the text encoder makes of them now where it is trained."""
+        """Conditionings of captions: the dataset's, or freshly encoded if the text encoder is trained."""
         if not self.start_state.start.adapter.text_encoder:
             return known
         assert self.denoiser.encode is not None
@@ -191,7 +191,7 @@ class Workspace:
 
     @contextmanager
     def plain(self) -> Iterator[None]:
-        """For the block, inside `installed()`, the model computes without the trained tensors and without gradients."""
+        """Inside the block (within `installed()`) the model computes without trained tensors and gradients."""
         self.attached.close()
         try:
             with torch.no_grad():
@@ -207,25 +207,25 @@ class Workspace:
 
     @property
     def shadows(self) -> list[Shadow]:
-        """Every average that runs along."""
+        """Every running average."""
         shadows = [shadow for _, shadow in self.powers]
         if self.shadow is None:
             return shadows
         return [self.shadow, *shadows]
 
     def finish(self) -> None:
-        """Wait for averages that move in host memory."""
+        """Waits for averages that are updated in host memory."""
         for shadow in self.shadows:
             shadow.finish()
 
     def close(self) -> None:
-        """End what runs beside the steps."""
+        """Ends background threads."""
         self.loader.close()
         for shadow in self.shadows:
             shadow.close()
 
     def position(self) -> TrainState:
-        """Where the workspace stands, as a state without tensors."""
+        """The workspace's current position, as a state without tensors."""
         start = self.start_state
         position = advance_position(start.position, start.settings.digest, self.step - start.step)
         return replace(start, trained={}, optimizer={}, average={}, powers={}, step=self.step, position=position)

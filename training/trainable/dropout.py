@@ -14,8 +14,8 @@ Moment = Callable[[], tuple[int, int, str]]  # (seed, step, part of the step) of
 
 
 class AdapterDropout:
-    """Draws what is left out of one module's adapter in the forward that runs now; the same when a checkpointed forward
-    runs again.
+    """Draws the dropout of one module's adapter for the current forward; a checkpointed forward that runs again gets
+    the same.
     """
 
     def __init__(self, settings: AdapterSettings, path: str, moment: Moment) -> None:
@@ -31,7 +31,7 @@ class AdapterDropout:
         return None
 
     def skips_module(self, generator: torch.Generator | None) -> bool:
-        """Whether the whole adapter is left out."""
+        """Whether the whole adapter is dropped."""
         chance = self.settings.module_dropout
         return generator is not None and chance > 0 and float(torch.rand((), generator=generator)) < chance
 

@@ -49,9 +49,10 @@ def init_trainable(
     """Trained tensors before the first step: float32, on the CPU, by name (`<path>.lora_down.weight`, or the
     parameter's own name).
 
-    Adapters start as their kind says, drawn from (seed, module name); kind full copies the weights in `base`. `base`
-    goes by parameter name; names of the text encoder, which is trained when it is given, begin with `text_encoders.`
-    there and in the result. `read` are the paths of its parts that can learn something; None is all of them.
+    Adapters are initialised by their kind, drawn from (seed, module name); kind full copies the weights in `base`.
+    `base` goes by parameter name; names of the text encoder, which is trained when it is given, begin with
+    `text_encoders.` there and in the result. `read` are the paths of its parts that can learn something; None is all of
+    them.
     """
     targets = adapter_targets(module, settings, text_encoder)
     if read is not None:
@@ -260,9 +261,7 @@ def limit_norms_(trained: Mapping[str, Tensor], settings: AdapterSettings) -> in
 
 
 def _cast_(slots: Sequence[tuple[dict[str, Any], str, Tensor, torch.dtype]], *_: Any) -> None:
-    """Before a forward: float32 weights that are trained go in as the model's own type, so that gradients reach them in
-    float32.
-    """
+    """Before a forward: casts trained float32 weights to the model's own type, so that their gradients are float32."""
     cast_tensors: dict[int, Tensor] = {}
     for parameters, name, tensor, dtype in slots:
         parameters[name] = cast_tensors.setdefault(id(tensor), tensor.to(dtype))
@@ -316,7 +315,7 @@ def attached(
             for prefix, part in parts.items():
                 part_weights = {n: t for n, t in trained.items() if n.startswith(TEXT_ENCODER) == bool(prefix)}
                 weights = {name.removeprefix(prefix): tensor for name, tensor in part_weights.items()}
-                # The text encoder comes last, so this ends as its function.
+                # of the text encoder, which comes last
                 cast_weights = stack.enter_context(_installed_weights(part, weights))
             yield cast_weights
             return
@@ -324,7 +323,7 @@ def attached(
             stack.enter_context(as_normal_tensors(part))
         tensors = by_module(trained)
         for path, target in adapter_targets(module, settings, text_encoder).items():
-            if path in tensors:  # not for a part of the text encoder that nothing reads
+            if path in tensors:  # except parts of the text encoder whose output is unused
                 dropout = AdapterDropout(settings, path, moment)
                 _hook(stack, settings, target, tensors[path], dropout)
         yield cast_weights

@@ -1,4 +1,4 @@
-"""GraftAdapter's `pattern`: which modules are kept or left out, and a rank and alpha of their own for some of them."""
+"""GraftAdapter's `pattern`: which modules are kept or left out, and separate ranks and alphas for some of them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class _Reader:
     after_size: bool = False
 
     def read(self, entry: str) -> None:
-        """Take one entry in; a further "alpha 4" belongs to the size before it."""
+        """Reads one entry; a following "alpha 4" belongs to the size before it."""
         size = _SIZE.fullmatch(entry)
         if entry and size is not None and self.after_size:
             last = self.sizes.pop()

@@ -77,7 +77,7 @@ class AdapterSettings:
 
     @cached_property
     def patterns(self) -> Patterns:
-        """What `pattern` says."""
+        """The parsed `pattern`."""
         return parse_patterns(self.pattern)
 
     @property
@@ -98,7 +98,7 @@ class AdapterSettings:
 
 
 def _value_errors(settings: AdapterSettings) -> Iterator[str]:
-    """What is wrong with single values."""
+    """Errors of single values."""
     kinds = registry.trainable_names()
     if settings.kind not in kinds:
         yield f"kind is {settings.kind!r}, expected one of {', '.join(kinds)}"
@@ -117,7 +117,7 @@ def _value_errors(settings: AdapterSettings) -> Iterator[str]:
 
 
 def _kind_errors(settings: AdapterSettings, sizes: tuple[Size, ...]) -> Iterator[str]:
-    """What the kind does not have and is set all the same."""
+    """Errors for settings that this adapter kind does not have."""
     kind = settings.kind
     if settings.full_weights:
         for name in (*_DROPOUTS, "max_norm", "alpha"):

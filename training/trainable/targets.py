@@ -1,4 +1,4 @@
-"""Which modules are trained, and how large the adapter of each one is."""
+"""Chooses the modules to train and the size of each one's adapter."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _preset_patterns(families: tuple[ModelFamily, ...]) -> tuple[re.Pattern[str]
 
 
 def _unread(module: nn.Module) -> tuple[str, ...]:
-    """Beginnings of paths whose output nothing reads, so that they can learn nothing."""
+    """Prefixes of modules whose output is unused, so that they cannot learn."""
     paths: list[str] = []
     for family in registry.families():
         if isinstance(family.training, TrainingTargets) and family.training.unread is not None:

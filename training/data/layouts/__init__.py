@@ -1,1 +1,1 @@
-"""Dataset folder layouts (kohya, EveryDream2, LunNova): one file a layout."""
+"""Dataset folder layouts (kohya, EveryDream2, LunNova): one file per layout."""

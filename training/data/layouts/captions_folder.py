@@ -13,7 +13,7 @@ FOLDER = "captions"
 
 
 def text_files(image: Path, folder: Path) -> list[Path]:
-    """Where an image's caption may be, in the order of preference.
+    """Where to look for an image's caption, best place first.
 
     The captions folder lies beside the image, beside the image's folder (images/1.png, captions/1.txt), or at the top
     of the dataset's folder with the same subfolders.

@@ -35,7 +35,7 @@ Tags = tuple[tuple[str, float], ...]  # each with its weight
 
 @dataclass(frozen=True)
 class ImageSettings:
-    """What one file says; None and empty where it says nothing. `has_caption` is whether it holds a caption."""
+    """The settings in one file; None or empty where it has none. `has_caption` is whether it holds a caption."""
 
     prompt: str = ""
     tags: Tags = ()
@@ -105,7 +105,7 @@ class SettingsFiles:
         return _read_yaml(path, self.encoding)
 
     def _of_folder(self, folder: Path) -> tuple[ImageSettings, ImageSettings]:
-        """(what holds for the folder and all below it, what holds for this folder alone)."""
+        """(settings for the folder and everything below it, settings for this folder only)."""
         if folder not in self._folders:
             for_all_below, for_this_folder = ImageSettings(), ImageSettings()
             if folder != self.folder:

@@ -13,7 +13,7 @@ SUFFIXES = (".txt", ".caption")
 
 
 def text_files(image: Path) -> list[Path]:
-    """Where an image's caption may be, in the order of preference."""
+    """Where to look for an image's caption, best place first."""
     return [image.with_suffix(suffix) for suffix in SUFFIXES]
 
 

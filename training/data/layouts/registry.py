@@ -24,7 +24,7 @@ def register(layout: DatasetLayout) -> None:
 
 
 def unregister(name: str) -> None:
-    """Remove a layout; raises KeyError when there is none of that name."""
+    """Remove a layout; raises KeyError when there is no layout with that name."""
     del _LAYOUTS[name]
 
 
