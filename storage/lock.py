@@ -18,13 +18,8 @@ PATIENCE = 2.0  # seconds to wait for a process that is just ending
 NO_LOCKS = "this drive has no locks: make sure that no second process works on the same run"
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 _HELD = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
-_UNSUPPORTED = {
-    errno.ENOLCK,
-    errno.ENOSYS,
-    errno.EOPNOTSUPP,
-    errno.ENOTSUP,
-    errno.EINVAL,
-}  # error numbers of network drives
+# error numbers of network drives without locks
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 
 
 class FolderInUse(RuntimeError):

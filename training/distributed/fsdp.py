@@ -40,10 +40,10 @@ class SumReduction:
                 f" {torch.__version__}."
             )
         module.set_gradient_divide_factor(1.0)  # a sum; FSDP2 would take the mean
-        module.set_force_sum_reduction_for_comms(True)  # gloo has nothing but sums
+        module.set_force_sum_reduction_for_comms(True)  # gloo only has sums
 
     def begin_step(self, parameters: Mapping[str, Tensor]) -> None:
-        """Forget the gradients of the step before."""
+        """Forgets the gradients of the previous step."""
         for parameter in parameters.values():
             parameter.grad = None
 
@@ -61,7 +61,7 @@ class _FSDPUnit(nn.Module):
 
     def __init__(self, part: nn.Module, inner: list[nn.Module]) -> None:
         super().__init__()
-        self.inner = nn.ModuleList(inner)  # FSDP2 looks for the units inside of this one here
+        self.inner = nn.ModuleList(inner)  # FSDP2 looks here for the units inside this one
         self.part = part
         self.run = part.forward
 
@@ -111,7 +111,7 @@ def sharded(
 
 
 def _announced(group: ProcessGroup, root: nn.Module) -> Callable[..., Any]:
-    """The model's forward pass, which says first that it runs."""
+    """The model's forward pass, announced to the other ranks first."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         check_same_pass(group, "forward")

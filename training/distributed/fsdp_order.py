@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from .process_group import ProcessGroup
 
 SEEN_WITH = "2.13"  # the version of torch whose private names these are
-BUCKET = 16 << 20  # numbers that travel together to be measured
+BUCKET = 16 << 20  # how many numbers are sent together for measuring
 
 
 def unknown_torch() -> list[str]:
@@ -71,7 +71,7 @@ class OrderedReduction:
             module.set_custom_reduce_scatter(_OrderedReduceScatter(self, id(module)))
 
     def begin_step(self, parameters: Mapping[str, Tensor]) -> None:
-        """Forget the gradients of the step before."""
+        """Forgets the gradients of the previous step."""
         self.totals.clear()
 
     def begin_backward(self, parameters: Mapping[str, Tensor]) -> None:
@@ -119,7 +119,7 @@ class _OrderedReduceScatter:
         self.reduction, self.module = reduction, module
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for what goes in or comes out."""
+        """Allocates an input or output buffer."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -189,7 +189,7 @@ def _norm_of_one(received: Tensor, place: _Slice, shape: torch.Size) -> Tensor |
 
 
 def _in_buckets(shapes: Mapping[str, torch.Size], ranks: int) -> Iterator[list[_Slice]]:
-    """Which tensors travel together, each to the rank that has the least so far."""
+    """Groups tensors to send together, each to the rank that has the fewest numbers so far."""
     bucket: list[_Slice] = []
     ends = [0] * ranks
     for number, (name, shape) in enumerate(shapes.items()):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .process_group import ProcessGroup, SingleProcess
 
-# Bytes that travel together: few enough that an adapter's first gradients leave early.
+# Bytes that are sent together: few enough that an adapter's first gradients are sent early.
 BUCKET_BYTES = 4 << 20
 # Up to so many ranks each takes everyone's gradients; with more, what each would take grows beyond what that saves.
 ALL_GATHER_MAX_RANKS = 4
@@ -87,7 +87,7 @@ class LocalGradients:
 
 
 class Bucket:
-    """Tensors whose gradients travel together: this rank's, everyone's when they have come, and the sum so far.
+    """Tensors whose gradients are sent together: this rank's, everyone's once received, and the sum so far.
 
     A rank adds what lies between `low` and `high`: everything, or its slice.
     """
@@ -116,7 +116,7 @@ class Bucket:
         self.open()
 
     def open(self) -> None:
-        """Before a micro-batch: nothing has come yet."""
+        """Before a micro-batch: nothing has been received."""
         self.written = [False] * len(self.tensors)
 
     def section(self, flat: Tensor, number: int, low: int = 0) -> Tensor:
@@ -132,7 +132,7 @@ class Bucket:
             self.written[number] = True
 
     def launch(self, group: ProcessGroup) -> None:
-        """Send what was written and receive what the others send, without waiting."""
+        """Sends this rank's gradients and receives the others', without waiting."""
         received = torch.empty(self.ranks, self.sum.numel(), dtype=self.own.dtype, device=self.own.device)
         exchange = group.all_gather
         if self.sliced:
@@ -141,7 +141,7 @@ class Bucket:
         self.pending = handle, received
 
     def wait(self, group: ProcessGroup) -> Tensor:
-        """Every rank's gradients (ranks, n), when they are there."""
+        """Waits for every rank's gradients (ranks, n)."""
         assert self.pending is not None
         handle, received = self.pending
         with group.connection_errors():
@@ -230,7 +230,7 @@ class AllGatheredGradients(LocalGradients):
                 handle.remove()
 
     def gradient_ready(self, bucket: Bucket, number: int, tensor: Tensor) -> None:
-        """Take over a whole gradient; buckets that are full leave, in their order."""
+        """Stores a complete gradient. Full buckets are sent, in order."""
         bucket.write(number)
         while self._launched < len(self.buckets) and all(self.buckets[self._launched].written):
             self._launch()
@@ -240,7 +240,7 @@ class AllGatheredGradients(LocalGradients):
         self._launched += 1
 
     def _flush(self, failed: bool) -> None:
-        """Send the buckets that have not left yet; nobody looks at those of a rank that failed."""
+        """Sends the remaining buckets. Those of a failed rank are ignored."""
         while self._launched < len(self.buckets):
             bucket = self.buckets[self._launched]
             for number in range(len(bucket.tensors)):
@@ -318,7 +318,9 @@ class RowShardedGradients(LocalGradients):
 
 
 def for_group(group: SingleProcess, trained: Mapping[str, Tensor], row_sharded: bool = False) -> LocalGradients:
-    """What adds up the gradients of a step in this group; `row_sharded` where each rank has rows of `trained`."""
+    """The object that adds up the gradients of a step in this group; `row_sharded` where each rank has rows of
+    `trained`.
+    """
     if not isinstance(group, ProcessGroup):
         return LocalGradients(trained)
     group.stop_asked = group.stop_agreed = False
@@ -331,7 +333,7 @@ def _others_listen(group: ProcessGroup, rounds: int, step: int, until: int) -> b
     """Whether other ranks can receive an error now."""
     if group.shard and rounds > 0:
         group.broken = True  # they are in the middle of a pass, which only the end of this process ends
-    return not group.broken and (rounds > 0 or step + 1 < until)  # else the steps are done and nobody waits
+    return not group.broken and (rounds > 0 or step + 1 < until)  # otherwise the steps are done and no rank waits
 
 
 @dataclass(frozen=True)

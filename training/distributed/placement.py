@@ -24,9 +24,9 @@ def local_rows(tensor: Tensor, group: SingleProcess) -> Tensor:
 
 
 class TensorPlacement:
-    """What a rank has of the tensors that a run trains. Keys are `<name>` or `<slot>/<name>`."""
+    """Which part of the trained tensors a rank holds. Keys are `<name>` or `<slot>/<name>`."""
 
-    is_sharded = False  # whether it takes every rank to put the tensors together
+    is_sharded = False  # whether all ranks are needed to put the tensors together
 
     def local(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """This rank's part of whole tensors."""
@@ -112,7 +112,7 @@ class RowSharded(TensorPlacement):
 
 
 def placement_for(state: TrainState, group: SingleProcess) -> TensorPlacement:
-    """What a rank of this group has of a run's trained tensors."""
+    """The placement of a run's trained tensors in this group."""
     if isinstance(group, ProcessGroup) and group.shard and state.start.adapter.full_weights:
         return RowSharded(state.trained, group)
     return Replicated()

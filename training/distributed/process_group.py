@@ -21,7 +21,7 @@ from . import wire_format
 
 # How long to wait for a rank that does not answer: longer than any validation, preview or save of the first one.
 TIMEOUT = timedelta(minutes=30)
-_POLL_SECONDS = 0.05  # between two looks into the store
+_POLL_SECONDS = 0.05  # between two checks of the store
 TEXT_BYTES = 1024  # of an error or another short text that all ranks get
 _CHUNK_BYTES = 4 << 20  # of a value that go into the store together
 
@@ -118,8 +118,8 @@ class ProcessGroup(SingleProcess):
         super().__init__(self.size if as_ranks is None else as_ranks)
         self.store, self.shard, self.reproducible, self.timeout = store, shard, reproducible, timeout
         self.distributed = distributed
-        self.broken = False  # after an error of the connection nothing can be told any more
-        self.error_shared = False  # an error was told or heard: every rank is on its way out, and nobody listens
+        self.broken = False  # after a connection error no more messages can be sent
+        self.error_shared = False  # an error was sent or received: every rank is stopping, and none listens
         self.bytes_sent: dict[str, int] = {}  # bytes handed to collectives, by purpose
         self.stop_asked = self.stop_agreed = False  # to stop: this rank, and some rank at the last exchange
         self._met: list[str] = []

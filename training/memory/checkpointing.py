@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:
-    """The outermost parts that sit in a list or a sequence and hold parts of their own: residual and transformer
+    """The outermost modules that are in a ModuleList or Sequential and have several children: residual and transformer
     blocks.
     """
     outermost: list[nn.Module] = []
@@ -47,7 +47,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _in(modes: Sequence[TorchFunctionMode], call: Callable[[], Any]) -> Any:
-    """A call in the modes that it ran in before: the backward pass runs outside of them, whoever entered them."""
+    """Repeats a call in its original function modes, because the backward pass runs outside of them."""
     with ExitStack() as stack:
         for mode in modes[len(_get_current_function_mode_stack()) :]:
             stack.enter_context(mode)
@@ -55,8 +55,8 @@ def _in(modes: Sequence[TorchFunctionMode], call: Callable[[], Any]) -> Any:
 
 
 def _watched(name: str, call: Callable[[], Any], given: Sequence[Any]) -> Any:
-    """A block's forward; RuntimeError when it changes its input in place, for it would be run again with what it made
-    of it.
+    """A block's forward; RuntimeError when it changes its input in place, because it would run again with the changed
+    input.
     """
     tensors = [value for value in given if isinstance(value, torch.Tensor) and not value.is_inference()]
     versions = [value._version for value in tensors]
@@ -71,8 +71,8 @@ def _watched(name: str, call: Callable[[], Any], given: Sequence[Any]) -> Any:
 
 @contextmanager
 def checkpointed(module: nn.Module) -> Iterator[None]:
-    """For the block the parts given by `blocks` run checkpointed; no draw of the global generator,
-    no trace afterwards.
+    """Inside the block the modules given by `blocks` run checkpointed. It leaves the global generator alone and no
+    trace afterwards.
     """
 
     def forgetting(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -85,7 +85,7 @@ def checkpointed(module: nn.Module) -> Iterator[None]:
             recompute = partial(_in, _get_current_function_mode_stack(), recompute)
             first = partial(_watched, name, partial(forward, *args, **kwargs), [*args, *kwargs.values()])
             runs = iter((first,))
-            # The arguments go along so that checkpoint() knows their device.
+            # The arguments are passed so that checkpoint() knows their device.
             return checkpoint(
                 lambda *_, **__: next(runs, recompute)(), *args, use_reentrant=False, preserve_rng_state=False, **kwargs
             )

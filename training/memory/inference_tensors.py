@@ -1,5 +1,5 @@
-"""Training inside ComfyUI's executor: weights made in inference mode cannot meet autograd, so views of their memory
-stand in.
+"""Training inside ComfyUI's executor: weights made in inference mode do not work with autograd, so views of their
+memory replace them.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from .checkpointing import blocks
 
-SMALL = 1 << 16  # bytes: below, a copy costs more than it saves
+SMALL = 1 << 16  # bytes: copying smaller tensors costs more than it saves
 
 
 def on_device(tensor: Tensor) -> bool:
-    """Whether a tensor is in the memory that is scarce."""
+    """Whether a tensor is in device memory, which is scarce."""
     return tensor.device.type != "cpu"
 
 
@@ -53,8 +53,8 @@ class Parking:
                     slots[slot] = self._places[key].copy_(value, non_blocking=True)
 
     def fetch(self, optimizer: torch.optim.Optimizer, devices: Sequence[torch.device]) -> None:
-        """Bring parked state back beside the parameters; `devices` are theirs, in the order of
-        the optimizer's groups.
+        """Brings parked state back to the parameters' devices; `devices` are listed in the order of the optimizer's
+        groups.
         """
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for parameter, device in zip(parameters, devices, strict=True):
@@ -65,7 +65,7 @@ class Parking:
                     slots[slot] = torch.empty_like(parked, device=device).copy_(parked, non_blocking=True)
 
     def wait(self) -> None:
-        """Until every copy to host memory has arrived."""
+        """Waits until every copy to host memory is done."""
         for device in self._waiting:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)

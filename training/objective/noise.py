@@ -15,7 +15,7 @@ LAST_SIGNAL = 4.8973451890853435e-08
 
 
 def noise_like(latents: Tensor, offset: float, pyramid: float, generator: torch.Generator) -> Tensor:
-    """Noise of the latents' shape (B, C, …, h, w), drawn on the CPU: normal, plus an offset a channel, plus coarser
+    """Noise of the latents' shape (B, C, …, h, w), drawn on the CPU: normal, plus an offset per channel, plus coarser
     levels (pyramid).
     """
     shape = latents.shape

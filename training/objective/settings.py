@@ -84,7 +84,7 @@ def _wrong_numbers(settings: ObjectiveSettings) -> list[str]:
 
 
 def check_for(settings: ObjectiveSettings, prediction: str) -> None:
-    """Raise ValueError when the settings make no sense for a model that predicts `prediction`."""
+    """Raises ValueError when the settings do not suit a model that predicts `prediction`."""
     if prediction not in ("eps", "v", "flow"):
         raise ValueError(f"This model predicts {prediction}: training knows eps, v and flow.")
     if prediction == "flow" and WEIGHTINGS.get(settings.weighting).needs_snr:

@@ -1,4 +1,4 @@
-"""The loss weightings by noise level that Graft knows, by name. To add one, list its record here.
+"""The loss weightings by name. To add one, list its record here.
 
 Sources: min-SNR (Hang 2023, arXiv 2303.09556), debiased estimation (2310.08442), both as kohya's.
 """

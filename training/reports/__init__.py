@@ -1,1 +1,1 @@
-"""What a run reports: text, curves, TensorBoard files, throughput."""
+"""Reports of a run: text, curves, TensorBoard files, throughput."""

@@ -32,7 +32,7 @@ class Curve:
 
 
 def smoothed(values: Sequence[float], smoothing: float) -> list[float]:
-    """Exponential moving average with the start's bias taken out (smoothing 0 is the values themselves)."""
+    """Exponential moving average, corrected for its start (smoothing 0 returns the values unchanged)."""
     if not 0.0 <= smoothing < 1.0:
         raise ValueError(f"smoothing is {smoothing}, expected at least 0 and below 1.")
     smoothed_values, mean, weight = [], 0.0, 0.0
@@ -57,14 +57,14 @@ def averaging_profile(settings: EMASettings, steps: int, total_steps: int) -> li
 
 
 def editor_data(curves: Sequence[Curve], points: int = 400) -> list[dict[str, Any]]:
-    """The curves as JSON for the editor: [{name, steps, values}], thinned to about so many points; the last one is
+    """The curves as JSON for the editor: [{name, steps, values}], thinned to about `points` points; the last one is
     always kept.
     """
     return [_thinned(curve, points) for curve in curves]
 
 
 def _thinned(curve: Curve, points: int) -> dict[str, Any]:
-    """About so many points of a curve, the last one among them."""
+    """About `points` points of a curve, always with the last one."""
     count = len(curve.values)
     indices = list(range(0, count, max(1, count // points)))
     if indices and indices[-1] != count - 1:

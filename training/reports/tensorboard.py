@@ -1,4 +1,4 @@
-"""Event files for TensorBoard, with the optional package `tensorboard`: what is measured in each step, as scalars."""
+"""Event files for TensorBoard, with the optional package `tensorboard`: the measurements of each step, as scalars."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Writer:
         self.writer: Any = None
 
     def write(self, step: int, moved: StepResult, validation: float | None) -> None:
-        """The scalars of one step. Raises OSError that names the folder; what its thread could not write comes with a
+        """The scalars of one step. Raises OSError that names the folder; an error of the writer's thread is raised at a
         later step.
         """
         values = {"loss": moved.loss, "learning rate": moved.rate, "gradient norm": moved.norm}
@@ -57,5 +57,5 @@ class Writer:
             with disk_errors_at(str(self.folder)):
                 yield
         except OSError:
-            self.writer = None  # its thread has ended, and would say the same again
+            self.writer = None  # its thread has ended and would raise the same error again
             raise

@@ -1,4 +1,4 @@
-"""How fast a run goes: steps a second and the time that is left, from the steps so far."""
+"""The speed of a run: steps per second and the time left, from the steps so far."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import time
 
 
 class Throughput:
-    """Call it after each step: (steps a second, seconds left). What comes between the steps counts, the wait before the
-    first does not.
+    """Call it after each step: (steps per second, seconds left). Time between steps counts, the wait before the first
+    does not.
     """
 
     def __init__(self, until: int) -> None:

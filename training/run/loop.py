@@ -100,7 +100,7 @@ def train(
 
 def _diverged(work: Workspace, error: Diverged, callbacks: Callbacks) -> Stopped:
     """Save the state before a step that diverged; the error for the caller. Every rank makes this call."""
-    last, kept_step = work.start_state, work.saved_step  # fused_backward may have moved some weights already
+    last, kept_step = work.start_state, work.saved_step  # fused_backward may have updated some weights already
     if work.is_consistent:
         last = work.state()
         kept_step = last.step
@@ -114,10 +114,10 @@ def _diverged(work: Workspace, error: Diverged, callbacks: Callbacks) -> Stopped
 
 
 def _tell_other_ranks(work: Workspace, error: BaseException, until: int) -> None:
-    """Send an error of this rank to the others, unless it came from one of them."""
+    """Sends this rank's error to the others, unless it came from one of them."""
     if isinstance(error, (RemoteRankError, RankConnectionError)):
         return
-    with suppress(RankConnectionError):  # the error that began it counts
+    with suppress(RankConnectionError):  # the first error counts
         work.gradients.broadcast_error(error, until)
 
 
@@ -156,8 +156,8 @@ def behind(state: TrainState, dataset: Dataset, callbacks: Callbacks) -> bool:
 
 
 def _unmeasured(state: TrainState, callbacks: Callbacks) -> bool:
-    """Whether the held-out loss is due at this step and not there: at the start, or where a call ended
-    just before it.
+    """Whether the held-out loss is due at this step and not measured yet: at the start, or when a call ended just
+    before it.
     """
     if not _is_due(state.step, callbacks.validate_every):
         return False
@@ -165,7 +165,7 @@ def _unmeasured(state: TrainState, callbacks: Callbacks) -> bool:
 
 
 def _is_due(step: int, every: int) -> bool:
-    """Whether what happens every so many steps (0 is never) happens after this one."""
+    """Whether an action that runs every `every` steps (0: never) is due after this one."""
     return every > 0 and step % every == 0
 
 
@@ -223,7 +223,7 @@ def _snapshot_is_due(work: Workspace, callbacks: Callbacks, saved_at: float) -> 
 
 
 def _save_averages(work: Workspace, callbacks: Callbacks) -> None:
-    """Hand the power-function averages to the caller at the steps of the run's EMASettings."""
+    """Passes the power-function averages to the caller at the steps of the run's EMASettings."""
     ema = work.start_state.start.ema
     if callbacks.save_average is None or ema is None or not work.step or not _is_due(work.step, ema.snapshots):
         return
@@ -232,7 +232,7 @@ def _save_averages(work: Workspace, callbacks: Callbacks) -> None:
 
 
 def _validate(work: Workspace, callbacks: Callbacks) -> float | None:
-    """Measure the held-out loss, and save the state where it is the lowest so far."""
+    """Measures the held-out loss, and saves the state if it is the lowest so far."""
     loss = validate(work)
     if loss is None:
         return None
@@ -246,7 +246,7 @@ def _validate(work: Workspace, callbacks: Callbacks) -> float | None:
 
 @torch.no_grad()
 def _preview(work: Workspace, callbacks: Callbacks) -> None:
-    """Let the caller sample with the weights as they are and with their average, which stands in for them meanwhile."""
+    """Lets the caller sample with the current weights, then with their average swapped in."""
     if callbacks.preview is None or not _is_due(work.step, callbacks.preview_every):
         return
     with work.stepper.evaluated():
