@@ -45,9 +45,7 @@ class ImageEntry:
 
         The keys are part of stored digests and never change.
         """
-        rules = replace(
-            self.caption.rules, lists=NO_LISTS
-        )  # the word lists are the same for all images and may be long
+        rules = replace(self.caption.rules, lists=NO_LISTS)  # long, and the same for all images
         values = asdict(replace(self, caption=replace(self.caption, rules=rules)))
         del values["caption"]["rules"]["lists"]
         values["group"] = values.pop("batch_id")
