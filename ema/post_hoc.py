@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .decay import gamma_of_width
 
-TOLERANCE = 0.05  # of the profile's L2 norm that a reconstruction may miss
+TOLERANCE = 0.05  # largest error of a reconstruction, as a share of the profile's L2 norm
 WIDEST = 0.28  # gamma 0 (a plain mean) has 12^-0.5 = 0.2887; beyond, no power function has that width
 NARROWEST = 0.001
 
@@ -59,7 +59,7 @@ def products(left: Sequence[Profile], right: Sequence[Profile]) -> Tensor:
     t_b, g_b = (row[None, :] for row in _columns(right))
     t_a, g_a = t_a[:, None], g_a[:, None]
     early, late = torch.minimum(t_a, t_b), torch.maximum(t_a, t_b)
-    exponent = torch.where(t_a < t_b, g_b, g_a)  # of the profile that ends later
+    exponent = torch.where(t_a < t_b, g_b, g_a)  # exponent of the profile that ends later
     return (g_a + 1) * (g_b + 1) / (g_a + g_b + 1) * (early / late) ** exponent / late
 
 
@@ -80,8 +80,8 @@ class _System:
         self.snapshots, self.gram = snapshots, products(snapshots, snapshots)
         self.scale = self.gram.diagonal().sqrt()  # unit diagonal: early snapshots have far larger norms
         eigenvalues, self.vectors = torch.linalg.eigh(self.gram / self.scale[:, None] / self.scale)
-        # Dense snapshots make the system nearly singular: of the solutions that are equal to float64 the one of least
-        # norm is taken.
+        # Dense snapshots make the system nearly singular: of the solutions equal in float64, take the one
+        # with the smallest norm.
         self.inverse = torch.where(eigenvalues > 1e-13 * eigenvalues.max(), 1 / eigenvalues, 0.0)
 
     def fit(self, target: Profile) -> Fit:

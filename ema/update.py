@@ -31,7 +31,7 @@ def check_pairs(shadow: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> 
         raise ValueError(f"The weight average does not fit the weights ({len(problems)}):\n  {listed}")
 
 
-_CHUNK = 1 << 20  # numbers in the buffer that casts
+_CHUNK = 1 << 20  # elements in the casting buffer
 
 
 @torch.no_grad()
@@ -46,7 +46,7 @@ def average_(shadow: Mapping[str, Tensor], weights: Mapping[str, Tensor], decay:
     for (device, source, dtype), names in groups.items():
         if device == source and dtype == torch.float32:
             torch._foreach_lerp_([shadow[name] for name in names], [weights[name] for name in names], 1.0 - decay)
-        # foreach takes one dtype and device: a small buffer goes through the tensors, so that no second copy of
+        # foreach takes one dtype and device: a small buffer walks through the tensors, so that no second copy of
         # anything exists
         else:
             buffer = torch.empty(

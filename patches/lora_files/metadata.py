@@ -21,7 +21,7 @@ from . import open_file, parse
 from .key_formats import registry as key_formats
 from .peft_config import peft_configs
 
-_FACTS = (  # (label, keys of which the first that is there counts)
+_FACTS = (  # (label, keys; the first one present counts)
     ("title", ("modelspec.title", "ss_output_name")),
     ("trigger", ("modelspec.trigger_phrase", "ss_trigger_words")),
     ("for", ("ss_base_model_version", "modelspec.architecture")),

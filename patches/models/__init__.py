@@ -1,1 +1,1 @@
-"""What Graft knows of each model family: one file a family, and the registry that lists them."""
+"""What Graft knows about each model family: one file per family, and the registry that lists them."""

@@ -1,4 +1,4 @@
-"""Attention kernels by name: which cannot train, which train slowly, and which are known to refuse fewer keys than
+"""Attention kernels by name: which cannot train, which train slowly, and which are known to reject fewer keys than
 queries.
 """
 
@@ -18,7 +18,7 @@ INFERENCE_ONLY = {
     "attention_flash": "FlashAttention (--use-flash-attention)",
     "attention_comfy_kitchen_int8": "Comfy Kitchen int8 attention (--use-ck-attention)",
 }
-INFERENCE_ONLY_WORDS = {  # in the names of other packs' overrides; no usage, message or passage
+INFERENCE_ONLY_WORDS = {  # in the names of other packs' overrides; must not match usage, message or passage
     re.compile(r"(?<![a-z])sage|Sage|SAGE"): "SageAttention",
     re.compile("int8", re.IGNORECASE): "int8 attention",
     re.compile("fp8", re.IGNORECASE): "fp8 attention",
@@ -41,17 +41,17 @@ FEWER_KEYS = {
 
 
 def kernel_name(kernel: Any) -> str:
-    """The name that an attention function or override goes by."""
+    """The name of an attention function or override."""
     return str(getattr(kernel, "__qualname__", None) or type(kernel).__qualname__)
 
 
 class InferenceOnly(ValueError):
-    """An attention kernel without a backward pass in a model that is trained."""
+    """An attention kernel without a backward pass, in a model being trained."""
 
 
 def refuse_inference_only(kernel: Any) -> None:
-    """Raise InferenceOnly, with its name, when an attention kernel (or the kernel that a closure calls) has no backward
-    pass.
+    """Raise InferenceOnly, with the kernel's name, if an attention kernel (or the kernel a closure calls) has no
+    backward pass.
     """
     cells = (cell.cell_contents for cell in getattr(kernel, "__closure__", None) or () if _filled(cell))
     names = [kernel_name(kernel), *(kernel_name(content) for content in cells if callable(content))]
@@ -67,11 +67,11 @@ def refuse_inference_only(kernel: Any) -> None:
 
 
 class TrainingKernel:
-    """`optimized_attention_override(kernel, q, k, v, heads, …)` of a model that is trained.
+    """`optimized_attention_override(kernel, q, k, v, heads, …)` of a model being trained.
 
-    Kernels that keep every score for the backward pass give way to PyTorch's scaled dot-product attention, which
-    computes the same from less; others stay. One without a backward pass is refused by name (InferenceOnly). `previous`
-    is another node's override, or None.
+    Kernels that keep every score for the backward pass are replaced by PyTorch's scaled dot-product attention, which
+    computes the same with less memory; others stay. A kernel without a backward pass is refused by name
+    (InferenceOnly). `previous` is another node's override, or None.
     """
 
     def __init__(self, sdpa: Callable[..., Tensor], previous: Callable[..., Tensor] | None = None):

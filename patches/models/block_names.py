@@ -1,4 +1,4 @@
-"""Which block of a family's model a layer is in, under the names of block weights (sd-webui-lora-block-weight)."""
+"""Which block a layer of a family's model is in, using the names of block weights (sd-webui-lora-block-weight)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ TEXT = ("CLIP", "T5")  # the text encoders, where they have blocks of their own
 
 @dataclass(frozen=True)
 class NumberedBlocks:
-    """Blocks of files that count otherwise than the model's: a pattern of layer names with underscores, and the kind.
+    """Blocks of files that number them differently from the model: a pattern of layer names with underscores, and the
+    kind.
 
-    A block's number is step * first group + second group + offset; a group that is not in the pattern is 0.
+    A block's number is step * first group + second group + offset; a group missing from the pattern is 0.
     """
 
     pattern: str
@@ -29,10 +30,10 @@ class NumberedBlocks:
 
 @dataclass(frozen=True, eq=False)
 class DiffusersBlocks:
-    """Blocks that have other names in diffusers than in ComfyUI, for files that diffusers or its trainers wrote.
+    """Blocks with different names in diffusers and ComfyUI, for files written by diffusers or its trainers.
 
-    `sign` is in layer names of such files. `lists`: as for BlockNames. `first`, `last`: layers before and after all
-    blocks. `t5`: text encoders that are T5 there.
+    `sign` occurs in the layer names of such files. `lists`: as in BlockNames. `first`, `last`: layers before and after
+    all blocks. `t5`: text encoders that are T5 in these files.
     """
 
     sign: str
@@ -44,12 +45,12 @@ class DiffusersBlocks:
 
 @dataclass(frozen=True, eq=False)
 class BlockNames:
-    """The blocks of a model.
+    """The blocks of a model. `kinds` are all its kinds of blocks, `lists` the kind of each list of blocks in ComfyUI's
+    model and in diffusers', `single` blocks outside any list.
 
-    `kinds` are all kinds of blocks that it has, `lists` the kind of each list of blocks in ComfyUI's model and in
-    diffusers', `single` blocks that are in no list. `files`: blocks of files that count otherwise. `first`, `last`:
-    layers before and after all blocks, which are IN and OUT. `weight_lists`: what a list of so many block weights
-    stands for, (title, blocks). `presets`: block weights by a name.
+    `files`: blocks of files that number them differently. `first`, `last`: layers before and after all blocks, named IN
+    and OUT. `weight_lists`: the meaning of a list of this many block weights, (title, blocks). `presets`: block weights
+    by name.
     """
 
     kinds: tuple[str, ...]
@@ -69,5 +70,5 @@ def numbered(kind: str, numbers: Iterable[int]) -> tuple[str, ...]:
 
 
 def plain_blocks(*lists: str) -> BlockNames:
-    """Blocks L00, L01 … of a transformer with these lists of them."""
+    """Blocks L00, L01 … of a transformer with these lists of blocks."""
     return BlockNames(kinds=("L",), lists=dict.fromkeys(lists, "L"), last=("final_layer",))

@@ -1,4 +1,6 @@
-"""Models under torch.compile: which are, and code of its own for a call whose options no guard looks at."""
+"""Models under torch.compile: how to detect them, and separate compiled code for a call whose options no
+guard checks.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,19 @@ from torch.overrides import TorchFunctionMode
 
 
 def is_compiled(wrappers: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether ComfyUI's own way of compiling (TorchCompileModel, and other packs' nodes that use it) is among {kind:
+    """Whether ComfyUI's own compile wrapper (TorchCompileModel, and other packs' nodes that use it) is among {kind:
     {key: wrappers}}.
     """
     return any("torch.compile" in keyed for keyed in wrappers.values())
 
 
 def uncompiled(model: Any) -> Any:
-    """The module that torch.compile has wrapped, whose class and blocks say what it is; any other module itself."""
+    """The module inside a torch.compile wrapper, whose class and blocks identify it; any other module itself."""
     return getattr(model, "_orig_mod", model)
 
 
 class _Pass(TorchFunctionMode):
-    """Lets every operation through as it is."""
+    """Passes every operation through unchanged."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return function(*args, **(kwargs or {}))
@@ -34,12 +36,12 @@ def _kind(identity: str) -> type[_Pass]:
 
 
 def own_code(identity: str) -> TorchFunctionMode:
-    """While it is entered, torch.compile runs nothing that it compiled without it or under another identity, and the
-    other way round.
+    """Inside this context, torch.compile uses only code it compiled under the same identity, and outside only code
+    compiled without it.
 
-    ComfyUI 0.33's TorchCompileModel drops every guard on `transformer_options`, and with them what tells one model's
-    patches from another's. The kinds of torch function modes that are entered are part of every guard, of every piece
-    that a graph is broken into. What has been compiled once under an identity is found again. An operation that is not
-    compiled costs a Python call more.
+    ComfyUI 0.33's TorchCompileModel drops every guard on `transformer_options`, and with them what distinguishes one
+    model's patches from another's. The types of active torch function modes are part of every guard, for every piece of
+    a broken graph. Code compiled once under an identity is reused. Each operation that is not compiled costs one extra
+    Python call.
     """
     return _kind(identity)()

@@ -1,4 +1,4 @@
-"""Convolutions with another weight than the module's own."""
+"""Convolutions with a weight other than the module's own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _opaque.register_fake(_convolution)
 
 
 def convolve(module: Any, x: Tensor, weight: Tensor, groups: int = 1, compiled: bool = False) -> Tensor:
-    """A convolution with another weight in place of the module's (no bias), with its stride, dilation and padding."""
+    """A convolution with another weight instead of the module's (no bias), using its stride, dilation and padding."""
     padding = module.padding
     if module.padding_mode != "zeros" or isinstance(padding, str):
         if module.padding_mode == "zeros":
@@ -38,6 +38,6 @@ def convolve(module: Any, x: Tensor, weight: Tensor, groups: int = 1, compiled: 
 
 
 def convolve_pointwise(x: Tensor, weight: Tensor, compiled: bool = False) -> Tensor:
-    """A convolution of kernel 1."""
+    """A convolution with kernel size 1."""
     ones, zeros = [1] * (weight.ndim - 2), [0] * (weight.ndim - 2)
     return (_opaque if compiled else _convolution)(x, weight, ones, zeros, ones, 1)

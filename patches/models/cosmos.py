@@ -17,7 +17,7 @@ _ANIMA_TEXT = 512  # tokens that Anima makes of a shorter text
 
 
 def _layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:
-    """The frames; the text is in a cross-attention of its own."""
+    """The frames; the text has its own cross-attention."""
     frames = frame_count(x.shape[2], int(model.patch_temporal))  # type: ignore[arg-type]
     grid = token_grid(x.shape, _patch(model))
     total = frames * grid[0] * grid[1]

@@ -1,4 +1,4 @@
-"""The record of a model family: all that Graft knows of one kind of diffusion model, in one place."""
+"""The record of a model family: all that Graft knows about one kind of diffusion model, in one place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .token_layout import TokenLayout, UNetLayout
 
 @dataclass(frozen=True)
 class Missing:
-    """Stands where a family has nothing, and says why."""
+    """A placeholder for what a family lacks, with the reason."""
 
     why: str
 
@@ -32,8 +32,8 @@ class ModelSpec:
 class Kohya:
     """How sd-scripts writes a LoRA file for the family.
 
-    `version` is `ss_base_model_version`, `v2` is `ss_v2`. `diffusers_blocks`: layers of the UNet have diffusers' block
-    names. `one_text_encoder`: it has no number (`lora_te_`, not `lora_te1_`).
+    `version` is `ss_base_model_version`, `v2` is `ss_v2`. `diffusers_blocks`: the UNet's layers have diffusers' block
+    names. `one_text_encoder`: the text encoder has no number (`lora_te_`, not `lora_te1_`).
     """
 
     version: str | Missing
@@ -46,8 +46,8 @@ class Kohya:
 class TrainingTargets:
     """Which layers GraftAdapter's presets train: regular expressions for one part of a layer's path.
 
-    `attn\\d*` chooses `blocks.0.attn1.to_q`. `unread(model)` gives the beginnings of paths whose output nothing reads,
-    so that they can learn nothing.
+    `attn\\d*` selects `blocks.0.attn1.to_q`. `unread(model)` gives path prefixes of layers whose output is never used,
+    so they cannot learn anything.
     """
 
     attention: tuple[str, ...]
@@ -57,10 +57,11 @@ class TrainingTargets:
 
 @dataclass(frozen=True, eq=False)
 class ModelFamily:
-    """One kind of diffusion model. `key` goes into the editor's data, `title` is for people.
+    """One kind of diffusion model.
 
-    `masked_text_alone` are ComfyUI's classes (and what is made of them) that take one caption with a mask at a time.
-    `examples` are the layers {name: weight's shape} of LoRA files for it, a file each; tests read them.
+    `key` is for the editor's data, `title` for people. `masked_text_alone` are ComfyUI's classes (and their subclasses)
+    that take one caption with a mask at a time. `examples` are the layers {name: weight's shape} of LoRA files for it,
+    one entry per file; tests read them.
     """
 
     key: str

@@ -1,4 +1,4 @@
-"""Flux: its layers, blocks and tokens, which Chroma, Flux 2 and HunyuanVideo share in part."""
+"""Flux: its layers, blocks and tokens, partly shared with Chroma, Flux 2 and HunyuanVideo."""
 
 from __future__ import annotations
 

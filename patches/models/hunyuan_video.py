@@ -1,4 +1,4 @@
-"""HunyuanVideo: Flux' blocks behind a refiner of the text."""
+"""HunyuanVideo: Flux' blocks after a text refiner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How diffusers names the layers of a model that ComfyUI names otherwise."""
+"""diffusers' names for the layers of a model that ComfyUI names differently."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Table = Sequence[tuple[str, str]]  # (regular expression in ComfyUI's names, dif
 
 
 class Part(NamedTuple):
-    """Rows of a weight that are a layer of diffusers' own."""
+    """Rows of a weight that form a separate layer in diffusers."""
 
     name: str
     start: int
@@ -22,10 +22,9 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class FusedQKV:
-    """A weight that is Q, K and V in one, and diffusers' name of each ({} is q, k or v).
+    """A weight that fuses Q, K and V, and diffusers' name for each ({} is q, k or v).
 
-    `query_rows(rows, columns)` and `key_rows(rows, columns)` say how many rows each has; `rest` names what comes after
-    V.
+    `query_rows(rows, columns)` and `key_rows(rows, columns)` return the rows of each; `rest` names the part after V.
     """
 
     pattern: str
@@ -50,23 +49,25 @@ class FusedQKV:
 
 
 def square_qkv(pattern: str, name: str, rest: str | None = None) -> FusedQKV:
-    """Q, K and V with as many rows as columns each."""
+    """Q, K and V, each with as many rows as columns."""
     return FusedQKV(pattern, name, lambda rows, columns: columns, lambda rows, columns: columns, rest)
 
 
 def equal_qkv(pattern: str, name: str) -> FusedQKV:
-    """Q, K and V with a third of the rows each."""
+    """Q, K and V, each with a third of the rows."""
     return FusedQKV(pattern, name, lambda rows, columns: rows // 3, lambda rows, columns: rows // 3)
 
 
 def grouped_qkv(pattern: str, name: str) -> FusedQKV:
-    """Grouped-query attention: Q has as many rows as columns, K and V share the others."""
+    """Grouped-query attention: Q has as many rows as columns, K and V share the remaining rows."""
     return FusedQKV(pattern, name, lambda rows, columns: columns, lambda rows, columns: (rows - columns) // 2)
 
 
 @dataclass(frozen=True)
 class SwappedHalves:
-    """Layers that make scale and shift, which diffusers keeps in the other order; `rows_per_column` None takes any."""
+    """Layers that produce scale and shift, which diffusers stores in reverse order; `rows_per_column`
+    None matches any.
+    """
 
     pattern: str
     rows_per_column: int | None = None
@@ -74,12 +75,12 @@ class SwappedHalves:
 
 @dataclass(frozen=True)
 class LayerNames:
-    """diffusers' names of a family's layers.
+    """diffusers' names for a family's layers.
 
-    `prefix` goes in front of them in files. `rename(path)` is the name of a whole layer, `fused` are weights that
-    diffusers has in parts. `model_sign` is the pattern of a weight by which a model is known whose layers are also
-    looked for under diffusers' names when a LoRA is loaded; None: ComfyUI finds them itself. `t5` is the number of T5
-    among diffusers' text encoders.
+    `prefix` precedes them in files. `rename(path)` is the name of a whole layer, `fused` are weights that diffusers
+    splits into parts. `model_sign` is a weight pattern that identifies a model whose layers are also looked up under
+    diffusers' names when a LoRA is loaded; None: ComfyUI finds them itself. `t5` is the number of T5 among diffusers'
+    text encoders.
     """
 
     prefix: str
@@ -106,7 +107,7 @@ class LayerNames:
 
 
 def by_table(table: Table) -> Callable[[str], str]:
-    """A layer's name after all rows of a table."""
+    """A layer's name after applying every row of a table."""
 
     def rename(path: str) -> str:
         for pattern, name in table:
@@ -117,21 +118,21 @@ def by_table(table: Table) -> Callable[[str], str]:
 
 
 def same_name(path: str) -> str:
-    """diffusers' name of a layer that it calls what ComfyUI does."""
+    """diffusers' name for a layer that has the same name in ComfyUI."""
     return path
 
 
 def swap_halves(change: Tensor) -> Tensor:
-    """The two halves of a change, the other way round."""
+    """A change with its two halves swapped."""
     return change.roll(len(change) // 2, 0)
 
 
 @dataclass(frozen=True)
 class WeightPart:
-    """The first rows of a weight that some files have a layer for.
+    """The first rows of a weight for which some files have a layer.
 
-    `pattern` fits the weight's path, `name` is the layer's. The part has `per_row` rows for each row of `sibling`, the
-    weight beside it.
+    `pattern` matches the weight's path, `name` is the layer's. The part has `per_row` rows for each row of `sibling`,
+    the weight next to it.
     """
 
     pattern: str

@@ -1,6 +1,4 @@
-"""What a module's weight stands for: whether it is a plain one, its shape, and its values where a host keeps it
-quantised.
-"""
+"""What a module's weight represents: whether it is plain, its shape, and its values if the host keeps it quantised."""
 
 from __future__ import annotations
 
@@ -26,9 +24,8 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def why_not_plain(module: nn.Module, attribute: str, coarse: bool = False) -> str | None:
-    """Why a weight is no plain floating-point tensor (missing, quantised, another type), or None when it is one.
-
-    `coarse`: fp8 counts as plain.
+    """Why a weight is not a plain floating-point tensor (missing, quantised, another type), or None if it is. `coarse`:
+    fp8 counts as plain.
     """
     weight = module._parameters.get(attribute)
     if weight is None:
@@ -45,12 +42,12 @@ def why_not_plain(module: nn.Module, attribute: str, coarse: bool = False) -> st
 
 
 def is_conv(module: nn.Module) -> bool:
-    """A convolution of one, two or three dimensions."""
+    """A 1D, 2D or 3D convolution."""
     return isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
 
 
 def shape_of(module: Any) -> tuple[int, ...]:
-    """The shape that a module's weight stands for; a quantised one may be packed into another."""
+    """The shape that a module's weight represents; a quantised one may be packed into another shape."""
     if is_linear(module):
         return module.out_features, module.in_features
     if is_conv(module) and why_not_plain(module, "weight", coarse=True) is not None:
@@ -62,9 +59,9 @@ def weight_of(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Te
     """A module's weight (out, in / groups, ...) in float32, as its own forward uses it for activations of this type on
     this device.
 
-    A plain one is read, fp8 too. A quantised one is what the forward makes of unit vectors, or of single pixels,
-    whatever the way it is stored. Raises ValueError where a convolution's forward does not do what its stride, padding
-    and dilation say.
+    A plain weight is read directly, fp8 too. A quantised one is measured from the forward's output for unit vectors or
+    single pixels, however it is stored. Raises ValueError if a convolution's forward does not match its stride, padding
+    and dilation.
     """
     with torch.inference_mode(False), torch.no_grad():
         if _is_plain(module, "weight"):
@@ -74,7 +71,7 @@ def weight_of(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Te
 
 
 def _probed_weight(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What a module's forward makes of unit vectors, as its weight."""
+    """A module's weight, measured from its forward's output for unit vectors."""
     rows, columns, *kernel = shape_of(module)
     scale = PROBE_SCALE if kernel else 1.0
     weight = torch.empty(columns, rows, *kernel)
@@ -88,7 +85,7 @@ def _probed_weight(module: nn.Module, dtype: torch.dtype, device: torch.device) 
 
 
 def bias_of(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-    """A module's bias (out,) in float32, read as `weight_of` reads its weight; None where there is none."""
+    """A module's bias (out,) in float32, read as `weight_of` reads its weight; None if it has none."""
     with torch.inference_mode(False), torch.no_grad():
         if getattr(module, "bias", None) is None:
             return None
@@ -101,7 +98,7 @@ def bias_of(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Tens
 
 @contextmanager
 def _unit_stride(module: nn.Module) -> Iterator[None]:
-    """Until the end, a convolution has stride and dilation 1 and no padding; any other module stays as it is."""
+    """Within the block, a convolution has stride and dilation 1 and no padding; any other module is unchanged."""
     if not is_conv(module):
         yield
         return
@@ -122,7 +119,7 @@ def _unit_stride(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _without_bias(module: nn.Module) -> Iterator[None]:
-    """Until the end, a plain bias is zero: what is read beside it would be rounded with it."""
+    """Within the block, a plain bias is zero, because measured outputs would be rounded together with it."""
     bias = module._parameters.get("bias")
     if bias is None or not _is_plain(module, "bias"):
         yield
@@ -135,8 +132,8 @@ def _without_bias(module: nn.Module) -> Iterator[None]:
 
 
 def _pixels(module: nn.Module, vectors: Tensor) -> Tensor:
-    """Vectors (n, in / groups) as input of a module: for a convolution, in each group, one pixel in the midst of
-    zeros, so that what comes out is the kernel, back to front.
+    """Vectors (n, in / groups) as input for a module: for a convolution, one pixel surrounded by zeros in each group,
+    so that the output is the kernel in reverse order.
     """
     kernel = shape_of(module)[2:]
     ones = (1,) * len(kernel)
@@ -148,15 +145,15 @@ def _pixels(module: nn.Module, vectors: Tensor) -> Tensor:
 
 
 def _is_plain(module: nn.Module, attribute: str) -> bool:
-    """Whether a parameter is what the forward multiplies with: a plain one, that no function of the host's changes on
-    its way.
+    """Whether a parameter is exactly what the forward multiplies with: plain, and not changed by any host function on
+    the way.
     """
     changed = any(getattr(module, attribute + function, None) for function in _FUNCTIONS)
     return why_not_plain(module, attribute, coarse=True) is None and not changed
 
 
 def _forward(module: nn.Module, x: Tensor) -> Tensor:
-    """The module's own forward, without what has been put around it, in float32."""
+    """The module's own forward in float32, without any wrappers around it."""
     output = type(module).forward(module, x).float().cpu()
     expected = (len(x), shape_of(module)[0], *shape_of(module)[2:])
     if output.shape != expected:

@@ -1,4 +1,4 @@
-"""LTX-Video and PixArt, whose LoRA files have the same names."""
+"""LTX-Video and PixArt, whose LoRA files use the same names."""
 
 from __future__ import annotations
 

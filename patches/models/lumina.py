@@ -1,4 +1,4 @@
-"""Lumina 2, and the tokens of Z-Image, which ComfyUI has in the same class."""
+"""Lumina 2, and the tokens of Z-Image, which shares its class in ComfyUI."""
 
 from __future__ import annotations
 
@@ -40,9 +40,8 @@ _RENAMES = (
 
 
 def _layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:
-    """Text, image. Two refiners see the text alone and the image alone before.
-
-    Z-Image pads text and image to a multiple; the padding tokens stay.
+    """Text, image. Before, two refiners see only the text and only the image. Z-Image pads text and image to a
+    multiple; the padding tokens stay.
     """
     grid, text = token_grid(x.shape, patch_size(model)), text_length(context)
     image = grid[0] * grid[1]
@@ -68,7 +67,9 @@ def _unmasked_text(conditions: Mapping[str, Any]) -> int:
 
 
 def _references(model: nn.Module, conditions: Mapping[str, Any], multiple: int | None) -> tuple[int, int, int]:
-    """Tokens that reference images add (Z-Image Omni): of their captions, of themselves, of their vision features."""
+    """Tokens added by reference images (Z-Image Omni): their captions, the images themselves, and their vision
+    features.
+    """
     latents = conditions.get("ref_latents") or ()
     if not len(latents):
         return 0, 0, 0
@@ -80,7 +81,7 @@ def _references(model: nn.Module, conditions: Mapping[str, Any], multiple: int |
 
 
 def _reference_captions(texts: Sequence[Tensor], references: int, multiple: int | None) -> int:
-    """Tokens of all captions; a reference without one has padding alone."""
+    """Tokens of all captions; a reference without a caption has only padding."""
     captions = max(0, references - len(texts)) * (multiple or 0)
     for text in texts:
         captions += padded(text_length(text), multiple)
@@ -88,7 +89,7 @@ def _reference_captions(texts: Sequence[Tensor], references: int, multiple: int 
 
 
 def _vision_tokens(model: nn.Module, conditions: Mapping[str, Any], references: int, multiple: int | None) -> int:
-    """Tokens of the references' vision features; an image without any, as the one that is made, has padding alone."""
+    """Tokens of the references' vision features; an image without any, such as the generated one, has only padding."""
     if getattr(model, "siglip_embedder", None) is None:
         return 0
     if getattr(model, "siglip_pad_token", None) is None:
@@ -101,8 +102,8 @@ def _vision_tokens(model: nn.Module, conditions: Mapping[str, Any], references: 
 
 
 def _refined(grid: Grid, starts: Mapping[int, int], refiners: Sequence[tuple[int, Any]]) -> Layout:
-    """A layout of {length: where the image begins} whose first calls belong to refiners, (length, blocks), that see no
-    image.
+    """A layout of {length: where the image begins} whose first calls belong to refiners, (length, blocks), that do not
+    see an image.
     """
     places = {}
     for length, start in starts.items():

@@ -38,7 +38,7 @@ def _layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Map
 
 
 def _unread(model: nn.Module) -> tuple[str, ...]:
-    """The text's half of the last block: only the image's goes on from there."""
+    """The text half of the last block: only the image half is used after it."""
     blocks = getattr(model, "transformer_blocks", None)
     if not isinstance(blocks, nn.ModuleList) or not len(blocks) or not hasattr(blocks[-1], "txt_mlp"):
         return ()

@@ -1,4 +1,4 @@
-"""Which model a LoRA is for, told from the names and shapes in its file."""
+"""Recognises which model a LoRA is for, from the names and shapes in its file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .recognition import LoraShapes
 
 
 def recognise_lora(tensors: Iterable[tuple[str, Sequence[int]]]) -> ModelFamily | None:
-    """The family that (name, shape) of a LoRA's tensors point to; None when they do not tell."""
+    """The family indicated by the (name, shape) pairs of a LoRA's tensors; None if they do not tell."""
     file = LoraShapes(tensors)
     if file.is_unet:
         return _by_text_width(file) or _by_unet_names(file)
@@ -21,7 +21,7 @@ def recognise_lora(tensors: Iterable[tuple[str, Sequence[int]]]) -> ModelFamily 
 
 
 def _by_text_width(file: LoraShapes) -> ModelFamily | None:
-    """The UNet whose cross-attention reads text of this width; None where layers contradict each other."""
+    """The UNet whose cross-attention reads text of this width; None if layers contradict each other."""
     matches = [_family_of_text(width) for width in file.text_widths()]
     if len(set(matches)) == 1:
         return matches[0]
@@ -36,7 +36,7 @@ def _family_of_text(width: int) -> ModelFamily | None:
 
 
 def _by_unet_names(file: LoraShapes) -> ModelFamily | None:
-    """The UNet that alone has such layers, in a file where cross-attention does not tell."""
+    """The only UNet with such layers, for a file whose cross-attention does not tell."""
     if file.text_widths() and all(_family_of_text(width) is None for width in file.text_widths()):
         return None  # a text of a width that no family knows
     for family in registry.families():
@@ -47,7 +47,7 @@ def _by_unet_names(file: LoraShapes) -> ModelFamily | None:
 
 
 def _by_shared_names(file: LoraShapes) -> ModelFamily | None:
-    """The family whose columns fit, of those that have the same names; other names where several do."""
+    """The family whose columns match, among those with the same names; tries other names if several match."""
     claims: dict[str, list[ModelFamily]] = {}
     for family in registry.families():
         shared = family.recognition.shared_names
@@ -61,7 +61,7 @@ def _by_shared_names(file: LoraShapes) -> ModelFamily | None:
 
 
 def _without_overruled(families: Sequence[ModelFamily]) -> list[ModelFamily]:
-    """Families less those of whose columns one with a further sign (`also`) is among them."""
+    """The families, minus those with columns that a family with a further sign (`also`) has too."""
     overruled: set[int] = set()
     for family in families:
         shared = family.recognition.shared_names

@@ -1,4 +1,4 @@
-"""How a LoRA file's layer names and shapes tell the model family that it is for."""
+"""How layer names and shapes in a LoRA file identify its model family."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _TEXT = re.compile(r"attn2_(processor_)?to_[kv]")  # cross-attention of a UNet r
 
 
 class LoraShapes:
-    """Names and shapes of a LoRA file's tensors, as recognition looks at them.
+    """Names and shapes of a LoRA file's tensors, in the form used for recognition.
 
-    `names` have underscores for points and no `transformer.` in front; `inputs` are the columns of a layer's weight by
-    the name of its down factor.
+    `names` have underscores for dots and no leading `transformer.`; `inputs` are the columns of a layer's weight by the
+    name of its down factor.
     """
 
     def __init__(self, tensors: Iterable[tuple[str, Sequence[int]]]):
@@ -40,12 +40,12 @@ class LoraShapes:
         return self.has(_UNET.pattern) and not any("prior_unet" in name for name in self.names)
 
     def has(self, pattern: str) -> bool:
-        """Whether a regular expression fits any name."""
+        """Whether a regular expression matches any name."""
         fits = re.compile(pattern).search
         return any(map(fits, self.names))
 
     def widths(self, pattern: str) -> set[int]:
-        """Columns of the layers that a regular expression fits."""
+        """Columns of the layers that a regular expression matches."""
         return {width for name, width in self.inputs.items() if re.search(pattern, name)}
 
     def text_widths(self) -> set[int]:
@@ -72,7 +72,7 @@ def _is_down(name: str, shape: Sequence[int]) -> bool:
 
 
 def text_width(tensors: Iterable[tuple[str, Sequence[int]]]) -> int | None:
-    """The width of the text that a UNet's LoRA reads, for a known family or not; None where no layer tells."""
+    """The width of the text that a UNet's LoRA reads, whether the family is known or not; None if no layer tells."""
     for name, shape in tensors:
         if _is_down(name, shape) and re.search(r"attn2[._](processor[._])?to_[kv]", name):
             return shape[1]
@@ -81,9 +81,10 @@ def text_width(tensors: Iterable[tuple[str, Sequence[int]]]) -> int | None:
 
 @dataclass(frozen=True)
 class SharedNames:
-    """Names that several families have, told apart by the columns of these layers; `widths` None takes any.
+    """Names shared by several families, which are told apart by the columns of these layers; `widths` None matches any.
 
-    With `also` a family needs a name that fits this too, and then goes before one with the same columns and no `also`.
+    With `also`, a family needs a name that matches this too, and then takes precedence over one with the same columns
+    and no `also`.
     """
 
     pattern: str
@@ -101,10 +102,10 @@ class SharedNames:
 
 @dataclass(frozen=True)
 class Recognition:
-    """What tells the family of a LoRA file.
+    """How to recognise the family of a LoRA file.
 
-    A UNet: `text_widths`, the columns of its cross-attention, or, where a file has no cross-attention, `unet_names`.
-    Every other: `names` (one that fits is enough) or `shapes`; after all of those, `shared_names`.
+    A UNet: by `text_widths`, the columns of its cross-attention, or, if a file has no cross-attention, by `unet_names`.
+    Any other: by `names` (one match is enough) or `shapes`; if all of those fail, by `shared_names`.
     """
 
     names: tuple[str, ...] = ()
@@ -121,7 +122,7 @@ class Recognition:
 
 
 def factors_of(layers: Mapping[str, Sequence[int]], rank: int = 4) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the LoRA file that {layer: (rows, columns)} are the layers of."""
+    """Names and shapes of the LoRA file with the layers {layer: (rows, columns)}."""
     shapes: dict[str, tuple[int, ...]] = {}
     for layer, (rows, columns) in layers.items():
         shapes[f"{layer}.lora_up.weight"] = (rows, rank)

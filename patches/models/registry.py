@@ -1,4 +1,4 @@
-"""Every model family that Graft knows, and the tables that are read from their records.
+"""Every model family Graft knows, and the tables derived from their records.
 
 To add one, write a file with a `FAMILY` and put it into `_BUILT_IN`.
 """
@@ -53,25 +53,25 @@ _families: list[ModelFamily] = list(_BUILT_IN)
 
 
 def families() -> tuple[ModelFamily, ...]:
-    """All families, in the order in which a LoRA file is compared with them."""
+    """All families, in the order they are compared with a LoRA file."""
     return tuple(_families)
 
 
 def register(family: ModelFamily) -> None:
-    """Add a family, which files are compared with before all others; ValueError when its key is taken."""
+    """Add a family, which is compared with files before all others; ValueError if its key is taken."""
     if any(family.key == other.key for other in _families):
         raise ValueError(f"a model family {family.key!r} is already registered")
     _families.insert(0, family)
 
 
 def unregister(family: ModelFamily) -> None:
-    """Take a family off again."""
+    """Remove a family."""
     _families.remove(family)
 
 
 @contextmanager
 def registered(family: ModelFamily) -> Iterator[ModelFamily]:
-    """Until the end, a family is registered."""
+    """Register a family within the block."""
     register(family)
     try:
         yield family
@@ -80,7 +80,7 @@ def registered(family: ModelFamily) -> Iterator[ModelFamily]:
 
 
 def transformer_classes() -> dict[str, TransformerClass]:
-    """{class name: its token layout} of every transformer that token downsampling knows."""
+    """{class name: its token layout} for every transformer that token downsampling supports."""
     classes: dict[str, TransformerClass] = {}
     for family in _families:
         if isinstance(family.token_layout, TokenLayout):
@@ -89,23 +89,23 @@ def transformer_classes() -> dict[str, TransformerClass]:
 
 
 def titles_of(kind: type[TokenLayout] | type[UNetLayout]) -> list[str]:
-    """Titles of the families whose tokens are laid out in this way."""
+    """Titles of the families with this token layout."""
     return [family.title for family in _families if isinstance(family.token_layout, kind)]
 
 
 def takes_masked_text_alone(model: nn.Module) -> bool:
-    """Whether a model takes one caption with a mask at a time."""
+    """Whether a model takes only one caption with a mask at a time."""
     classes = {kind.__name__ for kind in type(model).__mro__}
     return any(classes & set(family.masked_text_alone) for family in _families)
 
 
 def layer_names() -> list[LayerNames]:
-    """diffusers' names of every family that has them."""
+    """diffusers' names for every family that has them."""
     return [family.layer_names for family in _families if isinstance(family.layer_names, LayerNames)]
 
 
 def block_names() -> tuple[BlockNames, ...]:
-    """The blocks of every family that has names for them, each once."""
+    """The blocks of every family that names them, each once."""
     return _block_names(families())
 
 

@@ -38,10 +38,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class TransformerClass:
-    """A class of ComfyUI's: how to find its layout, its patch sides, and its lists of blocks with self-attention.
+    """A ComfyUI class: how to find its layout, its patch sides, and its lists of blocks with self-attention.
 
     `layout(model, x, context, conditions)` takes the latent (B, C, [T,] H, W), the text tokens (B, L, D) or None, and
-    the other conditions of the call by name.
+    the call's other conditions by name.
     """
 
     layout: Callable[[nn.Module, Tensor, Tensor | None, Mapping[str, Any]], Layout]
@@ -62,46 +62,48 @@ class TokenLayout:
 
 @dataclass(frozen=True)
 class UNetLayout:
-    """An LDM-layout UNet: its attention is found in its blocks, whatever its class is called."""
+    """An LDM-layout UNet: its attention is found in its blocks, whatever its class name."""
 
 
 def token_grid(latent: Sequence[int], patch: int) -> Grid:
-    """Tokens of a latent's (..., height, width); sides that do not divide are padded by the model, hence rounded up."""
+    """Token grid for a latent's (..., height, width); rounded up, because the model pads sides that do not divide
+    evenly.
+    """
     return math.ceil(latent[-2] / patch), math.ceil(latent[-1] / patch)
 
 
 def token_count(latent: Sequence[int], patch: int) -> int:
-    """How many tokens a latent of (..., height, width) has."""
+    """The number of tokens of a latent with (..., height, width)."""
     height, width = token_grid(latent, patch)
     return height * width
 
 
 def whole_patches(latent: Sequence[int], patch: int) -> int:
-    """Tokens of a latent that goes through a plain strided convolution: sides are rounded down."""
+    """The number of tokens of a latent that goes through a plain strided convolution: sides are rounded down."""
     return (latent[-2] // patch) * (latent[-1] // patch)
 
 
 def text_length(context: Tensor | None) -> int:
-    """How many tokens a text (B, L, D) has, 0 without one."""
+    """The number of tokens of a text (B, L, D), 0 without one."""
     if context is None:
         return 0
     return context.shape[1]
 
 
 def padded(count: int, multiple: int | None) -> int:
-    """A count rounded up to a multiple; None leaves it."""
+    """A count rounded up to a multiple; unchanged for None."""
     if multiple is None:
         return count
     return math.ceil(count / multiple) * multiple
 
 
 def frame_count(length: int, depth: int) -> int:
-    """Frames of tokens that so many frames of a latent make, `depth` of them a token."""
+    """Token frames for this many latent frames, at `depth` latent frames per token."""
     return math.ceil(length / depth)
 
 
 def reference_tokens(latents: Iterable[Tensor] | None, patch: int) -> int:
-    """How many tokens reference images (..., height, width) add."""
+    """The number of tokens added by reference images (..., height, width)."""
     return sum(token_count(latent.shape, patch) for latent in latents or ())
 
 

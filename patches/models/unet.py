@@ -34,7 +34,7 @@ _OUTSIDE = {  # layers outside the blocks
 
 
 def diffusers_name(path: str) -> str:
-    """diffusers' name of a layer of a UNet with two residual blocks a level, from LDM's."""
+    """diffusers' name for a layer of a UNet with two residual blocks per level, from LDM's name."""
     match = re.fullmatch(r"(input_blocks|output_blocks)\.(\d+)\.(\d)\.(.+)|middle_block\.(\d)\.(.+)", path)
     if match is None:
         return _OUTSIDE.get(path, path)

@@ -47,7 +47,7 @@ _RENAMES = (
 
 
 def _layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:
-    """A reference picture's tokens, the frames, in-context references; the text is in a cross-attention of its own."""
+    """A reference picture's tokens, the frames, in-context references; the text has its own cross-attention."""
     depth, patch = _depth(model), patch_size(model)
     frames, grid = _frames(x, depth, conditions), token_grid(x.shape, patch)
     before = 0
@@ -63,7 +63,7 @@ def _layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Map
 
 
 def _text_lengths(model: nn.Module, context: Tensor | None, vision: Tensor | None) -> list[int]:
-    """Keys of the cross-attentions of one block: the text's, and a reference picture's vision features."""
+    """Keys in the cross-attentions of one block: the text's, and a reference picture's vision features."""
     text = text_length(context)
     if vision is None:
         return [text]
@@ -73,9 +73,7 @@ def _text_lengths(model: nn.Module, context: Tensor | None, vision: Tensor | Non
 
 
 def _humo(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:
-    """The frames, then a reference picture; text and audio are in cross-attentions of their own (audio frame by
-    frame).
-    """
+    """The frames, then a reference picture; text and audio have their own cross-attentions (audio frame by frame)."""
     depth, patch = _depth(model), patch_size(model)
     frames, grid = _frames(x, depth, conditions), token_grid(x.shape, patch)
     reference, after = conditions.get("reference_latent"), 0
@@ -93,7 +91,7 @@ def _depth(model: nn.Module) -> int:
 
 
 def _frames(x: Tensor, depth: int, conditions: Mapping[str, Any]) -> int:
-    """Frames of tokens, with those that are set behind the latent's."""
+    """Frames of tokens, including those appended to the latent's."""
     frames = frame_count(x.shape[2], depth)
     added = conditions.get("time_dim_concat")
     if added is not None:

@@ -1,4 +1,4 @@
-"""Z-Image: Lumina 2's class in ComfyUI, with names of its own in diffusers."""
+"""Z-Image: Lumina 2's class in ComfyUI, with its own names in diffusers."""
 
 from __future__ import annotations
 

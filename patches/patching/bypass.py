@@ -194,7 +194,7 @@ class Bypass:
             output = _plus_change(output, change, place, gains)
         for place, kron in parts.krons:
             output = _plus_change(output, kron.to(x.dtype, x.device)(x), place, gains)
-        assert output is not None  # where nothing of the module's own is left, a difference stands in for it
+        assert output is not None  # if the module's own output is not used, a difference replaces it
         if down is not None and up is not None:
             down, up = down.to(x.device, x.dtype), up.to(x.device, x.dtype)
             if down.ndim == 2:
@@ -243,8 +243,8 @@ class Parts(NamedTuple):
         )
 
 
-# The parts of attached adapters under torch.compile, by module. What hangs on a module has fixed shapes for
-# torch.compile; what is found here may have a dynamic one.
+# The parts of attached adapters under torch.compile, by module. torch.compile treats tensors stored on a module as
+# fixed shapes; tensors looked up here may have a dynamic one.
 _COMPILED: dict[str, Parts] = {}
 
 

@@ -23,7 +23,7 @@ from ..adapters.layer import MAX_FACTOR_RANK, ActivationForm
 from .fuse import Patch, Slice, additive, fuse, in_order
 from .strength_schedule import Schedule
 
-Place = Callable[[Schedule | None], int]  # of a schedule's multiplier
+Place = Callable[[Schedule | None], int]  # index of a schedule's multiplier
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,7 @@ class Composed:
             diff = fused.diff
             if (
                 groups > 1 and fused.up.shape[1]
-            ):  # the factors of a grouped convolution mix groups: their product is the small thing here
+            ):  # the factors of a grouped convolution mix groups: here their product is smaller
                 product = (fused.up @ fused.down.float()).reshape(self.shape)
                 if diff is None:
                     diff = product

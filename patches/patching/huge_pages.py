@@ -12,7 +12,7 @@ from torch import Tensor
 
 _ALIGNED = 64  # bytes, a cache line
 _HUGE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
-_WORTH = 2**24  # bytes below which a mapping of its own is not
+_WORTH = 2**24  # bytes; below this a separate mapping does not pay
 
 
 def empty(like: Sequence[Tensor]) -> list[Tensor]:

@@ -214,7 +214,7 @@ class Ledger:
             return _computed(base, patches, None, _seed(name, base, version))
         kept_weight = self.kept.weights.pop(
             name, None
-        )  # put back when it is right: a failure must not leave half-written memory behind
+        )  # stored again only once it is valid: a failure must not leave half-written memory behind
         if (
             kept_weight is None
             or kept_weight.base() is not base
@@ -276,7 +276,7 @@ class Ledger:
         )
         recipe: Hashable = serials, version.compute, version.compiled
         is_transient = False
-        if not additive([*on_weight, *on_bias]):  # then it is made from the module's weight and bias
+        if not additive([*on_weight, *on_bias]):  # then the adapter depends on the module's weight and bias
             recipe = (
                 recipe,
                 version.load,
