@@ -51,7 +51,8 @@ class Planted(engine.Target):
         time.sleep(60)
 
     def grows(self):
-        self.held = b"x" * (room_below_the_peak() + (3 << 20))
+        # More than malloc ever takes from memory that was freed before: 32 MiB.
+        self.held = b"x" * (room_below_the_peak() + (64 << 20))
 
     def writes(self):
         Path(self.place.parent / "escaped").write_text("")
