@@ -54,7 +54,7 @@ def test_a_name_with_the_other_systems_slashes_is_the_file_and_the_listed_name_c
         assert server.ask(f"/graft/lora_info?name={name}").status == 404, name
     (loras / "gone.safetensors").symlink_to(loras / "nowhere.safetensors")
     gone = server.ask("/graft/lora_info?name=gone.safetensors")
-    assert gone.status == 404 and "a link to a file that is not there" in gone.json["error"]
+    assert gone.status == 404 and "a link to a missing file" in gone.json["error"]
     (loras / "gone.safetensors").unlink()
 
 

@@ -8,12 +8,13 @@ import json
 import types
 
 import pytest
+from graft_nodes.storage import atomic
 from graft_nodes.storage.disk_errors import NEXT_STEPS
 from graft_nodes.tests.faults.disk import Disk, fails
 
 pytest.importorskip("aiohttp")
 
-from graft_nodes.headless.editor_server import files, guard
+from graft_nodes.headless.editor_server import guard
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
@@ -21,7 +22,7 @@ def test_a_file_that_a_user_saves_is_replaced_whole_or_not_at_all(tmp_path, numb
     path = tmp_path / "mine.json"
 
     def save(body):
-        files.write_whole(str(path), lambda out: out.write(body))
+        atomic.write_whole(str(path), [body], shared=True)
 
     save(b"old")
     with Disk(tmp_path).installed() as disk:
