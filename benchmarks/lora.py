@@ -348,9 +348,11 @@ def forwards(bench: Bench, name: str, label: str, rounds: int) -> list[dict[str,
     """What bypass costs over a bare forward, for four LoRAs of this rank and eight of rank 8, and a merged stack
     sampled again.
     """
+    from graft_nodes.patches.lora_files.entry import LoraEntry
+
     context = SHAPES[name]["context_dim"]
     narrow = [lora(bench.base.model, 8, 100 + seed) for seed in range(8)]
-    entries = [bench.host.Entry(str(n), state, 0.5) for n, state in enumerate(narrow)]
+    entries = [LoraEntry(str(n), state, 0.5) for n, state in enumerate(narrow)]
     ways = {
         "bypass_overhead": bench.ours([0.5] * 4, "bypass"),
         "bypass_overhead_core": core_bypass(bench, 4, bench.states),

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from conftest import Lab
