@@ -11,7 +11,7 @@ from graft_nodes.patches.adapters import registry
 from graft_nodes.patches.adapters.kind import AdapterKind
 from graft_nodes.patches.adapters.trainable import FullWeights, InitSource, TrainableAdapter
 from graft_nodes.patches.lora_files.parse import Target, grouped, patches_of, read
-from graft_nodes.patches.lora_files.save import renamed
+from graft_nodes.patches.lora_files.save import to_key_format
 from graft_nodes.patches.patching.bypass import Bypass, Wrapped
 from graft_nodes.patches.patching.fuse import Patch, patched
 from torch import nn
@@ -72,7 +72,9 @@ def layers_of(adapter, tensors, size):
     state = {f"lora_unet_a.{suffix}": tensor for suffix, tensor in tensors.items()}
     state["lora_unet_a.alpha"] = torch.tensor(alpha)
     shapes = {("model", "a.weight"): size.shape}
-    parsed = read(renamed(state, "kohya", torch.float32), {"lora_unet_a": Target("model", "a.weight")}, shapes, "file")
+    parsed = read(
+        to_key_format(state, "kohya", torch.float32), {"lora_unet_a": Target("model", "a.weight")}, shapes, "file"
+    )
     return [layer for _, layer, _ in patches_of(parsed, "model", shapes)]
 
 
