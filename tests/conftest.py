@@ -27,6 +27,9 @@ else:
 # Files and folders of which every test is slow: they open browsers and servers, start processes, or run workflows.
 # A single slow test of another file is marked where it stands: @pytest.mark.slow.
 SLOW = (
+    "tests/comfyui_api_stubs/test_loading.py",
+    "tests/demo/test_rule.py",
+    "tests/demo/test_train_base.py",
     "tests/editor",
     "tests/faults",
     "tests/fuzz",
@@ -34,12 +37,17 @@ SLOW = (
     "tests/nodes/test_apply_todo",
     "tests/nodes/test_averages.py",
     "tests/nodes/test_bad_input.py",
+    "tests/nodes/test_demo.py",
+    "tests/nodes/test_denoiser.py",
     "tests/nodes/test_ledger.py",
     "tests/nodes/test_lora",
     "tests/nodes/test_main_job.py",
+    "tests/nodes/test_merging.py",
     "tests/nodes/test_no_dead_setting.py",
     "tests/nodes/test_processes.py",
     "tests/nodes/test_train",
+    "tests/test_benchmarks.py",
+    "tests/test_package.py",
     "tests/training/distributed",
     "tests/training/store/test_killed.py",
     "tests/with_comfyui",
