@@ -121,8 +121,8 @@ LAYOUT = DatasetLayout(
     hint="one JSON per image (tags, score, path)",
     documentation=(
         'one JSON file per image, anywhere below the folder: `{"tags": ["solo", "kirin"], "score": 55, "path":'
-        ' "images/1.png"}`. `path` is relative to the dataset\'s folder. Without `path`, the file describes the image of the'
-        " same name beside it. Images without such a file are left out."
+        ' "images/1.png"}`. `path` is relative to the dataset\'s folder. Without `path`, the file describes the image'
+        " of the same name beside it. Images without such a file are left out."
     ),
     suffixes=(".json",),
     recognise=_recognise,
