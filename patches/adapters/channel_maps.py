@@ -50,9 +50,10 @@ class LowRankMix:
 
 @dataclass(frozen=True, eq=False)
 class RotationStage:
-    """Blocks (count, b, b), or one shared block, minus the identity: each rotates b channels.
+    """One stage of a rotation: blocks (count, b, b), or one shared block, minus the identity. Each rotates b channels.
 
-    `half` 0: neighbouring channels; otherwise runs of `run` channels that are `half` apart are paired (a butterfly).
+    With `half` 0 the b channels are neighbors. Otherwise runs of `run` channels that are `half` apart are paired (a
+    butterfly).
     """
 
     blocks: Tensor
@@ -68,8 +69,9 @@ class RotationStage:
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """Applies the stages to x one after the other, then multiplies by `gains` (n,) if given; `fraction` () blends from
-    x to the result.
+    """A rotation in stages: applies the stages to x one after the other, then multiplies by `gains` (n,) if given.
+
+    `fraction` () blends from x to the result.
     """
 
     stages: tuple[RotationStage, ...]
@@ -149,8 +151,9 @@ def apply_maps(maps: Iterable[Map], x: Tensor, dimension: int) -> Tensor:
 
 
 def transposed_maps(maps: Sequence[Map]) -> list[Map]:
-    """Maps that do to a matrix's columns what these do to the vectors it multiplies: M @ (map x) = (M
-    with these) @ x.
+    """The maps that do to a matrix's columns what `maps` do to the vectors it multiplies.
+
+    M @ (map x) = (M with these maps on its columns) @ x.
     """
     return [channel_map.transposed() for channel_map in reversed(maps)]
 

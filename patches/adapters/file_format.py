@@ -49,13 +49,15 @@ def accept(role: str, tensor: Tensor) -> str | None:
 
 @dataclass(frozen=True)
 class TensorRole:
-    """One tensor of a layer: what it is, and the suffixes of its name in files.
+    """One tensor of a layer in a LoRA file: its role, and the end of its name (suffix).
 
-    `suffixes` are the ones we read (None: `.<name>`); `written` is the one we save (empty: the first one we read).
-    `refused_as` is the tensor's name in messages when only factor pairs and differences are accepted, as in averages of
-    products (empty: it is accepted there too). `is_rank`: its first side is a rank, for reports. `divides_alpha`: that
-    rank divides the alpha that PEFT keeps outside the file. `to_save` reshapes the tensor for saving, given the layer's
-    tensors by role.
+    - `suffixes`: the ones that are read (None: `.<name>`); `written`: the one that is saved (empty: the first one that
+      is read).
+    - `refused_as`: the tensor's name in messages where only factor pairs and differences are accepted, as in averages
+      of products (empty: it is accepted there too).
+    - `is_rank`: its first side is a rank, for reports; `divides_alpha`: that rank divides the alpha that PEFT keeps
+      outside the file.
+    - `to_save` reshapes the tensor for saving; it gets the layer's tensors by role.
     """
 
     name: str
@@ -83,10 +85,10 @@ class TensorRole:
 
 @dataclass(frozen=True)
 class LayerTensors:
-    """The tensors of one layer in a file, by role, and what else is known about it.
+    """The tensors of one layer in a file, by role, and what else is known about the layer.
 
-    `weight_shape` is () and `has_bias` false without a model. `inner` is the layer that a format with place "around"
-    wraps.
+    Without a model `weight_shape` is () and `has_bias` is false. `inner` is the layer that is wrapped, for a format
+    with place "around".
     """
 
     name: str
@@ -131,14 +133,17 @@ def alpha_counts(roles: Container[str]) -> bool:
 
 @dataclass(frozen=True)
 class FileFormat:
-    """One way files store a layer of a kind.
+    """One way in which LoRA files store a layer of an adapter kind: its tensor names, and how to build the layer from
+    them.
 
-    `place`: "alone" is the main kind of a layer, and only one is allowed; "around" wraps the main layer; "beside" is
-    applied after it. `build` makes layers from the tensors, once all needed ones are present; it may raise LayerError.
-    `labels` names a layer in summaries of a file, from its tensors' shapes (None: `name`). `ignores_alpha` says whether
-    alpha has no effect with these roles. `special_key` reads (layer name, role) from a key that has none of the
-    suffixes. `unsupported` maps refused suffixes to their names in messages. `incomplete` is the expectation a message
-    states when a needed tensor is missing.
+    - `place`: "alone" is the main kind of a layer, and only one is allowed; "around" wraps the main layer; "beside" is
+      applied after it.
+    - `build` makes layers from the tensors once all needed ones are there; it may raise LayerError.
+    - `labels` names a layer in summaries of a file, from its tensors' shapes (None: `name`).
+    - `ignores_alpha` says whether alpha has no effect with these roles.
+    - `special_key` reads (layer name, role) from a key that has none of the suffixes.
+    - `unsupported`: suffixes that are refused, with their names in messages.
+    - `incomplete`: what a message says is expected when a needed tensor is missing.
     """
 
     name: str

@@ -1,5 +1,6 @@
-"""Averages LoRA files: either their factors (for states of one run) or their products (any ranks), exact or cut to a
-rank by SVD.
+"""Averages LoRA files: their factors (for states of one run), or their products (for any ranks).
+
+An average of products is exact, or cut to a rank by SVD.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ ALGEBRAS = ("factors", "products")
 
 @dataclass(frozen=True)
 class Averaged:
-    """An averaged LoRA state dict, with the algebra used, its ranks, and the share of the change's norm lost by the
-    cut.
+    """An averaged LoRA state dict, how it was averaged (`algebra`), its ranks, and how much of the change the cut lost.
     """
 
     state: dict[str, Tensor]
@@ -33,11 +33,10 @@ class Averaged:
 def average(
     states: Sequence[Mapping[str, Tensor]], shares: Sequence[float], names: Sequence[str], algebra: str, rank: int = 0
 ) -> Averaged:
-    """The weighted average of LoRA state dicts in one key format. `algebra` is "factors" or "products"; with products,
-    `rank` 0 keeps the result exact.
+    """The weighted average of LoRA state dicts in one key format.
 
-    Raises ValueError listing every layer, shape and key that differs between the files, and every layer kind that
-    cannot be averaged.
+    `algebra` is "factors" or "products"; with products, `rank` 0 keeps the result exact. Raises ValueError listing
+    every layer, shape and key that differs between the files, and every kind of layer that cannot be averaged.
     """
     if algebra not in ALGEBRAS:
         raise ValueError(f"Averaging LoRAs: expected one of {', '.join(ALGEBRAS)}, got {algebra!r}.")
@@ -60,8 +59,10 @@ def average(
 
 
 def _read(states: Sequence[Mapping[str, Tensor]], names: Sequence[str], plain: bool) -> list[dict[str, Group]]:
-    """The layers of each file. `plain` takes only factor pairs and differences; otherwise any kind, as an average of
-    factors within one run does.
+    """The layers of each file.
+
+    `plain` accepts only factor pairs and differences; without it any kind is accepted, for averages of factors within
+    one run.
     """
     files, errors = [], []
     for state, name in zip(states, names, strict=True):
@@ -150,8 +151,9 @@ def _products(files: Sequence[Mapping[str, Group]], shares: Sequence[float], ran
 
 
 def concatenated(layers: Sequence[LoRA], shares: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """(up (out, all ranks), down (all ranks, columns)) in float64; their product is the weighted sum of the layers'
-    products.
+    """Concatenate weighted layers: (up (out, all ranks), down (all ranks, columns)) in float64.
+
+    Their product is the weighted sum of the layers' products.
     """
     ups, downs = [], []
     for layer, share in zip(layers, shares, strict=True):

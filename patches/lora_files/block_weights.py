@@ -1,5 +1,6 @@
-"""Block weights: one strength per block of the model, as in the lists of sd-webui-lora-block-weight (LBW), or by block
-name.
+"""Block weights: one LoRA strength per block of the model.
+
+They are lists as in sd-webui-lora-block-weight (LBW), block names, or presets.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ..models.block_names import REST, TEXT, BlockNames, DiffusersBlocks, Number
 
 
 def lists_of_weights() -> dict[int, tuple[str, tuple[str, ...]]]:
-    """{length of a list: (what it is for, its blocks)} of every model family."""
+    """The lists of all model families: {length of a list: (what it is for, its blocks)}."""
     lists: dict[int, tuple[str, tuple[str, ...]]] = {}
     for names in registry.block_names():
         lists.update(names.weight_lists)
@@ -22,7 +23,7 @@ def lists_of_weights() -> dict[int, tuple[str, tuple[str, ...]]]:
 
 
 def presets() -> dict[str, Mapping[str, float]]:
-    """{name: block weights} of every model family."""
+    """The presets of all model families: {name: block weights}."""
     all_presets: dict[str, Mapping[str, float]] = {}
     for names in registry.block_names():
         all_presets.update(names.presets)
@@ -88,9 +89,7 @@ def _known() -> _Patterns:
 
 
 def diffusers_blocks(keys: Iterable[str]) -> DiffusersBlocks | None:
-    """How a file from diffusers or its trainers names its blocks, if the family has such names; None for any other
-    file.
-    """
+    """How a file from diffusers or its trainers names its blocks; None for any other file or family."""
     text = "\n".join(keys)
     for names in registry.block_names():
         if names.diffusers is not None and names.diffusers.sign in text:
@@ -99,8 +98,9 @@ def diffusers_blocks(keys: Iterable[str]) -> DiffusersBlocks | None:
 
 
 def block_of(weight: str) -> str:
-    """The block of a weight: IN04, M00, OUT11, D18, S37; IN and OUT for Flux's first and last layers; BASE for
-    everything else.
+    """The block that a weight is in: IN04, M00, OUT11, D18, S37 and so on.
+
+    IN and OUT are Flux's first and last layers; BASE is everything else.
     """
     patterns = _known()
     match = patterns.in_model.match(weight)
@@ -122,7 +122,7 @@ def _end(name: str) -> str:
 
 
 def together(kinds: set[str]) -> set[str]:
-    """Every kind of block of a model that has blocks of these kinds."""
+    """All kinds of blocks of the model families that have blocks of these kinds."""
     unet_kinds = {"IN", "M", "OUT"}
     for names in registry.block_names():
         if kinds & set(names.kinds) - unet_kinds:
@@ -133,8 +133,9 @@ def together(kinds: set[str]) -> set[str]:
 
 
 def text_block(name: str, diffusers: DiffusersBlocks | None = None) -> str:
-    """CLIP or T5, from the name of a text encoder's weight or layer; pass `diffusers` for a file with those block
-    names.
+    """The text encoder, CLIP or T5, that a weight or layer name is for.
+
+    Pass `diffusers` for a file with those block names.
     """
     t5 = ["t5", "te3", "text_encoder_3"]
     if diffusers is not None:
@@ -145,8 +146,9 @@ def text_block(name: str, diffusers: DiffusersBlocks | None = None) -> str:
 
 
 def block_of_name(layer: str, diffusers: DiffusersBlocks | None = None) -> str:
-    """The block of a layer, from its name in a file without prefix; pass `diffusers` for a file with
-    those block names.
+    """The block that a layer is in, from its name in a file without prefix.
+
+    Pass `diffusers` for a file with those block names.
     """
     name = layer.replace(".", "_") + "_"
     patterns = _known()
@@ -174,10 +176,10 @@ def _diffusers_end(name: str, diffusers: DiffusersBlocks | None) -> str | None:
 
 
 def parse(text: str) -> dict[str, float]:
-    """{block or kind of block: strength} from "1,0,0.5,…" (12, 17, 20, 26, 57, 58 or 61 numbers), "IN=0, OUT05=0.5", or
-    a preset.
+    """Read block weights: {block or kind of block: strength}.
 
-    Raises ValueError that describes the error.
+    The text is a list "1,0,0.5,…" (12, 17, 20, 26, 57, 58 or 61 numbers), names "IN=0, OUT05=0.5", or a preset. Raises
+    ValueError that describes the error.
     """
     preset = presets().get(text.strip().upper())
     if preset is not None:
@@ -209,7 +211,8 @@ def _number(text: str) -> float:
 
 
 def fitting(text: str, weights: Iterable[str]) -> dict[str, float]:
-    """`parse`, checked against a model's weights: ValueError if it names blocks the model does not have."""
+    """Read block weights and check them against a model; ValueError if they name blocks that the model does not have.
+    """
     strengths = parse(text)
     model_blocks = {block_of(weight) for weight in weights} | {REST, *TEXT}
     missing = [name for name in strengths if not any(_fits(name, block) for block in model_blocks)]
@@ -230,8 +233,9 @@ def fitting(text: str, weights: Iterable[str]) -> dict[str, float]:
 
 
 def strength(strengths: Mapping[str, float], weight: str, text: bool = False) -> float:
-    """The strength of a weight (`text`: of a text encoder): that of its block, by the longest matching name; else
-    BASE's; else 1.
+    """The block strength of a weight (`text`: of a text encoder).
+
+    That is the strength of its block, by the longest matching name; else BASE's; else 1.
     """
     return of_block(strengths, text_block(weight) if text else block_of(weight))
 
@@ -245,8 +249,9 @@ def of_block(strengths: Mapping[str, float], block: str) -> float:
 
 
 def _fits(name: str, block: str) -> bool:
-    """Whether a name covers a block: OUT covers OUT00 and all others, OUT1 and OUT01 cover OUT01, ""
-    covers everything.
+    """Whether a name covers a block.
+
+    OUT covers OUT00 and all others, OUT1 and OUT01 cover OUT01, "" covers everything.
     """
     kind, number = _split(name)
     return not name or (kind, number) == _split(block) or (number is None and kind == _split(block)[0])

@@ -15,11 +15,11 @@ StateDict = Mapping[str, Tensor]
 
 
 class LoraEntry(NamedTuple):
-    """One LoRA of a stack: its name for messages, its tensors, its strengths on the model and the text encoder.
+    """One LoRA of a stack: its name for messages, its tensors, and its strengths on the model and the text encoder.
 
-    `partial`: names that match no weight are skipped instead of refused. `blocks` are block weights as
-    `block_weights.parse` reads them, `metadata` is the file's own; `schedule` multiplies the model's strength during
-    sampling.
+    - `partial`: names that match no weight are skipped instead of refused.
+    - `blocks`: block weights as `block_weights.parse` reads them; `metadata`: the file's own.
+    - `schedule` multiplies the model's strength during sampling.
     """
 
     name: str

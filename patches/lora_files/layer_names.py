@@ -1,4 +1,4 @@
-"""Matches layer names in LoRA files with weights, beyond the names the host knows."""
+"""Matches layer names in LoRA files with the model's weights, also names that ComfyUI does not know."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _NUMBERED_LATER = {"clip_g", "t5xxl"}
 
 
 def find_targets(names: Iterable[str], known: Mapping[str, Target], shapes: Shapes) -> dict[str, Target]:
-    """Targets of a file's layer names that `known` (the host's map) lacks; names that match no weight, or two weights,
-    are skipped.
+    """Find the weights for a file's layer names that `known` (the host's map) lacks.
+
+    Names that match no weight, or two weights, are skipped.
     """
     missing = [name for name in names if name not in known]
     if not missing:
@@ -37,7 +38,7 @@ def find_targets(names: Iterable[str], known: Mapping[str, Target], shapes: Shap
 
 
 def canonical(name: str) -> str:
-    """A name without prefix and with underscores; text encoders keep their number (`te1:…`)."""
+    """A layer name without prefix and with underscores for dots; text encoders keep their number (`te1:…`)."""
     encoder = key_formats.split_text_encoder(name)
     if encoder is None:
         return key_formats.without_prefixes(name)
@@ -58,8 +59,9 @@ def _index(names: Mapping[str, Target]) -> dict[str, Target]:
 
 
 def _ends(shapes: Shapes) -> dict[str, list[Target]]:
-    """Text encoder weights by the last words of their names, for files that do not know the encoder's path in the
-    host's model.
+    """Text encoder weights by the last words of their names.
+
+    It is for files that do not know the encoder's path in the host's model.
     """
     ends: dict[str, list[Target]] = {}
     for space, weight in shapes:
@@ -71,7 +73,10 @@ def _ends(shapes: Shapes) -> dict[str, list[Target]]:
 
 
 def _by_end(name: str, ends: Mapping[str, list[Target]], encoders: set[str]) -> Target | None:
-    """The text encoder weight that a name matches, if exactly one does among the encoders its number can mean."""
+    """The text encoder weight that a name matches; None unless exactly one does.
+
+    Only the encoders that the name's number can mean are looked at.
+    """
     encoder, bare = key_formats.split_text_encoder(name), _BARE.fullmatch(name)
     if encoder is not None:
         number, path = encoder
@@ -122,7 +127,7 @@ def _path(weight: str) -> str:
 
 
 def _tables(own: Sequence[str]) -> list[LayerNames]:
-    """The layer name tables of the families that a model's weights reveal."""
+    """The layer name tables of the model families whose names a model's weights have."""
     tables = []
     for names in registry.layer_names():
         sign = names.model_sign

@@ -1,4 +1,4 @@
-"""The best product of two factors at a given rank, by SVD (randomised for large matrices, Halko 2011)."""
+"""Reduces a matrix or a product to a rank by SVD (randomized for large matrices, Halko 2011)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _SMALL = 384  # up to this side a full SVD is quick
 
 
 def cut_to_rank(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor, float, float]:
-    """The nearest product of at most `rank` to (out, r) @ (r, columns), with the squared norms of the whole and of what
-    was cut.
+    """Reduce a product (out, r) @ (r, columns) to a rank: (up, down, squared norm of the whole, squared norm of what is
+    lost).
 
-    Its factors are balanced. It works on the small matrix between two orthogonal ones, so it never forms the full-size
+    The factors are balanced. It works on the small matrix between two orthogonal ones, so it never forms the full-size
     product.
     """
     (left_side, first), (right_side, second) = torch.linalg.qr(up), torch.linalg.qr(down.T)
@@ -22,10 +22,10 @@ def cut_to_rank(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor, fl
 
 
 def best(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
-    """(up, down, squared norm of what was cut): the best rank-limited product for a matrix, with the singular values
-    split evenly between the factors.
+    """Reduce a matrix to a rank: (up, down, squared norm of what is lost).
 
-    Beyond a few hundred rows and columns it uses Halko's randomised SVD, with its own fixed seed.
+    The singular values are split evenly between the factors. Beyond a few hundred rows and columns it uses Halko's
+    randomized SVD, with a fixed seed of its own.
     """
     rank = min(rank, *matrix.shape)
     basis = None

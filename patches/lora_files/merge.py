@@ -1,4 +1,5 @@
-"""Makes one LoRA from several LoRAs or from the difference of two models: exact, or cut to a rank by SVD."""
+"""Merges several LoRAs into one, and extracts a LoRA from the difference of two models: exact, or cut to a rank by SVD.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ _GENERIC = re.compile(r"text_encoders\.(\w+)\.transformer\.(model\.)?")
 
 @dataclass(frozen=True)
 class MergedLora:
-    """A LoRA state dict, its largest rank, and the share of the change's norm lost by the cut."""
+    """A merged LoRA's state dict, its largest rank, and how much of the change (by norm) the cut lost."""
 
     state: dict[str, Tensor]
     rank: int
@@ -47,8 +48,8 @@ class MergedLora:
 
 
 class WeightChange(NamedTuple):
-    """The change a stack makes to one weight of a model: patches, the weight's shape, and a function that reads the
-    current weight in float32.
+    """What a stack does to one weight of a model: its patches, the weight's shape, and how to read the weight in
+    float32.
     """
 
     patches: Sequence[Patch]
@@ -60,16 +61,14 @@ class WeightChange(NamedTuple):
 
 
 class LayerKey(NamedTuple):
-    """The key that pairs layers across files with different names: the name without prefix and separators, and whether
-    it is for the bias.
-    """
+    """A layer's name without prefix and separators, to pair layers across files; `bias` if it is for the bias."""
 
     name: str
     bias: bool
 
 
 def merge_loras(entries: Iterable[LoraEntry], rank: int = 0, advance: Callable[[], None] = lambda: None) -> MergedLora:
-    """One LoRA with the same change as all entries together, without a model, so every layer must be additive.
+    """Merge LoRAs into one without a model; it makes the same change as all together, so every layer must be additive.
 
     `rank` 0 keeps the change exactly (factors side by side, float32; a difference if a layer has one); above 0 it is
     cut to that rank by SVD. Layers are paired by name without prefixes and separators, so a model's own names and
@@ -140,7 +139,7 @@ class _CollectedLayers:
 
 
 def _not_additive(layers: Iterable[tuple[str, bool, Any]]) -> list[str]:
-    """Problems: layers that need a model's weight, and layers whose tensors contradict each other."""
+    """Errors for layers that need a model's weight, and for layers whose tensors contradict each other."""
     needs_weight: dict[str, list[str]] = {}
     malformed, parts = [], []
     for base, _, layer in layers:
@@ -169,7 +168,7 @@ def _largest_shape(patches: Iterable[Patch]) -> tuple[int, ...]:
 
 
 def _contradictions(base: str, patches: Sequence[Patch]) -> list[str]:
-    """A problem for the first patch of a layer whose shape differs from the others."""
+    """An error if the shapes of a layer's patches differ, for the first one that does."""
     shape = _largest_shape(patches)
     for patch in patches:
         problem = patch.layer.mismatch(shape)
@@ -183,8 +182,9 @@ def _contradictions(base: str, patches: Sequence[Patch]) -> list[str]:
 def _missing_blocks(
     name: str, state: Iterable[str], by_block: Mapping[str, float], diffusers: DiffusersBlocks | None
 ) -> list[str]:
-    """A problem if block weights name blocks that no layer of the file is in; a partial LoRA need not have every block
-    of a list.
+    """An error if block weights name blocks that no layer of the file is in.
+
+    A partial LoRA need not have every block of a list.
     """
     blocks = {block_weights.block_of_name(_pairing_name(key.rpartition(".")[0]), diffusers) for key in state}
     kinds = block_weights.together({_without_number(block) for block in blocks}) | {block_weights.REST}
@@ -202,7 +202,7 @@ def _without_number(block: str) -> str:
 
 
 def _pairing_name(base: str) -> str:
-    """A layer's name without its prefix and separators (`te1:…` of a text encoder), to pair layers of differently
+    """A layer's name without prefix and separators (`te1:…` for a text encoder), to pair layers across differently
     written files.
     """
     name = canonical(strip_attn_processor(_GENERIC.sub(_numbered_encoder, base)))
@@ -227,9 +227,7 @@ def _mlp_place(match: re.Match[str]) -> str:
 def merge_changes(
     changes: Mapping[str, WeightChange], rank: int = 0, advance: Callable[[], None] = lambda: None
 ) -> MergedLora:
-    """One LoRA with the same change as all patches (of any kind, in order) of these weights by name; `rank` as in
-    `merge_loras`.
-    """
+    """Merge the patches (of any kind, in order) of a model's weights into one LoRA; `rank` as in `merge_loras`."""
     merged = _MergedLayers(rank)
     for name, change in changes.items():
         bias = name.endswith(".bias")
@@ -244,8 +242,9 @@ def merge_changes(
 def extract_lora(
     changes: Mapping[str, Callable[[], Tensor]], rank: int, advance: Callable[[], None] = lambda: None
 ) -> MergedLora:
-    """A LoRA of the differences by weight name, each computed only when needed; biases, norms and other vectors stay
-    full differences.
+    """Extract a LoRA from the differences of two models, by weight name.
+
+    Each difference is computed only when needed. Biases, norms and other vectors stay full differences.
     """
     merged = _MergedLayers(rank)
     for name, compute in changes.items():
@@ -263,9 +262,9 @@ def extract_lora(
 
 
 def check_comparable(weights: Mapping[str, Tensor], base: Mapping[str, Tensor], prefix: str) -> list[str]:
-    """The names, among those with a prefix, of the two models' weights whose difference a LoRA can store.
+    """The names, among those with a prefix, of the weights whose difference between two models a LoRA can store.
 
-    Raises ValueError listing every weight that only one model has, whose shapes differ, or that is quantised.
+    Raises ValueError listing every weight that only one model has, whose shapes differ, or that is quantized.
     """
     names = [name for name in {**weights, **base} if name.startswith(prefix)]
     missing, other_shape, quantised = [], [], []
@@ -289,7 +288,7 @@ def check_comparable(weights: Mapping[str, Tensor], base: Mapping[str, Tensor], 
 
 
 class _MergedLayers:
-    """Collects the layers of the merged LoRA, and how much of the change is cut."""
+    """Collects the layers of the merged LoRA, and counts how much of the change is lost."""
 
     def __init__(self, rank: int):
         self.rank, self.largest_rank = rank, 0
@@ -304,8 +303,8 @@ class _MergedLayers:
         bias: bool = False,
         read: Callable[[], Tensor] | None = None,
     ) -> None:
-        """Add the summed change of patches to a weight (or bias) of `shape`; `read` gives the weight to patches that
-        need it.
+        """Add the change of all patches of a weight (or bias) of `shape`; `read` gives the weight to patches that need
+        it.
         """
         if read is not None and not additive(patches):
             weight = read()
@@ -323,8 +322,9 @@ class _MergedLayers:
         self.add_change(base, diff, bias, may_be_flat)
 
     def add_change(self, base: str, change: Tensor, bias: bool = False, may_be_flat: bool = False) -> None:
-        """Add a difference, cut to the rank or in full; in full, as factors with a unit matrix if it may be a flattened
-        convolution's.
+        """Add a difference, cut to the rank or in full.
+
+        In full it becomes factors with a unit matrix if it may be that of a flattened convolution.
         """
         if self.rank and change.ndim > 1:
             self.add_cut(base, change)

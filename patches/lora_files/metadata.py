@@ -1,5 +1,4 @@
-"""Reads a LoRA file's metadata: trigger words and training settings (kohya-ss/sd-scripts' `ss_*`, `modelspec.*`), and
-its base model.
+"""Reads a LoRA file's metadata: trigger words, training settings (`ss_*` of sd-scripts, `modelspec.*`) and base model.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _LONGEST = 80
 
 
 def about(metadata: Mapping[str, str], words: int = 8) -> str:
-    """One line: title, trigger words, the most frequent training tags, model, rank, steps …; empty without metadata."""
+    """A LoRA's metadata in one line: title, trigger words, tags, model, rank, steps …; empty without metadata."""
     facts = []
     for label, keys in _FACTS:
         value = _first(metadata, keys)
@@ -49,7 +48,7 @@ def about(metadata: Mapping[str, str], words: int = 8) -> str:
 
 
 def contents(state: Mapping[str, Tensor]) -> str:
-    """One line from names and shapes: the kinds of layers with their counts, ranks, and the model they are for."""
+    """A LoRA's contents in one line, from names and shapes: kinds of layers with their counts, ranks, model family."""
     shapes = key_formats.generic_keys({name: tuple(tensor.shape) for name, tensor in state.items()})
     kinds, ranks = parse.summary(shapes)
     family = recognise_lora(shapes.items())
@@ -89,13 +88,16 @@ _WORDS = ("modelspec.trigger_phrase", "ss_trigger_words", "trained_words", "mode
 
 
 def describe(path: str) -> dict[str, Any]:
-    """What the editor shows of a LoRA file, as plain JSON values, read from its header (plus a few bytes if only alphas
-    give the scale).
+    """What the editor shows about a LoRA file, as plain JSON values.
 
-    file, size (bytes), layers, kinds {kind: layers}, ranks, alphas, types {type: tensors}, family and base (its model,
-    "" if unknown), title, words (trigger words), tags [[tag, count]] (the most frequent), steps, resolution, todo, ema,
-    text_encoder (whether it has layers for one), from_graft. Raises ValueError for pickles and damaged files, OSError
-    if the file is missing.
+    It is read from the header, plus a few bytes if only alphas give the scale. The keys:
+
+    - `file`, `size` (bytes), `layers`, `kinds` {kind: layers}, `ranks`, `alphas`, `types` {type: tensors}
+    - `family` and `base` (its model, "" if unknown), `title`, `words` (trigger words), `tags` [[tag, count]] (the most
+      frequent)
+    - `steps`, `resolution`, `todo`, `ema`, `text_encoder` (whether it has layers for one), `from_graft`
+
+    Raises ValueError for pickles and damaged files, OSError if the file is missing.
     """
     tensors, metadata = open_file.header(path)
     shapes = key_formats.generic_keys({name: tensor.shape for name, tensor in tensors.items()})
@@ -130,7 +132,7 @@ def _first(metadata: Mapping[str, str], entries: Sequence[str]) -> str:
 
 
 def _alphas(path: str, tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> list[float]:
-    """All alphas of a file: from the few bytes of each tensor, else from its metadata."""
+    """All alphas of a file, from the few bytes of each tensor, else from its metadata."""
     alphas = set()
     with open(path, "rb") as file:
         for name, tensor in tensors.items():
@@ -159,7 +161,7 @@ _ALPHAS = {
 
 
 def made_for(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """The model family a LoRA is for, from its metadata, else from names and shapes; empty if neither tells."""
+    """The model family that a LoRA is for, from its metadata, else from names and shapes; empty if neither tells."""
     shapes = key_formats.generic_keys({name: tuple(tensor.shape) for name, tensor in state.items()})
     base_model = metadata.get("ss_base_model_version") or metadata.get("modelspec.architecture")
     if base_model:

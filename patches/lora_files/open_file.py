@@ -1,4 +1,4 @@
-"""Opens a LoRA file together with PEFT's adapter_config.json next to it, and caches unchanged files."""
+"""Opens a LoRA file, with PEFT's adapter_config.json if it lies beside it, and caches unchanged files."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .peft_config import BESIDE
 
 
 def load(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(tensors, metadata) of a safetensors file, memory-mapped; PEFT's settings next to it become another metadata
-    entry.
+    """Open a LoRA file: (tensors, metadata) of a safetensors file, memory-mapped.
 
-    Raises ValueError that names the file if it is damaged or in another format.
+    PEFT's settings beside it become another metadata entry. Raises ValueError that names the file if it is damaged or
+    in another format.
     """
     tensors, metadata = load_safetensors(path)
     return tensors, {**metadata, **_peft_settings(path)}
 
 
 def load_once(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """`load`, cached while the file's `version` stays the same; do not modify the result."""
+    """`load`, cached as long as the file's `version` stays the same; do not modify the result."""
     return _load_version(path, version(path))
 
 
@@ -33,7 +33,7 @@ def header(path: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
 
 
 def version(path: str) -> tuple[tuple[int, int], ...]:
-    """(size, modification time) of a file and of PEFT's settings next to it: changes whenever either is written."""
+    """(size, modification time) of a file and of PEFT's settings beside it, which change when either is written."""
     paths = [path]
     config = _peft_config_path(path)
     if config is not None:

@@ -1,5 +1,4 @@
-"""Parses LoRA state dicts of every key format (kohya-ss/sd-scripts, lycoris, PEFT, diffusers, ComfyUI) into layers and
-validates them.
+"""Parses LoRA files of every key format (sd-scripts, lycoris, PEFT, diffusers, ComfyUI) into layers, and checks them.
 """
 
 from __future__ import annotations
@@ -25,8 +24,9 @@ _LISTED = 12
 
 
 class Target(NamedTuple):
-    """Where a layer is applied: a model ("model" or "clip"), its weight, and for a fused weight the part and the host's
-    row permutation.
+    """Where a layer is applied: the space ("model" or "clip") and the weight.
+
+    For a fused weight also the part, and the row permutation of the host.
     """
 
     model: str
@@ -37,12 +37,12 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ParsedLora:
-    """One parsed LoRA: layers by target, and the names that match no weight (`text_encoder`: names for a text encoder
-    that is not loaded).
+    """A parsed LoRA: layers by target, and what of the file is not used.
 
-    `misfits` says why layers that match a weight do not fit it, for partial LoRAs whose other layers are used.
-    `embeddings` names the textual inversions in the file (OneTrainer, ai-toolkit); they are not part of the LoRA and
-    are not read.
+    - `text_encoder`: names for a text encoder that is not loaded.
+    - `misfits`: why layers that match a weight do not fit it, for partial LoRAs whose other layers are used.
+    - `embeddings`: textual inversions in the file (OneTrainer, ai-toolkit). They are not part of the LoRA and are not
+      read.
     """
 
     name: str
@@ -63,12 +63,14 @@ def read(
     hint: str = "",
     configs: tuple[PeftConfig, ...] = (),
 ) -> ParsedLora:
-    """Match a LoRA's state dict with a model's weights and check all of it.
+    """Match a LoRA's state dict with a model's weights and check all of it. Nothing is changed.
 
-    `key_map` gives the target of every LoRA name the model knows, `shapes` the shape of each (model, weight). Raises
-    ValueError listing every problem: no match at all, names without a weight and wrong shapes (unless `partial`),
-    incomplete pairs, NaN or infinite values, unavailable kinds. `hint` says what the file is for, in the message when
-    nothing matches; `configs` are the PEFT settings that came with the file. Nothing is changed.
+    - `key_map`: the target of every LoRA name that the model knows; `shapes`: the shape of each (model, weight).
+    - `hint` says what the file is for, in the message when nothing matches; `configs` are the PEFT settings that came
+      with the file.
+
+    Raises ValueError listing every problem: no match at all, names without a weight and wrong shapes (unless
+    `partial`), incomplete pairs, NaN or infinite values, unavailable kinds.
     """
     groups, strangers, problems = grouped(_without_embeddings(state), plain=False)
     has_clip = any(target.model == "clip" for target in key_map.values())
@@ -118,8 +120,8 @@ def read(
 def unplaced(
     state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...] = ()
 ) -> tuple[list[tuple[str, bool, Layer]], list[str]]:
-    """(all layers as (name in the file, whether it is for the bias, layer), problems), without a model to check the
-    file against.
+    """All layers of a LoRA without a model to check them against: ([(name in the file, whether for the bias, layer)],
+    problems).
     """
     groups, strangers, problems = grouped(_without_embeddings(state), plain=False)
     problems += [f"{key} is no LoRA tensor" for key in strangers]
@@ -132,7 +134,7 @@ def unplaced(
 
 
 def with_alphas(state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...]) -> dict[str, Tensor]:
-    """A LoRA's state dict with alphas added for the scales that PEFT keeps in its settings beside the file."""
+    """A LoRA's state dict with alphas added, for scales that PEFT keeps in its settings beside the file."""
     groups, _, _ = grouped(state, plain=False)
     alphas: dict[str, Tensor] = {}
     rank_roles = [role.name for role in tensor_names().roles.values() if role.divides_alpha]
@@ -158,8 +160,9 @@ def names(state: Collection[str]) -> list[str]:
 
 
 def summary(shapes: Mapping[str, Sequence[int]]) -> tuple[dict[str, int], list[int]]:
-    """({kind of layer: count}, all ranks) of a file, from the names and shapes of its tensors; tensors that are not a
-    LoRA's are not counted.
+    """Summarize a LoRA file: ({kind of layer: count}, all ranks), from the names and shapes of its tensors.
+
+    Tensors that are not a LoRA's are not counted.
     """
     names = tensor_names()
     groups: dict[str, dict[str, Sequence[int]]] = {}
@@ -189,8 +192,9 @@ def _labels(roles: Mapping[str, Sequence[int]]) -> list[str]:
 
 
 def grouped(state: Mapping[str, Tensor], plain: bool = True) -> tuple[dict[str, Group], list[str], list[str]]:
-    """(tensors by layer name and role, unknown keys, problems); `plain` refuses everything but factor pairs and
-    differences.
+    """Group a LoRA's tensors by layer: (tensors by layer name and role, unknown keys, problems).
+
+    `plain` refuses everything but factor pairs and differences.
     """
     groups: dict[str, Group] = {}
     strangers: list[str] = []
@@ -377,8 +381,8 @@ def _some(names: Iterable[str]) -> str:
 def patches_of(
     parsed: ParsedLora, model: str, shapes: Mapping[tuple[str, str], Sequence[int]]
 ) -> Iterator[tuple[str, Layer, Slice | None]]:
-    """(weight, layer, part) of every layer for one model; a host's row permutation is applied to
-    the whole difference.
+    """The layers for one model: (weight, layer, part) of each. A host's row permutation is applied to the whole
+    difference.
     """
     for target, layers in parsed.layers.items():
         if target.model != model:

@@ -1,6 +1,4 @@
-"""Settings that PEFT and diffusers keep outside the tensors: scales and the form of a rotation, from a file's header or
-its `adapter_config.json`.
-"""
+"""PEFT's settings of a LoRA (scales, form of a rotation), from the file's header or `adapter_config.json` beside it."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ _HEADER = "lora_adapter_metadata"  # diffusers' key in the header: the same sett
 
 @dataclass(frozen=True)
 class PeftConfig:
-    """Settings of one part of a model (`part`: "transformer", "unet", "text_encoder" …; "" for all)."""
+    """PEFT's settings for one part of a model (`part`: "transformer", "unet", "text_encoder" …; "" for all)."""
 
     part: str = ""
     rank: int | None = None
@@ -35,8 +33,8 @@ class PeftConfig:
         return layer.endswith(self.feedforward)
 
     def scale(self, layer: str, rank: int | None = None) -> float | None:
-        """PEFT's multiplier for a layer's change: alpha / rank (or alpha / root of the rank for rsLoRA); None if the
-        settings do not say.
+        """PEFT's scale of a layer: alpha / rank, or alpha / root of the rank for rsLoRA; None if the settings do not
+        say.
         """
         layer = layer.removeprefix("base_model.model.").removeprefix(f"{self.part}." if self.part else "")
         alpha = _of(self.alpha_pattern, layer, self.alpha)
@@ -47,8 +45,9 @@ class PeftConfig:
 
 
 def peft_configs(metadata: Mapping[str, str]) -> tuple[PeftConfig, ...]:
-    """The settings in a file's metadata, the most specific part first; raises ValueError if they exist but are no JSON
-    object.
+    """PEFT's settings in a file's metadata, the most specific part first.
+
+    Raises ValueError if they exist but are not a JSON object.
     """
     configs: list[PeftConfig] = []
     for key in (_HEADER, BESIDE):
@@ -113,8 +112,9 @@ def _names(value: Any) -> tuple[str, ...] | None:
 
 
 def _patterns(content: Mapping[str, Any], name: str, check: Callable[[Any], bool]) -> dict[str, Any]:
-    """{pattern: value}; ValueError for an invalid pattern, or one that could keep the regex engine busy for hours
-    (`(a+)+`).
+    """Read {pattern: value}.
+
+    Raises ValueError for an invalid pattern, or one that could keep the regex engine busy for hours (`(a+)+`).
     """
     patterns = content.get(name) or {}
     if not isinstance(patterns, Mapping):
@@ -131,7 +131,8 @@ def _patterns(content: Mapping[str, Any], name: str, check: Callable[[Any], bool
 
 
 def _of(patterns: Mapping[str, Any], layer: str, otherwise: Any) -> Any:
-    """The value of the first pattern that matches the end of a module's name (the whole name after `^`), as PEFT
-    matches them.
+    """The value of the first pattern that matches the end of a module's name, as PEFT matches them.
+
+    After `^` a pattern has to match the whole name.
     """
     return next((value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", layer)), otherwise)

@@ -1,4 +1,4 @@
-"""Reads a stack of LoRAs for a model: takes files, key names and shapes; returns patches by weight and a report."""
+"""Reads a LoRA stack for a model: from files, key names and shapes to patches by weight, and a report."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ _MISFITS_SHOWN = 3
 
 
 class ModelWeights(NamedTuple):
-    """The weights LoRAs may patch, as the host describes a MODEL and a CLIP.
+    """The weights that LoRAs may patch, as the host describes a MODEL and a CLIP.
 
-    `key_map` has the target of every LoRA key the host knows, `shapes` the shape of every weight by ("model" or "clip",
-    name). `enlarged` are weights enlarged by a LoRA already on the model; `can_enlarge` says whether the host has
-    adapters that do so.
+    - `key_map`: the target of every LoRA key that the host knows; `shapes`: the shape of every weight by ("model" or
+      "clip", name).
+    - `enlarged`: weights that a LoRA on the model has enlarged already; `can_enlarge`: whether the host has adapters
+      that do so.
     """
 
     key_map: Mapping[str, parse.Target]
@@ -39,7 +40,7 @@ class ModelWeights(NamedTuple):
 class EnlargingLora(NamedTuple):
     """The layers of one LoRA that enlarge their weight (BFL's control LoRAs), for ComfyUI's own adapters to apply.
 
-    `layers` maps a layer's name in `state_dict` to the weight; `changed` are all weights and biases it changes.
+    `layers` maps a layer's name in `state_dict` to the weight. `changed` are all weights and biases that it changes.
     """
 
     name: str
@@ -51,7 +52,7 @@ class EnlargingLora(NamedTuple):
 
 @dataclass
 class LoraReading:
-    """The LoRAs of a stack, matched with a model's weights, and all errors found."""
+    """A stack's LoRAs matched with a model's weights, and all errors found."""
 
     loras: list[tuple[LoraEntry, parse.ParsedLora]] = field(default_factory=list)
     enlarging: list[EnlargingLora] = field(default_factory=list)
@@ -64,7 +65,7 @@ class LoraReading:
 
 
 class LoraStackPatches(NamedTuple):
-    """A parsed stack: patches by weight, what ComfyUI's own adapters must apply, and lines for the report."""
+    """A stack that has been read: patches by weight, what ComfyUI's own adapters must apply, and report lines."""
 
     patches: SpacePatches
     enlarging: Sequence[EnlargingLora]
@@ -77,7 +78,7 @@ def read_stack(
     mode: str,
     convert: Callable[[StateDict], StateDict],
 ) -> LoraStackPatches:
-    """The patches of a stack for a model, to apply in `mode`; `convert` turns a file's keys into generic names.
+    """Read a LoRA stack for a model, to apply in `mode`: its patches. `convert` turns a file's keys into generic names.
 
     Raises ValueError listing every error of every entry.
     """
@@ -99,7 +100,7 @@ def read_stack_to_merge(
     base_weights: Mapping[str, Mapping[str, Tensor]],
     convert: Callable[[StateDict], StateDict],
 ) -> LoraStackPatches:
-    """The patches of a stack that will become one LoRA; its report says what is skipped.
+    """Read a LoRA stack that is to be merged into one LoRA: its patches, and a report of what is skipped.
 
     `base_weights` are the tensors of the "model" and the "clip" by name. Raises ValueError listing every error.
     """
@@ -159,7 +160,7 @@ def _read_file(
 
 
 def _refused_entries(entries: Iterable[LoraEntry], mode: str) -> list[str]:
-    """Problems: schedules that the mode does not support, and strengths that are not numbers."""
+    """Errors for schedules that the mode does not support, and for strengths that are not numbers."""
     scheduled, not_finite = [], []
     for entry in entries:
         if entry.schedule is not None and mode in ("merge", "host"):
@@ -214,8 +215,9 @@ def _read_enlarging(
 
 
 def _changed_and_enlarged(reading: LoraReading, weights: ModelWeights) -> list[str]:
-    """Weights that one LoRA (of these, or already on the model) enlarges while another one changes them at their old
-    size.
+    """Errors for weights that one LoRA enlarges while another one changes them at their old size.
+
+    The one that enlarges may be one of these, or on the model already.
     """
     enlarged = dict.fromkeys(weights.enlarged, "a LoRA that the model carries")
     for lora in reading.enlarging:
@@ -248,8 +250,8 @@ def patches_by_weight(
     space: str,
     shapes: Mapping[tuple[str, str], Sequence[int]],
 ) -> dict[str, list[Patch]]:
-    """The patches of LoRAs for the "model" or the "clip", block weights included; layers with strength 0
-    are skipped.
+    """The patches of LoRAs for the "model" or the "clip" by weight, with block weights. Layers of strength 0 are
+    skipped.
     """
     patches: dict[str, list[Patch]] = {}
     for entry, lora in loras:

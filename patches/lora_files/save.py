@@ -1,4 +1,4 @@
-"""Saves LoRAs: in the names of a key format, with the metadata and hashes of kohya-ss/sd-scripts."""
+"""Saves LoRAs in a key format (kohya, PEFT, ComfyUI), with the metadata and hashes of kohya-ss/sd-scripts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": torch.float3
 
 
 def to_key_format(lora: Mapping[str, Tensor], name: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """A LORA_MODEL (ComfyUI's generic names) in the names of a key format: factors and differences as `dtype`, alpha as
+    """Convert a LORA_MODEL (ComfyUI's generic names) to a key format: factors and differences as `dtype`, alpha as
     float32.
 
-    Layers merged without a model have their first file's names: kohya's, and diffusers' UNet names become kohya's,
-    which ComfyUI reads too. Raises ValueError listing what the format cannot name, and tensors with NaN, infinite
-    numbers, or numbers that `dtype` cannot hold.
+    Layers merged without a model have the names of their first file. kohya's stay; diffusers' UNet names become
+    kohya's, which ComfyUI reads too. Raises ValueError listing what the format cannot name, and tensors with NaN,
+    infinite numbers, or numbers that `dtype` cannot hold.
     """
     choices = key_formats.writable()
     if name not in choices:
@@ -78,8 +78,9 @@ def hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[s
 
 
 def saved_metadata(lora: Mapping[str, Tensor], title: str, more: Mapping[str, str]) -> dict[str, str]:
-    """`ss_*` and `modelspec.*` entries of a LoRA, without dates or random ids; `more` (from training)
-    overrides them.
+    """The metadata of a saved LoRA (`ss_*` and `modelspec.*`), without dates or random ids.
+
+    `more` (from training) overrides it.
     """
     groups, _, _ = grouped(lora, plain=False)
     ranks = sorted({group["down"][1].shape[0] for group in groups.values() if "down" in group})
@@ -101,7 +102,7 @@ def saved_metadata(lora: Mapping[str, Tensor], title: str, more: Mapping[str, st
 
 
 def _family_metadata(family: ModelFamily | None) -> dict[str, str]:
-    """modelspec's and kohya's entries for the model a LoRA is for; empty if it is unknown."""
+    """The metadata entries that say which model a LoRA is for (modelspec's and kohya's); empty if it is unknown."""
     if family is None:
         return {}
     entries: dict[str, str] = {}

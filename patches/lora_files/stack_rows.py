@@ -1,4 +1,4 @@
-"""Rows of a LoRA stack: the elements of a LORA_STACK, and the JSON of GraftLoRAStack's widget."""
+"""The rows of a LoRA stack: elements of a LORA_STACK, and the JSON of GraftLoRAStack's widget."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _RANGE = re.compile(r"([\d.]+%?)\s*-\s*([\d.]+%?)")
 
 
 class StackRow(tuple):
-    """One row of a LORA_STACK: a tuple (file name, model strength, clip strength) that other packs can unpack, plus
-    Graft's extra fields.
+    """One row of a LORA_STACK: a tuple (file name, model strength, clip strength) with Graft's extra fields.
 
-    `number` is its position in the source list, for messages: counted from 1, including rows that are off.
+    Other packs can unpack it. `number` is its position in the source list, for messages: counted from 1, including rows
+    that are off.
     """
 
     blocks: str
@@ -52,7 +52,7 @@ class StackRow(tuple):
 
 
 def rows_of(stack: Iterable[Sequence]) -> list[StackRow]:
-    """The rows of any pack's LORA_STACK, as StackRows; raises ValueError listing every unusable element."""
+    """Read any pack's LORA_STACK as StackRows; raises ValueError listing every unusable element."""
     rows, problems = [], []
     for number, element in enumerate(stack, start=1):
         if not (isinstance(element, (tuple, list)) and len(element) == 3 and isinstance(element[0], str)):
@@ -72,9 +72,10 @@ def rows_of(stack: Iterable[Sequence]) -> list[StackRow]:
 
 
 def parse(text: str) -> list[StackRow]:
-    """The enabled rows of `{"version": 1, "rows": [{"file", "on", "model", "clip", "blocks", "schedule", "partial"}]}`.
+    """Read the JSON rows of GraftLoRAStack; returns those that are on.
 
-    Only "file" is required; clip defaults to the model's strength. Raises ValueError listing every error.
+    The text is `{"version": 1, "rows": [{"file", "on", "model", "clip", "blocks", "schedule", "partial"}]}`. Only
+    "file" is required; clip defaults to the model's strength. Raises ValueError listing every error.
     """
     try:
         content = json.loads(text.strip() or EMPTY)
@@ -120,10 +121,10 @@ def _row_problems(row: Mapping[str, Any]) -> Iterable[str]:
 
 
 def schedule_of(text: str) -> Schedule | None:
-    """The schedule of a row: "0.2-0.8" (on from start to end), or points "0:1, 0.5:0.3, 1:0" (share of sampling:
-    strength); None for "".
+    """Read the strength schedule of a row; None for "".
 
-    Shares are from 0 (all noise) to 1, or in percent ("20%-80%"). Raises ValueError that describes the error.
+    The text is "0.2-0.8" (on from start to end), or points "0:1, 0.5:0.3, 1:0" (fraction of sampling: strength).
+    Fractions are from 0 (all noise) to 1, or in percent ("20%-80%"). Raises ValueError that describes the error.
     """
     if not text.strip():
         return None

@@ -1,6 +1,4 @@
-"""Models under torch.compile: how to detect them, and separate compiled code for a call whose options no
-guard checks.
-"""
+"""Models under torch.compile: how to recognize them, and how to keep compiled code apart for different settings."""
 
 from __future__ import annotations
 
@@ -12,8 +10,9 @@ from torch.overrides import TorchFunctionMode
 
 
 def is_compiled(wrappers: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether ComfyUI's own compile wrapper (TorchCompileModel, and other packs' nodes that use it) is among {kind:
-    {key: wrappers}}.
+    """Whether ComfyUI's own compile wrapper is among {kind: {key: wrappers}}.
+
+    TorchCompileModel uses it, and so do nodes of other packs.
     """
     return any("torch.compile" in keyed for keyed in wrappers.values())
 
@@ -36,12 +35,13 @@ def _kind(identity: str) -> type[_Pass]:
 
 
 def own_code(identity: str) -> TorchFunctionMode:
-    """Inside this context, torch.compile uses only code it compiled under the same identity, and outside only code
-    compiled without it.
+    """A context with compiled code of its own: inside, torch.compile uses only code that it compiled under the same
+    identity.
 
-    ComfyUI 0.33's TorchCompileModel drops every guard on `transformer_options`, and with them what distinguishes one
-    model's patches from another's. The types of active torch function modes are part of every guard, for every piece of
-    a broken graph. Code compiled once under an identity is reused. Each operation that is not compiled costs one extra
-    Python call.
+    Outside it uses only code that was compiled without an identity. This is needed because ComfyUI 0.33's
+    TorchCompileModel drops every guard on `transformer_options`, and with them what tells one model's patches from
+    another's. The types of active torch function modes are part of every guard, for every piece of a broken graph. Code
+    that was compiled once under an identity is used again. Each operation that is not compiled costs one extra Python
+    call.
     """
     return _kind(identity)()

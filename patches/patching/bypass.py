@@ -1,7 +1,7 @@
-"""Applies a stack at the activations, y = f(x) + h(x), without changing any weight: one fused adapter per module,
-however many LoRAs there are.
+"""Applies a LoRA stack at the activations, y = f(x) + h(x), without changing any weight.
 
-Layers that do more than add (DoRA, rotations, IA3 …) become maps of the module's input and output.
+There is one adapter per module, however many LoRAs there are. Layers that do more than add (DoRA, rotations, IA3 …)
+become maps of the module's input and output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from .strength_schedule import Clock
 
 
 def supports(module: nn.Module) -> bool:
-    """Whether a module is known to have an output linear in its weight: Linear or convolution."""
+    """Whether a module can be patched at the activations: Linear or a convolution, whose output is linear in the
+    weight.
+    """
     return is_linear(module) or is_conv(module)
 
 
@@ -94,13 +96,14 @@ def _without_remains(forward: Any) -> Any:
 
 
 class Bypass:
-    """The combined effect of all patches of a module's weight and bias on its output.
+    """All patches of a module's weight and bias as one adapter at its activations.
 
-    `module` is read when a patch needs its weight (DoRA's norms) or its bias, in the type and on the device of the
+    `module` is read if a patch needs its weight (DoRA's norms) or its bias, in the type and on the device of the
     activations (`compute`; float32 on the CPU if unknown). Factors are cast once to the activations' type and device.
-    With `compiled`, every adapter has the same structure, so torch.compile sees no difference between them: one input
-    scale, one output scale, factors whose rank is a multiple of 8 and marked as dynamic, and always a bias. Scheduled
-    patches take their multipliers from `clock`.
+    Scheduled patches take their multipliers from `clock`.
+
+    With `compiled` every adapter has the same structure, so torch.compile sees no difference between them: one input
+    scale, one output scale, factors whose rank is a multiple of 8 and marked as dynamic, and always a bias.
     """
 
     def __init__(
@@ -213,9 +216,13 @@ class Bypass:
 
 
 class Parts(NamedTuple):
-    """The tensors an adapter computes with: factors, the multiplier index of each component, (multiplier index,
-    difference) of the weight, (multiplier index, Kronecker product), (multiplier index, difference) of the bias, maps
-    of the module's input and output, and whether any of the module's own output is used.
+    """The tensors that an adapter computes with.
+
+    - `down`, `up`: the factors, None without any; `places`: the multiplier index of each component, None if all are
+      constant.
+    - `diffs`: (multiplier index, difference) of the weight; `krons`: (multiplier index, Kronecker product); `biases`:
+      (multiplier index, difference) of the bias.
+    - `inputs`, `outputs`: maps of the module's input and output; `own`: whether any of the module's own output is used.
     """
 
     down: Tensor | None
@@ -229,7 +236,8 @@ class Parts(NamedTuple):
     own: bool
 
     def to(self, dtype: torch.dtype, device: torch.device) -> Parts:
-        """These parts in another type, on another device; maps stay float32, so their output is rounded once."""
+        """These parts in another type and on another device. Maps stay float32, so that their output is rounded once.
+        """
         return Parts(
             None if self.down is None else self.down.to(device, dtype),
             None if self.up is None else self.up.to(device, dtype),

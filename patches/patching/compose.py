@@ -1,10 +1,10 @@
-"""Applies all patches of one weight at the activations (bypass): maps of the module's input and output, plus low-rank
-products.
+"""Combines all patches of one weight into what happens at the activations (bypass).
 
-y = outputs(W @ inputs(x)) + sum of multiplier * up @ down @ x + sum of multiplier * difference @ x + bias: the same as
-the weight that `stack.in_order` computes, for any order of patches. A Kronecker product keeps its two small factors, as
-in the file. What does not fit this form (rotated pixel patches, both sides of a part) becomes a difference of the whole
-weight.
+y = outputs(W @ inputs(x)) + sum of multiplier * up @ down @ x + sum of multiplier * difference @ x + bias
+
+The result is the same as with the weight that `fuse.in_order` computes, for any order of patches. A Kronecker product
+(LoKr) keeps its two small factors, as in the file. What does not fit this form becomes a difference of the whole
+weight: rotations of a convolution's pixels, and maps on both sides of a part.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ Place = Callable[[Schedule | None], int]  # index of a schedule's multiplier
 
 @dataclass(frozen=True, eq=False)
 class Kron:
-    """x (..., in) to kron(first (a, b), second (c, d)) @ x, for a part of a weight (out, in); `second` may itself be
-    two factors.
+    """A LoKr at the activations: multiplies x (..., in) by kron(first (a, b), second (c, d)).
+
+    It is for a weight (out, in) or a part of it. `second` may itself be two factors.
     """
 
     shape: tuple[int, ...]
@@ -61,10 +62,11 @@ class Kron:
 
 @dataclass
 class Composed:
-    """A module's patches composed: maps, factor pairs (multiplier index, up, down), differences and bias changes
-    (multiplier index, tensor).
+    """All patches of one module, combined.
 
-    `own` is false if nothing of the module's own output is used.
+    - `inputs`, `outputs`: maps of what goes into the module and of what comes out.
+    - `pairs`: (multiplier index, up, down). `diffs`, `krons`, `biases`: (multiplier index, tensor or product).
+    - `own` is false if nothing of the module's own output is used.
     """
 
     shape: tuple[int, ...]
@@ -117,7 +119,9 @@ class Composed:
         return Kron(self.shape, patch.strength * factors[0], factors[1], patch.part)
 
     def put(self, around: ActivationForm, part: Slice | None) -> None:
-        """Wrap the current result in maps, and add a layer beside it (on a part of the weight)."""
+        """Put a non-additive layer on top: wrap the result so far in its maps, and add its own product (for a part of
+        the weight).
+        """
         if around.keeps_output:
             self.inputs, self.outputs = (*around.inputs, *self.inputs), (*self.outputs, *around.outputs)
             self._through(around.inputs, around.outputs)
@@ -151,7 +155,7 @@ class Composed:
         self.diffs, self.krons = self.diffs + [(place, kron.dense()) for place, kron in self.krons], []
 
     def bias(self, patches: Sequence[Patch], read: Callable[[], Tensor | None], place: Place) -> None:
-        """Changes of the bias; maps of the weight do not touch them."""
+        """Add the changes of the bias. Maps of the weight do not apply to it."""
         constant = [patch for patch in patches if patch.schedule is None]
         changed = self.outputs or not self.own or not additive(constant)
         if changed:
@@ -189,8 +193,9 @@ def compose(
     place: Place = lambda _: 0,
     groups: int = 1,
 ) -> Composed:
-    """Compose the patches of a weight (out, in / groups, ...) in order; `read` gives the weight in float32 to patches
-    that need it.
+    """Combine the patches of a weight (out, in / groups, ...) for the activations, in order.
+
+    `read` gives the weight in float32 to patches that need it.
     """
     composed, applied = Composed(tuple(shape)), []  # type: Composed, list[Patch]
     for is_additive, batch_patches in itertools.groupby(patches, lambda patch: patch.layer.additive):
@@ -215,12 +220,12 @@ def compose(
 def uniform(
     made: Composed, patches: Sequence[Patch], read: Callable[[], Tensor], place: Place, groups: int = 1
 ) -> Composed:
-    """The result of `compose` in the one structure torch.compile sees: scales as its only maps, and always some share
-    of the module's own output.
+    """Bring the result of `compose` into one fixed structure, so that torch.compile never compiles again for another
+    LoRA.
 
-    A map that is not a scale (a rotation, a mixture) becomes a difference of the whole weight, and a difference becomes
-    factors, one of them a unit matrix. A grouped convolution has no factors, only one difference that applies at any
-    time.
+    Its only maps are scales, and it always uses some share of the module's own output. A map that is not a scale (a
+    rotation, a mixture) becomes a difference of the whole weight. A difference becomes two factors, one of them a unit
+    matrix. A grouped convolution gets no factors: all its constant changes become one difference.
     """
     if not all(map(is_scale, (*made.inputs, *made.outputs))):
         base = read()
@@ -251,7 +256,7 @@ def uniform(
 
 
 def _factors(diff: Tensor) -> tuple[Tensor, Tensor]:
-    """(up, down) whose product is a difference, exactly."""
+    """Write a difference as two factors (up, down) with exactly this product."""
     rows = diff.flatten(1)
     if len(rows) <= rows.shape[1]:
         return (torch.eye(len(rows)), rows)
@@ -259,7 +264,10 @@ def _factors(diff: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _around(patch: Patch, shape: Sequence[int], read: Callable[[], Tensor]) -> ActivationForm | None:
-    """A patch's maps, limited to its channels if it is for a part of a fused weight; None if maps cannot express it."""
+    """What a patch does at the activations, limited to its channels if it is for a part of a fused weight.
+
+    None if maps cannot express it.
+    """
     layer: Any = patch.layer
     if patch.part is None:
         return layer.at_activations(patch.strength, shape, read)

@@ -1,5 +1,6 @@
-"""Merges a stack of LoRAs into a weight: concatenates the factor pairs into one product, accumulates in float32, rounds
-once.
+"""Merges a stack of LoRAs into one weight.
+
+All up and down matrices become one matrix product, which is added up in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ _LEFT = 1 / 400  # two products leave this share of the noise of rounding both f
 
 @dataclass(frozen=True, eq=False)
 class Patch:
-    """One layer of one LoRA on one weight. A schedule multiplies its strength during sampling, and works only at the
-    activations.
+    """One layer of one LoRA, for one weight.
+
+    A schedule multiplies its strength during sampling; it works only at the activations.
     """
 
     layer: Layer
@@ -42,8 +44,9 @@ class Patch:
 
 
 class Stack:
-    """The LoRA stack of one node on one model: patches by weight name, in order; `bypass` names the weights patched at
-    the activations.
+    """The LoRA stack of one node for one model: the patches of each weight, in order.
+
+    `bypass` names the weights that are patched at the activations.
     """
 
     def __init__(self, patches: Mapping[str, Sequence[Patch]], bypass: Iterable[str] = ()):
@@ -57,7 +60,7 @@ class Stack:
 
     @property
     def identity(self) -> str:
-        """sha256 of everything the stack does (weights, strengths, tensors): the same in every process, for
+        """sha256 of everything that the stack does (weights, strengths, tensors). It is the same in every process, for
         fingerprints.
         """
         if self._identity is None:
@@ -82,11 +85,12 @@ class Stack:
 
 @dataclass(frozen=True, eq=False)
 class Fused:
-    """All patches of one weight: delta = up @ down + diff, with R components.
+    """All patches of one weight as one change: up @ down + diff, with R components.
 
-    `ups` are (out, r) in the files' types; `scale` (R,) in float32 holds each component's strength times scale; `up`
-    (out, R) in float32 combines the two. `down` (R, columns) has the files' common type; R may be 0. `diff` is float32
-    in the weight's shape, or None.
+    - `ups`: the up matrices (out, r) in the types of their files.
+    - `scale` (R,), float32: strength times scale of each component. `up` (out, R), float32, is `ups` times `scale`.
+    - `down` (R, columns): in the common type of the files. R may be 0.
+    - `diff`: float32 in the weight's shape, or None.
     """
 
     ups: Sequence[Tensor]
@@ -106,9 +110,9 @@ class Fused:
 def fuse(
     patches: Sequence[Patch], shape: Sequence[int], device: torch.device | str = "cpu", max_rank: int = MAX_FACTOR_RANK
 ) -> Fused:
-    """Concatenate the factor pairs of one weight of `shape` and sum the full differences; every patch must be additive.
+    """Combine the patches of one weight of `shape`: concatenate up and down matrices, and sum full differences.
 
-    A LoHa counts as a factor pair if it has at most `max_rank` components.
+    Every patch must be additive. A LoHa counts as up and down matrices if it has at most `max_rank` components.
     """
     ups, downs, scales, diff = [], [], [], None
     out, columns, kernel = shape[0], torch.Size(shape[1:]).numel(), torch.Size(shape[2:]).numel()
@@ -139,8 +143,9 @@ def _joined(factors: Sequence[Tensor], dimension: int) -> Tensor:
 
 
 def _placed(factor: Tensor, part: Slice | None, dimension: int, size: int, kernel: int = 1) -> Tensor:
-    """A factor for a part of the weight, padded with zeros to the whole weight; a convolution has `kernel` columns per
-    channel.
+    """Pad a factor for a part of a weight with zeros to the size of the whole weight.
+
+    A convolution has `kernel` columns per channel.
     """
     if part is None or part[0] != dimension:
         return factor
@@ -152,12 +157,11 @@ def _placed(factor: Tensor, part: Slice | None, dimension: int, size: int, kerne
 
 
 def patched(base: Tensor, patches: Sequence[Patch], out: Tensor | None = None, seed: int | None = None) -> Tensor:
-    """base with every patch applied in order: one product accumulated in float32 and rounded once to base's type,
-    written to `out` if given.
+    """A weight with all patches applied in order, computed in float32 and rounded once to the weight's type.
 
-    `base` is a floating weight (out, ...) of any shape but a scalar; `out` has its shape, type and device, and may be
-    `base` itself. Patches that do more than add (DoRA, OFT, set_weight …) see the result of the patches before them. A
-    `seed` makes the rounding stochastic.
+    `base` is a floating weight (out, ...) of any shape but a scalar. The result is written to `out` if given, which has
+    the shape, type and device of `base` and may be `base` itself. Patches that do more than add (DoRA, OFT, set_weight
+    …) get the result of the patches before them. A `seed` makes the rounding stochastic.
     """
     if out is None:
         result = torch.empty(base.shape, dtype=base.dtype, device=base.device)
@@ -209,15 +213,17 @@ def _rounded(values: Tensor, dtype: torch.dtype, draws: torch.Generator | None) 
 
 
 def additive(patches: Iterable[Patch]) -> bool:
-    """Whether all of these only add to the weight, whatever it is; then their order does not matter, and they work at
-    the activations too.
+    """Whether all patches just add something to the weight, whatever the weight is.
+
+    Then their order does not matter, and they work at the activations too.
     """
     return all(patch.layer.additive for patch in patches)
 
 
 def in_order(weight: Tensor, patches: Sequence[Patch]) -> Tensor:
-    """A float32 weight (left unchanged) with patches of any kind applied one after the other; consecutive additive
-    patches become one product.
+    """Apply patches of any kind to a float32 weight one after the other; the weight itself stays unchanged.
+
+    Consecutive additive patches become one product.
     """
     result = weight
     for is_additive, batch in itertools.groupby(patches, lambda patch: patch.layer.additive):
@@ -234,13 +240,15 @@ def in_order(weight: Tensor, patches: Sequence[Patch]) -> Tensor:
 
 
 def bfloat16_factors(up: Tensor, down: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
-    """bfloat16 factors (out, K), (K, columns) of the product `up` (out, R) float32 @ `down` (R, columns), precise
-    enough to add to `base`.
+    """Round `up` and `down` to bfloat16 so that up @ down stays precise enough to add to `base`.
 
-    Rounding both factors of component r to bfloat16 adds noise of energy 2 |up_r|^2 |down_r|^2 e^2 to the result;
-    rounding the result itself always adds |base|^2 e^2. The total noise stays below _NOISE of that: each component gets
-    the cheapest method that allows it. On devices other than a CPU, checking costs more than multiplying, so every
-    component gets the most precise method.
+    Takes `up` (out, R) float32 and `down` (R, columns); returns bfloat16 factors (out, K), (K, columns), where K grows
+    with the precision.
+
+    Rounding both factors of component r to bfloat16 adds noise of energy 2 |up_r|^2 |down_r|^2 e^2 to the result.
+    Rounding the result itself always adds |base|^2 e^2. The noise of the factors stays below _NOISE of that: each
+    component gets the cheapest method that is precise enough. On devices other than a CPU, checking costs more than
+    multiplying, so every component gets the most precise method.
     """
     exact = down.dtype == torch.bfloat16
     if not exact:
@@ -260,15 +268,16 @@ def bfloat16_factors(up: Tensor, down: Tensor, base: Tensor) -> tuple[Tensor, Te
 
 
 def _once(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-    """Each component as one product of rounded factors."""
+    """The cheapest method: one product of rounded factors per component."""
     return up.bfloat16(), down.bfloat16()
 
 
 def _twice(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-    """Each component as two products that cancel each other's rounding: B A = (B h + (B - B h)) A with h = 31/32.
+    """The middle method: two products per component that cancel each other's rounding.
 
-    With e = bf16(h B) - h B and f = bf16(A) - A the second product is (B / 32 - e) (A - 31 f); what remains in the sum
-    is 32 e f and the rounding of the second, which is 32 times smaller: _LEFT of the noise of `_once`.
+    B A = (B h + (B - B h)) A with h = 31/32. With e = bf16(h B) - h B and f = bf16(A) - A the second product is (B / 32
+    - e) (A - 31 f). What remains in the sum is 32 e f and the rounding of the second product, which is 32 times
+    smaller: _LEFT of the noise of `_once`.
     """
     rank = up.shape[1]
     ups, downs = (
@@ -283,8 +292,9 @@ def _twice(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _high_and_low(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-    """Each component as the products of its factors' high and low parts (except low times low), exact compared with the
-    result's rounding.
+    """The most precise method: split each factor into a high and a low part and multiply all but low times low.
+
+    Its error is negligible beside the rounding of the result.
     """
     high, coarse = _once(up, down)
     ups, downs = [high, (up - high).bfloat16()], [coarse, coarse]
@@ -295,8 +305,10 @@ def _high_and_low(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _shared_out(up: Tensor, down: Tensor, base: Tensor, left: Sequence[float]) -> list[slice | Tensor | None]:
-    """Assigns components to multiplication methods: method n leaves left[n] |up_r|^2 |down_r|^2 e^2 of noise, the last
-    one none.
+    """Choose the cheapest precise enough method for each component; returns the components of each method.
+
+    Method n leaves noise of left[n] |up_r|^2 |down_r|^2 e^2; the last method leaves none. The weakest components get
+    the cheapest method, until the allowed noise is used up.
     """
     all_components = slice(None)
     if up.device.type != "cpu":
@@ -317,10 +329,11 @@ def _shared_out(up: Tensor, down: Tensor, base: Tensor, left: Sequence[float]) -
 
 
 def shared_out(stacks: Iterable[Stack], weight: str) -> tuple[list[Stack], list[Stack]]:
-    """(stacks merged into a weight, stacks applied at the activations), each in order.
+    """Split the stacks on a weight into (those that are merged, those that are applied at the activations), each in
+    order.
 
-    The activations come after everything merged. If that would change the order of patches that do more than add, a
-    stack to merge that follows one at the activations goes to the activations too.
+    The activations come after everything that is merged. So a stack to merge that follows one at the activations goes
+    to the activations too, if the order matters because some patches do more than add.
     """
     merged: list[Stack] = []
     activations: list[Stack] = []
@@ -334,7 +347,6 @@ def shared_out(stacks: Iterable[Stack], weight: str) -> tuple[list[Stack], list[
 
 
 def effective(stacks: Iterable[Stack], weight: str, bypass: bool) -> list[Patch]:
-    """The patches of all stacks for one weight, in order: those applied at the activations if `bypass`, else the merged
-    ones.
+    """The patches of all stacks for one weight, in order: with `bypass` those at the activations, else the merged ones.
     """
     return [patch for stack in shared_out(stacks, weight)[bypass] for patch in stack.patches[weight]]

@@ -1,5 +1,6 @@
-"""Memory for many weights at once: one mapping, in huge pages if the system offers them, which makes the first touch
-three times cheaper.
+"""Allocates memory for many weights at once, in huge pages if the system offers them.
+
+Huge pages make the first touch three times cheaper.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ _WORTH = 2**24  # bytes; below this a separate mapping does not pay
 
 
 def empty(like: Sequence[Tensor]) -> list[Tensor]:
-    """Contiguous tensors with the shapes, types and devices of `like`, contents undefined; those on the CPU share one
-    mapping.
+    """Allocate contiguous tensors with the shapes, types and devices of `like`, contents undefined.
 
-    The mapping is freed with the last of them. Each tensor has its own storage, which ends where the tensor ends.
+    Those on the CPU share one memory mapping, which is freed with the last of them. Each tensor has its own storage,
+    which ends where the tensor ends.
     """
     if (
         _HUGE is None

@@ -1,5 +1,6 @@
-"""Keeps a model's base weights and the LoRA stacks on them, so that removing patches restores every bit: patched
-weights are always computed from the base.
+"""Keeps a model's base weights and the LoRA stacks on them, so that taking patches off restores every bit.
+
+Patched weights are always computed from the base weights, never by subtracting a patch.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class _Kept:
     live: nn.Parameter
 
     def fits(self, base: nn.Parameter) -> bool:
-        """Whether this memory can hold another result for the base, without a compiled model's guards noticing a
-        difference.
+        """Whether this memory can hold another result for the base, such that the guards of a compiled model still
+        hold.
         """
         return all(trait(self.live) == trait(base) for trait in (_kind, lambda parameter: parameter.requires_grad))
 
@@ -51,10 +52,13 @@ class _Saved:
 
 @dataclass(eq=False)
 class Kept:
-    """Memory and results of one model, kept for the next attach of any stack; a changed strength counts as a new stack.
+    """What is kept of one model for the next attach: memory of patched weights, base weights and adapters.
 
-    `weights` are patched parameters, one per weight however many stacks come and go; `saved` are the bases of weights
-    on a device; `bypasses` are adapters by module, `clock` their scheduled multipliers.
+    A changed strength counts as a new stack, so this makes changing a strength cheap.
+
+    - `weights`: patched parameters, one per weight however many stacks come and go.
+    - `saved`: copies of the base weights that are patched in place on a device.
+    - `bypasses`: adapters by module; `clock`: their scheduled multipliers.
     """
 
     weights: dict[str, _Kept] = field(default_factory=dict)
@@ -65,9 +69,7 @@ class Kept:
 
 @dataclass(eq=False)
 class _Slot:
-    """One weight that is currently patched: another parameter replaces it or, with `saved`, its own contents are
-    changed.
-    """
+    """One weight that is patched now: replaced by another parameter or, with `saved`, changed in place."""
 
     module: nn.Module
     name: str
@@ -87,12 +89,14 @@ class _Slot:
 
 @dataclass(frozen=True)
 class Version:
-    """What the host knows about the base: `load` changes with each load; weights in `transient` hold temporary contents
-    (LoRA hooks).
+    """What the host says about the model's base weights.
 
-    `compute` is the activations' type and device, if known. `compiled`: torch.compile has seen (or will see) the model,
-    so every module that supports bypass carries an adapter of one structure, and another set of layers recompiles
-    nothing. `stochastic`: bfloat16 and float16 weights are rounded stochastically too, not only fp8.
+    - `load` changes with each load of the model.
+    - `transient`: weights that hold temporary contents (LoRA hooks).
+    - `compute`: type and device of the activations, if known.
+    - `compiled`: torch.compile has seen the model, or will see it. Then every module that can have a bypass gets an
+      adapter of one structure, so another set of layers compiles nothing again.
+    - `stochastic`: bfloat16 and float16 weights are rounded stochastically too, not only fp8.
     """
 
     load: Hashable = None
@@ -103,11 +107,11 @@ class Version:
 
 
 class Ledger:
-    """The stacks on one model, by owner, in the order they were attached; a stack with two owners is applied once.
+    """The LoRA stacks on one model, by owner, in the order in which they were attached.
 
-    `attach` and `detach` may come in any order. After the last detach the model has the same parameter objects with the
-    same bytes, and none of our wrappers or attributes. If computing fails, everything on the model is removed and the
-    error is raised.
+    A stack with two owners is applied once. `attach` and `detach` may come in any order. After the last detach the
+    model has the same parameter objects with the same bytes, and none of our wrappers or attributes. If computing
+    fails, everything on the model is removed and the error is raised.
 
     A weight in host memory is replaced by another parameter: its base is never written, and restoring means pointing
     back to it. A weight on a device is patched in place, so that the device holds it only once: its base is copied to
@@ -187,8 +191,9 @@ class Ledger:
         return module, attribute, base
 
     def _fresh(self, bases: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-        """New memory for the weights whose kept memory does not fit. All kept memory is one mapping, so if any of it is
-        no longer needed, all of it is allocated anew.
+        """Allocate memory for the weights whose kept memory does not fit.
+
+        All kept memory is one mapping. So if any of it is no longer needed, all of it is allocated anew.
         """
         kept_weights = self.kept.weights
         new = [name for name, base in bases.items() if name not in kept_weights or not kept_weights[name].fits(base)]
@@ -308,7 +313,7 @@ class Ledger:
 
 
 def _computed(base: nn.Parameter, patches: Sequence[Patch], memory: Tensor | None, seed: int | None) -> nn.Parameter:
-    """A parameter base + patches, in `memory` if given (a parameter is reused); an inference tensor if base is one."""
+    """A weight with its patches as a parameter, in `memory` if given; an inference tensor if the base is one."""
     with torch.inference_mode(base.is_inference()), torch.no_grad():
         result = patched(base.detach(), patches, out=None if memory is None else memory.detach(), seed=seed)
         if isinstance(memory, nn.Parameter):
@@ -317,8 +322,10 @@ def _computed(base: nn.Parameter, patches: Sequence[Patch], memory: Tensor | Non
 
 
 def _seed(name: str, base: nn.Parameter, version: Version) -> int | None:
-    """The seed for stochastic rounding of a weight whose steps are wider than most changes, always the same for the
-    same weight; None if it needs none.
+    """The seed for stochastic rounding of a weight, always the same for the same weight; None for rounding to the
+    nearest.
+
+    Weights need it if the steps of their type are wider than most changes.
     """
     coarse = base.dtype in COARSE or (version.stochastic and base.dtype in (torch.bfloat16, torch.float16))
     if coarse:
@@ -414,7 +421,7 @@ def is_kept(model: nn.Module) -> bool:
 
 
 def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The shape each weight represents, by name; a quantised weight may be packed into another shape."""
+    """The shape that each weight stands for, by name: a quantized weight may be packed into another shape."""
     shape_by_name = {name: tuple(weight.shape) for name, weight in module.named_parameters(remove_duplicate=False)}
     for name, part in module.named_modules():
         if (

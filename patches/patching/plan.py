@@ -36,8 +36,9 @@ class Installation(NamedTuple):
 
 
 class WeightPlan(NamedTuple):
-    """Weights to merge, weights to bypass, weights left to ComfyUI's own patches, and {reason: number of weights} where
-    this differs from what the mode asks for.
+    """How each weight is patched: merged, at the activations (bypass), or through ComfyUI's own patches (host).
+
+    `reasons` counts weights by the reason why this is not what the mode asks for.
     """
 
     merge: list[str]
@@ -80,12 +81,14 @@ def plan_stack(target: PatchTarget, patches: Patches, mode: str) -> Installation
 
 
 def plan_weights(module: nn.Module, patches: Patches, mode: str, why_not_merge: str | None = None) -> WeightPlan:
-    """How each weight of a stack is patched.
+    """Decide for each weight of a stack: merge, bypass, or ComfyUI's own patches.
 
-    "auto" merges plain floating weights and bypasses the others (quantised ones). "merge" also merges plain fp8, with
-    stochastic rounding, because most changes are smaller than its steps. With `why_not_merge` nothing is merged:
-    weights without a bypass (norms, embeddings) go to the host if their patches only add, except in "merge". Raises
-    ValueError listing the weights for which the mode, or any mode, is impossible.
+    - "auto" merges plain floating weights and bypasses the others (quantized ones).
+    - "merge" also merges plain fp8, with stochastic rounding, because most changes are smaller than its steps.
+    - With `why_not_merge` nothing is merged. Weights without a bypass (norms, embeddings) go to the host if their
+      patches only add, except in "merge".
+
+    Raises ValueError listing the weights for which the mode, or any mode, is impossible.
     """
     plan = WeightPlan([], [], [], Counter())
     problems: list[str] = []

@@ -1,5 +1,6 @@
-"""Stochastic rounding: rounds up or down at random so that the mean is exact, for types whose steps are wider than the
-change added.
+"""Stochastic rounding: rounds up or down at random such that the mean is exact.
+
+It is for types whose steps are wider than the change that is added (fp8, and bf16 for small changes).
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ ENVIRONMENT_VARIABLE = "GRAFT_ROUNDING"
 
 
 def rounds_stochastically() -> bool:
-    """Whether GRAFT_ROUNDING asks for stochastic rounding of merged bfloat16 and float16 weights; ValueError if it is
-    neither "nearest" nor "stochastic".
+    """Whether GRAFT_ROUNDING asks for stochastic rounding of merged bfloat16 and float16 weights.
+
+    Raises ValueError if it is neither "nearest" nor "stochastic".
     """
     rounding = os.environ.get(ENVIRONMENT_VARIABLE, "") or "nearest"
     if rounding not in ("nearest", "stochastic"):
@@ -24,11 +26,11 @@ def rounds_stochastically() -> bool:
 
 
 def stochastic(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """float32 `values` rounded to a narrower floating type: up with a probability that grows with the closeness of the
-    upper neighbour, else down.
+    """Round float32 `values` stochastically to a narrower floating type: the closer the upper neighbor, the more often
+    up.
 
-    Values beyond the type's range become its largest; values the type can represent stay unchanged. The same generator
-    gives the same bytes.
+    Values beyond the type's range become its largest; values that the type can represent stay unchanged. The same
+    generator gives the same bytes.
     """
     limits = torch.finfo(dtype)
     values = values.clamp(limits.min, limits.max)
@@ -40,8 +42,9 @@ def stochastic(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -
 
 @torch.no_grad()
 def round_to_bfloat16_(target: Tensor, value: Tensor, generator: torch.Generator) -> None:
-    """Round float32 `value` stochastically into `target` (bfloat16, same shape and device), so that small steps add up
-    instead of vanishing (2010.06192). Values that are not finite stay as they are.
+    """Round float32 `value` stochastically into `target` (bfloat16, same shape and device).
+
+    Small steps then add up instead of vanishing (2010.06192). Values that are not finite stay as they are.
     """
     if target.dtype != torch.bfloat16 or value.dtype != torch.float32 or target.shape != value.shape:
         raise ValueError(

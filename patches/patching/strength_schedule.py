@@ -13,12 +13,12 @@ import torch
 
 @dataclass(frozen=True)
 class Schedule:
-    """A multiplier through points (percent, multiplier): linear between them, constant before the first and after the
-    last.
+    """A strength schedule: a multiplier given by points (percent, multiplier).
 
-    `percent` is 0 at the start of sampling (all noise) and 1 at its end, like ComfyUI's start_percent and end_percent.
-    Two points at one percent make a step: from there on the second counts. Raises ValueError unless there are points,
-    finite and in order from 0 to 1.
+    It is linear between points, and constant before the first and after the last. `percent` is 0 at the start of
+    sampling (all noise) and 1 at its end, like ComfyUI's start_percent and end_percent. Two points at the same percent
+    make a step: from there on the second counts. Raises ValueError unless there are points, finite and in order from 0
+    to 1.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -58,10 +58,11 @@ class Schedule:
 
 
 class Clock:
-    """The current multipliers, one index per schedule, in one tensor that adapters read; index 0 is always 1.
+    """The current multipliers of all schedules on a model, in one tensor that adapters read.
 
-    `tick` writes to the same memory, so nothing is recomputed or recompiled as sampling proceeds. A schedule keeps its
-    index while one of `users` (objects with `schedules`) that has it is alive; schedules nobody uses need no index.
+    Each schedule has an index; index 0 is always 1. `tick` writes to the same memory, so nothing is recomputed or
+    recompiled while sampling. A schedule keeps its index while one of `users` (objects with `schedules`) that has it is
+    alive; schedules that nobody uses need no index.
     """
 
     def __init__(self, places: int = 64) -> None:
@@ -71,8 +72,8 @@ class Clock:
             self.values = torch.ones(places)
 
     def place(self, schedule: Schedule | None) -> int:
-        """The index of a schedule's multiplier in `values`; it has the value for the start of sampling until the next
-        tick.
+        """The index of a schedule's multiplier in `values`. Until the next tick the multiplier is that of the start of
+        sampling.
         """
         if schedule is None:
             return 0

@@ -1,6 +1,4 @@
-"""What token downsampling will do to a model, as numbers for the editor and as text: tokens before and after, blocks,
-estimated saving.
-"""
+"""The report on token downsampling: tokens before and after, blocks, estimated saving, as numbers and as text."""
 
 from __future__ import annotations
 
@@ -15,8 +13,9 @@ from .unet import ToDoPatch
 
 
 def report_rows(todo: ToDo, latent: Sequence[int] | None = None) -> list[DepthReport]:
-    """One row per depth of the model; grids are included if the latent's shape (..., [frames,] height,
-    width) is given.
+    """The report's rows, one per depth of the model.
+
+    They include grids if the latent's shape (..., [frames,] height, width) is given.
     """
     frames = 1
     if latent is not None and len(latent) == 5:
@@ -43,15 +42,14 @@ def report_data(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence
     """The report as JSON values, which the node sends to the editor as `output.graft_todo[0]`.
 
     - `version`: 1.
-    - `depths`: one entry a depth that the model has, finest first: `depth` (from 1), `factor`, `cell` (the latent's
-    sides divided by it,
-      rounded up, are the token grid's), `before` and `after` (token grids [height, width], null without a latent),
-        `frames` (grids a
-      sequence has), `width` (of queries and keys), `own` (self-attention blocks that a factor thins), `patched` and
-        `skipped` (those and
-      others, at the factor given).
+    - `depths`: one entry per depth that the model has, finest first, with these keys:
+    - `depth` (from 1), `factor`, `width` (of queries and keys), `frames` (grids that a sequence has);
+    - `cell`: the latent's sides divided by it, rounded up, are the token grid's;
+    - `before` and `after`: token grids [height, width], null without a latent;
+    - `own`: self-attention blocks that a factor downsamples; `patched` and `skipped`: those and others, at the factor
+      given.
     - `latent`: [height, width] of the latent, null without one.
-    - `saving`: share of the self-attention's products that is saved, 0 to 1; null without a latent.
+    - `saving`: fraction of the self-attention's products that is saved, 0 to 1; null without a latent.
     - `method`, `phase`, `start_percent`, `end_percent`, `disable_after`: as given.
     - `transformer`: the class's name, null for a UNet.
     - `notes`: sentences. `text`: the whole report in words.
@@ -95,7 +93,7 @@ def _cell(todo: ToDo, depth: int) -> int:
 
 
 def report_text(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence[str] = ()) -> str:
-    """The report as text: per depth the tokens before and after, blocks patched and left alone, and the estimated
+    """The report as text: for each depth the tokens before and after, blocks patched and left alone, and the estimated
     saving.
     """
     rows, settings = report_rows(todo, latent), todo.settings

@@ -1,1 +1,1 @@
-"""Optimizers, their settings and learning rates; one record an optimizer."""
+"""Optimizers, their settings and learning rates; one record per optimizer."""

@@ -1,6 +1,4 @@
-"""Learning rates that differ by tensor: multiples for blocks by pattern, for up factors (LoRA+, 2402.12354) and for the
-text encoder.
-"""
+"""Learning rates that differ by tensor: block learning rates, LoRA+ (2402.12354), and the text encoder's."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from ..trainable.settings import TEXT_ENCODER
 
 
 class Rates(Protocol):
-    """The settings that a tensor's rate depends on."""
+    """The settings that a tensor's learning rate depends on."""
 
     @property
     def learning_rate(self) -> float: ...
@@ -33,15 +31,15 @@ def is_text_encoder(name: str) -> bool:
 
 
 def is_up(name: str) -> bool:
-    """Whether a trained tensor is an up factor, which LoRA+ moves faster."""
+    """Whether a trained tensor is an up matrix, for which LoRA+ raises the learning rate."""
     return name.endswith(up_factor_suffixes())
 
 
 def parse_block_rates(text: str) -> list[tuple[str, float]]:
-    """(pattern, multiple of the rate) of every entry `pattern = multiple`; entries have commas or lines between them.
+    """Read block learning rates: (pattern, multiple of the rate) of every entry `pattern = multiple`.
 
-    Patterns are those of GraftAdapter: globs, or /regular expressions/. Raises ValueError that names every entry that
-    cannot be read.
+    Entries are separated by commas or lines. Patterns are those of GraftAdapter: globs, or /regular expressions/.
+    Raises ValueError that names every entry that cannot be read.
     """
     rates, errors = [], []
     for part in re.split(r"[,\n]", text):
@@ -71,7 +69,7 @@ def is_regular(pattern: str) -> bool:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a pattern means a trained tensor: by its own name or by its module's path."""
+    """Whether a pattern matches a trained tensor, by its own name or by its module's path."""
     paths = [name.rsplit(".", suffix_parts)[0] for suffix_parts in range(3)]
     if is_regular(pattern):
         return any(re.search(pattern[1:-1], path) for path in paths)
@@ -79,7 +77,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def unmatched(block_rates: str, names: Iterable[str]) -> list[str]:
-    """The patterns that mean none of the trained tensors."""
+    """The patterns that match none of the trained tensors."""
     names = list(names)
     unused = []
     for pattern, _ in parse_block_rates(block_rates):
@@ -89,8 +87,9 @@ def unmatched(block_rates: str, names: Iterable[str]) -> list[str]:
 
 
 def ratios(settings: Rates, names: Iterable[str]) -> dict[str, float]:
-    """The rate of every trained tensor as a multiple of the schedule's; of several block patterns that match, the last
-    counts.
+    """The learning rate of every trained tensor, as a multiple of the schedule's.
+
+    If several block patterns match, the last one counts.
     """
     patterns = parse_block_rates(settings.block_rates)
     ratio_of_name = {}

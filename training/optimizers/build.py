@@ -15,7 +15,7 @@ from .settings import OptimizerSettings
 
 
 def missing(optimizer: str) -> list[str]:
-    """What must be installed before this optimizer can be used, in a sentence; empty when nothing is missing."""
+    """What has to be installed before this optimizer can be used, as a sentence; empty if nothing is missing."""
     record = OPTIMIZERS.get(optimizer)
     if record.package is not None and not _installed(record.package.module):
         package = record.package.name
@@ -39,10 +39,9 @@ def _installed(module: str) -> bool:
 
 
 def build(settings: OptimizerSettings, groups: Sequence[dict[str, Any]], part: str = "") -> torch.optim.Optimizer:
-    """The optimizer of `settings` over torch parameter groups (`params` and any further entries).
+    """Build the torch optimizer of `settings` for parameter groups (`params` and any further entries).
 
-    `part` says which of its parts is wanted where the record has several (muon). Raises ValueError that says what to
-    install.
+    `part` says which optimizer is wanted if the record has several (muon). Raises ValueError that says what to install.
     """
     messages = missing(settings.optimizer)
     if messages:

@@ -11,7 +11,7 @@ from .settings import OptimizerSettings
 
 
 def check_run(settings: OptimizerSettings, run: RunFacts) -> None:
-    """Raise ValueError with everything in which the settings do not fit a run."""
+    """Raise ValueError listing every setting that does not fit the run."""
     errors = missing(settings.optimizer)
     if settings.lora_plus != 1 and not any(map(is_up, run.trained)):
         errors.append(
@@ -36,7 +36,7 @@ def check_run(settings: OptimizerSettings, run: RunFacts) -> None:
 
 
 def remarks(settings: OptimizerSettings) -> list[str]:
-    """Sentences about what works and is probably not meant, and about what is ignored."""
+    """Warnings for the report: settings that work but are probably not meant, and settings that are ignored."""
     record = OPTIMIZERS.get(settings.optimizer)
     sentences = list(record.remarks(settings))
     if settings.learning_rate >= record.diverges_from:

@@ -1,6 +1,4 @@
-"""The learning rate as a function of the step: warm-up, then constant, linear, cosine (1608.03983), with restarts, or
-polynomial.
-"""
+"""The learning rate at each step: warmup, then constant, linear, cosine (1608.03983), with restarts, or polynomial."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ RESTARTS = 4  # falls of cosine-restarts
 
 
 def peak_rate(settings: OptimizerSettings) -> float:
-    """The learning rate that the schedule multiplies; of an optimizer without one (adacoor) its constant step size."""
+    """The highest learning rate of the schedule; for an optimizer without a learning rate (adacoor) its step size."""
     fixed_rate = OPTIMIZERS.get(settings.optimizer).fixed_rate
     if fixed_rate is not None:
         return fixed_rate
@@ -23,11 +21,10 @@ def peak_rate(settings: OptimizerSettings) -> float:
 
 
 def rate_at(settings: OptimizerSettings, step: int) -> float:
-    """Learning rate of optimizer step `step` (0 is the first). Warm-up rises linearly; step `total_steps` and later
-    have the floor.
+    """The learning rate of optimizer step `step`; 0 is the first.
 
-    linear and polynomial (power 2) and cosine fall over what follows the warm-up; cosine-restarts falls four times over
-    the same length.
+    It rises linearly during the warmup, and is at the floor from the last of `total_steps` on. linear, polynomial
+    (power 2) and cosine fall between the two; cosine-restarts falls four times over the same length.
     """
     peak = peak_rate(settings)
     if step < settings.warmup:
@@ -43,7 +40,7 @@ def rate_at(settings: OptimizerSettings, step: int) -> float:
 
 
 def _left(schedule: str, done: float) -> float:
-    """The share of the falling part of the rate that is left when a share `done` of the schedule is over."""
+    """How much is left of what the rate falls by, when a fraction `done` of the schedule is over."""
     if schedule == "linear":
         return 1 - done
     if schedule == "polynomial":

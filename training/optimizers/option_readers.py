@@ -1,4 +1,4 @@
-"""Readers of optimizer options: text such as `0.9 0.99` to the value that the optimizer's library takes."""
+"""Readers of optimizer options: turn text such as `0.9 0.99` into the value that the optimizer's library takes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class OptionReader:
-    """How one option is read: `read` turns text into a value and raises ValueError or KeyError where it cannot;
-    `expected` says in words what it takes.
+    """How one optimizer option is read.
+
+    `read` turns text into a value and raises ValueError or KeyError if it cannot; `expected` says in words what it
+    takes.
     """
 
     expected: str
@@ -19,7 +21,7 @@ class OptionReader:
 
 
 def number(least: float, most: float = math.inf, open_below: bool = False) -> OptionReader:
-    """Reads a finite number from `least` to `most`; with `open_below` it must lie above `least`."""
+    """A reader of a finite number from `least` to `most`; with `open_below` the number must be above `least`."""
 
     def read(text: str) -> float:
         value = float(text)

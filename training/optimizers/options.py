@@ -12,10 +12,10 @@ from .registry import OPTIMIZERS
 
 
 def parse(optimizer: str, text: str) -> dict[str, Any]:
-    """Options by the names that the library has for them; raises ValueError that lists everything that cannot be read.
+    """Read optimizer options: {name in the library: value}. Raises ValueError that lists everything that cannot be
+    read.
 
-    Entries `name = value` have commas or lines between them; two numbers of one value may have a comma between them,
-    too.
+    Entries `name = value` are separated by commas or lines. Two numbers of one value may be separated by a comma too.
     """
     record = OPTIMIZERS.get(optimizer)
     entries, errors = _entries(text)

@@ -1,6 +1,4 @@
-"""In which types a step computes: autocast (bf16, fp16) and the loss scale that keeps fp16 gradients from vanishing
-(1710.03740).
-"""
+"""Mixed precision: autocast (bf16, fp16), and the loss scale that keeps fp16 gradients from vanishing (1710.03740)."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ _SLOT = "grad_scaler"
 
 
 def autocast(settings: OptimizerSettings, device: torch.device) -> AbstractContextManager[Any]:
-    """The context of a forward pass; auto is bf16 on a CUDA device that has it, and the model's own types elsewhere."""
+    """The autocast context of a forward pass; auto is bf16 on a CUDA device that has it, else the model's own types."""
     kind = settings.precision
     if kind in ("bf16", "full-bf16") or (kind == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()):
         return torch.autocast(device.type, torch.bfloat16)
@@ -28,8 +26,9 @@ def autocast(settings: OptimizerSettings, device: torch.device) -> AbstractConte
 
 
 class LossScale:
-    """torch's GradScaler as steps use it: its scale and count are part of a run's state, and a step that overflows is
-    computed again.
+    """The loss scale of fp16 training (torch's GradScaler).
+
+    Its scale and count are part of a run's state, and a step that overflows is computed again.
     """
 
     def __init__(self, device: torch.device, saved: Mapping[str, Tensor]) -> None:
@@ -49,8 +48,9 @@ class LossScale:
         return self._scaler.scale(loss)
 
     def unscale_(self, trained: Mapping[str, Tensor]) -> bool:
-        """Divide the gradients by the scale and let it grow or fall; whether every gradient is finite. Without any it
-        stays as it is.
+        """Divide the gradients by the scale, and let the scale grow or fall; returns whether every gradient is finite.
+
+        Without any gradient the scale stays as it is.
         """
         gradients = _Gradients([t for t in trained.values() if t.grad is not None])
         if not gradients.param_groups[0]["params"]:
@@ -61,7 +61,7 @@ class LossScale:
         return finite
 
     def state(self) -> dict[str, Tensor]:
-        """Scale and count of good steps, for the run's state."""
+        """The scale and the number of good steps, for the run's state."""
         scaler_state = self._scaler.state_dict()
         numbers = {
             "scale": (scaler_state["scale"], torch.float64),
@@ -71,7 +71,7 @@ class LossScale:
 
 
 class _Gradients:
-    """What GradScaler asks of an optimizer; its step says that it was allowed to step."""
+    """A stand-in for an optimizer that GradScaler steps: it only notes whether the step was allowed."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self.param_groups = [{"params": tensors}]

@@ -1,4 +1,4 @@
-"""The record of an optimizer: every fact that settings, checks, training, saved states and LoRA metadata need."""
+"""The record of an optimizer: what settings, checks, training, saved states and LoRA metadata need to know of it."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ class SettingsView(Protocol):
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a run trains, as far as settings are checked against it: its tensors, the adapter's kind and max_norm, and
-    whether the run keeps an average of the weights (GraftEMA).
+    """What a run trains, to check settings against it.
+
+    That is its tensors, the adapter's kind and max_norm, and whether the run keeps an average of the weights
+    (GraftEMA).
     """
 
     trained: Mapping[str, Tensor]
@@ -50,9 +52,10 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What an optimizer is built from: torch parameter groups, rates, and its options with the defaults filled in.
+    """What an optimizer is built from: torch parameter groups, learning rates, and its options with the defaults filled
+    in.
 
-    `part` is one of the record's `parts`: which of its optimizers is wanted, where it is made of several.
+    `part` is one of the record's `parts`: which optimizer is wanted, if the record is made of several.
     """
 
     groups: list[dict[str, Any]]
@@ -81,10 +84,11 @@ class TorchClass:
 
 @dataclass(frozen=True)
 class SamplingWeights:
-    """For optimizers that take gradients at one set of weights and sample with another (schedule-free).
+    """For optimizers that train one set of weights and sample with another (schedule-free).
 
-    The weights that gradients are taken at are saved under `live_slot`. `compute(live, state, group)` gives the weights
-    to sample with from them, the tensor's optimizer state and its parameter group; None where they are the live ones.
+    The weights that gradients are taken at are saved under `live_slot`. `compute(live, state, group)` gets them, the
+    tensor's optimizer state and its parameter group, and gives the weights to sample with; None if these are the live
+    ones.
     """
 
     live_slot: str
@@ -108,51 +112,51 @@ class OptimizerRecord:
     """Everything that Graft knows of one optimizer. A new optimizer is one such record in the registry."""
 
     name: str
-    """What the settings call it."""
+    """Its name in the settings."""
     help: str
     """A few words for the tooltip: what it is good for, and the learning rate to try."""
     full_name: str
-    """Module and class as kohya's scripts write them into LoRA metadata. Saved files have it: it never changes."""
+    """Module and class as kohya's scripts write them into LoRA metadata. It is in saved files, so it never changes."""
     build: Callable[[BuildRequest], torch.optim.Optimizer]
     options: Mapping[str, OptionReader]
-    """The options that its library takes beside rate and weight decay."""
+    """The options that its library takes besides learning rate and weight decay."""
     element_wise: bool
-    """Whether each number of a tensor moves by itself, so that ranks may hold the rows of a tensor apart."""
+    """Whether each number of a tensor is updated by itself, so that ranks may split the rows of a tensor."""
     option_defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Values of options that the user does not set, where Graft and not the library decides them."""
+    """Values of options that the user did not set, if Graft and not the library decides them."""
     package: Package | None = None
     torch_class: TorchClass | None = None
 
     fixed_rate: float | None = None
-    """Its step size, where it has no learning rate."""
+    """Its step size, if it has no learning rate."""
     has_weight_decay: bool = True
     joint_step: bool = False
-    """Whether its step depends on the gradients of all tensors together, so that none can move early or alone."""
+    """Whether its step needs the gradients of all tensors together, so that no tensor can be updated early or alone."""
     diverges_from: float = math.inf
-    """From about this learning rate on a step moves every weight further than a weight is large."""
+    """From about this learning rate on, a step changes every weight by more than the weight's own size."""
 
     check_options: Callable[[Mapping[str, Any]], Sequence[str]] = _no_errors
-    """Errors of options that do not go together."""
+    """Errors for options that do not go together."""
     check_settings: Callable[[SettingsView], Sequence[str]] = _no_errors
-    """Errors of settings that this optimizer excludes, each with its reason."""
+    """Errors for settings that do not work with this optimizer, each with its reason."""
     check_run: Callable[[RunFacts], Sequence[str]] = _no_errors
-    """Errors of a run that this optimizer cannot train."""
+    """Errors for a run that this optimizer cannot train."""
     remarks: Callable[[SettingsView], Sequence[str]] = _no_errors
-    """Sentences for the report about settings that work and are probably not meant, such as an unusual rate."""
+    """Warnings for the report about settings that work but are probably not meant, such as an unusual learning rate."""
 
     group_numbers: Mapping[str, type[int] | type[float]] = field(default_factory=dict)
-    """Numbers of its state that it keeps with a parameter group, not with each tensor, in the order they are saved."""
+    """Numbers that it keeps per parameter group instead of per tensor, in the order in which they are saved."""
     sampling_weights: SamplingWeights | None = None
     state_layout: Callable[[Mapping[str, Any]], object] = _one_layout
-    """Of the options that the user sets: a saved state is resumed only by settings of an equal value."""
+    """What its options say about the layout of its state: a saved state can be resumed only with an equal value."""
     parts: tuple[str, ...] = ("",)
-    """The optimizers that it is made of, by name, where several share the work."""
+    """The optimizers that it is made of, by name, if several share the work."""
     part_of: Callable[[Tensor], str] = _one_part
-    """Which of its parts moves a tensor."""
+    """Which of its parts updates a tensor."""
 
     @property
     def tooltip(self) -> str:
-        """Its sentence in the node's tooltip: name, `help`, and what has to be installed."""
+        """Its sentence in the tooltip of the node: name, `help`, and what has to be installed."""
         if self.package is not None:
             return f"{self.name}: {self.help} (needs the package {self.package.name})."
         if self.torch_class is not None:
@@ -168,7 +172,7 @@ class OptimizerRecord:
 
 
 def changed_settings(settings: SettingsView, why: str, changed: Mapping[str, bool]) -> list[str]:
-    """An error for each setting of `changed` that is marked True; `why` says what excludes it."""
+    """An error for each setting that is marked True in `changed`; `why` says why the optimizer does not allow it."""
     errors = []
     for name, is_changed in changed.items():
         if is_changed:

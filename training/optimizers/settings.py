@@ -1,4 +1,4 @@
-"""Optimizer settings and their validation: errors name every setting that is wrong, before the first step."""
+"""Optimizer settings and their validation: errors name every wrong setting before the first step."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ SPEED_ONLY = frozenset({"checkpointing", "offload", "fused_backward"})
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """Settings of the optimizer; plain values, checked on creation (`checks.check_run` checks them against a run).
+    """The settings of GraftOptimizer; plain values, checked on creation (`checks.check_run` checks them against a run).
 
-    `total_steps` is the length that the schedule is planned for, `warmup` its first steps, `floor` the share of the
-    learning rate that is left at the end. `text_encoder_rate` is the text encoder's learning rate (0: the same).
-    `block_rates` multiplies the rate where a pattern matches (`block_rates`), `lora_plus` that of up weights (LoRA+,
-    2402.12354), `scale_lr` all by (batch * accumulation)^0.55. `options` are those of the optimizer's library
-    (`options`).
+    - `total_steps`: the length of the learning rate schedule; `warmup`: its first steps; `floor`: the fraction of the
+      learning rate at its end.
+    - `text_encoder_rate`: the text encoder's learning rate (0: the same).
+    - `block_rates`: multiplies the rate where a pattern matches (block_rates.py); `lora_plus`: that of up matrices
+      (LoRA+, 2402.12354); `scale_lr`: all rates by (batch * accumulation)^0.55.
+    - `options`: options of the optimizer's library (options.py).
     """
 
     optimizer: str = "adamw"
@@ -56,7 +57,7 @@ class OptimizerSettings:
 
 
 def of_ranks(settings: OptimizerSettings, ranks: int) -> OptimizerSettings:
-    """The settings of steps that so many ranks make, each of them with the accumulation that `settings` say."""
+    """The settings of a step on several ranks: the accumulation is multiplied by the number of ranks."""
     if ranks > 1 and settings.fused_backward:
         raise ValueError(
             f"GraftOptimizer: fused_backward moves a weight before {ranks} ranks could add up their gradients: set it"
@@ -66,7 +67,7 @@ def of_ranks(settings: OptimizerSettings, ranks: int) -> OptimizerSettings:
 
 
 def same_state(left: OptimizerSettings, right: OptimizerSettings) -> bool:
-    """Whether one resumes from the other's optimizer state: the same optimizer with the same layout of its state."""
+    """Whether one can resume from the other's optimizer state: the same optimizer with the same layout of its state."""
     return left.optimizer == right.optimizer and _state_layout(left) == _state_layout(right)
 
 
@@ -125,7 +126,10 @@ def _unreadable(settings: OptimizerSettings) -> list[str]:
 
 
 def _exclusions(settings: OptimizerSettings) -> list[str]:
-    """Settings that exclude each other: a setting is used, refused here, or declared to be ignored in its help."""
+    """Errors for settings that exclude each other.
+
+    Every setting is used, refused here, or said to be ignored in its help.
+    """
     errors = []
     if settings.floor and settings.schedule == "constant":
         errors.append(

@@ -1,4 +1,6 @@
-"""Steps the trained tensors: torch optimizers over them, whole or in pieces, their state saved by name."""
+"""Steps the trained tensors with torch optimizers, all at once or piece by piece, and saves the optimizers' state by
+name.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ _GROUP_NUMBERS = "scalars"  # the slot under which the numbers of a parameter gr
 
 @dataclass(frozen=True)
 class _Piece:
-    """An optimizer and the names of the tensors that it moves, in the order of its parameter groups."""
+    """One optimizer and the names of the tensors that it updates, in the order of its parameter groups."""
 
     optimizer: torch.optim.Optimizer
     names: tuple[str, ...]
@@ -41,13 +43,15 @@ class _Piece:
 
 
 class OptimizerStepper:
-    """The live trained tensors on a device and the optimizers that step them; `state()` gives the optimizers' tensors,
-    `sampled()` the weights to sample with.
+    """The trained tensors on a device, and the optimizers that step them.
 
-    `trained` are the tensors that the model computes with, by name: float32, or bf16 with precision full-bf16. Between
-    the steps bf16 is all there is; a step makes float32 of one piece after another and rounds stochastically. With
-    schedule-free AdamW `trained` are the points at which gradients are taken (y of 2405.15682), and the weights to
-    sample with (x) are others. Where the tensors are parts of others, `norm` measures the others.
+    `state()` gives the optimizers' tensors, `sampled()` the weights to sample with.
+
+    `trained` are the tensors that the model computes with, by name: float32, or bf16 with precision full-bf16. With
+    full-bf16 there is only bf16 between the steps: a step makes float32 of one piece after another and rounds
+    stochastically. With schedule-free AdamW `trained` are the points at which gradients are taken (y of 2405.15682),
+    and the weights to sample with (x) are others. If the tensors are parts of larger ones, `norm` measures the larger
+    ones.
     """
 
     def __init__(
@@ -82,7 +86,7 @@ class OptimizerStepper:
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """The torch optimizers, one a piece."""
+        """The torch optimizers, one per piece."""
         return [piece.optimizer for piece in self._pieces]
 
     # --- building -----------------------------------------------------------------------------------------------------
@@ -102,7 +106,9 @@ class OptimizerStepper:
         return copies
 
     def _optimizer_parameters(self) -> dict[str, Tensor]:
-        """What the optimizers step: the live tensors, or float32 stand-ins that take memory only while they move."""
+        """The tensors that the optimizers step: the live ones, or float32 stand-ins that take memory only during their
+        step.
+        """
         if self.half:
             return {name: _placeholder(tensor) for name, tensor in self.trained.items()}
         return dict(self.trained)
@@ -116,8 +122,9 @@ class OptimizerStepper:
         return pieces
 
     def _split(self, names: Sequence[str]) -> list[list[str]]:
-        """Names that move together: all, or each alone for a fused backward, or as many as PIECE allows where memory is
-        scarce.
+        """Split names into pieces that are stepped together.
+
+        That is all of them, or each alone for a fused backward pass, or as many as PIECE allows where memory is scarce.
         """
         if not names:
             return []
@@ -137,7 +144,7 @@ class OptimizerStepper:
         return pieces
 
     def _piece(self, names: Sequence[str], part: str) -> _Piece:
-        """An optimizer over some tensors, with a parameter group for each ratio of their rates."""
+        """An optimizer for some tensors, with a parameter group for each learning rate ratio."""
         by_ratio: dict[float, list[str]] = {}
         for name in names:
             by_ratio.setdefault(self._ratios[name], []).append(name)
@@ -150,7 +157,7 @@ class OptimizerStepper:
     # --- the state ----------------------------------------------------------------------------------------------------
 
     def _restore(self, piece: _Piece, slots: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Give an optimizer the state that was saved of its tensors."""
+        """Load the saved state of its tensors into an optimizer."""
         for group, names in piece.groups():
             numbers = slots[names[0]].get(_GROUP_NUMBERS)
             if numbers is not None:
@@ -175,8 +182,9 @@ class OptimizerStepper:
         return state
 
     def state(self) -> dict[str, Tensor]:
-        """Every number that the next step depends on besides the weights, on the CPU: `<slot>/<name>`, in the
-        optimizer's own types.
+        """The optimizers' state to save: every number besides the weights that the next step depends on.
+
+        The tensors are on the CPU, named `<slot>/<name>`, in the optimizer's own types.
         """
         if self._parking:
             self._parking.wait()
@@ -198,7 +206,7 @@ class OptimizerStepper:
     # --- weights to sample with ---------------------------------------------------------------------------------------
 
     def _sampling_weights(self, name: str) -> Tensor | None:
-        """The weights to sample with of an optimizer that has others than the live ones; None where it has not."""
+        """The weights to sample with, if the optimizer has others than the live ones; else None."""
         if self.record.sampling_weights is None:
             return None
         optimizer = self._piece_of[name].optimizer
@@ -206,7 +214,7 @@ class OptimizerStepper:
         return self.record.sampling_weights.compute(self.trained[name], state, optimizer.param_groups[0])
 
     def sampled(self) -> dict[str, Tensor]:
-        """The weights that are sampled with, validated and saved: float32 copies on the CPU."""
+        """The weights that are sampled with, validated and saved, as float32 copies on the CPU."""
         if self._parking:
             self._parking.wait()
         weights = {}
@@ -220,8 +228,9 @@ class OptimizerStepper:
     @contextmanager
     @torch.no_grad()
     def evaluated(self) -> Iterator[None]:
-        """For the block the model computes with the weights to sample with; the live ones are back afterwards,
-        bit for bit.
+        """A context in which the model computes with the weights to sample with.
+
+        Afterwards the live weights are back, bit for bit.
         """
         copies: dict[str, Tensor] = {}
         try:
@@ -239,11 +248,11 @@ class OptimizerStepper:
 
     @property
     def early(self) -> bool:
-        """Whether weights move during the backward pass already (fused_backward)."""
+        """Whether weights are updated during the backward pass already (fused_backward)."""
         return self.settings.fused_backward
 
     def prepare(self, rate: float, step: int) -> None:
-        """Begin step `step` with this learning rate; drops the gradients of an earlier step."""
+        """Begin step `step` with this learning rate, and drop the gradients of an earlier step."""
         self._rate, self._step = rate, step
         self._stepped.clear()
         self._squares.clear()
@@ -256,8 +265,9 @@ class OptimizerStepper:
 
     @contextmanager
     def last_backward(self) -> Iterator[None]:
-        """Around the last backward pass of a step: with fused_backward each tensor moves there as soon as its gradient
-        is complete.
+        """A context for the last backward pass of a step.
+
+        With fused_backward each tensor is updated there as soon as its gradient is complete.
         """
         if not self.early:
             yield
@@ -277,7 +287,7 @@ class OptimizerStepper:
         self._step_piece(self._piece_of[name])
 
     def norm(self) -> float:
-        """The gradient's norm over everything that is trained; clips the gradients to clip_norm on the way."""
+        """The norm of the whole gradient; also clips the gradients to clip_norm."""
         gradients = {name: tensor.grad for name, tensor in self.trained.items() if tensor.grad is not None}
         if self.early or self.half:
             return self._norm_in_pieces(list(gradients.values()))
@@ -290,7 +300,7 @@ class OptimizerStepper:
         return float(total)
 
     def _norm_in_pieces(self, gradients: list[Tensor]) -> float:
-        """The norm of bf16 gradients and of those that are gone already, summed in float64."""
+        """The norm of bf16 gradients and of those that are freed already, summed in float64."""
         squares = [*self._squares, *map(_square, gradients)]
         if squares:
             total = torch.stack(squares).sum()
@@ -303,7 +313,7 @@ class OptimizerStepper:
         return norm
 
     def step_(self) -> None:
-        """Finish the step: everything that has not moved yet does."""
+        """Finish the step: update every tensor that has not been updated yet."""
         for piece in self._pieces:
             if id(piece) not in self._stepped:
                 self._step_piece(piece)
@@ -331,7 +341,7 @@ class OptimizerStepper:
             self._parking.park(piece.optimizer)
 
     def _widen(self, name: str) -> None:
-        """Give a float32 stand-in the weight and gradient of its bf16 tensor."""
+        """Fill a float32 stand-in with the weight and gradient of its bf16 tensor."""
         live, parameter = self.trained[name], self._parameters[name]
         parameter.data = live.detach().float()
         if live.grad is None:
@@ -366,13 +376,14 @@ def _square(gradient: Tensor) -> Tensor:
 
 
 def _placeholder(tensor: Tensor) -> nn.Parameter:
-    """A float32 parameter of a tensor's shape that takes no memory until a step gives it some."""
+    """A float32 parameter with a tensor's shape, which takes no memory until a step gives it some."""
     return nn.Parameter(torch.zeros((), device=tensor.device).expand(tensor.shape))
 
 
 def _as_tensor(value: Tensor | int | float) -> Tensor:
-    """A number of an optimizer as a tensor: whole numbers int64, others float64, which no optimizer uses for tensors of
-    its own.
+    """A number from an optimizer as a tensor, to save it: whole numbers int64, others float64.
+
+    No optimizer uses these types for tensors of its own.
     """
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)

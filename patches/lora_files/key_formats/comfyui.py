@@ -12,8 +12,9 @@ from .layer_tensors import layer_tensors
 
 
 class ComfyUIWriter:
-    """Writes generic names; a layer with a diffusers UNet or text encoder name gets kohya's name, which
-    ComfyUI reads.
+    """Writes ComfyUI's generic names.
+
+    A layer with a diffusers UNet or text encoder name gets kohya's name, which ComfyUI reads.
     """
 
     def problems(self, groups: Groups, instead: str) -> list[str]:

@@ -16,8 +16,9 @@ _PROCESSOR = re.compile(r"([._])processor[._]to_(\w+?)$")
 
 
 def strip_attn_processor(name: str) -> str:
-    """A layer's name as diffusers has written it since 2023; before, `attn1.to_out.0` was called
-    `attn1.processor.to_out`.
+    """A layer's name as diffusers has written it since 2023.
+
+    Before that, `attn1.to_out.0` was called `attn1.processor.to_out`.
     """
     return _PROCESSOR.sub(_without_processor, name)
 

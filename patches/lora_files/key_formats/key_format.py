@@ -1,4 +1,4 @@
-"""What a key format is: how to recognise its names, map them to generic names, and write them."""
+"""What a LoRA key format is: how to recognize its names, map them to generic names, and write them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class KeyWriter(Protocol):
 
 @dataclass(frozen=True)
 class KeySpelling:
-    """Whole keys that a trainer spells in its own way: `rename` gives the generic key for a match."""
+    """Keys that a trainer spells in its own way: `rename` gives the generic key for a match of the whole key."""
 
     pattern: re.Pattern[str]
     rename: Callable[[re.Match[str]], str]
@@ -37,16 +37,17 @@ class KeySpelling:
 
 @dataclass(frozen=True, eq=False)
 class KeyFormat:
-    """One way of naming a LoRA's tensors. `title` says who writes it; `examples` maps keys in files to their weights
-    (tests read them).
+    """One way of naming a LoRA's tensors (a key format), such as kohya's or PEFT's.
 
-    Layers of the diffusion model are recognised by `prefixes`; the rest of the name is the model's path or diffusers',
-    with dots or underscores. Text encoder layers begin with one of `text_encoder_prefixes`; if they are numbered,
-    `text_encoder` matches the part before the path, with the number as its only group. `spellings` rename whole keys.
-    `embeddings` matches keys of textual inversions in the file, with their name as its only group.
-
-    Formats with a `writer` can be chosen in Save LoRA; `holds_every_kind` means the format can store every kind of
-    adapter.
+    - `title` says who writes it; `examples` maps keys in files to their weights (tests read them).
+    - `prefixes` begin the layers of the diffusion model; the rest of the name is the model's path or diffusers', with
+      dots or underscores.
+    - `text_encoder_prefixes` begin the layers of text encoders. If these are numbered, `text_encoder` matches the part
+      before the path, with the number as its only group.
+    - `spellings` rename whole keys. `embeddings` matches keys of textual inversions in the file, with their name as its
+      only group.
+    - Formats with a `writer` can be chosen in Save LoRA; `holds_every_kind` means that the format can store every kind
+      of adapter.
     """
 
     name: str

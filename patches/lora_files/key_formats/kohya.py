@@ -22,8 +22,9 @@ _NUMBERS = {"clip_l": "1", "clip_g": "2", "t5xxl": "3"}  # diffusers counts the 
 
 
 class KohyaWriter:
-    """Writes sd-scripts' names: `lora_unet_<path with underscores>.lora_up.weight` and `.alpha`; SD1.x and SD2 with
-    diffusers' block names; text encoders `lora_te…`.
+    """Writes sd-scripts' names: `lora_unet_<path with underscores>.lora_up.weight` and `.alpha`.
+
+    SD1.x and SD2 get diffusers' block names; text encoders get `lora_te…`.
     """
 
     def problems(self, groups: Groups, instead: str) -> list[str]:
@@ -37,8 +38,10 @@ class KohyaWriter:
 
 
 def _layer_name(base: str, family: ModelFamily | None, groups: Groups) -> str:
-    """sd-scripts' name for a layer; a layer without one keeps its generic name: other text encoders, a model's own
-    parameters.
+    """sd-scripts' name for a layer.
+
+    A layer without one keeps its generic name: other text encoders, and parameters of the model that belong to no
+    module.
     """
     encoder = GENERIC_ENCODER.fullmatch(base)
     if encoder is not None:

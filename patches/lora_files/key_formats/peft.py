@@ -19,9 +19,10 @@ _UNDERSCORED = ("lora_", "lycoris_", "oft_unet_")  # beginnings of names with an
 
 
 class PeftWriter:
-    """Writes `unet.…` and `transformer.….lora_B.weight` (a fused weight as separate parts), with alpha / rank
-    multiplied into B and every factor padded with zeros to the largest rank: PEFT stores alpha outside the file, and
-    diffusers expects one rank for all layers.
+    """Writes PEFT's names with diffusers' prefixes: `unet.…`, `transformer.….lora_B.weight`.
+
+    A fused weight becomes separate parts. PEFT stores alpha outside the file, so alpha / rank is multiplied into B.
+    diffusers expects one rank for all layers, so every factor is padded with zeros to the largest rank.
     """
 
     def problems(self, groups: Groups, instead: str) -> list[str]:
@@ -69,8 +70,9 @@ def _family_names(family: ModelFamily | None) -> LayerNames | None:
 
 
 def _layer_parts(base: str, names: LayerNames | None, rows: int, columns: int) -> Sequence[tuple[str, int, int]]:
-    """(diffusers' name, first row, rows) of a layer: several for a fused weight; its own name if the
-    family is unknown.
+    """The parts of a layer under diffusers' names: (name, first row, rows), several for a fused weight.
+
+    A layer of an unknown family keeps its own name.
     """
     encoder = GENERIC_ENCODER.fullmatch(base)
     if encoder is not None:

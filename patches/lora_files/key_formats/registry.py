@@ -98,7 +98,7 @@ def _text_encoder_pattern() -> re.Pattern[str]:
 
 
 def generic_keys(state: Mapping[str, T]) -> Mapping[str, T]:
-    """A LoRA under generic keys if its trainer spells whole keys in its own way (XLabs); else the same mapping."""
+    """A LoRA under generic keys, if its trainer spells whole keys in its own way (XLabs); else the same mapping."""
     for key_format in formats():
         for spelling in key_format.spellings:
             if any(spelling.pattern.fullmatch(key) for key in state):

@@ -1,1 +1,1 @@
-"""One optimizer a file; each has its record, which the registry lists."""
+"""One optimizer per file; each has its record, which the registry lists."""

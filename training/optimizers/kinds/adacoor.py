@@ -14,8 +14,9 @@ STEP = 1e-8  # EveryDream2's eps, the only number of AdaCoor
 
 
 class AdaCoor(torch.optim.Optimizer):
-    """AdaGrad in all but its scale: a first step of about sqrt(eps) in every coordinate, then smaller ones. A group's
-    `lr` is ignored.
+    """AdaGrad with another scale: a first step of about sqrt(eps) in every coordinate, then smaller ones.
+
+    The `lr` of a group is ignored.
     """
 
     def __init__(self, params: Any, eps: float = STEP) -> None:
@@ -25,7 +26,7 @@ class AdaCoor(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Move every tensor that has a gradient."""
+        """Update every tensor that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""Lion (2302.06675), from lion-pytorch: one moment, and every weight moves by the whole rate."""
+"""Lion (2302.06675), from lion-pytorch: keeps one moment, and changes every weight by the full learning rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Muon (Jordan 2024), torch's own, for matrices; AdamW moves all other tensors, with one rate for both."""
+"""Muon (Jordan 2024), torch's own, for matrices; AdamW updates all other tensors at the same learning rate."""
 
 from __future__ import annotations
 

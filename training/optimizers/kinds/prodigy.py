@@ -33,7 +33,7 @@ def _check_settings(settings: SettingsView) -> list[str]:
 
 
 def _has_several_rates(block_rates: str) -> bool:
-    """Whether blocks move at other rates than 0 or the common one: the library takes one rate, or none, a tensor."""
+    """Whether blocks have learning rates other than 0 and the common one, which the library does not support."""
     try:
         rates = parse_block_rates(block_rates)
     except ValueError:
@@ -49,7 +49,7 @@ def _remarks(settings: SettingsView) -> list[str]:
 
 
 def _has_mean_of_gradients(options: Mapping[str, Any]) -> bool:
-    """Whether the state has a mean of gradients: the library keeps none with a first beta of 0."""
+    """Whether the state has a mean of gradients: the library keeps none if the first beta is 0."""
     return "betas" not in options or options["betas"][0] > 0
 
 

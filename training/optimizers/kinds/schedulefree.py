@@ -41,7 +41,7 @@ def _check_run(run: RunFacts) -> list[str]:
 
 
 def _average(live: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor | None:
-    """x in float32; y lies between it and z."""
+    """The weights to sample with (x), in float32; the live weights (y) lie between x and z."""
     z = state.get("z")
     if z is None:
         return None
