@@ -21,7 +21,7 @@ ALGEBRAS = ("factors", "products")
 
 @dataclass(frozen=True)
 class Averaged:
-    """An averaged LoRA state dict, how it was averaged (`algebra`), its ranks, and how much of the change the cut lost."""
+    """An averaged LoRA: its state dict, how it was averaged (`algebra`), its ranks, and how much the cut lost."""
 
     state: dict[str, Tensor]
     algebra: str

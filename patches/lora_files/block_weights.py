@@ -211,7 +211,7 @@ def _number(text: str) -> float:
 
 
 def fitting(text: str, weights: Iterable[str]) -> dict[str, float]:
-    """Read block weights and check them against a model; ValueError if they name blocks that the model does not have."""
+    """Read block weights and check them against a model; ValueError if they name blocks that it does not have."""
     strengths = parse(text)
     model_blocks = {block_of(weight) for weight in weights} | {REST, *TEXT}
     missing = [name for name in strengths if not any(_fits(name, block) for block in model_blocks)]

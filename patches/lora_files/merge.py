@@ -1,4 +1,4 @@
-"""Merges several LoRAs into one, and extracts a LoRA from the difference of two models: exact, or cut to a rank by SVD."""
+"""Merges LoRAs into one, and extracts a LoRA from the difference of two models: exact, or cut to a rank by SVD."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a LoRA file's metadata: trigger words, training settings (`ss_*` of sd-scripts, `modelspec.*`) and base model."""
+"""Reads a LoRA file's metadata: trigger words, training settings (sd-scripts' `ss_*`, `modelspec.*`), base model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parses LoRA files of every key format (sd-scripts, lycoris, PEFT, diffusers, ComfyUI) into layers, and checks them."""
+"""Parses LoRA files of every key format (sd-scripts, lycoris, PEFT, diffusers, ComfyUI) into layers and checks them."""
 
 from __future__ import annotations
 

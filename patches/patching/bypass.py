@@ -236,7 +236,7 @@ class Parts(NamedTuple):
     own: bool
 
     def to(self, dtype: torch.dtype, device: torch.device) -> Parts:
-        """These parts in another type and on another device. Maps stay float32, so that their output is rounded once."""
+        """These parts in another type and on another device. Maps stay float32, so their output is rounded once."""
         return Parts(
             None if self.down is None else self.down.to(device, dtype),
             None if self.up is None else self.up.to(device, dtype),

@@ -347,5 +347,5 @@ def shared_out(stacks: Iterable[Stack], weight: str) -> tuple[list[Stack], list[
 
 
 def effective(stacks: Iterable[Stack], weight: str, bypass: bool) -> list[Patch]:
-    """The patches of all stacks for one weight, in order: with `bypass` those at the activations, else the merged ones."""
+    """The patches of all stacks for one weight, in order: with `bypass` those at the activations, else the merged."""
     return [patch for stack in shared_out(stacks, weight)[bypass] for patch in stack.patches[weight]]
