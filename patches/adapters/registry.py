@@ -6,72 +6,52 @@ To add a kind, write its file and add its KIND here.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor
 
+from ..registry import Registry
 from . import diff, dora, glora, ia3, input_oft, loha, lokr, lora, oft
 from .file_format import FileFormat, TensorRole
 from .kind import AdapterKind
 from .layer import Layer
 from .trainable import TrainableKind
 
-# In this order files are matched, layers of one weight are applied, and GraftAdapter lists the kinds.
-_KINDS: dict[str, AdapterKind] = {}
 _ALPHA = TensorRole("alpha")  # of every kind
 
 
-def kinds() -> tuple[AdapterKind, ...]:
-    """Every registered kind, in order."""
-    return tuple(_KINDS.values())
-
-
-def register(kind: AdapterKind) -> None:
-    """Add a kind; raises ValueError where one of its names is taken."""
-    duplicates = []
-    if kind.name in _KINDS:
-        duplicates.append(f"kind {kind.name}")
-    duplicates += [
-        f"trainable kind {name}" for name in sorted({form.name for form in kind.trainable} & {*trainable_names()})
-    ]
-    classes = {layer.__name__ for layer in kind.layers}
-    duplicates += [f"layer class {name}" for name in sorted(classes & layer_classes().keys())]
+def _taken_names(kind: AdapterKind) -> list[str]:
+    """What a kind has in common with the registered ones."""
+    trainable = {form.name for form in kind.trainable} & {*trainable_names()}
+    taken = [f"trainable kind {name}" for name in sorted(trainable)]
+    classes = {layer.__name__ for layer in kind.layers} & layer_classes().keys()
+    taken += [f"layer class {name}" for name in sorted(classes)]
     names = tensor_names()
     for file_format in kind.formats:
-        duplicates += [f"tensor {role.name}" for role in file_format.roles if role.name in names.roles]
+        taken += [f"tensor {role.name}" for role in file_format.roles if role.name in names.roles]
         suffixes = [suffix for role in file_format.roles for suffix in role.read_suffixes]
-        duplicates += [
-            f"suffix {suffix}" for suffix in (*suffixes, *file_format.unsupported) if suffix in names.suffixes
-        ]
-    if duplicates:
-        raise ValueError(f"Adapter kind {kind.name}: already registered: {', '.join(duplicates)}.")
-    _KINDS[kind.name] = kind
-    _forget_lists()
+        taken += [f"suffix {suffix}" for suffix in (*suffixes, *file_format.unsupported) if suffix in names.suffixes]
+    return taken
 
 
-def unregister(name: str) -> None:
-    """Remove a kind from the list."""
-    del _KINDS[name]
-    _forget_lists()
-
-
-@contextmanager
-def registered(kind: AdapterKind) -> Iterator[None]:
-    """Register a kind within the block."""
-    register(kind)
-    try:
-        yield
-    finally:
-        unregister(kind.name)
-
-
-def _forget_lists() -> None:
-    for cached_list in (tensor_names, layer_classes, _trainable):
-        cached_list.cache_clear()
+# In this order files are matched, layers of one weight are applied, and GraftAdapter lists the kinds.
+KINDS: Registry[AdapterKind] = Registry(
+    "adapter kind",
+    (
+        lora.KIND,
+        loha.KIND,
+        lokr.KIND,
+        dora.KIND,
+        oft.KIND,
+        input_oft.KIND,
+        glora.KIND,
+        diff.KIND,
+        ia3.KIND,
+    ),
+    duplicates=_taken_names,
+)
 
 
 # --- names in files ---------------------------------------------------------------------------------------------------
@@ -112,10 +92,10 @@ class TensorNames:
         return ""
 
 
-@functools.cache
+@KINDS.derived
 def tensor_names() -> TensorNames:
     """The names of all kinds' tensors in files."""
-    formats = tuple(file_format for kind in kinds() for file_format in kind.formats)
+    formats = tuple(file_format for kind in KINDS for file_format in kind.formats)
     roles = {_ALPHA.name: _ALPHA}
     unsupported: dict[str, str] = {}
     for file_format in formats:
@@ -129,10 +109,10 @@ def tensor_names() -> TensorNames:
 # --- layers as plain values -------------------------------------------------------------------------------------------
 
 
-@functools.cache
+@KINDS.derived
 def layer_classes() -> dict[str, type[Any]]:
     """Every kind's layer classes, by name."""
-    return {layer.__name__: layer for kind in kinds() for layer in kind.layers}
+    return {layer.__name__: layer for kind in KINDS for layer in kind.layers}
 
 
 def pack_layer(layer: Any) -> tuple:
@@ -161,9 +141,9 @@ def _is_layer(value: Any) -> bool:
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
+@KINDS.derived
 def _trainable() -> dict[str, TrainableKind]:
-    return {form.name: form for kind in kinds() for form in kind.trainable}
+    return {form.name: form for kind in KINDS for form in kind.trainable}
 
 
 def trainable_names() -> tuple[str, ...]:
@@ -184,7 +164,3 @@ def trainable_kind(name: str) -> TrainableKind:
 def up_factor_suffixes() -> tuple[str, ...]:
     """The suffixes of trained tensors that LoRA+ gives a higher learning rate."""
     return tuple({f".{form.up_factor}" for form in _trainable().values() if form.up_factor})
-
-
-for _module in (lora, loha, lokr, dora, oft, input_oft, glora, diff, ia3):
-    register(_module.KIND)

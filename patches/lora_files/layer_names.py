@@ -152,7 +152,7 @@ def _add_diffusers_names(names: dict[str, Target], weight: str, table: LayerName
 def _add_weight_parts(names: dict[str, Target], weight: str, shapes: Shapes) -> None:
     """Add names for the first rows of a weight, for which some files have a separate layer."""
     path = _path(weight)
-    for family in registry.families():
+    for family in registry.FAMILIES:
         for part in family.weight_parts:
             if weight.endswith(".weight") and re.search(part.pattern, path):
                 base, _, layer = path.rpartition(".")

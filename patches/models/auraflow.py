@@ -8,7 +8,7 @@ from .layer_names import LayerNames, same_name
 from .recognition import Recognition
 
 FAMILY = ModelFamily(
-    key="auraflow",
+    name="auraflow",
     title="AuraFlow",
     recognition=Recognition(names=(r"joint_transformer_blocks_\d", r"(double|single)_layers_\d")),
     modelspec=Missing("modelspec names no AuraFlow"),

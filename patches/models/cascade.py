@@ -6,7 +6,7 @@ from .family import Missing, ModelFamily
 from .recognition import Recognition
 
 FAMILY = ModelFamily(
-    key="cascade",
+    name="cascade",
     title="Stable Cascade",
     recognition=Recognition(names=("prior_unet",)),
     modelspec=Missing("modelspec names no Stable Cascade"),

@@ -9,7 +9,7 @@ from .token_layout import TokenLayout, TransformerClass, patch_size
 
 _CLASS = TransformerClass(flux.layout_without_references, patch_size, flux.BLOCK_LISTS)
 FAMILY = ModelFamily(
-    key="chroma",
+    name="chroma",
     title="Chroma",
     recognition=Recognition(names=("distilled_guidance_layer",)),
     modelspec=Missing("modelspec names no Chroma"),

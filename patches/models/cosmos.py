@@ -36,7 +36,7 @@ def _patch(model: nn.Module) -> int:
 
 _CLASS = TransformerClass(_layout, _patch, ("blocks",))
 FAMILY = ModelFamily(
-    key="cosmos",
+    name="cosmos",
     title="Cosmos or Anima",
     recognition=Recognition(names=(r"blocks_\d+_(self|cross)_attn_[qkv]_proj", "adaln_modulation")),
     modelspec=Missing("modelspec names neither"),

@@ -59,12 +59,12 @@ class TrainingTargets:
 class ModelFamily:
     """One kind of diffusion model.
 
-    `key` is for the editor's data, `title` for people. `masked_text_alone` are ComfyUI's classes (and their subclasses)
+    `name` is for code, `title` for people. `masked_text_alone` are ComfyUI's classes (and their subclasses)
     that take one caption with a mask at a time. `examples` are the layers {name: weight's shape} of LoRA files for it,
     one entry per file; tests read them.
     """
 
-    key: str
+    name: str
     title: str
     recognition: Recognition
     modelspec: ModelSpec | Missing

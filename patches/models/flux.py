@@ -100,7 +100,7 @@ def _layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Map
 BLOCK_LISTS = ("double_blocks", "single_blocks")
 TOKENS = TokenLayout({"Flux": TransformerClass(_layout, patch_size, BLOCK_LISTS)})
 FAMILY = ModelFamily(
-    key="flux",
+    name="flux",
     title="Flux",
     recognition=Recognition(
         names=(r"(double|single)_blocks_\d+_", r"single_transformer_blocks_\d"),

@@ -26,7 +26,7 @@ def _has_gated_feed_forward(file: LoraShapes) -> bool:
 
 
 FAMILY = ModelFamily(
-    key="flux2",
+    name="flux2",
     title="Flux 2",
     recognition=Recognition(
         names=(

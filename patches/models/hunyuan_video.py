@@ -23,7 +23,7 @@ _RENAMES = (
     *flux.RENAMES,
 )
 FAMILY = ModelFamily(
-    key="hunyuan",
+    name="hunyuan",
     title="HunyuanVideo",
     recognition=Recognition(names=("img_attn_qkv_loras", "token_refiner")),
     modelspec=ModelSpec("hunyuan-video", "https://github.com/Tencent/HunyuanVideo"),

@@ -8,7 +8,7 @@ from .layer_names import LayerNames, same_name
 from .recognition import Recognition, SharedNames
 
 FAMILY = ModelFamily(
-    key="ltx",
+    name="ltx",
     title="LTX-Video or PixArt",
     recognition=Recognition(shared_names=SharedNames(r"transformer_blocks_\d+_attn[12]_", None)),
     modelspec=Missing("the files do not tell which of the two it is"),

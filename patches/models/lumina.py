@@ -117,7 +117,7 @@ TOKENS = TokenLayout({"NextDiT": _CLASS, "NextDiTPixelSpace": _CLASS})
 BLOCKS = plain_blocks("layers")
 TARGETS = TrainingTargets(attention=("attention",), feed_forward=("feed_forward",))
 FAMILY = ModelFamily(
-    key="lumina",
+    name="lumina",
     title="Lumina 2",
     recognition=Recognition(shared_names=SharedNames(SHARED, (2304,))),
     modelspec=ModelSpec("lumina-2", "https://github.com/Alpha-VLLM/Lumina-Image-2.0"),

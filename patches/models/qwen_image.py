@@ -47,7 +47,7 @@ def _unread(model: nn.Module) -> tuple[str, ...]:
 
 
 FAMILY = ModelFamily(
-    key="qwen",
+    name="qwen",
     title="Qwen-Image",
     recognition=Recognition(
         names=(r"transformer_blocks_\d+_(img|txt)_(mlp|mod)",),

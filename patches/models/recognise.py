@@ -14,7 +14,7 @@ def recognise_lora(tensors: Iterable[tuple[str, Sequence[int]]]) -> ModelFamily 
     file = LoraShapes(tensors)
     if file.is_unet:
         return _by_text_width(file) or _by_unet_names(file)
-    for family in registry.families():
+    for family in registry.FAMILIES:
         if family.recognition.fits(file):
             return family
     return _by_shared_names(file)
@@ -29,7 +29,7 @@ def _by_text_width(file: LoraShapes) -> ModelFamily | None:
 
 
 def _family_of_text(width: int) -> ModelFamily | None:
-    for family in registry.families():
+    for family in registry.FAMILIES:
         if width in family.recognition.text_widths:
             return family
     return None
@@ -39,7 +39,7 @@ def _by_unet_names(file: LoraShapes) -> ModelFamily | None:
     """The only UNet with such layers, for a file whose cross-attention does not tell."""
     if file.text_widths() and all(_family_of_text(width) is None for width in file.text_widths()):
         return None  # a text of a width that no family knows
-    for family in registry.families():
+    for family in registry.FAMILIES:
         names = family.recognition.unet_names
         if names is not None and file.has(names):
             return family
@@ -49,7 +49,7 @@ def _by_unet_names(file: LoraShapes) -> ModelFamily | None:
 def _by_shared_names(file: LoraShapes) -> ModelFamily | None:
     """The family whose columns match, among those with the same names; tries other names if several match."""
     claims: dict[str, list[ModelFamily]] = {}
-    for family in registry.families():
+    for family in registry.FAMILIES:
         shared = family.recognition.shared_names
         if shared is not None and shared.fits(file):
             claims.setdefault(shared.pattern, []).append(family)

@@ -45,7 +45,7 @@ def _layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Map
 
 _CLASS = TransformerClass(_layout, patch_size, ("joint_blocks",))
 FAMILY = ModelFamily(
-    key="sd3",
+    name="sd3",
     title="SD3",
     recognition=Recognition(
         names=(r"joint_blocks_\d", "context_block"),

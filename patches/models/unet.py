@@ -113,7 +113,7 @@ _TRAINING = TrainingTargets(
 )
 
 SD1 = ModelFamily(
-    key="sd1",
+    name="sd1",
     title="SD1.x",
     recognition=Recognition(text_widths=(768,)),
     modelspec=ModelSpec("stable-diffusion-v1", "diffusers"),
@@ -128,7 +128,7 @@ SD1 = ModelFamily(
     ),
 )
 SD2 = ModelFamily(
-    key="sd2",
+    name="sd2",
     title="SD2.x",
     recognition=Recognition(text_widths=(1024,)),
     modelspec=Missing("modelspec has two architectures, by what SD2.x predicts; names and shapes do not tell which"),
@@ -140,7 +140,7 @@ SD2 = ModelFamily(
     examples=({"lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn2_to_k": (320, 1024)},),
 )
 SDXL = ModelFamily(
-    key="sdxl",
+    name="sdxl",
     title="SDXL",
     recognition=Recognition(text_widths=(2048,), unet_names=r"transformer_blocks_[2-9]_"),
     modelspec=ModelSpec("stable-diffusion-xl-v1-base", _STABILITY),
@@ -155,7 +155,7 @@ SDXL = ModelFamily(
     ),
 )
 REFINER = ModelFamily(
-    key="refiner",
+    name="refiner",
     title="SDXL's refiner",
     recognition=Recognition(text_widths=(1280,)),
     modelspec=ModelSpec("stable-diffusion-xl-v1-refiner", _STABILITY),

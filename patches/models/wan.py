@@ -101,7 +101,7 @@ def _frames(x: Tensor, depth: int, conditions: Mapping[str, Any]) -> int:
 
 _CLASS = TransformerClass(_layout, patch_size, ("blocks",))
 FAMILY = ModelFamily(
-    key="wan",
+    name="wan",
     title="Wan",
     recognition=Recognition(
         names=(

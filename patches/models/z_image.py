@@ -14,7 +14,7 @@ _RENAMES = (
     (r"^x_embedder$", "all_x_embedder.2-1"),
 )
 FAMILY = ModelFamily(
-    key="z-image",
+    name="z-image",
     title="Z-Image",
     recognition=Recognition(shared_names=SharedNames(lumina.SHARED, (3840,))),
     modelspec=ModelSpec("Z-Image", "https://github.com/Tongyi-MAI/Z-Image"),

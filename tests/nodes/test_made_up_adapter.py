@@ -25,7 +25,7 @@ def gains(host):
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-        with registry.registered(module.KIND):
+        with registry.KINDS.registered(module.KIND):
             yield module
     finally:
         del sys.modules[name]

@@ -18,7 +18,7 @@ ROWS = ["file,caption,repeats", "a.png,a red circle left,2", "b.png,a blue circl
 @pytest.fixture
 def registered(host):
     registry = host.module("training.data.layouts.registry")
-    with registry.registered(LAYOUT):
+    with registry.LAYOUTS.registered(LAYOUT):
         yield
 
 

@@ -89,7 +89,7 @@ def _other_layouts(folder: Path, settings: FolderSettings, entries: Sequence[Ima
     if settings.captions == registry.AUTO or any(entry.captioned for entry in entries):
         return []
     lines: list[str] = []
-    for layout in registry.layouts():
+    for layout in registry.LAYOUTS:
         if layout.name != settings.captions and layout.recognise(folder):
             lines.append(
                 f"no caption was found with captions {settings.captions}, but the folder has {layout.title}: set"

@@ -91,7 +91,7 @@ class _FolderReader:
         if is_chosen:
             self._fallback = self._readers[0]
         self._settings_readers: list[tuple[DatasetLayout, ImageSettingsReader]] = []
-        for layout in registry.layouts():
+        for layout in registry.LAYOUTS:
             if layout.open_settings is not None:
                 self._settings_readers.append((layout, layout.open_settings(folder, self.filters)))
         self._buckets = settings.bucket_choices()

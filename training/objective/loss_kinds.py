@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..registry import Registry
+from ...patches.registry import Registry
 
 HUBER_DELTA = 0.1  # where Huber losses turn from square to linear: kohya's default
 

@@ -39,10 +39,12 @@ class ObjectiveSettings:
 
 def _unknown_choices(settings: ObjectiveSettings) -> list[str]:
     errors = []
-    for registry in (LOSSES, WEIGHTINGS, TIMESTEPS):
-        name = getattr(settings, registry.setting)
-        if name not in registry:
-            errors.append(registry.unknown(name))
+    if settings.loss not in LOSSES:
+        errors.append(LOSSES.unknown(settings.loss))
+    if settings.weighting not in WEIGHTINGS:
+        errors.append(WEIGHTINGS.unknown(settings.weighting))
+    if settings.timesteps not in TIMESTEPS:
+        errors.append(TIMESTEPS.unknown(settings.timesteps))
     if settings.prior not in PRIORS:
         errors.append(f"prior is {settings.prior!r}, expected one of {', '.join(PRIORS)}")
     return errors

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..registry import Registry
+from ...patches.registry import Registry
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..registry import Registry
+from ...patches.registry import Registry
 
 Metadata = Mapping[str, Any]
 

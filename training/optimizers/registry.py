@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..registry import Registry
+from ...patches.registry import Registry
 from .kinds import adacoor, adafactor, adamw, adamw8bit, lion, muon, prodigy, schedulefree, sgd
 from .record import OptimizerRecord
 

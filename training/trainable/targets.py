@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from torch import nn
 
 from ...patches.adapters.trainable import TrainableKind
 from ...patches.models import registry
-from ...patches.models.family import ModelFamily, TrainingTargets
+from ...patches.models.family import TrainingTargets
 from ...patches.models.layers import is_conv, is_linear
 from .patterns import matches
 from .settings import TEXT_ENCODER, AdapterSettings
@@ -95,19 +94,19 @@ def _can_train(module: nn.Module, kind: TrainableKind) -> bool:
 
 def _is_chosen(path: str, settings: AdapterSettings) -> bool:
     if settings.targets != "all":
-        attention, feed_forward = _preset_patterns(registry.families())
+        attention, feed_forward = _preset_patterns()
         in_feed_forward = settings.targets == "attention+ff" and feed_forward.search(path)
         if not attention.search(path) and not in_feed_forward:
             return False
     return settings.patterns.choose(path)
 
 
-@functools.lru_cache(maxsize=8)
-def _preset_patterns(families: tuple[ModelFamily, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Paths of attention and of feed-forward layers, in text encoders and in models of these families."""
+@registry.FAMILIES.derived
+def _preset_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Paths of attention and of feed-forward layers, in text encoders and in models of every family."""
     attention = dict.fromkeys(_TEXT_ATTENTION)
     feed_forward = dict.fromkeys(_TEXT_FEED_FORWARD)
-    for family in families:
+    for family in registry.FAMILIES:
         if isinstance(family.training, TrainingTargets):
             attention.update(dict.fromkeys(family.training.attention))
             feed_forward.update(dict.fromkeys(family.training.feed_forward))
@@ -120,7 +119,7 @@ def _preset_patterns(families: tuple[ModelFamily, ...]) -> tuple[re.Pattern[str]
 def _unread(module: nn.Module) -> tuple[str, ...]:
     """Prefixes of modules whose output is unused, so that they cannot learn."""
     paths: list[str] = []
-    for family in registry.families():
+    for family in registry.FAMILIES:
         if isinstance(family.training, TrainingTargets) and family.training.unread is not None:
             paths += family.training.unread(module)
     return tuple(paths)

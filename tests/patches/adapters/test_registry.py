@@ -16,7 +16,7 @@ from graft_nodes.patches.patching.bypass import Bypass, Wrapped
 from graft_nodes.patches.patching.fuse import Patch, patched
 from torch import nn
 
-KINDS = registry.kinds()
+KINDS = tuple(registry.KINDS)
 ADAPTERS = [kind for kind in registry.trainable_kinds() if not kind.full_weights]
 LINEAR, CONV = (lambda: nn.Linear(12, 8)), (lambda: nn.Conv2d(6, 8, 3, padding=1))
 
@@ -228,7 +228,7 @@ def made_up():
 def test_a_made_up_kind_is_on_the_list_for_a_block(made_up):
     names = registry.trainable_names()
     assert grouped({"a.column_gains": torch.ones(3)})[1] == ["a.column_gains"]
-    with registry.registered(made_up):
+    with registry.KINDS.registered(made_up):
         assert registry.trainable_names() == (*names, "gains")
         test_training_merging_and_activations_agree(registry.trainable_kind("gains"), CONV)
         test_a_start_changes_nothing(registry.trainable_kind("gains"), LINEAR)
@@ -237,8 +237,11 @@ def test_a_made_up_kind_is_on_the_list_for_a_block(made_up):
 
 
 def test_names_that_are_taken_are_refused(made_up):
-    with registry.registered(made_up), pytest.raises(ValueError, match="kind gains, trainable kind gains, layer class"):
-        registry.register(made_up)
+    with registry.KINDS.registered(made_up):
+        with pytest.raises(ValueError, match="adapter kind gains is already registered"):
+            registry.KINDS.register(made_up)
+        with pytest.raises(ValueError, match="other: already registered: trainable kind gains, layer class"):
+            registry.KINDS.register(dataclasses.replace(made_up, name="other"))
     (lora, *_) = KINDS
     with pytest.raises(ValueError, match=r"tensor up, .*suffix \.lora_up\.weight"):
-        registry.register(AdapterKind("other", (), lora.formats))
+        registry.KINDS.register(AdapterKind("other", (), lora.formats))

@@ -24,7 +24,7 @@ def _layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Map
 
 
 FAMILY = ModelFamily(
-    key="rowan",
+    name="rowan",
     title="Rowan",
     recognition=Recognition(names=(r"(branches|rowan_stages)_\d+_(mixer|swish|attn)",)),
     modelspec=ModelSpec("rowan-v1", "https://example.org/rowan"),

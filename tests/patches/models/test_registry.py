@@ -22,11 +22,11 @@ FIELDS = {
     "token_layout": TokenLayout | UNetLayout,
     "training": TrainingTargets,
 }
-OPTIONAL = {"key", "title", "examples", "weight_parts", "masked_text_alone"}
-EVERY = pytest.mark.parametrize("family", registry.families(), ids=lambda family: family.key)
+OPTIONAL = {"name", "title", "examples", "weight_parts", "masked_text_alone"}
+EVERY = pytest.mark.parametrize("family", registry.FAMILIES, ids=lambda family: family.name)
 EXAMPLES = [
-    pytest.param(family, example, id=f"{family.key}-{number}")
-    for family in registry.families()
+    pytest.param(family, example, id=f"{family.name}-{number}")
+    for family in registry.FAMILIES
     for number, example in enumerate(family.examples)
 ]
 
@@ -38,8 +38,8 @@ def problems(family):
         value = getattr(family, name, None)
         if not isinstance(value, kind) and not (isinstance(value, Missing) and len(value.why) > 10):
             found.append(f"{name}: expected {kind}, or Missing with a reason")
-    if not family.key or not family.title or not family.examples:
-        found.append("key, title, examples: expected one each")
+    if not family.name or not family.title or not family.examples:
+        found.append("name, title, examples: expected one each")
     return found
 
 
@@ -54,7 +54,7 @@ def test_a_record_is_complete(family):
 
 def test_an_incomplete_record_is_found():
     """The contract itself: nothing, or no reason, is a problem."""
-    flux = next(family for family in registry.families() if family.key == "flux")
+    flux = registry.FAMILIES.get("flux")
     for nothing in (None, Missing("")):
         assert len(problems(dataclasses.replace(flux, blocks=nothing))) == 1
 
@@ -63,25 +63,25 @@ def test_every_file_with_a_family_is_registered():
     in_files = set()
     for module in pkgutil.iter_modules(models.__path__):
         contents = vars(__import__(f"{models.__name__}.{module.name}", fromlist=["x"]))
-        in_files |= {value.key for value in contents.values() if isinstance(value, ModelFamily)}
-    assert in_files == {family.key for family in registry.families()}
+        in_files |= {value.name for value in contents.values() if isinstance(value, ModelFamily)}
+    assert in_files == {family.name for family in registry.FAMILIES}
 
 
-def test_keys_and_titles_are_of_one_family_each():
-    for name in ("key", "title"):
-        values = [getattr(family, name) for family in registry.families()]
+def test_names_and_titles_are_of_one_family_each():
+    for name in ("name", "title"):
+        values = [getattr(family, name) for family in registry.FAMILIES]
         assert len(values) == len(set(values))
 
 
 @pytest.mark.parametrize(("family", "layers"), EXAMPLES)
 def test_a_family_recognises_its_own_files(family, layers):
     recognised = recognise_lora(factors_of(layers).items())
-    assert recognised is not None and recognised.key == family.key
+    assert recognised is not None and recognised.name == family.name
 
 
 def test_families_with_the_same_class_have_the_same_tokens():
     classes = {}
-    for family in registry.families():
+    for family in registry.FAMILIES:
         if isinstance(family.token_layout, TokenLayout):
             for name, tokens in family.token_layout.classes.items():
                 assert classes.setdefault(name, tokens) is tokens, name
@@ -110,15 +110,15 @@ def test_parts_of_a_fused_layer_are_all_of_it(family):
             assert [part.start for part in parts] == [sum(p.length for p in parts[:i]) for i in range(len(parts))]
 
 
-def test_a_key_is_registered_once():
-    flux = registry.families()[-1]
+def test_a_name_is_registered_once():
+    flux = registry.FAMILIES.get("flux")
     with pytest.raises(ValueError, match="already registered"):
-        registry.register(flux)
+        registry.FAMILIES.register(flux)
 
 
 def test_a_family_is_gone_after_its_block():
-    before = registry.families()
-    made_up = dataclasses.replace(before[0], key="made-up", title="Made up")
-    with registry.registered(made_up):
-        assert registry.families() == (made_up, *before)
-    assert registry.families() == before
+    before = tuple(registry.FAMILIES)
+    made_up = dataclasses.replace(before[0], name="made-up", title="Made up")
+    with registry.FAMILIES.registered(made_up):
+        assert tuple(registry.FAMILIES) == (made_up, *before)
+    assert tuple(registry.FAMILIES) == before

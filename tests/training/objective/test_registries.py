@@ -99,11 +99,11 @@ MADE_UP = [
 @pytest.mark.parametrize(("registry", "record"), MADE_UP, ids=lambda value: getattr(value, "name", ""))
 def test_one_record_is_all_that_a_new_one_needs(lab, registry, record):
     denoiser, dataset = lab.Flow(), lab.pictures(held_out=[9])
-    with pytest.raises(ValueError, match=f"{registry.setting} is '{record.name}', expected one of"):
-        ObjectiveSettings(**{registry.setting: record.name})
+    with pytest.raises(ValueError, match=f"{registry.title} is '{record.name}', expected one of"):
+        ObjectiveSettings(**{registry.title: record.name})
     plain = train(lab.state(denoiser, dataset), denoiser, dataset, 3)
     with registry.registered(record):
-        objective = ObjectiveSettings(**{registry.setting: record.name}, gamma=2.0)
+        objective = ObjectiveSettings(**{registry.title: record.name}, gamma=2.0)
         start = lab.state(denoiser, dataset, objective=objective)
         whole = train(start, denoiser, dataset, 3)
         assert equal(whole, train(train(start, denoiser, dataset, 1), denoiser, dataset, 2))

@@ -185,7 +185,7 @@ def test_a_record_without_a_needed_field_is_refused():
 
 
 def test_names_are_taken_once_and_unknown_ones_refused():
-    with pytest.raises(ValueError, match="optimizer adamw is registered already"):
+    with pytest.raises(ValueError, match="optimizer adamw is already registered"):
         OPTIMIZERS.register(adamw.RECORD)
     other = replace(adamw.RECORD, name="other")
     for _ in range(2):

@@ -31,7 +31,7 @@ _OTHER_FACTOR = {
 }
 
 
-@pytest.mark.parametrize("key_format", registry.formats(), ids=lambda key_format: key_format.name)
+@pytest.mark.parametrize("key_format", registry.FORMATS, ids=lambda key_format: key_format.name)
 def test_every_field_says_something(key_format):
     assert re.fullmatch(r"[a-z-]+", key_format.name) and key_format.title and key_format.examples
     assert key_format.name == "ai-toolkit" or any(getattr(key_format, name) for name in RECOGNISED_BY)
@@ -75,10 +75,10 @@ def test_a_format_of_ones_own_is_one_record():
     own = {"acme/blocks/0/attn/up": torch.ones(8, 2), "acme/blocks/0/attn/down": torch.ones(2, 8)}
     with pytest.raises(ValueError):
         read("acme_net_blocks_0_attn.lora_up.weight", weight)
-    with registry.registered(acme):
+    with registry.FORMATS.registered(acme):
         assert read("acme_net_blocks_0_attn.lora_up.weight", weight) == [("model", weight)]
         assert sorted(registry.generic_keys(own)) == ["blocks.0.attn.lora_down.weight", "blocks.0.attn.lora_up.weight"]
         assert list(save.to_key_format(registry.generic_keys(own), "acme", torch.float32)) == ["BLOCKS.0.ATTN.UP"]
         with pytest.raises(ValueError, match="already registered"):
-            registry.register(acme)
+            registry.FORMATS.register(acme)
     assert "acme" not in registry.writable() and registry.generic_keys(own) is own

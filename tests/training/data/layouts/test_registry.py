@@ -47,7 +47,7 @@ EXAMPLES = {
         {"1.png": ("a red ball, shiny", 1), "in/2.png": ("cat", 1.5)},
     ),
 }
-LAYOUTS = {layout.name: layout for layout in registry.layouts()}
+LAYOUTS = {layout.name: layout for layout in registry.LAYOUTS}
 
 
 def _write(root, texts, images):
@@ -93,7 +93,7 @@ def test_every_layout_reads_a_folder_of_its_own(tmp_path, name, captions):
 def test_every_layout_recognises_its_own_folder_alone(tmp_path, name):
     texts, expected = EXAMPLES[name]
     _write(tmp_path, texts, expected)
-    assert [layout.name for layout in registry.layouts() if layout.recognise(tmp_path)] == [name]
+    assert [layout.name for layout in registry.LAYOUTS if layout.recognise(tmp_path)] == [name]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -152,23 +152,23 @@ def test_options_and_errors_list_what_is_registered():
     assert registry.options() == ["auto", "txt", "folder", "json", "yaml"]
     with pytest.raises(ValueError, match="captions is 'csv', expected one of auto, txt, folder, json, yaml"):
         FolderSettings(captions="csv")
-    with registry.registered(CSV):
+    with registry.LAYOUTS.registered(CSV):
         assert registry.options()[-1] == "csv" and ".csv" in registry.suffixes()
         assert "csv: captions.csv with file, caption and repeats." in registry.tooltip()
         assert FolderSettings(captions="csv").captions == "csv"
         with pytest.raises(ValueError, match=r"need scores from JSON files; captions csv reads none, auto and json do"):
             FolderSettings(captions="csv", filters=Filters.parse("min_score: 3"))
-        with pytest.raises(ValueError, match="named 'csv' already"):
-            registry.register(CSV)
+        with pytest.raises(ValueError, match="captions csv is already registered"):
+            registry.LAYOUTS.register(CSV)
     assert "csv" not in registry.options()
-    with pytest.raises(ValueError, match="named 'auto' already"):
-        registry.register(replace(CSV, name="auto"))
+    with pytest.raises(ValueError, match="captions auto: already registered: option auto"):
+        registry.LAYOUTS.register(replace(CSV, name="auto"))
 
 
 def test_a_new_layout_is_read_chosen_or_with_auto(tmp_path):
     texts = {"captions.csv": "file,caption,repeats\n1.png,a red ball,2\nnowhere.png,x,1\n", "2.txt": "a cat"}
     _write(tmp_path, texts, ["1.png", "2.png"])
-    with registry.registered(CSV):
+    with registry.LAYOUTS.registered(CSV):
         listing = _read(tmp_path, "csv")
         assert _captions(listing) == {"1.png": ("a red ball", 2)}
         assert listing.problems == ("captions.csv: line 3 names 'nowhere.png', which is no file; correct its name",)
@@ -196,7 +196,7 @@ def test_a_layout_may_have_repeats_masks_and_a_fallback_of_its_own(tmp_path):
         repeats=lambda image, folder: 5,
         mask_file=lambda image, folder: folder / "mask of cat.png",
     )
-    with registry.registered(layout):
+    with registry.LAYOUTS.registered(layout):
         listing = _read(tmp_path, "names")
     found = {entry.name: (entry.caption.plain, entry.repeats, entry.mask) for entry in listing.train}
     assert found["9_x/cat.png"] == ("a cat", 5, "mask of cat.png") and "2 captions are file names" in listing.notes
