@@ -112,7 +112,7 @@ def describe(path: str) -> dict[str, Any]:
         "ranks": ranks,
         "alphas": _alphas(path, tensors, metadata),
         "types": dict(sorted(types.items())),
-        "family": family.key if family else "",
+        "family": family.name if family else "",
         "base": base_model or (family.title if family else ""),
         "title": _first(metadata, ("modelspec.title", "ss_output_name")),
         "words": _first(metadata, _WORDS),

@@ -5,6 +5,7 @@ All up and down matrices become one matrix product, which is added up in float32
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -177,29 +178,53 @@ def patched(base: Tensor, patches: Sequence[Patch], out: Tensor | None = None, s
         return result.copy_(_rounded(in_order(base.float(), patches), base.dtype, generator))
     fused = fuse(patches, base.shape, base.device)
     rows, target = base.reshape(base.shape[0], -1), result.view(base.shape[0], -1)
-    if fused.diff is None:
-        diff = None
+    if fused.diff is None and generator is None and multiplies(base.dtype, base.device):
+        _add_product(rows, fused, target)
     else:
-        diff = fused.diff.reshape(target.shape)
-    if diff is None and generator is None and base.dtype in (torch.float32, torch.bfloat16):
-        half = base.dtype == torch.bfloat16
-        if half and fused.down.dtype == torch.bfloat16:
-            down = fused.down
-        else:
-            down = fused.down.float()
-        for block in _blocks(len(rows), FACTOR_ELEMENTS // max(1, len(fused.scale))):
-            up = fused.up_of(block)
-            torch.addmm(
-                rows[block], *(bfloat16_factors(up, down, rows[block]) if half else (up, down)), out=target[block]
-            )
-        return result
-    down = fused.down.float()
-    for block in _blocks(len(rows), _BLOCK // rows.shape[1]):  # float32 copies of a few rows at a time
-        total = rows[block].to(torch.float32, copy=True)
-        if diff is not None:
-            total += diff[block]
-        target[block] = _rounded(total.addmm_(fused.up_of(block), down), base.dtype, generator)
+        _add_in_float32(rows, fused, target, generator)
     return result
+
+
+@functools.cache
+def multiplies(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a device multiplies matrices of a type with float32 sums and at full speed.
+
+    float16 sums may be rounded on the way. A CPU without AVX-512 multiplies bfloat16 number by number, up to 50 times
+    slower than float32; GPUs before compute capability 8.0 have no bfloat16 units.
+    """
+    if dtype != torch.bfloat16:
+        return dtype == torch.float32
+    if device.type == "cpu":
+        return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return True
+
+
+def _add_product(rows: Tensor, fused: Fused, target: Tensor) -> None:
+    """Write rows + up @ down in the weight's own type, a block of rows at a time."""
+    half = rows.dtype == torch.bfloat16
+    if half and fused.down.dtype == torch.bfloat16:
+        down = fused.down
+    else:
+        down = fused.down.float()
+    for block in _blocks(len(rows), FACTOR_ELEMENTS // max(1, len(fused.scale))):
+        up = fused.up_of(block)
+        if half:
+            factors = bfloat16_factors(up, down, rows[block])
+        else:
+            factors = (up, down)
+        torch.addmm(rows[block], *factors, out=target[block])
+
+
+def _add_in_float32(rows: Tensor, fused: Fused, target: Tensor, draws: torch.Generator | None) -> None:
+    """Write rows + up @ down + diff through float32 copies of a few rows at a time."""
+    down = fused.down.float()
+    for block in _blocks(len(rows), _BLOCK // rows.shape[1]):
+        total = rows[block].to(torch.float32, copy=True)
+        if fused.diff is not None:
+            total += fused.diff.reshape(rows.shape)[block]
+        target[block] = _rounded(total.addmm_(fused.up_of(block), down), rows.dtype, draws)
 
 
 def _blocks(rows: int, step: int) -> Iterator[slice]:

@@ -134,4 +134,4 @@ def test_describe_reads_no_tensor(tmp_path):
 )
 def test_families(name, columns, family):
     found = recognise_lora([(f"{name}.lora_down.weight", (4, columns)), (f"{name}.lora_up.weight", (9, 4))])
-    assert (found.key if found else None) == family
+    assert (found.name if found else None) == family

@@ -350,7 +350,7 @@ def test_families_that_share_names(layers, family):
         for side, shape in (("up", (rows, 2)), ("down", (2, columns)))
     }
     found = recognise_lora(shapes.items())
-    assert (found and found.key) == family
+    assert (found and found.name) == family
     recognise_lora([(name, ()) for name in shapes])  # a file may hold anything under these names
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from graft_nodes.patches.adapters.diff import Diff
 from graft_nodes.patches.adapters.lora import LoRA
-from graft_nodes.patches.patching.fuse import Patch, Stack, bfloat16_factors, fuse, patched
+from graft_nodes.patches.patching.fuse import Patch, Stack, bfloat16_factors, fuse, multiplies, patched
 from graft_nodes.patches.patching.strength_schedule import Schedule
 
 
@@ -93,6 +93,17 @@ def test_a_part_of_a_fused_weight(part):
     assert torch.allclose(patched(base, patches).double(), by_hand(base, patches), rtol=0, atol=1e-5)
 
 
+@pytest.fixture(params=[True, False], ids=["bfloat16 products", "float32 products"])
+def bfloat16_products(request, monkeypatch):
+    """A machine that multiplies bfloat16 at full speed, and one that does not."""
+
+    def multiplies(dtype, device):
+        return dtype == torch.float32 or (dtype == torch.bfloat16 and request.param)
+
+    monkeypatch.setattr("graft_nodes.patches.patching.fuse.multiplies", multiplies)
+
+
+@pytest.mark.usefixtures("bfloat16_products")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     "file_dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn]
@@ -115,6 +126,7 @@ def test_writes_into_the_memory_it_is_given():
     assert torch.equal(base, random(12, 20))
 
 
+@pytest.mark.usefixtures("bfloat16_products")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_writes_over_a_weight_in_channels_last(dtype):
     base, patches = (
@@ -153,6 +165,7 @@ def test_identity_tells_parts_schedules_and_alphas_apart():
     assert len({Stack({"a.weight": [patch]}).identity for patch in made}) == len(made)
 
 
+@pytest.mark.usefixtures("bfloat16_products")
 @pytest.mark.parametrize("file_dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("change", [0.001, 0.01, 0.03, 0.1, 0.5])
 def test_bfloat16_factors_are_as_many_as_it_takes(change, file_dtype):
@@ -182,6 +195,7 @@ def test_bfloat16_factors_are_as_many_as_it_takes(change, file_dtype):
     assert fewest <= inner <= most
 
 
+@pytest.mark.usefixtures("bfloat16_products")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_as_exact_when_the_factors_are_split_in_blocks_of_rows(monkeypatch, dtype):
     base, patches = random(300, 64, seed=7).to(dtype), [Patch(linear(300, 64, 16, 16.0, seed=n), 0.3) for n in range(3)]
@@ -203,3 +217,22 @@ def test_one_strong_layer_among_weak_ones_gets_its_low_parts_alone():
     up, down = bfloat16_factors(fused.up, fused.down, base)
     assert 16 < up.shape[1] <= 24 and down.shape[0] == up.shape[1]
     assert torch.allclose(up.double() @ down.double(), fused.up.double() @ fused.down.double(), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"), [("AVX512", True), ("AVX2", False), ("DEFAULT", False), ("SVE256", False)]
+)
+def test_bfloat16_is_multiplied_only_where_the_processor_can(monkeypatch, capability, expected):
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7, 5) if device.index else (8, 0))
+    decide = multiplies.__wrapped__
+    assert decide(torch.bfloat16, torch.device("cpu")) is expected
+    assert decide(torch.float32, torch.device("cpu")) and not decide(torch.float16, torch.device("cpu"))
+    assert decide(torch.bfloat16, torch.device("cuda", 0)) and not decide(torch.bfloat16, torch.device("cuda", 1))
+
+
+def test_a_slow_processor_is_never_asked_for_a_bfloat16_product(monkeypatch):
+    monkeypatch.setattr("graft_nodes.patches.patching.fuse.multiplies", lambda dtype, device: dtype == torch.float32)
+    monkeypatch.setattr("graft_nodes.patches.patching.fuse.bfloat16_factors", None)
+    base, patches = random(96, 160, seed=7).bfloat16(), [Patch(linear(96, 160, 16, 16.0), 0.3)]
+    assert torch.equal(patched(base, patches), by_hand(base, patches).bfloat16())
