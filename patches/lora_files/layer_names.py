@@ -12,9 +12,9 @@ from .key_formats.key_format import GENERIC_PREFIX
 from .parse import Target
 
 Shapes = Mapping[tuple[str, str], Sequence[int]]  # shape of every weight by ("model" or "clip", name)
-# PEFT's of a text encoder alone; which one, it does not say.
+# PEFT's prefix of a text encoder saved by itself; it does not say which one.
 _BARE = re.compile(r"(?:base_model\.model\.)?(text_model[._].+)")
-# Encoders that files number after CLIP-L; beside others (HunyuanVideo's LLaMA) that is not the first.
+# Encoders that files number after CLIP-L. Beside others (HunyuanVideo's LLaMA) CLIP-L is not the first.
 _NUMBERED_LATER = {"clip_g", "t5xxl"}
 
 

@@ -23,7 +23,7 @@ from .peft_config import peft_configs
 
 MERGEABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _DIFFERENCES_SHOWN = 20
-_SPELLINGS = (  # of a model's layers: as its authors wrote them (and kohya), and as diffusers did
+_SPELLINGS = (  # names of a model's layers: by its authors (and kohya), and by diffusers
     re.compile(
         r"(input|output|double|single|joint)_blocks_|middle_block_|blocks_\d+_((self|cross)_attn_|ffn_\d$)"
         r"|(layers|\w+_refiner)_\d+_attention_(qkv|out)$"
@@ -90,7 +90,7 @@ class _CollectedLayers:
     def __init__(self) -> None:
         self.patches: dict[LayerKey, list[Patch]] = {}
         self.file_names: dict[LayerKey, str] = {}  # the name in the first file that has the layer
-        self.spellings: dict[int, str] = {}  # which file has names of which spelling
+        self.spellings: dict[int, str] = {}  # spelling -> a file that uses it
         self.problems: list[str] = []
 
     def add(self, entry: LoraEntry) -> None:
@@ -314,7 +314,7 @@ class _MergedLayers:
         if diff is None:
             self.add_product(base, up, down, shape)
             return
-        # In one: of a name with factors and a difference, ComfyUI reads only the difference.
+        # As one tensor: if a name has factors and a difference, ComfyUI reads only the difference.
         if up.shape[1]:
             diff = diff + (up @ down).reshape(diff.shape)
         may_be_flat = read is None and len(shape) == 2 and all(patch.layer.kind != "diff" for patch in patches)

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 BESIDE = "adapter_config"  # key of the metadata under which a PEFT folder's adapter_config.json is kept
-_HEADER = "lora_adapter_metadata"  # diffusers' key in the header: the same settings, one prefix a model part
+_HEADER = (
+    "lora_adapter_metadata"  # diffusers' key in the header: the same settings, with a prefix per part of the model
+)
 
 
 @dataclass(frozen=True)

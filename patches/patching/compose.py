@@ -94,9 +94,8 @@ class Composed:
                 max_rank=max(MAX_FACTOR_RANK, min(self.shape[0], torch.Size(self.shape[1:]).numel()) // 4),
             )
             diff = fused.diff
-            if (
-                groups > 1 and fused.up.shape[1]
-            ):  # the factors of a grouped convolution mix groups: here their product is smaller
+            # the factors of a grouped convolution mix groups, so take their product, which is smaller
+            if groups > 1 and fused.up.shape[1]:
                 product = (fused.up @ fused.down.float()).reshape(self.shape)
                 if diff is None:
                     diff = product
@@ -165,7 +164,7 @@ class Composed:
         if base_bias is None:
             remaining = patches
         else:
-            # what the mapped output already contains of the bias
+            # the part of the bias that the mapped output contains already
             mapped_bias = apply_maps(self.outputs, base_bias, 0) if self.own else torch.zeros_like(base_bias)
             self.biases.append((0, in_order(base_bias, constant) - mapped_bias))
             remaining = [patch for patch in patches if patch.schedule is not None]

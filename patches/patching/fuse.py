@@ -25,10 +25,10 @@ Slice = tuple[int, int, int]  # (dimension, start, length): the part of a fused 
 _serial = itertools.count(1)
 _BLOCK = 2**21  # elements processed at once if float32 copies are needed
 FACTOR_ELEMENTS = 2**20  # elements of `up` that are split at once
-_NOISE = 3e-5  # share of the rounding energy: raises the mean error by less than 0.01 %
-# splitting off cheaper components pays only if at least 1 in this many qualifies
+_NOISE = 3e-5  # allowed noise, as a fraction of the energy of rounding: adds less than 0.01% to the mean error
+# cheaper methods for some components pay only if at least 1 in this many components can use them
 _WORTH = 8
-_LEFT = 1 / 400  # two products leave this share of the noise of rounding both factors
+_LEFT = 1 / 400  # the fraction of the noise of rounding both factors that two products leave
 
 
 @dataclass(frozen=True, eq=False)
@@ -340,7 +340,8 @@ def _shared_out(up: Tensor, down: Tensor, base: Tensor, left: Sequence[float]) -
         return [*(None for _ in left), all_components]
     noise = up.square().sum(0) * down.float().square().sum(1)
     sample = base[:: max(1, base.shape[0] // 64)]
-    size = 1.25 * float(sample.float().abs().sum()) / sample.numel()  # a normal weight's root mean square
+    # the root mean square of the weight, if its values are normally distributed
+    size = 1.25 * float(sample.float().abs().sum()) / sample.numel()
     allowed_noise = _NOISE * size * size * base.numel()
     total_noise = float(noise.sum())
     for way, share in enumerate(left):

@@ -19,10 +19,9 @@ from .fuse import Patch, Stack, additive, effective, patched, shared_out
 from .huge_pages import empty
 from .strength_schedule import Clock
 
-ATTRIBUTE = "_graft_ledger"  # on the model while anything is attached; two imports of this package share it
-_kept: weakref.WeakKeyDictionary[nn.Module, Kept] = (
-    weakref.WeakKeyDictionary()
-)  # until `forget`, or the end of the model
+ATTRIBUTE = "_graft_ledger"  # set on a model while anything is attached; two imports of this package share it
+# what is kept of each model, until `forget` or the end of the model
+_kept: weakref.WeakKeyDictionary[nn.Module, Kept] = weakref.WeakKeyDictionary()
 
 
 @dataclass(eq=False)
@@ -78,9 +77,8 @@ class _Slot:
     saved: Tensor | None = None
 
     def restore(self) -> None:
-        if (
-            self.module._parameters.get(self.name) is not self.live
-        ):  # someone else's later replacement is not ours to undo
+        # if somebody else has replaced the weight since, leave that alone
+        if self.module._parameters.get(self.name) is not self.live:
             return
         self.module._parameters[self.name] = self.base
         if self.saved is not None:
@@ -217,9 +215,8 @@ class Ledger:
         patches = effective(stacks, name, bypass=False)
         if name in version.transient:
             return _computed(base, patches, None, _seed(name, base, version))
-        kept_weight = self.kept.weights.pop(
-            name, None
-        )  # stored again only once it is valid: a failure must not leave half-written memory behind
+        # stored again only once it is valid: a failure must not leave half-written memory behind
+        kept_weight = self.kept.weights.pop(name, None)
         if (
             kept_weight is None
             or kept_weight.base() is not base

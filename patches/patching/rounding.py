@@ -35,7 +35,7 @@ def stochastic(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -
     limits = torch.finfo(dtype)
     values = values.clamp(limits.min, limits.max)
     exponent = torch.frexp(values)[1].clamp(min=round(math.log2(limits.smallest_normal)) + 1)
-    step = torch.exp2((exponent - 1).float()) * limits.eps  # distance between neighbours at this magnitude
+    step = torch.exp2((exponent - 1).float()) * limits.eps  # distance between neighbors at this magnitude
     noise = torch.rand(values.shape, generator=generator, device=values.device)
     return (torch.floor(values / step + noise) * step).clamp(limits.min, limits.max).to(dtype)
 

@@ -7,7 +7,7 @@ import math
 from .registry import OPTIMIZERS
 from .settings import OptimizerSettings
 
-RESTARTS = 4  # falls of cosine-restarts
+RESTARTS = 4  # how often cosine-restarts falls
 
 
 def peak_rate(settings: OptimizerSettings) -> float:
@@ -31,7 +31,7 @@ def rate_at(settings: OptimizerSettings, step: int) -> float:
         return peak * (step + 1) / settings.warmup
     if settings.schedule == "constant":
         return peak
-    # The last step of the run (total_steps - 1) is at the floor, the first after the warm-up at the peak.
+    # The last step of the run (total_steps - 1) has the floor, the first one after the warmup the peak.
     length = max(1, settings.total_steps - 1 - settings.warmup)
     progress = min(1.0, (step - settings.warmup) / length)
     if settings.schedule == "cosine-restarts" and progress < 1.0:

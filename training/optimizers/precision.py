@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .settings import OptimizerSettings
 
-LEAST_SCALE = 2.0**-10  # a loss that overflows even so is not a matter of its scale
+LEAST_SCALE = 2.0**-10  # if the loss overflows even so, scaling cannot help
 _SLOT = "grad_scaler"
 
 

@@ -14,7 +14,7 @@ SCHEDULES = ("constant", "linear", "cosine", "cosine-restarts", "polynomial")
 PRECISIONS = ("auto", "float32", "bf16", "fp16", "full-bf16")
 OFFLOADS = ("none", "activations", "optimizer", "layers")
 
-# What changes speed and memory and not what is computed: a run keeps its identity when these change.
+# Settings for speed and memory that do not change the result: a run stays the same run when they change.
 SPEED_ONLY = frozenset({"checkpointing", "offload", "fused_backward"})
 
 

@@ -22,7 +22,7 @@ from .build import build
 from .registry import OPTIMIZERS
 from .settings import OptimizerSettings
 
-PIECE = 1 << 24  # numbers that are in float32, or back from host memory, at one time
+PIECE = 1 << 24  # at most this many numbers are in float32, or back from host memory, at the same time
 _GROUP_NUMBERS = "scalars"  # the slot under which the numbers of a parameter group are saved, with each of its tensors
 
 
@@ -81,7 +81,7 @@ class OptimizerStepper:
         for piece in self._pieces:
             self._restore(piece, slots)
         self._rate, self._step = 0.0, 0
-        self._stepped: set[int] = set()  # ids of the pieces that this step has moved already
+        self._stepped: set[int] = set()  # ids of the pieces that this step has updated already
         self._squares: list[Tensor] = []
 
     @property
@@ -175,7 +175,7 @@ class OptimizerStepper:
         for slot, value in saved.items():
             if slot in (self._live_slot, _GROUP_NUMBERS):
                 continue
-            if slot == "step" and not fused:  # torch counts on the CPU, unless fused
+            if slot == "step" and not fused:  # torch keeps the step count on the CPU, unless fused
                 state[slot] = _number_or(value, value.device)
             else:
                 state[slot] = _number_or(value, device)
@@ -308,7 +308,9 @@ class OptimizerStepper:
             total = torch.zeros((), dtype=torch.float64)
         norm = float(total.sqrt())
         if gradients and self.settings.clip_norm and math.isfinite(norm):
-            factor = min(1.0, self.settings.clip_norm / (norm + 1e-6))  # as clip_grad_norm_, its norm in float32
+            factor = min(
+                1.0, self.settings.clip_norm / (norm + 1e-6)
+            )  # as clip_grad_norm_ does, with the norm in float32
             torch._foreach_mul_(gradients, factor)
         return norm
 

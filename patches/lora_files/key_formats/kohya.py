@@ -14,7 +14,7 @@ from .key_format import GENERIC_PREFIX, Groups, KeyFormat
 from .layer_tensors import layer_tensors
 
 GENERIC_ENCODER = re.compile(r"text_encoders\.(clip_l|clip_g|clip_h|t5xxl)\.transformer\.(.+)")
-_PARAMETER = re.compile(  # last words of what is no module's weight, but a parameter of the model's own
+_PARAMETER = re.compile(  # last words of parameters that belong to the model itself, not to one of its modules
     r"\.(modulation|modulate_table|\w*shift_table|scale|gamma|beta|positional_\w+"
     r"|\w*(tokens?|registers?|pos_embed|_embedding|padding))$"
 )

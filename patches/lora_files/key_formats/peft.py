@@ -15,7 +15,7 @@ from .key_format import GENERIC_PREFIX, Group, Groups, KeyFormat
 from .kohya import GENERIC_ENCODER
 
 _HELD = {"up", "down", "alpha"}
-_UNDERSCORED = ("lora_", "lycoris_", "oft_unet_")  # beginnings of names with an underscore for every point
+_UNDERSCORED = ("lora_", "lycoris_", "oft_unet_")  # prefixes of names with underscores for dots
 
 
 class PeftWriter:

@@ -33,7 +33,7 @@ def _build(request: BuildRequest) -> torch.optim.Optimizer:
         request.groups,
         lr=request.learning_rate,
         weight_decay=request.weight_decay,
-        adjust_lr_fn="match_rms_adamw",  # a rate as AdamW's
+        adjust_lr_fn="match_rms_adamw",  # so that AdamW's learning rates work
         **muon_options,
     )
 

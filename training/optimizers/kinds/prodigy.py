@@ -37,7 +37,7 @@ def _has_several_rates(block_rates: str) -> bool:
     try:
         rates = parse_block_rates(block_rates)
     except ValueError:
-        return False  # the settings report text that cannot be read
+        return False  # the settings themselves report unreadable text
     return any(factor not in (0.0, 1.0) for _, factor in rates)
 
 

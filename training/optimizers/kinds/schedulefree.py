@@ -56,7 +56,7 @@ RECORD = OptimizerRecord(
     package=Package("schedulefree", "schedulefree"),
     build=_build,
     options={
-        "betas": POSITIVE_BETAS,  # x is computed by a division by the first
+        "betas": POSITIVE_BETAS,  # computing x divides by the first one
         "eps": ABOVE_ZERO,
         "r": number(0.0),
         "weight_lr_power": number(0.0),
