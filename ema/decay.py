@@ -1,6 +1,4 @@
-"""How strongly a weight average keeps its past: diffusers' schedules, Karras 2024 (arXiv 2312.02696), EveryDream2's
-target.
-"""
+"""The decay of a weight average: diffusers' schedules, Karras 2024 (arXiv 2312.02696), EveryDream2's target."""
 
 from __future__ import annotations
 
@@ -12,12 +10,13 @@ SCHEDULES = ("constant", "ramp", "warmup", "power", "target")
 
 @dataclass(frozen=True)
 class EMASettings:
-    """Settings of a weight average; plain values, checked on creation.
+    """The settings of a weight average (EMA); plain values, checked on creation.
 
-    `decay` caps constant, ramp and warmup; `inv_gamma` and `power` shape warmup; `target` is the share of the first
-    weights that remains after the whole run; `widths` are relative widths (sigma_rel), the first of which sets the
-    power schedule; `interval` is in steps. Every `snapshots` steps (0: never) a power-function average of each width is
-    saved; every `switch_every` steps (0: never) the trained weights are set to the average.
+    - `decay` caps constant, ramp and warmup; `inv_gamma` and `power` shape warmup.
+    - `target`: the fraction of the first weights that remains after the whole run.
+    - `widths`: relative widths (sigma_rel); the first one sets the power schedule. `interval` is in steps.
+    - Every `snapshots` steps (0: never) a power-function average of each width is saved.
+    - Every `switch_every` steps (0: never) the trained weights are set to the average.
     """
 
     schedule: str = "constant"
@@ -64,7 +63,7 @@ class EMASettings:
 
 
 def check_horizon(settings: EMASettings, total_steps: int) -> None:
-    """Raise ValueError when the run's horizon ends before the average's first update, snapshot or switch."""
+    """Raise ValueError if the run ends before the average's first update, snapshot or switch."""
     steps_of = {"interval": settings.interval, "snapshots": settings.snapshots, "switch_every": settings.switch_every}
     too_late = [f"{name} is {steps}" for name, steps in steps_of.items() if steps > total_steps]
     if too_late:
@@ -106,8 +105,7 @@ def gamma_of_width(width: float) -> float:
 
 
 def decay_at(settings: EMASettings, step: int, total_steps: int) -> float:
-    """Decay for the single step number `step` (1 is the first); `total_steps` is the run's horizon, used by the target
-    schedule.
+    """The decay of one step; `step` 1 is the first. `total_steps` is the run's length, for the target schedule.
 
     ramp and warmup follow diffusers: s = step - 1, decay 0 at s = 0, then (1 + s)/(10 + s) or 1 - (1 +
     s/inv_gamma)^-power, up to `decay`.
@@ -131,8 +129,6 @@ def decay_at(settings: EMASettings, step: int, total_steps: int) -> float:
 
 
 def decay_over(settings: EMASettings, step: int, total_steps: int) -> float:
-    """Decay of an update at `step` that covers the last `interval` steps: the product of their decays (decay^N if
-    constant).
-    """
+    """The decay of an update over the last `interval` steps: the product of their decays (decay^N if constant)."""
     first = max(1, step - settings.interval + 1)
     return math.prod(decay_at(settings, past_step, total_steps) for past_step in range(first, step + 1))

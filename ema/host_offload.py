@@ -1,5 +1,6 @@
-"""A weight average in host memory: weights are copied while training runs (CUDA streams, pinned memory), and the lerp
-runs on a host thread.
+"""Keeps a weight average in host memory: weights are copied while training runs, and averaged on a host thread.
+
+On CUDA the copy uses pinned memory and a stream of its own.
 """
 
 from __future__ import annotations
@@ -90,8 +91,9 @@ def lane_for(weights: Mapping[str, Tensor], device: torch.device) -> Lane | None
 
 
 def note_on(device: torch.device) -> str:
-    """A note about keeping the average in host memory when training on `device`; empty if it runs in parallel with the
-    steps.
+    """A note for the report about keeping the average in host memory when training on `device`.
+
+    It is empty if the average is updated in parallel with the steps.
     """
     if device.type == "cuda":
         return ""
@@ -101,12 +103,11 @@ def note_on(device: torch.device) -> str:
 
 
 class Offload:
-    """Updates an average in host memory after each step without blocking the step: at most one copy and one lerp run at
-    a time.
+    """Updates an average in host memory after each step without blocking the step.
 
-    A step calls `protect` before it changes the weights and `take` after. `take` waits only if the previous lerp is
-    still running; `finish` waits for it and raises any error from the averaging thread. Only that thread reads or
-    writes the average in between.
+    At most one copy and one update run at a time. A step calls `protect` before it changes the weights and `take`
+    after. `take` waits only if the previous update is still running; `finish` waits for it and raises any error from
+    the averaging thread. Only that thread reads or writes the average in between.
     """
 
     def __init__(self, lane: Lane) -> None:

@@ -1,5 +1,6 @@
-"""Averages after training: any relative width, reconstructed by least squares from snapshots of a few widths (Karras
-2024, arXiv 2312.02696, section 3.2).
+"""Post-hoc EMA: averages of any relative width after training, by least squares from snapshots of a few widths.
+
+(Karras 2024, arXiv 2312.02696, section 3.2.)
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ class Profile:
 
 @dataclass(frozen=True)
 class Fit:
-    """How snapshots combine into a profile: one weight per snapshot, and the error as a share (0 to 1) of the profile's
-    L2 norm.
+    """How snapshots combine into an average: one weight per snapshot, and the error.
+
+    The error is a fraction (0 to 1) of the profile's L2 norm.
     """
 
     weights: tuple[float, ...]
@@ -177,9 +179,7 @@ def possible_widths(
 
 
 def shape(profiles: Sequence[Profile], weights: Sequence[float], points: Tensor) -> Tensor:
-    """Density (len(points)) at steps `points` of the weighted sum of profiles: how much each training step contributes
-    to the average.
-    """
+    """How much each training step counts in an average: the density of the weighted sum of profiles at `points`."""
     total = torch.zeros_like(points, dtype=torch.float64)
     for profile, weight in zip(profiles, weights, strict=True):
         gamma, share = profile.gamma, points.double() / profile.step

@@ -1,6 +1,4 @@
-"""A weight average and its step: started from weights, updated after every step, swapped in temporarily, or set as the
-weights.
-"""
+"""A weight average (shadow weights) and its step: started from weights, updated after every step, swapped in or set."""
 
 from __future__ import annotations
 
@@ -18,11 +16,10 @@ from .update import average_, check_pairs
 
 @dataclass(eq=False)
 class Shadow:
-    """Float32 averages by name, and the number of the last training step they include. `update_` and `swapped` change
-    it in place.
+    """Float32 averages by name, and the number of the last training step that they include.
 
-    With `offload` the averages are in host memory and are updated on a separate thread: call `finish` before reading
-    `tensors`.
+    `update_` and `swapped` change it in place. With `offload` the averages are in host memory and are updated on a
+    separate thread: call `finish` before reading `tensors`.
     """
 
     tensors: dict[str, Tensor]

@@ -1,5 +1,6 @@
-"""The averaging step: shadow = decay * shadow + (1 - decay) * weights, one fused pass per (device, dtype) group, paired
-by name.
+"""The update of a weight average: shadow = decay * shadow + (1 - decay) * weights.
+
+It takes one fused pass per (device, dtype) group, paired by name.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ _CHUNK = 1 << 20  # elements in the casting buffer
 
 @torch.no_grad()
 def average_(shadow: Mapping[str, Tensor], weights: Mapping[str, Tensor], decay: float) -> None:
-    """Move every tensor of `shadow` (float32) towards the tensor of the same name in `weights`, in place. Names and
-    shapes must match.
+    """Update a weight average in place: move every tensor of `shadow` (float32) toward the weight of the same name.
+
+    Names and shapes must match.
     """
     check_pairs(shadow, weights)
     groups: dict[tuple[torch.device, torch.device, torch.dtype], list[str]] = defaultdict(list)

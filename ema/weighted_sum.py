@@ -1,5 +1,6 @@
-"""Averages of stored weights: the share of each file, and their weighted sum (uniform: arXiv 2203.05482; power
-function: 2312.02696).
+"""Averages of stored weights: the share of each file, and their weighted sum.
+
+(Uniform: arXiv 2203.05482; power function: 2312.02696.)
 """
 
 from __future__ import annotations

@@ -91,9 +91,8 @@ def versions(patcher: Any) -> dict[str, str]:
 
     try:
         graft = importlib.metadata.version("graft-nodes")
-    except (
-        importlib.metadata.PackageNotFoundError
-    ):  # a folder in custom_nodes: the version stands in its pyproject.toml
+    # a folder in custom_nodes, which is not installed: its version is in pyproject.toml
+    except importlib.metadata.PackageNotFoundError:
         text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
         graft = next((line.split('"')[1] for line in text.splitlines() if line.startswith("version = ")), "unknown")
     return {"graft": graft, "torch": str(torch.__version__), "device": str(patcher.load_device)}

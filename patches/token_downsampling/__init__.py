@@ -1,1 +1,1 @@
-"""Token downsampling (ToDo): thins the keys and values of self-attention."""
+"""Token downsampling (ToDo): fewer keys and values in self-attention."""

@@ -1,5 +1,6 @@
-"""Token downsampling around one call of a model: transformers through `optimized_attention_override`, UNets behind
-other patches.
+"""Token downsampling around one call of a model.
+
+Transformers get it through `optimized_attention_override`, UNets through an attn1 patch behind all other patches.
 """
 
 from __future__ import annotations
@@ -36,11 +37,10 @@ ToDo = ToDoPatch | TransformerToDo
 
 
 def plan_todo(model: nn.Module, settings: ToDoSettings, replaced: Collection[tuple[Any, ...]] = ()) -> ToDo:
-    """The token downsampling plan for this diffusion model; `replaced` are a UNet's blocks that `plan_unet` counts as
-    left alone.
+    """Plan token downsampling for a diffusion model.
 
-    Raises TypeError naming an unknown class, and ValueError if the model has no self-attention or fewer depths than
-    factors.
+    `replaced` are the blocks of a UNet that `plan_unet` counts as left alone. Raises TypeError naming an unknown class,
+    and ValueError if the model has no self-attention or fewer depths than factors.
     """
     model = uncompiled(model)
     if isinstance(getattr(model, "input_blocks", None), nn.Module):
@@ -50,12 +50,12 @@ def plan_todo(model: nn.Module, settings: ToDoSettings, replaced: Collection[tup
 
 @dataclass(frozen=True, eq=False)
 class ToDoCall:
-    """ComfyUI `APPLY_MODEL` wrapper: sets up token downsampling for one call of the model, in a copy of that call's
-    options.
+    """ComfyUI `APPLY_MODEL` wrapper that sets up token downsampling for one call of the model.
 
-    For a transformer it chains its override in front of the call's existing override, so that no other node's is lost,
-    and a later one does not replace ours. For a UNet it moves the patch after all other attn1 patches, and tells it
-    which blocks' attention is replaced. A compiled model runs code compiled for these settings.
+    It works in a copy of that call's options. For a transformer it chains its override in front of the call's existing
+    override, so that no other node's is lost, and a later one does not replace ours. For a UNet it moves the patch
+    after all other attn1 patches, and tells it which blocks' attention is replaced. A compiled model runs code compiled
+    for these settings.
     """
 
     todo: ToDo
@@ -130,7 +130,9 @@ def warn_once(text: str) -> None:
 
 
 def last_in_line(patch: ToDoPatch, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A UNet's transformer_options with the patch after every other attn1 patch, and told about the replaced blocks."""
+    """A UNet's transformer_options with the patch after all other attn1 patches, and with the blocks that others
+    replace.
+    """
     reordered = without(patch, options)
     others = reordered["patches"].get("attn1_patch", [])
     before = options.get("patches", {}).get("attn1_patch", [])
@@ -156,13 +158,14 @@ def thinning(todo: TransformerToDo, layout: Layout, previous: Kernel | None) -> 
 
 
 class Thinning:
-    """`optimized_attention_override(kernel, q, k, v, heads, mask, …)` of one call of one model: K, V and mask lose
-    image tokens, Q none.
+    """Token downsampling of a transformer, as ComfyUI's `optimized_attention_override` for one call of one model.
 
-    It works behind the rotary embedding, so each key keeps its own position. It lives as long as the call; it counts
-    calls only where other attention of the model happens to have the image's sequence length. `met` says whether it has
-    met attention, `thinned` whether the image's, `left` in how many blocks the keys of text and image were not as many
-    as the queries.
+    K, V and mask lose image tokens, Q does not. It works behind the rotary embedding, so each key keeps its own
+    position. It lives as long as the call, and counts calls only if other attention of the model happens to have the
+    image's sequence length.
+
+    `met` says whether it has met any attention, `thinned` whether it has met the image's, `left` in how many blocks
+    text and image had fewer or more keys than queries.
     """
 
     def __init__(
@@ -177,7 +180,7 @@ class Thinning:
         self._seen, self.met, self.thinned, self.left = Counter(seen), False, False, 0
 
     def as_it_is(self) -> Thinning:
-        """One that goes on counting from here, for a block that runs again later."""
+        """A copy that goes on counting from here, for a block that runs again later."""
         return Thinning(self.layout, self.target, self.method, self.previous, self._seen)
 
     def __call__(self, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -230,8 +233,10 @@ class Thinning:
 
 
 class Guard:
-    """A UNet's `optimized_attention_override` during thinning: another node's override, named if it fails on thinned
-    attention. `text` is the number of cross-attention tokens.
+    """Wraps another node's `optimized_attention_override` on a UNet: if it fails on downsampled attention, the error
+    names it.
+
+    `text` is the number of cross-attention tokens.
     """
 
     def __init__(self, override: Kernel, text: int):
@@ -246,8 +251,9 @@ class Guard:
 
 
 def _axis(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """The axis of an attention call's tensors that counts tokens: (B, heads, N, D), or (B, N, C), or (B, N, heads, D)
-    as SD3 passes v.
+    """The axis of an attention call's tensors that counts tokens.
+
+    The tensors are (B, heads, N, D), or (B, N, C), or (B, N, heads, D) as SD3 passes v.
     """
     if args[3] if len(args) > 3 else kwargs.get("skip_reshape", False):
         return 2

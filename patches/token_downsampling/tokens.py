@@ -1,6 +1,4 @@
-"""Token downsampling (ToDo, arXiv 2402.13573; kohya-ss/sd-scripts PR 1151): which tokens K and V keep of
-a token grid.
-"""
+"""Token downsampling: which tokens of a grid keys and values keep (ToDo, arXiv 2402.13573; sd-scripts PR 1151)."""
 
 from __future__ import annotations
 
@@ -24,8 +22,9 @@ BLEND = 0.5  # equal parts of the nearest token and of the mean, the middle of B
 
 @dataclass(frozen=True)
 class ToDoSettings:
-    """The user's settings; `factors[d - 1]` is the factor per side at depth d (depth 1 = the first level that has
-    attention).
+    """The settings of Apply ToDo.
+
+    `factors[d - 1]` is the factor per side at depth d; depth 1 is the first level that has attention.
     """
 
     factors: tuple[float, ...]
@@ -83,7 +82,7 @@ class ToDoSettings:
         return all(factor == 1.0 for factor in self.factors)
 
     def metadata(self) -> dict[str, str]:
-        """`ss_todo_*` of a LoRA trained with these settings, as given by the user."""
+        """The metadata of a LoRA trained with these settings (`ss_todo_*`), in the user's own words."""
         factor, max_depth = self.given
         return {
             "ss_todo_factor": factor or " ".join(f"{factor:g}" for factor in self.factors),
@@ -91,7 +90,7 @@ class ToDoSettings:
         }
 
     def active_while_training(self, step: int, total_steps: int) -> bool:
-        """Whether training step `step` (counted from 0) of `total_steps` thins."""
+        """Whether training step `step` (counted from 0) of `total_steps` is downsampled."""
         if self.phase == "sampling":
             return False
         limit = (
@@ -131,7 +130,7 @@ def _number(word: str) -> float | None:
 
 
 def target_grid(grid: Grid, factor: float) -> Grid:
-    """The (height, width) that a token grid of (height, width) shrinks to: max(1, floor(side / factor)).
+    """The size (height, width) to which a token grid shrinks: max(1, floor(side / factor)).
 
     The factor is the decimal number that was typed: 66 / 2.2 is 30, although its nearest float64 gives a little less.
     """
@@ -140,10 +139,10 @@ def target_grid(grid: Grid, factor: float) -> Grid:
 
 
 def thin(tokens: Tensor, grid: Grid, target: Grid, method: str = "nearest-exact") -> Tensor:
-    """Tokens (B, h*w, C) of a grid (h, w) thinned to (B, h'*w', C) of the target grid.
+    """Downsample tokens (B, h*w, C) of a grid (h, w) to (B, h'*w', C) of the target grid.
 
-    Bit-equal to `F.interpolate(image, size=target, mode=method)` of the tokens as an image (B, C, h, w); `blend` is the
-    mean of `nearest` and `area`. Raises ValueError if there are not h*w tokens.
+    The result is bit-equal to `F.interpolate(image, size=target, mode=method)` of the tokens as an image (B, C, h, w);
+    `blend` is the mean of `nearest` and `area`. Raises ValueError if there are not h*w tokens.
     """
     if tokens.shape[1] != grid[0] * grid[1]:
         raise ValueError(f"expected {grid[0]}x{grid[1]} = {grid[0] * grid[1]} tokens, got {tokens.shape[1]}")
@@ -165,8 +164,9 @@ def _area(tokens: Tensor, grid: Grid, target: Grid) -> Tensor:
 
 @lru_cache(maxsize=128)
 def _kept(grid: Grid, target: Grid, method: str, device: torch.device) -> Tensor:
-    """Indices (h'*w') of the tokens to keep, taken from F.interpolate itself so that they match its choice on this
-    device.
+    """Indices (h'*w') of the tokens to keep.
+
+    They are taken from F.interpolate itself, so that they match its choice on this device.
     """
     with torch.inference_mode(False):  # an inference tensor could not be saved for backward
         numbers = torch.arange(grid[0] * grid[1], dtype=torch.float32, device=device).view(
@@ -177,8 +177,9 @@ def _kept(grid: Grid, target: Grid, method: str, device: torch.device) -> Tensor
 
 @dataclass(frozen=True)
 class Span:
-    """Where the image tokens are in a longer sequence: `frames` grids of (height, width), row by row, starting at token
-    `start`.
+    """Where the image tokens are in a longer sequence.
+
+    They are `frames` grids of (height, width), row by row, starting at token `start`.
     """
 
     start: int
@@ -192,8 +193,7 @@ class Span:
 
 
 def thin_span(tokens: Tensor, span: Span, target: Grid, method: str = "nearest-exact") -> Tensor:
-    """Tokens (..., N, C) with the image part thinned frame by frame to the target grid; tokens before and after are
-    unchanged.
+    """Downsample the image tokens in a longer sequence (..., N, C), frame by frame; tokens before and after stay.
 
     Raises ValueError if the span does not fit into N.
     """
@@ -210,8 +210,9 @@ def thin_span(tokens: Tensor, span: Span, target: Grid, method: str = "nearest-e
 
 
 def thin_span_mask(mask: Tensor, span: Span, target: Grid, method: str = "nearest-exact") -> Tensor:
-    """A mask (..., N) over keys, thinned as the keys are; a mean (area, blend) takes the mask of the token in its
-    middle.
+    """Downsample a mask (..., N) over keys as the keys are.
+
+    A mean (area, blend) takes the mask of the token in its middle.
     """
     _check(mask.shape[-1], span)
     if target == span.grid:
@@ -251,8 +252,9 @@ class DepthReport:
 
 
 def attention_saving(rows: Sequence[DepthReport]) -> float:
-    """Share of the self-attention's multiplications (Q K^T and A V: queries x keys x width) that thinning removes, 0 to
-    1.
+    """The fraction of the self-attention's multiplications that is saved, from 0 to 1.
+
+    These are Q K^T and A V: queries x keys x width.
     """
     full = reduced = 0
     for row in rows:

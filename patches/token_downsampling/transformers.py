@@ -15,7 +15,7 @@ from .tokens import ToDoSettings
 
 @dataclass(frozen=True, eq=False)
 class TransformerToDo:
-    """The token downsampling plan for one transformer: image tokens of K and V are thinned in every block (depth 1).
+    """The token downsampling plan for one transformer: keys and values lose image tokens in every block (depth 1).
 
     It holds only plain values and the family's functions, so that clones of a model share it.
     """
@@ -40,7 +40,7 @@ class TransformerToDo:
 
 
 def plan_transformer(model: nn.Module, settings: ToDoSettings) -> TransformerToDo:
-    """The token downsampling plan for a transformer.
+    """Plan token downsampling for a transformer.
 
     Raises TypeError naming an unknown class, and ValueError for more than one depth.
     """

@@ -1,6 +1,4 @@
-"""Token downsampling of LDM-layout UNets: which of their self-attention blocks, and the patch on ComfyUI's
-`attn1_patch` contract.
-"""
+"""Token downsampling of UNets (SD 1.x, SD 2, SDXL): which self-attention blocks it is for, and the `attn1_patch`."""
 
 from __future__ import annotations
 
@@ -198,9 +196,8 @@ def active(settings: ToDoSettings, options: Mapping[str, Any], level: Callable[[
     during the call.
     """
     training = options.get(TRAINING)
-    if (
-        training is not None
-    ):  # each sample of a training batch has its own noise level, so start and end percent do not apply
+    # each sample of a training batch has its own noise level, so start and end percent do not apply
+    if training is not None:
         return settings.active_while_training(training["step"], training["total_steps"])
     if settings.phase == "training" or (settings.phase == "both" and options.get(EVALUATING)):
         return False  # what a training run measures of itself stays comparable with runs without token downsampling
@@ -214,11 +211,11 @@ def active(settings: ToDoSettings, options: Mapping[str, Any], level: Callable[[
 
 
 def plan_unet(unet: nn.Module, settings: ToDoSettings, replaced: Collection[tuple[Any, ...]] = ()) -> ToDoPatch:
-    """The patch for one UNet; raises ValueError when it has no self-attention or fewer depths than factors, TypeError
-    for another class.
+    """Plan token downsampling for a UNet.
 
     `replaced` are the blocks, (type, index) or (type, index, transformer), whose attention another patch computes:
-    these are counted as left alone.
+    these are counted as left alone. Raises ValueError if the UNet has no self-attention or fewer depths than factors,
+    TypeError for another class.
     """
     attention = attention_blocks(unet)
     places: dict[int, list[Block]] = {}  # by depth
