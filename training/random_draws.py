@@ -1,6 +1,4 @@
-"""Random draws of training: each has its own generator, seeded by (seed, step, purpose). The global generator is never
-used.
-"""
+"""Random draws of training: each has its own generator, seeded by (seed, step, purpose), never the global one."""
 
 from __future__ import annotations
 
@@ -10,8 +8,9 @@ from ..storage.digest import sha256
 
 
 def generator(seed: int, step: int, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator that depends on nothing but its arguments, the same in every process; another device draws other
-    numbers.
+    """A generator that depends only on its arguments and is the same in every process.
+
+    Another device draws other numbers.
     """
     digest = sha256(f"graft draw {seed} {step} {purpose}".encode()).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -59,8 +59,9 @@ class Start:
 
 @dataclass(frozen=True)
 class History:
-    """The loss, learning rate and gradient norm of every step, and (step, loss) of every validation. The first
-    `outdated` validations used an earlier objective: their losses are not comparable.
+    """The loss, learning rate and gradient norm of every step, and (step, loss) of every validation.
+
+    The first `outdated` validations used an earlier objective: their losses cannot be compared.
     """
 
     loss: tuple[float, ...] = ()
@@ -83,9 +84,7 @@ class History:
 
 @dataclass(frozen=True)
 class RunCost:
-    """What a run has cost so far: seconds in steps and the most memory in bytes. It is no part of
-    the run's identity.
-    """
+    """What a run has cost so far: seconds in steps, and the most memory in bytes. Not part of the run's identity."""
 
     seconds: float = 0.0
     memory: int = 0
@@ -143,8 +142,9 @@ def state_key(start: str, position: tuple[tuple[str, int], ...]) -> str:
 
 
 def advance_position(position: tuple[tuple[str, int], ...], settings: str, steps: int) -> tuple[tuple[str, int], ...]:
-    """The position after `steps` more steps with `settings` (a digest): equal neighbours are joined, so 100 + 150 is
-    250.
+    """The position after `steps` more steps with `settings` (a digest).
+
+    Neighbors with equal settings are joined, so 100 + 150 is 250.
     """
     if steps == 0:
         return position
@@ -208,8 +208,9 @@ def position_at(position: tuple[tuple[str, int], ...], step: int) -> tuple[tuple
 def with_settings(
     state: TrainState, optimizer: OptimizerSettings | None, objective: ObjectiveSettings | None
 ) -> TrainState:
-    """The state with other settings from here on; None keeps what it has. Another optimizer begins with a state of its
-    own, and with another objective the held-out losses so far are outdated.
+    """The state with other settings from here on; None keeps what it has.
+
+    Another optimizer starts with a fresh state. With another objective the held-out losses so far are outdated.
     """
     settings = Settings(optimizer or state.settings.optimizer, objective or state.settings.objective)
     if settings == state.settings:

@@ -19,11 +19,8 @@ from ..trainable.install import from_lora
 def held_out_loss(
     state: TrainState, denoiser: Denoiser, dataset: Dataset, lora: Mapping[str, Tensor] | None = None
 ) -> float | None:
-    """The held-out loss, as TrainStep measures it, of a LORA_MODEL of the run's own kind, or of the state's last
-    weights.
-
-    None without held-out pictures. The model is left as it was; raises ValueError when the LORA_MODEL is not of this
-    run's layers.
+    """The held-out loss of a LORA_MODEL of the run's own kind, or of the state's last weights, as Train Step measures
+    it.
     """
     trained = state.trained
     if lora is not None:

@@ -78,8 +78,9 @@ def merged(
     rank: int = 0,
     base: Callable[[], Mapping[str, Tensor]] | None = None,
 ) -> Merged:
-    """Averages `sources` with the shares of `profile`. `base` returns the model's own weights; checkpoints are saved as
-    differences from them.
+    """Average files with the shares of `profile`.
+
+    `base` returns the model's own weights; checkpoints are saved as differences from them.
     """
     shares, lines = shares_of(sources, profile, width, weights)
     files, names = [file.load() for file in sources.files], [file.name for file in sources.files]
@@ -220,8 +221,9 @@ def sweep(
     score: Callable[[Mapping[str, Tensor] | None], float | None],
     running: Mapping[str, Tensor],
 ) -> Sweep:
-    """Measures the loss of every width. `score` returns the held-out loss of a LORA_MODEL (None: the last weights), or
-    None without held-out pictures.
+    """Measure the held-out loss of every width.
+
+    `score` returns the held-out loss of a LORA_MODEL (None: the last weights), or None without held-out images.
     """
     last_loss = score(None)
     if last_loss is None:

@@ -1,5 +1,6 @@
-"""Snapshots of a run's power-function averages: LoRA files in half precision under graft/<run>/averages/ (Karras 2024,
-2312.02696).
+"""Snapshots of a run's averages, for EMA Merge: LoRA files in half precision under graft/<run>/averages/.
+
+They are power-function averages (Karras 2024, 2312.02696).
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ Position = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot file of the run that began as `start`: the average of one width at the end of `position`, the run's
-    settings and steps.
+    """One snapshot file: the average of one width at the end of `position`, for the run that began as `start`.
+
+    `position` has the run's settings and steps.
     """
 
     path: Path
@@ -60,9 +62,7 @@ def expected(state: TrainState, folder: Path) -> list[Snapshot]:
 
 
 def write(folder: Path, state: TrainState, width: float, lora: Callable[[], Mapping[str, Tensor]]) -> None:
-    """Saves an average of `state`'s run at `state`, unless the file exists. Raises OSError, leaving nothing
-    half-written.
-    """
+    """Save an average at `state`, unless the file exists. Raises OSError, leaving nothing half-written."""
     path = path_of(folder, state.start.digest, state.position, width)
     if path.exists():  # the name identifies the content
         return
@@ -78,8 +78,9 @@ def write(folder: Path, state: TrainState, width: float, lora: Callable[[], Mapp
 
 
 def read(snapshot: Snapshot) -> dict[str, Tensor]:
-    """The average as a LORA_MODEL in float32. Raises ValueError naming the file when it is missing, damaged or another
-    one.
+    """Read a snapshot as a LORA_MODEL in float32.
+
+    Raises ValueError naming the file if it is missing, damaged or another one.
     """
     if not snapshot.path.is_file():
         raise ValueError(
@@ -115,8 +116,9 @@ def found(folder: Path) -> list[Snapshot]:
 
 
 def branches(snapshots: list[Snapshot]) -> dict[str, list[Snapshot]]:
-    """Splits snapshots into branches, by the key of each branch's last state. A run that was started or continued in
-    different ways has several.
+    """Split snapshots into branches, by the key of each branch's last state.
+
+    A run that was started or continued in different ways has several.
     """
     positions = sorted({(snapshot.start, snapshot.position) for snapshot in snapshots})
     by_key = {}

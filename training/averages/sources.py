@@ -1,6 +1,4 @@
-"""Files to average: the snapshots of a run, or LoRAs and checkpoints that people have, in the order of the steps
-recorded in them.
-"""
+"""Files to average, in the order of the steps recorded in them: a run's snapshots, LoRAs, or checkpoints."""
 
 from __future__ import annotations
 
@@ -27,8 +25,7 @@ _TEXT_ENCODERS = ("cond_stage_model.", "conditioner.", "text_encoders.")
 
 @dataclass(frozen=True)
 class Source:
-    """One file: its name for messages, the step and the run recorded in it, and for a snapshot what it is an average
-    of.
+    """One file to average: its name for messages, the step and run recorded in it, and what a snapshot averages.
 
     `text_encoder` is how many tensors of text encoders a checkpoint holds, which are not averaged.
     """
@@ -42,8 +39,8 @@ class Source:
     text_encoder: int = 0
 
     def load(self) -> dict[str, Tensor]:
-        """Loads a LORA_MODEL in float32, or a checkpoint's diffusion model by parameter name, memory-mapped in the
-        file's own type.
+        """Load the file: a LORA_MODEL in float32, or a checkpoint's diffusion model, memory-mapped in the file's own
+        type.
 
         Raises ValueError naming what is wrong with the file.
         """
@@ -58,8 +55,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Sources:
-    """Files in the order in which they are averaged. `powers` is True when they are snapshots of one run's
-    power-function averages.
+    """Files in the order in which they are averaged.
+
+    `powers` is True if they are snapshots of one run's power-function averages.
     """
 
     files: tuple[Source, ...]
@@ -118,8 +116,9 @@ def of_state(state: TrainState, folder: Path) -> Sources:
 
 
 def of_run(folder: Path, way: str = "") -> Sources:
-    """The snapshots in a run's folder. `way` is the first characters of a branch's key, for a run that was started or
-    continued in several ways.
+    """The snapshots in a run's folder.
+
+    `way` is the first characters of a branch's key, for a run that was started or continued in several ways.
     """
     found_snapshots = snapshots.found(folder)
     if not found_snapshots:

@@ -1,6 +1,4 @@
-"""Gradient checkpointing (1604.06174): blocks of a network drop their activations and compute them again in
-the backward pass.
-"""
+"""Gradient checkpointing (1604.06174): blocks drop their activations and compute them again in the backward pass."""
 
 from __future__ import annotations
 
@@ -16,8 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:
-    """The outermost modules that are in a ModuleList or Sequential and have several children: residual and transformer
-    blocks.
+    """The blocks to checkpoint: residual and transformer blocks.
+
+    These are the outermost modules that are in a ModuleList or Sequential and have several children.
     """
     outermost: list[nn.Module] = []
 
@@ -36,10 +35,10 @@ def blocks(module: nn.Module) -> list[nn.Module]:
 
 
 def _as_it_is(value: Any) -> Any:
-    """A copy of a dictionary: a host tells all blocks in one dictionary which of them runs, and has written on when
-    they run again.
+    """Copy a dictionary argument of a block, for the second run of the block.
 
-    What in it counts calls has `as_it_is`, a copy that goes on from here.
+    A host tells all blocks in one dictionary which of them runs, and has changed it by the time they run again. Values
+    that count calls have `as_it_is`, a copy that goes on from here.
     """
     if isinstance(value, dict):
         return {key: item.as_it_is() if hasattr(item, "as_it_is") else item for key, item in value.items()}
@@ -55,8 +54,9 @@ def _in(modes: Sequence[TorchFunctionMode], call: Callable[[], Any]) -> Any:
 
 
 def _watched(name: str, call: Callable[[], Any], given: Sequence[Any]) -> Any:
-    """A block's forward; RuntimeError when it changes its input in place, because it would run again with the changed
-    input.
+    """Run a block's forward; raises RuntimeError if it changes its input in place.
+
+    It would run again with the changed input.
     """
     tensors = [value for value in given if isinstance(value, torch.Tensor) and not value.is_inference()]
     versions = [value._version for value in tensors]
@@ -71,8 +71,9 @@ def _watched(name: str, call: Callable[[], Any], given: Sequence[Any]) -> Any:
 
 @contextmanager
 def checkpointed(module: nn.Module) -> Iterator[None]:
-    """Inside the block the modules given by `blocks` run checkpointed. It leaves the global generator alone and no
-    trace afterwards.
+    """A context in which the modules of `blocks` are checkpointed.
+
+    It leaves the global generator alone, and no trace afterwards.
     """
 
     def forgetting(forward: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -1,5 +1,6 @@
-"""Training inside ComfyUI's executor: weights made in inference mode do not work with autograd, so views of their
-memory replace them.
+"""Makes weights from inference mode trainable: views of the same memory that autograd accepts take their place.
+
+ComfyUI's executor runs in inference mode, and autograd refuses weights that were made there.
 """
 
 from __future__ import annotations
@@ -13,9 +14,7 @@ from torch import Tensor, nn
 
 
 def alias(tensor: Tensor) -> Tensor:
-    """A normal tensor without gradient over the same memory as `tensor` (zero copy), whatever mode `tensor` was made
-    in.
-    """
+    """A normal tensor without gradient over the same memory as `tensor`, whatever mode `tensor` was made in."""
     if torch.is_inference_mode_enabled():
         raise RuntimeError("Aliases are normal tensors: make them inside torch.inference_mode(False).")
     if not tensor.is_inference():
@@ -36,11 +35,8 @@ def alias(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def as_normal_tensors(module: nn.Module, trained: Mapping[str, Tensor] | None = None) -> Iterator[None]:
-    """For the block every parameter and buffer of `module` is a frozen alias, and those named in `trained` are the
-    given tensors.
-
-    Afterwards, also after an exception, the original Parameter and buffer objects are back, with flags and values
-    untouched.
+    """A context in which every parameter and buffer of `module` is a frozen alias; those in `trained` are the given
+    tensors.
     """
     trained = dict(trained or {})
     names = dict(module.named_parameters())

@@ -33,8 +33,9 @@ def to_device(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tenso
 
 
 class Parking:
-    """Keeps the tensors of optimizers in host memory between steps. Copies run in the device's own order; `wait` before
-    the host reads.
+    """Keeps optimizer states in host memory between steps.
+
+    Copies run in the device's own order; `wait` before the host reads.
     """
 
     def __init__(self) -> None:
@@ -105,8 +106,7 @@ def is_on_other_device(tensor: Tensor, device: torch.device) -> bool:
 
 @contextmanager
 def layers_on_host(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """For the block, weights of `module` that are not on `device` come over when their block computes, and go when it
-    has.
+    """A context in which weights of `module` come to `device` when their block computes, and leave when it is done.
 
     Blocks are those of `training.memory.checkpointing.blocks`, which must be checkpointed inside this: otherwise the
     backward pass keeps what came over. Weights outside any block come over for one forward pass and its backward pass.
@@ -132,9 +132,7 @@ def layers_on_host(module: nn.Module, device: torch.device) -> Iterator[None]:
 def call_with_weights_on(
     forward: Callable[..., Any], parts: Sequence[nn.Module], device: torch.device, *args: Any, **kwargs: Any
 ) -> Any:
-    """Call `forward` with the weights and buffers of `parts` on `device`; what was in their places
-    is back afterwards.
-    """
+    """Call `forward` with the weights and buffers of `parts` on `device`; the original tensors are back afterwards."""
     places: list[tuple[dict[str, Any], str, Any]] = []
     try:
         for part in parts:

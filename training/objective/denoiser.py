@@ -12,8 +12,9 @@ from ..data.dataset import Conditioning
 
 
 class Denoiser(Protocol):
-    """The interface of a diffusion model for training. ComfyUI's models get it from `host.denoiser.denoiser`; a test
-    can write its own in a few lines.
+    """The interface of a diffusion model for training.
+
+    ComfyUI's models get it from `host.denoiser.denoiser`; a test can write its own in a few lines.
     """
 
     module: nn.Module

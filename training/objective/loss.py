@@ -1,5 +1,6 @@
-"""The loss of a step: the model's own objective (noise, velocity or flow), recovered from its denoised output, with
-weights and masks.
+"""The loss of a training step: the error of the model's own prediction (noise, velocity or flow), weighted and masked.
+
+The prediction is recovered from the model's denoised output.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from .weightings import WEIGHTINGS
 
 
 def output_scale(prediction: str, sigma: Tensor) -> Tensor:
-    """Factor from an error of denoised latents to an error of the model's own output: 1/sigma (eps, flow), sqrt(SNR +
-    1) (v).
+    """What an error of denoised latents is multiplied by to get the error of the prediction.
+
+    That is 1/sigma (eps, flow) or sqrt(SNR + 1) (v).
     """
     sigma = sigma.clamp(min=1e-5)
     if prediction == "v":
@@ -36,11 +38,10 @@ def losses(
     sigma: Tensor,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Loss per image (B,) in float32 or wider, from denoised latents and what they should be (B, C, …, h, w), at sigma
-    (B,).
+    """The loss of each image (B,), from denoised latents and what they should be (B, C, …, h, w), at sigma (B,).
 
-    `mask` (B, 1, h, w) from 0 to 1 weights each place; as kohya does, the mean still goes over every place, masked or
-    not.
+    It is computed in float32 or wider. `mask` (B, 1, h, w) from 0 to 1 weights each place; as in kohya's scripts, the
+    mean still goes over every place, masked or not.
     """
     dtype = torch.promote_types(denoised.dtype, torch.float32)
     error = denoised.to(dtype) - target.to(dtype)

@@ -15,8 +15,10 @@ HUBER_DELTA = 0.1  # where Huber losses turn from square to linear: kohya's defa
 
 @dataclass(frozen=True, kw_only=True)
 class LossKind:
-    """One loss. `compute(error, prediction, sigma)` gives the loss of each number of an error (B, C, …, h, w) at noise
-    levels that broadcast to it.
+    """One loss function.
+
+    `compute(error, prediction, sigma)` gives the loss of each number of an error (B, C, …, h, w), at noise levels that
+    broadcast to it.
     """
 
     name: str

@@ -15,8 +15,9 @@ LAST_SIGNAL = 4.8973451890853435e-08
 
 
 def noise_like(latents: Tensor, offset: float, pyramid: float, generator: torch.Generator) -> Tensor:
-    """Noise of the latents' shape (B, C, …, h, w), drawn on the CPU: normal, plus an offset per channel, plus coarser
-    levels (pyramid).
+    """Draw noise for latents (B, C, …, h, w) on the CPU: normal, plus noise offset, plus pyramid noise.
+
+    A noise offset is one number per channel; pyramid noise adds coarser levels.
     """
     shape = latents.shape
     noise = torch.randn(shape, generator=generator)
@@ -28,8 +29,9 @@ def noise_like(latents: Tensor, offset: float, pyramid: float, generator: torch.
 
 
 def _pyramid(noise: Tensor, discount: float, generator: torch.Generator) -> Tensor:
-    """Add bilinear noise of sides divided by r^i with r uniform in [2, 4), i from 0, weaker by discount^i; unit
-    deviation at the end.
+    """Add pyramid noise: coarser and coarser noise, enlarged bilinearly; the result has standard deviation 1.
+
+    The sides of level i are divided by r^i with r uniform in [2, 4), and its strength is discount^i; i starts at 0.
     """
     b, c, h, w = noise.shape
     for level in range(6):
@@ -43,12 +45,11 @@ def _pyramid(noise: Tensor, discount: float, generator: torch.Generator) -> Tens
 
 
 def perturbation(prediction: str, sigma: Tensor) -> Tensor:
-    """Factor (B,) on noise that is added to the input alone (input perturbation), at sigma (B,): by so much the
-    denoised target moves.
+    """By how much the denoised target moves per unit of input perturbation, at sigma (B,).
 
-    The network is still to say the noise, velocity or flow without the perturbation; that, turned into denoised latents
-    at the perturbed input, is the clean latents plus this factor times the perturbation: sigma for eps and flow, sigma
-    / (1 + sigma^2) for v.
+    The network still has to predict noise, velocity or flow without the perturbation. Turned into denoised latents at
+    the perturbed input, that is the clean latents plus this factor times the perturbation: sigma for eps and flow,
+    sigma / (1 + sigma^2) for v.
     """
     if prediction == "v":
         return sigma / (1 + sigma**2)
@@ -56,10 +57,10 @@ def perturbation(prediction: str, sigma: Tensor) -> Tensor:
 
 
 def zero_terminal(sigmas: Tensor) -> Tensor:
-    """A rising table of noise levels (T,) with sqrt(alpha-bar) shifted and scaled so that the last level has no signal,
-    in float64.
+    """Zero terminal SNR: change a rising table of noise levels (T,) such that the last level has no signal, in float64.
 
-    The first level stays as it is; a table that ends without signal already is returned unchanged.
+    sqrt(alpha-bar) is shifted and scaled; the first level stays as it is. A table that ends without signal already is
+    returned unchanged.
     """
     sigmas64 = sigmas.double()
     signal = (1 + sigmas64**2) ** -0.5

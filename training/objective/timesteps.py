@@ -14,8 +14,10 @@ from ...patches.registry import Registry
 
 @dataclass(frozen=True, kw_only=True)
 class TimestepSampling:
-    """One distribution. `draw(count, generator, shift)` gives timestep shares (count,) in [0, 1), drawn on the CPU:
-    0 is the cleanest, towards 1 the noisiest.
+    """One timestep sampling.
+
+    `draw(count, generator, shift)` gives timesteps (count,) as fractions in [0, 1), drawn on the CPU: 0 is the
+    cleanest, toward 1 the noisiest.
     """
 
     name: str

@@ -28,9 +28,7 @@ class LossWeighting:
     name: str
     weights: Callable[[Tensor, str, float], Tensor]
     needs_snr: bool = True
-    """Whether it is defined by the signal-to-noise ratio: then not for flow models, and not for losses of denoised
-    latents.
-    """
+    """Whether it needs a signal-to-noise ratio. Then it is not for flow models, nor for losses of denoised latents."""
     metadata: Callable[[float], Metadata] = _no_metadata
     """What LoRA metadata says of it, in kohya's words, for a gamma."""
 

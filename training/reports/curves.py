@@ -44,8 +44,9 @@ def smoothed(values: Sequence[float], smoothing: float) -> list[float]:
 
 
 def averaging_profile(settings: EMASettings, steps: int, total_steps: int) -> list[float]:
-    """Weight of the start (first entry) and of the weights after each step in the average after `steps` steps; they sum
-    to 1.
+    """How much the start (first entry) and the weights after each step count in the average after `steps` steps.
+
+    They sum to 1.
     """
     weights, remaining = [0.0] * (steps + 1), 1.0
     for step in range(steps, 0, -1):
@@ -57,8 +58,9 @@ def averaging_profile(settings: EMASettings, steps: int, total_steps: int) -> li
 
 
 def editor_data(curves: Sequence[Curve], points: int = 400) -> list[dict[str, Any]]:
-    """The curves as JSON for the editor: [{name, steps, values}], thinned to about `points` points; the last one is
-    always kept.
+    """The curves as JSON for the editor: [{name, steps, values}], thinned out to about `points` points.
+
+    The last point is always kept.
     """
     return [_thinned(curve, points) for curve in curves]
 
@@ -88,8 +90,9 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def draw(curves: Sequence[Curve], title: str, across: str, up: str) -> Tensor:
-    """The curves as a picture (1, H, W, 3) in 0..1. Values that are not finite are left out; raises ValueError when
-    none is left.
+    """Draw the curves as an image (1, H, W, 3) in 0..1.
+
+    Values that are not finite are left out; raises ValueError if none is left.
     """
     import numpy as np
     from PIL import Image, ImageDraw

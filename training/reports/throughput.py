@@ -6,8 +6,9 @@ import time
 
 
 class Throughput:
-    """Call it after each step: (steps per second, seconds left). Time between steps counts, the wait before the first
-    does not.
+    """Measure the speed: call it after each step to get (steps per second, seconds left).
+
+    The time between steps counts, the wait before the first does not.
     """
 
     def __init__(self, until: int) -> None:

@@ -103,10 +103,9 @@ _MIN_AGE = {"orphan": _ABANDONED, "partial": _UNFINISHED}  # seconds without use
 def choose_removals(
     stored: Iterable[StoredFiles], excess: int, needed: Collection[Path], now: float
 ) -> list[StoredFiles]:
-    """What to remove so that `excess` bytes become free, or as many as can be: leftovers first, then the longest
-    unused, unfinished runs last.
+    """Choose what to remove to free `excess` bytes, or as many as possible.
 
-    Never what is in a folder of `needed`, nor what another process may be writing.
+    Leftovers go first, then what was unused for longest, unfinished runs last.
     """
     removals = []
     for entry in sorted(stored, key=lambda entry: (_ORDER[entry.kind], entry.used, str(entry.folder))):
@@ -150,8 +149,9 @@ def _in_use(root: Path, run: str, needed: Collection[Path], now: float) -> bool:
 
 
 def remove(files: Collection[Path]) -> None:
-    """Remove files, a state.json first, so that it never names what is gone; then their folders if nothing else is in
-    them.
+    """Remove files, then their folders if nothing else is in them.
+
+    A state.json goes first, so that it never names what is gone.
     """
     for path in sorted(files, key=lambda path: (path.name != "state.json", path.name)):
         with disk_errors_at(str(path)):

@@ -12,8 +12,9 @@ from .store import HISTORY, Damaged, Store, history_of, read_record
 
 
 def runs(root: str | Path) -> list[dict[str, Any]]:
-    """Every run that has a readable state: {run, states, step}, the one with the newest state first; `step` is of the
-    furthest state.
+    """Every run that has a readable state: {run, states, step}, the run with the newest state first.
+
+    `step` is that of the furthest state.
     """
     if os.path.isdir(root):
         names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False))
@@ -29,8 +30,9 @@ def runs(root: str | Path) -> list[dict[str, Any]]:
 
 
 def states(root: str | Path, run: str) -> list[dict[str, Any]]:
-    """The readable states of a run: {key, step, kind, changed, best}; `changed` in seconds since 1970. ValueError when
-    the name is not valid.
+    """The readable states of a run: {key, step, kind, changed, best}; `changed` is in seconds since 1970.
+
+    Raises ValueError if the name is not valid.
     """
     folder = Store(root, run).folder
     entries = []
@@ -44,12 +46,9 @@ def states(root: str | Path, run: str) -> list[dict[str, Any]]:
 
 
 def shown(root: str | Path, run: str, key: str) -> dict[str, Any]:
-    """A state's record and measurements: run, key, start (its digest), step, kind, settings, effort, versions and the
-    whole history.
+    """What the editor shows of a state.
 
-    `key` is a state's key, or that of the state that a snapshot is on the way to; "latest" is the furthest state of the
-    run. Raises ValueError for what is no name or key, FileNotFoundError when it is not stored, Damaged when it cannot
-    be read.
+    The keys: run, key, start (its digest), step, kind, settings, effort, versions and the whole history.
     """
     store = Store(root, run)
     if key == "latest":

@@ -1,5 +1,6 @@
-"""Snapshots that all ranks write together: each rank writes a file with its rows of every tensor, and the first rank a
-state.json that lists the files.
+"""Snapshots that all ranks write together: a file per rank, and a state.json by the first rank that lists them.
+
+The file of a rank has its rows of every tensor.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ DIVIDED = "graft_divided"  # metadata: the tensors of which the file has rows
 def write(
     folder: Path, step: int, rank: int, ranks: int, tensors: Mapping[str, Tensor], divided: list[str]
 ) -> tuple[str, str]:
-    """Writes a rank's file to disk and returns its name and sha256. `divided` are the tensors of which it has rows.
-    Raises OSError.
+    """Write a rank's file to disk; returns its name and sha256.
+
+    `divided` are the tensors of which it has rows. Raises OSError.
     """
     name = f"state-{step:08d}-{rank + 1:05}-of-{ranks:05}.safetensors"
     sha256 = write_safetensors(folder / name, tensors, {DIVIDED: json.dumps(divided)})
@@ -31,8 +33,9 @@ def write(
 
 
 def read(paths: list[Path]) -> dict[str, Tensor]:
-    """The whole tensors of files that `write` wrote, in the order of the ranks. Raises ValueError naming
-    a damaged one.
+    """Put the whole tensors together from files of `write`, in the order of the ranks.
+
+    Raises ValueError naming a damaged file.
     """
     rows: dict[str, list[Tensor]] = {}
     whole: dict[str, Tensor] = {}

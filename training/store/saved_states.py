@@ -1,6 +1,4 @@
-"""Named training states, to move a run to another folder or machine: sharded safetensors and one state.json, verified
-when read.
-"""
+"""Save State and Load State: named training states, as sharded safetensors and one state.json, verified when read."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Training states on disk: graft/<run>/<key>/ with state.safetensors and state.json, whole or not at all, verified when
-they are read.
+"""Stores training states on disk: graft/<run>/<key>/ with state.safetensors and state.json.
 
-A state.json holds the last steps of the history; what came before lies in blocks of 1,000 steps under
-graft/<run>/history/, each named by its content and shared by every state, so that a snapshot costs the same however
-long the run is.
+They are written whole or not at all, and verified when they are read.
 """
 
 from __future__ import annotations
@@ -41,8 +38,9 @@ PLAIN = "without slashes, colons or quotes, of at most 100 characters and 240 by
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a name is a plain folder name, as `PLAIN` says; systems allow 255 bytes, and the lock's
-    name is longer.
+    """Whether a name is a plain folder name, as `PLAIN` says.
+
+    Systems allow 255 bytes, and the lock's name is longer.
     """
     fits = re.fullmatch(r"[^\\/:*?\"<>|\x00-\x1f]{1,100}", name) and len(name.encode("utf-8", "surrogatepass")) <= 240
     return bool(fits) and name.strip(" .") == name
@@ -108,13 +106,13 @@ class Store:
         return folder
 
     def promote(self, folder: Path) -> None:
-        """Turns a state that was kept as the best so far, or as a snapshot, into a result, which stays."""
+        """Turn a state that was kept as the best so far, or as a snapshot, into a result, which stays."""
         record = read_record(folder)
         if record["kind"] not in ("result", "partial"):
             write_record(folder, {**{key: value for key, value in record.items() if key != "sha256"}, "kind": "result"})
 
     def save_best(self, state: TrainState, since: int) -> Path:
-        """Keep the state with the lowest held-out loss so far in place of those that were it since step `since`; its
+        """Save the state with the lowest held-out loss so far, in place of those that had it since step `since`; its
         folder.
         """
         folder = self.save(state, "best")
@@ -122,7 +120,7 @@ class Store:
         return folder
 
     def prune(self, state: TrainState, since: int) -> None:
-        """Remove states after step `since` on the way to `state` that are kept as the best so far, and are not; results
+        """Remove states after step `since` that were kept as the best so far and are not the best any more; results
         stay.
         """
         best = state.history.best
@@ -156,10 +154,10 @@ class Store:
     def save_by_ranks(
         self, state: TrainState, target: str, group: ProcessGroup, divided: Callable[[str, Tensor], bool]
     ) -> Path:
-        """`save_partial` by all ranks of a group: each writes the tensors that its `state` has, of which those
-        `divided` are rows.
+        """Save a snapshot by all ranks of a group: each writes the tensors of its `state`, of which those `divided` are
+        rows.
 
-        The folder must be one that every rank sees. Raises OSError on every rank when one of them cannot write.
+        The folder must be one that every rank sees. Raises OSError on every rank if one of them cannot write.
         """
         folder = self.result_folder(target) / "partial"
         tensors = group_tensors(state)
@@ -201,8 +199,9 @@ class Store:
             folder.rmdir()
 
     def _make_room(self, state: TrainState, folder: Path, coming: int) -> None:
-        """Keep within the limit with `coming` bytes more; what the run of a state needs, which lies
-        in `folder`, stays.
+        """Remove old states so that `coming` more bytes stay within the size limit.
+
+        What the run of the state in `folder` needs is kept.
         """
         if not self.limit:
             return
@@ -264,8 +263,7 @@ class Store:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def furthest(self, state: TrainState, steps: int) -> tuple[StoredState | None, list[str]]:
-        """The stored state furthest on the way from `state` to `steps` more steps with its settings, and what was found
-        damaged.
+        """Find the stored state that is furthest on the way from `state` to `steps` more steps, and what is damaged.
 
         Results are found by their key, snapshots by what they record. Unusable states are reported, never deleted.
         """
@@ -314,10 +312,10 @@ class Store:
 
 
 def load(folder: Path, like: TrainState, history: Path | None = None) -> tuple[TrainState, dict[str, str]]:
-    """The state in a folder, with the run's beginning, settings and attachments of `like`, and the versions it was made
-    with.
+    """Load the state in a folder, and the versions it was made with.
 
-    `history` is the folder of the run's blocks of history, by default the one two folders up.
+    The run's beginning, settings and attachments are those of `like`. `history` is the folder of the run's blocks of
+    history, by default the one two folders up.
     """
     record = read_record(folder)
     if "files" in record["tensors"]:
@@ -354,8 +352,9 @@ def group_tensors(state: TrainState) -> dict[str, Tensor]:
 
 
 def restored(like: TrainState, record: dict[str, Any], tensors: Mapping[str, Tensor], history: History) -> TrainState:
-    """`like` at the position of a record, with tensors by `<group>/<name>`. Raises Damaged when they are of another
-    run.
+    """Build a state from a record and tensors by `<group>/<name>`: `like` at the record's position.
+
+    Raises Damaged if they are of another run.
     """
     groups: dict[str, dict[str, Tensor]] = {group: {} for group in GROUPS}
     for full, tensor in tensors.items():
@@ -471,8 +470,9 @@ def _signed(body: dict[str, Any]) -> bytes:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The state.json of a folder; raises Damaged when it is missing, changed, of another format, or names a file
-    elsewhere.
+    """Read the state.json of a folder.
+
+    Raises Damaged if it is missing, changed, of another format, or names a file elsewhere.
     """
     path = folder / "state.json"
     try:

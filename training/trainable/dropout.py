@@ -14,8 +14,9 @@ Moment = Callable[[], tuple[int, int, str]]  # (seed, step, part of the step) of
 
 
 class AdapterDropout:
-    """Draws the dropout of one module's adapter for the current forward; a checkpointed forward that runs again gets
-    the same.
+    """Draws the dropout of one module's adapter for the current forward pass.
+
+    A checkpointed forward pass that runs again gets the same dropout.
     """
 
     def __init__(self, settings: AdapterSettings, path: str, moment: Moment) -> None:
@@ -44,8 +45,9 @@ class AdapterDropout:
         return values * (keep.to(values.device, values.dtype) / (1 - chance))
 
     def ranks(self, hidden: Tensor, dimension: int, generator: torch.Generator | None) -> Tensor:
-        """`rank_dropout` of a low-rank pair: other ranks zeroed for each image, the rest scaled up (kohya); `dimension`
-        is that of the rank.
+        """Rank dropout of a low-rank pair: zero other ranks for each image and scale the rest up (as kohya does).
+
+        `dimension` is that of the rank.
         """
         chance = self.settings.rank_dropout
         if generator is None or not chance:
@@ -56,8 +58,9 @@ class AdapterDropout:
         return hidden * (keep.to(hidden.device, hidden.dtype) / (1 - chance))
 
     def kept(self, count: int, generator: torch.Generator | None) -> Tensor | None:
-        """`rank_dropout` where there are no ranks to leave out: which rows of the change (lycoris, not scaled up) or
-        blocks of a rotation stay; None for all.
+        """Rank dropout for adapters without ranks to drop: what is kept, None for everything.
+
+        These are rows of the change (as lycoris does, not scaled up) or blocks of a rotation.
         """
         chance = self.settings.rank_dropout
         if generator is None or not chance:

@@ -46,13 +46,12 @@ def init_trainable(
     text_encoder: nn.Module | None = None,
     read: Collection[str] | None = None,
 ) -> dict[str, Tensor]:
-    """Trained tensors before the first step: float32, on the CPU, by name (`<path>.lora_down.weight`, or the
-    parameter's own name).
+    """The trained tensors before the first step, by name, in float32 on the CPU.
 
-    Adapters are initialised by their kind, drawn from (seed, module name); kind full copies the weights in `base`.
-    `base` goes by parameter name; names of the text encoder, which is trained when it is given, begin with
-    `text_encoders.` there and in the result. `read` are the paths of its parts that can learn something; None is all of
-    them.
+    Names are `<path>.lora_down.weight` and so on, or the parameter's own name. Adapters are initialized by their kind,
+    drawn from (seed, module name); kind full copies the weights in `base`. `base` goes by parameter name; names of the
+    text encoder, which is trained if it is given, begin with `text_encoders.` there and in the result. `read` are the
+    paths of its parts that can learn something; None is all of them.
     """
     targets = adapter_targets(module, settings, text_encoder)
     if read is not None:
@@ -120,8 +119,9 @@ def _is_plain(weight: Tensor) -> bool:
 
 @torch.no_grad()
 def _column_norms(module: nn.Module, change: Tensor | None) -> Tensor:
-    """Norms (in,) of the columns of a module's weight plus a change, in float32 or more; of a quantised one as it
-    computes.
+    """The norms (in,) of the columns of a module's weight plus a change, in float32 or wider; DoRA starts from them.
+
+    A quantized weight is read as the module computes with it.
     """
     weight = _weight_values(module)
     if change is None:
@@ -132,8 +132,9 @@ def _column_norms(module: nn.Module, change: Tensor | None) -> Tensor:
 
 
 def _weight_values(module: nn.Module) -> Tensor:
-    """A module's weight as it computes with it; what is quantised in a way of its own is asked for the images of unit
-    vectors.
+    """A module's weight as the module computes with it.
+
+    A weight with a quantization of its own is read by sending unit vectors through the module.
     """
     weight = module.weight
     assert isinstance(weight, Tensor)
@@ -148,8 +149,9 @@ def _weight_values(module: nn.Module) -> Tensor:
 
 
 def _start_from_(trained: dict[str, Tensor], settings: AdapterSettings, targets: Mapping[str, AdapterTarget]) -> None:
-    """Overwrite initial values with the tensors of `settings.initial`, whose own alpha is multiplied in. Raises
-    ValueError with every mismatch.
+    """Start from another LoRA: overwrite initial values with the tensors of `settings.initial`.
+
+    Its own alpha is multiplied in. Raises ValueError with every mismatch.
     """
     assert settings.initial is not None
     initial = {name.removeprefix(_PREFIX): tensor for name, tensor in settings.initial.items()}
@@ -194,11 +196,10 @@ def _incomplete_layers(given: Mapping[str, Tensor], suffixes: Mapping[str, Seque
 def as_lora(
     trained: Mapping[str, Tensor], settings: AdapterSettings, base: Mapping[str, Tensor] | None
 ) -> dict[str, Tensor]:
-    """Trained tensors under ComfyUI's generic names, on the CPU: `diffusion_model.<path>.<suffix>`,
-    `text_encoders.<path>.<suffix>`.
+    """The trained tensors as a LoRA under ComfyUI's generic names, on the CPU.
 
-    Adapters get an `.alpha` each; whole weights become differences from `base` (by parameter name): `.diff` and
-    `.diff_b`.
+    Names are `diffusion_model.<path>.<suffix>` and `text_encoders.<path>.<suffix>`. Each adapter gets an `.alpha`. Full
+    weights become differences from `base` (by parameter name): `.diff` and `.diff_b`.
     """
     lora: dict[str, Tensor] = {}
     if settings.full_weights:
@@ -227,8 +228,9 @@ def _generic_name(name: str) -> str:
 def from_lora(
     lora: Mapping[str, Tensor], settings: AdapterSettings, base: Mapping[str, Tensor] | None
 ) -> dict[str, Tensor]:
-    """Trained tensors from what `as_lora` gave: factors as they are (alpha is the settings'), differences added to
-    `base`.
+    """The trained tensors from a LoRA of `as_lora`: factors stay as they are, differences are added to `base`.
+
+    Alpha comes from the settings.
     """
     if not settings.full_weights:
         factors = {name: tensor for name, tensor in lora.items() if not name.endswith(".alpha")}
@@ -244,8 +246,9 @@ def from_lora(
 
 @torch.no_grad()
 def limit_norms_(trained: Mapping[str, Tensor], settings: AdapterSettings) -> int:
-    """Scales down in place the changes whose norm is above `max_norm` (kohya's scale weight norm; of a rotation its
-    blocks'). Returns how many.
+    """Maximum weight norm: scale down in place each change whose norm is above `max_norm`; returns how many.
+
+    It is kohya's scale_weight_norms. The norm of a rotation is that of its blocks.
     """
     if not settings.max_norm:
         return 0
@@ -269,10 +272,9 @@ def _cast_(slots: Sequence[tuple[dict[str, Any], str, Tensor, torch.dtype]], *_:
 
 @contextmanager
 def _installed_weights(module: nn.Module, trained: Mapping[str, Tensor]) -> Iterator[partial[None]]:
-    """For the block the named parameters of `module` are the trained ones, in the model's own type as of its last
-    forward.
+    """A context in which the named parameters of `module` are the trained ones, in the model's own type.
 
-    Yields what makes them so without a forward.
+    They are cast before each forward pass. It yields a function that casts them without a forward pass.
     """
     parameters = dict(module.named_parameters())
     cast = {id(parameters[name]): tensor for name, tensor in trained.items() if parameters[name].dtype != tensor.dtype}
@@ -300,11 +302,11 @@ def attached(
     moment: Moment,
     text_encoder: nn.Module | None = None,
 ) -> Iterator[Callable[[], None]]:
-    """For the block `module` computes with the trained tensors, its own weights frozen and fit for autograd; then it is
-    as before.
+    """A context in which `module` computes with the trained tensors; its own weights are frozen and fit for autograd.
 
-    So does `text_encoder`, where it is trained; its trained names begin with `text_encoders.`. Yields what must be
-    called before its parts compute: a host calls those, and never the whole.
+    Afterwards the module is as before. The same holds for `text_encoder` if it is trained; its trained names begin with
+    `text_encoders.`. It yields a function that must be called before parts of the text encoder compute, because a host
+    calls those and never the whole.
     """
     cast_weights = partial(_cast_, ())  # adapters have nothing to cast
     parts = {"": module}

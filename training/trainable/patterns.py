@@ -20,8 +20,9 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True)
 class Patterns:
-    """What a pattern text says: modules to keep (all when empty), to leave out, and sizes, of which the last that
-    matches counts.
+    """What a layer filter says: modules to keep (all if empty), modules to leave out, and sizes.
+
+    If several sizes match, the last one counts.
     """
 
     keep: tuple[str, ...] = ()
@@ -36,10 +37,10 @@ class Patterns:
 
 
 def parse_patterns(text: str) -> Patterns:
-    """Read a pattern text: globs, or /regular expressions/, separated by commas or lines; `!` leaves out, `=` gives
+    """Read a layer filter: globs or /regular expressions/, separated by commas or lines; `!` leaves out, `=` gives
     sizes.
 
-    `input_blocks.*=rank 8, alpha 4` narrows nothing: it says how large the adapters of chosen modules are. Raises
+    `input_blocks.*=rank 8, alpha 4` leaves nothing out: it says how large the adapters of chosen modules are. Raises
     ValueError listing what cannot be read.
     """
     reader = _Reader()

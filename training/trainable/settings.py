@@ -22,14 +22,9 @@ _DROPOUTS = ("rank_dropout", "module_dropout", "network_dropout")
 
 @dataclass(frozen=True)
 class AdapterSettings:
-    """Settings of what is trained; plain values, checked on creation (`initial` alone holds tensors, and its digest
-    stands for it).
+    """The settings of GraftAdapter: what is trained; plain values, checked on creation.
 
-    `attention` is every projection of self- and cross-attention; `attention+ff` adds feed-forward and the transformers'
-    proj_in and proj_out; `all` is every module of the model. kind lora takes linear layers and convolutions of kernel
-    1, full every parameter, the others every convolution too. `pattern` narrows the choice and gives single parts a
-    rank and alpha of their own (`patterns.parse_patterns`). `rank` is the size of the factors; of oft the side of the
-    blocks (or their number, whichever is larger). `alpha` 0 is the rank.
+    Only `initial` holds tensors, and its digest stands for it.
     """
 
     kind: str = "lora"
@@ -86,8 +81,10 @@ class AdapterSettings:
         return bool(self.rank_dropout or self.module_dropout or self.network_dropout)
 
     def size_of(self, path: str) -> tuple[int, float]:
-        """(rank, alpha) of the adapter at a module's path: of the last pattern that gives them, else the settings' own;
-        alpha 0 is the rank.
+        """(rank, alpha) of the adapter at a module's path, from the last pattern that gives them, else from the
+        settings.
+
+        alpha 0 means the rank.
         """
         rank, alpha = self.rank, self.alpha
         for size in self.patterns.sizes:
