@@ -58,12 +58,12 @@ class LoHa:
 
     def factors(self, max_rank: int = MAX_FACTOR_RANK) -> tuple[Tensor, Tensor] | None:
         """The product of two low ranks as one pair of rank r1 * r2 while that is at most `max_rank`, not scaled; else
-        None.
+        None. OneTrainer's factors of a convolution have its kernel, which is flattened into the columns.
         """
         ranks = self.w1_b.shape[0] * self.w2_b.shape[0]
         if self.t1 is not None or self.t2 is not None or ranks > max_rank:
             return None
-        a1, b1, a2, b2 = (factor.float() for factor in (self.w1_a, self.w1_b, self.w2_a, self.w2_b))
+        a1, b1, a2, b2 = (factor.flatten(1).float() for factor in (self.w1_a, self.w1_b, self.w2_a, self.w2_b))
         return (a1[:, :, None] * a2[:, None, :]).flatten(1), (b1[:, None] * b2[None]).flatten(0, 1)
 
     def delta(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:

@@ -180,6 +180,24 @@ def test_rotations_of_fused_parts(lycoris):
         assert torch.allclose(patches[number * 16 : number * 16 + 16], made, atol=1e-5)
 
 
+@pytest.mark.parametrize("build", [CONV, POINT], ids=["conv", "point"])
+@pytest.mark.parametrize("rank", [4, 9])
+def test_onetrainers_loha_of_a_convolution(build, rank):
+    """Its factors are those of two convolutions: (out, rank, 1, 1) and (rank, in, kernel)."""
+    module, generator = base(build), torch.Generator().manual_seed(4)
+    out, columns, *kernel = module.weight.shape
+    state, products = {"lora_unet_a.alpha": torch.tensor(2.0)}, []
+    for number in "12":
+        up = torch.randn(out, rank, 1, 1, generator=generator)
+        down = torch.randn(rank, columns, *kernel, generator=generator)
+        state |= {f"lora_unet_a.hada_w{number}_a": up, f"lora_unet_a.hada_w{number}_b": down}
+        products.append((up.double().view(out, -1) @ down.double().view(rank, -1)).view(module.weight.shape))
+    expected = module.weight.double() + products[0] * products[1] * (2.0 / rank)
+    assert torch.allclose(grafted(module, state)[0].double(), expected, rtol=0, atol=1e-4)
+    at_activations = bypassed(module, named(module, state), build)
+    assert torch.allclose(at_activations, run(module, build, expected.float()), rtol=0, atol=1e-3)
+
+
 peft = pytest.importorskip("peft")
 
 PEFT = [  # configuration, settings, whether the file alone says everything
