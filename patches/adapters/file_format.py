@@ -11,6 +11,7 @@ from torch import Tensor
 from .layer import Layer
 
 Shapes = Mapping[str, Sequence[int]]  # of one layer's tensors, by role
+Trainer = Literal["PEFT", "OneTrainer", ""]  # who wrote a file; "" if it does not say
 
 
 class LayerError(ValueError):
@@ -88,7 +89,8 @@ class LayerTensors:
     """The tensors of one layer in a file, by role, and what else is known about the layer.
 
     Without a model `weight_shape` is () and `has_bias` is false. `inner` is the layer that is wrapped, for a format
-    with place "around".
+    with place "around". `trainer` tells apart files whose equal tensors mean different things (PEFT's and OneTrainer's
+    OFT).
     """
 
     name: str
@@ -98,6 +100,7 @@ class LayerTensors:
     has_bias: bool = False
     peft: PeftSettings | None = None
     inner: Layer | None = None
+    trainer: Trainer = ""
 
     def __getitem__(self, role: str) -> Tensor:
         return self.tensors[role]

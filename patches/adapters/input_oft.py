@@ -1,4 +1,6 @@
-"""PEFT's OFT (arXiv 2506.19847) and BOFT (arXiv 2311.06243): rotates a layer's input. Loaded, not trained."""
+"""PEFT's and OneTrainer's OFT (arXiv 2506.19847) and PEFT's BOFT (arXiv 2311.06243): rotates a layer's input. Loaded,
+not trained.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from .channel_maps import Rotation, RotationStage, Scale, butterfly, rotate_blocks
 from .factor_products import present, sides_text
-from .file_format import FileFormat, LayerTensors, PlacedLayer, TensorRole
+from .file_format import FileFormat, LayerError, LayerTensors, PlacedLayer, TensorRole
 from .kind import AdapterKind
 from .layer import ActivationForm, ReadWeight
 from .oft import REFUSED_AS
@@ -134,7 +136,34 @@ def _build_oft(tensors: LayerTensors) -> Iterator[PlacedLayer]:
     terms, limit = _TERMS, None
     if tensors.peft is not None:
         terms, limit = tensors.peft.terms, tensors.peft.limit
-    yield PlacedLayer(InputOFT(neumann_rotations(_limited(tensors["oft_R"], limit), terms)[None]))
+    upper = _limited(tensors["oft_R"], limit)
+    if _SCALED in tensors.tensors:
+        upper = _scaled(upper)
+    rotations = neumann_rotations(upper, terms)
+    if _turns_back(tensors):
+        rotations = rotations.transpose(1, 2)
+    yield PlacedLayer(InputOFT(rotations[None]))
+
+
+def _scaled(upper: Tensor) -> Tensor:
+    """OneTrainer's Scaled OFT: what it rotates by, from what it trains."""
+    return upper.float() / (2.0 * (_side_of_triangle(upper.shape[1]) - 1) ** 0.5)
+
+
+def _turns_back(tensors: LayerTensors) -> bool:
+    """Whether the weight becomes W R, not W R^T: OneTrainer's convolutions do, its linear layers and PEFT do not.
+
+    Raises LayerError if the file does not say who trained it.
+    """
+    if len(tensors.weight_shape) < 3:
+        return False
+    if not tensors.trainer:
+        raise LayerError(
+            "OFT on a convolution: PEFT and OneTrainer turn it in opposite directions, and neither the names nor the"
+            " metadata of this file say which of them trained it; save it again with its trainer, with metadata, or,"
+            " if it is PEFT's, name it adapter_model.safetensors with its adapter_config.json beside it"
+        )
+    return tensors.trainer == "OneTrainer"
 
 
 def _build_boft(tensors: LayerTensors) -> Iterator[PlacedLayer]:
@@ -161,6 +190,7 @@ def _stages_error(role: str, tensor: Tensor) -> str | None:
     return f"expected (stages, blocks, b, b), got {role} {shape}"
 
 
+_SCALED = "scaled_oft"  # OneTrainer's mark of Scaled OFT: it counts if it is there, whatever its value
 _OFT = FileFormat(
     name="PEFT's OFT",
     roles=(
@@ -171,6 +201,7 @@ _OFT = FileFormat(
             refused_as=REFUSED_AS,
             check=_triangle_error,
         ),
+        TensorRole(_SCALED, (".oft_R.scaled_oft",), refused_as=REFUSED_AS),
     ),
     build=_build_oft,
     unsupported={".oft_R": "OFT of PEFT before 0.15", ".oft_r": "OFT of PEFT before 0.15"},

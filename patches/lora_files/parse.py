@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..adapters.diff import Diff
-from ..adapters.file_format import FileFormat, LayerError, LayerTensors, PlacedLayer
+from ..adapters.file_format import FileFormat, LayerError, LayerTensors, PlacedLayer, Trainer
 from ..adapters.layer import AdditiveLayer, Layer
 from ..adapters.registry import tensor_names
 from ..patching.fuse import Slice
@@ -61,12 +61,13 @@ def read(
     partial: bool = False,
     hint: str = "",
     configs: tuple[PeftConfig, ...] = (),
+    trainer: Trainer = "",
 ) -> ParsedLora:
     """Match a LoRA's state dict with a model's weights and check all of it. Nothing is changed.
 
     - `key_map`: the target of every LoRA name that the model knows; `shapes`: the shape of each (model, weight).
     - `hint` says what the file is for, in the message when nothing matches; `configs` are the PEFT settings that came
-      with the file.
+      with the file, `trainer` is who wrote it (see `trainer.oft_trainer`).
 
     Raises ValueError listing every problem: no match at all, names without a weight and wrong shapes (unless
     `partial`), incomplete pairs, NaN or infinite values, unavailable kinds.
@@ -88,7 +89,8 @@ def read(
         if sources.setdefault(target, base) != base:
             problems.append(f"{base}: names the same weight as {sources[target]} ({target.weight})")
             continue
-        for layer_target, layer in _layers(base, tensors, target, shapes, config_for(configs, base), problems):
+        config = config_for(configs, base)
+        for layer_target, layer in _layers(base, tensors, target, shapes, config, problems, trainer):
             misfit = _misfit(layer_target, layer, shapes)
             if misfit is None:
                 layers.setdefault(layer_target, []).append(layer)
@@ -231,6 +233,7 @@ def _layers(
     shapes: Mapping[tuple[str, str], Sequence[int]],
     config: PeftConfig | None,
     problems: list[str],
+    trainer: Trainer = "",
 ) -> Iterator[tuple[Target, Layer]]:
     """The layers built from the tensors of one name, and their targets; errors are added to `problems`."""
     present = [file_format for file_format in tensor_names().formats if file_format.is_in(group)]
@@ -260,6 +263,7 @@ def _layers(
         weight_shape=shapes[target.model, target.weight],
         has_bias=(bias.model, bias.weight) in shapes,
         peft=config,
+        trainer=trainer,
     )
     try:
         placed_layers = _built(layer_tensors, present)

@@ -16,6 +16,7 @@ from . import block_weights, layer_names, metadata, parse
 from .entry import LoraEntry, StateDict
 from .merge import MERGEABLE_DTYPES
 from .peft_config import peft_configs
+from .trainer import oft_trainer
 
 SpacePatches = dict[str, dict[str, list[Patch]]]  # "model" or "clip" -> weight -> patches in order
 _MISFITS_SHOWN = 3
@@ -155,7 +156,8 @@ def _read_file(
             return
     hint = metadata.made_for(entry.state_dict, entry.metadata)
     configs = peft_configs(entry.metadata)
-    lora = parse.read(state, key_map, weights.shapes, entry.name, entry.partial, hint, configs)
+    trainer = oft_trainer(entry.state_dict, entry.metadata)
+    lora = parse.read(state, key_map, weights.shapes, entry.name, entry.partial, hint, configs, trainer)
     reading.loras.append((entry, lora))
 
 

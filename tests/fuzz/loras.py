@@ -14,6 +14,7 @@ from graft_nodes.patches.lora_files import layer_names, metadata, open_file, par
 from graft_nodes.patches.lora_files.key_formats import registry as key_formats
 from graft_nodes.patches.lora_files.parse import Target as Place
 from graft_nodes.patches.lora_files.peft_config import peft_configs
+from graft_nodes.patches.lora_files.trainer import oft_trainer
 from graft_nodes.patches.patching import ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack
 from hypothesis import strategies as st
@@ -127,7 +128,8 @@ class Loras(Target):
         metadata.contents(state)
         names = {**self.targets, **layer_names.find_targets(parse.names(state), self.targets, self.shapes)}
         hint, configs = metadata.made_for(state, said), peft_configs(said)
-        parsed = parse.read(key_formats.generic_keys(state), names, self.shapes, "lora", True, hint, configs)
+        keys, trainer = key_formats.generic_keys(state), oft_trainer(state, said)
+        parsed = parse.read(keys, names, self.shapes, "lora", True, hint, configs, trainer)
         patches: dict[str, list[Patch]] = {}
         for weight, layer, part in parse.patches_of(parsed, "model", self.shapes):
             patches.setdefault(weight, []).append(Patch(layer, 0.5, part))

@@ -229,7 +229,7 @@ def of_kind(name, patcher):
                 }
                 | ({"lora_mid.weight": random(4, 4, *kernel)} if kernel else {}),
                 "IA3": {"weight": random(out), "on_input": torch.tensor(False)},
-                "PEFT's OFT": {"oft_R.weight": random(flat // 4, 6)},
+                "PEFT's OFT": {"oft_R.default.weight": random(flat // 4, 6)},
                 "PEFT's BOFT": {"boft_R": random(1, flat // 4, 4, 4), "boft_s": random(out, 1) + 1},
                 "OFT": {"oft_blocks": random(4, out // 4, out // 4)},
                 "BOFT": {"oft_blocks": random(2, out // 4, 4, 4), "alpha": torch.tensor(0.0)},

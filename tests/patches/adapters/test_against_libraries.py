@@ -7,6 +7,7 @@ import torch
 from graft_nodes.patches.lora_files import open_file
 from graft_nodes.patches.lora_files.parse import Target, patches_of, read
 from graft_nodes.patches.lora_files.peft_config import peft_configs
+from graft_nodes.patches.lora_files.trainer import oft_trainer
 from graft_nodes.patches.patching import ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack, additive, patched
 from torch import nn
@@ -42,7 +43,9 @@ def named(module, state, strength=1.0, name="lora_unet_a", said=None):
     """(weight, patch) of a file's tensors and what its metadata says."""
     keys = {name: Target("model", "a.weight")}
     shapes = {("model", f"a.{key}"): tuple(value.shape) for key, value in module.named_parameters()}
-    found = patches_of(read(state, keys, shapes, "file", configs=peft_configs(said or {})), "model", shapes)
+    said = said or {}
+    parsed = read(state, keys, shapes, "file", configs=peft_configs(said), trainer=oft_trainer(state, said))
+    found = patches_of(parsed, "model", shapes)
     return [(weight, Patch(layer, strength, part)) for weight, layer, part in found]
 
 
@@ -196,6 +199,60 @@ def test_onetrainers_loha_of_a_convolution(build, rank):
     assert torch.allclose(grafted(module, state)[0].double(), expected, rtol=0, atol=1e-4)
     at_activations = bypassed(module, named(module, state), build)
     assert torch.allclose(at_activations, run(module, build, expected.float()), rtol=0, atol=1e-3)
+
+
+def onetrainers_oft(module, upper, side, scaled, shared):
+    """The weight that OneTrainer's OFT computes with, in float64: of a linear layer it rotates the input, of a
+    convolution the weight.
+    """
+    rows, columns = torch.triu_indices(side, side, 1)
+    skew = torch.zeros(len(upper), side, side, dtype=torch.float64)
+    skew[:, rows, columns] = upper.double() / (2 * (side - 1) ** 0.5 if scaled else 1)
+    skew = skew - skew.transpose(1, 2)
+    square = skew @ skew
+    rotation = torch.eye(side, dtype=torch.float64) + 2 * skew + 2 * square + 2 * square @ skew + square @ square
+    weight = module.weight.double()
+    blocks = weight.reshape(len(weight), -1, side)
+    if shared:
+        rotation = rotation.repeat(blocks.shape[1], 1, 1)
+    if weight.ndim == 2:  # the layer's output for every unit vector, rotated
+        units = torch.eye(weight.shape[1], dtype=torch.float64)
+        rotated = torch.einsum("nrk,rkc->nrc", units.reshape(len(units), -1, side), rotation).reshape(units.shape)
+        return nn.functional.linear(rotated, weight).T
+    return torch.einsum("ork,rkc->orc", blocks, rotation).reshape(weight.shape)
+
+
+ONETRAINERS_NAMES = [("lora_unet_a", {}), ("lora_transformer_a", {}), ("unet.a", {"ot_branch": "master"})]
+
+
+@pytest.mark.parametrize(("name", "said"), ONETRAINERS_NAMES, ids=["kohya", "legacy", "metadata"])
+@pytest.mark.parametrize("build", [LINEAR, CONV, POINT], ids=["linear", "conv", "point"])
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
+@pytest.mark.parametrize("shared", [False, True], ids=["", "block_share"])
+def test_onetrainers_oft(build, scaled, shared, name, said):
+    module, generator = base(build), torch.Generator().manual_seed(6)
+    blocks = 1 if shared else module.weight[0].numel() // 4
+    upper = torch.randn(blocks, 6, generator=generator) * (1.0 if scaled else 0.3)
+    state = {f"{name}.oft_R.weight": upper}
+    if scaled:
+        state[f"{name}.oft_R.scaled_oft"] = torch.tensor(1.0)
+    ours = grafted(module, state, name=name, said=said)[0]
+    expected = onetrainers_oft(module, upper, 4, scaled, shared)
+    assert torch.allclose(ours.double(), expected, rtol=0, atol=2e-6)
+    assert not torch.allclose(module.weight.double(), expected, atol=1e-2)
+    at_activations = bypassed(module, named(module, state, name=name, said=said), build)
+    assert torch.allclose(at_activations, run(module, build, expected.float()), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("build", [CONV, POINT], ids=["conv", "point"])
+def test_oft_of_a_convolution_whose_trainer_is_unknown_is_refused(build):
+    """PEFT's and OneTrainer's are turned in opposite directions; a linear layer is turned the same way by both."""
+    module = base(build)
+    state = {"unet.a.oft_R.weight": torch.full((module.weight[0].numel() // 4, 6), 0.1)}
+    with pytest.raises(ValueError, match="neither the names nor the metadata of this file say which"):
+        named(module, state, name="unet.a")
+    linear = base(LINEAR)
+    assert named(linear, {"unet.a.oft_R.weight": torch.full((6, 6), 0.1)}, name="unet.a")
 
 
 peft = pytest.importorskip("peft")
