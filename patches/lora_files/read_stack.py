@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from .trainer import oft_trainer
 
 SpacePatches = dict[str, dict[str, list[Patch]]]  # "model" or "clip" -> weight -> patches in order
 _MISFITS_SHOWN = 3
+log = logging.getLogger(__name__)
 
 
 class ModelWeights(NamedTuple):
@@ -86,7 +88,10 @@ def read_stack(
     reading = read_files(entries, weights, convert)
     reading.problems = [*_refused_entries(entries, mode), *reading.problems]
     reading.raise_problems()
-    report = [entry_report(entry, lora, weights.has_clip) for entry, lora in reading.loras]
+    report = []
+    for entry, parsed in reading.loras:
+        report.append(entry_report(entry, parsed, weights.has_clip))
+        _warn_without_effect(entry, parsed)
     for lora in reading.enlarging:
         report.append(
             f"{lora.name}: {', '.join(lora.changed)} through ComfyUI's own adapters at {lora.strength:g}, because it"
@@ -115,7 +120,8 @@ def read_stack_to_merge(
                 f"{entry.name}: {len(lora.text_encoder)} of its layers are for a text encoder: connect clip, or set the"
                 " row's clip strength to 0"
             )
-        left_out = _left_out(lora)
+        left_out = [*_without_effect(entry, lora), *_left_out(lora)]
+        _warn_without_effect(entry, lora)
         if left_out:
             report.append(f"{entry.name}: {'; '.join(left_out)}")
     for space, by_weight in patches.items():
@@ -264,18 +270,22 @@ def patches_by_weight(
         if space == "model":
             schedule = entry.schedule
         for weight, layer, part in parse.patches_of(lora, space, shapes):
-            strength = entry.strength(space) * block_weights.strength(by_block, weight, text=space == "clip")
+            strength = _strength_on(entry, by_block, space, weight)
             if strength != 0.0:
                 patches.setdefault(weight, []).append(Patch(layer, strength, part, schedule))
     return patches
 
 
+def _strength_on(entry: LoraEntry, by_block: Mapping[str, float], space: str, weight: str) -> float:
+    """The strength of a LoRA on one weight: its own, times its block's."""
+    return entry.strength(space) * block_weights.strength(by_block, weight, text=space == "clip")
+
+
 def entry_report(entry: LoraEntry, lora: parse.ParsedLora, has_clip: bool) -> str:
     """The report on one LoRA: weights, strengths, kinds of layers, what is skipped, and the file's metadata."""
-    spaces = [target.model for target in lora.layers]
-    line = f"{entry.name}: {spaces.count('model')} weights of the model at {entry.strength_model:g}"
+    line = f"{entry.name}: {_changed(entry, lora, 'model')} weights of the model at {entry.strength_model:g}"
     if has_clip:
-        line += f", {spaces.count('clip')} of the text encoder at {entry.strength_clip:g}"
+        line += f", {_changed(entry, lora, 'clip')} of the text encoder at {entry.strength_clip:g}"
     kinds = [f"{number} {kind}" for kind, number in sorted(lora.kinds.items())]
     line += f" ({', '.join(kinds)})"
     if entry.blocks:
@@ -284,11 +294,38 @@ def entry_report(entry: LoraEntry, lora: parse.ParsedLora, has_clip: bool) -> st
         line += "; the model's strength follows its schedule"
         if has_clip:
             line += ", the text encoder's does not"
-    line = "; ".join([line, *_left_out(lora)])
+    line = "; ".join([line, *_without_effect(entry, lora), *_left_out(lora)])
     facts = metadata.about(entry.metadata)
     if facts:
         line += f"\n  {facts}"
     return line
+
+
+def _changed(entry: LoraEntry, lora: parse.ParsedLora, space: str) -> str:
+    """How many weights a LoRA changes, "3 of 10" where block weights or a strength of 0 leave some out."""
+    by_block = entry.block_strengths()
+    weights = [target.weight for target in lora.layers if target.model == space]
+    changed = [weight for weight in weights if _strength_on(entry, by_block, space, weight) != 0.0]
+    if len(changed) == len(weights):
+        return str(len(weights))
+    return f"{len(changed)} of {len(weights)}"
+
+
+def _without_effect(entry: LoraEntry, lora: parse.ParsedLora) -> list[str]:
+    """A warning if a LoRA changes no weight at all."""
+    by_block = entry.block_strengths()
+    for target in lora.layers:
+        if _strength_on(entry, by_block, target.model, target.weight) != 0.0:
+            return []
+    cause = "its strength is"
+    if entry.blocks:
+        cause = f"its strength or its block weights ({entry.blocks.strip()}) are"
+    return [f"it changes nothing: {cause} 0 for every weight that the file has"]
+
+
+def _warn_without_effect(entry: LoraEntry, lora: parse.ParsedLora) -> None:
+    for warning in _without_effect(entry, lora):
+        log.warning("%s: %s", entry.name, warning)
 
 
 def _left_out(lora: parse.ParsedLora) -> list[str]:

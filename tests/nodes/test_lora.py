@@ -322,6 +322,29 @@ def test_block_weights(host, small, files):
         host.call("LoRAStackPatch", model=model, lora_stack=stack)
 
 
+@pytest.mark.parametrize("mode", ["auto", *MODES])
+@pytest.mark.parametrize("blocks", ["NONE", "BASE=0"])
+def test_block_weights_that_leave_nothing_are_said(host, small, files, caplog, blocks, mode):
+    model = small.unet()
+    stack, _ = host.call("GraftLoRAStack", rows=rows({"file": "lora0.safetensors", "blocks": blocks}))
+    with caplog.at_level(logging.WARNING):
+        patched, _, report = host.call("LoRAStackPatch", model=model, lora_stack=stack, mode=mode)
+    nothing = f"it changes nothing: its strength or its block weights ({blocks}) are 0 for every weight that the file"
+    assert "lora0.safetensors: 0 of 84 weights of the model at 1" in report and nothing in report
+    assert nothing in caplog.text
+    assert torch.equal(small.forward(patched), small.forward(small.unet()))
+
+
+def test_the_report_counts_the_weights_that_block_weights_leave(host, small, files, caplog):
+    state = files["lora0.safetensors"]
+    left = [key for key in state if key.endswith("lora_up.weight") and ".input_blocks." not in key]
+    stack, _ = host.call("GraftLoRAStack", rows=rows({"file": "lora0.safetensors", "blocks": "IN=0"}))
+    with caplog.at_level(logging.WARNING):
+        report = host.call("LoRAStackPatch", model=small.unet(), lora_stack=stack)[2]
+    assert f"lora0.safetensors: {len(left)} of 84 weights of the model at 1" in report
+    assert "changes nothing" not in report + caplog.text and 0 < len(left) < 84
+
+
 def test_the_report_says_what_the_file_says(host, small):
     path = os.path.join(host.models, "loras", "said.safetensors")
     tags = json.dumps({"10_zorp": {"a zorp": 12, "left": 3}})
