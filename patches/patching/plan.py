@@ -73,11 +73,23 @@ def plan_stack(target: PatchTarget, patches: Patches, mode: str) -> Installation
         counted = [f"{count} {reason}" for reason, count in sorted(reasons.items())]
         report.append(f"{label}: " + "; ".join(counted))
     if stacks:
-        report.append(
-            f"{label}: {len(merge)} weights merged while it is loaded, {len({*bypass, *scheduled})} at the activations;"
-            " other nodes that merge, extract or save it see the base (use mode host for those)"
-        )
+        report.append(_seen_by_others(label, len(merge), len({*bypass, *scheduled})))
     return Installation(host_patches, stacks, report)
+
+
+def _seen_by_others(label: str, merged: int, at_activations: int) -> str:
+    """How many weights a stack patches in which way, and what other nodes see of it."""
+    if not at_activations:
+        saved = "a saved checkpoint holds the stack"
+    elif not merged:
+        saved = "a saved checkpoint holds the base without the stack"
+    else:
+        saved = "a saved checkpoint holds what is merged, not what is at the activations"
+    return (
+        f"{label}: {merged} weights merged while it is loaded, {at_activations} at the activations; {saved}; a merge of"
+        " models keeps the stack of its first model and takes the base of its second; nodes that extract a LoRA see the"
+        " base (with mode host, all of them see the stack)"
+    )
 
 
 def plan_weights(module: nn.Module, patches: Patches, mode: str, why_not_merge: str | None = None) -> WeightPlan:

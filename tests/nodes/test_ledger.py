@@ -249,6 +249,12 @@ def test_what_merging_extracting_and_saving_see(host, small, mode):
             result.add_patches({name: patches}, 1.0, 0.0)
         return result
 
+    report = host.call("LoRAStackPatch", model=model, lora_model=state, mode=mode)[2]
+    assert {
+        "merge": "a saved checkpoint holds the stack; a merge of models keeps the stack of its first model",
+        "bypass": "a saved checkpoint holds the base without the stack; a merge of models keeps the stack of its first",
+        "host": "merging, extracting and saving see them",
+    }[mode] in report
     result = merged(model, patched)  # the second model's stack
     small.load(result)
     assert_live(model.model, before.bytes, seen, adapters=True)

@@ -61,7 +61,13 @@ def test_a_stack_in_every_mode():
     assert not merged.host_patches and [each.bypass for each in merged.stacks] == [frozenset()]
     assert merged.report[-1].startswith("model: 3 weights merged while it is loaded, 0 at the activations")
     assert bypassed.stacks[0].bypass == {"0.weight", "2.weight"}
+    assert "; a saved checkpoint holds the stack; " in merged.report[-1]
     assert bypassed.report[0] == "model: 1 merged because LayerNorm has no bypass"
+    assert "; a saved checkpoint holds what is merged, not what is at the activations; " in bypassed.report[-1]
+    linear = plan_stack(target, {"0.weight": patches["0.weight"]}, "bypass")
+    assert "; a saved checkpoint holds the base without the stack; " in linear.report[-1]
+    for plan in (merged, bypassed, linear):
+        assert "keeps the stack of its first model and takes the base of its second" in plan.report[-1]
     assert not by_host.stacks and by_host.host_patches.keys() == {*NAMES}
     paged = plan_stack(PatchTarget("text encoder", of, (), "paged"), patches, "auto")
     assert paged.host_patches.keys() == {"3.weight"} and paged.stacks[0].patches.keys() == {"0.weight", "2.weight"}
