@@ -153,6 +153,21 @@ def test_lycoris_norm(lycoris):
     assert torch.allclose(ours, norm.weight + state["lora_unet_a.w_norm"]) and len(patches) == 2
 
 
+@pytest.mark.parametrize("strength", [0.25, 0.7, 1.0, 1.5])
+def test_oft_at_a_strength_squared_is_comfyuis_at_that_strength(strength):
+    """As the help page says: ComfyUI multiplies R - 1 by the strength, and what it does to the weight once more."""
+    module, generator = base(LINEAR), torch.Generator().manual_seed(7)
+    blocks = torch.randn(4, 8, 8, generator=generator) * 0.2
+    skew = (blocks - blocks.transpose(1, 2)).double()
+    identity = torch.eye(8, dtype=torch.float64)
+    turn = (identity + skew) @ torch.linalg.inv(identity - skew)
+    rows = module.weight.double().view(4, 8, -1)
+    change = torch.einsum("knm,kn...->km...", turn * strength - strength * identity, rows).view(32, 24)
+    expected = module.weight.double() + strength * change
+    ours = grafted(module, {"lora_unet_a.oft_blocks": blocks}, strength**2)[0]
+    assert torch.allclose(ours.double(), expected, rtol=0, atol=1e-5)
+
+
 def test_rotations_that_lycoris_2_wrote(lycoris):
     """`oft_diag` is what its get_r gives (rescale in it); the weight is its einsum, and BOFT's file is
     one of stages.
