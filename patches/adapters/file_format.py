@@ -58,6 +58,7 @@ class TensorRole:
       of products (empty: it is accepted there too).
     - `is_rank`: its first side is a rank, for reports; `divides_alpha`: that rank divides the alpha that PEFT keeps
       outside the file.
+    - `takes_scale`: PEFT's scale is multiplied into this tensor in a layer without such a rank.
     - `to_save` reshapes the tensor for saving; it gets the layer's tensors by role.
     """
 
@@ -68,6 +69,7 @@ class TensorRole:
     refused_as: str = ""
     is_rank: bool = False
     divides_alpha: bool = False
+    takes_scale: bool = False
     check: TensorCheck = accept
     to_save: Callable[[Tensor, Mapping[str, Tensor]], Tensor] | None = None
 

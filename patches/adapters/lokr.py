@@ -179,12 +179,12 @@ def _has_no_product(roles: Container[str]) -> bool:
 _FORMAT = FileFormat(
     name="LoKr",
     roles=(
-        TensorRole(W1, refused_as="LoKr"),
+        TensorRole(W1, refused_as="LoKr", takes_scale=True),
         TensorRole(W2, refused_as="LoKr"),
-        TensorRole("lokr_w1_a", refused_as="LoKr"),
-        TensorRole("lokr_w1_b", refused_as="LoKr", is_rank=True),
         TensorRole(W2_A, refused_as="LoKr"),
-        TensorRole(W2_B, refused_as="LoKr", is_rank=True),
+        TensorRole(W2_B, refused_as="LoKr", is_rank=True, divides_alpha=True),
+        TensorRole("lokr_w1_a", refused_as="LoKr"),
+        TensorRole("lokr_w1_b", refused_as="LoKr", is_rank=True, divides_alpha=True),  # if w2 is no product
         TensorRole("lokr_t2", refused_as="LoKr"),
     ),
     build=_build,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..adapters.diff import Diff
-from ..adapters.file_format import FileFormat, LayerError, LayerTensors, PlacedLayer, Trainer
+from ..adapters.file_format import FileFormat, LayerError, LayerTensors, PlacedLayer, TensorRole, Trainer
 from ..adapters.layer import AdditiveLayer, Layer
 from ..adapters.registry import tensor_names
 from ..patching.fuse import Slice
@@ -135,19 +135,32 @@ def unplaced(
 
 
 def with_alphas(state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...]) -> dict[str, Tensor]:
-    """A LoRA's state dict with alphas added, for scales that PEFT keeps in its settings beside the file."""
+    """A LoRA's state dict with the scales that PEFT keeps in its settings beside the file: as alphas, or, in a layer
+    without a rank that alpha is divided by (a LoKr of two whole matrices), multiplied into a tensor.
+    """
     groups, _, _ = grouped(state, plain=False)
-    alphas: dict[str, Tensor] = {}
-    rank_roles = [role.name for role in tensor_names().roles.values() if role.divides_alpha]
+    scaled = dict(state)
     for base, group in groups.items():
         config = config_for(configs, base)
-        ranks = [len(group[role][1]) for role in rank_roles if role in group]
-        if config is None or not ranks or "alpha" in group:
+        if config is None or "alpha" in group:
             continue
-        scale = config.scale(base, ranks[0])
-        if scale is not None:
-            alphas[f"{base}.alpha"] = torch.tensor(scale * ranks[0])
-    return {**state, **alphas}
+        ranks = [len(group[role.name][1]) for role in _roles(group) if role.divides_alpha]
+        scale = config.scale(base, ranks[0] if ranks else None)
+        if scale is None:
+            continue
+        if ranks:
+            scaled[f"{base}.alpha"] = torch.tensor(scale * ranks[0])
+            continue
+        for role in _roles(group):
+            if role.takes_scale:
+                key, tensor = group[role.name]
+                scaled[key] = tensor.float() * scale
+    return scaled
+
+
+def _roles(group: Group) -> list[TensorRole]:
+    """The records of a layer's tensors, in the order of the registry."""
+    return [role for role in tensor_names().roles.values() if role.name in group]
 
 
 def _without_embeddings(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -1,11 +1,14 @@
 """LoRA state dicts of every spelling, and every way in which one can be wrong."""
 
+import functools
 import json
 
 import pytest
 import torch
 from graft_nodes.patches.adapters.diff import Diff
 from graft_nodes.patches.adapters.lora import LoRA
+from graft_nodes.patches.lora_files.entry import LoraEntry
+from graft_nodes.patches.lora_files.merge import merge_loras
 from graft_nodes.patches.lora_files.parse import Target, grouped, patches_of, read, unplaced, with_alphas
 from graft_nodes.patches.lora_files.peft_config import peft_configs
 
@@ -191,6 +194,37 @@ def test_pefts_scales_written_into_the_file(rslora):
         [8 / 4**0.5, 8 / 2**0.5] if rslora else [2.0, 4.0]
     )
     assert with_alphas(pair(alpha=1.0), configs)["lora_unet_a.alpha"] == 1.0, "what the file itself says counts"
+
+
+LOKR_FACTORS = {
+    "lokr_w1": (2, 2),
+    "lokr_w1_a": (2, 1),
+    "lokr_w1_b": (1, 2),
+    "lokr_w2": (3, 4),
+    "lokr_w2_a": (3, 2),
+    "lokr_w2_b": (2, 4),
+}
+
+
+@pytest.mark.parametrize("first", [["lokr_w1"], ["lokr_w1_a", "lokr_w1_b"]], ids=["whole", "product"])
+@pytest.mark.parametrize("second", [["lokr_w2"], ["lokr_w2_a", "lokr_w2_b"]], ids=["whole", "product"])
+def test_pefts_scale_of_a_lokr_written_into_the_file(first, second):
+    """PEFT multiplies by alpha / r whether a factor is a product or not; who reads the file without the settings
+    beside it, as an average of files does, finds the same change.
+    """
+    generator = torch.Generator().manual_seed(0)
+    tensors = {role: torch.randn(LOKR_FACTORS[role], generator=generator) for role in first + second}
+    whole = [functools.reduce(torch.matmul, [tensors[role] for role in roles]) for roles in (first, second)]
+    expected = 8 / 5 * torch.kron(*whole)
+    state = {f"base_model.model.a.{role}": tensor for role, tensor in tensors.items()}
+    configs = peft_configs({"adapter_config": json.dumps({"alpha": 8, "r": 5})})
+    keys = {"base_model.model.a": Target("model", "diffusion_model.a.weight")}
+    for written, settings in ((state, configs), (with_alphas(state, configs), ())):
+        ((layer,),) = read(written, keys, SHAPES, "x", configs=settings).layers.values()
+        assert torch.allclose(layer.delta((6, 8)), expected, atol=1e-5)
+    merged = merge_loras([LoraEntry("x", state, metadata={"adapter_config": json.dumps({"alpha": 8, "r": 5})})])
+    ((_, _, layer),) = unplaced(merged.state)[0]
+    assert torch.allclose(layer.delta((6, 8)), expected, atol=1e-5)
 
 
 def test_no_match_at_all():
