@@ -6,23 +6,32 @@ import re
 
 from . import flux
 from .family import Missing, ModelFamily
-from .recognition import LoraShapes, Recognition
+from .recognition import LoraShapes, Recognition, SharedNames
 
 _GATED = (  # (Flux' layer, rows a column where its feed-forward is gated)
     (re.compile(r"single_blocks[._]\d+[._]linear1$"), 9),
     (re.compile(r"(img|txt)_mlp[._]0$"), 6),
 )
+_SINGLE_OUT = re.compile(r"single_blocks[._]\d+[._]linear2$")
+_COLUMNS_A_ROW = 4  # of _SINGLE_OUT; Flux has 5, as its feed-forward is wider
+_ATTENTION = re.compile(r"double_blocks[._]\d+[._](img|txt)_attn[._](qkv|proj)$")
+_WIDTHS = (6144, 4096)  # of Flux 2 and of Klein 9B; Klein 4B has Flux' own 3072
 
 
-def _has_gated_feed_forward(file: LoraShapes) -> bool:
+def _has_shapes_of_its_own(file: LoraShapes) -> bool:
     """Whether layers have Flux' names and Flux 2's shapes."""
     if not file.has(r"(double|single)_blocks_\d+_"):
         return False
-    for layer, (rows, columns) in file.layers.items():
-        for pattern, times in _GATED:
-            if rows == times * columns and pattern.search(layer):
-                return True
-    return False
+    return any(_is_of_flux_2(layer, rows, columns) for layer, (rows, columns) in file.layers.items())
+
+
+def _is_of_flux_2(layer: str, rows: int, columns: int) -> bool:
+    for pattern, times in _GATED:
+        if rows == times * columns and pattern.search(layer):
+            return True
+    if _SINGLE_OUT.search(layer):
+        return columns == _COLUMNS_A_ROW * rows
+    return columns in _WIDTHS and _ATTENTION.search(layer) is not None
 
 
 FAMILY = ModelFamily(
@@ -32,9 +41,11 @@ FAMILY = ModelFamily(
         names=(
             r"(double|single)_stream_modulation",
             "attn_to_qkv_mlp_proj",
+            r"single_transformer_blocks_\d+_attn_to_out_(?!0)",  # AuraFlow has a to_out.0
             r"blocks_\d+_ff_(context_)?linear_in",
         ),
-        shapes=_has_gated_feed_forward,
+        shapes=_has_shapes_of_its_own,
+        shared_names=SharedNames(r"transformer_blocks_\d+_attn_(add_)?(to_)?[qkv]", _WIDTHS),
     ),
     modelspec=Missing("modelspec names no Flux 2 yet"),
     kohya=Missing("sd-scripts has no name for it yet"),
@@ -48,5 +59,11 @@ FAMILY = ModelFamily(
         {"transformer.single_transformer_blocks.0.attn.to_qkv_mlp_proj": (55296, 6144)},
         {"transformer.transformer_blocks.0.ff.linear_in": (36864, 6144)},
         {"diffusion_model.double_stream_modulation_img.lin": (36864, 6144)},
+        {"lora_unet_double_blocks_0_img_attn_qkv": (18432, 6144)},
+        {"diffusion_model.double_blocks.0.txt_attn.proj": (4096, 4096)},
+        {"diffusion_model.single_blocks.0.linear2": (3072, 12288)},
+        {"transformer.single_transformer_blocks.0.attn.to_out": (6144, 24576)},
+        {"transformer.transformer_blocks.0.attn.to_q": (6144, 6144)},
+        {"transformer.transformer_blocks.0.attn.add_k_proj": (4096, 4096)},
     ),
 )
