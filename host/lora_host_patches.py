@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..patches.adapters.lora import LoRA
 from ..patches.adapters.registry import pack_layer, unpack_layer
 from ..patches.lora_files.read_stack import EnlargingLora
 from ..patches.patching.fuse import Patch, additive, fuse, in_order
@@ -24,13 +25,15 @@ def with_host_patches(patcher: Any, patches: Mapping[str, Sequence[Patch]]) -> A
     adapters: dict[str, Any] = {}
     differences: dict[str, Any] = {}
     for weight, on_weight in patches.items():
-        if not _fuses(on_weight):  # takes no more memory than its file
+        factors = _as_factors(on_weight)
+        if factors is None:  # takes no more memory than its file
             layers = tuple((patch.strength, patch.part, pack_layer(patch.layer)) for patch in on_weight)
             adapters[weight] = graft_adapter(set(), layers)
             continue
-        fused = fuse(on_weight, parameters[weight].shape)
-        if fused.up.shape[1]:
-            adapters[weight] = LoRAAdapter(set(), (fused.up, fused.down, None, None, None, None))
+        fused = fuse(factors, parameters[weight].shape)
+        up = fused.up
+        if up.shape[1]:
+            adapters[weight] = LoRAAdapter(set(), (up, fused.down, None, None, None, None))
         if fused.diff is not None:
             differences[weight] = ("diff", (fused.diff,))
     clone = patcher.clone()
@@ -43,12 +46,23 @@ def with_host_patches(patcher: Any, patches: Mapping[str, Sequence[Patch]]) -> A
     return clone
 
 
-def _fuses(patches: Sequence[Patch]) -> bool:
-    """Whether a weight's patches can be written as a product of factors plus a difference."""
+def _as_factors(patches: Sequence[Patch]) -> list[Patch] | None:
+    """A weight's patches as plain pairs of factors and differences, each worked out once; None if they cannot be
+    written so.
+    """
     if not additive(patches):
-        return False
-    layers: list[Any] = [patch.layer for patch in patches]
-    return all(layer.kind == "diff" or layer.factors() is not None for layer in layers)
+        return None
+    written: list[Patch] = []
+    for patch in patches:
+        layer: Any = patch.layer
+        if layer.kind == "diff":
+            written.append(patch)
+            continue
+        factors = layer.factors()
+        if factors is None:
+            return None
+        written.append(Patch(LoRA(*factors), patch.strength * layer.scale, patch.part))
+    return written
 
 
 @functools.cache

@@ -345,6 +345,25 @@ def test_the_report_counts_the_weights_that_block_weights_leave(host, small, fil
     assert "changes nothing" not in report + caplog.text and 0 < len(left) < 84
 
 
+def test_mode_host_works_out_each_layers_factors_once(host, small, monkeypatch):
+    """A Tucker core and a LoHa are products of their own before they are factors of the weight."""
+    counted = []
+    for module, name in (("lora", "LoRA"), ("loha", "LoHa")):
+        layer_class = getattr(host.module(f"patches.adapters.{module}"), name)
+
+        def factors(layer, *args, of=layer_class.factors):
+            if getattr(layer, "mid", None) is not None or hasattr(layer, "w1_a"):
+                counted.append(layer)
+            return of(layer, *args)
+
+        monkeypatch.setattr(layer_class, "factors", factors)
+    for kind in ("LoHa", "LoCon with a core"):
+        counted.clear()
+        model = small.unet()
+        host.call("LoRAStackPatch", model=model, lora_model=of_kind(kind, model), mode="host")
+        assert counted and len(counted) == len({id(layer) for layer in counted}), kind
+
+
 def test_the_report_says_what_the_file_says(host, small):
     path = os.path.join(host.models, "loras", "said.safetensors")
     tags = json.dumps({"10_zorp": {"a zorp": 12, "left": 3}})
