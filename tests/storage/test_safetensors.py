@@ -92,6 +92,20 @@ def test_tensors_that_are_held_hold_no_file_open(tmp_path, tensors):
     assert len(os.listdir("/proc/self/fd")) == before and all(torch.equal(one["a"], tensors["a"]) for one in held)
 
 
+def test_a_file_renamed_over_one_that_is_held_changes_nothing_of_it(tmp_path, tensors):
+    """What is mapped is the old file until it is let go, however short the new one is."""
+    path, other = str(tmp_path / "x.safetensors"), str(tmp_path / "new")
+    save_file(tensors | {"large": torch.arange(100_000.0)}, path)
+    held = safetensors.load_safetensors(path)[0]
+    save_file({"a": torch.zeros(1)}, other)
+    os.replace(other, path)
+    assert torch.equal(held["large"], torch.arange(100_000.0))  # pages that nobody had read before
+    assert all(torch.equal(held[name], tensor) for name, tensor in tensors.items())
+    assert torch.equal(safetensors.load_safetensors(path)[0]["a"], torch.zeros(1))
+    safetensors.write_safetensors(path, {"a": torch.ones(1)})
+    assert torch.equal(safetensors.load_safetensors(path)[0]["a"], torch.ones(1))
+
+
 @pytest.mark.parametrize("size", [3, 300])
 def test_a_file_that_another_replaces_while_it_is_read_is_one_of_the_two(tmp_path, monkeypatch, size):
     path, other, maps = str(tmp_path / "x.safetensors"), str(tmp_path / "other"), torch.from_file
