@@ -1,6 +1,4 @@
-"""The only code that talks to ComfyUI (comfy.*, folder_paths, server): models, folders, progress, events. It makes no
-decisions of its own.
-"""
+"""The only code that talks to ComfyUI (comfy.*, folder_paths, server). It decides nothing by itself."""
 
 from . import (
     autograd_inplace,

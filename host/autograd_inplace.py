@@ -1,5 +1,6 @@
-"""Makes ComfyUI models trainable that change activations in place: `x += y` and `out=` make new tensors, because the
-backward pass may need the old values.
+"""Makes ComfyUI models trainable that change activations in place, which the backward pass may still need.
+
+`x += y` and `out=` make new tensors instead.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _EXPLANATION = "The model changes activations in place that its gradients need"
 
 
 class AvoidInplaceOps(TorchFunctionMode):
-    """While it is entered and gradients are on, `x += y` (-=, *=, /=) of a tensor with a gradient binds x to a new
-    tensor of the same type.
+    """A mode in which in-place operations that autograd refuses make new tensors instead.
 
-    `x = torch.add(y, z, out=w)`, which autograd refuses, does so too (language models of newer ComfyUIs reuse their
-    input like that). A call whose result is thrown away is left alone, and so is `x.add_(y)`: there the change itself
-    may be what is wanted. Which of them the caller wrote is read from its bytecode.
+    If gradients are on, `x += y` (-=, *=, /=) of a tensor with a gradient binds x to a new tensor of the same type. So
+    does `x = torch.add(y, z, out=w)` (language models of newer ComfyUIs reuse their input like that). A call whose
+    result is thrown away is left alone, and so is `x.add_(y)`: there the change itself may be what is wanted. Which of
+    them the caller wrote is read from its bytecode.
     """
 
     def __exit__(

@@ -21,8 +21,9 @@ KEPT_CONDITIONS = 64  # on the device; captions that vary by draw would fill it 
 
 
 class Denoiser:
-    """A loaded ModelPatcher as `training.objective.denoiser.Denoiser`: the host's own forward, with patches, wrappers
-    and size conditions.
+    """A loaded ModelPatcher as a `training.objective.denoiser.Denoiser`.
+
+    It runs ComfyUI's own forward, with patches, wrappers and size conditions.
     """
 
     def __init__(self, patcher: Any, encode: LiveEncoder | None = None) -> None:
@@ -46,8 +47,8 @@ class Denoiser:
         return self.model.process_latent_in(latents)
 
     def sigma(self, u: torch.Tensor) -> torch.Tensor:
-        """Noise levels (B,) at timesteps from 0 to 1 (B,): from the model's sigma table, or with the model's own shift
-        for flows.
+        """The noise levels (B,) at timesteps from 0 to 1 (B,), from the model's sigma table; for flows with the model's
+        shift.
         """
         sampling = self.sampling
         if hasattr(sampling, "log_sigmas"):  # continuous schedules (EDM) have a table too, but other timesteps
@@ -66,8 +67,9 @@ class Denoiser:
         conditionings: Sequence[Conditioning],
         transformer_options: Mapping[str, Any],
     ) -> torch.Tensor:
-        """Denoised latents (B, C, h, w) in float32; images whose conditions ComfyUI cannot batch are run in separate
-        groups.
+        """The denoised latents (B, C, h, w) in float32.
+
+        Images whose conditions ComfyUI cannot batch are run in separate groups.
         """
         conditions = [self._condition(conditioning, x) for conditioning in conditionings]
         groups = self._batches(conditions)
@@ -174,8 +176,9 @@ def _can_concat(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
 
 
 def _fit_for_autograd(module: torch.nn.Module, text_encoder: bool) -> contextlib.AbstractContextManager[Any]:
-    """What the host's forward and backward run in; UNets add in place nothing that is needed again, and every call
-    saved counts there.
+    """The context for ComfyUI's forward and backward pass: in-place operations are avoided, except in UNets.
+
+    UNets change nothing in place that is needed again, and there every saved call counts.
     """
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 

@@ -48,12 +48,11 @@ def send_event(name: str, data: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def stoppable(run: str) -> Iterator[Callable[[], bool]]:
-    """Within it a training step of this run can be stopped from outside: it gives `should_stop()`, which says whether
-    that was asked.
+    """A context in which a training step of this run can be stopped from outside.
 
-    The loop calls `should_stop` between steps and ends there as if its last step were done, so that the state is kept
-    and passed on: that is not an interruption, which raises and ends the whole workflow. Steps of several workflows may
-    be within it at once.
+    It gives `should_stop()`, which says whether somebody asked for that. The loop calls `should_stop` between steps and
+    ends there as if its last step were done, so that the state is kept and passed on. That is not an interruption,
+    which raises and ends the whole workflow. Steps of several workflows may be in it at once.
     """
     stop_event = threading.Event()
     _stoppable.setdefault(run, []).append(stop_event)
@@ -76,7 +75,8 @@ def stop(run: str) -> bool:
 
 
 def stops() -> int:
-    """How often a training step was stopped in this process. In a node's fingerprint it makes a stopped step continue
-    when it is queued again.
+    """How often a training step was stopped in this process.
+
+    In a node's fingerprint it makes a stopped step continue when it is queued again.
     """
     return _stops

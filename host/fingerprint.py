@@ -25,8 +25,8 @@ _BASES: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def fingerprint(patcher: Any) -> Fingerprint:
-    """Hash of a ModelPatcher: base tensors in key order, then patches, grafts, attention patches, compute dtype and
-    model sampling.
+    """A hash of a ModelPatcher: base tensors, patches, LoRA stacks, attention patches, compute dtype and model
+    sampling.
 
     The live, patched weights are never hashed. The base weights are hashed once per model, because they never change
     for good.

@@ -32,8 +32,10 @@ def _plain(name: str) -> str:
 
 
 def lora_path(name: str) -> str:
-    """The file of a LoRA's name, also as the other systems spell it (`a\\b` is `a/b` unless a file is called so);
-    ValueError when the name leaves its folder, FileNotFoundError with near matches when there is none.
+    """The file of a LoRA, by its name.
+
+    The name may be spelled as other systems do (`a\\b` is `a/b`, unless a file has that very name). Raises ValueError
+    if it leaves its folder, FileNotFoundError with near matches if there is none.
     """
     import folder_paths
 

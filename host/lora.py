@@ -63,8 +63,7 @@ def apply_lora_stack(model: Any, clip: Any, entries: Sequence[LoraEntry], mode: 
 
 
 def lora_changes(model: Any, clip: Any, entries: Sequence[LoraEntry]) -> tuple[dict[str, WeightChange], list[str]]:
-    """(what LoRAs, in order, do to a MODEL and, when it is not None, a CLIP, by generic name; what of them is left out,
-    in words).
+    """What LoRAs do to a MODEL and (unless None) a CLIP: (changes by generic name, what is left out, in words).
 
     For merging them into one LoRA. They start from the weights that the inputs sample with, patches and stacks
     included. Raises ValueError that lists everything wrong.
@@ -87,8 +86,9 @@ def lora_changes(model: Any, clip: Any, entries: Sequence[LoraEntry]) -> tuple[d
 
 
 def generic_keys(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """Renames a LoRA's keys to the generic names: XLabs' Flux LoRAs, and those that ComfyUI itself converts (BFL's
-    control LoRAs …).
+    """Rename a LoRA's keys to generic names.
+
+    This is for XLabs' Flux LoRAs, and for those that ComfyUI itself converts (BFL's control LoRAs …).
     """
     import comfy.lora_convert
 

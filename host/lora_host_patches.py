@@ -15,8 +15,9 @@ from ..patches.patching.fuse import Patch, additive, fuse, in_order
 
 
 def with_host_patches(patcher: Any, patches: Mapping[str, Sequence[Patch]]) -> Any:
-    """A clone with one fused adapter per weight as ComfyUI's own patch. Layers that are not a product of factors go
-    into one Graft adapter.
+    """A clone with the stack as ComfyUI's own patches: one fused adapter per weight.
+
+    Layers that are not a product of factors go into one Graft adapter.
     """
     from comfy.weight_adapter import LoRAAdapter
 

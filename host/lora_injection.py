@@ -113,8 +113,9 @@ def _on_load(patcher: Any, *_: Any) -> None:
 
 
 def _free_with_parent(parent: Any, clone: Any) -> None:
-    """Frees what Graft keeps for a model when its parent is unloaded: ComfyUI unloads through the parent once a clone
-    has ended.
+    """Free what Graft keeps for a model when its parent is unloaded.
+
+    Once a clone has ended, ComfyUI unloads through the parent.
     """
     import comfy.patcher_extension as extension
 
@@ -129,10 +130,10 @@ def _free_on_detach(parent: Any, on_detach: str) -> None:
 
 
 def _is_unloaded(patcher: Any) -> bool:
-    """Whether nobody holds the weights that an injection would change: a failed load detaches, and then injects into
-    what is left.
+    """Whether the model is unloaded, so that nobody holds the weights that an injection would change.
 
-    A load leaves its mark on the model, and a detach takes it off again, but not with dynamic VRAM.
+    A failed load detaches, and then injects into what is left. A load leaves its mark on the model, and a detach takes
+    it off again, but not with dynamic VRAM.
     """
     return patcher.model.current_weight_patches_uuid is None or patcher in _detached
 
@@ -141,8 +142,9 @@ def _is_unloaded(patcher: Any) -> bool:
 
 
 class _BackedUpBase(NamedTuple):
-    """A base as an entry of ComfyUI's backup, where nodes that merge, extract or save look for what a patched weight
-    was.
+    """A base weight as an entry of ComfyUI's backup.
+
+    Nodes that merge, extract or save look there for what a patched weight was.
     """
 
     weight: torch.Tensor
@@ -152,10 +154,10 @@ class _BackedUpBase(NamedTuple):
 
 @contextlib.contextmanager
 def _bases_in_backup(patcher: Any) -> Iterator[None]:
-    """Around a change of what is merged: ComfyUI's backup holds the base of every merged weight, as of those that it
-    patches itself.
+    """A context for a change of what is merged: afterwards ComfyUI's backup holds the base of every merged weight.
 
-    ComfyUI restores from its backup only what is ejected; then it holds nothing of Graft's.
+    That is as for weights that ComfyUI patches itself. ComfyUI restores from its backup only what is ejected; then it
+    holds nothing of Graft's.
     """
     for name in [name for name, saved in patcher.backup.items() if hasattr(saved, "graft_stack")]:
         del patcher.backup[name]
@@ -175,8 +177,9 @@ _reordered: weakref.WeakKeyDictionary[Stack, dict[frozenset[str], Stack]] = weak
 
 
 def _after_host_patches(model: Any, stack: Stack) -> Stack:
-    """A stack that puts layers depending on the current weight after ComfyUI's own patches, if ComfyUI patches the
-    weight at each use.
+    """A stack in which layers that depend on the current weight come after ComfyUI's own patches.
+
+    This is for models whose weights ComfyUI patches at each use.
     """
     bypassed = frozenset(weight for weight in stack.patches if _needs_bypass(model, stack, weight))
     if not bypassed:
@@ -225,8 +228,9 @@ def _follow_schedules(executor: Any, x: torch.Tensor, t: torch.Tensor, *args: An
 
 
 def sampled_share(sampling: Any, sigma: float) -> float:
-    """The share of sampling (0 to 1, by 0.00001) that is done at a noise level, as ComfyUI counts start_percent and
-    end_percent.
+    """How much of sampling is done at a noise level, from 0 to 1, as ComfyUI counts start_percent and end_percent.
+
+    It is exact to 0.00001.
     """
     left, right = 0, SHARES
     while left < right:  # noise falls as sampling goes on

@@ -44,8 +44,9 @@ def check(positive: Any, negative: Any, latent: Any, vae: Any) -> None:
 
 @torch.no_grad()
 def sample(patcher: Any, positive: Any, negative: Any, latent: Any, seed: int) -> torch.Tensor:
-    """Latents (B, C, h, w) by 20 steps of Euler with the weights that are on a loaded MODEL now, which is neither
-    loaded nor changed.
+    """Sample latents (B, C, h, w) by 20 steps of Euler, with the weights that are on a loaded MODEL now.
+
+    The MODEL is neither loaded nor changed.
 
     With a negative the guidance is 7 (flow models: 4), without one there is none. The noise is KSampler's for that
     seed. Global generators stay as they are.

@@ -1,4 +1,4 @@
-"""Token downsampling on a ModelPatcher: the attn1 patch or the attention override, and the wrapper that plans each
+"""Puts token downsampling on a ModelPatcher: the attn1 patch or attention override, and the wrapper that plans each
 call.
 """
 
@@ -15,11 +15,10 @@ TODO_KEY = "graft_todo"  # of the wrapper
 
 
 def apply_todo(patcher: Any, settings: ToDoSettings) -> tuple[Any, ToDo, list[str]]:
-    """(a clone of a ModelPatcher whose self-attention thins K and V, the plan, notes); the patcher itself when every
-    factor is 1.
+    """Apply token downsampling to a ModelPatcher: (a clone with it, the plan, notes).
 
-    A ToDo that the patcher carries already is replaced, or taken off when every factor is 1. Notes tell the report what
-    is special about this host and this model.
+    The clone is the patcher itself if every factor is 1. A ToDo that the patcher carries already is replaced, or taken
+    off if every factor is 1. Notes tell the report what is special about this host and this model.
     """
     from comfy.patcher_extension import WrappersMP
 
@@ -39,7 +38,7 @@ def apply_todo(patcher: Any, settings: ToDoSettings) -> tuple[Any, ToDo, list[st
 
 
 def _without_todo(patcher: Any) -> tuple[Any, list[Any]]:
-    """(a clone without token downsampling, whose patches and wrappers are mappings of its own; its other attn1
+    """Take token downsampling off: (a clone whose patches and wrappers are mappings of its own, its other attn1
     patches).
     """
     from comfy.patcher_extension import WrappersMP
@@ -67,8 +66,9 @@ def todo_of(patcher: Any) -> ToDo | None:
 
 
 def todo_metadata(patcher: Any) -> dict[str, str]:
-    """`ss_todo_*` of what was trained on a MODEL: empty without token downsampling, and where it works while sampling
-    only.
+    """The metadata of a LoRA trained on a MODEL (`ss_todo_*`).
+
+    It is empty without token downsampling, and if that works only while sampling.
     """
     todo = todo_of(patcher)
     if todo is None or todo.settings.phase == "sampling":

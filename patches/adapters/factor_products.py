@@ -1,6 +1,4 @@
-"""Products of low-rank factors, with and without a Tucker core: their value, the resulting weight's shape, and their
-errors.
-"""
+"""Products of low-rank factors, with and without a Tucker core: their value, shape and errors."""
 
 from __future__ import annotations
 

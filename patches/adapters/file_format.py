@@ -138,8 +138,7 @@ def alpha_counts(roles: Container[str]) -> bool:
 
 @dataclass(frozen=True)
 class FileFormat:
-    """One way in which LoRA files store a layer of an adapter kind: its tensor names, and how to build the layer from
-    them.
+    """One way in which LoRA files store a layer of an adapter kind: its tensor names, and how to build the layer.
 
     - `place`: "alone" is the main kind of a layer, and only one is allowed; "around" wraps the main layer; "beside" is
       applied after it.

@@ -1,5 +1,4 @@
-"""The adapter kinds by name, and what is derived from their list: tensor names in files, layer classes, trainable
-kinds.
+"""The adapter kinds by name, and what follows from their list: tensor names, layer classes, trainable kinds.
 
 To add a kind, write its file and add its KIND here.
 """

@@ -1,6 +1,4 @@
-"""Attention kernels by name: which cannot train, which train slowly, and which are known to reject fewer keys than
-queries.
-"""
+"""Attention kernels by name: which cannot train, which train slowly, and which refuse fewer keys than queries."""
 
 from __future__ import annotations
 

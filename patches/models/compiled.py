@@ -35,13 +35,12 @@ def _kind(identity: str) -> type[_Pass]:
 
 
 def own_code(identity: str) -> TorchFunctionMode:
-    """A context with compiled code of its own: inside, torch.compile uses only code that it compiled under the same
-    identity.
+    """A context with compiled code of its own, for one identity (such as the settings and grid of Apply ToDo).
 
-    Outside it uses only code that was compiled without an identity. This is needed because ComfyUI 0.33's
-    TorchCompileModel drops every guard on `transformer_options`, and with them what tells one model's patches from
-    another's. The types of active torch function modes are part of every guard, for every piece of a broken graph. Code
-    that was compiled once under an identity is used again. Each operation that is not compiled costs one extra Python
-    call.
+    Inside, torch.compile uses only code that it compiled under the same identity; outside, only code that it compiled
+    without one. This is needed because ComfyUI 0.33's TorchCompileModel drops every guard on `transformer_options`, and
+    with them what tells one model's patches from another's. The types of active torch function modes are part of every
+    guard, for every piece of a broken graph. Code that was compiled once under an identity is used again. Each
+    operation that is not compiled costs one extra Python call.
     """
     return _kind(identity)()

@@ -21,6 +21,9 @@ def held_out_loss(
 ) -> float | None:
     """The held-out loss of a LORA_MODEL of the run's own kind, or of the state's last weights, as Train Step measures
     it.
+
+    None without held-out pictures. The model is left as it was; raises ValueError when the LORA_MODEL is not of this
+    run's layers.
     """
     trained = state.trained
     if lora is not None:

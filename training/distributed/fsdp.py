@@ -1,5 +1,6 @@
-"""Shards a model's weights over the ranks with FSDP2 (torch's fully_shard, after 2304.11277): a rank keeps its rows of
-each parameter, and a block is whole on a rank only while it computes.
+"""Shards a model's weights over the ranks with FSDP2 (torch's fully_shard, after 2304.11277): `--shard`.
+
+A rank keeps its rows of each parameter, and a block is whole on a rank only while it computes.
 
 All ranks must run the same passes at the same time, so each says before a pass what it is about to do.
 """
@@ -55,8 +56,10 @@ Reduction = SumReduction | OrderedReduction
 
 
 class _FSDPUnit(nn.Module):
-    """Runs a part of the model for FSDP2. Its hooks and state sit on this module, so that dropping it removes them:
-    torch has no call that undoes fully_shard.
+    """Runs a part of the model for FSDP2.
+
+    FSDP2's hooks and state sit on this module, so that dropping it removes them: torch has no call that undoes
+    fully_shard.
     """
 
     def __init__(self, part: nn.Module, inner: list[nn.Module]) -> None:
@@ -73,8 +76,9 @@ class _FSDPUnit(nn.Module):
 def sharded(
     module: nn.Module, device: torch.device, group: SingleProcess, compute_dtype: torch.dtype | None = None
 ) -> Iterator[Reduction]:
-    """Within this context each rank keeps only its rows of every parameter of `module`, on `device`. Yields how their
-    gradients are summed.
+    """A context in which each rank keeps only its rows of every parameter of `module`, on `device`.
+
+    It yields how their gradients are summed.
 
     Parameters may be on another device before: they are moved and sharded block by block. `compute_dtype` is what
     blocks compute in if trained parameters have another type. Afterwards attributes, hooks and parameters are as they

@@ -1,5 +1,6 @@
-"""`--reproducible`: FSDP2 with the bytes of one process. Gradients are added in the order of the micro-batches, and the
-norm is measured tensor by tensor.
+"""`--reproducible`: FSDP2 with the bytes of one process.
+
+Gradients are added in the order of the micro-batches, and the norm is measured tensor by tensor.
 
 By itself fully_shard (2304.11277) changes three orders: a block's inputs pass through an identity, so that what the
 block adds to their gradients is summed before it joins what others add; a reduce-scatter adds as its ring goes; and a
@@ -81,8 +82,10 @@ class OrderedReduction:
 
 
 def _listen(param_group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A block's inputs, unchanged. The first of them to get its gradient says that the block's backward pass is over:
-    autograd runs what was made last first, so all of the block before what made its inputs.
+    """Notice the end of a block's backward pass; returns the block's inputs unchanged.
+
+    The first input that gets its gradient marks the end: autograd runs what was made last first, so it runs all of the
+    block before what made the block's inputs.
     """
     calls = iter((param_group.post_backward,))
 
@@ -111,8 +114,9 @@ def _register_first(tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
 
 
 class _OrderedReduceScatter:
-    """Replaces FSDP2's reduce-scatter: all ranks' gradients of this rank's rows, added to those of the step so far in
-    the order of the ranks. It gives the sum, whatever mean it is asked for.
+    """Replaces FSDP2's reduce-scatter: adds all ranks' gradients of this rank's rows in the order of the ranks.
+
+    They are added to those of the step so far. It gives the sum, even if it is asked for a mean.
     """
 
     def __init__(self, reduction: OrderedReduction, module: int) -> None:
@@ -144,8 +148,8 @@ class _OrderedReduceScatter:
 
 @dataclass(frozen=True)
 class _Slice:
-    """Where a tensor travels to be measured: its number and name, the rank, and its place in what that rank gets of
-    each.
+    """Where a tensor is put together to measure it: its number and name, the rank, and its place in what the rank
+    receives.
     """
 
     number: int
@@ -158,8 +162,9 @@ class _Slice:
 def norm(
     rows: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], group: ProcessGroup, device: torch.device
 ) -> Tensor:
-    """The norm over whole tensors as one process measures it; `rows` are this rank's part of them. Each tensor is put
-    together on one of the ranks, which share the work. Tensors that are on no rank are left out.
+    """The gradient norm as one process measures it, over whole tensors; `rows` are this rank's part of them.
+
+    Each tensor is put together on one of the ranks, which share the work. Tensors that are on no rank are left out.
     """
     norms = torch.zeros(len(shapes), device=device)
     for bucket in _in_buckets(shapes, group.size):

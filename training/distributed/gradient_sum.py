@@ -1,5 +1,4 @@
-"""Adds up the gradients of a step's micro-batches in one order, whichever rank computed them: equal bytes on any number
-of ranks.
+"""Adds up the gradients of a step's micro-batches, always in one order: equal bytes on any number of ranks.
 
 One process adds as autograd does. Each rank computes one micro-batch at a time, and the gradients are added in the
 order of the micro-batches: on a few ranks each adds everything, on more of them each adds a slice and then they give
@@ -36,8 +35,9 @@ class Reduction(Protocol):
 
 
 class LocalGradients:
-    """Gradients of one process, which computes every micro-batch. A micro-batch of several backward passes is added up
-    by itself before it joins the others.
+    """The gradients of one process, which computes every micro-batch itself.
+
+    If a micro-batch has several backward passes, it is added up by itself before it joins the others.
     """
 
     rank, size = 0, 1
@@ -77,8 +77,8 @@ class LocalGradients:
             tensor.grad = None
 
     def finish_round(self, count: int, loss: float) -> list[float]:
-        """After `count` micro-batches, one on each rank: `.grad` has the step's sum so far. Returns their losses in
-        order.
+        """Add the gradients of `count` micro-batches, one per rank, to the step's sum in `.grad`; returns their losses
+        in order.
         """
         return [loss]
 
@@ -318,9 +318,7 @@ class RowShardedGradients(LocalGradients):
 
 
 def for_group(group: SingleProcess, trained: Mapping[str, Tensor], row_sharded: bool = False) -> LocalGradients:
-    """The object that adds up the gradients of a step in this group; `row_sharded` where each rank has rows of
-    `trained`.
-    """
+    """Choose how gradients are added up in this group; `row_sharded` if each rank has rows of `trained`."""
     if not isinstance(group, ProcessGroup):
         return LocalGradients(trained)
     group.stop_asked = group.stop_agreed = False
@@ -338,8 +336,9 @@ def _others_listen(group: ProcessGroup, rounds: int, step: int, until: int) -> b
 
 @dataclass(frozen=True)
 class RankStatus:
-    """What each rank tells the others after a round: whether it failed, whether it wants to stop, its loss, and which
-    gradients it has, by bucket.
+    """What each rank tells the others after a round.
+
+    That is whether it failed, whether it wants to stop, its loss, and which gradients it has, by bucket.
     """
 
     failed: bool

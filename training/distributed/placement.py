@@ -33,8 +33,9 @@ class TensorPlacement:
         return dict(tensors)
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors on the CPU from the parts of all ranks. If they are sharded, the first rank gets them and the
-        others get nothing.
+        """Put whole tensors together on the CPU from the parts of all ranks.
+
+        If they are sharded, the first rank gets them and the others get nothing.
         """
         return dict(tensors)
 

@@ -1,5 +1,4 @@
-"""Process groups for training on several ranks (torch.distributed): broadcasts, gathers, shared errors and stops, and
-barriers.
+"""Process groups for training on several ranks (torch.distributed): broadcast, gather, shared errors and stops.
 
 A process is a `SingleProcess` until it joins a `ProcessGroup` (torch.distributed); both have the same methods, so that
 training code is the same for one process and for many.
@@ -50,8 +49,9 @@ def parse_error(rank: int, text: str) -> RemoteRankError:
 
 
 class SingleProcess:
-    """Training in one process. `as_ranks` multiplies the gradient accumulation, so that steps equal those of so many
-    ranks.
+    """Training in one process.
+
+    `as_ranks` multiplies the gradient accumulation, so that steps equal those of so many ranks.
     """
 
     rank, size = 0, 1
@@ -154,8 +154,9 @@ class ProcessGroup(SingleProcess):
             return self._gather(out.view(-1), own, async_op=not wait)
 
     def all_to_all(self, out: Tensor, own: Tensor, purpose: str, wait: bool = True) -> Any:
-        """Of every rank's bytes, cut into as many slices as there are ranks, this rank's slice as rows of `out` (ranks,
-        n).
+        """Exchange slices: cut each rank's bytes into one slice per rank, and get this rank's slice of all of them.
+
+        They come as rows of `out` (ranks, n).
         """
         self.bytes_sent[purpose] = self.bytes_sent.get(purpose, 0) + own.numel()
         with self.connection_errors():

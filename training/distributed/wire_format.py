@@ -1,6 +1,4 @@
-"""Serializes plain values with tensors to bytes and back, as JSON and safetensors: sends a node's outputs to another
-process.
-"""
+"""Sends a node's outputs to another process: plain values and tensors to bytes and back, as JSON and safetensors."""
 
 from __future__ import annotations
 

@@ -37,6 +37,9 @@ def alias(tensor: Tensor) -> Tensor:
 def as_normal_tensors(module: nn.Module, trained: Mapping[str, Tensor] | None = None) -> Iterator[None]:
     """A context in which every parameter and buffer of `module` is a frozen alias; those in `trained` are the given
     tensors.
+
+    Afterwards, also after an exception, the original Parameter and buffer objects are back, with flags and values
+    untouched.
     """
     trained = dict(trained or {})
     names = dict(module.named_parameters())

@@ -95,8 +95,9 @@ def _said(one: BatchItem) -> str:
 
 
 class BatchLoader:
-    """The batches of a schedule by (step, part). With workers, threads put those of the next steps together, up to
-    `until`, exclusive.
+    """The batches of a schedule by (step, part).
+
+    With workers, threads prepare those of the next steps, up to `until`, exclusive.
 
     `every` is (rank, ranks): of each step only the parts rank, rank + ranks, … will be asked for.
     """

@@ -1,6 +1,4 @@
-"""A call of TrainStep: what is stored already is taken, the rest is trained, results and snapshots are kept
-on the way.
-"""
+"""One call of Train Step: takes stored results, trains the rest, and keeps results and snapshots on the way."""
 
 from __future__ import annotations
 
@@ -26,8 +24,8 @@ from .loop import Callbacks, Stopped, behind, train
 
 @dataclass(frozen=True)
 class Outcome:
-    """Where a call ended and how: the state, its folder if it is stored, how many steps were trained now, and what
-    there is to say.
+    """How a call of Train Step ended: the state, its folder if it is stored, how many steps were trained now, and
+    notes.
     """
 
     state: TrainState
@@ -49,8 +47,9 @@ def run(
     keep: str = "last",
     say: Callable[[str], object] | None = None,
 ) -> Outcome:
-    """Trains `steps` further from `state`, and takes from the store what is there already. The model is loaded only
-    when there is something to train.
+    """Train `steps` more steps from `state`, or take them from the store if they are there already.
+
+    The model is loaded only if there is something to train.
 
     The caller sets `callbacks` without those that save states; they are added here. `keep` says which states are kept
     beside the last: `best` also the one with the lowest held-out loss, `every` that and every snapshot. `say` is told
@@ -273,8 +272,9 @@ def _save_rows(
 
 
 def _on_every_rank(group: SingleProcess, state: TrainState, at: TrainState, groups: Sequence[str]) -> TrainState:
-    """The first rank's `at` on every rank; of tensors those of `groups` travel. Raises ValueError on a rank that trains
-    something else.
+    """Send the first rank's state `at` to every rank, with the tensors of `groups`.
+
+    Raises ValueError on a rank that trains something else.
     """
     if group.size == 1:
         return at

@@ -1,5 +1,6 @@
-"""Steps in a row from one state to the next, with validation, previews, snapshots and watchers; the input state is not
-changed.
+"""The training loop: steps from one state to the next, with validation, previews, snapshots and watchers.
+
+The input state is not changed.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ class Stopped(RuntimeError):
 
 @dataclass(frozen=True)
 class Callbacks:
-    """What a caller of `train` is told, and how often. Each callback runs in the training loop and may raise to end it
-    (an interruption, a full disk).
+    """The callbacks of the training loop, and how often each is called.
+
+    A callback may raise to end the loop (an interruption, a full disk).
 
     `on_step(step, result, validation)` runs after every step. `save_snapshot(state)` runs every `snapshot_every` steps,
     or when `snapshot_minutes` have passed since the last snapshot (0 is never), and before an exception leaves the
@@ -146,8 +148,9 @@ def _save_after_error(work: Workspace, error: BaseException, callbacks: Callback
 
 
 def behind(state: TrainState, dataset: Dataset, callbacks: Callbacks) -> bool:
-    """Whether there is something to do at this very step: a call that ended early may have left a loss unmeasured or
-    averages unkept.
+    """Whether something is left to do at this very step, from a call that ended early.
+
+    It may have left a loss unmeasured or averages unsaved.
     """
     ema = state.start.ema
     if ema is not None and state.step and _is_due(state.step, ema.snapshots):
@@ -156,8 +159,9 @@ def behind(state: TrainState, dataset: Dataset, callbacks: Callbacks) -> bool:
 
 
 def _unmeasured(state: TrainState, callbacks: Callbacks) -> bool:
-    """Whether the held-out loss is due at this step and not measured yet: at the start, or when a call ended just
-    before it.
+    """Whether the held-out loss is due at this step and not measured yet.
+
+    That is so at the start, or if a call ended just before it.
     """
     if not _is_due(state.step, callbacks.validate_every):
         return False

@@ -16,8 +16,9 @@ _WORDS = ("not enough memory", "can't allocate memory", "out of memory")  # of t
 
 
 def used(device: torch.device) -> int:
-    """Bytes: the most that was allocated on a CUDA device, what is allocated on MPS, else this process's memory (0
-    where it is unknown).
+    """Memory in use, in bytes: the most that was allocated on a CUDA device, else what is allocated on MPS.
+
+    Without either it is this process's memory (0 if unknown).
     """
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))

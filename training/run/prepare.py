@@ -38,8 +38,9 @@ def ready(state: TrainState, steps: int, dataset: Dataset, folder: Path | None) 
 def watching(
     callbacks: Callbacks, dataset: Dataset, notes: list[str], say: Callable[[str], object] | None = None
 ) -> Callbacks:
-    """`callbacks` that also watch the dataset's files: what has changed since it was encoded is reported now and after
-    each step.
+    """Callbacks that also watch the dataset's files, and report what has changed since it was encoded.
+
+    It is reported now and after each step.
 
     It goes to `notes`, which are for the report, and to `say`. Raises DatasetChangedError if it is to stop.
     """

@@ -51,8 +51,8 @@ def batch_losses(work: Workspace, batch: Batch, generator: torch.Generator, opti
 def _base_predictions(
     work: Workspace, batch: Batch, x: Tensor, sigma: Tensor, target: Tensor, options: dict[str, Any]
 ) -> Tensor:
-    """`target` with what the model predicts without the trained tensors for regularisation images (differential output
-    preservation).
+    """Output preservation: replace the target of regularization images by what the model predicts without the trained
+    tensors.
     """
     rows = batch.is_regularisation.nonzero().flatten()
     conditionings = [batch.conditionings[i] for i in rows.tolist()]
@@ -63,10 +63,11 @@ def _base_predictions(
 
 
 def backward_(work: Workspace) -> float:
-    """Gradients of the next step into `.grad` of the trained tensors; returns the loss. Every micro-batch weighs the
-    same, and in it every image: the images of a micro-batch that the end of an epoch has cut short weigh more.
+    """Compute the gradients of the next step into `.grad` of the trained tensors; returns the loss.
 
-    Of several ranks each computes one micro-batch at a time, and all have the gradients of all of them in the end.
+    Every micro-batch counts the same, and in it every image. So the images of a micro-batch that the end of an epoch
+    has cut short count more. With several ranks, each computes one micro-batch at a time, and all have the gradients of
+    all of them in the end.
     """
     parts, total, ranks = work.start_state.settings.optimizer.accumulation, 0.0, work.gradients.size
     work.gradients.begin_step(work.step, parts)
@@ -129,8 +130,9 @@ def _backward(work: Workspace, loss: Tensor) -> None:
 
 
 def _has_no_graph(work: Workspace, loss: Tensor) -> bool:
-    """Whether module_dropout has dropped every module, so that there are no gradients; ranks that shard a model go
-    backward together.
+    """Whether module_dropout has dropped every module, so that there are no gradients.
+
+    Ranks that shard a model go backward together, so there it is always false.
     """
     return not loss.requires_grad and work.start_state.start.adapter.module_dropout > 0 and not work.group.shard
 
@@ -180,8 +182,9 @@ def _begin_moving(work: Workspace) -> None:
 
 
 def _gradients(work: Workspace) -> tuple[float, float]:
-    """Loss and norm of the next step's gradients, clipped. In fp16 a step that overflows is computed again with half
-    the loss scale.
+    """Compute and clip the gradients of the next step; returns the loss and the gradient norm.
+
+    In fp16 a step that overflows is computed again with half the loss scale.
     """
     loss = backward_(work)
     while work.loss_scale is not None and math.isfinite(loss) and not work.loss_scale.unscale_(work.trained):

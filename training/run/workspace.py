@@ -64,8 +64,9 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: proces
 
 
 class Workspace:
-    """Live copies of a state's tensors on the model's device, which steps change in place; `state()` freezes them
-    again.
+    """Live copies of a state's tensors on the model's device, which steps change in place.
+
+    `state()` freezes them again.
 
     The steps are those of a `group` of ranks that all have such a workspace; without one, of this process.
     """
@@ -157,7 +158,7 @@ class Workspace:
 
     @contextmanager
     def _sharded_base(self) -> Iterator[None]:
-        """For the block the ranks shard the base weights, where that was asked for and adapters are trained beside
+        """A context in which the ranks shard the base weights, if that was asked for and adapters are trained beside
         them.
         """
         with ExitStack() as stack:

@@ -106,6 +106,8 @@ def choose_removals(
     """Choose what to remove to free `excess` bytes, or as many as possible.
 
     Leftovers go first, then what was unused for longest, unfinished runs last.
+
+    Never what is in a folder of `needed`, nor what another process may be writing.
     """
     removals = []
     for entry in sorted(stored, key=lambda entry: (_ORDER[entry.kind], entry.used, str(entry.folder))):

@@ -49,6 +49,10 @@ def shown(root: str | Path, run: str, key: str) -> dict[str, Any]:
     """What the editor shows of a state.
 
     The keys: run, key, start (its digest), step, kind, settings, effort, versions and the whole history.
+
+    `key` is a state's key, or that of the state that a snapshot is on the way to; "latest" is the furthest state of the
+    run. Raises ValueError for what is no name or key, FileNotFoundError when it is not stored, Damaged when it cannot
+    be read.
     """
     store = Store(root, run)
     if key == "latest":

@@ -1,6 +1,10 @@
 """Stores training states on disk: graft/<run>/<key>/ with state.safetensors and state.json.
 
 They are written whole or not at all, and verified when they are read.
+
+A state.json holds the last steps of the history; what came before lies in blocks of 1,000 steps under
+graft/<run>/history/, each named by its content and shared by every state, so that a snapshot costs the same however
+long the run is.
 """
 
 from __future__ import annotations

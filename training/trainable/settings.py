@@ -25,6 +25,12 @@ class AdapterSettings:
     """The settings of GraftAdapter: what is trained; plain values, checked on creation.
 
     Only `initial` holds tensors, and its digest stands for it.
+
+    `attention` is every projection of self- and cross-attention; `attention+ff` adds feed-forward and the transformers'
+    proj_in and proj_out; `all` is every module of the model. kind lora takes linear layers and convolutions of kernel
+    1, full every parameter, the others every convolution too. `pattern` narrows the choice and gives single parts a
+    rank and alpha of their own (`patterns.parse_patterns`). `rank` is the size of the factors; of oft the side of the
+    blocks (or their number, whichever is larger). `alpha` 0 is the rank.
     """
 
     kind: str = "lora"
