@@ -94,23 +94,38 @@ class Shadow:
 
     @contextmanager
     def swapped(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Swap the live `weights` and the average in place within the block, one tensor at a time; cannot be nested."""
+        """Set the live `weights` to the average within the block, one tensor at a time; cannot be nested.
+
+        Afterwards both have their bytes back. Float32 weights wait in the average's place. Those of another type (bf16
+        would round the average) wait in host memory.
+        """
         if self._out:
             raise RuntimeError("The weight average is swapped in already: leave that block first.")
         self.finish()
         check_pairs(self.tensors, weights)
         self._out = True
-        _exchange_(self.tensors, weights)
+        exchanged: list[str] = []
+        waiting: dict[str, Tensor] = {}
         try:
+            for name, tensor in self.tensors.items():
+                live = weights[name]
+                if live.dtype == tensor.dtype:
+                    _exchange_(tensor, live)
+                    exchanged.append(name)
+                else:
+                    waiting[name] = live.detach().to("cpu", copy=True)
+                    live.detach().copy_(tensor)
             yield
         finally:
-            _exchange_(self.tensors, weights)
+            for name in exchanged:
+                _exchange_(self.tensors[name], weights[name])
+            for name, live in waiting.items():
+                weights[name].detach().copy_(live)
             self._out = False
 
 
 @torch.no_grad()
-def _exchange_(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> None:
-    for name, tensor in left.items():
-        saved = tensor.clone()
-        tensor.copy_(right[name])
-        right[name].copy_(saved)
+def _exchange_(left: Tensor, right: Tensor) -> None:
+    saved = left.clone()
+    left.copy_(right)
+    right.copy_(saved)

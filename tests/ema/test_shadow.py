@@ -64,6 +64,19 @@ def test_swapping_in_and_out_gives_the_same_tensors_and_bytes_back():
         pass
 
 
+def test_bf16_weights_wait_elsewhere_and_the_average_keeps_every_bit():
+    live = weights(1, torch.bfloat16)
+    kept = Shadow.of(weights(2))
+    places = {name: t.data_ptr() for name, t in live.items()}
+    with kept.swapped(live):
+        assert all(torch.equal(live[name], t.to(torch.bfloat16)) for name, t in weights(2).items())
+    with pytest.raises(KeyError), kept.swapped(live):
+        raise KeyError
+    assert all(torch.equal(live[name], t) for name, t in weights(1, torch.bfloat16).items())
+    assert all(torch.equal(kept.tensors[name], t) for name, t in weights(2).items())
+    assert {name: t.data_ptr() for name, t in live.items()} == places
+
+
 def test_swapping_makes_no_second_copy_of_everything():
     live = {f"{n}": torch.randn(1000) for n in range(50)}
     kept = Shadow.of(live)

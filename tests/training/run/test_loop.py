@@ -51,6 +51,20 @@ def test_a_step_whose_dropout_leaves_out_every_module_moves_nothing(lab, precisi
     assert equal(whole, train(train(start, denoiser, dataset, 5), denoiser, dataset, 7))
 
 
+@pytest.mark.parametrize("precision", ["float32", "bf16", "fp16", "full-bf16"])
+def test_previews_change_neither_the_weights_nor_their_average(lab, precision):
+    denoiser, dataset, shown = lab.Flow(), lab.pictures(), []
+
+    def preview(denoiser, step, average):
+        shown.append((step, average))
+
+    start = lab.state(denoiser, dataset, precision=precision)
+    plain = train(start, denoiser, dataset, 6)
+    previewed = train(start, denoiser, dataset, 6, Callbacks(preview=preview, preview_every=2))
+    assert shown == [(step, average) for step in (2, 4, 6) for average in (False, True)]
+    assert equal(plain, previewed)
+
+
 def test_equal_input_gives_equal_bytes_and_the_input_is_not_changed(lab):
     denoiser, dataset = lab.Flow(), lab.pictures()
     state = train(lab.state(denoiser, dataset), denoiser, dataset, 3)
