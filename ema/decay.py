@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -83,6 +84,7 @@ def parse_widths(text: str) -> tuple[float, ...]:
     return tuple(widths)
 
 
+@functools.lru_cache(maxsize=4096)
 def gamma_of_width(width: float) -> float:
     """Exponent gamma of the power-function average whose relative width (sigma_rel) is `width` (Karras 2024, algorithm
     2).

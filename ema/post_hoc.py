@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,9 +15,12 @@ from torch import Tensor
 
 from .decay import gamma_of_width
 
-TOLERANCE = 0.05  # largest error of a reconstruction, as a share of the profile's L2 norm
+TOLERANCE = 0.05  # largest miss of a reconstruction
+# Rms error of a number stored in float16, as a share of it: at most half a unit in the last place, evenly spread.
+ROUNDING = 2**-11 / 3**0.5
 WIDEST = 0.28  # gamma 0 (a plain mean) has 12^-0.5 = 0.2887; beyond, no power function has that width
 NARROWEST = 0.001
+GRID = 240  # steps between the widths that are looked at to find what snapshots can reconstruct
 
 
 @dataclass(frozen=True)
@@ -35,13 +40,20 @@ class Profile:
 
 @dataclass(frozen=True)
 class Fit:
-    """How snapshots combine into an average: one weight per snapshot, and the error.
+    """How snapshots combine into a profile: one weight per snapshot, and how far the result is from that average.
 
-    The error is a fraction (0 to 1) of the profile's L2 norm.
+    `profile_miss` is what the combined profile misses, as a share of the asked one's L2 norm. `noise` is what the
+    weights make of the snapshots' rounding, as a share of the averaged values. `miss` is both.
     """
 
     weights: tuple[float, ...]
-    miss: float
+    profile_miss: float
+    noise: float = 0.0
+
+    @property
+    def miss(self) -> float:
+        """The miss of the profile and the noise together."""
+        return math.hypot(self.profile_miss, self.noise)
 
 
 class TooFew(ValueError):
@@ -66,9 +78,13 @@ def products(left: Sequence[Profile], right: Sequence[Profile]) -> Tensor:
 
 
 class _System:
-    """The normal equations for a list of snapshots, decomposed once because a range of widths solves it many times."""
+    """The normal equations for a list of snapshots, decomposed once because a range of widths solves it many times.
 
-    def __init__(self, snapshots: Sequence[Profile]) -> None:
+    `rounding` is the rms error of a stored value, as a share of it. The weights have the least `miss`: without that
+    share of the rounding, dense snapshots would be added up with huge weights of both signs.
+    """
+
+    def __init__(self, snapshots: Sequence[Profile], rounding: float) -> None:
         errors = [
             f"{snapshot} is there twice"
             for snapshot in sorted(set(snapshots), key=repr)
@@ -79,34 +95,42 @@ class _System:
             raise ValueError("Snapshots: " + "; ".join(errors) + ".")
         if not snapshots:
             raise TooFew("Snapshots: there is none to reconstruct an average from.")
-        self.snapshots, self.gram = snapshots, products(snapshots, snapshots)
-        self.scale = self.gram.diagonal().sqrt()  # unit diagonal: early snapshots have far larger norms
-        eigenvalues, self.vectors = torch.linalg.eigh(self.gram / self.scale[:, None] / self.scale)
-        # Dense snapshots make the system nearly singular: of the solutions equal in float64, take the one
-        # with the smallest norm.
-        self.inverse = torch.where(eigenvalues > 1e-13 * eigenvalues.max(), 1 / eigenvalues, 0.0)
+        self.snapshots, self.rounding = snapshots, rounding
+        self.gram = products(snapshots, snapshots)
+        eigenvalues, self.vectors = torch.linalg.eigh(self.gram)
+        self.eigenvalues = eigenvalues.clamp(min=0)
+        self.float64_error = 1e-13 * float(self.eigenvalues.max())
 
     def fit(self, target: Profile) -> Fit:
         """Weights for `target`, and the error of the fit."""
         right_side = products(self.snapshots, [target])[:, 0]
-        weights = self.vectors @ (self.inverse * (self.vectors.T @ (right_side / self.scale))) / self.scale
         squared_norm = float(products([target], [target]))
+        ridge = max(self.rounding**2 * squared_norm, self.float64_error)
+        weights = self.vectors @ ((self.vectors.T @ right_side) / (self.eigenvalues + ridge))
         squared_miss = squared_norm - 2 * float(weights @ right_side) + float(weights @ self.gram @ weights)
-        return Fit(tuple(weights.tolist()), (max(0.0, squared_miss) / squared_norm) ** 0.5)
+        profile_miss = (max(0.0, squared_miss) / squared_norm) ** 0.5
+        return Fit(tuple(weights.tolist()), profile_miss, self.rounding * float(weights.norm()))
 
 
-def fit(snapshots: Sequence[Profile], target: Profile) -> Fit:
-    """The least-squares weights of `snapshots` for `target` (algorithm 3 of the paper), whatever the error."""
-    return _System(snapshots).fit(target)
+def fit(snapshots: Sequence[Profile], target: Profile, rounding: float = 0.0) -> Fit:
+    """The least-squares weights of `snapshots` for `target` (algorithm 3 of the paper), whatever the error.
+
+    `rounding` is the rms error of a stored value, as a share of it.
+    """
+    return _System(snapshots, rounding).fit(target)
 
 
 def reconstruction(
-    snapshots: Sequence[Profile], width: float, step: int | None = None, tolerance: float = TOLERANCE
+    snapshots: Sequence[Profile],
+    width: float,
+    step: int | None = None,
+    tolerance: float = TOLERANCE,
+    rounding: float = ROUNDING,
 ) -> Fit:
     """Weights of `snapshots` for the average of relative width `width` at `step` (default: the last snapshot's).
 
     Raises TooFew below two snapshots (unless one is exactly that average), and ValueError with the possible range if a
-    width misses more than `tolerance` of its profile.
+    width misses more than `tolerance`. `rounding` is the rms error of a stored value, as a share of it.
     """
     if not snapshots:
         raise TooFew(
@@ -124,58 +148,82 @@ def reconstruction(
         raise ValueError(
             f"The last snapshot is of step {last}; an average at step {step} cannot be reconstructed from it."
         )
+    system = _System(snapshots, rounding)
     if 0.0 < width <= WIDEST:
-        result = fit(snapshots, Profile(step, width))
+        result = system.fit(Profile(step, width))
     else:
         result = None
     if result is None or result.miss > tolerance:
         if result is None:
             reason = f"expected above 0 and at most {WIDEST}"
         else:
-            reason = f"{result.miss:.0%} of its profile is missed"
+            reason = f"it would be missed by {result.miss:.0%}"
         raise ValueError(
             f"Width {width:g} at step {step} is beyond these {len(snapshots)} snapshots ({reason}); they express "
-            f"{_range_text(snapshots, step, tolerance)}."
+            f"{ranges_text(_ranges(system, step, tolerance))}."
         )
     return result
 
 
 def possible_widths(
-    snapshots: Sequence[Profile], step: int, tolerance: float = TOLERANCE
-) -> tuple[float, float] | None:
-    """(narrowest, widest) relative width that the snapshots can reconstruct at `step`, with no gap in between; None if
-    there is no such width.
+    snapshots: Sequence[Profile], step: int, tolerance: float = TOLERANCE, rounding: float = ROUNDING
+) -> list[tuple[float, float]]:
+    """The ranges (narrowest, widest) of relative widths that the snapshots can reconstruct at `step`.
+
+    They rise; between two of them is a gap.
     """
+    return _ranges(_System(snapshots, rounding), step, tolerance)
 
-    system = _System(snapshots)
 
+def _ranges(system: _System, step: int, tolerance: float) -> list[tuple[float, float]]:
     def good(width: float) -> bool:
         return system.fit(Profile(step, width)).miss <= tolerance
 
-    grid = [NARROWEST * (WIDEST / NARROWEST) ** (k / 60) for k in range(61)]
-    grid = sorted({*grid, *(snapshot.width for snapshot in snapshots if NARROWEST <= snapshot.width <= WIDEST)})
-    reachable = [good(width) for width in grid]
-    start = max(
-        (k for k, is_reachable in enumerate(reachable) if is_reachable),
-        key=lambda k: (grid[k] in {snapshot.width for snapshot in snapshots}, -k),
-        default=None,
-    )
-    if start is None:
-        return None
-    low = high = start
-    while low > 0 and reachable[low - 1]:
-        low -= 1
-    while high < len(grid) - 1 and reachable[high + 1]:
-        high += 1
-    if low == 0:
-        narrowest = grid[low]
-    else:
-        narrowest = _edge(good, grid[low], grid[low - 1])
-    if high == len(grid) - 1:
-        widest = grid[high]
-    else:
-        widest = _edge(good, grid[high], grid[high + 1])
-    return narrowest, widest
+    grid = {NARROWEST * (WIDEST / NARROWEST) ** (k / GRID) for k in range(GRID + 1)}
+    grid |= {snapshot.width for snapshot in system.snapshots if NARROWEST <= snapshot.width <= WIDEST}
+    widths = sorted(grid)
+    ranges = []
+    start = 0
+    for is_good, run in itertools.groupby(widths, good):
+        first, start = start, start + len(list(run))
+        if not is_good:
+            continue
+        narrowest, widest = widths[first], widths[start - 1]
+        if first > 0:
+            narrowest = _edge(good, narrowest, widths[first - 1])
+        if start < len(widths):
+            widest = _edge(good, widest, widths[start])
+        ranges.append((narrowest, widest))
+    return ranges
+
+
+def evenly_spread(ranges: Sequence[tuple[float, float]], count: int) -> list[float]:
+    """About `count` widths within `ranges`, evenly on a log scale; at least one of each range."""
+    total = sum(math.log(widest / narrowest) for narrowest, widest in ranges)
+    widths = []
+    for narrowest, widest in ranges:
+        length = math.log(widest / narrowest)
+        points = 1
+        if total > 0:
+            points = max(1, round(count * length / total))
+        if points == 1:
+            widths.append((narrowest * widest) ** 0.5)
+            continue
+        inside = 1 - 2e-3  # away from the edges, which are known to a few digits
+        start = narrowest * (widest / narrowest) ** ((1 - inside) / 2)
+        widths += [start * (widest / narrowest) ** (inside * k / (points - 1)) for k in range(points)]
+    return widths
+
+
+def ranges_text(ranges: Sequence[tuple[float, float]]) -> str:
+    """Ranges of widths in words, with the gaps between them."""
+    if not ranges:
+        return "no width there; take snapshots more often"
+    text = "widths " + " and ".join(f"{narrowest:.4f} to {widest:.4f}" for narrowest, widest in ranges)
+    gaps = [f"{before[1]:.4f} and {after[0]:.4f}" for before, after in itertools.pairwise(ranges)]
+    if gaps:
+        text += f", none between {' or between '.join(gaps)}"
+    return text
 
 
 def shape(profiles: Sequence[Profile], weights: Sequence[float], points: Tensor) -> Tensor:
@@ -197,10 +245,3 @@ def _edge(good: Callable[[float], bool], inside: float, outside: float) -> float
         middle = (inside * outside) ** 0.5
         inside, outside = (middle, outside) if good(middle) else (inside, middle)
     return inside
-
-
-def _range_text(snapshots: Sequence[Profile], step: int, tolerance: float) -> str:
-    widths = possible_widths(snapshots, step, tolerance)
-    if widths is None:
-        return "no width there; take snapshots more often"
-    return f"widths {widths[0]:.4f} to {widths[1]:.4f}"

@@ -276,9 +276,9 @@ class EMAMerge(io.ComfyNode):
             average = _made(
                 state, sources, profile, width, weights, algebra, rank, lambda: host.base_weights.unet_weights(model)
             )
-            left_out = sum(file.text_encoder for file in sources.files)
-            if clip is not None and left_out:
-                line = f"skips {left_out} text encoder tensors in these files: only the diffusion model is averaged"
+            if clip is not None and average.text_encoder:
+                skipped = average.text_encoder
+                line = f"skips {skipped} text encoder tensors in these files: only the diffusion model is averaged"
                 average = replace(average, lines=(*average.lines, line))
         if state is not None:
             model = host.model_sampling.with_zero_terminal_snr(model, state.settings.objective.zero_terminal_snr)
@@ -318,7 +318,12 @@ def _check(state: Any, snapshots: Any, lora_stack: Any, profile: str, weights: s
         errors.append("profile best needs a run's held-out images: connect the run's training state")
     if weights.strip() and profile not in ("weights", "best"):
         errors.append(f"weights are given and profile is {profile}: leave them empty, or set profile to weights")
-    if rank and algebra == "factors":
+    if state is not None and (rank or algebra == "products" or (profile == "latest" and algebra != "auto")):
+        errors.append(
+            "the averages of a training state keep their rank and their factors: set rank to 0 and algebra to auto (to"
+            " reduce the rank, save the average and use Merge LoRAs)"
+        )
+    elif rank and algebra == "factors":
         errors.append("rank only works with algebra products: set rank to 0, or algebra to products")
     if errors:
         raise ValueError("EMAMerge: " + "; ".join(errors) + ".")
@@ -367,9 +372,9 @@ def _made(state: Any, found: Any, profile: str, width: float, weights: str, alge
         with opened(state) as denoiser:
             score = partial(held_out_loss, state, denoiser, state.subject.dataset)
             sweep = merge.sweep(found, widths, score, state.lora_model(ema=True))
-        profile, width, weights, lines = "width", sweep.best, "", sweep.lines()
+        profile, width, weights, lines = "width", sweep.best, "", [merge.reach(found), *sweep.lines()]
     average = merge.merged(found, profile, width, weights, algebra, rank, base)
-    return merge.Merged(average.lora, average.curves, (*lines, *average.lines))
+    return replace(average, lines=(*lines, *average.lines))
 
 
 NODES = [GraftSnapshots, EMAMerge]

@@ -655,8 +655,9 @@ class GraftEMA(io.ComfyNode):
                     min=1,
                     max=100000,
                     tooltip=(
-                        "Updates the average every N steps. The decay is raised to the N-th power, so the"
-                        " average means the same. Raise it to save time."
+                        "Updates the average every N steps. Raise it to save time. The decay stays that of one step:"
+                        " with 50, decay 0.99 a step becomes 0.605 an update (0.99^50). EveryDream2's decay is that of"
+                        " an update: for its 0.99 every 50 steps set decay to 0.9998."
                     ),
                 ),
                 io.Combo.Input(

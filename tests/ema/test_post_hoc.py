@@ -4,8 +4,10 @@ import pytest
 import torch
 from graft_nodes.ema.decay import EMASettings, decay_at, gamma_of_width
 from graft_nodes.ema.post_hoc import (
+    ROUNDING,
     Profile,
     TooFew,
+    evenly_spread,
     fit,
     possible_widths,
     products,
@@ -132,15 +134,78 @@ def test_weights_are_the_least_squares_solution():
 
 def test_the_possible_range_is_said_and_true():
     snapshots = every(25, 250)
-    narrow, wide = possible_widths(snapshots, 250)
+    ((narrow, wide),) = possible_widths(snapshots, 250)
     assert narrow < 0.05 and wide > 0.10
     for width in (narrow * 1.001, 0.07, wide * 0.999):
         assert reconstruction(snapshots, width).miss <= 0.0501
     for width in (narrow * 0.99, wide * 1.01, 0.0, -1.0, 0.3):
         with pytest.raises(ValueError, match=rf"widths {narrow:.4f} to {wide:.4f}"):
             reconstruction(snapshots, width)
-    denser = possible_widths(every(5, 250), 250)
+    (denser,) = possible_widths(every(5, 250), 250)
     assert denser[0] < narrow and denser[1] > wide
+
+
+def kept_along(path, snapshots):
+    """Every snapshot's average, float64, from one walk along the run for each width."""
+    kept = {}
+    for width in {snapshot.width for snapshot in snapshots}:
+        exponent, average = gamma_of_width(width) + 1, torch.zeros(40, dtype=torch.float64)
+        steps = {snapshot.step for snapshot in snapshots if snapshot.width == width}
+        for t, weights in enumerate(path, 1):
+            average = average + (1 - (1 - 1 / t) ** exponent) * (weights - average)
+            if t in steps:
+                kept[Profile(t, width)] = average
+    return [kept[snapshot] for snapshot in snapshots]
+
+
+@pytest.mark.parametrize("apart", [2, 40])
+@pytest.mark.parametrize("widths", [(0.05, 0.08), (0.03, 0.1, 0.2)])
+def test_from_float16_snapshots_an_accepted_width_is_as_exact_as_it_says(apart, widths):
+    path, snapshots = trajectory(400), every(apart, 400, widths)
+    exact = torch.stack(kept_along(path, snapshots))
+    accepted = []
+    for width in (0.005, 0.01, 0.02, 0.04, 0.065, 0.12, 0.19):
+        try:
+            found = reconstruction(snapshots, width)
+        except ValueError as error:
+            assert "they express widths" in str(error)
+            continue
+        accepted.append(width)
+        weights, expected = torch.tensor(found.weights, dtype=torch.float64), ran_along(path, width, 400)
+        stored = weights @ exact.half().double()
+        rounding = float((stored - weights @ exact).norm() / expected.norm())
+        assert rounding <= 1.3 * found.noise and found.noise <= found.miss <= 0.05
+        assert float((stored - expected).norm() / expected.norm()) <= found.miss
+    assert 0.065 in accepted and (0.01 in accepted) == (apart == 2)
+
+
+def test_rounding_counts_in_the_miss_and_the_least_of_both_is_taken():
+    snapshots, target = every(10, 500, (0.05, 0.08)), Profile(500, 0.02)
+    plain, regular = fit(snapshots, target), fit(snapshots, target, ROUNDING)
+    weights = torch.tensor(plain.weights, dtype=torch.float64)
+    assert plain.noise == 0 and plain.miss == plain.profile_miss < regular.profile_miss < regular.miss
+    assert regular.noise == pytest.approx(ROUNDING * float(torch.tensor(regular.weights).norm()), rel=1e-4)
+    assert regular.miss < (plain.miss**2 + (ROUNDING * float(weights.norm())) ** 2) ** 0.5
+    for stronger in (0.5 * ROUNDING, 2 * ROUNDING):
+        other = fit(snapshots, target, stronger)
+        noise = ROUNDING * float(torch.tensor(other.weights, dtype=torch.float64).norm())
+        assert regular.miss < (other.profile_miss**2 + noise**2) ** 0.5
+
+
+def test_gaps_between_the_possible_widths_are_named_and_left_out():
+    snapshots = every(250, 250, (0.01, 0.1))
+    ranges = possible_widths(snapshots, 250)
+    (first, second) = ranges
+    assert first[0] <= 0.01 <= first[1] < second[0] <= 0.1 <= second[1]
+    middle = (first[1] * second[0]) ** 0.5
+    said = f"widths {first[0]:.4f} to {first[1]:.4f} and {second[0]:.4f} to {second[1]:.4f}, none between"
+    with pytest.raises(ValueError, match=f"{said} {first[1]:.4f} and {second[0]:.4f}"):
+        reconstruction(snapshots, middle)
+    spread = evenly_spread(ranges, 10)
+    assert 9 <= len(spread) <= 11 and spread == sorted(spread)
+    for width in spread:
+        assert reconstruction(snapshots, width).miss <= 0.05
+    assert evenly_spread([(0.1, 0.1)], 10) == pytest.approx([0.1])
 
 
 def test_too_few_and_wrong_snapshots():

@@ -55,6 +55,28 @@ def begun(host, demo, pictures, run, steps=8, **ema):
     return host.call("TrainStep", state=state, steps=steps, validate_every=0)[0]
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (EMASettings("constant", 0.99, interval=50), "every 50 steps: decay 0.99 a step becomes 0.605 an update\n"),
+        (EMASettings("constant", 0.99), "constant, updated every step\n"),
+        (EMASettings("target", target=0.1, interval=25), "decay 0.977237 a step becomes 0.562 an update\n"),
+        (EMASettings("ramp", 0.99, interval=30), "decay 0.909091 a step becomes 0.0327 an update at step 90\n"),
+    ],
+)
+def test_the_start_says_what_an_interval_makes_of_the_decay(host, demo, pictures, settings, says):
+    report = host.call(
+        "GraftTrainStart",
+        model=demo[0],
+        dataset=pictures,
+        adapter=AdapterSettings(rank=2),
+        optimizer=OptimizerSettings(total_steps=100),
+        ema=settings,
+        run="interval",
+    )[1]
+    assert says in report + "\n"
+
+
 def product(lora, base):
     return lora[f"{base}.lora_up.weight"].double().flatten(1) @ lora[f"{base}.lora_down.weight"].double().flatten(1)
 
@@ -87,7 +109,7 @@ def test_the_same_from_snapshots_by_run_and_by_file(host, demo, state):
 
 def test_an_impossible_width_says_the_range_and_touches_nothing(host, demo, state):
     found = host.call("GraftSnapshots", source="averages")[0]
-    narrow, wide = possible_widths(found.profiles, 8)
+    ((narrow, wide),) = possible_widths(found.profiles, 8)
     before = {name: tensor.clone() for name, tensor in demo[0].model.state_dict().items()}
     with pytest.raises(Exception, match=f"widths {narrow:.4f} to {wide:.4f}"):
         host.call("EMAMerge", model=demo[0], state=state, profile="width", width=0.002)
@@ -232,6 +254,11 @@ def weights_of(model):
             {"snapshots": 1, "profile": "uniform", "algebra": "factors", "rank": 2},
             "rank only works with algebra products",
         ),
+        ({"state": 1, "profile": "latest", "rank": 2}, "keep their rank and their factors: set rank to 0"),
+        ({"state": 1, "profile": "latest", "algebra": "factors"}, "set rank to 0 and algebra to auto"),
+        ({"state": 1, "profile": "latest", "algebra": "products"}, "set rank to 0 and algebra to auto"),
+        ({"state": 1, "profile": "best", "rank": 2}, "set rank to 0 and algebra to auto"),
+        ({"snapshots": 1, "profile": "width", "width": 0.08, "rank": 2}, "which keep their rank"),
         ({"snapshots": 1, "profile": "weights", "weights": "1"}, "1 numbers for 8 files"),
         ({"snapshots": 1, "profile": "exponential"}, "use width"),
     ],

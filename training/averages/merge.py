@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,11 +23,15 @@ SWEEP = 10  # widths that profile best tries when none are given
 
 @dataclass(frozen=True)
 class Merged:
-    """The average as a LORA_MODEL, the curves of its profile over the steps, and the report's lines."""
+    """The average as a LORA_MODEL, the curves of its profile over the steps, and the report's lines.
+
+    `text_encoder` is how many tensors of text encoders the averaged checkpoints hold, which are left out.
+    """
 
     lora: dict[str, Tensor]
     curves: tuple[Curve, ...]
     lines: tuple[str, ...]
+    text_encoder: int = 0
 
 
 def shares_of(sources: Sources, profile: str, width: float, weights: str) -> tuple[tuple[float, ...], list[str]]:
@@ -43,8 +47,9 @@ def shares_of(sources: Sources, profile: str, width: float, weights: str) -> tup
         fit = post_hoc.reconstruction(sources.profiles, width)
         last = max(profile_of_file.step for profile_of_file in sources.profiles)
         return fit.weights, [
-            f"width {width:g} at step {last}, reconstructed from {count} snapshots by least squares: {fit.miss:.2%}"
-            f" of the profile is missed, the snapshots' weights add up to {sum(fit.weights):.4f}"
+            f"width {width:g} at step {last}, reconstructed from {count} snapshots by least squares: misses the asked"
+            f" profile by {fit.miss:.2%} (float16 rounding alone {fit.noise:.2%}); the snapshots' weights add up to"
+            f" {sum(fit.weights):.4f}"
         ]
     if sources.powers:
         raise ValueError(
@@ -78,18 +83,26 @@ def merged(
     rank: int = 0,
     base: Callable[[], Mapping[str, Tensor]] | None = None,
 ) -> Merged:
-    """Average files with the shares of `profile`.
+    """Average files with the shares of `profile`. A file whose share is 0 is not opened.
 
     `base` returns the model's own weights; checkpoints are saved as differences from them.
     """
     shares, lines = shares_of(sources, profile, width, weights)
-    files, names = [file.load() for file in sources.files], [file.name for file in sources.files]
-    if sources.files[0].kind == "checkpoint":
-        lora, line = _checkpoints(files, shares, names, base)
+    used, used_shares = _used(sources, shares)
+    files, names = [file.load() for file in used.files], [file.name for file in used.files]
+    if used.files[0].kind == "checkpoint":
+        lora, line = _checkpoints(files, used_shares, names, base)
     else:
-        lora, line = _loras(sources, files, shares, names, algebra, rank)
-    lines += [line, *(f"{name}: {share:.4f}" for name, share in zip(names, shares, strict=True))]
-    return Merged(lora, curves(sources, shares, width if profile == "width" else None), tuple(lines))
+        lora, line = _loras(used, files, used_shares, names, algebra, rank)
+    lines += [line, *(f"{file.name}: {share:.4f}" for file, share in zip(sources.files, shares, strict=True))]
+    text_encoder = sum(file.text_encoder for file in used.files)
+    return Merged(lora, curves(sources, shares, width if profile == "width" else None), tuple(lines), text_encoder)
+
+
+def _used(sources: Sources, shares: Sequence[float]) -> tuple[Sources, list[float]]:
+    """The files that an average is made of, and their shares: those with a share other than 0."""
+    files = [file for file, share in zip(sources.files, shares, strict=True) if share]
+    return replace(sources, files=tuple(files)), [share for share in shares if share]
 
 
 def _checkpoints(
@@ -124,12 +137,13 @@ def _loras(
     rank: int,
 ) -> tuple[dict[str, Tensor], str]:
     runs = {file.run for file in sources.files}
-    same_run = len(runs) == 1 and runs != {""}
-    if sources.powers and algebra == "products":
+    same_run = len(files) == 1 or (len(runs) == 1 and runs != {""})
+    if sources.powers and (rank or algebra == "products"):
         raise ValueError(
-            "snapshots of one run's averages are averaged by their factors; set algebra to auto or factors"
+            "snapshots of one run's averages are averaged by their factors, which keep their rank; set algebra to auto"
+            " or factors, and rank to 0"
         )
-    if algebra == "factors" and not same_run and len(files) > 1:
+    if algebra == "factors" and not same_run:
         labels = "; ".join(f"{file.name}: {file.run[:16] or 'no run recorded'}" for file in sources.files)
         raise ValueError(
             f"algebra factors holds for files of one run only, and these are of different runs ({labels}); use products"
@@ -143,6 +157,8 @@ def _loras(
             method = "products"
     result = average.average(files, shares, names, method, rank)
     ranks = ", ".join(map(str, result.ranks)) or "none"
+    if result.algebra == "factors" and len(files) == 1:
+        return result.state, f"one file, taken as it is, rank {ranks}"
     if result.algebra == "factors":
         return result.state, f"factors are averaged (files of one run), rank {ranks}"
     if not rank:
@@ -175,7 +191,7 @@ def curves(sources: Sources, shares: Sequence[float], width: float | None) -> tu
 
 
 def widths_to_try(sources: Sources, text: str) -> list[float]:
-    """The widths in `text`, or else ten, evenly spaced on a log scale, over the range that the snapshots allow."""
+    """The widths in `text`, or else about ten, evenly spaced on a log scale within what the snapshots allow."""
     if text.strip():
         try:
             return [float(number) for number in text.replace(",", " ").split()]
@@ -183,15 +199,21 @@ def widths_to_try(sources: Sources, text: str) -> list[float]:
             raise ValueError(
                 f"weights {text!r}: with profile best expected widths such as '0.05 0.1', or nothing ({error})"
             ) from error
-    last = max((profile.step for profile in sources.profiles), default=0)
-    if len(sources.files) > 1:
-        possible = post_hoc.possible_widths(sources.profiles, last)
-    else:
-        possible = None
-    if possible is None:
+    possible = _possible_widths(sources)
+    if not possible:
         raise post_hoc.TooFew(f"{len(sources.files)} snapshots express no range of widths; take snapshots more often")
-    narrowest, widest = possible[0] * 1.001, possible[1] * 0.999
-    return [narrowest * (widest / narrowest) ** (k / (SWEEP - 1)) for k in range(SWEEP)]
+    return post_hoc.evenly_spread(possible, SWEEP)
+
+
+def reach(sources: Sources) -> str:
+    """The widths that the snapshots can be made into, in words."""
+    return f"these {len(sources.files)} snapshots express {post_hoc.ranges_text(_possible_widths(sources))}"
+
+
+def _possible_widths(sources: Sources) -> list[tuple[float, float]]:
+    if len(sources.files) < 2:
+        return []
+    return post_hoc.possible_widths(sources.profiles, max(profile.step for profile in sources.profiles))
 
 
 @dataclass(frozen=True)
@@ -231,10 +253,15 @@ def sweep(
     reconstructions = [
         post_hoc.reconstruction(sources.profiles, width) for width in widths
     ]  # every width is checked before the first is scored
-    files, names = [file.load() for file in sources.files], [file.name for file in sources.files]
+    loaded: dict[str, Mapping[str, Tensor]] = {}
     rows = []
     for width, reconstruction in zip(widths, reconstructions, strict=True):
-        loss = score(average.average(files, reconstruction.weights, names, "factors").state)
+        used, shares = _used(sources, reconstruction.weights)
+        for file in used.files:
+            if file.path not in loaded:
+                loaded[file.path] = file.load()
+        files = [loaded[file.path] for file in used.files]
+        loss = score(average.average(files, shares, [file.name for file in used.files], "factors").state)
         assert loss is not None
         rows.append((width, loss))
     ema_loss = score(running)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from ...ema.decay import EMASettings
+from ...ema.decay import EMASettings, decay_at, decay_over
 from ..data.dataset import Dataset
 from ..data.epoch_order import batches_per_epoch
 from ..optimizers.checks import remarks
@@ -38,7 +38,8 @@ def beginning(state: TrainState, dataset: Dataset, unhashed: Sequence[str]) -> s
         lines.append("no image is held out, so there is no validation (Dataset's validation sets how many)")
     if state.start.ema is not None:
         ema = state.start.ema
-        lines.append(f"EMA: {ema.schedule}, updated every {ema.interval} steps{_snapshots_and_switching(ema)}")
+        updates = _updates(ema, settings.total_steps)
+        lines.append(f"EMA: {ema.schedule}, {updates}{_snapshots_and_switching(ema)}")
     if unhashed:
         lines.append("results are neither stored nor reused, because these cannot be hashed: " + ", ".join(unhashed))
     return "\n".join(lines)
@@ -53,6 +54,18 @@ def _module_of(name: str, full_weights: bool) -> str:
 
 def _trained_numbers(state: TrainState) -> int:
     return sum(tensor.numel() for tensor in state.trained.values())
+
+
+def _updates(ema: EMASettings, total_steps: int) -> str:
+    """How often the average moves, and what that makes of its decay."""
+    if ema.interval == 1:
+        return "updated every step"
+    last = total_steps - total_steps % ema.interval
+    one, update = decay_at(ema, last, total_steps), decay_over(ema, last, total_steps)
+    when = ""
+    if ema.schedule not in ("constant", "target"):
+        when = f" at step {last}"
+    return f"updated every {ema.interval} steps: decay {one:.6g} a step becomes {update:.3g} an update{when}"
 
 
 def _snapshots_and_switching(ema: EMASettings) -> str:

@@ -208,6 +208,61 @@ def test_a_sweep_needs_held_out_pictures_and_possible_widths(lab, tmp_path):
     assert merge.widths_to_try(found, "0.05, 0.08") == [0.05, 0.08]
 
 
+def test_files_without_a_share_neither_count_nor_refuse(write):
+    last = {**lora(5, rank=8), **{key.replace(".a.", ".b."): tensor for key, tensor in lora(6, rank=8).items()}}
+    wide, broken = lora(1, rank=40), {key: tensor * float("nan") for key, tensor in lora(2).items()}
+    named = [
+        write("fewer-layers.safetensors", wide, ss_steps="10"),
+        write("broken.safetensors", broken, ss_steps="20"),
+        write("last.safetensors", last, ss_steps="300"),
+    ]
+    found = sources.of_files(named)
+    for path in (path for _, path in named[:2]):
+        os.unlink(path)
+    for algebra in ("auto", "factors", "products"):
+        for profile, weights in (("latest", ""), ("weights", "0 0 3")):
+            got = merge.merged(found, profile, 0.1, weights, algebra)
+            assert got.lora["diffusion_model.a.lora_up.weight"].shape[1] == 8 and "rank 8" in got.lines[1]
+            assert len(got.lora) == 6 and float(got.lora["diffusion_model.a.alpha"]) == 8
+            torch.testing.assert_close(product(got.lora), product(last), rtol=0, atol=1e-5)
+            assert got.lines[2:] == (
+                "fewer-layers.safetensors: 0.0000",
+                "broken.safetensors: 0.0000",
+                "last.safetensors: 1.0000",
+            )
+    whole = merge.merged(found, "latest", 0.1, "").lora
+    assert all(torch.equal(whole[key], tensor) for key, tensor in last.items())
+    small = merge.merged(found, "latest", 0.1, "", rank=3).lora
+    assert small["diffusion_model.a.lora_up.weight"].shape[1] == 3
+
+
+def test_checkpoints_without_a_share_are_not_looked_at(write):
+    base = {"a.weight": torch.zeros(3, 2)}
+    one = {"model.diffusion_model.a.weight": torch.ones(3, 2), "conditioner.b.weight": torch.zeros(4, 4)}
+    other = {"model.diffusion_model.c.weight": torch.full((7, 2), float("nan")), "conditioner.b.weight": torch.zeros(4)}
+    found = sources.of_files([write("other.safetensors", other), write("one.safetensors", one)])
+    got = merge.merged(found, "weights", 0.1, "0 1", base=lambda: base)
+    torch.testing.assert_close(got.lora["diffusion_model.a.diff"], torch.ones(3, 2))
+    assert got.text_encoder == 1
+    with pytest.raises(ValueError, match=r"no weight of other\.safetensors"):
+        merge.merged(found, "uniform", 0.1, "", base=lambda: base)
+
+
+def test_a_width_that_was_kept_needs_its_own_snapshot_alone(lab, tmp_path):
+    state, _, _, store = trained(lab, tmp_path, steps=8)
+    found = sources.of_state(state, store.folder)
+    expected = found.files[-1].load()
+    for file in found.files[:-1]:
+        os.unlink(file.path)
+    got = merge.merged(found, "width", 0.10, "").lora
+    assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
+    assert merge.sweep(found, [0.10], lambda one: 1.0, expected).best == 0.10
+    with pytest.raises(ValueError, match="is missing"):
+        merge.merged(found, "width", 0.09, "")
+    with pytest.raises(ValueError, match="keep their rank"):
+        merge.merged(found, "width", 0.10, "", rank=1)
+
+
 def test_snapshots_of_a_state_of_a_run_and_as_files_are_the_same(lab, tmp_path):
     state, _, _, store = trained(lab, tmp_path)
     found = sources.of_state(state, store.folder)
