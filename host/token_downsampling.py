@@ -11,7 +11,7 @@ from ..patches.token_downsampling.attention_override import ToDo, ToDoCall, plan
 from ..patches.token_downsampling.tokens import ToDoSettings
 from ..patches.token_downsampling.unet import ToDoPatch
 
-TODO_KEY = "graft_todo"  # of the wrapper
+TODO_KEY = "graft_todo"  # of the wrapper and its callback
 
 
 def apply_todo(patcher: Any, settings: ToDoSettings) -> tuple[Any, ToDo, list[str]]:
@@ -20,7 +20,7 @@ def apply_todo(patcher: Any, settings: ToDoSettings) -> tuple[Any, ToDo, list[st
     The clone is the patcher itself if every factor is 1. A ToDo that the patcher carries already is replaced, or taken
     off if every factor is 1. Notes tell the report what is special about this host and this model.
     """
-    from comfy.patcher_extension import WrappersMP
+    from comfy.patcher_extension import CallbacksMP, WrappersMP
 
     replaced = patcher.model_options["transformer_options"].get("patches_replace", {}).get("attn1", {})
     todo = plan_todo(patcher.model.diffusion_model, settings, replaced.keys())
@@ -33,7 +33,9 @@ def apply_todo(patcher: Any, settings: ToDoSettings) -> tuple[Any, ToDo, list[st
     options = clone.model_options["transformer_options"]
     if isinstance(todo, ToDoPatch):
         options["patches"]["attn1_patch"] = [*other_patches, todo]
-    options["wrappers"].setdefault(WrappersMP.APPLY_MODEL, {})[TODO_KEY] = [ToDoCall(todo)]
+    call = ToDoCall(todo)
+    options["wrappers"].setdefault(WrappersMP.APPLY_MODEL, {})[TODO_KEY] = [call]
+    clone.add_callback_with_key(CallbacksMP.ON_PRE_RUN, TODO_KEY, call.begin_run)
     return clone, todo, _todo_notes(todo, len(other_patches), earlier is not None)
 
 
@@ -41,9 +43,10 @@ def _without_todo(patcher: Any) -> tuple[Any, list[Any]]:
     """Take token downsampling off: (a clone whose patches and wrappers are mappings of its own, its other attn1
     patches).
     """
-    from comfy.patcher_extension import WrappersMP
+    from comfy.patcher_extension import CallbacksMP, WrappersMP
 
     clone = patcher.clone()
+    clone.remove_callbacks_with_key(CallbacksMP.ON_PRE_RUN, TODO_KEY)
     options = clone.model_options["transformer_options"] = dict(clone.model_options["transformer_options"])
     patches = options["patches"] = dict(options.get("patches", {}))
     other_patches = [patch for patch in patches.get("attn1_patch", ()) if not _is_todo(patch)]

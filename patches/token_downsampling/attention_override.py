@@ -6,11 +6,10 @@ Transformers get it through `optimized_attention_override`, UNets through an att
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -55,10 +54,11 @@ class ToDoCall:
     It works in a copy of that call's options. For a transformer it chains its override in front of the call's existing
     override, so that no other node's is lost, and a later one does not replace ours. For a UNet it moves the patch
     after all other attn1 patches, and tells it which blocks' attention is replaced. A compiled model runs code compiled
-    for these settings.
+    for these settings. What it leaves alone is logged once a run: `begin_run` is called before each.
     """
 
     todo: ToDo
+    logged: set[str] = field(default_factory=set)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ToDoCall:
         return self
@@ -67,6 +67,15 @@ class ToDoCall:
     def identity(self) -> str:
         """The same text for an equal wrapper, in every process; fingerprints hash it."""
         return self.todo.identity
+
+    def begin_run(self, *_: Any) -> None:
+        """ComfyUI's `ON_PRE_RUN` callback: sampling or training begins."""
+        self.logged.clear()
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self.logged:
+            self.logged.add(text)
+            log.warning(text)
 
     def __call__(
         self,
@@ -92,10 +101,10 @@ class ToDoCall:
             reasons[CHANGED] += set_up.left
         if reasons.total():  # in the node's report are those that were known before the model ran
             listed = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-            warn_once(f"ApplyToDo left {reasons.total()} self-attention blocks alone: {listed}")
+            self._warn_once(f"ApplyToDo left {reasons.total()} self-attention blocks alone: {listed}")
         elif isinstance(set_up, Thinning) and set_up.met and not set_up.thinned:
             lengths = " or ".join(map(str, sorted(set_up.layout.places)))
-            warn_once(
+            self._warn_once(
                 f"ApplyToDo thinned nothing: no attention had {lengths} tokens. Another node adds tokens, or keeps keys"
                 " of its own"
             )
@@ -121,12 +130,6 @@ class ToDoCall:
         if override is not None:
             options[OVERRIDE] = override
         return options, code
-
-
-@functools.cache
-def warn_once(text: str) -> None:
-    """Log a warning unless it has been logged before."""
-    log.warning(text)
 
 
 def last_in_line(patch: ToDoPatch, options: Mapping[str, Any]) -> dict[str, Any]:

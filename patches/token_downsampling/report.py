@@ -7,7 +7,7 @@ from typing import Any
 
 from ..models.token_layout import Grid
 from .attention_override import ToDo
-from .tokens import DepthReport, attention_saving, target_grid
+from .tokens import DepthReport, ToDoSettings, attention_saving, target_grid
 from .transformers import TransformerToDo
 from .unet import ToDoPatch
 
@@ -49,7 +49,10 @@ def report_data(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence
     - `own`: self-attention blocks that a factor downsamples; `patched` and `skipped`: those and others, at the factor
       given.
     - `latent`: [height, width] of the latent, null without one.
-    - `saving`: fraction of the self-attention's products that is saved, 0 to 1; null without a latent.
+    - `saving`: fraction of the self-attention's products saved in a step that is downsampled, 0 to 1. It is 0 if no step
+      is, and null without a latent.
+    - `sampling_share`: the fraction of sampling that is downsampled, 0 to 1. `training_share`: that of training, null
+      if it depends on the length of the run.
     - `method`, `phase`, `start_percent`, `end_percent`, `disable_after`: as given.
     - `transformer`: the class's name, null for a UNet.
     - `notes`: sentences. `text`: the whole report in words.
@@ -73,7 +76,9 @@ def report_data(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence
             for row in rows
         ],
         "latent": None if latent is None else list(latent[-2:]),
-        "saving": None if latent is None else attention_saving(rows),
+        "saving": None if latent is None else _saving(rows, settings),
+        "sampling_share": settings.sampling_share,
+        "training_share": settings.training_share,
         "method": settings.method,
         "phase": settings.phase,
         "start_percent": settings.start_percent,
@@ -100,22 +105,65 @@ def report_text(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence
     lines = [_row_text(row) for row in rows]
     if isinstance(todo, TransformerToDo):
         lines.append(f"{todo.name}: the image's keys and values are thinned, those of text and reference images stay")
+    saving = None
     if latent is not None:
-        scope = ""
-        if isinstance(todo, TransformerToDo):
-            scope = " among the image's tokens"
-        lines.append(f"self-attention products saved{scope}: about {100 * attention_saving(rows):.0f}%")
+        saving = _saving(rows, settings)
+        lines.append(_saving_text(todo, saving))
     lines.append(
         f"method {settings.method}, phase {settings.phase}, {100 * settings.start_percent:g}% to"
         f" {100 * settings.end_percent:g}%"
     )
-    if settings.disable_after:
-        if settings.disable_after < 1:
-            end = f"{100 * settings.disable_after:g}% of the training run"
-        else:
-            end = f"{settings.disable_after:g} training steps"
-        lines.append(f"off after {end}")
+    lines += [*_sampling_lines(settings, saving), *_training_lines(settings, saving)]
     return "\n".join([*lines, *notes])
+
+
+def _saving(rows: Sequence[DepthReport], settings: ToDoSettings) -> float:
+    """The fraction of the products that is saved in a step that is downsampled; 0 if no step is."""
+    if settings.sampling_share == 0 and settings.training_share == 0:
+        return 0.0
+    return attention_saving(rows)
+
+
+def _saving_text(todo: ToDo, saving: float) -> str:
+    scope = where = ""
+    if isinstance(todo, TransformerToDo):
+        scope = " among the image's tokens"
+    if saving and (todo.settings.sampling_share, todo.settings.training_share) != (1, 1):
+        where = " in each step that it works in"
+    return f"self-attention products saved{scope}: about {100 * saving:.0f}%{where}"
+
+
+def _sampling_lines(settings: ToDoSettings, saving: float | None) -> list[str]:
+    """What start and end do, where they are set."""
+    start, end = settings.start_percent, settings.end_percent
+    if (start, end) == (0, 1):
+        return []
+    if settings.phase == "training":
+        return ["sampling is never downsampled (phase training): start and end change nothing"]
+    if start == 1:
+        return ["sampling is never downsampled: start is 1"]
+    if start == end:
+        return ["sampling is downsampled in one step at most: start and end are the same"]
+    saved = _over_all(settings.sampling_share, saving)
+    return [f"sampling is downsampled from {100 * start:g}% to {100 * end:g}%{saved}"]
+
+
+def _training_lines(settings: ToDoSettings, saving: float | None) -> list[str]:
+    """What disable_after does, where it is set."""
+    if not settings.disable_after:
+        return []
+    if settings.phase == "sampling":
+        return ["training is never downsampled (phase sampling): disable_after changes nothing"]
+    share = settings.training_share
+    if share is None:
+        return [f"off after {settings.disable_after:g} training steps"]
+    return [f"off after {100 * share:g}% of the training run{_over_all(share, saving)}"]
+
+
+def _over_all(share: float, saving: float | None) -> str:
+    if saving is None:
+        return ""
+    return f": about {100 * share * saving:.0f}% saved over all of it"
 
 
 def _row_text(row: DepthReport) -> str:

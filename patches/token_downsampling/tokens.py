@@ -89,6 +89,22 @@ class ToDoSettings:
             "ss_todo_max_depth": max_depth or str(len(self.factors)),
         }
 
+    @property
+    def sampling_share(self) -> float:
+        """The fraction of sampling that is downsampled, 0 to 1."""
+        if self.phase == "training":
+            return 0.0
+        return self.end_percent - self.start_percent
+
+    @property
+    def training_share(self) -> float | None:
+        """The fraction of a training run that is downsampled, 0 to 1; None if it depends on the run's length."""
+        if self.phase == "sampling":
+            return 0.0
+        if self.disable_after >= 1:
+            return None
+        return self.disable_after or 1.0
+
     def active_while_training(self, step: int, total_steps: int) -> bool:
         """Whether training step `step` (counted from 0) of `total_steps` is downsampled."""
         if self.phase == "sampling":

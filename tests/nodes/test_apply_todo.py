@@ -122,9 +122,8 @@ def test_other_attn1_patches_before_and_after_work_on_whole_keys(host, small, un
 
 
 @pytest.fixture
-def said(host, caplog):
-    """What ApplyToDo has logged since, also what it has said before."""
-    host.module("patches.token_downsampling.attention_override").warn_once.cache_clear()
+def said(caplog):
+    """What ApplyToDo has logged since."""
     return lambda: [record.getMessage() for record in caplog.records if "ApplyToDo" in record.getMessage()]
 
 
@@ -175,6 +174,22 @@ def test_a_block_whose_attention_is_replaced_is_left_alone_and_counted(host, sma
         small.forward(patched)
     assert lengths == {("input", 1): (64, 64), ("output", 5): (64, 64)}
     assert said() == ["ApplyToDo left 2 self-attention blocks alone: 2 whose attention another node computes"]
+
+
+def test_what_is_left_alone_is_logged_once_a_run(host, unet, said):
+    import comfy.sample
+
+    noise, prompt = torch.zeros(1, 4, 8, 8), [[torch.zeros(1, 5, 24), {}]]
+    for run in (1, 2):
+        patched, _ = apply(host, unet)
+        patched.set_model_attn1_replace(lambda q, k, v, extra: v, "input", 1)
+        for _ in range(2):
+            with torch.inference_mode():
+                comfy.sample.sample(
+                    patched, noise, 3, 4.0, "euler", "normal", prompt, prompt, torch.zeros_like(noise), seed=1
+                )
+        one = "ApplyToDo left 1 self-attention blocks alone: 1 whose attention another node computes"
+        assert said() == [one] * 2 * run
 
 
 def test_an_override_that_needs_equal_lengths_is_named(host, unet, small):

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from graft_nodes.patches.token_downsampling.attention_override import plan_todo
-from graft_nodes.patches.token_downsampling.report import report_rows, report_text
+from graft_nodes.patches.token_downsampling.report import report_data, report_rows, report_text
 from graft_nodes.patches.token_downsampling.tokens import ToDoSettings, thin
 from graft_nodes.patches.token_downsampling.unet import active, attention_depths
 from torch import nn
@@ -191,6 +191,39 @@ def test_report_text():
     text = report_text(plan_todo(sd15(), ToDoSettings((2.0,), disable_after=0.5)), (64, 64))
     assert "depth 1: factor 2, 5 blocks patched, 0 left alone, K/V tokens 4096 (64x64) -> 1024 (32x32)" in text
     assert "off after 50% of the training run" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"start_percent": 1.0}, "sampling is never downsampled: start is 1"),
+        ({"end_percent": 0.0}, "sampling is downsampled in one step at most: start and end are the same"),
+        (
+            {"start_percent": 0.2, "end_percent": 0.6},
+            "sampling is downsampled from 20% to 60%: about 30% saved over all of it",
+        ),
+        ({"phase": "training", "end_percent": 0.5}, "sampling is never downsampled (phase training): start and end"),
+        ({"phase": "sampling", "disable_after": 0.5}, "training is never downsampled (phase sampling): disable_after"),
+        ({"disable_after": 0.25}, "off after 25% of the training run: about 19% saved over all of it"),
+        ({"disable_after": 300.0}, "off after 300 training steps"),
+        ({"phase": "sampling"}, "phase sampling"),
+    ],
+)
+def test_a_saving_is_claimed_where_there_is_one(settings, line):
+    """One depth of 64x64 tokens, thinned to 32x32: three quarters of the products."""
+    todo = plan_todo(UNetModel([(True,)], middle=None), ToDoSettings((2.0,), **settings))
+    text = report_text(todo, (64, 64))
+    assert line in text and "saved: about 75% in each step that it works in" in text
+    assert ("off after" in text) == ("disable_after" in settings and "phase" not in settings)
+
+
+def test_a_saving_of_no_step_is_none():
+    for nowhere in ({"start_percent": 1.0}, {"end_percent": 0.0}):
+        todo = plan_todo(UNetModel([(True,)], middle=None), ToDoSettings((2.0,), phase="sampling", **nowhere))
+        data = report_data(todo, (64, 64))
+        assert "saved: about 0%\n" in data["text"] and data["saving"] == data["sampling_share"] == 0
+    whole = report_data(plan_todo(UNetModel([(True,)], middle=None), ToDoSettings((2.0,))), (64, 64))
+    assert "saved: about 75%\n" in whole["text"] and whole["sampling_share"] == whole["training_share"] == 1
 
 
 @pytest.mark.parametrize("method", ["nearest-exact", "area"])

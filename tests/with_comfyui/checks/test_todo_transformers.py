@@ -21,7 +21,6 @@ import torch
 from comfy.ldm.modules.attention import attention_pytorch
 from graft_nodes import host
 from graft_nodes.patches.models.attention_kernels import TrainingKernel
-from graft_nodes.patches.token_downsampling import attention_override
 from graft_nodes.patches.token_downsampling.attention_override import OVERRIDE
 from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
 from graft_nodes.training.memory.checkpointing import checkpointed
@@ -870,7 +869,6 @@ def test_noise_levels_are_those_of_a_later_nodes_sampling():
 def test_steps_that_easycache_skips_are_not_called_unthinned(caplog):
     from comfy_extras.nodes_easycache import EasyCacheNode
 
-    attention_override.warn_once.cache_clear()
     case = CASES["flux"]
     cached = EasyCacheNode.execute(build(case), 10.0, 0.15, 0.95, False).args[0]
     patched = host.token_downsampling.apply_todo(cached, settings())[0]
@@ -945,7 +943,6 @@ def test_a_model_that_another_clone_has_compiled_is_planned_as_what_it_is():
 
 def test_blocks_whose_keys_another_node_extends_are_counted(caplog):
     """In the single blocks only: the double block is thinned all the same."""
-    from graft_nodes.patches.token_downsampling import attention_override
 
     def longer(q, k, v, extra_options=None, **_):
         single = extra_options["block_type"] == "single"
@@ -953,7 +950,6 @@ def test_blocks_whose_keys_another_node_extends_are_counted(caplog):
             {"k": torch.cat([k, k[:, :, -3:]], 2), "v": torch.cat([v, v[:, :, -3:]], 2), "pe": None} if single else {}
         )
 
-    attention_override.warn_once.cache_clear()
     case, lengths = CASES["flux"], []
 
     def counting(kernel, q, k, v, *args, **kwargs):

@@ -195,7 +195,6 @@ VIDEO = {
 def test_attention_over_a_videos_frames_is_nobodys_to_thin(small, caplog):
     """Stable Video Diffusion's blocks attend to the picture, then, place by place, to its frames."""
     import comfy.model_base
-    from graft_nodes.patches.token_downsampling import attention_override
 
     class Video(comfy.model_base.SVD_img2vid):
         def __init__(self, config, *arguments, device=None):
@@ -206,7 +205,6 @@ def test_attention_over_a_videos_frames_is_nobodys_to_thin(small, caplog):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(comfy.model_base, "BaseModel", Video)
         patcher = small.build_unet()
-    attention_override.warn_once.cache_clear()
     patched, seen = watched(todo(patcher))
     frames, generator = 6, torch.Generator().manual_seed(1)
     x, concat, y = (torch.randn(frames, *shape, generator=generator) for shape in ((4, 8, 8), (4, 8, 8), (768,)))
