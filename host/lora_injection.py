@@ -44,6 +44,8 @@ def inject_stacks(patcher: Any, stacks: Sequence[Stack]) -> Any:
     if plan.scheduled_weights(every_stack):
         clone.remove_wrappers_with_key(extension.WrappersMP.APPLY_MODEL, KEY)
         clone.add_wrapper_with_key(extension.WrappersMP.APPLY_MODEL, KEY, _follow_schedules)
+        clone.remove_callbacks_with_key(events.ON_PREPARE_STATE, KEY)
+        clone.add_callback_with_key(events.ON_PREPARE_STATE, KEY, _on_prepare_state)
     return clone
 
 
@@ -222,9 +224,17 @@ def _version(patcher: Any) -> ledger.Version:
 
 def _follow_schedules(executor: Any, x: torch.Tensor, t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """Wraps one model call: sets scheduled strengths to their values at this noise level."""
-    model = executor.class_obj
-    ledger.tick(model, sampled_share(model.model_sampling, float(t.flatten()[0])))
+    _set_strengths(executor.class_obj, t)
     return executor(x, t, *args, **kwargs)
+
+
+def _on_prepare_state(patcher: Any, timestep: torch.Tensor, *_: Any) -> None:
+    """Before each step of sampling: a guider's second model (DualModelGuider) has the wrappers of the first alone."""
+    _set_strengths(patcher.model, timestep)
+
+
+def _set_strengths(model: Any, sigma: torch.Tensor) -> None:
+    ledger.tick(model, sampled_share(model.model_sampling, float(sigma.flatten()[0])))
 
 
 def sampled_share(sampling: Any, sigma: float) -> float:

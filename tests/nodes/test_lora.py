@@ -830,6 +830,65 @@ def test_a_row_with_a_schedule(host, small):
     before.check(model.model)
 
 
+def test_a_schedule_on_the_model_that_a_guider_has_for_the_negative(host, small):
+    """ComfyUI's DualModelGuider calls its second model with the options, and so the wrappers, of the first."""
+    import comfy.sampler_helpers
+    import comfy.samplers
+    from graft_nodes.patches.lora_files.stack_rows import StackRow
+
+    first, second = small.unet(channels=32, mult=(1,), depth=(1,)), small.unet(channels=32, mult=(1,), depth=(1,))
+    save_file(small.lora(second, 1), os.path.join(host.models, "loras", "negative.safetensors"))
+    scheduled, whole = (
+        host.call(
+            "LoRAStackPatch",
+            model=second,
+            lora_stack=[StackRow("negative.safetensors", 1.0, 1.0, schedule=schedule)],
+            mode="bypass",
+        )[0]
+        for schedule in ("0.5-1", "")
+    )
+    seen = []
+
+    class TwoModels(comfy.samplers.CFGGuider):
+        def outer_sample(self, noise, *args, **kwargs):
+            conds = {"negative": [dict(entry) for entry in self.conds["negative"]]}
+            self.other, conds, _ = comfy.sampler_helpers.prepare_sampling(
+                scheduled, noise.shape, conds, scheduled.model_options
+            )
+            scheduled.pre_run()
+            self.negative = comfy.samplers.process_conds(self.other, noise, conds, scheduled.load_device)["negative"]
+            try:
+                return super().outer_sample(noise, *args, **kwargs)
+            finally:
+                scheduled.cleanup()
+
+        def predict_noise(self, x, timestep, model_options=None, seed=None):
+            positive = self.conds["positive"]
+            (cond,) = comfy.samplers.calc_cond_batch(self.inner_model, [positive], x, timestep, model_options)
+            (uncond,) = comfy.samplers.calc_cond_batch(self.other, [self.negative], x, timestep, model_options)
+            seen.append((x.clone(), timestep.clone(), uncond.clone()))
+            return uncond + 3 * (cond - uncond)
+
+    context, noise = torch.linspace(-1, 1, 120).view(1, 5, 24), torch.linspace(-1, 1, 256).view(1, 4, 8, 8)
+    guider = TwoModels(first)
+    guider.set_conds([[context, {}]], [[context, {}]])
+    guider.set_cfg(3.0)
+    sampling = second.get_model_object("model_sampling")
+    sigmas = comfy.samplers.calculate_sigmas(sampling, "normal", 6)
+    share, halves = host.module("host.lora_injection").sampled_share, set()
+    with torch.inference_mode():
+        guider.sample(noise, torch.zeros_like(noise), comfy.samplers.sampler_object("euler"), sigmas, seed=0)
+        for x, sigma, uncond in seen:
+            is_on = share(sampling, float(sigma)) >= 0.5
+            halves.add(is_on)
+            reference = whole if is_on else second
+            small.load(reference)
+            options = {**sampling_options(reference), "sigmas": sigma}
+            wanted = reference.model.apply_model(x, sigma, c_crossattn=context, transformer_options=options)
+            torch.testing.assert_close(uncond, wanted, rtol=0, atol=1e-4)
+    assert halves == {False, True}
+
+
 @pytest.mark.parametrize("percent", [0.25, 0.5, 0.75])
 def test_a_schedule_begins_at_the_level_where_the_hosts_own_begin(host, small, percent):
     sampling, share = small.unet().get_model_object("model_sampling"), host.module("host.lora_injection").sampled_share
