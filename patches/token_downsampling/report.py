@@ -49,8 +49,8 @@ def report_data(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence
     - `own`: self-attention blocks that a factor downsamples; `patched` and `skipped`: those and others, at the factor
       given.
     - `latent`: [height, width] of the latent, null without one.
-    - `saving`: fraction of the self-attention's products saved in a step that is downsampled, 0 to 1. It is 0 if no step
-      is, and null without a latent.
+    - `saving`: fraction of the self-attention's products saved in a step that is downsampled, 0 to 1. It is 0 if no
+      step is, and null without a latent.
     - `sampling_share`: the fraction of sampling that is downsampled, 0 to 1. `training_share`: that of training, null
       if it depends on the length of the run.
     - `method`, `phase`, `start_percent`, `end_percent`, `disable_after`: as given.
