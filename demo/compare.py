@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
+from ..storage.pictures import open_picture
 from . import rule
 
 CAPTION = "a zorp middle"
@@ -35,7 +36,7 @@ def count_right(pictures: list[Path], caption: str) -> int:
     """How many of the pictures show what the caption says."""
     total = 0
     for path in pictures:
-        pixels = np.asarray(Image.open(path).convert("RGB"))
+        pixels = np.asarray(open_picture(path).convert("RGB"))
         total += rule.satisfies(pixels, caption)
     return total
 
@@ -48,7 +49,7 @@ def sheet(rows: list[tuple[str, list[Path]]]) -> Image.Image:
     for (heading, pictures), height in zip(rows, heights, strict=True):
         pen.text((8, top + 6), heading, fill="black", font_size=15)
         for index, path in enumerate(pictures):
-            small = Image.open(path).convert("RGB").resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+            small = open_picture(path).convert("RGB").resize((SIDE, SIDE), Image.Resampling.LANCZOS)
             page.paste(small, (index % COLUMNS * SIDE, top + HEAD + index // COLUMNS * SIDE))
         top += height
     return page

@@ -32,6 +32,7 @@ SEED = ("INT", {"default": 0, "min": 0, "max": 0xFFFFFFFFFFFFFFFF, "control_afte
 STEPS = ("INT", {"default": 20, "min": 1, "max": 10000})
 CFG = ("FLOAT", {"default": 8.0, "min": 0.0, "max": 100.0, "step": 0.1, "round": 0.01})
 STRENGTH = ("FLOAT", {"default": 1.0, "min": -100.0, "max": 100.0, "step": 0.01})
+_PICTURE_FORMATS = ("PNG", "JPEG", "WEBP", "AVIF", "GIF", "BMP", "TIFF")  # all others are refused: EPS starts a program
 
 
 def before_node_execution() -> None:
@@ -554,7 +555,10 @@ class LoadImage:
     def load_image(self, image: str) -> tuple:
         from PIL import Image, ImageSequence
 
-        picture = node_helpers.pillow(Image.open, folder_paths.get_annotated_filepath(image))
+        path = folder_paths.get_annotated_filepath(image)
+        Image.init()
+        formats = [name for name in _PICTURE_FORMATS if name in Image.OPEN]
+        picture = node_helpers.pillow(lambda file: Image.open(file, formats=formats), path)
         loaded = [_frame(frame) for frame in ImageSequence.Iterator(picture)]
         same = [frame for frame in loaded if frame[0].shape == loaded[0][0].shape]
         if picture.format == "MPO":

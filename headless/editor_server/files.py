@@ -6,9 +6,7 @@ import asyncio
 import io
 import mimetypes
 import os
-import struct
 import tempfile
-import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -17,6 +15,7 @@ from aiohttp.http_exceptions import BadHttpMessage
 
 from ...storage.atomic import write_whole
 from ...storage.digest import sha256_of_file, sha256_of_open_file
+from ...storage.pictures import open_picture, picture_errors
 from ..hosts import Host
 from .answers import answer, parsed, problem
 from .paths import PathRefused, inside, single
@@ -153,23 +152,6 @@ class Files:
         return answer({"name": stored_name, "subfolder": subfolder, "type": kind})
 
 
-def picture_errors() -> tuple[type[Exception], ...]:
-    """The errors that Pillow and its plugins raise for a broken or too large picture."""
-    from PIL import Image
-
-    other_errors = (
-        RuntimeError,
-        TypeError,
-        KeyError,
-        IndexError,
-        AttributeError,
-        OverflowError,
-        EOFError,
-        ZeroDivisionError,
-    )
-    return (OSError, ValueError, SyntaxError, struct.error, zlib.error, Image.DecompressionBombError, *other_errors)
-
-
 async def _copy_part(part: BodyPartReader, target: BinaryIO, taken: int, largest: int) -> int:
     """Copy a part of a form into a file; returns `taken` plus its bytes. 413 if that is more than `largest`."""
     while chunk := await part.read_chunk(PART):
@@ -242,15 +224,13 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
 
 def preview(path: str, asked: str, channel: str) -> tuple[str, bytes]:
     """Encode a picture as WebP or JPEG; `asked` is the query's `preview`, such as "webp;90"."""
-    from PIL import Image
-
     kind, _, quality = asked.partition(";")
     if kind == "jpeg" and "a" not in channel:
         kind = "jpeg"
     else:
         kind = "webp"
     buffer = io.BytesIO()
-    with Image.open(path) as picture:
+    with open_picture(path) as picture:
         converted = picture.convert(
             "RGB" if kind == "jpeg" or channel == "rgb" else "RGBA" if _transparent(picture) else "RGB"
         )
@@ -267,7 +247,7 @@ def _channel(path: str, channel: str) -> bytes:
     from PIL import Image
 
     buffer = io.BytesIO()
-    with Image.open(path) as picture:
+    with open_picture(path) as picture:
         if channel == "rgb":
             picture.convert("RGB").save(buffer, format="PNG")
         else:
@@ -279,11 +259,10 @@ def _channel(path: str, channel: str) -> bytes:
 
 def _masked(original: str, mask: BinaryIO) -> BinaryIO:
     """A PNG of the original picture with the mask's transparency; keeps the picture's text metadata."""
-    from PIL import Image
     from PIL.PngImagePlugin import PngInfo
 
     buffer, texts = io.BytesIO(), PngInfo()
-    with Image.open(original) as picture, Image.open(mask) as mask_picture:
+    with open_picture(original) as picture, open_picture(mask) as mask_picture:
         for key, text in getattr(picture, "text", {}).items():
             texts.add_text(key, text)
         masked = picture.convert("RGBA")

@@ -7,6 +7,7 @@ import os
 
 import pytest
 import torch
+from graft_nodes.tests.storage import starting
 
 REAL = "GRAFT_TEST_COMFYUI" in os.environ
 
@@ -199,3 +200,13 @@ def test_a_text_encoder_that_is_none_is_named(host):
 def test_missing_files_are_named(host, node_id, inputs, named):
     with pytest.raises(FileNotFoundError, match=named):
         host.call(node_id, **inputs)
+
+
+@pytest.mark.skipif(REAL or os.name == "nt", reason="ComfyUI opens every format; the Ghostscript is a shell script")
+def test_load_image_starts_no_program_for_an_eps(host, tmp_path, monkeypatch):
+    started = starting.watch_ghostscript(tmp_path, monkeypatch)
+    with open(os.path.join(host.input, "drawing.png"), "wb") as file:
+        file.write(starting.EPS)
+    with pytest.raises(OSError, match="cannot identify image file"):
+        host.call("LoadImage", image="drawing.png")
+    assert not started.exists()

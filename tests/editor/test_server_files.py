@@ -4,6 +4,7 @@ import io
 import json
 
 import pytest
+from graft_nodes.tests.storage.starting import EPS
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from serving import picture, shows
@@ -51,6 +52,16 @@ def test_previews(server, half, asked, kind):
 def test_what_is_no_picture_is_said(server, how):
     (server.place / "input" / "no_picture.png").write_bytes(b"not a picture")
     assert server.ask(f"/view?filename=no_picture.png&type=input&{how}").status == 400
+
+
+@pytest.mark.parametrize("how", ["preview=webp", "channel=rgb", "channel=a"])
+def test_an_eps_with_a_pictures_name_is_no_picture(server, how):
+    (server.place / "input" / "drawing.png").write_bytes(EPS)
+    reply = server.ask(f"/view?filename=drawing.png&type=input&{how}")
+    assert reply.status == 400 and "cannot identify image file" in reply.json["error"]
+    reference = json.dumps({"filename": "drawing.png", "type": "input"})
+    reply = server.upload("m.png", picture(), "/upload/mask", original_ref=reference)
+    assert reply.status == 400 and "cannot identify image file" in reply.json["error"]
 
 
 @pytest.mark.parametrize(

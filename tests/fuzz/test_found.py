@@ -388,7 +388,8 @@ def test_a_body_that_no_reader_takes_is_refused(body, charset):
 
 def test_pictures_that_are_too_large_or_damaged_are_refused_by_view_and_upload(tmp_path):
     pytest.importorskip("aiohttp")
-    from graft_nodes.headless.editor_server.files import picture_errors, preview
+    from graft_nodes.headless.editor_server.files import preview
+    from graft_nodes.storage.pictures import picture_errors
     from PIL import Image
 
     path = tmp_path / "a.png"

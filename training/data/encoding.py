@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -97,9 +99,10 @@ class ImageEncoder:
         """(image, alpha) of an entry; raises ValueError when the file is not the one that was listed."""
         if self._opened is None or self._opened_name != entry.name:
             path = self.listing.folder / entry.name
-            if content_hash(path) != entry.sha256:
+            if not _is_unchanged(path, entry.sha256):
                 raise ValueError(f"GraftDataset: {entry.name} changed while the folder was read; run again.")
-            self._opened_name, self._opened = entry.name, images.open_image(path)
+            with _named(entry.name):
+                self._opened_name, self._opened = entry.name, images.open_image(path)
         return self._opened
 
     def _image(self, entry: ImageEntry) -> DatasetImage:
@@ -158,8 +161,26 @@ class ImageEncoder:
     def _mask(self, entry: ImageEntry, framing: Framing, latent: Tensor) -> Tensor:
         image, mask = self._open(entry)
         if entry.mask != "alpha":
-            mask = images.open_mask(self.listing.folder / entry.mask)
+            with _named(entry.mask):
+                mask = images.open_mask(self.listing.folder / entry.mask)
         assert mask is not None
         if mask.size != image.size:
             mask = mask.resize(image.size)
         return images.latent_mask(mask, framing, (latent.shape[-2], latent.shape[-1]))
+
+
+def _is_unchanged(path: Path, sha256: str) -> bool:
+    """Whether a file is still there with these contents."""
+    try:
+        return content_hash(path) == sha256
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Errors about a picture inside the block name its file."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"GraftDataset: {name}: {error}.") from error

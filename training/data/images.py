@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import struct
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ...storage.pictures import FORMATS, open_picture, picture_errors
 from .buckets import Framing
 from .captions import first_file
 
@@ -47,24 +46,6 @@ def mask_file(image: Path, folder: Path) -> Path | None:
     return first_file([path.with_name(path.name + suffix) for path in places for suffix in SUFFIXES])
 
 
-# What Pillow and its plugins raise on damaged files, AVIF's a RuntimeError.
-_DAMAGED = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    RuntimeError,
-    TypeError,
-    KeyError,
-    IndexError,
-    AttributeError,
-    OverflowError,
-    struct.error,
-    zlib.error,
-    ZeroDivisionError,
-)
-
-
 @contextlib.contextmanager
 def pillow_errors(path: Path) -> Iterator[None]:
     """Turns Pillow's errors inside the block into ValueError that says what is wrong."""
@@ -73,11 +54,11 @@ def pillow_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except UnidentifiedImageError as error:
-        message = "not a picture that can be read"
+        message = f"not a picture that can be read; expected {', '.join(FORMATS)}"
         if path.suffix.lower() == ".avif" and ".avif" not in Image.registered_extensions():
             message = "this Pillow cannot read AVIF; install a newer one"
         raise ValueError(message) from error
-    except (*_DAMAGED, Image.DecompressionBombError) as error:
+    except picture_errors() as error:
         raise ValueError(str(error) or type(error).__name__) from error
 
 
@@ -89,7 +70,7 @@ def open_image(path: Path) -> tuple[Image.Image, Image.Image | None]:
     from PIL import Image, ImageOps
 
     with pillow_errors(path):
-        with Image.open(path) as file:
+        with open_picture(path) as file:
             file.load()
             image = ImageOps.exif_transpose(file)
         if image.mode.startswith("I"):
@@ -110,10 +91,10 @@ def _has_transparency(image: Image.Image) -> bool:
 
 def open_mask(path: Path) -> Image.Image:
     """A mask file as L, turned as its EXIF says; white is what counts. Raises ValueError when it cannot be read."""
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
 
     with pillow_errors(path):
-        with Image.open(path) as file:
+        with open_picture(path) as file:
             file.load()
             mask = ImageOps.exif_transpose(file)
         if mask.mode.startswith("I"):

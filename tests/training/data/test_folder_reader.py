@@ -4,11 +4,14 @@ the digest.
 
 import dataclasses
 import json
+import os
 import shutil
 
 import numpy as np
 import pytest
 import torch
+from graft_nodes.storage.digest import sha256_of_file
+from graft_nodes.tests.storage import starting
 from graft_nodes.training.data import buckets, encoding
 from graft_nodes.training.data.cache import Cache
 from graft_nodes.training.data.dataset import Conditioning
@@ -537,3 +540,35 @@ def test_resolutions_that_cannot_be(tmp_path):
         FolderSettings(resolution=64, buckets=False, filters=Filters(resolutions=(70,)))
     with pytest.raises(ValueError, match=r"resolutions is \[1\], expected a list of whole numbers from 64"):
         Filters.parse("resolutions: [1]")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Ghostscript is stood in for by a shell script")
+def test_an_eps_named_png_starts_no_program_and_is_one_problem_of_the_folder(tmp_path, monkeypatch):
+    started = starting.watch_ghostscript(tmp_path, monkeypatch)
+    root = _pictures(tmp_path / "set", 3)
+    (root / "drawing.png").write_bytes(starting.EPS)
+    _picture(root / "masked.png", seed=7)
+    (root / "masked.mask.png").write_bytes(starting.EPS)
+    listing = read_folder(
+        root, FolderSettings(**SMALL, validation=0.0, filters=Filters.parse("masks: files")), Cache(tmp_path / "cache")
+    )
+    assert [entry.name for entry in listing.entries] == ["0.png", "1.png", "2.png"]
+    assert [problem.partition(":")[0] for problem in listing.problems] == ["drawing.png", "masked.png"]
+    assert all("not a picture that can be read" in problem for problem in listing.problems)
+    assert not started.exists()
+
+
+def test_a_picture_that_was_whole_for_an_older_version_is_named_when_it_cannot_be_opened(tmp_path):
+    root, cache = _pictures(tmp_path / "set", 2), Cache(tmp_path / "cache")
+    (root / "1.png").write_bytes(starting.EPS)
+    cache.write("pictures", sha256_of_file(root / "1.png"), {}, [[64, 64], False])
+    listing = read_folder(root, FolderSettings(validation=0.0, **SMALL), cache)
+    with pytest.raises(ValueError, match=r"1\.png: not a picture that can be read"):
+        encoding.encode(listing, _encoder(), _texts, ("vae", "clip"))
+
+
+def test_a_picture_that_is_removed_after_it_was_listed_is_named(tmp_path):
+    listing = read_folder(_pictures(tmp_path, 2), FolderSettings(validation=0.0, **SMALL))
+    (tmp_path / "1.png").unlink()
+    with pytest.raises(ValueError, match=r"1\.png changed while the folder was read"):
+        encoding.encode(listing, _encoder(), _texts, ("vae", "clip"))
