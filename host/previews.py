@@ -16,6 +16,7 @@ import torch
 
 from ..patches.token_downsampling.unet import EVALUATING
 from ..storage.atomic import make_folders, write_whole
+from ..storage.file_list import names_in
 from . import folders
 from .latents import sampled
 from .model_sampling import prediction_type
@@ -155,11 +156,8 @@ def name_of(start: str, step: int, label: str) -> str:
 
 def kept(run: str, start: str, until: int) -> list[dict[str, Any]]:
     """The newest previews of a run up to a step, oldest first: their /view addresses, steps and labels."""
-    if os.path.isdir(_folder(run)):
-        files = os.listdir(_folder(run))
-    else:
-        files = []
-    matches_of_names = [re.fullmatch(r"([0-9a-f]{12})-(\d{8})-(weights|average)-(\d+)\.jpg", file) for file in files]
+    names = names_in(_folder(run))
+    matches_of_names = [re.fullmatch(r"([0-9a-f]{12})-(\d{8})-(weights|average)-(\d+)\.jpg", name) for name in names]
     matches = [one for one in matches_of_names if one and one[1] == start[:12] and int(one[2]) <= until]
     matches.sort(key=lambda one: (int(one[2]), one[3] == "average", int(one[4])))
     return [{**_viewed(run, one[0]), "step": int(one[2]), "label": one[3]} for one in matches[-MOST:]]

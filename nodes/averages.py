@@ -15,6 +15,7 @@ from ..patches.lora_files import open_file
 from ..patches.lora_files.entry import LoraEntry
 from ..patches.lora_files.stack_rows import rows_of
 from ..storage.digest import sha256
+from ..storage.file_list import files_below
 from .aliases import aliases
 from .sockets import LoraModel, LoraStack, Snapshots, TrainState
 from .training import opened
@@ -82,19 +83,15 @@ class GraftSnapshots(io.ComfyNode):
     def fingerprint_inputs(cls, source="run") -> str:
         """Changes when a listed file changes, or the run's snapshots change."""
         lines, digest = _lines(source), sha256(source.encode())
+        run = None
         if len(lines) == 1:
             run = _run_folder(lines[0])
-        else:
-            run = None
-        if run is None:
-            files = _paths(lines, host.folders.weights_path)
-        else:
-            files = []
-        if run is None:
-            paths = [path for _, path in files]
-        else:
-            paths = sorted(map(str, (run[0] / "averages").glob("*.safetensors")))
-        for path in paths:
+        if run is not None:
+            for path, status in files_below(run[0] / "averages"):
+                if path.suffix == ".safetensors":
+                    digest.update(repr((str(path), status.st_size, status.st_mtime_ns)).encode())
+            return digest.hexdigest()
+        for _, path in _paths(lines, host.folders.weights_path):
             digest.update(repr((path, open_file.version(path))).encode())
         return digest.hexdigest()
 

@@ -9,6 +9,7 @@ from comfy_api.latest import io
 
 from .. import host
 from ..storage.digest import sha256
+from ..storage.file_list import files_below
 from .aliases import aliases
 from .sockets import Dataset
 
@@ -218,8 +219,7 @@ class GraftDataset(io.ComfyNode):
             root = host.folders.input_folder(folder or "")
         except (ValueError, OSError):
             return digest.hexdigest()
-        for path in sorted(p for p in Path(root).rglob("*") if p.is_file()):
-            stat = path.stat()
+        for path, stat in files_below(root):
             digest.update(repr((path.relative_to(root).as_posix(), stat.st_size, stat.st_mtime_ns)).encode())
         return digest.hexdigest()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from comfy_api.latest import io
 
 from .. import host
+from ..storage.file_list import files_below
 from .aliases import aliases
 from .sockets import Dataset, TrainState
 from .training import Subject
@@ -62,8 +63,8 @@ class GraftSaveState(io.ComfyNode):
 
         versions = host.fingerprint.versions(state.subject.model)
         folder = saved_states.save(state, _root(), name, int(max_shard_gb * 1e9), versions)
-        files = [path for path in folder.iterdir() if path.is_file()]
-        size = sum(path.stat().st_size for path in files)
+        files = files_below(folder)
+        size = sum(status.st_size for _, status in files)
         message = (
             f"step {state.step} of run {state.run!r} saved as {name!r}: {len(files)} files, {size / 1e6:.1f} MB in"
             f" {folder}"

@@ -5,13 +5,18 @@ drive may know none.
 import errno
 import os
 import signal
+import sys
 import time
+import traceback
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
+import torch
 from graft_nodes.storage import lock
 from graft_nodes.storage.lock import FolderInUse, folder_lock
 from graft_nodes.tests.faults import tried
+from graft_nodes.training.data.cache import Cache, key_of
 from graft_nodes.training.run import call
 from graft_nodes.training.run.loop import Callbacks
 from graft_nodes.training.store import saved_states
@@ -116,3 +121,50 @@ def test_an_error_inside_lets_go(tmp_path):
         with pytest.raises(KeyboardInterrupt), folder_lock(tmp_path / "run"):
             raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
+
+
+def repeat_in_two_processes(work, times):
+    """Calls `work(process, time)` so often in each of two processes at once; returns what they raised."""
+    children, reader, writer = [], *os.pipe()
+    for process in range(2):
+        child = os.fork()
+        if child == 0:
+            try:
+                for number in range(times):
+                    work(process, number)
+            finally:
+                if sys.exc_info()[0] is not None:
+                    os.write(writer, traceback.format_exc().encode()[-8000:])
+                os._exit(0)
+        children.append(child)
+    os.close(writer)
+    with open(reader, encoding="utf-8") as errors:
+        raised = errors.read()
+    for child in children:
+        os.waitpid(child, 0)
+    return raised
+
+
+def test_two_processes_make_room_in_one_folder_at_once(run):
+    """Each run is too large for the limit, so that each removes what the other has just stored."""
+
+    def work(process, number):
+        store = Store(run.folder, f"run {process} {number % 3}", {}, 10)
+        start = replace(run.start, start=replace(run.start.start, seed=number))
+        call.run(start, 1, lambda: nullcontext(run.denoiser), run.dataset, store, Callbacks())
+
+    assert repeat_in_two_processes(work, 60) == ""
+
+
+def test_two_processes_trim_one_cache_at_once(tmp_path):
+    tensors = {"latent": torch.arange(12.0)}
+
+    def work(process, number):
+        cache = Cache(tmp_path, 0.0)
+        for key in (key_of(process, number), key_of(number)):
+            found = cache.read("latents", key)
+            assert found is None or torch.equal(found[0]["latent"], tensors["latent"])
+            assert cache.write("latents", key, tensors) and not cache.notes
+        Cache(tmp_path, 0.0).trim()
+
+    assert repeat_in_two_processes(work, 150) == ""

@@ -5,6 +5,7 @@ They are power-function averages (Karras 2024, 2312.02696).
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from torch import Tensor
 from ...ema.post_hoc import Profile
 from ...storage.atomic import make_folders, sync_folder
 from ...storage.digest import sha256_of_tensors
+from ...storage.file_list import names_in
 from ...storage.float16 import from_float16, to_float16
 from ...storage.safetensors import load_safetensors, read_header, write_safetensors
 from ..lora_metadata import lora_metadata
@@ -108,10 +110,14 @@ def recorded(path: Path, metadata: Mapping[str, str]) -> Snapshot | None:
 def found(folder: Path) -> list[Snapshot]:
     """Every snapshot in a run's folder, with any start and settings, by step and width. Only headers are read."""
     kept = []
-    for path in sorted((folder / FOLDER).glob("*.safetensors")):
-        snapshot = recorded(path, read_header(str(path))[1])
-        if snapshot is not None:
-            kept.append(snapshot)
+    for name in names_in(folder / FOLDER):
+        path = folder / FOLDER / name
+        if path.suffix != ".safetensors":
+            continue
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it since
+            snapshot = recorded(path, read_header(str(path))[1])
+            if snapshot is not None:
+                kept.append(snapshot)
     return sorted(kept, key=lambda kept: (kept.start, kept.profile.step, kept.width, kept.path.name))
 
 

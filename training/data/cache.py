@@ -17,9 +17,11 @@ from torch import Tensor
 
 from ...storage.digest import sha256, sha256_of_spaced_json, sha256_of_tensors
 from ...storage.disk_errors import disk_errors_at
+from ...storage.file_list import files_below
 from ...storage.safetensors import load_safetensors, write_safetensors
 
 FORMAT = 1
+_SUFFIX = ".safetensors"
 _ABANDONED = 3600.0  # seconds
 
 
@@ -43,7 +45,7 @@ class Cache:
         self._full = False
 
     def _path(self, kind: str, key: str) -> Path:
-        return self.folder / kind / key[:2] / f"{key}.safetensors"
+        return self.folder / kind / key[:2] / f"{key}{_SUFFIX}"
 
     def holds(self, kind: str, key: str) -> bool:
         """Whether the file exists; `read` checks whether it is complete."""
@@ -62,6 +64,8 @@ class Cache:
             values = json.loads(metadata["values"])
             with contextlib.suppress(OSError):  # a read-only cache
                 os.utime(path)  # the least recently used goes first
+        except FileNotFoundError:  # another process has removed it since
+            return None
         except (ValueError, OSError) as error:
             self.notes.append(f"cache: {error}; made again")
             return None
@@ -91,20 +95,17 @@ class Cache:
     def files(self) -> list[tuple[float, int, Path]]:
         """(time of last use, bytes, path) of every file, the longest unused first."""
         files = []
-        for path in self.folder.rglob("*.safetensors"):
-            try:
-                stat = path.stat()
-            except FileNotFoundError:  # another process is trimming too
-                continue
-            files.append((stat.st_mtime, stat.st_size, path))
+        for path, status in files_below(self.folder):
+            if path.suffix == _SUFFIX:
+                files.append((status.st_mtime, status.st_size, path))
         return sorted(files)
 
     def trim(self) -> int:
         """Remove the least recently used files until the folder is within its limit, never those that this object has
         used. Returns the bytes that are left.
         """
-        for path in self.folder.rglob("*"):  # left by a crash; a recent one may belong to another process
-            if path.suffix != ".safetensors" and path.is_file() and time.time() - path.stat().st_mtime > _ABANDONED:
+        for path, status in files_below(self.folder):  # left by a crash; a recent one may belong to another process
+            if path.suffix != _SUFFIX and time.time() - status.st_mtime > _ABANDONED:
                 path.unlink(missing_ok=True)
         files = self.files()
         total = sum(size for _, size, _ in files)

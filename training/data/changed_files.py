@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from ...storage.digest import sha256_of_file
+from ...storage.file_list import files_below
 from . import images, wildcards
 from .layouts import registry
 
@@ -41,12 +43,16 @@ class WatchedFiles:
 
 def stamp_files(folder: Path) -> dict[str, FileStamp]:
     """Size, time and hash of every file below a folder that a dataset is made from."""
-    return {path.relative_to(folder).as_posix(): _stamp(path) for path in _dataset_files(folder)}
+    stamps: dict[str, FileStamp] = {}
+    for path in _dataset_files(folder):
+        with contextlib.suppress(FileNotFoundError):  # it was removed since it was listed
+            stamps[path.relative_to(folder).as_posix()] = _stamp(path)
+    return stamps
 
 
 def _dataset_files(folder: Path) -> list[Path]:
     suffixes = (*images.SUFFIXES, *registry.suffixes(), wildcards.SUFFIX)
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
+    return [path for path, _ in files_below(folder) if path.suffix.lower() in suffixes]
 
 
 @lru_cache(maxsize=1 << 17)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ...storage.file_list import files_below
 from ...storage.pictures import FORMATS, open_picture, picture_errors
 from .buckets import Framing
 from .captions import first_file
@@ -25,12 +26,12 @@ SHEET_IMAGES = 36  # on a contact sheet
 def find_images(folder: Path) -> list[Path]:
     """Every image file below the folder, in the order of its relative path; without hidden folders and masks."""
     by_name: dict[str, Path] = {}
-    for path in folder.rglob("*"):
+    for path, _ in files_below(folder):
         if path.suffix.lower() not in SUFFIXES or path.stem.endswith(MASK_ENDING):
             continue
         relative = path.relative_to(folder)
         hidden = any(part.startswith(".") for part in relative.parts)
-        if not hidden and MASK_FOLDER not in relative.parts[:-1] and path.is_file():
+        if not hidden and MASK_FOLDER not in relative.parts[:-1]:
             by_name[relative.as_posix()] = path
     return [path for _, path in sorted(by_name.items())]
 

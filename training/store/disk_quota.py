@@ -7,11 +7,15 @@ import os
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from ...storage.atomic import sync_folder
 from ...storage.disk_errors import disk_errors_at
+from ...storage.file_list import files_below, names_in
+from ...storage.lock import FolderInUse, folder_lock
 
+Listed = tuple[Path, os.stat_result]  # a file and its size and times
 CACHE = "cache"  # what GraftDataset has encoded lies beside the runs and has a limit of its own
 _REST = ("averages", "history", "previews")  # folders of a run beside its states
 _UNFINISHED = 24 * 3600.0  # seconds: a younger snapshot on the way to a result may be another process's
@@ -38,62 +42,58 @@ def stored_files(root: Path) -> tuple[list[StoredFiles], int]:
     """(what could be removed of every run below `root`, bytes of all their files)."""
     removable: list[StoredFiles] = []
     total = 0
-    for run in sorted(root.glob("*")):
-        if not run.is_dir() or run.name == CACHE:
+    for name in names_in(root):
+        if name == CACHE:
             continue
-        files = [path for path in run.rglob("*") if path.is_file()]
-        total += sum(map(_size, files))
-        removable += _of_run(run, files)
+        files = files_below(root / name)
+        total += sum(status.st_size for _, status in files)
+        removable += _of_run(root / name, files)
     return removable, total
 
 
-def _of_run(run: Path, files: Sequence[Path]) -> list[StoredFiles]:
+def _of_run(run: Path, files: Sequence[Listed]) -> list[StoredFiles]:
     """The states of a run; what else it has left when it has none."""
-    folders: dict[Path, list[Path]] = {}
-    other_paths = []
-    for path in files:
+    folders: dict[Path, list[Listed]] = {}
+    others: list[Listed] = []
+    for path, status in files:
         if path.name.startswith("state"):
-            folders.setdefault(path.parent, []).append(path)
+            folders.setdefault(path.parent, []).append((path, status))
         elif path.parent.parent == run and path.parent.name in _REST:
-            other_paths.append(path)
+            others.append((path, status))
     if folders:
-        return [_together(folder, _kind(folder, paths), paths) for folder, paths in folders.items()]
-    if other_paths:
-        return [_together(run, "rest", other_paths)]
+        return [_together(folder, _kind(folder, listed), listed) for folder, listed in folders.items()]
+    if others:
+        return [_together(run, "rest", others)]
     return []
 
 
-def _together(folder: Path, kind: str, files: Sequence[Path]) -> StoredFiles:
-    return StoredFiles(folder, kind, tuple(files), sum(map(_size, files)), max(map(_time, files)))
+def _together(folder: Path, kind: str, files: Sequence[Listed]) -> StoredFiles:
+    size = sum(status.st_size for _, status in files)
+    used = max(status.st_mtime for _, status in files)
+    return StoredFiles(folder, kind, tuple(path for path, _ in files), size, used)
 
 
-def _kind(folder: Path, files: Iterable[Path]) -> str:
-    if not any(path.name == "state.json" for path in files):
+def _kind(folder: Path, files: Iterable[Listed]) -> str:
+    if not any(path.name == "state.json" for path, _ in files):
         return "orphan"
     if folder.name == "partial":
         return "partial"
     return "state"
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:  # another process is freeing space too
-        return 0
-
-
 def _time(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except FileNotFoundError:
+    except FileNotFoundError:  # another process has removed it
         return 0.0
 
 
 def touch(folder: Path) -> None:
     """Records that the state in a folder was used now."""
-    for path in folder.glob("state*.safetensors"):
-        with contextlib.suppress(OSError):  # the folder may be read-only
-            os.utime(path)
+    for name in names_in(folder):
+        if fnmatch(name, "state*.safetensors"):
+            with contextlib.suppress(OSError):  # the folder may be read-only
+                os.utime(folder / name)
 
 
 _ORDER = {"orphan": 0, "state": 1, "rest": 1, "partial": 2}  # which kind is removed first
@@ -130,14 +130,15 @@ def make_space(root: Path, limit: int, coming: int, needed: Collection[Path]) ->
     free = [entry for entry in stored if not _in_use(root, _run_name(root, entry), needed, now)]
     removed = []
     for entry in choose_removals(free, total + coming - limit, needed, now):
+        run = root / _run_name(root, entry)
         try:
-            remove(entry.files)
+            if run in needed:  # this process has its lock
+                _remove_stored(root, entry)
+            elif not _remove_unused(root, run, entry):
+                continue
         except OSError:  # another process has it open: it stays, and counts in the report's total
             continue
         removed.append(entry)
-        for folder in (entry.folder, entry.folder.parent):
-            if folder != root:
-                _remove_empty(folder)
     return removed
 
 
@@ -148,6 +149,27 @@ def _run_name(root: Path, entry: StoredFiles) -> str:
 def _in_use(root: Path, run: str, needed: Collection[Path], now: float) -> bool:
     """Whether another process works in a run's folder: there is a recent lock beside it that is not ours."""
     return root / run not in needed and now - _time(root / f".{run}.lock") < _AT_WORK
+
+
+def _remove_unused(root: Path, run: Path, entry: StoredFiles) -> bool:
+    """Remove an entry of another run, unless a process works in that run or has used the entry since it was listed.
+    Returns whether it was removed.
+    """
+    try:
+        with folder_lock(run):
+            if max(map(_time, entry.files)) > entry.used:
+                return False
+            _remove_stored(root, entry)
+    except FolderInUse:
+        return False
+    return True
+
+
+def _remove_stored(root: Path, entry: StoredFiles) -> None:
+    remove(entry.files)
+    for folder in (entry.folder, entry.folder.parent):
+        if folder != root:
+            _remove_empty(folder)
 
 
 def remove(files: Collection[Path]) -> None:

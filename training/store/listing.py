@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ...storage.file_list import names_in
 from .disk_quota import CACHE
 from .store import HISTORY, Damaged, Store, history_of, read_record
 
@@ -77,14 +78,27 @@ def _place(store: Store, key: str) -> Path:
         if (candidate / "state.json").is_file():
             return candidate
     for candidate in _places(store.folder):
-        if candidate.name == "partial" and read_record(candidate)["key"] == key:
+        if candidate.name == "partial" and _key_of(candidate) == key:
             return candidate
     raise FileNotFoundError(f"run {store.folder.name!r} has no stored state {key[:32]}")
 
 
 def _places(folder: Path) -> list[Path]:
     """Every folder of a run that holds a state."""
-    return [path.parent for pattern in ("*/state.json", "*/partial/state.json") for path in folder.glob(pattern)]
+    places: list[Path] = []
+    for name in names_in(folder):
+        for place in (folder / name, folder / name / "partial"):
+            if (place / "state.json").is_file():
+                places.append(place)
+    return places
+
+
+def _key_of(folder: Path) -> str | None:
+    """The key of the state in a folder, None when it cannot be read or another process has just removed it."""
+    try:
+        return str(read_record(folder)["key"])
+    except Damaged:
+        return None
 
 
 def _plain(root: str | Path, name: str) -> bool:

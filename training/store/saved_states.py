@@ -14,6 +14,7 @@ from ...storage import shards
 from ...storage.atomic import make_folders, sync_folder
 from ...storage.digest import sha256_of_file, sha256_of_json, sha256_of_tensors
 from ...storage.disk_errors import disk_errors_at
+from ...storage.file_list import names_in
 from ...storage.lock import folder_lock
 from ..objective.settings import ObjectiveSettings
 from ..optimizers.settings import OptimizerSettings
@@ -45,7 +46,7 @@ def folder_of(root: Path, name: str) -> Path:
 
 def names(root: Path) -> list[str]:
     """The names of all saved states."""
-    return sorted(path.parent.name for path in root.glob("*/state.json"))
+    return [name for name in names_in(root) if (root / name / "state.json").is_file()]
 
 
 def save(state: TrainState, root: Path, name: str, shard: int = 0, versions: Mapping[str, str] | None = None) -> Path:

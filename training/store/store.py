@@ -24,6 +24,7 @@ from torch import Tensor
 from ...storage.atomic import make_folders, sync_folder, write_whole
 from ...storage.digest import sha256, sha256_of_file, sha256_of_json
 from ...storage.disk_errors import disk_errors_at
+from ...storage.file_list import files_below, names_in
 from ...storage.safetensors import load_safetensors, write_safetensors
 from ..state import History, RunCost, TrainState, advance_position, position_at, state_key
 from . import disk_quota, rank_files
@@ -152,7 +153,7 @@ class Store:
         for old in folder.glob("state-*.safetensors"):  # the JSON already names the new one
             if old.name != tensors:
                 with disk_errors_at(str(old)):
-                    old.unlink()
+                    old.unlink(missing_ok=True)
         return folder
 
     def save_by_ranks(
@@ -193,7 +194,7 @@ class Store:
         for old in folder.glob("state-*.safetensors"):  # the JSON already names the new ones
             if old.name not in {file["file"] for file in files}:
                 with disk_errors_at(str(old)):
-                    old.unlink()
+                    old.unlink(missing_ok=True)
 
     def drop_partial(self, target: str) -> None:
         """Remove the snapshot on the way to `target`, and its folder if nothing else is in it."""
@@ -256,11 +257,9 @@ class Store:
 
     def used(self) -> DiskUse:
         """The disk use of this run's folder and of all runs."""
-        states = size = 0
-        for path in self.folder.rglob("*"):
-            if path.is_file():
-                size += path.stat().st_size
-                states += path.name == "state.json"
+        files = files_below(self.folder)
+        states = sum(path.name == "state.json" for path, _ in files)
+        size = sum(status.st_size for _, status in files)
         _, size_of_all = disk_quota.stored_files(self.folder.parent)
         return DiskUse(states, size, size_of_all, self.limit)
 
@@ -272,10 +271,7 @@ class Store:
         Results are found by their key, snapshots by what they record. Unusable states are reported, never deleted.
         """
         problems: list[str] = []
-        try:
-            names = set(os.listdir(self.folder))
-        except FileNotFoundError:
-            return None, problems
+        names = set(names_in(self.folder))
         settings, start = state.settings.digest, state.start.digest
         snapshots = self._snapshots(names, state, steps, problems)
         for count in range(steps, 0, -1):
@@ -495,7 +491,8 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 def remove(folder: Path) -> None:
     """Remove a state, and its folder if nothing else is in it."""
-    disk_quota.remove([folder / "state.json", *folder.glob("state*")])
+    names = [name for name in names_in(folder) if name.startswith("state")]
+    disk_quota.remove([folder / "state.json", *(folder / name for name in names)])
 
 
 def _kind(folder: Path) -> str | None:

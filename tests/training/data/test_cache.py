@@ -5,9 +5,11 @@ bounded.
 import errno
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
+from graft_nodes.tests.storage.vanishing import remove_after_listing
 from graft_nodes.training.data.cache import Cache, key_of
 
 TENSORS = {
@@ -115,3 +117,31 @@ def test_plain_values(tmp_path, value):
     cache = Cache(tmp_path)
     cache.write("texts", key_of(0), {}, value)
     assert cache.read("texts", key_of(0)) == ({}, value)
+
+
+@pytest.mark.parametrize("removed", ["latents", "latents/*", "latents/*/*"])
+def test_what_another_process_removes_while_the_cache_is_listed_is_no_error(tmp_path, monkeypatch, removed):
+    for listed in (tmp_path, tmp_path / "latents"):
+        assert Cache(tmp_path).write("latents", key_of(1), TENSORS)
+        left = tmp_path / "latents" / "crash.partial"
+        left.write_bytes(b"half")
+        os.utime(left, (1, 1))
+        with monkeypatch.context() as patched:
+            remove_after_listing(patched, listed, *tmp_path.glob(removed))
+            Cache(tmp_path, 0.0).trim()
+        assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_a_file_that_goes_while_it_is_read_is_made_again_without_a_word(tmp_path, monkeypatch):
+    cache = Cache(tmp_path)
+    cache.write("texts", key_of(1), TENSORS)
+    [path] = tmp_path.rglob("*.safetensors")
+    is_file = Path.is_file
+
+    def then_it_goes(asked):
+        found = is_file(asked)
+        path.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Path, "is_file", then_it_goes)
+    assert cache.read("texts", key_of(1)) is None and not cache.notes

@@ -6,6 +6,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from graft_nodes.storage import lock
+from graft_nodes.storage.lock import folder_lock
+from graft_nodes.tests.storage.vanishing import remove_after_listing
 from graft_nodes.training.reports import text
 from graft_nodes.training.run import call as runs
 from graft_nodes.training.run.loop import Callbacks
@@ -227,3 +230,43 @@ def test_a_kill_while_room_is_made_leaves_no_record_of_what_is_gone(bench, monke
             break
         at += 1
     assert at >= 6  # two states, two files and two folders each
+
+
+@pytest.mark.parametrize("listed", ["", "one"])
+@pytest.mark.parametrize("removed", ["one", "one/*", "one/*/state.json", "one/*/state.safetensors"])
+def test_what_another_process_removes_while_the_folder_is_listed_is_no_error(bench, monkeypatch, listed, removed):
+    bench.run("one", 2)
+    gone = list(bench.folder.glob(removed))
+    remove_after_listing(monkeypatch, bench.folder / listed, *gone)
+    assert disk_quota.stored_files(bench.folder)[1] >= 0
+    monkeypatch.undo()
+    bench.run("one", 2)
+    remove_after_listing(monkeypatch, bench.folder / listed, *gone)
+    done = bench.run("two", 1, 10, seed=4)
+    monkeypatch.undo()
+    assert bench.states() == {done.folder}
+
+
+def test_a_run_that_another_process_opens_while_room_is_made_stays(bench, monkeypatch):
+    """Its lock is taken, or its state read, after it was chosen and before it is removed."""
+    choose, first = disk_quota.choose_removals, bench.run("one", 2)
+    monkeypatch.setattr(lock, "PATIENCE", 0.1)
+
+    def train_meanwhile(run, act):
+        def chosen(*arguments):
+            entries = choose(*arguments)
+            act()
+            return entries
+
+        with monkeypatch.context() as patched:
+            patched.setattr(disk_quota, "choose_removals", chosen)
+            bench.run(run, 1, 10, seed=4)
+
+    with contextlib.ExitStack() as opened:
+        held = iter([folder_lock(bench.folder / "one")])
+        train_meanwhile("two", lambda: [opened.enter_context(one) for one in held])
+        assert (first.folder / "state.json").exists()
+    train_meanwhile("three", lambda: disk_quota.touch(first.folder))
+    assert (first.folder / "state.json").exists()
+    bench.run("four", 1, 10, seed=4)
+    assert not first.folder.exists()

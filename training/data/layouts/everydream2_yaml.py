@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ....storage.file_list import files_below
 from .. import images
 from ..captions import WrittenCaption, first_file, read_lines, read_text
 from ..filters import Filters
@@ -308,7 +309,7 @@ class YamlCaptions(kohya_txt.TextFiles):
 
 
 def _recognise(folder: Path) -> bool:
-    for path in folder.rglob("*"):
+    for path, _ in files_below(folder):
         if path.suffix not in _SUFFIXES:
             continue
         if path.stem in ("local", "global") or first_file([path.with_suffix(suffix) for suffix in images.SUFFIXES]):

@@ -6,6 +6,7 @@ import json
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ....storage.file_list import files_below
 from .. import images
 from ..captions import WrittenCaption, first_file
 from ..filters import Filters
@@ -52,9 +53,9 @@ class JsonIndex(CaptionReader):
 def _json_files(folder: Path) -> list[Path]:
     """Every JSON file below the folder, outside of hidden folders, in the order of their paths."""
     by_name: dict[str, Path] = {}
-    for path in folder.rglob("*.json"):
+    for path, _ in files_below(folder):
         relative = path.relative_to(folder)
-        if path.is_file() and not any(part.startswith(".") for part in relative.parts):
+        if path.suffix == ".json" and not any(part.startswith(".") for part in relative.parts):
             by_name[relative.as_posix()] = path
     return [path for _, path in sorted(by_name.items())]
 
