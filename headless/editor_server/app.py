@@ -8,6 +8,7 @@ from aiohttp import web
 
 from ..hosts import Host
 from .about import About
+from .bodies import bodies
 from .clients import Clients
 from .files import Files
 from .guard import explained, guard
@@ -15,12 +16,15 @@ from .packs import Packs
 from .prompts import Prompts
 from .userdata import UserData
 
+IDLE = 75.0  # seconds
+
 
 def build(host: Host, front_end: str, listen: str) -> web.Application:
     """The web application of an open embedded host, not yet listening; the host's events now go to its clients."""
     app = host.server.app
     app["largest_upload"] = host.server.largest_upload
     app.middlewares.append(guard(listen))
+    app.middlewares.append(bodies())
     app.middlewares.append(explained)
     clients = Clients(host.server, host.server.largest_upload)
     host.server.send_sync = clients.send_sync
@@ -35,6 +39,11 @@ def build(host: Host, front_end: str, listen: str) -> web.Application:
     app.cleanup_ctx.append(clients.running)
     app.on_shutdown.append(clients.close)
     return app
+
+
+def runner_of(app: web.Application, idle: float = IDLE) -> web.AppRunner:
+    """Runs an application; ends connections on which no whole request arrives for `idle` seconds."""
+    return web.AppRunner(app, access_log=None, shutdown_timeout=2.0, keepalive_timeout=idle)
 
 
 def _definition(route: Any) -> web.RouteDef:

@@ -9,16 +9,18 @@ import json
 import logging
 import struct
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 from typing import Any
 
 from aiohttp import WSMsgType, web
 
 from .answers import text_of
+from .page import Page, PageLimits
 
 PREVIEW_IMAGE, UNENCODED_PREVIEW_IMAGE, TEXT, PREVIEW_IMAGE_WITH_METADATA = 1, 2, 3, 4
 LARGEST_MESSAGE = 4 * 1024 * 1024  # bytes; a client sends its features and little else
 HEARTBEAT = 30.0  # seconds
+GOING_AWAY = 1001  # WebSocket close code
 
 
 def features(largest_upload: int) -> dict[str, Any]:
@@ -34,13 +36,14 @@ def features(largest_upload: int) -> dict[str, Any]:
 
 
 class Clients:
-    """Sends the server's events to the open pages, in order.
+    """Sends the server's events to the open pages, to each in order and to none at the cost of another.
 
     Two tabs may have the same client id (duplicating a tab copies it); both then get its events."""
 
-    def __init__(self, server: Any, largest_upload: int):
+    def __init__(self, server: Any, largest_upload: int, limits: PageLimits | None = None):
         self.server, self.features = server, features(largest_upload)
-        self.open: dict[str, list[web.WebSocketResponse]] = {}
+        self.limits = limits or PageLimits()
+        self.open: dict[str, list[Page]] = {}
         self.waiting: asyncio.Queue[tuple[Any, Any, str | None]] = asyncio.Queue()
 
     def send_sync(self, event: Any, data: Any, sid: str | None = None) -> None:
@@ -58,74 +61,88 @@ class Clients:
 
     async def close(self, app: web.Application) -> None:
         """Close every WebSocket because the server stops."""
-        for socket in [socket for sockets in self.open.values() for socket in sockets]:
-            await socket.close(code=1001, message=b"the server stops")
+        await asyncio.gather(*(page.disconnect(GOING_AWAY, "the server stops") for page in self._pages(None)))
+
+    def _pages(self, sid: str | None) -> list[Page]:
+        """The pages with this client id; None: all."""
+        if sid is not None:
+            return list(self.open.get(sid, ()))
+        return [page for pages in self.open.values() for page in pages]
 
     async def _publish(self) -> None:
         while True:
             event, data, sid = await self.waiting.get()
-            if sid is not None:
-                sockets = self.open.get(sid, [])
-            else:
-                sockets = [socket for sockets in self.open.values() for socket in sockets]
-            if sockets:
+            pages = self._pages(sid)
+            if pages:
                 message = await encoded(event, data)
-                await asyncio.gather(*(_send(socket, message) for socket in list(sockets)))
+                for page in pages:
+                    page.send(message, merge_key(event, data))
+                await asyncio.sleep(0)  # each page sends it now, if its connection can take it
 
     async def connect(self, request: web.Request) -> web.WebSocketResponse:
         """GET /ws: one page's connection."""
         socket = web.WebSocketResponse(heartbeat=HEARTBEAT, max_msg_size=LARGEST_MESSAGE)
         await socket.prepare(request)
         sid = request.query.get("clientId") or uuid.uuid4().hex
-        self.open.setdefault(sid, []).append(socket)
+        page = Page(socket, request, sid, self.limits)
+        self.open.setdefault(sid, []).append(page)
         self.server.sockets[sid] = socket
         self.server.sockets_metadata.setdefault(sid, {"feature_flags": {}})
         try:
-            await _send(
-                socket, text_of({"type": "status", "data": {"status": self.server.get_queue_info(), "sid": sid}})
-            )
+            page.send(text_of({"type": "status", "data": {"status": self.server.get_queue_info(), "sid": sid}}))
             if self.server.client_id == sid and self.server.last_node_id is not None:
                 data = {
                     "node": self.server.last_node_id,
                     "display_node": self.server.last_node_id,
                     "prompt_id": self.server.last_prompt_id,
                 }
-                await _send(socket, text_of({"type": "executing", "data": data}))
+                page.send(text_of({"type": "executing", "data": data}))
             async for message in socket:
                 if message.type == WSMsgType.TEXT:
-                    await self._heard(socket, sid, message.data)
+                    self._heard(page, message.data)
         finally:
-            self._gone(socket, sid)
+            self._gone(page)
         return socket
 
-    async def _heard(self, socket: web.WebSocketResponse, sid: str, text: str) -> None:
+    def _heard(self, page: Page, text: str) -> None:
         """Store the features that a page sends and reply with the server's; ignore all other messages."""
         try:
             message = json.loads(text)
         except (ValueError, RecursionError):
-            logging.warning("client %s sent something that is not JSON", sid)
+            logging.warning("client %s sent something that is not JSON", page.sid)
             return
         if (
             isinstance(message, dict)
             and message.get("type") == "feature_flags"
             and isinstance(message.get("data"), dict)
         ):
-            self.server.sockets_metadata[sid]["feature_flags"] = message["data"]
-            await _send(socket, text_of({"type": "feature_flags", "data": self.features}))
+            self.server.sockets_metadata[page.sid]["feature_flags"] = message["data"]
+            page.send(text_of({"type": "feature_flags", "data": self.features}))
 
-    def _gone(self, socket: web.WebSocketResponse, sid: str) -> None:
-        remaining = [other for other in self.open.pop(sid, []) if other is not socket]
+    def _gone(self, page: Page) -> None:
+        page.end()
+        remaining = [other for other in self.open.pop(page.sid, []) if other is not page]
         if remaining:
-            self.open[sid], self.server.sockets[sid] = remaining, remaining[-1]
+            self.open[page.sid], self.server.sockets[page.sid] = remaining, remaining[-1].socket
         else:
-            self.server.sockets.pop(sid, None)
-            self.server.sockets_metadata.pop(sid, None)
+            self.server.sockets.pop(page.sid, None)
+            self.server.sockets_metadata.pop(page.sid, None)
 
 
-async def _send(socket: web.WebSocketResponse, message: str | bytes) -> None:
-    """Send a message; do nothing if the page has disconnected."""
-    with contextlib.suppress(ConnectionError, RuntimeError):
-        await (socket.send_str(message) if isinstance(message, str) else socket.send_bytes(message))
+def merge_key(event: Any, data: Any) -> Hashable | None:
+    """What a newer event replaces while it waits for a page: the older progress, preview or queue length. None: every
+    event counts.
+    """
+    if event in ("status", UNENCODED_PREVIEW_IMAGE):
+        return event
+    if event == "progress_state":
+        return event, data.get("prompt_id")
+    if event == "progress":
+        return event, data.get("prompt_id"), data.get("node")
+    if event == PREVIEW_IMAGE_WITH_METADATA:
+        metadata = data[1] or {}
+        return event, metadata.get("prompt_id"), metadata.get("node_id")
+    return None
 
 
 async def encoded(event: Any, data: Any) -> str | bytes:

@@ -70,11 +70,11 @@ def listen(address: str, port: int) -> socket.socket:
 async def _serve(host: hosts.Host, front_end: str, listening: socket.socket, arguments: argparse.Namespace) -> int:
     from aiohttp import web
 
-    from .app import build
+    from .app import build, runner_of
     from .guard import is_loopback
     from .worker import Worker
 
-    runner = web.AppRunner(build(host, front_end, arguments.listen), access_log=None, shutdown_timeout=2.0)
+    runner = runner_of(build(host, front_end, arguments.listen))
     await runner.setup()
     worker, ended = Worker(host), asyncio.Event()
     worker.start()
