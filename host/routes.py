@@ -12,14 +12,16 @@ never paths.
     GET  /graft/runs/RUN/KEY          one state with its history and previews; KEY "latest" is the furthest
     POST /graft/stop?run=             ends the running step of that run after the step it is at; its state is kept
 
-What is wrong comes back as {"error": "…"} with 400 (not a name), 404 (not there) or 409 (it does not run, or is
-damaged).
+What is wrong comes back as {"error": "…"} with 400 (not a name), 403 (another site asks to stop), 404 (not there) or
+409 (it does not run, or is damaged). No answer names a folder or quotes a damaged file.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from . import events, folders, previews
@@ -29,12 +31,16 @@ Answer = tuple[int, Any]
 
 
 def register() -> None:
-    """Adds the routes to ComfyUI's server, if there is one. A second copy of the pack in the same process adds none."""
+    """Adds the routes to ComfyUI's server, if there is one."""
     import server
 
     instance = getattr(server.PromptServer, "instance", None)
-    if instance is None:
-        return
+    if instance is not None:
+        register_on(instance)
+
+
+def register_on(instance: Any) -> None:
+    """Adds the routes to a server. A second copy of the pack in the same process adds none."""
     paths = {getattr(route, "path", None) for route in instance.routes}
     for method, path, ask in _ROUTES:
         if path not in paths:
@@ -47,10 +53,19 @@ def _handler(ask: Callable[[Any], Answer]) -> Callable[[Any], Awaitable[Any]]:
     async def handle(request: Any) -> Any:
         from aiohttp import web
 
-        status, value = await asyncio.to_thread(_answered, ask, request)
+        status, value = 403, {"error": "another site's page asked for this; only ComfyUI's own page may"}
+        if request.method == "GET" or not _from_another_site(request.headers):
+            status, value = await asyncio.to_thread(_answered, ask, request)
         return web.Response(text=text_of(value), status=status, content_type="application/json")
 
     return handle
+
+
+def _from_another_site(headers: Mapping[str, str]) -> bool:
+    """Whether a browser says that another site's page, or one without an origin, sends a request. ComfyUI compares
+    Origin with Host, which says nothing where Origin is "null" or missing.
+    """
+    return headers.get("Origin") == "null" or headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
 
 
 def _answered(ask: Callable[[Any], Answer], request: Any) -> Answer:
@@ -59,8 +74,10 @@ def _answered(ask: Callable[[Any], Answer], request: Any) -> Answer:
     try:
         return ask(request)
     except Damaged as error:
-        return 409, {"error": str(error)}
+        return 409, {"error": str(error).replace(folders.training_folder() + os.sep, "")}
     except FileNotFoundError as error:
+        if error.errno is not None:  # the system's own message has the whole path
+            return 404, {"error": "the file has just been removed"}
         return 404, {"error": str(error)}
     except ValueError as error:
         return 400, {"error": str(error)}
@@ -87,11 +104,18 @@ def _near_loras(request: Any) -> Answer:
 
 def _lora_info(request: Any) -> Answer:
     from ..patches.lora_files import metadata
+    from ..storage.safetensors import PickledFile
 
     name = _named(request, "name")
     if not folders.listed(name):
         raise FileNotFoundError(f"no LoRA file {name!r} in ComfyUI's loras folders")
-    return 200, {"name": name, **metadata.describe(folders.lora_path(name))}
+    try:
+        return 200, {"name": name, **metadata.describe(folders.lora_path(name))}
+    except PickledFile:
+        raise ValueError(f"{name!r} is a pickle; Graft reads safetensors only") from None
+    except ValueError as error:  # it may name folders and quote the file
+        logging.warning("Graft: %s", error)
+        raise ValueError(f"{name!r} is damaged or no LoRA file; ComfyUI's log says more") from None
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
+from ...storage.file_list import names_in
 from ..hosts import Host
 from .answers import answer, problem
 from .paths import inside
@@ -122,7 +124,10 @@ class About:
                 folders.recursive_search(folder, [".git"])[0], folders.folder_names_and_paths[kind][1]
             )
             for name in names:
-                stat = os.stat(os.path.join(folder, name))
+                try:
+                    stat = os.stat(os.path.join(folder, name))
+                except OSError:  # a link to a missing file, or a file that was just removed
+                    continue
                 files.append(
                     {
                         "name": name,
@@ -219,12 +224,13 @@ class About:
         folder = self.host.folders.get_directory_by_type(kind)
         if folder is None:
             return problem("Invalid directory type")
-        if os.path.isdir(folder):
-            entries = list(os.scandir(folder))
-        else:
-            entries = []
-        files = [entry for entry in entries if entry.is_file() and not entry.name.startswith(".")]
-        return answer([f"{entry.name} [{kind}]" for entry in sorted(files, key=lambda entry: -entry.stat().st_mtime)])
+        files = []
+        for name in names_in(folder):
+            path = os.path.join(folder, name)
+            with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+                if os.path.isfile(path) and not name.startswith("."):
+                    files.append((-os.stat(path).st_mtime, f"{name} [{kind}]"))
+        return answer([name for _, name in sorted(files)])
 
 
 def _metadata(path: str) -> dict[str, Any] | None:

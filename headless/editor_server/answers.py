@@ -49,11 +49,17 @@ async def body_of(request: web.Request, empty: Any = None) -> Any:
 
 
 def parsed(text: str, what: str) -> Any:
-    """Parse JSON text. Raises NotJson if it is not valid, nested too deep, or holds a number that is too long."""
+    """Parse JSON text. Raises NotJson if it is not valid, nested too deep, or holds a number that is too long, NaN or
+    infinite.
+    """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise NotJson(f"{what} is not JSON: {error}") from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a value of JSON")
 
 
 def number(request: web.Request, name: str, default: int | None = None) -> int | None:

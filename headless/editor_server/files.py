@@ -22,6 +22,7 @@ from .paths import PathRefused, inside, single
 
 KINDS = ("input", "output", "temp")
 PART = 1 << 20  # bytes of an upload to read at a time
+MOST_FIELDS = 100  # of a form; the front end sends five
 # Python takes content types from the system, and some systems say text/plain for scripts, which browsers then refuse to
 # run.
 TYPES = {
@@ -167,13 +168,16 @@ async def _form(request: web.Request) -> tuple[dict[str, str], BinaryIO, str]:
     if not request.content_type.startswith("multipart/"):
         raise web.HTTPBadRequest(text="a multipart form with the file 'image' was expected")
     texts: dict[str, str] = {}
-    file, name, byte_count = None, "", 0
+    file, name, byte_count, fields = None, "", 0, 0
     try:
         parts = await request.multipart()
     except ValueError as error:  # no boundary
         raise web.HTTPBadRequest(text=f"the form cannot be read: {error}") from error
     try:
         async for part in parts:
+            fields += 1
+            if fields > MOST_FIELDS:
+                raise web.HTTPBadRequest(text=f"the form has more than {MOST_FIELDS} fields")
             if not isinstance(part, BodyPartReader):
                 raise web.HTTPBadRequest(text="a form inside another form")
             if part.name == "image" and part.filename:

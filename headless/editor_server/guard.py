@@ -90,7 +90,10 @@ def refused(headers: object, everywhere: bool, listen: str) -> str:
     origin = get("Origin")
     if origin is None:
         return ""
-    parts = urlsplit(origin.lower())
+    try:
+        parts = urlsplit(origin.lower())
+    except ValueError:  # "http://[::1"
+        return f"Origin {origin!r} is not an address"
     if parts.scheme not in ("http", "https") or _with_port(parts.netloc, parts.scheme) != _with_port(
         host, parts.scheme
     ):

@@ -65,7 +65,6 @@ class Page:
         if self._closing is None:
             if code == TRY_AGAIN:
                 logging.warning("the page %s was disconnected: %s", self.sid, reason)
-            self._sending.cancel()
             self._waiting.clear()
             self._closing = asyncio.create_task(self._close(code, reason))
         return self._closing
@@ -90,10 +89,12 @@ class Page:
 
     async def _close(self, code: int, reason: str) -> None:
         transport = self._request.transport
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.socket.close(code=code, message=reason.encode()), self._limits.close)
+        closing = asyncio.ensure_future(self.socket.close(code=code, message=reason.encode()))
+        await asyncio.wait({closing}, timeout=self._limits.close)
         if transport is not None:
             transport.abort()  # what it has not read by now is not kept for it
+        self._sending.cancel()
+        closing.cancel()
 
 
 async def _send(socket: web.WebSocketResponse, message: str | bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from typing import Any
@@ -202,11 +203,18 @@ def _malformed(data: Any) -> dict[str, Any] | None:
         return _error("invalid_prompt", "extra_data is not an object", f"got {type(extra).__name__}")
     if targets is not None and not (isinstance(targets, list) and all(isinstance(target, str) for target in targets)):
         return _error("invalid_prompt", "partial_execution_targets is not a list of node ids", repr(targets)[:100])
-    if not isinstance(data.get("number", 0), (int, float)):
+    if not _is_place(data.get("number", 0)):
         return _error("invalid_prompt", "number is not a number", repr(data["number"])[:100])
     if not (data.get("client_id") is None or isinstance(data["client_id"], str)):
         return _error("invalid_prompt", "client_id is not a string", repr(data["client_id"])[:100])
     return _wrong_id(data.get("prompt_id"))
+
+
+def _is_place(value: Any) -> bool:
+    """Whether a number can be a place in the queue: NaN cannot be compared, and not every whole number is a float."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and abs(value) < 2**63
 
 
 def _wrong_id(prompt_id: Any) -> dict[str, Any] | None:

@@ -76,6 +76,14 @@ class UserData:
             "created": int(stat.st_ctime * 1000),
         }
 
+    def _about_all(self, paths: list[str], below: str) -> list[dict[str, Any]]:
+        """`_about` of each file that is there; links to nothing are left out."""
+        entries = []
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                entries.append(self._about(path, below))
+        return entries
+
     # settings
     def _settings(self) -> dict[str, Any]:
         """The saved settings; empty if there is no file, or if it is broken (which is logged, and the file renamed)."""
@@ -133,7 +141,7 @@ class UserData:
             return problem("Directory not found", 404)
         files = await asyncio.to_thread(_files, folder, _yes(request, "recurse"))
         if _yes(request, "full_info"):
-            return answer([self._about(path, folder) for path in files])
+            return answer(self._about_all(files, folder))
         names = [_relative(path, folder) for path in files]
         return answer([[name, *name.split("/")] for name in names] if _yes(request, "split") else names)
 

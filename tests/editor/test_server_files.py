@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 
 import pytest
 from graft_nodes.tests.storage.starting import EPS
@@ -151,3 +152,28 @@ def test_the_workflow_is_in_a_saved_picture(server):
     server.wait(server.queue(shows("with_workflow"), extra_data=extra).json["prompt_id"])
     saved = opened(server.ask("/view?filename=with_workflow_00001_.png"))
     assert json.loads(saved.text["workflow"]) == {"nodes": [], "id": "w"} and "EmptyImage" in saved.text["prompt"]
+
+
+def test_a_form_of_50_000_fields_is_refused(server):
+    fields = {f"field {number}": "x" for number in range(50_000)}
+    reply = server.upload("many.png", picture(), **fields)
+    assert reply.status == 400 and b"more than 100 fields" in reply.body
+    assert not (server.place / "input" / "many.png").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+def test_a_link_to_nothing_hides_no_other_file(server):
+    places = {
+        "models/loras": "/experiment/models/loras",
+        "input": "/internal/files/input",
+        "user/default/workflows": "/userdata?dir=workflows&full_info=true",
+    }
+    for folder, route in places.items():
+        (server.place / folder / "real.safetensors").write_bytes(picture())
+        link = server.place / folder / "dangling.safetensors"
+        link.symlink_to(server.place / "nothing")
+        reply = server.ask(route)
+        link.unlink()
+        (server.place / folder / "real.safetensors").unlink()
+        assert reply.status == 200 and "real.safetensors" in reply.body.decode(), route
+        assert "dangling" not in reply.body.decode(), route

@@ -126,3 +126,58 @@ def test_a_stopped_step_keeps_its_state_and_goes_on_when_queued_again(server, fe
     shown = server.ask(f"/graft/runs/stopped/{second['key']}").json
     before = server.ask(f"/graft/runs/stopped/{first['key']}").json
     assert shown["step"] > reached and shown["history"]["loss"][:reached] == before["history"]["loss"]
+
+
+def test_what_is_wrong_with_a_file_names_no_folder_and_quotes_nothing(server):
+    import json
+
+    loras = server.place / "models" / "loras"
+    header = json.dumps({"a secret of this file": "another secret"}).encode()
+    contents = {
+        "quoted.safetensors": len(header).to_bytes(8, "little") + header,
+        "short.safetensors": b"a secret",
+        "pickled.safetensors": b"\x80\x02}q\x00.a secret",
+    }
+    for name, content in contents.items():
+        (loras / name).write_bytes(content)
+        reply = server.ask(f"/graft/lora_info?name={name}")
+        assert reply.status == 400 and name in reply.json["error"]
+        assert "secret" not in reply.json["error"] and str(server.place) not in reply.json["error"]
+        (loras / name).unlink()
+    state = server.place / "output" / "graft" / "of nobody" / ("0" * 32) / "state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text("{}")
+    reply = server.ask(f"/graft/runs/of%20nobody/{'0' * 32}")
+    assert reply.status == 409 and "state.json" in reply.json["error"] and str(server.place) not in reply.json["error"]
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}]
+)
+def test_no_other_site_stops_a_step_whatever_the_host_lets_through(headers):
+    """ComfyUI 0.3.64 lets these requests through to the pack's routes."""
+    import asyncio
+    import json
+    import types
+
+    from graft_nodes.host import routes
+
+    handlers = {}
+
+    class Table(list):
+        def get(self, path):
+            return lambda handler: handlers.setdefault(path, handler)
+
+        post = get
+
+    instance = types.SimpleNamespace(routes=Table())
+    routes.register_on(instance)
+
+    def ask(given):
+        request = types.SimpleNamespace(method="POST", headers=given, query={"run": "mine"})
+        reply = asyncio.run(handlers["/graft/stop"](request))
+        return reply.status, json.loads(reply.text)["error"]
+
+    assert ask(headers) == (403, "another site's page asked for this; only ComfyUI's own page may")
+    for own in ({}, {"Sec-Fetch-Site": "same-origin", "Origin": "http://127.0.0.1:8188"}, {"Sec-Fetch-Site": "none"}):
+        assert ask(own) == (409, "no training step of run 'mine' is running")

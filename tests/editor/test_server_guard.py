@@ -143,3 +143,10 @@ def test_a_websocket_is_guarded_too(server, headers, opens):
         answer = http.client.HTTPResponse(connection)
         answer.begin()
         assert answer.status == (101 if opens else 403)
+
+
+@pytest.mark.parametrize("origin", ["http://[::1", "http://[", "http://[::1]x", "http://127.0.0.1:99999999"])
+def test_an_origin_that_is_no_address_is_refused(server, origin):
+    for method, target in TARGETS:
+        reply = asked(server, method, target, {"Origin": origin})
+        assert reply.status == 403 and reply.headers["x-content-type-options"] == "nosniff", (method, target)

@@ -1,5 +1,6 @@
 """Queueing, watching and stopping workflows over HTTP."""
 
+import json
 import uuid
 
 import pytest
@@ -229,3 +230,28 @@ def test_free_forgets_results(server):
     assert server.ask("/free", "POST", {"free_memory": True}).status == 200
     again = server.wait(server.queue(shows("again", 70)).json["prompt_id"])
     assert again["outputs"]["2"]["images"][0]["filename"] == "again_00002_.png"
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "-1" + "0" * 400, "1e999", "NaN", "-Infinity", '"1"', "[]"])
+def test_a_number_that_is_no_place_in_the_queue_is_refused(server, number):
+    body = f'{{"prompt": {json.dumps(shows("never"))}, "number": {number}}}'.encode()
+    reply = server.ask("/prompt", "POST", body)
+    said = json.dumps(reply.json)
+    assert reply.status == 400 and ("number is not a number" in said or "is not JSON" in said)
+    assert server.ask("/queue").json["queue_pending"] == []
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+def test_what_json_does_not_know_is_refused(server, value):
+    prompt = json.dumps(shows("never", width=123)).replace("123", value)
+    reply = server.ask("/prompt", "POST", f'{{"prompt": {prompt}}}'.encode())
+    assert reply.status == 400 and f"{value} is not a value of JSON" in reply.json["error"]
+
+
+def test_a_setting_of_a_node_that_no_computer_holds_is_named(server):
+    prompt = json.dumps(shows("never", width=123)).replace("123", "1" + "0" * 400)
+    reply = server.ask("/prompt", "POST", f'{{"prompt": {prompt}}}'.encode())
+    assert reply.status == 400 and reply.json["node_errors"]["1"]["errors"][0]["type"] in (
+        "invalid_input_type",
+        "value_bigger_than_max",
+    )
