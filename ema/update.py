@@ -11,6 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ..storage.problem_list import problem_lines
+
 
 def check_pairs(shadow: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
     """Raise ValueError that lists every name or shape in which the average and the weights differ."""
@@ -28,8 +30,9 @@ def check_pairs(shadow: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> 
                 f"{name}: the average is {average.dtype}, expected torch.float32 (a bf16 average never moves)"
             )
     if problems:
-        listed = "\n  ".join(problems)
-        raise ValueError(f"The weight average does not fit the weights ({len(problems)}):\n  {listed}")
+        raise ValueError(
+            f"The weight average does not fit the weights ({len(problems)}):\n" + problem_lines(problems, "  ")
+        )
 
 
 _CHUNK = 1 << 20  # elements in the casting buffer

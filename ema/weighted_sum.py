@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ..storage.problem_list import problem_lines
 from .decay import gamma_of_width
 
 
@@ -78,8 +79,7 @@ def check_equal(sources: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -
                 shapes = f"{tuple(first[key].shape)} in {names[0]}, {tuple(source[key].shape)} in {name}"
                 problems.append(f"{key}: {shapes}")
     if problems:
-        listed = "\n- ".join(problems)
-        raise ValueError(f"The weights to average do not fit each other ({len(problems)}):\n- {listed}")
+        raise ValueError(f"The weights to average do not fit each other ({len(problems)}):\n" + problem_lines(problems))
 
 
 @torch.no_grad()
@@ -111,8 +111,7 @@ def mixture(
                     not_finite.append(f"{key} of {name}")
         averaged[key] = total.to(torch.float32)
     if not_finite:
-        listed = "\n- ".join(not_finite)
-        raise ValueError(f"NaN or infinite values ({len(not_finite)}):\n- {listed}")
+        raise ValueError(f"NaN or infinite values ({len(not_finite)}):\n" + problem_lines(not_finite))
     return averaged
 
 

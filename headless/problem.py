@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..storage.problem_list import problem_lines
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -46,7 +48,7 @@ class WorkflowError(Exception):
 
     def __init__(self, problems: Sequence[Problem]):
         self.problems = list(problems)
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        super().__init__(problem_lines([str(problem) for problem in self.problems], ""))
 
 
 class HostError(Exception):

@@ -7,13 +7,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from ..storage.bounded_read import MB, read_bounded
 from . import editor_json
 from .problem import Problem, WorkflowError
 from .schema import COMBO, NUMBERS, Input, Schema
 
+MOST_BYTES = 100 * MB  # of a workflow file
 Graph = dict[str, dict[str, Any]]
 Catalogue = Callable[[str], Schema | None]
 
@@ -42,7 +43,7 @@ class Document:
 def read(path: str) -> Document:
     """Read a workflow file of either format. Raises WorkflowError if it is missing, not JSON, or not a workflow."""
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        data = json.loads(read_bounded(path, MOST_BYTES).decode("utf-8-sig"))
     except OSError as error:
         raise WorkflowError([Problem(f"{path}: cannot be read ({error.strerror or error})")]) from error
     except UnicodeDecodeError as error:

@@ -16,6 +16,7 @@ from ..patches.lora_files.entry import LoraEntry
 from ..patches.lora_files.stack_rows import rows_of
 from ..storage.digest import sha256
 from ..storage.file_list import files_below
+from ..storage.problem_list import problem_lines
 from .aliases import aliases
 from .sockets import LoraModel, LoraStack, Snapshots, TrainState
 from .training import opened
@@ -46,7 +47,7 @@ def _paths(lines: list[str], find: Callable[[str], str]) -> list[tuple[str, str]
         except (ValueError, FileNotFoundError) as error:
             problems.append(str(error))
     if problems:
-        raise ValueError("Files to average:\n" + "\n".join(f"- {problem}" for problem in problems))
+        raise ValueError("Files to average:\n" + problem_lines(problems))
     return paths
 
 

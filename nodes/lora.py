@@ -17,6 +17,7 @@ from ..patches.lora_files.entry import LoraEntry
 from ..patches.lora_files.key_formats import registry as key_formats
 from ..patches.lora_files.stack_rows import EMPTY, StackRow, parse, rows_of, schedule_of
 from ..storage.digest import sha256
+from ..storage.problem_list import problem_lines
 from ..storage.safetensors import write_safetensors
 from .aliases import aliases
 from .sockets import LoraModel, LoraStack, TrainState
@@ -61,7 +62,7 @@ def _of_each(listed: list[StackRow], find: Callable[[str], T]) -> list[T]:
         except (ValueError, FileNotFoundError) as error:
             problems.append(f"row {row.number}: {error}")
     if problems:
-        raise ValueError("LoRA stack:\n" + "\n".join(f"- {problem}" for problem in problems))
+        raise ValueError("LoRA stack:\n" + problem_lines(problems))
     return results
 
 

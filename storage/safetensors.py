@@ -31,6 +31,7 @@ def load_safetensors(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     process lives.
     """
     _refuse_pickle(path)
+    _refuse_too_many(path)
     try:
         with safe_open(path, framework="pt", device="cpu"):
             pass
@@ -68,7 +69,12 @@ def tensors_from_bytes(content: bytes) -> dict[str, Tensor]:
 
 
 _LONGEST_HEADER = 100_000_000  # bytes, as the format allows
+MOST_TENSORS = 100_000  # in a file; the largest models have a few thousand
 _PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
+
+
+class PickledFile(ValueError):
+    """A file that is a pickle, which Graft never opens."""
 
 
 def _refuse_pickle(path: str) -> None:
@@ -76,10 +82,24 @@ def _refuse_pickle(path: str) -> None:
         start = file.read(16)
     pickled = start.startswith((b"PK", b"\x80")) or path.lower().endswith(_PICKLES)
     if pickled and start[8:9] != b"{":  # a safetensors header; the length before it may begin with any byte
-        raise ValueError(
+        raise PickledFile(
             f"{path} is a pickle, which can run any program when it is opened; Graft reads safetensors only. To convert"
             " a file that you trust: safetensors.torch.save_file(torch.load(path, weights_only=True),"
             " 'file.safetensors')"
+        )
+
+
+def _refuse_too_many(path: str) -> None:
+    """Raises ValueError for a header that names more tensors than any model has, before it is parsed."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > _LONGEST_HEADER:
+            return  # refused for its length
+        count = file.read(length).count(b'"data_offsets"')
+    if count > MOST_TENSORS:
+        raise ValueError(
+            f"{path} names {count:,} tensors, more than the {MOST_TENSORS:,} that Graft reads from one file; it is no"
+            " LoRA, model or training state"
         )
 
 
@@ -105,6 +125,7 @@ def read_header(path: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     `load_safetensors` does.
     """
     _refuse_pickle(path)
+    _refuse_too_many(path)
     with open(path, "rb") as file:
         return _header(path, file)
 

@@ -14,7 +14,11 @@ from typing import Any
 from torch import Tensor
 
 from .atomic import DRAFT, write_whole
+from .bounded_read import MB, read_bounded
+from .problem_list import problem_lines
 from .safetensors import load_safetensors, write_safetensors
+
+_MOST_INDEX = 64 * MB  # of an index file
 
 
 def plan(sizes: Mapping[str, int], most: int) -> list[list[str]]:
@@ -94,7 +98,7 @@ def load(folder: Path, name: str) -> dict[str, Tensor]:
         for key in sorted(tensors.keys() - weight_map.keys()):
             problems.append(f"{key}: not listed")
     if problems:
-        raise ValueError(f"The shards of {name} in {folder} cannot be used:\n- " + "\n- ".join(problems))
+        raise ValueError(f"The shards of {name} in {folder} cannot be used:\n" + problem_lines(problems))
     return tensors
 
 
@@ -112,7 +116,7 @@ def _unusable_files(folder: Path, files: list[str]) -> list[str]:
 def _read_index(path: Path) -> dict[str, str]:
     """An index's file for each tensor's name; raises ValueError that names the index when it is something else."""
     try:
-        index: Any = json.loads(path.read_text(encoding="utf-8"))
+        index: Any = json.loads(read_bounded(path, _MOST_INDEX))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read as JSON ({error})") from error
     weight_map = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...storage.problem_list import problem_lines
 from ..adapters.lora import LoRA
 from .key_formats.key_format import Group
 from .low_rank import cut_to_rank
@@ -183,4 +184,4 @@ def _ranks(groups: Mapping[str, Group]) -> tuple[int, ...]:
 
 def _raise(wrong: Sequence[str]) -> None:
     if wrong:
-        raise ValueError(f"The LoRAs cannot be averaged ({len(wrong)}):\n" + "\n".join(f"- {error}" for error in wrong))
+        raise ValueError(f"The LoRAs cannot be averaged ({len(wrong)}):\n" + problem_lines(wrong))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...storage.problem_list import problem_lines
 from ..models.block_names import DiffusersBlocks
 from ..patching.fuse import Patch, additive, fuse, in_order
 from . import block_weights
@@ -22,7 +23,6 @@ from .parse import unplaced
 from .peft_config import peft_configs
 
 MERGEABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_DIFFERENCES_SHOWN = 20
 _SPELLINGS = (  # names of a model's layers: by its authors (and kohya), and by diffusers
     re.compile(
         r"(input|output|double|single|joint)_blocks_|middle_block_|blocks_\d+_((self|cross)_attn_|ffn_\d$)"
@@ -134,7 +134,7 @@ class _CollectedLayers:
             for key, patches in self.patches.items():
                 problems += _contradictions(self.file_names[key], patches)
         if problems:
-            raise ValueError("these LoRAs cannot be merged:\n" + "\n".join(f"- {problem}" for problem in problems))
+            raise ValueError("these LoRAs cannot be merged:\n" + problem_lines(problems))
 
 
 def _not_additive(layers: Iterable[tuple[str, bool, Any]]) -> list[str]:
@@ -279,10 +279,7 @@ def check_comparable(weights: Mapping[str, Tensor], base: Mapping[str, Tensor], 
             quantised.append(f"{name}: it is quantised ({', '.join(map(str, dtypes))})")
     problems = [*missing, *other_shape, *quantised]
     if problems:
-        lines = [f"- {problem}" for problem in problems[:_DIFFERENCES_SHOWN]]
-        if len(problems) > _DIFFERENCES_SHOWN:
-            lines.append(f"- and {len(problems) - _DIFFERENCES_SHOWN} more")
-        raise ValueError("these models have no difference that a LoRA can hold:\n" + "\n".join(lines))
+        raise ValueError("these models have no difference that a LoRA can hold:\n" + problem_lines(problems))
     return names
 
 

@@ -7,8 +7,11 @@ from functools import lru_cache
 
 from torch import Tensor
 
+from ...storage.bounded_read import MB, read_bounded
 from ...storage.safetensors import TensorInfo, load_safetensors, read_header
 from .peft_config import BESIDE
+
+_MOST_SETTINGS = 16 * MB  # of an adapter_config.json
 
 
 def load(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -62,8 +65,9 @@ def _peft_settings(path: str) -> dict[str, str]:
     config = _peft_config_path(path)
     if config is None:
         return {}
-    with open(config, encoding="utf-8") as file:
-        try:
-            return {BESIDE: file.read()}
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{config} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    try:
+        return {BESIDE: read_bounded(config, _MOST_SETTINGS).decode("utf-8")}
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{config} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    except ValueError as error:
+        raise ValueError(f"{config}: {error}") from error

@@ -10,6 +10,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from ...storage.problem_list import problem_lines
 from ..adapters.diff import Diff
 from ..adapters.file_format import FileFormat, LayerError, LayerTensors, PlacedLayer, TensorRole, Trainer
 from ..adapters.layer import AdditiveLayer, Layer
@@ -107,7 +108,7 @@ def read(
             purpose = f", made for {hint},"
         else:
             purpose = ""
-        raise ValueError(f"LoRA {name}{purpose} cannot be used:\n" + "\n".join(f"- {problem}" for problem in problems))
+        raise ValueError(f"LoRA {name}{purpose} cannot be used:\n" + problem_lines(problems))
     kinds: dict[str, int] = {}
     for target_layers in layers.values():
         for layer in target_layers:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...storage.problem_list import problem_lines
 from ..patching.fuse import Patch, additive
 from ..patching.plan import CHANGING
 from . import block_weights, layer_names, metadata, parse
@@ -64,7 +65,7 @@ class LoraReading:
     def raise_problems(self) -> None:
         """Raise one ValueError that lists every problem."""
         if self.problems:
-            raise ValueError("\n".join(self.problems))
+            raise ValueError(problem_lines(self.problems, ""))
 
 
 class LoraStackPatches(NamedTuple):
@@ -211,7 +212,7 @@ def _read_enlarging(
         raise ValueError(f"{refused}- it enlarges {', '.join(names)}; only a real ComfyUI can do that")
     not_finite = [key for key, tensor in state.items() if not bool(torch.isfinite(tensor.float()).all())]
     if not_finite:
-        raise ValueError(refused + "\n".join(f"- {key}: holds NaN or infinite values" for key in not_finite))
+        raise ValueError(refused + problem_lines([f"{key}: holds NaN or infinite values" for key in not_finite]))
     layers = {name: key_map[name].weight for name in names}
     changed = []
     for name, weight in layers.items():

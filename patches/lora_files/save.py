@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...storage.digest import sha256
+from ...storage.problem_list import problem_lines
 from ...storage.safetensors import safetensors_bytes
 from ..models.family import Kohya, ModelFamily, ModelSpec
 from ..models.recognise import recognise_lora
@@ -38,14 +39,14 @@ def to_key_format(lora: Mapping[str, Tensor], name: str, dtype: torch.dtype) -> 
     if not groups and not problems:
         problems.append("it is empty")
     if problems:
-        raise ValueError("the LoRA cannot be saved:\n" + "\n".join(f"- {problem}" for problem in problems))
+        raise ValueError("the LoRA cannot be saved:\n" + problem_lines(problems))
     tensors = writer.write(groups, dtype, _family(lora))
     too_large = [key for key, tensor in tensors.items() if not _finite(tensor)]
     if too_large:
         largest = torch.finfo(dtype).max
         raise ValueError(
             "the LoRA cannot be saved in this dtype, use bf16 or float32:\n"
-            + "\n".join(f"- {key}: holds numbers above {largest:g}, the largest of {dtype}" for key in too_large)
+            + problem_lines([f"{key}: holds numbers above {largest:g}, the largest of {dtype}" for key in too_large])
         )
     return tensors
 

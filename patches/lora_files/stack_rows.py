@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+from ...storage.problem_list import problem_lines
 from ..patching.strength_schedule import Schedule
 from . import block_weights
 
@@ -67,7 +68,7 @@ def rows_of(stack: Iterable[Sequence]) -> list[StackRow]:
         if not row_problems:
             rows.append(_row(row, number))
     if problems:
-        raise ValueError("LORA_STACK:\n" + "\n".join(f"- {problem}" for problem in problems))
+        raise ValueError("LORA_STACK:\n" + problem_lines(problems))
     return rows
 
 
@@ -101,7 +102,7 @@ def parse(text: str) -> list[StackRow]:
         if not row_problems and row.get("on", True):
             rows.append(_row(row, number))
     if problems:
-        raise ValueError("rows:\n" + "\n".join(f"- {problem}" for problem in problems))
+        raise ValueError("rows:\n" + problem_lines(problems))
     return rows
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from ...storage.problem_list import problem_lines
 from ..models.layers import why_not_plain
 from .bypass import supports
 from .fuse import Patch, Stack, additive
@@ -122,7 +123,7 @@ def plan_weights(module: nn.Module, patches: Patches, mode: str, why_not_merge: 
         else:
             problems.append(f"{name}: cannot be merged, {no_merge}, and {no_bypass}; use mode host")
     if problems:
-        raise ValueError("\n".join(problems))
+        raise ValueError(problem_lines(problems, ""))
     return plan
 
 
@@ -186,12 +187,12 @@ def refuse_after_scheduled(patches: Patches, carried: Sequence[Stack]) -> None:
             if changing and not patch.layer.additive:
                 refused.append(patch.layer.kind)
         if refused:
-            problems.append(f"- {weight}: {', '.join(refused)}")
+            problems.append(f"{weight}: {', '.join(refused)}")
     if problems:
         raise ValueError(
             "a schedule works for layers that add to a weight, and what changes the weight that it finds must come"
             " before them: empty the schedule of these rows, or move rows with a schedule to the end:\n"
-            + "\n".join(problems)
+            + problem_lines(problems)
         )
 
 
@@ -199,9 +200,9 @@ def _scheduled_stack(target: PatchTarget, patches: Patches) -> Stack:
     """A stack of scheduled patches at the activations; ValueError listing the weights that have no bypass."""
     plan = plan_weights(target.module, patches, "bypass", target.why_not_merge)
     if plan.merge or plan.host:
-        listed = "\n".join(f"- {weight}" for weight in (*plan.merge, *plan.host))
+        weights = problem_lines((*plan.merge, *plan.host))
         raise ValueError(
             "a schedule works at the activations, and these weights have no bypass; empty the row's"
-            f" schedule:\n{listed}"
+            f" schedule:\n{weights}"
         )
     return Stack(patches, plan.bypass)

@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import json
 import os
 import sys
 
@@ -203,3 +204,14 @@ def test_a_header_that_cannot_be_read(tmp_path, content, message):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
         safetensors.read_header(str(path))
+
+
+def test_a_header_with_600_000_tensors_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    text = json.dumps({f"tensor {number}": entry for number in range(600_000)}).encode()
+    path = tmp_path / "many.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    monkeypatch.setattr(json, "loads", lambda _: pytest.fail("it was parsed"))
+    for read in (safetensors.load_safetensors, safetensors.read_header):
+        with pytest.raises(ValueError, match=r"many\.safetensors names 600,000 tensors, more than the 100,000"):
+            read(str(path))

@@ -15,6 +15,7 @@ from ...patches.lora_files import open_file
 from ...patches.lora_files.parse import grouped, with_alphas
 from ...patches.lora_files.peft_config import peft_configs
 from ...storage.float16 import SCALE_PREFIX, from_float16
+from ...storage.problem_list import problem_lines
 from ..state import TrainState
 from . import snapshots
 from .snapshots import Snapshot
@@ -160,7 +161,7 @@ def of_files(files: Sequence[tuple[str, str]]) -> Sources:
         for source in sources:
             problems.append(f"{source.name}: a {source.kind}; give files of one kind")
     if problems:
-        raise ValueError("Files to average:\n- " + "\n- ".join(problems))
+        raise ValueError("Files to average:\n" + problem_lines(problems))
     no_step = [source.name for source in sources if source.step is None]
     if no_step:
         return Sources(tuple(sources), notes=(f"in the order given: no step is recorded in {', '.join(no_step)}",))

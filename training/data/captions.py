@@ -35,9 +35,12 @@ class WrittenCaption:
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """A text file; raises UnicodeDecodeError when it has another encoding."""
+    """A text file; raises UnicodeDecodeError when it has another encoding, ValueError when it is too long."""
     if encoding == "utf-8":
         encoding = "utf-8-sig"  # reads plain UTF-8 too and drops the mark that Windows editors put first
+    size = path.stat().st_size
+    if size > MAX_TEXT_BYTES:
+        raise ValueError(f"{path.name}: {size:,} bytes are no caption; expected at most {MAX_TEXT_BYTES:,}")
     return path.read_text(encoding=encoding)
 
 
@@ -45,9 +48,6 @@ def read_lines(path: Path, encoding: str = "utf-8") -> tuple[str, ...]:
     """The lines of a text file that are not empty, with single spaces; raises ValueError that names the file when it
     has another encoding.
     """
-    size = path.stat().st_size
-    if size > MAX_TEXT_BYTES:
-        raise ValueError(f"{path.name}: {size:,} bytes are no caption; expected at most {MAX_TEXT_BYTES:,}")
     try:
         text = read_text(path, encoding)
     except UnicodeDecodeError as error:

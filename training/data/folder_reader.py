@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from ...storage.digest import sha256
+from ...storage.problem_list import problem_lines
 from ..random_draws import generator
 from . import folder_notes, images, wildcards
 from .buckets import Framing, frame, nearest_bucket
@@ -34,8 +35,8 @@ def read_folder(folder: Path, settings: FolderSettings, cache: Cache | None = No
     problems = reader.all_problems()
     notes = reader.notes(entries)
     if not entries:
-        lines = "\n  ".join([*problems, *notes])
-        raise ValueError(f"GraftDataset: no picture in folder {folder.name!r} can be used:\n  {lines}")
+        lines = problem_lines([*problems, *notes], "  ")
+        raise ValueError(f"GraftDataset: no picture in folder {folder.name!r} can be used:\n{lines}")
     held_out = _held_out_names(entries, settings.validation)
     _refuse_settings_without_effect(settings, entries)
     return FolderListing(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from ...storage.problem_list import problem_lines
 from .dataset import Dataset
 from .listing import FolderListing, ImageEntry, first_names, unique_images
 
@@ -29,7 +30,7 @@ def report(listing: FolderListing, regularisation: Dataset | None = None, share:
     lines += [*_size_and_mask_lines(listing), *_caption_lines(listing), *listing.notes]
     if listing.problems:
         lines.append(f"{len(listing.problems)} left out:")
-        lines += [f"  {problem}" for problem in listing.problems]
+        lines.append(problem_lines(listing.problems, "  "))
     if regularisation is not None:
         lines.append(f"regularisation: {len(regularisation.images)} pictures, {share:.0%} of each batch")
     return "\n".join(lines)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...storage.file_list import files_below
-from ...storage.pictures import FORMATS, open_picture, picture_errors
+from ...storage.pictures import open_picture, picture_errors
 from .buckets import Framing
 from .captions import first_file
 
@@ -55,7 +55,7 @@ def pillow_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except UnidentifiedImageError as error:
-        message = f"not a picture that can be read; expected {', '.join(FORMATS)}"
+        message = "not a picture that can be read"
         if path.suffix.lower() == ".avif" and ".avif" not in Image.registered_extensions():
             message = "this Pillow cannot read AVIF; install a newer one"
         raise ValueError(message) from error

@@ -29,6 +29,7 @@ from .store import (
     is_plain_name,
     read_record,
     record_of,
+    refuse_newer,
     restored,
     tail_of,
     write_record,
@@ -53,13 +54,15 @@ def save(state: TrainState, root: Path, name: str, shard: int = 0, versions: Map
     """Keep a state under a name, in files of at most `shard` bytes (0: one file); its folder.
 
     A state that had the name is replaced when the new one is whole on disk, and not before. Raises OSError with nothing
-    half-written left, FolderInUse when another process saves under that name.
+    half-written left, FolderInUse when another process saves under that name, NewerFormat when the state that has the
+    name was saved by a newer Graft.
     """
     with folder_lock(folder_of(root, name)), disk_errors_at(str(folder_of(root, name))):
         return _save(state, folder_of(root, name), shard, versions or {})
 
 
 def _save(state: TrainState, folder: Path, shard: int, versions: Mapping[str, str]) -> Path:
+    refuse_newer(folder)
     tensors = group_tensors(state)
     # Named by content and shard size, so that the files of an older state with this name are not overwritten.
     stem = f"tensors-{sha256_of_json([sha256_of_tensors(tensors), list(tensors), shard])[:16]}"

@@ -22,7 +22,7 @@ def _count(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, float) or type(value) is int
+    return isinstance(value, float) or (type(value) is int and abs(value) < 2**64)
 
 
 def _list_of(check: Check) -> Check:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ...storage.atomic import make_folders, sync_folder, write_whole
+from ...storage.bounded_read import MB, read_bounded
 from ...storage.digest import sha256, sha256_of_file, sha256_of_json
 from ...storage.disk_errors import disk_errors_at
 from ...storage.file_list import files_below, names_in
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from ..distributed.process_group import ProcessGroup
 
 FORMAT = 2
+MOST_RECORD = 256 * MB  # bytes of a state.json: the history of three million steps
+_MOST_BLOCK = 16 * MB  # bytes of a block of history
 KEEPS = ("last", "best", "every")  # which states TrainStep keeps besides the last one
 HISTORY = "history"
 BLOCK = 1000  # steps per block of history
@@ -53,6 +56,10 @@ def is_plain_name(name: str) -> bool:
 
 class Damaged(ValueError):
     """A stored state that cannot be used: the message says which file and what is wrong with it."""
+
+
+class NewerFormat(Damaged):
+    """A state that a newer Graft stored: it is not read, and not overwritten."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +224,7 @@ class Store:
             self.removed.append(disk_quota.removal_report(removed, self.folder.parent, self.limit))
 
     def _write(self, state: TrainState, folder: Path, tensors: str, kind: str) -> None:
+        refuse_newer(folder)
         self._make_room(
             state, folder, sum(t.numel() * t.element_size() for group in GROUPS for t in getattr(state, group).values())
         )
@@ -269,10 +277,14 @@ class Store:
         """Find the stored state that is furthest on the way from `state` to `steps` more steps, and what is damaged.
 
         Results are found by their key, snapshots by what they record. Unusable states are reported, never deleted.
+        Raises NewerFormat when the way leads over a state that a newer Graft stored.
         """
         problems: list[str] = []
         names = set(names_in(self.folder))
         settings, start = state.settings.digest, state.start.digest
+        target = self.result_folder(state_key(start, advance_position(state.position, settings, steps)))
+        refuse_newer(target)
+        refuse_newer(target / "partial")
         snapshots = self._snapshots(names, state, steps, problems)
         for count in range(steps, 0, -1):
             position = advance_position(state.position, settings, count)
@@ -287,6 +299,8 @@ class Store:
                     continue
                 try:
                     stored, recorded = load(folder, state, self.folder / HISTORY)
+                except NewerFormat:
+                    raise
                 except Damaged as error:
                     problems.append(str(error))
                     continue
@@ -406,9 +420,11 @@ def history_of(recorded: dict[str, Any], folder: Path) -> History:
     for name in recorded["blocks"]:
         path = folder / os.path.basename(name)
         try:
-            body = path.read_bytes()
+            body = read_bounded(path, _MOST_BLOCK)
         except OSError as error:
             raise Damaged(f"{path}: cannot be read ({error.strerror})") from error
+        except ValueError as error:
+            raise Damaged(f"{path}: {error}") from error
         if f"{sha256(body).hexdigest()}.json" != name:
             raise Damaged(f"{path}: its hash is not its name; it was changed or cut short")
         try:
@@ -472,13 +488,12 @@ def _signed(body: dict[str, Any]) -> bytes:
 def read_record(folder: Path) -> dict[str, Any]:
     """Read the state.json of a folder.
 
-    Raises Damaged if it is missing, changed, of another format, or names a file elsewhere.
+    Raises Damaged if it is missing, changed, of another format, or names a file elsewhere, NewerFormat if a newer Graft
+    wrote it.
     """
     path = folder / "state.json"
-    try:
-        record = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise Damaged(f"{path}: cannot be read as JSON ({error})") from error
+    record = _parsed_record(path)
+    _refuse_newer_record(path, record)
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise Damaged(f"{path}: expected format {FORMAT} of a Graft training state")
     if sha256_of_json({k: v for k, v in record.items() if k != "sha256"}) != record.get("sha256"):
@@ -487,6 +502,38 @@ def read_record(folder: Path) -> dict[str, Any]:
     if fault:
         raise Damaged(f"{path}: {fault}")
     return record
+
+
+def _parsed_record(path: Path) -> Any:
+    try:
+        return json.loads(read_bounded(path, MOST_RECORD))
+    except (OSError, ValueError, RecursionError) as error:
+        raise Damaged(f"{path}: cannot be read as JSON ({error})") from error
+
+
+def refuse_newer(folder: Path) -> None:
+    """Raises NewerFormat when the state in a folder is of a newer format: it must not be overwritten."""
+    path = folder / "state.json"
+    if not path.is_file():
+        return
+    try:
+        record = _parsed_record(path)
+    except Damaged:
+        return
+    _refuse_newer_record(path, record)
+
+
+def _refuse_newer_record(path: Path, record: Any) -> None:
+    if not isinstance(record, dict) or type(record.get("format")) is not int or record["format"] <= FORMAT:
+        return
+    versions = record.get("versions")
+    writer = "a newer Graft"
+    if isinstance(versions, dict) and isinstance(versions.get("graft"), str):
+        writer = f"Graft {versions['graft'][:40]}"
+    raise NewerFormat(
+        f"{path}: {writer} wrote it in format {record['format']}, and this Graft reads format {FORMAT}. It is kept"
+        " as it is: update Graft to use it, or give this run or state another name."
+    )
 
 
 def remove(folder: Path) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ...patches.adapters.diff import difference_name, parameter_name
 from ...patches.adapters.trainable import InitSource, Tensors
+from ...storage.problem_list import problem_lines
 from ..memory.inference_tensors import as_normal_tensors
 from ..random_draws import generator
 from .dropout import AdapterDropout, Moment
@@ -161,7 +162,7 @@ def _start_from_(trained: dict[str, Tensor], settings: AdapterSettings, targets:
     if not common:
         errors.append("no tensor of it is one that these settings train")
     if errors:
-        raise ValueError(f"GraftAdapter: initial does not fit ({len(errors)}):\n  " + "\n  ".join(errors))
+        raise ValueError(f"GraftAdapter: initial does not fit ({len(errors)}):\n" + problem_lines(errors, "  "))
     for name in common:
         trained[name] = initial[name].detach().to("cpu", torch.float32).clone()
     for path, target in targets.items():
@@ -257,7 +258,7 @@ def limit_norms_(trained: Mapping[str, Tensor], settings: AdapterSettings) -> in
         norm = adapter.norm(tensors, adapter.scale(tensors, *settings.size_of(path)))
         exceeded.append(norm > settings.max_norm)
         adapter.rescale_(tensors, settings.max_norm / norm.clamp(min=settings.max_norm))
-    return int(torch.stack(exceeded).sum())
+    return int(torch.stack([one.to(exceeded[0].device) for one in exceeded]).sum())
 
 
 # --- installing -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.run.loop import Callbacks, train
 from graft_nodes.training.state import begin, equal
 from graft_nodes.training.store import saved_states
-from graft_nodes.training.store.store import Damaged
+from graft_nodes.training.store.store import Damaged, NewerFormat
 from graft_nodes.training.trainable.settings import AdapterSettings
 
 
@@ -137,3 +137,17 @@ def test_a_name_is_replaced_whole_or_not_at_all(run, tmp_path, monkeypatch):
     saved_states.save(further, tmp_path, "mine", 0)
     assert equal(saved_states.load(tmp_path, "mine", "model"), further)
     assert len(list((tmp_path / "mine").iterdir())) == 2
+
+
+def test_a_saved_state_of_a_newer_format_is_refused_with_its_version_and_kept(run, tmp_path):
+    state, _, dataset = run
+    folder = saved_states.save(state, tmp_path, "mine")
+    path = folder / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 3, "versions": {"graft": "7.8.9"}}))
+    written = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(NewerFormat, match=r"Graft 7\.8\.9 wrote it in format 3"):
+        saved_states.load(tmp_path, "mine", "model", dataset.digest)
+    with pytest.raises(NewerFormat, match="or give this run or state another name"):
+        saved_states.save(state, tmp_path, "mine")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == written
+    saved_states.save(state, tmp_path, "other")

@@ -8,11 +8,13 @@ from functools import partial
 
 import pytest
 import torch
+from graft_nodes.storage.digest import sha256_of_json
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.run import call as runs
 from graft_nodes.training.run.loop import Callbacks, Stopped, train
 from graft_nodes.training.state import equal, with_settings
-from graft_nodes.training.store.store import Damaged, Store, load
+from graft_nodes.training.store import listing
+from graft_nodes.training.store.store import Damaged, NewerFormat, Store, load
 
 
 class Bench:
@@ -344,3 +346,58 @@ def test_another_error_is_not_taken_for_want_of_memory(bench):
 
 def test_no_steps_do_nothing(bench):
     assert bench.run(0).state is bench.state and bench.files() == [] and bench.opened == 0
+
+
+def _rewritten(folder, **entries):
+    """The state.json of a folder with other entries, and the hash that fits them; its path and bytes."""
+    path = folder / "state.json"
+    body = {**json.loads(path.read_text()), **entries}
+    del body["sha256"]
+    path.write_text(json.dumps({**body, "sha256": sha256_of_json(body)}))
+    return path, path.read_bytes()
+
+
+NEWER = {"format": 3, "versions": {"graft": "7.8.9"}, "of a later time": True}
+
+
+def test_a_state_of_a_newer_format_is_refused_with_its_versions_and_kept(bench):
+    path, written = _rewritten(bench.run(4).folder, **NEWER)
+    tensors = (path.parent / "state.safetensors").read_bytes()
+    for steps in (4, 6):  # that state itself, and one behind it
+        with pytest.raises(NewerFormat, match=r"state\.json: Graft 7\.8\.9 wrote it in format 3, and this Graft reads"):
+            bench.run(steps)
+    with pytest.raises(NewerFormat, match="update Graft to use it, or give this run or state another name"):
+        bench.store.save(train(bench.state, bench.denoiser, bench.dataset, 4))
+    assert path.read_bytes() == written and (path.parent / "state.safetensors").read_bytes() == tensors
+    assert listing.states(bench.folder, "run") == []
+    assert bench.run(2).trained == 2  # the way to it is free
+    bench.store = Store(bench.folder, "another", {})
+    assert bench.run(4).trained == 4
+
+
+def test_a_snapshot_of_a_newer_format_on_the_way_is_refused_and_kept(bench):
+    def stop(step, *_):
+        if step == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(6, on_step=stop)
+    [partial] = bench.folder.rglob("partial/state.json")
+    path, written = _rewritten(partial.parent, **NEWER)
+    with pytest.raises(NewerFormat, match="in format 3"):
+        bench.run(6)
+    assert path.read_bytes() == written
+    other = bench.run(5)  # another target does not touch it
+    assert other.trained == 5 and any("in format 3" in note for note in other.notes) and path.read_bytes() == written
+
+
+@pytest.mark.parametrize("seconds", [10**400, -(10**400), "1", True])
+def test_a_number_that_no_computer_holds_is_damage(bench, seconds):
+    folder = bench.run(2).folder
+    _rewritten(folder, effort={"seconds": seconds, "memory": 0})
+    with pytest.raises(Damaged, match="missing or of another form: effort"):
+        load(folder, bench.state)
+    _rewritten(folder, effort={"seconds": 1.0, "memory": 0}, history={"loss": [10**400], "rate": [], "norm": []})
+    with pytest.raises(Damaged, match="missing or of another form: history"):
+        load(folder, bench.state)
+    assert bench.run(2).trained == 2

@@ -6,6 +6,7 @@ import json
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ....storage.bounded_read import MB, read_bounded
 from ....storage.file_list import files_below
 from .. import images
 from ..captions import WrittenCaption, first_file
@@ -13,6 +14,8 @@ from ..filters import Filters
 from ..tags import split_tags
 from ..yaml_values import shorten
 from .layout import CaptionReader, DatasetLayout
+
+_MOST_BYTES = 64 * MB  # of a JSON file
 
 
 class JsonIndex(CaptionReader):
@@ -63,7 +66,7 @@ def _json_files(folder: Path) -> list[Path]:
 def _load_record(file: Path) -> dict[str, Any] | None:
     """The JSON object of a file that describes an image, None for another file."""
     try:
-        record = json.loads(file.read_text(encoding="utf-8-sig"))
+        record = json.loads(read_bounded(file, _MOST_BYTES).decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8 text ({error.reason} at byte {error.start})") from error
     except (ValueError, RecursionError) as error:
