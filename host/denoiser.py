@@ -195,7 +195,12 @@ def to_host_memory(patcher: Any) -> None:
 
 @contextlib.contextmanager
 def denoiser(
-    patcher: Any, terminal: bool = False, layers: bool = False, clip: Any = None, clip_skip: int = 0
+    patcher: Any,
+    terminal: bool = False,
+    layers: bool = False,
+    clip: Any = None,
+    clip_skip: int = 0,
+    weighted_captions: bool = False,
 ) -> Iterator[Denoiser]:
     """Loads a MODEL and yields its Denoiser. At the end ComfyUI is told that training is over.
 
@@ -219,7 +224,7 @@ def denoiser(
         if was_training is not None:
             management.in_training = True
         with _fit_for_autograd(patcher.model.diffusion_model, clip is not None):
-            yield Denoiser(patcher, None if clip is None else LiveEncoder(clip, clip_skip))
+            yield Denoiser(patcher, None if clip is None else LiveEncoder(clip, clip_skip, weighted_captions))
     finally:
         if was_training is not None:
             management.in_training = was_training

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ..training.data.dataset import Conditioning
+
+_BARE_BRACKET = re.compile(r"(?<!\\)[()]")
 
 
 def encode_pictures(vae: Any, pixels: torch.Tensor) -> torch.Tensor:
@@ -16,12 +19,26 @@ def encode_pictures(vae: Any, pixels: torch.Tensor) -> torch.Tensor:
     return latents.detach().to("cpu", torch.float32)
 
 
-def encode_captions(clip: Any, captions: Sequence[str], clip_skip: int = 0) -> dict[str, Conditioning]:
-    """Encode each caption, float32 on the CPU; `clip_skip` 2 stops one layer before the last, 0 leaves it as it is."""
+def prompt_of(caption: str, weighted: bool) -> str:
+    """A caption in ComfyUI's prompt syntax: its brackets are escaped, so that they are text, unless `weighted`.
+
+    A bracket that is escaped already stays as it is: `saber (fate)` and `saber \\(fate\\)` are the same caption.
+    """
+    if weighted:
+        return caption
+    return _BARE_BRACKET.sub(r"\\\g<0>", caption)
+
+
+def encode_captions(
+    clip: Any, captions: Sequence[str], clip_skip: int = 0, weighted: bool = False
+) -> dict[str, Conditioning]:
+    """Encode each caption, float32 on the CPU; `clip_skip` 2 stops one layer before the last, 0 leaves it as it is.
+    With `weighted`, brackets weigh what is in them, as in a prompt.
+    """
     clip = with_clip_skip(clip, clip_skip)
     conditionings = {}
     for caption in captions:
-        context, extras = _encode(clip, caption)
+        context, extras = _encode(clip, prompt_of(caption, weighted))
         for name, value in extras.items():
             extras[name] = _float_on_cpu(value)
         conditionings[caption] = Conditioning(_float_on_cpu(context), extras)
@@ -37,15 +54,18 @@ def with_clip_skip(clip: Any, clip_skip: int) -> Any:
     return clone
 
 
-def _encode(clip: Any, caption: str) -> tuple[torch.Tensor, dict[str, Any]]:
-    context, extras = clip.encode_from_tokens_scheduled(clip.tokenize(caption))[0]
+def _encode(clip: Any, prompt: str) -> tuple[torch.Tensor, dict[str, Any]]:
+    context, extras = clip.encode_from_tokens_scheduled(clip.tokenize(prompt))[0]
     return context, {name: value for name, value in extras.items() if not callable(value)}
 
 
 class LiveEncoder:
-    """A loaded CLIP's text encoder that is being trained: its conditionings carry gradients."""
+    """A loaded CLIP's text encoder that is being trained: its conditionings carry gradients. With `weighted`, brackets
+    weigh what is in them.
+    """
 
-    def __init__(self, clip: Any, clip_skip: int = 0) -> None:
+    def __init__(self, clip: Any, clip_skip: int = 0, weighted: bool = False) -> None:
+        self.weighted = weighted
         self.clip = with_clip_skip(clip, clip_skip).clone()
         # Already loaded: loading it again would move the weights that are being trained.
         self.clip.load_model = lambda *_, **__: self.clip.patcher
@@ -55,7 +75,9 @@ class LiveEncoder:
         """Encodes the captions with the current weights. `known` are the dataset's conditionings; their other entries
         (sizes) are kept.
         """
-        encoded = {caption: _encode(self.clip, caption) for caption in dict.fromkeys(captions)}
+        encoded: dict[str, tuple[torch.Tensor, dict[str, Any]]] = {}
+        for caption in dict.fromkeys(captions):
+            encoded[caption] = _encode(self.clip, prompt_of(caption, self.weighted))
         conditionings = []
         for caption, old in zip(captions, known, strict=True):
             context, extras = encoded[caption]

@@ -37,7 +37,7 @@ class GraftDataset(io.ComfyNode):
                     default="",
                     tooltip=(
                         "A folder under ComfyUI's input folder. Images in a folder named 10_name repeat 10"
-                        " times, as in kohya's scripts."
+                        " times, as in kohya's scripts; the report says which do."
                     ),
                 ),
                 io.Vae.Input("vae", tooltip="Encodes the images. Use the VAE of the model you train."),
@@ -201,6 +201,16 @@ class GraftDataset(io.ComfyNode):
                         " images. Raise it if the model forgets."
                     ),
                 ),
+                io.Boolean.Input(
+                    "weighted_captions",
+                    display_name="weighted captions",
+                    default=False,
+                    optional=True,
+                    tooltip=(
+                        "Off: brackets in captions are text, as in saber (fate). On: they weigh what is in them, as in"
+                        " prompts: (word:1.2). kohya's weighted_captions."
+                    ),
+                ),
             ],
             outputs=[
                 Dataset.Output(display_name="GRAFT_DATASET"),
@@ -244,6 +254,7 @@ class GraftDataset(io.ComfyNode):
         filters="",
         regularisation=None,
         regularisation_share=0.25,
+        weighted_captions=False,
     ) -> io.NodeOutput:
         from ..training.data import encoding, folder_report
         from ..training.data.cache import Cache
@@ -276,13 +287,17 @@ class GraftDataset(io.ComfyNode):
 
         def encode_captions(texts):
             host.events.raise_if_interrupted()
-            return host.encoding.encode_captions(clip, texts, clip_skip)
+            return host.encoding.encode_captions(clip, texts, clip_skip, weighted_captions)
+
+        def prompt_of(caption):
+            return host.encoding.prompt_of(caption, weighted_captions)
 
         def on_progress(done):
             progress(done)
             host.events.raise_if_interrupted()
 
         fields = {"caption_dropout": caption_dropout, "unhashed": unhashed, "regularisation_share": 0.0}
+        fields["weighted_captions"] = weighted_captions
         if clip_skip:
             fields["clip_skip"] = clip_skip
         if regularisation is not None:
@@ -295,10 +310,12 @@ class GraftDataset(io.ComfyNode):
             (vae_hash.digest, f"{clip_hash.digest} {clip_skip}"),
             cache,
             on_progress,
+            prompt_of,
             regularisation=regularisation,
             **fields,
         )
         lines = [folder_report.report(listing, regularisation, regularisation_share), folder_report.memory(dataset)]
+        lines += folder_report.brackets(listing, weighted_captions)
         if unhashed:
             lines.append(f"nothing is cached on disk, because these cannot be hashed: {', '.join(unhashed)}")
         if cache is not None:

@@ -126,6 +126,45 @@ def test_clip_skip_is_part_of_the_digest(host, demo, folder):
     assert not _call(host, demo, folder)[0].unhashed
 
 
+def test_brackets_in_captions_are_text_unless_they_are_to_weigh(host, demo, folder):
+    def encoded(prompt):
+        with torch.inference_mode():
+            return demo[1].encode_from_tokens_scheduled(demo[1].tokenize(prompt))[0][0].float()
+
+    caption = "a (zorp:3) left"
+    _picture(host, folder, "a.png", caption)
+    text, heavy = encoded("a zorp 3 left"), encoded(caption)
+    assert not torch.allclose(text, heavy, atol=1e-3)
+    for _ in range(2):  # the second time from the cache
+        plain, _, said = _call(host, demo, folder)
+        weighted, _, said_of_weighted = _call(host, demo, folder, weighted_captions=True)
+        assert torch.equal(plain.conditionings[caption].context, text)
+        assert torch.equal(weighted.conditionings[caption].context, heavy)
+    assert plain.digest != weighted.digest and weighted.weighted_captions and not plain.weighted_captions
+    assert "brackets in captions are text (weighted captions is off): a.png" in said
+    assert "brackets weigh what is in them (weighted captions is on): a.png" in said_of_weighted
+
+
+def test_a_text_encoder_that_is_trained_reads_brackets_as_the_dataset_does(host, demo, folder):
+    caption = "a (zorp:3) left"
+    _picture(host, folder, "a.png", caption)
+    steps = host.module("nodes.training")
+    for weighted in (False, True):
+        dataset = _call(host, demo, folder, validation=0.0, weighted_captions=weighted)[0]
+        adapter = host.call("GraftAdapter", text_encoder=True)[0]
+        state = host.call("GraftTrainStart", model=demo[0], dataset=dataset, clip=demo[1], adapter=adapter)[0]
+        with torch.inference_mode(False), steps.opened(state) as denoiser, torch.no_grad():
+            (live,) = denoiser.encode([caption], [dataset.conditionings[caption]])
+        assert torch.allclose(live.context.float().cpu(), dataset.conditionings[caption].context, atol=1e-5)
+
+
+def test_weighted_captions_change_nothing_where_no_caption_has_brackets(host, demo, folder):
+    _picture(host, folder, "a.png", "a red circle left")
+    _picture(host, folder, "b.png", r"a zorp \(left\)", seed=1)
+    plain, weighted = _call(host, demo, folder)[0], _call(host, demo, folder, weighted_captions=True)[0]
+    assert plain.digest == weighted.digest
+
+
 def _train(host, folder, steps, run, optimizer=None, **given):
     """A workflow: the demo model trained on a folder, for some steps in each of the TrainSteps "10", "11" …"""
 

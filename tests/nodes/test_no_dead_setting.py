@@ -65,6 +65,7 @@ CASES: dict[str, dict[str, Case]] = {
         "filters": Case("blacklist_tags: [one]"),
         "regularisation": Case("regular"),
         "regularisation_share": Case(0.75, {**REGULAR, "GraftOptimizer": {"batch_size": 4}}),
+        "weighted_captions": Case(True, {"GraftDataset": {"filters": "caption_prefix: '(zorp:3)'"}}),
     },
     "GraftAdapter": {
         "kind": Case("locon", {"GraftAdapter": {"targets": "all"}}),

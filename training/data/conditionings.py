@@ -24,11 +24,19 @@ class Conditionings(Mapping[str, Conditioning]):
     """Conditioning by caption. Iterating gives the captions it began with; any other one is encoded when it is asked
     for.
 
-    `encoder` identifies the text encoder in the cache. A conditioning is the same whenever it was encoded.
+    `encoder` identifies the text encoder in the cache, and `prompt_of` gives what it reads of a caption. A conditioning
+    is the same whenever it was encoded.
     """
 
-    def __init__(self, encode: Encode, texts: Iterable[str], encoder: str = "", cache: Cache | None = None) -> None:
-        self._encode, self._encoder, self._cache = encode, encoder, cache
+    def __init__(
+        self,
+        encode: Encode,
+        texts: Iterable[str],
+        encoder: str = "",
+        cache: Cache | None = None,
+        prompt_of: Callable[[str], str] = str,
+    ) -> None:
+        self._encode, self._encoder, self._cache, self._prompt_of = encode, encoder, cache, prompt_of
         self._recent: OrderedDict[str, Conditioning] = OrderedDict()
         self._bytes = 0
         self._lock = threading.RLock()
@@ -88,7 +96,7 @@ class Conditionings(Mapping[str, Conditioning]):
         return self._cache is not None and self._cache.holds("texts", self._key(text))
 
     def _key(self, text: str) -> str:
-        return key_of("text", self._encoder, text)
+        return key_of("text", self._encoder, self._prompt_of(text))
 
     def _remember(self, text: str, conditioning: Conditioning) -> None:
         """Keep a conditioning in memory; the least recently used ones go if they can be read from disk again."""

@@ -87,6 +87,7 @@ class Dataset:
     report: str = ""
     unhashed: tuple[str, ...] = ()  # parts of the encoders that cannot be hashed, so the digest leaves them out
     clip_skip: int = 0  # of the encoder that made the conditionings, for encoding the captions again
+    weighted_captions: bool = False  # whether brackets in captions weigh what is in them, for the same
     workers: int = 0  # threads that prepare batches ahead; not part of the digest
     write_schedule: bool = False
     watched: WatchedFiles | None = None  # the files it was read from

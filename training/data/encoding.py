@@ -24,7 +24,8 @@ from .listing import FolderListing, ImageEntry
 if TYPE_CHECKING:
     from PIL import Image
 
-_NOT_HASHED = ("regularisation", "report", "unhashed")  # fields of the dataset that are no plain settings
+# Fields of the dataset that are no plain settings, or are in what captions are encoded from.
+_NOT_HASHED = ("regularisation", "report", "unhashed", "weighted_captions")
 
 
 def encode(
@@ -34,13 +35,14 @@ def encode(
     encoders: tuple[str, str],
     cache: Cache | None = None,
     on_progress: Callable[[int], object] = lambda done: None,
+    prompt_of: Callable[[str], str] = str,
     **settings: Any,
 ) -> tuple[Dataset, Tensor]:
     """The dataset of a listing, and its contact sheet (1, H, W, 3) in 0..1.
 
     `encode_pixels` turns (1, H, W, 3) into latents (1, C, h, w); `encoders` are hashes of the VAE and the text encoder;
-    `on_progress` gets the number of images done; `settings` are further fields of Dataset. Raises ValueError when a
-    file has changed since it was listed.
+    `on_progress` gets the number of images done; `prompt_of` gives what the text encoder reads of a caption; `settings`
+    are further fields of Dataset. Raises ValueError when a file has changed since it was listed.
     """
     encoder = ImageEncoder(listing, encode_pixels, encoders[0], cache)
     for number, entry in enumerate(listing.entries, 1):
@@ -50,8 +52,8 @@ def encode(
     texts = {entry.caption.plain for entry in listing.entries} | {""}
     dataset = Dataset(
         tuple(encoder.images[entry.name, entry.bucket] for entry in listing.train),
-        Conditionings(encode_captions, texts, encoders[1], cache),
-        _digest(listing, encoders, settings),
+        Conditionings(encode_captions, texts, encoders[1], cache, prompt_of),
+        _digest(listing, encoders, settings, prompt_of),
         tuple(encoder.images[entry.name, entry.bucket] for entry in listing.held_out),
         listing.settings.flip,
         workers=filters.workers,
@@ -63,12 +65,19 @@ def encode(
     return dataset, images.image_tensor(images.contact_sheet(encoder.sheet))
 
 
-def _digest(listing: FolderListing, encoders: tuple[str, str], settings: Mapping[str, Any]) -> str:
+def _digest(
+    listing: FolderListing,
+    encoders: tuple[str, str],
+    settings: Mapping[str, Any],
+    prompt_of: Callable[[str], str],
+) -> str:
     hashed_settings = {name: value for name, value in settings.items() if name not in _NOT_HASHED}
     regularisation = settings.get("regularisation")
     body = [listing.digest, encoders, hashed_settings, None]
     if regularisation is not None:
         body[-1] = regularisation.digest
+    if any(prompt_of(text) != text for text in listing.caption_texts()):
+        body.append("brackets are text")  # part of stored digests
     return sha256_of_spaced_json(body)
 
 

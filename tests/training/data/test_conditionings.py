@@ -37,6 +37,14 @@ def _same(left, right):
     )
 
 
+def test_captions_that_the_encoder_reads_in_two_ways_are_two_in_the_cache(tmp_path):
+    literal, weighted = Encoder(), Encoder()
+    cache = Cache(tmp_path)
+    Conditionings(weighted, ["", "a (b)"], "e", cache)
+    Conditionings(literal, ["", "a (b)"], "e", cache, lambda text: text.replace("(", "\\("))
+    assert weighted.calls == [["", "a (b)"]] and literal.calls == [["a (b)"]]
+
+
 @pytest.mark.parametrize("cached", [False, True])
 def test_given_ahead_and_late_are_the_same(tmp_path, cached):
     encoder = Encoder()
