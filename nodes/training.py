@@ -326,7 +326,7 @@ class TrainStep(io.ComfyNode):
         group, node = process_group.current(), cls.hidden.unique_id if cls.hidden else None
         if optimizer is not None:
             optimizer = optimizers.of_ranks(optimizer, group.as_ranks)
-        subject, state = state.subject, _noted(states.with_settings(state, optimizer, objective))
+        subject, state = state.subject, states.with_settings(state, optimizer, objective)
         if state.start.adapter.text_encoder and subject.clip is None:
             raise ValueError(
                 "TrainStep: this state trains the text encoder, but was loaded without one. Connect clip to Load State."
@@ -342,6 +342,9 @@ class TrainStep(io.ComfyNode):
                     / optimizer_settings.accumulation
                 ),
             )
+        if steps:
+            state = states.with_planned_steps(state, state.step + steps)
+        state = _noted(state)
         callbacks = Callbacks(
             validate_every=validate_every,
             snapshot_every=snapshot_every,
@@ -392,11 +395,11 @@ def opened(state: Any, layers: bool = False) -> Any:
         clip = subject.clip
     else:
         clip = None
-    if subject.dataset is None:
-        skip = 0
-    else:
-        skip = subject.dataset.clip_skip
-    return host.denoiser.denoiser(subject.model, state.settings.objective.zero_terminal_snr, layers, clip, skip)
+    skip, weighted = 0, False
+    if subject.dataset is not None:
+        skip, weighted = subject.dataset.clip_skip, subject.dataset.weighted_captions
+    terminal = state.settings.objective.zero_terminal_snr
+    return host.denoiser.denoiser(subject.model, terminal, layers, clip, skip, weighted)
 
 
 def _check(

@@ -204,8 +204,8 @@ class GraftOptimizer(io.ComfyNode):
                     max=10.0,
                     step=1e-6,
                     tooltip=(
-                        "How large each step is. Start at 1e-4 for a LoRA, 1e-5 with lion, 1 with prodigy. Lower"
-                        " it if the loss jumps or the LoRA overfits. adacoor ignores it."
+                        "How large each step is. Start at 1e-4 for a LoRA, 1e-5 with lion, 1 with prodigy, 0.01 with"
+                        " adafactor. Lower it if the loss jumps or the LoRA overfits. adacoor ignores it."
                     ),
                 ),
                 io.Float.Input(
@@ -244,11 +244,12 @@ class GraftOptimizer(io.ComfyNode):
                     "total_steps",
                     display_name="total steps (schedule)",
                     default=1000,
-                    min=1,
+                    min=0,
                     max=10_000_000,
                     tooltip=(
                         "The length of the learning rate schedule: the steps of the whole run, even if you split"
-                        " it over several Train Steps. Set it to the steps you plan to train."
+                        " it over several Train Steps. 0: up to the last step of each Train Step; more steps then"
+                        " begin anew."
                     ),
                 ),
                 io.Float.Input(

@@ -96,8 +96,9 @@ class TrainState:
 
     `trained` (the weights to sample with) and `average` (the EMA, empty when there is none) go by name and are float32,
     `optimizer` goes by `<slot>/<name>` and has its library's types (`training.optimizers.stepper`), `powers` (the
-    power-function averages that snapshots are taken of) by `<number of the width>/<name>`. `subject` is the host's:
-    models and dataset that the nodes carry along; the core does not look into it, and it is not part of the state's
+    power-function averages that snapshots are taken of) by `<number of the width>/<name>`. `open_schedule` is whether
+    the settings left the schedule's length to the steps asked for (`with_planned_steps`). `subject` is the host's:
+    models and dataset that the nodes carry along; the core does not look into it. Neither is part of the state's
     identity.
     """
 
@@ -113,6 +114,7 @@ class TrainState:
     cost: RunCost = field(default_factory=RunCost)
     run: str = "run"
     notes: Mapping[str, str] = field(default_factory=dict)
+    open_schedule: bool = False
     base: Callable[[], Mapping[str, Tensor]] | None = field(default=None, repr=False)
     subject: Any = field(default=None, repr=False)
 
@@ -177,7 +179,7 @@ def begin(
         return {prefix + name: p.detach() for prefix, part in parts for name, p in part.named_parameters()}
 
     settings, ema = settings or Settings(), start.ema
-    if ema is not None:
+    if ema is not None and settings.optimizer.total_steps:
         check_horizon(ema, settings.optimizer.total_steps)
     trained = init_trainable(module, start.adapter, start.seed, (base or own)(), text_encoder, read)
     check_run(settings.optimizer, RunFacts(trained, start.adapter.kind, start.adapter.max_norm, ema is not None))
@@ -213,7 +215,8 @@ def with_settings(
     Another optimizer starts with a fresh state. With another objective the held-out losses so far are outdated.
     """
     settings = Settings(optimizer or state.settings.optimizer, objective or state.settings.objective)
-    if settings == state.settings:
+    open_schedule = state.open_schedule and optimizer is None
+    if settings == state.settings and open_schedule == state.open_schedule:
         return state
     adapter = state.start.adapter
     check_run(settings.optimizer, RunFacts(state.trained, adapter.kind, adapter.max_norm, state.start.ema is not None))
@@ -221,7 +224,22 @@ def with_settings(
     history = state.history
     if settings.objective != state.settings.objective:
         history = replace(history, outdated=len(history.validation))
-    return replace(state, settings=settings, optimizer=state.optimizer if keeps_state else {}, history=history)
+    state = replace(state, settings=settings, optimizer=state.optimizer if keeps_state else {}, history=history)
+    return replace(state, open_schedule=open_schedule)
+
+
+def with_planned_steps(state: TrainState, until: int) -> TrainState:
+    """The state with a schedule that ends at step `until`, where its settings leave the length open (total_steps 0).
+
+    A later call plans anew. Raises ValueError when `until` is too early for the average.
+    """
+    optimizer = state.settings.optimizer
+    if optimizer.total_steps and not state.open_schedule:
+        return state
+    if state.start.ema is not None:
+        check_horizon(state.start.ema, until)
+    settings = replace(state.settings, optimizer=replace(optimizer, total_steps=until))
+    return replace(state, settings=settings, open_schedule=True)
 
 
 def equal(left: TrainState, right: TrainState) -> bool:

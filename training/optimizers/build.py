@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from . import options
 from .record import BuildRequest
 from .registry import OPTIMIZERS
 from .settings import OptimizerSettings
@@ -47,13 +46,12 @@ def build(settings: OptimizerSettings, groups: Sequence[dict[str, Any]], part: s
     if messages:
         raise ValueError("GraftOptimizer: " + "; ".join(messages) + ".")
     record = OPTIMIZERS.get(settings.optimizer)
-    given_options = options.parse(settings.optimizer, settings.options)
     request = BuildRequest(
         groups=list(groups),
         learning_rate=settings.learning_rate,
         weight_decay=settings.weight_decay,
         warmup=settings.warmup,
-        options={**record.option_defaults, **given_options},
+        options={**record.option_defaults, **settings.parsed_options},
         part=part,
     )
     return record.build(request)

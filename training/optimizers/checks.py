@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...patches.adapters.registry import trainable_kind
 from .block_rates import is_text_encoder, is_up, unmatched
 from .build import missing
+from .learning_rate_schedule import rate_at
 from .record import RunFacts
 from .registry import OPTIMIZERS
 from .settings import OptimizerSettings
@@ -44,9 +45,39 @@ def remarks(settings: OptimizerSettings) -> list[str]:
             f"learning_rate {settings.learning_rate:g} is so large for {record.name} that training will probably"
             " diverge in the first steps"
         )
-    if settings.total_steps <= 2 * settings.warmup and settings.warmup:
+    elif record.usual_rates is not None:
+        sentences += _unusual_rate(settings, *record.usual_rates)
+    if 0 < settings.total_steps <= 2 * settings.warmup:
         sentences.append(
             f"warmup takes {settings.warmup} of {settings.total_steps} steps, so the learning rate is at its peak for"
             " half of the run or less"
         )
     return sentences
+
+
+def _unusual_rate(settings: OptimizerSettings, least: float, most: float) -> list[str]:
+    rate = settings.learning_rate
+    usual = f"what is usual for {settings.optimizer} ({least:g} to {most:g})"
+    if rate < least:
+        return [f"learning_rate {rate:g} is below {usual}: weights will hardly move"]
+    if rate > most:
+        return [f"learning_rate {rate:g} is above {usual}: lower it if the loss jumps"]
+    return []
+
+
+def schedule_remarks(settings: OptimizerSettings, first: int, until: int) -> list[str]:
+    """Sentences about steps `first` to `until` of a run, where they do not end with the learning rate's schedule."""
+    total, schedule = settings.total_steps, settings.schedule
+    if schedule == "constant" or until == total or first == until:
+        return []
+    if until > total:
+        after = until - max(first, total)
+        return [
+            f"{after} of these {until - first} steps come after the {total} of the schedule ({schedule}), at learning"
+            f" rate {rate_at(settings, until - 1):g}: set total_steps to {until}, or to 0 for the steps asked for"
+        ]
+    return [
+        f"the schedule ({schedule}) is planned for {total} steps and these end at step {until}, at learning rate"
+        f" {rate_at(settings, until - 1):g}: unless more steps follow, set total_steps to {until}, or to 0 for the steps"
+        " asked for"
+    ]

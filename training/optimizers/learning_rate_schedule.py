@@ -24,13 +24,16 @@ def rate_at(settings: OptimizerSettings, step: int) -> float:
     """The learning rate of optimizer step `step`; 0 is the first.
 
     It rises linearly during the warmup, and is at the floor from the last of `total_steps` on. linear, polynomial
-    (power 2) and cosine fall between the two; cosine-restarts falls four times over the same length.
+    (power 2) and cosine fall between the two; cosine-restarts falls four times over the same length. Raises ValueError
+    if the length is open (`total_steps` 0).
     """
     peak = peak_rate(settings)
     if step < settings.warmup:
         return peak * (step + 1) / settings.warmup
     if settings.schedule == "constant":
         return peak
+    if not settings.total_steps:
+        raise ValueError(f"total_steps is 0, so the length of schedule {settings.schedule} is open.")
     # The last step of the run (total_steps - 1) has the floor, the first one after the warmup the peak.
     length = max(1, settings.total_steps - 1 - settings.warmup)
     progress = min(1.0, (step - settings.warmup) / length)

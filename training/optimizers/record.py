@@ -34,6 +34,8 @@ class SettingsView(Protocol):
     def scale_lr(self) -> bool: ...
     @property
     def block_rates(self) -> str: ...
+    @property
+    def parsed_options(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,10 @@ class OptimizerRecord:
     has_weight_decay: bool = True
     joint_step: bool = False
     """Whether its step needs the gradients of all tensors together, so that no tensor can be updated early or alone."""
+    usual_rates: tuple[float, float] | None = None
+    """The lowest and the highest usual learning rate; the report warns of a rate outside. None if `remarks` does that,
+    or if it has no learning rate.
+    """
     diverges_from: float = math.inf
     """From about this learning rate on, a step changes every weight by more than the weight's own size."""
 

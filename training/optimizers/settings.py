@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from . import options
 from .block_rates import parse_block_rates
@@ -22,8 +24,8 @@ SPEED_ONLY = frozenset({"checkpointing", "offload", "fused_backward"})
 class OptimizerSettings:
     """The settings of GraftOptimizer; plain values, checked on creation (`checks.check_run` checks them against a run).
 
-    - `total_steps`: the length of the learning rate schedule; `warmup`: its first steps; `floor`: the fraction of the
-      learning rate at its end.
+    - `total_steps`: the length of the learning rate schedule (0: up to the last step that is asked for, see
+      `state.with_planned_steps`); `warmup`: its first steps; `floor`: the fraction of the learning rate at its end.
     - `text_encoder_rate`: the text encoder's learning rate (0: the same).
     - `block_rates`: multiplies the rate where a pattern matches (block_rates.py); `lora_plus`: that of up matrices
       (LoRA+, 2402.12354); `scale_lr`: all rates by (batch * accumulation)^0.55.
@@ -55,6 +57,11 @@ class OptimizerSettings:
         if errors:
             raise ValueError("GraftOptimizer: " + "; ".join(errors) + ".")
 
+    @property
+    def parsed_options(self) -> Mapping[str, Any]:
+        """`options` by name, as values. Raises ValueError where they cannot be read."""
+        return options.parse(self.optimizer, self.options)
+
 
 def of_ranks(settings: OptimizerSettings, ranks: int) -> OptimizerSettings:
     """The settings of a step on several ranks: the accumulation is multiplied by the number of ranks."""
@@ -73,7 +80,7 @@ def same_state(left: OptimizerSettings, right: OptimizerSettings) -> bool:
 
 def _state_layout(settings: OptimizerSettings) -> object:
     record = OPTIMIZERS.get(settings.optimizer)
-    return record.state_layout(options.parse(settings.optimizer, settings.options))
+    return record.state_layout(settings.parsed_options)
 
 
 def _unknown_choices(settings: OptimizerSettings) -> list[str]:
@@ -91,15 +98,17 @@ def _wrong_numbers(settings: OptimizerSettings) -> list[str]:
     errors = []
     if not (math.isfinite(settings.learning_rate) and settings.learning_rate > 0):
         errors.append(f"learning_rate is {settings.learning_rate}, expected a finite number above 0")
-    for name in ("total_steps", "batch_size", "accumulation"):
+    for name in ("batch_size", "accumulation"):
         value = getattr(settings, name)
         if value < 1:
             errors.append(f"{name} is {value}, expected 1 or more")
+    if settings.total_steps < 0:
+        errors.append(f"total_steps is {settings.total_steps}, expected 1 or more, or 0 for the steps asked for")
     for name in ("warmup", "clip_norm", "weight_decay", "text_encoder_rate"):
         value = getattr(settings, name)
         if not (math.isfinite(value) and value >= 0):
             errors.append(f"{name} is {value}, expected a finite number, 0 or more")
-    if settings.warmup > settings.total_steps:
+    if 0 < settings.total_steps < settings.warmup:
         errors.append(f"warmup is {settings.warmup} steps and total_steps only {settings.total_steps}")
     if not 0.0 <= settings.floor <= 1.0:
         errors.append(
@@ -119,7 +128,7 @@ def _unreadable(settings: OptimizerSettings) -> list[str]:
         errors.append(str(error))
     if settings.optimizer in OPTIMIZERS:
         try:
-            options.parse(settings.optimizer, settings.options)
+            _ = settings.parsed_options
         except ValueError as error:
             errors.append(str(error))
     return errors

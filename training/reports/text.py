@@ -24,11 +24,14 @@ def beginning(state: TrainState, dataset: Dataset, unhashed: Sequence[str]) -> s
     if not adapter.full_weights:
         size = f", rank {adapter.rank}, alpha {adapter.alpha or adapter.rank:g}"
     rounds = batches_per_epoch(dataset, settings.batch_size) / settings.accumulation
+    length = "the steps asked for"
+    if settings.total_steps:
+        length = f"{settings.total_steps} steps"
     lines = [
         f"run {state.run!r}, identity {state.start.digest[:16]}",
         f"trains {count:,} parameters in {len(modules)} modules: {adapter.kind} on {adapter.targets}{size}",
         (
-            f"{settings.optimizer} at {peak_rate(settings):g}, {settings.schedule} over {settings.total_steps} steps, "
+            f"{settings.optimizer} at {peak_rate(settings):g}, {settings.schedule} over {length}, "
             f"batch {settings.batch_size} x {settings.accumulation}"
         ),
         *remarks(settings),

@@ -16,7 +16,8 @@ from ..distributed import process_group
 from ..distributed.placement import RowSharded, placement_for
 from ..distributed.process_group import SingleProcess
 from ..objective.denoiser import Denoiser
-from ..state import TrainState, advance_position, state_key
+from ..optimizers.checks import schedule_remarks
+from ..state import TrainState, advance_position, state_key, with_planned_steps
 from ..store.store import GROUPS, KEEPS, DiskUse, Store, history_of, record_of, restored, tail_of
 from . import prepare
 from .loop import Callbacks, Stopped, behind, train
@@ -53,7 +54,8 @@ def run(
 
     The caller sets `callbacks` without those that save states; they are added here. `keep` says which states are kept
     beside the last: `best` also the one with the lowest held-out loss, `every` that and every snapshot. `say` is told
-    at once that a file of the dataset has changed; the report repeats it. Raises what `callbacks.on_step` raises (an
+    at once that a file of the dataset has changed, or that the steps do not end with their schedule; the report repeats
+    it. With total_steps 0 the schedule ends with these steps. Raises what `callbacks.on_step` raises (an
     interruption) and OSError of the store (a full disk); the whole steps so far are then kept as a snapshot, and the
     same call later resumes from it. Raises Stopped when the loss is not finite or memory runs out, FolderInUse when
     another process works on the same run. Every rank of a group makes this call; only the first has the store, shows,
@@ -63,6 +65,7 @@ def run(
         raise ValueError(f"keep is {keep!r}, expected one of {', '.join(KEEPS)}.")
     if steps == 0:
         return Outcome(state, None, 0, 0.0, ("0 steps: the state is passed on",))
+    state = with_planned_steps(state, state.step + steps)
     group, callbacks = process_group.current(), callbacks or Callbacks()
     is_sharded = placement_for(state, group).is_sharded
     if is_sharded:
@@ -116,6 +119,7 @@ class _Call:
 
     def run(self) -> Outcome:
         """Resume from the store, train what is left, and store the result."""
+        self.notes.extend(self._schedule_remarks())
         with self.group.raise_together():
             state, folder, snapshot = self._furthest()
         resumed: Sequence[str] = ("trained", "optimizer")
@@ -150,6 +154,9 @@ class _Call:
             state = _on_every_rank(self.group, self.state, state, trained)
         return self._outcome(state, folder, state.step - first_step, seconds)
 
+    def _schedule_remarks(self) -> list[str]:
+        return schedule_remarks(self.state.settings.optimizer, self.state.step, self.until)
+
     def _furthest(self) -> tuple[TrainState, Path | None, Path | None]:
         """The state to resume from, its folder, and that again where it is a snapshot."""
         if self.store is None:
@@ -175,6 +182,9 @@ class _Call:
     def _train(self, at: TrainState, left: int) -> TrainState:
         """`left` steps further from `at`."""
         first_step = at.step
+        if self.say is not None:
+            for remark in self._schedule_remarks():
+                self.say(remark)
         try:
             with ExitStack() as stack:
                 with self.group.raise_together():

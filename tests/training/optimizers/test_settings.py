@@ -67,6 +67,7 @@ WRONG = [
     ({"clip_norm": float("inf")}, "clip_norm is inf"),
     ({"text_encoder_rate": -1.0}, "text_encoder_rate is -1.0"),
     ({"warmup": 2000}, "warmup is 2000 steps and total_steps only 1000"),
+    ({"total_steps": -1}, "total_steps is -1, expected 1 or more, or 0 for the steps asked for"),
     ({"floor": 2.0, "batch_size": 0}, "batch_size is 0.*floor is 2.0"),
     ({"floor": 0.5}, "schedule constant never falls"),
     (
@@ -148,6 +149,10 @@ def test_an_old_torch_is_told_which_one_is_needed(lab, monkeypatch, optimizer, n
         ({"optimizer": "prodigy", "learning_rate": 1.0}, ""),
         ({"optimizer": "adacoor"}, "adacoor ignores learning_rate (0.0001) and weight_decay (0.01)"),
         ({"learning_rate": 1.0}, "learning_rate 1 is so large for adamw"),
+        ({"learning_rate": 1e-2}, "learning_rate 0.01 is above what is usual for adamw (1e-06 to 0.005)"),
+        ({"learning_rate": 1e-7}, "learning_rate 1e-07 is below what is usual for adamw"),
+        ({"optimizer": "sgd"}, "learning_rate 0.0001 is below what is usual for sgd (0.01 to 10)"),
+        ({"optimizer": "lion", "learning_rate": 1e-8}, "a tenth of AdamW's"),
         ({"optimizer": "lion", "learning_rate": 1e-3}, "a tenth of AdamW's"),
         ({"warmup": 600}, "warmup takes 600 of 1000 steps"),
     ],

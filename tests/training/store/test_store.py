@@ -88,6 +88,49 @@ def test_other_settings_in_the_middle_are_another_position(bench):
     assert bench.run(4, other).trained == 0
 
 
+def test_steps_that_do_not_end_with_their_schedule_are_said_before_the_first_one(bench):
+    said = []
+
+    def opened():
+        assert said, "the model is opened only after it was said"
+        return bench.open()
+
+    def run(steps, state):
+        said.clear()
+        notes = runs.run(state, steps, opened, bench.dataset, None, Callbacks(), say=said.append).notes
+        assert said and set(said) <= set(notes)
+        return " ".join(said)
+
+    state = bench.lab.state(bench.denoiser, bench.dataset, learning_rate=1e-3)  # cosine over 30
+    text = run(10, state)
+    assert "(cosine) is planned for 30 steps and these end at step 10, at learning rate 0.000" in text
+    assert "set total_steps to 10, or to 0 for the steps asked for" in text
+    text = run(35, state)
+    assert "5 of these 35 steps come after the 30 of the schedule (cosine), at learning rate 0: set total_steps to 35" in text
+
+
+@pytest.mark.parametrize(("schedule", "steps"), [("cosine", 30), ("constant", 4)])
+def test_nothing_is_said_of_a_schedule_that_ends_with_its_steps(bench, schedule, steps):
+    state, said = bench.lab.state(bench.denoiser, bench.dataset, schedule=schedule), []
+    assert not runs.run(state, steps, bench.open, bench.dataset, None, Callbacks(), say=said.append).notes and not said
+
+
+def test_without_total_steps_a_schedule_ends_with_the_steps_asked_for(bench):
+    start = bench.lab.state(bench.denoiser, bench.dataset, total_steps=0)
+    six = bench.run(6, start)
+    planned = bench.lab.state(bench.denoiser, bench.dataset, total_steps=6)
+    assert equal(six.state, bench.run(6, planned).state) and bench.opened == 1 and not six.notes
+    assert six.state.history.rate[-1] == 0.0
+    ten = bench.run(4, six.state)  # a later call plans anew
+    assert ten.trained == 4 and ten.state.history.rate[6] > 0 and ten.state.history.rate[-1] == 0.0
+    assert not ten.notes and bench.run(4, six.state).trained == 0
+
+
+def test_a_schedule_without_length_is_refused_where_nothing_planned_it(bench):
+    with pytest.raises(ValueError, match="the length of schedule cosine is open"):
+        train(bench.lab.state(bench.denoiser, bench.dataset, total_steps=0), bench.denoiser, bench.dataset, 5)
+
+
 def test_other_versions_are_said(bench):
     bench.run(2)
     bench.store = Store(bench.folder, "run", {"torch": "2"})

@@ -1,17 +1,160 @@
-"""Adafactor (1804.04235), torch's own: row and column averages in place of a second moment."""
+"""Adafactor (1804.04235): row and column averages in place of a second moment. torch's own, whose steps are relative to
+each weight's size; without that, or with a rate of its own, the class here, with the formulas of transformers' Adafactor.
+"""
 
 from __future__ import annotations
 
-import torch
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from ..option_readers import number
-from ..record import BuildRequest, OptimizerRecord, TorchClass
+import torch
+from torch import Tensor
+
+from ..option_readers import FLAG, number
+from ..record import BuildRequest, OptimizerRecord, SettingsView, TorchClass, changed_settings
+
+SMALLEST_SIZE = 1e-3  # that a weight is taken to have: eps2 of torch and of transformers
+_SMALLEST_SQUARE = 1e-30
+_SMALLEST_RATE, _LARGEST_RATE = 1e-6, 1e-2  # of relative_step: the first with warmup_init, for each step so far
+
+
+class Adafactor(torch.optim.Optimizer):
+    """transformers' Adafactor without momentum. With `relative_step` the rate is min(0.01, 1/sqrt(step)), or
+    min(1e-6 step, 1/sqrt(step)) with `warmup_init`, and a group's `lr` is ignored. With `scale_parameter` the rate is
+    multiplied by the RMS of the weight, at least 0.001. The state has torch's names and shapes.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float,
+        weight_decay: float = 0.0,
+        beta2_decay: float = -0.8,
+        d: float = 1.0,
+        scale_parameter: bool = True,
+        relative_step: bool = False,
+        warmup_init: bool = False,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "beta2_decay": beta2_decay, "d": d})
+        self.scale_parameter, self.relative_step, self.warmup_init = scale_parameter, relative_step, warmup_init
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Move every tensor that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._move_(p, group)
+        return loss
+
+    def _move_(self, p: Tensor, group: Mapping[str, Any]) -> None:
+        state, gradient = self.state[p], p.grad
+        assert gradient is not None
+        if not state:
+            state.update(_begin(gradient))
+        state["step"] += 1
+        step = float(state["step"])
+        update = _scaled(gradient, state, step ** group["beta2_decay"])
+        update.div_(max(1.0, _rms(update) / group["d"]))
+        rate = self._rate(p, group["lr"], step)
+        p.mul_(1 - rate * group["weight_decay"])
+        p.add_(update, alpha=-rate)
+
+    def _rate(self, p: Tensor, rate: float, step: float) -> float:
+        if self.relative_step:
+            largest = _LARGEST_RATE
+            if self.warmup_init:
+                largest = _SMALLEST_RATE * step
+            rate = min(largest, 1 / math.sqrt(step))
+        if self.scale_parameter:
+            rate *= max(SMALLEST_SIZE, _rms(p))
+        return rate
+
+
+def _begin(gradient: Tensor) -> dict[str, Tensor]:
+    """A tensor's state before the first step."""
+    state = {"step": torch.tensor(0.0)}
+    if gradient.dim() > 1:
+        state["row_var"] = torch.zeros_like(gradient[..., :1])
+        state["col_var"] = torch.zeros_like(gradient[..., :1, :])
+    else:
+        state["variance"] = torch.zeros_like(gradient)
+    return state
+
+
+def _scaled(gradient: Tensor, state: Mapping[str, Tensor], share: float) -> Tensor:
+    """The gradient by the root of its second moment, into which this gradient goes with a share."""
+    square = gradient.square().add_(_SMALLEST_SQUARE)
+    if gradient.dim() < 2:
+        return state["variance"].lerp_(square, share).rsqrt().mul_(gradient)
+    rows = state["row_var"].lerp_(square.mean(-1, keepdim=True), share)
+    columns = state["col_var"].lerp_(square.mean(-2, keepdim=True), share)
+    return (rows / rows.mean(-2, keepdim=True)).rsqrt() * columns.rsqrt() * gradient
+
+
+def _rms(tensor: Tensor) -> float:
+    return float(tensor.norm()) / math.sqrt(tensor.numel())
 
 
 def _build(request: BuildRequest) -> torch.optim.Optimizer:
-    return torch.optim.Adafactor(
-        request.groups, lr=request.learning_rate, weight_decay=request.weight_decay, **request.options
+    options = dict(request.options)
+    relative = options.pop("relative_step", False)
+    warmup_init = options.pop("warmup_init", False)
+    scale = options.pop("scale_parameter", True)
+    rates = {"lr": request.learning_rate, "weight_decay": request.weight_decay}
+    if scale and not relative:
+        return torch.optim.Adafactor(request.groups, **rates, **options)
+    return Adafactor(
+        request.groups, scale_parameter=scale, relative_step=relative, warmup_init=warmup_init, **rates, **options
     )
+
+
+def _check_options(options: Mapping[str, Any]) -> list[str]:
+    if options.get("warmup_init") and not options.get("relative_step"):
+        return ["warmup_init is the warm-up of relative_step: set relative_step = true, or use warmup"]
+    return []
+
+
+def _options(settings: SettingsView) -> Mapping[str, Any]:
+    try:
+        return settings.parsed_options
+    except ValueError:
+        return {}  # the settings report text that cannot be read
+
+
+def _check_settings(settings: SettingsView) -> list[str]:
+    if not _options(settings).get("relative_step"):
+        return []
+    changed = {
+        "schedule": settings.schedule != "constant",
+        "warmup": settings.warmup > 0,
+        "text_encoder_rate": settings.text_encoder_rate != 0,
+        "lora_plus": settings.lora_plus != 1,
+        "block_rates": bool(settings.block_rates.strip()),
+        "scale_lr": settings.scale_lr,
+    }
+    return changed_settings(settings, "adafactor with relative_step = true sets the rate itself", changed)
+
+
+def _remarks(settings: SettingsView) -> list[str]:
+    options, rate = _options(settings), settings.learning_rate
+    if options.get("relative_step"):
+        return [f"adafactor with relative_step = true sets the rate itself and ignores learning_rate ({rate:g})"]
+    if not options.get("scale_parameter", True):
+        if 1e-6 <= rate <= 5e-3:
+            return []
+        return [f"learning_rate is {rate:g}: adafactor with scale_parameter = false takes AdamW's, 1e-4 is usual"]
+    if rate >= 1e-3:
+        return []
+    return [
+        f"adafactor multiplies learning_rate ({rate:g}) by the size of each weight, at least {SMALLEST_SIZE:g}, and LoRA"
+        " up weights begin at 0, so they hardly move: 0.01 is usual, or 1e-4 with the option scale_parameter = false"
+    ]
 
 
 RECORD = OptimizerRecord(
@@ -20,7 +163,16 @@ RECORD = OptimizerRecord(
     full_name="torch.optim._adafactor.Adafactor",
     torch_class=TorchClass("Adafactor", "2.5"),
     build=_build,
-    options={"beta2_decay": number(-10.0, 0.0), "d": number(1.0)},
+    options={
+        "beta2_decay": number(-10.0, 0.0),
+        "d": number(1.0),
+        "scale_parameter": FLAG,
+        "relative_step": FLAG,
+        "warmup_init": FLAG,
+    },
     element_wise=False,
     diverges_from=3.0,
+    check_options=_check_options,
+    check_settings=_check_settings,
+    remarks=_remarks,
 )

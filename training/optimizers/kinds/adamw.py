@@ -9,6 +9,7 @@ from ..record import BuildRequest, OptimizerRecord
 
 OPTIONS = {"betas": BETAS, "eps": ABOVE_ZERO}
 DEFAULTS = {"betas": (0.9, 0.999), "eps": 1e-8}
+USUAL_RATES = (1e-6, 5e-3)  # from full weights to small LoRAs
 
 
 def build(request: BuildRequest) -> torch.optim.Optimizer:
@@ -31,5 +32,6 @@ RECORD = OptimizerRecord(
     options=OPTIONS,
     option_defaults=DEFAULTS,
     element_wise=True,
+    usual_rates=USUAL_RATES,
     diverges_from=0.1,
 )

@@ -27,5 +27,6 @@ RECORD = OptimizerRecord(
     options=adamw.OPTIONS,
     option_defaults=adamw.DEFAULTS,
     element_wise=False,
+    usual_rates=adamw.USUAL_RATES,
     diverges_from=0.1,
 )

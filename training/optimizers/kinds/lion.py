@@ -11,6 +11,7 @@ from ..option_readers import BETAS
 from ..record import BuildRequest, OptimizerRecord, Package, SettingsView
 
 _DIVERGES_FROM = 0.02
+_LEAST, _MOST = 1e-7, 1e-4
 
 
 def _build(request: BuildRequest) -> torch.optim.Optimizer:
@@ -20,9 +21,9 @@ def _build(request: BuildRequest) -> torch.optim.Optimizer:
 
 def _remarks(settings: SettingsView) -> list[str]:
     rate = settings.learning_rate
-    if not 1e-4 < rate < _DIVERGES_FROM:
+    if _LEAST <= rate <= _MOST or rate >= _DIVERGES_FROM:
         return []
-    return [f"lion moves every weight by the whole rate ({rate:g}): a tenth of AdamW's, such as 1e-5, is usual"]
+    return [f"lion moves every weight by the whole rate ({rate:g}): a third to a tenth of AdamW's, 1e-5, is usual"]
 
 
 RECORD = OptimizerRecord(

@@ -53,6 +53,7 @@ RECORD = OptimizerRecord(
     options={**sgd.OPTIONS, "ns_steps": COUNT, **adamw.OPTIONS},
     option_defaults=adamw.DEFAULTS,
     element_wise=False,
+    usual_rates=adamw.USUAL_RATES,
     diverges_from=0.5,
     check_options=sgd.check_options,
     check_run=_check_run,

@@ -63,6 +63,7 @@ RECORD = OptimizerRecord(
     },
     option_defaults=adamw.DEFAULTS,
     element_wise=True,
+    usual_rates=(1e-6, 1e-2),
     diverges_from=0.1,
     check_settings=_check_settings,
     check_run=_check_run,

@@ -34,5 +34,6 @@ RECORD = OptimizerRecord(
     options=OPTIONS,
     option_defaults={"momentum": 0.9},
     element_wise=True,
+    usual_rates=(1e-2, 10.0),
     check_options=check_options,
 )
