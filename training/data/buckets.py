@@ -58,6 +58,11 @@ class Framing:
         return self.left, self.top, self.left + self.target[0], self.top + self.target[1]
 
     @property
+    def kept(self) -> float:
+        """The share of the image's area that is in the crop."""
+        return self.target[0] * self.target[1] / (self.scaled[0] * self.scaled[1])
+
+    @property
     def flipped(self) -> Framing:
         """The same crop, seen from the top left corner of the flipped image."""
         return replace(self, left=self.scaled[0] - self.left - self.target[0])

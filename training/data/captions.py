@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ class WrittenCaption:
     """A caption and the settings that files give for one image; None where they say nothing.
 
     A caption is either `lines` of text or a list of `tags`. The first `prompt_tags` of them are the main prompt: they
-    stay in front and never drop out. `found` is whether any file holds a caption.
+    stay in front and never drop out. `found` is whether any file holds a caption, `more_lines` whether that has lines
+    which are left out.
     """
 
     lines: tuple[str, ...] = ()
@@ -32,15 +34,23 @@ class WrittenCaption:
     loss_scale: float | None = None
     max_length: int = 0
     notes: tuple[str, ...] = ()
+    more_lines: bool = False
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """A text file; raises UnicodeDecodeError when it has another encoding, ValueError when it is too long."""
-    if encoding == "utf-8":
-        encoding = "utf-8-sig"  # reads plain UTF-8 too and drops the mark that Windows editors put first
+    """A text file; raises UnicodeDecodeError when it has another encoding, ValueError when it is too long. In place of
+    UTF-8 it may be UTF-16 that begins with its mark, as Windows editors save it.
+    """
     size = path.stat().st_size
     if size > MAX_TEXT_BYTES:
         raise ValueError(f"{path.name}: {size:,} bytes are no caption; expected at most {MAX_TEXT_BYTES:,}")
+    if encoding == "utf-8":
+        with path.open("rb") as file:
+            start = file.read(2)
+        if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            encoding = "utf-16"
+        else:
+            encoding = "utf-8-sig"  # reads plain UTF-8 too and drops the mark that Windows editors put first
     return path.read_text(encoding=encoding)
 
 
@@ -67,9 +77,18 @@ def first_file(paths: Sequence[Path]) -> Path | None:
     return next((path for path in paths if os.path.isfile(path)), None)  # False for names too long, too
 
 
-def read_first_text(paths: Sequence[Path], encoding: str = "utf-8") -> WrittenCaption | None:
-    """The caption in the first text file that exists, None without one."""
+def read_first_text(paths: Sequence[Path], encoding: str = "utf-8", most_lines: int | None = None) -> WrittenCaption | None:
+    """The caption in the first text file that exists, None without one. Lines after `most_lines` are left out."""
     path = first_file(paths)
     if path is None:
         return None
-    return WrittenCaption(lines=read_lines(path, encoding), found=True)
+    lines = read_lines(path, encoding)
+    kept = lines[:most_lines]
+    return WrittenCaption(lines=kept, found=True, more_lines=kept != lines)
+
+
+def most_lines(wildcards: bool) -> int | None:
+    """How many lines of a text file are its caption, as kohya's scripts take them: all where one is drawn, else one."""
+    if wildcards:
+        return None
+    return 1

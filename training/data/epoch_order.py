@@ -9,9 +9,10 @@ import math
 import weakref
 from bisect import bisect_right
 from collections import Counter
-from typing import Any
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..random_draws import generator
 from .dataset import Dataset, DatasetImage
@@ -20,58 +21,76 @@ _GOLDEN_RATIO = 0.6180339887498949
 _MOST_EPOCHS = 1_000_000  # to look for the first one with a batch, where repeats are tiny fractions
 
 
+class _Epoch(NamedTuple):
+    """An epoch's image indices, those of one size and batch_id together, and where each batch begins and ends there."""
+
+    indices: Tensor
+    begins: Tensor
+    ends: Tensor
+
+
 class EpochOrder:
     """The endless sequence of batches of one dataset: epoch after epoch, each in an order of its own.
 
-    It holds indices, never the dataset itself, so that it may live as long as the dataset and no longer.
+    It holds indices, never the dataset itself, so that it may live as long as the dataset and no longer. They are
+    tensors, as repeats may make millions of them.
     """
 
     def __init__(self, dataset: Dataset, batch_size: int, seed: int, purpose: str) -> None:
         self.batch_size, self.seed, self.purpose = batch_size, seed, purpose
-        self._keys = [(tuple(image.latent.shape), image.batch_id) for image in dataset.images]
+        keys = [(tuple(image.latent.shape), image.batch_id) for image in dataset.images]
+        numbers = {key: number for number, key in enumerate(sorted(set(keys)))}
+        self._groups = [numbers[key] for key in keys]
         self._repeats = [image.repeats for image in dataset.images]
         self._equal_epochs = all(float(repeats).is_integer() for repeats in self._repeats)
         self._first_batches = [0]  # number of the first batch of each epoch
-        self._epoch = -1
-        self._batches: list[list[int]] = []
+        self._number = -1  # of the epoch that is drawn
+        self._epoch = _Epoch(*[torch.empty(0, dtype=torch.int64)] * 3)
 
-    def indices(self, epoch: int) -> list[int]:
-        """Indices of the images of an epoch, with repeats. A fraction of a repeat is spread over the epochs as evenly
-        as possible.
-        """
-        repeated: list[int] = []
+    def times(self, epoch: int) -> list[int]:
+        """How often an epoch shows each image. A fraction of a repeat is spread over the epochs as evenly as possible."""
+        times: list[int] = []
         for index, repeats in enumerate(self._repeats):
             phase = 0.0
             if not float(repeats).is_integer():
                 phase = index * _GOLDEN_RATIO % 1.0
-            times = math.floor((epoch + 1) * repeats + phase) - math.floor(epoch * repeats + phase)
-            repeated += [index] * times
-        return repeated
+            times.append(math.floor((epoch + 1) * repeats + phase) - math.floor(epoch * repeats + phase))
+        return times
+
+    def _group_sizes(self, times: list[int]) -> list[int]:
+        """How many images each group has, of those that have any, in the groups' order."""
+        sizes: Counter[int] = Counter()
+        for group, count in zip(self._groups, times, strict=True):
+            sizes[group] += count
+        return [size for _, size in sorted(sizes.items()) if size]
 
     def count(self, epoch: int) -> int:
         """How many batches an epoch has."""
-        counts = Counter(self._keys[index] for index in self.indices(epoch))
-        return sum(math.ceil(count / self.batch_size) for count in counts.values())
+        return sum(math.ceil(size / self.batch_size) for size in self._group_sizes(self.times(epoch)))
 
-    def batches(self, epoch: int) -> list[list[int]]:
-        """The batches of an epoch in an order drawn from (seed, epoch). All images of a batch have the same size and
-        batch_id; the last batch of each size is smaller.
+    def batch(self, epoch: int, position: int) -> list[int]:
+        """A batch of an epoch, in an order drawn from (seed, epoch). All its images have the same size and batch_id; the
+        last batch of each size is smaller.
         """
-        if self._epoch != epoch:
-            self._epoch, self._batches = epoch, self._draw(epoch)
-        return self._batches
+        if self._number != epoch:
+            self._number, self._epoch = epoch, self._draw(epoch)
+        return self._epoch.indices[self._epoch.begins[position] : self._epoch.ends[position]].tolist()
 
-    def _draw(self, epoch: int) -> list[list[int]]:
+    def _draw(self, epoch: int) -> _Epoch:
         rng = generator(self.seed, epoch, self.purpose)
-        indices = self.indices(epoch)
-        groups: dict[Any, list[int]] = {}
-        for position in torch.randperm(len(indices), generator=rng).tolist():
-            groups.setdefault(self._keys[indices[position]], []).append(indices[position])
-        batches: list[list[int]] = []
-        for _, group in sorted(groups.items()):
-            for start in range(0, len(group), self.batch_size):
-                batches.append(group[start : start + self.batch_size])
-        return [batches[i] for i in torch.randperm(len(batches), generator=rng).tolist()]
+        times = self.times(epoch)
+        indices = torch.arange(len(times)).repeat_interleave(torch.tensor(times))
+        indices = indices[torch.randperm(len(indices), generator=rng)]
+        indices = indices[torch.tensor(self._groups)[indices].argsort(stable=True)]
+        begins: list[Tensor] = []
+        ends: list[Tensor] = []
+        first = 0
+        for size in self._group_sizes(times):
+            begins.append(torch.arange(first, first + size, self.batch_size))
+            ends.append((begins[-1] + self.batch_size).clamp(max=first + size))
+            first += size
+        order = torch.randperm(sum(map(len, begins)), generator=rng)
+        return _Epoch(indices, torch.cat(begins)[order], torch.cat(ends)[order])
 
     def take(self, number: int) -> list[int]:
         """Image indices of batch `number`, counted from 0 over all epochs."""
@@ -79,11 +98,11 @@ class EpochOrder:
             if len(self._first_batches) == 1:
                 self._first_batches.append(self.count(0))
             epoch, position = divmod(number, self._first_batches[1])
-            return self.batches(epoch)[position]
+            return self.batch(epoch, position)
         while self._first_batches[-1] <= number:
             self._first_batches.append(self._first_batches[-1] + self.count(len(self._first_batches) - 1))
         epoch = bisect_right(self._first_batches, number) - 1
-        return self.batches(epoch)[number - self._first_batches[epoch]]
+        return self.batch(epoch, number - self._first_batches[epoch])
 
 
 _ORDERS: weakref.WeakKeyDictionary[Dataset, dict[tuple[int, int, str], EpochOrder]] = weakref.WeakKeyDictionary()

@@ -96,8 +96,8 @@ class Filters:
     trigger: str = _key(
         "", read_text, "Replaces [trigger] in a caption, or stands in front of it (AI-Toolkit's trigger_word)."
     )
-    caption_prefix: str = _key("", read_text, "Stands in front of every caption.")
-    caption_suffix: str = _key("", read_text, "Stands behind every caption.")
+    caption_prefix: str = _key("", read_text, "Stands in front of every caption; its tags move with the others.")
+    caption_suffix: str = _key("", read_text, "Stands behind every caption; its tags move with the others.")
     encoding: str = _key("utf-8", read_encoding, "The text encoding of caption files.")
     resolutions: tuple[int, ...] = _key(
         (),

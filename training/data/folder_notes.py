@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import wildcards
+from . import images, wildcards
 from .folder_settings import FolderSettings
 from .layouts import registry
+from .layouts.layout import looks_like_repeats
 from .listing import ImageEntry, first_names, unique_images
 from .tags import has_choices
 
@@ -23,6 +24,7 @@ class Counts:
     left_out: Counter[str] = field(default_factory=Counter)  # by the reason
     too_small: list[str] = field(default_factory=list)
     fallbacks: int = 0  # captions that no file gave
+    more_lines: list[str] = field(default_factory=list)  # images whose captions have more lines than are used
     settings_notes: list[str] = field(default_factory=list)  # of the layouts' settings files
 
     def add_notes(self, notes: Iterable[str]) -> None:
@@ -39,11 +41,68 @@ def notes(folder: Path, settings: FolderSettings, counts: Counts, entries: Seque
         lines.append(f"{len(counts.too_small)} left out, smaller than their bucket (small: skip): {names}")
     if counts.fallbacks:
         lines.append(f"{counts.fallbacks} {registry.selected(settings.captions)[0].fallback_note}")
+    if counts.more_lines:
+        lines.append(
+            f"{len(counts.more_lines)} captions have more than one line, and only the first is used, as in kohya's"
+            f" scripts (wildcards: true in filters draws one of them): {first_names(counts.more_lines)}"
+        )
+    lines += _separators(entries)
+    lines += _cut(entries)
+    lines += _not_read(folder)
+    lines += _folder_repeats(folder, entries)
     lines += _duplicates(entries)
     if not settings.filters.wildcards:
         lines += _unused_wildcards(folder, entries)
     lines += _other_layouts(folder, settings, entries)
     return lines + counts.settings_notes
+
+
+def _separators(entries: Sequence[ImageEntry]) -> list[str]:
+    names = [entry.name for entry in entries if entry.caption.shows_separator]
+    if not names:
+        return []
+    return [
+        f"keep_separator is part of {len(names)} captions, as in kohya's scripts where no tags are shuffled or dropped:"
+        f" {first_names(names)}"
+    ]
+
+
+def _cut(entries: Sequence[ImageEntry]) -> list[str]:
+    """Which images lose more than half to the shape of their bucket."""
+    names = [entry.name for entry in entries if entry.framings[0].kept < 0.5]
+    if not names:
+        return []
+    return [f"{len(names)} lose more than half of the picture to the shape of their bucket: {first_names(names)}"]
+
+
+def _not_read(folder: Path) -> list[str]:
+    """What lies in the folder and is not read: linked folders, and pictures of other formats."""
+    links, others = images.ignored(folder)
+    lines: list[str] = []
+    if links:
+        lines.append(f"{len(links)} linked folders are not read: {first_names(links)}; copy them, or link the whole dataset")
+    if others:
+        lines.append(f"{len(others)} pictures of formats that are not read: {first_names(others)}; save them as PNG")
+    return lines
+
+
+def _folder_repeats(folder: Path, entries: Sequence[ImageEntry]) -> list[str]:
+    """Which folder names repeat their images, and which begin with a number that is no repeats."""
+    repeats: dict[str, int] = {}
+    numbers: dict[str, None] = {}
+    for entry in entries:
+        parent = (folder / entry.name).parent
+        if entry.folder_repeats > 1:
+            repeats[parent.name] = entry.folder_repeats
+        elif looks_like_repeats(parent.name):
+            numbers[parent.name] = None
+    lines: list[str] = []
+    if repeats:
+        named = [f"{name} {count:,}" for name, count in sorted(repeats.items())]
+        lines.append(f"repeats by folder name: {first_names(named)}")
+    if numbers:
+        lines.append(f"no repeats in {first_names(sorted(numbers))}: what follows the number is no name")
+    return lines
 
 
 def _duplicates(entries: Sequence[ImageEntry]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,12 +22,16 @@ from .layouts.layout import CaptionReader, DatasetLayout, ImageSettingsReader
 from .listing import FolderListing, ImageEntry, unique_images
 from .tags import Caption, CaptionRules, split_tags
 
+MOST_FOLDER_REPEATS = 10_000
+MOST_SHOWN = 10_000_000  # images in an epoch, with repeats
+
 
 def read_folder(folder: Path, settings: FolderSettings, cache: Cache | None = None) -> FolderListing:
     """List a folder; unreadable images are problems, not errors. Raises ValueError when no image can be used.
 
     An image whose contents `cache` knows to be whole is not decoded again. The held-out share is chosen by content
-    hash, so it does not depend on names or order: at least one image of two, never all.
+    hash, so it does not depend on names or order: at least one image of two, never all. Equal pictures are all held out
+    or all trained on.
     """
     reader = _FolderReader(folder, settings, cache)
     entries: list[ImageEntry] = []
@@ -37,6 +42,7 @@ def read_folder(folder: Path, settings: FolderSettings, cache: Cache | None = No
     if not entries:
         lines = problem_lines([*problems, *notes], "  ")
         raise ValueError(f"GraftDataset: no picture in folder {folder.name!r} can be used:\n{lines}")
+    _refuse_endless_epochs(folder, entries)
     held_out = _held_out_names(entries, settings.validation)
     _refuse_settings_without_effect(settings, entries)
     return FolderListing(
@@ -56,9 +62,38 @@ def _held_out_names(entries: Sequence[ImageEntry], share: float) -> set[str]:
     def order(entry: ImageEntry) -> tuple[str, str]:
         return sha256(entry.sha256.encode()).hexdigest(), entry.name
 
-    names = [entry.name for entry in sorted(unique_images(entries), key=order)]
-    count = min(len(names) - 1, max(1, round(len(names) * share)))
-    return set(names[:count])
+    groups: dict[str, list[str]] = {}  # equal pictures, which stay together
+    for entry in sorted(unique_images(entries), key=order):
+        groups.setdefault(entry.sha256, []).append(entry.name)
+    total = sum(map(len, groups.values()))
+    count = min(total - 1, max(1, round(total * share)))
+    held_out: set[str] = set()
+    for names in groups.values():
+        if len(held_out) + len(names) <= count:
+            held_out.update(names)
+    if not held_out and len(groups) > 1:
+        held_out.update(min(groups.values(), key=len))
+    return held_out
+
+
+def _refuse_endless_epochs(folder: Path, entries: Sequence[ImageEntry]) -> None:
+    """Raise ValueError for repeats that nobody means, as of a year at the start of a folder's name."""
+    for entry in entries:
+        if entry.folder_repeats > MOST_FOLDER_REPEATS:
+            parents = (folder / entry.name).parent.relative_to(folder.parent).as_posix()
+            raise ValueError(
+                f"GraftDataset: the name of the folder {parents} says {entry.folder_repeats:,} repeats of each image, as"
+                f" kohya's 10_name says 10; expected at most {MOST_FOLDER_REPEATS:,}. Rename it, so that it does not"
+                " begin with that number."
+            )
+    shown = sum(entry.repeats for entry in entries)
+    if shown > MOST_SHOWN:
+        most = max(entries, key=lambda entry: entry.repeats)
+        raise ValueError(
+            f"GraftDataset: with repeats an epoch shows {shown:,.0f} images, expected at most {MOST_SHOWN:,}. Lower"
+            f" repeats, the numbers in front of folder names or multiply; {most.name} alone is shown {most.repeats:,.0f}"
+            " times."
+        )
 
 
 def _refuse_settings_without_effect(settings: FolderSettings, entries: Sequence[ImageEntry]) -> None:
@@ -191,6 +226,8 @@ class _FolderReader:
             caption = reader.read(path)
             if caption is not None:
                 layout = candidate
+                if caption.more_lines:
+                    self.counts.more_lines.append(path.relative_to(self.folder).as_posix())
                 break
         image_caption = self._with_settings_files(path, caption, True)
         if not image_caption.found and self._fallback is not None:
@@ -220,7 +257,16 @@ class _FolderReader:
         weights = written.weights
         if weights:
             weights += (1.0,) * len(score_tag)
+        if rules.moves_tags and written.lines:
+            return self._with_moving_prefix(written.lines, rules)
         return Caption(written.lines, written.tags + score_tag, weights, rules)
+
+    def _with_moving_prefix(self, lines: Sequence[str], rules: CaptionRules) -> Caption:
+        """The lines with prefix and suffix as part of them, so that their tags move and count as kohya's do."""
+        whole: list[str] = []
+        for line in lines:
+            whole.append(" ".join(part for part in (rules.prefix, line, rules.suffix) if part))
+        return Caption(tuple(whole), rules=replace(rules, prefix="", suffix=""))
 
     def _rules(self, written: WrittenCaption) -> CaptionRules:
         filters = self.filters

@@ -45,11 +45,17 @@ def _count_lines(listing: FolderListing) -> list[str]:
         sides = ", ".join(map(str, listing.settings.resolutions))
         lines.append(f"at resolutions {sides}: {len(listing.train)} to train on, {len(listing.held_out)} held out")
     if listing.settings.validation and not listing.held_out:
-        lines.append("one picture alone cannot be held out too, so there is no validation")
+        lines.append(f"{_too_few(count)} cannot be held out too, so there is no validation")
     repeated = sum(entry.repeats for entry in listing.train)
     if repeated != len(listing.train):
         lines.append(f"{repeated:g} a round with repeats")
     return lines
+
+
+def _too_few(count: int) -> str:
+    if count == 1:
+        return "one picture alone"
+    return "copies of one picture"
 
 
 def _bucket_text(row: dict[str, Any]) -> str:
@@ -81,6 +87,16 @@ def _caption_lines(listing: FolderListing) -> list[str]:
     if not missing:
         return [line]
     return [line, f"{len(missing)} without a caption, the empty caption is used: {first_names(missing)}"]
+
+
+def brackets(listing: FolderListing, weighted: bool) -> list[str]:
+    """What brackets in captions do, where there are any."""
+    names = [entry.name for entry in unique_images(listing.entries) if "(" in entry.caption.plain]
+    if not names:
+        return []
+    if weighted:
+        return [f"brackets weigh what is in them (weighted captions is on): {first_names(names)}"]
+    return [f"brackets in captions are text (weighted captions is off): {first_names(names)}"]
 
 
 def memory(dataset: Dataset) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".avif", ".gif", ".bmp")
+OTHER_SUFFIXES = (".tif", ".tiff", ".heic", ".heif", ".jxl", ".jp2", ".tga", ".psd", ".svg")  # named in the report
 MASK_FOLDER, MASK_ENDING = "masks", ".mask"
 SHEET_IMAGES = 36  # on a contact sheet
 
@@ -34,6 +36,20 @@ def find_images(folder: Path) -> list[Path]:
         if not hidden and MASK_FOLDER not in relative.parts[:-1]:
             by_name[relative.as_posix()] = path
     return [path for _, path in sorted(by_name.items())]
+
+
+def ignored(folder: Path) -> tuple[list[str], list[str]]:
+    """(linked folders, pictures of other formats) below a folder, which `find_images` leaves out; relative paths in
+    order.
+    """
+    links: list[str] = []
+    others: list[str] = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        place = Path(parent).relative_to(folder)
+        links += [(place / name).as_posix() for name in folders if (Path(parent) / name).is_symlink()]
+        others += [(place / name).as_posix() for name in files if name.lower().endswith(OTHER_SUFFIXES)]
+    return sorted(links), sorted(others)
 
 
 def mask_file(image: Path, folder: Path) -> Path | None:

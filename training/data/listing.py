@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -80,10 +80,18 @@ class FolderListing:
             "held out": [entry.identity() for entry in self.held_out],
             "size conditioning": self.settings.filters.size_conditioning,
         }
+        if any(entry.caption.shows_separator for entry in self.entries):
+            body["separators"] = "part of the text"
         lists = self._word_lists()
         if lists:
             body["word lists"] = lists.digest
         return sha256_of_spaced_json(body)
+
+    def caption_texts(self) -> Iterator[str]:
+        """Texts that between them hold everything that a drawn caption can hold."""
+        for entry in self.entries:
+            yield from entry.caption.possible_texts
+        yield from self._word_lists().texts
 
     def _word_lists(self) -> WordLists:
         """The word lists, if a caption names one of them."""

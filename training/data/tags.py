@@ -30,8 +30,9 @@ class CaptionRules:
     The first `keep` tags never move or drop out. `shuffle` is the chance that the tags are shuffled, `dropout` the
     chance that a tag is dropped. `left_out` tags are removed; `replacements` work inside each tag, in order.
     `max_length` counts characters, 0 is no limit. `lists` are the word lists that `__name__` stands for with
-    `wildcards`. Tags before `keep_separator` in a text, and after a second one, never move or drop out. `trigger` takes
-    the place of `[trigger]`, or stands in front; `prefix` and `suffix` stand around it all.
+    `wildcards`. Tags before `keep_separator` in a text, and after a second one, never move or drop out; where none
+    do anyway, it is part of the text, as kohya's. `trigger` takes the place of `[trigger]`, or stands in front;
+    `prefix` and `suffix` stand around it all.
     """
 
     separator: str = ", "
@@ -58,7 +59,7 @@ class CaptionRules:
         """Whether a text has to be split into its tags."""
         if self.moves_tags or self.left_out or self.replacements or self.max_length:
             return True
-        return self.separator != ", " or bool(self.keep_separator)
+        return self.separator != ", "
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,23 @@ class Caption:
     def texts(self) -> tuple[str, ...]:
         """All lines and tags as they were written."""
         return self.lines + self.tags
+
+    @property
+    def shows_separator(self) -> bool:
+        """Whether it holds a `keep_separator` that does nothing."""
+        rules = self.rules
+        if rules.moves_tags or not rules.keep_separator:
+            return False
+        return any(rules.keep_separator in line for line in self.lines)
+
+    @property
+    def possible_texts(self) -> tuple[str, ...]:
+        """Texts that between them hold everything that a draw can give, but for what word lists give."""
+        rules = self.rules
+        if not (rules.wildcards or rules.max_length):
+            return (self.plain,)
+        replaced = tuple(new for _, new in rules.replacements)
+        return (*self.texts, *replaced, rules.separator, rules.trigger, rules.prefix, rules.suffix)
 
     @property
     def plain(self) -> str:
@@ -129,7 +147,7 @@ class Caption:
             tags = self._edit(zip(texts, weights, strict=True))
             return _Parts(tags[: rules.keep], tags[rules.keep :], [])
         text = self._fill(self._line(rng), rng)
-        if rules.keep_separator and rules.keep_separator in text:
+        if rules.moves_tags and rules.keep_separator and rules.keep_separator in text:
             pieces = [self._edit_text(piece) for piece in text.split(rules.keep_separator, 2)]
             return _Parts(pieces[0], pieces[1], pieces[2] if len(pieces) > 2 else [])
         if rules.needs_tags:

@@ -24,6 +24,11 @@ class WordLists:
         self._draws: dict[str, int] = {}
         self.digest = sha256_of_spaced_json(sorted(self._lines.items()))
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Every line of every list."""
+        return tuple(line for lines in self._lines.values() for line in lines)
+
     def __bool__(self) -> bool:
         return bool(self._lines)
 

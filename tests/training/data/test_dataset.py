@@ -2,6 +2,8 @@
 captions and flips.
 """
 
+import math
+import tracemalloc
 from collections import Counter
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from graft_nodes.training.data.batches import make_batches
 from graft_nodes.training.data.dataset import Conditioning, Dataset, DatasetImage
 from graft_nodes.training.data.epoch_order import batches_per_epoch, select_images
+from graft_nodes.training.random_draws import generator
 
 CONDITIONINGS = {text: Conditioning(torch.full((1, 1, 1), value)) for text, value in (("a", 1.0), ("", 0.0))}
 
@@ -30,6 +33,35 @@ def test_every_round_shows_every_picture_as_often_as_it_repeats(size):
             assert not regular and 0 < len(own) <= size and len({p.latent.shape for p in own}) == 1
             seen.update(p.name for p in own)
         assert seen == {str(i): 3 for i in range(9)}
+
+
+@pytest.mark.parametrize("repeats", [1, 3, 0.75, 2.5])
+def test_the_order_is_drawn_as_it_always_was(repeats):
+    """The order of stored runs, written out with lists."""
+    shapes = [(2, 3), (2, 2), (2, 2), (2, 3), (2, 2), (3, 2), (2, 2)]
+    dataset, number = _dataset(shapes, repeats), 0
+    for epoch in range(4):
+        rng, indices = generator(5, epoch, "order"), []
+        for i in range(len(shapes)):
+            phase = 0.0 if float(repeats).is_integer() else i * 0.6180339887498949 % 1.0
+            indices += [i] * (math.floor((epoch + 1) * repeats + phase) - math.floor(epoch * repeats + phase))
+        groups = {}
+        for position in torch.randperm(len(indices), generator=rng).tolist():
+            groups.setdefault(shapes[indices[position]], []).append(indices[position])
+        batches = [group[i : i + 2] for _, group in sorted(groups.items()) for i in range(0, len(group), 2)]
+        for position in torch.randperm(len(batches), generator=rng).tolist():
+            own, _ = select_images(dataset, 2, 5, number)
+            assert [image.name for image in own] == [str(i) for i in batches[position]]
+            number += 1
+
+
+def test_an_epoch_of_millions_is_drawn_in_tensors():
+    dataset = _dataset([(2, 2), (2, 3)], repeats=2_000_000)
+    tracemalloc.start()
+    assert batches_per_epoch(dataset, 4) == 1_000_000
+    own, _ = select_images(dataset, 4, 0, 999_999)
+    assert len(own) == 4 and tracemalloc.get_traced_memory()[1] < 10e6  # of Python's objects; a list takes 32 MB
+    tracemalloc.stop()
 
 
 def test_the_order_depends_on_the_seed_and_the_round():

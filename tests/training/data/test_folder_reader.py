@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from graft_nodes.training.data.folder_report import editor_data, report
 from graft_nodes.training.data.folder_settings import FolderSettings
 from graft_nodes.training.data.images import crop_image, open_image
 from graft_nodes.training.data.layouts.layout import kohya_repeats
+from graft_nodes.training.random_draws import generator
 from PIL import Image
 
 SMALL = {"resolution": 64, "bucket_step": 16}
@@ -81,7 +83,7 @@ def test_damaged_pictures_are_named_and_the_others_counted(tmp_path):
     (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "text.jpg").write_text("no picture")
     (tmp_path / "empty.webp").write_bytes(b"")
-    (tmp_path / "3.txt").write_bytes(b"\xff\xfe caption")
+    (tmp_path / "3.txt").write_bytes(b"\xff caption")
     listing = read_folder(tmp_path, FolderSettings(**SMALL))
     assert len(listing.train) + len(listing.held_out) == 3
     assert [problem.split(":")[0] for problem in listing.problems] == ["3.png", "cut.png", "empty.webp", "text.jpg"]
@@ -102,7 +104,7 @@ def test_captions_beside_apart_and_missing(tmp_path):
     for name in "abc":
         _picture(tmp_path / f"{name}.png")
     (tmp_path / "captions").mkdir()
-    (tmp_path / "a.txt").write_text("\ufeff beside,\n two lines ", encoding="utf-8")
+    (tmp_path / "a.txt").write_text("\ufeff\n beside,  two words \n another line", encoding="utf-8")
     for name in "ab":
         (tmp_path / "captions" / f"{name}.txt").write_text("apart", encoding="utf-8")
 
@@ -110,8 +112,9 @@ def test_captions_beside_apart_and_missing(tmp_path):
         listing = read_folder(tmp_path, FolderSettings(captions=mode, validation=0.0, **SMALL))
         return {entry.name[0]: entry.caption.plain for entry in listing.train}, report(listing)
 
-    assert read("auto")[0] == {"a": "beside, two lines", "b": "apart", "c": ""}
-    assert read("txt")[0] == {"a": "beside, two lines", "b": "", "c": ""}
+    assert read("auto")[0] == {"a": "beside, two words", "b": "apart", "c": ""}
+    assert read("txt")[0] == {"a": "beside, two words", "b": "", "c": ""}
+    assert "1 captions have more than one line, and only the first is used" in read("txt")[1]
     assert read("folder")[0] == {"a": "apart", "b": "apart", "c": ""}
     assert "1 without a caption, the empty caption is used: c.png" in read("auto")[1]
     with pytest.raises(ValueError, match=r"captions is 'pdf', expected one of auto, txt, folder, json, yaml"):
@@ -124,6 +127,126 @@ def test_repeats_multiply_with_kohyas_folders(tmp_path):
     listing = read_folder(tmp_path / "data", FolderSettings(repeats=2, validation=0.0, **SMALL))
     assert {entry.name: entry.repeats for entry in listing.train} == {"3_cats/a.png": 6, "plain/b.png": 2}
     assert kohya_repeats(tmp_path / "4_dogs" / "x.png", tmp_path / "4_dogs") == 4
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-8"])
+def test_captions_with_a_mark_are_read(tmp_path, encoding):
+    _picture(tmp_path / "a.png").with_suffix(".txt").write_bytes("\ufeffein Mädchen\r\nx".encode(encoding))
+    listing = read_folder(tmp_path, FolderSettings(validation=0.0, **SMALL))
+    assert listing.train[0].caption.plain == "ein Mädchen" and not listing.problems
+
+
+def _kohya(caption, prefix="", separator="", keep=0, shuffle=False):
+    """Every caption that sd-scripts' process_caption may make."""
+    caption = f"{prefix} {caption}" if prefix else caption
+    caption = caption.split("\n")[0]
+    if not shuffle:
+        return {caption}
+    if separator and separator in caption:
+        fixed, free = ([tag.strip() for tag in part.split(",") if tag.strip()] for part in caption.split(separator, 1))
+    else:
+        tags = [tag.strip() for tag in caption.split(",")]
+        fixed, free = tags[:keep], tags[keep:]
+    return {", ".join([*fixed, *order]) for order in permutations(free)}
+
+
+@pytest.mark.parametrize("text", ["a, b, c", "one ||| a, b", "a, b\nc, d"])
+@pytest.mark.parametrize("prefix", ["", "photo,", "photo of"])
+@pytest.mark.parametrize("separator", ["", "|||"])
+@pytest.mark.parametrize(("shuffle", "keep"), [(False, 0), (True, 0), (True, 1)])
+def test_captions_are_kohyas(tmp_path, text, prefix, separator, shuffle, keep):
+    _picture(tmp_path / "a.png").with_suffix(".txt").write_text(text, encoding="utf-8")
+    given = [f"caption_prefix: '{prefix}'", f"keep_separator: '{separator}'"]
+    settings = FolderSettings(
+        validation=0.0,
+        shuffle_tags=shuffle,
+        keep_tags=keep,
+        filters=Filters.parse("\n".join(given)),
+        **SMALL,
+    )
+    caption = read_folder(tmp_path, settings).train[0].caption
+    draws = {caption.draw(generator(0, i, "test")) for i in range(400)}
+    assert draws == _kohya(text, prefix, separator, keep, shuffle)
+
+
+def test_a_separator_that_does_nothing_is_said_and_part_of_the_digest(tmp_path):
+    path = _picture(tmp_path / "a.png").with_suffix(".txt")
+    settings = FolderSettings(validation=0.0, filters=Filters.parse("keep_separator: '|||'"), **SMALL)
+    path.write_text("one, a, b", encoding="utf-8")
+    assert "keep_separator" not in report(read_folder(tmp_path, settings))
+    path.write_text("one ||| a, b", encoding="utf-8")
+    listing = read_folder(tmp_path, settings)
+    assert "keep_separator is part of 1 captions" in report(listing)
+    shuffled = dataclasses.replace(settings, shuffle_tags=True)
+    assert "keep_separator" not in report(read_folder(tmp_path, shuffled))
+
+
+def test_what_is_not_read_is_said(tmp_path):
+    _picture(tmp_path / "data" / "a.png")
+    _picture(tmp_path / "data" / "deep" / "b.TIFF", seed=1)
+    (tmp_path / "data" / "c.heic").write_bytes(b"x")
+    _picture(tmp_path / "other" / "d.png", seed=2)
+    (tmp_path / "data" / "linked").symlink_to(tmp_path / "other", target_is_directory=True)
+    listing = read_folder(tmp_path / "data", FolderSettings(validation=0.0, **SMALL))
+    assert [entry.name for entry in listing.train] == ["a.png"]
+    said = report(listing)
+    assert "1 linked folders are not read: linked;" in said
+    assert "2 pictures of formats that are not read: c.heic, deep/b.TIFF;" in said
+
+
+def test_a_picture_of_which_more_than_half_is_cut_is_said(tmp_path):
+    _picture(tmp_path / "long.png", (640, 64), seed=1)
+    _picture(tmp_path / "square.png", (64, 64), seed=2)
+    said = report(read_folder(tmp_path, FolderSettings(validation=0.0, **SMALL)))
+    assert "1 lose more than half of the picture to the shape of their bucket: long.png" in said
+
+
+def test_copies_of_a_picture_are_on_one_side_of_the_split(tmp_path):
+    for i in range(12):
+        _picture(tmp_path / f"{i}.png", seed=i // 3)
+    for share in (0.1, 0.25, 0.4, 0.5, 0.75, 0.9):
+        listing = read_folder(tmp_path, FolderSettings(validation=share, **SMALL))
+        train, held_out = ({entry.sha256 for entry in part} for part in (listing.train, listing.held_out))
+        assert train and held_out and not train & held_out, share
+
+
+def test_copies_of_one_picture_are_not_held_out(tmp_path):
+    for i in range(3):
+        _picture(tmp_path / f"{i}.png")
+    listing = read_folder(tmp_path, FolderSettings(**SMALL))
+    assert len(listing.train) == 3 and not listing.held_out
+    assert "copies of one picture cannot be held out too, so there is no validation" in report(listing)
+
+
+def test_only_a_name_after_the_number_makes_it_repeats(tmp_path):
+    for number, name in enumerate(("10_1girl", "2024_05_holiday", "2024_05", "3_2b (nier)", "7_", "x_10_y")):
+        _picture(tmp_path / "data" / name / "a.png", seed=number)
+    listing = read_folder(tmp_path / "data", FolderSettings(validation=0.0, **SMALL))
+    assert {entry.name.split("/")[0]: entry.repeats for entry in listing.train} == {
+        "10_1girl": 10,
+        "2024_05_holiday": 1,
+        "2024_05": 1,
+        "3_2b (nier)": 3,
+        "7_": 7,
+        "x_10_y": 1,
+    }
+    said = report(listing)
+    assert "repeats by folder name: 10_1girl 10, 3_2b (nier) 3, 7_ 7\n" in said
+    assert "no repeats in 2024_05, 2024_05_holiday: " in said
+
+
+@pytest.mark.parametrize("name", ["20000000_x", "10001_x/deep"])
+def test_a_number_that_nobody_means_is_refused_with_its_folder(tmp_path, name):
+    _picture(tmp_path / "data" / name / "a.png")
+    _picture(tmp_path / "data" / "b.png", seed=1)
+    with pytest.raises(ValueError, match=rf"the folder data/{name} says [\d,]+ repeats .* at most 10,000"):
+        read_folder(tmp_path / "data", FolderSettings(**SMALL))
+
+
+def test_an_endless_epoch_is_refused(tmp_path):
+    _picture(tmp_path / "data" / "5000_x" / "a.png")
+    with pytest.raises(ValueError, match=r"an epoch shows 15,000,000 images, expected at most 10,000,000.*5000_x/a.png"):
+        read_folder(tmp_path / "data", FolderSettings(repeats=3000, validation=0.0, **SMALL))
 
 
 @pytest.mark.parametrize("resolution", [256, 512, 640, 1024])
@@ -309,7 +432,7 @@ def test_captions_that_look_like_wildcards_are_said(tmp_path):
         read_folder(tmp_path, FolderSettings(**SMALL))
     )
     assert (
-        _made(tmp_path).images[0].caption == "a {red|blue} ball another line"
+        _made(tmp_path).images[0].caption == "a {red|blue} ball"
         and _made(tmp_path).images[0].caption_template is None
     )
     picture = _made(tmp_path, filters="wildcards: true").images[0]

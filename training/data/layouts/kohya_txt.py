@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .. import images
-from ..captions import WrittenCaption, first_file, read_first_text
+from ..captions import WrittenCaption, first_file, most_lines, read_first_text
 from ..filters import Filters
 from .layout import CaptionReader, DatasetLayout
 
@@ -18,13 +18,13 @@ def text_files(image: Path) -> list[Path]:
 
 
 class TextFiles(CaptionReader):
-    """Reads text files beside the images."""
+    """Reads text files beside the images, of each at most `most_lines` lines."""
 
-    def __init__(self, encoding: str) -> None:
-        self.encoding = encoding
+    def __init__(self, encoding: str, most_lines: int | None = None) -> None:
+        self.encoding, self.most_lines = encoding, most_lines
 
     def read(self, image: Path) -> WrittenCaption | None:
-        return read_first_text(text_files(image), self.encoding)
+        return read_first_text(text_files(image), self.encoding, self.most_lines)
 
 
 def _recognise(folder: Path) -> bool:
@@ -32,7 +32,7 @@ def _recognise(folder: Path) -> bool:
 
 
 def _open(folder: Path, filters: Filters, chosen: bool) -> CaptionReader:
-    return TextFiles(filters.encoding)
+    return TextFiles(filters.encoding, most_lines(filters.wildcards))
 
 
 LAYOUT = DatasetLayout(

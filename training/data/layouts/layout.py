@@ -13,17 +13,26 @@ from ..captions import WrittenCaption
 from ..filters import Filters
 
 
+# `10_cat` and `10_1girl`, but no date as `2024_05_holiday`.
+_REPEATS = re.compile(r"(\d+)_(?!\d+(?:[\W_]|$))")
+
+
 def kohya_repeats(image: Path, folder: Path) -> int:
     """kohya's repeat count: the number in front of the innermost folder named `N_name`, 1 without one. The dataset's
-    folder counts too.
+    folder counts too. It is none where another number follows, as in a date.
     """
     for parent in image.parents:
-        match = re.match(r"(\d+)_", parent.name)
+        match = _REPEATS.match(parent.name)
         if match:
             return max(1, int(match[1]))
         if parent == folder:
             break
     return 1
+
+
+def looks_like_repeats(name: str) -> bool:
+    """Whether a folder's name begins with a number and an underscore, and is not read as repeats."""
+    return re.match(r"\d+_", name) is not None and _REPEATS.match(name) is None
 
 
 class CaptionReader:
