@@ -77,7 +77,9 @@ def first_file(paths: Sequence[Path]) -> Path | None:
     return next((path for path in paths if os.path.isfile(path)), None)  # False for names too long, too
 
 
-def read_first_text(paths: Sequence[Path], encoding: str = "utf-8", most_lines: int | None = None) -> WrittenCaption | None:
+def read_first_text(
+    paths: Sequence[Path], encoding: str = "utf-8", most_lines: int | None = None
+) -> WrittenCaption | None:
     """The caption in the first text file that exists, None without one. Lines after `most_lines` are left out."""
     path = first_file(paths)
     if path is None:

@@ -48,7 +48,7 @@ class EpochOrder:
         self._epoch = _Epoch(*[torch.empty(0, dtype=torch.int64)] * 3)
 
     def times(self, epoch: int) -> list[int]:
-        """How often an epoch shows each image. A fraction of a repeat is spread over the epochs as evenly as possible."""
+        """How often an epoch shows each image. A fraction is spread over the epochs as evenly as possible."""
         times: list[int] = []
         for index, repeats in enumerate(self._repeats):
             phase = 0.0
@@ -69,8 +69,8 @@ class EpochOrder:
         return sum(math.ceil(size / self.batch_size) for size in self._group_sizes(self.times(epoch)))
 
     def batch(self, epoch: int, position: int) -> list[int]:
-        """A batch of an epoch, in an order drawn from (seed, epoch). All its images have the same size and batch_id; the
-        last batch of each size is smaller.
+        """A batch of an epoch, in an order drawn from (seed, epoch). All its images have the same size and batch_id;
+        the last batch of each size is smaller.
         """
         if self._number != epoch:
             self._number, self._epoch = epoch, self._draw(epoch)

@@ -80,7 +80,9 @@ def _not_read(folder: Path) -> list[str]:
     links, others = images.ignored(folder)
     lines: list[str] = []
     if links:
-        lines.append(f"{len(links)} linked folders are not read: {first_names(links)}; copy them, or link the whole dataset")
+        lines.append(
+            f"{len(links)} linked folders are not read: {first_names(links)}; copy them, or link the whole dataset"
+        )
     if others:
         lines.append(f"{len(others)} pictures of formats that are not read: {first_names(others)}; save them as PNG")
     return lines

@@ -82,17 +82,17 @@ def _refuse_endless_epochs(folder: Path, entries: Sequence[ImageEntry]) -> None:
         if entry.folder_repeats > MOST_FOLDER_REPEATS:
             parents = (folder / entry.name).parent.relative_to(folder.parent).as_posix()
             raise ValueError(
-                f"GraftDataset: the name of the folder {parents} says {entry.folder_repeats:,} repeats of each image, as"
-                f" kohya's 10_name says 10; expected at most {MOST_FOLDER_REPEATS:,}. Rename it, so that it does not"
-                " begin with that number."
+                f"GraftDataset: the name of the folder {parents} says {entry.folder_repeats:,} repeats of each image,"
+                f" as kohya's 10_name says 10; expected at most {MOST_FOLDER_REPEATS:,}. Rename it, so that it does"
+                " not begin with that number."
             )
     shown = sum(entry.repeats for entry in entries)
     if shown > MOST_SHOWN:
         most = max(entries, key=lambda entry: entry.repeats)
         raise ValueError(
             f"GraftDataset: with repeats an epoch shows {shown:,.0f} images, expected at most {MOST_SHOWN:,}. Lower"
-            f" repeats, the numbers in front of folder names or multiply; {most.name} alone is shown {most.repeats:,.0f}"
-            " times."
+            f" repeats, the numbers in front of folder names or multiply; {most.name} alone is shown"
+            f" {most.repeats:,.0f} times."
         )
 
 

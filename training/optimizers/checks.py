@@ -78,6 +78,6 @@ def schedule_remarks(settings: OptimizerSettings, first: int, until: int) -> lis
         ]
     return [
         f"the schedule ({schedule}) is planned for {total} steps and these end at step {until}, at learning rate"
-        f" {rate_at(settings, until - 1):g}: unless more steps follow, set total_steps to {until}, or to 0 for the steps"
-        " asked for"
+        f" {rate_at(settings, until - 1):g}: unless more steps follow, set total_steps to {until}, or to 0 for the"
+        " steps asked for"
     ]

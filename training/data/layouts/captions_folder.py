@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .. import images
-from ..captions import WrittenCaption, first_file, most_lines, read_first_text
+from ..captions import WrittenCaption, first_file, read_first_text
 from ..filters import Filters
 from .layout import CaptionReader, DatasetLayout
 
@@ -26,13 +26,13 @@ def text_files(image: Path, folder: Path) -> list[Path]:
 
 
 class CaptionsFolder(CaptionReader):
-    """Reads text files in captions folders, of each at most `most_lines` lines."""
+    """Reads text files in captions folders."""
 
-    def __init__(self, folder: Path, encoding: str, most_lines: int | None) -> None:
-        self.folder, self.encoding, self.most_lines = folder, encoding, most_lines
+    def __init__(self, folder: Path, encoding: str) -> None:
+        self.folder, self.encoding = folder, encoding
 
     def read(self, image: Path) -> WrittenCaption | None:
-        return read_first_text(text_files(image, self.folder), self.encoding, self.most_lines)
+        return read_first_text(text_files(image, self.folder), self.encoding)
 
 
 def _recognise(folder: Path) -> bool:
@@ -40,7 +40,7 @@ def _recognise(folder: Path) -> bool:
 
 
 def _open(folder: Path, filters: Filters, chosen: bool) -> CaptionReader:
-    return CaptionsFolder(folder, filters.encoding, most_lines(filters.wildcards))
+    return CaptionsFolder(folder, filters.encoding)
 
 
 LAYOUT = DatasetLayout(

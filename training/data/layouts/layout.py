@@ -12,7 +12,6 @@ from .. import images
 from ..captions import WrittenCaption
 from ..filters import Filters
 
-
 # `10_cat` and `10_1girl`, but no date as `2024_05_holiday`.
 _REPEATS = re.compile(r"(\d+)_(?!\d+(?:[\W_]|$))")
 

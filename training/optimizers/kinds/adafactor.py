@@ -1,5 +1,5 @@
 """Adafactor (1804.04235): row and column averages in place of a second moment. torch's own, whose steps are relative to
-each weight's size; without that, or with a rate of its own, the class here, with the formulas of transformers' Adafactor.
+each weight's size; without that, or with a rate of its own, the class here, with transformers' formulas.
 """
 
 from __future__ import annotations
@@ -152,8 +152,9 @@ def _remarks(settings: SettingsView) -> list[str]:
     if rate >= 1e-3:
         return []
     return [
-        f"adafactor multiplies learning_rate ({rate:g}) by the size of each weight, at least {SMALLEST_SIZE:g}, and LoRA"
-        " up weights begin at 0, so they hardly move: 0.01 is usual, or 1e-4 with the option scale_parameter = false"
+        f"adafactor multiplies learning_rate ({rate:g}) by the size of each weight, at least {SMALLEST_SIZE:g}, and"
+        " LoRA up weights begin at 0, so they hardly move: 0.01 is usual, or 1e-4 with the option scale_parameter ="
+        " false"
     ]
 
 

@@ -97,8 +97,8 @@ def test_the_report_says_which_rate_is_usual(settings, said):
     ("settings", "message"),
     [
         ({"options": "warmup_init = true"}, "warmup_init is the warm-up of relative_step"),
-        ({"options": "relative_step = true", "schedule": "cosine", "warmup": 5}, "sets the rate itself.*schedule.*warmup"),
-        ({"options": "relative_step = true", "lora_plus": 4.0}, "sets the rate itself, so lora_plus 4.0 cannot be used"),
+        ({"options": "relative_step = true", "schedule": "cosine", "warmup": 5}, "sets the rate .*schedule.*warmup"),
+        ({"options": "relative_step = true", "lora_plus": 4.0}, "the rate itself, so lora_plus 4.0 cannot be used"),
     ],
 )
 def test_what_relative_step_excludes_is_refused(settings, message):
