@@ -36,7 +36,7 @@ KINDS = ("lora", "locon", "loha", "lokr", "dora", "oft")
 
 def dataset(name, cls=Dataset, conditioning=Conditioning):
     captions = {text: conditioning(*conditions(name, seed)) for seed, text in enumerate(("", "a", "b"))}
-    return cls.of([latent(name, seed) for seed in range(3)], ["a", "b", "a"], captions, held_out=[2])
+    return cls.from_latents([latent(name, seed) for seed in range(3)], ["a", "b", "a"], captions, held_out=[2])
 
 
 class Model:
