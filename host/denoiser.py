@@ -15,7 +15,7 @@ from ..patches.token_downsampling.attention_override import OVERRIDE
 from ..training.data.dataset import Conditioning
 from .autograd_inplace import AvoidInplaceOps
 from .encoding import LiveEncoder
-from .model_sampling import prediction_type, with_zero_terminal_snr
+from .model_sampling import prediction_type, sigma_at, with_zero_terminal_snr
 
 KEPT_CONDITIONS = 64  # on the device; captions that vary by draw would fill it otherwise
 
@@ -50,11 +50,7 @@ class Denoiser:
         """The noise levels (B,) at timesteps from 0 to 1 (B,), from the model's sigma table; for flows with the model's
         shift.
         """
-        sampling = self.sampling
-        if hasattr(sampling, "log_sigmas"):  # continuous schedules (EDM) have a table too, but other timesteps
-            table = sampling.sigmas.to(u.device, torch.float32)
-            return table[(u * len(table)).long().clamp(max=len(table) - 1)]
-        return sampling.sigma(u * getattr(sampling, "multiplier", 1.0)).to(torch.float32)
+        return sigma_at(self.sampling, u)
 
     def noisy(self, clean: torch.Tensor, noise: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
         """Clean latents (B, C, h, w) with noise of level sigma (B,)."""

@@ -30,6 +30,16 @@ def prediction_type(sampling: Any) -> str:
     return "eps"
 
 
+def sigma_at(sampling: Any, u: torch.Tensor) -> torch.Tensor:
+    """Noise levels (B,) of a model sampling at timesteps from 0 to 1 (B,): from its table, or with its own shift for
+    flows.
+    """
+    if hasattr(sampling, "log_sigmas"):  # continuous schedules (EDM) have a table too, but other timesteps
+        table = sampling.sigmas.to(u.device, torch.float32)
+        return table[(u * len(table)).long().clamp(max=len(table) - 1)]
+    return sampling.sigma(u * getattr(sampling, "multiplier", 1.0)).to(torch.float32)
+
+
 def with_zero_terminal_snr(patcher: Any, enabled: bool) -> Any:
     """A MODEL whose noise levels reach zero terminal SNR (Lin 2023) when that is enabled and it is a v model; else the
     MODEL itself.

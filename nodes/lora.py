@@ -4,6 +4,7 @@ one.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -21,6 +22,8 @@ from ..storage.problem_list import problem_lines
 from ..storage.safetensors import write_safetensors
 from .aliases import aliases
 from .sockets import LoraModel, LoraStack, TrainState
+
+log = logging.getLogger(__name__)
 
 MODES = ("auto", "merge", "bypass", "host")
 T = TypeVar("T")
@@ -288,7 +291,24 @@ class GraftSaveLoRA(io.ComfyNode):
         file_metadata |= save.hashes(tensors, file_metadata)
         path, entry = host.folders.output_file(prefix, ".safetensors")
         write_safetensors(path, tensors, file_metadata)
-        return io.NodeOutput(path, ui={"loras": [entry]})
+        shown = {"loras": [entry]}
+        left_out = save.left_out_by_comfyui(lora)
+        if left_out:
+            note = _how_to_load(left_out)
+            log.warning("%s: %s", os.path.basename(path), note)
+            shown["text"] = [note]
+        return io.NodeOutput(path, ui=shown)
+
+
+def _how_to_load(left_out: list[str]) -> str:
+    """What to say of differences that ComfyUI's LoRA loaders ignore."""
+    first = ", ".join(left_out[:3])
+    if len(left_out) > 3:
+        first += " …"
+    return (
+        f"ComfyUI's LoRA loaders ignore {len(left_out)} of these differences, as they are parameters beside a model's"
+        f" layers ({first}): load the file with LoRA Stack and Patch Model with LoRA Stack, which apply all"
+    )
 
 
 NODES = [GraftLoRAStack, LoRAStackPatch, GraftSaveLoRA]

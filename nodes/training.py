@@ -131,9 +131,9 @@ class GraftTrainStart(io.ComfyNode):
         optimizer = optimizers.of_ranks(optimizer or optimizers.OptimizerSettings(), process_group.current().as_ranks)
         settings = states.Settings(optimizer, objective or objectives.ObjectiveSettings())
         levels = host.model_sampling.with_zero_terminal_snr(model, settings.objective.zero_terminal_snr)
-        objectives.check_for(
-            settings.objective, host.model_sampling.prediction_type(levels.get_model_object("model_sampling"))
-        )
+        sampling = levels.get_model_object("model_sampling")
+        prediction = host.model_sampling.prediction_type(sampling)
+        objectives.check_for(settings.objective, prediction)
         if adapter.text_encoder and clip is None:
             raise ValueError(
                 "GraftTrainStart: the adapter trains the text encoder (text_encoder), and no clip is connected."
@@ -160,7 +160,10 @@ class GraftTrainStart(io.ComfyNode):
             encoder_parts = None
         state = states.begin(model.model.diffusion_model, start, settings, run, base, text_encoder, encoder_parts)
         state = _noted(replace(state, subject=Subject(model, clip, vae, dataset, unhashed)))
-        return io.NodeOutput(state, text.beginning(state, dataset, unhashed))
+        sigma = None
+        if prediction == "flow":
+            sigma = partial(host.model_sampling.sigma_at, sampling)
+        return io.NodeOutput(state, text.beginning(state, dataset, unhashed, sigma))
 
 
 class TrainStep(io.ComfyNode):

@@ -495,8 +495,10 @@ class GraftObjective(io.ComfyNode):
                     options=objectives.TIMESTEPS.names(),
                     default="uniform",
                     tooltip=(
-                        "Which noise levels are trained more often. uniform: all alike. logit-normal: the middle"
-                        " ones. shifted: see timestep shift."
+                        "Which noise levels are trained more often. uniform: all alike. logit-normal, mode: the middle"
+                        " ones. shifted: see timestep shift. All on top of a flow model's own shift, which already"
+                        " favors noise: half of uniform is above 0.75 on SD 3. sigmoid, shift, flux_shift: kohya's"
+                        " and AI-Toolkit's, without it."
                     ),
                 ),
                 io.Float.Input(
@@ -507,8 +509,8 @@ class GraftObjective(io.ComfyNode):
                     max=100.0,
                     step=0.1,
                     tooltip=(
-                        "For timestep sampling shifted. Above 1 trains high noise (layout) more, below 1 low"
-                        " noise (detail)."
+                        "For timestep sampling shifted and shift (kohya's discrete_flow_shift). Above 1 trains high"
+                        " noise (layout) more, below 1 low noise (detail)."
                     ),
                 ),
                 io.Float.Input(
@@ -569,6 +571,68 @@ class GraftObjective(io.ComfyNode):
                     tooltip=(
                         "The highest noise level to train, as a fraction of the schedule. Lower it to leave the"
                         " layout alone."
+                    ),
+                ),
+                io.Float.Input(
+                    "sigmoid_scale",
+                    display_name="sigmoid scale",
+                    default=1.0,
+                    min=0.01,
+                    max=100.0,
+                    step=0.1,
+                    optional=True,
+                    tooltip=(
+                        "For timestep sampling sigmoid, shift and flux_shift (kohya's sigmoid_scale). Raise it to"
+                        " spread the noise levels."
+                    ),
+                ),
+                io.Float.Input(
+                    "logit_mean",
+                    display_name="logit mean",
+                    default=0.0,
+                    min=-10.0,
+                    max=10.0,
+                    step=0.1,
+                    optional=True,
+                    tooltip=(
+                        "For timestep sampling logit-normal. Above 0 trains high noise more, below 0 low noise"
+                        " (kohya's logit_mean with the other sign)."
+                    ),
+                ),
+                io.Float.Input(
+                    "logit_std",
+                    display_name="logit deviation",
+                    default=1.0,
+                    min=0.01,
+                    max=10.0,
+                    step=0.1,
+                    optional=True,
+                    tooltip=(
+                        "For timestep sampling logit-normal (kohya's logit_std). Lower it to train the middle noise"
+                        " levels even more."
+                    ),
+                ),
+                io.Float.Input(
+                    "mode_scale",
+                    display_name="mode scale",
+                    default=1.29,
+                    min=-1.0,
+                    max=1.75,
+                    step=0.01,
+                    optional=True,
+                    tooltip=(
+                        "For timestep sampling mode (kohya's mode_scale). Raise it to train the middle noise levels"
+                        " more; below 0 trains both ends more."
+                    ),
+                ),
+                io.Boolean.Input(
+                    "model_shift",
+                    display_name="model's own shift",
+                    default=True,
+                    optional=True,
+                    tooltip=(
+                        "For flow models. On: timesteps come on top of the shift that the model samples with. Off:"
+                        " they are the sampler's noise levels (sigma) themselves, minimum and maximum too."
                     ),
                 ),
             ],

@@ -31,7 +31,7 @@ class Settings:
     def digest(self) -> str:
         """Hash of all settings that change the result. It stands for the settings in a run's position."""
         optimizer = {name: value for name, value in asdict(self.optimizer).items() if name not in SPEED_ONLY}
-        return sha256_of_json({"optimizer": optimizer, "objective": asdict(self.objective)})
+        return sha256_of_json({"optimizer": optimizer, "objective": self.objective.identity()})
 
 
 @dataclass(frozen=True)

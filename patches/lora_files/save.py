@@ -13,6 +13,8 @@ from ...storage.safetensors import safetensors_bytes
 from ..models.family import Kohya, ModelFamily, ModelSpec
 from ..models.recognise import recognise_lora
 from .key_formats import registry as key_formats
+from .key_formats.key_format import GENERIC_PREFIX
+from .key_formats.kohya import is_inner_parameter
 from .parse import grouped
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": torch.float32}
@@ -49,6 +51,15 @@ def to_key_format(lora: Mapping[str, Tensor], name: str, dtype: torch.dtype) -> 
             + problem_lines([f"{key}: holds numbers above {largest:g}, the largest of {dtype}" for key in too_large])
         )
     return tensors
+
+
+def left_out_by_comfyui(lora: Mapping[str, Tensor]) -> list[str]:
+    """Names of the differences that ComfyUI's LoRA loaders ignore: those of parameters that lie in a module with
+    further modules (Wan's `modulation`, Z-Image's pad tokens).
+    """
+    groups, _, _ = grouped(lora, plain=False)
+    bases = [base for base, group in groups.items() if "diff" in group and is_inner_parameter(base)]
+    return [base.removeprefix(GENERIC_PREFIX) for base in bases]
 
 
 def _finite(tensor: Tensor) -> bool:

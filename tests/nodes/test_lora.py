@@ -761,6 +761,18 @@ def test_equal_input_gives_equal_bytes(host, small):
         assert first != second and a.read() == b.read()
 
 
+def test_differences_that_comfyuis_loaders_ignore_are_said(host, caplog):
+    names = ("blocks.0.modulation", "blocks.1.modulation", "blocks.2.modulation", "head.modulation", "x_embedder")
+    with caplog.at_level(logging.WARNING):
+        host.call("GraftSaveLoRA", lora_model={f"diffusion_model.{name}.diff": torch.ones(2, 2) for name in names})
+    (said,) = [record.getMessage() for record in caplog.records if "ignore" in record.getMessage()]
+    assert "ignore 4 of these differences" in said and "blocks.2.modulation …" in said
+    assert "load the file with LoRA Stack and Patch Model with LoRA Stack" in said
+    caplog.clear()
+    host.call("GraftSaveLoRA", lora_model={"diffusion_model.x_embedder.diff": torch.ones(2, 2)})
+    assert not caplog.records
+
+
 def test_a_state_is_saved_with_its_metadata(host, small, monkeypatch):
     from safetensors import safe_open
 

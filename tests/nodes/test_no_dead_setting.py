@@ -116,6 +116,11 @@ CASES: dict[str, dict[str, Case]] = {
         "prior_weight": Case(7.0, {**REGULAR, "GraftObjective": {"prior": "regularisation"}}),
         "min_timestep": Case(0.5),
         "max_timestep": Case(0.5),
+        "sigmoid_scale": Case(3.0, {"GraftObjective": {"timesteps": "sigmoid"}}),
+        "logit_mean": Case(1.0, {"GraftObjective": {"timesteps": "logit-normal"}}),
+        "logit_std": Case(0.5, {"GraftObjective": {"timesteps": "logit-normal"}}),
+        "mode_scale": Case(-0.5, {"GraftObjective": {"timesteps": "mode"}}),
+        "model_shift": Case(False, EPS, refused="only flow models have a shift of their own"),
     },
     "GraftEMA": {
         "schedule": Case("ramp", changes="average"),

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from .loss_kinds import LOSSES
 from .timesteps import TIMESTEPS
 from .weightings import WEIGHTINGS
 
 PRIORS = ("none", "regularisation", "output-preservation")
+# Not part of a run's identity at their defaults, which are what runs of before had.
+_LATER = frozenset({"sigmoid_scale", "logit_mean", "logit_std", "mode_scale", "model_shift"})
+_MOST_MODE_SCALE = 1.75  # 2 / (pi - 2) and above it the distribution is none any more
 
 
 @dataclass(frozen=True)
 class ObjectiveSettings:
-    """Settings of the objective; plain values, checked on creation (`check_for` checks them against a model)."""
+    """Settings of the objective; plain values, checked on creation (`check_for` checks them against a model).
+
+    `sigmoid_scale`, `logit_mean`, `logit_std`, `mode_scale` and `shift` are those of some samplings of timesteps.
+    Without `model_shift` what is drawn are the noise levels of a flow model.
+    """
 
     loss: str = "mse"
     weighting: str = "none"
@@ -30,11 +38,25 @@ class ObjectiveSettings:
     prior_weight: float = 1.0
     min_timestep: float = 0.0
     max_timestep: float = 1.0
+    sigmoid_scale: float = 1.0
+    logit_mean: float = 0.0
+    logit_std: float = 1.0
+    mode_scale: float = 1.29
+    model_shift: bool = True
 
     def __post_init__(self) -> None:
-        errors = [*_unknown_choices(self), *_exclusions(self), *_wrong_numbers(self)]
+        errors = [*_unknown_choices(self), *_exclusions(self), *_wrong_numbers(self), *_wrong_timesteps(self)]
         if errors:
             raise ValueError("GraftObjective: " + "; ".join(errors) + ".")
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that a run is known by, as plain values."""
+        values: dict[str, Any] = {}
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if setting.name not in _LATER or value != setting.default:
+                values[setting.name] = value
+        return values
 
 
 def _unknown_choices(settings: ObjectiveSettings) -> list[str]:
@@ -77,6 +99,19 @@ def _wrong_numbers(settings: ObjectiveSettings) -> list[str]:
         errors.append(f"shift is {settings.shift}, expected above 0 (1 is off)")
     if not 0.0 <= settings.conditioning_dropout <= 1.0:
         errors.append(f"conditioning_dropout is {settings.conditioning_dropout}, expected from 0 to 1")
+    return errors
+
+
+def _wrong_timesteps(settings: ObjectiveSettings) -> list[str]:
+    errors = []
+    for name in ("sigmoid_scale", "logit_std"):
+        value = getattr(settings, name)
+        if not 0 < value < math.inf:
+            errors.append(f"{name} is {value}, expected above 0 (1 is usual)")
+    if not math.isfinite(settings.logit_mean):
+        errors.append(f"logit_mean is {settings.logit_mean}, expected a finite number (0 is usual)")
+    if not -1.0 <= settings.mode_scale <= _MOST_MODE_SCALE:
+        errors.append(f"mode_scale is {settings.mode_scale}, expected from -1 to {_MOST_MODE_SCALE:g} (1.29 is usual)")
     if not 0.0 <= settings.min_timestep < settings.max_timestep <= 1.0:
         errors.append(
             f"min_timestep is {settings.min_timestep} and max_timestep {settings.max_timestep}, expected"
@@ -93,6 +128,16 @@ def check_for(settings: ObjectiveSettings, prediction: str) -> None:
         raise ValueError(
             f"GraftObjective: weighting {settings.weighting} needs a signal-to-noise ratio, which flow models lack; set"
             " none."
+        )
+    if prediction != "flow" and TIMESTEPS.get(settings.timesteps).gives_levels:
+        raise ValueError(
+            f"GraftObjective: timesteps {settings.timesteps} draws the noise levels of flow models, and this model"
+            f" predicts {prediction}: use uniform or logit-normal."
+        )
+    if prediction != "flow" and not settings.model_shift:
+        raise ValueError(
+            f"GraftObjective: only flow models have a shift of their own, and this model predicts {prediction}: switch"
+            " model_shift on."
         )
     if settings.zero_terminal_snr and prediction == "eps":
         raise ValueError(

@@ -1,7 +1,12 @@
-"""The distributions that timesteps are drawn from, by name. To add one, list its record here."""
+"""The distributions that timesteps are drawn from, by name. To add one, list its record here.
+
+Sources: logit-normal and mode of Stable Diffusion 3 (2403.03206); sigmoid, shift and flux_shift as kohya's scripts and
+AI-Toolkit have them.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,18 +15,9 @@ import torch
 from torch import Tensor
 
 from ...patches.registry import Registry
+from ..random_draws import generator as seeded_generator
 
-
-@dataclass(frozen=True, kw_only=True)
-class TimestepSampling:
-    """One timestep sampling.
-
-    `draw(count, generator, shift)` gives timesteps (count,) as fractions in [0, 1), drawn on the CPU: 0 is the
-    cleanest, toward 1 the noisiest.
-    """
-
-    name: str
-    draw: Callable[[int, torch.Generator, float], Tensor]
+TOKENS_AT_1024 = 4096
 
 
 class TimestepSettings(Protocol):
@@ -35,20 +31,75 @@ class TimestepSettings(Protocol):
     def min_timestep(self) -> float: ...
     @property
     def max_timestep(self) -> float: ...
+    @property
+    def sigmoid_scale(self) -> float: ...
+    @property
+    def logit_mean(self) -> float: ...
+    @property
+    def logit_std(self) -> float: ...
+    @property
+    def mode_scale(self) -> float: ...
+    @property
+    def model_shift(self) -> bool: ...
 
 
-def _uniform(count: int, generator: torch.Generator, shift: float) -> Tensor:
+@dataclass(frozen=True)
+class DrawRequest:
+    """What is drawn for: the settings, and the patches of 2 x 2 latents that an image has."""
+
+    settings: TimestepSettings
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimestepSampling:
+    """One distribution. `draw(count, generator, request)` gives timestep shares (count,) in [0, 1), drawn on the CPU:
+    0 is the cleanest, towards 1 the noisiest.
+    """
+
+    name: str
+    draw: Callable[[int, torch.Generator, DrawRequest], Tensor]
+    gives_levels: bool = False
+    """Whether it draws the noise levels (sigmas) of a flow model themselves, so that the model's own shift does not
+    count.
+    """
+
+
+def _uniform(count: int, generator: torch.Generator, request: DrawRequest) -> Tensor:
     return torch.rand(count, generator=generator)
 
 
-def _logit_normal(count: int, generator: torch.Generator, shift: float) -> Tensor:
-    return torch.randn(count, generator=generator).sigmoid()
+def _logit_normal(count: int, generator: torch.Generator, request: DrawRequest) -> Tensor:
+    normal = torch.randn(count, generator=generator)
+    return (normal * request.settings.logit_std + request.settings.logit_mean).sigmoid()
 
 
-def _shifted(count: int, generator: torch.Generator, shift: float) -> Tensor:
+def shifted(u: Tensor, shift: float) -> Tensor:
     """u moved to s u / (1 + (s - 1) u): towards noise with s above 1."""
-    u = torch.rand(count, generator=generator)
     return shift * u / (1 + (shift - 1) * u)
+
+
+def _shifted(count: int, generator: torch.Generator, request: DrawRequest) -> Tensor:
+    return shifted(torch.rand(count, generator=generator), request.settings.shift)
+
+
+def _mode(count: int, generator: torch.Generator, request: DrawRequest) -> Tensor:
+    u = torch.rand(count, generator=generator)
+    return 1 - u - request.settings.mode_scale * (torch.cos(math.pi / 2 * u) ** 2 - 1 + u)
+
+
+def _sigmoid(count: int, generator: torch.Generator, request: DrawRequest) -> Tensor:
+    return (torch.randn(count, generator=generator) * request.settings.sigmoid_scale).sigmoid()
+
+
+def _shift(count: int, generator: torch.Generator, request: DrawRequest) -> Tensor:
+    return shifted(_sigmoid(count, generator, request), request.settings.shift)
+
+
+def _flux_shift(count: int, generator: torch.Generator, request: DrawRequest) -> Tensor:
+    """Flux's own: the logarithm of the shift rises linearly from 0.5 at 256 tokens to 1.15 at 4096."""
+    mu = 0.5 + (1.15 - 0.5) * (request.tokens - 256) / (4096 - 256)
+    return shifted(_sigmoid(count, generator, request), math.exp(mu))
 
 
 TIMESTEPS: Registry[TimestepSampling] = Registry(
@@ -57,16 +108,45 @@ TIMESTEPS: Registry[TimestepSampling] = Registry(
         TimestepSampling(name="uniform", draw=_uniform),
         TimestepSampling(name="logit-normal", draw=_logit_normal),
         TimestepSampling(name="shifted", draw=_shifted),
+        TimestepSampling(name="mode", draw=_mode),
+        TimestepSampling(name="sigmoid", draw=_sigmoid, gives_levels=True),
+        TimestepSampling(name="shift", draw=_shift, gives_levels=True),
+        TimestepSampling(name="flux_shift", draw=_flux_shift, gives_levels=True),
     ),
 )
 
 
-def draw_timesteps(settings: TimestepSettings, count: int, generator: torch.Generator) -> Tensor:
-    """Timestep shares (count,) in [0, 1) of the chosen distribution.
+def draw_timesteps(
+    settings: TimestepSettings, count: int, generator: torch.Generator, tokens: int = TOKENS_AT_1024
+) -> Tensor:
+    """Timestep shares (count,) in [0, 1) of the chosen distribution, for images of that many tokens.
 
     `min_timestep` and `max_timestep` squeeze the whole distribution between them, as kohya's do.
     """
-    u = TIMESTEPS.get(settings.timesteps).draw(count, generator, settings.shift)
+    u = TIMESTEPS.get(settings.timesteps).draw(count, generator, DrawRequest(settings, tokens))
     if settings.min_timestep > 0 or settings.max_timestep < 1:
         u = settings.min_timestep + (settings.max_timestep - settings.min_timestep) * u
     return u.clamp(0.0, 1 - 2**-24)
+
+
+def gives_levels(settings: TimestepSettings) -> bool:
+    """Whether what is drawn are the noise levels of a flow model, without its own shift."""
+    return TIMESTEPS.get(settings.timesteps).gives_levels or not settings.model_shift
+
+
+def tokens_of(height: int, width: int) -> int:
+    """The patches of 2 x 2 latents that latents of a size have."""
+    return (height // 2) * (width // 2)
+
+
+def describe_levels(settings: TimestepSettings, sigma: Callable[[Tensor], Tensor], tokens: int) -> str:
+    """A line for the report of a flow model: which noise levels are drawn. `sigma` is the model's, with its shift."""
+    levels = draw_timesteps(settings, 10_000, seeded_generator(0, 0, "noise levels of the report"), tokens)
+    shift = "without the model's own shift"
+    if not gives_levels(settings):
+        levels, shift = sigma(levels), "on top of the model's own shift"
+    least, median, most = levels.double().quantile(torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
+    return (
+        f"timesteps {settings.timesteps}, {shift}: half of the noise levels (sigma) are above {median:.2f}, 90% of them"
+        f" from {least:.2f} to {most:.2f}"
+    )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
+
+from torch import Tensor
 
 from ...ema.decay import EMASettings, decay_at, decay_over
 from ..data.dataset import Dataset
 from ..data.epoch_order import batches_per_epoch
+from ..objective.timesteps import describe_levels, tokens_of
 from ..optimizers.checks import remarks
 from ..optimizers.learning_rate_schedule import peak_rate
 from ..run.call import Outcome
@@ -15,8 +18,15 @@ from ..state import TrainState
 from ..store.store import DiskUse
 
 
-def beginning(state: TrainState, dataset: Dataset, unhashed: Sequence[str]) -> str:
-    """The report of GraftTrainStart: a run before its first step."""
+def beginning(
+    state: TrainState,
+    dataset: Dataset,
+    unhashed: Sequence[str],
+    sigma: Callable[[Tensor], Tensor] | None = None,
+) -> str:
+    """The report of GraftTrainStart: a run before its first step. `sigma` gives the noise levels of a flow model at
+    timesteps, with its shift.
+    """
     adapter, settings = state.start.adapter, state.settings.optimizer
     count = _trained_numbers(state)
     modules = {_module_of(name, adapter.full_weights) for name in state.trained}
@@ -37,6 +47,9 @@ def beginning(state: TrainState, dataset: Dataset, unhashed: Sequence[str]) -> s
         *remarks(settings),
         f"{len(dataset.images)} images, {len(dataset.held_out)} held out for validation; an epoch is {rounds:g} steps",
     ]
+    if sigma is not None:
+        tokens = tokens_of(*dataset.images[0].latent.shape[-2:])
+        lines.append(describe_levels(state.settings.objective, sigma, tokens))
     if not dataset.held_out:
         lines.append("no image is held out, so there is no validation (Dataset's validation sets how many)")
     if state.start.ema is not None:

@@ -14,7 +14,7 @@ from ..distributed import fsdp, process_group
 from ..memory.offload import to_device
 from ..objective.loss import losses
 from ..objective.noise import noise_like, perturbation
-from ..objective.timesteps import draw_timesteps
+from ..objective.timesteps import draw_timesteps, gives_levels, tokens_of
 from ..optimizers.learning_rate_schedule import rate_at
 from ..optimizers.precision import LEAST_SCALE, autocast
 from ..random_draws import generator as seeded_generator
@@ -30,7 +30,10 @@ def batch_losses(work: Workspace, batch: Batch, generator: torch.Generator, opti
     """Losses (B,) of one group of pictures, with the graph that leads to the trained tensors."""
     denoiser, objective = work.denoiser, work.start_state.settings.objective
     clean = denoiser.process_in(to_device(batch.latents, denoiser.device, torch.float32))
-    sigma = denoiser.sigma(draw_timesteps(objective, clean.shape[0], generator).to(denoiser.device))
+    tokens = tokens_of(clean.shape[-2], clean.shape[-1])
+    sigma = draw_timesteps(objective, clean.shape[0], generator, tokens).to(denoiser.device)
+    if not gives_levels(objective):
+        sigma = denoiser.sigma(sigma)
     noise = noise_like(clean, objective.offset_noise, objective.pyramid_noise, generator)
     target = clean
     if objective.ip_noise:

@@ -463,7 +463,7 @@ def record_of(state: TrainState, made_with: Mapping[str, str]) -> dict[str, Any]
             "ema": None if state.start.ema is None else asdict(state.start.ema),
             "seed": state.start.seed,
         },
-        "settings": {"optimizer": asdict(state.settings.optimizer), "objective": asdict(state.settings.objective)},
+        "settings": {"optimizer": asdict(state.settings.optimizer), "objective": state.settings.objective.identity()},
         "position": [list(part) for part in state.position],
         "step": state.step,
         "order": list(state.trained),

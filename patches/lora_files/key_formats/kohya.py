@@ -18,7 +18,13 @@ _PARAMETER = re.compile(  # last words of parameters that belong to the model it
     r"\.(modulation|modulate_table|\w*shift_table|scale|gamma|beta|positional_\w+"
     r"|\w*(tokens?|registers?|pos_embed|_embedding|padding))$"
 )
+_LEAF_PARAMETER = re.compile(r"\.(scale|gamma|beta)$")  # those of them that norms have
 _NUMBERS = {"clip_l": "1", "clip_g": "2", "t5xxl": "3"}  # diffusers counts the encoders that a family has
+
+
+def is_inner_parameter(base: str) -> bool:
+    """Whether a layer is a parameter of a module that holds other modules, as Wan's `modulation`."""
+    return _PARAMETER.search(base) is not None and _LEAF_PARAMETER.search(base) is None
 
 
 class KohyaWriter:

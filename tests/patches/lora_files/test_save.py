@@ -5,7 +5,7 @@ import hashlib
 import pytest
 import torch
 from graft_nodes.patches.lora_files.parse import Target, read
-from graft_nodes.patches.lora_files.save import hashes, saved_metadata, to_key_format
+from graft_nodes.patches.lora_files.save import hashes, left_out_by_comfyui, saved_metadata, to_key_format
 from graft_nodes.patches.models.recognise import recognise_lora
 from safetensors.torch import save
 
@@ -149,6 +149,13 @@ def test_a_models_own_parameter_keeps_the_generic_form():
         f"lora_unet_single_blocks_0_modulation_lin.{end}" for end in ("lora_up.weight", "lora_down.weight", "alpha")
     }
     assert set(saved) == set(own) | {"lora_unet_blocks_0_norm3.diff"} | others
+
+
+def test_parameters_beside_layers_are_known():
+    names = ("blocks.0.modulation", "blocks.0.self_attn.q", "head.modulation", "x_pad_token", "norm.scale", "a.b")
+    lora = {f"diffusion_model.{name}.diff": torch.ones(1, 6, 8) for name in names}
+    lora |= of_layers({"single_blocks.0.modulation": (8, 8)})  # a module of that name
+    assert left_out_by_comfyui(lora) == ["blocks.0.modulation", "head.modulation", "x_pad_token"]
 
 
 @pytest.mark.parametrize("kernel", [(), (3, 3)])

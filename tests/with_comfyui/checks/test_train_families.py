@@ -20,6 +20,8 @@ import pytest
 import torch
 from families import EVERY, FAMILIES, OTHERS, build, conditions, latent, random
 from graft_nodes import host as wall
+from graft_nodes.patches.adapters.diff import difference_name
+from graft_nodes.patches.lora_files.save import left_out_by_comfyui
 from graft_nodes.training.data.dataset import Conditioning, Dataset
 from graft_nodes.training.memory.checkpointing import blocks, checkpointed
 from graft_nodes.training.optimizers.settings import OptimizerSettings
@@ -174,6 +176,19 @@ def test_full_weights_through_the_executor(host, name):
     assert {key.split("/", 1)[1] for key in state.optimizer if key.startswith("exp_avg/")} | unread(name, state) == set(
         state.trained
     )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_differences_that_comfyuis_loader_ignores_are_known(name):
+    available(name)
+    module = build(name).model.diffusion_model
+    inner = set()
+    for path, part in module.named_modules():
+        own = dict(part.named_parameters(recurse=False))
+        if any(key not in own for key, _ in part.named_parameters()):  # what ModelPatcher's _load_list leaves out
+            inner |= {f"{path}.{key}".lstrip(".") for key in own}
+    differences = {f"diffusion_model.{difference_name(key)}": p.detach() for key, p in module.named_parameters()}
+    assert set(left_out_by_comfyui(differences)) == inner
 
 
 def unread(name, state):

@@ -1,0 +1,155 @@
+"""Timestep samplings against kohya's scripts, written out, on the same draws; noise levels with and without the model's
+own shift.
+"""
+
+import math
+
+import pytest
+import torch
+from graft_nodes.training.objective.settings import ObjectiveSettings, check_for
+from graft_nodes.training.objective.timesteps import describe_levels, draw_timesteps, tokens_of
+from graft_nodes.training.run.loop import train
+from graft_nodes.training.state import Settings, equal
+
+COUNT, TOKENS = 4000, tokens_of(96, 160)
+
+
+def _drawn(tokens=TOKENS, **settings):
+    return draw_timesteps(ObjectiveSettings(**settings), COUNT, torch.Generator().manual_seed(3), tokens).double()
+
+
+def _normal():
+    return torch.randn(COUNT, generator=torch.Generator().manual_seed(3)).double()
+
+
+def _uniform():
+    return torch.rand(COUNT, generator=torch.Generator().manual_seed(3)).double()
+
+
+def _time_shift(mu, t):
+    """sd-scripts' flux_train_utils.time_shift with sigma 1."""
+    return math.exp(mu) / (math.exp(mu) + (1 / t - 1))
+
+
+def _mode(scale):
+    """compute_density_for_timestep_sampling of diffusers and sd-scripts."""
+    u = _uniform()
+    return 1 - u - scale * (torch.cos(math.pi * u / 2) ** 2 - 1 + u)
+
+
+KOHYAS = {
+    "sigmoid": ({"sigmoid_scale": 0.7}, lambda: torch.sigmoid(0.7 * _normal())),
+    "shift": (
+        {"sigmoid_scale": 1.3, "shift": 3.1582},
+        lambda: (torch.sigmoid(1.3 * _normal()) * 3.1582) / (1 + 2.1582 * torch.sigmoid(1.3 * _normal())),
+    ),
+    "flux_shift": (
+        {"sigmoid_scale": 0.9},
+        lambda: _time_shift((1.15 - 0.5) / (4096 - 256) * (TOKENS - 256) + 0.5, torch.sigmoid(0.9 * _normal())),
+    ),
+    "logit-normal": ({"logit_mean": 0.4, "logit_std": 0.6}, lambda: torch.sigmoid(0.4 + 0.6 * _normal())),
+    "mode": ({"mode_scale": 1.29}, lambda: _mode(1.29)),
+    "uniform": ({}, _uniform),
+}
+
+
+@pytest.mark.parametrize("name", KOHYAS)
+def test_what_is_drawn_is_kohyas_on_the_same_numbers(name):
+    settings, expected = KOHYAS[name]
+    assert torch.allclose(_drawn(timesteps=name, **settings), expected().clamp(0, 1), atol=2e-6)
+
+
+def test_logit_normal_without_settings_is_what_stored_runs_drew():
+    drawn = draw_timesteps(ObjectiveSettings(timesteps="logit-normal"), COUNT, torch.Generator().manual_seed(3))
+    assert torch.equal(drawn, torch.randn(COUNT, generator=torch.Generator().manual_seed(3)).sigmoid())
+
+
+def test_flux_shift_is_noisier_for_larger_images():
+    small, large = (_drawn(tokens_of(side, side), timesteps="flux_shift").median() for side in (32, 128))
+    assert small == pytest.approx(1 / (1 + math.exp(-0.5)), abs=0.02)
+    assert large == pytest.approx(1 / (1 + math.exp(-1.15)), abs=0.02)
+
+
+class Shifted:
+    """The lab's flow model with a shift of its own, as SD 3's; keeps the noise levels that it is trained at."""
+
+    def __init__(self, denoiser):
+        self._denoiser, self.levels = denoiser, []
+
+    def __getattr__(self, name):
+        return getattr(self._denoiser, name)
+
+    def sigma(self, u):
+        return 3 * u / (1 + 2 * u)
+
+    def denoise(self, x, sigma, conditionings, options):
+        self.levels += sigma.tolist()
+        return self._denoiser.denoise(x, sigma, conditionings, options)
+
+
+@pytest.mark.parametrize(
+    ("settings", "least", "most"),
+    [
+        ({"min_timestep": 0.5}, 0.75, 1.0),  # of the schedule
+        ({"min_timestep": 0.5, "max_timestep": 0.6, "model_shift": False}, 0.5, 0.6),
+        ({"timesteps": "sigmoid", "min_timestep": 0.5, "max_timestep": 0.6}, 0.5, 0.6),
+        ({"timesteps": "flux_shift", "max_timestep": 0.1}, 0.0, 0.1),
+    ],
+    ids=str,
+)
+def test_without_the_models_shift_minimum_and_maximum_are_noise_levels(lab, settings, least, most):
+    denoiser, dataset = Shifted(lab.Flow()), lab.pictures()
+    train(lab.state(denoiser, dataset, objective=ObjectiveSettings(**settings)), denoiser, dataset, 6)
+    assert len(denoiser.levels) > 12 and min(denoiser.levels) >= least and max(denoiser.levels) <= most
+
+
+def test_the_report_says_which_noise_levels_a_flow_model_is_trained_at():
+    def sigma(u):
+        return 3 * u / (1 + 2 * u)
+
+    assert "timesteps uniform, on top of the model's own shift: half of the noise levels (sigma) are above 0.75" in (
+        describe_levels(ObjectiveSettings(), sigma, TOKENS)
+    )
+    without = describe_levels(ObjectiveSettings(model_shift=False), sigma, TOKENS)
+    assert "without the model's own shift" in without and "are above 0.50, 90% of them from 0.05 to 0.95" in without
+    assert "timesteps sigmoid, without" in describe_levels(ObjectiveSettings(timesteps="sigmoid"), sigma, TOKENS)
+
+
+@pytest.mark.parametrize("prediction", ["eps", "v"])
+@pytest.mark.parametrize("name", ["sigmoid", "shift", "flux_shift"])
+def test_what_draws_noise_levels_is_for_flow_models(prediction, name):
+    check_for(ObjectiveSettings(timesteps=name), "flow")
+    with pytest.raises(ValueError, match=f"timesteps {name} draws the noise levels of flow models"):
+        check_for(ObjectiveSettings(timesteps=name), prediction)
+    with pytest.raises(ValueError, match="only flow models have a shift of their own"):
+        check_for(ObjectiveSettings(model_shift=False), prediction)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sigmoid_scale": 0.0}, "sigmoid_scale is 0.0, expected above 0"),
+        ({"logit_std": -1.0}, "logit_std is -1.0, expected above 0"),
+        ({"logit_mean": math.inf}, "logit_mean is inf"),
+        ({"mode_scale": 2.0}, "mode_scale is 2.0, expected from -1 to 1.75"),
+    ],
+)
+def test_wrong_numbers_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        ObjectiveSettings(**settings)
+
+
+def test_new_settings_at_their_defaults_are_no_part_of_a_runs_identity(lab):
+    stored = {"loss", "weighting", "gamma", "offset_noise", "pyramid_noise", "ip_noise", "zero_terminal_snr"}
+    stored |= {"timesteps", "shift", "conditioning_dropout", "prior", "prior_weight", "min_timestep", "max_timestep"}
+    assert ObjectiveSettings().identity().keys() == stored
+    changed = ObjectiveSettings(model_shift=False, logit_mean=1.0)
+    assert changed.identity().keys() == stored | {"model_shift", "logit_mean"}
+    assert Settings(objective=changed).digest != Settings().digest
+
+
+def test_a_run_with_new_settings_resumes(lab):
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    start = lab.state(denoiser, dataset, objective=ObjectiveSettings(timesteps="flux_shift", model_shift=False))
+    whole = train(start, denoiser, dataset, 3)
+    assert equal(whole, train(train(start, denoiser, dataset, 1), denoiser, dataset, 2))
