@@ -36,20 +36,19 @@ class Shadow:
     def beside(
         cls, average: Mapping[str, Tensor], step: int, weights: Mapping[str, Tensor], device: torch.device, where: str
     ) -> Shadow:
-        """A copy of `average` at `step` for weights on `device`: `where` is "same" or "host" (host memory)."""
+        """A copy of `average` at `step` for weights that a model on `device` trains: `where` is "same" (each beside its
+        weight) or "host" (host memory).
+        """
+        lane = None
         if where == "host":
             lane = lane_for(weights, device)
-        else:
-            lane = None
-        if where == "same":
-            target_device = device
-        else:
+        copies: dict[str, Tensor] = {}
+        for name, tensor in average.items():
             target_device = torch.device("cpu")
-        return cls(
-            {name: t.to(target_device, copy=True) for name, t in average.items()},
-            step,
-            None if lane is None else Offload(lane),
-        )
+            if where == "same":
+                target_device = weights[name].device
+            copies[name] = tensor.to(target_device, copy=True)
+        return cls(copies, step, None if lane is None else Offload(lane))
 
     def update_(self, weights: Mapping[str, Tensor], settings: EMASettings, step: int, total_steps: int) -> bool:
         """Include the weights after training step `step` (1 is the first), every `interval` steps; returns whether it

@@ -29,8 +29,10 @@ class Denoiser:
     def __init__(self, patcher: Any, encode: LiveEncoder | None = None) -> None:
         self.encode: Callable[[Sequence[str], Sequence[Conditioning]], Sequence[Conditioning]] | None = encode
         self.text_encoder: torch.nn.Module | None = None
+        self.text_encoder_device: torch.device = patcher.load_device
         if encode is not None:
             self.text_encoder = encode.module
+            self.text_encoder_device = encode.clip.patcher.load_device
         self.patcher, self.model = patcher, patcher.model
         self.module: torch.nn.Module = patcher.model.diffusion_model
         self.device: torch.device = patcher.load_device

@@ -25,6 +25,8 @@ class Denoiser(Protocol):
     """Where latents and noise are to be."""
     text_encoder: nn.Module | None
     """The text encoder when it is trained too; its trained names are `text_encoders.` and paths inside it."""
+    text_encoder_device: torch.device
+    """Where the text encoder computes: ComfyUI may keep it on the CPU. Asked for when it is trained too."""
     encode: Callable[[Sequence[str], Sequence[Conditioning]], Sequence[Conditioning]] | None
     """With a text encoder: conditionings of captions as it computes now, given the dataset's for the rest."""
 

@@ -51,7 +51,7 @@ class OptimizerStepper:
     full-bf16 there is only bf16 between the steps: a step makes float32 of one piece after another and rounds
     stochastically. With schedule-free AdamW `trained` are the points at which gradients are taken (y of 2405.15682),
     and the weights to sample with (x) are others. If the tensors are parts of larger ones, `norm` measures the larger
-    ones.
+    ones. The tensors lie on `device`, except those that `elsewhere` names.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class OptimizerStepper:
         device: torch.device,
         seed: int,
         norm: Callable[[Mapping[str, Tensor]], Tensor] | None = None,
+        elsewhere: Mapping[str, torch.device] | None = None,
     ) -> None:
         self.settings, self.seed, self._norm = settings, seed, norm
         self.record = OPTIMIZERS.get(settings.optimizer)
@@ -70,7 +71,8 @@ class OptimizerStepper:
         if self.record.sampling_weights is not None:
             self._live_slot = self.record.sampling_weights.live_slot
         slots = _slots_by_name(saved, trained)
-        self.trained = self._live(trained, slots, device)
+        devices = {**dict.fromkeys(trained, device), **(elsewhere or {})}
+        self.trained = self._live(trained, slots, devices)
         self._parameters = self._optimizer_parameters()
         self._parking: Parking | None = None
         if settings.offload == "optimizer":
@@ -92,9 +94,12 @@ class OptimizerStepper:
     # --- building -----------------------------------------------------------------------------------------------------
 
     def _live(
-        self, trained: Mapping[str, Tensor], slots: Mapping[str, Mapping[str, Tensor]], device: torch.device
+        self,
+        trained: Mapping[str, Tensor],
+        slots: Mapping[str, Mapping[str, Tensor]],
+        devices: Mapping[str, torch.device],
     ) -> dict[str, Tensor]:
-        """Copies of the tensors that gradients are taken at, on the device."""
+        """Copies of the tensors that gradients are taken at, each on its device."""
         if self.half:
             dtype = torch.bfloat16
         else:
@@ -102,7 +107,7 @@ class OptimizerStepper:
         copies = {}
         for name, tensor in trained.items():
             start = slots[name].get(self._live_slot, tensor)
-            copies[name] = start.to(device, dtype, copy=True).requires_grad_()
+            copies[name] = start.to(devices[name], dtype, copy=True).requires_grad_()
         return copies
 
     def _optimizer_parameters(self) -> dict[str, Tensor]:
@@ -303,7 +308,7 @@ class OptimizerStepper:
         """The norm of bf16 gradients and of those that are freed already, summed in float64."""
         squares = [*self._squares, *map(_square, gradients)]
         if squares:
-            total = torch.stack(squares).sum()
+            total = torch.stack([square.to(squares[0].device) for square in squares]).sum()
         else:
             total = torch.zeros((), dtype=torch.float64)
         norm = float(total.sqrt())

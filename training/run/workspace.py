@@ -25,6 +25,7 @@ from ..optimizers.precision import LossScale
 from ..optimizers.stepper import OptimizerStepper
 from ..state import History, RunCost, TrainState, advance_position
 from ..trainable import install
+from ..trainable.settings import TEXT_ENCODER
 from .batch_loader import BatchLoader, BatchSchedule
 from .out_of_memory import used
 
@@ -118,7 +119,15 @@ class Workspace:
             device,
             state.start.seed,
             norm,
+            self._text_encoder_devices(),
         )
+
+    def _text_encoder_devices(self) -> dict[str, torch.device]:
+        """Where the text encoder's trained tensors lie: on its device, which may be another one than the model's."""
+        if not self.start_state.start.adapter.text_encoder:
+            return {}
+        names = [name for name in self.start_state.trained if name.startswith(TEXT_ENCODER)]
+        return dict.fromkeys(names, self.denoiser.text_encoder_device)
 
     def _begin_averages(self) -> None:
         state, device = self.start_state, self.denoiser.device
