@@ -77,7 +77,7 @@ class GraftLoadState(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        from ..training.store import saved_states
+        from ..training.store.names import saved_names
 
         return io.Schema(
             node_id="GraftLoadState",
@@ -92,7 +92,7 @@ class GraftLoadState(io.ComfyNode):
                 io.Combo.Input(
                     "name",
                     display_name="saved state",
-                    options=saved_states.names(_root()) or [""],
+                    options=saved_names(_root()) or [""],
                     tooltip="A state under output/graft_states. Press R to refresh the list.",
                 ),
                 io.Model.Input("model", tooltip="The model it was trained on. Any other model is refused."),

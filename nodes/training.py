@@ -15,7 +15,7 @@ from ..patches.lora_files.entry import LoraEntry
 from ..training.distributed import process_group
 from ..training.objective import settings as objectives
 from ..training.optimizers import settings as optimizers
-from ..training.store.store import KEEPS
+from ..training.store.names import KEEPS
 from ..training.trainable.settings import AdapterSettings
 from .aliases import aliases
 from .sockets import EMA, Adapter, Dataset, LoraModel, LossMap, Objective, Optimizer, TrainState

@@ -15,7 +15,6 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load
 from torch import Tensor
 
 from .atomic import write_whole
@@ -65,6 +64,8 @@ def _mapped_tensor(path: str, memory: np.ndarray, name: str, info: TensorInfo) -
 
 def tensors_from_bytes(content: bytes) -> dict[str, Tensor]:
     """The tensors of a safetensors file that is in memory."""
+    from safetensors.torch import load
+
     return load(content)
 
 

@@ -3,28 +3,65 @@ it trains.
 """
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 CHILD = """
 import asyncio, json, sys
 from graft_nodes import comfyui_api_stubs
 comfyui_api_stubs.install()
-import torch, safetensors.torch, comfy.sd, comfy.samplers, comfy_api.latest, execution, server, nodes
+import torch, comfy.sd, comfy.samplers, comfy_api.latest, execution, server, nodes
 before = set(sys.modules)
 assert asyncio.new_event_loop().run_until_complete(nodes.load_custom_node(sys.argv[1]))
 assert "TrainStep" in nodes.NODE_CLASS_MAPPINGS
-print("NEW", json.dumps(sorted({name.split(".")[0] for name in set(sys.modules) - before })))
+print("NEW", json.dumps(sorted(set(sys.modules) - before)))
 """
+MOST_MODULES = 190  # of Graft; each costs about a millisecond
+HEAVY = re.compile(
+    r"(yaml|numpy\.testing|PIL\.\w+ImagePlugin|PIL\.Image|safetensors\.torch|aiohttp|tensorboard|bitsandbytes"
+    r"|torch\.(distributed\.(fsdp|tensor)|utils\.tensorboard|_dynamo|_inductor|onnx|testing))(\.|$)"
+)
+NOT_YET = (  # Graft's own that only a running node needs
+    "training.run",
+    "training.store.store",
+    "training.state",
+    "training.trainable.install",
+    "training.averages",
+    "training.reports",
+    "training.distributed.fsdp",
+    "headless",
+)
 
 
-def test_loading_the_pack_imports_no_other_package():
+@pytest.fixture(scope="module")
+def new_modules():
     done = subprocess.run([sys.executable, "-c", CHILD, str(ROOT)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    new = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("NEW"))[4:])
-    foreign = [
-        name for name in new if name not in sys.stdlib_module_names and not name.startswith((str(ROOT), "graft_nodes"))
-    ]
+    return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("NEW"))[4:])
+
+
+def own(modules):
+    """Graft's modules by their names inside the pack."""
+    return [name.removeprefix(f"{ROOT}.") for name in modules if name.startswith(f"{ROOT}.")]
+
+
+def test_loading_the_pack_imports_no_other_package(new_modules):
+    names = {name.split(".")[0] for name in new_modules if not name.startswith(str(ROOT))}
+    foreign = [name for name in names if name not in sys.stdlib_module_names and not name.startswith("graft_nodes")]
     assert foreign == []
+
+
+def test_loading_the_pack_imports_nothing_heavy(new_modules):
+    assert not [name for name in new_modules if HEAVY.match(name)]
+
+
+def test_loading_the_pack_imports_few_modules_of_graft(new_modules):
+    modules = own(new_modules)
+    assert 100 < len(modules) <= MOST_MODULES, len(modules)
+    early = [name for name in modules if name.startswith(NOT_YET)]
+    assert not early, "import it where it is needed, inside the function"

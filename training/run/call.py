@@ -18,7 +18,8 @@ from ..distributed.process_group import SingleProcess
 from ..objective.denoiser import Denoiser
 from ..optimizers.checks import schedule_remarks
 from ..state import TrainState, advance_position, state_key, with_planned_steps
-from ..store.store import GROUPS, KEEPS, DiskUse, Store, history_of, record_of, restored, tail_of
+from ..store.names import KEEPS
+from ..store.store import GROUPS, DiskUse, Store, history_of, record_of, restored, tail_of
 from . import prepare
 from .loop import Callbacks, Stopped, behind, train
 

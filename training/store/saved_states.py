@@ -14,19 +14,17 @@ from ...storage import shards
 from ...storage.atomic import make_folders, sync_folder
 from ...storage.digest import sha256_of_file, sha256_of_json, sha256_of_tensors
 from ...storage.disk_errors import disk_errors_at
-from ...storage.file_list import names_in
 from ...storage.lock import folder_lock
 from ..objective.settings import ObjectiveSettings
 from ..optimizers.settings import OptimizerSettings
 from ..state import Settings, Start, TrainState
 from ..trainable.settings import AdapterSettings
+from .names import PLAIN, is_plain_name, saved_names
 from .store import (
-    PLAIN,
     Damaged,
     check_file,
     group_tensors,
     history_of,
-    is_plain_name,
     read_record,
     record_of,
     refuse_newer,
@@ -43,11 +41,6 @@ def folder_of(root: Path, name: str) -> Path:
     if not is_plain_name(name):
         raise ValueError(f"name is {name!r}: expected a plain folder name, {PLAIN}.")
     return root / name
-
-
-def names(root: Path) -> list[str]:
-    """The names of all saved states."""
-    return [name for name in names_in(root) if (root / name / "state.json").is_file()]
 
 
 def save(state: TrainState, root: Path, name: str, shard: int = 0, versions: Mapping[str, str] | None = None) -> Path:
@@ -98,7 +91,7 @@ def load(
     folder = folder_of(root, name)
     if not (folder / "state.json").is_file():
         raise FileNotFoundError(
-            f"There is no saved state {name!r} in {root}; there are: {', '.join(names(root)) or 'none'}."
+            f"There is no saved state {name!r} in {root}; there are: {', '.join(saved_names(root)) or 'none'}."
         )
     record = read_record(folder)
     start = record["begun_from"]

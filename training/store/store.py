@@ -13,7 +13,6 @@ import contextlib
 import errno
 import json
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from ...storage.file_list import files_below, names_in
 from ...storage.safetensors import load_safetensors, write_safetensors
 from ..state import History, RunCost, TrainState, advance_position, position_at, state_key
 from . import disk_quota, rank_files
+from .names import PLAIN, is_plain_name
 from .schema import BLOCK as MEASURED
 from .schema import problem
 
@@ -38,20 +38,9 @@ if TYPE_CHECKING:
 FORMAT = 2
 MOST_RECORD = 256 * MB  # bytes of a state.json: the history of three million steps
 _MOST_BLOCK = 16 * MB  # bytes of a block of history
-KEEPS = ("last", "best", "every")  # which states TrainStep keeps besides the last one
 HISTORY = "history"
 BLOCK = 1000  # steps per block of history
 GROUPS = ("trained", "optimizer", "average", "powers")
-PLAIN = "without slashes, colons or quotes, of at most 100 characters and 240 bytes (80 of Chinese or Japanese)"
-
-
-def is_plain_name(name: str) -> bool:
-    """Whether a name is a plain folder name, as `PLAIN` says.
-
-    Systems allow 255 bytes, and the lock's name is longer.
-    """
-    fits = re.fullmatch(r"[^\\/:*?\"<>|\x00-\x1f]{1,100}", name) and len(name.encode("utf-8", "surrogatepass")) <= 240
-    return bool(fits) and name.strip(" .") == name
 
 
 class Damaged(ValueError):

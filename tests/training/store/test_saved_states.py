@@ -10,6 +10,7 @@ from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.run.loop import Callbacks, train
 from graft_nodes.training.state import begin, equal
 from graft_nodes.training.store import saved_states
+from graft_nodes.training.store.names import saved_names
 from graft_nodes.training.store.store import Damaged, NewerFormat
 from graft_nodes.training.trainable.settings import AdapterSettings
 
@@ -49,7 +50,7 @@ def test_a_state_comes_back_and_goes_on_as_if_it_had_never_left(run, tmp_path, s
         and list(again.trained) == list(state.trained)
     )
     assert equal(train(again, denoiser, dataset, 3), train(state, denoiser, dataset, 3))
-    assert saved_states.names(tmp_path) == ["mine"]
+    assert saved_names(tmp_path) == ["mine"]
 
 
 def test_without_a_dataset_it_comes_back_too(run, tmp_path):

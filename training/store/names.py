@@ -1,0 +1,25 @@
+"""Names that nodes offer and check before anything of a run is read: of runs, of saved states, of what is kept."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ...storage.file_list import names_in
+
+KEEPS = ("last", "best", "every")  # which states TrainStep keeps besides the last one
+PLAIN = "without slashes, colons or quotes, of at most 100 characters and 240 bytes (80 of Chinese or Japanese)"
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a name is a plain folder name, as `PLAIN` says.
+
+    Systems allow 255 bytes, and the lock's name is longer.
+    """
+    fits = re.fullmatch(r"[^\\/:*?\"<>|\x00-\x1f]{1,100}", name) and len(name.encode("utf-8", "surrogatepass")) <= 240
+    return bool(fits) and name.strip(" .") == name
+
+
+def saved_names(root: Path) -> list[str]:
+    """The names of all saved states."""
+    return [name for name in names_in(root) if (root / name / "state.json").is_file()]
