@@ -58,8 +58,12 @@ def left_out_by_comfyui(lora: Mapping[str, Tensor]) -> list[str]:
     further modules (Wan's `modulation`, Z-Image's pad tokens).
     """
     groups, _, _ = grouped(lora, plain=False)
-    bases = [base for base, group in groups.items() if "diff" in group and is_inner_parameter(base)]
-    return [base.removeprefix(GENERIC_PREFIX) for base in bases]
+    names: list[str] = []
+    for base, group in groups.items():
+        has_bias = "diff_b" in group  # so it is a module, as Wan's patch_embedding
+        if "diff" in group and not has_bias and is_inner_parameter(base):
+            names.append(base.removeprefix(GENERIC_PREFIX))
+    return names
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -155,6 +155,7 @@ def test_parameters_beside_layers_are_known():
     names = ("blocks.0.modulation", "blocks.0.self_attn.q", "head.modulation", "x_pad_token", "norm.scale", "a.b")
     lora = {f"diffusion_model.{name}.diff": torch.ones(1, 6, 8) for name in names}
     lora |= of_layers({"single_blocks.0.modulation": (8, 8)})  # a module of that name
+    lora |= {f"diffusion_model.patch_embedding.{role}": torch.ones(8) for role in ("diff", "diff_b")}  # Wan's
     assert left_out_by_comfyui(lora) == ["blocks.0.modulation", "head.modulation", "x_pad_token"]
 
 
