@@ -51,7 +51,7 @@ FORMAT = KeyFormat(
         "transformer.blocks.0.self_attn.q.lora_A.weight": "diffusion_model.blocks.0.self_attn.q.weight",
         "unet.conv_in.lora.up.weight": "diffusion_model.conv_in.weight",
     },
-    prefixes=("transformer.", "unet."),
+    prefixes=("transformer.", "conditional_transformer.", "unet."),
     text_encoder=r"text_encoder(?:_(\d))?",
     text_encoder_prefixes=("text_encoder",),
 )

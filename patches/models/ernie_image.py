@@ -1,0 +1,26 @@
+"""ERNIE-Image."""
+
+from __future__ import annotations
+
+from .block_names import plain_blocks
+from .family import Missing, ModelFamily, TrainingTargets
+from .layer_names import LayerNames, same_name
+from .recognition import Recognition
+
+FAMILY = ModelFamily(
+    name="ernie",
+    title="ERNIE-Image",
+    # Not by mlp.gate_proj and mlp.up_proj: text encoders have them too.
+    recognition=Recognition(names=(r"layers_\d+_self_attention_to_(q|k|v|out)_", r"layers_\d+_mlp_linear_fc2_")),
+    modelspec=Missing("modelspec names no ERNIE-Image"),
+    kohya=Missing("neither sd-scripts nor musubi trains it"),
+    layer_names=LayerNames(prefix="transformer.", rename=same_name),
+    blocks=plain_blocks("layers"),
+    token_layout=Missing("nobody has tried token downsampling with it"),
+    training=TrainingTargets(attention=("self_attention",), feed_forward=("mlp",)),
+    examples=(
+        {"lora_unet_layers_0_self_attention_to_q": (4096, 4096), "lora_unet_layers_0_mlp_gate_proj": (12288, 4096)},
+        {"diffusion_model.layers.35.mlp.linear_fc2": (4096, 12288)},
+        {"transformer.layers.0.self_attention.to_out.0": (4096, 4096)},
+    ),
+)

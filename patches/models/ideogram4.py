@@ -1,0 +1,32 @@
+"""Ideogram 4."""
+
+from __future__ import annotations
+
+from . import lumina
+from .family import Missing, ModelFamily, ModelSpec
+from .layer_names import LayerNames, by_table, square_qkv
+from .recognition import Recognition, SharedNames
+
+FAMILY = ModelFamily(
+    name="ideogram4",
+    title="Ideogram 4",
+    recognition=Recognition(names=("llm_cond_proj",), shared_names=SharedNames(lumina.SHARED, (4608,))),
+    modelspec=ModelSpec("Ideogram-4", "https://huggingface.co/Comfy-Org/Ideogram-4"),
+    kohya=Missing("musubi writes no ss_base_model_version for it that others read"),
+    layer_names=LayerNames(
+        prefix="transformer.",
+        rename=by_table(((r"attention\.o$", "attention.to_out.0"),)),
+        fused=(square_qkv(r"^(.*)attention\.qkv$", r"\1attention.to_{}"),),
+        model_sign=r"(^|\.)embed_image_indicator\.",
+    ),
+    blocks=lumina.BLOCKS,
+    token_layout=Missing("nobody has tried token downsampling with it"),
+    training=lumina.TARGETS,
+    examples=(
+        {"lora_unet_layers_0_attention_qkv": (13824, 4608), "lora_unet_layers_0_feed_forward_w1": (12288, 4608)},
+        {"diffusion_model.layers.33.attention.o": (4608, 4608)},
+        {"transformer.layers.0.attention.to_q": (4608, 4608)},
+        {"conditional_transformer.layers.0.attention.qkv": (13824, 4608)},
+        {"diffusion_model.llm_cond_proj": (4608, 53248)},
+    ),
+)

@@ -1,0 +1,26 @@
+"""Kandinsky 5: Lite and Pro, image and video."""
+
+from __future__ import annotations
+
+from .block_names import plain_blocks
+from .family import Missing, ModelFamily, ModelSpec, TrainingTargets
+from .layer_names import LayerNames, same_name
+from .recognition import Recognition
+
+FAMILY = ModelFamily(
+    name="kandinsky5",
+    title="Kandinsky 5",
+    recognition=Recognition(names=(r"(visual|text)_transformer_blocks_\d+_",)),
+    modelspec=ModelSpec("Kandinsky-5", "https://github.com/kandinskylab/kandinsky-5"),
+    kohya=Missing("musubi writes no ss_base_model_version for it that others read"),
+    layer_names=LayerNames(prefix="transformer.", rename=same_name),
+    blocks=plain_blocks("visual_transformer_blocks"),
+    token_layout=Missing("nobody has tried token downsampling with it"),
+    training=TrainingTargets(attention=("self_attention", "cross_attention"), feed_forward=("feed_forward",)),
+    examples=(
+        {"lora_unet_visual_transformer_blocks_0_self_attention_to_query": (1792, 1792)},
+        {"diffusion_model.visual_transformer_blocks.31.cross_attention.to_key": (2560, 2560)},
+        {"transformer.text_transformer_blocks.0.feed_forward.in_layer": (16384, 4096)},
+        {"visual_transformer_blocks.0.self_attention.out_layer": (1792, 1792)},
+    ),
+)
