@@ -16,6 +16,7 @@ from ..training.data.dataset import Conditioning
 from .autograd_inplace import AvoidInplaceOps
 from .encoding import LiveEncoder
 from .model_sampling import prediction_type, sigma_at, with_zero_terminal_snr
+from .plain_kernels import PlainKernels
 
 KEPT_CONDITIONS = 64  # on the device; captions that vary by draw would fill it otherwise
 
@@ -173,16 +174,20 @@ def _can_concat(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
     return left.keys() == right.keys() and all(left[name].can_concat(right[name]) for name in left)
 
 
-def _fit_for_autograd(module: torch.nn.Module, text_encoder: bool) -> contextlib.AbstractContextManager[Any]:
-    """The context for ComfyUI's forward and backward pass: in-place operations are avoided, except in UNets.
+@contextlib.contextmanager
+def _fit_for_autograd(module: torch.nn.Module, text_encoder: bool) -> Iterator[None]:
+    """The context for ComfyUI's forward and backward pass: in-place operations and kernels without a backward pass are
+    avoided, except in UNets.
 
     UNets change nothing in place that is needed again, and there every saved call counts.
     """
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
     if isinstance(module, UNetModel) and not text_encoder:
-        return contextlib.nullcontext()
-    return AvoidInplaceOps()
+        yield
+        return
+    with PlainKernels(), AvoidInplaceOps():
+        yield
 
 
 def to_host_memory(patcher: Any) -> None:

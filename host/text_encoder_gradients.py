@@ -13,6 +13,7 @@ from ..training.memory.inference_tensors import as_normal_tensors
 from .autograd_inplace import AvoidInplaceOps
 from .denoiser import Denoiser
 from .encoding import LiveEncoder
+from .plain_kernels import PlainKernels
 
 
 def trainable_parts(clip: Any, model: Any, clip_skip: int = 0) -> set[str]:
@@ -32,6 +33,7 @@ def trainable_parts(clip: Any, model: Any, clip_skip: int = 0) -> set[str]:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(as_normal_tensors(encoder.module))
+        stack.enter_context(PlainKernels())
         stack.enter_context(AvoidInplaceOps())
         for path, part in encoder.module.named_modules():
             if next(part.parameters(recurse=False), None) is None:

@@ -4,6 +4,9 @@ understands.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import unittest.mock
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,6 +63,24 @@ LUMINA = {
     "cap_feat_dim": 12,
     "axes_dims": [4, 6, 6],
     "axes_lens": [64, 64, 64],
+}
+COSMOS = {
+    "max_img_h": 240,
+    "max_img_w": 240,
+    "max_frames": 128,
+    "in_channels": 16,
+    "out_channels": 16,
+    "patch_spatial": 2,
+    "patch_temporal": 1,
+    "concat_padding_mask": True,
+    "model_channels": 32,
+    "num_blocks": 2,
+    "num_heads": 2,
+    "mlp_ratio": 2.0,
+    "crossattn_emb_channels": 12,
+    "pos_emb_cls": "rope3d",
+    "use_adaln_lora": True,
+    "adaln_lora_dim": 8,
 }
 
 
@@ -258,6 +279,30 @@ OTHERS = {
         (16, 8, 10),
         {"attention_mask": "ones"},
     ),
+    "anima": Family(
+        "Anima",
+        {
+            "image_model": "anima",
+            **COSMOS,
+        },
+        (16, 1, 8, 10),
+        {"t5xxl_ids": "ids", "t5xxl_weights": (6,)},
+    ),
+    "ernie": Family(
+        "ErnieImage",
+        {
+            "image_model": "ernie",
+            "hidden_size": 32,
+            "num_attention_heads": 2,
+            "num_layers": 2,
+            "ffn_hidden_size": 48,
+            "in_channels": 128,
+            "out_channels": 128,
+            "text_in_dim": 12,
+            "rope_axes_dim": (4, 6, 6),
+        },
+        (128, 8, 10),
+    ),
 }
 EVERY = FAMILIES | OTHERS
 
@@ -288,6 +333,16 @@ def _accepted(config: dict[str, Any]) -> dict[str, Any]:
     )
 
 
+def _tiny_text_adapter(name: str) -> contextlib.AbstractContextManager[Any]:
+    """Anima makes its text adapter in one size, 130 million parameters, whatever the model's settings say."""
+    if name != "anima":
+        return contextlib.nullcontext()
+    import comfy.ldm.anima.model as anima
+
+    sizes = {"source_dim": 12, "target_dim": 12, "model_dim": 12, "num_layers": 1, "num_heads": 2}
+    return unittest.mock.patch.object(anima, "LLMAdapter", functools.partial(anima.LLMAdapter, **sizes))
+
+
 def build(name: str, dtype: torch.dtype = torch.float32, cast: torch.dtype | None = None, **changes: Any) -> Any:
     """A ModelPatcher with weights of `dtype`, computed with in `cast`; skips where this ComfyUI has no such family.
 
@@ -296,7 +351,7 @@ def build(name: str, dtype: torch.dtype = torch.float32, cast: torch.dtype | Non
     family = EVERY[name]
     if not hasattr(comfy.supported_models, family.supported):
         pytest.skip(f"this ComfyUI has no {family.supported}")
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _tiny_text_adapter(name):
         config = getattr(comfy.supported_models, family.supported)(_accepted({**family.config, **changes}))
         config.set_inference_dtype(dtype, cast)
         model = config.get_model(dict(family.weights), "", device=None)
@@ -316,7 +371,11 @@ def conditions(name: str, seed: int, tokens: int = 6) -> tuple[torch.Tensor, dic
     """What the text encoder of the family would give for one caption: tokens (1, T, 12) and the entries beside them."""
     made: dict[str, Any] = {}
     for number, (key, value) in enumerate(EVERY[name].extras.items()):
-        masks = {"mask": torch.tensor([[1] * (tokens - 2) + [0] * 2]), "ones": torch.ones(1, tokens, dtype=torch.long)}
+        masks = {
+            "mask": torch.tensor([[1] * (tokens - 2) + [0] * 2]),
+            "ones": torch.ones(1, tokens, dtype=torch.long),
+            "ids": torch.arange(tokens) + seed,
+        }
         made[key] = masks[value] if isinstance(value, str) else random(*value, seed=seed + 10 * number + 100)
     return random(1, tokens, 12, seed=seed), made
 
