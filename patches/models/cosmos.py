@@ -1,4 +1,4 @@
-"""Cosmos, Cosmos-Predict 2 and Anima."""
+"""Cosmos, Cosmos-Predict 2 and Anima, which is a Cosmos-Predict 2 with an adapter for its text."""
 
 from __future__ import annotations
 
@@ -8,12 +8,32 @@ from typing import Any
 from torch import Tensor, nn
 
 from .block_names import plain_blocks
-from .family import Missing, ModelFamily, TrainingTargets
-from .layer_names import LayerNames, same_name
-from .recognition import Recognition
+from .family import Kohya, Missing, ModelFamily, ModelSpec, TrainingTargets
+from .layer_names import LayerNames, by_table
+from .recognition import LoraShapes, Recognition
 from .token_layout import Layout, Place, TokenLayout, TransformerClass, frame_count, text_length, token_grid
 
 _ANIMA_TEXT = 512  # tokens that Anima makes of a shorter text
+_TEXT_WIDTH = 1024  # LTX-Video and PixArt, whose layers have the same names in diffusers, read wider text
+_RENAMES = (
+    (r"^blocks\.", "transformer_blocks."),
+    (r"^llm_adapter\.", "text_conditioner."),
+    (r"^(transformer_blocks\.\d+\.)self_attn\.", r"\1attn1."),
+    (r"^(transformer_blocks\.\d+\.)cross_attn\.", r"\1attn2."),
+    (r"\.(attn\d)\.([qkv])_proj$", r".\1.to_\2"),
+    (r"\.(attn\d)\.output_proj$", r".\1.to_out.0"),
+    (r"\.(attn\d)\.([qk])_norm$", r".\1.norm_\2"),
+    (r"\.mlp\.layer1$", ".ff.net.0.proj"),
+    (r"\.mlp\.layer2$", ".ff.net.2"),
+    (r"\.adaln_modulation_self_attn\.([12])$", r".norm1.linear_\1"),
+    (r"\.adaln_modulation_cross_attn\.([12])$", r".norm2.linear_\1"),
+    (r"\.adaln_modulation_mlp\.([12])$", r".norm3.linear_\1"),
+    (r"^final_layer\.adaln_modulation\.([12])$", r"norm_out.linear_\1"),
+    (r"^final_layer\.linear$", "proj_out"),
+    (r"^t_embedder\.1\.", "time_embed.t_embedder."),
+    (r"^t_embedding_norm$", "time_embed.norm"),
+    (r"^x_embedder\.proj\.1$", "patch_embed.proj"),
+)
 
 
 def _layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:
@@ -34,19 +54,63 @@ def _patch(model: nn.Module) -> int:
     return int(model.patch_spatial)  # type: ignore[arg-type]
 
 
+def _reads_narrow_text(file: LoraShapes) -> bool:
+    """Whether layers have diffusers' names and the text's width."""
+    return _TEXT_WIDTH in file.widths(r"transformer_blocks_\d+_attn2_to_[kv]_")
+
+
 _CLASS = TransformerClass(_layout, _patch, ("blocks",))
+_LAYER_NAMES = LayerNames(
+    prefix="transformer.", rename=by_table(_RENAMES), model_sign=r"(^|\.)blocks\.0\.cross_attn\.q_proj\."
+)
+_BLOCKS = plain_blocks("blocks")
+_TARGETS = TrainingTargets(attention=("self_attn", "cross_attn"), feed_forward=("mlp",))
 FAMILY = ModelFamily(
     name="cosmos",
     title="Cosmos or Anima",
-    recognition=Recognition(names=(r"blocks_\d+_(self|cross)_attn_[qkv]_proj", "adaln_modulation")),
+    recognition=Recognition(
+        names=(
+            r"blocks_\d+_(self|cross)_attn_([qkv]|output)_proj",
+            r"adaln_modulation_(self_attn|cross_attn|mlp|\d)_",  # Ideogram 4 has one with nothing behind it
+        ),
+        shapes=_reads_narrow_text,
+    ),
     modelspec=Missing("modelspec names neither"),
     kohya=Missing("sd-scripts has no version for either that others read"),
-    layer_names=LayerNames(prefix="transformer.", rename=same_name),
-    blocks=plain_blocks("blocks"),
+    layer_names=_LAYER_NAMES,
+    blocks=_BLOCKS,
     token_layout=TokenLayout({"GeneralDIT": _CLASS, "MiniTrainDIT": _CLASS, "Anima": _CLASS}),
-    training=TrainingTargets(attention=("self_attn", "cross_attn"), feed_forward=("mlp",)),
+    training=_TARGETS,
     examples=(
         {"diffusion_model.blocks.0.self_attn.q_proj": (2048, 2048)},
         {"diffusion_model.blocks.0.adaln_modulation_self_attn.1": (256, 2048)},
+        {"lora_unet_blocks_0_cross_attn_output_proj": (2048, 2048)},
+        {"diffusion_model.final_layer.adaln_modulation.1": (256, 2048)},
+        {"transformer.transformer_blocks.0.attn2.to_k": (2048, 1024)},
+    ),
+)
+ANIMA = ModelFamily(
+    name="anima",
+    title="Anima",
+    recognition=Recognition(names=("llm_adapter_", "text_conditioner_")),  # without these it may be either
+    modelspec=ModelSpec("anima-preview", "https://huggingface.co/circlestone-labs/Anima"),
+    kohya=Kohya("anima", one_text_encoder=True),
+    layer_names=_LAYER_NAMES,
+    blocks=_BLOCKS,
+    token_layout=Missing("its class is listed with Cosmos'"),
+    training=_TARGETS,
+    examples=(
+        {
+            "lora_unet_blocks_0_self_attn_q_proj": (2048, 2048),
+            "lora_unet_llm_adapter_blocks_0_self_attn_q_proj": (1024, 1024),
+        },
+        {
+            "diffusion_model.blocks.27.mlp.layer1": (8192, 2048),
+            "diffusion_model.llm_adapter.blocks.5.mlp.0": (4096, 1024),
+        },
+        {
+            "transformer.transformer_blocks.0.attn2.to_k": (2048, 1024),
+            "text_conditioner.blocks.0.cross_attn.q_proj": (1024, 1024),
+        },
     ),
 )

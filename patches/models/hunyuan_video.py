@@ -1,11 +1,13 @@
-"""HunyuanVideo: Flux' blocks after a text refiner."""
+"""HunyuanVideo: Flux' blocks after a text refiner; 1.5 has the double blocks alone, and narrower ones."""
 
 from __future__ import annotations
+
+import re
 
 from . import flux
 from .family import Missing, ModelFamily, ModelSpec
 from .layer_names import LayerNames, by_table, square_qkv
-from .recognition import Recognition
+from .recognition import LoraShapes, Recognition, SharedNames
 
 _REFINER = r"^txt_in\.individual_token_refiner\.blocks\.(\d+)\."
 _REFINERS = r"context_embedder.token_refiner.refiner_blocks.\1."
@@ -22,6 +24,53 @@ _RENAMES = (
     (r"^txt_in\.c_embedder\.out_layer$", "context_embedder.time_text_embed.text_embedder.linear_2"),
     *flux.RENAMES,
 )
+_FUSED = (square_qkv(_REFINER + r"self_attn\.qkv$", _REFINERS + "attn.to_{}"), *flux.FUSED)
+_WIDTH_15 = 2048  # Flux and HunyuanVideo have 3072
+_BLOCKS_15 = re.compile(r"double_blocks[._]\d+[._]|token_refiner[._]")
+_RENAMES_15 = (
+    (r"^time_in\.in_layer$", "time_embed.timestep_embedder.linear_1"),
+    (r"^time_in\.out_layer$", "time_embed.timestep_embedder.linear_2"),
+    (r"^byt5_in\.fc(\d)$", r"context_embedder_2.linear_\1"),
+    (r"^vision_in\.proj\.1$", "image_embedder.linear_1"),
+    (r"^vision_in\.proj\.3$", "image_embedder.linear_2"),
+    (r"^cond_type_embedding$", "cond_type_embed"),
+    *_RENAMES,
+)
+
+
+def _is_narrow(file: LoraShapes) -> bool:
+    """Whether layers have HunyuanVideo's names and the width of 1.5."""
+    return any(_WIDTH_15 in shape and _BLOCKS_15.search(layer) for layer, shape in file.layers.items())
+
+
+HUNYUAN_VIDEO_15 = ModelFamily(
+    name="hunyuan15",
+    title="HunyuanVideo 1.5",
+    recognition=Recognition(
+        names=("cond_type_embed",),
+        shapes=_is_narrow,
+        shared_names=SharedNames(r"transformer_blocks_\d+_attn_(add_)?(to_)?[qkv]", (_WIDTH_15,)),
+    ),
+    modelspec=ModelSpec("hunyuan-video-1.5", "https://github.com/Tencent-Hunyuan/HunyuanVideo-1.5"),
+    kohya=Missing("musubi writes no ss_base_model_version for it that others read"),
+    layer_names=LayerNames(
+        prefix="transformer.",
+        rename=by_table(_RENAMES_15),
+        fused=_FUSED,
+        swapped=flux.SWAPPED,
+        model_sign=r"(^|\.)vision_in\.",
+    ),
+    blocks=flux.BLOCKS,
+    token_layout=Missing("nobody has tried token downsampling with it"),
+    training=flux.TARGETS,
+    examples=(
+        {"diffusion_model.double_blocks.0.img_attn.qkv": (6144, 2048)},
+        {"lora_unet_double_blocks_53_img_attn_q": (2048, 2048), "lora_unet_double_blocks_53_img_mlp_fc2": (2048, 8192)},
+        {"diffusion_model.txt_in.individual_token_refiner.blocks.0.mlp.0": (8192, 2048)},
+        {"transformer.transformer_blocks.0.attn.to_q": (2048, 2048)},
+        {"transformer.context_embedder.token_refiner.refiner_blocks.0.attn.to_q": (2048, 2048)},
+    ),
+)
 FAMILY = ModelFamily(
     name="hunyuan",
     title="HunyuanVideo",
@@ -31,7 +80,7 @@ FAMILY = ModelFamily(
     layer_names=LayerNames(
         prefix="transformer.",
         rename=by_table(_RENAMES),
-        fused=(square_qkv(_REFINER + r"self_attn\.qkv$", _REFINERS + "attn.to_{}"), *flux.FUSED),
+        fused=_FUSED,
         swapped=flux.SWAPPED,
         model_sign=r"individual_token_refiner\.",
     ),

@@ -10,7 +10,10 @@ from .recognition import Recognition, SharedNames
 FAMILY = ModelFamily(
     name="ideogram4",
     title="Ideogram 4",
-    recognition=Recognition(names=("llm_cond_proj",), shared_names=SharedNames(lumina.SHARED, (4608,))),
+    recognition=Recognition(
+        names=("llm_cond_proj", r"layers_\d+_adaln_modulation_"),
+        shared_names=SharedNames(lumina.SHARED, (4608,)),
+    ),
     modelspec=ModelSpec("Ideogram-4", "https://huggingface.co/Comfy-Org/Ideogram-4"),
     kohya=Missing("musubi writes no ss_base_model_version for it that others read"),
     layer_names=LayerNames(
@@ -27,6 +30,11 @@ FAMILY = ModelFamily(
         {"diffusion_model.layers.33.attention.o": (4608, 4608)},
         {"transformer.layers.0.attention.to_q": (4608, 4608)},
         {"conditional_transformer.layers.0.attention.qkv": (13824, 4608)},
+        {
+            "diffusion_model.layers.0.attention.qkv": (13824, 4608),
+            "diffusion_model.layers.0.adaln_modulation": (18432, 512),
+        },
+        {"lora_unet_layers_0_adaln_modulation": (18432, 512)},
         {"diffusion_model.llm_cond_proj": (4608, 53248)},
     ),
 )

@@ -40,6 +40,7 @@ FAMILIES: Registry[ModelFamily] = Registry(
     (
         *unet.FAMILIES,
         cascade.FAMILY,
+        hunyuan_video.HUNYUAN_VIDEO_15,
         hunyuan_video.FAMILY,
         chroma.FAMILY,
         flux2.FAMILY,
@@ -51,7 +52,9 @@ FAMILIES: Registry[ModelFamily] = Registry(
         kandinsky5.FAMILY,
         sd3.FAMILY,
         qwen_image.FAMILY,
+        cosmos.ANIMA,
         cosmos.FAMILY,
+        ltx.LTX_2,
         wan.FAMILY,
         lumina.FAMILY,
         z_image.FAMILY,
