@@ -1,4 +1,4 @@
-"""Attaches LoRA stacks while ComfyUI has a model loaded: injections, callbacks, and schedules that follow sampling."""
+"""Attaches LoRA stacks while ComfyUI has a model loaded: injections, callbacks and ComfyUI's backup of weights."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..patches.models.compiled import is_compiled
 from ..patches.patching import ledger, plan
 from ..patches.patching.fuse import Stack, additive
 from ..patches.patching.rounding import rounds_stochastically
+from . import lora_schedules
 
 KEY = "graft"  # of callbacks; every injection has a key of its own, because ComfyUI replaces a used key silently
-SHARES = 100_000  # the steps in which a share of sampling is counted
 
 # Patchers of dynamic VRAM that ComfyUI has detached since it loaded them.
 _detached: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -43,9 +43,9 @@ def inject_stacks(patcher: Any, stacks: Sequence[Stack]) -> Any:
     _free_with_parent(patcher, clone)
     if plan.scheduled_weights(every_stack):
         clone.remove_wrappers_with_key(extension.WrappersMP.APPLY_MODEL, KEY)
-        clone.add_wrapper_with_key(extension.WrappersMP.APPLY_MODEL, KEY, _follow_schedules)
+        clone.add_wrapper_with_key(extension.WrappersMP.APPLY_MODEL, KEY, lora_schedules.follow_schedules)
         clone.remove_callbacks_with_key(events.ON_PREPARE_STATE, KEY)
-        clone.add_callback_with_key(events.ON_PREPARE_STATE, KEY, _on_prepare_state)
+        clone.add_callback_with_key(events.ON_PREPARE_STATE, KEY, lora_schedules.on_prepare_state)
     return clone
 
 
@@ -217,38 +217,3 @@ def _version(patcher: Any) -> ledger.Version:
         is_compiled(patcher.wrappers),
         rounds_stochastically(),
     )
-
-
-# --- schedules --------------------------------------------------------------------------------------------------------
-
-
-def _follow_schedules(executor: Any, x: torch.Tensor, t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Wraps one model call: sets scheduled strengths to their values at this noise level."""
-    _set_strengths(executor.class_obj, t)
-    return executor(x, t, *args, **kwargs)
-
-
-def _on_prepare_state(patcher: Any, timestep: torch.Tensor, *_: Any) -> None:
-    """Before each step of sampling: a guider's second model (DualModelGuider) has the wrappers of the first alone."""
-    _set_strengths(patcher.model, timestep)
-
-
-def _set_strengths(model: Any, sigma: torch.Tensor) -> None:
-    ledger.tick(model, sampled_share(model.model_sampling, float(sigma.flatten()[0])))
-
-
-def sampled_share(sampling: Any, sigma: float) -> float:
-    """How much of sampling is done at a noise level, from 0 to 1, as ComfyUI counts start_percent and end_percent.
-
-    It is exact to 0.00001.
-    """
-    left, right = 0, SHARES
-    while left < right:  # noise falls as sampling goes on
-        middle = (left + right) // 2
-        if float(sampling.percent_to_sigma(middle / SHARES)) > sigma * (1 + 1e-5):
-            left = middle + 1
-        else:
-            right = middle
-    if left == 1:
-        return 0.0
-    return left / SHARES

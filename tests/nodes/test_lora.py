@@ -887,7 +887,7 @@ def test_a_schedule_on_the_model_that_a_guider_has_for_the_negative(host, small)
     guider.set_cfg(3.0)
     sampling = second.get_model_object("model_sampling")
     sigmas = comfy.samplers.calculate_sigmas(sampling, "normal", 6)
-    share, halves = host.module("host.lora_injection").sampled_share, set()
+    share, halves = host.module("host.lora_schedules").sampled_share, set()
     with torch.inference_mode():
         guider.sample(noise, torch.zeros_like(noise), comfy.samplers.sampler_object("euler"), sigmas, seed=0)
         for x, sigma, uncond in seen:
@@ -903,7 +903,7 @@ def test_a_schedule_on_the_model_that_a_guider_has_for_the_negative(host, small)
 
 @pytest.mark.parametrize("percent", [0.25, 0.5, 0.75])
 def test_a_schedule_begins_at_the_level_where_the_hosts_own_begin(host, small, percent):
-    sampling, share = small.unet().get_model_object("model_sampling"), host.module("host.lora_injection").sampled_share
+    sampling, share = small.unet().get_model_object("model_sampling"), host.module("host.lora_schedules").sampled_share
     level = float(sampling.percent_to_sigma(percent))
     assert share(sampling, level * 1.0004) < percent <= share(sampling, level) <= share(sampling, level * 0.9996)
 

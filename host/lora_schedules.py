@@ -1,0 +1,43 @@
+"""Schedules of LoRA strengths that follow ComfyUI's sampling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..patches.patching import ledger
+
+SHARES = 100_000  # the steps in which a share of sampling is counted
+
+
+def follow_schedules(executor: Any, x: torch.Tensor, t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Wraps one model call: sets scheduled strengths to their values at this noise level."""
+    _set_strengths(executor.class_obj, t)
+    return executor(x, t, *args, **kwargs)
+
+
+def on_prepare_state(patcher: Any, timestep: torch.Tensor, *_: Any) -> None:
+    """Before each step of sampling: a guider's second model (DualModelGuider) has the wrappers of the first alone."""
+    _set_strengths(patcher.model, timestep)
+
+
+def _set_strengths(model: Any, sigma: torch.Tensor) -> None:
+    ledger.tick(model, sampled_share(model.model_sampling, float(sigma.flatten()[0])))
+
+
+def sampled_share(sampling: Any, sigma: float) -> float:
+    """How much of sampling is done at a noise level, from 0 to 1, as ComfyUI counts start_percent and end_percent.
+
+    It is exact to 0.00001.
+    """
+    left, right = 0, SHARES
+    while left < right:  # noise falls as sampling goes on
+        middle = (left + right) // 2
+        if float(sampling.percent_to_sigma(middle / SHARES)) > sigma * (1 + 1e-5):
+            left = middle + 1
+        else:
+            right = middle
+    if left == 1:
+        return 0.0
+    return left / SHARES
