@@ -21,6 +21,9 @@ from graft_nodes.host import lora
 from graft_nodes.patches.lora_files import layer_names, merge, parse, save
 from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.patches.lora_files.open_file import load_once
+from graft_nodes.patches.models import registry
+from graft_nodes.patches.models.recognise import recognise_lora
+from graft_nodes.patches.models.recognition import factors_of
 from safetensors.torch import save_file
 
 UNET = dict(
@@ -877,13 +880,146 @@ FULL = {
 }
 
 
-@pytest.mark.parametrize("family", FULL)
-def test_saved_names_lead_back_to_their_weights(family):
+FULL |= {  # without a tiny model above
+    "krea 2": ("Krea2", {"image_model": "krea2"}),
+    "ernie": ("ErnieImage", {"image_model": "ernie"}),
+    "ideogram 4": ("Ideogram4", {"image_model": "ideogram4"}),
+    "ltx 2": ("LTXAV", {"image_model": "ltxav"}),
+    "kandinsky 5": ("Kandinsky5", {"image_model": "kandinsky5"}),
+    "hidream": (
+        "HiDream",
+        dict(
+            image_model="hidream",
+            attention_head_dim=128,
+            axes_dims_rope=[64, 32, 32],
+            caption_channels=[4096, 4096],
+            max_resolution=[128, 128],
+            in_channels=16,
+            llama_layers=[0] * 48,
+            num_attention_heads=20,
+            num_routed_experts=4,
+            num_activated_experts=2,
+            num_layers=16,
+            num_single_layers=32,
+            out_channels=16,
+            patch_size=2,
+            text_emb_dim=2048,
+        ),
+    ),
+    "anima": (
+        "Anima",
+        dict(
+            image_model="anima",
+            max_img_h=240,
+            max_img_w=240,
+            max_frames=128,
+            in_channels=16,
+            out_channels=16,
+            patch_spatial=2,
+            patch_temporal=1,
+            model_channels=2048,
+            concat_padding_mask=True,
+            crossattn_emb_channels=1024,
+            pos_emb_cls="rope3d",
+            use_adaln_lora=True,
+            adaln_lora_dim=256,
+            num_blocks=28,
+            num_heads=16,
+            extra_per_block_abs_pos_emb=False,
+        ),
+    ),
+    "hunyuan 1.5": (
+        "HunyuanVideo15",
+        FAMILIES["hunyuan"][1]
+        | dict(
+            in_channels=65,
+            out_channels=32,
+            vec_in_dim=None,
+            context_in_dim=3584,
+            hidden_size=2048,
+            num_heads=16,
+            depth=54,
+            depth_single_blocks=0,
+            axes_dim=[16, 56, 56],
+            patch_size=[1, 1, 1],
+            guidance_embed=False,
+            byt5=True,
+            use_cond_type_embedding=True,
+            vision_in_dim=1152,
+        ),
+    ),
+}
+RECOGNISED = {
+    "krea 2": "krea2",
+    "ernie": "ernie",
+    "ideogram 4": "ideogram4",
+    "ltx 2": "ltx2",
+    "kandinsky 5": "kandinsky5",
+    "hidream": "hidream",
+    "anima": "anima",
+    "hunyuan 1.5": "hunyuan15",
+}
+DIFFUSERS = {  # the class and what its defaults do not give
+    "krea 2": ("Krea2Transformer2DModel", {}),
+    "ernie": (
+        "ErnieImageTransformer2DModel",
+        dict(hidden_size=4096, num_attention_heads=32, ffn_hidden_size=12288, num_layers=36, text_in_dim=3072),
+    ),
+    "ideogram 4": ("Ideogram4Transformer2DModel", {}),
+    "ltx 2": ("LTX2VideoTransformer3DModel", {}),
+    "hunyuan 1.5": ("HunyuanVideo15Transformer3DModel", {}),
+    "anima": (
+        "CosmosTransformer3DModel",
+        dict(in_channels=16, num_attention_heads=16, attention_head_dim=128, num_layers=28, extra_pos_embed_type=None),
+    ),
+}
+
+
+def full(family):
+    """ComfyUI's model of full size, without memory for its weights."""
     name, settings = FULL[family]
+    if not hasattr(comfy.supported_models, name):
+        pytest.skip(f"this ComfyUI has no {name}")
     config = getattr(comfy.supported_models, name)(dict(settings))
     config.set_inference_dtype(torch.float32, None)
     with torch.device("meta"):
-        patcher = types.SimpleNamespace(model=config.get_model({}, "", torch.device("meta")), backup={}, patches={})
+        return config.get_model({}, "", torch.device("meta"))
+
+
+@pytest.mark.parametrize("family", RECOGNISED)
+def test_a_lora_on_the_whole_model_is_recognised(family):
+    state = full(family).diffusion_model.state_dict()
+    layers = {path.removesuffix(".weight"): tensor.shape for path, tensor in state.items() if path.endswith(".weight")}
+    layers = {path: shape[:2] for path, shape in layers.items() if len(shape) == 2}
+    dotted = factors_of({f"diffusion_model.{path}": shape for path, shape in layers.items()})
+    kohyas = factors_of({f"lora_unet_{path.replace('.', '_')}": shape for path, shape in layers.items()})
+    for shapes in (dotted, kohyas):
+        assert recognise_lora(shapes.items()).name == RECOGNISED[family]
+
+
+@pytest.mark.parametrize("family", DIFFUSERS)
+def test_layers_have_diffusers_names_and_shapes(family):
+    """Every layer of diffusers' class is one of ComfyUI's, or a part of one, by the family's table."""
+    diffusers = pytest.importorskip("diffusers")
+    name, settings = DIFFUSERS[family]
+    if not hasattr(diffusers, name):
+        pytest.skip(f"this diffusers has no {name}")
+    with torch.device("meta"):
+        theirs = getattr(diffusers, name)(**settings).state_dict()
+    names = registry.FAMILIES.get(RECOGNISED[family]).layer_names
+    ours = {}
+    for path, tensor in full(family).diffusion_model.state_dict().items():
+        if path.endswith(".weight") and tensor.ndim >= 2:
+            for part in names.parts(path.removesuffix(".weight"), *tensor.shape[:2]):
+                ours[f"{part.name}.weight"] = (part.length, *tensor.shape[1:])
+    expected = {path: tuple(tensor.shape) for path, tensor in theirs.items() if path.endswith(".weight")}
+    expected = {path: shape for path, shape in expected.items() if len(shape) >= 2}
+    assert {path: ours.get(path) for path in expected} == expected
+
+
+@pytest.mark.parametrize("family", FULL)
+def test_saved_names_lead_back_to_their_weights(family):
+    patcher = types.SimpleNamespace(model=full(family), backup={}, patches={})
     found = lora.model_weights(patcher)
     known, shapes = found.key_map, found.shapes
     layers = {
