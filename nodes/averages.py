@@ -88,9 +88,9 @@ class GraftSnapshots(io.ComfyNode):
         if len(lines) == 1:
             run = _run_folder(lines[0])
         if run is not None:
-            for path, status in files_below(run[0] / "averages"):
-                if path.suffix == ".safetensors":
-                    digest.update(repr((str(path), status.st_size, status.st_mtime_ns)).encode())
+            for snapshot, status in files_below(run[0] / "averages"):
+                if snapshot.suffix == ".safetensors":
+                    digest.update(repr((str(snapshot), status.st_size, status.st_mtime_ns)).encode())
             return digest.hexdigest()
         for _, path in _paths(lines, host.folders.weights_path):
             digest.update(repr((path, open_file.version(path))).encode())

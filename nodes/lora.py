@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from comfy_api.latest import io
 from torch import Tensor
@@ -291,7 +291,7 @@ class GraftSaveLoRA(io.ComfyNode):
         file_metadata |= save.hashes(tensors, file_metadata)
         path, entry = host.folders.output_file(prefix, ".safetensors")
         write_safetensors(path, tensors, file_metadata)
-        shown = {"loras": [entry]}
+        shown: dict[str, list[Any]] = {"loras": [entry]}
         left_out = save.left_out_by_comfyui(lora)
         if left_out:
             note = _how_to_load(left_out)

@@ -72,7 +72,8 @@ def _held_out_names(entries: Sequence[ImageEntry], share: float) -> set[str]:
         if len(held_out) + len(names) <= count:
             held_out.update(names)
     if not held_out and len(groups) > 1:
-        held_out.update(min(groups.values(), key=len))
+        smallest = min(groups.values(), key=lambda names: len(names))
+        held_out.update(smallest)
     return held_out
 
 

@@ -106,7 +106,7 @@ def _build(request: BuildRequest) -> torch.optim.Optimizer:
     relative = options.pop("relative_step", False)
     warmup_init = options.pop("warmup_init", False)
     scale = options.pop("scale_parameter", True)
-    rates = {"lr": request.learning_rate, "weight_decay": request.weight_decay}
+    rates: dict[str, Any] = {"lr": request.learning_rate, "weight_decay": request.weight_decay}
     if scale and not relative:
         return torch.optim.Adafactor(request.groups, **rates, **options)
     return Adafactor(
