@@ -15,7 +15,7 @@ from ..patches.token_downsampling.attention_override import OVERRIDE
 from ..training.data.dataset import Conditioning
 from .autograd_inplace import AvoidInplaceOps
 from .encoding import LiveEncoder
-from .model_sampling import prediction_type, sigma_at, with_zero_terminal_snr
+from .model_sampling import as_comfyui_counts, noisy_latents, prediction_type, sigma_at, with_zero_terminal_snr
 from .plain_kernels import PlainKernels
 
 KEPT_CONDITIONS = 64  # on the device; captions that vary by draw would fill it otherwise
@@ -57,7 +57,7 @@ class Denoiser:
 
     def noisy(self, clean: torch.Tensor, noise: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
         """Clean latents (B, C, h, w) with noise of level sigma (B,)."""
-        return self.sampling.noise_scaling(sigma.view(-1, *[1] * (clean.ndim - 1)), noise, clean)
+        return noisy_latents(self.sampling, clean, noise, sigma)
 
     def denoise(
         self,
@@ -149,6 +149,7 @@ class Denoiser:
         import comfy.patcher_extension as extension
         from comfy.ldm.modules.attention import attention_pytorch
 
+        x, sigma = as_comfyui_counts(self.sampling, x, sigma)
         options = self.patcher.model_options
         all_options = {**options.get("transformer_options", {}), **transformer_options}
         all_options[OVERRIDE] = TrainingKernel(attention_pytorch, all_options.get(OVERRIDE))
@@ -190,6 +191,18 @@ def _fit_for_autograd(module: torch.nn.Module, text_encoder: bool) -> Iterator[N
         yield
 
 
+@contextlib.contextmanager
+def _keep_attributes(network: torch.nn.Module) -> Iterator[None]:
+    """Takes off a network what its forward leaves on it: Cosmos keeps tensors of the last call, with their graph."""
+    before = dict(vars(network))
+    try:
+        yield
+    finally:
+        for name in vars(network).keys() - before.keys():
+            delattr(network, name)
+        vars(network).update(before)
+
+
 def to_host_memory(patcher: Any) -> None:
     """Moves the weights of a loaded MODEL to ComfyUI's offload device. Patches are then applied at every use."""
     if patcher.load_device != patcher.offload_device:
@@ -226,7 +239,8 @@ def denoiser(
     try:
         if was_training is not None:
             management.in_training = True
-        with _fit_for_autograd(patcher.model.diffusion_model, clip is not None):
+        network = patcher.model.diffusion_model
+        with _keep_attributes(network), _fit_for_autograd(network, clip is not None):
             yield Denoiser(patcher, None if clip is None else LiveEncoder(clip, clip_skip, weighted_captions))
     finally:
         if was_training is not None:

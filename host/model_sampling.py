@@ -10,7 +10,7 @@ import torch
 from ..training.objective.noise import zero_terminal
 
 # ComfyUI's model samplings whose prediction training does not know.
-_UNKNOWN = {"EDM", "X0", "IMG_TO_IMG", "COSMOS_RFLOW", "V_PREDICTION_DDPM", "IMG_TO_IMG_FLOW"}
+_UNKNOWN = {"EDM", "X0", "IMG_TO_IMG", "V_PREDICTION_DDPM", "IMG_TO_IMG_FLOW"}
 
 
 def prediction_type(sampling: Any) -> str:
@@ -22,6 +22,8 @@ def prediction_type(sampling: Any) -> str:
     names = {cls.__name__ for cls in type(sampling).__mro__}
     if isinstance(sampling, known.CONST) and "IMG_TO_IMG_FLOW" not in names:
         return "flow"
+    if counts_as_cosmos(sampling):
+        return "flow"
     if names & _UNKNOWN or not isinstance(sampling, known.EPS):
         bases = [cls.__name__ for cls in type(sampling).__mro__[1:] if cls not in (torch.nn.Module, object)]
         return "/".join(bases) or type(sampling).__name__
@@ -30,10 +32,43 @@ def prediction_type(sampling: Any) -> str:
     return "eps"
 
 
+def counts_as_cosmos(sampling: Any) -> bool:
+    """Whether a model is a flow whose noise levels ComfyUI counts from 0 to about 80, as Cosmos Predict 2's.
+
+    Its noisy latents are clean + s * noise. Divided by 1 + s they are those of a flow, (1 - t) * clean + t * noise with
+    t = s / (1 + s). That is what the network gets, and what it predicts is a flow's, noise - clean.
+    """
+    return any(cls.__name__ == "COSMOS_RFLOW" for cls in type(sampling).__mro__)
+
+
+def noisy_latents(sampling: Any, clean: torch.Tensor, noise: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+    """Clean latents (B, C, …, h, w) with noise of level sigma (B,), which is from 0 to 1 for every flow."""
+    level = _beside(sigma, clean)
+    if counts_as_cosmos(sampling):
+        return (1 - level) * clean + level * noise
+    return sampling.noise_scaling(level, noise, clean)
+
+
+def as_comfyui_counts(sampling: Any, x: torch.Tensor, sigma: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Noisy latents and their noise levels as ComfyUI's model takes them, from training's."""
+    if not counts_as_cosmos(sampling):
+        return x, sigma
+    signal = (1 - sigma).clamp(min=torch.finfo(sigma.dtype).eps)  # a drawn level may be rounded to 1
+    return x / _beside(signal, x), sigma / signal
+
+
+def _beside(sigma: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
+    """Noise levels (B,) as (B, 1, …), to be computed with latents."""
+    return sigma.view(-1, *[1] * (latents.ndim - 1))
+
+
 def sigma_at(sampling: Any, u: torch.Tensor) -> torch.Tensor:
     """Noise levels (B,) of a model sampling at timesteps from 0 to 1 (B,): from its table, or with its own shift for
     flows.
     """
+    if counts_as_cosmos(sampling):
+        largest = float(sampling.sigma_max)
+        return u.to(torch.float32).clamp(max=largest / (1 + largest))
     if hasattr(sampling, "log_sigmas"):  # continuous schedules (EDM) have a table too, but other timesteps
         table = sampling.sigmas.to(u.device, torch.float32)
         return table[(u * len(table)).long().clamp(max=len(table) - 1)]

@@ -288,6 +288,7 @@ OTHERS = {
         (16, 1, 8, 10),
         {"t5xxl_ids": "ids", "t5xxl_weights": (6,)},
     ),
+    "cosmos": Family("CosmosT2IPredict2", {"image_model": "cosmos_predict2", **COSMOS}, (16, 1, 8, 10)),
     "ernie": Family(
         "ErnieImage",
         {
@@ -302,6 +303,20 @@ OTHERS = {
             "rope_axes_dim": (4, 6, 6),
         },
         (128, 8, 10),
+    ),
+    "ltx": Family(
+        "LTXV",
+        {
+            "image_model": "ltxv",
+            "in_channels": 16,
+            "cross_attention_dim": 32,
+            "attention_head_dim": 16,
+            "num_attention_heads": 2,
+            "caption_channels": 12,
+            "num_layers": 2,
+        },
+        (16, 1, 8, 10),
+        {"attention_mask": "mask"},
     ),
 }
 EVERY = FAMILIES | OTHERS
