@@ -9,13 +9,12 @@ import dis
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from itertools import pairwise
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-
-from .inplace_calls import changes_values_of_self, rebind, rebindable_variables, result_is_unused
 
 _OUT_OF_PLACE: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {
     torch.Tensor.add_: torch.add,
@@ -28,13 +27,12 @@ _EXPLANATION = "The model changes activations in place that its gradients need"
 
 
 class AvoidInplaceOps(TorchFunctionMode):
-    """While it is entered and gradients are on, `x += y` (-=, *=, /=) of a tensor with a gradient binds x to a new
-    tensor of the same type, and so does `x.addcmul_(y, z)` or any other call in place on a variable.
+    """A mode in which in-place operations that autograd refuses make new tensors instead.
 
-    `x = torch.add(y, z, out=w)`, which autograd refuses, does so too (language models of newer ComfyUIs reuse their
-    input like that). A call is left alone where the change itself may be what is wanted: on a part of a tensor, on one
-    that the function reads no more, and where another variable of the function sees the same memory. Which of them the
-    caller wrote is read from its bytecode.
+    If gradients are on, `x += y` (-=, *=, /=) of a tensor with a gradient binds x to a new tensor of the same type. So
+    does `x = torch.add(y, z, out=w)` (language models of newer ComfyUIs reuse their input like that). A call whose
+    result is thrown away is left alone, and so is `x.add_(y)`: there the change itself may be what is wanted. Which of
+    them the caller wrote is read from its bytecode.
     """
 
     def __exit__(
@@ -53,28 +51,13 @@ class AvoidInplaceOps(TorchFunctionMode):
     ) -> Any:
         if kwargs and kwargs.get("out") is not None:
             return _call_without_out(func, args, dict(kwargs), sys._getframe(1))
-        values = kwargs or {}
-        if not changes_values_of_self(func) or not torch.is_grad_enabled():
-            return func(*args, **values)
-        if not args or not _needs_gradient(*args, *values.values()):
-            return func(*args, **values)
         out_of_place = _OUT_OF_PLACE.get(func)
-        if out_of_place is not None and len(args) == 2 and not values and _is_augmented_assignment(sys._getframe(1)):
-            return out_of_place(*args).to(args[0].dtype)
-        return _take_apart(func, args, values, sys._getframe(1))
-
-
-def _take_apart(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], frame: FrameType) -> Any:
-    """Runs a call in place on a copy and binds the caller's variables to it, if that has the same effect."""
-    target = args[0]
-    names: list[str] = []
-    if not (target.is_leaf and target.requires_grad):  # autograd refuses to change a trained tensor, and rightly
-        names = rebindable_variables(frame, target)
-    if not names:
-        return func(*args, **kwargs)
-    changed = func(target.clone(), *args[1:], **kwargs)
-    rebind(frame, names, changed)
-    return changed
+        if out_of_place is None or kwargs or len(args) != 2 or not torch.is_grad_enabled():
+            return func(*args, **(kwargs or {}))
+        target, other = args
+        if _needs_gradient(target, other) and _is_augmented_assignment(sys._getframe(1)):
+            return out_of_place(target, other).to(target.dtype)
+        return func(*args)
 
 
 def _needs_gradient(*values: Any) -> bool:
@@ -86,7 +69,7 @@ def _call_without_out(func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     out = kwargs["out"]
     if not torch.is_grad_enabled() or not isinstance(out, torch.Tensor) or not _needs_gradient(*args, *kwargs.values()):
         return func(*args, **kwargs)
-    if result_is_unused(frame):
+    if frame.f_lasti in _unused_calls(frame.f_code):
         return func(*args, **kwargs)
     del kwargs["out"]
     return func(*args, **kwargs).to(out.dtype)
@@ -107,4 +90,14 @@ def _augmented_assignments(code: CodeType) -> frozenset[int]:
         before_3_11 = instruction.opname.startswith("INPLACE_")
         if before_3_11 or (instruction.opname == "BINARY_OP" and instruction.argrepr.endswith("=")):
             offsets.add(instruction.offset)
+    return frozenset(offsets)
+
+
+@lru_cache(maxsize=4096)
+def _unused_calls(code: CodeType) -> frozenset[int]:
+    """Offsets of a function's calls whose result nobody uses."""
+    offsets = set()
+    for call, following in pairwise(dis.get_instructions(code)):
+        if following.opname == "POP_TOP":
+            offsets.add(call.offset)
     return frozenset(offsets)

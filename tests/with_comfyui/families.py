@@ -304,20 +304,6 @@ OTHERS = {
         },
         (128, 8, 10),
     ),
-    "ltx": Family(
-        "LTXV",
-        {
-            "image_model": "ltxv",
-            "in_channels": 16,
-            "cross_attention_dim": 32,
-            "attention_head_dim": 16,
-            "num_attention_heads": 2,
-            "caption_channels": 12,
-            "num_layers": 2,
-        },
-        (16, 1, 8, 10),
-        {"attention_mask": "mask"},
-    ),
 }
 EVERY = FAMILIES | OTHERS
 
