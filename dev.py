@@ -6,7 +6,8 @@ python dev.py test --quick              run the quick tests (3 minutes on two co
 python dev.py test [pytest arguments]   run some tests: a file, -k NAME, --lf for those that failed last time
 python dev.py check                     formatter, linters, type checker, known vulnerabilities of the packages
 python dev.py host [pytest arguments]   run the tests on a real ComfyUI: COMFYUI_PATH or ~/ComfyUI
-python dev.py long                      run the long tests: kill -9 in many places, 1,000 random sequences of patching
+python dev.py long                      run the long tests: kill -9 in many places, 1,000 random sequences of patching,
+                                        the demo's 250 steps in one call, its base's 64 pictures
 python dev.py fuzz [TARGET …] [--cases N] [--seed S]  fuzz for a night; a failure prints how to replay it
 python dev.py soak [--minutes N]        use the editor's server for two hours, or N minutes: nothing may grow
 python dev.py lock                      write requirements/*.txt again from pyproject.toml and constraints.txt

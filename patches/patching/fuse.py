@@ -23,7 +23,7 @@ from .strength_schedule import Schedule
 Slice = tuple[int, int, int]  # (dimension, start, length): the part of a fused weight that a layer is for
 
 _serial = itertools.count(1)
-_BLOCK = 2**21  # elements processed at once if float32 copies are needed
+_BLOCK = 2**18  # elements processed at once if float32 copies are needed
 FACTOR_ELEMENTS = 2**20  # elements of `up` that are split at once
 _NOISE = 3e-5  # allowed noise, as a fraction of the energy of rounding: adds less than 0.01% to the mean error
 # cheaper methods for some components pay only if at least 1 in this many components can use them
@@ -221,10 +221,15 @@ def _add_in_float32(rows: Tensor, fused: Fused, target: Tensor, draws: torch.Gen
     """Write rows + up @ down + diff through float32 copies of a few rows at a time."""
     down = fused.down.float()
     for block in _blocks(len(rows), _BLOCK // rows.shape[1]):
-        total = rows[block].to(torch.float32, copy=True)
-        if fused.diff is not None:
-            total += fused.diff.reshape(rows.shape)[block]
-        target[block] = _rounded(total.addmm_(fused.up_of(block), down), rows.dtype, draws)
+        target[block] = _rounded(_float32_rows(rows, fused, down, block), rows.dtype, draws)
+
+
+def _float32_rows(rows: Tensor, fused: Fused, down: Tensor, block: slice) -> Tensor:
+    """Some rows of the sum in float32."""
+    total = rows[block].to(torch.float32, copy=True)
+    if fused.diff is not None:
+        total += fused.diff.reshape(rows.shape)[block]
+    return total.addmm_(fused.up_of(block), down)
 
 
 def _blocks(rows: int, step: int) -> Iterator[slice]:

@@ -62,6 +62,7 @@ def test_a_missing_file_says_where_to_get_it(tmp_path, monkeypatch):
         node.GraftDemo.execute()
 
 
+@pytest.mark.long
 def test_the_base_draws_what_it_was_taught_and_no_concept(loaded):
     """At least 43 of its 48 captions right by the pixel rule; at most a tenth of 16 samples of the concept's."""
     assert score.base_score(*loaded) >= 43

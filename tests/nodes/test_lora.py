@@ -1046,6 +1046,7 @@ def test_a_norm_beside_weights_that_cannot_be_merged_is_left_to_the_host(host, s
         else:
             patch.setattr(model.model, "model_lowvram", True, raising=False)
         patched, _, report = host.call("LoRAStackPatch", model=model, lora_model=state, mode=mode)
+        patch.setattr(host.module("storage.problem_list"), "SHOWN", 1000)
         with pytest.raises(ValueError, match=r"norm1\.weight: cannot be merged"):
             host.call("LoRAStackPatch", model=model, lora_model=state, mode="merge")
     reason = {"is_dynamic": "ComfyUI moves the weights", "model_lowvram": "only a part of the model"}[why]

@@ -133,6 +133,7 @@ def test_queued_again_nothing_is_trained_and_the_file_is_the_same(host, trained)
     assert first.read_bytes() == second.read_bytes()
 
 
+@pytest.mark.long
 def test_250_steps_at_once_are_100_and_150_byte_for_byte(host, trained, tmp_path):
     graph, first, output = copy.deepcopy(trained["graph"]), trained["titles"]["Train 100 steps"], host.output
     graph[first]["inputs"]["steps"] = 250
