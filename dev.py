@@ -7,7 +7,7 @@ python dev.py test [pytest arguments]   run some tests: a file, -k NAME, --lf fo
 python dev.py check                     formatter, linters, type checker, known vulnerabilities of the packages
 python dev.py host [pytest arguments]   run the tests on a real ComfyUI: COMFYUI_PATH or ~/ComfyUI
 python dev.py long                      run the long tests: kill -9 in many places, 1,000 random sequences of patching,
-                                        the demo's 250 steps in one call, its base's 64 pictures
+                                        the demo with and without its average, training in a subgraph of the editor
 python dev.py fuzz [TARGET …] [--cases N] [--seed S]  fuzz for a night; a failure prints how to replay it
 python dev.py soak [--minutes N]        use the editor's server for two hours, or N minutes: nothing may grow
 python dev.py lock                      write requirements/*.txt again from pyproject.toml and constraints.txt
@@ -102,8 +102,8 @@ def test(arguments: list[str]) -> None:
 
 
 def pytest(*arguments: str) -> None:
-    """Run pytest with one process and one thread a core: two at a time are faster than one with two threads."""
-    processes = str(max(os.cpu_count() or 1, 2))
+    """Run pytest, one thread a process, one process more than cores: some tests wait for a browser or a rank."""
+    processes = str((os.cpu_count() or 1) + 1)
     one_thread = {"OMP_NUM_THREADS": "1", "GRAFT_TEST_THREADS": "1"}
     parallel = ("-n", processes, "--dist", "loadfile")
     run("-m", "pytest", *parallel, "--ignore=tests/with_comfyui", *arguments, environment=one_thread)

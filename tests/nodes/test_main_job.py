@@ -92,6 +92,7 @@ def test_the_pictures_show_it_learned(host, trained):
     assert rule.score(pictures(host, "demo/known", 8), ["a green triangle right"] * 8) >= 7
 
 
+@pytest.mark.long
 def test_it_learned_with_and_without_the_average_and_forgot_nothing(trained):
     captions = score.CONCEPT + score.CAPTIONS[::3]
     seen = {}
