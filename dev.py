@@ -94,19 +94,22 @@ def test(arguments: list[str]) -> None:
     """Run the quick tests, all tests but the long runs, or those that the arguments name."""
     install("develop")
     if arguments == ["--quick"]:
-        pytest("-m", "not slow and not long")
+        pytest("not slow and not long", processes=cores())
     elif not arguments:
-        pytest("-m", "not long")
+        pytest("not long", processes=cores() + 1)  # some of the slow tests wait for a browser or another process
     else:
         run("-m", "pytest", *arguments)
 
 
-def pytest(*arguments: str) -> None:
-    """Run pytest, one thread a process, one process more than cores: some tests wait for a browser or a rank."""
-    processes = str((os.cpu_count() or 1) + 1)
+def pytest(marks: str, processes: int) -> None:
+    """Run the tests with these marks in several processes of one thread each."""
     one_thread = {"OMP_NUM_THREADS": "1", "GRAFT_TEST_THREADS": "1"}
-    parallel = ("-n", processes, "--dist", "loadfile")
-    run("-m", "pytest", *parallel, "--ignore=tests/with_comfyui", *arguments, environment=one_thread)
+    parallel = ("-n", str(processes), "--dist", "loadfile")
+    run("-m", "pytest", *parallel, "--ignore=tests/with_comfyui", "-m", marks, environment=one_thread)
+
+
+def cores() -> int:
+    return os.cpu_count() or 1
 
 
 def host(arguments: list[str]) -> None:

@@ -46,9 +46,11 @@ SLOW = (
     "tests/nodes/test_no_dead_setting.py",
     "tests/nodes/test_processes.py",
     "tests/nodes/test_train",
+    "tests/second_device",
     "tests/test_benchmarks.py",
     "tests/test_package.py",
     "tests/training/distributed",
+    "tests/training/run/test_full_size.py",
     "tests/training/store/test_killed.py",
     "tests/with_comfyui",
 )
