@@ -104,7 +104,7 @@ def test(arguments: list[str]) -> None:
 def pytest(marks: str, processes: int) -> None:
     """Run the tests with these marks in several processes of one thread each."""
     one_thread = {"OMP_NUM_THREADS": "1", "GRAFT_TEST_THREADS": "1"}
-    parallel = ("-n", str(processes), "--dist", "loadfile")
+    parallel = ("-n", str(processes), "--dist", "loadfile", "--no-loadscope-reorder")
     run("-m", "pytest", *parallel, "--ignore=tests/with_comfyui", "-m", marks, environment=one_thread)
 
 

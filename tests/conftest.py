@@ -57,9 +57,12 @@ SLOW = (
 
 
 def pytest_collection_modifyitems(config, items):
+    """Mark the slow files and run them first, so that no process is left alone with one at the end."""
     for item in items:
         if item.path.relative_to(config.rootpath).as_posix().startswith(SLOW):
             item.add_marker(pytest.mark.slow)
+    slow_files = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow_files)
 
 
 @pytest.fixture(scope="session")
