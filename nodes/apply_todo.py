@@ -9,6 +9,7 @@ from ..patches.models import registry
 from ..patches.models.token_layout import TokenLayout, UNetLayout
 from ..patches.token_downsampling import report
 from ..patches.token_downsampling.tokens import MAX_DEPTH, MAX_FACTOR, METHODS, PHASES, ToDoSettings
+from .advanced import advanced
 from .aliases import aliases
 
 
@@ -58,7 +59,8 @@ class ApplyToDo(io.ComfyNode):
                         " transformer 1. 1 is usually enough."
                     ),
                 ),
-                io.String.Input(
+                advanced(
+                    io.String,
                     "depth_factors",
                     display_name="factors by depth",
                     default="",
@@ -67,7 +69,8 @@ class ApplyToDo(io.ComfyNode):
                         " empty to use those."
                     ),
                 ),
-                io.Combo.Input(
+                advanced(
+                    io.Combo,
                     "method",
                     display_name="downsampling method",
                     options=list(METHODS),
@@ -78,7 +81,8 @@ class ApplyToDo(io.ComfyNode):
                         " compare."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "start_percent",
                     display_name="start",
                     default=0.0,
@@ -91,7 +95,8 @@ class ApplyToDo(io.ComfyNode):
                         " own noise level."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "end_percent",
                     display_name="end",
                     default=1.0,
@@ -103,7 +108,8 @@ class ApplyToDo(io.ComfyNode):
                         " detail back. Training ignores it."
                     ),
                 ),
-                io.Combo.Input(
+                advanced(
+                    io.Combo,
                     "phase",
                     display_name="active during",
                     options=list(PHASES),
@@ -113,7 +119,8 @@ class ApplyToDo(io.ComfyNode):
                         " validation and previews run on the whole model unless you choose sampling."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "disable_after",
                     display_name="disable after",
                     default=0.0,

@@ -17,6 +17,7 @@ from ..patches.lora_files.stack_rows import rows_of
 from ..storage.digest import sha256
 from ..storage.file_list import files_below
 from ..storage.problem_list import problem_lines
+from .advanced import advanced
 from .aliases import aliases
 from .sockets import LoraModel, LoraStack, Snapshots, TrainState
 from .training import opened
@@ -201,7 +202,8 @@ class EMAMerge(io.ComfyNode):
                         "How strongly the average is applied. 1 applies it as it is; 0 leaves the model unchanged."
                     ),
                 ),
-                io.Combo.Input(
+                advanced(
+                    io.Combo,
                     "mode",
                     display_name="patch mode",
                     options=["auto", "merge", "bypass", "host"],
@@ -211,7 +213,8 @@ class EMAMerge(io.ComfyNode):
                         " unless the report tells you otherwise."
                     ),
                 ),
-                io.Combo.Input(
+                advanced(
+                    io.Combo,
                     "algebra",
                     display_name="averaging method",
                     options=["auto", "factors", "products"],
@@ -223,7 +226,8 @@ class EMAMerge(io.ComfyNode):
                         " factors if all files come from the same run, else products."
                     ),
                 ),
-                io.Int.Input(
+                advanced(
+                    io.Int,
                     "rank",
                     display_name="maximum rank",
                     default=0,

@@ -10,6 +10,7 @@ from comfy_api.latest import io
 from .. import host
 from ..storage.digest import sha256
 from ..storage.file_list import files_below
+from .advanced import advanced
 from .aliases import aliases
 from .sockets import Dataset
 
@@ -54,7 +55,8 @@ class GraftDataset(io.ComfyNode):
                         " of the model: 512 for SD1.x, 1024 for SDXL and newer. Lower it to save memory."
                     ),
                 ),
-                io.Boolean.Input(
+                advanced(
+                    io.Boolean,
                     "buckets",
                     display_name="aspect ratio buckets",
                     default=True,
@@ -63,7 +65,8 @@ class GraftDataset(io.ComfyNode):
                         " image to a square from its center."
                     ),
                 ),
-                io.Int.Input(
+                advanced(
+                    io.Int,
                     "bucket_step",
                     display_name="bucket step",
                     default=64,
@@ -93,7 +96,8 @@ class GraftDataset(io.ComfyNode):
                         " with a larger one."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "flip",
                     display_name="flip probability",
                     default=0.0,
@@ -105,7 +109,8 @@ class GraftDataset(io.ComfyNode):
                         " matter, as with text or asymmetric faces."
                     ),
                 ),
-                io.Boolean.Input(
+                advanced(
+                    io.Boolean,
                     "shuffle_tags",
                     display_name="shuffle tags",
                     default=False,
@@ -114,7 +119,8 @@ class GraftDataset(io.ComfyNode):
                         " for tag captions, off for sentences."
                     ),
                 ),
-                io.Int.Input(
+                advanced(
+                    io.Int,
                     "keep_tags",
                     display_name="keep first tags",
                     default=0,
@@ -125,7 +131,8 @@ class GraftDataset(io.ComfyNode):
                         " each caption starts with a trigger word."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "tag_dropout",
                     display_name="tag dropout",
                     default=0.0,
@@ -136,7 +143,8 @@ class GraftDataset(io.ComfyNode):
                         "Randomly drops each tag this often. Try 0.1 so that the LoRA does not depend on every tag."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "caption_dropout",
                     display_name="caption dropout",
                     default=0.0,
@@ -148,7 +156,8 @@ class GraftDataset(io.ComfyNode):
                         " Objective Settings."
                     ),
                 ),
-                io.Int.Input(
+                advanced(
+                    io.Int,
                     "clip_skip",
                     display_name="CLIP skip",
                     default=0,
@@ -171,7 +180,8 @@ class GraftDataset(io.ComfyNode):
                         " on their contents. Set it to 0 for very small datasets."
                     ),
                 ),
-                io.String.Input(
+                advanced(
+                    io.String,
                     "filters",
                     display_name="filters (YAML)",
                     default="",
@@ -189,7 +199,8 @@ class GraftDataset(io.ComfyNode):
                         " already knows."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "regularisation_share",
                     display_name="regularization share",
                     default=0.25,
@@ -201,7 +212,8 @@ class GraftDataset(io.ComfyNode):
                         " images. Raise it if the model forgets."
                     ),
                 ),
-                io.Boolean.Input(
+                advanced(
+                    io.Boolean,
                     "weighted_captions",
                     display_name="weighted captions",
                     default=False,

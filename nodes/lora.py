@@ -20,6 +20,7 @@ from ..patches.lora_files.stack_rows import EMPTY, StackRow, parse, rows_of, sch
 from ..storage.digest import sha256
 from ..storage.problem_list import problem_lines
 from ..storage.safetensors import write_safetensors
+from .advanced import advanced
 from .aliases import aliases
 from .sockets import LoraModel, LoraStack, TrainState
 
@@ -239,7 +240,8 @@ class GraftSaveLoRA(io.ComfyNode):
                         " not both."
                     ),
                 ),
-                io.Combo.Input(
+                advanced(
+                    io.Combo,
                     "names",
                     display_name="key format",
                     options=list(key_formats.writable()),
@@ -249,7 +251,8 @@ class GraftSaveLoRA(io.ComfyNode):
                         " (lora_A and lora_B, alpha multiplied in) by diffusers; comfyui is ComfyUI's own."
                     ),
                 ),
-                io.Combo.Input(
+                advanced(
+                    io.Combo,
                     "dtype",
                     display_name="data type",
                     options=list(save.DTYPES),

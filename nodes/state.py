@@ -8,6 +8,7 @@ from comfy_api.latest import io
 
 from .. import host
 from ..storage.file_list import files_below
+from .advanced import advanced
 from .aliases import aliases
 from .sockets import Dataset, TrainState
 from .training import Subject
@@ -41,7 +42,8 @@ class GraftSaveState(io.ComfyNode):
                     default="state",
                     tooltip="Folder under output/graft_states. A saved state of the same name is replaced.",
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "max_shard_gb",
                     display_name="maximum file size (GB)",
                     default=0.0,

@@ -17,6 +17,7 @@ from ..training.objective import settings as objectives
 from ..training.optimizers import settings as optimizers
 from ..training.store.names import KEEPS
 from ..training.trainable.settings import AdapterSettings
+from .advanced import advanced
 from .aliases import aliases
 from .sockets import EMA, Adapter, Dataset, LoraModel, LossMap, Objective, Optimizer, TrainState
 
@@ -224,7 +225,8 @@ class TrainStep(io.ComfyNode):
                         " positive, negative and latent. 0 is never."
                     ),
                 ),
-                io.Int.Input(
+                advanced(
+                    io.Int,
                     "snapshot_every",
                     display_name="snapshot every N steps",
                     default=100,
@@ -258,7 +260,8 @@ class TrainStep(io.ComfyNode):
                         " already in the state are used."
                     ),
                 ),
-                io.Combo.Input(
+                advanced(
+                    io.Combo,
                     "keep",
                     display_name="states to keep",
                     options=list(KEEPS),
@@ -269,7 +272,8 @@ class TrainStep(io.ComfyNode):
                         " held-out loss. every: these and all snapshots, if you want to branch from them."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "snapshot_minutes",
                     display_name="snapshot every N minutes",
                     default=10.0,
@@ -281,7 +285,8 @@ class TrainStep(io.ComfyNode):
                         "Also stores a snapshot when this many minutes have passed since the last one. 0 is never."
                     ),
                 ),
-                io.Boolean.Input(
+                advanced(
+                    io.Boolean,
                     "tensorboard",
                     display_name="write TensorBoard logs",
                     default=False,

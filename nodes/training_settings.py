@@ -10,6 +10,7 @@ from ..training.objective import settings as objectives
 from ..training.optimizers import settings as optimizers
 from ..training.optimizers.registry import OPTIMIZERS
 from ..training.trainable.settings import TARGETS, AdapterSettings
+from .advanced import advanced
 from .aliases import aliases
 from .sockets import EMA, Adapter, LoraModel, Objective, Optimizer
 
@@ -70,7 +71,8 @@ class GraftAdapter(io.ComfyNode):
                         " from attention to all if the LoRA learns too little."
                     ),
                 ),
-                io.String.Input(
+                advanced(
+                    io.String,
                     "pattern",
                     display_name="layer filter",
                     default="",
@@ -89,7 +91,8 @@ class GraftAdapter(io.ComfyNode):
                         " Connect clip to Start Training."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "rank_dropout",
                     display_name="rank dropout",
                     default=0.0,
@@ -101,7 +104,8 @@ class GraftAdapter(io.ComfyNode):
                         " overfits."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "module_dropout",
                     display_name="module dropout",
                     default=0.0,
@@ -112,7 +116,8 @@ class GraftAdapter(io.ComfyNode):
                         "Randomly skips this fraction of the trained layers at each step. Try 0.1 if the LoRA overfits."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "network_dropout",
                     display_name="network dropout",
                     default=0.0,
@@ -124,7 +129,8 @@ class GraftAdapter(io.ComfyNode):
                         " overfits."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "max_norm",
                     display_name="maximum weight norm",
                     default=0.0,
@@ -208,7 +214,8 @@ class GraftOptimizer(io.ComfyNode):
                         " adafactor. Lower it if the loss jumps or the LoRA overfits. adacoor ignores it."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "text_encoder_rate",
                     display_name="text encoder learning rate",
                     default=0.0,
@@ -230,7 +237,8 @@ class GraftOptimizer(io.ComfyNode):
                         " let it fall toward the end, which often gives cleaner results."
                     ),
                 ),
-                io.Int.Input(
+                advanced(
+                    io.Int,
                     "warmup",
                     display_name="warmup steps",
                     default=0,
@@ -252,7 +260,8 @@ class GraftOptimizer(io.ComfyNode):
                         " begin anew."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "floor",
                     display_name="minimum learning rate ratio",
                     default=0.0,
@@ -272,7 +281,8 @@ class GraftOptimizer(io.ComfyNode):
                     max=4096,
                     tooltip="Images per batch. Raise it for a steadier loss if the memory allows.",
                 ),
-                io.Int.Input(
+                advanced(
+                    io.Int,
                     "accumulation",
                     display_name="gradient accumulation",
                     default=1,
@@ -280,7 +290,8 @@ class GraftOptimizer(io.ComfyNode):
                     max=4096,
                     tooltip="Batches per step. Raise it to act like a larger batch size without more memory.",
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "clip_norm",
                     display_name="maximum gradient norm",
                     default=1.0,
@@ -292,7 +303,8 @@ class GraftOptimizer(io.ComfyNode):
                         " is off."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "weight_decay",
                     display_name="weight decay",
                     default=0.01,
@@ -304,7 +316,8 @@ class GraftOptimizer(io.ComfyNode):
                         " overfits. adacoor ignores it."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "lora_plus",
                     display_name="LoRA+ ratio",
                     default=1.0,
@@ -316,7 +329,8 @@ class GraftOptimizer(io.ComfyNode):
                         " is off."
                     ),
                 ),
-                io.Combo.Input(
+                advanced(
+                    io.Combo,
                     "precision",
                     display_name="training precision",
                     options=list(optimizers.PRECISIONS),
@@ -336,7 +350,8 @@ class GraftOptimizer(io.ComfyNode):
                         " same result."
                     ),
                 ),
-                io.Combo.Input(
+                advanced(
+                    io.Combo,
                     "offload",
                     display_name="offload to CPU memory",
                     options=list(optimizers.OFFLOADS),
@@ -347,7 +362,8 @@ class GraftOptimizer(io.ComfyNode):
                         " gradient checkpointing). Saves GPU memory; slower, same result."
                     ),
                 ),
-                io.Boolean.Input(
+                advanced(
+                    io.Boolean,
                     "scale_lr",
                     display_name="scale rate with batch size",
                     default=False,
@@ -356,7 +372,8 @@ class GraftOptimizer(io.ComfyNode):
                         " one learning rate for all batch sizes."
                     ),
                 ),
-                io.String.Input(
+                advanced(
+                    io.String,
                     "block_rates",
                     display_name="block learning rates",
                     default="",
@@ -366,7 +383,8 @@ class GraftOptimizer(io.ComfyNode):
                         " in input_blocks.* = 0.5. Patterns work as in Adapter Settings. Empty uses one rate."
                     ),
                 ),
-                io.Boolean.Input(
+                advanced(
+                    io.Boolean,
                     "fused_backward",
                     display_name="fused backward pass",
                     default=False,
@@ -377,7 +395,8 @@ class GraftOptimizer(io.ComfyNode):
                         " accumulation."
                     ),
                 ),
-                io.String.Input(
+                advanced(
+                    io.String,
                     "options",
                     display_name="optimizer options",
                     default="",
@@ -432,7 +451,8 @@ class GraftObjective(io.ComfyNode):
                         " and SDXL. Not for flow models."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "gamma",
                     display_name="min-SNR gamma",
                     default=5.0,
@@ -443,7 +463,8 @@ class GraftObjective(io.ComfyNode):
                         "The cap of the min-snr weighting. 5 is usual; lower it to give low noise levels less weight."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "offset_noise",
                     display_name="noise offset",
                     default=0.0,
@@ -455,7 +476,8 @@ class GraftObjective(io.ComfyNode):
                         " very bright images; 0 is off."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "pyramid_noise",
                     display_name="pyramid noise discount",
                     default=0.0,
@@ -467,7 +489,8 @@ class GraftObjective(io.ComfyNode):
                         " multires_noise_discount). Try 0.3 for very dark or bright images; 0 is off."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "ip_noise",
                     display_name="input perturbation",
                     default=0.0,
@@ -479,7 +502,8 @@ class GraftObjective(io.ComfyNode):
                         " Try 0.1 to make sampling more robust; 0 is off."
                     ),
                 ),
-                io.Boolean.Input(
+                advanced(
+                    io.Boolean,
                     "zero_terminal_snr",
                     display_name="zero terminal SNR",
                     default=False,
@@ -524,7 +548,8 @@ class GraftObjective(io.ComfyNode):
                         "How often an image is trained with an empty prompt, which CFG needs. 0.05 to 0.1 is usual."
                     ),
                 ),
-                io.Combo.Input(
+                advanced(
+                    io.Combo,
                     "prior",
                     display_name="prior preservation",
                     options=list(objectives.PRIORS),
@@ -535,7 +560,8 @@ class GraftObjective(io.ComfyNode):
                         " training."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "prior_weight",
                     display_name="prior loss weight",
                     default=1.0,
@@ -547,7 +573,8 @@ class GraftObjective(io.ComfyNode):
                         " it if the LoRA learns too little."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "min_timestep",
                     display_name="minimum timestep",
                     default=0.0,
@@ -560,7 +587,8 @@ class GraftObjective(io.ComfyNode):
                         " detail alone."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "max_timestep",
                     display_name="maximum timestep",
                     default=1.0,
@@ -573,7 +601,8 @@ class GraftObjective(io.ComfyNode):
                         " layout alone."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "sigmoid_scale",
                     display_name="sigmoid scale",
                     default=1.0,
@@ -586,7 +615,8 @@ class GraftObjective(io.ComfyNode):
                         " spread the noise levels."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "logit_mean",
                     display_name="logit mean",
                     default=0.0,
@@ -599,7 +629,8 @@ class GraftObjective(io.ComfyNode):
                         " (kohya's logit_mean with the other sign)."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "logit_std",
                     display_name="logit deviation",
                     default=1.0,
@@ -612,7 +643,8 @@ class GraftObjective(io.ComfyNode):
                         " levels even more."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "mode_scale",
                     display_name="mode scale",
                     default=1.29,
@@ -625,7 +657,8 @@ class GraftObjective(io.ComfyNode):
                         " more; below 0 trains both ends more."
                     ),
                 ),
-                io.Boolean.Input(
+                advanced(
+                    io.Boolean,
                     "model_shift",
                     display_name="model's own shift",
                     default=True,
@@ -683,7 +716,8 @@ class GraftEMA(io.ComfyNode):
                         " to 0.99 for short runs."
                     ),
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "inv_gamma",
                     display_name="warmup inverse gamma",
                     default=1.0,
@@ -692,7 +726,8 @@ class GraftEMA(io.ComfyNode):
                     step=0.1,
                     tooltip="For decay schedule warmup. Raise it to let the decay grow more slowly.",
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "power",
                     display_name="warmup power",
                     default=0.6667,
@@ -701,7 +736,8 @@ class GraftEMA(io.ComfyNode):
                     step=0.0001,
                     tooltip="For decay schedule warmup. Raise it to let the decay grow faster.",
                 ),
-                io.Float.Input(
+                advanced(
+                    io.Float,
                     "target",
                     display_name="start share at the end",
                     default=0.1,
@@ -713,7 +749,8 @@ class GraftEMA(io.ComfyNode):
                         " average at the end of the run."
                     ),
                 ),
-                io.Int.Input(
+                advanced(
+                    io.Int,
                     "interval",
                     display_name="update every N steps",
                     default=1,
@@ -725,7 +762,8 @@ class GraftEMA(io.ComfyNode):
                         " an update: for its 0.99 every 50 steps set decay to 0.9998."
                     ),
                 ),
-                io.Combo.Input(
+                advanced(
+                    io.Combo,
                     "device",
                     display_name="store average on",
                     options=["same", "host"],
@@ -734,7 +772,8 @@ class GraftEMA(io.ComfyNode):
                         "Where the average is kept. same: beside the weights. host: in CPU memory, to save GPU memory."
                     ),
                 ),
-                io.Int.Input(
+                advanced(
+                    io.Int,
                     "snapshots",
                     display_name="snapshot every N steps",
                     default=0,
@@ -745,7 +784,8 @@ class GraftEMA(io.ComfyNode):
                         " width from them. 0 is never."
                     ),
                 ),
-                io.String.Input(
+                advanced(
+                    io.String,
                     "widths",
                     display_name="snapshot widths",
                     default="0.05 0.10",
@@ -754,7 +794,8 @@ class GraftEMA(io.ComfyNode):
                         " the run. Decay schedule power uses the first. Keep the default unless you know better."
                     ),
                 ),
-                io.Int.Input(
+                advanced(
+                    io.Int,
                     "switch_every",
                     display_name="reset to average every N steps",
                     default=0,

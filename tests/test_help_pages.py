@@ -29,7 +29,8 @@ def sections(text):
 
 
 def listed(text):
-    """(name, id, optional or not) of each entry of a list: `- **batch size** (`batch_size`), **seed** (optional): …`.
+    """(name, id, optional or not, advanced or not) of each entry of a list:
+    `- **batch size** (`batch_size`), **seed** (optional, advanced): …`.
 
     Chinese pages have full-width signs. A name that is the id itself stands alone.
     """
@@ -37,7 +38,9 @@ def listed(text):
     for entry in re.findall(r"^- (\*\*.+?)[:\uff1a]", text, flags=re.MULTILINE):
         for name, notes in re.findall(r"\*\*(.+?)\*\*(?: ?[(\uff08](.+?)[)\uff09])?", entry):
             named_id = re.search(r"`(\w+)`", notes)
-            inputs.append((name, named_id[1] if named_id else name, "optional" in notes or "可选" in notes))
+            identifier = named_id[1] if named_id else name
+            is_optional, is_advanced = "optional" in notes or "可选" in notes, "advanced" in notes or "高级" in notes
+            inputs.append((name, identifier, is_optional, is_advanced))
     return inputs
 
 
@@ -49,7 +52,10 @@ def locale(language):
 def expected_inputs(schema, language):
     """What a page lists of a node's inputs: as the editor names them, with their ids."""
     names = locale(language)[schema.node_id]["inputs"]
-    return [(names[declared.id]["name"], declared.id, bool(declared.optional)) for declared in schema.inputs]
+    return [
+        (names[declared.id]["name"], declared.id, bool(declared.optional), "advanced" in declared.extra_dict)
+        for declared in schema.inputs
+    ]
 
 
 def expected_outputs(schema, language):
@@ -88,13 +94,13 @@ def test_a_page_has_title_introduction_picture_and_headings_in_order(schema):
 
 
 @each_schema
-def test_a_page_lists_the_inputs_in_order_by_name_and_id_and_says_which_are_optional(schema):
+def test_a_page_lists_the_inputs_in_order_and_says_which_are_optional_or_advanced(schema):
     assert listed(sections(page_of(schema))["Inputs"]) == expected_inputs(schema, "en")
 
 
 @each_schema
 def test_a_page_lists_the_outputs_of_the_schema_in_order(schema):
-    names = [name for name, _, _ in listed(sections(page_of(schema))["Outputs"])]
+    names = [name for name, *_ in listed(sections(page_of(schema))["Outputs"])]
     assert names == expected_outputs(schema, "en")
 
 
@@ -124,7 +130,7 @@ def test_a_translated_page_has_the_same_entries_picture_and_quotes(page):
     assert len(sections(translated)) == len(sections(english))
     _, _, inputs, outputs, _ = sections(translated).values()
     assert listed(inputs) == expected_inputs(schema, page.stem)
-    assert [name for name, _, _ in listed(outputs)] == expected_outputs(schema, page.stem)
+    assert [name for name, *_ in listed(outputs)] == expected_outputs(schema, page.stem)
     for pattern in (r"\]\((\S+\.png)\)", r'\*"(.+?)"\*', r"```.*?```"):
         assert re.findall(pattern, translated, flags=re.DOTALL) == re.findall(pattern, english, flags=re.DOTALL)
     assert translated.count("\n|") == english.count("\n|")

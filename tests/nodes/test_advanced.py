@@ -1,0 +1,64 @@
+"""Few settings stand open on a node: the editor folds the advanced ones away, on every host."""
+
+import json
+
+import pytest
+from graft_nodes.nodes import NODES
+
+WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
+MOST_OPEN = 7
+IDS = [node.define_schema().node_id for node in NODES]
+# Blueprints show these on their own node; an advanced one would be folded away there.
+IN_BLUEPRINTS = {
+    ("GraftTrainStart", "seed"),
+    ("GraftTrainStart", "run"),
+    ("GraftDataset", "folder"),
+    ("GraftDataset", "resolution"),
+    ("GraftAdapter", "rank"),
+    ("GraftOptimizer", "learning_rate"),
+    ("GraftOptimizer", "batch_size"),
+    ("TrainStep", "steps"),
+    ("GraftSaveLoRA", "prefix"),
+    ("ApplyToDo", "factor"),
+    ("LoRAStackPatch", "mode"),
+}
+
+
+def settings_of(host, identifier):
+    """{input: its options} of a node's widgets, from what the host tells the editor of it (/object_info)."""
+    definition = json.loads(json.dumps(host.node(identifier).GET_NODE_INFO_V1()))
+    inputs = {**definition["input"]["required"], **definition["input"].get("optional", {})}
+    return {name: found[1] for name, found in inputs.items() if isinstance(found[0], list) or found[0] in WIDGETS}
+
+
+@pytest.mark.parametrize("identifier", IDS)
+def test_at_most_seven_settings_stand_open(host, identifier):
+    settings = settings_of(host, identifier)
+    assert all(options.get("advanced", True) is True for options in settings.values())
+    shown = [name for name, options in settings.items() if "advanced" not in options]
+    assert len(shown) <= MOST_OPEN, shown
+    assert shown or not settings
+
+
+def test_what_is_declared_advanced_arrives_as_advanced(host):
+    folded = {
+        (identifier, name)
+        for identifier in IDS
+        for name, options in settings_of(host, identifier).items()
+        if options.get("advanced")
+    }
+    declared = {
+        (schema.node_id, made.id)
+        for schema in (node.define_schema() for node in NODES)
+        for made in schema.inputs
+        if made.extra_dict.get("advanced")
+    }
+    assert folded == declared
+    assert len(folded) > 60 and ("GraftOptimizer", "weight_decay") in folded
+    assert not folded & IN_BLUEPRINTS
+
+
+def test_an_advanced_setting_keeps_what_else_is_said_of_it(host):
+    options = settings_of(host, "GraftOptimizer")["clip_norm"]
+    assert (options["default"], options["min"], options["max"], options["step"]) == (1.0, 0.0, 1000.0, 0.1)
+    assert "kohya's max_grad_norm" in options["tooltip"]
