@@ -34,42 +34,49 @@ class EMASettings:
     def __post_init__(self) -> None:
         problems = []
         if self.schedule not in SCHEDULES:
-            problems.append(f"schedule is {self.schedule!r}, expected one of {', '.join(SCHEDULES)}")
+            problems.append(f"decay schedule is {self.schedule!r}, expected one of {', '.join(SCHEDULES)}")
         if not 0.0 <= self.decay < 1.0:
             problems.append(f"decay is {self.decay}, expected at least 0 and below 1")
         if self.inv_gamma <= 0 or self.power <= 0:
-            problems.append(f"inv_gamma and power are {self.inv_gamma} and {self.power}, expected above 0")
+            problems.append(
+                f"warmup inverse gamma and warmup power are {self.inv_gamma} and {self.power}, expected above 0"
+            )
         if not 0.0 < self.target < 1.0:
-            problems.append(f"target is {self.target}, expected above 0 and below 1")
+            problems.append(f"start share at the end is {self.target}, expected above 0 and below 1")
         if self.interval < 1:
-            problems.append(f"interval is {self.interval}, expected 1 or more steps")
+            problems.append(f"update every N steps is {self.interval}, expected 1 or more")
         if self.snapshots < 0 or self.switch_every < 0:
             problems.append(
-                f"snapshots and switch_every are {self.snapshots} and {self.switch_every}, expected 0 (never) or more"
-                " steps"
+                "snapshot every N steps and reset to average every N steps are"
+                f" {self.snapshots} and {self.switch_every}, expected 0 (never) or more"
             )
         if self.snapshots and (len(set(self.widths)) < 2 or len(set(self.widths)) < len(self.widths)):
-            problems.append(f"snapshots need two or more different widths, got {self.widths}")
+            problems.append(f"snapshots need two or more different snapshot widths, got {self.widths}")
         if self.interval > 1 and (self.snapshots % self.interval or self.switch_every % self.interval):
             problems.append(
-                "snapshots and switch_every fall between two updates of the average: use multiples of interval"
-                f" ({self.interval})"
+                "snapshot every N steps and reset to average every N steps must be multiples of update every N steps,"
+                f" which is {self.interval}: the average has no new value in between"
             )
         if self.device not in ("same", "host"):
-            problems.append(f"device is {self.device!r}, expected same or host")
+            problems.append(f"store average on is {self.device!r}, expected same or host")
         if not self.widths or not all(0.0 < width < 0.28 for width in self.widths):
-            problems.append(f"widths are {self.widths}, expected one or more above 0 and below 0.28")
+            problems.append(f"snapshot widths are {self.widths}, expected one or more above 0 and below 0.28")
         if problems:
-            raise ValueError("GraftEMA: " + "; ".join(problems) + ".")
+            raise ValueError("EMA Settings: " + "; ".join(problems) + ".")
 
 
 def check_horizon(settings: EMASettings, total_steps: int) -> None:
     """Raise ValueError if the run ends before the average's first update, snapshot or switch."""
-    steps_of = {"interval": settings.interval, "snapshots": settings.snapshots, "switch_every": settings.switch_every}
-    too_late = [f"{name} is {steps}" for name, steps in steps_of.items() if steps > total_steps]
+    steps_of = {
+        "update every N steps": settings.interval,
+        "snapshot every N steps": settings.snapshots,
+        "reset to average every N steps": settings.switch_every,
+    }
+    too_late = [f"{label} is {steps}" for label, steps in steps_of.items() if steps > total_steps]
     if too_late:
         raise ValueError(
-            f"GraftEMA: {' and '.join(too_late)}, longer than the run (total_steps of GraftOptimizer is {total_steps})."
+            f"EMA Settings: {' and '.join(too_late)}, longer than the run (total steps in Optimizer Settings is"
+            f" {total_steps})."
         )
 
 
@@ -80,7 +87,9 @@ def parse_widths(text: str) -> tuple[float, ...]:
         try:
             widths.append(float(word))
         except ValueError:
-            raise ValueError(f"GraftEMA: widths has {word!r}, expected numbers such as '0.05 0.10'.") from None
+            raise ValueError(
+                f"EMA Settings: snapshot widths has {word!r}, expected numbers such as '0.05 0.10'."
+            ) from None
     return tuple(widths)
 
 

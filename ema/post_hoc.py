@@ -134,7 +134,8 @@ def reconstruction(
     """
     if not snapshots:
         raise TooFew(
-            "There is no snapshot to reconstruct an average from: set snapshots on GraftEMA and train further."
+            "There is no snapshot to reconstruct an average from: set snapshot every N steps in EMA Settings and train"
+            " further."
         )
     last = max(snapshot.step for snapshot in snapshots)
     if step is None:

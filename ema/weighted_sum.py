@@ -29,7 +29,7 @@ def exponential(steps: Sequence[int], width: float) -> tuple[float, ...]:
     """
     _check_steps(steps)
     if not (width > 0 and math.isfinite(width)):
-        raise ValueError(f"Width {width}: expected above 0.")
+        raise ValueError(f"average width is {width}, expected above 0.")
     raw_weights = [math.exp((step - steps[-1]) / (width * steps[-1])) for step in steps]
     return tuple(weight / math.fsum(raw_weights) for weight in raw_weights)
 
@@ -54,14 +54,17 @@ def given(text: str, count: int) -> tuple[float, ...]:
     try:
         numbers = list(map(float, text.replace(",", " ").split()))
     except ValueError as error:
-        raise ValueError(f"weights {text!r}: expected numbers separated by spaces or commas ({error}).") from error
+        raise ValueError(
+            f"weights or widths {text!r}: expected numbers separated by spaces or commas ({error})."
+        ) from error
     if len(numbers) != count:
         raise ValueError(
-            f"weights {text!r}: {len(numbers)} numbers for {count} files; give one a file, in the order of the list."
+            f"weights or widths {text!r}: {len(numbers)} numbers for {count} files; give one a file, in the order of"
+            " the list."
         )
     total = math.fsum(numbers)
     if not all(map(math.isfinite, numbers)) or abs(total) < 1e-9:
-        raise ValueError(f"weights {text!r}: expected finite numbers with a sum other than 0.")
+        raise ValueError(f"weights or widths {text!r}: expected finite numbers with a sum other than 0.")
     return tuple(number / total for number in numbers)
 
 

@@ -126,7 +126,7 @@ class TrainState:
     def weights(self, ema: bool = False) -> dict[str, Tensor]:
         """Copies of the trained tensors by name (kind full: whole weights by parameter name), or of their average."""
         if ema and not self.average:
-            raise ValueError("This run keeps no weight average: connect GraftEMA to GraftTrainStart.")
+            raise ValueError("This run keeps no weight average: connect EMA Settings to Start Training.")
         return {name: tensor.clone() for name, tensor in (self.average if ema else self.trained).items()}
 
     def lora_model(self, ema: bool = False) -> dict[str, Tensor]:

@@ -53,7 +53,7 @@ def shares_of(sources: Sources, profile: str, width: float, weights: str) -> tup
         ]
     if sources.powers:
         raise ValueError(
-            "profile exponential is for a list of files; from snapshots of power-function averages use width"
+            "averaging profile exponential is for a list of files; from snapshots of power-function averages use width"
         )
     steps = _steps(sources, profile)
     if profile == "exponential":
@@ -69,7 +69,8 @@ def _steps(sources: Sources, profile: str) -> list[int]:
     if missing:
         names = ", ".join(missing)
         raise ValueError(
-            f"profile {profile} needs the step of every file, and none is recorded in {names}; use uniform or weights"
+            f"averaging profile {profile} needs the step of every file, and none is recorded in {names}; use uniform or"
+            " weights"
         )
     return [file.step for file in sources.files if file.step is not None]
 
@@ -140,13 +141,14 @@ def _loras(
     same_run = len(files) == 1 or (len(runs) == 1 and runs != {""})
     if sources.powers and (rank or algebra == "products"):
         raise ValueError(
-            "snapshots of one run's averages are averaged by their factors, which keep their rank; set algebra to auto"
-            " or factors, and rank to 0"
+            "snapshots of one run's averages are averaged by their factors, which keep their rank; set averaging method"
+            " to auto or factors, and maximum rank to 0"
         )
     if algebra == "factors" and not same_run:
         labels = "; ".join(f"{file.name}: {file.run[:16] or 'no run recorded'}" for file in sources.files)
         raise ValueError(
-            f"algebra factors holds for files of one run only, and these are of different runs ({labels}); use products"
+            f"averaging method factors holds for files of one run only, and these are of different runs ({labels}); use"
+            " products"
         )
     if algebra != "auto":
         method = algebra
@@ -197,7 +199,8 @@ def widths_to_try(sources: Sources, text: str) -> list[float]:
             return [float(number) for number in text.replace(",", " ").split()]
         except ValueError as error:
             raise ValueError(
-                f"weights {text!r}: with profile best expected widths such as '0.05 0.1', or nothing ({error})"
+                f"weights or widths {text!r}: with averaging profile best expected widths such as '0.05 0.1', or"
+                f" nothing ({error})"
             ) from error
     possible = _possible_widths(sources)
     if not possible:
@@ -249,7 +252,9 @@ def sweep(
     """
     last_loss = score(None)
     if last_loss is None:
-        raise ValueError("profile best needs held-out images: set validation on GraftDataset, or choose a width")
+        raise ValueError(
+            "averaging profile best needs held-out images: set validation split in Dataset, or choose a width"
+        )
     reconstructions = [
         post_hoc.reconstruction(sources.profiles, width) for width in widths
     ]  # every width is checked before the first is scored

@@ -97,7 +97,9 @@ def _of_snapshots(snapshots: Sequence[Snapshot]) -> Sources:
 def of_state(state: TrainState, folder: Path) -> Sources:
     """The snapshots that a state's run has taken; raises ValueError that lists those that are missing."""
     if state.start.ema is None or not state.start.ema.snapshots:
-        raise ValueError("this run takes no snapshots of averages: set snapshots on GraftEMA before Start Training")
+        raise ValueError(
+            "this run takes no snapshots of averages: set snapshot every N steps in EMA Settings before Start Training"
+        )
     expected = snapshots.expected(state, folder)
     missing = [snapshot for snapshot in expected if not snapshot.path.is_file()]
     if missing:
@@ -124,7 +126,8 @@ def of_run(folder: Path, way: str = "") -> Sources:
     found_snapshots = snapshots.found(folder)
     if not found_snapshots:
         raise ValueError(
-            f"run {folder.name!r} has no snapshots of averages: set snapshots on GraftEMA before Start Training"
+            f"run {folder.name!r} has no snapshots of averages: set snapshot every N steps in EMA Settings before Start"
+            " Training"
         )
     branches = snapshots.branches(found_snapshots)
     keys = [key for key in branches if key.startswith(way)]
@@ -137,7 +140,7 @@ def of_run(folder: Path, way: str = "") -> Sources:
     for key, branch in branches.items():
         lines += f"\n- {folder.name}/{key[:12]}: {len(branch)} snapshots, to step {branch[-1].profile.step}"
     raise ValueError(
-        f"Snapshots of different runs: run {folder.name!r}: {problem}; name one of these as the source:{lines}"
+        f"Snapshots of different runs: run {folder.name!r}: {problem}; name one of these in run or files:{lines}"
     )
 
 

@@ -18,9 +18,9 @@ def bucket_sizes(resolution: int, step: int) -> list[tuple[int, int]]:
     resolution.
     """
     if step < 8 or step % 8:
-        raise ValueError(f"bucket_step is {step}, expected a multiple of 8 pixels.")
+        raise ValueError(f"bucket step is {step}, expected a multiple of 8 pixels.")
     if resolution < step:
-        raise ValueError(f"resolution is {resolution}, expected at least bucket_step ({step}).")
+        raise ValueError(f"resolution is {resolution}, expected at least bucket step ({step}).")
     area, square = resolution * resolution, resolution // step * step
     sizes = {(square, square)}
     for width in range(step, 2 * resolution + 1, step):

@@ -101,7 +101,7 @@ class FileWatcher:
         if any(change.stop for change in changes):
             raise DatasetChangedError(
                 f"The dataset changed while training: {'; '.join(lines)}. The state is kept. Put the files back and run"
-                " again, or queue the graph to begin a run with what is there now; changed: continue in GraftDataset's"
+                " again, or queue the graph to begin a run with what is there now; changed: continue in Dataset's"
                 " filters trains on with what was encoded."
             )
         return lines

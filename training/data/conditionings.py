@@ -86,7 +86,7 @@ class Conditionings(Mapping[str, Conditioning]):
             raise ValueError(
                 f"{count} wordings of captions are drawn, {size / 2**30:.1f} GB of conditioning, and the cache may hold"
                 f" {self._cache.limit / 2**30:g} GB: train fewer steps at a time, vary fewer captions, or raise"
-                " cache_gb in GraftDataset's filters."
+                " cache_gb in Dataset's filters."
             )
 
     def _has(self, text: str) -> bool:

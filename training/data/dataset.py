@@ -107,15 +107,15 @@ class Dataset:
 
     def _check_regularisation(self, other: Dataset) -> None:
         if not 0.0 < self.regularisation_share < 1.0:
-            raise ValueError(f"regularisation_share is {self.regularisation_share}, expected above 0 and below 1.")
+            raise ValueError(f"regularization share is {self.regularisation_share}, expected above 0 and below 1.")
         if other.regularisation is not None:
-            raise ValueError("The regularisation dataset has a regularisation dataset of its own: connect only one.")
+            raise ValueError("The regularization dataset has a regularization dataset of its own: connect only one.")
         channels = self.images[0].latent.shape[0]
         other_channels = other.images[0].latent.shape[0]
         if channels != other_channels:
             raise ValueError(
-                f"Latents have {channels} channels and those of regularisation {other_channels}: use the same VAE for"
-                " both."
+                f"Latents have {channels} channels and those of the regularization dataset {other_channels}: use the"
+                " same VAE for both."
             )
 
     @classmethod

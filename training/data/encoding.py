@@ -109,7 +109,7 @@ class ImageEncoder:
         if self._opened is None or self._opened_name != entry.name:
             path = self.listing.folder / entry.name
             if not _is_unchanged(path, entry.sha256):
-                raise ValueError(f"GraftDataset: {entry.name} changed while the folder was read; run again.")
+                raise ValueError(f"Dataset: {entry.name} changed while the folder was read; run again.")
             with _named(entry.name):
                 self._opened_name, self._opened = entry.name, images.open_image(path)
         return self._opened
@@ -160,7 +160,7 @@ class ImageEncoder:
         latent = self.encode_pixels(pixels)[0].clone()
         if not torch.isfinite(latent).all():
             raise ValueError(
-                f"GraftDataset: the VAE makes NaN or infinite latents of {entry.name}, as some do in float16: start"
+                f"Dataset: the VAE makes NaN or infinite latents of {entry.name}, as some do in float16: start"
                 " ComfyUI with --fp32-vae or --bf16-vae, or take the picture away."
             )
         if self.cache is not None:
@@ -192,4 +192,4 @@ def _named(name: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"GraftDataset: {name}: {error}.") from error
+        raise ValueError(f"Dataset: {name}: {error}.") from error

@@ -63,7 +63,7 @@ class Filters:
         1, read_whole_number(1), "Takes only every nth image (or JSON file), in the order of their names."
     )
     shuffle_tag_p: float | None = _key(
-        None, read_chance, "The chance that the tags are shuffled; without it shuffle_tags of the node counts."
+        None, read_chance, "The chance that the tags are shuffled; without it the node's shuffle tags counts."
     )
     blacklist_tags: tuple[str, ...] = _key((), read_tags, "Leaves out images with one of these tags.")
     non_caption_tags: tuple[str, ...] = _key((), read_tags, "Removes these tags from the captions.")

@@ -153,7 +153,7 @@ def _other_layouts(folder: Path, settings: FolderSettings, entries: Sequence[Ima
     for layout in registry.LAYOUTS:
         if layout.name != settings.captions and layout.recognise(folder):
             lines.append(
-                f"no caption was found with captions {settings.captions}, but the folder has {layout.title}: set"
-                f" captions to {layout.name} or {registry.AUTO}"
+                f"no caption was found with caption source {settings.captions}, but the folder has {layout.title}: set"
+                f" caption source to {layout.name} or {registry.AUTO}"
             )
     return lines

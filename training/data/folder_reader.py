@@ -41,7 +41,7 @@ def read_folder(folder: Path, settings: FolderSettings, cache: Cache | None = No
     notes = reader.notes(entries)
     if not entries:
         lines = problem_lines([*problems, *notes], "  ")
-        raise ValueError(f"GraftDataset: no picture in folder {folder.name!r} can be used:\n{lines}")
+        raise ValueError(f"Dataset: no picture in folder {folder.name!r} can be used:\n{lines}")
     _refuse_endless_epochs(folder, entries)
     held_out = _held_out_names(entries, settings.validation)
     _refuse_settings_without_effect(settings, entries)
@@ -83,7 +83,7 @@ def _refuse_endless_epochs(folder: Path, entries: Sequence[ImageEntry]) -> None:
         if entry.folder_repeats > MOST_FOLDER_REPEATS:
             parents = (folder / entry.name).parent.relative_to(folder.parent).as_posix()
             raise ValueError(
-                f"GraftDataset: the name of the folder {parents} says {entry.folder_repeats:,} repeats of each image,"
+                f"Dataset: the name of the folder {parents} says {entry.folder_repeats:,} repeats of each image,"
                 f" as kohya's 10_name says 10; expected at most {MOST_FOLDER_REPEATS:,}. Rename it, so that it does"
                 " not begin with that number."
             )
@@ -91,7 +91,7 @@ def _refuse_endless_epochs(folder: Path, entries: Sequence[ImageEntry]) -> None:
     if shown > MOST_SHOWN:
         most = max(entries, key=lambda entry: entry.repeats)
         raise ValueError(
-            f"GraftDataset: with repeats an epoch shows {shown:,.0f} images, expected at most {MOST_SHOWN:,}. Lower"
+            f"Dataset: with repeats an epoch shows {shown:,.0f} images, expected at most {MOST_SHOWN:,}. Lower"
             f" repeats, the numbers in front of folder names or multiply; {most.name} alone is shown"
             f" {most.repeats:,.0f} times."
         )
@@ -102,13 +102,13 @@ def _refuse_settings_without_effect(settings: FolderSettings, entries: Sequence[
     errors: list[str] = []
     if settings.keep_tags and not any(entry.caption.rules.moves_tags for entry in entries):
         errors.append(
-            "keep_tags has no effect where no tags are shuffled or dropped; set shuffle_tags or tag_dropout, or"
-            " keep_tags to 0"
+            "keep first tags has no effect where no tags are shuffled or dropped; set shuffle tags or tag dropout, or"
+            " keep first tags to 0"
         )
     if settings.filters.masks in ("alpha", "both") and not any(entry.mask for entry in entries):
         errors.append(f"masks is {settings.filters.masks}, but no picture is transparent or has a mask file")
     if errors:
-        raise ValueError("GraftDataset: " + "; ".join(errors) + ".")
+        raise ValueError("Dataset: " + "; ".join(errors) + ".")
 
 
 class _FolderReader:
@@ -138,7 +138,7 @@ class _FolderReader:
         paths = images.find_images(self.folder)
         if not paths:
             raise ValueError(
-                f"GraftDataset: folder {self.folder.name!r} has no pictures (expected {', '.join(images.SUFFIXES)})."
+                f"Dataset: folder {self.folder.name!r} has no pictures (expected {', '.join(images.SUFFIXES)})."
             )
         listed: set[Path] = set()
         for _, reader in self._readers:

@@ -32,7 +32,7 @@ def report(listing: FolderListing, regularisation: Dataset | None = None, share:
         lines.append(f"{len(listing.problems)} left out:")
         lines.append(problem_lines(listing.problems, "  "))
     if regularisation is not None:
-        lines.append(f"regularisation: {len(regularisation.images)} pictures, {share:.0%} of each batch")
+        lines.append(f"regularization dataset: {len(regularisation.images)} pictures, {share:.0%} of each batch")
     return "\n".join(lines)
 
 

@@ -30,7 +30,7 @@ class FolderSettings:
     def __post_init__(self) -> None:
         errors = [*self._errors(), *self._caption_errors()]
         if errors:
-            raise ValueError("GraftDataset: " + "; ".join(errors) + ".")
+            raise ValueError("Dataset: " + "; ".join(errors) + ".")
         self.bucket_choices()  # raises ValueError where resolution and bucket_step do not fit
 
     def _errors(self) -> list[str]:
@@ -38,12 +38,12 @@ class FolderSettings:
         if self.repeats < 1:
             errors.append(f"repeats is {self.repeats}, expected 1 or more")
         if self.keep_tags < 0:
-            errors.append(f"keep_tags is {self.keep_tags}, expected 0 or more")
-        for name in ("flip", "tag_dropout"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                errors.append(f"{name} is {getattr(self, name)}, expected from 0 to 1")
+            errors.append(f"keep first tags is {self.keep_tags}, expected 0 or more")
+        for label, chance in (("flip probability", self.flip), ("tag dropout", self.tag_dropout)):
+            if not 0.0 <= chance <= 1.0:
+                errors.append(f"{label} is {chance}, expected from 0 to 1")
         if not 0.0 <= self.validation < 1.0:
-            errors.append(f"validation is {self.validation}, expected at least 0 and below 1")
+            errors.append(f"validation split is {self.validation}, expected at least 0 and below 1")
         for side in self.resolutions:
             if not self.buckets and side % 8:
                 errors.append(f"resolution is {side}, expected a multiple of 8")
@@ -56,11 +56,11 @@ class FolderSettings:
         except ValueError as error:
             errors.append(str(error))
         if self.shuffle_tags and self.filters.shuffle_tag_p is not None:
-            errors.append("shuffle_tags shuffles always and shuffle_tag_p of filters now and then; set one of them")
+            errors.append("shuffle tags shuffles always and shuffle_tag_p of filters now and then; set one of them")
         options = registry.names_where_scores_are_read()
         if self.filters.needs_scores and self.captions not in options:
             errors.append(
-                "abs_min_score, min_score and score_tags need scores from JSON files; captions"
+                "abs_min_score, min_score and score_tags need scores from JSON files; caption source"
                 f" {self.captions} reads none, {' and '.join(options)} do"
             )
         return errors
@@ -97,7 +97,7 @@ def parse_settings(filters: str, other_errors: Sequence[str], **plain: Any) -> F
     try:
         settings = FolderSettings(**plain, filters=parsed)
     except ValueError as error:
-        errors.append(str(error).removeprefix("GraftDataset: ").rstrip("."))
+        errors.append(str(error).removeprefix("Dataset: ").rstrip("."))
     if errors or settings is None:
-        raise ValueError("GraftDataset: " + "; ".join(errors) + ".")
+        raise ValueError("Dataset: " + "; ".join(errors) + ".")
     return settings

@@ -171,7 +171,7 @@ def check_same_pass(group: ProcessGroup, doing: str) -> list[str]:
         ranks = ", ".join(f"rank {rank} {text}" for rank, text in enumerate(passes))
         raise PassMismatchError(
             f"Ranks that share a model must run the same passes, and they do not ({ranks}). Their images have different"
-            " sizes, or their prompts different lengths: use batch_size 1 and one data set, or run without --shard."
+            " sizes, or their prompts different lengths: use batch size 1 and one data set, or run without --shard."
         )
     return passes
 
@@ -222,11 +222,14 @@ def _errors(state: TrainState, group: SingleProcess) -> list[str]:
     errors = []
     if optimizer.accumulation % group.size:
         errors.append(
-            f"accumulation {optimizer.accumulation} is no multiple of {group.size} ranks, which must all run the same"
-            " passes"
+            f"gradient accumulation {optimizer.accumulation} is no multiple of {group.size} ranks, which must all run"
+            " the same passes"
         )
     if optimizer.offload in ("activations", "layers"):
-        errors.append(f"offload {optimizer.offload} moves what is sharded already: set it to none or optimizer")
+        errors.append(
+            f"offload to CPU memory is {optimizer.offload}, which moves what is sharded already: set it to none or"
+            " optimizer"
+        )
     return errors
 
 
@@ -237,13 +240,17 @@ def _errors_of_full_training(state: TrainState, group: SingleProcess) -> list[st
         names = ", ".join(record.name for record in OPTIMIZERS if record.element_wise)
         errors.append(f"optimizer {optimizer.optimizer} needs whole tensors: use one of {names}")
     if optimizer.precision in ("fp16", "full-bf16"):
-        errors.append(f"precision {optimizer.precision} is for weights that a rank holds whole: use bf16")
+        errors.append(f"training precision {optimizer.precision} is for weights that a rank holds whole: use bf16")
     if state.start.adapter.text_encoder:
-        errors.append("the text encoder is not divided: set GraftAdapter's text_encoder to off")
+        errors.append("the text encoder is not divided: switch train text encoder off in Adapter Settings")
     if ema is not None and ema.snapshots:
-        errors.append(f"GraftEMA's snapshots (every {ema.snapshots} steps) need whole weights: set them to 0")
+        errors.append(
+            f"snapshot every N steps in EMA Settings is {ema.snapshots}, and snapshots need whole weights: set it to 0"
+        )
     if state.settings.objective.prior == "output-preservation":
-        errors.append("prior output-preservation needs the model without what is trained: use regularisation")
+        errors.append(
+            "prior preservation output-preservation needs the model without what is trained: use regularisation"
+        )
     if state.trained and not any(_has_rows_for_all(tensor, group) for tensor in state.trained.values()):
         errors.append(f"no trained tensor has rows for {group.size} ranks: start fewer")
     for name, tensor in state.trained.items():

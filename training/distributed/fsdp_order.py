@@ -139,7 +139,7 @@ class _OrderedReduceScatter:
         else:
             raise RuntimeError(
                 "Some weights have gradients in one micro-batch of a step and none in another, and ranks that share a"
-                " model cannot add those: set accumulation so that each rank has one micro-batch a step."
+                " model cannot add those: set gradient accumulation so that each rank has one micro-batch a step."
             )
         for row in rows[1:]:
             output_tensor.add_(row)

@@ -63,8 +63,8 @@ def _watched(name: str, call: Callable[[], Any], given: Sequence[Any]) -> Any:
     output = call()
     if [value._version for value in tensors] != versions:
         raise RuntimeError(
-            f"{name} changes its input in place: with checkpointing its gradients would be wrong. Switch checkpointing"
-            " off."
+            f"{name} changes its input in place: with gradient checkpointing its gradients would be wrong. Switch"
+            " gradient checkpointing off."
         )
     return output
 

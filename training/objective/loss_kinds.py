@@ -63,7 +63,7 @@ def scheduled_delta(prediction: str, sigma: Tensor) -> Tensor:
 
 
 LOSSES: Registry[LossKind] = Registry(
-    "loss",
+    "loss function",
     (
         LossKind(name="mse", kohya_name="l2", compute=_mse),
         LossKind(name="huber", kohya_name="huber", compute=_huber),

@@ -47,7 +47,7 @@ class ObjectiveSettings:
     def __post_init__(self) -> None:
         errors = [*_unknown_choices(self), *_exclusions(self), *_wrong_numbers(self), *_wrong_timesteps(self)]
         if errors:
-            raise ValueError("GraftObjective: " + "; ".join(errors) + ".")
+            raise ValueError("Objective Settings: " + "; ".join(errors) + ".")
 
     def identity(self) -> dict[str, Any]:
         """The settings that a run is known by, as plain values."""
@@ -68,7 +68,7 @@ def _unknown_choices(settings: ObjectiveSettings) -> list[str]:
     if settings.timesteps not in TIMESTEPS:
         errors.append(TIMESTEPS.unknown(settings.timesteps))
     if settings.prior not in PRIORS:
-        errors.append(f"prior is {settings.prior!r}, expected one of {', '.join(PRIORS)}")
+        errors.append(f"prior preservation is {settings.prior!r}, expected one of {', '.join(PRIORS)}")
     return errors
 
 
@@ -77,8 +77,8 @@ def _exclusions(settings: ObjectiveSettings) -> list[str]:
         return []
     if LOSSES.get(settings.loss).of_denoised and WEIGHTINGS.get(settings.weighting).needs_snr:
         return [
-            f"weighting {settings.weighting} is defined on the model's own objective; with loss {settings.loss} use"
-            " none"
+            f"loss weighting {settings.weighting} is defined on the model's own objective; with loss function"
+            f" {settings.loss} use none"
         ]
     return []
 
@@ -86,36 +86,40 @@ def _exclusions(settings: ObjectiveSettings) -> list[str]:
 def _wrong_numbers(settings: ObjectiveSettings) -> list[str]:
     errors = []
     if settings.gamma <= 0:
-        errors.append(f"gamma is {settings.gamma}, expected above 0")
-    for name in ("offset_noise", "pyramid_noise", "ip_noise", "prior_weight"):
-        value = getattr(settings, name)
+        errors.append(f"min-SNR gamma is {settings.gamma}, expected above 0")
+    for label, value in (
+        ("noise offset", settings.offset_noise),
+        ("pyramid noise discount", settings.pyramid_noise),
+        ("input perturbation", settings.ip_noise),
+        ("prior loss weight", settings.prior_weight),
+    ):
         if not 0.0 <= value < math.inf:
-            errors.append(f"{name} is {value}, expected 0 or more")
+            errors.append(f"{label} is {value}, expected 0 or more")
     if settings.pyramid_noise >= 1:
         errors.append(
-            f"pyramid_noise is {settings.pyramid_noise}, expected below 1 (each level is weaker by this factor)"
+            f"pyramid noise discount is {settings.pyramid_noise}, expected below 1 (each level is weaker by this"
+            " factor)"
         )
     if not 0 < settings.shift < math.inf:
-        errors.append(f"shift is {settings.shift}, expected above 0 (1 is off)")
+        errors.append(f"timestep shift is {settings.shift}, expected above 0 (1 is off)")
     if not 0.0 <= settings.conditioning_dropout <= 1.0:
-        errors.append(f"conditioning_dropout is {settings.conditioning_dropout}, expected from 0 to 1")
+        errors.append(f"conditioning dropout is {settings.conditioning_dropout}, expected from 0 to 1")
     return errors
 
 
 def _wrong_timesteps(settings: ObjectiveSettings) -> list[str]:
     errors = []
-    for name in ("sigmoid_scale", "logit_std"):
-        value = getattr(settings, name)
+    for label, value in (("sigmoid scale", settings.sigmoid_scale), ("logit deviation", settings.logit_std)):
         if not 0 < value < math.inf:
-            errors.append(f"{name} is {value}, expected above 0 (1 is usual)")
+            errors.append(f"{label} is {value}, expected above 0 (1 is usual)")
     if not math.isfinite(settings.logit_mean):
-        errors.append(f"logit_mean is {settings.logit_mean}, expected a finite number (0 is usual)")
+        errors.append(f"logit mean is {settings.logit_mean}, expected a finite number (0 is usual)")
     if not -1.0 <= settings.mode_scale <= _MOST_MODE_SCALE:
-        errors.append(f"mode_scale is {settings.mode_scale}, expected from -1 to {_MOST_MODE_SCALE:g} (1.29 is usual)")
+        errors.append(f"mode scale is {settings.mode_scale}, expected from -1 to {_MOST_MODE_SCALE:g} (1.29 is usual)")
     if not 0.0 <= settings.min_timestep < settings.max_timestep <= 1.0:
         errors.append(
-            f"min_timestep is {settings.min_timestep} and max_timestep {settings.max_timestep}, expected"
-            " 0 <= min < max <= 1"
+            f"minimum timestep is {settings.min_timestep} and maximum timestep {settings.max_timestep}, expected"
+            " 0 <= minimum < maximum <= 1"
         )
     return errors
 
@@ -126,27 +130,27 @@ def check_for(settings: ObjectiveSettings, prediction: str) -> None:
         raise ValueError(f"This model predicts {prediction}: training knows eps, v and flow.")
     if prediction == "flow" and WEIGHTINGS.get(settings.weighting).needs_snr:
         raise ValueError(
-            f"GraftObjective: weighting {settings.weighting} needs a signal-to-noise ratio, which flow models lack; set"
-            " none."
+            f"Objective Settings: loss weighting {settings.weighting} needs a signal-to-noise ratio, which flow models"
+            " lack; set it to none."
         )
     if prediction != "flow" and TIMESTEPS.get(settings.timesteps).gives_levels:
         raise ValueError(
-            f"GraftObjective: timesteps {settings.timesteps} draws the noise levels of flow models, and this model"
-            f" predicts {prediction}: use uniform or logit-normal."
+            f"Objective Settings: timestep sampling {settings.timesteps} draws the noise levels of flow models, and"
+            f" this model predicts {prediction}: use uniform or logit-normal."
         )
     if prediction != "flow" and not settings.model_shift:
         raise ValueError(
-            f"GraftObjective: only flow models have a shift of their own, and this model predicts {prediction}: switch"
-            " model_shift on."
+            f"Objective Settings: only flow models have a shift of their own, and this model predicts {prediction}:"
+            " switch model's own shift on."
         )
     if settings.zero_terminal_snr and prediction == "eps":
         raise ValueError(
-            "GraftObjective: zero_terminal_snr needs a model that predicts v. This one predicts eps: at a level without"
-            " signal its input is the noise that it should predict, so there is nothing to learn there. Switch it off,"
-            " or train a v model."
+            "Objective Settings: zero terminal SNR needs a model that predicts v. This one predicts eps: at a level"
+            " without signal its input is the noise that it should predict, so there is nothing to learn there. Switch"
+            " it off, or train a v model."
         )
     if settings.zero_terminal_snr and prediction == "flow":
         raise ValueError(
-            "GraftObjective: zero_terminal_snr is for v models; a flow model begins at pure noise already. Switch it"
-            " off."
+            "Objective Settings: zero terminal SNR is for v models; a flow model begins at pure noise already. Switch"
+            " it off."
         )

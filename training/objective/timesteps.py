@@ -103,7 +103,7 @@ def _flux_shift(count: int, generator: torch.Generator, request: DrawRequest) ->
 
 
 TIMESTEPS: Registry[TimestepSampling] = Registry(
-    "timesteps",
+    "timestep sampling",
     (
         TimestepSampling(name="uniform", draw=_uniform),
         TimestepSampling(name="logit-normal", draw=_logit_normal),
@@ -147,6 +147,6 @@ def describe_levels(settings: TimestepSettings, sigma: Callable[[Tensor], Tensor
         levels, shift = sigma(levels), "on top of the model's own shift"
     least, median, most = levels.double().quantile(torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
     return (
-        f"timesteps {settings.timesteps}, {shift}: half of the noise levels (sigma) are above {median:.2f}, 90% of them"
-        f" from {least:.2f} to {most:.2f}"
+        f"timestep sampling {settings.timesteps}, {shift}: half of the noise levels (sigma) are above {median:.2f}, 90%"
+        f" of them from {least:.2f} to {most:.2f}"
     )

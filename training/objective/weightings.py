@@ -58,7 +58,7 @@ def _debiased(sigma: Tensor, prediction: str, gamma: float) -> Tensor:
 
 
 WEIGHTINGS: Registry[LossWeighting] = Registry(
-    "weighting",
+    "loss weighting",
     (
         LossWeighting(name="none", weights=_equal, needs_snr=False),
         LossWeighting(name="min-snr", weights=_min_snr, metadata=lambda gamma: {"ss_min_snr_gamma": gamma}),

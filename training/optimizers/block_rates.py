@@ -53,10 +53,14 @@ def parse_block_rates(text: str) -> list[tuple[str, float]]:
             if is_regular(pattern):
                 re.compile(pattern[1:-1])
         except (ValueError, re.error) as error:
-            errors.append(f"block_rates: {entry!r} cannot be read ({error}), expected such as output_blocks.* = 0.5")
+            errors.append(
+                f"block learning rates: {entry!r} cannot be read ({error}), expected such as output_blocks.* = 0.5"
+            )
             continue
         if not pattern or not (math.isfinite(factor) and factor >= 0):
-            errors.append(f"block_rates: {entry!r} needs a pattern and a finite multiple of the rate, 0 or more")
+            errors.append(
+                f"block learning rates: {entry!r} needs a pattern and a finite multiple of the rate, 0 or more"
+            )
         rates.append((pattern, factor))
     if errors:
         raise ValueError("; ".join(errors))

@@ -44,7 +44,7 @@ def build(settings: OptimizerSettings, groups: Sequence[dict[str, Any]], part: s
     """
     messages = missing(settings.optimizer)
     if messages:
-        raise ValueError("GraftOptimizer: " + "; ".join(messages) + ".")
+        raise ValueError("Optimizer Settings: " + "; ".join(messages) + ".")
     record = OPTIMIZERS.get(settings.optimizer)
     request = BuildRequest(
         groups=list(groups),

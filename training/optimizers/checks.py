@@ -16,24 +16,24 @@ def check_run(settings: OptimizerSettings, run: RunFacts) -> None:
     errors = missing(settings.optimizer)
     if settings.lora_plus != 1 and not any(map(is_up, run.trained)):
         errors.append(
-            f"lora_plus {settings.lora_plus:g} sets the learning rate of LoRA up weights, and kind {run.kind} trains"
-            " none: set it to 1"
+            f"LoRA+ ratio {settings.lora_plus:g} sets the learning rate of LoRA up weights, and adapter type {run.kind}"
+            " trains none: set it to 1"
         )
     if settings.text_encoder_rate and not any(map(is_text_encoder, run.trained)):
         errors.append(
-            f"text_encoder_rate {settings.text_encoder_rate:g}: the text encoder is not trained: set it to"
-            " 0, or switch text_encoder on in Adapter Settings"
+            f"text encoder learning rate is {settings.text_encoder_rate:g}, and the text encoder is not trained: set it"
+            " to 0, or switch train text encoder on in Adapter Settings"
         )
     for pattern in unmatched(settings.block_rates, run.trained):
-        errors.append(f"block_rates: {pattern!r} matches no trained tensor")
+        errors.append(f"block learning rates: {pattern!r} matches no trained tensor")
     errors += OPTIMIZERS.get(settings.optimizer).check_run(run)
     if settings.offload == "layers" and trainable_kind(run.kind).full_weights:
         errors.append(
-            "offload layers keeps frozen weights in CPU memory, and kind full freezes none: use offload optimizer or"
-            " activations"
+            "offload to CPU memory is layers, which moves frozen weights, and adapter type full freezes none: set it to"
+            " optimizer or activations"
         )
     if errors:
-        raise ValueError("GraftOptimizer: " + "; ".join(errors) + ".")
+        raise ValueError("Optimizer Settings: " + "; ".join(errors) + ".")
 
 
 def remarks(settings: OptimizerSettings) -> list[str]:
@@ -42,15 +42,15 @@ def remarks(settings: OptimizerSettings) -> list[str]:
     sentences = list(record.remarks(settings))
     if settings.learning_rate >= record.diverges_from:
         sentences.append(
-            f"learning_rate {settings.learning_rate:g} is so large for {record.name} that training will probably"
+            f"learning rate {settings.learning_rate:g} is so large for {record.name} that training will probably"
             " diverge in the first steps"
         )
     elif record.usual_rates is not None:
         sentences += _unusual_rate(settings, *record.usual_rates)
     if 0 < settings.total_steps <= 2 * settings.warmup:
         sentences.append(
-            f"warmup takes {settings.warmup} of {settings.total_steps} steps, so the learning rate is at its peak for"
-            " half of the run or less"
+            f"warmup steps is {settings.warmup} of {settings.total_steps} steps, so the learning rate is at its peak"
+            " for half of the run or less"
         )
     return sentences
 
@@ -59,9 +59,9 @@ def _unusual_rate(settings: OptimizerSettings, least: float, most: float) -> lis
     rate = settings.learning_rate
     usual = f"what is usual for {settings.optimizer} ({least:g} to {most:g})"
     if rate < least:
-        return [f"learning_rate {rate:g} is below {usual}: weights will hardly move"]
+        return [f"learning rate {rate:g} is below {usual}: weights will hardly move"]
     if rate > most:
-        return [f"learning_rate {rate:g} is above {usual}: lower it if the loss jumps"]
+        return [f"learning rate {rate:g} is above {usual}: lower it if the loss jumps"]
     return []
 
 
@@ -74,10 +74,11 @@ def schedule_remarks(settings: OptimizerSettings, first: int, until: int) -> lis
         after = until - max(first, total)
         return [
             f"{after} of these {until - first} steps come after the {total} of the schedule ({schedule}), at learning"
-            f" rate {rate_at(settings, until - 1):g}: set total_steps to {until}, or to 0 for the steps asked for"
+            f" rate {rate_at(settings, until - 1):g}: set total steps (schedule) to {until}, or to 0 for the steps"
+            " asked for"
         ]
     return [
         f"the schedule ({schedule}) is planned for {total} steps and these end at step {until}, at learning rate"
-        f" {rate_at(settings, until - 1):g}: unless more steps follow, set total_steps to {until}, or to 0 for the"
-        " steps asked for"
+        f" {rate_at(settings, until - 1):g}: unless more steps follow, set total steps (schedule) to {until}, or to 0"
+        " for the steps asked for"
     ]

@@ -33,7 +33,9 @@ def rate_at(settings: OptimizerSettings, step: int) -> float:
     if settings.schedule == "constant":
         return peak
     if not settings.total_steps:
-        raise ValueError(f"total_steps is 0, so the length of schedule {settings.schedule} is open.")
+        raise ValueError(
+            f"total steps (schedule) is 0, so the length of learning rate schedule {settings.schedule} is open."
+        )
     # The last step of the run (total_steps - 1) has the floor, the first one after the warmup the peak.
     length = max(1, settings.total_steps - 1 - settings.warmup)
     progress = min(1.0, (step - settings.warmup) / length)

@@ -33,7 +33,7 @@ def parse(optimizer: str, text: str) -> dict[str, Any]:
             errors.append(f"{name} is {value!r}, expected {reader.expected}")
     errors += record.check_options(values)
     if errors:
-        raise ValueError("options: " + "; ".join(errors))
+        raise ValueError("optimizer options: " + "; ".join(errors))
     return values
 
 

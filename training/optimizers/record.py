@@ -177,11 +177,13 @@ class OptimizerRecord:
             raise ValueError(f"The optimizer {self.name} has defaults of options that it does not have: {unknown}.")
 
 
-def changed_settings(settings: SettingsView, why: str, changed: Mapping[str, bool]) -> list[str]:
-    """An error for each setting that is marked True in `changed`; `why` says why the optimizer does not allow it."""
+def changed_settings(why: str, settings: Sequence[tuple[str, object, bool]]) -> list[str]:
+    """An error for each of `settings`, (the node's label, value, whether it is changed), that is changed.
+
+    `why` says why the optimizer does not allow it.
+    """
     errors = []
-    for name, is_changed in changed.items():
+    for label, value, is_changed in settings:
         if is_changed:
-            value = getattr(settings, name)
-            errors.append(f"{why}, so {name} {value!r} cannot be used: leave it at its default")
+            errors.append(f"{why}, so {label} {value!r} cannot be used: leave it at its default")
     return errors

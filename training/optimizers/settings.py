@@ -55,7 +55,7 @@ class OptimizerSettings:
     def __post_init__(self) -> None:
         errors = [*_unknown_choices(self), *_wrong_numbers(self), *_unreadable(self), *_exclusions(self)]
         if errors:
-            raise ValueError("GraftOptimizer: " + "; ".join(errors) + ".")
+            raise ValueError("Optimizer Settings: " + "; ".join(errors) + ".")
 
     @property
     def parsed_options(self) -> Mapping[str, Any]:
@@ -67,8 +67,8 @@ def of_ranks(settings: OptimizerSettings, ranks: int) -> OptimizerSettings:
     """The settings of a step on several ranks: the accumulation is multiplied by the number of ranks."""
     if ranks > 1 and settings.fused_backward:
         raise ValueError(
-            f"GraftOptimizer: fused_backward moves a weight before {ranks} ranks could add up their gradients: set it"
-            " to off."
+            f"Optimizer Settings: fused backward pass moves a weight before {ranks} ranks could add up their gradients:"
+            " switch it off."
         )
     return replace(settings, accumulation=settings.accumulation * ranks)
 
@@ -87,35 +87,44 @@ def _unknown_choices(settings: OptimizerSettings) -> list[str]:
     errors = []
     if settings.optimizer not in OPTIMIZERS:
         errors.append(OPTIMIZERS.unknown(settings.optimizer))
-    for name, choices in (("schedule", SCHEDULES), ("precision", PRECISIONS), ("offload", OFFLOADS)):
-        value = getattr(settings, name)
+    for label, value, choices in (
+        ("learning rate schedule", settings.schedule, SCHEDULES),
+        ("training precision", settings.precision, PRECISIONS),
+        ("offload to CPU memory", settings.offload, OFFLOADS),
+    ):
         if value not in choices:
-            errors.append(f"{name} is {value!r}, expected one of {', '.join(choices)}")
+            errors.append(f"{label} is {value!r}, expected one of {', '.join(choices)}")
     return errors
 
 
 def _wrong_numbers(settings: OptimizerSettings) -> list[str]:
     errors = []
     if not (math.isfinite(settings.learning_rate) and settings.learning_rate > 0):
-        errors.append(f"learning_rate is {settings.learning_rate}, expected a finite number above 0")
-    for name in ("batch_size", "accumulation"):
-        value = getattr(settings, name)
-        if value < 1:
-            errors.append(f"{name} is {value}, expected 1 or more")
+        errors.append(f"learning rate is {settings.learning_rate}, expected a finite number above 0")
+    for label, count in (("batch size", settings.batch_size), ("gradient accumulation", settings.accumulation)):
+        if count < 1:
+            errors.append(f"{label} is {count}, expected 1 or more")
     if settings.total_steps < 0:
-        errors.append(f"total_steps is {settings.total_steps}, expected 1 or more, or 0 for the steps asked for")
-    for name in ("warmup", "clip_norm", "weight_decay", "text_encoder_rate"):
-        value = getattr(settings, name)
+        errors.append(
+            f"total steps (schedule) is {settings.total_steps}, expected 1 or more, or 0 for the steps asked for"
+        )
+    for label, value in (
+        ("warmup steps", settings.warmup),
+        ("maximum gradient norm", settings.clip_norm),
+        ("weight decay", settings.weight_decay),
+        ("text encoder learning rate", settings.text_encoder_rate),
+    ):
         if not (math.isfinite(value) and value >= 0):
-            errors.append(f"{name} is {value}, expected a finite number, 0 or more")
+            errors.append(f"{label} is {value}, expected a finite number, 0 or more")
     if 0 < settings.total_steps < settings.warmup:
-        errors.append(f"warmup is {settings.warmup} steps and total_steps only {settings.total_steps}")
+        errors.append(f"warmup steps is {settings.warmup} and total steps (schedule) only {settings.total_steps}")
     if not 0.0 <= settings.floor <= 1.0:
         errors.append(
-            f"floor is {settings.floor}, expected 0 to 1: the fraction of the learning rate that is left at the end"
+            f"minimum learning rate ratio is {settings.floor}, expected 0 to 1: the fraction of the learning rate that"
+            " is left at the end"
         )
     if not (math.isfinite(settings.lora_plus) and settings.lora_plus > 0):
-        errors.append(f"lora_plus is {settings.lora_plus}, expected a finite number above 0 (1 is off)")
+        errors.append(f"LoRA+ ratio is {settings.lora_plus}, expected a finite number above 0 (1 is off)")
     return errors
 
 
@@ -142,27 +151,32 @@ def _exclusions(settings: OptimizerSettings) -> list[str]:
     errors = []
     if settings.floor and settings.schedule == "constant":
         errors.append(
-            f"floor is {settings.floor} and schedule constant never falls: set floor to 0 or choose another schedule"
+            f"minimum learning rate ratio is {settings.floor} and learning rate schedule constant never falls: set the"
+            " ratio to 0 or choose another schedule"
         )
     if settings.optimizer in OPTIMIZERS:
         errors += OPTIMIZERS.get(settings.optimizer).check_settings(settings)
     if settings.fused_backward:
         for reason in _why_not_fused(settings):
-            errors.append(f"fused_backward moves a weight as soon as its gradient is there, and {reason}")
+            errors.append(f"fused backward pass moves a weight as soon as its gradient is there, and {reason}")
     return errors
 
 
 def _why_not_fused(settings: OptimizerSettings) -> list[str]:
     reasons = []
     if settings.clip_norm:
-        reasons.append(f"clip_norm {settings.clip_norm:g} needs the norm of all gradients first: set it to 0 (off)")
+        reasons.append(
+            f"maximum gradient norm {settings.clip_norm:g} needs the norm of all gradients first: set it to 0 (off)"
+        )
     if settings.accumulation > 1:
         reasons.append(
-            f"accumulation {settings.accumulation} sums gradients over batches first: set it to 1 and raise batch_size"
+            f"gradient accumulation {settings.accumulation} sums gradients over batches first: set it to 1 and raise"
+            " batch size"
         )
     if settings.precision == "fp16":
         reasons.append(
-            "precision fp16 must see every gradient before it can tell whether one overflowed: use bf16 or full-bf16"
+            "training precision fp16 must see every gradient before it can tell whether one overflowed: use bf16 or"
+            " full-bf16"
         )
     if settings.optimizer in OPTIMIZERS and OPTIMIZERS.get(settings.optimizer).joint_step:
         reasons.append(f"{settings.optimizer} takes its step size from all gradients together: use another optimizer")

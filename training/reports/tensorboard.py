@@ -16,7 +16,8 @@ def check() -> None:
     """Raise ValueError that says what to install when the package is missing."""
     if importlib.util.find_spec("tensorboard") is None:
         raise ValueError(
-            "TrainStep: tensorboard is on and the package is not installed: pip install tensorboard, or switch it off."
+            "Train Step: write TensorBoard logs is on and the package is not installed: pip install tensorboard, or"
+            " switch it off."
         )
 
 

@@ -51,7 +51,7 @@ def beginning(
         tokens = tokens_of(*dataset.images[0].latent.shape[-2:])
         lines.append(describe_levels(state.settings.objective, sigma, tokens))
     if not dataset.held_out:
-        lines.append("no image is held out, so there is no validation (Dataset's validation sets how many)")
+        lines.append("no image is held out, so there is no validation (Dataset's validation split sets how many)")
     if state.start.ema is not None:
         ema = state.start.ema
         updates = _updates(ema, settings.total_steps)

@@ -63,7 +63,7 @@ def run(
     validates and saves.
     """
     if keep not in KEEPS:
-        raise ValueError(f"keep is {keep!r}, expected one of {', '.join(KEEPS)}.")
+        raise ValueError(f"states to keep is {keep!r}, expected one of {', '.join(KEEPS)}.")
     if steps == 0:
         return Outcome(state, None, 0, 0.0, ("0 steps: the state is passed on",))
     state = with_planned_steps(state, state.step + steps)
@@ -79,12 +79,13 @@ def run(
         with group.raise_together():
             if group.shard and callbacks.preview_every:
                 raise ValueError(
-                    "TrainStep: previews sample on one rank, and --shard divides the model among all: set preview_every"
-                    " to 0."
+                    "Train Step: previews sample on one rank, and --shard divides the model among all: set preview"
+                    " every N steps to 0."
                 )
             if is_sharded and keep == "every":
                 raise ValueError(
-                    "TrainStep: with --shard and kind full, snapshots are the ranks' own: set keep to best or last."
+                    "Train Step: with --shard and adapter type full, snapshots are the ranks' own: set states to keep"
+                    " to best or last."
                 )
             if store is not None:
                 warning = stack.enter_context(folder_lock(store.folder))

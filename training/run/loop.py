@@ -111,7 +111,7 @@ def _diverged(work: Workspace, error: Diverged, callbacks: Callbacks) -> Stopped
                 callbacks.save_snapshot(work.state(own=True))
             else:
                 callbacks.save_snapshot(last)
-    advice = f"The state after step {kept_step} is kept; use a lower learning_rate or a longer warmup."
+    advice = f"The state after step {kept_step} is kept; use a lower learning rate or more warmup steps."
     return Stopped(f"{error} {advice}", last)
 
 

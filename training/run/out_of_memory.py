@@ -56,18 +56,19 @@ def advice(adapter: AdapterSettings, optimizer: OptimizerSettings, device: torch
     """Settings that would save memory, those that cost least first."""
     suggestions = []
     if not optimizer.checkpointing:
-        suggestions.append("switch checkpointing on")
+        suggestions.append("switch gradient checkpointing on")
     if optimizer.batch_size > 1:
         suggestions.append(
-            f"make batch_size smaller than {optimizer.batch_size} (a larger accumulation keeps the step the same)"
+            f"make batch size smaller than {optimizer.batch_size} (a larger gradient accumulation keeps the step the"
+            " same)"
         )
     if device.type == "cuda" and optimizer.precision == "float32":
-        suggestions.append("set precision to bf16")
+        suggestions.append("set training precision to bf16")
     if getattr(optimizer, "offload", "none") == "none":
-        suggestions.append("set offload")
+        suggestions.append("set offload to CPU memory")
     if adapter.full_weights:
         suggestions.append("train a LoRA instead of the full weights")
     elif adapter.rank > 16:
-        suggestions.append(f"lower the rank from {adapter.rank}")
+        suggestions.append(f"lower rank (dim) from {adapter.rank}")
     suggestions.append("train at a lower resolution, or apply ToDo to the model")
     return "; or ".join(suggestions)

@@ -46,20 +46,26 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: proces
     check_for(objective, denoiser.prediction)
     if state.settings.optimizer.fused_backward and group.size > 1:
         raise ValueError(
-            "GraftOptimizer: fused_backward moves a weight before the ranks can add up their gradients: set it to off."
+            "Optimizer Settings: fused backward pass moves a weight before the ranks can add up their gradients: switch"
+            " it off."
         )
     if group.shard:
         fsdp.check(state, group)
     if state.start.adapter.text_encoder and denoiser.text_encoder is None:
-        raise ValueError("GraftAdapter: text_encoder is on, and there is no text encoder to train: connect clip.")
+        raise ValueError(
+            "Adapter Settings: train text encoder is on, and there is no text encoder to train: connect CLIP."
+        )
     if objective.prior != "none" and dataset.regularisation is None:
-        raise ValueError(f"GraftObjective: prior {objective.prior} needs a regularisation dataset on GraftDataset.")
+        raise ValueError(
+            f"Objective Settings: prior preservation {objective.prior} needs a regularization dataset: connect one to"
+            " Dataset."
+        )
     if (
         objective.zero_terminal_snr
         and float(denoiser.sigma(torch.tensor([1 - 2**-24], device=denoiser.device))) ** -2 > 2 * LAST_SIGNAL
     ):
         raise ValueError(
-            "GraftObjective: zero_terminal_snr, and the model's noise levels end with signal: rescale them"
+            "Objective Settings: zero terminal SNR is on, and the model's noise levels end with signal: rescale them"
             " (zero_terminal)."
         )
 

@@ -102,7 +102,8 @@ def load(
     ]
     if errors:
         advice = (
-            "Connect that one; to go on with another, save a LoRA and start a run from it (Adapter Settings, initial)."
+            "Connect that one; to go on with another, save a LoRA and start a run from it (Adapter Settings, initial"
+            " LoRA)."
         )
         raise ValueError(f"The saved state {name!r} does not fit: {'; '.join(errors)}. {advice}")
     if "name" not in record["tensors"]:

@@ -80,10 +80,10 @@ class Store:
 
     def __init__(self, root: str | Path, run: str, versions: dict[str, str] | None = None, limit: int = 0) -> None:
         if not is_plain_name(run):
-            raise ValueError(f"run is {run!r}: expected a plain folder name, {PLAIN}.")
+            raise ValueError(f"run name is {run!r}: expected a plain folder name, {PLAIN}.")
         if run.lower() == "cache":
             raise ValueError(
-                "run is 'cache': that folder holds what GraftDataset has encoded; give the run another name."
+                "run name is 'cache': that folder holds what Dataset has encoded; give the run another name."
             )
         self.folder = Path(root) / run
         self.versions = versions or {}

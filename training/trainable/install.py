@@ -102,8 +102,9 @@ def _copied_weights(
     if quantised:
         example = quantised[0]
         raise ValueError(
-            f"GraftAdapter: kind full trains weights, and {len(quantised)} of them are quantised ({example}:"
-            f" {base[example].dtype}); use another kind, which trains beside them, or a model that is not quantised."
+            f"Adapter Settings: adapter type full trains weights, and {len(quantised)} of them are quantised"
+            f" ({example}: {base[example].dtype}); use another adapter type, which trains beside them, or a model that"
+            " is not quantised."
         )
     return {name: base[name].detach().to("cpu", torch.float32, copy=True) for name in names}
 
@@ -162,7 +163,8 @@ def _start_from_(trained: dict[str, Tensor], settings: AdapterSettings, targets:
     if not common:
         errors.append("no tensor of it is one that these settings train")
     if errors:
-        raise ValueError(f"GraftAdapter: initial does not fit ({len(errors)}):\n" + problem_lines(errors, "  "))
+        count = len(errors)
+        raise ValueError(f"Adapter Settings: initial LoRA does not fit ({count}):\n" + problem_lines(errors, "  "))
     for name in common:
         trained[name] = initial[name].detach().to("cpu", torch.float32).clone()
     for path, target in targets.items():

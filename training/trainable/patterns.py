@@ -55,7 +55,7 @@ def parse_patterns(text: str) -> Patterns:
         if error:
             errors.append(f"{pattern!r} is no regular expression: {error}")
     if errors:
-        raise ValueError("pattern " + "; ".join(errors))
+        raise ValueError("layer filter: " + "; ".join(errors))
     return Patterns(tuple(reader.keep), tuple(reader.drop), tuple(reader.sizes))
 
 

@@ -17,7 +17,6 @@ from .patterns import Patterns, Size, matches, parse_patterns
 
 TARGETS = ("attention", "attention+ff", "all")
 TEXT_ENCODER = "text_encoders."  # what trained names of a text encoder begin with, as ComfyUI's generic names do
-_DROPOUTS = ("rank_dropout", "module_dropout", "network_dropout")
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class AdapterSettings:
         if self.kind in registry.trainable_names():
             errors += _kind_errors(self, sizes)
         if errors:
-            raise ValueError("GraftAdapter: " + "; ".join(errors) + ".")
+            raise ValueError("Adapter Settings: " + "; ".join(errors) + ".")
         if self.initial is not None and not self.initial_digest:
             object.__setattr__(self, "initial_digest", sha256_of_tensors(self.initial))
 
@@ -104,37 +103,52 @@ def _value_errors(settings: AdapterSettings) -> Iterator[str]:
     """Errors of single values."""
     kinds = registry.trainable_names()
     if settings.kind not in kinds:
-        yield f"kind is {settings.kind!r}, expected one of {', '.join(kinds)}"
+        yield f"adapter type is {settings.kind!r}, expected one of {', '.join(kinds)}"
     if settings.targets not in TARGETS:
-        yield f"targets is {settings.targets!r}, expected one of {', '.join(TARGETS)}"
+        yield f"target layers is {settings.targets!r}, expected one of {', '.join(TARGETS)}"
     if settings.rank < 1:
-        yield f"rank is {settings.rank}, expected 1 or more"
+        yield f"rank (dim) is {settings.rank}, expected 1 or more"
     if not 0 <= settings.alpha < math.inf:
         yield f"alpha is {settings.alpha}, expected 0 (the same as rank) or more"
-    for name in _DROPOUTS:
-        value = getattr(settings, name)
+    for label, value in _dropouts(settings):
         if not 0.0 <= value < 1.0:
-            yield f"{name} is {value}, expected 0 or more, and below 1"
+            yield f"{label} is {value}, expected 0 or more, and below 1"
     if not 0 <= settings.max_norm < math.inf:
-        yield f"max_norm is {settings.max_norm}, expected 0 (off) or more"
+        yield f"maximum weight norm is {settings.max_norm}, expected 0 (off) or more"
+
+
+def _dropouts(settings: AdapterSettings) -> list[tuple[str, float]]:
+    """(The node's label, value) of every dropout."""
+    return [
+        ("rank dropout", settings.rank_dropout),
+        ("module dropout", settings.module_dropout),
+        ("network dropout", settings.network_dropout),
+    ]
 
 
 def _kind_errors(settings: AdapterSettings, sizes: tuple[Size, ...]) -> Iterator[str]:
     """Errors for settings that this adapter kind does not have."""
     kind = settings.kind
     if settings.full_weights:
-        for name in (*_DROPOUTS, "max_norm", "alpha"):
-            if getattr(settings, name):
-                yield f"{name} needs an adapter, and kind {kind} trains without one: set it to 0"
+        for label, value in (
+            *_dropouts(settings),
+            ("maximum weight norm", settings.max_norm),
+            ("alpha", settings.alpha),
+        ):
+            if value:
+                yield f"{label} needs an adapter, and adapter type {kind} trains without one: set it to 0"
         if sizes:
-            yield f"pattern sets a rank or an alpha, and kind {kind} has neither: take them out"
+            yield f"layer filter sets a rank or an alpha, and adapter type {kind} has neither: take them out"
         if settings.initial is not None:
-            yield f"initial is a LoRA to continue from, and kind {kind} trains no LoRA: apply it to the model instead"
+            yield (
+                f"initial LoRA is a LoRA to continue from, and adapter type {kind} trains no LoRA: apply it to the"
+                " model instead"
+            )
         return
     if not settings.trainable_kind.takes_alpha and (settings.alpha or any(size.alpha is not None for size in sizes)):
-        yield f"kind {kind} does not use alpha: set it to 0"
+        yield f"adapter type {kind} does not use alpha: set it to 0"
     if not settings.trainable_kind.network_dropout and settings.network_dropout:
         yield (
-            f"network_dropout drops the activations inside an adapter, and kind {kind} has none: use rank_dropout or"
-            " module_dropout"
+            f"network dropout drops the activations inside an adapter, and adapter type {kind} has none: use rank"
+            " dropout or module dropout"
         )

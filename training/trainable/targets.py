@@ -52,23 +52,23 @@ def adapter_targets(
         encoder_targets = {target.path: target for target in _targets_in(text_encoder, settings, TEXT_ENCODER)}
         if not encoder_targets:
             raise ValueError(
-                f"GraftAdapter: text_encoder is on, and targets {settings.targets!r} with pattern {settings.pattern!r}"
-                f" choose no module of it. Its paths begin with {TEXT_ENCODER}, so that {TEXT_ENCODER}* chooses all of"
-                " them."
+                f"Adapter Settings: train text encoder is on, and target layers {settings.targets!r} with layer filter"
+                f" {settings.pattern!r} choose no module of the text encoder. Its paths begin with {TEXT_ENCODER}, so"
+                f" that {TEXT_ENCODER}* chooses all of them."
             )
         targets |= encoder_targets
     if not targets:
         examples = [path for path, part in module.named_modules() if is_linear(part) or isinstance(part, nn.Conv2d)]
         raise ValueError(
-            f"GraftAdapter: targets {settings.targets!r} with pattern {settings.pattern!r} choose no module for kind"
-            f" {settings.kind!r}. The model has modules such as"
+            f"Adapter Settings: target layers {settings.targets!r} with layer filter {settings.pattern!r} choose no"
+            f" module for adapter type {settings.kind!r}. The model has modules such as"
             f" {', '.join(examples[:5]) or '(none that can be trained)'}."
         )
     unused = [size.pattern for size in settings.patterns.sizes if not any(matches(p, size.pattern) for p in targets)]
     if unused:
         raise ValueError(
-            f"GraftAdapter: pattern gives a size to {', '.join(unused)}, which matches no chosen module such as"
-            f" {next(iter(targets))}."
+            f"Adapter Settings: layer filter gives a size to {', '.join(unused)}, which matches no chosen module such"
+            f" as {next(iter(targets))}."
         )
     return targets
 

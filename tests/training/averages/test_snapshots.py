@@ -225,14 +225,14 @@ def test_settings_that_cannot_be(lab):
     for wrong, says in (
         ({"decay": 1.0}, "decay is 1.0"),
         ({"decay": -0.1}, "decay"),
-        ({"target": 0.0}, "target"),
-        ({"target": 1.0}, "target"),
-        ({"snapshots": -1}, "snapshots"),
-        ({"switch_every": -1}, "switch_every"),
+        ({"target": 0.0}, "start share at the end is"),
+        ({"target": 1.0}, "start share at the end is"),
+        ({"snapshots": -1}, "snapshot every N steps"),
+        ({"switch_every": -1}, "reset to average every N steps"),
         ({"snapshots": 5, "widths": (0.05,)}, "two or more"),
         ({"snapshots": 5, "widths": (0.05, 0.05)}, "two or more"),
-        ({"snapshots": 5, "interval": 2}, "multiples of interval"),
-        ({"switch_every": 5, "interval": 10}, "multiples of interval"),
+        ({"snapshots": 5, "interval": 2}, "multiples of update every N steps"),
+        ({"switch_every": 5, "interval": 10}, "multiples of update every N steps"),
     ):
         with pytest.raises(ValueError, match=says):
             EMASettings(**wrong)

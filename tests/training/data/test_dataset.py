@@ -143,5 +143,5 @@ def test_what_cannot_be_a_dataset():
         Dataset((), CONDITIONINGS, "")
     with pytest.raises(ValueError, match=r"without conditioning.*\['b'\]"):
         Dataset((DatasetImage("0", "b", torch.zeros(1, 2, 2)),), CONDITIONINGS, "")
-    with pytest.raises(ValueError, match=r"regularisation_share is 1\.0"):
+    with pytest.raises(ValueError, match=r"regularization share is 1\.0"):
         _dataset([(2, 2)], regularisation=_dataset([(2, 2)]), regularisation_share=1.0)

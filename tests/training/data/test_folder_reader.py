@@ -117,7 +117,7 @@ def test_captions_beside_apart_and_missing(tmp_path):
     assert "1 captions have more than one line, and only the first is used" in read("txt")[1]
     assert read("folder")[0] == {"a": "apart", "b": "apart", "c": ""}
     assert "1 without a caption, the empty caption is used: c.png" in read("auto")[1]
-    with pytest.raises(ValueError, match=r"captions is 'pdf', expected one of auto, txt, folder, json, yaml"):
+    with pytest.raises(ValueError, match=r"caption source is 'pdf', expected one of auto, txt, folder, json, yaml"):
         FolderSettings(captions="pdf")
 
 
@@ -419,7 +419,7 @@ def test_one_picture_is_trained_and_said(tmp_path):
 
 def test_settings_that_could_change_nothing_are_refused(tmp_path):
     _pictures(tmp_path, 2)
-    with pytest.raises(ValueError, match="keep_tags has no effect where no tags are shuffled or dropped"):
+    with pytest.raises(ValueError, match="keep first tags has no effect where no tags are shuffled or dropped"):
         _made(tmp_path, keep_tags=1)
     with pytest.raises(ValueError, match="masks is alpha, but no picture is transparent"):
         _made(tmp_path, filters="masks: alpha")
@@ -656,7 +656,7 @@ def test_a_picture_is_shown_at_each_resolution_and_held_out_at_none_or_all(tmp_p
 
 
 def test_resolutions_that_cannot_be(tmp_path):
-    with pytest.raises(ValueError, match=r"resolution is 8, expected at least bucket_step"):
+    with pytest.raises(ValueError, match=r"resolution is 8, expected at least bucket step"):
         FolderSettings(**SMALL, filters=Filters(resolutions=(8,)))
     with pytest.raises(ValueError, match=r"resolution is 70, expected a multiple of 8"):
         FolderSettings(resolution=64, buckets=False, filters=Filters(resolutions=(70,)))

@@ -51,14 +51,20 @@ FULL = AdapterSettings(kind="full")
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"accumulation": 3}, "accumulation 3 is no multiple of 2 ranks"),
-        ({"offload": "layers"}, "offload layers"),
-        ({"offload": "activations"}, "offload activations"),
+        ({"accumulation": 3}, "gradient accumulation 3 is no multiple of 2 ranks"),
+        ({"offload": "layers"}, "offload to CPU memory is layers"),
+        ({"offload": "activations"}, "offload to CPU memory is activations"),
         ({"adapter": FULL, "optimizer": "muon"}, "optimizer muon needs whole tensors: use one of adamw"),
-        ({"adapter": FULL, "precision": "full-bf16"}, "precision full-bf16"),
-        ({"adapter": FULL, "ema": EMASettings(snapshots=5)}, "GraftEMA's snapshots .every 5 steps. need whole weights"),
+        ({"adapter": FULL, "precision": "full-bf16"}, "training precision full-bf16"),
+        (
+            {"adapter": FULL, "ema": EMASettings(snapshots=5)},
+            "snapshot every N steps in EMA Settings is 5, and snapshots need whole weights",
+        ),
         ({"adapter": AdapterSettings(kind="full", text_encoder=True)}, "the text encoder is not divided"),
-        ({"adapter": FULL, "objective": ObjectiveSettings(prior="output-preservation")}, "prior output-preservation"),
+        (
+            {"adapter": FULL, "objective": ObjectiveSettings(prior="output-preservation")},
+            "prior preservation output-preservation",
+        ),
     ],
 )
 def test_what_cannot_is_named(settings, said):

@@ -78,7 +78,7 @@ def test_gradients_of_blocks_that_change_their_input(graded):
 @pytest.mark.parametrize("graded", [False, True])
 def test_a_change_that_a_block_calls_for_is_refused_and_never_silently_wrong(graded):
     net, x = Net(block=Called), torch.randn(3, 6, generator=torch.Generator().manual_seed(2)).requires_grad_(graded)
-    said = r"Called changes its input in place.*Switch checkpointing off"
+    said = r"Called changes its input in place.*Switch gradient checkpointing off"
     with pytest.raises(RuntimeError, match=said), AvoidInplaceOps(), checkpointed(net):
         gradients(net, net, x)
     said = r"^The model changes activations in place.*a newer one may.*modified by an inplace operation"

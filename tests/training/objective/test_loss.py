@@ -215,10 +215,10 @@ def test_pyramid_noise_is_kohyas(shape):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"loss": "l1", "prior": "yes"}, "loss is 'l1'.*prior is 'yes'"),
-        ({"ip_noise": -0.1}, "ip_noise is -0.1"),
-        ({"loss": "x0-mse", "weighting": "min-snr"}, "with loss x0-mse use none"),
-        ({"pyramid_noise": 1.0}, "pyramid_noise is 1.0"),
+        ({"loss": "l1", "prior": "yes"}, "loss function is 'l1'.*prior preservation is 'yes'"),
+        ({"ip_noise": -0.1}, "input perturbation is -0.1"),
+        ({"loss": "x0-mse", "weighting": "min-snr"}, "with loss function x0-mse use none"),
+        ({"pyramid_noise": 1.0}, "pyramid noise discount is 1.0"),
     ],
 )
 def test_wrong_settings_are_named(settings, message):

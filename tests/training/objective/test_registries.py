@@ -45,9 +45,9 @@ def test_a_weighting_by_snr_is_refused_where_there_is_none(weighting):
     if not weighting.needs_snr:
         check_for(settings, "flow")
         return
-    with pytest.raises(ValueError, match=f"weighting {weighting.name} needs a signal-to-noise ratio"):
+    with pytest.raises(ValueError, match=f"loss weighting {weighting.name} needs a signal-to-noise ratio"):
         check_for(settings, "flow")
-    with pytest.raises(ValueError, match="with loss x0-mse use none"):
+    with pytest.raises(ValueError, match="with loss function x0-mse use none"):
         ObjectiveSettings(loss="x0-mse", weighting=weighting.name)
 
 
@@ -89,21 +89,22 @@ def _noisy_end(count, generator, shift):
 MADE_UP = [
     (
         WEIGHTINGS,
+        "weighting",
         LossWeighting(name="late", weights=_late, needs_snr=False, metadata=lambda gamma: {"ss_late_weighting": gamma}),
     ),
-    (LOSSES, LossKind(name="quartic", kohya_name="quartic", compute=_quartic)),
-    (TIMESTEPS, TimestepSampling(name="noisy-end", draw=_noisy_end)),
+    (LOSSES, "loss", LossKind(name="quartic", kohya_name="quartic", compute=_quartic)),
+    (TIMESTEPS, "timesteps", TimestepSampling(name="noisy-end", draw=_noisy_end)),
 ]
 
 
-@pytest.mark.parametrize(("registry", "record"), MADE_UP, ids=lambda value: getattr(value, "name", ""))
-def test_one_record_is_all_that_a_new_one_needs(lab, registry, record):
+@pytest.mark.parametrize(("registry", "setting", "record"), MADE_UP, ids=lambda value: getattr(value, "name", ""))
+def test_one_record_is_all_that_a_new_one_needs(lab, registry, setting, record):
     denoiser, dataset = lab.Flow(), lab.pictures(held_out=[9])
     with pytest.raises(ValueError, match=f"{registry.title} is '{record.name}', expected one of"):
-        ObjectiveSettings(**{registry.title: record.name})
+        ObjectiveSettings(**{setting: record.name})
     plain = train(lab.state(denoiser, dataset), denoiser, dataset, 3)
     with registry.registered(record):
-        objective = ObjectiveSettings(**{registry.title: record.name}, gamma=2.0)
+        objective = ObjectiveSettings(**{setting: record.name}, gamma=2.0)
         start = lab.state(denoiser, dataset, objective=objective)
         whole = train(start, denoiser, dataset, 3)
         assert equal(whole, train(train(start, denoiser, dataset, 1), denoiser, dataset, 2))

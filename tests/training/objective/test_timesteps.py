@@ -107,19 +107,22 @@ def test_the_report_says_which_noise_levels_a_flow_model_is_trained_at():
     def sigma(u):
         return 3 * u / (1 + 2 * u)
 
-    assert "timesteps uniform, on top of the model's own shift: half of the noise levels (sigma) are above 0.75" in (
-        describe_levels(ObjectiveSettings(), sigma, TOKENS)
+    assert (
+        "timestep sampling uniform, on top of the model's own shift: half of the noise levels (sigma) are above 0.75"
+        in (describe_levels(ObjectiveSettings(), sigma, TOKENS))
     )
     without = describe_levels(ObjectiveSettings(model_shift=False), sigma, TOKENS)
     assert "without the model's own shift" in without and "are above 0.50, 90% of them from 0.05 to 0.95" in without
-    assert "timesteps sigmoid, without" in describe_levels(ObjectiveSettings(timesteps="sigmoid"), sigma, TOKENS)
+    assert "timestep sampling sigmoid, without" in describe_levels(
+        ObjectiveSettings(timesteps="sigmoid"), sigma, TOKENS
+    )
 
 
 @pytest.mark.parametrize("prediction", ["eps", "v"])
 @pytest.mark.parametrize("name", ["sigmoid", "shift", "flux_shift"])
 def test_what_draws_noise_levels_is_for_flow_models(prediction, name):
     check_for(ObjectiveSettings(timesteps=name), "flow")
-    with pytest.raises(ValueError, match=f"timesteps {name} draws the noise levels of flow models"):
+    with pytest.raises(ValueError, match=f"timestep sampling {name} draws the noise levels of flow models"):
         check_for(ObjectiveSettings(timesteps=name), prediction)
     with pytest.raises(ValueError, match="only flow models have a shift of their own"):
         check_for(ObjectiveSettings(model_shift=False), prediction)
@@ -128,10 +131,10 @@ def test_what_draws_noise_levels_is_for_flow_models(prediction, name):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sigmoid_scale": 0.0}, "sigmoid_scale is 0.0, expected above 0"),
-        ({"logit_std": -1.0}, "logit_std is -1.0, expected above 0"),
-        ({"logit_mean": math.inf}, "logit_mean is inf"),
-        ({"mode_scale": 2.0}, "mode_scale is 2.0, expected from -1 to 1.75"),
+        ({"sigmoid_scale": 0.0}, "sigmoid scale is 0.0, expected above 0"),
+        ({"logit_std": -1.0}, "logit deviation is -1.0, expected above 0"),
+        ({"logit_mean": math.inf}, "logit mean is inf"),
+        ({"mode_scale": 2.0}, "mode scale is 2.0, expected from -1 to 1.75"),
     ],
 )
 def test_wrong_numbers_are_named(settings, message):

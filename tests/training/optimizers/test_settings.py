@@ -60,31 +60,43 @@ def test_the_moments_come_back_from_a_state(lab):
 
 WRONG = [
     ({"optimizer": "x"}, "optimizer is 'x', expected one of adamw"),
-    ({"precision": "half"}, "precision is 'half', expected one of auto"),
-    ({"offload": "disk"}, "offload is 'disk', expected one of none"),
-    ({"learning_rate": 0.0}, "learning_rate is 0.0"),
-    ({"learning_rate": float("nan")}, "learning_rate is nan"),
-    ({"clip_norm": float("inf")}, "clip_norm is inf"),
-    ({"text_encoder_rate": -1.0}, "text_encoder_rate is -1.0"),
-    ({"warmup": 2000}, "warmup is 2000 steps and total_steps only 1000"),
-    ({"total_steps": -1}, "total_steps is -1, expected 1 or more, or 0 for the steps asked for"),
-    ({"floor": 2.0, "batch_size": 0}, "batch_size is 0.*floor is 2.0"),
+    ({"precision": "half"}, "training precision is 'half', expected one of auto"),
+    ({"offload": "disk"}, "offload to CPU memory is 'disk', expected one of none"),
+    ({"learning_rate": 0.0}, "learning rate is 0.0"),
+    ({"learning_rate": float("nan")}, "learning rate is nan"),
+    ({"clip_norm": float("inf")}, "maximum gradient norm is inf"),
+    ({"text_encoder_rate": -1.0}, "text encoder learning rate is -1.0"),
+    ({"warmup": 2000}, "warmup steps is 2000 and total steps \\(schedule\\) only 1000"),
+    ({"total_steps": -1}, "total steps \\(schedule\\) is -1, expected 1 or more, or 0 for the steps asked for"),
+    ({"floor": 2.0, "batch_size": 0}, "batch size is 0.*minimum learning rate ratio is 2.0"),
     ({"floor": 0.5}, "schedule constant never falls"),
     (
         {"block_rates": "a=x, /(/=1, b=-1, =2"},
         "'a=x' cannot be read.*'/\\(/=1' cannot be read.*'b=-1' needs.*'=2' needs",
     ),
-    ({"optimizer": "schedulefree", "schedule": "cosine"}, "takes the place of schedule cosine"),
+    ({"optimizer": "schedulefree", "schedule": "cosine"}, "takes the place of learning rate schedule cosine"),
     (
         {"optimizer": "adacoor", "scale_lr": True, "warmup": 1, "weight_decay": 0.5},
-        "scale_lr True.*warmup 1.*weight_decay 0.5",
+        "scale rate with batch size True.*warmup steps 1.*weight decay 0.5",
     ),
-    ({"optimizer": "adacoor", "schedule": "linear", "block_rates": "a=0"}, "block_rates 'a=0'.*schedule 'linear'"),
-    ({"optimizer": "prodigy", "lora_plus": 4.0, "text_encoder_rate": 1.0}, "text_encoder_rate 1.0.*lora_plus 4.0"),
-    ({"optimizer": "prodigy", "block_rates": "a = 0.5"}, "one step size for all tensors, so block_rates 'a = 0.5'"),
-    ({"fused_backward": True, "accumulation": 2}, "clip_norm 1 needs.*accumulation 2 sums"),
-    ({"fused_backward": True, "clip_norm": 0.0, "precision": "fp16"}, "fused_backward.*fp16 must see every gradient"),
-    ({"fused_backward": True, "clip_norm": 0.0, "optimizer": "prodigy"}, "fused_backward.*all gradients together"),
+    (
+        {"optimizer": "adacoor", "schedule": "linear", "block_rates": "a=0"},
+        "block learning rates 'a=0'.*learning rate schedule 'linear'",
+    ),
+    (
+        {"optimizer": "prodigy", "lora_plus": 4.0, "text_encoder_rate": 1.0},
+        "text encoder learning rate 1.0.*LoRA\\+ ratio 4.0",
+    ),
+    (
+        {"optimizer": "prodigy", "block_rates": "a = 0.5"},
+        "one step size for all tensors, so block learning rates 'a = 0.5'",
+    ),
+    ({"fused_backward": True, "accumulation": 2}, "maximum gradient norm 1 needs.*gradient accumulation 2 sums"),
+    (
+        {"fused_backward": True, "clip_norm": 0.0, "precision": "fp16"},
+        "fused backward pass.*fp16 must see every gradient",
+    ),
+    ({"fused_backward": True, "clip_norm": 0.0, "optimizer": "prodigy"}, "fused backward pass.*all gradients together"),
 ]
 
 
@@ -95,12 +107,17 @@ def test_wrong_and_excluding_settings_are_all_named(settings, message):
 
 
 RUNS = [
-    ({"lora_plus": 4.0}, {"kind": "full"}, False, "kind full trains none"),
+    ({"lora_plus": 4.0}, {"kind": "full"}, False, "adapter type full trains none"),
     ({"text_encoder_rate": 1e-4}, {}, False, "the text encoder is not trained"),
     ({"block_rates": "blocks.*=0.5, nowhere.*=2"}, {}, False, "'nowhere.\\*' matches no trained tensor"),
-    ({"optimizer": "schedulefree"}, {"max_norm": 1.0}, True, "disconnect GraftEMA.*max_norm 1 would scale"),
+    (
+        {"optimizer": "schedulefree"},
+        {"max_norm": 1.0},
+        True,
+        "disconnect EMA Settings.*maximum weight norm 1 would scale",
+    ),
     ({"optimizer": "muon"}, {"kind": "full", "pattern": "norm"}, False, "muon moves matrices"),
-    ({"offload": "layers"}, {"kind": "full"}, False, "kind full freezes none"),
+    ({"offload": "layers"}, {"kind": "full"}, False, "adapter type full freezes none"),
 ]
 
 
@@ -145,16 +162,19 @@ def test_an_old_torch_is_told_which_one_is_needed(lab, monkeypatch, optimizer, n
     ("settings", "said"),
     [
         ({}, ""),
-        ({"optimizer": "prodigy"}, "prodigy finds the rate itself and multiplies it by learning_rate, which is 0.0001"),
+        (
+            {"optimizer": "prodigy"},
+            "prodigy finds the rate itself and multiplies it by the learning rate, which is 0.0001",
+        ),
         ({"optimizer": "prodigy", "learning_rate": 1.0}, ""),
-        ({"optimizer": "adacoor"}, "adacoor ignores learning_rate (0.0001) and weight_decay (0.01)"),
-        ({"learning_rate": 1.0}, "learning_rate 1 is so large for adamw"),
-        ({"learning_rate": 1e-2}, "learning_rate 0.01 is above what is usual for adamw (1e-06 to 0.005)"),
-        ({"learning_rate": 1e-7}, "learning_rate 1e-07 is below what is usual for adamw"),
-        ({"optimizer": "sgd"}, "learning_rate 0.0001 is below what is usual for sgd (0.01 to 10)"),
+        ({"optimizer": "adacoor"}, "adacoor ignores the learning rate (0.0001) and weight decay (0.01)"),
+        ({"learning_rate": 1.0}, "learning rate 1 is so large for adamw"),
+        ({"learning_rate": 1e-2}, "learning rate 0.01 is above what is usual for adamw (1e-06 to 0.005)"),
+        ({"learning_rate": 1e-7}, "learning rate 1e-07 is below what is usual for adamw"),
+        ({"optimizer": "sgd"}, "learning rate 0.0001 is below what is usual for sgd (0.01 to 10)"),
         ({"optimizer": "lion", "learning_rate": 1e-8}, "a tenth of AdamW's"),
         ({"optimizer": "lion", "learning_rate": 1e-3}, "a tenth of AdamW's"),
-        ({"warmup": 600}, "warmup takes 600 of 1000 steps"),
+        ({"warmup": 600}, "warmup steps is 600 of 1000 steps"),
     ],
 )
 def test_what_is_probably_not_meant_is_said(settings, said):

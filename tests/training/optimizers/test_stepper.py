@@ -482,7 +482,7 @@ def test_schedule_free_refuses_an_average(lab):
     denoiser, dataset = lab.Flow(), lab.pictures()
     _need("schedulefree")
     settings = Settings(OptimizerSettings("schedulefree"))
-    with pytest.raises(ValueError, match="disconnect GraftEMA"):
+    with pytest.raises(ValueError, match="disconnect EMA Settings"):
         begin(denoiser.module, Start("m", dataset.digest, PAIRS, EMASettings()), settings)
 
 

@@ -212,10 +212,10 @@ def test_the_schedule_is_what_happens():
 
 def test_regularisation_that_cannot_be():
     other = _dataset(2)
-    with pytest.raises(ValueError, match="a regularisation dataset of its own"):
+    with pytest.raises(ValueError, match="a regularization dataset of its own"):
         _dataset(2, regularisation=_dataset(2, regularisation=other))
     four = Dataset((DatasetImage("a", "", torch.zeros(4, 2, 2)),), _encode([""]), "digest")
-    with pytest.raises(ValueError, match="2 channels and those of regularisation 4"):
+    with pytest.raises(ValueError, match="2 channels and those of the regularization dataset 4"):
         _dataset(2, regularisation=four)
 
 

@@ -250,7 +250,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_last_good_state(lab):
     state = lab.state(denoiser, dataset)
     good = train(state, denoiser, dataset, 3)
     denoiser.calls, denoiser.fail_at = 0, 4
-    with pytest.raises(Stopped, match=r"Step 4 has loss nan.*after step 3 is kept.*learning_rate") as caught:
+    with pytest.raises(Stopped, match=r"Step 4 has loss nan.*after step 3 is kept.*learning rate") as caught:
         train(state, denoiser, dataset, 9, Callbacks(None, kept.append))
     assert equal(caught.value.state, good) and equal(kept[-1], good)
 

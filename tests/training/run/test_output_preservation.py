@@ -97,7 +97,7 @@ def test_each_changes_the_bytes_and_two_calls_are_one(lab, objective):
 def test_a_prior_without_pictures_is_refused(lab, prior):
     denoiser, dataset = lab.Flow(), lab.pictures()
     state = lab.state(denoiser, dataset, objective=ObjectiveSettings(prior=prior))
-    with pytest.raises(ValueError, match=f"prior {prior} needs a regularisation dataset"):
+    with pytest.raises(ValueError, match=f"prior preservation {prior} needs a regularization dataset"):
         train(state, denoiser, dataset, 1)
 
 

@@ -104,7 +104,7 @@ def test_steps_that_do_not_end_with_their_schedule_are_said_before_the_first_one
     state = bench.lab.state(bench.denoiser, bench.dataset, learning_rate=1e-3)  # cosine over 30
     text = run(10, state)
     assert "(cosine) is planned for 30 steps and these end at step 10, at learning rate 0.000" in text
-    assert "set total_steps to 10, or to 0 for the steps asked for" in text
+    assert "set total steps (schedule) to 10, or to 0 for the steps asked for" in text
     text = run(35, state)
     assert "5 of these 35 steps come after the 30 of the schedule (cosine), at learning rate 0: set total" in text
 
@@ -127,7 +127,9 @@ def test_without_total_steps_a_schedule_ends_with_the_steps_asked_for(bench):
 
 
 def test_a_schedule_without_length_is_refused_where_nothing_planned_it(bench):
-    with pytest.raises(ValueError, match="total_steps is 0, so the length of schedule cosine is open"):
+    with pytest.raises(
+        ValueError, match=r"total steps \(schedule\) is 0, so the length of learning rate schedule cosine is open"
+    ):
         train(bench.lab.state(bench.denoiser, bench.dataset, total_steps=0), bench.denoiser, bench.dataset, 5)
 
 
@@ -369,7 +371,7 @@ def test_memory_that_runs_out_says_what_to_change_and_the_state_is_kept(bench, e
         return denoise(*arguments)
 
     bench.denoiser.denoise = short
-    expected = r"Memory ran out at step 6.*The state after step 5 is kept.*checkpointing on.*batch_size.*resolution"
+    expected = r"Memory ran out at step 6.*after step 5 is kept.*gradient checkpointing on.*batch size.*resolution"
     with pytest.raises(Stopped, match=expected) as caught:
         bench.run(9, validate_every=0)
     assert caught.value.state.step == 5 and "partial" in str(caught.value)

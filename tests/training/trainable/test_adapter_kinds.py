@@ -393,7 +393,7 @@ def test_text_encoder_modules_come_after_the_models(lab):
     part = text["self_attn"]["q_proj"]
     name = "text_encoders.self_attn.q_proj.lora_"
     assert torch.allclose(out, part(x) + x @ moved[f"{name}down.weight"].T @ moved[f"{name}up.weight"].T, atol=1e-6)
-    with pytest.raises(ValueError, match=r"text_encoder is on.*begin with text_encoders\."):
+    with pytest.raises(ValueError, match=r"train text encoder is on.*begin with text_encoders\."):
         init_trainable(net, AdapterSettings(rank=2, text_encoder=True, pattern="blocks.*"), 0, {}, text)
 
 
@@ -416,7 +416,7 @@ def test_full_weights_of_both(lab):
 def test_full_weights_of_a_quantised_model_are_refused(lab):
     net = lab.Flow().module
     base = {name: p.detach().to(torch.float8_e4m3fn) for name, p in net.named_parameters()}
-    with pytest.raises(ValueError, match=r"quantised \(blocks.*float8_e4m3fn\); use another kind"):
+    with pytest.raises(ValueError, match=r"quantised \(blocks.*float8_e4m3fn\); use another adapter type"):
         init_trainable(net, AdapterSettings("full", targets="all"), 0, base)
 
 

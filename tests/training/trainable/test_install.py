@@ -45,7 +45,7 @@ def test_targets(lab, settings, expected):
 
 
 def test_a_choice_of_nothing_says_what_there_is(lab):
-    with pytest.raises(ValueError, match=r"pattern 'nothing' choose no module.*blocks\.0\.conv"):
+    with pytest.raises(ValueError, match=r"layer filter 'nothing' choose no module.*blocks\.0\.conv"):
         adapter_targets(_net(lab), AdapterSettings(targets="all", pattern="nothing"))
 
 
@@ -169,20 +169,26 @@ def test_dropout_is_drawn_from_the_moment_and_keeps_the_mean(lab, name):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "ia3"}, "kind is 'ia3', expected one of lora, locon, loha, lokr, dora, oft, full"),
-        ({"rank": 0, "max_norm": -1.0}, "rank is 0.*max_norm is -1"),
-        ({"kind": "full", "rank_dropout": 0.1}, "rank_dropout needs an adapter, and kind full trains without one"),
+        ({"kind": "ia3"}, "adapter type is 'ia3', expected one of lora, locon, loha, lokr, dora, oft, full"),
+        ({"rank": 0, "max_norm": -1.0}, "rank \\(dim\\) is 0.*maximum weight norm is -1"),
+        (
+            {"kind": "full", "rank_dropout": 0.1},
+            "rank dropout needs an adapter, and adapter type full trains without one",
+        ),
         ({"kind": "full", "alpha": 4.0}, "alpha needs an adapter"),
-        ({"kind": "full", "pattern": "*=rank 4"}, "kind full has neither"),
+        ({"kind": "full", "pattern": "*=rank 4"}, "adapter type full has neither"),
         (
             {"kind": "oft", "alpha": 4.0, "network_dropout": 0.1},
-            "does not use alpha.*network_dropout drops the activations inside",
+            "does not use alpha.*network dropout drops the activations inside",
         ),
         (
             {"pattern": "a=rank 0, b=size 3, /(/"},
             "'b=size 3': expected PATTERN=rank 8.*'a': rank is 0.*no regular expression",
         ),
-        ({"kind": "full", "initial": {}}, "initial is a LoRA to continue from, and kind full trains no LoRA"),
+        (
+            {"kind": "full", "initial": {}},
+            "initial LoRA is a LoRA to continue from, and adapter type full trains no LoRA",
+        ),
     ],
 )
 def test_wrong_settings_are_named(settings, message):

@@ -19,7 +19,7 @@ def _named_auto(layout: DatasetLayout) -> list[str]:
 
 
 LAYOUTS: Registry[DatasetLayout] = Registry(
-    "captions",
+    "caption source",
     (kohya_txt.LAYOUT, captions_folder.LAYOUT, lunnova_json.LAYOUT, everydream2_yaml.LAYOUT),
     duplicates=_named_auto,
 )
@@ -35,7 +35,7 @@ def selected(option: str) -> tuple[DatasetLayout, ...]:
     if option == AUTO:
         return tuple(LAYOUTS)
     if option not in LAYOUTS:
-        raise ValueError(f"captions is {option!r}, expected one of {', '.join(options())}")
+        raise ValueError(f"caption source is {option!r}, expected one of {', '.join(options())}")
     return (LAYOUTS.get(option),)
 
 

@@ -51,20 +51,22 @@ def _build(request: BuildRequest) -> torch.optim.Optimizer:
 
 
 def _check_settings(settings: SettingsView) -> list[str]:
-    changed = {
-        "text_encoder_rate": settings.text_encoder_rate != 0,
-        "lora_plus": settings.lora_plus != 1,
-        "block_rates": bool(settings.block_rates.strip()),
-        "scale_lr": settings.scale_lr,
-        "warmup": settings.warmup > 0,
-        "schedule": settings.schedule != "constant",
-        "weight_decay": settings.weight_decay not in (0.0, DEFAULT_WEIGHT_DECAY),
-    }
-    return changed_settings(settings, "adacoor has no learning rate and no weight decay", changed)
+    decayed = settings.weight_decay not in (0.0, DEFAULT_WEIGHT_DECAY)
+    unused = (
+        ("text encoder learning rate", settings.text_encoder_rate, settings.text_encoder_rate != 0),
+        ("LoRA+ ratio", settings.lora_plus, settings.lora_plus != 1),
+        ("block learning rates", settings.block_rates, bool(settings.block_rates.strip())),
+        ("scale rate with batch size", settings.scale_lr, settings.scale_lr),
+        ("warmup steps", settings.warmup, settings.warmup > 0),
+        ("learning rate schedule", settings.schedule, settings.schedule != "constant"),
+        ("weight decay", settings.weight_decay, decayed),
+    )
+    return changed_settings("adacoor has no learning rate and no weight decay", unused)
 
 
 def _remarks(settings: SettingsView) -> list[str]:
-    return [f"adacoor ignores learning_rate ({settings.learning_rate:g}) and weight_decay ({settings.weight_decay:g})"]
+    rate, decay = settings.learning_rate, settings.weight_decay
+    return [f"adacoor ignores the learning rate ({rate:g}) and weight decay ({decay:g})"]
 
 
 RECORD = OptimizerRecord(

@@ -116,7 +116,7 @@ def _build(request: BuildRequest) -> torch.optim.Optimizer:
 
 def _check_options(options: Mapping[str, Any]) -> list[str]:
     if options.get("warmup_init") and not options.get("relative_step"):
-        return ["warmup_init is the warm-up of relative_step: set relative_step = true, or use warmup"]
+        return ["warmup_init is the warm-up of relative_step: set relative_step = true, or use warmup steps"]
     return []
 
 
@@ -130,31 +130,31 @@ def _options(settings: SettingsView) -> Mapping[str, Any]:
 def _check_settings(settings: SettingsView) -> list[str]:
     if not _options(settings).get("relative_step"):
         return []
-    changed = {
-        "schedule": settings.schedule != "constant",
-        "warmup": settings.warmup > 0,
-        "text_encoder_rate": settings.text_encoder_rate != 0,
-        "lora_plus": settings.lora_plus != 1,
-        "block_rates": bool(settings.block_rates.strip()),
-        "scale_lr": settings.scale_lr,
-    }
-    return changed_settings(settings, "adafactor with relative_step = true sets the rate itself", changed)
+    unused = (
+        ("learning rate schedule", settings.schedule, settings.schedule != "constant"),
+        ("warmup steps", settings.warmup, settings.warmup > 0),
+        ("text encoder learning rate", settings.text_encoder_rate, settings.text_encoder_rate != 0),
+        ("LoRA+ ratio", settings.lora_plus, settings.lora_plus != 1),
+        ("block learning rates", settings.block_rates, bool(settings.block_rates.strip())),
+        ("scale rate with batch size", settings.scale_lr, settings.scale_lr),
+    )
+    return changed_settings("adafactor with relative_step = true sets the rate itself", unused)
 
 
 def _remarks(settings: SettingsView) -> list[str]:
     options, rate = _options(settings), settings.learning_rate
     if options.get("relative_step"):
-        return [f"adafactor with relative_step = true sets the rate itself and ignores learning_rate ({rate:g})"]
+        return [f"adafactor with relative_step = true sets the rate itself and ignores the learning rate ({rate:g})"]
     if not options.get("scale_parameter", True):
         if 1e-6 <= rate <= 5e-3:
             return []
-        return [f"learning_rate is {rate:g}: adafactor with scale_parameter = false takes AdamW's, 1e-4 is usual"]
+        return [f"learning rate is {rate:g}: adafactor with scale_parameter = false takes AdamW's, 1e-4 is usual"]
     if rate >= 1e-3:
         return []
     return [
-        f"adafactor multiplies learning_rate ({rate:g}) by the size of each weight, at least {SMALLEST_SIZE:g}, and"
-        " LoRA up weights begin at 0, so they hardly move: 0.01 is usual, or 1e-4 with the option scale_parameter ="
-        " false"
+        f"adafactor multiplies the learning rate ({rate:g}) by the size of each weight, at least {SMALLEST_SIZE:g},"
+        " and LoRA up weights begin at 0, so they hardly move: 0.01 is usual, or 1e-4 with the option scale_parameter"
+        " = false"
     ]
 
 

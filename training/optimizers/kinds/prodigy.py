@@ -24,12 +24,12 @@ def _build(request: BuildRequest) -> torch.optim.Optimizer:
 
 
 def _check_settings(settings: SettingsView) -> list[str]:
-    changed = {
-        "text_encoder_rate": settings.text_encoder_rate != 0,
-        "lora_plus": settings.lora_plus != 1,
-        "block_rates": _has_several_rates(settings.block_rates),
-    }
-    return changed_settings(settings, "prodigy estimates one step size for all tensors", changed)
+    unused = (
+        ("text encoder learning rate", settings.text_encoder_rate, settings.text_encoder_rate != 0),
+        ("LoRA+ ratio", settings.lora_plus, settings.lora_plus != 1),
+        ("block learning rates", settings.block_rates, _has_several_rates(settings.block_rates)),
+    )
+    return changed_settings("prodigy estimates one step size for all tensors", unused)
 
 
 def _has_several_rates(block_rates: str) -> bool:
@@ -45,7 +45,7 @@ def _remarks(settings: SettingsView) -> list[str]:
     rate = settings.learning_rate
     if rate == 1:
         return []
-    return [f"prodigy finds the rate itself and multiplies it by learning_rate, which is {rate:g}: 1 is usual"]
+    return [f"prodigy finds the rate itself and multiplies it by the learning rate, which is {rate:g}: 1 is usual"]
 
 
 def _has_mean_of_gradients(options: Mapping[str, Any]) -> bool:

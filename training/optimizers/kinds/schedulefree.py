@@ -26,16 +26,22 @@ def _build(request: BuildRequest) -> torch.optim.Optimizer:
 def _check_settings(settings: SettingsView) -> list[str]:
     if settings.schedule == "constant":
         return []
-    return [f"optimizer schedulefree takes the place of schedule {settings.schedule}: use constant (warmup works)"]
+    return [
+        f"optimizer schedulefree takes the place of learning rate schedule {settings.schedule}: use constant (warmup"
+        " steps work)"
+    ]
 
 
 def _check_run(run: RunFacts) -> list[str]:
     errors = []
     if run.averaged:
-        errors.append("schedulefree is an average of the weights itself: disconnect GraftEMA or use another optimizer")
+        errors.append(
+            "schedulefree is an average of the weights itself: disconnect EMA Settings or use another optimizer"
+        )
     if run.max_norm:
         errors.append(
-            f"schedulefree keeps two sets of weights and max_norm {run.max_norm:g} would scale one: set max_norm to 0"
+            f"schedulefree keeps two sets of weights and maximum weight norm {run.max_norm:g} would scale one: set it"
+            " to 0 in Adapter Settings"
         )
     return errors
 

@@ -98,7 +98,7 @@ def test_shuffle_tag_p_is_of_the_draws(tmp_path):
     _many(tmp_path, [1])
     rules = _read(tmp_path, "shuffle_tag_p: 0.5").train[0].caption.rules
     assert rules.shuffle == 0.5 and rules.dropout == 0
-    with pytest.raises(ValueError, match="shuffle_tags shuffles always and shuffle_tag_p"):
+    with pytest.raises(ValueError, match="shuffle tags shuffles always and shuffle_tag_p"):
         _read(tmp_path, "shuffle_tag_p: 0.5", shuffle_tags=True)
 
 
@@ -111,7 +111,7 @@ def test_score_tags_join_texts_too(tmp_path):
 
 
 def test_scores_need_json(tmp_path):
-    with pytest.raises(ValueError, match="need scores from JSON files; captions txt reads none"):
+    with pytest.raises(ValueError, match="need scores from JSON files; caption source txt reads none"):
         _read(tmp_path, "min_score: 3", "txt")
 
 

@@ -102,7 +102,11 @@ def test_a_folder_read_as_another_layout_names_the_right_one(tmp_path, name):
     _write(tmp_path, texts, expected)
     other = "folder" if name != "folder" else "txt"
     (note,) = [line for line in _read(tmp_path, other).notes if line.startswith("no caption was found")]
-    assert f"captions {other}" in note and LAYOUTS[name].title in note and f"set captions to {name} or auto" in note
+    assert (
+        f"caption source {other}" in note
+        and LAYOUTS[name].title in note
+        and f"set caption source to {name} or auto" in note
+    )
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -150,18 +154,20 @@ def test_every_key_of_filters_is_documented_and_refuses_what_it_cannot_be(key):
 
 def test_options_and_errors_list_what_is_registered():
     assert registry.options() == ["auto", "txt", "folder", "json", "yaml"]
-    with pytest.raises(ValueError, match="captions is 'csv', expected one of auto, txt, folder, json, yaml"):
+    with pytest.raises(ValueError, match="caption source is 'csv', expected one of auto, txt, folder, json, yaml"):
         FolderSettings(captions="csv")
     with registry.LAYOUTS.registered(CSV):
         assert registry.options()[-1] == "csv" and ".csv" in registry.suffixes()
         assert "csv: captions.csv with file, caption and repeats." in registry.tooltip()
         assert FolderSettings(captions="csv").captions == "csv"
-        with pytest.raises(ValueError, match=r"need scores from JSON files; captions csv reads none, auto and json do"):
+        with pytest.raises(
+            ValueError, match=r"need scores from JSON files; caption source csv reads none, auto and json do"
+        ):
             FolderSettings(captions="csv", filters=Filters.parse("min_score: 3"))
-        with pytest.raises(ValueError, match="captions csv is already registered"):
+        with pytest.raises(ValueError, match="caption source csv is already registered"):
             registry.LAYOUTS.register(CSV)
     assert "csv" not in registry.options()
-    with pytest.raises(ValueError, match="captions auto: already registered: option auto"):
+    with pytest.raises(ValueError, match="caption source auto: already registered: option auto"):
         registry.LAYOUTS.register(replace(CSV, name="auto"))
 
 

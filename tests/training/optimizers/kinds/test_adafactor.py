@@ -85,7 +85,7 @@ def test_up_weights_move_at_adamws_rate_without_scale_parameter():
         ({"learning_rate": 1e-2}, ""),
         ({"options": "scale_parameter = false"}, ""),
         ({"options": "scale_parameter = false", "learning_rate": 0.1}, "takes AdamW's, 1e-4 is usual"),
-        ({"options": "relative_step = true"}, "ignores learning_rate (0.0001)"),
+        ({"options": "relative_step = true"}, "ignores the learning rate (0.0001)"),
     ],
 )
 def test_the_report_says_which_rate_is_usual(settings, said):
@@ -97,8 +97,11 @@ def test_the_report_says_which_rate_is_usual(settings, said):
     ("settings", "message"),
     [
         ({"options": "warmup_init = true"}, "warmup_init is the warm-up of relative_step"),
-        ({"options": "relative_step = true", "schedule": "cosine", "warmup": 5}, "sets the rate .*schedule.*warmup"),
-        ({"options": "relative_step = true", "lora_plus": 4.0}, "the rate itself, so lora_plus 4.0 cannot be used"),
+        (
+            {"options": "relative_step = true", "schedule": "cosine", "warmup": 5},
+            "sets the rate .*learning rate schedule.*warmup steps",
+        ),
+        ({"options": "relative_step = true", "lora_plus": 4.0}, "the rate itself, so LoRA\\+ ratio 4.0 cannot be used"),
     ],
 )
 def test_what_relative_step_excludes_is_refused(settings, message):
