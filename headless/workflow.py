@@ -127,7 +127,8 @@ def check(graph: Graph, look_up: Catalogue) -> list[Problem]:
     if not roots:
         problems.append(
             Problem(
-                "the workflow has no output node (such as SaveImage, PreviewImage or TrainStep), so nothing would run"
+                "the workflow has no output node (such as Save Image, Preview Image or Train Step), so nothing would"
+                " run"
             )
         )
     for node_id in sorted(reachable(graph, roots or list(graph)), key=list(graph).index):

@@ -94,7 +94,7 @@ def output_file(prefix: str, extension: str) -> tuple[str, dict[str, str]]:
     import folder_paths
 
     if not _stays_inside(_plain(prefix)) or not prefix.strip("/\\ "):
-        raise ValueError(f"prefix {prefix!r}: expected a name inside ComfyUI's output folder")
+        raise ValueError(f"filename prefix {prefix!r}: expected a name inside ComfyUI's output folder")
     root = folder_paths.get_output_directory()
     with disk_errors_at(root):
         folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(prefix, root)
@@ -111,9 +111,9 @@ def input_folder(name: str) -> str:
     root = os.path.realpath(folder_paths.get_input_directory())
     path = os.path.realpath(os.path.join(root, name.strip() or "."))
     if not _stays_inside(_plain(name.strip())) or os.path.commonpath([root, path]) != root:
-        raise ValueError(f"folder {name!r} is outside ComfyUI's input folder; give a folder inside it")
+        raise ValueError(f"image folder {name!r} is outside ComfyUI's input folder; give a folder inside it")
     if path == root and not name.strip():
-        raise ValueError("folder is empty: give the name of a folder inside ComfyUI's input folder")
+        raise ValueError("image folder is empty: give the name of a folder inside ComfyUI's input folder")
     if not os.path.isdir(path):
         raise FileNotFoundError(f"there is no folder {name!r} in ComfyUI's input folder ({root})")
     return path

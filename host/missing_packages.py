@@ -13,5 +13,5 @@ def missing_packages() -> list[str]:
     try:
         tensorboard.check()
     except ValueError:
-        messages.append("TensorBoard files of TrainStep need the package tensorboard: pip install tensorboard")
+        messages.append("TensorBoard logs of Train Step need the package tensorboard: pip install tensorboard")
     return messages

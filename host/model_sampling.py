@@ -86,7 +86,7 @@ def with_zero_terminal_snr(patcher: Any, enabled: bool) -> Any:
         return patcher
     if not hasattr(sampling, "set_sigmas"):
         raise ValueError(
-            "GraftObjective: zero_terminal_snr needs a model with discrete noise levels, and this model's are"
+            "Objective Settings: zero terminal SNR needs a model with discrete noise levels, and this model's are"
             f" continuous, up to sigma {float(sampling.sigma_max):g}"
             f" ({'/'.join(cls.__name__ for cls in type(sampling).__bases__)}). Switch it off."
         )

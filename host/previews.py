@@ -28,18 +28,17 @@ MOST = 48  # previews that a panel may show
 
 def check(positive: Any, negative: Any, latent: Any, vae: Any) -> None:
     """Raises ValueError that names every missing or unsupported input of previews."""
-    inputs = {"positive": positive, "latent": latent, "vae (on Start Training, or on Load State)": vae}
-    errors = [f"{name} is not connected" for name, value in inputs.items() if value is None]
-    for name, conditioning in (("positive", positive), ("negative", negative)):
+    inputs = {"positive prompt": positive, "latent": latent, "VAE (on Start Training, or on Load State)": vae}
+    errors = [f"{label} is not connected" for label, value in inputs.items() if value is None]
+    for label, conditioning in (("positive prompt", positive), ("negative prompt", negative)):
         unsupported = {
             key for _, options in conditioning or () for key in ("control", "hooks") if options.get(key) is not None
         }
-        errors += [f"{name} has {key}, which needs more weights in memory" for key in sorted(unsupported)]
+        errors += [f"{label} has {key}, which needs more weights in memory" for key in sorted(unsupported)]
     if errors:
         raise ValueError(
-            f"TrainStep: preview_every is above 0, and {'; '.join(errors)}. Connect what is missing, or set"
-            " preview_every"
-            " to 0."
+            f"Train Step: preview every N steps is above 0, and {'; '.join(errors)}. Connect what is missing, or set"
+            " preview every N steps to 0."
         )
 
 

@@ -103,7 +103,7 @@ class GraftSnapshots(io.ComfyNode):
 
         lines = _lines(source)
         if not lines:
-            raise ValueError("GraftSnapshots: source is empty; give the name of a run, or one file per line")
+            raise ValueError("Snapshots: run or files is empty; give the name of a run, or one file per line")
         if len(lines) == 1:
             run = _run_folder(lines[0])
         else:
@@ -298,37 +298,40 @@ class EMAMerge(io.ComfyNode):
 def _check(state: Any, snapshots: Any, lora_stack: Any, profile: str, weights: str, algebra: str, rank: int) -> None:
     """Raises one ValueError that lists all inputs of EMAMerge that do not fit together."""
     errors = []
-    connected = [
-        name
-        for name, value in (("state", state), ("snapshots", snapshots), ("lora_stack", lora_stack))
-        if value is not None
-    ]
+    inputs = {"training state": state, "snapshots": snapshots, "LoRA stack": lora_stack}
+    connected = [label for label, value in inputs.items() if value is not None]
     if len(connected) != 1:
         if connected:
             inputs_are = f"{' and '.join(connected)} are"
         else:
             inputs_are = "none is"
-        errors.append(f"connect exactly one of state, snapshots and lora_stack; {inputs_are} connected")
+        errors.append(f"connect exactly one of training state, snapshots and LoRA stack; {inputs_are} connected")
     elif state is not None and not state.average:
         errors.append("this state has no average: connect EMA Settings to Start Training and train again")
     elif state is not None and profile in ("uniform", "exponential", "weights"):
         errors.append(
-            f"profile {profile} needs files: connect snapshots or lora_stack; for a training state use latest, width"
-            " or best"
+            f"averaging profile {profile} needs files: connect snapshots or a LoRA stack; for a training state use"
+            " latest, width or best"
         )
     elif state is None and profile == "best":
-        errors.append("profile best needs a run's held-out images: connect the run's training state")
+        errors.append("averaging profile best needs a run's held-out images: connect the run's training state")
     if weights.strip() and profile not in ("weights", "best"):
-        errors.append(f"weights are given and profile is {profile}: leave them empty, or set profile to weights")
+        errors.append(
+            f"weights or widths are given and averaging profile is {profile}: leave them empty, or set averaging"
+            " profile to weights"
+        )
     if state is not None and (rank or algebra == "products" or (profile == "latest" and algebra != "auto")):
         errors.append(
-            "the averages of a training state keep their rank and their factors: set rank to 0 and algebra to auto (to"
-            " reduce the rank, save the average and use Merge LoRAs)"
+            "the averages of a training state keep their rank and their factors: set maximum rank to 0 and averaging"
+            " method to auto (to reduce the rank, save the average and use Merge LoRAs)"
         )
     elif rank and algebra == "factors":
-        errors.append("rank only works with algebra products: set rank to 0, or algebra to products")
+        errors.append(
+            "maximum rank only works with averaging method products: set maximum rank to 0, or averaging method to"
+            " products"
+        )
     if errors:
-        raise ValueError("EMAMerge: " + "; ".join(errors) + ".")
+        raise ValueError("EMA Merge: " + "; ".join(errors) + ".")
 
 
 def _sources(state: Any, snapshots: Any, lora_stack: Any) -> Any:
@@ -341,11 +344,11 @@ def _sources(state: Any, snapshots: Any, lora_stack: Any) -> Any:
         return sources.of_state(state, Store(host.folders.training_folder(), state.run).folder)
     rows = rows_of(lora_stack)
     if not rows:
-        raise ValueError("EMAMerge: lora_stack is empty. Add LoRAs to it.")
+        raise ValueError("EMA Merge: the LoRA stack is empty. Add LoRAs to it.")
     changing = [row[0] for row in rows if row.blocks or row.schedule]
     if changing:
         raise ValueError(
-            "EMAMerge cannot average LoRAs with block weights or schedules: clear blocks and schedule of"
+            "EMA Merge cannot average LoRAs with block weights or schedules: clear blocks and schedule of"
             f" {', '.join(changing)}, or use Merge LoRAs."
         )
     return sources.of_files(_paths([row[0] for row in rows], host.folders.lora_path))
@@ -369,7 +372,9 @@ def _made(state: Any, found: Any, profile: str, width: float, weights: str, alge
     lines: list[str] = []
     if profile == "best":
         if state.subject.dataset is None:
-            raise ValueError("EMAMerge: profile best measures the held-out loss: connect the dataset to Load State.")
+            raise ValueError(
+                "EMA Merge: averaging profile best measures the held-out loss: connect the dataset to Load State."
+            )
         widths = merge.widths_to_try(found, weights)
         with opened(state) as denoiser:
             score = partial(held_out_loss, state, denoiser, state.subject.dataset)

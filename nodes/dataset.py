@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from comfy_api.latest import io
 
@@ -275,7 +276,7 @@ class GraftDataset(io.ComfyNode):
 
         settings = parse_settings(
             filters,
-            _missing_inputs(vae=vae, clip=clip),
+            _missing_inputs({"VAE": vae, "CLIP": clip}),
             resolution=resolution,
             buckets=buckets,
             bucket_step=bucket_step,
@@ -339,9 +340,9 @@ class GraftDataset(io.ComfyNode):
         )
 
 
-def _missing_inputs(**inputs) -> list[str]:
-    missing = [name for name, value in inputs.items() if value is None]
-    return [f"{name} is empty: the checkpoint has none; connect one from another loader" for name in missing]
+def _missing_inputs(inputs: dict[str, Any]) -> list[str]:
+    missing = [label for label, value in inputs.items() if value is None]
+    return [f"{label} is empty: the checkpoint has none; connect one from another loader" for label in missing]
 
 
 NODES = [GraftDataset]

@@ -208,7 +208,7 @@ class LoRAStackPatch(io.ComfyNode):
         rows = [row for row in rows_of(lora_stack or []) if row[1] != 0.0 or (clip is not None and row[2] != 0.0)]
         entries = lora_entries(rows)
         if lora_model is not None and lora_strength != 0.0:
-            entries.append(LoraEntry("lora_model", lora_model, lora_strength, lora_strength))
+            entries.append(LoraEntry("trained LoRA", lora_model, lora_strength, lora_strength))
         patched = host.lora.apply_lora_stack(model, clip, entries, mode)
         return io.NodeOutput(patched.model, patched.clip, patched.report or "nothing to apply")
 
@@ -279,7 +279,7 @@ class GraftSaveLoRA(io.ComfyNode):
     def execute(cls, lora_model=None, state=None, names="kohya", dtype="bf16", prefix="loras/graft") -> io.NodeOutput:
         if (lora_model is None) == (state is None):
             raise ValueError(
-                "connect exactly one of lora_model and state, "
+                "connect exactly one of trained LoRA and training state, "
                 + ("none is" if state is None else "both are")
                 + " connected"
             )

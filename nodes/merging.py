@@ -95,7 +95,7 @@ class GraftMergeLoRAs(io.ComfyNode):
     @classmethod
     def execute(cls, lora_stack, rank=0, model=None, clip=None) -> io.NodeOutput:
         if clip is not None and model is None:
-            raise ValueError("clip is connected without model: connect both, or neither")
+            raise ValueError("CLIP is connected without model: connect both, or neither")
         rows = rows_of(lora_stack)
         scheduled = [row[0] for row in rows if row.schedule]
         if scheduled:
@@ -153,7 +153,7 @@ class GraftExtractLoRA(io.ComfyNode):
         changes = host.model_difference.model_difference(model, base)
         merged = merge.extract_lora(changes, rank, _advancing(len(changes)))
         lines = [_report(merged, f"difference of {len(changes)} weights")]
-        for name, patcher in (("model", model), ("base", base)):
+        for name, patcher in (("model", model), ("base model", base)):
             count = len(scheduled_weights(host.lora_injection.carried_stacks(patcher)))
             if count:
                 lines.append(f"{name}: ignores the sampling schedule of {count} weights")

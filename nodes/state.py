@@ -144,9 +144,7 @@ class GraftLoadState(io.ComfyNode):
             pictures = dataset.digest
         needs_clip = saved_states.trains_text_encoder(_root(), name)
         if needs_clip and clip is None:
-            raise ValueError(
-                f"GraftLoadState: {name} trains the text encoder too, and no clip is connected. Connect one."
-            )
+            raise ValueError(f"Load State: {name} trains the text encoder too, and no CLIP is connected. Connect one.")
         if needs_clip:
             trained_clip = clip
         else:

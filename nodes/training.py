@@ -137,14 +137,14 @@ class GraftTrainStart(io.ComfyNode):
         objectives.check_for(settings.objective, prediction)
         if adapter.text_encoder and clip is None:
             raise ValueError(
-                "GraftTrainStart: the adapter trains the text encoder (text_encoder), and no clip is connected."
-                " Connect one, or switch text_encoder off."
+                "Start Training: train text encoder is on in Adapter Settings, and no CLIP is connected. Connect one,"
+                " or switch train text encoder off."
             )
         patches = host.lora.patched_by(model) + (host.lora.patched_by(clip.patcher) if adapter.text_encoder else [])
         if adapter.full_weights and patches:
             raise ValueError(
-                f"GraftTrainStart: kind full needs an unpatched model, and this one has {' and '.join(patches)} on"
-                " it. Take them off first."
+                f"Start Training: adapter type full needs an unpatched model, and this one has {' and '.join(patches)}"
+                " on it. Take them off first."
             )
         identity, unhashed = host.fingerprint.of_trained(model, clip if adapter.text_encoder else None)
         unhashed += dataset.unhashed
@@ -337,7 +337,8 @@ class TrainStep(io.ComfyNode):
         subject, state = state.subject, states.with_settings(state, optimizer, objective)
         if state.start.adapter.text_encoder and subject.clip is None:
             raise ValueError(
-                "TrainStep: this state trains the text encoder, but was loaded without one. Connect clip to Load State."
+                "Train Step: this state trains the text encoder, but was loaded without one. Connect CLIP to Load"
+                " State."
             )
         _check(subject, steps > 0 or epochs > 0, preview_every, positive, negative, latent, tensorboard)
         if epochs > 0:
@@ -416,7 +417,7 @@ def _check(
     """Raises an error for missing inputs before the first step."""
     if training and subject.dataset is None:
         raise ValueError(
-            "TrainStep: the state was loaded without its dataset. Connect the dataset to Load State to train further."
+            "Train Step: the state was loaded without its dataset. Connect the dataset to Load State to train further."
         )
     if preview_every:
         host.previews.check(positive, negative, latent, subject.vae)

@@ -88,7 +88,7 @@ class GraftAdapter(io.ComfyNode):
                     default=False,
                     tooltip=(
                         "Also trains the text encoder, in the layers that target layers and layer filter choose."
-                        " Connect clip to Start Training."
+                        " Connect CLIP to Start Training."
                     ),
                 ),
                 advanced(
@@ -699,9 +699,9 @@ class GraftEMA(io.ComfyNode):
                     default="constant",
                     tooltip=(
                         "How the decay changes over the run. constant: the decay below. ramp: min(decay,"
-                        " (1+n)/(10+n)), good for short runs. warmup: 1-(1+n/inv_gamma)^-power. power: Karras"
-                        " 2024, with the first width. target: chosen so that the start share below is left after"
-                        " total_steps."
+                        " (1+n)/(10+n)), good for short runs. warmup: 1-(1+n/g)^-p, where g is the warmup inverse"
+                        " gamma and p the warmup power. power: Karras 2024, with the first width. target: chosen so"
+                        " that the start share below is left after the run's total steps."
                     ),
                 ),
                 io.Float.Input(

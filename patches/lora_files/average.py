@@ -39,13 +39,13 @@ def average(
     every layer, shape and key that differs between the files, and every kind of layer that cannot be averaged.
     """
     if algebra not in ALGEBRAS:
-        raise ValueError(f"Averaging LoRAs: expected one of {', '.join(ALGEBRAS)}, got {algebra!r}.")
+        raise ValueError(f"Averaging LoRAs: averaging method is {algebra!r}, expected one of {', '.join(ALGEBRAS)}.")
     if rank < 0 or (rank and algebra == "factors"):
         if rank > 0:
             why = "factors keep their own rank, use 0"
         else:
             why = "expected 0 or more"
-        raise ValueError(f"Averaging LoRAs: rank is {rank}; {why}.")
+        raise ValueError(f"Averaging LoRAs: maximum rank is {rank}; {why}.")
     if not states or not len(states) == len(shares) == len(names):
         raise ValueError(
             f"Averaging LoRAs: expected a share and a name for each file, got {len(states)}, {len(shares)},"

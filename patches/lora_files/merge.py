@@ -269,11 +269,11 @@ def check_comparable(weights: Mapping[str, Tensor], base: Mapping[str, Tensor], 
     missing, other_shape, quantised = [], [], []
     for name in names:
         if name not in weights or name not in base:
-            missing.append(f"{name}: only {'model' if name in weights else 'base'} has it")
+            missing.append(f"{name}: only {'model' if name in weights else 'base model'} has it")
             continue
         shape, base_shape = tuple(weights[name].shape), tuple(base[name].shape)
         if shape != base_shape:
-            other_shape.append(f"{name}: model has {shape}, base {base_shape}")
+            other_shape.append(f"{name}: model has {shape}, base model {base_shape}")
         dtypes = {weights[name].dtype, base[name].dtype} - set(MERGEABLE_DTYPES)
         if dtypes:
             quantised.append(f"{name}: it is quantised ({', '.join(map(str, dtypes))})")

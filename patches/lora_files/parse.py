@@ -379,7 +379,7 @@ def _unusable(
     if not groups:
         return [f"it holds no LoRA layer ({_some(unmatched)})" if unmatched else "it is empty"]
     if not layers and text and not unmatched:
-        return [f"it is for a text encoder only ({_some(text)}); connect clip"]
+        return [f"it is for a text encoder only ({_some(text)}); connect CLIP"]
     if not layers:
         return [f"no key matches this model, it is for {hint or 'another one'} ({_some([*unmatched, *text])})"]
     if unmatched and not partial:

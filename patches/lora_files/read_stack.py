@@ -118,8 +118,8 @@ def read_stack_to_merge(
     for entry, lora in reading.loras:
         if lora.text_encoder and entry.strength_clip != 0.0:
             reading.problems.append(
-                f"{entry.name}: {len(lora.text_encoder)} of its layers are for a text encoder: connect clip, or set the"
-                " row's clip strength to 0"
+                f"{entry.name}: {len(lora.text_encoder)} of its layers are for a text encoder: connect CLIP, or set the"
+                " row's CLIP strength to 0"
             )
         left_out = [*_without_effect(entry, lora), *_left_out(lora)]
         _warn_without_effect(entry, lora)
@@ -173,7 +173,7 @@ def _refused_entries(entries: Iterable[LoraEntry], mode: str) -> list[str]:
     scheduled, not_finite = [], []
     for entry in entries:
         if entry.schedule is not None and mode in ("merge", "host"):
-            scheduled.append(f"{entry.name}: {CHANGING}, which mode {mode} cannot do; use auto or bypass")
+            scheduled.append(f"{entry.name}: {CHANGING}, which patch mode {mode} cannot do; use auto or bypass")
         if not (math.isfinite(entry.strength_model) and math.isfinite(entry.strength_clip)):
             not_finite.append(
                 f"{entry.name}: expected finite strengths, got {entry.strength_model} for the model and"

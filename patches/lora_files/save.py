@@ -30,7 +30,7 @@ def to_key_format(lora: Mapping[str, Tensor], name: str, dtype: torch.dtype) -> 
     """
     choices = key_formats.writable()
     if name not in choices:
-        raise ValueError(f"names: expected one of {', '.join(choices)}, got {name!r}")
+        raise ValueError(f"key format: expected one of {', '.join(choices)}, got {name!r}")
     writer = choices[name].writer
     assert writer is not None
     groups, strangers, problems = grouped(lora, plain=False)
@@ -47,7 +47,7 @@ def to_key_format(lora: Mapping[str, Tensor], name: str, dtype: torch.dtype) -> 
     if too_large:
         largest = torch.finfo(dtype).max
         raise ValueError(
-            "the LoRA cannot be saved in this dtype, use bf16 or float32:\n"
+            "the LoRA cannot be saved in this data type, use bf16 or float32:\n"
             + problem_lines([f"{key}: holds numbers above {largest:g}, the largest of {dtype}" for key in too_large])
         )
     return tensors

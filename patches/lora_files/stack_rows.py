@@ -81,12 +81,12 @@ def parse(text: str) -> list[StackRow]:
     try:
         content = json.loads(text.strip() or EMPTY)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"rows: not JSON ({error}); expected {EMPTY}") from error
+        raise ValueError(f"LoRA rows: not JSON ({error}); expected {EMPTY}") from error
     if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
-        raise ValueError(f"rows: expected an object such as {EMPTY}, got {text[:80]!r}")
+        raise ValueError(f"LoRA rows: expected an object such as {EMPTY}, got {text[:80]!r}")
     if content.get("version") != VERSION:
         raise ValueError(
-            f"rows: expected version {VERSION}, got {content.get('version')!r}; a newer Graft may have saved this"
+            f"LoRA rows: expected version {VERSION}, got {content.get('version')!r}; a newer Graft may have saved this"
             " workflow"
         )
     rows, problems = [], []

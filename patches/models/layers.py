@@ -159,6 +159,7 @@ def _forward(module: nn.Module, x: Tensor) -> Tensor:
     if output.shape != expected:
         kind = type(module).__name__
         raise ValueError(
-            f"{kind}: its forward made {tuple(output.shape)} of {tuple(x.shape)}, expected {expected}; use mode host"
+            f"{kind}: its forward made {tuple(output.shape)} of {tuple(x.shape)}, expected {expected}; set patch mode"
+            " to host"
         )
     return output

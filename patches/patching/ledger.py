@@ -292,8 +292,8 @@ class Ledger:
         if entry is None or is_transient or entry[0] != recipe:
             if not supports(module):
                 raise ValueError(
-                    f"{name}: bypass works on Linear and convolution modules, not on {type(module).__name__}; use mode"
-                    " merge"
+                    f"{name}: bypass works on Linear and convolution modules, not on {type(module).__name__}; set patch"
+                    " mode to merge"
                 )
             entry = recipe, Bypass(module, on_weight, on_bias, self.kept.clock, version.compiled, version.compute)
         if not is_transient:

@@ -89,7 +89,7 @@ def _seen_by_others(label: str, merged: int, at_activations: int) -> str:
     return (
         f"{label}: {merged} weights merged while it is loaded, {at_activations} at the activations; {saved}; a merge of"
         " models keeps the stack of its first model and takes the base of its second; nodes that extract a LoRA see the"
-        " base (with mode host, all of them see the stack)"
+        " base (with patch mode host, all of them see the stack)"
     )
 
 
@@ -112,7 +112,7 @@ def plan_weights(module: nn.Module, patches: Patches, mode: str, why_not_merge: 
         if no_merge is None:
             _merge_or_bypass(plan, name, mode, no_bypass)
         elif mode == "merge":
-            problems.append(f"{name}: cannot be merged, {no_merge}; use mode auto, bypass or host")
+            problems.append(f"{name}: cannot be merged, {no_merge}; set patch mode to auto, bypass or host")
         elif no_bypass is None:
             plan.bypass.append(name)
             if mode != "bypass":
@@ -121,7 +121,7 @@ def plan_weights(module: nn.Module, patches: Patches, mode: str, why_not_merge: 
             plan.host.append(name)
             plan.reasons[f"through ComfyUI's own patches because {no_bypass} and {no_merge}"] += 1
         else:
-            problems.append(f"{name}: cannot be merged, {no_merge}, and {no_bypass}; use mode host")
+            problems.append(f"{name}: cannot be merged, {no_merge}, and {no_bypass}; set patch mode to host")
     if problems:
         raise ValueError(problem_lines(problems, ""))
     return plan

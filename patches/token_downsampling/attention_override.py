@@ -101,12 +101,12 @@ class ToDoCall:
             reasons[CHANGED] += set_up.left
         if reasons.total():  # in the node's report are those that were known before the model ran
             listed = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-            self._warn_once(f"ApplyToDo left {reasons.total()} self-attention blocks alone: {listed}")
+            self._warn_once(f"Apply ToDo left {reasons.total()} self-attention blocks alone: {listed}")
         elif isinstance(set_up, Thinning) and set_up.met and not set_up.thinned:
             lengths = " or ".join(map(str, sorted(set_up.layout.places)))
             self._warn_once(
-                f"ApplyToDo thinned nothing: no attention had {lengths} tokens. Another node adds tokens, or keeps keys"
-                " of its own"
+                f"Apply ToDo thinned nothing: no attention had {lengths} tokens. Another node adds tokens, or keeps"
+                " keys of its own"
             )
         return out
 
@@ -279,7 +279,7 @@ def _with_fewer_keys(override: Kernel, kernel: Kernel, *args: Any, **kwargs: Any
         raise RuntimeError(
             f"the attention override {_name(foreign)} of another node failed in a model with token downsampling, where"
             f" self-attention has fewer keys than queries ({error}). A kernel that needs as many of both cannot be"
-            " combined with ApplyToDo: take one of the two nodes off"
+            " combined with Apply ToDo: take one of the two nodes off"
         ) from error
 
 

@@ -110,7 +110,7 @@ def report_text(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence
         saving = _saving(rows, settings)
         lines.append(_saving_text(todo, saving))
     lines.append(
-        f"method {settings.method}, phase {settings.phase}, {100 * settings.start_percent:g}% to"
+        f"downsampling method {settings.method}, active during {settings.phase}, {100 * settings.start_percent:g}% to"
         f" {100 * settings.end_percent:g}%"
     )
     lines += [*_sampling_lines(settings, saving), *_training_lines(settings, saving)]
@@ -139,7 +139,7 @@ def _sampling_lines(settings: ToDoSettings, saving: float | None) -> list[str]:
     if (start, end) == (0, 1):
         return []
     if settings.phase == "training":
-        return ["sampling is never downsampled (phase training): start and end change nothing"]
+        return ["sampling is never downsampled (active during training): start and end change nothing"]
     if start == 1:
         return ["sampling is never downsampled: start is 1"]
     if start == end:
@@ -153,7 +153,7 @@ def _training_lines(settings: ToDoSettings, saving: float | None) -> list[str]:
     if not settings.disable_after:
         return []
     if settings.phase == "sampling":
-        return ["training is never downsampled (phase sampling): disable_after changes nothing"]
+        return ["training is never downsampled (active during sampling): disable after changes nothing"]
     share = settings.training_share
     if share is None:
         return [f"off after {settings.disable_after:g} training steps"]

@@ -51,19 +51,17 @@ class ToDoSettings:
         problems: list[str] = []
         factors = _parse_factors(factor, max_depth, depth_factors, problems)
         if method not in METHODS:
-            problems.append(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
+            problems.append(f"downsampling method: expected one of {', '.join(METHODS)}, got {method!r}")
         if phase not in PHASES:
-            problems.append(f"phase: expected one of {', '.join(PHASES)}, got {phase!r}")
+            problems.append(f"active during: expected one of {', '.join(PHASES)}, got {phase!r}")
         if not 0.0 <= start_percent <= end_percent <= 1.0:
-            problems.append(
-                f"start_percent and end_percent: expected 0 <= start <= end <= 1, got {start_percent} and {end_percent}"
-            )
+            problems.append(f"start and end: expected 0 <= start <= end <= 1, got {start_percent} and {end_percent}")
         if not (math.isfinite(disable_after) and disable_after >= 0):
             problems.append(
-                f"disable_after: expected 0 (never), a share below 1, or a number of steps, got {disable_after}"
+                f"disable after: expected 0 (never), a share below 1, or a number of steps, got {disable_after}"
             )
         if problems:
-            raise ValueError("ToDo settings:\n" + "\n".join(f"- {problem}" for problem in problems))
+            raise ValueError("Apply ToDo:\n" + "\n".join(f"- {problem}" for problem in problems))
         user_text = (" ".join(depth_factors.replace(",", " ").split()) or f"{factor:g}", str(len(factors)))
         return cls(factors, method, start_percent, end_percent, phase, disable_after, user_text)
 
@@ -118,24 +116,22 @@ class ToDoSettings:
 def _parse_factors(factor: float, max_depth: int, depth_factors: str, problems: list[str]) -> tuple[float, ...]:
     if depth_factors.strip():
         words = depth_factors.replace(",", " ").split()
-        name, values = "depth_factors", [_number(word) for word in words]
+        label, values, repeats = "factors by depth", [_number(word) for word in words], 1
         if len(words) > MAX_DEPTH:
             problems.append(
-                f"depth_factors: expected at most {MAX_DEPTH} factors, got {len(words)} in {depth_factors!r}"
+                f"factors by depth: expected at most {MAX_DEPTH} factors, got {len(words)} in {depth_factors!r}"
             )
     else:
-        name, words, values = "factor", [str(factor)], [float(factor)]
+        label, words, values = "downsampling factor", [str(factor)], [float(factor)]
+        repeats = max(1, max_depth)
         if not 1 <= max_depth <= MAX_DEPTH:
-            problems.append(f"max_depth: expected 1 to {MAX_DEPTH}, got {max_depth}")
+            problems.append(f"maximum depth: expected 1 to {MAX_DEPTH}, got {max_depth}")
     for word, value in zip(words, values, strict=True):
         if value is None:
-            problems.append(f"{name}: expected numbers separated by spaces, such as '4 2', got {word!r}")
+            problems.append(f"{label}: expected numbers separated by spaces, such as '4 2', got {word!r}")
         elif not 1.0 <= value <= MAX_FACTOR:  # NaN fails this too
-            problems.append(f"{name}: expected a factor from 1 (off) to {MAX_FACTOR:g}, got {word}")
-    valid = tuple(value for value in values if value is not None)
-    if name == "depth_factors":
-        return valid
-    return valid * max(1, max_depth)
+            problems.append(f"{label}: expected a factor from 1 (off) to {MAX_FACTOR:g}, got {word}")
+    return tuple(value for value in values if value is not None) * repeats
 
 
 def _number(word: str) -> float | None:
@@ -170,7 +166,7 @@ def thin(tokens: Tensor, grid: Grid, target: Grid, method: str = "nearest-exact"
         return _area(tokens, grid, target)
     if method == "blend":
         return torch.lerp(thin(tokens, grid, target, "nearest"), _area(tokens, grid, target), BLEND)
-    raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
+    raise ValueError(f"downsampling method: expected one of {', '.join(METHODS)}, got {method!r}")
 
 
 def _area(tokens: Tensor, grid: Grid, target: Grid) -> Tensor:

@@ -49,7 +49,7 @@ def plan_transformer(model: nn.Module, settings: ToDoSettings) -> TransformerToD
     if len(settings.factors) > 1:
         raise ValueError(
             f"{len(settings.factors)} depths asked for, but this {name} is a transformer: all its {blocks} blocks see"
-            " the same token grid, which is one depth: use max_depth 1 or one factor"
+            " the same token grid, which is one depth: set maximum depth to 1, or give one factor by depth"
         )
     return TransformerToDo(settings, tokens, name, {1: (blocks, 0)}, tokens.patch(model))
 

@@ -253,7 +253,7 @@ def _check_depths(
         levels = [f"depth {depth} = latent / {2 ** attention[places[depth][0]].level}" for depth in sorted(places)]
         raise ValueError(
             f"{len(settings.factors)} depths asked for, but this {name} has self-attention at {count} "
-            f"({', '.join(levels)}): use max_depth {count} or at most {count} factors"
+            f"({', '.join(levels)}): set maximum depth to {count}, or give at most {count} factors by depth"
         )
 
 

@@ -124,7 +124,7 @@ def test_other_attn1_patches_before_and_after_work_on_whole_keys(host, small, un
 @pytest.fixture
 def said(caplog):
     """What ApplyToDo has logged since."""
-    return lambda: [record.getMessage() for record in caplog.records if "ApplyToDo" in record.getMessage()]
+    return lambda: [record.getMessage() for record in caplog.records if "Apply ToDo" in record.getMessage()]
 
 
 def test_blocks_whose_keys_another_patch_extends_are_left_alone_and_counted(host, small, unet, said):
@@ -135,7 +135,7 @@ def test_blocks_whose_keys_another_patch_extends_are_left_alone_and_counted(host
     patched, report = apply(host, other)
     assert torch.equal(small.forward(patched), small.forward(other))
     count = int(re.search(r"depth 1: factor 2, (\d+) blocks patched", report)[1])
-    assert said() == [f"ApplyToDo left {count} self-attention blocks alone: {count} whose keys another node changed"]
+    assert said() == [f"Apply ToDo left {count} self-attention blocks alone: {count} whose keys another node changed"]
 
 
 def test_blocks_whose_tokens_another_patch_cuts_into_windows_are_counted(host, small, unet, said):
@@ -152,7 +152,7 @@ def test_blocks_whose_tokens_another_patch_cuts_into_windows_are_counted(host, s
     patched, report = apply(host, other)
     assert torch.equal(small.forward(patched), small.forward(other))
     count = int(re.search(r"depth 1: factor 2, (\d+) blocks patched", report)[1])
-    assert said() == [f"ApplyToDo left {count} self-attention blocks alone: {count} whose keys another node changed"]
+    assert said() == [f"Apply ToDo left {count} self-attention blocks alone: {count} whose keys another node changed"]
 
 
 def test_nothing_is_said_of_blocks_that_are_thinned_or_not_asked_for(host, small, unet, said):
@@ -173,7 +173,7 @@ def test_a_block_whose_attention_is_replaced_is_left_alone_and_counted(host, sma
     for _ in range(2):
         small.forward(patched)
     assert lengths == {("input", 1): (64, 64), ("output", 5): (64, 64)}
-    assert said() == ["ApplyToDo left 2 self-attention blocks alone: 2 whose attention another node computes"]
+    assert said() == ["Apply ToDo left 2 self-attention blocks alone: 2 whose attention another node computes"]
 
 
 def test_what_is_left_alone_is_logged_once_a_run(host, unet, said):
@@ -188,7 +188,7 @@ def test_what_is_left_alone_is_logged_once_a_run(host, unet, said):
                 comfy.sample.sample(
                     patched, noise, 3, 4.0, "euler", "normal", prompt, prompt, torch.zeros_like(noise), seed=1
                 )
-        one = "ApplyToDo left 1 self-attention blocks alone: 1 whose attention another node computes"
+        one = "Apply ToDo left 1 self-attention blocks alone: 1 whose attention another node computes"
         assert said() == [one] * 2 * run
 
 
@@ -375,9 +375,9 @@ def execute(host, patcher, name, **inputs):
             {"depth_factors": "2 2 2 2"},
             "4 depths asked for, but this UNetModel has self-attention at 3 (depth 1 = latent / 1",
         ),
-        ({"max_depth": 4}, "use max_depth 3 or at most 3 factors"),
+        ({"max_depth": 4}, "set maximum depth to 3, or give at most 3 factors"),
         ({"depth_factors": "4 two"}, "expected numbers separated by spaces, such as '4 2', got 'two'"),
-        ({"depth_factors": "nan"}, "depth_factors: expected a factor from 1 (off) to 16, got nan"),
+        ({"depth_factors": "nan"}, "factors by depth: expected a factor from 1 (off) to 16, got nan"),
         ({"depth_factors": "0.5"}, "expected a factor from 1 (off) to 16, got 0.5"),
         ({"factor": float("nan")}, "factor: expected a factor from 1 (off) to 16, got nan"),
         ({"factor": 0.5}, "smaller than min"),  # the host's own check of the widget, as the next two

@@ -246,20 +246,23 @@ def weights_of(model):
     ("inputs", "says"),
     [
         ({}, "none is connected"),
-        ({"state": 1, "snapshots": 1}, "state and snapshots are connected"),
-        ({"state": 1, "profile": "uniform"}, "profile uniform needs files"),
+        ({"state": 1, "snapshots": 1}, "training state and snapshots are connected"),
+        ({"state": 1, "profile": "uniform"}, "averaging profile uniform needs files"),
         ({"snapshots": 1, "profile": "best"}, "connect the run's training state"),
         ({"snapshots": 1, "profile": "uniform", "weights": "1 2"}, "leave them empty"),
         (
             {"snapshots": 1, "profile": "uniform", "algebra": "factors", "rank": 2},
-            "rank only works with algebra products",
+            "maximum rank only works with averaging method products",
         ),
-        ({"state": 1, "profile": "latest", "rank": 2}, "keep their rank and their factors: set rank to 0"),
-        ({"state": 1, "profile": "latest", "algebra": "factors"}, "set rank to 0 and algebra to auto"),
-        ({"state": 1, "profile": "latest", "algebra": "products"}, "set rank to 0 and algebra to auto"),
-        ({"state": 1, "profile": "best", "rank": 2}, "set rank to 0 and algebra to auto"),
+        ({"state": 1, "profile": "latest", "rank": 2}, "keep their rank and their factors: set maximum rank to 0"),
+        ({"state": 1, "profile": "latest", "algebra": "factors"}, "set maximum rank to 0 and averaging method to auto"),
+        (
+            {"state": 1, "profile": "latest", "algebra": "products"},
+            "set maximum rank to 0 and averaging method to auto",
+        ),
+        ({"state": 1, "profile": "best", "rank": 2}, "set maximum rank to 0 and averaging method to auto"),
         ({"snapshots": 1, "profile": "width", "width": 0.08, "rank": 2}, "which keep their rank"),
-        ({"snapshots": 1, "profile": "weights", "weights": "1"}, "1 numbers for 8 files"),
+        ({"snapshots": 1, "profile": "weights", "weights": "1"}, "weights or widths .* 1 numbers for 8 files"),
         ({"snapshots": 1, "profile": "exponential"}, "use width"),
     ],
 )
@@ -272,7 +275,7 @@ def test_inputs_that_do_not_go_together(host, demo, state, inputs, says):
 
 def test_sources_that_are_not_there(host, state):
     for source, says in (
-        ("", "source is empty"),
+        ("", "run or files is empty"),
         ("nowhere.safetensors", "no LoRA file"),
         ("../../x", "is outside the loras folder"),
         ("a\nb", "(?s)'a'.*'b'"),

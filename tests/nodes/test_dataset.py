@@ -75,7 +75,7 @@ def test_damage_and_missing_captions_are_said(host, demo, folder):
 
 @pytest.mark.parametrize("name", ["..", "../output", "/etc", "a/../../x", "C:\\x", ""])
 def test_a_folder_outside_is_refused(host, demo, name):
-    with pytest.raises(ValueError, match=r"is outside ComfyUI's input folder|folder is empty"):
+    with pytest.raises(ValueError, match=r"is outside ComfyUI's input folder|image folder is empty"):
         _call(host, demo, name)
 
 
@@ -327,7 +327,7 @@ def test_masks_and_weights_reach_the_loss(host, tagged):
 def test_every_problem_is_said_in_one_message(host, demo, folder):
     with pytest.raises(ValueError) as caught:
         _call(host, demo, folder, filters="crop: x\nmin_scor: 1", repeats=0, vae=None)
-    for part in ("repeats is 0", "vae is empty", "crop is 'x'", "did you mean min_score"):
+    for part in ("repeats is 0", "VAE is empty", "crop is 'x'", "did you mean min_score"):
         assert part in str(caught.value)
     with pytest.raises(ValueError, match="repeats is 0"):
         _call(host, demo, folder, repeats=0)

@@ -406,7 +406,7 @@ def test_other_trainers_names(host, small, prefix):
         name = f"{prefix}{path}" if prefix.endswith(".") else f"{prefix}_{path.replace('.', '_')}"
         state[f"{name}.lora_{role}" if role else f"{name}.alpha"] = value
     report = host.call("LoRAStackPatch", model=small.unet(), lora_model=state)[2]
-    assert f"lora_model: {len(state) // 3} weights" in report
+    assert f"trained LoRA: {len(state) // 3} weights" in report
 
 
 # --- bad input ---
@@ -553,7 +553,7 @@ def test_every_file_that_cannot_be_read_is_named_with_its_row(host, small, files
 @pytest.mark.parametrize("strength", [float("nan"), float("inf")])
 def test_a_strength_that_is_no_number_changes_nothing(host, small, strength):
     model = small.unet()
-    with pytest.raises(ValueError, match="lora_model: expected finite strengths, got"):
+    with pytest.raises(ValueError, match="trained LoRA: expected finite strengths, got"):
         host.call("LoRAStackPatch", model=model, lora_model=small.lora(model), lora_strength=strength)
     assert not model.injections
 
@@ -831,7 +831,7 @@ def test_a_row_with_a_schedule(host, small):
     for percent, wanted in ((0.1, without), (0.49, without), (0.5, whole), (0.9, whole), (0.3, without)):
         assert torch.allclose(predicted(patched, percent), predicted(wanted, percent), atol=1e-4), percent
     assert not torch.allclose(predicted(without, 0.9), predicted(whole, 0.9), atol=1e-4)
-    with pytest.raises(ValueError, match="which mode merge cannot do"):
+    with pytest.raises(ValueError, match="which patch mode merge cannot do"):
         host.call(
             "LoRAStackPatch",
             model=model,

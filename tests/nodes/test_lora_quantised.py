@@ -122,7 +122,9 @@ def test_a_stack_on_a_quantised_model(host, small, way):
     assert (found - wanted).abs().max() < (5e-2 if way == "int8" else 1e-3) and (wanted - base).abs().max() > 0.2
     assert torch.equal(small.forward(model), base)
     unchanged(before, model.model)
-    with pytest.raises(ValueError, match=rf"cannot be merged, it is a {WAYS[way][1]}; use mode auto, bypass or host"):
+    with pytest.raises(
+        ValueError, match=rf"cannot be merged, it is a {WAYS[way][1]}; set patch mode to auto, bypass or host"
+    ):
         host.call("LoRAStackPatch", model=model, lora_stack=stack, mode="merge")
 
 

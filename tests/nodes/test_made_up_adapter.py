@@ -52,7 +52,7 @@ def test_the_node_offers_it(host, gains):
     inputs = host.node("GraftAdapter").define_schema().inputs
     kind = next(entry for entry in inputs if entry.id == "kind")
     assert kind.options[-1] == "gains" and "gains: one gain for each input channel" in kind.tooltip
-    with pytest.raises(ValueError, match="kind gains does not use alpha"):
+    with pytest.raises(ValueError, match="adapter type gains does not use alpha"):
         host.call("GraftAdapter", kind="gains", alpha=2.0)
 
 

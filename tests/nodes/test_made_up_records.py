@@ -121,5 +121,5 @@ def test_afterwards_nothing_of_them_is_left(host):
     assert "drift" not in _input(host, "GraftOptimizer", "optimizer").options
     with pytest.raises(ValueError, match="optimizer is 'drift', expected one of adamw"):
         host.call("GraftOptimizer", optimizer="drift")
-    with pytest.raises(ValueError, match="weighting is 'late', expected one of none, min-snr, debiased"):
+    with pytest.raises(ValueError, match="loss weighting is 'late', expected one of none, min-snr, debiased"):
         host.call("GraftObjective", weighting="late")

@@ -86,9 +86,9 @@ def test_text_encoders_are_merged_with_the_model(host, small):
     state[f"{base}.dora_scale"] = torch.ones(weight.shape[0], 1)
     save_file(state, os.path.join(host.models, "loras", "text.safetensors"))
     listed = [("text.safetensors", 1.0, 0.5)]
-    with pytest.raises(ValueError, match="connect clip"):
+    with pytest.raises(ValueError, match="connect CLIP"):
         host.call("GraftMergeLoRAs", lora_stack=listed, model=model)
-    with pytest.raises(ValueError, match="clip is connected without model"):
+    with pytest.raises(ValueError, match="CLIP is connected without model"):
         host.call("GraftMergeLoRAs", lora_stack=listed, clip=clip)
     made, _ = host.call("GraftMergeLoRAs", lora_stack=listed, model=model, clip=clip)
 

@@ -151,7 +151,7 @@ def test_gradients_of_the_text_encoder_are_those_of_finite_differences(host, pic
 def test_without_a_clip_it_is_refused(host, pictures):
     host.fresh()
     result = host.run(_workflow(host, pictures, "te none", 1, clip=False))
-    assert not result["success"] and "no clip is connected" in str(result["errors"])
+    assert not result["success"] and "no CLIP is connected" in str(result["errors"])
 
 
 def test_the_text_encoder_alone_by_a_pattern(host, pictures):

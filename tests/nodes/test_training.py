@@ -267,7 +267,9 @@ def test_kind_full_refuses_a_patched_model(host, pictures, run):
     prompt = _workflow(host, pictures, run, 2)
     captured = _run(host, prompt, model=["10", 1], dataset=["2", 0])
     adapter = host.call("GraftAdapter", kind="full", targets="all")[0]
-    with pytest.raises(ValueError, match="kind full needs an unpatched model, and this one has 1 LoRA stacks on it"):
+    with pytest.raises(
+        ValueError, match="adapter type full needs an unpatched model, and this one has 1 LoRA stacks on it"
+    ):
         host.call("GraftTrainStart", model=captured["model"], dataset=captured["dataset"], adapter=adapter, run=run)
 
 
@@ -383,7 +385,7 @@ def test_what_is_wrong_is_said_before_the_first_step(host, pictures, run):
         )
     state = host.call("GraftTrainStart", model=model, dataset=dataset, run=run)[0]
     other = host.call("GraftObjective", prior="regularisation")[0]
-    with pytest.raises(ValueError, match="needs a regularisation dataset"):
+    with pytest.raises(ValueError, match="needs a regularization dataset"):
         host.call("TrainStep", state=state, objective=other, steps=1)
 
 
@@ -392,7 +394,7 @@ def test_regularisation_is_mixed_in(host, pictures, run):
     given = {"folder": pictures, "vae": vae, "clip": clip, "resolution": 256}
     regular = host.call("GraftDataset", **given, validation=0.0)[0]
     dataset, _, report = host.call("GraftDataset", **given, regularisation=regular, regularisation_share=0.5)
-    assert "regularisation: 6 pictures, 50% of each batch" in report
+    assert "regularization dataset: 6 pictures, 50% of each batch" in report
     optimizer = host.call("GraftOptimizer", batch_size=4)[0]
     heavy = host.call("GraftObjective", prior="regularisation", prior_weight=3.0)[0]
     found = []
@@ -482,7 +484,10 @@ def test_what_previews_lack_is_said_before_the_first_step(host, pictures, run):
     result = host.run(prompt)
     assert not result["success"]
     said = str(result["errors"])
-    assert "positive is not connected; latent is not connected; vae" in said and "set preview_every to 0" in said
+    assert (
+        "positive prompt is not connected; latent is not connected; VAE" in said
+        and "set preview every N steps to 0" in said
+    )
     assert not [data for event, data in result["events"] if event == "graft.step"]
 
 

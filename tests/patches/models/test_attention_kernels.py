@@ -109,7 +109,7 @@ def test_a_devices_error_is_not_the_overrides(name):
     q, k, v = _tensors()
     for error, message in (
         (getattr(torch, name), "^what happened$"),
-        (RuntimeError, "cannot be combined with ApplyToDo"),
+        (RuntimeError, "cannot be combined with Apply ToDo"),
     ):
         with pytest.raises(error, match=message):
             Guard(override, 0)(attention_pytorch, q, k, v, 4)

@@ -124,7 +124,8 @@ def test_a_forward_that_does_something_else_is_refused():
 
     module = Causal(4, 8, 3, stride=2)
     with pytest.raises(
-        ValueError, match=r"Causal: its forward made \(1, 8, 5\) of \(1, 4, 5\), expected \(1, 8, 3\); use mode host"
+        ValueError,
+        match=r"Causal: its forward made \(1, 8, 5\) of \(1, 4, 5\), expected \(1, 8, 3\); set patch mode to host",
     ):
         weight_of(module, torch.float32, CPU)
     assert module.stride == (2,)

@@ -38,7 +38,7 @@ def test_weights_by_mode():
         more = plan_weights(nn.Sequential(nn.LayerNorm(4), nn.GroupNorm(2, 4)), norms, mode, "paged")
         assert more.reasons == {left: 1, left.replace("LayerNorm", "GroupNorm"): 1}
         with pytest.raises(
-            ValueError, match=r"3\.weight: cannot be merged, paged, and LayerNorm has no bypass; use mode host"
+            ValueError, match=r"3\.weight: cannot be merged, paged, and LayerNorm has no bypass; set patch mode to host"
         ):
             plan_weights(of, others, mode, "paged")
     of[0].weight.data = of[0].weight.data.to(torch.float8_e4m3fn)
@@ -48,7 +48,7 @@ def test_weights_by_mode():
     assert plan_weights(of, patches, "merge") == (list(NAMES), [], [], {})  # fp8 is merged where that is asked for
     of[0].scale_weight = torch.ones(1)
     with pytest.raises(
-        ValueError, match=r"0\.weight: cannot be merged, it is quantised \(scale_weight\); use mode auto"
+        ValueError, match=r"0\.weight: cannot be merged, it is quantised \(scale_weight\); set patch mode to auto"
     ):
         plan_weights(of, patches, "merge")
 

@@ -157,10 +157,10 @@ def test_metadata_is_as_given():
         ({"depth_factors": "4 two"}, "got 'two'"),
         ({"depth_factors": "nan"}, "got nan"),
         ({"depth_factors": "1 2 3 4 5"}, "at most 4 factors, got 5"),
-        ({"max_depth": 5}, "max_depth: expected 1 to 4"),
+        ({"max_depth": 5}, "maximum depth: expected 1 to 4"),
         ({"start_percent": 0.6, "end_percent": 0.5}, "start <= end"),
-        ({"method": "bicubic"}, "method: expected one of"),
-        ({"disable_after": -1.0}, "disable_after"),
+        ({"method": "bicubic"}, "downsampling method: expected one of"),
+        ({"disable_after": -1.0}, "disable after: "),
     ],
 )
 def test_bad_settings(inputs, message):

@@ -202,11 +202,17 @@ def test_report_text():
             {"start_percent": 0.2, "end_percent": 0.6},
             "sampling is downsampled from 20% to 60%: about 30% saved over all of it",
         ),
-        ({"phase": "training", "end_percent": 0.5}, "sampling is never downsampled (phase training): start and end"),
-        ({"phase": "sampling", "disable_after": 0.5}, "training is never downsampled (phase sampling): disable_after"),
+        (
+            {"phase": "training", "end_percent": 0.5},
+            "sampling is never downsampled (active during training): start and end",
+        ),
+        (
+            {"phase": "sampling", "disable_after": 0.5},
+            "training is never downsampled (active during sampling): disable after",
+        ),
         ({"disable_after": 0.25}, "off after 25% of the training run: about 19% saved over all of it"),
         ({"disable_after": 300.0}, "off after 300 training steps"),
-        ({"phase": "sampling"}, "phase sampling"),
+        ({"phase": "sampling"}, "active during sampling"),
     ],
 )
 def test_a_saving_is_claimed_where_there_is_one(settings, line):

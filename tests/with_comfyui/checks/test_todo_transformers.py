@@ -965,8 +965,8 @@ def test_blocks_whose_keys_another_node_extends_are_counted(caplog):
     if not left:
         pytest.skip("this ComfyUI's Flux has no attn1 patches")
     assert any(keys < queries for queries, keys in lengths)
-    said = [record.getMessage() for record in caplog.records if "ApplyToDo" in record.getMessage()]
-    assert said == [f"ApplyToDo left {left} self-attention blocks alone: {left} whose keys another node changed"]
+    said = [record.getMessage() for record in caplog.records if "Apply ToDo" in record.getMessage()]
+    assert said == [f"Apply ToDo left {left} self-attention blocks alone: {left} whose keys another node changed"]
 
 
 def test_a_second_todo_replaces_the_first():

@@ -223,7 +223,7 @@ def test_attention_over_a_videos_frames_is_nobodys_to_thin(small, caplog):
             transformer_options=options,
         )
     assert set(seen) == {(frames, 64, 16), (frames, 16, 4), (64, frames, frames), (16, frames, frames)}
-    assert not [record for record in caplog.records if "ApplyToDo" in record.getMessage()]
+    assert not [record for record in caplog.records if "Apply ToDo" in record.getMessage()]
 
 
 @pytest.mark.parametrize("first", ["todo", "other"])
