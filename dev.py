@@ -9,6 +9,7 @@ python dev.py host [pytest arguments]   run the tests on a real ComfyUI: COMFYUI
 python dev.py long                      run the long tests: kill -9 in many places, 1,000 random sequences of patching,
                                         the demo with and without its average, training in a subgraph of the editor
 python dev.py fuzz [TARGET …] [--cases N] [--seed S]  fuzz for a night; a failure prints how to replay it
+python dev.py mutate [--count N] [--seed S] [PATH …]  change the code at random places; which changes fail no test?
 python dev.py soak [--minutes N]        use the editor's server for two hours, or N minutes: nothing may grow
 python dev.py lock                      write requirements/*.txt again from pyproject.toml and constraints.txt
 
@@ -44,7 +45,11 @@ UNLOCKED = ("torch", "triton")
 UNLOCKED_FAMILIES = ("nvidia-", "cuda-")
 
 TYPED_PACKAGES = ("storage", "patches", "ema", "training", "host", "nodes", "demo", "headless")
-LONG_RUNS = {"fuzz": "graft_nodes.tests.fuzz", "soak": "graft_nodes.tests.faults.soak"}
+LONG_RUNS = {
+    "fuzz": "graft_nodes.tests.fuzz",
+    "mutate": "graft_nodes.tests.mutation",
+    "soak": "graft_nodes.tests.faults.soak",
+}
 
 
 def install(lock: str) -> None:

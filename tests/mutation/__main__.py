@@ -1,0 +1,128 @@
+"""python dev.py mutate [--count N] [--seed S] [PATH …]: change the product's code at random places, one change at a
+time, and see whether a test fails.
+
+Each change is tried in a copy of the tree: by the tests nearest to its file, then by the quick tier. What no test
+notices is listed: it needs a test, or the code is not needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import random
+import secrets
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path, PurePosixPath
+
+from .changes import Change, changes, is_python
+from .trials import Copy, Trials, Verdict
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("storage", "patches", "ema", "training", "host", "nodes", "headless", "demo")
+Place = tuple[PurePosixPath, Change]
+
+
+def product_files(root: Path, paths: list[str]) -> list[PurePosixPath]:
+    """The Python files that the paths name. Raises ValueError for a path without any."""
+    files: set[PurePosixPath] = set()
+    for path in paths:
+        full = (root / path).resolve()
+        found = [full]
+        if full.is_dir():
+            found = sorted(full.rglob("*.py"))
+        if not found or not all(file.is_file() and file.is_relative_to(root) for file in found):
+            raise ValueError(f"{path}: expected a Python file or a folder of the repository")
+        files.update(PurePosixPath(file.relative_to(root).as_posix()) for file in found)
+    return sorted(files)
+
+
+def drawn(root: Path, files: list[PurePosixPath], count: int, seed: int) -> list[Place]:
+    """`count` changes of these files; the same for the same seed and the same code."""
+    sources = {file: (root / file).read_bytes() for file in files}
+    places = [(file, change) for file, source in sources.items() for change in changes(source)]
+    random.Random(seed).shuffle(places)
+    kept: list[Place] = []
+    for file, change in places:
+        if len(kept) == count:
+            break
+        if is_python(change.applied(sources[file])):
+            kept.append((file, change))
+    return kept
+
+
+def tried(root: Path, places: list[Place], jobs: int, only_nearest: bool) -> Iterator[Verdict]:
+    """The verdict on each change, as they come, from so many copies at once."""
+    trials = Trials(root, only_nearest)
+    with tempfile.TemporaryDirectory(prefix="graft-mutate-") as folder, ThreadPoolExecutor(jobs) as pool:
+        copies: queue.Queue[Copy] = queue.Queue()
+        for number in range(jobs):
+            copies.put(Copy(root, Path(folder) / str(number)))
+        first = copies.queue[0]
+        if not first.is_found():
+            raise RuntimeError(f"Python does not find the copy in {first.place}: unset PYTHONSAFEPATH and PYTHONPATH")
+
+        def work(file: PurePosixPath, change: Change) -> Verdict:
+            copy = copies.get()
+            try:
+                return trials.try_change(copy, file, change)
+            finally:
+                copies.put(copy)
+
+        waiting = [pool.submit(work, file, change) for file, change in places]
+        try:
+            for done in as_completed(waiting):
+                yield done.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def summary(verdicts: list[Verdict]) -> str:
+    """How many changes ended in a failing test, and those that did not."""
+    counts = Counter(verdict.by for verdict in verdicts)
+    lines = [f"{name} {counts[name]}" for name in ("nearest", "quick", "time", "survived", "untried") if counts[name]]
+    noticed = sum(verdict.noticed for verdict in verdicts)
+    text = [f"{noticed} of {len(verdicts)} changes were noticed ({', '.join(lines)})"]
+    missed = [verdict for verdict in verdicts if not verdict.noticed]
+    text += [str(verdict) for verdict in sorted(missed, key=lambda one: (one.file, one.change.start))]
+    return "\n".join(text)
+
+
+def main(arguments: list[str], root: Path = ROOT) -> int:
+    """Run; 0 when every change was noticed."""
+    parser = argparse.ArgumentParser(prog="python dev.py mutate", description=__doc__)
+    parser.add_argument("paths", nargs="*", metavar="PATH", help=f"files or folders (default: {', '.join(PACKAGES)})")
+    parser.add_argument("--count", type=int, default=100, help="how many changes (default: 100)")
+    parser.add_argument("--seed", type=int, help="what the changes are drawn from (default: a new one)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at once (default: one a core)")
+    parser.add_argument("--nearest", action="store_true", help="only the nearest tests, not the quick tier")
+    parser.add_argument("--list", action="store_true", help="only list the changes")
+    given = parser.parse_args(arguments)
+    if given.count < 1 or given.jobs < 1:
+        parser.error("--count and --jobs: expected 1 or more")
+    seed = given.seed
+    if seed is None:
+        seed = secrets.randbelow(2**32)
+    try:
+        files = product_files(root, given.paths or [name for name in PACKAGES if (root / name).exists()])
+    except ValueError as error:
+        parser.error(str(error))
+    places = drawn(root, files, given.count, seed)
+    print(f"seed {seed}: {len(places)} changes in {len(files)} files", flush=True)
+    if given.list:
+        print("\n".join(f"{file}:{change.line}  {change}" for file, change in places))
+        return 0
+    verdicts = []
+    for verdict in tried(root, places, given.jobs, given.nearest):
+        verdicts.append(verdict)
+        print(f"{len(verdicts):4}  {verdict}", flush=True)
+    print(summary(verdicts))
+    return int(not all(verdict.noticed for verdict in verdicts))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,35 @@
+"""The tests nearest to a product file: its own test file, or those that docs/architecture.md names for it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+
+HEADING = "## Tested elsewhere"
+ROW = re.compile(r"^\| `(?P<file>[\w/.]+)` \| (?P<tests>.+?) \|$", re.MULTILINE)
+WITH_COMFYUI = "tests/with_comfyui"  # these need a real ComfyUI
+
+
+def own_tests(root: Path, file: PurePosixPath) -> list[str]:
+    """The test files that mirror a product file."""
+    paths = (root / "tests" / file.parent).glob(f"test_{file.stem}*.py")
+    return sorted(path.relative_to(root).as_posix() for path in paths)
+
+
+def tested_elsewhere(root: Path) -> dict[str, list[str]]:
+    """{file, or folder with a slash: paths of the tests that docs/architecture.md names for it}."""
+    page = root / "docs" / "architecture.md"
+    if not page.exists():
+        return {}
+    section = page.read_text(encoding="utf-8").partition(HEADING)[2].partition("\n## ")[0]
+    return {row["file"]: re.findall(r"`([\w/.]+)`", row["tests"]) for row in ROW.finditer(section)}
+
+
+def nearest_tests(root: Path, file: PurePosixPath) -> list[str]:
+    """The test files to ask first about a change of this product file; none for a file that nothing names."""
+    own = own_tests(root, file)
+    if own:
+        return own
+    rows = tested_elsewhere(root)
+    paths = rows.get(file.as_posix()) or rows.get(f"{file.parent.as_posix()}/") or []
+    return [path for path in paths if not path.startswith(WITH_COMFYUI)]

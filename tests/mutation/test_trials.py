@@ -1,0 +1,148 @@
+"""A made-up package with a good test, none, and an endless loop: what is noticed by whom, what survives, and that the
+tree itself is never changed.
+"""
+
+import shutil
+import subprocess
+import textwrap
+from pathlib import PurePosixPath
+
+import pytest
+from graft_nodes.tests.mutation import __main__ as command
+from graft_nodes.tests.mutation import trials
+from graft_nodes.tests.mutation.changes import changes
+from graft_nodes.tests.mutation.nearest import nearest_tests
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="the tree is copied by git's list of files")
+
+FILES = {
+    "__init__.py": "",
+    "pyproject.toml": '[tool.pytest.ini_options]\naddopts = "--import-mode=importlib"\nmarkers = ["slow", "long"]\n',
+    "docs/architecture.md": "## Tested elsewhere\n\n| file | tests |\n|---|---|\n| `maths/` | `tests/test_all.py` |\n",
+    "maths/near.py": "def larger(a, b):\n    return a > b\n",
+    "maths/far.py": "def total(a, b):\n    return a + b\n",
+    "maths/unseen.py": "def half(a):\n    return a / 2\n",
+    "maths/loop.py": "def down(a):\n    while a > 0:\n        a -= 1\n    return a\n",
+    "tests/maths/test_near.py": """
+        from graft_nodes.maths.near import larger
+
+        def test_larger():
+            assert larger(2, 1) and not larger(1, 1)
+    """,
+    "tests/maths/test_loop.py": """
+        from graft_nodes.maths.loop import down
+
+        def test_down():
+            assert down(3) == 0
+    """,
+    "tests/test_all.py": "def test_nothing():\n    pass\n",
+    "tests/test_sums.py": """
+        from graft_nodes.maths.far import total
+
+        def test_total():
+            assert total(1, 2) == 3
+    """,
+    "tests/test_readability.py": "raise AssertionError('it reads the source and must not be asked')\n",
+    "tests/test_slow.py": """
+        import pytest
+
+        @pytest.mark.slow
+        def test_slow():
+            raise AssertionError("not in the quick tier")
+    """,
+}
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # these start in half the time without
+    root = tmp_path / "tree"
+    for name, text in FILES.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
+    subprocess.run(["git", "init", "--quiet"], cwd=root, check=True)
+    return root
+
+
+def content(root):
+    """{file: bytes} of the tree, without what git keeps."""
+    paths = [path for path in root.rglob("*") if path.is_file() and ".git" not in path.parts]
+    return {path: path.read_bytes() for path in paths}
+
+
+def only_change(root, file, after):
+    """(file, its change that leaves this text in place of another)."""
+    [change] = [change for change in changes((root / file).read_bytes()) if change.after == after]
+    return PurePosixPath(file), change
+
+
+def verdicts(root, *places, only_nearest=False):
+    return list(command.tried(root, list(places), 1, only_nearest))
+
+
+def test_each_change_is_noticed_by_the_nearest_tests_then_by_all_or_survives(tree):
+    before = content(tree)
+    places = [
+        only_change(tree, "maths/near.py", "(a >= b)"),
+        only_change(tree, "maths/far.py", "(a - b)"),
+        only_change(tree, "maths/unseen.py", "(a * 2)"),
+    ]
+    found = {verdict.file.stem: verdict for verdict in verdicts(tree, *places)}
+    assert {name: verdict.by for name, verdict in found.items()} == {
+        "near": "nearest",
+        "far": "quick",
+        "unseen": "survived",
+    }
+    assert found["near"].detail == "tests/maths/test_near.py::test_larger"
+    assert found["far"].detail == "tests/test_sums.py::test_total"
+    assert content(tree) == before
+    text = command.summary(list(found.values()))
+    assert text.startswith("2 of 3 changes were noticed (nearest 1, quick 1, survived 1)")
+    assert text.splitlines()[1:] == ["survived  maths/unseen.py:2  a / 2  ->  (a * 2)"]
+
+
+@pytest.mark.slow
+def test_an_endless_loop_ends_with_its_time(tree, monkeypatch):
+    monkeypatch.setattr(trials, "LEAST_SECONDS", 4.0)
+    [verdict] = verdicts(tree, only_change(tree, "maths/loop.py", "pass"))
+    assert verdict.by == "time" and verdict.noticed
+
+
+def test_changes_are_undone_before_the_next(tree):
+    """The second change has the size and perhaps the second of the first: a stale compiled file would hide it."""
+    larger = only_change(tree, "maths/near.py", "(a >= b)")
+    far = only_change(tree, "maths/far.py", "(a - b)")
+    assert [one.by for one in verdicts(tree, far, larger, far, only_nearest=True)].count("survived") == 2
+
+
+def test_tests_that_fail_without_a_change_judge_nothing(tree):
+    (tree / "tests" / "maths" / "test_near.py").write_text("def test_broken():\n    raise ValueError('as it is')\n")
+    [verdict] = verdicts(tree, only_change(tree, "maths/near.py", "(a >= b)"))
+    assert verdict.by == "untried" and "test_broken" in verdict.detail and not verdict.noticed
+
+
+def test_the_nearest_tests_of_a_file(tree):
+    assert nearest_tests(tree, PurePosixPath("maths/near.py")) == ["tests/maths/test_near.py"]
+    assert nearest_tests(tree, PurePosixPath("maths/far.py")) == ["tests/test_all.py"]
+    assert nearest_tests(tree, PurePosixPath("other/file.py")) == []
+
+
+def test_a_seed_draws_the_same_changes_and_another_seed_others(tree):
+    files = command.product_files(tree, ["maths"])
+    assert [file.name for file in files] == ["far.py", "loop.py", "near.py", "unseen.py"]
+    all_of_them = command.drawn(tree, files, 1000, 1)
+    assert command.drawn(tree, files, 3, 1) == all_of_them[:3] != command.drawn(tree, files, 3, 2)
+    assert len(all_of_them) == len(set(all_of_them)) == sum(len(changes((tree / file).read_bytes())) for file in files)
+
+
+@pytest.mark.parametrize("arguments", [["--count", "0"], ["nowhere"], ["docs"]])
+def test_what_the_command_cannot_do(arguments, tree, capsys):
+    with pytest.raises(SystemExit):
+        command.main(arguments, tree)
+    assert "expected" in capsys.readouterr().err
+
+
+def test_the_command_lists_what_it_would_try(tree, capsys):
+    assert command.main(["maths/near.py", "--seed", "1", "--list"], tree) == 0
+    assert "maths/near.py:2  a > b  ->  (a >= b)" in capsys.readouterr().out
