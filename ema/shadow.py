@@ -96,7 +96,7 @@ class Shadow:
         """Set the live `weights` to the average within the block, one tensor at a time; cannot be nested.
 
         Afterwards both have their bytes back. Float32 weights wait in the average's place. Those of another type (bf16
-        would round the average) wait in host memory.
+        would round the average) wait in host memory. When an exchange itself is broken off, `is_swapped` stays true.
         """
         if self._out:
             raise RuntimeError("The weight average is swapped in already: leave that block first.")
@@ -105,26 +105,34 @@ class Shadow:
         self._out = True
         exchanged: list[str] = []
         waiting: dict[str, Tensor] = {}
+        half_exchanged = False
         try:
             for name, tensor in self.tensors.items():
-                live = weights[name]
+                live = weights[name].detach()
                 if live.dtype == tensor.dtype:
-                    _exchange_(tensor, live)
+                    average = tensor.clone()
+                    half_exchanged = True
+                    tensor.copy_(live)
+                    live.copy_(average)
                     exchanged.append(name)
+                    half_exchanged = False
+                    del average
                 else:
-                    waiting[name] = live.detach().to("cpu", copy=True)
-                    live.detach().copy_(tensor)
+                    waiting[name] = live.to("cpu", copy=True)
+                    live.copy_(tensor)
             yield
         finally:
             for name in exchanged:
-                _exchange_(self.tensors[name], weights[name])
-            for name, live in waiting.items():
-                weights[name].detach().copy_(live)
-            self._out = False
+                tensor, live = self.tensors[name], weights[name].detach()
+                average = live.clone()
+                live.copy_(tensor)
+                tensor.copy_(average)
+                del average
+            for name, saved in waiting.items():
+                weights[name].detach().copy_(saved)
+            self._out = half_exchanged
 
-
-@torch.no_grad()
-def _exchange_(left: Tensor, right: Tensor) -> None:
-    saved = left.clone()
-    left.copy_(right)
-    right.copy_(saved)
+    @property
+    def is_swapped(self) -> bool:
+        """Whether the average is swapped in, or a broken exchange has left average and weights mixed."""
+        return self._out

@@ -210,8 +210,9 @@ class TrainStep(io.ComfyNode):
                     min=0,
                     max=1_000_000,
                     tooltip=(
-                        "Measures the loss on the held-out images every N steps. Raise it if validation takes"
-                        " too long; 0 is never."
+                        "Measures the loss on the held-out images every N steps. With EMA Settings it measures"
+                        " the average as well, which doubles the time. Raise it if validation takes too long; 0 is"
+                        " never."
                     ),
                 ),
                 io.Int.Input(
@@ -269,7 +270,8 @@ class TrainStep(io.ComfyNode):
                     optional=True,
                     tooltip=(
                         "Which states stay on disk. last: the final one. best: also the one with the lowest"
-                        " held-out loss. every: these and all snapshots, if you want to branch from them."
+                        " held-out loss, that of the average if there is one. every: these and all snapshots, if"
+                        " you want to branch from them."
                     ),
                 ),
                 advanced(
@@ -471,7 +473,7 @@ class _Call:
                 self.writer.close()
         return outcome.state, text.step(state, outcome, subject.unhashed, self.pictures)
 
-    def stepped(self, step: int, moved: Any, validation: float | None) -> None:
+    def stepped(self, step: int, moved: Any, validation: Any) -> None:
         """Reports a step to the front end. Raises ComfyUI's exception when the user interrupts."""
         from ..training.run.out_of_memory import used
 
@@ -485,9 +487,12 @@ class _Call:
             "loss": moved.loss,
             "rate": moved.rate,
         }
-        measurements = {"norm": moved.norm, "validation": validation, "speed": speed, "left": seconds_left}
+        measurements = {"norm": moved.norm, "speed": speed, "left": seconds_left}
+        held_out: dict[str, float | None] = {"validation": None, "average": None}
+        if validation is not None:
+            held_out = {"validation": validation.weights, "average": validation.average}
         host.events.send_event(
-            "graft.step", {**data, **measurements, "memory": used(self.state.subject.model.load_device)}
+            "graft.step", {**data, **measurements, **held_out, "memory": used(self.state.subject.model.load_device)}
         )
         if self.writer is not None:
             self.writer.write(step, moved, validation)

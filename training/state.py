@@ -59,7 +59,8 @@ class Start:
 
 @dataclass(frozen=True)
 class History:
-    """The loss, learning rate and gradient norm of every step, and (step, loss) of every validation.
+    """The loss, learning rate and gradient norm of every step, and (step, loss) of every validation: of the trained
+    weights, and of their running average if the run has one.
 
     The first `outdated` validations used an earlier objective: their losses cannot be compared.
     """
@@ -69,6 +70,7 @@ class History:
     norm: tuple[float, ...] = ()
     validation: tuple[tuple[int, float], ...] = ()
     outdated: int = 0
+    average_validation: tuple[tuple[int, float], ...] = ()
 
     @property
     def comparable(self) -> tuple[tuple[int, float], ...]:
@@ -76,9 +78,18 @@ class History:
         return self.validation[self.outdated :]
 
     @property
+    def comparable_average(self) -> tuple[tuple[int, float], ...]:
+        """The validations of the running average with the current objective; states of older versions have none."""
+        steps = {step for step, _ in self.comparable}
+        return tuple(row for row in self.average_validation if row[0] in steps)
+
+    @property
     def best(self) -> tuple[int, float] | None:
-        """Step and loss of the best comparable validation. Losses that are not finite do not count."""
-        finite = (row for row in self.comparable if math.isfinite(row[1]))
+        """Step and loss of the best comparable validation: of the running average where it was measured, else of the
+        weights. Losses that are not finite do not count.
+        """
+        rows = self.comparable_average or self.comparable
+        finite = (row for row in rows if math.isfinite(row[1]))
         return min(finite, key=lambda row: (row[1], row[0]), default=None)
 
 

@@ -27,6 +27,7 @@ export const CHINESE = {
   'None.': '无。',
   ' (varies)': '（每次不同）',
   'held out': '验证',
+  'held out, average': '验证（平均）',
   mask: '遮罩',
   'no caption': '无标注',
   size: '尺寸',

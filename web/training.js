@@ -2,8 +2,8 @@
  * The panel of TrainStep: the loss while it trains, held-out loss, learning rate, speed, memory, previews, and a Stop
  * button that keeps the state.
  *
- * It follows the pack's events: `graft.step` {node, run, step, until, loss, rate, norm, validation, speed, left, memory}
- * (steps per second, seconds, bytes) and `graft.preview` {node, run, step, pictures: [{filename, subfolder, type,
+ * It follows the pack's events: `graft.step` {node, run, step, until, loss, rate, norm, validation, average, speed, left,
+ * memory} (held-out loss of the weights and of their average, steps per second, seconds, bytes) and `graft.preview` {node, run, step, pictures: [{filename, subfolder, type,
  * label}]}; `node` is an execution id. The workflow keeps the last run as the property `graft run`, so that the curve of
  * a finished run comes back from the store.
  */
@@ -15,8 +15,14 @@ import { t } from './texts.js'
 
 const PROPERTY = 'graft run'
 const CHART_HEIGHT = 150
-const COLORS = { loss: '#4c8dd6', smooth: '#e2923b', validation: '#3fa96b', rate: '#b07cc6' }
-const CURVES = { loss: 'loss', smooth: 'smoothed', validation: 'held out', rate: 'learning rate' }
+const COLORS = { loss: '#4c8dd6', smooth: '#e2923b', validation: '#3fa96b', average: '#c9588f', rate: '#b07cc6' }
+const CURVES = {
+  loss: 'loss',
+  smooth: 'smoothed',
+  validation: 'held out',
+  average: 'held out, average',
+  rate: 'learning rate',
+}
 const panels = new WeakMap()
 
 /** Give a TrainStep node its panel. */
@@ -57,8 +63,9 @@ class Panel {
     this.loss = new Series()
     this.smooth = new Smoothed(setting('Graft.Training.Smoothing'))
     this.validation = new Series()
+    this.average = new Series() // the held-out loss of the running average
     this.rate = new Series()
-    this.shown = new Set(['loss', 'smooth', 'validation'])
+    this.shown = new Set(['loss', 'smooth', 'validation', 'average'])
     this.pictures = []
     this.said = {}
     this.status = el(
@@ -67,7 +74,8 @@ class Panel {
       el('span', { class: 'graft-dim' }, t('The loss curve appears here during training.')),
     )
     this.canvas = el('canvas', { class: 'graft-chart', role: 'img', 'aria-label': t('Loss by step') })
-    this.legend = el('div', { class: 'graft-legend' }, ...Object.keys(CURVES).map((name) => this.switch(name)))
+    this.switches = Object.fromEntries(Object.keys(CURVES).map((name) => [name, this.switch(name)]))
+    this.legend = el('div', { class: 'graft-legend' }, ...Object.values(this.switches))
     this.stop = el(
       'button',
       {
@@ -100,15 +108,19 @@ class Panel {
     this.run = data.run
     this.drawnKey = undefined
     this.add(data)
-    this.said = { ...this.said, ...data, validation: data.validation ?? this.said.validation, state: 'running' }
+    const { validation, average } = this.said
+    this.said = { ...this.said, ...data, state: 'running' }
+    this.said.validation = data.validation ?? validation
+    this.said.average = data.average ?? average
     this.changed()
   }
 
-  add({ step, loss, rate, validation }) {
+  add({ step, loss, rate, validation, average }) {
     this.loss.add(step, loss)
     this.smooth.add(step, loss)
     if (Number.isFinite(rate)) this.rate.add(step, rate)
     if (Number.isFinite(validation)) this.validation.add(step, validation)
+    if (Number.isFinite(average)) this.average.add(step, average)
   }
 
   smoothen(weight) {
@@ -118,7 +130,7 @@ class Panel {
   }
 
   clear() {
-    for (const series of [this.loss, this.smooth, this.validation, this.rate]) series.clear()
+    for (const series of [this.loss, this.smooth, this.validation, this.average, this.rate]) series.clear()
     this.pictures = []
     this.said = {}
     this.strip.replaceChildren()
@@ -127,8 +139,11 @@ class Panel {
   /** The run starts over or went back: forget the losses from this step on (and before the first). */
   forget(step) {
     const from = step > 1 ? step : 0
-    while (this.validation.last.step >= from) this.validation.drop()
+    for (const series of [this.validation, this.average]) {
+      while (series.last.step >= from) series.drop()
+    }
     this.said.validation = this.validation.last.value
+    this.said.average = this.average.last.value
     this.pictures = this.pictures.filter((picture) => picture.step < from)
     this.showPictures()
   }
@@ -212,6 +227,7 @@ class Panel {
     this.run = run
     history.loss.forEach((loss, index) => this.add({ step: index + 1, loss, rate: history.rate[index] }))
     for (const [at, loss] of history.validation) this.validation.add(at, loss) // ascending; 0 is before the first step
+    for (const [at, loss] of history.average_validation ?? []) this.average.add(at, loss)
     this.said = {
       run,
       step,
@@ -219,6 +235,7 @@ class Panel {
       loss: this.loss.last.value,
       rate: this.rate.last.value,
       validation: this.validation.last.value,
+      average: this.average.last.value,
       state: 'done',
     }
     this.pictures = []
@@ -253,13 +270,14 @@ class Panel {
   }
 
   tell() {
-    const { step, until, loss, rate, validation, speed, left, memory, state } = this.said
+    const { step, until, loss, rate, validation, average, speed, left, memory, state } = this.said
     if (step === undefined) return
     const running = state === 'running'
     const facts = [
       [t('step'), running ? t('{step} of {until}', { step, until }) : String(step)],
       [t('loss'), short(this.smooth.last.value ?? loss)],
       [t('held out'), Number.isFinite(validation) ? short(validation) : null],
+      [t('average'), Number.isFinite(average) ? short(average) : null],
       [t('rate'), short(rate)],
       [t('it/s'), running ? short(speed) : null],
       [t('left'), running ? duration(left) : null],
@@ -273,6 +291,7 @@ class Panel {
       this.stop.textContent = t('Stop and keep')
     }
     this.canvas.hidden = this.legend.hidden = !this.loss.steps.length
+    this.switches.average.hidden = !this.average.steps.length
   }
 
   redraw() {
@@ -283,6 +302,7 @@ class Panel {
       { name: 'loss', series: this.loss, color: `${COLORS.loss}88`, width: 1 },
       { name: 'smooth', series: this.smooth, color: COLORS.smooth, width: 2 },
       { name: 'validation', series: this.validation, color: COLORS.validation, width: 2, dots: true },
+      { name: 'average', series: this.average, color: COLORS.average, width: 2, dots: true },
     ].filter((curve) => this.shown.has(curve.name))
     if (this.shown.has('rate')) curves.push(this.scaledRate())
     draw(this.canvas, width, CHART_HEIGHT, curves, (value) => short(value, 2))

@@ -41,9 +41,9 @@ CONTRAST = """(modern) => {
 }"""
 
 
-def step(editor, node, number, loss=0.1, until=1000, run="r", validation=None):
+def step(editor, node, number, loss=0.1, until=1000, run="r", validation=None, average=None):
     detail = {"node": str(node), "run": run, "step": number, "until": until, "loss": loss, "rate": 1e-4, "norm": 1.0}
-    editor.do(SEND, ["graft.step", {**detail, "validation": validation}])
+    editor.do(SEND, ["graft.step", {**detail, "validation": validation, "average": average}])
 
 
 def ran(editor, node, output):
@@ -67,6 +67,30 @@ def test_the_loss_is_drawn_as_it_comes(editor):
     step(editor, node, 3, 0.5)
     editor.page.wait_for_timeout(300)
     assert "step 3 of 1000" in status.inner_text(), "a run that went back is drawn from there"
+
+
+def test_the_held_out_loss_of_the_average_is_drawn_where_there_is_one(editor):
+    editor.clear()
+    node = editor.add("TrainStep", 100, 100)
+    editor.page.wait_for_timeout(300)
+    history = {"loss": [0.1] * 4, "rate": [1e-4] * 4, "norm": [1.0] * 4, "validation": [[0, 0.9], [4, 0.8]]}
+    stored = {"run": "r", "key": "b", "step": 4, "history": history, "previews": []}
+    averages = {"average_validation": [[0, 0.9], [4, 0.25]]}
+    editor.page.route("**/graft/runs/**", lambda route: route.fulfill(json=stored))
+    status = editor.page.locator(".graft-training .graft-status:visible")
+    switch = editor.page.locator(".graft-training .graft-legend label:visible", has_text="held out, average")
+    step(editor, node, 1, validation=0.9)
+    editor.page.locator(".graft-chart:visible").wait_for()
+    assert switch.count() == 0 and "average" not in status.inner_text()
+    step(editor, node, 2, validation=0.8, average=0.7)
+    switch.wait_for()
+    assert "held out 0.8" in status.inner_text() and "average 0.7" in status.inner_text()
+    ran(editor, node, {"graft_run": [{"run": "r", "key": "b"}]})
+    assert switch.count() == 0 and "average" not in status.inner_text(), "a run from before it was measured"
+    stored = {**stored, "key": "c", "history": {**history, **averages}}
+    ran(editor, node, {"graft_run": [{"run": "r", "key": "c"}]})
+    assert switch.is_visible() and "average 0.25" in status.inner_text()
+    editor.page.unroute("**/graft/runs/**")
 
 
 def test_another_run_of_the_same_name_shows_nothing_of_the_one_before(editor):

@@ -86,6 +86,7 @@ def test_a_finished_run_is_shown_again(server, few):
     shown = server.ask(f"/graft/runs/short%20run/{result['key']}").json
     history = shown["history"]
     assert shown["step"] == 4 and len(history["loss"]) == len(history["rate"]) == len(history["norm"]) == 4
+    assert history["average_validation"] == [], "it keeps no average"
     assert [step for step, _ in history["validation"]] == [0, 2, 4] and all(loss > 0 for loss in history["loss"])
     assert server.ask("/graft/runs/short%20run/latest").json == shown
     assert server.ask(f"/graft/runs/short%20run/{result['key'][:32]}").json == shown

@@ -64,6 +64,29 @@ def test_swapping_in_and_out_gives_the_same_tensors_and_bytes_back():
         pass
 
 
+@pytest.mark.parametrize("at", range(16))
+def test_an_exchange_that_breaks_off_says_so_or_gives_every_byte_back(at):
+    """Four tensors: two copies each on the way in, two on the way out."""
+
+    class Break(TorchDispatchMode):
+        copies = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.copy_.default:
+                self.copies += 1
+                if self.copies == at + 1:
+                    raise KeyboardInterrupt
+            return func(*args, **(kwargs or {}))
+
+    live = {f"{n}": torch.full((3,), float(n)) for n in range(4)}
+    kept = Shadow.of({f"{n}": torch.full((3,), -float(n)) for n in range(4)})
+    with pytest.raises(KeyboardInterrupt), Break(), kept.swapped(live):
+        pass
+    is_back = all((live[f"{n}"] == n).all() and (kept.tensors[f"{n}"] == -n).all() for n in range(4))
+    assert kept.is_swapped or is_back
+    assert kept.is_swapped or (at % 2 == 0 and at < 8)
+
+
 def test_bf16_weights_wait_elsewhere_and_the_average_keeps_every_bit():
     live = weights(1, torch.bfloat16)
     kept = Shadow.of(weights(2))

@@ -51,15 +51,29 @@ def at(call, error):
 
 
 @pytest.mark.parametrize("kind", ERRORS)
-@pytest.mark.parametrize("place", ["denoise", "noisy", "step", "validate", "validate at the end", "save"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "denoise",
+        "noisy",
+        "step",
+        "validate",
+        "validate the average",
+        "validate at the end",
+        "validate the average at the end",
+        "save",
+    ],
+)
 def test_where_memory_runs_out_the_state_is_kept_and_the_base_as_it_was(run, tmp_path, monkeypatch, kind, place):
     expected = train(tried.Run(tmp_path / "whole")).state
     failing, where = {
         "denoise": (at(4, ERRORS[kind]), (run.denoiser, "denoise")),
         "noisy": (at(3, ERRORS[kind]), (run.denoiser, "noisy")),
         "step": (at(3, ERRORS[kind]), (torch.optim.SGD, "step")),
-        "validate": (at(2, ERRORS[kind]), "graft_nodes.training.run.loop.validate"),
-        "validate at the end": (at(3, ERRORS[kind]), "graft_nodes.training.run.loop.validate"),
+        "validate": (at(3, ERRORS[kind]), "graft_nodes.training.run.validation.validate"),
+        "validate the average": (at(4, ERRORS[kind]), "graft_nodes.training.run.validation.validate"),
+        "validate at the end": (at(5, ERRORS[kind]), "graft_nodes.training.run.validation.validate"),
+        "validate the average at the end": (at(6, ERRORS[kind]), "graft_nodes.training.run.validation.validate"),
         "save": (at(2, ERRORS[kind]), "graft_nodes.training.store.store.write_safetensors"),
     }[place]
     with monkeypatch.context() as patch:

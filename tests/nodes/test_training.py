@@ -220,10 +220,13 @@ def test_an_error_in_the_middle_leaves_the_model_as_it_was(host, pictures, run, 
 
 
 def test_progress_and_events_are_sent(host, pictures, run):
-    result = host.run(_workflow(host, pictures, run, 3))
+    result = host.run(_workflow(host, pictures, run, 3, validate_every=2), capture={"state": ["10", 0]})
     steps = [data for event, data in result["events"] if event == "graft.step"]
     assert [data["step"] for data in steps] == [1, 2, 3] and {data["node"] for data in steps} == {"10"}
     assert all(data["until"] == 3 and np.isfinite(data["loss"]) for data in steps)
+    history = result["captured"]["state"].history
+    assert [data["validation"] for data in steps] == [None, history.validation[1][1], None]
+    assert [data["average"] for data in steps] == [None, history.average_validation[1][1], None]
     assert result["history"]["10"]["text"][0].startswith(f"run '{run}': step 0 to 3")
 
 
@@ -522,7 +525,12 @@ def test_tensorboard_files_hold_what_was_measured(host, pictures, run):
     assert [(e.step, pytest.approx(e.value, rel=1e-6)) for e in found.Scalars("loss")] == list(
         enumerate(state.history.loss, 1)
     )
-    assert [e.step for e in found.Scalars("held-out loss")] == [2, 4]
+    for name, rows in (
+        ("held-out loss", state.history.validation),
+        ("held-out loss of the average", state.history.average_validation),
+    ):
+        values = {e.step: pytest.approx(e.value, rel=1e-6) for e in found.Scalars(name)}
+        assert values == dict(rows[1:]) and list(values) == [2, 4]
     assert {"learning rate", "gradient norm", "steps a second"} <= set(found.Tags()["scalars"])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...storage.disk_errors import disk_errors_at
-from ..run.workspace import StepResult
+from ..run.workspace import HeldOutLoss, StepResult
 
 
 def check() -> None:
@@ -29,13 +29,15 @@ class Writer:
         self.folder = folder
         self.writer: Any = None
 
-    def write(self, step: int, moved: StepResult, validation: float | None) -> None:
+    def write(self, step: int, moved: StepResult, validation: HeldOutLoss | None) -> None:
         """The scalars of one step. Raises OSError that names the folder; an error of the writer's thread is raised at a
         later step.
         """
         values = {"loss": moved.loss, "learning rate": moved.rate, "gradient norm": moved.norm}
         if validation is not None:
-            values["held-out loss"] = validation
+            values["held-out loss"] = validation.weights
+            if validation.average is not None:
+                values["held-out loss of the average"] = validation.average
         if moved.seconds:
             values["steps a second"] = 1 / moved.seconds
         with self._named():

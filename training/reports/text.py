@@ -116,18 +116,25 @@ def disk_use(used: DiskUse) -> str:
 def _held_out_loss(outcome: Outcome) -> list[str]:
     """The held-out loss at the first, the last and the best step, and where the state of the best is kept."""
     history = outcome.state.history
-    (first_step, first), (last_step, last) = history.comparable[0], history.comparable[-1]
-    line = f"held-out loss {first:.4g} at step {first_step}, {last:.4g} at {last_step}, "
+    lines = [f"held-out loss {_first_and_last(history.comparable)}"]
+    if history.comparable_average:
+        lines.append(f"held-out loss of the running average {_first_and_last(history.comparable_average)}")
     if history.best is None:
-        return [line + "none of them finite"]
+        lines[-1] += ", none of them finite"
+        return lines
     best_step, best = history.best
-    lines = [f"{line}best {best:.4g} at {best_step}"]
+    lines[-1] += f", best {best:.4g} at {best_step}"
     if outcome.best is not None and outcome.best != outcome.folder:
         lines.append(
             f"the state of the best step is kept in {outcome.best}; to get it, train {best_step} steps from the same"
             " start"
         )
     return lines
+
+
+def _first_and_last(validations: Sequence[tuple[int, float]]) -> str:
+    (first_step, first), (last_step, last) = validations[0], validations[-1]
+    return f"{first:.4g} at step {first_step}, {last:.4g} at {last_step}"
 
 
 def step(

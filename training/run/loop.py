@@ -5,7 +5,6 @@ The input state is not changed.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
@@ -22,8 +21,8 @@ from ..objective.denoiser import Denoiser
 from ..state import TrainState
 from . import out_of_memory
 from .step import Diverged, advance_
-from .validation import validate
-from .workspace import StepResult, Workspace
+from .validation import measure
+from .workspace import HeldOutLoss, StepResult, Workspace
 
 
 class Stopped(RuntimeError):
@@ -43,14 +42,15 @@ class Callbacks:
     `on_step(step, result, validation)` runs after every step. `save_snapshot(state)` runs every `snapshot_every` steps,
     or when `snapshot_minutes` have passed since the last snapshot (0 is never), and before an exception leaves the
     loop; where ranks shard the trained tensors, each gets its own rows. `save_best(state)` runs when the held-out loss
-    is the lowest so far. `preview(denoiser, step, average)` runs every `preview_every` steps with the trained weights
-    installed, and again with their average; it must not draw from a global generator. `save_average(state, width,
-    lora)` runs every `snapshots` steps of the run's EMASettings, and again when training resumes from such a step; it
-    gets a state without tensors, a relative width, and a function that returns that power-function average as a
-    LORA_MODEL. `should_stop()` is asked after every step: True ends the loop there.
+    (of the running average, if the run has one) is the lowest so far. `preview(denoiser, step, average)` runs every
+    `preview_every` steps with the trained weights installed, and again with their average; it must not draw from a
+    global generator. `save_average(state, width, lora)` runs every `snapshots` steps of the run's EMASettings, and
+    again when training resumes from such a step; it gets a state without tensors, a relative width, and a function that
+    returns that power-function average as a LORA_MODEL. `should_stop()` is asked after every step: True ends the loop
+    there.
     """
 
-    on_step: Callable[[int, StepResult, float | None], None] | None = None
+    on_step: Callable[[int, StepResult, HeldOutLoss | None], None] | None = None
     save_snapshot: Callable[[TrainState], None] | None = None
     save_average: Callable[[TrainState, float, Callable[[], dict[str, Tensor]]], None] | None = None
     save_best: Callable[[TrainState], None] | None = None
@@ -133,7 +133,7 @@ def _save_after_error(work: Workspace, error: BaseException, callbacks: Callback
         work.stepper.drop_gradients()
         out_of_memory.release(error)
     last = work.start_state
-    has_moved = work.is_consistent and last.step < work.step and not work.placement.is_sharded
+    has_moved = work.is_usable and last.step < work.step and not work.placement.is_sharded
     save = None
     if work.step != work.saved_step:
         save = callbacks.save_snapshot
@@ -235,14 +235,16 @@ def _save_averages(work: Workspace, callbacks: Callbacks) -> None:
         callbacks.save_average(work.position(), settings.widths[0], partial(work.as_lora, shadow))
 
 
-def _validate(work: Workspace, callbacks: Callbacks) -> float | None:
+def _validate(work: Workspace, callbacks: Callbacks) -> HeldOutLoss | None:
     """Measures the held-out loss, and saves the state if it is the lowest so far."""
-    loss = validate(work)
+    loss = measure(work)
     if loss is None:
         return None
+    work.validation.append((work.step, loss.weights))
+    if loss.average is not None:
+        work.average_validation.append((work.step, loss.average))
     best = work.best
-    work.validation.append((work.step, loss))
-    is_best = math.isfinite(loss) and (best is None or loss < best[1])
+    is_best = best is not None and best[0] == work.step
     if callbacks.save_best is not None and work.step and is_best:
         callbacks.save_best(work.state())
     return loss
@@ -255,6 +257,6 @@ def _preview(work: Workspace, callbacks: Callbacks) -> None:
         return
     with work.stepper.evaluated():
         callbacks.preview(work.denoiser, work.step, False)
-    if work.shadow is not None:
-        with work.shadow.swapped(work.trained):
+    if work.has_average:
+        with work.averaged():
             callbacks.preview(work.denoiser, work.step, True)

@@ -12,7 +12,7 @@ from ..data.dataset import Dataset
 from ..state import TrainState
 from .batch_loader import BatchSchedule
 from .loop import Callbacks
-from .workspace import StepResult
+from .workspace import HeldOutLoss, StepResult
 
 
 def ready(state: TrainState, steps: int, dataset: Dataset, folder: Path | None) -> list[str]:
@@ -59,7 +59,7 @@ def watching(
 
     tell(watcher.check_all())
 
-    def stepped(step: int, moved: StepResult, validation: float | None) -> None:
+    def stepped(step: int, moved: StepResult, validation: HeldOutLoss | None) -> None:
         tell(watcher.check_next())
         if callbacks.on_step is not None:
             callbacks.on_step(step, moved, validation)

@@ -10,10 +10,23 @@ from ..data.dataset import DatasetImage
 from ..objective.loss import losses
 from ..optimizers.precision import autocast
 from ..random_draws import generator as seeded_generator
-from .workspace import Workspace
+from .workspace import HeldOutLoss, Workspace
 
 NOISE_LEVELS = 4  # of each held-out image
 MOST_IMAGES = 64
+
+
+def measure(work: Workspace) -> HeldOutLoss | None:
+    """The held-out loss of the trained weights and of their running average, on the same images, noise and timesteps;
+    None without held-out images.
+    """
+    weights = validate(work)
+    if weights is None:
+        return None
+    if not work.has_average:
+        return HeldOutLoss(weights)
+    with work.averaged():
+        return HeldOutLoss(weights, validate(work))
 
 
 @torch.no_grad()

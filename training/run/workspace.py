@@ -40,6 +40,14 @@ class StepResult:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class HeldOutLoss:
+    """What one validation measured: the loss of the trained weights, and of their running average if there is one."""
+
+    weights: float
+    average: float | None = None
+
+
 def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: process_group.SingleProcess) -> None:
     """Raise ValueError when the state's objective does not fit the model or the pictures."""
     objective = state.settings.objective
@@ -105,6 +113,7 @@ class Workspace:
         self.seconds = 0.0
         self.results: list[StepResult] = []
         self.validation: list[tuple[int, float]] = []
+        self.average_validation: list[tuple[int, float]] = []
         # Before the trained tensors are installed: differences of whole weights are taken from the model's own.
         self.base: Mapping[str, Tensor] | None = None
         if self.powers and state.base is not None and state.start.adapter.full_weights:
@@ -216,10 +225,38 @@ class Workspace:
             self._attach()
 
     @property
+    def has_average(self) -> bool:
+        """Whether the run keeps a running average, here or on the first rank."""
+        return self.start_state.start.ema is not None
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside the block (within `installed()`) the model computes with the running average. Afterwards the live
+        weights are back, bit for bit, also after an error.
+
+        Ranks that run the same forward pass (`--shard`) enter it together.
+        """
+        with ExitStack() as stack:
+            if self.shadow is not None:
+                stack.enter_context(self.shadow.swapped(self.trained))
+            else:
+                stack.enter_context(_kept(self.trained))
+            if self.group.shard and not self.placement.is_sharded:
+                self.group.broadcast_(self.trained)  # only the first rank has the average
+            yield
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the tensors are a state: not half stepped, and not half exchanged with their average."""
+        return self.is_consistent and not (self.shadow is not None and self.shadow.is_swapped)
+
+    @property
     def best(self) -> tuple[int, float] | None:
         """Step and held-out loss of the best validation so far."""
         history = self.start_state.history
-        return replace(history, validation=history.validation + tuple(self.validation)).best
+        measured = history.validation + tuple(self.validation)
+        of_average = history.average_validation + tuple(self.average_validation)
+        return replace(history, validation=measured, average_validation=of_average).best
 
     @property
     def shadows(self) -> list[Shadow]:
@@ -290,7 +327,20 @@ class Workspace:
             earlier.norm + tuple(result.norm for result in self.results),
             earlier.validation + tuple(self.validation),
             earlier.outdated,
+            earlier.average_validation + tuple(self.average_validation),
         )
+
+
+@contextmanager
+@torch.no_grad()
+def _kept(tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Afterwards the tensors have their bytes back."""
+    copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    try:
+        yield
+    finally:
+        for name, copy in copies.items():
+            tensors[name].detach().copy_(copy)
 
 
 def _cpu_copies(shadow: Shadow) -> dict[str, Tensor]:

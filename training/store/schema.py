@@ -72,14 +72,17 @@ def _tensors(value: Any) -> bool:
     return _beside(value.get("file")) and _text(value.get("sha256"))
 
 
+def block_of_history(value: Any) -> bool:
+    """Whether a value is the measurements of some steps. Without a running average there is no `average_validation`."""
+    return _object(**_MEASURED)(value) and _validations(value.get("average_validation", []))
+
+
 def _history(value: Any) -> bool:
-    return _object(blocks=_list_of(_block), **_MEASURED)(value) and _count(value.get("outdated", 0))
+    return block_of_history(value) and _object(blocks=_list_of(_block))(value) and _count(value.get("outdated", 0))
 
 
-_MEASURED = {name: _list_of(_number) for name in ("loss", "rate", "norm")} | {
-    "validation": _list_of(_pair(_count, _number))
-}
-BLOCK = _object(**_MEASURED)  # a block of history
+_validations = _list_of(_pair(_count, _number))
+_MEASURED = {name: _list_of(_number) for name in ("loss", "rate", "norm")} | {"validation": _validations}
 _FORM: dict[str, Check] = {
     "key": _digest,
     "start": _digest,

@@ -13,7 +13,7 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +29,7 @@ from ...storage.safetensors import load_safetensors, write_safetensors
 from ..state import History, RunCost, TrainState, advance_position, position_at, state_key
 from . import disk_quota, rank_files
 from .names import PLAIN, is_plain_name
-from .schema import BLOCK as MEASURED
-from .schema import problem
+from .schema import block_of_history, problem
 
 if TYPE_CHECKING:
     from ..distributed.process_group import ProcessGroup
@@ -394,13 +393,20 @@ def tail_of(history: History, blocks: list[str]) -> dict[str, Any]:
 
 def _rows(history: History, start: int, end: int) -> dict[str, Any]:
     """The measurements of the steps after `start` up to `end`. The validation at step 0 goes with the first step."""
-    validation = [row for row in history.validation if start < row[0] <= end or row[0] == start == 0]
-    return {
+    rows: dict[str, Any] = {
         "loss": history.loss[start:end],
         "rate": history.rate[start:end],
         "norm": history.norm[start:end],
-        "validation": validation,
+        "validation": _within(history.validation, start, end),
     }
+    average = _within(history.average_validation, start, end)
+    if average:  # runs without an average are stored as they were before it was measured
+        rows["average_validation"] = average
+    return rows
+
+
+def _within(validations: Sequence[tuple[int, float]], start: int, end: int) -> list[tuple[int, float]]:
+    return [row for row in validations if start < row[0] <= end or row[0] == start == 0]
 
 
 def history_of(recorded: dict[str, Any], folder: Path) -> History:
@@ -420,12 +426,13 @@ def history_of(recorded: dict[str, Any], folder: Path) -> History:
             parts.append(json.loads(body))
         except (ValueError, RecursionError) as error:
             raise Damaged(f"{path}: is not JSON ({error})") from error
-        if not MEASURED(parts[-1]):
+        if not block_of_history(parts[-1]):
             raise Damaged(f"{path}: is no block of history")
     parts.append(recorded)
     loss, rate, norm = (tuple(value for part in parts for value in part[name]) for name in ("loss", "rate", "norm"))
     validation = tuple((step, value) for part in parts for step, value in part["validation"])
-    return History(loss, rate, norm, validation, recorded.get("outdated", 0))
+    average = tuple((step, value) for part in parts for step, value in part.get("average_validation", []))
+    return History(loss, rate, norm, validation, recorded.get("outdated", 0), average)
 
 
 def check_file(path: Path, expected: str) -> None:

@@ -318,9 +318,10 @@ def sharded(root: Path) -> dict:
         "full, blocks that are skipped": (4, skipping(8, WHOLE, checkpointing=True, **rate), 12),
         "full, lion": (3, uneven(3, optimizer="lion", **rate), 12),
     }
+    watch = replace(WATCH, validate_every=5)
     for name, (size, (state, dataset), steps) in runs_of.items():
         net = Uneven if name == "full, lion" else Skipping if "skipped" in name else Lab.Net
-        alone = train(state, dataset, steps, WATCH, denoiser=Lab.Flow(net()))
+        alone = train(state, dataset, steps, watch, denoiser=Lab.Flow(net()))
         stored = root / name.replace(",", "").replace(" ", "-")
 
         def act(rank: int, state=state, dataset=dataset, steps=steps, alone=alone, stored=stored, net=net) -> object:
@@ -336,8 +337,8 @@ def sharded(root: Path) -> dict:
                 return held(*arguments)
 
             denoiser.denoise = counted
-            first = train(state, dataset, steps // 2, WATCH, stored, denoiser)
-            end = train(first, dataset, steps - steps // 2, WATCH, stored, denoiser)
+            first = train(state, dataset, steps // 2, watch, stored, denoiser)
+            end = train(first, dataset, steps - steps // 2, watch, stored, denoiser)
             ours, theirs = tensors_of(end), tensors_of(alone)
             return {
                 "far": max(float((ours[name].float() - theirs[name].float()).abs().max()) for name in theirs),
@@ -350,6 +351,7 @@ def sharded(root: Path) -> dict:
                 "validated": (
                     [step for step, _ in end.history.validation] == [step for step, _ in alone.history.validation]
                 ),
+                "validated average": _far_losses(end.history.average_validation, alone.history.average_validation),
             }
 
         found[name] = together(size, act)
@@ -357,6 +359,13 @@ def sharded(root: Path) -> dict:
     found["full disk"] = disk_that_fills(root / "filled", rate)
     found["turns"] = turns()
     return found
+
+
+def _far_losses(left, right) -> float:
+    """The largest difference of two rows of (step, loss); infinite when they are of other steps."""
+    if [step for step, _ in left] != [step for step, _ in right]:
+        return float("inf")
+    return max((abs(a - b) for (_, a), (_, b) in zip(left, right, strict=True)), default=0.0)
 
 
 def plain_fsdp(root: Path) -> dict:

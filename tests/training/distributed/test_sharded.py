@@ -22,6 +22,7 @@ def test_adapters_beside_divided_weights_have_the_bytes_of_one_process(sharded, 
 def test_whole_weights_that_are_divided_end_where_one_process_ends(sharded, run):
     for rank in sharded[run]:
         assert rank["same"] and rank["far"] <= 1e-6 and rank["loss"] <= 1e-6 and rank["validated"]
+        assert rank["validated average"] <= 1e-6
 
 
 @pytest.mark.parametrize("run", EQUAL)

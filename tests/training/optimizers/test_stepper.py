@@ -348,9 +348,9 @@ def test_layers_in_host_memory_give_the_same_bytes_and_come_over_block_by_block(
         _state(lab, denoiser, dataset, "adamw", offload="layers"), denoiser, dataset, 3, Callbacks(validate_every=2)
     )
     assert _same(plain, away) and plain.key == away.key and plain.history == away.history
-    # Three steps and two validations: the root and its two blocks; in each step's backward pass the blocks again, one
-    # at a time.
-    assert len(fetched) == 5 * 3 + 3 * 2 and max(fetched) == 2
+    # Three steps and two validations of the weights and of their average: the root and its two blocks; in each step's
+    # backward pass the blocks again, one at a time.
+    assert len(fetched) == 5 * 3 + 3 * 2 * 2 and max(fetched) == 2
     assert all(
         id(p) == before[name][0] and torch.equal(p, before[name][1]) for name, p in denoiser.module.named_parameters()
     )

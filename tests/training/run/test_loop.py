@@ -93,7 +93,7 @@ def test_losses_that_are_not_finite_are_never_the_best(lab):
     denoiser, dataset, kept = lab.Flow(), lab.pictures(11, held_out=[10]), []
     denoiser.fail_at = 1  # the validation at step 0
     state = train(
-        lab.state(denoiser, dataset),
+        lab.state(denoiser, dataset, ema=False),
         denoiser,
         dataset,
         4,
@@ -105,21 +105,26 @@ def test_losses_that_are_not_finite_are_never_the_best(lab):
     held_out = tuple(replace(picture, latent=picture.latent * math.nan) for picture in dataset.held_out)
     broken = replace(dataset, held_out=held_out)
     kept.clear()
-    state = train(
-        lab.state(denoiser, broken),
-        denoiser,
-        broken,
-        4,
-        Callbacks(validate_every=2, save_best=lambda state: kept.append(state.step)),
-    )
-    assert len(state.history.validation) == 3 and state.history.best is None and not kept
+    for ema in (False, True):
+        state = train(
+            lab.state(denoiser, broken, ema=ema),
+            denoiser,
+            broken,
+            4,
+            Callbacks(validate_every=2, save_best=lambda state: kept.append(state.step)),
+        )
+        assert len(state.history.validation) == 3 and state.history.best is None and not kept
 
 
 def test_the_best_is_among_losses_of_the_objective_that_holds(lab, tmp_path):
     denoiser, dataset, kept = lab.Flow(), lab.pictures(12, held_out=[0, 5]), []
     callbacks = Callbacks(validate_every=2, save_best=lambda state: kept.append(state.step))
     first = train(
-        lab.state(denoiser, dataset, objective=ObjectiveSettings(loss="x0-mse")), denoiser, dataset, 4, callbacks
+        lab.state(denoiser, dataset, ema=False, objective=ObjectiveSettings(loss="x0-mse")),
+        denoiser,
+        dataset,
+        4,
+        callbacks,
     )
     kept.clear()
     second = train(with_settings(first, None, ObjectiveSettings(loss="mse")), denoiser, dataset, 4, callbacks)
@@ -161,7 +166,7 @@ def test_the_model_and_the_global_generator_are_as_before(lab, kind, checkpointi
             raise Interrupted
 
     if ending == "diverged":
-        denoiser.fail_at = 9
+        denoiser.fail_at = 12  # step 6: a validation has a pass for the weights and one for their average
     outcome = {"whole": None, "interrupted": Interrupted, "diverged": Stopped}[ending]
     if outcome is None:
         train(state, denoiser, dataset, 5, Callbacks(stepped, validate_every=2))
@@ -258,12 +263,15 @@ def test_a_loss_that_is_not_finite_stops_with_the_last_good_state(lab):
 def test_training_tells_the_model_its_step_and_validation_does_not(lab):
     denoiser, dataset = lab.Flow(), lab.pictures(held_out=[9])
     train(lab.state(denoiser, dataset), denoiser, dataset, 3, Callbacks(validate_every=2))
-    assert [options.get("graft_evaluating", False) for options in denoiser.seen] == [True, False, False, True, False]
+    evaluating = [options.get("graft_evaluating", False) for options in denoiser.seen]
+    assert evaluating == [True, True, False, False, True, True, False]
     steps = [options.get("graft_training") for options in denoiser.seen]
     assert steps == [
         None,
+        None,
         {"step": 0, "total_steps": 30},
         {"step": 1, "total_steps": 30},
+        None,
         None,
         {"step": 2, "total_steps": 30},
     ]

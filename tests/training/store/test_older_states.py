@@ -12,7 +12,7 @@ from graft_nodes.storage.digest import sha256_of_file
 from graft_nodes.storage.safetensors import load_safetensors
 from graft_nodes.tests.training.conftest import Lab
 from graft_nodes.training.averages import snapshots
-from graft_nodes.training.run.loop import train
+from graft_nodes.training.run.loop import Callbacks, train
 from graft_nodes.training.state import Start, advance_position, begin, equal, state_key
 from graft_nodes.training.store import listing, saved_states, store
 from graft_nodes.training.trainable.install import AdapterSettings
@@ -64,6 +64,19 @@ def test_a_stored_state_opens_and_goes_on_with_equal_bytes(run):
     assert all(torch.equal(tensor, stored[name]) for name, tensor in store.group_tensors(found.state).items())
     whole = run.train(run.start, STEPS + 2)
     assert equal(run.train(found.state, 2), whole)
+
+
+def test_a_stored_state_goes_on_with_the_loss_of_its_average(run):
+    """Version 0.1.0 measured the weights alone: from here on the best is the average's, and older losses stay."""
+    found, _ = store.Store(run.folder, "run").furthest(run.start, STEPS)
+    before = found.state.history
+    assert before.validation and not before.average_validation
+    assert before.best == min(before.validation, key=lambda row: row[1])
+    after = train(found.state, run.denoiser, run.dataset, 4, Callbacks(validate_every=2))
+    assert after.history.validation[: len(before.validation)] == before.validation
+    assert [step for step, _ in after.history.average_validation] == [6, 8]
+    assert after.history.best == min(after.history.average_validation, key=lambda row: row[1])
+    assert equal(after, run.train(found.state, 4))
 
 
 def test_a_saved_state_opens_and_is_saved_with_the_bytes_of_before(run, tmp_path):

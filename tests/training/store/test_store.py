@@ -273,7 +273,7 @@ def _kinds(bench):
 def test_the_best_state_is_kept_and_is_the_one_of_its_step(bench):
     outcome = bench.run(12, keep="best")
     history = outcome.state.history
-    step, loss = min(history.validation, key=lambda row: row[1])
+    step, loss = min(history.average_validation, key=lambda row: row[1])
     assert history.best == (step, loss) and 0 < step <= 12
     kinds = _kinds(bench)
     if step == 12:
@@ -288,17 +288,21 @@ def test_the_best_state_is_kept_and_is_the_one_of_its_step(bench):
     assert bench.run(step).trained == 0 and (step, "result") in _kinds(bench)  # asked for, it is a result and stays
 
 
+def _measure(monkeypatch, losses):
+    """Validations that measure these losses of the average, and others of the weights: the last of them is the best."""
+    pairs = iter([value for number, loss in enumerate(losses) for value in (10.0 - number, loss)])
+    monkeypatch.setattr("graft_nodes.training.run.validation.validate", lambda work: next(pairs))
+
+
 def test_a_better_state_takes_the_place_of_the_best_before(bench, monkeypatch):
-    losses = iter([9.0, 5.0, 6.0, 4.0, 7.0, 8.0])
-    monkeypatch.setattr("graft_nodes.training.run.loop.validate", lambda work: next(losses))
+    _measure(monkeypatch, [9.0, 5.0, 6.0, 4.0, 7.0, 8.0])
     outcome = bench.run(10, keep="best")
     assert _kinds(bench) == [(6, "best"), (10, "result")] and outcome.state.history.best == (6, 4.0)
     assert not [name for name in bench.files() if "partial" in name]
 
 
 def test_a_step_never_removes_the_best_of_the_step_before(bench, monkeypatch):
-    losses = iter([9.0, 5.0, 6.0, 4.0, 7.0])
-    monkeypatch.setattr("graft_nodes.training.run.loop.validate", lambda work: next(losses))
+    _measure(monkeypatch, [9.0, 5.0, 6.0, 4.0, 7.0])
     first = bench.run(4, keep="best")
     bench.run(4, first.state, keep="best")
     assert _kinds(bench) == [(2, "best"), (4, "result"), (6, "best"), (8, "result")]
@@ -345,6 +349,7 @@ def test_a_long_history_lies_in_blocks_and_comes_back(bench, monkeypatch):
     assert (
         again.history == outcome.state.history and len(again.history.loss) == 23 and len(again.history.validation) == 24
     )
+    assert len(again.history.average_validation) == 24
     blocks = [name for name in bench.files() if "history" in name]
     assert len(blocks) == 5
     assert sizes[10] < sizes[0] + 5 * 85  # what grows is the name of a block now and then
