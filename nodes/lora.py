@@ -193,6 +193,17 @@ class LoRAStackPatch(io.ComfyNode):
                         " why."
                     ),
                 ),
+                advanced(
+                    io.Boolean,
+                    "comfyui_oft",
+                    display_name="OFT as in ComfyUI",
+                    default=False,
+                    optional=True,
+                    tooltip=(
+                        "For OFT and BOFT files only. ComfyUI's LoRA loader counts their strength twice: 0.5 makes a"
+                        " quarter of the change. Switch this on to get the image of an old workflow at its strength."
+                    ),
+                ),
             ],
             outputs=[
                 io.Model.Output(display_name="MODEL"),
@@ -203,12 +214,13 @@ class LoRAStackPatch(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model, lora_stack=None, clip=None, lora_model=None, lora_strength=1.0, mode="auto"
+        cls, model, lora_stack=None, clip=None, lora_model=None, lora_strength=1.0, mode="auto", comfyui_oft=False
     ) -> io.NodeOutput:
         rows = [row for row in rows_of(lora_stack or []) if row[1] != 0.0 or (clip is not None and row[2] != 0.0)]
         entries = lora_entries(rows)
         if lora_model is not None and lora_strength != 0.0:
             entries.append(LoraEntry("trained LoRA", lora_model, lora_strength, lora_strength))
+        entries = [entry._replace(comfyui_oft=comfyui_oft) for entry in entries]
         patched = host.lora.apply_lora_stack(model, clip, entries, mode)
         return io.NodeOutput(patched.model, patched.clip, patched.report or "nothing to apply")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -23,8 +23,8 @@ class OFT:
 
     `blocks` (blocks, b, b): one rotation (OFT); (stages, blocks, b, b): a butterfly of stages (BOFT). `alpha` is
     lycoris' and kohya's constraint: the skew-symmetric parts are kept below alpha * out. (ComfyUI reads it without
-    `out`, ignores OFT's rescale, and squares the strength.) `rotated`: the blocks are the rotations themselves, already
-    rescaled, as lycoris 2.0 wrote them (`oft_diag`).
+    `out`, ignores OFT's rescale, and squares the strength: `as_in_comfyui`.) `rotated`: the blocks are the rotations
+    themselves, already rescaled, as lycoris 2.0 wrote them (`oft_diag`).
     """
 
     blocks: Tensor
@@ -52,6 +52,20 @@ class OFT:
             skew = skew * (limit / norm)
         identity = torch.eye(blocks.shape[-1], device=blocks.device)
         return (identity + skew) @ torch.linalg.inv(identity - skew)
+
+    def as_in_comfyui(self, strength: float) -> OFT:
+        """The layer that at `strength` makes what ComfyUI's LoRA loader makes of this one at that strength.
+
+        It blends every rotation with the identity by the strength, and then the weight by the strength again. It keeps
+        the skew-symmetric parts below alpha, and leaves OFT's rescale out. It does not read rotations of lycoris 2.0.
+        """
+        if self.rotated:
+            return self
+        side, is_butterfly = self.blocks.shape[-1], self.blocks.ndim == 4
+        out = self.blocks.shape[-3] * side
+        rotations = replace(self, alpha=(self.alpha or 0.0) / out).rotations(out, self.blocks.device)
+        blended = torch.lerp(torch.eye(side, device=rotations.device), rotations, strength)
+        return OFT(blended, self.rescale if is_butterfly else None, rotated=True)
 
     def apply(self, weight: Tensor) -> Tensor:
         """What a weight (out, in, ...) in float32 becomes."""

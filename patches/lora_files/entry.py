@@ -20,6 +20,7 @@ class LoraEntry(NamedTuple):
     - `partial`: names that match no weight are skipped instead of refused.
     - `blocks`: block weights as `block_weights.parse` reads them; `metadata`: the file's own.
     - `schedule` multiplies the model's strength during sampling.
+    - `comfyui_oft`: OFT and BOFT turn weights as ComfyUI's LoRA loader does it, which counts their strength twice.
     """
 
     name: str
@@ -30,6 +31,7 @@ class LoraEntry(NamedTuple):
     blocks: str = ""
     metadata: Mapping[str, str] = MappingProxyType({})
     schedule: Schedule | None = None
+    comfyui_oft: bool = False
 
     def strength(self, space: str) -> float:
         """The strength on the "model" or the "clip"."""

@@ -6,12 +6,13 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...storage.problem_list import problem_lines
+from ..adapters.layer import Layer
 from ..patching.fuse import Patch, additive
 from ..patching.plan import CHANGING
 from . import block_weights, layer_names, metadata, parse
@@ -273,8 +274,16 @@ def patches_by_weight(
         for weight, layer, part in parse.patches_of(lora, space, shapes):
             strength = _strength_on(entry, by_block, space, weight)
             if strength != 0.0:
-                patches.setdefault(weight, []).append(Patch(layer, strength, part, schedule))
+                applied = _as_applied(layer, strength, entry)
+                patches.setdefault(weight, []).append(Patch(applied, strength, part, schedule))
     return patches
+
+
+def _as_applied(layer: Any, strength: float, entry: LoraEntry) -> Layer:
+    """A layer of a LoRA, or what ComfyUI's loader makes of it at this strength, if the entry asks for that."""
+    if entry.comfyui_oft and hasattr(layer, "as_in_comfyui"):  # as kinds do that ComfyUI applies in another way
+        return layer.as_in_comfyui(strength)
+    return layer
 
 
 def _strength_on(entry: LoraEntry, by_block: Mapping[str, float], space: str, weight: str) -> float:
@@ -291,6 +300,8 @@ def entry_report(entry: LoraEntry, lora: parse.ParsedLora, has_clip: bool) -> st
     line += f" ({', '.join(kinds)})"
     if entry.blocks:
         line += "; block weights"
+    if entry.comfyui_oft and lora.kinds.keys() & {"OFT", "BOFT"}:
+        line += "; OFT as in ComfyUI's loader, which counts its strength twice"
     if entry.schedule is not None:
         line += "; the model's strength follows its schedule"
         if has_clip:

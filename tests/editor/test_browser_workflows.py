@@ -298,6 +298,7 @@ def test_a_workflow_of_the_first_version_opens_with_defaults_for_what_came_since
         "GraftOptimizer": {"block_rates", "fused_backward"},
         "GraftDataset": {"weighted_captions"},
         "GraftObjective": {"sigmoid_scale", "logit_mean", "logit_std", "mode_scale", "model_shift"},
+        "LoRAStackPatch": {"comfyui_oft"},
     }
     compared = 0
     for node in saved["nodes"]:
@@ -312,7 +313,7 @@ def test_a_workflow_of_the_first_version_opens_with_defaults_for_what_came_since
             }
             assert tuple((name, inputs[name]) for name in sorted(since[node["type"]])) == added
             compared += 1
-    assert compared == 7
+    assert compared == 8
 
 
 def test_templates_have_pictures(editor):

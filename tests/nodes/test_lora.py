@@ -289,6 +289,39 @@ def test_every_kind_in_every_mode_as_the_host_applies_it(host, small, name, mode
     before.check(model.model, objects=mode != "host")
 
 
+@pytest.mark.parametrize("mode", ["auto", *MODES])
+@pytest.mark.parametrize("name", ["OFT", "BOFT"])
+@pytest.mark.parametrize("strength", [0.5, -0.7])
+def test_oft_as_in_comfyui(host, small, name, mode, strength):
+    """Against a real ComfyUI's own loader; against the square of the strength where the host has no OFT (OFT alone)."""
+    import comfy.weight_adapter
+
+    model = small.unet()
+    before, state = small.Snapshot(model.model), of_kind(name, model)
+    given = {"lora_model": state, "lora_strength": strength, "mode": mode}
+    patched, _, report = host.call("LoRAStackPatch", model=model, **given, comfyui_oft=True)
+    ours, usual = small.forward(patched), host.call("LoRAStackPatch", model=model, **given)
+    assert "OFT as in ComfyUI's loader" in report and "OFT as in ComfyUI's loader" not in usual[2]
+    assert (ours - small.forward(usual[0])).abs().max() > 1e-2
+    if len(comfy.weight_adapter.adapters) > 1:
+        expected = small.forward(with_host_loader(small.unet(), (state, strength)))
+        assert (ours - expected).abs().max() < 1e-3
+    elif name == "OFT":
+        squared = host.call("LoRAStackPatch", model=small.unet(), **{**given, "lora_strength": strength**2})[0]
+        assert (ours - small.forward(squared)).abs().max() < 1e-3
+    merged = host.call("LoRAStackPatch", model=small.unet(), **{**given, "mode": "merge"}, comfyui_oft=True)[0]
+    assert (ours - small.forward(merged)).abs().max() < 1e-3
+    small.forward(model)
+    before.check(model.model, objects=mode != "host")
+
+
+def test_oft_as_in_comfyui_leaves_other_kinds_alone(host, small, files):
+    model, stack = small.unet(), [("lora0.safetensors", 0.7, 1.0)]
+    usual, _, report = host.call("LoRAStackPatch", model=model, lora_stack=stack)
+    patched, _, report_on = host.call("LoRAStackPatch", model=model, lora_stack=stack, comfyui_oft=True)
+    assert torch.equal(small.forward(patched), small.forward(usual)) and report_on == report
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_beside_weights_that_are_inference_tensors(host, small, name):
     """As the executor makes models: at the activations, in bfloat16, and what a merge of the same numbers gives."""

@@ -168,6 +168,64 @@ def test_oft_at_a_strength_squared_is_comfyuis_at_that_strength(strength):
     assert torch.allclose(ours.double(), expected, rtol=0, atol=1e-5)
 
 
+def comfyuis_turns(blocks, alpha):
+    """The rotations of ComfyUI's OFT and BOFT adapters in float64: their limit is alpha itself."""
+    skew = (blocks - blocks.mT).double()
+    norm = skew.norm() + 1e-8
+    if 0 < alpha < norm:
+        skew = skew * alpha / norm
+    identity = torch.eye(blocks.shape[-1], dtype=torch.float64)
+    return (identity + skew) @ torch.linalg.inv(identity - skew), identity
+
+
+def comfyuis_oft(weight, blocks, alpha, rescale, strength):
+    """What ComfyUI's loader makes of a weight with an OFT file: the strength twice, and no rescale."""
+    turns, identity = comfyuis_turns(blocks, alpha)
+    rows = weight.double().unflatten(0, blocks.shape[:2])
+    change = torch.einsum("knm,kn...->km...", strength * turns - strength * identity, rows).flatten(0, 1)
+    return weight.double() + strength * change
+
+
+def comfyuis_boft(weight, blocks, alpha, rescale, strength):
+    """The same of a BOFT file: the strength in every stage, then the rescale, and the strength once more."""
+    turns, identity = comfyuis_turns(blocks, alpha)
+    turned, side = weight.double(), blocks.shape[-1]
+    for stage, turn in enumerate(turns):
+        apart = 2**stage * (side // 2)
+        pairs = turned.unflatten(0, (-1, 2, apart)).transpose(1, 2)
+        rows = pairs.flatten(0, 2).unflatten(0, (-1, side))
+        rows = torch.einsum("bij,bj...->bi...", strength * turn + (1 - strength) * identity, rows)
+        turned = rows.flatten(0, 1).unflatten(0, (-1, apart, 2)).transpose(1, 2).flatten(0, 2)
+    return weight.double() + strength * (turned * rescale.double() - weight.double())
+
+
+@pytest.mark.parametrize("build", [LINEAR, CONV])
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 100.0])
+@pytest.mark.parametrize("strength", [-0.7, 0.25, 1.0, 1.5])
+@pytest.mark.parametrize("kind", ["OFT", "BOFT"])
+def test_oft_as_comfyui_applies_it(kind, strength, alpha, build):
+    module, generator = base(build), torch.Generator().manual_seed(7)
+    out = module.weight.shape[0]
+    comfyuis, shape = {
+        "OFT": (comfyuis_oft, (out // 8, 8, 8)),
+        "BOFT": (comfyuis_boft, (2, out // 4, 4, 4)),
+    }[kind]
+    state = {
+        "lora_unet_a.oft_blocks": torch.randn(shape, generator=generator) * 0.2,
+        "lora_unet_a.rescale": torch.rand(out, *(1 for _ in module.weight.shape[1:]), generator=generator) + 0.5,
+        "lora_unet_a.alpha": torch.tensor(alpha),
+    }
+    ((weight, patch),) = named(module, state, strength)
+    patch = Patch(patch.layer.as_in_comfyui(strength), strength, patch.part)
+    blocks, rescale = state["lora_unet_a.oft_blocks"], state["lora_unet_a.rescale"]
+    expected = comfyuis(module.weight, blocks, alpha, rescale, strength)
+    assert torch.allclose(patched(module.weight, [patch]).double(), expected, rtol=0, atol=1e-5)
+    at_activations = bypassed(module, [(weight, patch)], build)
+    assert torch.allclose(at_activations, run(module, build, expected.float()), rtol=0, atol=5e-5)
+    if kind == "OFT" or strength != 1.0 or alpha == 0.3:
+        assert not torch.allclose(grafted(module, state, strength)[0].double(), expected, atol=1e-3)
+
+
 def test_rotations_that_lycoris_2_wrote(lycoris):
     """`oft_diag` is what its get_r gives (rescale in it); the weight is its einsum, and BOFT's file is
     one of stages.
