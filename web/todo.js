@@ -1,6 +1,6 @@
 /**
  * The panel of ApplyToDo: tokens of each depth before and after. The model's depths come from the node's last run (its
- * `graft_todo` output, kept in the workflow as a property). A changed factor or latent size shows at once.
+ * `graft_todo` output, kept in the workflow as a property). A changed setting or latent size shows at once.
  */
 import { el, short } from './dom.js'
 import { addPanel, api, chain, everyNode, fit } from './editor.js'
@@ -8,6 +8,15 @@ import { latentOf, valueOf } from './latent_size.js'
 import { t } from './texts.js'
 
 const PROPERTY = 'graft tokens'
+const SETTINGS = [
+  'factor',
+  'max_depth',
+  'depth_factors',
+  'phase',
+  'start_percent',
+  'end_percent',
+  'disable_after',
+]
 const panels = new WeakMap()
 
 /** Give an ApplyToDo node its panel. */
@@ -23,6 +32,7 @@ export function addTodoPanel(node) {
       factors(node),
       latent?.kind === kind ? scaled(latent, scale ?? 1) : latent,
       transformer,
+      timing(node),
     ]
     const key = JSON.stringify(known)
     if (key === drawn) return
@@ -50,7 +60,7 @@ export function addTodoPanel(node) {
   })
   chain(node, 'onConnectionsChange', () => requestAnimationFrame(show))
   for (const widget of node.widgets ?? []) {
-    if (['factor', 'max_depth', 'depth_factors'].includes(widget.name)) {
+    if (SETTINGS.includes(widget.name)) {
       chain(widget, 'callback', () => requestAnimationFrame(show))
     }
   }
@@ -72,6 +82,24 @@ function factors(node) {
     .map(Number)
   const wanted = listed.length ? listed : repeated(Number(factor), most)
   return wanted.length && wanted.every((one) => one >= 1) ? wanted : null
+}
+
+/** When the node works, from its inputs; null while the graph computes one of them. */
+function timing(node) {
+  const phase = valueOf(node, 'phase')
+  const [start, end, after] = ['start_percent', 'end_percent', 'disable_after'].map((name) =>
+    Number(valueOf(node, name) ?? NaN),
+  )
+  return phase !== undefined && [start, end, after].every(Number.isFinite) ? { phase, start, end, after } : null
+}
+
+/** The share of sampling that is downsampled, and that of training; null if it depends on the run's length. */
+function shares({ phase, start, end, after }) {
+  const training = after >= 1 ? null : after || 1
+  return {
+    sampling: phase === 'training' ? 0 : end - start,
+    training: phase === 'sampling' ? 0 : training,
+  }
 }
 
 const repeated = (factor, times) => (times >= 1 ? Array(Number(times)).fill(factor) : [])
@@ -99,7 +127,7 @@ function grid(row, latent) {
   return { sides: row.before, frames: row.frames ?? 1 }
 }
 
-function table(depths, given, latent, transformer) {
+function table(depths, given, latent, transformer, when) {
   const counted = depths.map((row) => counts(row, given?.[row.depth - 1] ?? 1, latent))
   const heads = [t('depth'), t('factor'), t('tokens'), t('keys and values'), t('blocks')]
   const element = el(
@@ -108,7 +136,7 @@ function table(depths, given, latent, transformer) {
     el('thead', {}, el('tr', {}, ...heads.map((head) => el('th', { scope: 'col' }, head)))),
     el('tbody', {}, ...counted.map((count) => tableRow(count, Boolean(given)))),
   )
-  const words = [basis(latent, depths), given ? savedWords(counted, transformer) : '']
+  const words = [basis(latent, depths), ...(given ? savedWords(counted, transformer, when) : [])]
   return [element, el('div', { class: 'graft-dim' }, words.filter(Boolean).join(' '))]
 }
 
@@ -135,20 +163,70 @@ function tableRow({ depth, factor, sides, after, before, left, thinned, others }
   )
 }
 
-/** How much of the self-attention is saved over all depths whose size is known; empty when none is. */
-function savedWords(counted, transformer) {
+/** How much of the self-attention is saved over all depths whose size is known, and when; nothing when none is. */
+function savedWords(counted, transformer, when) {
   let [all, kept] = [0, 0]
   for (const { width, before, left, thinned, others } of counted) {
     if (before === null) continue
     all += width * (thinned + others) * before * before
     kept += width * (thinned * before * left + others * before * before)
   }
-  if (!all) return ''
-  const percent = Math.round(100 * (1 - kept / all))
+  if (!all) return []
+  const saved = 1 - kept / all
+  if (!when) return [savedText(saved, transformer, true)]
+  const { sampling, training } = shares(when)
+  if (!sampling && training === 0) return [t('Saves nothing: no step is downsampled.'), ...whenWords(when, saved)]
+  const isAlways = sampling === 1 && training === 1
+  return [savedText(saved, transformer, !isAlways && saved > 0), ...whenWords(when, saved)]
+}
+
+function savedText(saved, transformer, isPartly) {
+  const percent = percentOf(saved)
+  if (isPartly && transformer) {
+    return t(
+      'Saves about {percent}% of the self-attention multiplications between image tokens in each step that it works in.',
+      { percent },
+    )
+  }
+  if (isPartly) {
+    return t('Saves about {percent}% of the self-attention multiplications in each step that it works in.', { percent })
+  }
   if (transformer) {
     return t('Saves about {percent}% of the self-attention multiplications between image tokens.', { percent })
   }
   return t('Saves about {percent}% of the self-attention multiplications.', { percent })
+}
+
+const percentOf = (share) => Math.round(100 * share)
+
+/** When it works, where that is not always: as the node's report says it. */
+function whenWords(when, saved) {
+  const { sampling, training } = shares(when)
+  const words = []
+  if (when.phase === 'training') words.push(t('Sampling is never downsampled.'))
+  else if (when.start === 1) words.push(t('Sampling is never downsampled: start is 1.'))
+  else if (when.start === when.end) {
+    words.push(t('Sampling is downsampled in one step at most: start and end are the same.'))
+  } else if (sampling !== 1) {
+    words.push(
+      t('Sampling is downsampled from {start}% to {end}%: about {percent}% saved over all of it.', {
+        start: short(100 * when.start),
+        end: short(100 * when.end),
+        percent: percentOf(sampling * saved),
+      }),
+    )
+  }
+  if (when.phase === 'sampling') words.push(t('Training is never downsampled.'))
+  else if (training === null) words.push(t('Off after {steps} training steps.', { steps: when.after }))
+  else if (training !== 1) {
+    words.push(
+      t('Off after {share}% of the training run: about {percent}% saved over all of it.', {
+        share: short(100 * training),
+        percent: percentOf(training * saved),
+      }),
+    )
+  }
+  return words
 }
 
 /** Which latent the token counts are for. */

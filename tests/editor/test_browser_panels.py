@@ -292,6 +292,46 @@ def test_tokens_by_depth_claim_no_more_than_is_saved(editor):
     assert "256 (16\u00d716)" in panel.inner_text(), "the value of the node that the factor comes from"
 
 
+WHEN = [  # settings, what the panel says of them
+    ({}, "Saves about 75% of the self-attention multiplications."),
+    (
+        {"start_percent": 0.2, "end_percent": 0.6},
+        "75% of the self-attention multiplications in each step that it works in."
+        " Sampling is downsampled from 20% to 60%: about 30% saved over all of it.",
+    ),
+    ({"start_percent": 1.0}, "in each step that it works in. Sampling is never downsampled: start is 1."),
+    ({"phase": "sampling"}, "in each step that it works in. Training is never downsampled."),
+    ({"phase": "training"}, "in each step that it works in. Sampling is never downsampled."),
+    (
+        {"phase": "sampling", "start_percent": 0.5, "end_percent": 0.5},
+        "Saves nothing: no step is downsampled. Sampling is downsampled in one step at most: start and end are the"
+        " same. Training is never downsampled.",
+    ),
+    ({"disable_after": 300.0}, "in each step that it works in. Off after 300 training steps."),
+    (
+        {"disable_after": 0.4},
+        "in each step that it works in. Off after 40% of the training run: about 30% saved over all of it.",
+    ),
+]
+
+
+def test_the_todo_panel_says_when_it_saves_something(editor):
+    editor.clear()
+    node = editor.add("ApplyToDo", 500, 100)
+    panel = editor.page.locator(".graft-todo:visible")
+    depth = {"depth": 1, "factor": 2, "cell": 1, "before": [64, 64], "after": [32, 32], "frames": 1}
+    ran(editor, node, {"graft_todo": [{"version": 1, "depths": [{**depth, "own": 3, "patched": 3, "skipped": 0}]}]})
+    usual = {"start_percent": 0.0, "end_percent": 1.0, "phase": "both", "disable_after": 0.0}
+    turn = (
+        "([id, values]) => { for (const w of app.graph.getNodeById(id).widgets) if (w.name in values)"
+        " { w.value = values[w.name]; w.callback(w.value) } }"
+    )
+    for settings, said in WHEN:
+        editor.do(turn, [node, {**usual, **settings}])
+        editor.page.wait_for_timeout(200)
+        assert said in " ".join(panel.inner_text().split()), settings
+
+
 def test_tokens_follow_the_latent_that_is_connected_before_anything_runs(editor):
     editor.clear()
     node, latent = editor.add("ApplyToDo", 500, 100), editor.add("EmptyLatentImage", 60, 100, width=512, height=768)
