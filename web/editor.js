@@ -77,6 +77,7 @@ export function addPanel(node, name, content) {
   const widget = node.addDOMWidget(name, `graft_${name}`, element, {
     serialize: false,
     hideOnZoom: false,
+    hideInPanel: true, // the editor's side panel would draw it there, in the panel's width
     getMinHeight: () => roomOf(content),
     getValue: () => '',
     setValue: () => {},

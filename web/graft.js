@@ -1,4 +1,5 @@
 /** Graft in the editor: which widget belongs to which node. Uses ComfyUI's public extension API only. */
+import { showWhatIsSet } from './advanced.js'
 import { addAveragePanel } from './average.js'
 import { addDatasetPanel } from './dataset.js'
 import { addStyle } from './dom.js'
@@ -32,6 +33,7 @@ app.registerExtension({
   },
   nodeCreated(node) {
     CREATED[node.comfyClass]?.(node)
+    if (node.constructor.nodeData?.category?.startsWith('Graft/')) showWhatIsSet(node)
   },
   refreshComboInNodes: refresh,
 })

@@ -62,21 +62,24 @@ const number = (node, name) => Number(valueOf(node, name) ?? NaN)
  * subgraph's node; null without a link.
  */
 function source(node, name) {
-  const input = node.inputs?.find((one) => one.name === name)
-  if (!isLinked(input) || !node.graph) return null // a copy is in no graph at first
-  return origin(node.graph, node.graph.getLink(input.link))
+  const slot = node.inputs?.findIndex((one) => one.name === name) ?? -1
+  if (slot < 0 || !node.graph) return null // a copy is in no graph at first
+  return origin(node.graph, linkInto(node.graph, node.id, slot))
 }
 
-const isLinked = (input) => input?.link !== null && input?.link !== undefined
+/** The link that ends at a node's input, by place: the graph knows it in every version of the editor. */
+function linkInto(graph, id, slot) {
+  for (const link of graph.links.values()) if (link.target_id === id && link.target_slot === slot) return link
+  return null
+}
 
 function origin(graph, link) {
   if (!link) return null
   if (link.origin_id === graph.inputNode?.id) return outside(graph, link)
   const node = graph.getNodeById(link.origin_id)
   if (!node?.subgraph) return node ? { node } : null
-  const inner = node.subgraph.outputs[link.origin_slot]?.linkIds?.[0]
-  if (inner === null || inner === undefined) return null
-  return origin(node.subgraph, node.subgraph.getLink(inner))
+  const { subgraph } = node
+  return origin(subgraph, linkInto(subgraph, subgraph.outputNode.id, link.origin_slot))
 }
 
 /** Where a link that begins at a subgraph's own input comes from in the graph around it. */
@@ -84,8 +87,8 @@ function outside(subgraph, link) {
   const outer = holderOf(subgraph)
   const input = outer?.inputs[link.origin_slot]
   if (!input) return null
-  if (!isLinked(input)) return { node: outer, widget: input.name }
-  return origin(outer.graph, outer.graph.getLink(input.link))
+  const outerLink = linkInto(outer.graph, outer.id, link.origin_slot)
+  return outerLink ? origin(outer.graph, outerLink) : { node: outer, widget: input.name }
 }
 
 /** The node that stands for a subgraph in the graph around it, the first if there are several. */

@@ -16,6 +16,7 @@ export function loraRows(node, name, data) {
   const panel = new Rows(node, data?.[1]?.default ?? '')
   const widget = node.addDOMWidget(name, TYPE, panel.element, {
     hideOnZoom: false,
+    hideInPanel: true,
     getValue: () => panel.text,
     setValue: (text) => panel.read(text),
     getMinHeight: () => panel.height(),

@@ -51,7 +51,7 @@ def browser():
 @pytest.fixture(scope="session")
 def address(tmp_path_factory):
     """A server with the real front end: the embedded host's, or that of the ComfyUI checkout that GRAFT_TEST_EDITOR
-    names.
+    names. GRAFT_TEST_FRONT_END names the folder of a front end to use in place of the installed one.
     """
     import serving
 
@@ -62,11 +62,10 @@ def address(tmp_path_factory):
         shutil.copytree(HERE.parents[1] / "demo" / folder, place / "input" / folder)
     serving.lora(place / "models" / "loras" / "zorp.safetensors")
     checkout = os.environ.get("GRAFT_TEST_EDITOR")
-    running = (
-        serving.Server(place)
-        if checkout is None
-        else serving.RealServer(place, checkout, os.environ.get("GRAFT_TEST_FRONT_END", ""))
-    )
+    if checkout is None:
+        running = serving.Server(place, *serving.named_front_end())
+    else:
+        running = serving.RealServer(place, checkout, os.environ.get("GRAFT_TEST_FRONT_END", ""))
     yield running.address
     running.stop()
 

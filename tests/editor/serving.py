@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import queue
 import shutil
 import signal
@@ -230,6 +231,12 @@ class _Open:
 
     def close(self) -> None:
         """Left to whoever opened it."""
+
+
+def named_front_end() -> list[str]:
+    """The options of a Server that serves the front end in the folder that GRAFT_TEST_FRONT_END names, if it does."""
+    named = os.environ.get("GRAFT_TEST_FRONT_END")
+    return ["--front-end-root", named] if named else []
 
 
 def front_end(folder: Path) -> Path:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from serving import PATIENCE, Server, few_pictures, samples, trains
+from serving import PATIENCE, Server, few_pictures, named_front_end, samples, trains
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT = PATIENCE * 1000  # milliseconds
@@ -23,7 +23,7 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def running(place):
     """A list of the one server that runs: a test may end it and put another in its place."""
-    servers = [Server(place)]
+    servers = [Server(place, *named_front_end())]
     yield servers
     servers[0].stop()
 
@@ -113,7 +113,7 @@ def test_a_server_that_goes_away_is_said_and_nothing_is_lost(tab, running, place
     assert running[0].stop() == 0
     tab.page.wait_for_function("() => window.heard.includes('reconnecting')", timeout=WAIT)
     tab.page.get_by_text("Reconnecting").first.wait_for(timeout=WAIT)
-    running[0] = Server(place, port=port)
+    running[0] = Server(place, *named_front_end(), port=port)
     tab.page.wait_for_function("() => window.heard.includes('reconnected')", timeout=WAIT)
     assert nodes(tab) == before
     tab.errors.clear()  # that it could not reach the server, it was to say
@@ -153,7 +153,7 @@ def test_a_server_that_dies_while_it_trains_comes_back_and_the_step_goes_on(tab,
     tab.page.get_by_text("Reconnecting").first.wait_for(timeout=WAIT)
     assert "step 1" in panel.inner_text(), "the curve stays on the page"
     tab.do("() => { window.steps = [] }")
-    running[0] = Server(place, port=port)
+    running[0] = Server(place, *named_front_end(), port=port)
     tab.page.wait_for_function("() => fetch('/queue').then(() => true, () => false)", timeout=WAIT, polling=500)
     assert nodes(tab) == before and tab.prompt() == prompt
     tab.page.wait_for_timeout(1500)  # the page connects again

@@ -1,0 +1,132 @@
+"""Graft's widgets beside what the editor does with them: its side panel, advanced settings, subgraphs; on each front end
+(GRAFT_TEST_FRONT_END).
+"""
+
+import pytest
+
+PANELS = {
+    "ApplyToDo": ("todo", ".graft-todo"),
+    "EMAMerge": ("average", ".graft-average"),
+    "GraftDataset": ("dataset", ".graft-dataset"),
+    "GraftLoRAStack": ("rows", ".graft-stack"),
+    "TrainStep": ("training", ".graft-training"),
+}
+SIDE_PANEL = "Comfy.RightSidePanel.IsOpen"
+SETTING = "([id, value]) => app.extensionManager.setting.set(id, value)"
+SELECT = "(id) => app.canvas.selectNode(app.canvas.graph.getNodeById(id))"
+WIDGET = "app.canvas.graph.getNodeById(id).widgets.find((one) => one.name === name)"
+
+
+@pytest.fixture
+def beside(editor):
+    """(the editor, its side panel open; None where the front end has none: 1.27)."""
+    offered = editor.do("(id) => id in app.ui.settings.settingsLookup", SIDE_PANEL)
+    editor.clear()
+    if offered:
+        editor.do(SETTING, [SIDE_PANEL, True])
+    yield editor, editor.page.locator("[data-testid=properties-panel]") if offered else None
+    if offered:
+        editor.do("() => app.canvas.deselectAll()")
+        editor.do(SETTING, [SIDE_PANEL, False])
+
+
+def lines_of(panel):
+    """What an open side panel says, by line."""
+    panel.wait_for()
+    return [line.strip() for line in panel.inner_text().splitlines()]
+
+
+def shown_width(editor, selector):
+    """How wide a widget is on the page, at scale 1."""
+    return editor.page.locator(f"{selector}:visible").bounding_box()["width"]
+
+
+def widen(editor, node, width):
+    editor.do(
+        "([id, width]) => { const node = app.canvas.graph.getNodeById(id); node.setSize([width, node.size[1]]);"
+        " app.canvas.setDirty(true, true) }",
+        [node, width],
+    )
+    editor.page.wait_for_timeout(500)
+
+
+@pytest.mark.parametrize("kind", PANELS)
+def test_selecting_a_node_beside_an_open_side_panel_leaves_its_widget_as_wide_as_the_node(beside, kind):
+    editor, panel = beside
+    name, selector = PANELS[kind]
+    node = editor.add(kind, 120, 120)
+    widen(editor, node, 600)
+    before = shown_width(editor, selector)
+    assert 500 < before <= 600
+    editor.do(SELECT, node)
+    editor.page.wait_for_timeout(1500)
+    editor.screenshot(f"side-panel-{kind}")
+    assert shown_width(editor, selector) == pytest.approx(before, abs=1)
+    assert editor.do(f"([id, name]) => {WIDGET}.width ?? null", [node, name]) is None
+    if panel is not None:
+        label = editor.do(f"([id, name]) => {WIDGET}.label ?? name", [node, name])
+        assert not {name, label} & set(lines_of(panel)), "an entry with nothing in it"
+    widen(editor, node, 480)
+    assert 380 < shown_width(editor, selector) <= 480
+
+
+def test_the_side_panel_still_lists_the_settings(beside):
+    editor, panel = beside
+    if panel is None:
+        pytest.skip("this front end has no side panel")
+    node = editor.add("TrainStep", 120, 120)
+    editor.do(SELECT, node)
+    editor.page.wait_for_timeout(1500)
+    assert {"steps", "preview every N steps"} <= set(lines_of(panel))
+
+
+def test_a_step_inside_a_subgraph_is_as_wide_as_its_node_after_the_subgraph_was_selected(beside):
+    editor, panel = beside
+    editor.wrap([editor.add("TrainStep", 120, 120)], "group")
+    outer = editor.titled("group")
+    editor.do(SELECT, outer)
+    editor.page.wait_for_timeout(1500)
+    if panel is not None:
+        for button in panel.get_by_role("button", name="Advanced inputs").all():
+            button.click()
+        editor.page.wait_for_timeout(800)
+        editor.screenshot("side-panel-subgraph")
+    editor.enter("group")
+    inner = editor.do("() => app.canvas.graph.nodes.find((one) => one.type === 'TrainStep').id")
+    assert editor.do(f"([id, name]) => {WIDGET}.width ?? null", [inner, "training"]) is None
+    widen(editor, inner, 600)
+    assert 500 < shown_width(editor, ".graft-training") <= 600
+
+
+def opened(editor, saved, shown):
+    """Load a workflow of one node with its `showAdvanced` as given (None: as workflows of before have it); whether the
+    node shows its advanced settings.
+    """
+    (node,) = saved["nodes"]
+    node.pop("showAdvanced", None)
+    if shown is not None:
+        node["showAdvanced"] = shown
+    editor.clear()
+    editor.load(saved)
+    return editor.do("() => Boolean(app.graph.nodes[0].showAdvanced)")
+
+
+def test_advanced_settings_are_folded_unless_the_workflow_has_set_one(editor):
+    editor.clear()
+    node = editor.add("GraftOptimizer", 120, 120)
+    as_new = editor.saved()
+    editor.do(f"([id, name]) => {{ {WIDGET}.value = 0.1 }}", [node, "weight_decay"])
+    with_decay = editor.saved()
+    drawn = editor.page.locator("[data-node-id]:visible").first
+    assert not opened(editor, as_new, None)
+    if editor.modern:
+        assert "learning rate" in drawn.inner_text() and "weight decay" not in drawn.inner_text()
+    editor.screenshot("advanced-folded")
+    assert opened(editor, with_decay, None)
+    if editor.modern:
+        drawn.get_by_text("weight decay").wait_for()
+    editor.screenshot("advanced-set")
+    assert not opened(editor, with_decay, False), "folded by hand, and left so"
+    assert next(iter(editor.prompt().values()))["inputs"]["weight_decay"] == 0.1
+
+
